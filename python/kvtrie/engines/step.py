@@ -1,0 +1,129 @@
+"""Step: the addresses of one forward pass, from logical positions to rows of a pool.
+
+Built once per pass for all layers, so that a layer's `update` is one scatter and one gather.
+Invariant: only rows that the pass computes are written; whatever is shared is only read.
+Cost: `layers × batch × keys` integers per pass; a gather copies the keys and values it returns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtrie.tiers import Pool
+
+__all__ = ["Step"]
+
+
+@dataclass(slots=True)
+class Step:
+    """Where each new row of K and V goes, and which rows each query may see.
+
+    Attributes:
+        pool: the memory of the first tier.
+        keys: number of keys that every row of the batch sees.
+        units: int64 `(layers, batch × keys)`: the unit of each key.
+        offsets: int64 `(batch × keys,)`: its place in the block.
+        sources: per layer, which of the `batch × queries` new rows are written.
+        targets: per layer, the unit and offset of each of those, int64 `(2, written)`.
+    """
+
+    pool: Pool
+    keys: int
+    units: torch.Tensor
+    offsets: torch.Tensor
+    sources: Sequence[torch.Tensor]
+    targets: Sequence[torch.Tensor]
+
+    @classmethod
+    def of_columns(
+        cls,
+        pool: Pool,
+        tables: Sequence[torch.Tensor],
+        pads: Sequence[int],
+        held: Sequence[int],
+        past: int,
+        queries: int,
+    ) -> Step:
+        """The step that appends `queries` columns to a batch that is padded on the left.
+
+        Args:
+            pool: the memory of the first tier.
+            tables: per row, its units, int64 `(layers, blocks)`.
+            pads: per row, how many columns lie before its first token.
+            held: per row, how many tokens have KV already; those are not written again.
+            past: columns before the new ones.
+            queries: new columns.
+        """
+        device, keys = pool.device, past + queries
+        pad = torch.tensor(pads, device=device)[:, None]
+        positions = (torch.arange(keys, device=device) - pad).clamp_(min=0)
+        block = positions // pool.block_tokens
+        offsets = positions % pool.block_tokens
+        units = torch.stack(
+            [table[:, where] for table, where in zip(tables, block, strict=True)], dim=1
+        )
+        fresh = torch.arange(past, keys, device=device) - pad
+        known = torch.tensor(held, device=device)[:, None]
+        source = ((fresh >= 0) & (fresh >= known)).flatten().nonzero().flatten()
+        place = offsets[:, past:].flatten()[source]
+        written = units[:, :, past:].flatten(1)[:, source]
+        return cls(
+            pool,
+            keys,
+            units.flatten(1),
+            offsets.flatten(),
+            [source] * pool.layers,
+            [torch.stack([unit, place]) for unit in written],
+        )
+
+    @classmethod
+    def of_positions(
+        cls,
+        pool: Pool,
+        table: torch.Tensor,
+        positions: torch.Tensor,
+        per_layer: Sequence[torch.Tensor],
+    ) -> Step:
+        """The step that computes single positions of one sequence, in any order.
+
+        Args:
+            pool: the memory of the first tier.
+            table: units of the sequence, int64 `(layers, blocks)`.
+            positions: int64 `(queries,)`, ascending: what is computed.
+            per_layer: of those, the positions whose KV is missing at each layer.
+        """
+        keys = int(positions[-1]) + 1
+        logical = torch.arange(keys, device=pool.device)
+        block, offsets = logical // pool.block_tokens, logical % pool.block_tokens
+        units = table[:, block]
+        sources = [torch.isin(positions, wanted).nonzero().flatten() for wanted in per_layer]
+        targets = [
+            torch.stack([units[layer, at], offsets[at]])
+            for layer, at in enumerate(positions[source] for source in sources)
+        ]
+        return cls(pool, keys, units, offsets, sources, targets)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store the new rows of a layer; K and V are `(batch, heads, queries, dim)`."""
+        source, (unit, offset) = self.sources[layer], self.targets[layer]
+        if len(source):
+            self.pool.scatter(
+                unit,
+                offset,
+                keys.transpose(1, 2).flatten(0, 1)[source],
+                values.transpose(1, 2).flatten(0, 1)[source],
+            )
+
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a layer at all positions in logical order, `(batch, heads, keys, dim)`."""
+        keys, values = self.pool.gather(self.units[layer], self.offsets)
+        return (
+            keys.unflatten(0, (-1, self.keys)).transpose(1, 2),
+            values.unflatten(0, (-1, self.keys)).transpose(1, 2),
+        )

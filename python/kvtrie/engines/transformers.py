@@ -1,0 +1,307 @@
+"""KvtrieCache: a transformers `Cache` whose KV lives in the blocks of a shared manager.
+
+It goes wherever transformers takes a cache: `model.generate(..., past_key_values=cache)` and the
+plain forward. Opening one looks the prompts up, waits for what is loaded, computes what was
+dropped in their midst; the caller then computes the rest, as behind any filled cache.
+Invariants: column `c` of row `b` is token `c - pad[b]` of that row; the leases hold every token
+whose KV was written by a finished pass, and nothing else.
+Cost: per pass and layer one scatter of the new tokens and one gather of all; per pass one call
+into the manager and row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from transformers import Cache
+
+from kvtrie.engines.recovery import recover
+from kvtrie.engines.step import Step
+from kvtrie.errors import ConfigError
+from kvtrie.tiers import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Self
+
+    import torch
+    from numpy.typing import NDArray
+    from transformers import PreTrainedModel
+
+    from kvtrie import Lease, Scope
+    from kvtrie.transfer import Executor
+
+__all__ = ["KvtrieCache"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One sequence of the batch: its lease, the columns before it, the prompt it was opened with."""
+
+    lease: Lease
+    pad: int
+    prompt: NDArray[np.int64]
+
+
+class KvtrieCache(Cache):
+    """The KV of a batch of sequences, held by one lease each.
+
+    Rows of different lengths are padded on the left. A batch that is a multiple of the rows (beam
+    search, several returned sequences) makes each row fork when its first pass comes.
+
+    Args:
+        model: the model that will run; a hook on it tells the cache the tokens of each pass.
+        executor: carries out the moves of the manager that is shared.
+        input_ids: int64 `(batch, columns)`, the prompts.
+        attention_mask: `(batch, columns)`, 0 before each row's first token; None for no padding.
+        reserve: tokens behind each prompt to make room for at once; otherwise room grows with
+            every pass, and a full tier may stop a generation midway.
+        scope: whose KV may be shared.
+        sessions: the conversation of each row, for retention.
+
+    Attributes:
+        recovered: tokens that had been dropped within a match and were computed on opening.
+
+    Raises:
+        ConfigError: padding elsewhere than on the left, a model whose KV the pool cannot hold.
+        NoSpaceError: the prompts and `reserve` do not fit beside what is in use.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        executor: Executor,
+        input_ids: torch.Tensor,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        reserve: int = 0,
+        scope: Scope | None = None,
+        sessions: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(layers=[])
+        pool = executor.pools[0]
+        if not isinstance(pool, Pool):
+            raise ConfigError("the first tier has no memory that a model could compute in")
+        _check(model, pool)
+        self._model = model
+        self._executor = executor
+        self._pool = pool
+        self._rows: list[_Row] = []
+        self._step: Step | None = None
+        self._ids: torch.Tensor | None = None
+        self.recovered = 0
+        prompts = _unpadded(input_ids, attention_mask)
+        if sessions is not None and len(sessions) != len(prompts):
+            raise ConfigError(f"{len(sessions)} sessions given for {len(prompts)} prompts")
+        try:
+            for row, prompt in enumerate(prompts):
+                lease = executor.manager.acquire(
+                    prompt,
+                    now=executor.clock(),
+                    scope=scope,
+                    session=None if sessions is None else sessions[row],
+                    reserve=reserve,
+                )
+                self._rows.append(_Row(lease, input_ids.shape[1] - len(prompt), prompt))
+            for row in self._rows:
+                executor.wait(row.lease)
+                self.recovered += recover(model, pool, row.lease, row.prompt)
+                row.lease.commit([], now=executor.clock())
+        except BaseException:
+            self.close()
+            raise
+        self._past = min(row.pad + row.lease.tokens for row in self._rows)
+        self._hook = model.base_model.register_forward_pre_hook(self._before, with_kwargs=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._pool.layers
+
+    def __repr__(self) -> str:
+        return f"KvtrieCache({len(self._rows)} rows, {self._past} columns)"
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """The lease of each row, in the order of the batch."""
+        return tuple(row.lease for row in self._rows)
+
+    def close(self) -> None:
+        """Release every lease; the blocks stay cached. Closing twice does nothing."""
+        if hook := self.__dict__.pop("_hook", None):
+            hook.remove()
+        for row in self._rows:
+            row.lease.release()
+        self._rows = []
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new K, V `(batch, heads, queries, dim)` of a layer, return those of all columns.
+
+        Raises:
+            ConfigError: tokens that do not continue the prompts, or a pass without `input_ids`.
+            NoSpaceError: no room for the new tokens; the pass may be tried again later.
+        """
+        if layer_idx == 0:
+            self._step = self._begin(key_states.shape[0], key_states.shape[2])
+        if self._step is None:
+            raise ConfigError(f"layer {layer_idx} came before layer 0")
+        self._step.write(layer_idx, key_states, value_states)
+        seen = self._step.read(layer_idx)
+        if layer_idx == self._pool.layers - 1:
+            self._end(key_states.shape[2])
+        return seen
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - all layers hold the same
+        """Columns that the cache holds, padding included."""
+        return self._past
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002
+        """Number of keys that a pass over `query_length` columns sees, and the first of them."""
+        return self._past + query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002
+        """-1: the sequences grow as long as there is room."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` columns; the number is negative, as transformers has it."""
+        if tokens_to_remove > 0 or -tokens_to_remove > self._past:
+            raise ConfigError(f"cannot crop by {tokens_to_remove} of {self._past} columns")
+        self._past += tokens_to_remove
+        for row in self._rows:
+            keep = max(0, self._past - row.pad)
+            if row.lease.tokens > keep:
+                row.lease.truncate(keep, now=self._executor.clock())
+
+    def reset(self) -> None:
+        """Forget all columns of this batch; what is cached for others stays."""
+        self.crop(-self._past)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Continue row `i` of the batch from what row `beam_idx[i]` was."""
+        self._select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Let every row go on as `repeats` neighbouring ones."""
+        self._select([row for row in range(len(self._rows)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep the rows at `indices` (or where it is True), release the others."""
+        self._select(np.arange(len(self._rows))[indices.cpu().numpy()].tolist())
+
+    def _select(self, sources: Sequence[int]) -> None:
+        now = self._executor.clock()
+        forks: dict[int, list[Lease]] = {}
+        try:
+            for source, times in Counter(sources).items():
+                forks[source] = self._rows[source].lease.fork(times - 1, now=now)
+        except BaseException:
+            for leases in forks.values():
+                for lease in leases:
+                    lease.release()
+            raise
+        for at, row in enumerate(self._rows):
+            if at in forks:
+                forks[at].append(row.lease)
+            else:
+                row.lease.release()
+        self._rows = [replace(self._rows[at], lease=forks[at].pop()) for at in sources]
+
+    def _before(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a pass of the model: if it is one with this cache, note its tokens."""
+        if kwargs.get("past_key_values") is self:
+            self._ids = args[0] if args else kwargs.get("input_ids")
+
+    def _begin(self, batch: int, queries: int) -> Step:
+        """Before layer 0: know the tokens, have room for them, know where they go."""
+        if batch != len(self._rows):
+            if batch % len(self._rows):
+                raise ConfigError(f"a batch of {batch} does not continue {len(self._rows)} rows")
+            self.batch_repeat_interleave(batch // len(self._rows))
+        tokens = self._tokens(batch, queries)
+        for row, new in zip(self._rows, tokens, strict=True):
+            row.lease.reserve(len(new), now=self._executor.clock())
+        for row in self._rows:
+            self._executor.wait(row.lease)
+        return Step.of_columns(
+            self._pool,
+            [self._pool.table(row.lease.slots(0)) for row in self._rows],
+            [row.pad for row in self._rows],
+            [row.lease.tokens for row in self._rows],
+            self._past,
+            queries,
+        )
+
+    def _end(self, queries: int) -> None:
+        """After the last layer: the KV of the pass is written, so its tokens count."""
+        for row, new in zip(self._rows, self._tokens(len(self._rows), queries), strict=True):
+            row.lease.commit(new, now=self._executor.clock())
+        self._past += queries
+        self._step = self._ids = None
+        self._executor.poll()
+
+    def _tokens(self, batch: int, queries: int) -> list[NDArray[np.int64]]:
+        """Per row, the tokens of the running pass whose KV the row does not hold yet."""
+        if self._ids is None or self._ids.shape != (batch, queries):
+            raise ConfigError("KvtrieCache names KV by tokens: run the model on input_ids")
+        fresh: list[NDArray[np.int64]] = []
+        for row, ids in zip(self._rows, self._ids.cpu().numpy(), strict=True):
+            start = self._past - row.pad
+            ids = ids[max(0, -start) :]
+            start = max(0, start)
+            expected = row.prompt[start : start + len(ids)]
+            if not np.array_equal(ids[: len(expected)], expected):
+                raise ConfigError(
+                    f"the pass does not continue its prompt at token {start}: "
+                    f"the cache holds {self._past} columns, so pass only what follows them"
+                )
+            fresh.append(ids[max(0, row.lease.tokens - start) :])
+        return fresh
+
+
+def _check(model: PreTrainedModel, pool: Pool) -> None:
+    config = model.config.get_text_config(decoder=True)
+    heads, dim = pool.keys.shape[1:]
+    mine = (config.num_hidden_layers, config.num_key_value_heads, model.dtype, model.device.type)
+    theirs = (pool.layers, heads, pool.keys.dtype, pool.device.type)
+    if mine != theirs:
+        raise ConfigError(
+            f"the model has (layers, KV heads, dtype, device) {mine}, the pool {theirs}, dim {dim}"
+        )
+
+
+def _unpadded(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor | None
+) -> list[NDArray[np.int64]]:
+    """The rows of a batch without the padding on their left."""
+    rows = list(input_ids.cpu().numpy())
+    if attention_mask is None:
+        return rows
+    if attention_mask.shape != input_ids.shape:
+        raise ConfigError(
+            f"attention_mask is {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}"
+        )
+    seen = attention_mask.cpu().numpy() != 0
+    if (np.diff(seen.astype(np.int8), axis=1) < 0).any() or not seen[:, -1].all():
+        raise ConfigError("padding belongs on the left: every row ends with a token")
+    return [row[mask] for row, mask in zip(rows, seen, strict=True)]

@@ -1,0 +1,126 @@
+"""Layout: how the KV of one layer of one block lies in memory.
+
+A layout is a statement about bytes, not about values: two pools (or a pool and a file) may
+exchange raw bytes exactly when their layouts have the same digest. Invariant: equal layouts have
+equal digests on every machine and in every version; the digest covers every field.
+Cost: arithmetic on a handful of integers; nothing here touches memory that holds KV.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal, TypeAlias
+
+from kvtrie.errors import ConfigError
+
+__all__ = ["DTYPE_BYTES", "Axis", "Layout"]
+
+Axis: TypeAlias = Literal["block", "layer", "kv", "token", "head", "dim"]
+
+DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+}
+"""Bytes of one number, by torch's name of the dtype."""
+
+_AXES: tuple[Axis, ...] = ("block", "layer", "kv", "token", "head", "dim")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Order and meaning of the bytes of a pool.
+
+    Attributes:
+        order: the six axes, outermost first. The default is kvtrie's own: inside a block the KV
+            lies layer by layer, so one layer of a block is one contiguous range.
+        strides: bytes from one index to the next along each axis of `order`; None means dense,
+            except for the padding that `alignment` asks for.
+        dtype: torch's name of the stored numbers' type.
+        kv: "joined" keeps K and V of a layer side by side in one tensor, "split" in two tensors.
+        scales: what one quantisation scale covers; "none" for plain numbers.
+        latent: True where one compressed vector per token stands for both K and V.
+        alignment: every layer of a block starts at a multiple of this many bytes.
+        rope: "rotated" where stored keys carry their position's rotation, "plain" where they are
+            stored before it, "none" for models without rotary positions.
+
+    Raises:
+        ConfigError: an unknown axis, dtype or word, or a number that cannot be.
+    """
+
+    order: tuple[Axis, ...] = _AXES
+    strides: tuple[int, ...] | None = None
+    dtype: str = "float32"
+    kv: Literal["joined", "split"] = "joined"
+    scales: Literal["none", "tensor", "head", "token", "group"] = "none"
+    latent: bool = False
+    alignment: int = 1
+    rope: Literal["rotated", "plain", "none"] = "rotated"
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != sorted(_AXES):
+            raise ConfigError(f"order must name each of {_AXES} once, not {self.order}")
+        if self.strides is not None and len(self.strides) != len(self.order):
+            raise ConfigError(f"{len(self.strides)} strides given for {len(self.order)} axes")
+        if self.dtype not in DTYPE_BYTES:
+            raise ConfigError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+        if self.kv not in ("joined", "split"):
+            raise ConfigError(f"kv is 'joined' or 'split', not {self.kv!r}")
+        if self.scales not in ("none", "tensor", "head", "token", "group"):
+            raise ConfigError(f"scales {self.scales!r} is not none, tensor, head, token or group")
+        if self.rope not in ("rotated", "plain", "none"):
+            raise ConfigError(f"rope is 'rotated', 'plain' or 'none', not {self.rope!r}")
+        if self.alignment < 1:
+            raise ConfigError(f"alignment must be at least 1 byte, not {self.alignment}")
+
+    def planes(
+        self, block_tokens: int, kv_heads: int, head_dim: int, v_head_dim: int | None = None
+    ) -> tuple[int, ...]:
+        """Bytes that one layer of one block takes in each of the layout's tensors.
+
+        Padding keeps rows whole: a plane is a multiple of both `alignment` and a token's row, so
+        tokens of all layers and blocks are evenly spaced and one index reaches any of them.
+
+        Args:
+            block_tokens: tokens per block.
+            kv_heads: heads of K and of V.
+            head_dim: numbers per head of K.
+            v_head_dim: numbers per head of V, where they differ from K's.
+
+        Returns:
+            One number for joined or latent layouts, two (K, V) for split ones.
+
+        Raises:
+            ConfigError: K and V of different widths in a joined layout.
+        """
+        width = DTYPE_BYTES[self.dtype] * kv_heads
+        key_row, value_row = width * head_dim, width * (v_head_dim or head_dim)
+        if self.latent:
+            return (self._padded(block_tokens * key_row, key_row),)
+        if self.kv == "split":
+            return (
+                self._padded(block_tokens * key_row, key_row),
+                self._padded(block_tokens * value_row, value_row),
+            )
+        if key_row != value_row:
+            raise ConfigError(
+                f"K has {head_dim} numbers per head and V {v_head_dim}: use Layout(kv='split')"
+            )
+        return (self._padded(2 * block_tokens * key_row, key_row),)
+
+    def digest(self) -> bytes:
+        """32 bytes that name this layout; equal exactly for equal layouts."""
+        fields = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(fields.encode(), digest_size=32, person=b"kvtrie-layout").digest()
+
+    def _padded(self, size: int, row: int) -> int:
+        step = math.lcm(self.alignment, row) if self.alignment > 1 else row
+        return -(-size // step) * step

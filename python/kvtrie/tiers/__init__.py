@@ -1,0 +1,78 @@
+"""Where bytes live: one object per tier of a manager, in the manager's order.
+
+A tier's bytes are either addressable memory (`Pool`: device or host) or behind an interface that
+moves layers between itself and a pool's memory (`Storage`: a disk or a remote store).
+Invariant: everything here obeys slot numbers that the manager chose and chooses none itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from kvtrie.errors import ConfigError
+from kvtrie.tiers.gpu import gpu_pool
+from kvtrie.tiers.host import host_pool
+from kvtrie.tiers.pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from kvtrie.shape import ModelShape
+    from kvtrie.tier import Tier
+
+__all__ = ["Pool", "Storage", "gpu_pool", "host_pool", "open_pools"]
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """A tier without memory of its own that a kernel could read: disk, remote.
+
+    `memory` is always a view into a pool, `(layer_hi - layer_lo, bytes of one layer)` of uint8:
+    reads go into it, writes come out of it, and nobody keeps it after the call. Calls come from
+    several threads at once, never two at a time for one slot. An error is any exception; the
+    move then counts as failed.
+    """
+
+    def read(
+        self, key: bytes, slot: int, layer_lo: int, layer_hi: int, memory: torch.Tensor
+    ) -> None:
+        """Fill `memory` with layers `[layer_lo, layer_hi)` of the block `key` stored at `slot`."""
+        ...
+
+    def write(
+        self, key: bytes, slot: int, layer_lo: int, layer_hi: int, memory: torch.Tensor
+    ) -> None:
+        """Store layers `[layer_lo, layer_hi)` of the block `key` from `memory` at `slot`."""
+        ...
+
+
+def open_pools(
+    model: ModelShape, tiers: Sequence[Tier], block_tokens: int
+) -> tuple[Pool | None, ...]:
+    """The memory of every `gpu` and `host` tier that kvtrie owns, None for the others.
+
+    Args:
+        model: the shape whose KV is kept.
+        tiers: the manager's tiers, in its order.
+        block_tokens: tokens per block, as the manager has it.
+
+    Returns:
+        One entry per tier: what `Executor` takes as its `pools`, once the entries of tiers with
+        storage of their own are filled in.
+
+    Raises:
+        ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`.
+    """
+    pools: list[Pool | None] = []
+    for tier in tiers:
+        if tier.owner != "kvtrie" or tier.kind in ("disk", "remote"):
+            pools.append(None)
+        elif tier.kind == "gpu":
+            pools.append(gpu_pool(model, tier, block_tokens))
+        elif tier.kind == "host":
+            pools.append(host_pool(model, tier, block_tokens))
+        else:
+            raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")
+    return tuple(pools)

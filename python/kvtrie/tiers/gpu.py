@@ -1,0 +1,34 @@
+"""The pool of the `gpu` tier: device memory, or CPU memory on a machine without a GPU.
+
+The fallback keeps every program that serves a model runnable anywhere; only its speed differs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvtrie.tiers.pool import Pool
+
+if TYPE_CHECKING:
+    from kvtrie.shape import ModelShape
+    from kvtrie.tier import Tier
+
+__all__ = ["gpu_pool"]
+
+
+def gpu_pool(
+    model: ModelShape, tier: Tier, block_tokens: int, *, device: torch.device | str | None = None
+) -> Pool:
+    """Allocate the memory of a `gpu` tier.
+
+    Args:
+        model: the shape whose KV is kept.
+        tier: its budget, layout and form of slots.
+        block_tokens: tokens per block.
+        device: where to allocate; the current CUDA device, or the CPU where there is none.
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Pool.of_tier(model, tier, block_tokens, device=device, pinned=False)

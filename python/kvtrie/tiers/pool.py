@@ -1,0 +1,200 @@
+"""Pool: one tier's memory, cut into units.
+
+A *unit* is one layer of one block. A slot that holds whole blocks is `layers` consecutive units;
+with layer slots each unit is a slot of its own, so both forms are addressed the same way and any
+layer of any block may sit in any unit of the second.
+Invariant: allocated and touched once, never resized; bytes move only by `copy_from` and `write`.
+Cost: a copy is one call per run of neighbouring units; a gather or scatter one call per tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.layout import DTYPE_BYTES, Layout
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kvtrie.shape import ModelShape
+    from kvtrie.tier import Tier
+
+__all__ = ["Pool"]
+
+
+class Pool:
+    """Memory for the KV of `blocks` blocks.
+
+    Attributes:
+        planes: the bytes, uint8 `(units, bytes per unit)`: one tensor, or K's and V's where the
+            layout splits them.
+        keys: K of every token, `(rows, kv_heads, head_dim)`, a view into `planes`.
+        values: V likewise, `(rows, kv_heads, v_head_dim)`; the same tensor as `keys` when joined.
+        layers: layers of the model.
+        layer_slots: whether a slot is one layer of a block instead of the whole block.
+
+    Raises:
+        ConfigError: an order of axes other than kvtrie's own, or numbers that cannot be.
+    """
+
+    def __init__(
+        self,
+        model: ModelShape,
+        blocks: int,
+        block_tokens: int,
+        *,
+        layout: Layout | None = None,
+        layer_slots: bool = False,
+        device: torch.device | str = "cpu",
+        pinned: bool = False,
+    ) -> None:
+        layout = layout or default_layout(model)
+        if blocks < 1 or block_tokens < 1:
+            raise ConfigError(f"a pool of {blocks} blocks of {block_tokens} tokens holds nothing")
+        if layout.order != Layout().order or layout.strides is not None:
+            raise ConfigError(f"pools keep the order {Layout().order}, not {layout.order}")
+        if layout.dtype != model.dtype:
+            raise ConfigError(f"the model's KV is {model.dtype}, the layout says {layout.dtype}")
+        self.layout = layout
+        self.layers = model.layers
+        self.blocks = blocks
+        self.block_tokens = block_tokens
+        self.layer_slots = layer_slots
+        heads, key_dim = model.kv_heads, model.head_dim
+        value_dim = model.v_head_dim or key_dim
+        sizes = layout.planes(block_tokens, heads, key_dim, model.v_head_dim)
+        self.planes = tuple(
+            torch.empty((blocks * model.layers, size), dtype=torch.uint8, device=device)
+            for size in sizes
+        )
+        if pinned:
+            self.planes = tuple(plane.pin_memory() for plane in self.planes)
+        for plane in self.planes:
+            plane.zero_()  # touch every page now; the first copy would pay for it otherwise
+        self.keys = self._rows(self.planes[0], heads, key_dim)
+        self.values = self._rows(self.planes[-1], heads, value_dim)
+        width = DTYPE_BYTES[layout.dtype] * heads
+        self._key_rows = sizes[0] // (width * key_dim)
+        self._value_rows = sizes[-1] // (width * value_dim)
+        self._value_shift = 0 if layout.latent or layout.kv == "split" else block_tokens
+
+    @classmethod
+    def of_tier(
+        cls,
+        model: ModelShape,
+        tier: Tier,
+        block_tokens: int,
+        *,
+        device: torch.device | str,
+        pinned: bool,
+    ) -> Pool:
+        """The memory that `tier` asks for, its budget given in blocks or in bytes."""
+        blocks = tier.blocks
+        if blocks is None:
+            blocks = (tier.bytes or 0) // model.block_bytes(block_tokens)
+        return cls(
+            model,
+            blocks,
+            block_tokens,
+            layout=tier.layout,
+            layer_slots=tier.layer_slots,
+            device=device,
+            pinned=pinned,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the memory is."""
+        return self.keys.device
+
+    def units(self, slot: int, layer_lo: int, layer_hi: int) -> NDArray[np.int64]:
+        """The units of layers `[layer_lo, layer_hi)` of the block (or the one layer) at `slot`.
+
+        Raises:
+            ConfigError: more than one layer asked of a layer slot, or a slot beyond the pool.
+        """
+        if self.layer_slots:
+            if layer_hi - layer_lo != 1:
+                raise ConfigError(f"layer slot {slot} holds one layer, not {layer_lo}:{layer_hi}")
+            first, count = slot, 1
+        else:
+            first, count = slot * self.layers + layer_lo, layer_hi - layer_lo
+        if not 0 <= first <= first + count <= self.blocks * self.layers:
+            raise ConfigError(f"slot {slot} lies beyond a pool of {self.blocks} blocks")
+        return np.arange(first, first + count, dtype=np.int64)
+
+    def table(self, slots: NDArray[np.uint32]) -> torch.Tensor:
+        """The units of a block table, int64 `(layers, blocks)` on the pool's device.
+
+        Args:
+            slots: uint32 `(blocks,)`, or `(layers, blocks)` where the pool has layer slots.
+        """
+        table = torch.from_numpy(slots.astype(np.int64)).to(self.device)  # type: ignore[no-untyped-call]
+        if self.layer_slots:
+            return table
+        return table * self.layers + torch.arange(self.layers, device=self.device)[:, None]
+
+    def gather(
+        self, units: torch.Tensor, offsets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy out K and V of single tokens.
+
+        Args:
+            units: int64 `(n,)`, the unit of each token at the wanted layer.
+            offsets: int64 `(n,)`, the token's place in its block.
+
+        Returns:
+            K `(n, kv_heads, head_dim)` and V `(n, kv_heads, v_head_dim)`, bit for bit.
+        """
+        keys = self.keys.index_select(0, units * self._key_rows + offsets)
+        shifted = units * self._value_rows + offsets + self._value_shift
+        return keys, self.values.index_select(0, shifted)
+
+    def scatter(
+        self, units: torch.Tensor, offsets: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Write K `(n, kv_heads, head_dim)` and V of single tokens; arguments as in `gather`."""
+        self.keys.index_copy_(0, units * self._key_rows + offsets, keys)
+        shifted = units * self._value_rows + offsets + self._value_shift
+        self.values.index_copy_(0, shifted, values)
+
+    def view(self, unit: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of one unit, `(block_tokens, kv_heads, dim)` each, without a copy."""
+        key, value = unit * self._key_rows, unit * self._value_rows + self._value_shift
+        return (
+            self.keys[key : key + self.block_tokens],
+            self.values[value : value + self.block_tokens],
+        )
+
+    def copy_from(
+        self, source: Pool, source_units: NDArray[np.int64], units: NDArray[np.int64]
+    ) -> None:
+        """Copy whole units from another pool (or this one); on a GPU without waiting.
+
+        Raises:
+            ConfigError: pools of different layouts, which raw copies cannot serve.
+        """
+        if source.layout != self.layout:
+            raise ConfigError(f"cannot copy between {source.layout} and {self.layout}")
+        breaks = np.flatnonzero((np.diff(units) != 1) | (np.diff(source_units) != 1)) + 1
+        starts = [0, *breaks.tolist(), len(units)]
+        for begin, end in zip(starts[:-1], starts[1:], strict=True):
+            to, of = int(units[begin]), int(source_units[begin])
+            for plane, other in zip(self.planes, source.planes, strict=True):
+                plane[to : to + end - begin].copy_(other[of : of + end - begin], non_blocking=True)
+
+    def _rows(self, plane: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
+        rows = plane.view(getattr(torch, self.layout.dtype))
+        return rows.view(math.prod(rows.shape) // (heads * dim), heads, dim)
+
+
+def default_layout(model: ModelShape) -> Layout:
+    """kvtrie's own layout of a model's KV: dense, K and V joined where their widths allow."""
+    split = model.v_head_dim not in (None, model.head_dim) and not model.latent
+    kv = "split" if split else "joined"
+    return Layout(dtype=model.dtype, kv=kv, latent=model.latent)

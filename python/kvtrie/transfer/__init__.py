@@ -1,0 +1,8 @@
+"""Carrying out what the manager decided: moves become copied bytes, and copies become completions.
+
+Nothing here chooses a slot, a victim or an order; it only obeys, and reports.
+"""
+
+from kvtrie.transfer.executor import Executor
+
+__all__ = ["Executor"]

@@ -1,0 +1,291 @@
+"""Executor: takes a manager's moves, copies the bytes on worker threads, reports completion.
+
+Invariants: a move starts only after its `after` has ended well; every move handed out is reported
+exactly once as done or failed; what still runs when it is reported failed is reported again when
+it ends, and its slots stay untouched until then.
+Cost: one lock, held for bookkeeping and calls into the manager (microseconds), never for a copy.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvtrie.errors import ConfigError, TransferError
+from kvtrie.tiers import Pool
+from kvtrie.transfer.job import Job, group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from kvtrie import BlockManager, Lease
+    from kvtrie.tiers import Storage
+
+__all__ = ["Executor"]
+
+_NS = 1_000_000_000
+
+
+class Executor:
+    """Runs the moves of one manager.
+
+    With `workers=0` there are no threads: `wait` and `drain` copy in the calling thread, in the
+    manager's order, which makes a run repeatable.
+
+    Args:
+        manager: whose moves to run.
+        pools: one entry per tier, in the manager's order: a `Pool`, a `Storage`, or None for a
+            tier whose bytes are not ours.
+        workers: threads; on a GPU each has a copy stream of its own.
+        deadline_s: seconds that a job may run before its moves are reported failed.
+        clock: nanoseconds, monotone; also the `now` of every report.
+        layers_per_report: layers that are copied between two reports of progress.
+        moves_per_job: the most moves that are copied and reported together.
+
+    Raises:
+        ConfigError: pools that do not match the manager's tiers, or numbers that cannot be.
+    """
+
+    def __init__(
+        self,
+        manager: BlockManager,
+        pools: Sequence[Pool | Storage | None],
+        *,
+        workers: int = 2,
+        deadline_s: float | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        layers_per_report: int = 8,
+        moves_per_job: int = 64,
+    ) -> None:
+        if len(pools) != len(manager.tiers):
+            raise ConfigError(f"{len(pools)} pools given for {len(manager.tiers)} tiers")
+        if workers < 0 or layers_per_report < 1 or moves_per_job < 1:
+            raise ConfigError("workers is at least 0, layers and moves per report at least 1")
+        if deadline_s is not None and deadline_s <= 0:
+            raise ConfigError(f"a deadline of {deadline_s} s has passed before a move starts")
+        self.manager = manager
+        self.pools = tuple(pools)
+        self.clock = clock
+        self._deadline_ns = None if deadline_s is None else int(deadline_s * _NS)
+        self._layers_per_report = layers_per_report
+        self._moves_per_job = moves_per_job
+        self._changed = threading.Condition()
+        self._ready: deque[Job] = deque()
+        self._blocked: dict[int, list[Job]] = {}
+        self._pending: set[int] = set()
+        self._running: list[Job] = []
+        self._closed = False
+        self._broken: BaseException | None = None
+        cuda = any(isinstance(pool, Pool) and pool.device.type == "cuda" for pool in self.pools)
+        self._compute = torch.cuda.current_stream() if cuda else None
+        self._threads = [
+            threading.Thread(target=self._work, name=f"kvtrie-transfer-{index}", daemon=True)
+            for index in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def poll(self) -> int:
+        """Hand new moves to the workers and fail those past their deadline; never blocks.
+
+        Engines call it after whatever may have caused moves (acquire, commit, release).
+
+        Returns:
+            The number of moves that have not ended.
+
+        Raises:
+            TransferError: the executor is closed, or a worker could not report to the manager.
+        """
+        with self._changed:
+            self._poll()
+            return len(self._pending)
+
+    def wait(self, lease: Lease) -> None:
+        """Block until nothing that `lease` awaits is on its way.
+
+        Raises:
+            TransferError: the lease awaits moves that nobody is carrying out.
+        """
+        self._until(lease.ready, f"lease {lease.id} awaits moves that were never handed out")
+
+    def drain(self) -> None:
+        """Block until every move, also those that others cause by ending, has ended."""
+        self._until(lambda: not self._pending, "moves are left that nobody can carry out")
+
+    def close(self) -> None:
+        """Fail the moves that have not started, let the running ones end, join the threads.
+
+        Closing twice does nothing.
+        """
+        with self._changed:
+            if not self._closed:
+                self._closed = True
+                left = [*self._ready, *(job for jobs in self._blocked.values() for job in jobs)]
+                self._ready.clear()
+                self._blocked.clear()
+                for job in left:
+                    self._pending.difference_update(job.ids)
+                    self._report(job, error="the executor was closed before the move started")
+                self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _until(self, done: Callable[[], bool], stuck: str) -> None:
+        while True:
+            with self._changed:
+                self._poll()
+                if done():
+                    return
+                job = self._next() if not self._threads else None
+                if job is None:
+                    if not self._pending:
+                        raise TransferError(stuck)
+                    self._changed.wait(self._patience())
+                    continue
+            self._carry_out(job, stream=None)
+
+    def _poll(self) -> None:
+        if self._broken is not None:
+            raise TransferError("a worker could not report to the manager") from self._broken
+        if self._closed:
+            raise TransferError("the executor is closed")
+        self._take()
+        self._expire()
+
+    def _take(self) -> None:
+        """Accept what the manager hands out. The lock is held: no completion can slip between."""
+        moves = self.manager.moves()
+        if not len(moves):
+            return
+        event = self._compute.record_event() if self._compute is not None else None
+        for job in group(moves, self.pools, self._pending, self._moves_per_job):
+            job.event = event
+            if job.after:
+                self._blocked.setdefault(job.after, []).append(job)
+            else:
+                self._ready.append(job)
+        self._changed.notify_all()
+
+    def _next(self) -> Job | None:
+        if not self._ready:
+            return None
+        job = self._ready.popleft()
+        job.started_ns = self.clock()
+        self._running.append(job)
+        return job
+
+    def _work(self) -> None:
+        stream = torch.cuda.Stream() if self._compute is not None else None
+        while True:
+            with self._changed:
+                job = self._next()
+                while job is None:
+                    if self._closed or self._broken is not None:
+                        return
+                    self._changed.wait(self._patience())
+                    self._expire()
+                    job = self._next()
+            self._carry_out(job, stream)
+
+    def _carry_out(self, job: Job, stream: torch.cuda.Stream | None) -> None:
+        error: str | None = None
+        try:
+            with torch.cuda.stream(stream) if stream is not None else nullcontext():
+                if stream is not None and job.event is not None:
+                    stream.wait_event(job.event)
+                for done in job.run(self._layers_per_report):
+                    if stream is not None:
+                        stream.synchronize()
+                    if done < job.layers[1]:
+                        self._progress(job, done)
+        except Exception as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
+            error = f"{type(caught).__name__}: {caught}"
+        self._end(job, error)
+
+    def _progress(self, job: Job, layers_done: int) -> None:
+        with self._changed:
+            if not job.failed:
+                self._report(job, layers_done=layers_done)
+                self._changed.notify_all()
+
+    def _end(self, job: Job, error: str | None) -> None:
+        with self._changed:
+            self._running.remove(job)
+            self._pending.difference_update(job.ids)
+            late = job.failed
+            self._report(job, error="the move ended past its deadline" if late else error)
+            for ident in job.ids:
+                self._release(ident, ok=error is None and not late)
+            if not self._closed and self._broken is None:
+                self._take()
+            self._changed.notify_all()
+
+    def _release(self, ident: int, *, ok: bool) -> None:
+        """Start what waited for a move that ended well; forget what waited for a failed one."""
+        for job in self._blocked.pop(ident, ()):
+            if ok:
+                self._ready.append(job)
+                continue
+            self._pending.difference_update(job.ids)  # the manager has failed these already
+            for child in job.ids:
+                self._release(child, ok=False)
+
+    def _expire(self) -> None:
+        if self._deadline_ns is None:
+            return
+        now = self.clock()
+        for job in self._running:
+            started = job.started_ns
+            if job.failed or started is None or now - started < self._deadline_ns:
+                continue
+            job.failed = True
+            self._report(job, error=f"no end after {(now - started) / _NS:.3f} s", running=True)
+            for ident in job.ids:
+                self._release(ident, ok=False)
+            self._changed.notify_all()
+
+    def _patience(self) -> float | None:
+        """Seconds until the next deadline; None to wait for news alone."""
+        starts = [job.started_ns for job in self._running if not job.failed and job.started_ns]
+        if self._deadline_ns is None or not starts:
+            return None
+        return max(0.0, (min(starts) + self._deadline_ns - self.clock()) / _NS)
+
+    def _report(
+        self,
+        job: Job,
+        *,
+        layers_done: int | None = None,
+        error: str | None = None,
+        running: bool = False,
+    ) -> None:
+        try:
+            self.manager.complete(
+                job.ids,
+                now=self.clock(),
+                ok=error is None,
+                layers_done=layers_done,
+                error=error,
+                running=running,
+            )
+        except Exception as broken:  # noqa: BLE001 - told to whoever waits, also across threads
+            self._broken = broken
+            self._changed.notify_all()

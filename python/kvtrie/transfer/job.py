@@ -1,0 +1,142 @@
+"""Job: a few moves that one thread carries out together.
+
+Moves between two pools that are free to run share a job, so that layer 0 of all of them is there
+before layer 1 of any; a move that waits for another, or touches a storage, is a job of its own.
+Invariant: all moves of a job have the same source tier, destination tier and number of layers.
+Cost: grouping is one pass over the columns of the moves, without a call into the manager.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie.errors import TransferError
+from kvtrie.tiers import Pool, Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from kvtrie import Moves
+
+__all__ = ["Job", "group"]
+
+
+@dataclass(slots=True)
+class Job:
+    """Moves of one kind of way, with the addresses of their bytes.
+
+    Attributes:
+        source: the pool or storage to copy from, and `target` the one to copy to.
+        ids: the moves' ids.
+        after: the move that must end well before this job may start; 0 for none.
+        layers: the range of layers, for one move or for all of them.
+        slots: source and destination slot of each move.
+        keys: 32 bytes per move that name the block on a storage.
+        event: on a GPU, the point of the compute stream that the copy must not overtake.
+        started_ns: when a thread took the job; None before.
+        failed: set once the job has been reported failed, though it may still run.
+    """
+
+    source: Pool | Storage
+    target: Pool | Storage
+    ids: list[int] = field(default_factory=list[int])
+    after: int = 0
+    layers: tuple[int, int] = (0, 0)
+    slots: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    keys: list[bytes] = field(default_factory=list[bytes])
+    event: torch.cuda.Event | None = None
+    started_ns: int | None = None
+    failed: bool = False
+
+    def run(self, layers_per_report: int) -> Iterator[int]:
+        """Copy the bytes, front layers first.
+
+        Yields:
+            The layer below which every move of the job is done; on a GPU, done on the stream.
+        """
+        lo, hi = self.layers
+        if not (isinstance(self.source, Pool) and isinstance(self.target, Pool)):
+            self._through_storage()
+            yield hi
+            return
+        sources = np.stack([self._units(self.source, slot) for slot, _ in self.slots])
+        targets = np.stack([self._units(self.target, slot) for _, slot in self.slots])
+        for first in range(0, hi - lo, layers_per_report):
+            piece = slice(first, first + layers_per_report)
+            self.target.copy_from(
+                self.source, sources[:, piece].reshape(-1), targets[:, piece].reshape(-1)
+            )
+            yield min(hi, lo + piece.stop)
+
+    def _units(self, pool: Pool, slot: int) -> NDArray[np.int64]:
+        return pool.units(slot, *self.layers)
+
+    def _through_storage(self) -> None:
+        ((source, target),) = self.slots
+        (key,) = self.keys
+        if isinstance(self.source, Pool) and not isinstance(self.target, Pool):
+            self.target.write(key, target, *self.layers, self._memory(self.source, source))
+        elif isinstance(self.target, Pool) and not isinstance(self.source, Pool):
+            self.source.read(key, source, *self.layers, self._memory(self.target, target))
+        else:
+            raise TransferError("a move has a pool on at least one side")
+
+    def _memory(self, pool: Pool, slot: int) -> torch.Tensor:
+        if len(pool.planes) != 1:
+            raise TransferError("a storage exchanges bytes with joined layouts only")
+        units = self._units(pool, slot)
+        return pool.planes[0][int(units[0]) : int(units[-1]) + 1]
+
+
+def group(
+    moves: Moves, tiers: Sequence[Pool | Storage | None], pending: set[int], limit: int
+) -> list[Job]:
+    """Turn the columns of `moves` into jobs, in an order that respects every `after`.
+
+    Args:
+        moves: what the manager handed out.
+        tiers: the pool or storage of each tier.
+        pending: ids of moves that have not ended; the new ones are added.
+        limit: the most moves of one job.
+
+    Raises:
+        TransferError: a move to or from a tier whose bytes are not ours.
+    """
+    jobs: list[Job] = []
+    open_jobs: dict[tuple[int, ...], Job] = {}
+    rows = zip(
+        moves.id.tolist(),
+        moves.src.tolist(),
+        moves.dst.tolist(),
+        moves.src_slot.tolist(),
+        moves.dst_slot.tolist(),
+        moves.layer_lo.tolist(),
+        moves.layer_hi.tolist(),
+        moves.after.tolist(),
+        moves.key,
+        strict=True,
+    )
+    for ident, src, dst, src_slot, dst_slot, lo, hi, after, key in rows:
+        source, target = tiers[src], tiers[dst]
+        if source is None or target is None:
+            raise TransferError(f"move {ident} goes from tier {src} to {dst}: no pool was given")
+        waits = after in pending
+        alone = waits or not (isinstance(source, Pool) and isinstance(target, Pool))
+        way = (src, dst, lo, hi)
+        job = None if alone else open_jobs.get(way)
+        if job is None or len(job.ids) == limit:
+            job = Job(source, target, after=after if waits else 0, layers=(lo, hi))
+            jobs.append(job)
+            if not alone:
+                open_jobs[way] = job
+        job.ids.append(ident)
+        job.slots.append((src_slot, dst_slot))
+        job.keys.append(key.tobytes())
+        pending.add(ident)
+    return jobs

@@ -1,0 +1,203 @@
+//! The nouns of the ground floor: blocks, slots, tiers, layer ranges and ids.
+//!
+//! Invariant: nothing here knows a manager. Cost: plain integers.
+
+use std::fmt;
+
+/// One token id.
+pub type Token = u32;
+
+/// A block's place in the slab. Handles that leave the crate carry a generation, see [`Handle`].
+pub type BlockId = u32;
+
+/// A place on a tier. With layer slots it holds one layer of one block, otherwise all of them.
+pub type Slot = u32;
+
+/// A tier's index in the list that the user gave, fastest first.
+pub type TierId = usize;
+
+/// A lease's id; never used twice.
+pub type LeaseId = u64;
+
+/// A move's id; never used twice. Zero names no move.
+pub type MoveId = u64;
+
+/// The slot of an endpoint that is not known (yet): an engine's slot before `bind`.
+pub const NO_SLOT: Slot = Slot::MAX;
+
+/// The move id that names no move.
+pub const NO_MOVE: MoveId = 0;
+
+/// A contiguous range of model layers, `lo..hi`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Layers {
+    /// The first layer.
+    pub lo: u16,
+    /// One behind the last layer.
+    pub hi: u16,
+}
+
+impl Layers {
+    /// No layer at all.
+    pub const NONE: Self = Self { lo: 0, hi: 0 };
+
+    /// The range `lo..hi`.
+    #[must_use]
+    pub const fn new(lo: u16, hi: u16) -> Self {
+        Self { lo, hi }
+    }
+
+    /// How many layers.
+    #[must_use]
+    pub const fn len(self) -> u16 {
+        self.hi.saturating_sub(self.lo)
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.hi <= self.lo
+    }
+
+    /// Whether `layer` is among them.
+    #[must_use]
+    pub const fn contains(self, layer: u16) -> bool {
+        self.lo <= layer && layer < self.hi
+    }
+
+    /// Whether all of `other` is among them; an empty range always is.
+    #[must_use]
+    pub const fn covers(self, other: Self) -> bool {
+        other.is_empty() || (self.lo <= other.lo && other.hi <= self.hi)
+    }
+
+    /// The layers in both; [`Layers::NONE`] if they do not meet.
+    #[must_use]
+    pub fn meet(self, other: Self) -> Self {
+        let both = Self::new(self.lo.max(other.lo), self.hi.min(other.hi));
+        if both.is_empty() { Self::NONE } else { both }
+    }
+
+    /// The union, if it leaves no gap.
+    #[must_use]
+    pub fn join(self, other: Self) -> Option<Self> {
+        if self.is_empty() {
+            return Some(other);
+        }
+        if other.is_empty() {
+            return Some(self);
+        }
+        (self.lo <= other.hi && other.lo <= self.hi)
+            .then(|| Self::new(self.lo.min(other.lo), self.hi.max(other.hi)))
+    }
+
+    /// What remains without `other`, if that is one range.
+    #[must_use]
+    pub fn without(self, other: Self) -> Option<Self> {
+        let cut = self.meet(other);
+        if cut.is_empty() {
+            Some(self)
+        } else if cut == self {
+            Some(Self::NONE)
+        } else if cut.lo == self.lo {
+            Some(Self::new(cut.hi, self.hi))
+        } else if cut.hi == self.hi {
+            Some(Self::new(self.lo, cut.lo))
+        } else {
+            None
+        }
+    }
+
+    /// The layers in ascending order.
+    pub fn iter(self) -> std::ops::Range<u16> {
+        self.lo..self.hi
+    }
+}
+
+impl fmt::Display for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..{}", self.lo, self.hi)
+    }
+}
+
+/// A block as the outside knows it: slab index and generation, so that a dead block is noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Handle(pub u64);
+
+impl Handle {
+    /// Joins index and generation.
+    #[must_use]
+    pub fn new(id: BlockId, generation: u32) -> Self {
+        Self(u64::from(generation) << 32 | u64::from(id))
+    }
+
+    /// The slab index.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "the low half is the index")]
+    pub fn id(self) -> BlockId {
+        self.0 as u32
+    }
+
+    /// The generation.
+    #[must_use]
+    pub fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// Whether evicting inside a path is allowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Structure {
+    /// The last block of a path goes first, so every cached prefix stays usable.
+    #[default]
+    LeafOnly,
+    /// Any block may go; what is missing is recomputed at its own positions.
+    Holes,
+}
+
+impl Structure {
+    /// The name users write.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LeafOnly => "leaf-only",
+            Self::Holes => "holes",
+        }
+    }
+}
+
+/// Why layers leave a tier; it decides the order in which they go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Departure {
+    /// A copy exists or will exist below: back layers first.
+    Demote,
+    /// The last copy goes: shallow layers first.
+    Drop,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Handle, Layers};
+
+    #[test]
+    fn ranges_join_only_without_a_gap() {
+        assert_eq!(Layers::new(0, 2).join(Layers::new(2, 5)), Some(Layers::new(0, 5)));
+        assert_eq!(Layers::new(0, 2).join(Layers::new(3, 5)), None);
+        assert_eq!(Layers::NONE.join(Layers::new(3, 5)), Some(Layers::new(3, 5)));
+    }
+
+    #[test]
+    fn cutting_the_middle_out_is_refused() {
+        let all = Layers::new(0, 5);
+        assert_eq!(all.without(Layers::new(0, 2)), Some(Layers::new(2, 5)));
+        assert_eq!(all.without(Layers::new(3, 9)), Some(Layers::new(0, 3)));
+        assert_eq!(all.without(Layers::new(2, 3)), None);
+        assert_eq!(all.without(all), Some(Layers::NONE));
+    }
+
+    #[test]
+    fn a_handle_keeps_index_and_generation() {
+        let handle = Handle::new(7, 3);
+        assert_eq!((handle.id(), handle.generation()), (7, 3));
+    }
+}

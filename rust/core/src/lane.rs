@@ -1,0 +1,226 @@
+//! Lanes: FIFO bandwidth between two neighbouring tiers or two machines.
+//!
+//! Invariant: the jobs of one queue never overlap, and `first + (layers - 1) * per_layer == end`.
+//! Lanes that name the same `shares` stand in one queue; bandwidth and latency stay each lane's
+//! own. Cost: a few integer operations per transmission.
+
+use crate::time::{NEVER, Nanos};
+
+const NANOS_PER_S: u128 = 1_000_000_000;
+
+/// A lane's place in its [`Lanes`].
+pub type LaneId = usize;
+
+/// What a lane can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaneSpec {
+    /// The name users give it.
+    pub name: String,
+    /// Bandwidth in bytes per second; over a lane of zero nothing ever arrives.
+    pub bytes_per_s: u64,
+    /// Nanoseconds that each transmission takes besides its bytes.
+    pub latency_ns: u64,
+    /// The queue it stands in; its own name if `None`.
+    pub shares: Option<String>,
+}
+
+/// When a transmission ends, layer by layer. Layer `i` is there at `first + i * per_layer`: exactly
+/// so for the last layer, and for the others never earlier than their bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Transmission {
+    /// When the last layer is there.
+    pub end: Nanos,
+    /// When the first layer is there.
+    pub first: Nanos,
+    /// Nanoseconds between two layers.
+    pub per_layer: Nanos,
+}
+
+#[derive(Clone, Debug)]
+struct Lane {
+    spec: LaneSpec,
+    queue: usize,
+    busy: Nanos,
+    bytes: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Queue {
+    name: String,
+    free_at: Nanos,
+}
+
+/// All lanes of one manager with their queues.
+#[derive(Clone, Debug, Default)]
+pub struct Lanes {
+    lanes: Vec<Lane>,
+    queues: Vec<Queue>,
+}
+
+impl Lanes {
+    /// How many lanes there are; their ids count from 0.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    /// Adds a lane. It joins the queue of the name that it shares (its own name if none), so two
+    /// lanes of one name share a queue as well.
+    pub fn add(&mut self, spec: LaneSpec) -> LaneId {
+        let name = spec.shares.as_ref().unwrap_or(&spec.name);
+        let queue = self.queues.iter().position(|queue| queue.name == *name).unwrap_or_else(|| {
+            self.queues.push(Queue { name: name.clone(), free_at: 0 });
+            self.queues.len() - 1
+        });
+        self.lanes.push(Lane { spec, queue, busy: 0, bytes: 0 });
+        self.lanes.len() - 1
+    }
+
+    /// The lane's description.
+    #[must_use]
+    pub fn spec(&self, lane: LaneId) -> &LaneSpec {
+        &self.lanes[lane].spec
+    }
+
+    /// The first lane of that name.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<LaneId> {
+        self.lanes.iter().position(|lane| lane.spec.name == name)
+    }
+
+    /// Queues `bytes` behind everything in the lane's queue and returns the times of its `layers`
+    /// equal parts (at least one). Latency counts once, and fractions are rounded up.
+    pub fn transmit(&mut self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
+        let transmission = self.preview(lane, bytes, now, layers);
+        let start = now.max(self.free_at(lane));
+        let Lane { queue, busy, bytes: sent, .. } = &mut self.lanes[lane];
+        *busy = busy.saturating_add(transmission.end - start);
+        *sent = sent.saturating_add(bytes);
+        self.queues[*queue].free_at = transmission.end;
+        transmission
+    }
+
+    /// What [`Lanes::transmit`] would return, without queueing.
+    #[must_use]
+    pub fn preview(&self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
+        let spec = &self.lanes[lane].spec;
+        let start = now.max(self.free_at(lane)).saturating_add(spec.latency_ns);
+        let end = start.saturating_add(duration(bytes, spec.bytes_per_s));
+        let layers = u64::from(layers.max(1));
+        let per_layer = (end - start) / layers;
+        Transmission { end, first: end - (layers - 1) * per_layer, per_layer }
+    }
+
+    /// From when on the lane's queue is idle.
+    #[must_use]
+    pub fn free_at(&self, lane: LaneId) -> Nanos {
+        self.queues[self.lanes[lane].queue].free_at
+    }
+
+    /// Nanoseconds that this lane's own transmissions took or will take, latency included.
+    #[must_use]
+    pub fn busy(&self, lane: LaneId) -> Nanos {
+        self.lanes[lane].busy
+    }
+
+    /// Bytes given to this lane so far.
+    #[must_use]
+    pub fn bytes(&self, lane: LaneId) -> u64 {
+        self.lanes[lane].bytes
+    }
+}
+
+fn duration(bytes: u64, bytes_per_s: u64) -> Nanos {
+    if bytes == 0 {
+        return 0;
+    }
+    if bytes_per_s == 0 {
+        return NEVER;
+    }
+    let nanos = (u128::from(bytes) * NANOS_PER_S).div_ceil(u128::from(bytes_per_s));
+    Nanos::try_from(nanos).unwrap_or(NEVER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LaneSpec, Lanes, Transmission};
+    use crate::time::NEVER;
+
+    fn spec(name: &str, bytes_per_s: u64, latency_ns: u64, shares: Option<&str>) -> LaneSpec {
+        LaneSpec { name: name.into(), bytes_per_s, latency_ns, shares: shares.map(String::from) }
+    }
+
+    #[test]
+    fn a_later_job_waits_for_the_earlier_ones() {
+        let mut lanes = Lanes::default();
+        let lane = lanes.add(spec("down", 1_000_000_000, 5, None));
+        let first = lanes.transmit(lane, 100, 10, 4);
+        assert_eq!(first, Transmission { end: 115, first: 40, per_layer: 25 });
+        let second = lanes.transmit(lane, 20, 11, 1);
+        assert_eq!(second, Transmission { end: 140, first: 140, per_layer: 20 });
+        let third = lanes.transmit(lane, 0, 500, 1);
+        assert_eq!((third.end, lanes.free_at(lane)), (505, 505));
+        assert_eq!((lanes.busy(lane), lanes.bytes(lane)), (105 + 25 + 5, 120));
+    }
+
+    #[test]
+    fn a_preview_queues_nothing_and_tells_the_truth() {
+        let mut lanes = Lanes::default();
+        let lane = lanes.add(spec("up", 3, 7, None));
+        let preview = lanes.preview(lane, 10, 4, 3);
+        assert_eq!((lanes.free_at(lane), lanes.busy(lane), lanes.bytes(lane)), (0, 0, 0));
+        assert_eq!(lanes.transmit(lane, 10, 4, 3), preview);
+        assert_eq!(preview.end, 4 + 7 + 3_333_333_334);
+    }
+
+    #[test]
+    fn directions_that_share_a_queue_keep_their_own_bandwidth() {
+        let mut lanes = Lanes::default();
+        let read = lanes.add(spec("read", 1_000_000_000, 0, Some("disk")));
+        let store = lanes.add(spec("store", 500_000_000, 0, Some("disk")));
+        let other = lanes.add(spec("net", 1_000_000_000, 0, None));
+        let named = lanes.add(spec("disk", 1_000_000_000, 0, None));
+        assert_eq!(lanes.transmit(read, 10, 0, 1).end, 10);
+        assert_eq!(lanes.transmit(store, 10, 0, 1).end, 30);
+        assert_eq!(lanes.transmit(other, 10, 0, 1).end, 10);
+        assert_eq!(lanes.transmit(named, 10, 0, 1).end, 40);
+        assert_eq!((lanes.free_at(read), lanes.busy(read), lanes.busy(store)), (40, 10, 20));
+        assert_eq!((lanes.find("store"), lanes.find("none")), (Some(store), None));
+        assert_eq!(lanes.spec(store).bytes_per_s, 500_000_000);
+    }
+
+    #[test]
+    fn no_layer_is_promised_before_its_bytes() {
+        for bytes in 0..60 {
+            for layers in 1..9 {
+                let mut lanes = Lanes::default();
+                let lane = lanes.add(spec("x", 1_000_000_000, 3, None));
+                let sent = lanes.transmit(lane, bytes, 2, layers);
+                for layer in 0..u64::from(layers) {
+                    let arrived = 5 + (bytes * (layer + 1)).div_ceil(u64::from(layers));
+                    assert!(sent.first + layer * sent.per_layer >= arrived);
+                }
+                let last = u64::from(layers) - 1;
+                assert_eq!((sent.first + last * sent.per_layer, sent.end), (sent.end, 5 + bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn huge_numbers_saturate() {
+        let mut lanes = Lanes::default();
+        let slow = lanes.add(spec("slow", 1, 1, None));
+        let dead = lanes.add(spec("dead", 0, 1, None));
+        let fast = lanes.add(spec("fast", u64::MAX, 0, None));
+        assert_eq!(lanes.transmit(slow, u64::MAX, 0, 2).end, NEVER);
+        assert_eq!(lanes.transmit(slow, 1, 0, 2).end, NEVER);
+        assert_eq!(lanes.transmit(dead, 1, 0, 1).end, NEVER);
+        assert_eq!(lanes.transmit(fast, u64::MAX, 0, 1).end, 1_000_000_000);
+    }
+}

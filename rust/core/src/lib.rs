@@ -1,0 +1,23 @@
+//! kvtrie-core: the bookkeeping of kvtrie.
+//!
+//! A radix trie of token blocks, exact retention priorities, tiers with slots and lanes, and
+//! restore plans, behind one [`manager::Manager`]. It decides and never executes: no I/O, no
+//! clock, no threads. The same operations give the same moves, byte for byte.
+//!
+//! Modules build on each other in one direction: nouns (`block`, `error`, `time`), structures
+//! (`trie`, `scope`, `retention`, `tier`, `lane`, `cost`), `policy`, `plan`, `manager`.
+
+#![forbid(unsafe_code)]
+
+pub mod block;
+pub mod cost;
+pub mod error;
+pub mod lane;
+pub mod manager;
+pub mod plan;
+pub mod policy;
+pub mod retention;
+pub mod scope;
+pub mod tier;
+pub mod time;
+pub mod trie;

@@ -1,0 +1,345 @@
+//! Acquire: lookup, pin and room in one atomic step.
+//!
+//! Invariant: all or nothing. Until room is certain only pins and retention entries are touched,
+//! and both are put back. Cost: O(tokens) to match, O(blocks) to plan and pin, O(log n) per
+//! victim.
+
+use std::collections::BTreeSet;
+
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
+use crate::error::{Error, Result};
+use crate::scope::Scope;
+use crate::time::Nanos;
+
+use super::Manager;
+use super::lease::{Hold, Lease, Plan, Step, TailFrom};
+use super::moves::{self, End, MoveKind};
+use super::own::OwnId;
+use super::survey::Need;
+
+/// Whether blocks of lower tiers are loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LoadMode {
+    /// Load or recompute, whichever is ready sooner.
+    #[default]
+    Plan,
+    /// Load all that can be loaded.
+    All,
+    /// Load nothing until [`Manager::load`] says so.
+    None,
+}
+
+/// What a request asks for.
+#[derive(Clone, Debug, Default)]
+pub struct Acquire<'a> {
+    /// The prompt.
+    pub tokens: &'a [Token],
+    /// Who may share its blocks.
+    pub scope: Scope,
+    /// The conversation it belongs to.
+    pub session: Option<&'a str>,
+    /// Tokens at the end that stay to be computed.
+    pub keep: usize,
+    /// Tokens behind the prompt's end to make room for.
+    pub reserve: usize,
+    /// Whether blocks of lower tiers are loaded.
+    pub load: LoadMode,
+    /// Loads that would be ready later than this are not planned.
+    pub deadline: Option<Nanos>,
+}
+
+/// What was taken for a request, before it becomes a lease.
+struct Taken {
+    path: Vec<Step>,
+    open: Vec<OwnId>,
+    awaits: BTreeSet<MoveId>,
+    plan: Plan,
+}
+
+impl Manager {
+    /// Looks a prompt up, pins what the plan reuses or loads, and makes room for loads,
+    /// recomputation and growth.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if a tier cannot hold it, [`Error::Config`] for a bad argument; nothing
+    /// has changed then.
+    pub fn acquire(&mut self, ask: &Acquire<'_>, now: Nanos) -> Result<LeaseId> {
+        self.open()?;
+        self.scopes.check(&ask.scope, ask.tokens)?;
+        self.scopes.find(&ask.scope)?;
+        let now = self.tick(now);
+        let taken = self.take(ask, self.next_lease, now)?;
+        let id = self.next_lease;
+        self.next_lease += 1;
+        self.begin(id, ask, taken, now)?;
+        Ok(id)
+    }
+
+    fn begin(&mut self, id: LeaseId, ask: &Acquire<'_>, taken: Taken, now: Nanos) -> Result<()> {
+        let scope_id = match self.scopes.find(&ask.scope)? {
+            Some(id) => id,
+            None => self.scopes.add(&ask.scope, self.settings.structure, &mut self.trie),
+        };
+        let blocks: Vec<BlockId> = taken.path.iter().map(|step| step.block).collect();
+        let track = self.tiers.iter().any(|tier| tier.retention.policy().sessions());
+        let session = self.sessions.open(ask.session, track.then_some(id));
+        let matched = blocks.len() * self.block_tokens();
+        self.tiers[0].stats.tokens_wanted += ask.tokens.len() as u64;
+        for (tier, hits) in self.hits(&taken.plan).into_iter().enumerate() {
+            let stats = &mut self.tiers[tier].stats;
+            stats.hits += hits;
+            stats.tokens_hit += hits * u64::from(self.settings.block_tokens);
+        }
+        for &block in &blocks {
+            self.touch(block, now, true);
+        }
+        self.leases.insert(
+            id,
+            Lease {
+                id,
+                scope: ask.scope.clone(),
+                scope_id,
+                session,
+                path: taken.path,
+                tail: Vec::new(),
+                tail_from: TailFrom::Open,
+                open: taken.open,
+                matched,
+                plan: taken.plan,
+                awaits: taken.awaits,
+                hold: Hold::Active,
+                acquired: now,
+            },
+        );
+        self.track_session(id);
+        self.write_ahead(now);
+        Ok(())
+    }
+
+    /// Plans anew for a suspended lease.
+    pub(super) fn reacquire(
+        &mut self,
+        id: LeaseId,
+        tokens: &[Token],
+        reserve: usize,
+        now: Nanos,
+    ) -> Result<()> {
+        let scope = self.leases[&id].scope.clone();
+        let ask = Acquire { tokens, scope, reserve, ..Acquire::default() };
+        let taken = self.take(&ask, id, now)?;
+        let matched = taken.path.len() * self.block_tokens();
+        for step in &taken.path {
+            self.touch(step.block, now, true);
+        }
+        let lease = self.lease_mut(id);
+        lease.path = taken.path;
+        lease.open = taken.open;
+        lease.plan = taken.plan;
+        lease.awaits = taken.awaits;
+        lease.matched = matched;
+        lease.hold = Hold::Active;
+        self.track_session(id);
+        self.write_ahead(now);
+        Ok(())
+    }
+
+    /// The atomic part: plan, pin, make room, begin the loads.
+    fn take(&mut self, ask: &Acquire<'_>, id: LeaseId, now: Nanos) -> Result<Taken> {
+        let path = match self.scopes.find(&ask.scope)? {
+            Some(scope) => {
+                let content = self.scopes.content(&ask.scope, 0, ask.tokens);
+                self.path(scope, &content, ask.keep)
+            }
+            None => Vec::new(),
+        };
+        let (needs, mut plan) = self.survey(&path, now, ask.load, ask.deadline);
+        let rest = (ask.tokens.len() - path.len() * self.block_tokens())
+            .checked_add(ask.reserve)
+            .ok_or_else(|| Error::config(format!("reserve of {} tokens", ask.reserve)))?;
+        let open = if self.engine_owned() { 0 } else { rest.div_ceil(self.block_tokens()) };
+        self.pin(&path);
+        if let Err(error) = self.make_room(&needs, open, now) {
+            self.unpin(&path);
+            return Err(error);
+        }
+        let mut taken = Taken {
+            path: path.iter().map(|&block| Step::shared(block)).collect(),
+            open: Vec::new(),
+            awaits: BTreeSet::new(),
+            plan: Plan::default(),
+        };
+        let mut begun = vec![Vec::new(); needs.len()];
+        // Loads take the slots that are free at once; what is computed can wait for stores.
+        for at in (0..needs.len()).filter(|&at| needs[at].load) {
+            begun[at] = self.begin_load(&needs[at], &mut taken.path[at], id, now);
+        }
+        for at in (0..needs.len()).filter(|&at| !needs[at].load && !needs[at].lacks.is_empty()) {
+            let deferred = ask.load == LoadMode::None;
+            begun[at] = self.begin_compute(&needs[at], &mut taken.path[at], deferred, id, now);
+        }
+        for (need, moves) in needs.iter().zip(&begun) {
+            taken.awaits.extend(moves);
+            taken.awaits.extend(self.bringing(0, need.block, self.all_layers()));
+        }
+        self.spans(&needs, &begun, &mut plan, now);
+        taken.plan = plan;
+        for _ in 0..open {
+            let own = self.new_own(0, self.all_layers());
+            taken.open.push(own);
+        }
+        Ok(taken)
+    }
+
+    /// Makes room for what was decided and `open` further blocks, or changes nothing.
+    fn make_room(&mut self, needs: &[Need], open: usize, now: Nanos) -> Result<()> {
+        let mut draft = self.draft();
+        let mut units = self.units(0, self.all_layers()) * open as u64;
+        let mut transit = 0;
+        let mut passing = None;
+        for need in needs.iter().filter(|need| !need.lacks.is_empty()) {
+            if !self.engine_owned() {
+                units += self.units(0, need.lacks);
+            }
+            if !need.load && need.compute.is_empty() {
+                continue;
+            }
+            for (tier, _) in need.loads() {
+                self.guard(&mut draft, tier, need.block);
+                if let Some(host) = self.transit(0, tier) {
+                    passing = Some(host);
+                    transit += self.units(host, self.all_layers());
+                }
+            }
+        }
+        let growth = self.growth_slots(0);
+        if growth > 0 && self.leased(0) + units + growth > u64::from(self.tiers[0].space.capacity())
+        {
+            let error = self.no_space(0, units, &draft);
+            self.abandon(&draft);
+            return Err(error);
+        }
+        for (tier, units) in passing.map(|host| (host, transit)).into_iter().chain([(0, units)]) {
+            if units > 0 && !self.room(&mut draft, tier, units, now) {
+                let error = self.no_space(tier, units, &draft);
+                self.abandon(&draft);
+                return Err(error);
+            }
+        }
+        self.apply(&draft, now);
+        Ok(())
+    }
+
+    /// Begins the loads of a block into its residency on the first tier, or on a tier that the
+    /// engine owns into a slot that it will name.
+    fn begin_load(&mut self, need: &Need, step: &mut Step, id: LeaseId, now: Nanos) -> Vec<MoveId> {
+        if self.engine_owned() {
+            let own = self.new_own(0, need.lacks);
+            step.own = Some(own);
+            return self.load_own(need, own, id, now);
+        }
+        let row = self.take_slots(0, self.residency(0, need.block).slot, need.lacks);
+        self.residency_mut(0, need.block).slot = row;
+        let mut moves = Vec::new();
+        for (tier, layers) in need.loads() {
+            moves.extend(self.load_layers(need.block, tier, layers, id, now, |manager, layer| {
+                (manager.slot_of(0, need.block, layer), End::Here)
+            }));
+        }
+        let bring: Vec<MoveId> =
+            moves.iter().copied().filter(|id| self.moves[id].dst == 0).collect();
+        self.expect(0, need.block, need.lacks, &bring);
+        moves
+    }
+
+    /// Gives a block that is to be computed a slot of the lease's own, and begins the loads of
+    /// the layers behind the last one to compute.
+    fn begin_compute(
+        &mut self,
+        need: &Need,
+        step: &mut Step,
+        deferred: bool,
+        id: LeaseId,
+        now: Nanos,
+    ) -> Vec<MoveId> {
+        let own = self.new_own(0, need.lacks);
+        step.own = Some(own);
+        step.fresh = true;
+        step.deferred = deferred;
+        step.compute = need.compute;
+        self.load_own(need, own, id, now)
+    }
+
+    pub(super) fn load_own(
+        &mut self,
+        need: &Need,
+        own: OwnId,
+        id: LeaseId,
+        now: Nanos,
+    ) -> Vec<MoveId> {
+        let mut moves = Vec::new();
+        for (tier, layers) in need.loads() {
+            moves.extend(self.load_layers(need.block, tier, layers, id, now, |manager, layer| {
+                (manager.own_slot(&manager.owns[&own], layer), End::Own(own))
+            }));
+        }
+        moves
+    }
+
+    /// The moves that bring `layers` of a block from a lower tier to the first one.
+    fn load_layers(
+        &mut self,
+        block: BlockId,
+        from: TierId,
+        layers: Layers,
+        lease: LeaseId,
+        now: Nanos,
+        dest: impl Fn(&Self, u16) -> (Slot, End),
+    ) -> Vec<MoveId> {
+        let transit = self.transit(0, from);
+        let own = transit.map(|host| (host, self.new_own(host, self.all_layers())));
+        let tokens = self.settings.block_tokens;
+        let mut moves = Vec::new();
+        for piece in self.pieces(from, 0, transit, layers) {
+            let mut src = (from, self.slot_of(from, block, piece.lo), End::Here);
+            let mut deps = self.bringing(from, block, piece);
+            if let Some((host, own)) = own {
+                let passing = self.own_slot(&self.owns[&own], piece.lo);
+                deps.extend(self.own_waits(own));
+                let dst = (host, passing, End::Own(own));
+                let hop = moves::Draft {
+                    kind: MoveKind::Load, lease, block: Some(block), src, dst, layers: piece,
+                    tokens, deps,
+                };
+                let hop = self.add_move(hop, now);
+                moves.push(hop);
+                deps = vec![hop];
+                src = dst;
+            }
+            let (slot, end) = dest(self, piece.lo);
+            if slot != NO_SLOT && !self.engine_owned() {
+                deps.extend(self.tiers[0].space.drained_by(slot));
+            }
+            let dst = (0, slot, end);
+            let load = moves::Draft {
+                kind: MoveKind::Load, lease, block: Some(block), src, dst, layers: piece, tokens,
+                deps,
+            };
+            moves.push(self.add_move(load, now));
+        }
+        if let Some((_, own)) = own {
+            self.unref_own(own);
+        }
+        moves
+    }
+
+    fn growth_slots(&self, tier: TierId) -> u64 {
+        let tier = &self.tiers[tier];
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share below one of a capacity below 2^32"
+        )]
+        let slots = (f64::from(tier.space.capacity()) * tier.spec.growth_reserve) as u64;
+        slots
+    }
+}

@@ -1,0 +1,258 @@
+//! Every invariant, checked from scratch.
+//!
+//! A broken one poisons the manager instead of panicking: every later call fails with
+//! [`Error::Invariant`]. Cost: O(everything); tests call it after each operation.
+
+use std::collections::BTreeMap;
+
+use crate::block::{BlockId, Layers, NO_SLOT, Slot, Structure, TierId};
+use crate::error::{Error, Result};
+use crate::tier::{Owner, State};
+
+use super::Manager;
+use super::lease::TailFrom;
+use super::moves::End;
+
+impl Manager {
+    /// Checks every invariant.
+    ///
+    /// # Errors
+    /// [`Error::Invariant`] naming what is broken; the manager is poisoned from then on.
+    pub fn audit(&mut self) -> Result<()> {
+        if let Some(reason) = &self.poison {
+            return Err(Error::invariant(format!("the manager is poisoned: {reason}")));
+        }
+        let mut broken = self.trie.audit();
+        self.audit_blocks(&mut broken);
+        self.audit_references(&mut broken);
+        self.audit_moves(&mut broken);
+        for tier in 0..self.tiers.len() {
+            self.audit_slots(tier, &mut broken);
+            self.audit_retention(tier, &mut broken);
+        }
+        if broken.is_empty() {
+            return Ok(());
+        }
+        let reason = broken.join("; ");
+        self.poison = Some(reason.clone());
+        Err(Error::invariant(reason))
+    }
+
+    /// Poisons the manager by hand: for callers that saw an invariant broken.
+    pub fn poison(&mut self, reason: &str) {
+        self.poison = Some(reason.to_owned());
+    }
+
+    fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
+        (0..u32::try_from(self.trie.bound()).unwrap_or(u32::MAX)).filter(|&b| self.trie.alive(b))
+    }
+
+    fn audit_blocks(&self, broken: &mut Vec<String>) {
+        for block in self.living() {
+            let mut held = false;
+            for tier in 0..self.tiers.len() {
+                let here = self.residency(tier, block);
+                held |= here.state != State::Absent;
+                self.audit_residency(tier, block, broken);
+            }
+            let used = self.nodes[block as usize].refs > 0
+                || self.trie.children(block).next().is_some();
+            if !held && !used {
+                broken.push(format!("block {block} holds nothing and nothing needs it"));
+            }
+            // Leaf-only scopes have no holes: what stands behind a block that is not leased
+            // needs all of it.
+            let leaf_only = self.structure(block) == Structure::LeafOnly;
+            if leaf_only
+                && self.nodes[block as usize].refs == 0
+                && self.trie.children(block).next().is_some()
+                && !self.missing_or_bad(block).is_empty()
+            {
+                broken.push(format!("block {block} is a hole in a leaf-only scope"));
+            }
+        }
+    }
+
+    /// Layers of a block that stand nowhere, not even as bytes that could not be read.
+    fn missing_or_bad(&self, block: BlockId) -> Layers {
+        let bad = (0..self.tiers.len())
+            .any(|tier| self.residency(tier, block).state == State::Bad);
+        if bad { Layers::NONE } else { self.missing(block) }
+    }
+
+    fn audit_residency(&self, tier: TierId, block: BlockId, broken: &mut Vec<String>) {
+        let here = self.residency(tier, block);
+        let name = self.tiers[tier].spec.kind.name();
+        let arrival = self.arriving.get(&(tier, block));
+        let mut say = |what: String| broken.push(format!("block {block} on '{name}' {what}"));
+        match here.state {
+            State::Absent if here.slot != NO_SLOT || !here.have.is_empty() || here.busy > 0 => {
+                say(format!("is absent with slot {}, layers {}", here.slot, here.have));
+            }
+            State::Resident | State::Bad if here.have.is_empty() || arrival.is_some() => {
+                say(format!("is settled with layers {}", here.have));
+            }
+            State::Arriving if arrival.is_none() => say("arrives without a move".to_owned()),
+            _ => {}
+        }
+        if here.have.hi > self.settings.layers {
+            say(format!("has layers {} of {}", here.have, self.settings.layers));
+        }
+        let top = tier == 0 && self.tiers.len() > 1;
+        if top && !here.have.is_empty() && here.have.lo != 0 {
+            say(format!("is on the first tier with layers {}", here.have));
+        }
+        if let Some(arrival) = arrival
+            && (!arrival.target.covers(here.have) || here.state != State::Arriving)
+        {
+            say(format!("expects {} and has {}", arrival.target, here.have));
+        }
+        if self.tiers[tier].spec.layer_slots && here.slot != NO_SLOT {
+            let held = arrival.map_or(here.have, |arrival| arrival.target);
+            let row = self.tiers[tier].space.row(here.slot);
+            for (layer, &slot) in (0..).zip(row) {
+                if (slot != NO_SLOT) != held.contains(layer) {
+                    say(format!("has layers {held} and slot {slot} for layer {layer}"));
+                }
+            }
+        }
+    }
+
+    fn audit_references(&self, broken: &mut Vec<String>) {
+        let mut refs: BTreeMap<BlockId, u32> = BTreeMap::new();
+        let mut owned = BTreeMap::new();
+        for lease in self.leases.values() {
+            let cut = match lease.tail_from {
+                TailFrom::Block(step) => Some(step),
+                _ => None,
+            };
+            for step in lease.path.iter().chain(&cut) {
+                *refs.entry(step.block).or_default() += 1;
+            }
+            let shared = match lease.tail_from {
+                TailFrom::Shared(own) => Some(own),
+                _ => None,
+            };
+            let own = lease.path.iter().chain(&cut).filter_map(|step| step.own);
+            for own in own.chain(lease.open.iter().copied()).chain(shared) {
+                *owned.entry(own).or_insert(0_u32) += 1;
+            }
+            if lease.tail.len() >= self.block_tokens() {
+                broken.push(format!("lease {} has a tail of {}", lease.id, lease.tail.len()));
+            }
+        }
+        for block in self.living() {
+            let (seen, kept) =
+                (refs.get(&block).copied().unwrap_or(0), self.nodes[block as usize].refs);
+            if seen != kept {
+                broken.push(format!("block {block} counts {kept} leases, {seen} hold it"));
+            }
+        }
+        for (id, own) in &self.owns {
+            let seen = owned.remove(id).unwrap_or(0);
+            if seen != own.refs || (own.refs == 0 && own.busy == 0) {
+                broken.push(format!("own slot {id} counts {} holders, {seen} hold it", own.refs));
+            }
+        }
+        if !owned.is_empty() {
+            broken.push(format!("leases hold {} own slots that do not exist", owned.len()));
+        }
+    }
+
+    fn audit_moves(&self, broken: &mut Vec<String>) {
+        let mut busy: BTreeMap<(TierId, BlockId), u16> = BTreeMap::new();
+        let mut own_busy = BTreeMap::new();
+        for known in self.moves.values() {
+            let block = known.block.and_then(|handle| self.trie.resolve(handle));
+            for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
+                match (end, block) {
+                    (End::Here, Some(block)) => *busy.entry((tier, block)).or_default() += 1,
+                    (End::Own(own), _) => *own_busy.entry(own).or_insert(0_u32) += 1,
+                    _ => {}
+                }
+            }
+            if known.deps.iter().any(|dep| *dep >= known.id) {
+                broken.push(format!("move {} waits for a later one", known.id));
+            }
+            let queued = self.queue.contains(&known.id);
+            let parked = self.parked.contains(&known.id);
+            let places = u8::from(queued) + u8::from(parked) + u8::from(known.issued);
+            if !known.failed && places != 1 {
+                broken.push(format!("move {} is in {places} places", known.id));
+            }
+        }
+        for block in self.living() {
+            for tier in 0..self.tiers.len() {
+                let seen = busy.get(&(tier, block)).copied().unwrap_or(0);
+                let kept = self.residency(tier, block).busy;
+                if seen != kept {
+                    broken.push(format!("block {block} on tier {tier}: {kept} moves, {seen} seen"));
+                }
+            }
+        }
+        for (id, own) in &self.owns {
+            if own_busy.get(id).copied().unwrap_or(0) != own.busy {
+                broken.push(format!("own slot {id} counts {} moves", own.busy));
+            }
+        }
+    }
+
+    /// Every slot is in exactly one place.
+    fn audit_slots(&self, tier: TierId, broken: &mut Vec<String>) {
+        let this = &self.tiers[tier];
+        if this.spec.owner == Owner::Engine {
+            return;
+        }
+        let mut places: BTreeMap<Slot, u32> = BTreeMap::new();
+        let mut hold = |slot: u32| {
+            if slot == NO_SLOT {
+                return;
+            }
+            if this.spec.layer_slots {
+                for &one in this.space.row(slot).iter().filter(|&&one| one != NO_SLOT) {
+                    *places.entry(one).or_default() += 1;
+                }
+            } else {
+                *places.entry(slot).or_default() += 1;
+            }
+        };
+        for block in self.living() {
+            hold(self.residency(tier, block).slot);
+        }
+        for own in self.owns.values().filter(|own| own.tier == tier) {
+            hold(own.slot);
+        }
+        for slot in this.space.spare() {
+            *places.entry(slot).or_default() += 1;
+        }
+        let wrong: Vec<_> = places.iter().filter(|(_, places)| **places != 1).take(3).collect();
+        let all = places.len() as u64 == u64::from(this.space.capacity());
+        if !wrong.is_empty() || !all {
+            broken.push(format!(
+                "tier '{}' accounts for {} of {} slots, wrong: {wrong:?}",
+                this.spec.kind.name(),
+                places.len(),
+                this.space.capacity()
+            ));
+        }
+    }
+
+    /// Exactly the evictable blocks are linked, at their present price.
+    fn audit_retention(&self, tier: TierId, broken: &mut Vec<String>) {
+        let retention = &self.tiers[tier].retention;
+        let mut linked = 0;
+        for block in self.living() {
+            let wanted = self
+                .evictable(tier, block)
+                .then(|| self.entry(tier, block, self.residency(tier, block).have));
+            linked += usize::from(wanted.is_some());
+            let known = retention.get(block);
+            if known != wanted {
+                broken.push(format!("block {block} on tier {tier} is linked as {known:?}, should be {wanted:?}"));
+            }
+        }
+        if linked != retention.len() {
+            broken.push(format!("tier {tier} links {} entries of {linked}", retention.len()));
+        }
+    }
+}

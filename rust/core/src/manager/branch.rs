@@ -1,0 +1,265 @@
+//! Fork, truncate, and what a lease does when a block does not come.
+//!
+//! Invariant: a slot with more than one holder is never written; the tail is copied at the next
+//! `reserve`. Cost: O(path) per fork, O(blocks cut) per truncation.
+
+use crate::block::{LeaseId, Layers, Structure};
+use crate::error::{Error, Result};
+use crate::time::Nanos;
+
+use super::Manager;
+use super::lease::{Action, Hold, Plan, Span, Step, TailFrom};
+use super::moves::{End, Move};
+
+impl Manager {
+    /// `n` further leases over the same tokens, sharing full blocks and the partial one. All of
+    /// them, this one too, call `reserve` before the next write.
+    ///
+    /// # Errors
+    /// [`Error::Config`] while something of the plan is still to be loaded or computed.
+    pub fn fork(&mut self, id: LeaseId, n: usize, now: Nanos) -> Result<Vec<LeaseId>> {
+        let lease = self.active(id)?;
+        let awaits = self.awaits(id)?.len();
+        let fresh = lease.path.iter().filter(|step| step.fresh).count();
+        if awaits > 0 || fresh > 0 {
+            return Err(Error::config(format!(
+                "fork of lease {id}, which awaits {awaits} moves and has {fresh} blocks to \
+                 compute; commit first"
+            )));
+        }
+        let now = self.tick(now);
+        if !self.leases[&id].tail.is_empty()
+            && matches!(self.leases[&id].tail_from, TailFrom::Open)
+            && !self.leases[&id].open.is_empty()
+        {
+            let lease = self.lease_mut(id);
+            let own = lease.open.remove(0);
+            lease.tail_from = TailFrom::Shared(own);
+        }
+        let mut forks = Vec::with_capacity(n);
+        for _ in 0..n {
+            let mut copy = self.leases[&id].clone();
+            copy.id = self.next_lease;
+            self.next_lease += 1;
+            copy.open = Vec::new();
+            copy.acquired = now;
+            for step in &copy.path {
+                self.share(*step);
+            }
+            match copy.tail_from {
+                TailFrom::Open => {}
+                TailFrom::Shared(own) => {
+                    self.owns.get_mut(&own).expect("held").refs += 1;
+                }
+                TailFrom::Block(step) => self.share(step),
+            }
+            forks.push(copy.id);
+            self.leases.insert(copy.id, copy);
+        }
+        Ok(forks)
+    }
+
+    fn share(&mut self, step: Step) {
+        self.pin(&[step.block]);
+        if let Some(own) = step.own {
+            self.owns.get_mut(&own).expect("held").refs += 1;
+        }
+    }
+
+    /// Keeps the first `tokens` tokens of a lease. Blocks behind them are unpinned and stay
+    /// cached; own slots behind them are freed.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the lease holds fewer tokens.
+    pub fn truncate(&mut self, id: LeaseId, tokens: usize, now: Nanos) -> Result<()> {
+        self.active(id)?;
+        let held = self.lease_tokens(id)?;
+        if tokens > held {
+            return Err(Error::config(format!(
+                "truncate lease {id} to {tokens} tokens, it holds {held}"
+            )));
+        }
+        self.tick(now);
+        if tokens == held {
+            return Ok(());
+        }
+        let size = self.block_tokens();
+        let (full, rest) = (tokens / size, tokens % size);
+        if full == self.leases[&id].path.len() {
+            let lease = self.lease_mut(id);
+            lease.tail.truncate(rest);
+            if rest == 0 && !matches!(lease.tail_from, TailFrom::Open) {
+                let from = std::mem::replace(&mut lease.tail_from, TailFrom::Open);
+                self.drop_tail(from);
+            }
+            return Ok(());
+        }
+        let lease = self.lease_mut(id);
+        lease.tail.clear();
+        let from = std::mem::replace(&mut lease.tail_from, TailFrom::Open);
+        let open = std::mem::take(&mut lease.open);
+        let mut cut = lease.path.split_off(full);
+        lease.matched = lease.matched.min(full * size);
+        self.drop_tail(from);
+        for own in open {
+            self.unref_own(own);
+        }
+        if rest > 0 {
+            let step = cut.remove(0);
+            let kept = self.trie.tokens(step.block)[..rest].to_vec();
+            let lease = self.lease_mut(id);
+            lease.tail = kept;
+            lease.tail_from = TailFrom::Block(step);
+        }
+        for step in cut.into_iter().rev() {
+            self.let_go(step);
+        }
+        self.cut_plan(id, full);
+        self.track_session(id);
+        Ok(())
+    }
+
+    fn drop_tail(&mut self, from: TailFrom) {
+        match from {
+            TailFrom::Open => {}
+            TailFrom::Shared(own) => self.unref_own(own),
+            TailFrom::Block(step) => self.let_go(step),
+        }
+    }
+
+    /// The copy of a shared tail failed: its tokens are to be computed again.
+    pub(super) fn lose_tail(&mut self, id: LeaseId) -> (u64, u64) {
+        let size = self.block_tokens();
+        let lease = self.lease_mut(id);
+        let start = (lease.path.len() * size) as u64;
+        let stop = start + lease.tail.len() as u64;
+        lease.tail.clear();
+        (start, stop)
+    }
+
+    /// A block of a lease's path did not come: it is computed, in a leaf-only scope with all
+    /// that follows. Returns the tokens concerned.
+    pub(super) fn compute_instead(&mut self, id: LeaseId, known: &Move, now: Nanos) -> (u64, u64) {
+        let size = self.block_tokens();
+        let Some(block) = known.block.and_then(|handle| self.trie.resolve(handle)) else {
+            return (0, 0);
+        };
+        let Some(at) = self.leases[&id].path.iter().position(|step| step.block == block) else {
+            return (0, 0);
+        };
+        let tokens = |from: usize, to: usize| ((from * size) as u64, (to * size) as u64);
+        if self.structure(block) == Structure::LeafOnly {
+            let end = self.cut_path(id, at, now);
+            return tokens(at, end);
+        }
+        let step = self.leases[&id].path[at];
+        if let Some(own) = step.own {
+            let layers = self.owns[&own].layers;
+            if step.compute == layers {
+                return (0, 0);
+            }
+            debug_assert!(matches!(known.to, End::Own(_) | End::Here));
+            self.lease_mut(id).path[at].compute = layers;
+            self.lease_mut(id).path[at].deferred = false;
+            self.recompute_in_plan(id, at, layers);
+            return tokens(at, at + 1);
+        }
+        let lacks = Layers::new(self.residency(0, block).have.hi, self.settings.layers);
+        let mut draft = self.draft();
+        let units = self.units(0, lacks);
+        if !self.room(&mut draft, 0, units, now) {
+            self.abandon(&draft);
+            let end = self.cut_path(id, at, now);
+            return tokens(at, end);
+        }
+        self.apply(&draft, now);
+        let own = self.new_own(0, lacks);
+        let step = &mut self.lease_mut(id).path[at];
+        step.own = Some(own);
+        step.compute = lacks;
+        step.fresh = true;
+        self.recompute_in_plan(id, at, lacks);
+        tokens(at, at + 1)
+    }
+
+    /// Ends a lease's match before block `at`, and keeps as much room behind it as there was.
+    fn cut_path(&mut self, id: LeaseId, at: usize, now: Nanos) -> usize {
+        let size = self.block_tokens();
+        let lease = self.lease_mut(id);
+        let end = lease.path.len();
+        let cut = lease.path.split_off(at);
+        lease.matched = lease.matched.min(at * size);
+        for step in cut.iter().rev() {
+            self.let_go(*step);
+        }
+        self.cut_plan(id, at);
+        if self.engine_owned() {
+            return end;
+        }
+        let units = self.units(0, self.all_layers()) * cut.len() as u64;
+        let mut draft = self.draft();
+        if self.room(&mut draft, 0, units, now) {
+            self.apply(&draft, now);
+            for _ in 0..cut.len() {
+                let own = self.new_own(0, self.all_layers());
+                self.lease_mut(id).open.push(own);
+            }
+        } else {
+            self.abandon(&draft);
+        }
+        end
+    }
+
+    fn cut_plan(&mut self, id: LeaseId, at: usize) {
+        let at = u32::try_from(at).unwrap_or(u32::MAX);
+        let plan = &mut self.lease_mut(id).plan;
+        plan.spans.retain(|span| span.start < at);
+        for span in &mut plan.spans {
+            span.stop = span.stop.min(at);
+        }
+    }
+
+    fn recompute_in_plan(&mut self, id: LeaseId, at: usize, layers: Layers) {
+        let at = u32::try_from(at).unwrap_or(u32::MAX);
+        let plan = &mut self.lease_mut(id).plan;
+        let ready = plan.finish;
+        let mut spans = Vec::with_capacity(plan.spans.len() + 2);
+        for span in &plan.spans {
+            let inside = span.start <= at && at < span.stop;
+            if !inside || span.action == Action::Reuse {
+                spans.push(*span);
+                continue;
+            }
+            for (start, stop) in [(span.start, at), (at + 1, span.stop)] {
+                if start < stop {
+                    spans.push(Span { start, stop, ..*span });
+                }
+            }
+        }
+        spans.push(Span {
+            start: at,
+            stop: at + 1,
+            layers,
+            action: Action::Recompute,
+            tier: 0,
+            first_ready: ready,
+            ready,
+        });
+        spans.sort_by_key(|span| (span.start, span.layers));
+        plan.spans = spans;
+        plan.exact = false;
+    }
+
+    /// A suspended lease holds tokens and nothing else.
+    pub(super) fn empty_lease(&mut self, id: LeaseId, hold: Hold) {
+        let lease = self.lease_mut(id);
+        lease.path = Vec::new();
+        lease.open = Vec::new();
+        lease.tail = Vec::new();
+        lease.tail_from = TailFrom::Open;
+        lease.awaits.clear();
+        lease.plan = Plan::default();
+        lease.matched = 0;
+        lease.hold = hold;
+    }
+}

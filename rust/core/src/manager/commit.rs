@@ -1,0 +1,468 @@
+//! Commit, reserve, bind and load: how a running request grows.
+//!
+//! Invariant: only full blocks enter the trie; of two requests that computed the same block the
+//! first wins and the other keeps its slot until release. Cost: a token that fills no block costs
+//! O(1) and allocates nothing; one that does costs O(log n).
+
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
+use crate::error::{Error, Result};
+use crate::tier::{Residency, State};
+use crate::time::Nanos;
+
+use super::Manager;
+use super::lease::{Step, TailFrom};
+use super::moves::{self, End, MoveKind};
+use super::own::{Own, OwnId};
+
+/// What became of committed tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Committed {
+    /// Blocks that entered the trie.
+    pub new: Vec<Handle>,
+    /// Own slots whose block somebody else had committed already.
+    pub duplicate: Vec<Slot>,
+    /// The blocks that won, one for each duplicate.
+    pub canonical: Vec<Handle>,
+}
+
+impl Manager {
+    /// Appends tokens whose KV is written. The first commit, which may be empty, also confirms
+    /// what the plan had the engine compute.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no room for the tokens or moves that the lease awaits have
+    /// not ended; nothing has changed then.
+    pub fn commit(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Result<Committed> {
+        self.check_commit(id, tokens)?;
+        let content = self.with_digests(id, tokens)?;
+        let now = self.tick(now);
+        let mut out = Committed::default();
+        self.confirm(id, now, &mut out);
+        if tokens.is_empty() {
+            return Ok(out);
+        }
+        let size = self.block_tokens();
+        self.adopt_tail(id);
+        let mut rest = content.as_deref().unwrap_or(tokens);
+        let mut grown = false;
+        while !rest.is_empty() {
+            let lease = self.leases.get_mut(&id).expect("checked");
+            let take = (size - lease.tail.len()).min(rest.len());
+            lease.tail.extend_from_slice(&rest[..take]);
+            rest = &rest[take..];
+            if lease.tail.len() == size {
+                self.seal(id, now, &mut out);
+                grown = true;
+            }
+        }
+        if grown {
+            self.track_session(id);
+            self.write_ahead(now);
+        }
+        Ok(out)
+    }
+
+    /// Commits the next tokens of many leases: all of them or, on an error, none.
+    ///
+    /// # Errors
+    /// As [`Manager::commit`], for the first lease that fails; a lease named twice.
+    pub fn commit_many(
+        &mut self,
+        batch: &[(LeaseId, Vec<Token>)],
+        now: Nanos,
+    ) -> Result<Vec<Committed>> {
+        let mut seen = std::collections::BTreeSet::new();
+        for (id, tokens) in batch {
+            self.check_commit(*id, tokens)?;
+            if !seen.insert(*id) {
+                return Err(Error::config(format!("lease {id} is named twice in one batch")));
+            }
+        }
+        batch.iter().map(|(id, tokens)| self.commit(*id, tokens, now)).collect()
+    }
+
+    /// The tokens with the scope's digests in place, if it has any.
+    fn with_digests(&mut self, id: LeaseId, tokens: &[Token]) -> Result<Option<Vec<Token>>> {
+        let lease = &self.leases[&id];
+        if lease.scope.extra.is_empty() {
+            return Ok(None);
+        }
+        let from = (lease.path.len() * self.block_tokens() + lease.tail.len()) as u64;
+        let scope = lease.scope.clone();
+        self.scopes.intern(&scope, from, tokens)?;
+        Ok(Some(self.scopes.content(&scope, from, tokens).into_owned()))
+    }
+
+    /// Whether a commit can go ahead.
+    fn check_commit(&self, id: LeaseId, tokens: &[Token]) -> Result<()> {
+        let lease = self.active(id)?;
+        let awaits = self.awaits(id)?;
+        if let Some(first) = awaits.first() {
+            return Err(Error::config(format!(
+                "lease {id} awaits {} moves, the first is {first}; commit when they have ended",
+                awaits.len()
+            )));
+        }
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        self.scopes.check(&lease.scope, tokens)?;
+        let room = self.room_left(id)?;
+        if tokens.len() > room {
+            return Err(Error::config(format!(
+                "commit of {} tokens to lease {id}, which has room for {room}; call reserve first",
+                tokens.len()
+            )));
+        }
+        Ok(())
+    }
+
+    /// How many tokens a lease can still write.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn room_left(&self, id: LeaseId) -> Result<usize> {
+        let lease = self.active(id)?;
+        let own_tail = match lease.tail_from {
+            TailFrom::Open => true,
+            TailFrom::Shared(own) => self.owns[&own].refs == 1 && self.owns[&own].busy == 0,
+            TailFrom::Block(_) => false,
+        };
+        if !own_tail {
+            return Ok(0);
+        }
+        if self.engine_owned() {
+            return Ok(usize::MAX);
+        }
+        let shared = usize::from(!matches!(lease.tail_from, TailFrom::Open));
+        Ok((lease.open.len() + shared) * self.block_tokens() - lease.tail.len())
+    }
+
+    /// A shared tail whose other holders are gone is the lease's own again.
+    fn adopt_tail(&mut self, id: LeaseId) {
+        let lease = self.lease_mut(id);
+        if let TailFrom::Shared(own) = lease.tail_from {
+            lease.open.insert(0, own);
+            lease.tail_from = TailFrom::Open;
+        }
+    }
+
+    /// Makes room for `tokens` more tokens behind the lease's end, and copies a partial block
+    /// that is shared before it is written.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; nothing has changed then.
+    pub fn reserve(&mut self, id: LeaseId, tokens: usize, now: Nanos) -> Result<()> {
+        self.active(id)?;
+        let now = self.tick(now);
+        if self.engine_owned() || tokens == 0 {
+            return Ok(());
+        }
+        if self.room_left(id)? > 0 {
+            self.adopt_tail(id);
+        }
+        let lease = &self.leases[&id];
+        let blocks = lease
+            .tail
+            .len()
+            .checked_add(tokens)
+            .ok_or_else(|| Error::config(format!("reserve of {tokens} tokens")))?
+            .div_ceil(self.block_tokens());
+        let more = blocks.saturating_sub(lease.open.len());
+        if more > 0 {
+            let units = self.units(0, self.all_layers()) * more as u64;
+            let mut draft = self.draft();
+            if !self.room(&mut draft, 0, units, now) {
+                let error = self.no_space(0, units, &draft);
+                self.abandon(&draft);
+                return Err(error);
+            }
+            self.apply(&draft, now);
+        }
+        for _ in 0..more {
+            let own = self.new_own(0, self.all_layers());
+            self.lease_mut(id).open.push(own);
+        }
+        self.copy_tail(id, now);
+        self.write_ahead(now);
+        Ok(())
+    }
+
+    /// Copies a tail that stands in somebody else's slot into the lease's first open slot.
+    fn copy_tail(&mut self, id: LeaseId, now: Nanos) {
+        let lease = &self.leases[&id];
+        let tokens = u32::try_from(lease.tail.len()).expect("less than a block");
+        let open = lease.open[0];
+        let (block, shared, step) = match lease.tail_from {
+            TailFrom::Open => return,
+            TailFrom::Shared(own) => (None, Some(own), None),
+            TailFrom::Block(step) => (Some(step.block), step.own, Some(step)),
+        };
+        let mut awaits = Vec::new();
+        for piece in self.pieces(0, 0, None, self.all_layers()) {
+            let own = shared.filter(|own| self.owns[own].layers.contains(piece.lo));
+            let src = match (own, block) {
+                (Some(own), _) => {
+                    (0, self.own_slot(&self.owns[&own], piece.lo), End::Own(own))
+                }
+                (None, Some(block)) => (0, self.slot_of(0, block, piece.lo), End::Here),
+                (None, None) => return,
+            };
+            let slot = self.own_slot(&self.owns[&open], piece.lo);
+            let mut deps: Vec<MoveId> =
+                self.tiers[0].space.drained_by(slot).into_iter().collect();
+            if let (End::Here, Some(block)) = (src.2, block) {
+                deps.extend(self.bringing(0, block, piece));
+            }
+            let copy = moves::Draft {
+                kind: MoveKind::Copy,
+                lease: id,
+                block,
+                src,
+                dst: (0, slot, End::Own(open)),
+                layers: piece,
+                tokens,
+                deps,
+            };
+            awaits.push(self.add_move(copy, now));
+        }
+        let lease = self.lease_mut(id);
+        lease.awaits.extend(awaits);
+        lease.tail_from = TailFrom::Open;
+        match (step, shared) {
+            (Some(step), _) => self.let_go(step),
+            (None, Some(own)) => self.unref_own(own),
+            (None, None) => {}
+        }
+    }
+
+    /// What the engine has computed for holes now stands on the first tier.
+    fn confirm(&mut self, id: LeaseId, now: Nanos, out: &mut Committed) {
+        let Some(lease) = self.leases.get(&id) else { return };
+        if lease.path.iter().all(|step| step.own.is_none()) {
+            return;
+        }
+        for at in 0..self.leases[&id].path.len() {
+            let step = self.leases[&id].path[at];
+            let (Some(own), true) = (step.own, step.fresh) else { continue };
+            let step = &mut self.lease_mut(id).path[at];
+            step.compute = Layers::NONE;
+            step.deferred = false;
+            step.fresh = false;
+            let block = step.block;
+            self.settle_own(id, at, block, own, now, out);
+        }
+    }
+
+    /// Offers a lease's own slot to the trie; a duplicate stays with the lease and is told.
+    fn settle_own(
+        &mut self,
+        id: LeaseId,
+        at: usize,
+        block: BlockId,
+        own: OwnId,
+        now: Nanos,
+        out: &mut Committed,
+    ) {
+        if self.engine_owned() {
+            self.write_through(0, block, Some(own), now);
+        } else if self.install(0, block, own) {
+            self.lease_mut(id).path[at].own = None;
+            self.write_through(0, block, None, now);
+        } else {
+            let held = self.owns[&own];
+            out.duplicate.push(self.own_slot(&held, held.layers.lo));
+            out.canonical.push(self.trie.handle(block));
+        }
+    }
+
+    /// A full block leaves the tail and enters the trie.
+    fn seal(&mut self, id: LeaseId, now: Nanos, out: &mut Committed) {
+        let lease = self.leases.get_mut(&id).expect("checked");
+        let tokens = std::mem::take(&mut lease.tail);
+        let scope = lease.scope_id;
+        let parent = lease.path.last().map(|step| step.block);
+        let own = (!lease.open.is_empty()).then(|| lease.open.remove(0));
+        let root = self.scopes.get(scope).root;
+        let known = self.trie.child(root, parent, &tokens);
+        let block = known.unwrap_or_else(|| self.new_node(scope, parent, &tokens, now));
+        self.pin(&[block]);
+        if known.is_none() {
+            out.new.push(self.trie.handle(block));
+            self.tiers[0].stats.inserted += 1;
+        }
+        let mut tail = tokens;
+        tail.clear();
+        let lease = self.lease_mut(id);
+        lease.tail = tail;
+        lease.path.push(Step { own, ..Step::shared(block) });
+        let at = lease.path.len() - 1;
+        self.nodes[block as usize].access = now;
+        if let Some(own) = own {
+            self.settle_own(id, at, block, own, now, out);
+        }
+        self.presence_changed(0, block);
+    }
+
+    /// Turns a lease's own slot into the block's residency, if there is none of those layers.
+    fn install(&mut self, tier: TierId, block: BlockId, own: OwnId) -> bool {
+        let Own { slot, layers, refs, busy, .. } = self.owns[&own];
+        let here = self.residency(tier, block);
+        let whole = layers == self.all_layers() && here.state == State::Absent;
+        let grows = here.state == State::Resident
+            && here.busy == 0
+            && self.tiers[tier].spec.layer_slots
+            && here.have.hi >= layers.lo
+            && here.have.hi < layers.hi;
+        if refs > 1 || busy > 0 || !(whole || grows) {
+            return false;
+        }
+        self.owns.remove(&own);
+        if whole {
+            *self.residency_mut(tier, block) =
+                Residency { slot, have: layers, busy: 0, state: State::Resident };
+        } else {
+            let space = &mut self.tiers[tier].space;
+            for layer in layers.iter() {
+                let moved = space.row(slot)[usize::from(layer)];
+                space.set(slot, layer, NO_SLOT);
+                if here.have.contains(layer) {
+                    space.give(moved);
+                } else {
+                    space.set(here.slot, layer, moved);
+                }
+            }
+            space.end_row(slot);
+            self.residency_mut(tier, block).have.hi = layers.hi;
+        }
+        self.forget_bad_copies(block);
+        self.presence_changed(tier, block);
+        true
+    }
+
+    /// Copies of a block that could not be read go once a good one stands on the first tier.
+    fn forget_bad_copies(&mut self, block: BlockId) {
+        for tier in 1..self.tiers.len() {
+            let here = self.residency(tier, block);
+            if here.state == State::Bad && here.busy == 0 {
+                self.drop_copy(tier, block);
+            }
+        }
+    }
+
+    /// Names the slots of a tier that the engine owns: `slots[i]` holds block `first + i` of the
+    /// lease's path. Loads that waited for them are queued.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the first tier is not the engine's or a slot is bound already.
+    pub fn bind(&mut self, id: LeaseId, first: usize, slots: &[Slot]) -> Result<()> {
+        let lease = self.active(id)?;
+        if !self.engine_owned() {
+            return Err(Error::config("bind on a first tier whose owner is not 'engine'"));
+        }
+        let known = lease.path.len();
+        let end = first
+            .checked_add(slots.len())
+            .ok_or_else(|| Error::config(format!("bind from block {first}")))?;
+        let next = known + lease.open.len();
+        if first > next {
+            return Err(Error::config(format!(
+                "bind from block {first}, lease {id} has {next} blocks"
+            )));
+        }
+        if let Some(at) = slots.iter().position(|&slot| slot == NO_SLOT) {
+            return Err(Error::config(format!("slot {at} of bind is {NO_SLOT}, which names none")));
+        }
+        for at in first..end.min(next) {
+            let own = lease.path.get(at).map_or_else(
+                || Some(lease.open[at - known]),
+                |step| step.own,
+            );
+            if let Some(own) = own
+                && self.owns[&own].slot != NO_SLOT
+                && self.owns[&own].slot != slots[at - first]
+            {
+                return Err(Error::config(format!(
+                    "block {at} of lease {id} is bound to slot {}, not {}",
+                    self.owns[&own].slot,
+                    slots[at - first]
+                )));
+            }
+        }
+        for (at, &slot) in (first..end).zip(slots) {
+            let own = self.own_at(id, at);
+            self.owns.get_mut(&own).expect("just found").slot = slot;
+            for known in self.moves.values_mut() {
+                if known.to == End::Own(own) {
+                    known.dst_slot = slot;
+                }
+                if known.from == End::Own(own) {
+                    known.src_slot = slot;
+                }
+            }
+        }
+        self.unpark();
+        Ok(())
+    }
+
+    /// The own slot of a lease's block on a tier that the engine owns, made if there is none.
+    fn own_at(&mut self, id: LeaseId, at: usize) -> OwnId {
+        let lease = &self.leases[&id];
+        let known = lease.path.len();
+        if let Some(step) = lease.path.get(at) {
+            if let Some(own) = step.own {
+                return own;
+            }
+            let own = self.new_own(0, self.all_layers());
+            self.lease_mut(id).path[at].own = Some(own);
+            return own;
+        }
+        if let Some(&own) = lease.open.get(at - known) {
+            return own;
+        }
+        let own = self.new_own(0, self.all_layers());
+        self.lease_mut(id).open.push(own);
+        own
+    }
+
+    /// Starts the loads that `acquire` with [`super::LoadMode::None`] left out, of all blocks
+    /// that stand on a lower tier by now.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if a transit slot is wanted and there is none.
+    pub fn load(&mut self, id: LeaseId, now: Nanos) -> Result<Vec<MoveId>> {
+        self.active(id)?;
+        let now = self.tick(now);
+        let steps: Vec<(usize, Step)> =
+            self.leases[&id].path.iter().copied().enumerate().filter(|(_, s)| s.deferred).collect();
+        let blocks: Vec<BlockId> = steps.iter().map(|(_, step)| step.block).collect();
+        let (mut needs, _) = self.survey(&blocks, now, super::LoadMode::All, None);
+        let mut draft = self.draft();
+        for need in &mut needs {
+            let loads: Vec<TierId> = need.loads().map(|(tier, _)| tier).collect();
+            for tier in loads {
+                self.guard(&mut draft, tier, need.block);
+                let Some(host) = self.transit(0, tier) else { continue };
+                let units = self.units(host, self.all_layers());
+                if !self.room(&mut draft, host, units, now) {
+                    let error = self.no_space(host, units, &draft);
+                    self.abandon(&draft);
+                    return Err(error);
+                }
+            }
+        }
+        self.apply(&draft, now);
+        let mut all = Vec::new();
+        for ((at, step), need) in steps.iter().zip(&needs) {
+            let own = step.own.expect("a deferred step has an own slot");
+            let moves = self.load_own(need, own, id, now);
+            let lease = self.lease_mut(id);
+            lease.path[*at].deferred = false;
+            lease.path[*at].compute =
+                if need.load { Layers::NONE } else { need.compute };
+            lease.awaits.extend(&moves);
+            all.extend(moves);
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,311 @@
+//! Making room, decided before anything changes.
+//!
+//! A draft chooses victims in exact order of value, tier by tier down the cascade, on a view of
+//! the residencies as they would be. Only entries of the retention structure are unlinked on the
+//! way; `abandon` links them again, so that a draft without enough room leaves no trace.
+//! Invariant: `spare` counts the slots that applying the draft leaves free or coming.
+//! Cost: O(log n) per victim, plus the scan over class heads.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::block::{BlockId, Layers, Structure, TierId};
+use crate::policy::Entry;
+use crate::tier::{Kind, State, Write};
+use crate::time::Nanos;
+
+use super::Manager;
+
+/// What becomes of a victim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It stands elsewhere too, or is of no use: its slots are free at once.
+    Clean,
+    /// This range must be written one tier down first.
+    Demote(Layers),
+    /// The last copy goes.
+    Drop,
+}
+
+/// One range of layers of one block that leaves one tier.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Victim {
+    pub(super) tier: TierId,
+    pub(super) block: BlockId,
+    pub(super) layers: Layers,
+    pub(super) fate: Fate,
+}
+
+/// Decisions that have not been carried out.
+#[derive(Debug, Default)]
+pub(super) struct Draft {
+    pub(super) victims: Vec<Victim>,
+    /// What remains of residencies that lose layers.
+    taken: BTreeMap<(TierId, BlockId), Layers>,
+    /// What will have arrived one tier down.
+    added: BTreeMap<(TierId, BlockId), Layers>,
+    spare: Vec<u64>,
+    touched: BTreeSet<(TierId, BlockId)>,
+}
+
+impl Manager {
+    pub(super) fn draft(&self) -> Draft {
+        let spare = |tier: &super::Tier| {
+            u64::from(tier.space.free()) + u64::from(tier.space.coming())
+        };
+        Draft { spare: self.tiers.iter().map(spare).collect(), ..Draft::default() }
+    }
+
+    /// Decides on victims until `units` slots of a tier can be taken, and takes them. What was
+    /// decided before a failure stays in the draft.
+    pub(super) fn room(
+        &mut self,
+        draft: &mut Draft,
+        tier: TierId,
+        units: u64,
+        now: Nanos,
+    ) -> bool {
+        while draft.spare[tier] < units {
+            let Some(entry) = self.tiers[tier].retention.victim(now) else { return false };
+            self.take_out(draft, tier, entry.id);
+            self.decide(draft, tier, entry, now);
+        }
+        draft.spare[tier] -= units;
+        true
+    }
+
+    /// Decides on one block, whatever its value.
+    pub(super) fn choose(
+        &mut self,
+        draft: &mut Draft,
+        tier: TierId,
+        block: BlockId,
+        now: Nanos,
+    ) {
+        let entry = self.entry(tier, block, self.residency(tier, block).have);
+        self.take_out(draft, tier, block);
+        self.decide(draft, tier, entry, now);
+    }
+
+    /// How many slots a draft could still take on a tier.
+    pub(super) fn spare(draft: &Draft, tier: TierId) -> u64 {
+        draft.spare[tier]
+    }
+
+    /// Links every entry again that a draft took out.
+    pub(super) fn abandon(&mut self, draft: &Draft) {
+        for &(tier, block) in &draft.touched {
+            self.refresh_on(tier, block);
+        }
+    }
+
+    /// The slots that `layers` of a block would take on a tier.
+    pub(super) fn units(&self, tier: TierId, layers: Layers) -> u64 {
+        if self.tiers[tier].spec.layer_slots { u64::from(layers.len()) } else { 1 }
+    }
+
+    /// Keeps a block of a tier out of the draft's reach.
+    pub(super) fn guard(&mut self, draft: &mut Draft, tier: TierId, block: BlockId) {
+        self.take_out(draft, tier, block);
+    }
+
+    fn take_out(&mut self, draft: &mut Draft, tier: TierId, block: BlockId) {
+        if self.tiers[tier].retention.unlink(block).is_some() {
+            draft.touched.insert((tier, block));
+        }
+    }
+
+    fn put_in(&mut self, draft: &mut Draft, tier: TierId, entry: Entry) {
+        self.tiers[tier].retention.link(entry);
+        draft.touched.insert((tier, entry.id));
+    }
+
+    /// The layers that stand on a tier in the draft's view, whether usable or not.
+    fn view(&self, draft: &Draft, tier: TierId, block: BlockId) -> Layers {
+        if let Some(&rest) = draft.taken.get(&(tier, block)) {
+            return rest;
+        }
+        if let Some(&more) = draft.added.get(&(tier, block)) {
+            return more;
+        }
+        match self.residency(tier, block).state {
+            State::Bad => self.residency(tier, block).have,
+            _ => self.expected(tier, block),
+        }
+    }
+
+    fn usable_view(&self, draft: &Draft, tier: TierId, block: BlockId) -> Layers {
+        if self.residency(tier, block).state == State::Bad {
+            Layers::NONE
+        } else {
+            self.view(draft, tier, block)
+        }
+    }
+
+    fn decide(&mut self, draft: &mut Draft, tier: TierId, entry: Entry, now: Nanos) {
+        let block = entry.id;
+        let have = self.view(draft, tier, block);
+        if self.residency(tier, block).state == State::Bad {
+            self.leave(draft, Victim { tier, block, layers: have, fate: Fate::Clean });
+            return;
+        }
+        let out = self.next_out(tier, block, have);
+        let Some(dirty) = self.dirty(draft, tier, block, out) else {
+            self.drop_whole(draft, tier, block, have);
+            return;
+        };
+        if dirty.is_empty() {
+            self.leave(draft, Victim { tier, block, layers: out, fate: Fate::Clean });
+        } else if self.can_write(draft, tier, block, dirty, now) {
+            self.leave(draft, Victim { tier, block, layers: out, fate: Fate::Demote(dirty) });
+        } else {
+            // Without a copy below the order of dropping holds, not that of demoting.
+            let single = tier == self.last();
+            self.drop_whole(draft, tier, block, if single { out } else { have });
+        }
+    }
+
+    /// The part of `out` that stands nowhere else; `None` if it is not one range.
+    fn dirty(
+        &self,
+        draft: &Draft,
+        tier: TierId,
+        block: BlockId,
+        out: Layers,
+    ) -> Option<Layers> {
+        // On the lowest tier a copy above counts too: dropping this one loses nothing.
+        let others = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
+        others.into_iter().try_fold(out, |left, other| {
+            left.without(self.usable_view(draft, other, block))
+        })
+    }
+
+    fn can_write(
+        &mut self,
+        draft: &mut Draft,
+        tier: TierId,
+        block: BlockId,
+        dirty: Layers,
+        now: Nanos,
+    ) -> bool {
+        let node = self.nodes[block as usize];
+        let spec = &self.tiers[tier].spec;
+        let worth = node.uses >= spec.admit_after && !node.unwritable;
+        if tier == self.last() || spec.write == Write::Never || !worth {
+            return false;
+        }
+        let below = tier + 1;
+        let there = self.view(draft, below, block);
+        if self.residency(below, block).state == State::Bad {
+            return false;
+        }
+        let Some(joined) = there.join(dirty) else { return false };
+        self.take_out(draft, below, block);
+        if let Some(host) = self.transit(tier, below) {
+            let units = self.units(host, self.all_layers());
+            if !self.room(draft, host, units, now) {
+                return false;
+            }
+        }
+        let whole = !self.tiers[below].spec.layer_slots;
+        let units = if whole && !there.is_empty() { 0 } else { self.units(below, dirty) };
+        if !self.room(draft, below, units, now) {
+            return false;
+        }
+        draft.added.insert((below, block), joined);
+        draft.taken.remove(&(below, block));
+        true
+    }
+
+    /// The tier whose slot a move between two tiers passes through, if it cannot go straight.
+    pub(super) fn transit(&self, a: TierId, b: TierId) -> Option<TierId> {
+        let kind = |tier: TierId| self.tiers[tier].spec.kind;
+        let (upper, lower) = (a.min(b), a.max(b));
+        let host = (0..self.tiers.len()).find(|&tier| kind(tier) == Kind::Host)?;
+        let straight = match kind(lower) {
+            Kind::Remote => upper == host,
+            _ => lower - upper == 1,
+        };
+        (!straight).then_some(host)
+    }
+
+    /// Drops `out` of a last copy. A leaf-only block goes from all tiers at once, since what is
+    /// left of it would serve nobody.
+    fn drop_whole(&mut self, draft: &mut Draft, tier: TierId, block: BlockId, out: Layers) {
+        if self.structure(block) == Structure::Holes {
+            self.leave(draft, Victim { tier, block, layers: out, fate: Fate::Drop });
+            return;
+        }
+        if !self.droppable(draft, block) {
+            return;
+        }
+        for tier in 0..self.tiers.len() {
+            let layers = self.view(draft, tier, block);
+            if !layers.is_empty() {
+                self.take_out(draft, tier, block);
+                self.leave(draft, Victim { tier, block, layers, fate: Fate::Drop });
+            }
+        }
+    }
+
+    /// Whether a leaf-only block may vanish: nobody uses it and nothing stands behind it.
+    fn droppable(&self, draft: &Draft, block: BlockId) -> bool {
+        let tiers = 0..self.tiers.len();
+        let quiet = tiers.clone().all(|tier| {
+            let here = self.residency(tier, block);
+            here.busy == 0
+                && here.state != State::Arriving
+                && !draft.added.contains_key(&(tier, block))
+        });
+        quiet
+            && self.nodes[block as usize].refs == 0
+            && self.trie.children(block).all(|child| {
+                self.nodes[child as usize].refs == 0 && self.gone(draft, child)
+            })
+    }
+
+    fn gone(&self, draft: &Draft, block: BlockId) -> bool {
+        (0..self.tiers.len()).all(|tier| {
+            self.view(draft, tier, block).is_empty()
+                && (self.residency(tier, block).state != State::Arriving
+                    || draft.taken.contains_key(&(tier, block)))
+        })
+    }
+
+    /// Records a victim and brings the entries around it in line with the view.
+    fn leave(&mut self, draft: &mut Draft, victim: Victim) {
+        let Victim { tier, block, layers, .. } = victim;
+        let have = self.view(draft, tier, block);
+        let rest = have.without(layers).expect("what leaves is at an end of the range");
+        draft.victims.push(victim);
+        draft.taken.insert((tier, block), rest);
+        let freed = if self.tiers[tier].spec.layer_slots {
+            u64::from(layers.len())
+        } else {
+            u64::from(rest.is_empty())
+        };
+        draft.spare[tier] += freed;
+        if !rest.is_empty() {
+            let entry = self.entry(tier, block, rest);
+            self.put_in(draft, tier, entry);
+            return;
+        }
+        if self.structure(block) == Structure::Holes {
+            return;
+        }
+        let Some(parent) = self.trie.parent(block) else { return };
+        let alone = self.trie.children(parent).all(|child| {
+            self.residency(tier, child).state == State::Absent && !draft.added.contains_key(&(tier, child))
+                || draft.taken.get(&(tier, child)).is_some_and(|rest| rest.is_empty())
+        });
+        let here = self.residency(tier, parent);
+        let free = matches!(here.state, State::Resident | State::Bad)
+            && here.busy == 0
+            && (tier > 0 || self.nodes[parent as usize].refs == 0)
+            && !draft.taken.contains_key(&(tier, parent))
+            && !draft.added.contains_key(&(tier, parent));
+        if alone && free && self.tiers[tier].retention.get(parent).is_none() {
+            let entry = self.entry(tier, parent, here.have);
+            self.put_in(draft, tier, entry);
+        }
+    }
+}

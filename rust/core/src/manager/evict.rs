@@ -1,0 +1,173 @@
+//! Carrying out a draft: copies leave, stores begin, slots come free.
+//!
+//! Invariant: a slot whose bytes a store still reads is draining, never free. All evictions, of
+//! whatever kind, end in `vacate`. Cost: O(log n) per victim.
+
+use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
+use crate::tier::State;
+use crate::time::Nanos;
+
+use super::draft::{Draft, Fate, Victim};
+use super::moves::{self, End, MoveKind};
+use super::report::Reason;
+use super::Manager;
+
+impl Manager {
+    /// Carries out every decision, in order, and links the entries again.
+    pub(super) fn apply(&mut self, draft: &Draft, now: Nanos) {
+        for victim in &draft.victims {
+            self.evict(victim, now);
+        }
+        self.abandon(draft);
+    }
+
+    pub(super) fn evict(&mut self, victim: &Victim, now: Nanos) {
+        let Victim { tier, block, layers, fate } = *victim;
+        self.tiers[tier].credit = self.tiers[tier].credit.saturating_sub(1);
+        let stats = &mut self.tiers[tier].stats;
+        let bytes = u64::from(layers.len()) * self.settings.layer_bytes;
+        match fate {
+            Fate::Clean => stats.evicted_clean += 1,
+            Fate::Demote(_) => stats.evicted_dirty += 1,
+            Fate::Drop => stats.dropped += 1,
+        }
+        stats.bytes_freed += bytes;
+        let idle = now.saturating_sub(self.nodes[block as usize].access);
+        let reason = match fate {
+            Fate::Clean => Reason::Clean,
+            Fate::Demote(_) => Reason::Demoted,
+            Fate::Drop => Reason::Dropped,
+        };
+        let to = matches!(fate, Fate::Demote(_)).then(|| tier + 1);
+        self.record(now, block, tier, layers, reason, to, idle);
+        match fate {
+            Fate::Demote(dirty) => {
+                let slots = self.slots_of(tier, block, layers);
+                self.vacate(tier, block, layers);
+                self.demote(tier, block, dirty, slots[0], now);
+            }
+            Fate::Clean | Fate::Drop => {
+                let slots = self.slots_of(tier, block, layers);
+                let rest = self.vacate(tier, block, layers);
+                if self.tiers[tier].spec.layer_slots {
+                    for slot in slots {
+                        self.tiers[tier].space.give(slot);
+                    }
+                } else if rest.is_empty() {
+                    self.tiers[tier].space.give(slots[0]);
+                }
+                self.prune(block);
+            }
+        }
+    }
+
+    /// The slots of `layers` of a residency: one per layer, or the one of all.
+    pub(super) fn slots_of(&self, tier: TierId, block: BlockId, layers: Layers) -> Vec<Slot> {
+        if self.tiers[tier].spec.layer_slots {
+            layers.iter().map(|layer| self.slot_of(tier, block, layer)).collect()
+        } else {
+            vec![self.slot_of(tier, block, layers.lo)]
+        }
+    }
+
+    /// Marks `layers` of a block as not present on a tier; their slots are the caller's.
+    /// Returns what remains.
+    pub(super) fn vacate(&mut self, tier: TierId, block: BlockId, layers: Layers) -> Layers {
+        let here = self.residency(tier, block);
+        let rest = here.have.without(layers).expect("what leaves is at an end of the range");
+        if self.tiers[tier].spec.layer_slots && here.slot != NO_SLOT {
+            for layer in layers.iter() {
+                self.tiers[tier].space.set(here.slot, layer, NO_SLOT);
+            }
+        }
+        let arriving = self.arriving.contains_key(&(tier, block));
+        let ended = rest.is_empty() && !arriving;
+        if ended && self.tiers[tier].spec.layer_slots && here.slot != NO_SLOT {
+            self.tiers[tier].space.end_row(here.slot);
+        }
+        let residency = self.residency_mut(tier, block);
+        residency.have = rest;
+        if ended {
+            residency.state = State::Absent;
+            residency.slot = NO_SLOT;
+        }
+        self.presence_changed(tier, block);
+        rest
+    }
+
+    /// Writes `dirty` one tier down out of a slot that nobody else holds any more.
+    fn demote(&mut self, tier: TierId, block: BlockId, dirty: Layers, slot: Slot, now: Nanos) {
+        for (slot, by) in self.store(tier, block, dirty, now, |_| (slot, End::Leaving)) {
+            self.tiers[tier].space.drain(slot, by);
+        }
+    }
+
+    /// Begins the moves that copy `layers` of a block one tier down, where room was made.
+    /// `source` names the slot and end of a layer. Returns each source slot with the move that
+    /// reads it last.
+    pub(super) fn store(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        layers: Layers,
+        now: Nanos,
+        source: impl Fn(u16) -> (Slot, End),
+    ) -> Vec<(Slot, MoveId)> {
+        let below = tier + 1;
+        let into = self.residency(below, block).slot;
+        let row = self.take_slots(below, into, layers);
+        self.residency_mut(below, block).slot = row;
+        let transit = self.transit(tier, below);
+        let mut reads = Vec::new();
+        let mut moves = Vec::new();
+        for piece in self.pieces(tier, below, transit, layers) {
+            let (slot, end) = source(piece.lo);
+            let dst = self.slot_of(below, block, piece.lo);
+            let waits = self.tiers[below].space.drained_by(dst);
+            let mut from = (tier, slot, end);
+            let mut deps: Vec<MoveId> = waits.into_iter().collect();
+            if let Some(host) = transit {
+                let own = self.new_own(host, self.all_layers());
+                let passing = self.own_slot(&self.owns[&own], piece.lo);
+                let up = self.add_move(
+                    moves::Draft {
+                        kind: MoveKind::Load,
+                        lease: 0,
+                        block: Some(block),
+                        src: from,
+                        dst: (host, passing, End::Own(own)),
+                        layers: piece,
+                        tokens: self.settings.block_tokens,
+                        deps: self.own_waits(own).into_iter().collect(),
+                    },
+                    now,
+                );
+                reads.push((slot, up));
+                deps.push(up);
+                from = (host, passing, End::Own(own));
+            }
+            let id = self.add_move(
+                moves::Draft {
+                    kind: MoveKind::Store,
+                    lease: 0,
+                    block: Some(block),
+                    src: from,
+                    dst: (below, dst, End::Here),
+                    layers: piece,
+                    tokens: self.settings.block_tokens,
+                    deps,
+                },
+                now,
+            );
+            if transit.is_none() {
+                reads.push((slot, id));
+            } else if let End::Own(own) = from.2 {
+                self.unref_own(own);
+            }
+            moves.push(id);
+        }
+        self.tiers[below].stats.demoted += 1;
+        self.expect(below, block, layers, &moves);
+        reads
+    }
+}

@@ -1,0 +1,101 @@
+//! Why a block stays or goes: the terms of its price, by the code that ranks victims.
+//!
+//! Invariant: nothing changes. Cost: O(entries of the tier) for the rank.
+
+use crate::block::{Departure, Handle, Layers, TierId};
+use crate::cost;
+use crate::error::{Error, Result};
+use crate::policy::{Facts, Terms};
+use crate::time::Nanos;
+
+use super::Manager;
+
+/// The price of a block on a tier at a time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Explanation {
+    /// The factors and their product.
+    pub terms: Terms,
+    /// Nanoseconds since its last use.
+    pub idle: Nanos,
+    /// Cost per second of idle time; infinite at zero idle time.
+    pub value: f64,
+    /// How many entries of the tier leave before it; `None` while it cannot be a victim.
+    pub rank: Option<usize>,
+    /// The layers that would leave next.
+    pub layers: Layers,
+}
+
+impl Manager {
+    /// The price of a block on a tier and how many entries leave before it.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the block is not cached or not on that tier.
+    pub fn explain(&self, block: Handle, tier: TierId, now: Nanos) -> Result<Explanation> {
+        self.open()?;
+        let id = self.resolve(block)?;
+        if tier >= self.tiers.len() {
+            return Err(Error::config(format!(
+                "there is no tier {tier}, only {}",
+                self.tiers.len()
+            )));
+        }
+        let have = self.residency(tier, id).have;
+        if have.is_empty() {
+            return Err(Error::config(format!(
+                "block {:#x} is not on tier '{}'",
+                block.0,
+                self.tiers[tier].spec.kind.name()
+            )));
+        }
+        let now = now.max(self.clock.last());
+        let retention = &self.tiers[tier].retention;
+        let policy = retention.policy();
+        let terms = policy.terms(&self.facts(tier, id, have), &self.settings.cost);
+        let idle = now - self.nodes[id as usize].access;
+        Ok(Explanation {
+            terms,
+            idle,
+            value: policy.value(terms.cost, idle),
+            rank: retention.rank(id, now),
+            layers: self.next_out(tier, id, have),
+        })
+    }
+
+    /// The cost that a tier's policy gives one layer of a block that is demoted.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a layer or a block that does not exist.
+    pub fn cost(
+        &self,
+        tier: TierId,
+        layer: u16,
+        block: u32,
+        session_blocks: u32,
+        context: u64,
+    ) -> Result<Terms> {
+        if layer >= self.settings.layers || block >= session_blocks || tier >= self.tiers.len() {
+            return Err(Error::config(format!(
+                "layer {layer} of {}, block {block} of {session_blocks}, tier {tier} of {}",
+                self.settings.layers,
+                self.tiers.len()
+            )));
+        }
+        let facts = Facts {
+            context,
+            block,
+            session_blocks,
+            uses: 1,
+            layers: Layers::new(layer, layer + 1),
+            model_layers: self.settings.layers,
+            layer: Some(layer),
+            departure: Departure::Demote,
+        };
+        Ok(self.tiers[tier].retention.policy().terms(&facts, &self.settings.cost))
+    }
+
+    /// The weight of a layer that is demoted, see [`cost::layer_weight`].
+    #[must_use]
+    pub fn layer_weight(&self, layer: u16) -> f64 {
+        cost::layer_weight(layer, self.settings.layers, Departure::Demote)
+    }
+}

@@ -1,0 +1,301 @@
+//! Presence without a request: marks of a simulator or a peer, and the index of a tier that
+//! outlived its manager.
+//!
+//! Invariant: a marked copy is a copy like any other. Cost: O(blocks · log n).
+
+use crate::block::{BlockId, Handle, Layers, NO_SLOT, TierId, Token};
+use crate::error::{Error, Result};
+use crate::scope::Scope;
+use crate::tier::{Owner, State};
+use crate::time::Nanos;
+
+use super::Manager;
+use super::moves::Arrival;
+
+/// Whether the blocks of a sequence stand on a tier, and from when on.
+#[derive(Clone, Debug)]
+pub struct Mark<'a> {
+    /// The sequence; its full blocks are meant.
+    pub tokens: &'a [Token],
+    /// Whose blocks.
+    pub scope: Scope,
+    /// Which tier.
+    pub tier: TierId,
+    /// Whether they are there.
+    pub present: bool,
+    /// When all layers are there; `None` means now.
+    pub ready: Option<Nanos>,
+    /// When the first layer is there; `None` means at `ready`.
+    pub first: Option<Nanos>,
+}
+
+/// One block of a tier's manifest.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The row of the block before it; `None` for the first block of a scope.
+    pub parent: Option<usize>,
+    /// Its tokens, a full block.
+    pub tokens: Vec<Token>,
+    /// Its slot.
+    pub slot: u32,
+    /// Nanoseconds since its last use.
+    pub age: Nanos,
+    /// How often it was used.
+    pub uses: u32,
+}
+
+impl Manager {
+    /// Sets or clears the presence of the full blocks of a sequence on a tier. Setting makes
+    /// room; a copy that is ready in the future is arriving until then.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; [`Error::Config`] if a block to clear is leased, busy or carries others
+    /// in a leaf-only scope, or the tier has no slots of ours. Nothing has changed then.
+    pub fn mark(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
+        self.open()?;
+        self.check_tier(mark.tier)?;
+        self.scopes.check(&mark.scope, mark.tokens)?;
+        let known = self.scopes.find(&mark.scope)?;
+        let now = self.tick(now);
+        if mark.present {
+            return self.mark_present(mark, now);
+        }
+        let Some(scope) = known else { return Ok(Vec::new()) };
+        let content = self.scopes.content(&mark.scope, 0, mark.tokens);
+        let mut path = Vec::new();
+        self.trie.walk(self.scopes.get(scope).root, &content, &mut path);
+        path.retain(|&block| self.residency(mark.tier, block).state != State::Absent);
+        for (at, &block) in path.iter().enumerate() {
+            self.check_clear(mark.tier, block, &path[at..])?;
+        }
+        let handles = path.iter().map(|&block| self.trie.handle(block)).collect();
+        for &block in path.iter().rev() {
+            self.drop_copy(mark.tier, block);
+            self.prune(block);
+        }
+        Ok(handles)
+    }
+
+    fn check_tier(&self, tier: TierId) -> Result<()> {
+        if tier >= self.tiers.len() {
+            return Err(Error::config(format!(
+                "there is no tier {tier}, only {}",
+                self.tiers.len()
+            )));
+        }
+        if self.tiers[tier].spec.owner == Owner::Engine {
+            return Err(Error::config(format!(
+                "the engine owns the slots of tier '{}'",
+                self.tiers[tier].spec.kind.name()
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_clear(&self, tier: TierId, block: BlockId, cleared: &[BlockId]) -> Result<()> {
+        let here = self.residency(tier, block);
+        let handle = self.trie.handle(block).0;
+        let refs = self.nodes[block as usize].refs;
+        let moving = self.arriving.get(&(tier, block)).is_some_and(|a| !a.moves.is_empty());
+        if here.busy > 0 || moving || refs > 0 {
+            return Err(Error::config(format!(
+                "block {handle:#x} cannot be cleared: {refs} leases, {} moves",
+                here.busy
+            )));
+        }
+        let last = (0..self.tiers.len())
+            .all(|other| other == tier || self.residency(other, block).state == State::Absent);
+        let leaf_only = self.structure(block) == crate::block::Structure::LeafOnly;
+        let below = self.trie.children(block).filter(|child| !cleared.contains(child)).count();
+        if last && leaf_only && below > 0 {
+            return Err(Error::config(format!(
+                "block {handle:#x} cannot be cleared: {below} blocks stand behind it in a \
+                 leaf-only scope"
+            )));
+        }
+        Ok(())
+    }
+
+    fn mark_present(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
+        let size = self.block_tokens();
+        let full = mark.tokens.len() / size * size;
+        let mut path = Vec::new();
+        if let Some(scope) = self.scopes.find(&mark.scope)? {
+            let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]);
+            self.trie.walk(self.scopes.get(scope).root, &content, &mut path);
+        }
+        let absent = |block: &&BlockId| self.residency(mark.tier, **block).state == State::Absent;
+        let more = path.iter().filter(absent).count() + full / size - path.len();
+        let mut draft = self.draft();
+        let units = self.units(mark.tier, self.all_layers()) * more as u64;
+        self.pin(&path);
+        for &block in &path {
+            self.guard(&mut draft, mark.tier, block);
+        }
+        if !self.room(&mut draft, mark.tier, units, now) {
+            let error = self.no_space(mark.tier, units, &draft);
+            self.unpin(&path);
+            self.abandon(&draft);
+            return Err(error);
+        }
+        self.scopes.intern(&mark.scope, 0, &mark.tokens[..full])?;
+        self.apply(&draft, now);
+        let scope = match self.scopes.find(&mark.scope)? {
+            Some(scope) => scope,
+            None => self.scopes.add(&mark.scope, self.settings.structure, &mut self.trie),
+        };
+        let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]).into_owned();
+        let pinned = path.len();
+        for tokens in content[pinned * size..].chunks_exact(size) {
+            let block = self.new_node(scope, path.last().copied(), tokens, now);
+            path.push(block);
+        }
+        for &block in &path {
+            if self.residency(mark.tier, block).state == State::Absent {
+                self.place(mark.tier, block, NO_SLOT, mark.ready, mark.first, now);
+            }
+            self.touch(block, now, false);
+        }
+        self.unpin(&path[..pinned]);
+        Ok(path.iter().map(|&block| self.trie.handle(block)).collect())
+    }
+
+    /// Puts a block on a tier, into a given slot or the next free one.
+    fn place(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        slot: u32,
+        ready: Option<Nanos>,
+        first: Option<Nanos>,
+        now: Nanos,
+    ) {
+        let all = self.all_layers();
+        let slot =
+            if slot == NO_SLOT { self.take_slots(tier, NO_SLOT, all) } else { slot };
+        let ready = ready.filter(|&ready| ready > now);
+        let residency = self.residency_mut(tier, block);
+        residency.slot = slot;
+        if let Some(ready) = ready {
+            residency.state = State::Arriving;
+            let first = first.unwrap_or(ready).min(ready);
+            let arrival = Arrival {
+                target: all,
+                moves: Vec::new(),
+                landed: Vec::new(),
+                first,
+                ready,
+                failed: false,
+            };
+            self.arriving.insert((tier, block), arrival);
+            self.marked.insert((ready, tier, block));
+        } else {
+            residency.state = State::Resident;
+            residency.have = all;
+        }
+        self.presence_changed(tier, block);
+    }
+
+    /// A marked copy has become ready.
+    pub(super) fn settle_mark(&mut self, tier: TierId, block: BlockId) {
+        let marked = self.arriving.get(&(tier, block)).is_some_and(|a| a.moves.is_empty());
+        if marked {
+            self.settle(tier, block, self.clock.last());
+        }
+    }
+
+    /// Takes a quiet copy off a tier.
+    pub(super) fn drop_copy(&mut self, tier: TierId, block: BlockId) {
+        if let Some(arrival) = self.arriving.remove(&(tier, block)) {
+            self.marked.remove(&(arrival.ready, tier, block));
+            self.residency_mut(tier, block).have = arrival.target;
+        }
+        let here = self.residency(tier, block);
+        if here.slot == NO_SLOT {
+            return;
+        }
+        self.give_slots(tier, here.slot, here.have, true);
+        *self.residency_mut(tier, block) = crate::tier::Residency::default();
+        self.presence_changed(tier, block);
+    }
+
+    /// Rebuilds what a tier held from its manifest. Ages become times before `now`. Rows whose
+    /// parent is missing, whose tokens are no full block, or whose slot is taken are left out.
+    /// Returns how many blocks are found again.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the tier holds blocks already, has layer slots, or a row's parent
+    /// comes behind it.
+    pub fn load_index(
+        &mut self,
+        tier: TierId,
+        scope: &Scope,
+        rows: &[Row],
+        now: Nanos,
+    ) -> Result<usize> {
+        self.open()?;
+        self.check_tier(tier)?;
+        self.scopes.find(scope)?;
+        if self.tiers[tier].spec.layer_slots {
+            return Err(Error::config("load_index on a tier with layer_slots"));
+        }
+        for (at, row) in rows.iter().enumerate() {
+            if row.parent.is_some_and(|parent| parent >= at) {
+                return Err(Error::config(format!(
+                    "row {at} names row {} as its parent",
+                    row.parent.unwrap_or(0)
+                )));
+            }
+        }
+        let now = self.tick(now);
+        let scope_id = match self.scopes.find(scope)? {
+            Some(id) => id,
+            None => self.scopes.add(scope, self.settings.structure, &mut self.trie),
+        };
+        let root = self.scopes.get(scope_id).root;
+        let mut found: Vec<Option<BlockId>> = Vec::with_capacity(rows.len());
+        let mut loaded = 0;
+        for row in rows {
+            let parent = match row.parent {
+                None => None,
+                Some(parent) => match found[parent] {
+                    Some(parent) => Some(parent),
+                    None => {
+                        found.push(None);
+                        continue;
+                    }
+                },
+            };
+            let fits = row.tokens.len() == self.block_tokens();
+            if !fits || !self.tiers[tier].space.claim(row.slot) {
+                found.push(None);
+                continue;
+            }
+            let known = self.trie.child(root, parent, &row.tokens);
+            let block = known.unwrap_or_else(|| self.new_node(scope_id, parent, &row.tokens, now));
+            if self.residency(tier, block).state != State::Absent {
+                self.tiers[tier].space.give(row.slot);
+                found.push(Some(block));
+                continue;
+            }
+            let node = &mut self.nodes[block as usize];
+            let access = now.saturating_sub(row.age);
+            node.access = if known.is_some() { node.access.max(access) } else { access };
+            node.uses = node.uses.max(row.uses.max(1));
+            self.place(tier, block, row.slot, None, None, now);
+            self.refresh(block);
+            found.push(Some(block));
+            loaded += 1;
+        }
+        Ok(loaded)
+    }
+
+    /// The range of layers that a block has on a tier.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the block is not cached.
+    pub fn layers_on(&self, block: Handle, tier: TierId) -> Result<Layers> {
+        self.check_tier(tier)?;
+        Ok(self.residency(tier, self.resolve(block)?).usable())
+    }
+}

@@ -1,0 +1,329 @@
+//! A matched path held for a request, with its plan and its room to grow.
+//!
+//! Invariant: every block of the path carries one reference per lease that goes through it; the
+//! tail's tokens are fewer than a block. Cost: O(path) to make and to release.
+
+use std::collections::BTreeSet;
+
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
+use crate::error::{Error, Result};
+use crate::scope::{Scope, ScopeId};
+use crate::tier::{Owner, State};
+use crate::time::Nanos;
+
+use super::Manager;
+use super::own::OwnId;
+use super::session::SessionId;
+
+/// What a plan does with a span of blocks and layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// It stands on the first tier, or arrives there for somebody else.
+    Reuse,
+    /// It is copied up from a lower tier.
+    Load,
+    /// The engine computes it at its own positions.
+    Recompute,
+}
+
+/// What happens to some layers of consecutive blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First block on the path.
+    pub start: u32,
+    /// One behind the last block.
+    pub stop: u32,
+    /// Which layers.
+    pub layers: Layers,
+    /// What happens.
+    pub action: Action,
+    /// Where the bytes are.
+    pub tier: TierId,
+    /// Predicted time at which the first layer is there.
+    pub first_ready: Nanos,
+    /// Predicted time at which all of it is there.
+    pub ready: Nanos,
+}
+
+/// How a request's prefix comes to stand on the first tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// In logical order.
+    pub spans: Vec<Span>,
+    /// Predicted time at which all of the match is there.
+    pub finish: Nanos,
+    /// Whether no plan can finish earlier under the lanes' and the cost model's predictions.
+    pub exact: bool,
+}
+
+/// A block of a lease's path.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub(super) block: BlockId,
+    /// A slot of the lease's own, used instead of the block's.
+    pub(super) own: Option<OwnId>,
+    /// Layers of `own` that the engine still has to compute.
+    pub(super) compute: Layers,
+    /// `load` may still bring what is to be computed.
+    pub(super) deferred: bool,
+    /// What `own` will hold has not been offered to the trie yet.
+    pub(super) fresh: bool,
+}
+
+impl Step {
+    /// A step that uses the block's own residency.
+    pub(super) fn shared(block: BlockId) -> Self {
+        Self { block, own: None, compute: Layers::NONE, deferred: false, fresh: false }
+    }
+}
+
+/// Where the tokens of the tail stand, if not in the lease's own open slot.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum TailFrom {
+    /// In the first open slot.
+    Open,
+    /// In a slot shared with forks.
+    Shared(OwnId),
+    /// In a block of the trie that the path was cut in.
+    Block(Step),
+}
+
+/// Whether a lease holds its path.
+#[derive(Clone, Debug)]
+pub(super) enum Hold {
+    Active,
+    /// Preempted: only its tokens are left.
+    Suspended(Vec<Token>),
+}
+
+/// A request's hold on blocks and slots.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    pub(super) id: LeaseId,
+    pub(super) scope: Scope,
+    pub(super) scope_id: ScopeId,
+    pub(super) session: Option<SessionId>,
+    pub(super) path: Vec<Step>,
+    pub(super) tail: Vec<Token>,
+    pub(super) tail_from: TailFrom,
+    /// Slots behind the path; the first one holds the tail.
+    pub(super) open: Vec<OwnId>,
+    pub(super) matched: usize,
+    pub(super) plan: Plan,
+    /// Loads and copies that must end before the engine may count on the path.
+    pub(super) awaits: BTreeSet<MoveId>,
+    pub(super) hold: Hold,
+    pub(super) acquired: Nanos,
+}
+
+impl Lease {
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> LeaseId {
+        self.id
+    }
+
+    /// Tokens of the given ones that need not be computed behind the match: a multiple of the
+    /// block size.
+    #[must_use]
+    pub fn matched(&self) -> usize {
+        self.matched
+    }
+
+    /// What was planned.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Whether it is suspended.
+    #[must_use]
+    pub fn suspended(&self) -> bool {
+        matches!(self.hold, Hold::Suspended(_))
+    }
+
+    /// The blocks that the engine must compute, with the layers to write for each.
+    pub fn recompute(&self) -> impl Iterator<Item = (u32, Layers)> + '_ {
+        let steps = self.path.iter().zip(0_u32..);
+        steps.filter(|(step, _)| !step.compute.is_empty()).map(|(step, at)| (at, step.compute))
+    }
+}
+
+impl Manager {
+    /// A lease by id; it outlives scheduler steps.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] if it is released or never was.
+    pub fn lease(&self, id: LeaseId) -> Result<&Lease> {
+        self.open()?;
+        self.leases.get(&id).ok_or_else(|| Error::closed(format!("lease {id} is not held")))
+    }
+
+    pub(super) fn active(&self, id: LeaseId) -> Result<&Lease> {
+        let lease = self.lease(id)?;
+        if lease.suspended() {
+            return Err(Error::closed(format!("lease {id} is suspended; resume it first")));
+        }
+        Ok(lease)
+    }
+
+    pub(super) fn lease_mut(&mut self, id: LeaseId) -> &mut Lease {
+        self.leases.get_mut(&id).expect("a lease that was just seen")
+    }
+
+    /// How many tokens a lease holds: its path and its tail.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn lease_tokens(&self, id: LeaseId) -> Result<usize> {
+        let lease = self.lease(id)?;
+        Ok(match &lease.hold {
+            Hold::Suspended(tokens) => tokens.len(),
+            Hold::Active => lease.path.len() * self.block_tokens() + lease.tail.len(),
+        })
+    }
+
+    /// The moves that must end before the engine may read its path and write its open slots.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn awaits(&self, id: LeaseId) -> Result<Vec<MoveId>> {
+        let lease = self.lease(id)?;
+        let mut awaits = lease.awaits.clone();
+        let computed = lease.path.iter().filter(|step| !step.compute.is_empty());
+        for &own in computed.filter_map(|step| step.own.as_ref()).chain(&lease.open) {
+            awaits.append(&mut self.own_waits(own));
+        }
+        Ok(awaits.into_iter().collect())
+    }
+
+    /// The block table of a lease on a tier, in logical order; with layer slots one row of it per
+    /// layer. What is not there is [`NO_SLOT`]. Open slots follow the path on the first tier.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; [`Error::Config`] if there is no such tier.
+    pub fn slots(&self, id: LeaseId, tier: TierId) -> Result<(usize, Vec<Slot>)> {
+        let lease = self.lease(id)?;
+        if tier >= self.tiers.len() {
+            return Err(Error::config(format!(
+                "there is no tier {tier}, only {}",
+                self.tiers.len()
+            )));
+        }
+        let rows = if self.tiers[tier].spec.layer_slots { self.settings.layers } else { 1 };
+        let mut table = Vec::new();
+        for layer in 0..rows {
+            for step in &lease.path {
+                table.push(self.step_slot(tier, step, layer));
+            }
+            if tier == 0 {
+                table.extend(self.tail_slot(lease, layer));
+                for own in &lease.open {
+                    table.push(self.own_slot(&self.owns[own], layer));
+                }
+            }
+        }
+        Ok((usize::from(rows), table))
+    }
+
+    /// The slot that a lease uses for one layer of one block of its path.
+    fn step_slot(&self, tier: TierId, step: &Step, layer: u16) -> Slot {
+        if let (0, Some(own)) = (tier, step.own) {
+            let own = &self.owns[&own];
+            if own.layers.contains(layer) || !self.tiers[0].spec.layer_slots {
+                return self.own_slot(own, layer);
+            }
+        }
+        if self.residency(tier, step.block).state == State::Bad {
+            return NO_SLOT;
+        }
+        self.slot_of(tier, step.block, layer)
+    }
+
+    fn tail_slot(&self, lease: &Lease, layer: u16) -> Option<Slot> {
+        match lease.tail_from {
+            TailFrom::Open => None,
+            TailFrom::Shared(own) => Some(self.own_slot(&self.owns[&own], layer)),
+            TailFrom::Block(step) => Some(self.step_slot(0, &step, layer)),
+        }
+    }
+
+    /// Pins the blocks of a path.
+    pub(super) fn pin(&mut self, blocks: &[BlockId]) {
+        for &block in blocks {
+            self.nodes[block as usize].refs += 1;
+            if self.nodes[block as usize].refs == 1 {
+                self.refresh(block);
+            }
+        }
+    }
+
+    /// Unpins blocks, last first, and removes what nothing holds any more.
+    pub(super) fn unpin(&mut self, blocks: &[BlockId]) {
+        for &block in blocks.iter().rev() {
+            self.nodes[block as usize].refs -= 1;
+            if self.nodes[block as usize].refs == 0 {
+                self.refresh(block);
+                self.prune(block);
+            }
+        }
+    }
+
+    /// Lets go of a step of a path: its own slot and its pin.
+    pub(super) fn let_go(&mut self, step: Step) {
+        if let Some(own) = step.own {
+            self.unref_own(own);
+        }
+        self.unpin(&[step.block]);
+    }
+
+    /// Ends a lease. Returns the moves that still read slots of a tier that the engine owns: it
+    /// may reuse those slots when they have ended. Releasing twice does nothing.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] or [`Error::Invariant`] of the manager itself.
+    pub fn release(&mut self, id: LeaseId, now: Nanos) -> Result<Vec<MoveId>> {
+        self.open()?;
+        if !self.leases.contains_key(&id) {
+            return Ok(Vec::new());
+        }
+        let now = self.tick(now);
+        self.store_engine_blocks(id, now);
+        let lease = self.leases.remove(&id).expect("seen above");
+        let reading = self.reads_of(&lease);
+        let touched: Vec<BlockId> = lease.path.iter().map(|step| step.block).collect();
+        self.abandon_lease(&lease);
+        for &block in &touched {
+            if self.trie.alive(block) {
+                self.touch(block, now, false);
+            }
+        }
+        self.write_ahead(now);
+        Ok(reading)
+    }
+
+    /// Unpins and frees all that a lease holds.
+    pub(super) fn abandon_lease(&mut self, lease: &Lease) {
+        for &own in &lease.open {
+            self.unref_own(own);
+        }
+        match lease.tail_from {
+            TailFrom::Open => {}
+            TailFrom::Shared(own) => self.unref_own(own),
+            TailFrom::Block(step) => self.let_go(step),
+        }
+        for step in lease.path.iter().rev() {
+            self.let_go(*step);
+        }
+    }
+
+    fn reads_of(&self, lease: &Lease) -> Vec<MoveId> {
+        if self.tiers[0].spec.owner != Owner::Engine {
+            return Vec::new();
+        }
+        let owns: BTreeSet<OwnId> = lease.path.iter().filter_map(|step| step.own).collect();
+        let touches = |end| matches!(end, super::moves::End::Own(own) if owns.contains(&own));
+        let under_way = self.moves.values().filter(|m| touches(m.from) || touches(m.to));
+        under_way.map(|m| m.id).collect()
+    }
+}

@@ -1,0 +1,151 @@
+//! The pure probe: what is known of a sequence, without a pin and without a refresh.
+//!
+//! Invariant: nothing changes. Cost: O(tokens) for the comparison, O(blocks) for the report.
+
+use crate::block::{BlockId, Handle, Layers, Slot, Structure, TierId, Token};
+use crate::error::Result;
+use crate::scope::{Scope, ScopeId};
+use crate::tier::State;
+use crate::time::Nanos;
+
+use super::Manager;
+
+/// One copy of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// Where.
+    pub tier: TierId,
+    /// In which slot; with layer slots that of its first layer.
+    pub slot: Slot,
+    /// The layers that are valid now.
+    pub layers: Layers,
+    /// The layers that will be valid at `ready`.
+    pub coming: Layers,
+    /// When the first of the coming layers is expected; now if it is there.
+    pub first: Nanos,
+    /// When all of it is expected; now if it is there.
+    pub ready: Nanos,
+}
+
+/// A block of a match with its copies, fastest tier first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatchedBlock {
+    /// Which block.
+    pub block: Handle,
+    /// Its tokens.
+    pub tokens: Vec<Token>,
+    /// Its copies; none for a hole.
+    pub copies: Vec<Copy>,
+}
+
+/// The longest usable prefix of a sequence.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Match {
+    /// How many tokens of the sequence it covers.
+    pub tokens: usize,
+    /// Its blocks in logical order.
+    pub blocks: Vec<MatchedBlock>,
+}
+
+impl Manager {
+    /// The longest prefix of `tokens` in which every block is resident, arriving or, in a
+    /// hole-tolerant scope, recomputable. At least `keep` tokens stay uncovered.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::Config`] for a scope with another structure than at its first use.
+    pub fn lookup(
+        &self,
+        tokens: &[Token],
+        now: Nanos,
+        scope: &Scope,
+        keep: usize,
+    ) -> Result<Match> {
+        self.open()?;
+        self.scopes.check(scope, tokens)?;
+        let Some(id) = self.scopes.find(scope)? else { return Ok(Match::default()) };
+        let content = self.scopes.content(scope, 0, tokens);
+        let path = self.path(id, &content, keep);
+        let now = now.max(self.clock.last());
+        let blocks: Vec<MatchedBlock> = path
+            .iter()
+            .map(|&block| MatchedBlock {
+                block: self.trie.handle(block),
+                tokens: self.trie.tokens(block).to_vec(),
+                copies: self.copies(block, now),
+            })
+            .collect();
+        Ok(Match { tokens: blocks.len() * self.block_tokens(), blocks })
+    }
+
+    /// How many tokens of a sequence a lookup covers, without the report of every block.
+    ///
+    /// # Errors
+    /// As [`Manager::lookup`].
+    pub fn matched(&self, tokens: &[Token], scope: &Scope, keep: usize) -> Result<usize> {
+        self.open()?;
+        self.scopes.check(scope, tokens)?;
+        let Some(id) = self.scopes.find(scope)? else { return Ok(0) };
+        let content = self.scopes.content(scope, 0, tokens);
+        Ok(self.path(id, &content, keep).len() * self.block_tokens())
+    }
+
+    /// The blocks of the longest usable prefix.
+    pub(super) fn path(&self, scope: ScopeId, tokens: &[Token], keep: usize) -> Vec<BlockId> {
+        let known = self.scopes.get(scope);
+        let mut path = Vec::new();
+        let usable = tokens.len().saturating_sub(keep);
+        self.trie.walk(known.root, &tokens[..usable], &mut path);
+        if known.structure == Structure::LeafOnly {
+            let whole = path.iter().take_while(|&&block| self.missing(block).is_empty()).count();
+            path.truncate(whole);
+        } else {
+            while path.last().is_some_and(|&block| !self.useful(block)) {
+                path.pop();
+            }
+        }
+        path
+    }
+
+    /// Layers of a block that no tier holds or expects: the smallest range around them.
+    pub(super) fn missing(&self, block: BlockId) -> Layers {
+        let all = self.all_layers();
+        if (0..self.tiers.len()).any(|tier| self.expected(tier, block) == all) {
+            return Layers::NONE;
+        }
+        let mut gaps = Layers::NONE;
+        for layer in self.all_layers().iter() {
+            let known =
+                (0..self.tiers.len()).any(|tier| self.expected(tier, block).contains(layer));
+            if !known {
+                let lo = if gaps.is_empty() { layer } else { gaps.lo };
+                gaps = Layers::new(lo, layer + 1);
+            }
+        }
+        gaps
+    }
+
+    fn useful(&self, block: BlockId) -> bool {
+        (0..self.tiers.len()).any(|tier| !self.expected(tier, block).is_empty())
+    }
+
+    fn copies(&self, block: BlockId, now: Nanos) -> Vec<Copy> {
+        let mut copies = Vec::new();
+        for tier in 0..self.tiers.len() {
+            let here = self.residency(tier, block);
+            if matches!(here.state, State::Absent | State::Bad) {
+                continue;
+            }
+            let arrival = self.arriving.get(&(tier, block));
+            let coming = self.expected(tier, block);
+            copies.push(Copy {
+                tier,
+                slot: self.slot_of(tier, block, coming.lo),
+                layers: here.have,
+                coming,
+                first: arrival.map_or(now, |arrival| arrival.first.max(now)),
+                ready: arrival.map_or(now, |arrival| arrival.ready.max(now)),
+            });
+        }
+        copies
+    }
+}

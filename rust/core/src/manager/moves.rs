@@ -1,0 +1,348 @@
+//! Moves: what the executor is asked to copy.
+//!
+//! Each move is handed out exactly once, after everything it depends on but at most one move,
+//! which it names as `after`. Invariant: the queue is in topological order, and an endpoint is
+//! busy until its move has ended. Cost: O(log moves) each.
+
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
+use crate::error::{Error, Result};
+use crate::tier::{Kind, State};
+use crate::time::Nanos;
+
+use super::Manager;
+use super::own::OwnId;
+
+/// What a move is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MoveKind {
+    /// Towards a faster tier.
+    Load,
+    /// Towards a slower tier.
+    Store,
+    /// Within the first tier, before a shared partial block is written.
+    Copy,
+}
+
+/// One end of a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The block's residency on that tier.
+    Here,
+    /// A lease's own slot, or one reserved for transit.
+    Own(OwnId),
+    /// A slot whose block leaves with this move.
+    Leaving,
+}
+
+/// Copies `layers` of one block from one slot to another.
+#[derive(Clone, Debug)]
+pub struct Move {
+    /// Its id, never used twice.
+    pub id: MoveId,
+    /// What it is for.
+    pub kind: MoveKind,
+    /// The lease that asked for it; 0 if none did.
+    pub lease: LeaseId,
+    /// The block; `None` for a partial one, which is not in the trie.
+    pub block: Option<Handle>,
+    /// Content hash of the block; zeros unless a disk or remote tier takes part.
+    pub key: [u8; 32],
+    /// Where from.
+    pub src: TierId,
+    /// Where to.
+    pub dst: TierId,
+    /// The source's slot.
+    pub src_slot: Slot,
+    /// The destination's slot.
+    pub dst_slot: Slot,
+    /// Which layers.
+    pub layers: Layers,
+    /// The move that must have finished before this one starts; 0 if none.
+    pub after: MoveId,
+    /// How many tokens of the block are valid.
+    pub tokens: u32,
+    /// Predicted end of its first layer.
+    pub first: Nanos,
+    /// Predicted end.
+    pub ready: Nanos,
+    pub(super) from: End,
+    pub(super) to: End,
+    pub(super) deps: Vec<MoveId>,
+    pub(super) issued: bool,
+    pub(super) failed: bool,
+    pub(super) done_ranks: u64,
+    pub(super) progress: Vec<u16>,
+    pub(super) landed: u16,
+    pub(super) started: Nanos,
+}
+
+/// A copy under way: what will stand on the tier when all its moves have ended well.
+#[derive(Clone, Debug)]
+pub(super) struct Arrival {
+    pub(super) target: Layers,
+    pub(super) moves: Vec<MoveId>,
+    pub(super) landed: Vec<Layers>,
+    pub(super) first: Nanos,
+    pub(super) ready: Nanos,
+    pub(super) failed: bool,
+}
+
+/// What a new move is made of; the rest follows.
+pub(super) struct Draft {
+    pub(super) kind: MoveKind,
+    pub(super) lease: LeaseId,
+    pub(super) block: Option<BlockId>,
+    pub(super) src: (TierId, Slot, End),
+    pub(super) dst: (TierId, Slot, End),
+    pub(super) layers: Layers,
+    pub(super) tokens: u32,
+    pub(super) deps: Vec<MoveId>,
+}
+
+impl Manager {
+    /// Hands out up to `limit` moves, each exactly once, in topological order.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] or [`Error::Invariant`].
+    pub fn moves(&mut self, limit: usize) -> Result<Vec<Move>> {
+        self.open()?;
+        let mut out = Vec::with_capacity(limit.min(self.queue.len()));
+        while out.len() < limit {
+            let Some(id) = self.queue.pop_front() else { break };
+            let known = self.moves.get_mut(&id).ok_or_else(|| {
+                Error::invariant(format!("move {id} is queued and does not exist"))
+            })?;
+            known.issued = true;
+            out.push(known.clone());
+        }
+        Ok(out)
+    }
+
+    /// How many moves wait to be handed out, and how many are under way in all.
+    #[must_use]
+    pub fn pending(&self) -> (usize, usize) {
+        (self.queue.len(), self.moves.len())
+    }
+
+    /// The predicted first-layer and last-layer ready times of moves under way; a move that has
+    /// ended is ready now.
+    #[must_use]
+    pub fn predict(&self, ids: &[MoveId], now: Nanos) -> Vec<(Nanos, Nanos)> {
+        let now = now.max(self.clock.last());
+        let times = |id| {
+            self.moves.get(id).map_or((now, now), |m| (m.first.max(now), m.ready.max(now)))
+        };
+        ids.iter().map(times).collect()
+    }
+
+    pub(super) fn add_move(&mut self, draft: Draft, now: Nanos) -> MoveId {
+        let id = self.next_move;
+        self.next_move += 1;
+        let Draft { kind, lease, block, src, dst, layers, tokens, deps } = draft;
+        let deps: Vec<MoveId> =
+            deps.into_iter().filter(|dep| self.moves.contains_key(dep)).collect();
+        let start = deps.iter().map(|dep| self.moves[dep].ready).fold(now, Nanos::max);
+        let bytes = self.settings.layer_bytes * u64::from(layers.len()) * u64::from(tokens)
+            / u64::from(self.settings.block_tokens);
+        let lane = match kind {
+            MoveKind::Load => self.tiers[src.0].read,
+            MoveKind::Store => self.tiers[dst.0].store,
+            MoveKind::Copy => self.tiers[src.0].read,
+        };
+        let times = self.lanes.transmit(lane, bytes, start, layers.len());
+        self.hold(src.0, block, src.2);
+        self.hold(dst.0, block, dst.2);
+        let far = |tier: TierId| matches!(self.tiers[tier].spec.kind, Kind::Disk | Kind::Remote);
+        let key = match block {
+            Some(block) if far(src.0) || far(dst.0) => self.key(block),
+            _ => [0; 32],
+        };
+        let ranks = self.settings.ranks as usize;
+        self.moves.insert(
+            id,
+            Move {
+                id,
+                kind,
+                lease,
+                block: block.map(|block| self.trie.handle(block)),
+                key,
+                src: src.0,
+                dst: dst.0,
+                src_slot: src.1,
+                dst_slot: dst.1,
+                layers,
+                after: NO_MOVE,
+                tokens,
+                first: times.first,
+                ready: times.end,
+                from: src.2,
+                to: dst.2,
+                deps,
+                issued: false,
+                failed: false,
+                done_ranks: 0,
+                progress: vec![0; ranks],
+                landed: 0,
+                started: now,
+            },
+        );
+        self.tiers[dst.0].stats.moves += 1;
+        if dst.1 == NO_SLOT || src.1 == NO_SLOT || !self.enqueue(id) {
+            self.parked.insert(id);
+        }
+        id
+    }
+
+    /// Queues a move if all it waits for but one move has ended and that one is queued.
+    fn enqueue(&mut self, id: MoveId) -> bool {
+        let after = match self.moves[&id].deps[..] {
+            [] => NO_MOVE,
+            [dep] if !self.parked.contains(&dep) => dep,
+            _ => return false,
+        };
+        self.moves.get_mut(&id).expect("a new or parked move").after = after;
+        self.queue.push_back(id);
+        true
+    }
+
+    /// Queues the parked moves whose turn has come.
+    pub(super) fn unpark(&mut self) {
+        let mut ready = true;
+        while ready {
+            ready = false;
+            for id in self.parked.iter().copied().collect::<Vec<_>>() {
+                let known = &self.moves[&id];
+                if known.src_slot != NO_SLOT && known.dst_slot != NO_SLOT && self.enqueue(id) {
+                    self.parked.remove(&id);
+                    ready = true;
+                }
+            }
+        }
+    }
+
+    /// Marks an endpoint as read or written by one more move.
+    fn hold(&mut self, tier: TierId, block: Option<BlockId>, end: End) {
+        match (end, block) {
+            (End::Here, Some(block)) => {
+                self.residency_mut(tier, block).busy += 1;
+                self.refresh_on(tier, block);
+            }
+            (End::Own(own), _) => {
+                self.owns.get_mut(&own).expect("a living own slot").busy += 1;
+            }
+            _ => {}
+        }
+    }
+
+    /// Adds layers to what arrives for a block on a tier.
+    pub(super) fn expect(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        layers: Layers,
+        moves: &[MoveId],
+    ) {
+        let have = self.residency(tier, block).have;
+        let times = moves.iter().map(|id| &self.moves[id]);
+        let first = times.clone().map(|m| m.first).min().unwrap_or(0);
+        let ready = times.map(|m| m.ready).max().unwrap_or(0);
+        let arrival = self.arriving.entry((tier, block)).or_insert(Arrival {
+            target: have,
+            moves: Vec::new(),
+            landed: Vec::new(),
+            first,
+            ready,
+            failed: false,
+        });
+        arrival.target =
+            arrival.target.join(layers).expect("what arrives leaves no gap in a tier's range");
+        arrival.moves.extend_from_slice(moves);
+        arrival.ready = arrival.ready.max(ready);
+        self.residency_mut(tier, block).state = State::Arriving;
+        self.presence_changed(tier, block);
+    }
+
+    /// The slot of one layer, or of all, of a residency.
+    pub(super) fn slot_of(&self, tier: TierId, block: BlockId, layer: u16) -> Slot {
+        let here = self.residency(tier, block);
+        if here.slot == NO_SLOT {
+            return NO_SLOT;
+        }
+        if self.tiers[tier].spec.layer_slots {
+            self.tiers[tier].space.row(here.slot)[usize::from(layer)]
+        } else {
+            here.slot
+        }
+    }
+
+    /// Cuts a range into the pieces that one move can copy between two tiers.
+    pub(super) fn pieces(
+        &self,
+        src: TierId,
+        dst: TierId,
+        transit: Option<TierId>,
+        layers: Layers,
+    ) -> Vec<Layers> {
+        let ends = [Some(src), Some(dst), transit];
+        if ends.into_iter().flatten().any(|tier| self.tiers[tier].spec.layer_slots) {
+            layers.iter().map(|layer| Layers::new(layer, layer + 1)).collect()
+        } else {
+            vec![layers]
+        }
+    }
+
+    /// The moves that bring `layers` of a block to a tier and have not ended.
+    pub(super) fn bringing(&self, tier: TierId, block: BlockId, layers: Layers) -> Vec<MoveId> {
+        let Some(arrival) = self.arriving.get(&(tier, block)) else { return Vec::new() };
+        let under_way = |id: &&MoveId| {
+            self.moves.get(id).is_some_and(|m| !m.failed && !m.layers.meet(layers).is_empty())
+        };
+        arrival.moves.iter().filter(under_way).copied().collect()
+    }
+
+    /// Content hash of a block: over the model, the scope and all tokens up to its end.
+    pub(super) fn key(&mut self, block: BlockId) -> [u8; 32] {
+        let mut path = vec![block];
+        while let Some(parent) = self.trie.parent(*path.last().expect("not empty")) {
+            if self.keys.contains_key(&parent) {
+                path.push(parent);
+                break;
+            }
+            path.push(parent);
+        }
+        let mut key = None;
+        for &block in path.iter().rev() {
+            key = Some(match (self.keys.get(&block), key) {
+                (Some(known), _) => *known,
+                (None, above) => self.hash(block, above),
+            });
+            self.keys.insert(block, key.expect("just set"));
+        }
+        key.expect("the path has a block")
+    }
+
+    fn hash(&self, block: BlockId, above: Option<[u8; 32]>) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        if let Some(above) = above {
+            hasher.update(&above);
+        } else {
+            let scope = self.scopes.get(self.nodes[block as usize].scope);
+            let parts =
+                [self.settings.fingerprint.as_bytes(), &scope.tenant, scope.lora.as_bytes()];
+            for part in parts {
+                hasher.update(&(part.len() as u64).to_le_bytes());
+                hasher.update(part);
+            }
+            hasher.update(&self.settings.block_tokens.to_le_bytes());
+        }
+        for &token in self.trie.tokens(block) {
+            if let Some((token, digest)) = self.scopes.pair(token) {
+                hasher.update(&token.to_le_bytes());
+                hasher.update(digest);
+            } else {
+                hasher.update(&token.to_le_bytes());
+            }
+        }
+        *hasher.finalize().as_bytes()
+    }
+}

@@ -1,0 +1,122 @@
+//! Slots that a lease holds for itself: room to compute into, duplicates, transit.
+//!
+//! Invariant: an own slot lives while a lease refers to it or a move reads or writes it, and then
+//! goes back to its tier. Cost: O(1), with layer slots O(layers).
+
+use std::collections::BTreeSet;
+
+use crate::block::{Layers, MoveId, NO_SLOT, Slot, TierId};
+use crate::tier::Owner;
+
+use super::Manager;
+
+pub(super) type OwnId = u64;
+
+/// A slot, or with layer slots a row of them, outside the trie.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Own {
+    pub(super) tier: TierId,
+    pub(super) slot: u32,
+    pub(super) layers: Layers,
+    pub(super) refs: u32,
+    pub(super) busy: u32,
+}
+
+impl Manager {
+    /// Takes room for `layers` of a block; the caller has made it.
+    pub(super) fn new_own(&mut self, tier: TierId, layers: Layers) -> OwnId {
+        let slot = if self.tiers[tier].spec.owner == Owner::Engine {
+            NO_SLOT
+        } else {
+            self.take_slots(tier, NO_SLOT, layers)
+        };
+        let id = self.next_own;
+        self.next_own += 1;
+        self.owns.insert(id, Own { tier, slot, layers, refs: 1, busy: 0 });
+        id
+    }
+
+    /// Takes slots for `layers` and returns the slot or the row, `into` if that exists already.
+    pub(super) fn take_slots(&mut self, tier: TierId, into: u32, layers: Layers) -> u32 {
+        let layer_slots = self.tiers[tier].spec.layer_slots;
+        let space = &mut self.tiers[tier].space;
+        if !layer_slots {
+            return if into == NO_SLOT { space.take().expect("room was made").slot } else { into };
+        }
+        let row = if into == NO_SLOT { space.new_row() } else { into };
+        for layer in layers.iter() {
+            let grant = space.take().expect("room was made");
+            space.set(row, layer, grant.slot);
+        }
+        row
+    }
+
+    /// The slot of one layer of an own slot.
+    pub(super) fn own_slot(&self, own: &Own, layer: u16) -> Slot {
+        if own.slot != NO_SLOT && self.tiers[own.tier].spec.layer_slots {
+            self.tiers[own.tier].space.row(own.slot)[usize::from(layer)]
+        } else {
+            own.slot
+        }
+    }
+
+    /// The stores that must end before an own slot may be written.
+    pub(super) fn own_waits(&self, id: OwnId) -> BTreeSet<MoveId> {
+        let own = &self.owns[&id];
+        if own.slot == NO_SLOT || self.tiers[own.tier].spec.owner == Owner::Engine {
+            return BTreeSet::new();
+        }
+        let space = &self.tiers[own.tier].space;
+        if !self.tiers[own.tier].spec.layer_slots {
+            return space.drained_by(own.slot).into_iter().collect();
+        }
+        space.row(own.slot).iter().filter_map(|&slot| space.drained_by(slot)).collect()
+    }
+
+    /// A lease lets go of an own slot.
+    pub(super) fn unref_own(&mut self, id: OwnId) {
+        let own = self.owns.get_mut(&id).expect("a living own slot");
+        own.refs -= 1;
+        self.end_own(id);
+    }
+
+    /// A move that read or wrote an own slot has ended.
+    pub(super) fn unbusy_own(&mut self, id: OwnId) {
+        let own = self.owns.get_mut(&id).expect("a living own slot");
+        own.busy -= 1;
+        self.end_own(id);
+    }
+
+    fn end_own(&mut self, id: OwnId) {
+        let own = self.owns[&id];
+        if own.refs > 0 || own.busy > 0 {
+            return;
+        }
+        self.owns.remove(&id);
+        if self.tiers[own.tier].spec.owner != Owner::Engine && own.slot != NO_SLOT {
+            self.give_slots(own.tier, own.slot, own.layers, true);
+        }
+    }
+
+    /// Gives the slots of `layers` back; `last` ends the row.
+    pub(super) fn give_slots(&mut self, tier: TierId, slot: u32, layers: Layers, last: bool) {
+        let layer_slots = self.tiers[tier].spec.layer_slots;
+        let space = &mut self.tiers[tier].space;
+        if !layer_slots {
+            if last {
+                space.give(slot);
+            }
+            return;
+        }
+        for layer in layers.iter() {
+            let one = space.row(slot)[usize::from(layer)];
+            if one != NO_SLOT {
+                space.set(slot, layer, NO_SLOT);
+                space.give(one);
+            }
+        }
+        if last {
+            space.end_row(slot);
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! What happened: counters per tier and a bounded log of evictions.
+//!
+//! Invariant: counters only grow. Cost: O(1) per event.
+
+use crate::block::{BlockId, Handle, Layers, LeaseId, TierId};
+use crate::error::{Error, Result};
+use crate::time::Nanos;
+
+use super::Manager;
+use super::draft::Draft;
+use super::lease::{Action, Plan};
+
+/// Counters of one tier since the manager was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierStats {
+    /// Blocks that requests found here.
+    pub hits: u64,
+    /// Tokens that requests found here.
+    pub tokens_hit: u64,
+    /// Tokens that requests asked for; counted on the first tier.
+    pub tokens_wanted: u64,
+    /// Blocks that entered the trie; counted on the first tier.
+    pub inserted: u64,
+    /// Evictions that were instant because a copy stands elsewhere.
+    pub evicted_clean: u64,
+    /// Evictions that had to be written first.
+    pub evicted_dirty: u64,
+    /// Evictions of last copies.
+    pub dropped: u64,
+    /// Stores begun into this tier.
+    pub demoted: u64,
+    /// Bytes that evictions gave back.
+    pub bytes_freed: u64,
+    /// Bytes read from here by moves.
+    pub bytes_read: u64,
+    /// Bytes written to here by moves.
+    pub bytes_written: u64,
+    /// Moves into this tier.
+    pub moves: u64,
+    /// Moves into this tier that failed.
+    pub failed: u64,
+    /// Time from begin to end, summed over moves into this tier.
+    pub move_ns: u64,
+}
+
+/// What a tier holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// All slots.
+    pub slots: u64,
+    /// Slots that can be written at once.
+    pub free: u64,
+    /// Slots that nobody holds and a store still reads.
+    pub coming: u64,
+    /// Entries that could be victims now.
+    pub evictable: u64,
+}
+
+/// Why a copy left a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// It stands elsewhere too.
+    Clean,
+    /// It is written one tier down.
+    Demoted,
+    /// It was the last copy.
+    Dropped,
+}
+
+impl Reason {
+    /// The name users read.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Clean => "clean",
+            Self::Demoted => "demoted",
+            Self::Dropped => "dropped",
+        }
+    }
+}
+
+/// One line of the eviction log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// When.
+    pub at: Nanos,
+    /// Which block.
+    pub block: Handle,
+    /// What left.
+    pub layers: Layers,
+    /// Which tier it left.
+    pub tier: TierId,
+    /// Why.
+    pub reason: Reason,
+    /// Where it went.
+    pub to: Option<TierId>,
+    /// How long it had not been used.
+    pub idle: Nanos,
+}
+
+impl Manager {
+    /// The counters of a tier.
+    #[must_use]
+    pub fn stats(&self, tier: TierId) -> TierStats {
+        self.tiers[tier].stats
+    }
+
+    /// What a tier holds now.
+    #[must_use]
+    pub fn occupancy(&self, tier: TierId) -> Occupancy {
+        let tier = &self.tiers[tier];
+        Occupancy {
+            slots: u64::from(tier.space.capacity()),
+            free: u64::from(tier.space.free()),
+            coming: u64::from(tier.space.coming()),
+            evictable: tier.retention.len() as u64,
+        }
+    }
+
+    /// Blocks in the trie, leases held, and calls that came with an old time.
+    #[must_use]
+    pub fn totals(&self) -> (usize, usize, u64) {
+        (self.trie.len(), self.leases.len(), self.clock.clamped())
+    }
+
+    /// Takes the eviction log: what left which tier, when, why and where to.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] or [`Error::Invariant`].
+    pub fn take_events(&mut self) -> Result<Vec<Event>> {
+        self.open()?;
+        Ok(self.events.drain(..).collect())
+    }
+
+    /// The last-known path of every named session: its name, its length in blocks, and the
+    /// blocks that still live, in logical order.
+    #[must_use]
+    pub fn sessions(&self) -> Vec<(String, u32, Vec<Handle>)> {
+        let path = |tip: Option<BlockId>| {
+            let mut path: Vec<Handle> =
+                std::iter::successors(tip, |&block| self.trie.parent(block))
+                    .map(|block| self.trie.handle(block))
+                    .collect();
+            path.reverse();
+            path
+        };
+        let named = self.sessions.named();
+        named.map(|(name, length, tip)| (name.to_owned(), length, path(tip))).collect()
+    }
+
+    /// Where every layer of a block stands: the fastest tier that holds it, or none.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the block is not cached.
+    pub fn layer_tiers(&self, block: Handle) -> Result<Vec<Option<TierId>>> {
+        let block = self.resolve(block)?;
+        let of = |layer| {
+            (0..self.tiers.len()).find(|&t| self.residency(t, block).usable().contains(layer))
+        };
+        Ok(self.all_layers().iter().map(of).collect())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a line of the log has that many columns")]
+    pub(super) fn record(
+        &mut self,
+        at: Nanos,
+        block: BlockId,
+        tier: TierId,
+        layers: Layers,
+        reason: Reason,
+        to: Option<TierId>,
+        idle: Nanos,
+    ) {
+        if self.settings.events == 0 {
+            return;
+        }
+        if self.events.len() == self.settings.events {
+            self.events.pop_front();
+        }
+        let block = self.trie.handle(block);
+        self.events.push_back(Event { at, block, layers, tier, reason, to, idle });
+    }
+
+    /// Blocks that a plan takes from each tier.
+    pub(super) fn hits(&self, plan: &Plan) -> Vec<u64> {
+        let mut hits = vec![0; self.tiers.len()];
+        let mut seen = std::collections::BTreeSet::new();
+        let of = |action| plan.spans.iter().filter(move |span| span.action == action);
+        for span in of(Action::Recompute) {
+            seen.extend(span.start..span.stop);
+        }
+        for span in of(Action::Load).chain(of(Action::Reuse)) {
+            for block in span.start..span.stop {
+                if seen.insert(block) {
+                    hits[span.tier] += 1;
+                }
+            }
+        }
+        hits
+    }
+
+    /// The price list of a failed request. Cost: O(leases' paths).
+    pub(super) fn no_space(&self, tier: TierId, wanted: u64, draft: &Draft) -> Error {
+        let arriving = self.arriving.keys().filter(|(at, _)| *at == tier).count() as u64;
+        Error::NoSpace {
+            tier: self.tiers[tier].spec.kind.name().to_owned(),
+            wanted,
+            free: Self::spare(draft, tier),
+            coming: arriving,
+            leased: if tier == 0 { self.leased(0) } else { 0 },
+        }
+    }
+
+    /// The slots of a tier that leases hold. Cost: O(leases' paths).
+    pub(super) fn leased(&self, tier: TierId) -> u64 {
+        let own: u64 = self
+            .owns
+            .values()
+            .filter(|own| own.tier == tier && own.refs > 0)
+            .map(|own| self.units(tier, own.layers))
+            .sum();
+        if tier > 0 {
+            return own;
+        }
+        let mut blocks = std::collections::BTreeSet::new();
+        for lease in self.leases.values() {
+            blocks.extend(lease.path.iter().map(|step| step.block));
+        }
+        let shared: u64 = blocks
+            .into_iter()
+            .map(|block| self.expected(0, block))
+            .filter(|layers| !layers.is_empty())
+            .map(|layers| self.units(0, layers))
+            .sum();
+        own + shared
+    }
+
+    pub(super) fn track_session(&mut self, id: LeaseId) {
+        let lease = &self.leases[&id];
+        let Some(session) = lease.session else { return };
+        let path: Vec<BlockId> = lease.path.iter().map(|step| step.block).collect();
+        let ranked = self.tiers.iter().any(|tier| tier.retention.policy().sessions());
+        for block in self.sessions.extend(session, &path, ranked) {
+            self.refresh(block);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Conversations: which path each one has reached, and how long it is.
+//!
+//! Invariant: a session's tip is the last living block of its path. Which sessions pass through a
+//! block is tracked only where a policy ranks by it, at O(path) per extension.
+
+use std::collections::BTreeMap;
+
+use crate::block::BlockId;
+
+/// A session's number.
+pub(super) type SessionId = u64;
+
+#[derive(Clone, Debug, Default)]
+struct Session {
+    name: Option<String>,
+    /// Blocks of its path, living or not.
+    length: u32,
+    tip: Option<BlockId>,
+}
+
+/// All sessions that still have a block, or were named.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sessions {
+    all: BTreeMap<SessionId, Session>,
+    names: BTreeMap<String, SessionId>,
+    through: BTreeMap<BlockId, Vec<SessionId>>,
+    tips: BTreeMap<BlockId, Vec<SessionId>>,
+    next: SessionId,
+}
+
+impl Sessions {
+    /// The session of that name, or a nameless one if somebody wants it tracked.
+    pub(super) fn open(&mut self, name: Option<&str>, nameless: Option<u64>) -> Option<SessionId> {
+        if let Some(known) = name.and_then(|name| self.names.get(name)) {
+            return Some(*known);
+        }
+        if name.is_none() && nameless.is_none() {
+            return None;
+        }
+        let id = self.next;
+        self.next += 1;
+        if let Some(name) = name {
+            self.names.insert(name.to_owned(), id);
+        }
+        self.all.insert(id, Session { name: name.map(str::to_owned), ..Session::default() });
+        Some(id)
+    }
+
+    /// The length of the shortest session through a block: its position weighs most there.
+    pub(super) fn shortest(&self, block: BlockId) -> Option<u32> {
+        let through = self.through.get(&block)?;
+        through.iter().filter_map(|id| self.all.get(id)).map(|session| session.length).min()
+    }
+
+    /// A session's path is now `path`. Returns the blocks whose price may have changed, if
+    /// prices depend on sessions (`ranked`).
+    pub(super) fn extend(
+        &mut self,
+        id: SessionId,
+        path: &[BlockId],
+        ranked: bool,
+    ) -> Vec<BlockId> {
+        let Some(session) = self.all.get_mut(&id) else { return Vec::new() };
+        let length = u32::try_from(path.len()).unwrap_or(u32::MAX);
+        let tip = path.last().copied();
+        if session.length == length && session.tip == tip {
+            return Vec::new();
+        }
+        session.length = length;
+        let old = std::mem::replace(&mut session.tip, tip);
+        remove(&mut self.tips, old, id);
+        if let Some(tip) = tip {
+            self.tips.entry(tip).or_default().push(id);
+        }
+        if !ranked {
+            return Vec::new();
+        }
+        for &block in path {
+            let through = self.through.entry(block).or_default();
+            if !through.contains(&id) {
+                through.push(id);
+            }
+        }
+        path.to_vec()
+    }
+
+    /// A block is gone; sessions that ended in it end in its parent.
+    pub(super) fn forget(&mut self, block: BlockId, parent: Option<BlockId>) {
+        self.through.remove(&block);
+        let Some(ended) = self.tips.remove(&block) else { return };
+        for id in ended {
+            let Some(session) = self.all.get_mut(&id) else { continue };
+            session.tip = parent;
+            if let Some(parent) = parent {
+                self.tips.entry(parent).or_default().push(id);
+            } else if let Some(session) = self.all.remove(&id)
+                && let Some(name) = session.name
+            {
+                self.names.remove(&name);
+            }
+        }
+    }
+
+    /// Name, length in blocks and tip of every named session, by name.
+    pub(super) fn named(&self) -> impl Iterator<Item = (&str, u32, Option<BlockId>)> {
+        self.names.iter().filter_map(|(name, id)| {
+            let session = self.all.get(id)?;
+            Some((name.as_str(), session.length, session.tip))
+        })
+    }
+}
+
+fn remove(tips: &mut BTreeMap<BlockId, Vec<SessionId>>, tip: Option<BlockId>, id: SessionId) {
+    let Some(tip) = tip else { return };
+    if let Some(ids) = tips.get_mut(&tip) {
+        ids.retain(|other| *other != id);
+        if ids.is_empty() {
+            tips.remove(&tip);
+        }
+    }
+}

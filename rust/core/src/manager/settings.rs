@@ -1,0 +1,119 @@
+//! What a manager is made with.
+//!
+//! Invariant: `check` passes before a manager exists. Cost: none.
+
+use crate::block::{Structure, Token};
+use crate::cost::CostModel;
+use crate::error::{Error, Result};
+use crate::policy;
+use crate::tier::{Kind, Owner, TierSpec};
+
+/// In which order the layers of a last copy are dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DropOrder {
+    /// Shallow layers first: recomputation must pass through them anyway.
+    #[default]
+    Shallow,
+    /// Back layers first, as the source document has it.
+    Seed,
+}
+
+/// The settings of a manager.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Names the weights; part of every content hash.
+    pub fingerprint: String,
+    /// Layers of the model.
+    pub layers: u16,
+    /// Bytes of one layer of one block.
+    pub layer_bytes: u64,
+    /// Tokens of one block.
+    pub block_tokens: u32,
+    /// Real tokens for each given one; above 1 for traces of block hashes.
+    pub token_weight: u32,
+    /// One to four tiers, fastest first.
+    pub tiers: Vec<TierSpec>,
+    /// The policy of tiers that name none.
+    pub policy: String,
+    /// Whether `retention` counts uses.
+    pub reuse: bool,
+    /// What recomputation costs.
+    pub cost: CostModel,
+    /// The structure of scopes that name none.
+    pub structure: Structure,
+    /// In which order layers of a last copy go.
+    pub drop_order: DropOrder,
+    /// Tensor-parallel ranks that must report each move.
+    pub ranks: u32,
+    /// How many events are kept for `take_events`; 0 keeps none.
+    pub events: usize,
+}
+
+impl Settings {
+    pub(super) fn check(&self) -> Result<()> {
+        let tiers = &self.tiers;
+        if tiers.is_empty() || tiers.len() > 4 {
+            return Err(Error::config(format!("{} tiers given, one to four wanted", tiers.len())));
+        }
+        if self.layers == 0 || self.block_tokens == 0 || self.token_weight == 0 {
+            return Err(Error::config(format!(
+                "layers {}, block_tokens {} and token_weight {} must be positive",
+                self.layers, self.block_tokens, self.token_weight
+            )));
+        }
+        if !(1..=64).contains(&self.ranks) {
+            return Err(Error::config(format!("ranks is {}, 1 to 64 wanted", self.ranks)));
+        }
+        policy::by_name(&self.policy, self.reuse)?;
+        for (at, tier) in tiers.iter().enumerate() {
+            let name = tier.kind.name();
+            if let Some(policy) = &tier.policy {
+                policy::by_name(policy, self.reuse)?;
+            }
+            if tiers[..at].iter().any(|above| above.kind >= tier.kind) {
+                return Err(Error::config(format!(
+                    "tier {at} is '{name}': tiers go gpu, host, disk, remote, each at most once"
+                )));
+            }
+            let slots = u64::from(tier.blocks)
+                * if tier.layer_slots { u64::from(self.layers) } else { 1 };
+            if tier.blocks == 0 || slots >= u64::from(Token::MAX) {
+                return Err(Error::config(format!(
+                    "tier '{name}' has {} blocks and {slots} slots, 1 to 2^32 - 2 wanted",
+                    tier.blocks
+                )));
+            }
+            for (what, share) in
+                [("free_low", tier.free_low), ("growth_reserve", tier.growth_reserve)]
+            {
+                if !(0.0..1.0).contains(&share) {
+                    return Err(Error::config(format!(
+                        "{what} of tier '{name}' is {share}, 0 to below 1 wanted"
+                    )));
+                }
+            }
+            if tier.layer_slots && at > 0 && !tiers[at - 1].layer_slots {
+                return Err(Error::config(format!(
+                    "tier '{name}' has layer_slots, so '{}' above it must have them too",
+                    tiers[at - 1].kind.name()
+                )));
+            }
+            if tier.layer_slots && matches!(tier.kind, Kind::Disk | Kind::Remote) {
+                return Err(Error::config(format!(
+                    "tier '{name}' stores whole objects and cannot have layer_slots"
+                )));
+            }
+            if tier.owner == Owner::Engine && (at > 0 || tiers.len() == 1 || tier.layer_slots) {
+                return Err(Error::config(format!(
+                    "tier '{name}' has owner 'engine': only a first tier of several, without \
+                     layer_slots, can"
+                )));
+            }
+        }
+        let remote = tiers.iter().any(|tier| tier.kind == Kind::Remote);
+        if remote && !tiers.iter().any(|tier| tier.kind == Kind::Host) {
+            return Err(Error::config("tier 'remote' exchanges bytes with 'host', which is missing"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,68 @@
+//! The whole state as bytes, for comparison: equal states give equal bytes.
+//!
+//! Invariant: neither the clock nor a counter is part of it, so that a refused call leaves it as
+//! it was. Cost: O(everything).
+
+use std::fmt::Write;
+
+use crate::block::BlockId;
+use crate::tier::State;
+
+use super::Manager;
+
+impl Manager {
+    /// The state in a readable, canonical form.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<u8> {
+        let mut out = String::new();
+        self.write_snapshot(&mut out).expect("writing to a string does not fail");
+        out.into_bytes()
+    }
+
+    fn write_snapshot(&self, out: &mut String) -> std::fmt::Result {
+        for (id, scope) in self.scopes.all().iter().enumerate() {
+            let structure = scope.structure.name();
+            writeln!(out, "scope {id} {:?} {:?} {structure}", scope.tenant, scope.lora)?;
+            let mut stack: Vec<BlockId> = self.trie.firsts(scope.root).collect();
+            while let Some(block) = stack.pop() {
+                self.write_block(block, out)?;
+                stack.extend(self.trie.children(block));
+            }
+        }
+        for lease in self.leases.values() {
+            writeln!(out, "{lease:?}")?;
+        }
+        writeln!(out, "{:?}", self.owns)?;
+        for known in self.moves.values() {
+            writeln!(out, "{known:?}")?;
+        }
+        writeln!(out, "{:?} {:?} {:?}", self.queue, self.parked, self.marked)?;
+        writeln!(out, "{:?} {:?}", self.arriving, self.failed)?;
+        writeln!(out, "{:?}", self.sessions)?;
+        for tier in &self.tiers {
+            let mut spare: Vec<_> = tier.space.spare().collect();
+            spare.sort_unstable();
+            writeln!(out, "{} {spare:?}", tier.spec.kind.name())?;
+            for entry in tier.retention.entries() {
+                writeln!(out, "{entry:?}")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_block(&self, block: BlockId, out: &mut String) -> std::fmt::Result {
+        let node = self.nodes[block as usize];
+        let handle = self.trie.handle(block).0;
+        write!(out, "block {handle:#x} {:?} {node:?}", self.trie.tokens(block))?;
+        for tier in 0..self.tiers.len() {
+            let here = self.residency(tier, block);
+            if here.state != State::Absent {
+                write!(out, " {tier}:{here:?}")?;
+                if self.tiers[tier].spec.layer_slots {
+                    write!(out, "{:?}", self.tiers[tier].space.row(here.slot))?;
+                }
+            }
+        }
+        writeln!(out)
+    }
+}

@@ -1,0 +1,195 @@
+//! From a matched path to a plan: what each block has, what it lacks, and what to do about it.
+//!
+//! Invariant: nothing changes here. Cost: O(blocks), plus the planner's.
+
+use crate::block::{BlockId, Layers, TierId};
+use crate::plan::{self, Source};
+use crate::time::Nanos;
+
+use super::Manager;
+use super::acquire::LoadMode;
+use super::lease::{Action, Plan, Span};
+
+/// What a block needs to stand on the first tier, and what was decided.
+#[derive(Clone, Debug)]
+pub(super) struct Need {
+    pub(super) block: BlockId,
+    /// Layers that neither stand nor arrive on the first tier.
+    pub(super) lacks: Layers,
+    /// Where those layers can be loaded from, in ascending order of layers.
+    pub(super) sources: Vec<(TierId, Layers)>,
+    /// Layers of `lacks` that the engine must compute.
+    pub(super) compute: Layers,
+    /// Whether it is loaded.
+    pub(super) load: bool,
+    /// When what stands or arrives on the first tier is there.
+    ready: Nanos,
+}
+
+impl Need {
+    /// The layers that come to the first tier from below.
+    pub(super) fn loads(&self) -> impl Iterator<Item = (TierId, Layers)> + '_ {
+        let from = if self.compute.is_empty() { self.lacks.lo } else { self.compute.hi };
+        let wanted = Layers::new(from, self.lacks.hi);
+        let cut = move |&(tier, layers): &(TierId, Layers)| (tier, layers.meet(wanted));
+        self.sources.iter().map(cut).filter(|(_, layers)| !layers.is_empty())
+    }
+}
+
+impl Manager {
+    /// Decides for every block of a path whether it is reused, loaded or computed.
+    pub(super) fn survey(
+        &self,
+        path: &[BlockId],
+        now: Nanos,
+        mode: LoadMode,
+        deadline: Option<Nanos>,
+    ) -> (Vec<Need>, Plan) {
+        let mut needs: Vec<Need> = path.iter().map(|&block| self.need(block, now)).collect();
+        let steps: Vec<plan::Step> =
+            needs.iter().map(|need| self.plan_step(need, now, mode, deadline)).collect();
+        let free: Vec<Nanos> = (0..self.lanes.len())
+            .map(|lane| self.lanes.free_at(lane).saturating_sub(now))
+            .collect();
+        let solution = match mode {
+            LoadMode::Plan => plan::solve(&steps, &free),
+            LoadMode::All | LoadMode::None => {
+                let load: Vec<bool> = steps
+                    .iter()
+                    .map(|step| {
+                        mode == LoadMode::All && matches!(step.source, Source::Load { .. })
+                    })
+                    .collect();
+                let finish = plan::evaluate(&steps, &load, &free);
+                plan::Solution { load, finish, exact: false }
+            }
+        };
+        for ((need, step), load) in needs.iter_mut().zip(&steps).zip(&solution.load) {
+            need.load = *load && matches!(step.source, Source::Load { .. });
+            let undecided = need.compute.is_empty() || mode == LoadMode::None;
+            if !need.lacks.is_empty() && !need.load && undecided {
+                need.compute = need.lacks;
+            }
+        }
+        let plan = Plan {
+            spans: Vec::new(),
+            finish: now.saturating_add(solution.finish),
+            exact: solution.exact,
+        };
+        (needs, plan)
+    }
+
+    fn need(&self, block: BlockId, now: Nanos) -> Need {
+        let all = self.all_layers();
+        let here = if self.engine_owned() { Layers::NONE } else { self.expected(0, block) };
+        let lacks = Layers::new(here.hi, all.hi);
+        let mut sources: Vec<(TierId, Layers)> = Vec::new();
+        let mut gap_end = 0;
+        if !lacks.is_empty() {
+            for layer in lacks.iter() {
+                let tier =
+                    (1..self.tiers.len()).find(|&t| self.expected(t, block).contains(layer));
+                match (tier, sources.last_mut()) {
+                    (None, _) => gap_end = layer + 1,
+                    (Some(tier), Some((last, run))) if *last == tier && run.hi == layer => {
+                        run.hi = layer + 1;
+                    }
+                    (Some(tier), _) => sources.push((tier, Layers::new(layer, layer + 1))),
+                }
+            }
+        }
+        // A layer can only be computed through all layers below it.
+        let compute =
+            if gap_end > 0 { Layers::new(lacks.lo, gap_end) } else { Layers::NONE };
+        let ready = self.arriving.get(&(0, block)).map_or(now, |arrival| arrival.ready.max(now));
+        Need { block, lacks, sources, compute, load: false, ready }
+    }
+
+    fn plan_step(
+        &self,
+        need: &Need,
+        now: Nanos,
+        mode: LoadMode,
+        deadline: Option<Nanos>,
+    ) -> plan::Step {
+        let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
+        let context = u64::from(self.trie.depth(need.block)) * tokens;
+        let whole = self.settings.cost.compute_ns(context, tokens);
+        if need.lacks.is_empty() {
+            let ready = need.ready - now;
+            return plan::Step { compute: whole, source: Source::Here { ready } };
+        }
+        if !need.compute.is_empty() {
+            let part = u128::from(whole) * u128::from(need.compute.hi)
+                / u128::from(self.settings.layers);
+            let compute = Nanos::try_from(part).unwrap_or(Nanos::MAX);
+            return plan::Step { compute, source: Source::Missing };
+        }
+        let deepest = need.sources.iter().map(|&(tier, _)| tier).max().unwrap_or(0);
+        let lane = self.tiers[deepest].read;
+        let bytes = self.settings.layer_bytes * u64::from(need.lacks.len());
+        let start = self.lanes.free_at(lane).max(now);
+        let time = self.lanes.preview(lane, bytes, start, need.lacks.len()).end - start;
+        let from = need
+            .sources
+            .iter()
+            .filter_map(|&(tier, _)| self.arriving.get(&(tier, need.block)))
+            .map(|arrival| arrival.ready.saturating_sub(now))
+            .max()
+            .unwrap_or(0);
+        let late = deadline
+            .is_some_and(|deadline| start.max(now.saturating_add(from)).saturating_add(time) > deadline);
+        let source = if late && mode == LoadMode::Plan {
+            Source::Missing
+        } else {
+            Source::Load { lane, time, from }
+        };
+        plan::Step { compute: whole, source }
+    }
+
+    pub(super) fn engine_owned(&self) -> bool {
+        self.tiers[0].spec.owner == crate::tier::Owner::Engine
+    }
+
+    /// The spans of a plan, from what was decided and the moves that were made for it.
+    pub(super) fn spans(&self, needs: &[Need], moves: &[Vec<u64>], plan: &mut Plan, now: Nanos) {
+        for (at, need) in needs.iter().enumerate() {
+            let here = Layers::new(0, need.lacks.lo.min(self.settings.layers));
+            let at = u32::try_from(at).unwrap_or(u32::MAX);
+            let mut add = |layers: Layers, action, tier, first_ready, ready| {
+                if !layers.is_empty() {
+                    let span =
+                        Span { start: at, stop: at + 1, layers, action, tier, first_ready, ready };
+                    join(&mut plan.spans, span);
+                }
+            };
+            let reused = if need.lacks.is_empty() { self.all_layers() } else { here };
+            add(reused, Action::Reuse, 0, now, need.ready);
+            if need.load || (!need.compute.is_empty() && !moves[at as usize].is_empty()) {
+                let times = moves[at as usize].iter().filter_map(|id| self.moves.get(id));
+                let first = times.clone().map(|m| m.first).min().unwrap_or(now);
+                let ready = times.map(|m| m.ready).max().unwrap_or(now);
+                for (tier, layers) in need.loads() {
+                    add(layers, Action::Load, tier, first, ready);
+                }
+            }
+            add(need.compute, Action::Recompute, 0, plan.finish, plan.finish);
+        }
+        plan.spans.sort_by_key(|span| (span.start, span.layers));
+    }
+}
+
+fn join(spans: &mut Vec<Span>, span: Span) {
+    let same = |known: &&mut Span| {
+        known.stop == span.start
+            && (known.layers, known.action, known.tier) == (span.layers, span.action, span.tier)
+    };
+    match spans.iter_mut().rev().take(6).find(same) {
+        Some(known) => {
+            known.stop = span.stop;
+            known.first_ready = known.first_ready.min(span.first_ready);
+            known.ready = known.ready.max(span.ready);
+        }
+        None => spans.push(span),
+    }
+}

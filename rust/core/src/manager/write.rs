@@ -1,0 +1,144 @@
+//! Writing down: at commit, ahead of need, and before an engine takes its slots back.
+//!
+//! Invariant: writing is soft. Where a lower tier has no room nothing is written and nothing
+//! fails. Cost: O(log n) per block written; the look ahead of need costs O(log n) per slot of the
+//! watermark, at most once per that many evictions.
+
+use crate::block::{BlockId, Layers, LeaseId, TierId};
+use crate::tier::{State, Write};
+use crate::time::Nanos;
+
+use super::Manager;
+use super::draft::{Draft, Fate};
+use super::moves::End;
+use super::own::OwnId;
+
+impl Manager {
+    /// Copies a block down as soon as it stands on a tier that writes through.
+    pub(super) fn write_through(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        source: Option<OwnId>,
+        now: Nanos,
+    ) {
+        if self.writes(tier) && self.tiers[tier].spec.write == Write::Through {
+            self.write_down(tier, block, source, now);
+        }
+    }
+
+    /// Begins to copy to the next tier what stands nowhere below, out of the block's residency
+    /// or of a slot of an engine.
+    fn write_down(&mut self, tier: TierId, block: BlockId, source: Option<OwnId>, now: Nanos) {
+        let node = self.nodes[block as usize];
+        let have = match source {
+            Some(own) => self.owns[&own].layers,
+            None => self.residency(tier, block).usable(),
+        };
+        let below = tier + 1;
+        let mut dirty = Some(have);
+        for lower in below..self.tiers.len() {
+            dirty = dirty.and_then(|left| left.without(self.expected(lower, block)));
+        }
+        let Some(dirty) = dirty.filter(|dirty| !dirty.is_empty()) else { return };
+        let there = self.residency(below, block);
+        let joins = self.expected(below, block).join(dirty).is_some();
+        let worth = node.uses >= self.tiers[tier].spec.admit_after && !node.unwritable;
+        if there.state == State::Bad || !joins || !worth {
+            return;
+        }
+        let mut draft = self.draft();
+        self.guard(&mut draft, below, block);
+        let fresh = self.expected(below, block).is_empty();
+        let units = if fresh || self.tiers[below].spec.layer_slots {
+            self.units(below, dirty)
+        } else {
+            0
+        };
+        let passing = self.transit(tier, below);
+        let transit = passing.map(|host| (host, self.units(host, self.all_layers())));
+        for (tier, units) in transit.into_iter().chain([(below, units)]) {
+            if !self.room(&mut draft, tier, units, now) {
+                self.abandon(&draft);
+                return;
+            }
+        }
+        self.apply(&draft, now);
+        self.copy_down(tier, block, dirty, source, now);
+    }
+
+    /// Begins the stores of `dirty`, for which there is room; the source stays where it is.
+    fn copy_down(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        dirty: Layers,
+        source: Option<OwnId>,
+        now: Nanos,
+    ) {
+        let slots: Vec<_> = match source {
+            Some(own) => dirty.iter().map(|l| self.own_slot(&self.owns[&own], l)).collect(),
+            None => dirty.iter().map(|layer| self.slot_of(tier, block, layer)).collect(),
+        };
+        let end = source.map_or(End::Here, End::Own);
+        self.store(tier, block, dirty, now, |at| (slots[usize::from(at - dirty.lo)], end));
+    }
+
+    /// Writes the least valuable dirty blocks down before their slots are needed, on every tier
+    /// whose free and clean slots are below its watermark. The copies above stay valid.
+    pub(super) fn write_ahead(&mut self, now: Nanos) {
+        for tier in 0..self.tiers.len() {
+            if self.tiers[tier].spec.free_low > 0.0 && self.writes(tier) && !(tier == 0 && self.engine_owned()) {
+                self.write_ahead_on(tier, now);
+            }
+        }
+    }
+
+    fn write_ahead_on(&mut self, tier: TierId, now: Nanos) {
+        let this = &self.tiers[tier];
+        let free = u64::from(this.space.free()) + u64::from(this.space.coming());
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share below one of a capacity below 2^32"
+        )]
+        let low = (f64::from(this.space.capacity()) * this.spec.free_low) as u64;
+        // An eighth of slack keeps the look from being taken at every call.
+        if free + this.credit + low / 8 >= low || this.retention.is_empty() {
+            return;
+        }
+        let mut draft = self.draft();
+        self.room(&mut draft, tier, low, now);
+        let clean = draft.victims.iter().filter(|victim| victim.tier == tier).count() as u64;
+        self.carry_out_below(&draft, tier, now);
+        self.abandon(&draft);
+        self.tiers[tier].credit = clean;
+    }
+
+    /// Carries out what a draft decided below `tier`; on `tier` itself it only writes.
+    fn carry_out_below(&mut self, draft: &Draft, tier: TierId, now: Nanos) {
+        for victim in &draft.victims {
+            if victim.tier > tier {
+                self.evict(victim, now);
+            } else if let (true, Fate::Demote(dirty)) = (victim.tier == tier, victim.fate) {
+                self.copy_down(tier, victim.block, dirty, None, now);
+            }
+        }
+    }
+
+    /// Before an engine takes its slots back: what is not on a lower tier is written there.
+    pub(super) fn store_engine_blocks(&mut self, id: LeaseId, now: Nanos) {
+        if !self.engine_owned() || !self.writes(0) || self.leases[&id].suspended() {
+            return;
+        }
+        for at in 0..self.leases[&id].path.len() {
+            let step = self.leases[&id].path[at];
+            let ready = !step.fresh && step.compute.is_empty();
+            if let (Some(own), true) = (step.own, ready)
+                && self.owns[&own].slot != crate::block::NO_SLOT
+            {
+                self.write_down(0, step.block, Some(own), now);
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! `checkerboard`: by age class `floor(log2 idle)`, then layer by layer from the one that may leave
+//! first, within a layer from the leading block on, then by id.
+//!
+//! Invariant: a class is one (layer, block) pair, and classes ascend in the order of leaving. An
+//! age class doubles in width with age, so entries of one class do change places: the head is the
+//! smallest id of the oldest age class. Cost: a head takes time linear in the number of entries
+//! that share that age class.
+
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+
+use super::{Entry, Facts, Key, Policy, Terms};
+use crate::block::Departure;
+use crate::cost::{CostModel, layer_weight};
+use crate::time::Nanos;
+
+/// Whole layers of the oldest session, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Checkerboard;
+
+impl Policy for Checkerboard {
+    fn name(&self) -> &'static str {
+        "checkerboard"
+    }
+
+    /// What losing the layer costs; the order follows the class instead.
+    fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
+        let base = cost.base(facts.context);
+        let layer_weight = facts
+            .layer
+            .map_or(1.0, |layer| layer_weight(layer, facts.model_layers, facts.departure));
+        let cost = layer_weight * base;
+        Terms { base, layer_weight, position_weight: 1.0, uses: 1, cost }
+    }
+
+    fn class(&self, facts: &Facts, _cost: &CostModel) -> u64 {
+        let turn = match (facts.layer, facts.departure) {
+            (None, _) => 0,
+            (Some(layer), Departure::Demote) => {
+                facts.model_layers.saturating_sub(layer.saturating_add(1))
+            }
+            (Some(layer), Departure::Drop) => layer,
+        };
+        u64::from(turn) << 32 | u64::from(facts.block)
+    }
+
+    fn compare(&self, a: &Entry, b: &Entry, now: Nanos) -> Ordering {
+        age_class(b.access, now)
+            .cmp(&age_class(a.access, now))
+            .then_with(|| (a.class, a.id).cmp(&(b.class, b.id)))
+    }
+
+    fn head(&self, list: &BTreeSet<Key>, now: Nanos) -> Option<Key> {
+        let oldest = age_class(list.first()?.access, now);
+        list.iter()
+            .take_while(|key| age_class(key.access, now) == oldest)
+            .min_by_key(|key| key.id)
+            .copied()
+    }
+}
+
+/// One more than `floor(log2 idle)`; zero for what was used just now.
+fn age_class(access: Nanos, now: Nanos) -> u32 {
+    Nanos::BITS - now.saturating_sub(access).leading_zeros()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Checkerboard, age_class};
+    use crate::block::Departure;
+    use crate::cost::CostModel;
+    use crate::error::Result;
+    use crate::policy::sample::{evict_all, layer, order};
+    use crate::policy::{Entry, Key, Policy};
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn one_session_is_demoted_layer_by_layer_from_the_back() -> Result<()> {
+        let cost = CostModel::seed(1.0)?;
+        let session = [vec![5; 4]];
+        let victims = evict_all(&Checkerboard, &cost, 40, &session, Departure::Demote, 100);
+        assert_eq!(victims[..5], [(39, 0), (39, 1), (39, 2), (39, 3), (38, 0)]);
+        assert_eq!((victims.len(), victims[159]), (160, (0, 3)));
+        let expected: Vec<(u16, u32)> =
+            (0..40).rev().flat_map(|layer| (0..4).map(move |block| (layer, block))).collect();
+        assert_eq!(victims, expected);
+        Ok(())
+    }
+
+    #[test]
+    fn last_copies_are_dropped_from_the_shallow_layers_on() -> Result<()> {
+        let cost = CostModel::seed(1.0)?;
+        let session = [vec![5; 4]];
+        let victims = evict_all(&Checkerboard, &cost, 40, &session, Departure::Drop, 100);
+        let expected: Vec<(u16, u32)> =
+            (0..40).flat_map(|layer| (0..4).map(move |block| (layer, block))).collect();
+        assert_eq!(victims, expected);
+        Ok(())
+    }
+
+    #[test]
+    fn an_older_session_goes_whole_before_a_younger_one() -> Result<()> {
+        let cost = CostModel::seed(1.0)?;
+        let sessions = [vec![90; 2], vec![10; 2], vec![60; 2]];
+        let victims = evict_all(&Checkerboard, &cost, 40, &sessions, Departure::Demote, 100);
+        assert_eq!(victims[..3], [(39, 2), (39, 3), (38, 2)]);
+        assert!(victims[..80].iter().all(|(_, id)| (2..4).contains(id)));
+        assert!(victims[80..160].iter().all(|(_, id)| (4..6).contains(id)));
+        Ok(())
+    }
+
+    #[test]
+    fn an_age_class_is_the_floor_of_the_logarithm() {
+        for idle in 1..5000u64 {
+            assert_eq!(age_class(7, 7 + idle), idle.ilog2() + 1);
+        }
+        assert_eq!((age_class(7, 7), age_class(7, 3), age_class(0, u64::MAX)), (0, 0, 64));
+    }
+
+    #[test]
+    fn within_an_age_class_the_smaller_id_goes_although_used_later() {
+        let entry = |access, id| Entry { class: 3, access, tie: 0, id };
+        let entries = vec![entry(0, 9), entry(30, 4), entry(40, 1)];
+        // Idle 100, 70 and 60: the last one is an age class younger.
+        assert_eq!(order(&Checkerboard, entries.clone(), 100), [4, 9, 1]);
+        let list: BTreeSet<Key> = entries.iter().map(Entry::key).collect();
+        assert_eq!(Checkerboard.head(&list, 100).map(|key| key.id), Some(4));
+        assert_eq!(Checkerboard.head(&list, 120).map(|key| key.id), Some(1));
+        assert_eq!(Checkerboard.head(&BTreeSet::new(), 100), None);
+    }
+
+    #[test]
+    fn it_shows_what_losing_the_layer_costs() -> Result<()> {
+        let terms = Checkerboard.terms(&layer(39, 40, 1, 4), &CostModel::seed(1.0)?);
+        assert!((terms.cost - 0.047 / 40.0).abs() < 1e-12);
+        Ok(())
+    }
+}

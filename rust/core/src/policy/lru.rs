@@ -1,0 +1,38 @@
+//! `lru`: the least recently used leaves first; the baseline.
+//!
+//! Invariant: one class, so the order is that of the last use. Cost: constant.
+
+use super::{Facts, Policy, Terms};
+use crate::cost::CostModel;
+
+/// Least recently used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lru;
+
+impl Policy for Lru {
+    fn name(&self) -> &'static str {
+        "lru"
+    }
+
+    fn terms(&self, _facts: &Facts, _cost: &CostModel) -> Terms {
+        Terms { base: 1.0, layer_weight: 1.0, position_weight: 1.0, uses: 1, cost: 1.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Lru;
+    use crate::cost::CostModel;
+    use crate::error::Result;
+    use crate::policy::Policy;
+    use crate::policy::sample::{facts, layer};
+
+    #[test]
+    fn everything_is_of_one_class() -> Result<()> {
+        let cost = CostModel::default_curve(1.0)?;
+        let class = Lru.class(&facts(0, 0, 1), &cost);
+        assert_eq!(Lru.class(&facts(99_999, 7, 9), &cost), class);
+        assert_eq!(Lru.class(&layer(39, 40, 3, 4), &cost), class);
+        Ok(())
+    }
+}

@@ -1,0 +1,345 @@
+//! A storage level of one machine: what the user asked for, its slots, and who lives there.
+//!
+//! A slot holds all layers of one block; with layer slots it holds one layer of one block, out of
+//! one space of blocks x layers, and a row per residency says which slot holds which layer.
+//! Invariant: a slot is free, draining (a store still reads it) or held by exactly one residency,
+//! lease or move. Cost: O(1) per slot.
+
+use std::collections::BTreeMap;
+
+use crate::block::{Layers, MoveId, NO_SLOT, Slot};
+use crate::lane::LaneSpec;
+
+/// The kinds of tier, fastest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Device memory.
+    Gpu,
+    /// Host memory.
+    Host,
+    /// A local disk.
+    Disk,
+    /// A store shared by machines; it exchanges bytes with host memory only.
+    Remote,
+}
+
+impl Kind {
+    /// The name users write.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gpu => "gpu",
+            Self::Host => "host",
+            Self::Disk => "disk",
+            Self::Remote => "remote",
+        }
+    }
+
+    /// The kind of that name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Gpu, Self::Host, Self::Disk, Self::Remote].into_iter().find(|k| k.name() == name)
+    }
+}
+
+/// Who hands out a tier's slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Owner {
+    /// The pool is ours.
+    #[default]
+    Kvtrie,
+    /// The engine allocates; `bind` names its slots.
+    Engine,
+    /// There are no bytes.
+    Nobody,
+}
+
+/// When copies are written one tier down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Write {
+    /// When a block is chosen as victim, or ahead of need.
+    #[default]
+    Back,
+    /// As soon as a block is there.
+    Through,
+    /// Never; victims are dropped.
+    Never,
+}
+
+/// What the user says of a tier.
+#[derive(Clone, Debug)]
+pub struct TierSpec {
+    /// Which storage level.
+    pub kind: Kind,
+    /// Room in blocks.
+    pub blocks: u32,
+    /// Who hands out slots.
+    pub owner: Owner,
+    /// When blocks of this tier are copied to the next one.
+    pub write: Write,
+    /// How often a block must have been used before it is worth a write.
+    pub admit_after: u32,
+    /// Below this share of free or clean slots, dirty blocks are written down ahead of need.
+    pub free_low: f64,
+    /// This share is kept for running decodes: `acquire` leaves it, `reserve` may take it.
+    pub growth_reserve: f64,
+    /// One slot per layer instead of one per block.
+    pub layer_slots: bool,
+    /// The policy on this tier, if not the manager's.
+    pub policy: Option<String>,
+    /// The lane that carries blocks up from here.
+    pub read: LaneSpec,
+    /// The lane that carries blocks down to here.
+    pub store: LaneSpec,
+}
+
+/// What a residency is good for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Nothing is here.
+    #[default]
+    Absent,
+    /// `have` is valid and nothing is under way.
+    Resident,
+    /// More layers are on their way; those of `have` are valid already.
+    Arriving,
+    /// Bytes that could not be delivered: they take room, serve nobody and may be evicted.
+    Bad,
+}
+
+/// One block on one tier: one contiguous range of layers.
+#[derive(Clone, Copy, Debug)]
+pub struct Residency {
+    /// The slot, or with layer slots the row of slots.
+    pub slot: u32,
+    /// The layers that are valid here.
+    pub have: Layers,
+    /// Moves that read or write here.
+    pub busy: u16,
+    /// What it is good for.
+    pub state: State,
+}
+
+impl Default for Residency {
+    fn default() -> Self {
+        Self { slot: NO_SLOT, have: Layers::NONE, busy: 0, state: State::Absent }
+    }
+}
+
+impl Residency {
+    /// The layers that a plan may count on.
+    #[must_use]
+    pub fn usable(&self) -> Layers {
+        if self.state == State::Bad { Layers::NONE } else { self.have }
+    }
+}
+
+/// The slots of one tier.
+#[derive(Clone, Debug)]
+pub struct Space {
+    capacity: u32,
+    fresh: u32,
+    free: Vec<Slot>,
+    draining: BTreeMap<Slot, Draining>,
+    idle: u32,
+    layers: u16,
+    rows: Vec<Slot>,
+    free_rows: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Draining {
+    by: MoveId,
+    promised: bool,
+}
+
+/// A slot handed out, and the move that must have finished before it may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The slot.
+    pub slot: Slot,
+    /// The store that still reads it, or [`crate::block::NO_MOVE`].
+    pub after: MoveId,
+}
+
+impl Space {
+    /// Room for `blocks` blocks; with `layer_slots` that many times `layers` slots.
+    #[must_use]
+    pub fn new(blocks: u32, layers: u16, layer_slots: bool) -> Self {
+        Self {
+            capacity: if layer_slots { blocks * u32::from(layers) } else { blocks },
+            fresh: 0,
+            free: Vec::new(),
+            draining: BTreeMap::new(),
+            idle: 0,
+            layers: if layer_slots { layers } else { 0 },
+            rows: Vec::new(),
+            free_rows: Vec::new(),
+        }
+    }
+
+    /// All slots.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Slots that can be written at once.
+    #[must_use]
+    pub fn free(&self) -> u32 {
+        self.capacity - self.fresh + u32::try_from(self.free.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Slots that nobody holds and a store still reads.
+    #[must_use]
+    pub fn coming(&self) -> u32 {
+        self.idle
+    }
+
+    /// Takes a free slot; if there is none, one that a store still reads.
+    pub fn take(&mut self) -> Option<Grant> {
+        if let Some(slot) = self.free.pop() {
+            return Some(Grant { slot, after: crate::block::NO_MOVE });
+        }
+        if self.fresh < self.capacity {
+            self.fresh += 1;
+            return Some(Grant { slot: self.fresh - 1, after: crate::block::NO_MOVE });
+        }
+        if self.idle == 0 {
+            return None;
+        }
+        let (&slot, drain) = self.draining.iter_mut().find(|(_, drain)| !drain.promised)?;
+        drain.promised = true;
+        self.idle -= 1;
+        Some(Grant { slot, after: drain.by })
+    }
+
+    /// Takes a certain slot, if it is free.
+    pub fn claim(&mut self, slot: Slot) -> bool {
+        if slot >= self.capacity {
+            return false;
+        }
+        if slot >= self.fresh {
+            self.free.extend(self.fresh..slot);
+            self.fresh = slot + 1;
+            return true;
+        }
+        match self.free.iter().position(|&free| free == slot) {
+            Some(at) => {
+                self.free.swap_remove(at);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Gives a slot back. One that a store still reads becomes free when the store ends.
+    pub fn give(&mut self, slot: Slot) {
+        if let Some(drain) = self.draining.get_mut(&slot) {
+            drain.promised = false;
+            self.idle += 1;
+        } else {
+            self.free.push(slot);
+        }
+    }
+
+    /// A store begins to read a slot whose block leaves; nobody holds it any more.
+    pub fn drain(&mut self, slot: Slot, by: MoveId) {
+        self.draining.insert(slot, Draining { by, promised: false });
+        self.idle += 1;
+    }
+
+    /// The store has read the slot. Returns whether somebody was promised it.
+    pub fn drained(&mut self, slot: Slot) -> bool {
+        let Some(drain) = self.draining.remove(&slot) else { return false };
+        if !drain.promised {
+            self.idle -= 1;
+            self.free.push(slot);
+        }
+        drain.promised
+    }
+
+    /// The store failed: the slot is its old holder's again. Returns whether it was promised.
+    pub fn undrain(&mut self, slot: Slot) -> bool {
+        let Some(drain) = self.draining.remove(&slot) else { return false };
+        if !drain.promised {
+            self.idle -= 1;
+        }
+        drain.promised
+    }
+
+    /// The move that still reads a slot, if any.
+    #[must_use]
+    pub fn drained_by(&self, slot: Slot) -> Option<MoveId> {
+        self.draining.get(&slot).map(|drain| drain.by)
+    }
+
+    /// A new row of layer slots, all empty.
+    pub fn new_row(&mut self) -> u32 {
+        let width = usize::from(self.layers);
+        if let Some(row) = self.free_rows.pop() {
+            return row;
+        }
+        let row = u32::try_from(self.rows.len() / width.max(1)).unwrap_or(u32::MAX);
+        self.rows.resize(self.rows.len() + width, NO_SLOT);
+        row
+    }
+
+    /// The slots of a row, one per layer.
+    #[must_use]
+    pub fn row(&self, row: u32) -> &[Slot] {
+        let width = usize::from(self.layers);
+        &self.rows[row as usize * width..(row as usize + 1) * width]
+    }
+
+    /// Sets one layer's slot.
+    pub fn set(&mut self, row: u32, layer: u16, slot: Slot) {
+        self.rows[row as usize * usize::from(self.layers) + usize::from(layer)] = slot;
+    }
+
+    /// Ends a row; its slots must have been taken out of it.
+    pub fn end_row(&mut self, row: u32) {
+        debug_assert!(self.row(row).iter().all(|&slot| slot == NO_SLOT));
+        self.free_rows.push(row);
+    }
+
+    /// Every slot that is free or draining, for the audit.
+    pub fn spare(&self) -> impl Iterator<Item = Slot> + '_ {
+        let idle = self.draining.iter().filter(|(_, drain)| !drain.promised).map(|(&slot, _)| slot);
+        self.free.iter().copied().chain(self.fresh..self.capacity).chain(idle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Grant, Space};
+    use crate::block::NO_MOVE;
+
+    #[test]
+    fn a_draining_slot_is_promised_with_its_move_and_freed_once() {
+        let mut space = Space::new(1, 4, false);
+        let grant = space.take().unwrap();
+        assert_eq!(grant, Grant { slot: 0, after: NO_MOVE });
+        assert_eq!(space.take(), None);
+        space.drain(0, 9);
+        assert_eq!((space.free(), space.coming()), (0, 1));
+        assert_eq!(space.take(), Some(Grant { slot: 0, after: 9 }));
+        assert_eq!((space.coming(), space.take()), (0, None));
+        space.give(0);
+        assert_eq!(space.coming(), 1);
+        assert!(!space.drained(0));
+        assert_eq!((space.free(), space.coming()), (1, 0));
+    }
+
+    #[test]
+    fn layer_slots_come_from_one_space_of_blocks_times_layers() {
+        let mut space = Space::new(2, 3, true);
+        assert_eq!(space.capacity(), 6);
+        let row = space.new_row();
+        space.set(row, 2, 5);
+        assert_eq!(space.row(row)[2], 5);
+        space.set(row, 2, crate::block::NO_SLOT);
+        space.end_row(row);
+        assert_eq!(space.new_row(), row);
+    }
+}

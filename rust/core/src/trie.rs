@@ -1,0 +1,391 @@
+//! The radix trie: which token blocks exist, and where each stands on its path.
+//!
+//! A run is a chain of blocks without a branch; its tokens lie contiguous, so matching is a memory
+//! comparison. Children of a run hang behind its last block, sorted by a hash of their first
+//! block and compared exactly. Invariant: no run but a scope's root is empty, and no two children
+//! of a run start with the same block. Cost: lookup O(tokens + branches · log children);
+//! inserting and removing at the end of a run O(1); a split O(blocks behind it).
+
+use std::hash::Hasher;
+
+use rustc_hash::FxHasher;
+
+use crate::block::{BlockId, Handle, Token};
+
+/// A run's place in the slab.
+pub type RunId = u32;
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Debug, Default)]
+struct Run {
+    parent: RunId,
+    depth: u32,
+    tokens: Vec<Token>,
+    blocks: Vec<BlockId>,
+    children: Vec<(u64, RunId)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    run: RunId,
+    index: u32,
+    generation: u32,
+}
+
+/// The trie of all scopes. Block ids are reused; handles carry a generation.
+#[derive(Clone, Debug)]
+pub struct Trie {
+    block_tokens: usize,
+    runs: Vec<Run>,
+    free_runs: Vec<RunId>,
+    places: Vec<Place>,
+    free_blocks: Vec<BlockId>,
+}
+
+impl Trie {
+    /// An empty trie of blocks of `block_tokens` tokens.
+    #[must_use]
+    pub fn new(block_tokens: usize) -> Self {
+        Self {
+            block_tokens,
+            runs: Vec::new(),
+            free_runs: Vec::new(),
+            places: Vec::new(),
+            free_blocks: Vec::new(),
+        }
+    }
+
+    /// Adds the root of a scope.
+    pub fn add_root(&mut self) -> RunId {
+        self.new_run(Run { parent: NONE, ..Run::default() })
+    }
+
+    /// How many blocks exist.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.places.len() - self.free_blocks.len()
+    }
+
+    /// Whether there is no block.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// One behind the largest block id ever given out.
+    #[must_use]
+    pub fn bound(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether the id names a living block.
+    #[must_use]
+    pub fn alive(&self, block: BlockId) -> bool {
+        self.places.get(block as usize).is_some_and(|place| place.run != NONE)
+    }
+
+    /// The handle of a living block.
+    #[must_use]
+    pub fn handle(&self, block: BlockId) -> Handle {
+        Handle::new(block, self.places[block as usize].generation)
+    }
+
+    /// The block behind a handle, if it still lives.
+    #[must_use]
+    pub fn resolve(&self, handle: Handle) -> Option<BlockId> {
+        let block = handle.id();
+        (self.alive(block) && self.places[block as usize].generation == handle.generation())
+            .then_some(block)
+    }
+
+    /// How many blocks stand before this one on its path.
+    #[must_use]
+    pub fn depth(&self, block: BlockId) -> u32 {
+        let place = self.places[block as usize];
+        self.runs[place.run as usize].depth + place.index
+    }
+
+    /// The tokens of one block.
+    #[must_use]
+    pub fn tokens(&self, block: BlockId) -> &[Token] {
+        let place = self.places[block as usize];
+        let at = place.index as usize * self.block_tokens;
+        &self.runs[place.run as usize].tokens[at..at + self.block_tokens]
+    }
+
+    /// The block before this one, if it is not the first of its scope.
+    #[must_use]
+    pub fn parent(&self, block: BlockId) -> Option<BlockId> {
+        let place = self.places[block as usize];
+        let run = &self.runs[place.run as usize];
+        if place.index > 0 {
+            return Some(run.blocks[place.index as usize - 1]);
+        }
+        self.runs[run.parent as usize].blocks.last().copied()
+    }
+
+    /// The root of the scope that a block belongs to. Cost: O(branches above it).
+    #[must_use]
+    pub fn root(&self, block: BlockId) -> RunId {
+        let mut run = self.places[block as usize].run;
+        while self.runs[run as usize].parent != NONE {
+            run = self.runs[run as usize].parent;
+        }
+        run
+    }
+
+    /// The blocks directly behind this one.
+    pub fn children(&self, block: BlockId) -> impl Iterator<Item = BlockId> + '_ {
+        let place = self.places[block as usize];
+        let run = &self.runs[place.run as usize];
+        let next = run.blocks.get(place.index as usize + 1).copied();
+        let branches: &[(u64, RunId)] = if next.is_some() { &[] } else { &run.children };
+        next.into_iter().chain(branches.iter().map(|&(_, child)| self.first(child)))
+    }
+
+    /// The first blocks of a scope.
+    pub fn firsts(&self, root: RunId) -> impl Iterator<Item = BlockId> + '_ {
+        self.runs[root as usize].children.iter().map(|&(_, child)| self.first(child))
+    }
+
+    /// Appends the blocks of the longest known prefix of `tokens` to `path`; whole blocks only.
+    pub fn walk(&self, root: RunId, tokens: &[Token], path: &mut Vec<BlockId>) {
+        let size = self.block_tokens;
+        let mut run = root;
+        let mut rest = tokens;
+        while rest.len() >= size {
+            let Some(child) = self.find(run, &rest[..size]) else { return };
+            let next = &self.runs[child as usize];
+            let blocks = next.blocks.len().min(rest.len() / size);
+            let same = if next.tokens[..blocks * size] == rest[..blocks * size] {
+                blocks
+            } else {
+                let pairs = next.tokens.chunks_exact(size).zip(rest.chunks_exact(size));
+                pairs.take_while(|(known, asked)| known == asked).count()
+            };
+            path.extend_from_slice(&next.blocks[..same]);
+            if same < next.blocks.len() {
+                return;
+            }
+            rest = &rest[same * size..];
+            run = child;
+        }
+    }
+
+    /// The child of `parent` (of the root, if none) with these tokens.
+    #[must_use]
+    pub fn child(
+        &self,
+        root: RunId,
+        parent: Option<BlockId>,
+        tokens: &[Token],
+    ) -> Option<BlockId> {
+        let run = match parent {
+            None => root,
+            Some(block) => {
+                let place = self.places[block as usize];
+                let run = &self.runs[place.run as usize];
+                if let Some(&next) = run.blocks.get(place.index as usize + 1) {
+                    return (self.tokens(next) == tokens).then_some(next);
+                }
+                place.run
+            }
+        };
+        self.find(run, tokens).map(|child| self.first(child))
+    }
+
+    /// Adds a block behind `parent` (behind the root, if none). The caller has seen that
+    /// [`Trie::child`] finds nothing.
+    pub fn insert(&mut self, root: RunId, parent: Option<BlockId>, tokens: &[Token]) -> BlockId {
+        let run = match parent {
+            None => root,
+            Some(block) => {
+                let place = self.places[block as usize];
+                if place.index as usize + 1 < self.runs[place.run as usize].blocks.len() {
+                    self.split(place.run, place.index as usize + 1);
+                }
+                place.run
+            }
+        };
+        let is_root = self.runs[run as usize].parent == NONE;
+        let home = if is_root || !self.runs[run as usize].children.is_empty() {
+            let parent = &self.runs[run as usize];
+            let depth = parent.depth + count(parent.blocks.len());
+            let child = self.new_run(Run { parent: run, depth, ..Run::default() });
+            self.adopt(run, hash(tokens), child);
+            child
+        } else {
+            run
+        };
+        let index = count(self.runs[home as usize].blocks.len());
+        let block = self.new_block(home, index);
+        let home = &mut self.runs[home as usize];
+        home.tokens.extend_from_slice(tokens);
+        home.blocks.push(block);
+        block
+    }
+
+    /// Removes a block that has no child; its id may be given out again.
+    pub fn remove(&mut self, block: BlockId) {
+        debug_assert!(self.children(block).next().is_none());
+        let Place { run, .. } = self.places[block as usize];
+        let first = hash(&self.runs[run as usize].tokens[..self.block_tokens]);
+        let home = &mut self.runs[run as usize];
+        home.blocks.pop();
+        home.tokens.truncate(home.blocks.len() * self.block_tokens);
+        if home.blocks.is_empty() {
+            let parent = home.parent;
+            let siblings = &mut self.runs[parent as usize].children;
+            let at = siblings.binary_search(&(first, run)).expect("a run is its parent's child");
+            siblings.remove(at);
+            self.runs[run as usize] = Run { parent: NONE, ..Run::default() };
+            self.free_runs.push(run);
+            self.merge(parent);
+        }
+        let place = &mut self.places[block as usize];
+        place.run = NONE;
+        place.generation = place.generation.wrapping_add(1);
+        self.free_blocks.push(block);
+    }
+
+    /// Every broken invariant, in words.
+    #[must_use]
+    pub fn audit(&self) -> Vec<String> {
+        let mut broken = Vec::new();
+        let mut seen = 0;
+        for (id, run) in self.runs.iter().enumerate() {
+            if run.tokens.len() != run.blocks.len() * self.block_tokens {
+                broken.push(format!("run {id} has {} tokens", run.tokens.len()));
+            }
+            for (index, &block) in run.blocks.iter().enumerate() {
+                seen += 1;
+                let place = self.places[block as usize];
+                if (place.run as usize, place.index as usize) != (id, index) {
+                    broken.push(format!("block {block} is not where run {id} says"));
+                }
+            }
+            if !run.children.is_sorted() {
+                broken.push(format!("the children of run {id} are out of order"));
+            }
+            for &(key, child) in &run.children {
+                let next = &self.runs[child as usize];
+                if next.parent as usize != id || next.blocks.is_empty() {
+                    broken.push(format!("run {child} is not a child of run {id}"));
+                } else if key != hash(&next.tokens[..self.block_tokens]) {
+                    broken.push(format!("run {child} hangs under a wrong key"));
+                } else if next.depth != run.depth + count(run.blocks.len()) {
+                    broken.push(format!("run {child} has depth {}", next.depth));
+                }
+            }
+        }
+        if seen != self.len() {
+            broken.push(format!("{seen} blocks in runs, {} in the slab", self.len()));
+        }
+        broken
+    }
+
+    fn first(&self, run: RunId) -> BlockId {
+        self.runs[run as usize].blocks[0]
+    }
+
+    fn find(&self, run: RunId, tokens: &[Token]) -> Option<RunId> {
+        let children = &self.runs[run as usize].children;
+        let key = hash(tokens);
+        let from = children.partition_point(|&(other, _)| other < key);
+        children[from..]
+            .iter()
+            .take_while(|&&(other, _)| other == key)
+            .map(|&(_, child)| child)
+            .find(|&child| self.runs[child as usize].tokens[..self.block_tokens] == *tokens)
+    }
+
+    fn adopt(&mut self, run: RunId, key: u64, child: RunId) {
+        let children = &mut self.runs[run as usize].children;
+        let at = children.partition_point(|&other| other < (key, child));
+        children.insert(at, (key, child));
+    }
+
+    /// Cuts a run before block `at`; the front keeps its id, so that its parent need not change.
+    fn split(&mut self, run: RunId, at: usize) {
+        let front = &mut self.runs[run as usize];
+        let back = Run {
+            parent: run,
+            depth: front.depth + count(at),
+            tokens: front.tokens.split_off(at * self.block_tokens),
+            blocks: front.blocks.split_off(at),
+            children: std::mem::take(&mut front.children),
+        };
+        let key = hash(&back.tokens[..self.block_tokens]);
+        let id = self.new_run(back);
+        self.settle(id);
+        self.adopt(run, key, id);
+    }
+
+    /// Joins a run with its only child, undoing a split whose reason is gone.
+    fn merge(&mut self, run: RunId) {
+        let front = &self.runs[run as usize];
+        let [(_, child)] = front.children[..] else { return };
+        if front.parent == NONE {
+            return;
+        }
+        let back = std::mem::replace(
+            &mut self.runs[child as usize],
+            Run { parent: NONE, ..Run::default() },
+        );
+        let front = &mut self.runs[run as usize];
+        front.tokens.extend_from_slice(&back.tokens);
+        front.blocks.extend_from_slice(&back.blocks);
+        front.children = back.children;
+        self.settle(run);
+        self.free_runs.push(child);
+    }
+
+    /// Tells blocks and children of a run where they are now.
+    fn settle(&mut self, run: RunId) {
+        let home = &self.runs[run as usize];
+        for (index, &block) in home.blocks.iter().enumerate() {
+            let place = &mut self.places[block as usize];
+            place.run = run;
+            place.index = count(index);
+        }
+        for at in 0..self.runs[run as usize].children.len() {
+            let (_, child) = self.runs[run as usize].children[at];
+            self.runs[child as usize].parent = run;
+        }
+    }
+
+    fn new_run(&mut self, run: Run) -> RunId {
+        if let Some(id) = self.free_runs.pop() {
+            self.runs[id as usize] = run;
+            id
+        } else {
+            self.runs.push(run);
+            count(self.runs.len() - 1)
+        }
+    }
+
+    fn new_block(&mut self, run: RunId, index: u32) -> BlockId {
+        if let Some(id) = self.free_blocks.pop() {
+            let place = &mut self.places[id as usize];
+            place.run = run;
+            place.index = index;
+            id
+        } else {
+            self.places.push(Place { run, index, generation: 0 });
+            count(self.places.len() - 1)
+        }
+    }
+}
+
+fn hash(tokens: &[Token]) -> u64 {
+    let mut hasher = FxHasher::default();
+    for &token in tokens {
+        hasher.write_u32(token);
+    }
+    hasher.finish()
+}
+
+fn count(n: usize) -> u32 {
+    u32::try_from(n).expect("fewer than 2^32 blocks")
+}

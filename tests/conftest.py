@@ -1,0 +1,41 @@
+"""What every test shares: the hypothesis profiles, and no GPU tests without a GPU.
+
+HYPOTHESIS_PROFILE chooses how many random cases a property sees: fast (25), ci (200, the same
+ones on every run) or deep (2000).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A slow machine is no failure: pytest's timeout guards each test as a whole.
+_ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+
+settings.register_profile("fast", max_examples=25, **_ANY_SPEED)
+settings.register_profile("ci", max_examples=200, derandomize=True, **_ANY_SPEED)
+settings.register_profile("deep", max_examples=2000, **_ANY_SPEED)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+def _cuda_devices() -> int:
+    """The number of CUDA devices, asked of the driver: importing torch would take seconds."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips the tests marked `gpu` where no CUDA device answers."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not _cuda_devices():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))

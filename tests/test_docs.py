@@ -1,0 +1,85 @@
+"""The documentation is true: its Python runs, its commands exist, its links lead somewhere.
+
+Python blocks of one file run in order in one namespace, in an empty folder.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def blocks(page: Path, *languages: str) -> list[tuple[int, str]]:
+    """The fenced blocks of a page in these languages: line of the first line of code, and text."""
+    text = page.read_text()
+    return [
+        (text.count("\n", 0, found.start(2)), found[2])
+        for found in FENCE.finditer(text)
+        if found[1] in languages
+    ]
+
+
+def commands() -> list[str]:
+    """Every shell command of the documentation, once."""
+    lines = [
+        line
+        for page in PAGES
+        for _, block in blocks(page, "sh", "bash")
+        for line in block.splitlines()
+    ]
+    return sorted({" ".join(shlex.split(line, comments=True)) for line in lines} - {""})
+
+
+def named(pages: list[Path]) -> list:
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
+
+
+@pytest.mark.parametrize("page", named([page for page in PAGES if blocks(page, "python")]))
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    for line, code in blocks(page, "python"):
+        padded = "\n" * line + code  # so that a traceback names the page's own line
+        exec(compile(padded, str(page), "exec"), names)  # noqa: S102
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_exist(command):
+    program, *words = shlex.split(command)
+    if program == "make":
+        assert {word for word in words if "=" not in word} <= TARGETS
+    elif program == "pip":
+        assert words[0] == "install"
+        package, _, extras = words[-1].rstrip("]").partition("[")
+        assert package == "kvtrie"
+        assert set(extras.split(",")) - {""} <= set(EXTRAS)
+    elif program == "kvtrie":
+        script = Path(sys.executable).with_name("kvtrie")
+        told = subprocess.run(
+            [script, words[0], "--help"], check=True, capture_output=True, text=True
+        )
+        for word in words[1:]:
+            if word.startswith("--"):
+                assert word.partition("=")[0] in told.stdout
+    else:
+        pytest.fail(f"'{program}' is none of make, pip and kvtrie")
+
+
+@pytest.mark.parametrize("page", named(PAGES))
+def test_links_lead_to_files(page):
+    local = [to for to in LINK.findall(page.read_text()) if "://" not in to]
+    missing = [to for to in local if not (page.parent / to).exists()]
+    assert not missing
