@@ -83,7 +83,12 @@ class _Missing(Cache):
         self._last = last
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: object,
+        **__: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self._step.write(layer_idx, key_states, value_states)
         if layer_idx == self._last:

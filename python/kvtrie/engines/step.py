@@ -45,6 +45,7 @@ class Step:
         cls,
         pool: Pool,
         tables: Sequence[torch.Tensor],
+        *,
         pads: Sequence[int],
         held: Sequence[int],
         past: int,

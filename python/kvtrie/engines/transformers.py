@@ -20,7 +20,7 @@ from transformers import Cache
 
 from kvtrie.engines.recovery import recover
 from kvtrie.engines.step import Step
-from kvtrie.errors import ConfigError
+from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import Pool
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ __all__ = ["KvtrieCache"]
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One sequence of the batch: its lease, the columns before it, the prompt it was opened with."""
+    """One sequence: its lease, the columns before it, the prompt it was opened with."""
 
     lease: Lease
     pad: int
@@ -69,6 +69,7 @@ class KvtrieCache(Cache):
     Raises:
         ConfigError: padding elsewhere than on the left, a model whose KV the pool cannot hold.
         NoSpaceError: the prompts and `reserve` do not fit beside what is in use.
+        TransferError: a move that the prompts await cannot be carried out.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class KvtrieCache(Cache):
         self._rows: list[_Row] = []
         self._step: Step | None = None
         self._ids: torch.Tensor | None = None
+        self._fresh: list[NDArray[np.int64]] = []
         self.recovered = 0
         prompts = _unpadded(input_ids, attention_mask)
         if sessions is not None and len(sessions) != len(prompts):
@@ -152,10 +154,10 @@ class KvtrieCache(Cache):
         key_states: torch.Tensor,
         value_states: torch.Tensor,
         layer_idx: int,
-        *_: Any,
-        **__: Any,
+        *_: object,
+        **__: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new K, V `(batch, heads, queries, dim)` of a layer, return those of all columns.
+        """Store new K, V `(batch, heads, queries, dim)` of a layer; return those of all columns.
 
         Raises:
             ConfigError: tokens that do not continue the prompts, or a pass without `input_ids`.
@@ -184,7 +186,7 @@ class KvtrieCache(Cache):
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` columns; the number is negative, as transformers has it."""
+        """Forget the last `-tokens_to_remove` columns: transformers gives a negative number."""
         if tokens_to_remove > 0 or -tokens_to_remove > self._past:
             raise ConfigError(f"cannot crop by {tokens_to_remove} of {self._past} columns")
         self._past += tokens_to_remove
@@ -238,23 +240,25 @@ class KvtrieCache(Cache):
             if batch % len(self._rows):
                 raise ConfigError(f"a batch of {batch} does not continue {len(self._rows)} rows")
             self.batch_repeat_interleave(batch // len(self._rows))
-        tokens = self._tokens(batch, queries)
-        for row, new in zip(self._rows, tokens, strict=True):
-            row.lease.reserve(len(new), now=self._executor.clock())
+        end = self._past + queries
+        for row in self._rows:
+            new = max(0, end - row.pad - row.lease.tokens)
+            row.lease.reserve(new, now=self._executor.clock())
         for row in self._rows:
             self._executor.wait(row.lease)
+        self._fresh = self._tokens(batch, queries)
         return Step.of_columns(
             self._pool,
             [self._pool.table(row.lease.slots(0)) for row in self._rows],
-            [row.pad for row in self._rows],
-            [row.lease.tokens for row in self._rows],
-            self._past,
-            queries,
+            pads=[row.pad for row in self._rows],
+            held=[row.lease.tokens for row in self._rows],
+            past=self._past,
+            queries=queries,
         )
 
     def _end(self, queries: int) -> None:
         """After the last layer: the KV of the pass is written, so its tokens count."""
-        for row, new in zip(self._rows, self._tokens(len(self._rows), queries), strict=True):
+        for row, new in zip(self._rows, self._fresh, strict=True):
             row.lease.commit(new, now=self._executor.clock())
         self._past += queries
         self._step = self._ids = None
@@ -265,10 +269,14 @@ class KvtrieCache(Cache):
         if self._ids is None or self._ids.shape != (batch, queries):
             raise ConfigError("KvtrieCache names KV by tokens: run the model on input_ids")
         fresh: list[NDArray[np.int64]] = []
-        for row, ids in zip(self._rows, self._ids.cpu().numpy(), strict=True):
-            start = self._past - row.pad
-            ids = ids[max(0, -start) :]
-            start = max(0, start)
+        for row, columns in zip(self._rows, self._ids.cpu().numpy(), strict=True):
+            start = max(0, self._past - row.pad)
+            ids = columns[max(0, row.pad - self._past) :]
+            if row.lease.tokens < start:
+                raise TransferError(
+                    f"the copy of a shared block failed: {start - row.lease.tokens} tokens are "
+                    "lost; crop the cache by as many and pass them again"
+                )
             expected = row.prompt[start : start + len(ids)]
             if not np.array_equal(ids[: len(expected)], expected):
                 raise ConfigError(

@@ -10,6 +10,7 @@ Cost: a copy is one call per run of neighbouring units; a gather or scatter one 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,7 +66,8 @@ class Pool:
         self.blocks = blocks
         self.block_tokens = block_tokens
         self.layer_slots = layer_slots
-        heads, key_dim = model.kv_heads, model.head_dim
+        key_dim = model.head_dim
+        heads = model.kv_heads if model.latent else max(1, model.kv_heads // model.tp)
         value_dim = model.v_head_dim or key_dim
         sizes = layout.planes(block_tokens, heads, key_dim, model.v_head_dim)
         self.planes = tuple(
@@ -94,12 +96,9 @@ class Pool:
         pinned: bool,
     ) -> Pool:
         """The memory that `tier` asks for, its budget given in blocks or in bytes."""
-        blocks = tier.blocks
-        if blocks is None:
-            blocks = (tier.bytes or 0) // model.block_bytes(block_tokens)
         return cls(
             model,
-            blocks,
+            tier.room(model, block_tokens),
             block_tokens,
             layout=tier.layout,
             layer_slots=tier.layer_slots,
@@ -182,8 +181,7 @@ class Pool:
         if source.layout != self.layout:
             raise ConfigError(f"cannot copy between {source.layout} and {self.layout}")
         breaks = np.flatnonzero((np.diff(units) != 1) | (np.diff(source_units) != 1)) + 1
-        starts = [0, *breaks.tolist(), len(units)]
-        for begin, end in zip(starts[:-1], starts[1:], strict=True):
+        for begin, end in pairwise((0, *breaks.tolist(), len(units))):
             to, of = int(units[begin]), int(source_units[begin])
             for plane, other in zip(self.planes, source.planes, strict=True):
                 plane[to : to + end - begin].copy_(other[of : of + end - begin], non_blocking=True)

@@ -41,8 +41,8 @@ class Executor:
 
     Args:
         manager: whose moves to run.
-        pools: one entry per tier, in the manager's order: a `Pool`, a `Storage`, or None for a
-            tier whose bytes are not ours.
+        pools: a `Pool` or a `Storage` per tier, in the manager's order: what `open_pools` gave,
+            with the places of disk and remote tiers filled in.
         workers: threads; on a GPU each has a copy stream of its own.
         deadline_s: seconds that a job may run before its moves are reported failed.
         clock: nanoseconds, monotone; also the `now` of every report.
@@ -64,14 +64,15 @@ class Executor:
         layers_per_report: int = 8,
         moves_per_job: int = 64,
     ) -> None:
-        if len(pools) != len(manager.tiers):
-            raise ConfigError(f"{len(pools)} pools given for {len(manager.tiers)} tiers")
+        given = [pool for pool in pools if pool is not None]
+        if len(given) != len(manager.tiers):
+            raise ConfigError(f"{len(given)} pools given for {len(manager.tiers)} tiers")
         if workers < 0 or layers_per_report < 1 or moves_per_job < 1:
             raise ConfigError("workers is at least 0, layers and moves per report at least 1")
         if deadline_s is not None and deadline_s <= 0:
             raise ConfigError(f"a deadline of {deadline_s} s has passed before a move starts")
         self.manager = manager
-        self.pools = tuple(pools)
+        self.pools = tuple(given)
         self.clock = clock
         self._deadline_ns = None if deadline_s is None else int(deadline_s * _NS)
         self._layers_per_report = layers_per_report
@@ -214,7 +215,7 @@ class Executor:
                 for done in job.run(self._layers_per_report):
                     if stream is not None:
                         stream.synchronize()
-                    if done < job.layers[1]:
+                    if done < job.layers[1] - job.layers[0]:
                         self._progress(job, done)
         except Exception as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
             error = f"{type(caught).__name__}: {caught}"
@@ -257,7 +258,7 @@ class Executor:
             if job.failed or started is None or now - started < self._deadline_ns:
                 continue
             job.failed = True
-            self._report(job, error=f"no end after {(now - started) / _NS:.3f} s", running=True)
+            self._report(job, error=f"no end after {(now - started) / _NS:.3f} s", hung=True)
             for ident in job.ids:
                 self._release(ident, ok=False)
             self._changed.notify_all()
@@ -275,7 +276,7 @@ class Executor:
         *,
         layers_done: int | None = None,
         error: str | None = None,
-        running: bool = False,
+        hung: bool = False,
     ) -> None:
         try:
             self.manager.complete(
@@ -284,7 +285,7 @@ class Executor:
                 ok=error is None,
                 layers_done=layers_done,
                 error=error,
-                running=running,
+                hung=hung,
             )
         except Exception as broken:  # noqa: BLE001 - told to whoever waits, also across threads
             self._broken = broken

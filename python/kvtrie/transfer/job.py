@@ -58,12 +58,12 @@ class Job:
         """Copy the bytes, front layers first.
 
         Yields:
-            The layer below which every move of the job is done; on a GPU, done on the stream.
+            How many layers of every move are done; on a GPU, once the stream is.
         """
         lo, hi = self.layers
         if not (isinstance(self.source, Pool) and isinstance(self.target, Pool)):
             self._through_storage()
-            yield hi
+            yield hi - lo
             return
         sources = np.stack([self._units(self.source, slot) for slot, _ in self.slots])
         targets = np.stack([self._units(self.target, slot) for _, slot in self.slots])
@@ -72,7 +72,7 @@ class Job:
             self.target.copy_from(
                 self.source, sources[:, piece].reshape(-1), targets[:, piece].reshape(-1)
             )
-            yield min(hi, lo + piece.stop)
+            yield min(hi - lo, piece.stop)
 
     def _units(self, pool: Pool, slot: int) -> NDArray[np.int64]:
         return pool.units(slot, *self.layers)
@@ -95,7 +95,7 @@ class Job:
 
 
 def group(
-    moves: Moves, tiers: Sequence[Pool | Storage | None], pending: set[int], limit: int
+    moves: Moves, tiers: Sequence[Pool | Storage], pending: set[int], limit: int
 ) -> list[Job]:
     """Turn the columns of `moves` into jobs, in an order that respects every `after`.
 
@@ -104,9 +104,6 @@ def group(
         tiers: the pool or storage of each tier.
         pending: ids of moves that have not ended; the new ones are added.
         limit: the most moves of one job.
-
-    Raises:
-        TransferError: a move to or from a tier whose bytes are not ours.
     """
     jobs: list[Job] = []
     open_jobs: dict[tuple[int, ...], Job] = {}
@@ -124,8 +121,6 @@ def group(
     )
     for ident, src, dst, src_slot, dst_slot, lo, hi, after, key in rows:
         source, target = tiers[src], tiers[dst]
-        if source is None or target is None:
-            raise TransferError(f"move {ident} goes from tier {src} to {dst}: no pool was given")
         waits = after in pending
         alone = waits or not (isinstance(source, Pool) and isinstance(target, Pool))
         way = (src, dst, lo, hi)

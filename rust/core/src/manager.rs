@@ -304,6 +304,11 @@ impl Manager {
         }
     }
 
+    /// Whether failed moves still hold slots of a block on a tier: nothing new may go there.
+    fn stuck(&self, tier: TierId, block: BlockId) -> bool {
+        self.arriving.get(&(tier, block)).is_some_and(|arrival| arrival.failed)
+    }
+
     /// Whether victims of a tier are written one tier down.
     fn writes(&self, tier: TierId) -> bool {
         tier < self.last() && self.tiers[tier].spec.write != Write::Never
@@ -434,6 +439,34 @@ impl Manager {
         self.nodes[block as usize] =
             Node { scope, refs: 0, uses: 1, access: now, unwritable: false };
         block
+    }
+
+    /// Where the last copy of a leaf-only block was lost to a failure, what stands behind it
+    /// serves nobody any more: it goes too, now or when the moves that touch it have ended.
+    fn sweep(&mut self, block: BlockId) {
+        let lost = self.trie.alive(block)
+            && self.structure(block) == Structure::LeafOnly
+            && self.nodes[block as usize].refs == 0
+            && !self.missing(block).is_empty();
+        if !lost {
+            return;
+        }
+        let mut below = vec![block];
+        let mut at = 0;
+        while let Some(&next) = below.get(at) {
+            below.extend(self.trie.children(next));
+            at += 1;
+        }
+        for &block in below.iter().rev() {
+            for tier in 0..self.tiers.len() {
+                let moving =
+                    self.arriving.get(&(tier, block)).is_some_and(|a| !a.moves.is_empty());
+                if self.residency(tier, block).busy == 0 && !moving {
+                    self.drop_copy(tier, block);
+                }
+            }
+            self.prune(block);
+        }
     }
 
     /// Removes nodes that hold nothing and that nothing needs, from `block` upwards.

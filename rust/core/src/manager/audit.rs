@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::block::{BlockId, Layers, NO_SLOT, Slot, Structure, TierId};
+use crate::block::{BlockId, NO_SLOT, Slot, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::tier::{Owner, State};
 
@@ -63,21 +63,20 @@ impl Manager {
             // Leaf-only scopes have no holes: what stands behind a block that is not leased
             // needs all of it.
             let leaf_only = self.structure(block) == Structure::LeafOnly;
+            let carries = self.trie.children(block).any(|child| {
+                (0..self.tiers.len()).any(|tier| {
+                    let here = self.residency(tier, child);
+                    here.state == State::Resident && here.busy == 0
+                })
+            });
             if leaf_only
                 && self.nodes[block as usize].refs == 0
-                && self.trie.children(block).next().is_some()
-                && !self.missing_or_bad(block).is_empty()
+                && carries
+                && !self.missing(block).is_empty()
             {
                 broken.push(format!("block {block} is a hole in a leaf-only scope"));
             }
         }
-    }
-
-    /// Layers of a block that stand nowhere, not even as bytes that could not be read.
-    fn missing_or_bad(&self, block: BlockId) -> Layers {
-        let bad = (0..self.tiers.len())
-            .any(|tier| self.residency(tier, block).state == State::Bad);
-        if bad { Layers::NONE } else { self.missing(block) }
     }
 
     fn audit_residency(&self, tier: TierId, block: BlockId, broken: &mut Vec<String>) {
@@ -164,6 +163,9 @@ impl Manager {
         let mut own_busy = BTreeMap::new();
         for known in self.moves.values() {
             let block = known.block.and_then(|handle| self.trie.resolve(handle));
+            if let (Some((tier, _)), true, Some(block)) = (known.leaves, known.returned, block) {
+                *busy.entry((tier, block)).or_default() += 1;
+            }
             for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
                 match (end, block) {
                     (End::Here, Some(block)) => *busy.entry((tier, block)).or_default() += 1,

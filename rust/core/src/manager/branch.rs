@@ -70,7 +70,8 @@ impl Manager {
     /// cached; own slots behind them are freed.
     ///
     /// # Errors
-    /// [`Error::Config`] if the lease holds fewer tokens.
+    /// [`Error::Config`] if the lease holds fewer tokens, or the cut falls into a block that the
+    /// engine has still to compute; nothing has changed then.
     pub fn truncate(&mut self, id: LeaseId, tokens: usize, now: Nanos) -> Result<()> {
         self.active(id)?;
         let held = self.lease_tokens(id)?;
@@ -79,12 +80,18 @@ impl Manager {
                 "truncate lease {id} to {tokens} tokens, it holds {held}"
             )));
         }
+        let size = self.block_tokens();
+        let (full, rest) = (tokens / size, tokens % size);
+        if rest > 0 && self.leases[&id].path.get(full).is_some_and(|step| step.fresh) {
+            return Err(Error::config(format!(
+                "truncate lease {id} to {tokens} tokens, within block {full}, which is still to \
+                 be computed; commit first"
+            )));
+        }
         self.tick(now);
         if tokens == held {
             return Ok(());
         }
-        let size = self.block_tokens();
-        let (full, rest) = (tokens / size, tokens % size);
         if full == self.leases[&id].path.len() {
             let lease = self.lease_mut(id);
             lease.tail.truncate(rest);
@@ -164,7 +171,7 @@ impl Manager {
             self.recompute_in_plan(id, at, layers);
             return tokens(at, at + 1);
         }
-        let lacks = Layers::new(self.residency(0, block).have.hi, self.settings.layers);
+        let lacks = self.lacks(self.residency(0, block).have);
         let mut draft = self.draft();
         let units = self.units(0, lacks);
         if !self.room(&mut draft, 0, units, now) {

@@ -158,9 +158,7 @@ impl Manager {
         if self.engine_owned() || tokens == 0 {
             return Ok(());
         }
-        if self.room_left(id)? > 0 {
-            self.adopt_tail(id);
-        }
+        let adopts = !matches!(self.leases[&id].tail_from, TailFrom::Open) && self.room_left(id)? > 0;
         let lease = &self.leases[&id];
         let blocks = lease
             .tail
@@ -168,7 +166,7 @@ impl Manager {
             .checked_add(tokens)
             .ok_or_else(|| Error::config(format!("reserve of {tokens} tokens")))?
             .div_ceil(self.block_tokens());
-        let more = blocks.saturating_sub(lease.open.len());
+        let more = blocks.saturating_sub(lease.open.len() + usize::from(adopts));
         if more > 0 {
             let units = self.units(0, self.all_layers()) * more as u64;
             let mut draft = self.draft();
@@ -178,6 +176,9 @@ impl Manager {
                 return Err(error);
             }
             self.apply(&draft, now);
+        }
+        if adopts {
+            self.adopt_tail(id);
         }
         for _ in 0..more {
             let own = self.new_own(0, self.all_layers());
@@ -297,11 +298,10 @@ impl Manager {
         lease.tail = tail;
         lease.path.push(Step { own, ..Step::shared(block) });
         let at = lease.path.len() - 1;
-        self.nodes[block as usize].access = now;
+        self.touch(block, now, known.is_some());
         if let Some(own) = own {
             self.settle_own(id, at, block, own, now, out);
         }
-        self.presence_changed(0, block);
     }
 
     /// Turns a lease's own slot into the block's residency, if there is none of those layers.
@@ -312,8 +312,8 @@ impl Manager {
         let grows = here.state == State::Resident
             && here.busy == 0
             && self.tiers[tier].spec.layer_slots
-            && here.have.hi >= layers.lo
-            && here.have.hi < layers.hi;
+            && !here.have.covers(layers)
+            && here.have.join(layers).is_some();
         if refs > 1 || busy > 0 || !(whole || grows) {
             return false;
         }
@@ -333,7 +333,8 @@ impl Manager {
                 }
             }
             space.end_row(slot);
-            self.residency_mut(tier, block).have.hi = layers.hi;
+            let joined = here.have.join(layers).expect("no gap");
+            self.residency_mut(tier, block).have = joined;
         }
         self.forget_bad_copies(block);
         self.presence_changed(tier, block);

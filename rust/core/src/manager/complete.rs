@@ -181,8 +181,8 @@ impl Manager {
         self.tiers[known.src].stats.bytes_read += bytes;
         self.tiers[known.dst].stats.bytes_written += bytes;
         self.tiers[known.dst].stats.move_ns += took;
-        if known.from == End::Leaving {
-            self.tiers[known.src].space.drained(known.src_slot);
+        if let Some((tier, slot)) = known.leaves {
+            self.tiers[tier].space.drained(slot);
         }
         self.end(&known, now);
         self.remember(id, true);
@@ -210,6 +210,10 @@ impl Manager {
                 _ => {}
             }
         }
+        if let (Some((tier, _)), true, Some(block)) = (known.leaves, known.returned, block) {
+            self.residency_mut(tier, block).busy -= 1;
+            self.refresh_on(tier, block);
+        }
         if let (End::Here, Some(block)) = (known.to, block)
             && let Some(arrival) = self.arriving.get_mut(&(known.dst, block))
         {
@@ -219,7 +223,12 @@ impl Manager {
             }
         }
         if let Some(block) = block {
+            let parent = self.trie.parent(block);
             self.prune(block);
+            self.sweep(block);
+            if let Some(parent) = parent {
+                self.sweep(parent);
+            }
         }
     }
 
@@ -281,6 +290,9 @@ impl Manager {
             }
         }
         self.replan(&known, reason, now);
+        if let Some(block) = block {
+            self.sweep(block);
+        }
     }
 
     /// The bytes of a source could not be delivered; it serves nobody until it is evicted.
@@ -296,14 +308,11 @@ impl Manager {
     /// The victim of a failed store stays where it was.
     fn store_failed(&mut self, known: &Move, block: BlockId, now: Nanos) {
         self.nodes[block as usize].unwritable = true;
-        if known.from != End::Leaving {
-            return;
-        }
-        let (tier, slot) = (known.src, known.src_slot);
+        let Some((tier, slot)) = known.leaves else { return };
         let promised = self.tiers[tier].space.undrain(slot);
         let mut back = self.can_return(tier, block, known.layers);
         if promised {
-            back = back && self.replace_promised(tier, slot, now);
+            back = back && self.replace_promised(tier, slot, block, now);
             if !back {
                 return;
             }
@@ -329,7 +338,7 @@ impl Manager {
         residency.have = have;
         residency.state = State::Resident;
         residency.busy += 1;
-        self.moves.get_mut(&known.id).expect("under way").from = End::Here;
+        self.moves.get_mut(&known.id).expect("under way").returned = true;
         self.presence_changed(tier, block);
     }
 
@@ -338,7 +347,9 @@ impl Manager {
         match here.state {
             State::Absent => !self.tiers[tier].spec.layer_slots || tier > 0 || layers.lo == 0,
             State::Resident => {
-                self.tiers[tier].spec.layer_slots && here.have.join(layers).is_some()
+                self.tiers[tier].spec.layer_slots
+                    && here.have.meet(layers).is_empty()
+                    && here.have.join(layers).is_some()
             }
             State::Arriving | State::Bad => false,
         }
@@ -346,7 +357,13 @@ impl Manager {
 
     /// Finds another slot for the holder of one that goes back to its block. Without room the
     /// holder keeps it, and the block is lost.
-    fn replace_promised(&mut self, tier: TierId, slot: Slot, now: Nanos) -> bool {
+    fn replace_promised(
+        &mut self,
+        tier: TierId,
+        slot: Slot,
+        block: BlockId,
+        now: Nanos,
+    ) -> bool {
         let layer_slots = self.tiers[tier].spec.layer_slots;
         let holder = self.owns.iter().find_map(|(&id, own)| {
             if own.tier != tier || own.slot == NO_SLOT {
@@ -360,6 +377,8 @@ impl Manager {
         });
         let Some((holder, layer)) = holder else { return false };
         let mut draft = self.draft();
+        // The block itself must stay as it is, or its layers would not fit together again.
+        self.guard(&mut draft, tier, block);
         if !self.room(&mut draft, tier, 1, now) {
             self.abandon(&draft);
             return false;

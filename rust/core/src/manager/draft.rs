@@ -64,7 +64,8 @@ impl Manager {
         units: u64,
         now: Nanos,
     ) -> bool {
-        while draft.spare[tier] < units {
+        let wanted = units + self.transit_reserve(tier);
+        while draft.spare[tier] < wanted {
             let Some(entry) = self.tiers[tier].retention.victim(now) else { return false };
             self.take_out(draft, tier, entry.id);
             self.decide(draft, tier, entry, now);
@@ -195,14 +196,14 @@ impl Manager {
         }
         let below = tier + 1;
         let there = self.view(draft, below, block);
-        if self.residency(below, block).state == State::Bad {
+        if self.residency(below, block).state == State::Bad || self.stuck(below, block) {
             return false;
         }
         let Some(joined) = there.join(dirty) else { return false };
         self.take_out(draft, below, block);
         if let Some(host) = self.transit(tier, below) {
-            let units = self.units(host, self.all_layers());
-            if !self.room(draft, host, units, now) {
+            // Only out of what is reserved: making room here could go round in circles.
+            if !self.pass(draft, host) {
                 return false;
             }
         }
@@ -226,6 +227,26 @@ impl Manager {
             _ => lower - upper == 1,
         };
         (!straight).then_some(host)
+    }
+
+    /// Takes a transit slot for a block out of what is spare.
+    pub(super) fn pass(&self, draft: &mut Draft, host: TierId) -> bool {
+        let units = self.units(host, self.all_layers());
+        let enough = draft.spare[host] >= units;
+        if enough {
+            draft.spare[host] -= units;
+        }
+        enough
+    }
+
+    /// Slots of a tier that only stores on their way from disk to remote may take.
+    fn transit_reserve(&self, tier: TierId) -> u64 {
+        let passes = (tier + 1..self.last()).any(|at| self.transit(at, at + 1) == Some(tier));
+        if !passes {
+            return 0;
+        }
+        let blocks = u64::from(self.tiers[tier].spec.blocks);
+        self.units(tier, self.all_layers()) * (blocks / 16).max(1)
     }
 
     /// Drops `out` of a last copy. A leaf-only block goes from all tiers at once, since what is

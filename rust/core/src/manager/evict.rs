@@ -97,14 +97,14 @@ impl Manager {
 
     /// Writes `dirty` one tier down out of a slot that nobody else holds any more.
     fn demote(&mut self, tier: TierId, block: BlockId, dirty: Layers, slot: Slot, now: Nanos) {
-        for (slot, by) in self.store(tier, block, dirty, now, |_| (slot, End::Leaving)) {
-            self.tiers[tier].space.drain(slot, by);
-        }
+        let stores = self.store(tier, block, dirty, now, |_| (slot, End::Leaving));
+        let [by] = stores[..] else { unreachable!("one slot leaves by one store") };
+        self.moves.get_mut(&by).expect("just made").leaves = Some((tier, slot));
+        self.tiers[tier].space.drain(slot, by);
     }
 
     /// Begins the moves that copy `layers` of a block one tier down, where room was made.
-    /// `source` names the slot and end of a layer. Returns each source slot with the move that
-    /// reads it last.
+    /// `source` names the slot and end of a layer. Returns the moves that end below.
     pub(super) fn store(
         &mut self,
         tier: TierId,
@@ -112,13 +112,12 @@ impl Manager {
         layers: Layers,
         now: Nanos,
         source: impl Fn(u16) -> (Slot, End),
-    ) -> Vec<(Slot, MoveId)> {
+    ) -> Vec<MoveId> {
         let below = tier + 1;
         let into = self.residency(below, block).slot;
         let row = self.take_slots(below, into, layers);
         self.residency_mut(below, block).slot = row;
         let transit = self.transit(tier, below);
-        let mut reads = Vec::new();
         let mut moves = Vec::new();
         for piece in self.pieces(tier, below, transit, layers) {
             let (slot, end) = source(piece.lo);
@@ -142,7 +141,6 @@ impl Manager {
                     },
                     now,
                 );
-                reads.push((slot, up));
                 deps.push(up);
                 from = (host, passing, End::Own(own));
             }
@@ -159,15 +157,13 @@ impl Manager {
                 },
                 now,
             );
-            if transit.is_none() {
-                reads.push((slot, id));
-            } else if let End::Own(own) = from.2 {
+            if let (Some(_), End::Own(own)) = (transit, from.2) {
                 self.unref_own(own);
             }
             moves.push(id);
         }
         self.tiers[below].stats.demoted += 1;
         self.expect(below, block, layers, &moves);
-        reads
+        moves
     }
 }

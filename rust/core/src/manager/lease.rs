@@ -265,6 +265,7 @@ impl Manager {
             if self.nodes[block as usize].refs == 0 {
                 self.refresh(block);
                 self.prune(block);
+                self.sweep(block);
             }
         }
     }

@@ -67,6 +67,10 @@ pub struct Move {
     pub ready: Nanos,
     pub(super) from: End,
     pub(super) to: End,
+    /// The slot that is free, and the tier it is on, when this move has ended well.
+    pub(super) leaves: Option<(TierId, Slot)>,
+    /// It failed, and its block is back in that slot.
+    pub(super) returned: bool,
     pub(super) deps: Vec<MoveId>,
     pub(super) issued: bool,
     pub(super) failed: bool,
@@ -177,6 +181,8 @@ impl Manager {
                 ready: times.end,
                 from: src.2,
                 to: dst.2,
+                leaves: None,
+                returned: false,
                 deps,
                 issued: false,
                 failed: false,

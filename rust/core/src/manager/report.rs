@@ -136,13 +136,9 @@ impl Manager {
     /// blocks that still live, in logical order.
     #[must_use]
     pub fn sessions(&self) -> Vec<(String, u32, Vec<Handle>)> {
-        let path = |tip: Option<BlockId>| {
-            let mut path: Vec<Handle> =
-                std::iter::successors(tip, |&block| self.trie.parent(block))
-                    .map(|block| self.trie.handle(block))
-                    .collect();
-            path.reverse();
-            path
+        let path = |tip| {
+            let path = self.path_to(tip).into_iter();
+            path.map(|block| self.trie.handle(block)).collect()
         };
         let named = self.sessions.named();
         named.map(|(name, length, tip)| (name.to_owned(), length, path(tip))).collect()
@@ -235,13 +231,26 @@ impl Manager {
         own + shared
     }
 
+    /// A lease's session has reached the end of its path.
     pub(super) fn track_session(&mut self, id: LeaseId) {
         let lease = &self.leases[&id];
         let Some(session) = lease.session else { return };
         let path: Vec<BlockId> = lease.path.iter().map(|step| step.block).collect();
         let ranked = self.tiers.iter().any(|tier| tier.retention.policy().sessions());
-        for block in self.sessions.extend(session, &path, ranked) {
-            self.refresh(block);
+        let old = if ranked { self.path_to(self.sessions.tip(session)) } else { Vec::new() };
+        if self.sessions.extend(session, &path) && ranked {
+            self.sessions.carry(session, &old, &path);
+            for block in old.into_iter().chain(path) {
+                self.refresh(block);
+            }
         }
+    }
+
+    /// The blocks from the first of a scope to `tip`.
+    fn path_to(&self, tip: Option<BlockId>) -> Vec<BlockId> {
+        let mut path: Vec<BlockId> =
+            std::iter::successors(tip, |&block| self.trie.parent(block)).collect();
+        path.reverse();
+        path
     }
 }

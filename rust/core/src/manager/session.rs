@@ -52,19 +52,18 @@ impl Sessions {
         through.iter().filter_map(|id| self.all.get(id)).map(|session| session.length).min()
     }
 
-    /// A session's path is now `path`. Returns the blocks whose price may have changed, if
-    /// prices depend on sessions (`ranked`).
-    pub(super) fn extend(
-        &mut self,
-        id: SessionId,
-        path: &[BlockId],
-        ranked: bool,
-    ) -> Vec<BlockId> {
-        let Some(session) = self.all.get_mut(&id) else { return Vec::new() };
+    /// The last living block of a session's path.
+    pub(super) fn tip(&self, id: SessionId) -> Option<BlockId> {
+        self.all.get(&id)?.tip
+    }
+
+    /// A session's path is now `path`. Returns whether it changed.
+    pub(super) fn extend(&mut self, id: SessionId, path: &[BlockId]) -> bool {
+        let Some(session) = self.all.get_mut(&id) else { return false };
         let length = u32::try_from(path.len()).unwrap_or(u32::MAX);
         let tip = path.last().copied();
         if session.length == length && session.tip == tip {
-            return Vec::new();
+            return false;
         }
         session.length = length;
         let old = std::mem::replace(&mut session.tip, tip);
@@ -72,16 +71,18 @@ impl Sessions {
         if let Some(tip) = tip {
             self.tips.entry(tip).or_default().push(id);
         }
-        if !ranked {
-            return Vec::new();
+        true
+    }
+
+    /// For prices that depend on sessions: the blocks of `old` no longer carry the session,
+    /// those of `new` do.
+    pub(super) fn carry(&mut self, id: SessionId, old: &[BlockId], new: &[BlockId]) {
+        for &block in old {
+            remove(&mut self.through, Some(block), id);
         }
-        for &block in path {
-            let through = self.through.entry(block).or_default();
-            if !through.contains(&id) {
-                through.push(id);
-            }
+        for &block in new {
+            self.through.entry(block).or_default().push(id);
         }
-        path.to_vec()
     }
 
     /// A block is gone; sessions that ended in it end in its parent.
@@ -110,12 +111,12 @@ impl Sessions {
     }
 }
 
-fn remove(tips: &mut BTreeMap<BlockId, Vec<SessionId>>, tip: Option<BlockId>, id: SessionId) {
-    let Some(tip) = tip else { return };
-    if let Some(ids) = tips.get_mut(&tip) {
+fn remove(of: &mut BTreeMap<BlockId, Vec<SessionId>>, block: Option<BlockId>, id: SessionId) {
+    let Some(block) = block else { return };
+    if let Some(ids) = of.get_mut(&block) {
         ids.retain(|other| *other != id);
         if ids.is_empty() {
-            tips.remove(&tip);
+            of.remove(&block);
         }
     }
 }

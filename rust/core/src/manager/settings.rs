@@ -114,6 +114,17 @@ impl Settings {
         if remote && !tiers.iter().any(|tier| tier.kind == Kind::Host) {
             return Err(Error::config("tier 'remote' exchanges bytes with 'host', which is missing"));
         }
+        let host = tiers.iter().find(|tier| tier.kind == Kind::Host);
+        let passes = remote && tiers.iter().any(|tier| tier.kind == Kind::Disk);
+        if let (true, Some(host)) = (passes, host)
+            && (host.blocks < 2 || host.layer_slots)
+        {
+            return Err(Error::config(format!(
+                "tier 'host' has {} blocks and layer_slots {}: blocks on their way from disk to \
+                 remote pass through it and want at least 2 blocks of whole slots",
+                host.blocks, host.layer_slots
+            )));
+        }
         Ok(())
     }
 }

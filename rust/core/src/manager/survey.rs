@@ -14,6 +14,8 @@ use super::lease::{Action, Plan, Span};
 #[derive(Clone, Debug)]
 pub(super) struct Need {
     pub(super) block: BlockId,
+    /// Layers that stand or arrive on the first tier.
+    here: Layers,
     /// Layers that neither stand nor arrive on the first tier.
     pub(super) lacks: Layers,
     /// Where those layers can be loaded from, in ascending order of layers.
@@ -80,12 +82,13 @@ impl Manager {
     }
 
     fn need(&self, block: BlockId, now: Nanos) -> Need {
-        let all = self.all_layers();
         let here = if self.engine_owned() { Layers::NONE } else { self.expected(0, block) };
-        let lacks = Layers::new(here.hi, all.hi);
+        let lacks = self.lacks(here);
         let mut sources: Vec<(TierId, Layers)> = Vec::new();
         let mut gap_end = 0;
-        if !lacks.is_empty() {
+        if self.stuck(0, block) {
+            gap_end = lacks.hi;
+        } else {
             for layer in lacks.iter() {
                 let tier =
                     (1..self.tiers.len()).find(|&t| self.expected(t, block).contains(layer));
@@ -102,7 +105,7 @@ impl Manager {
         let compute =
             if gap_end > 0 { Layers::new(lacks.lo, gap_end) } else { Layers::NONE };
         let ready = self.arriving.get(&(0, block)).map_or(now, |arrival| arrival.ready.max(now));
-        Need { block, lacks, sources, compute, load: false, ready }
+        Need { block, here, lacks, sources, compute, load: false, ready }
     }
 
     fn plan_step(
@@ -147,6 +150,13 @@ impl Manager {
         plan::Step { compute: whole, source }
     }
 
+    /// What a range on the first tier lacks. It starts at layer 0, but for a single tier that
+    /// drops shallow layers first.
+    pub(super) fn lacks(&self, have: Layers) -> Layers {
+        let all = self.all_layers();
+        if have.lo > 0 { Layers::new(0, have.lo) } else { Layers::new(have.hi, all.hi) }
+    }
+
     pub(super) fn engine_owned(&self) -> bool {
         self.tiers[0].spec.owner == crate::tier::Owner::Engine
     }
@@ -154,7 +164,6 @@ impl Manager {
     /// The spans of a plan, from what was decided and the moves that were made for it.
     pub(super) fn spans(&self, needs: &[Need], moves: &[Vec<u64>], plan: &mut Plan, now: Nanos) {
         for (at, need) in needs.iter().enumerate() {
-            let here = Layers::new(0, need.lacks.lo.min(self.settings.layers));
             let at = u32::try_from(at).unwrap_or(u32::MAX);
             let mut add = |layers: Layers, action, tier, first_ready, ready| {
                 if !layers.is_empty() {
@@ -163,8 +172,7 @@ impl Manager {
                     join(&mut plan.spans, span);
                 }
             };
-            let reused = if need.lacks.is_empty() { self.all_layers() } else { here };
-            add(reused, Action::Reuse, 0, now, need.ready);
+            add(need.here, Action::Reuse, 0, now, need.ready);
             if need.load || (!need.compute.is_empty() && !moves[at as usize].is_empty()) {
                 let times = moves[at as usize].iter().filter_map(|id| self.moves.get(id));
                 let first = times.clone().map(|m| m.first).min().unwrap_or(now);

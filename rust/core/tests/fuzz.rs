@@ -1,0 +1,78 @@
+//! The long run behind `make fuzz`: at least a million operations over every shape of manager.
+//!
+//! `KVTRIE_FUZZ_OPS` sets how many, `KVTRIE_FUZZ_SEED` where it starts.
+
+mod world;
+
+use world::{Mix, Raw, World, settings};
+
+const OPS_PER_WORLD: u64 = 200;
+
+/// What must have happened at least this often in a run of a million operations.
+const WANTED: u64 = 1000;
+
+fn mixed(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+#[test]
+#[ignore = "minutes long; run by make fuzz"]
+#[expect(clippy::print_stdout, reason = "the mix is what the run is for")]
+fn a_million_operations() {
+    let wanted = number("KVTRIE_FUZZ_OPS", 1_000_000);
+    let mut world_seed = number("KVTRIE_FUZZ_SEED", 1);
+    let mut mix = Mix::new();
+    let mut tiers = [0_u64; 4];
+    let mut ops = 0;
+    while ops < wanted {
+        let mut state = world_seed;
+        let settings = settings(mixed(&mut state));
+        tiers[settings.tiers.len() - 1] += OPS_PER_WORLD;
+        let list: Vec<Raw> = (0..OPS_PER_WORLD)
+            .map(|_| {
+                let bits = mixed(&mut state).to_le_bytes();
+                let wide = |at: usize| u16::from_le_bytes([bits[at], bits[at + 1]]);
+                (bits[0], wide(1), wide(3))
+            })
+            .collect();
+        let shown = settings.clone();
+        let run = std::panic::catch_unwind(|| {
+            let mut world = World::new(settings);
+            for &raw in &list {
+                world.step(raw);
+            }
+            world.drain();
+            world.mix
+        });
+        let seen = run.unwrap_or_else(|_| panic!("world {world_seed} failed: {shown:?}"));
+        for (what, times) in seen {
+            *mix.entry(what).or_default() += times;
+        }
+        ops += OPS_PER_WORLD;
+        world_seed += 1;
+    }
+    println!("{ops} operations in {} worlds", ops / OPS_PER_WORLD);
+    for (count, times) in (1..).zip(tiers) {
+        println!("{times:>10}  with {count} tiers");
+        assert!(ops < 1_000_000 || times >= WANTED, "{count} tiers only {times} times");
+    }
+    for (what, times) in &mix {
+        println!("{times:>10}  {what}");
+    }
+    for what in [
+        "no space", "config error", "closed error", "failed move", "hung move", "lease replanned",
+        "skipped after a failure", "acquire", "commit", "reserve", "release", "fork", "truncate",
+        "suspend", "resume", "mark", "load", "hole computed", "complete", "complete again", "bind",
+    ] {
+        let times = mix.get(what).copied().unwrap_or(0);
+        assert!(ops < 1_000_000 || times >= WANTED, "'{what}' happened only {times} times");
+    }
+}

@@ -1,0 +1,37 @@
+//! Random lists of operations beside a naive world, with an audit after each.
+
+mod world;
+
+use proptest::prelude::*;
+use world::{Raw, World, settings};
+
+fn run(seed: u64, ops: &[Raw]) -> World {
+    let mut world = World::new(settings(seed));
+    for &raw in ops {
+        world.step(raw);
+    }
+    world.drain();
+    world
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_operation_keeps_every_invariant(
+        seed: u64,
+        ops in prop::collection::vec(any::<Raw>(), 1..120),
+    ) {
+        run(seed, &ops);
+    }
+
+    #[test]
+    fn the_same_operations_give_the_same_moves(
+        seed: u64,
+        ops in prop::collection::vec(any::<Raw>(), 1..80),
+    ) {
+        let (one, two) = (run(seed, &ops), run(seed, &ops));
+        prop_assert_eq!(format!("{:?}", one.log), format!("{:?}", two.log));
+        prop_assert_eq!(one.manager.snapshot(), two.manager.snapshot());
+    }
+}

@@ -1,0 +1,710 @@
+//! A manager driven by raw operations beside a naive world that holds the bytes.
+//!
+//! The world keeps what every slot contains as the tokens it was computed from, and copies only
+//! when a move runs: a destination is spoilt when its move starts and written when it ends. So a
+//! slot that is reused too early, a block that moves under a lease, or a copy that is believed
+//! before its completion shows as wrong content. After every operation the manager is audited;
+//! after every error its snapshot must be what it was.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::collections::BTreeMap;
+
+use kvtrie_core::block::{LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token};
+use kvtrie_core::cost::CostModel;
+use kvtrie_core::error::{Error, Result};
+use kvtrie_core::lane::LaneSpec;
+use kvtrie_core::manager::{
+    Acquire, DropOrder, LoadMode, Manager, Mark, Move, Outcome, Settings,
+};
+use kvtrie_core::scope::Scope;
+use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+
+/// One raw operation: its kind and two numbers that are taken modulo what is possible.
+pub(crate) type Raw = (u8, u16, u16);
+
+/// How often each thing happened.
+pub(crate) type Mix = BTreeMap<&'static str, u64>;
+
+type Content = (Vec<Token>, u16);
+
+struct Running {
+    move_: Move,
+    started: bool,
+    hung: bool,
+}
+
+struct Held {
+    id: LeaseId,
+    scope: usize,
+    tokens: Vec<Token>,
+    suspended: bool,
+    /// Tokens behind the match that the engine has still to compute.
+    todo: Vec<Token>,
+}
+
+/// A shape of manager, drawn from one number.
+#[must_use]
+pub(crate) fn settings(seed: u64) -> Settings {
+    let bit = |at: u32, n: u64| (seed >> at) % n;
+    let tiers = 1 + usize::try_from(bit(0, 4)).unwrap();
+    let layer_slots = bit(2, 3);
+    let kinds = [Kind::Gpu, Kind::Host, Kind::Disk, Kind::Remote];
+    let lane = |name: &str| LaneSpec {
+        name: name.to_owned(),
+        bytes_per_s: 1_000_000,
+        latency_ns: 10,
+        shares: None,
+    };
+    let policies = ["lru", "flat", "retention", "weighted", "checkerboard"];
+    let engine = tiers > 1 && layer_slots == 0 && bit(13, 6) == 0;
+    Settings {
+        fingerprint: "world".to_owned(),
+        layers: 3,
+        layer_bytes: 16,
+        block_tokens: 3,
+        token_weight: 1,
+        tiers: (0..tiers)
+            .map(|at| TierSpec {
+                kind: kinds[at],
+                blocks: [5, 6, 7, 40][at],
+                owner: if engine && at == 0 { Owner::Engine } else { Owner::Kvtrie },
+                write: [Write::Back, Write::Through, Write::Back, Write::Never]
+                    [usize::try_from(bit(4 + u32::try_from(at).unwrap(), 4)).unwrap()],
+                admit_after: 1 + u32::try_from(bit(8, 2)).unwrap(),
+                free_low: if bit(9, 3) == 0 { 0.4 } else { 0.0 },
+                growth_reserve: if bit(11, 4) == 0 && at == 0 { 0.2 } else { 0.0 },
+                layer_slots: layer_slots > u64::try_from(at).unwrap() && at < if tiers == 4 { 1 } else { 2 },
+                policy: None,
+                read: lane(&format!("up{at}")),
+                store: lane(&format!("down{at}")),
+            })
+            .collect(),
+        policy: policies[usize::try_from(bit(16, 5)).unwrap()].to_owned(),
+        reuse: bit(19, 2) == 0,
+        cost: CostModel::default_curve(1000.0).unwrap(),
+        structure: if bit(20, 2) == 0 { Structure::LeafOnly } else { Structure::Holes },
+        drop_order: if bit(21, 4) == 0 { DropOrder::Seed } else { DropOrder::Shallow },
+        ranks: 1 + u32::try_from(bit(23, 3) / 2).unwrap(),
+        events: 16,
+    }
+}
+
+/// The manager and what the world knows.
+pub(crate) struct World {
+    /// The manager under test.
+    pub(crate) manager: Manager,
+    /// Everything that was handed out, for comparison of two runs.
+    pub(crate) log: Vec<Move>,
+    /// What happened how often.
+    pub(crate) mix: Mix,
+    now: u64,
+    held: Vec<Held>,
+    running: BTreeMap<MoveId, Running>,
+    ended_ok: std::collections::BTreeSet<MoveId>,
+    bytes: BTreeMap<(TierId, Slot, u16), Content>,
+    next_slot: Slot,
+}
+
+impl World {
+    /// A world around a fresh manager.
+    #[must_use]
+    pub(crate) fn new(settings: Settings) -> Self {
+        Self {
+            manager: Manager::new(settings).expect("the settings are good"),
+            log: Vec::new(),
+            mix: Mix::new(),
+            now: 1,
+            held: Vec::new(),
+            running: BTreeMap::new(),
+            ended_ok: std::collections::BTreeSet::new(),
+            bytes: BTreeMap::new(),
+            next_slot: 0,
+        }
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.mix.entry(what).or_default() += 1;
+    }
+
+    fn size(&self) -> usize {
+        self.manager.settings().block_tokens as usize
+    }
+
+    fn engine(&self) -> bool {
+        self.manager.settings().tiers[0].owner == Owner::Engine
+    }
+
+    /// Carries out one operation and checks everything that can be checked.
+    pub(crate) fn step(&mut self, raw: Raw) {
+        let (kind, a, b) = raw;
+        let before = self.manager.snapshot();
+        self.now += u64::from(a % 7);
+        let (a, b) = (usize::from(a), usize::from(b));
+        match kind % 20 {
+            0..=2 => self.acquire(a, b),
+            3 | 4 => self.compute(a, b),
+            5 => self.reserve(a, b),
+            6 => self.release(a),
+            7 => self.fork(a, b),
+            8 => self.truncate(a, b),
+            9 => self.suspend(a),
+            10 => self.resume(a),
+            11 => self.hand_out(1 + a % 8),
+            12 | 13 => self.start(a),
+            14..=16 => self.finish(a, b),
+            17 => self.mark(a, b),
+            18 => self.load(a),
+            _ => self.nonsense(a, b),
+        }
+        if let Err(error) = self.manager.audit() {
+            eprintln!("BEFORE\n{}AFTER\n{}", String::from_utf8_lossy(&before), String::from_utf8_lossy(&self.manager.snapshot()));
+            panic!("after {raw:?}: {error}");
+        }
+        self.check_leases(raw);
+    }
+
+    /// Runs every move to its end and lets every lease go.
+    pub(crate) fn drain(&mut self) {
+        for round in 0..10_000 {
+            self.hand_out(64);
+            if self.running.is_empty() {
+                break;
+            }
+            assert!(round < 9_999, "moves never end: {:?}", self.manager.pending());
+            let ids: Vec<MoveId> = self.running.keys().copied().collect();
+            for id in ids {
+                self.begin(id);
+                self.end(id, true);
+            }
+        }
+        while !self.held.is_empty() {
+            self.release(0);
+        }
+        for _ in 0..10_000 {
+            self.hand_out(64);
+            let ids: Vec<MoveId> = self.running.keys().copied().collect();
+            if ids.is_empty() {
+                break;
+            }
+            for id in ids {
+                self.begin(id);
+                self.end(id, true);
+            }
+        }
+        self.manager.audit().unwrap();
+        assert_eq!(self.manager.pending().1, 0, "moves are left");
+    }
+
+    /// An operation that may fail, and then must have changed nothing.
+    fn attempt<T>(
+        &mut self,
+        what: &'static str,
+        f: impl FnOnce(&mut Manager, u64) -> Result<T>,
+    ) -> Option<T> {
+        let before = self.manager.snapshot();
+        let now = self.now;
+        match f(&mut self.manager, now) {
+            Ok(value) => {
+                self.count(what);
+                Some(value)
+            }
+            Err(error) => {
+                self.count(match error {
+                    Error::NoSpace { .. } => "no space",
+                    Error::Config(_) => "config error",
+                    Error::Closed(_) => "closed error",
+                    Error::Invariant(_) => panic!("{what}: {error}"),
+                });
+                let after = self.manager.snapshot();
+                assert!(
+                    before == after,
+                    "{what} failed with '{error}' and changed the state:\n{}",
+                    difference(&before, &after)
+                );
+                None
+            }
+        }
+    }
+
+    fn sequence(a: usize, b: usize) -> Vec<Token> {
+        // Few stems and few branches, so that prefixes are shared and cut everywhere.
+        let len = 1 + b % 17;
+        let stem = a % 3;
+        let branch = (a / 3) % 5;
+        let turn = (a / 15) % 4 * 4;
+        (0..len)
+            .map(|at| {
+                let token = if at < turn { stem } else { 10 * stem + branch + 3 };
+                u32::try_from(token * 100 + at).unwrap()
+            })
+            .collect()
+    }
+
+    fn scope(which: usize) -> Scope {
+        match which % 8 {
+            0 => Scope { tenant: b"other".to_vec(), ..Scope::default() },
+            1 => Scope { extra: vec![(4, vec![7])], ..Scope::default() },
+            _ => Scope::default(),
+        }
+    }
+
+    fn acquire(&mut self, a: usize, b: usize) {
+        if self.held.len() > 5 {
+            return self.release(a);
+        }
+        let tokens = Self::sequence(a, b);
+        let mode = [LoadMode::Plan, LoadMode::All, LoadMode::All, LoadMode::None][b / 17 % 4];
+        let session = (a % 4 > 0).then(|| ["s", "t", "u"][a % 3]);
+        let scope = Self::scope(a / 60);
+        let ask = Acquire {
+            tokens: &tokens,
+            scope: scope.clone(),
+            session,
+            keep: 1,
+            reserve: b / 68 % 4,
+            load: mode,
+            deadline: (b % 11 == 0).then_some(self.now + 100),
+        };
+        let probe = self.manager.lookup(&tokens, self.now, &scope, 1).expect("a good lookup");
+        let Some(id) = self.attempt("acquire", |m, now| m.acquire(&ask, now)) else { return };
+        let lease = self.manager.lease(id).unwrap();
+        assert_eq!(lease.matched(), probe.tokens, "acquire and lookup match alike");
+        let todo = tokens[lease.matched()..].to_vec();
+        self.held.push(Held { id, scope: a / 60, tokens, suspended: false, todo });
+        self.bind(self.held.len() - 1);
+    }
+
+    /// The engine names slots for everything it may touch.
+    fn bind(&mut self, at: usize) {
+        if !self.engine() {
+            return;
+        }
+        let held = &self.held[at];
+        let size = self.size();
+        let blocks = held.tokens.len().div_ceil(size) + 4;
+        let (_, known) = self.manager.slots(held.id, 0).unwrap();
+        let first = known.iter().take_while(|&&slot| slot != NO_SLOT).count();
+        let id = held.id;
+        let slots: Vec<Slot> = (first..blocks)
+            .map(|at| known.get(at).copied().filter(|&slot| slot != NO_SLOT))
+            .map(|known| {
+                known.unwrap_or_else(|| {
+                    self.next_slot += 1;
+                    self.next_slot
+                })
+            })
+            .collect();
+        if first < blocks {
+            self.attempt("bind", |m, _| m.bind(id, first, &slots));
+        }
+    }
+
+    fn pick(&self, a: usize) -> Option<usize> {
+        (!self.held.is_empty()).then(|| a % self.held.len())
+    }
+
+    /// The engine computes holes and some of the tokens it has still to compute, and commits.
+    fn compute(&mut self, a: usize, b: usize) {
+        let Some(at) = self.pick(a) else { return };
+        let id = self.held[at].id;
+        if self.held[at].suspended {
+            self.attempt("commit", |m, now| m.commit(id, &[5], now));
+            return;
+        }
+        if !self.manager.awaits(id).unwrap().is_empty() {
+            self.attempt("commit", |m, now| m.commit(id, &[5], now));
+            return;
+        }
+        let mut fresh = self.held[at].todo.clone();
+        if fresh.is_empty() {
+            fresh = (0..1 + b % 4).map(|i| u32::try_from(9000 + (b + i) % 3).unwrap()).collect();
+        }
+        fresh.truncate(1 + b % 7);
+        self.bind(at);
+        let room = self.manager.room_left(id).unwrap();
+        if fresh.len() > room {
+            self.attempt("commit", |m, now| m.commit(id, &fresh, now));
+            return;
+        }
+        self.write_holes(at);
+        let known = self.manager.lease_tokens(id).unwrap();
+        self.held[at].tokens.truncate(known);
+        assert_eq!(self.held[at].tokens.len(), known, "the world lost count of a lease's tokens");
+        let from = known;
+        self.held[at].tokens.extend_from_slice(&fresh);
+        self.write(at, from);
+        let size = self.size();
+        let sealed = (from + fresh.len()) / size - from / size;
+        let done = self.attempt("commit", |m, now| m.commit(id, &fresh, now));
+        let done = done.expect("a commit with room and without open moves goes through");
+        let told = done.new.len().max(done.duplicate.len());
+        assert!(told <= sealed + from / size, "more blocks told than sealed");
+        let todo = &mut self.held[at].todo;
+        todo.drain(..fresh.len().min(todo.len()));
+    }
+
+    fn write_holes(&mut self, at: usize) {
+        let id = self.held[at].id;
+        let size = self.size();
+        let holes: Vec<_> = self.manager.lease(id).unwrap().recompute().collect();
+        if !holes.is_empty() {
+            self.count("hole computed");
+        }
+        let (rows, table) = self.manager.slots(id, 0).unwrap();
+        let blocks = table.len() / rows;
+        for (block, layers) in holes {
+            for layer in layers.iter() {
+                let row = if rows == 1 { 0 } else { usize::from(layer) };
+                let slot = table[row * blocks + block as usize];
+                let tokens = self.held[at].tokens[..(block as usize + 1) * size].to_vec();
+                self.put(0, slot, layer, (tokens, layer));
+            }
+        }
+    }
+
+    /// The engine writes the KV of a lease's tokens from `from` on.
+    fn write(&mut self, at: usize, from: usize) {
+        let held = &self.held[at];
+        let size = self.size();
+        let (rows, table) = self.manager.slots(held.id, 0).unwrap();
+        let blocks = table.len() / rows;
+        let layers = self.manager.settings().layers;
+        let tokens = held.tokens.clone();
+        for block in from / size..tokens.len().div_ceil(size) {
+            for layer in 0..layers {
+                let row = if rows == 1 { 0 } else { usize::from(layer) };
+                let slot = table[row * blocks + block];
+                let end = tokens.len().min((block + 1) * size);
+                if from > block * size {
+                    let (old, _) = self.get(0, slot, layer).expect("the tail was written");
+                    assert!(
+                        old.starts_with(&tokens[..from]),
+                        "the tail of lease {} was {old:?}",
+                        held_id(&self.held[at])
+                    );
+                }
+                self.put(0, slot, layer, (tokens[..end].to_vec(), layer));
+            }
+        }
+    }
+
+    fn key(&self, tier: TierId, slot: Slot, layer: u16) -> (TierId, Slot, u16) {
+        let layer_slots = self.manager.settings().tiers[tier].layer_slots;
+        (tier, slot, if layer_slots { u16::MAX } else { layer })
+    }
+
+    fn put(&mut self, tier: TierId, slot: Slot, layer: u16, content: Content) {
+        assert_ne!(slot, NO_SLOT, "a write without a slot");
+        let key = self.key(tier, slot, layer);
+        self.bytes.insert(key, content);
+    }
+
+    fn get(&self, tier: TierId, slot: Slot, layer: u16) -> Option<Content> {
+        self.bytes.get(&self.key(tier, slot, layer)).cloned()
+    }
+
+    /// What every lease may count on is there: each block of its path that needs no computing.
+    fn check_leases(&mut self, raw: Raw) {
+        let size = self.size();
+        let layers = self.manager.settings().layers;
+        for held in &self.held {
+            if held.suspended || !self.manager.awaits(held.id).unwrap().is_empty() {
+                continue;
+            }
+            let lease = self.manager.lease(held.id).unwrap();
+            let holes: BTreeMap<u32, _> = lease.recompute().collect();
+            let (rows, table) = self.manager.slots(held.id, 0).unwrap();
+            let blocks = table.len() / rows;
+            let full = self.manager.lease_tokens(held.id).unwrap() / size;
+            for block in 0..full {
+                for layer in 0..layers {
+                    let hole = holes.get(&u32::try_from(block).unwrap());
+                    if hole.is_some_and(|layers| layers.contains(layer)) {
+                        continue;
+                    }
+                    let row = if rows == 1 { 0 } else { usize::from(layer) };
+                    let slot = table[row * blocks + block];
+                    let wanted = &held.tokens[..(block + 1) * size];
+                    let found = self.get(0, slot, layer);
+                    assert!(
+                        found.as_ref().is_some_and(|(tokens, at)| tokens == wanted && *at == layer),
+                        "after {raw:?}: lease {} block {block} layer {layer} slot {slot}: wanted \
+                         {wanted:?}, found {found:?}",
+                        held.id
+                    );
+                }
+            }
+        }
+    }
+
+    fn reserve(&mut self, a: usize, b: usize) {
+        let Some(at) = self.pick(a) else { return };
+        let id = self.held[at].id;
+        let tokens = 1 + b % 6;
+        if self.attempt("reserve", |m, now| m.reserve(id, tokens, now)).is_some()
+            && !self.engine()
+        {
+            assert!(self.manager.room_left(id).unwrap() >= tokens);
+        }
+    }
+
+    fn release(&mut self, a: usize) {
+        let Some(at) = self.pick(a) else { return };
+        let held = self.held.remove(at);
+        self.attempt("release", |m, now| m.release(held.id, now));
+        self.attempt("release again", |m, now| m.release(held.id, now));
+    }
+
+    fn fork(&mut self, a: usize, b: usize) {
+        let Some(at) = self.pick(a) else { return };
+        if self.held.len() > 5 || self.engine() {
+            return;
+        }
+        let id = self.held[at].id;
+        let n = 1 + b % 2;
+        let Some(forks) = self.attempt("fork", |m, now| m.fork(id, n, now)) else { return };
+        let known = self.manager.lease_tokens(id).unwrap();
+        let tokens = self.held[at].tokens[..known].to_vec();
+        let scope = self.held[at].scope;
+        for id in forks {
+            let tokens = tokens.clone();
+            self.held.push(Held { id, scope, tokens, suspended: false, todo: Vec::new() });
+        }
+    }
+
+    fn truncate(&mut self, a: usize, b: usize) {
+        let Some(at) = self.pick(a) else { return };
+        if self.engine() {
+            return;
+        }
+        let id = self.held[at].id;
+        let known = self.manager.lease_tokens(id).unwrap();
+        let to = b % (known + 2);
+        if self.attempt("truncate", |m, now| m.truncate(id, to, now)).is_some() && to < known {
+            self.held[at].tokens.truncate(to);
+            self.held[at].todo.clear();
+        }
+    }
+
+    fn suspend(&mut self, a: usize) {
+        let Some(at) = self.pick(a) else { return };
+        let id = self.held[at].id;
+        let held = &self.held[at];
+        let known = self.manager.lease_tokens(id).unwrap();
+        let to = self.manager.settings().tiers.get(1).map_or(Kind::Host, |tier| tier.kind);
+        if held.suspended {
+            self.attempt("suspend", |m, now| m.suspend(id, to, now));
+        } else if self.attempt("suspend", |m, now| m.suspend(id, to, now)).is_some() {
+            let held = &mut self.held[at];
+            held.suspended = true;
+            held.tokens.truncate(known);
+            held.todo.clear();
+        }
+    }
+
+    fn resume(&mut self, a: usize) {
+        let Some(at) = self.pick(a) else { return };
+        let id = self.held[at].id;
+        if self.attempt("resume", |m, now| m.resume(id, 2, now)).is_some() {
+            let matched = self.manager.lease(id).unwrap().matched();
+            let held = &mut self.held[at];
+            held.suspended = false;
+            held.todo = held.tokens[matched..].to_vec();
+            self.bind(at);
+        }
+    }
+
+    fn load(&mut self, a: usize) {
+        let Some(at) = self.pick(a) else { return };
+        let id = self.held[at].id;
+        self.attempt("load", |m, now| m.load(id, now));
+    }
+
+    fn mark(&mut self, a: usize, b: usize) {
+        if self.manager.settings().tiers.len() < 2 {
+            return;
+        }
+        // Only clearing: a mark that sets presence would need bytes from nowhere.
+        let tokens = Self::sequence(a, b);
+        let tier = 1 + b % (self.manager.settings().tiers.len() - 1);
+        let mark = Mark {
+            tokens: &tokens,
+            scope: Scope::default(),
+            tier,
+            present: false,
+            ready: None,
+            first: None,
+        };
+        self.attempt("mark", |m, now| m.mark(&mark, now));
+    }
+
+    fn nonsense(&mut self, a: usize, b: usize) {
+        match a % 5 {
+            0 => {
+                self.attempt("nonsense", |m, now| {
+                    m.complete(&[1 << 40], &Outcome::default(), now).map(|_| ())
+                });
+            }
+            1 => {
+                self.attempt("nonsense", |m, now| m.commit(1 << 40, &[1], now).map(|_| ()));
+            }
+            2 => {
+                let Some(at) = self.pick(b) else { return };
+                let id = self.held[at].id;
+                self.attempt("nonsense", |m, now| m.truncate(id, 1 << 30, now));
+            }
+            3 => {
+                let scope = Scope { structure: Some(Structure::LeafOnly), ..Scope::default() };
+                let ask = Acquire { tokens: &[1, 2, 3, 4], scope, ..Acquire::default() };
+                if let Some(id) = self.attempt("nonsense", |m, now| m.acquire(&ask, now)) {
+                    self.attempt("release", |m, now| m.release(id, now));
+                }
+            }
+            _ => {
+                let Some(&id) = self.running.keys().next() else { return };
+                let rank = self.manager.settings().ranks;
+                let outcome = Outcome { rank, ..Outcome::default() };
+                self.attempt("nonsense", |m, now| m.complete(&[id], &outcome, now).map(|_| ()));
+            }
+        }
+    }
+
+    fn hand_out(&mut self, limit: usize) {
+        let moves = self.attempt("hand out", |m, _| m.moves(limit)).expect("moves never fail");
+        for move_ in moves {
+            assert!(
+                move_.after == 0
+                    || self.running.contains_key(&move_.after)
+                    || self.ended_ok.contains(&move_.after),
+                "move {} waits for {}, which was not handed out",
+                move_.id,
+                move_.after
+            );
+            self.log.push(move_.clone());
+            let fresh = Running { move_, started: false, hung: false };
+            assert!(self.running.insert(fresh.move_.id, fresh).is_none(), "handed out twice");
+        }
+    }
+
+    fn start(&mut self, a: usize) {
+        if self.running.is_empty() {
+            return;
+        }
+        let id = *self.running.keys().nth(a % self.running.len()).unwrap();
+        self.begin(id);
+    }
+
+    /// A move starts once the one before it has ended: its destination is spoilt from now on.
+    fn begin(&mut self, id: MoveId) {
+        let running = &self.running[&id];
+        let after = running.move_.after;
+        if running.started || (after != 0 && !self.ended_ok.contains(&after)) {
+            return;
+        }
+        let move_ = running.move_.clone();
+        self.running.get_mut(&id).unwrap().started = true;
+        for layer in move_.layers.iter() {
+            self.put(move_.dst, move_.dst_slot, layer, (vec![Token::MAX], layer));
+        }
+    }
+
+    fn finish(&mut self, a: usize, b: usize) {
+        if self.running.is_empty() {
+            return;
+        }
+        let id = *self.running.keys().nth(a % self.running.len()).unwrap();
+        let ok = b % 8 != 0;
+        if !self.running[&id].started {
+            self.begin(id);
+        }
+        self.end(id, ok);
+        if b % 5 == 0 {
+            self.attempt("complete again", |m, now| {
+                m.complete(&[id], &Outcome { ok, ..Outcome::default() }, now)
+            });
+        }
+    }
+
+    fn end(&mut self, id: MoveId, ok: bool) {
+        let running = &self.running[&id];
+        if !running.started {
+            let after = running.move_.after;
+            if !self.running.contains_key(&after) && !self.ended_ok.contains(&after) {
+                // What it waited for failed: it is never run.
+                self.running.remove(&id);
+                self.count("skipped after a failure");
+            }
+            return;
+        }
+        let move_ = running.move_.clone();
+        let was_hung = running.hung;
+        let ranks = self.manager.settings().ranks;
+        if !ok && !was_hung {
+            let hung = id % 3 == 0;
+            self.count(if hung { "hung move" } else { "failed move" });
+            let outcome = Outcome { ok: false, hung, error: Some("EIO"), ..Outcome::default() };
+            self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
+            self.after_failure();
+            if hung {
+                self.running.get_mut(&id).unwrap().hung = true;
+                return;
+            }
+            for rank in 1..ranks {
+                let outcome = Outcome { ok: false, rank, ..Outcome::default() };
+                self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
+            }
+            self.running.remove(&id);
+            return;
+        }
+        if was_hung {
+            for rank in 0..ranks {
+                let outcome = Outcome { ok: false, rank, ..Outcome::default() };
+                self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
+            }
+            self.running.remove(&id);
+            return;
+        }
+        let done = move_.layers.len();
+        let partly = if id % 2 == 0 { 1.min(done) } else { done };
+        for part in [partly, done] {
+            for at in 0..part {
+                let layer = move_.layers.lo + at;
+                let content = self.get(move_.src, move_.src_slot, layer);
+                let content = content.unwrap_or_else(|| panic!("{move_:?} reads nothing"));
+                self.put(move_.dst, move_.dst_slot, layer, content);
+            }
+            for rank in 0..ranks {
+                let outcome = Outcome { layers_done: Some(part), rank, ..Outcome::default() };
+                self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
+            }
+        }
+        self.running.remove(&id);
+        self.ended_ok.insert(id);
+    }
+
+    /// Leases that lost blocks compute them; those whose match was cut compute the rest.
+    fn after_failure(&mut self) {
+        let failed = self.attempt("failed", |m, _| m.failed()).expect("failed never fails");
+        for row in failed {
+            let Some(at) = self.held.iter().position(|held| held.id == row.lease) else { continue };
+            self.count("lease replanned");
+            let known = self.manager.lease_tokens(row.lease).unwrap();
+            let held = &mut self.held[at];
+            if known < held.tokens.len() {
+                held.todo = held.tokens[known..].to_vec();
+            }
+            self.bind(at);
+        }
+    }
+}
+
+fn held_id(held: &Held) -> LeaseId {
+    held.id
+}
+
+fn difference(before: &[u8], after: &[u8]) -> String {
+    let (before, after) = (String::from_utf8_lossy(before), String::from_utf8_lossy(after));
+    let changed = before.lines().zip(after.lines()).filter(|(a, b)| a != b).take(3);
+    changed.map(|(a, b)| format!("- {a}\n+ {b}\n")).collect()
+}

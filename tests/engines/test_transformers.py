@@ -1,0 +1,418 @@
+"""KvtrieCache under real models: the same tokens as without it, whatever happened to the KV."""
+
+import logging
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.engines.transformers import KvtrieCache
+from kvtrie.errors import ConfigError, NoSpaceError
+from kvtrie.tiers import Pool, open_pools
+from kvtrie.transfer import Executor
+
+pytestmark = pytest.mark.engine
+
+log = logging.getLogger(__name__)
+
+BLOCK = 8
+COMMON = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "initializer_range": 0.15,  # wide, so that logits depend on every key
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "dtype": "float32",
+}
+WINDOW = 24
+MODELS = {
+    "llama, tied heads, 4 queries per key": (
+        LlamaForCausalLM,
+        LlamaConfig(num_key_value_heads=2, tie_word_embeddings=True, **COMMON),
+    ),
+    "llama, untied heads, 2 queries per key": (
+        LlamaForCausalLM,
+        LlamaConfig(num_key_value_heads=4, tie_word_embeddings=False, **COMMON),
+    ),
+    "qwen2, windows in some layers": (
+        Qwen2ForCausalLM,
+        Qwen2Config(
+            num_key_value_heads=2,
+            use_sliding_window=True,
+            sliding_window=WINDOW,
+            max_window_layers=2,
+            **COMMON,
+        ),
+    ),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(num_key_value_heads=2, head_dim=16, **COMMON)),
+    "mistral, windows in all layers": (
+        MistralForCausalLM,
+        MistralConfig(num_key_value_heads=4, sliding_window=WINDOW, **COMMON),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+    torch.manual_seed(0)
+    kind, config = MODELS[request.param]
+    return kind(config).eval()
+
+
+@pytest.fixture(scope="module")
+def llama():
+    torch.manual_seed(0)
+    kind, config = next(iter(MODELS.values()))
+    return kind(config).eval()
+
+
+class Lossy(Pool):
+    """A first tier into which chosen units of the second cannot be copied."""
+
+    lost: frozenset[int] = frozenset()
+
+    def copy_from(self, source, source_units, units):
+        if self.lost.intersection(source_units.tolist()):
+            raise OSError("unreadable")
+        super().copy_from(source, source_units, units)
+
+
+def serve(model, gpu=80, host=0, *, layer_slots=False, structure="holes", lossy=False):
+    """An executor without threads over a manager for `model`."""
+    shape = ModelShape.from_config(model.config)
+    tiers = [Tier("gpu", blocks=gpu, layer_slots=layer_slots)]
+    tiers += [Tier("host", blocks=host)] if host else []
+    manager = BlockManager(shape, tiers, block_tokens=BLOCK, structure=structure)
+    pools = list(open_pools(shape, tiers, BLOCK))
+    if lossy:
+        pools[0] = Lossy(shape, gpu, BLOCK, layer_slots=layer_slots)
+    for pool in pools:
+        for plane in pool.planes:
+            plane.fill_(255)  # NaN: whatever is read without having been written shows
+    return Executor(manager, pools, workers=0, moves_per_job=1)
+
+
+def some(seed, *shape):
+    return torch.randint(1, 211, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def answer(model, ids, cache=None, steps=12, **how):
+    return model.generate(
+        ids,
+        past_key_values=cache,
+        max_new_tokens=steps,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **({"do_sample": False} | how),
+    )
+
+
+def agree(truth, mine):
+    """The same tokens, or a tie that float32 does not decide."""
+    for row, (right, got) in enumerate(zip(truth.sequences, mine.sequences, strict=True)):
+        wrong = (right != got).nonzero().flatten().tolist()
+        if not wrong:
+            continue
+        step = wrong[0] - (len(right) - len(truth.logits))
+        expected = truth.logits[step][row]
+        best, second = expected.topk(2).values.tolist()
+        log.warning("tie in row %d at step %d: margin %.1e", row, step, best - second)
+        assert best - second < 1e-3
+        assert (expected - mine.logits[step][row]).abs().max() < 1e-4
+
+
+def full(model, ids):
+    """Logits and KV of one uncached pass."""
+    cache = DynamicCache(config=None)
+    with torch.no_grad():
+        logits = model(ids, past_key_values=cache).logits
+    return logits, [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def kept(cache, tokens):
+    """K, V `(heads, tokens, dim)` of every layer that the first row of a cache stands on."""
+    pool, lease = cache._pool, cache.leases[0]
+    at = torch.arange(tokens)
+    return [
+        tuple(each.transpose(0, 1) for each in pool.gather(units[at // BLOCK], at % BLOCK))
+        for units in pool.table(lease.slots(0))
+    ]
+
+
+def close(cache, truth, tokens):
+    for (keys, values), (right_keys, right_values) in zip(kept(cache, tokens), truth, strict=True):
+        assert (keys - right_keys[0, :, :tokens]).abs().max() < 1e-4
+        assert (values - right_values[0, :, :tokens]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("layer_slots", [False, True])
+def test_a_second_call_reuses_every_bit(model, layer_slots):
+    executor = serve(model, layer_slots=layer_slots)
+    ids = some(1, 1, 50)
+    truth = answer(model, ids)
+    with KvtrieCache(model, executor, ids) as cache:
+        assert cache.get_seq_length() == 0
+        agree(truth, answer(model, ids, cache))
+        stored = kept(cache, 48)
+    with KvtrieCache(model, executor, ids) as cache:
+        assert cache.get_seq_length() == 48
+        assert cache.recovered == 0
+        agree(truth, answer(model, ids, cache))
+        for (keys, values), (old_keys, old_values) in zip(kept(cache, 48), stored, strict=True):
+            assert torch.equal(keys, old_keys)
+            assert torch.equal(values, old_values)
+    executor.manager.audit()
+
+
+def test_a_plain_forward_continues_the_match(model):
+    executor = serve(model)
+    ids = some(2, 1, 60)
+    truth, kv = full(model, ids)
+    for cut in (20, 60):
+        with torch.no_grad(), KvtrieCache(model, executor, ids[:, :cut]) as cache:
+            past = cache.get_seq_length()
+            logits = model(ids[:, past:cut], past_key_values=cache).logits
+            assert (logits - truth[:, past:cut]).abs().max() < 1e-4
+            close(cache, kv, cut)
+
+
+@pytest.mark.parametrize("layer_slots", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_holes_anywhere_are_recomputed_in_place(model, layer_slots, seed):
+    """Blocks that cannot be read back become holes; their KV and all logits are as before."""
+    executor = serve(model, 11, 60, layer_slots=layer_slots, lossy=True)
+    manager, (gpu, host) = executor.manager, executor.pools
+    ids = some(seed, 1, 75)
+    truth, kv = full(model, ids)
+    with KvtrieCache(model, executor, ids) as cache, torch.no_grad():
+        model(ids, past_key_values=cache)
+    with KvtrieCache(model, executor, some(99, 1, 85)) as cache, torch.no_grad():
+        model(some(99, 1, 85), past_key_values=cache)  # pushes the first prompt down
+    executor.drain()
+    match = manager.lookup(ids[0].numpy(), now=executor.clock())
+    below = {
+        index: copy.slot
+        for index, block in enumerate(match.blocks)
+        for copy in block.copies
+        if copy.tier == 1
+    }
+    lost = [index for index in below if torch.rand(()) < 0.5] or [min(below)]
+    gpu.lost = frozenset(
+        unit for index in lost for unit in host.units(below[index], 0, host.layers).tolist()
+    )
+    with KvtrieCache(model, executor, ids) as cache, torch.no_grad():
+        past = cache.get_seq_length()
+        assert past == 72
+        assert cache.recovered == len(lost) * BLOCK
+        close(cache, kv, past)
+        logits = model(ids[:, past:], past_key_values=cache).logits
+        assert (logits - truth[:, past:]).abs().max() < 1e-4
+    manager.audit()
+
+
+@pytest.mark.parametrize("structure", ["holes", "leaf-only"])
+@pytest.mark.parametrize("layer_slots", [False, True])
+def test_conversations_that_do_not_fit_stay_the_same(model, structure, layer_slots):
+    executor = serve(model, 14, 12, layer_slots=layer_slots, structure=structure)
+    system = some(3, 1, 20)
+    histories = [torch.cat([system, some(10 + chat, 1, 15)], 1) for chat in range(4)]
+    recovered = 0
+    for turn in range(3):
+        for chat, history in enumerate(histories):
+            truth = answer(model, history, steps=6)
+            with KvtrieCache(
+                model, executor, history, reserve=6, sessions=[f"chat {chat}"]
+            ) as cache:
+                recovered += cache.recovered
+                agree(truth, answer(model, history, cache, steps=6))
+            executor.manager.audit()
+            histories[chat] = torch.cat([truth.sequences, some(50 + turn, 1, 10)], 1)
+    assert (recovered > 0) == (structure == "holes")
+
+
+def test_sampling_with_a_seed_is_the_same(model):
+    executor = serve(model)
+    ids = some(4, 1, 40)
+    for _ in range(2):
+        torch.manual_seed(7)
+        truth = answer(model, ids, do_sample=True, top_k=0)
+        torch.manual_seed(7)
+        with KvtrieCache(model, executor, ids) as cache:
+            agree(truth, answer(model, ids, cache, do_sample=True, top_k=0))
+
+
+@pytest.mark.parametrize("layer_slots", [False, True])
+def test_beams_are_the_same(model, layer_slots):
+    executor = serve(model, layer_slots=layer_slots)
+    ids = some(5, 2, 37)
+    how = {"num_beams": 4, "num_return_sequences": 3}
+    truth = model.generate(ids, max_new_tokens=14, do_sample=False, **how)
+    for _ in range(2):
+        with KvtrieCache(model, executor, ids) as cache:
+            mine = model.generate(
+                ids, past_key_values=cache, max_new_tokens=14, do_sample=False, **how
+            )
+            assert torch.equal(mine, truth)
+        executor.drain()
+        executor.manager.audit()
+
+
+def test_batches_of_different_lengths_are_the_same(model):
+    executor = serve(model, 120)
+    lengths = (60, 23, 41)
+    ids, mask = torch.zeros(3, 60, dtype=torch.long), torch.zeros(3, 60, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, -length:] = some(6, 60)[:length] if row < 2 else some(7, length)
+        mask[row, -length:] = 1
+    truth = answer(model, ids, attention_mask=mask)
+    pasts = []
+    for _ in range(2):
+        with KvtrieCache(model, executor, ids, attention_mask=mask) as cache:
+            pasts.append(cache.get_seq_length())
+            agree(truth, answer(model, ids, cache, attention_mask=mask))
+    assert pasts == [0, 53]  # padding of the second row and its two cached blocks
+
+
+@pytest.mark.parametrize("layer_slots", [False, True])
+def test_a_crop_forgets_the_end(model, layer_slots):
+    executor = serve(model, layer_slots=layer_slots)
+    ids, other = some(8, 1, 50), some(9, 1, 13)
+    branch = torch.cat([ids[:, :37], other], 1)
+    truth = full(model, branch)[0]
+    with torch.no_grad(), KvtrieCache(model, executor, ids[:, :30]) as cache:
+        model(ids[:, :30], past_key_values=cache)
+        model(ids[:, 30:], past_key_values=cache)
+        cache.crop(-13)
+        assert cache.get_seq_length() == 37
+        logits = model(other, past_key_values=cache).logits
+        assert (logits - truth[:, 37:]).abs().max() < 1e-4
+        with pytest.raises(ConfigError):
+            cache.crop(1)
+        with pytest.raises(ConfigError):
+            cache.crop(-51)
+        cache.reset()
+        assert cache.get_seq_length() == 0
+    executor.manager.audit()
+    with KvtrieCache(model, executor, ids) as cache:
+        assert cache.get_seq_length() == 48  # cropping one request takes nothing from others
+        for mine, right in zip(kept(cache, 48), full(model, ids)[1], strict=True):
+            assert (mine[0] - right[0][0, :, :48]).abs().max() < 1e-4
+
+
+def test_assisted_decoding_rolls_back(llama):
+    executor = serve(llama)
+    ids = some(10, 1, 9).repeat(1, 4)
+    truth = answer(llama, ids)
+    with KvtrieCache(llama, executor, ids) as cache:
+        agree(truth, answer(llama, ids, cache, prompt_lookup_num_tokens=4))
+    executor.manager.audit()
+
+
+def test_a_prompt_in_chunks_is_the_same(llama):
+    executor = serve(llama)
+    ids = some(11, 1, 50)
+    truth = answer(llama, ids)
+    with KvtrieCache(llama, executor, ids) as cache:
+        agree(truth, answer(llama, ids, cache, prefill_chunk_size=7))
+
+
+def test_eager_attention_recovers_too(llama):
+    executor = serve(llama, 8)
+    ids = some(12, 1, 50)
+    llama.set_attn_implementation("eager")
+    try:
+        truth = answer(llama, ids, steps=4)
+        for prompt in (ids, some(13, 1, 30), ids):
+            with KvtrieCache(llama, executor, prompt, reserve=4) as cache:
+                mine = answer(llama, prompt, cache, steps=4)
+        assert cache.recovered > 0
+        agree(truth, mine)
+    finally:
+        llama.set_attn_implementation("sdpa")
+
+
+def test_rows_can_be_chosen_and_repeated(llama):
+    executor = serve(llama)
+    ids = some(14, 3, 20)
+    with torch.no_grad(), KvtrieCache(llama, executor, ids) as cache:
+        llama(ids, past_key_values=cache)
+        cache.batch_select_indices(torch.tensor([False, True, True]))
+        cache.batch_repeat_interleave(2)
+        assert len(cache.leases) == 4
+        following = some(15, 4, 3)
+        logits = llama(following, past_key_values=cache).logits
+    for row, source in enumerate((1, 1, 2, 2)):
+        right = full(llama, torch.cat([ids[source], following[row]])[None])[0]
+        assert (logits[row] - right[0, 20:]).abs().max() < 1e-4
+    executor.drain()
+    executor.manager.audit()
+
+
+def test_tokens_that_do_not_continue_the_prompt_are_refused(llama):
+    executor = serve(llama)
+    ids = some(16, 1, 40)
+    with torch.no_grad(), KvtrieCache(llama, executor, ids) as cache:
+        llama(ids, past_key_values=cache)
+    with torch.no_grad(), KvtrieCache(llama, executor, ids) as cache:
+        with pytest.raises(ConfigError, match="pass only what follows"):
+            llama(ids, past_key_values=cache)  # 32 columns are there already
+        with pytest.raises(ConfigError, match="input_ids"):
+            llama(inputs_embeds=llama.get_input_embeddings()(ids[:, 32:]), past_key_values=cache)
+        logits = llama(ids[:, 32:], past_key_values=cache).logits  # and nothing has changed
+        assert (logits - full(llama, ids)[0][:, 32:]).abs().max() < 1e-4
+        cache.batch_repeat_interleave(2)
+        with pytest.raises(ConfigError, match="batch of 3"):
+            llama(some(17, 3, 2), past_key_values=cache)
+
+
+def test_padding_on_the_right_is_refused(llama):
+    mask = torch.ones(1, 10, dtype=torch.long)
+    mask[0, -1] = 0
+    with pytest.raises(ConfigError, match="on the left"):
+        KvtrieCache(llama, serve(llama), some(18, 1, 10), attention_mask=mask)
+    with pytest.raises(ConfigError, match="attention_mask is"):
+        KvtrieCache(llama, serve(llama), some(18, 1, 10), attention_mask=mask[:, :9])
+
+
+def test_a_model_that_the_pool_was_not_made_for_is_refused(llama):
+    torch.manual_seed(1)
+    kind, config = MODELS["llama, untied heads, 2 queries per key"]
+    with pytest.raises(ConfigError, match="KV heads"):
+        KvtrieCache(kind(config), serve(llama), some(19, 1, 10))
+
+
+def test_an_opening_without_room_leaves_nothing_behind(llama):
+    executor = serve(llama, 6)
+    before = executor.manager.stats()
+    with pytest.raises(NoSpaceError):
+        KvtrieCache(llama, executor, some(20, 2, 30))  # the second row does not fit
+    with KvtrieCache(llama, executor, some(20, 2, 30)[:1], reserve=16):
+        pass
+    executor.manager.audit()
+    assert executor.manager.stats()["leases"] == before["leases"] == 0
+
+
+def test_closing_twice_and_forgetting_the_hook(llama):
+    executor = serve(llama)
+    hooks = len(llama.base_model._forward_pre_hooks)
+    cache = KvtrieCache(llama, executor, some(21, 1, 10))
+    cache.close()
+    cache.close()
+    assert cache.leases == ()
+    assert len(llama.base_model._forward_pre_hooks) == hooks
