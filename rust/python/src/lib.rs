@@ -1,1 +1,63 @@
-//! x
+//! kvtrie._kvtrie: the core for Python. Conversions only, one file per exposed class.
+//!
+//! Invariant: no decision is taken here, and no panic crosses into Python. Cost: one conversion
+//! of arguments and results per call.
+
+mod arrays;
+mod committed;
+mod error;
+mod event;
+mod explanation;
+mod failed;
+mod index;
+mod lease;
+mod manager;
+mod mark;
+mod matched;
+mod moves;
+mod number;
+mod plan;
+mod scope;
+mod settings;
+mod shared;
+mod stats;
+mod tokens;
+mod transmission;
+
+/// Native classes of kvtrie; import them from `kvtrie`.
+#[pyo3::pymodule(gil_used = false)]
+mod _kvtrie {
+    use pyo3::exceptions::PyRuntimeWarning;
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::committed::Committed;
+    #[pymodule_export]
+    use crate::event::Event;
+    #[pymodule_export]
+    use crate::explanation::Explanation;
+    #[pymodule_export]
+    use crate::failed::Failed;
+    #[pymodule_export]
+    use crate::lease::Lease;
+    #[pymodule_export]
+    use crate::manager::BlockManager;
+    #[pymodule_export]
+    use crate::matched::{Copy, Match, MatchedBlock};
+    #[pymodule_export]
+    use crate::moves::{Move, Moves};
+    #[pymodule_export]
+    use crate::plan::{Plan, Span};
+    #[pymodule_export]
+    use crate::transmission::Transmission;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        if cfg!(debug_assertions) {
+            let warning = module.py().get_type::<PyRuntimeWarning>();
+            let message = c"kvtrie._kvtrie is a debug build, tens of times slower: build with --release";
+            PyErr::warn(module.py(), &warning, message, 1)?;
+        }
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -3,7 +3,7 @@
 //! Invariant: a slot with more than one holder is never written; the tail is copied at the next
 //! `reserve`. Cost: O(path) per fork, O(blocks cut) per truncation.
 
-use crate::block::{LeaseId, Layers, Structure};
+use crate::block::{Layers, LeaseId, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
 
@@ -227,10 +227,21 @@ impl Manager {
     }
 
     fn recompute_in_plan(&mut self, id: LeaseId, at: usize, layers: Layers) {
+        let ready = self.leases[&id].plan.finish;
+        self.retell(id, at, vec![(layers, Action::Recompute, 0, ready, ready)]);
+    }
+
+    /// Replaces what a plan says of one block, but for what it reuses: layers, action, tier,
+    /// first and last ready time of each part.
+    pub(super) fn retell(
+        &mut self,
+        id: LeaseId,
+        at: usize,
+        parts: Vec<(Layers, Action, TierId, Nanos, Nanos)>,
+    ) {
         let at = u32::try_from(at).unwrap_or(u32::MAX);
         let plan = &mut self.lease_mut(id).plan;
-        let ready = plan.finish;
-        let mut spans = Vec::with_capacity(plan.spans.len() + 2);
+        let mut spans = Vec::with_capacity(plan.spans.len() + parts.len() + 1);
         for span in &plan.spans {
             let inside = span.start <= at && at < span.stop;
             if !inside || span.action == Action::Reuse {
@@ -243,15 +254,10 @@ impl Manager {
                 }
             }
         }
-        spans.push(Span {
-            start: at,
-            stop: at + 1,
-            layers,
-            action: Action::Recompute,
-            tier: 0,
-            first_ready: ready,
-            ready,
-        });
+        for (layers, action, tier, first_ready, ready) in parts {
+            let start = at;
+            spans.push(Span { start, stop: at + 1, layers, action, tier, first_ready, ready });
+        }
         spans.sort_by_key(|span| (span.start, span.layers));
         plan.spans = spans;
         plan.exact = false;

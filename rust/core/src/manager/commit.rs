@@ -10,7 +10,7 @@ use crate::tier::{Residency, State};
 use crate::time::Nanos;
 
 use super::Manager;
-use super::lease::{Step, TailFrom};
+use super::lease::{Action, Step, TailFrom};
 use super::moves::{self, End, MoveKind};
 use super::own::{Own, OwnId};
 
@@ -454,13 +454,35 @@ impl Manager {
         }
         self.apply(&draft, now);
         let mut all = Vec::new();
-        for ((at, step), need) in steps.iter().zip(&needs) {
+        for (&(at, step), need) in steps.iter().zip(&needs) {
             let own = step.own.expect("a deferred step has an own slot");
+            if need.lacks.is_empty() {
+                // Somebody else has brought the block meanwhile.
+                self.lease_mut(id).path[at] = Step::shared(step.block);
+                self.unref_own(own);
+                let arriving = self.bringing(0, step.block, self.all_layers());
+                self.lease_mut(id).awaits.extend(arriving);
+                self.retell(id, at, vec![(self.all_layers(), Action::Reuse, 0, now, now)]);
+                continue;
+            }
+            if need.lacks != self.owns[&own].layers {
+                continue;
+            }
             let moves = self.load_own(need, own, id, now);
+            let first = moves.iter().map(|id| self.moves[id].first).min().unwrap_or(now);
+            let ready = moves.iter().map(|id| self.moves[id].ready).max().unwrap_or(now);
+            let mut parts: Vec<_> = need
+                .loads()
+                .map(|(tier, layers)| (layers, Action::Load, tier, first, ready))
+                .collect();
+            let finish = self.leases[&id].plan.finish;
+            if !need.compute.is_empty() {
+                parts.push((need.compute, Action::Recompute, 0, finish, finish));
+            }
+            self.retell(id, at, parts);
             let lease = self.lease_mut(id);
-            lease.path[*at].deferred = false;
-            lease.path[*at].compute =
-                if need.load { Layers::NONE } else { need.compute };
+            lease.path[at].deferred = false;
+            lease.path[at].compute = need.compute;
             lease.awaits.extend(&moves);
             all.extend(moves);
         }

@@ -129,6 +129,11 @@ impl Manager {
         if !known.issued && !known.failed {
             return Err(Error::config(format!("move {id} was not handed out yet")));
         }
+        if let (true, false, Some(dep)) = (outcome.ok, known.failed, known.deps.first()) {
+            return Err(Error::config(format!(
+                "move {id} was reported done before move {dep}, which it waits for"
+            )));
+        }
         match outcome.layers_done {
             Some(done) if done > known.layers.len() => Err(Error::config(format!(
                 "{done} layers of move {id} done, it has {}",

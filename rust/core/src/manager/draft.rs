@@ -44,6 +44,8 @@ pub(super) struct Draft {
     /// What will have arrived one tier down.
     added: BTreeMap<(TierId, BlockId), Layers>,
     spare: Vec<u64>,
+    /// On this tier victims are only looked at; so many of its slots are spare in fact.
+    looked_at: Option<(TierId, u64)>,
     touched: BTreeSet<(TierId, BlockId)>,
 }
 
@@ -53,6 +55,13 @@ impl Manager {
             u64::from(tier.space.free()) + u64::from(tier.space.coming())
         };
         Draft { spare: self.tiers.iter().map(spare).collect(), ..Draft::default() }
+    }
+
+    /// A draft whose victims on `tier` stay: it finds out what to write ahead of need.
+    pub(super) fn look(&self, tier: TierId) -> Draft {
+        let draft = self.draft();
+        let spare = draft.spare[tier];
+        Draft { looked_at: Some((tier, spare)), ..draft }
     }
 
     /// Decides on victims until `units` slots of a tier can be taken, and takes them. What was
@@ -232,11 +241,20 @@ impl Manager {
     /// Takes a transit slot for a block out of what is spare.
     pub(super) fn pass(&self, draft: &mut Draft, host: TierId) -> bool {
         let units = self.units(host, self.all_layers());
-        let enough = draft.spare[host] >= units;
-        if enough {
-            draft.spare[host] -= units;
+        let spare = match draft.looked_at {
+            Some((tier, spare)) if tier == host => spare,
+            _ => draft.spare[host],
+        };
+        if spare < units {
+            return false;
         }
-        enough
+        draft.spare[host] = draft.spare[host].saturating_sub(units);
+        if let Some((tier, spare)) = &mut draft.looked_at
+            && *tier == host
+        {
+            *spare -= units;
+        }
+        true
     }
 
     /// Slots of a tier that only stores on their way from disk to remote may take.
@@ -252,7 +270,8 @@ impl Manager {
     /// Drops `out` of a last copy. A leaf-only block goes from all tiers at once, since what is
     /// left of it would serve nobody.
     fn drop_whole(&mut self, draft: &mut Draft, tier: TierId, block: BlockId, out: Layers) {
-        if self.structure(block) == Structure::Holes {
+        let looked_at = draft.looked_at.is_some_and(|(at, _)| at == tier);
+        if looked_at || self.structure(block) == Structure::Holes {
             self.leave(draft, Victim { tier, block, layers: out, fate: Fate::Drop });
             return;
         }

@@ -103,10 +103,17 @@ impl Manager {
                 here.busy
             )));
         }
-        let last = (0..self.tiers.len())
-            .all(|other| other == tier || self.residency(other, block).state == State::Absent);
+        let elsewhere = |block: BlockId| {
+            (0..self.tiers.len())
+                .filter(|&other| other != tier)
+                .try_fold(self.all_layers(), |left, other| left.without(self.expected(other, block)))
+        };
+        let last = elsewhere(block).is_none_or(|left| !left.is_empty());
         let leaf_only = self.structure(block) == crate::block::Structure::LeafOnly;
-        let below = self.trie.children(block).filter(|child| !cleared.contains(child)).count();
+        let stays = |child: &BlockId| {
+            !cleared.contains(child) || elsewhere(*child) != Some(self.all_layers())
+        };
+        let below = self.trie.children(block).filter(stays).count();
         if last && leaf_only && below > 0 {
             return Err(Error::config(format!(
                 "block {handle:#x} cannot be cleared: {below} blocks stand behind it in a \

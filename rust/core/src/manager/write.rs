@@ -113,7 +113,7 @@ impl Manager {
         if free + this.credit + low / 8 >= low || this.retention.is_empty() {
             return;
         }
-        let mut draft = self.draft();
+        let mut draft = self.look(tier);
         self.room(&mut draft, tier, low, now);
         let clean = draft.victims.iter().filter(|victim| victim.tier == tier).count() as u64;
         self.carry_out_below(&draft, tier, now);

@@ -1,0 +1,69 @@
+"""kvtrie: the KV-cache block manager that any LLM inference engine can drop in.
+
+Import the names below from here. Invariant: importing this package loads numpy and nothing
+heavier. Cost: that of numpy plus a few milliseconds.
+"""
+
+from __future__ import annotations
+
+from kvtrie._kvtrie import (
+    BlockManager,
+    Committed,
+    Copy,
+    Event,
+    Explanation,
+    Failed,
+    Lease,
+    Match,
+    MatchedBlock,
+    Move,
+    Moves,
+    Plan,
+    Span,
+    Transmission,
+    __version__,
+)
+from kvtrie.cost import Cost
+from kvtrie.errors import (
+    ClosedError,
+    ConfigError,
+    InvariantError,
+    KvtrieError,
+    NoSpaceError,
+    TransferError,
+)
+from kvtrie.layout import Layout
+from kvtrie.scope import Scope
+from kvtrie.shape import LayerGroup, ModelShape
+from kvtrie.tier import Lane, Tier
+
+__all__ = [
+    "BlockManager",
+    "ClosedError",
+    "Committed",
+    "ConfigError",
+    "Copy",
+    "Cost",
+    "Event",
+    "Explanation",
+    "Failed",
+    "InvariantError",
+    "KvtrieError",
+    "Lane",
+    "LayerGroup",
+    "Layout",
+    "Lease",
+    "Match",
+    "MatchedBlock",
+    "ModelShape",
+    "Move",
+    "Moves",
+    "NoSpaceError",
+    "Plan",
+    "Scope",
+    "Span",
+    "Tier",
+    "TransferError",
+    "Transmission",
+    "__version__",
+]

@@ -1,0 +1,36 @@
+//! Small conversions to and from numpy arrays.
+//!
+//! Invariant: what goes out is a fresh array that nobody else writes. Cost: one copy at most.
+
+use kvtrie_core::block::Handle;
+use numpy::{IntoPyArray, PyArray1};
+use pyo3::prelude::*;
+use pyo3::types::{PyAnyMethods, PyInt};
+
+use crate::error::bad;
+use crate::number::whole;
+
+/// An array of block handles.
+pub(crate) fn handles<'py>(py: Python<'py>, handles: &[Handle]) -> Bound<'py, PyArray1<u64>> {
+    let numbers: Vec<u64> = handles.iter().map(|handle| handle.0).collect();
+    numbers.into_pyarray(py)
+}
+
+/// Ids (of moves, of leases) or slots from one integer, a sequence or an array of them.
+pub(crate) fn numbers(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResult<Vec<u64>> {
+    if let Ok(array) = given.extract::<numpy::PyReadonlyArray1<'_, u64>>() {
+        let numbers: Vec<u64> = array.as_array().iter().copied().collect();
+        if let Some(at) = numbers.iter().position(|&number| number > most) {
+            return Err(bad(format!("{name} {at} is {}, 0 to {most} wanted", numbers[at])));
+        }
+        return Ok(numbers);
+    }
+    if given.is_instance_of::<PyInt>() {
+        return Ok(vec![whole(given, name, most)?]);
+    }
+    let mut numbers = Vec::with_capacity(given.len().unwrap_or(0));
+    for (at, item) in given.try_iter()?.enumerate() {
+        numbers.push(whole(&item?, &format!("{name} {at}"), most)?);
+    }
+    Ok(numbers)
+}

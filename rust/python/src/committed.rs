@@ -1,0 +1,43 @@
+//! What became of committed tokens.
+
+use kvtrie_core::manager;
+use numpy::{PyArray1, ToPyArray};
+use pyo3::prelude::*;
+
+use crate::arrays::handles;
+
+/// What became of committed tokens.
+#[pyclass(frozen, module = "kvtrie")]
+pub(crate) struct Committed(manager::Committed);
+
+impl From<manager::Committed> for Committed {
+    fn from(committed: manager::Committed) -> Self {
+        Self(committed)
+    }
+}
+
+#[pymethods]
+impl Committed {
+    /// Handles of the blocks that entered the trie, `uint64[n]`.
+    #[getter]
+    fn new<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
+        handles(py, &self.0.new)
+    }
+
+    /// Own slots whose block somebody else had committed already, `uint32[k]`; they stay the
+    /// lease's until release.
+    #[getter]
+    fn duplicate<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
+        self.0.duplicate.to_pyarray(py)
+    }
+
+    /// Handles of the blocks that won, one for each duplicate, `uint64[k]`.
+    #[getter]
+    fn canonical<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
+        handles(py, &self.0.canonical)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Committed(new={}, duplicate={})", self.0.new.len(), self.0.duplicate.len())
+    }
+}

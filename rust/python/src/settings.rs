@@ -1,0 +1,139 @@
+//! The settings dataclasses of Python as the core's settings.
+//!
+//! Invariant: a wrong word or number is a `ConfigError` that says what was wanted. Cost: paid
+//! once per manager.
+
+use kvtrie_core::cost::CostModel;
+use kvtrie_core::lane::LaneSpec;
+use kvtrie_core::manager::{DropOrder, Settings};
+use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::error::{bad, raise};
+use crate::number::{nanos, small};
+
+/// The arguments of `BlockManager(...)` that are no plain numbers.
+pub(crate) struct Given<'a, 'py> {
+    pub(crate) model: &'a Bound<'py, PyAny>,
+    pub(crate) tiers: &'a [Bound<'py, PyAny>],
+    pub(crate) block_tokens: u32,
+    pub(crate) policy: &'a str,
+    pub(crate) cost: &'a Bound<'py, PyAny>,
+    pub(crate) structure: &'a str,
+    pub(crate) drop_order: &'a str,
+    pub(crate) token_weight: u32,
+    pub(crate) ranks: u32,
+    pub(crate) events: usize,
+    pub(crate) reuse: bool,
+}
+
+/// Reads all settings; the core checks what they say together.
+pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
+    let model = given.model;
+    if given.block_tokens == 0 {
+        return Err(bad("block_tokens is 0, at least 1 wanted"));
+    }
+    let tiers = given.tiers.iter().map(|tier| spec(tier, given)).collect::<PyResult<_>>()?;
+    let layer_bytes = model.call_method1("layer_bytes", (given.block_tokens,))?;
+    Ok(Settings {
+        fingerprint: model.call_method0("identity")?.extract()?,
+        layers: small(&model.getattr("layers")?, "layers", u16::MAX)?,
+        layer_bytes: nanos(&layer_bytes, "bytes of a layer of a block")?,
+        block_tokens: given.block_tokens,
+        token_weight: given.token_weight,
+        tiers,
+        policy: given.policy.to_owned(),
+        reuse: given.reuse,
+        cost: cost(given.cost, model)?,
+        structure: crate::scope::structure(given.structure)?,
+        drop_order: match given.drop_order {
+            "shallow" => DropOrder::Shallow,
+            "seed" => DropOrder::Seed,
+            other => {
+                return Err(bad(format!("drop_order is 'shallow' or 'seed', not '{other}'")));
+            }
+        },
+        ranks: given.ranks,
+        events: given.events,
+    })
+}
+
+/// The kind of tier of that name.
+pub(crate) fn kind(name: &str) -> PyResult<Kind> {
+    Kind::parse(name)
+        .ok_or_else(|| bad(format!("a tier is 'gpu', 'host', 'disk' or 'remote', not '{name}'")))
+}
+
+fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
+    let word = |name: &str| tier.getattr(name)?.extract::<String>();
+    let (read, store) = tier.call_method0("lanes")?.extract()?;
+    let blocks = tier.call_method1("room", (given.model, given.block_tokens))?;
+    Ok(TierSpec {
+        kind: kind(&word("kind")?)?,
+        blocks: small(&blocks, "blocks of a tier", u32::MAX)?,
+        owner: match word("owner")?.as_str() {
+            "kvtrie" => Owner::Kvtrie,
+            "engine" => Owner::Engine,
+            "none" => Owner::Nobody,
+            other => {
+                return Err(bad(format!("owner is 'kvtrie', 'engine' or 'none', not '{other}'")));
+            }
+        },
+        write: match word("write")?.as_str() {
+            "back" => Write::Back,
+            "through" => Write::Through,
+            "never" => Write::Never,
+            other => {
+                return Err(bad(format!("write is 'back', 'through' or 'never', not '{other}'")));
+            }
+        },
+        admit_after: small(&tier.getattr("admit_after")?, "admit_after", u32::MAX)?,
+        free_low: tier.getattr("free_low")?.extract()?,
+        growth_reserve: tier.getattr("growth_reserve")?.extract()?,
+        layer_slots: tier.getattr("layer_slots")?.extract()?,
+        policy: tier.getattr("policy")?.extract()?,
+        read: lane(&read)?,
+        store: lane(&store)?,
+    })
+}
+
+fn lane(lane: &Bound<'_, PyAny>) -> PyResult<LaneSpec> {
+    // A bandwidth is often written as 12e9.
+    let whole = lane.py().get_type::<pyo3::types::PyInt>().call1((lane.getattr("bytes_per_s")?,))?;
+    Ok(LaneSpec {
+        name: lane.getattr("name")?.extract()?,
+        bytes_per_s: nanos(&whole, "bytes_per_s of a lane")?,
+        latency_ns: nanos(&lane.getattr("latency_ns")?, "latency_ns of a lane")?,
+        shares: lane.getattr("shares")?.extract()?,
+    })
+}
+
+fn cost(given: &Bound<'_, PyAny>, model: &Bound<'_, PyAny>) -> PyResult<CostModel> {
+    let class = given.py().import("kvtrie.cost")?.getattr("Cost")?;
+    let named;
+    let cost = if let Ok(name) = given.cast::<PyString>() {
+        named = match name.to_str()? {
+            "default" => class.call_method1("default", (model,))?,
+            "seed" => class.call_method0("seed")?,
+            other => {
+                return Err(bad(format!("cost is 'default', 'seed' or a Cost, not '{other}'")));
+            }
+        };
+        &named
+    } else {
+        given
+    };
+    let number = |name: &str| cost.getattr(name)?.extract::<f64>();
+    let ns_per_token = match cost.getattr("ns_per_token")?.extract::<Option<f64>>()? {
+        Some(stated) => stated,
+        None => class.call_method1("ns_of", (model,))?.extract()?,
+    };
+    match cost.getattr("table")?.extract::<Option<Vec<(u64, f64)>>>()? {
+        Some(points) => CostModel::table(points, ns_per_token),
+        None => {
+            CostModel::affine(number("alpha")?, number("beta")?, number("constant")?, ns_per_token)
+        }
+    }
+    .map_err(raise)
+}

@@ -1,0 +1,199 @@
+//! Token ids from whatever Python holds them in.
+//!
+//! A contiguous `uint32` array is read in place; anything else becomes one fresh copy, checked on
+//! the way. Invariant: every token is an integer in `0..2**32`; otherwise a `ConfigError` names
+//! the value and its index, or the dtype and the shape. Cost: one pass.
+
+use numpy::{
+    PyArray1, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray,
+    PyUntypedArrayMethods,
+};
+use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyInt, PyList, PySet, PyString, PyTuple};
+
+use kvtrie_core::block::Token;
+
+use crate::error::bad;
+
+/// A sequence of tokens, in place or copied.
+pub(crate) enum Tokens<'py> {
+    InPlace(PyReadonlyArray1<'py, Token>),
+    Copied(Vec<Token>),
+}
+
+impl<'py> Tokens<'py> {
+    /// Takes any sequence of integers, array, buffer or CPU tensor.
+    pub(crate) fn new(given: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(array) = given.cast::<PyArray1<Token>>()
+            && array.is_c_contiguous()
+            && let Ok(readonly) = array.try_readonly()
+            && readonly.as_slice().is_ok()
+        {
+            return Ok(Self::InPlace(readonly));
+        }
+        if let Ok(array) = given.cast::<PyUntypedArray>() {
+            return from_array(array).map(Self::Copied);
+        }
+        if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
+            return from_items(given).map(Self::Copied);
+        }
+        let py = given.py();
+        let refused = given.is_instance_of::<PyString>()
+            || given.is_instance_of::<PyBytes>()
+            || given.is_instance_of::<PyByteArray>()
+            || given.is_instance_of::<PyDict>()
+            || given.is_instance_of::<PySet>();
+        if refused {
+            return Err(PyTypeError::new_err(format!(
+                "tokens are a sequence of integers or an integer array, not {}",
+                given.get_type().name()?
+            )));
+        }
+        if given.hasattr(intern!(py, "__array__"))? || is_buffer(given)? {
+            let array = asarray(py)?.call1((given,))?;
+            return from_array(array.cast::<PyUntypedArray>()?).map(Self::Copied);
+        }
+        from_items(given).map(Self::Copied)
+    }
+
+    /// The tokens.
+    pub(crate) fn as_slice(&self) -> &[Token] {
+        match self {
+            Self::InPlace(array) => array.as_slice().unwrap_or_default(),
+            Self::Copied(tokens) => tokens,
+        }
+    }
+
+    /// The tokens as a copy that outlives the interpreter's lock.
+    pub(crate) fn into_vec(self) -> Vec<Token> {
+        match self {
+            Self::InPlace(array) => array.as_slice().unwrap_or_default().to_vec(),
+            Self::Copied(tokens) => tokens,
+        }
+    }
+}
+
+fn is_buffer(given: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static MEMORYVIEW: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = given.py();
+    let class = MEMORYVIEW
+        .get_or_try_init(py, || py.import("builtins")?.getattr("memoryview").map(Bound::unbind))?;
+    if given.is_instance(class.bind(py))? {
+        return Ok(true);
+    }
+    Ok(class.bind(py).call1((given,)).is_ok())
+}
+
+fn asarray(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
+    static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    ASARRAY
+        .get_or_try_init(py, || py.import("numpy")?.getattr("asarray").map(Bound::unbind))
+        .map(|function| function.bind(py))
+}
+
+fn from_array(array: &Bound<'_, PyUntypedArray>) -> PyResult<Vec<Token>> {
+    let dtype = array.dtype();
+    let (kind, size) = (dtype.kind(), dtype.itemsize());
+    if array.ndim() != 1 || !(kind == b'i' || kind == b'u') {
+        // An empty list becomes a float array on the way; it still has no token.
+        if array.ndim() == 1 && array.is_empty() && kind == b'f' {
+            return Ok(Vec::new());
+        }
+        return Err(bad(format!(
+            "tokens of dtype {dtype} and shape {:?}, one dimension of integers wanted",
+            array.shape()
+        )));
+    }
+    if dtype.byteorder() == b'>' {
+        return Err(bad(format!("tokens of dtype {dtype}, native byte order wanted")));
+    }
+    match (kind, size) {
+        (b'u', 1) => read::<u8>(array),
+        (b'u', 2) => read::<u16>(array),
+        (b'u', 4) => read::<u32>(array),
+        (b'u', _) => read::<u64>(array),
+        (_, 1) => read::<i8>(array),
+        (_, 2) => read::<i16>(array),
+        (_, 4) => read::<i32>(array),
+        (_, _) => read::<i64>(array),
+    }
+}
+
+fn read<T>(array: &Bound<'_, PyUntypedArray>) -> PyResult<Vec<Token>>
+where
+    T: numpy::Element + Copy + std::fmt::Display,
+    Token: TryFrom<T>,
+{
+    let array = array.cast::<PyArray1<T>>()?;
+    let array = array.try_readonly().map_err(|error| bad(format!("tokens: {error}")))?;
+    if let Ok(tokens) = array.as_slice() {
+        return check(tokens.iter().copied());
+    }
+    check(array.as_array().iter().copied())
+}
+
+/// One pass without a branch per token; the bad one is searched only if there is one.
+fn check<T>(given: impl ExactSizeIterator<Item = T> + Clone) -> PyResult<Vec<Token>>
+where
+    T: Copy + std::fmt::Display,
+    Token: TryFrom<T>,
+{
+    let mut good = true;
+    let token = |token: T| {
+        let converted = Token::try_from(token);
+        good &= converted.is_ok();
+        converted.unwrap_or(0)
+    };
+    let tokens = given.clone().map(token).collect();
+    if good {
+        return Ok(tokens);
+    }
+    let mut wrong = given.enumerate().filter(|(_, token)| Token::try_from(*token).is_err());
+    match wrong.next() {
+        Some((at, token)) => Err(out_of_range(at, token)),
+        None => Ok(tokens),
+    }
+}
+
+fn out_of_range(at: usize, token: impl std::fmt::Display) -> PyErr {
+    bad(format!("token {at} is {token}, 0 to {} wanted", Token::MAX))
+}
+
+fn from_items(given: &Bound<'_, PyAny>) -> PyResult<Vec<Token>> {
+    let mut tokens = Vec::with_capacity(given.len().unwrap_or(0));
+    for (at, item) in given.try_iter()?.enumerate() {
+        let item = item?;
+        match item.extract::<i64>() {
+            Ok(token) => {
+                tokens.push(Token::try_from(token).map_err(|_| out_of_range(at, token))?);
+            }
+            Err(_) if item.hasattr(intern!(item.py(), "__index__"))? => {
+                return Err(out_of_range(at, &item));
+            }
+            Err(_) => {
+                return Err(bad(format!(
+                    "token {at} is {}, an integer wanted",
+                    item.get_type().name()?
+                )));
+            }
+        }
+    }
+    Ok(tokens)
+}
+
+/// Tokens of several sequences: a sequence of token sequences, or one token of each as one array
+/// or one list of integers.
+pub(crate) fn each(given: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<Token>>> {
+    let singles = match given.cast::<PyUntypedArray>() {
+        Ok(array) => array.ndim() == 1 && array.dtype().kind() != b'O',
+        Err(_) => given.get_item(0).is_ok_and(|first| first.is_instance_of::<PyInt>()),
+    };
+    if singles {
+        let tokens = Tokens::new(given)?;
+        return Ok(tokens.as_slice().iter().map(|&token| vec![token]).collect());
+    }
+    given.try_iter()?.map(|tokens| Tokens::new(&tokens?).map(Tokens::into_vec)).collect()
+}
