@@ -151,6 +151,14 @@ impl Manager {
         let Some(block) = known.block.and_then(|handle| self.trie.resolve(handle)) else {
             return (0, 0);
         };
+        if let TailFrom::Block(step) = self.leases[&id].tail_from
+            && step.block == block
+        {
+            let lost = self.lose_tail(id);
+            let from = std::mem::replace(&mut self.lease_mut(id).tail_from, TailFrom::Open);
+            self.drop_tail(from);
+            return lost;
+        }
         let Some(at) = self.leases[&id].path.iter().position(|step| step.block == block) else {
             return (0, 0);
         };

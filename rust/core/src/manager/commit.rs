@@ -437,19 +437,21 @@ impl Manager {
         let steps: Vec<(usize, Step)> =
             self.leases[&id].path.iter().copied().enumerate().filter(|(_, s)| s.deferred).collect();
         let blocks: Vec<BlockId> = steps.iter().map(|(_, step)| step.block).collect();
-        let (mut needs, _) = self.survey(&blocks, now, super::LoadMode::All, None);
+        let (needs, _) = self.survey(&blocks, now, super::LoadMode::All, None);
         let mut draft = self.draft();
-        for need in &mut needs {
-            let loads: Vec<TierId> = need.loads().map(|(tier, _)| tier).collect();
-            for tier in loads {
+        let mut passing: Vec<TierId> = Vec::new();
+        for need in &needs {
+            for (tier, _) in need.loads() {
                 self.guard(&mut draft, tier, need.block);
-                let Some(host) = self.transit(0, tier) else { continue };
-                let units = self.units(host, self.all_layers());
-                if !self.room(&mut draft, host, units, now) {
-                    let error = self.no_space(host, units, &draft);
-                    self.abandon(&draft);
-                    return Err(error);
-                }
+                passing.extend(self.transit(0, tier));
+            }
+        }
+        for host in passing {
+            let units = self.units(host, self.all_layers());
+            if !self.room(&mut draft, host, units, now) {
+                let error = self.no_space(host, units, &draft);
+                self.abandon(&draft);
+                return Err(error);
             }
         }
         self.apply(&draft, now);

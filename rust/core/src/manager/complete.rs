@@ -61,8 +61,8 @@ impl Manager {
         now: Nanos,
     ) -> Result<usize> {
         self.open()?;
-        for &id in ids {
-            self.check_report(id, outcome)?;
+        for (at, &id) in ids.iter().enumerate() {
+            self.check_report(id, outcome, &ids[..at])?;
         }
         let now = self.tick(now);
         let mut ended = 0;
@@ -107,7 +107,7 @@ impl Manager {
         Ok(std::mem::take(&mut self.failed))
     }
 
-    fn check_report(&self, id: MoveId, outcome: &Outcome<'_>) -> Result<()> {
+    fn check_report(&self, id: MoveId, outcome: &Outcome<'_>, before: &[MoveId]) -> Result<()> {
         if outcome.rank >= self.settings.ranks {
             return Err(Error::config(format!(
                 "rank {} reported move {id}, there are {} ranks",
@@ -129,7 +129,11 @@ impl Manager {
         if !known.issued && !known.failed {
             return Err(Error::config(format!("move {id} was not handed out yet")));
         }
-        if let (true, false, Some(dep)) = (outcome.ok, known.failed, known.deps.first()) {
+        let early = known.deps.iter().find(|dep| {
+            let reported = self.moves.get(dep).is_none_or(|m| m.done_ranks >> outcome.rank & 1 == 1);
+            !reported && !before.contains(dep)
+        });
+        if let (true, false, Some(dep)) = (outcome.ok, known.failed, early) {
             return Err(Error::config(format!(
                 "move {id} was reported done before move {dep}, which it waits for"
             )));
@@ -223,8 +227,10 @@ impl Manager {
             && let Some(arrival) = self.arriving.get_mut(&(known.dst, block))
         {
             arrival.moves.retain(|id| *id != known.id);
-            if arrival.moves.is_empty() {
-                self.settle(known.dst, block, now);
+        }
+        for tier in [known.src, known.dst] {
+            if let Some(block) = block {
+                self.settle_if_over(tier, block, now);
             }
         }
         if let Some(block) = block {
@@ -234,6 +240,17 @@ impl Manager {
             if let Some(parent) = parent {
                 self.sweep(parent);
             }
+        }
+    }
+
+    /// Settles an arrival that no move brings any more. What failed is cleared away only when
+    /// nobody reads the part that had landed.
+    fn settle_if_over(&mut self, tier: TierId, block: BlockId, now: Nanos) {
+        let busy = self.residency(tier, block).busy;
+        let Some(arrival) = self.arriving.get(&(tier, block)) else { return };
+        let marked = self.marked.contains(&(arrival.ready, tier, block));
+        if arrival.moves.is_empty() && !marked && (!arrival.failed || busy == 0) {
+            self.settle(tier, block, now);
         }
     }
 

@@ -31,6 +31,31 @@ impl Manager {
     /// # Errors
     /// [`Error::Config`] if the block is not cached or not on that tier.
     pub fn explain(&self, block: Handle, tier: TierId, now: Nanos) -> Result<Explanation> {
+        self.explain_part(block, tier, None, now)
+    }
+
+    /// The price of one layer of a block, as if it alone left the tier next by demotion. The
+    /// rank is that of the block's entry.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the block is not cached or that layer of it not on that tier.
+    pub fn explain_layer(
+        &self,
+        block: Handle,
+        tier: TierId,
+        layer: u16,
+        now: Nanos,
+    ) -> Result<Explanation> {
+        self.explain_part(block, tier, Some(layer), now)
+    }
+
+    fn explain_part(
+        &self,
+        block: Handle,
+        tier: TierId,
+        layer: Option<u16>,
+        now: Nanos,
+    ) -> Result<Explanation> {
         self.open()?;
         let id = self.resolve(block)?;
         if tier >= self.tiers.len() {
@@ -50,14 +75,32 @@ impl Manager {
         let now = now.max(self.clock.last());
         let retention = &self.tiers[tier].retention;
         let policy = retention.policy();
-        let terms = policy.terms(&self.facts(tier, id, have), &self.settings.cost);
+        let mut facts = self.facts(tier, id, have);
+        let mut leaving = self.next_out(tier, id, have);
+        if let Some(layer) = layer {
+            if !have.contains(layer) {
+                return Err(Error::config(format!(
+                    "layer {layer} of block {:#x} is not on tier '{}', which has {have}",
+                    block.0,
+                    self.tiers[tier].spec.kind.name()
+                )));
+            }
+            leaving = Layers::new(layer, layer + 1);
+            facts = Facts {
+                layers: leaving,
+                layer: Some(layer),
+                departure: Departure::Demote,
+                ..facts
+            };
+        }
+        let terms = policy.terms(&facts, &self.settings.cost);
         let idle = now - self.nodes[id as usize].access;
         Ok(Explanation {
             terms,
             idle,
             value: policy.value(terms.cost, idle),
             rank: retention.rank(id, now),
-            layers: self.next_out(tier, id, have),
+            layers: leaving,
         })
     }
 

@@ -60,21 +60,47 @@ impl Manager {
         scope: &Scope,
         keep: usize,
     ) -> Result<Match> {
+        let blocks = self.probe(tokens, scope, keep)?;
+        Ok(Match { tokens: blocks.len() * self.block_tokens(), blocks: self.describe(&blocks, now) })
+    }
+
+    /// The blocks that a lookup covers, without the report of every one.
+    ///
+    /// # Errors
+    /// As [`Manager::lookup`].
+    pub fn probe(&self, tokens: &[Token], scope: &Scope, keep: usize) -> Result<Vec<Handle>> {
         self.open()?;
         self.scopes.check(scope, tokens)?;
-        let Some(id) = self.scopes.find(scope)? else { return Ok(Match::default()) };
+        let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
         let content = self.scopes.content(scope, 0, tokens);
         let path = self.path(id, &content, keep);
+        Ok(path.iter().map(|&block| self.trie.handle(block)).collect())
+    }
+
+    /// What is known of blocks. One that is gone has no tokens and no copies.
+    #[must_use]
+    pub fn describe(&self, blocks: &[Handle], now: Nanos) -> Vec<MatchedBlock> {
         let now = now.max(self.clock.last());
-        let blocks: Vec<MatchedBlock> = path
-            .iter()
-            .map(|&block| MatchedBlock {
-                block: self.trie.handle(block),
-                tokens: self.trie.tokens(block).to_vec(),
-                copies: self.copies(block, now),
-            })
-            .collect();
-        Ok(Match { tokens: blocks.len() * self.block_tokens(), blocks })
+        let of = |&block: &Handle| match self.trie.resolve(block) {
+            Some(id) => {
+                let tokens = self.trie.tokens(id).to_vec();
+                MatchedBlock { block, tokens, copies: self.copies(id, now) }
+            }
+            None => MatchedBlock { block, tokens: Vec::new(), copies: Vec::new() },
+        };
+        blocks.iter().map(of).collect()
+    }
+
+    /// The slots of a copy: the one of all layers, or with layer slots that of each of its
+    /// coming layers.
+    #[must_use]
+    pub fn copy_slots(&self, block: Handle, copy: &Copy) -> Vec<Slot> {
+        let Some(block) = self.trie.resolve(block) else { return Vec::new() };
+        if self.tiers[copy.tier].spec.layer_slots {
+            copy.coming.iter().map(|layer| self.slot_of(copy.tier, block, layer)).collect()
+        } else {
+            vec![copy.slot]
+        }
     }
 
     /// How many tokens of a sequence a lookup covers, without the report of every block.

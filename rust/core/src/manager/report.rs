@@ -144,6 +144,14 @@ impl Manager {
         named.map(|(name, length, tip)| (name.to_owned(), length, path(tip))).collect()
     }
 
+    /// The name of a lease's session, if it has one.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn session_name(&self, id: LeaseId) -> Result<Option<&str>> {
+        Ok(self.lease(id)?.session.and_then(|session| self.sessions.name(session)))
+    }
+
     /// Where every layer of a block stands: the fastest tier that holds it, or none.
     ///
     /// # Errors

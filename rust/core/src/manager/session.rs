@@ -102,6 +102,11 @@ impl Sessions {
         }
     }
 
+    /// A session's name.
+    pub(super) fn name(&self, id: SessionId) -> Option<&str> {
+        self.all.get(&id)?.name.as_deref()
+    }
+
     /// Name, length in blocks and tip of every named session, by name.
     pub(super) fn named(&self) -> impl Iterator<Item = (&str, u32, Option<BlockId>)> {
         self.names.iter().filter_map(|(name, id)| {

@@ -1,0 +1,7 @@
+//! The contract, point by point: how a decision becomes a finished copy.
+
+mod rig;
+
+mod contract {
+    mod slots;
+}

@@ -1,0 +1,262 @@
+//! A manager with a clock and an executor without bytes, for tests that tell a story.
+//!
+//! Invariant: after every call the manager is audited, and a call that failed has left the
+//! snapshot as it was. Cost: O(everything) per call.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use kvtrie_core::block::{Handle, Layers, LeaseId, MoveId, Slot, Structure, TierId, Token};
+use kvtrie_core::cost::CostModel;
+use kvtrie_core::error::{Error, Result};
+use kvtrie_core::lane::LaneSpec;
+use kvtrie_core::manager::{
+    Acquire, Committed, DropOrder, Event, LoadMode, Manager, Mark, Move, Outcome, Settings,
+};
+use kvtrie_core::scope::Scope;
+use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_core::time::Nanos;
+
+/// Tokens of one block, unless a test says otherwise.
+pub(crate) const SIZE: usize = 4;
+
+/// Layers of the model, unless a test says otherwise.
+pub(crate) const LAYERS: u16 = 4;
+
+/// All of them.
+pub(crate) const ALL: Layers = Layers::new(0, LAYERS);
+
+/// The first tier.
+pub(crate) const GPU: TierId = 0;
+
+/// The second tier.
+pub(crate) const HOST: TierId = 1;
+
+/// The third tier.
+pub(crate) const DISK: TierId = 2;
+
+/// The fourth tier.
+pub(crate) const REMOTE: TierId = 3;
+
+/// A tier of `blocks` blocks that writes back, with lanes of its own.
+pub(crate) fn tier(kind: Kind, blocks: u32) -> TierSpec {
+    let lane = |way: &str| LaneSpec {
+        name: format!("{} {way}", kind.name()),
+        bytes_per_s: 1_000_000_000,
+        latency_ns: 10,
+        shares: None,
+    };
+    TierSpec {
+        kind,
+        blocks,
+        owner: Owner::Kvtrie,
+        write: Write::Back,
+        admit_after: 1,
+        free_low: 0.0,
+        growth_reserve: 0.0,
+        layer_slots: false,
+        policy: None,
+        read: lane("up"),
+        store: lane("down"),
+    }
+}
+
+/// A tier with one slot per layer.
+pub(crate) fn layered(kind: Kind, blocks: u32) -> TierSpec {
+    TierSpec { layer_slots: true, ..tier(kind, blocks) }
+}
+
+/// Four layers, four tokens per block, leaf-only, least recently used first.
+pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
+    Settings {
+        fingerprint: "rig".to_owned(),
+        layers: LAYERS,
+        layer_bytes: 100,
+        block_tokens: 4,
+        token_weight: 1,
+        tiers,
+        policy: "lru".to_owned(),
+        reuse: true,
+        cost: CostModel::default_curve(1000.0).expect("good numbers"),
+        structure: Structure::LeafOnly,
+        drop_order: DropOrder::Shallow,
+        ranks: 1,
+        events: 10_000,
+    }
+}
+
+/// The same in a hole-tolerant structure.
+pub(crate) fn holes(tiers: Vec<TierSpec>) -> Settings {
+    Settings { structure: Structure::Holes, ..settings(tiers) }
+}
+
+/// `blocks` full blocks that share nothing with those of another stem.
+pub(crate) fn tokens(stem: u32, blocks: usize) -> Vec<Token> {
+    (0..).take(blocks * SIZE).map(|at| stem * 1000 + at).collect()
+}
+
+/// A request for all of `tokens` that keeps none and loads whatever can be loaded.
+pub(crate) fn all_of(tokens: &[Token]) -> Acquire<'_> {
+    Acquire { tokens, load: LoadMode::All, ..Acquire::default() }
+}
+
+/// A manager, the time, and whatever was said to it.
+pub(crate) struct Rig {
+    pub(crate) manager: Manager,
+    pub(crate) now: Nanos,
+}
+
+impl Rig {
+    /// A rig at time 1000.
+    pub(crate) fn new(settings: Settings) -> Self {
+        Self { manager: Manager::new(settings).expect("good settings"), now: 1000 }
+    }
+
+    /// Any call, with the checks that follow every call.
+    pub(crate) fn call<T>(
+        &mut self,
+        call: impl FnOnce(&mut Manager, Nanos) -> Result<T>,
+    ) -> Result<T> {
+        let before = self.manager.snapshot();
+        let result = call(&mut self.manager, self.now);
+        self.manager.audit().expect("every invariant holds");
+        if result.is_err() {
+            let after = self.manager.snapshot();
+            assert!(before == after, "a call that failed changed the state");
+        }
+        result
+    }
+
+    /// A call that must be refused with a message that contains `part`.
+    pub(crate) fn refused<T>(
+        &mut self,
+        part: &str,
+        call: impl FnOnce(&mut Manager, Nanos) -> Result<T>,
+    ) {
+        match self.call(call) {
+            Err(Error::Config(said)) => assert!(said.contains(part), "'{said}' lacks '{part}'"),
+            Err(other) => panic!("not a config error: {other}"),
+            Ok(_) => panic!("it was not refused"),
+        }
+    }
+
+    /// A lease on all of `tokens`, see [`all_of`].
+    pub(crate) fn acquire(&mut self, tokens: &[Token]) -> LeaseId {
+        self.ask(&all_of(tokens)).expect("there is room")
+    }
+
+    /// Any request.
+    pub(crate) fn ask(&mut self, ask: &Acquire<'_>) -> Result<LeaseId> {
+        self.call(|manager, now| manager.acquire(ask, now))
+    }
+
+    /// Tokens whose KV is written.
+    pub(crate) fn commit(&mut self, id: LeaseId, tokens: &[Token]) -> Committed {
+        self.call(|manager, now| manager.commit(id, tokens, now)).expect("it can be committed")
+    }
+
+    /// The end of a lease.
+    pub(crate) fn release(&mut self, id: LeaseId) -> Vec<MoveId> {
+        self.call(|manager, now| manager.release(id, now)).expect("releasing never fails")
+    }
+
+    /// Everything that waits to be handed out.
+    pub(crate) fn hand_out(&mut self) -> Vec<Move> {
+        self.call(|manager, _| manager.moves(usize::MAX)).expect("handing out never fails")
+    }
+
+    /// One move has ended well on rank 0.
+    pub(crate) fn done(&mut self, id: MoveId) {
+        self.report(&[id], &Outcome::default()).expect("it was handed out");
+    }
+
+    /// One move has failed and ended.
+    pub(crate) fn fail(&mut self, id: MoveId) {
+        let outcome = Outcome { ok: false, error: Some("EIO"), ..Outcome::default() };
+        self.report(&[id], &outcome).expect("it was handed out");
+    }
+
+    /// Any report.
+    pub(crate) fn report(&mut self, ids: &[MoveId], outcome: &Outcome<'_>) -> Result<usize> {
+        self.call(|manager, now| manager.complete(ids, outcome, now))
+    }
+
+    /// Hands out and ends every move, in order, and returns them.
+    pub(crate) fn run(&mut self) -> Vec<Move> {
+        let mut all = Vec::new();
+        loop {
+            let moves = self.hand_out();
+            if moves.is_empty() {
+                return all;
+            }
+            for known in &moves {
+                self.done(known.id);
+            }
+            all.extend(moves);
+        }
+    }
+
+    /// A whole request: whatever is not cached is computed and committed. All moves end.
+    pub(crate) fn serve(&mut self, tokens: &[Token]) {
+        self.serve_as(None, tokens);
+    }
+
+    /// The same for a conversation.
+    pub(crate) fn serve_as(&mut self, session: Option<&str>, tokens: &[Token]) {
+        let id = self.ask(&Acquire { session, ..all_of(tokens) }).expect("there is room");
+        self.run();
+        let held = self.manager.lease_tokens(id).expect("held");
+        self.commit(id, &tokens[held..]);
+        self.release(id);
+        self.run();
+        self.now += 1000;
+    }
+
+    /// Sets presence from now on.
+    pub(crate) fn mark(&mut self, tokens: &[Token], tier: TierId) -> Vec<Handle> {
+        let mark = Mark {
+            tokens,
+            scope: Scope::default(),
+            tier,
+            present: true,
+            ready: None,
+            first: None,
+        };
+        self.call(|manager, now| manager.mark(&mark, now)).expect("there is room")
+    }
+
+    /// The blocks of the longest usable prefix.
+    pub(crate) fn blocks(&self, tokens: &[Token]) -> Vec<Handle> {
+        let found = self.manager.lookup(tokens, self.now, &Scope::default(), 0);
+        found.expect("a good lookup").blocks.iter().map(|known| known.block).collect()
+    }
+
+    /// How many of the tokens a request would find.
+    pub(crate) fn matched(&self, tokens: &[Token]) -> usize {
+        self.manager.matched(tokens, &Scope::default(), 0).expect("a good lookup")
+    }
+
+    /// The layers that stand on a tier, block by block of the usable prefix.
+    pub(crate) fn on(&self, tokens: &[Token], tier: TierId) -> Vec<Layers> {
+        let found = self.manager.lookup(tokens, self.now, &Scope::default(), 0);
+        let blocks = found.expect("a good lookup").blocks;
+        let layers = |known: &kvtrie_core::manager::MatchedBlock| {
+            known.copies.iter().find(|copy| copy.tier == tier).map_or(Layers::NONE, |c| c.layers)
+        };
+        blocks.iter().map(layers).collect()
+    }
+
+    /// The lease's slots on the first tier, row by row.
+    pub(crate) fn slots(&self, id: LeaseId) -> Vec<Slot> {
+        self.manager.slots(id, GPU).expect("held").1
+    }
+
+    /// What must end before the lease may go on.
+    pub(crate) fn awaits(&self, id: LeaseId) -> Vec<MoveId> {
+        self.manager.awaits(id).expect("held")
+    }
+
+    /// The eviction log since the last look.
+    pub(crate) fn events(&mut self) -> Vec<Event> {
+        self.call(|manager, _| manager.take_events()).expect("a log")
+    }
+}
