@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kvtrie.errors import ConfigError
@@ -62,8 +63,10 @@ class Cost:
         table = tuple((int(at), float(cost)) for at, cost in self.table)
         object.__setattr__(self, "table", table)
         if not table or table[0][0] < 0 or table[0][1] <= 0:
-            raise ConfigError(f"a cost table starts with a context >= 0 and a cost > 0: {table[:1]}")
-        for (low, cheap), (high, dear) in zip(table, table[1:], strict=False):
+            raise ConfigError(
+                f"a cost table starts with a context >= 0 and a cost > 0: {table[:1]}"
+            )
+        for (low, cheap), (high, dear) in pairwise(table):
             if not (low < high and cheap <= dear < math.inf):
                 raise ConfigError(
                     f"a cost table ascends: ({low}, {cheap}) stands before ({high}, {dear})"

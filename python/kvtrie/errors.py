@@ -31,7 +31,7 @@ class NoSpaceError(KvtrieError, MemoryError):
         leased: slots that leases hold.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - positional, so that pickling works
         self, message: str, tier: str, wanted: int, free: int, coming: int, leased: int
     ) -> None:
         super().__init__(message, tier, wanted, free, coming, leased)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lane", "Tier"]
 
-# Bytes per second and latency in nanoseconds, up and down alike: device memory, PCIe, NVMe, network.
+# Bytes per second and latency in nanoseconds, up and down alike.
 _SPEED = {
     "gpu": (2e12, 0),
     "host": (12e9, 10_000),

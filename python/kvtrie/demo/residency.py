@@ -34,8 +34,7 @@ def grid(manager: BlockManager, tokens: Sequence[int], now: int) -> NDArray[np.i
     where = np.full((manager.model.layers, blocks), DROPPED, dtype=np.int8)
     match = manager.lookup(tokens, now=now, keep=0)
     for index, block in enumerate(match.blocks):
-        for copy in reversed(block.copies):
-            where[copy.layer_lo : copy.layer_hi, index] = copy.tier
+        where[:, index] = manager.layer_tiers(block.block)
     return where
 
 

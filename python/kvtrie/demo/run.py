@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console
 from rich.markup import escape
 
-from kvtrie import BlockManager, Lane, ModelShape, Tier
+from kvtrie import BlockManager, Cost, Lane, ModelShape, Tier
 from kvtrie.demo.chats import CHATS, SYSTEM
 from kvtrie.demo.model import Speaker, smollm, tiny
 from kvtrie.demo.picture import draw
 from kvtrie.demo.residency import grid, share
-from kvtrie.demo.turn import AGREE, TIE, Turn, take
+from kvtrie.demo.turn import AGREE, TIE, Turn, pace, take
 from kvtrie.errors import KvtrieError
 from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
@@ -100,6 +100,7 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
         tiers,
         block_tokens=_BLOCK_TOKENS,
         structure=options.structure,
+        cost=Cost(ns_per_token=pace(speaker, opening)),
     )
     _greet(console, speaker, options, manager)
     record = _Record()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvtrie.demo.model import Speaker
     from kvtrie.transfer import Executor
 
-__all__ = ["AGREE", "TIE", "Turn", "take"]
+__all__ = ["AGREE", "TIE", "Turn", "pace", "take"]
 
 TIE = 1e-3
 """Margin between the two best logits below which a choice of token is a tie."""
@@ -110,6 +110,17 @@ def take(
         verdict=verdict,
         answer=tokens,
     )
+
+
+def pace(speaker: Speaker, tokens: Sequence[int]) -> float:
+    """Nanoseconds that the model takes to prefill a token, measured on `tokens` after a warm-up.
+
+    The planner weighs recomputation against loading by this.
+    """
+    ids = torch.tensor([list(tokens)])
+    _answer(speaker, ids, None, 1, time.perf_counter())
+    _, _, seconds = _answer(speaker, ids, None, 1, time.perf_counter())
+    return seconds * 1e9 / len(tokens)
 
 
 class _FirstToken(StoppingCriteria):

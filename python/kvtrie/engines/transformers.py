@@ -13,18 +13,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from transformers import Cache
 
 from kvtrie.engines.recovery import recover
 from kvtrie.engines.step import Step
-from kvtrie.errors import ConfigError, TransferError
+from kvtrie.errors import ConfigError, NoSpaceError, TransferError
 from kvtrie.tiers import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from kvtrie.transfer import Executor
 
 __all__ = ["KvtrieCache"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class KvtrieCache(Cache):
         attention_mask: torch.Tensor | None = None,
         reserve: int = 0,
         scope: Scope | None = None,
-        sessions: Sequence[int] | None = None,
+        sessions: Sequence[str] | None = None,
     ) -> None:
         super().__init__(layers=[])
         pool = executor.pools[0]
@@ -101,13 +104,14 @@ class KvtrieCache(Cache):
             raise ConfigError(f"{len(sessions)} sessions given for {len(prompts)} prompts")
         try:
             for row, prompt in enumerate(prompts):
-                lease = executor.manager.acquire(
+                ask = partial(
+                    executor.manager.acquire,
                     prompt,
-                    now=executor.clock(),
                     scope=scope,
                     session=None if sessions is None else sessions[row],
                     reserve=reserve,
                 )
+                lease = self._patiently(ask)
                 self._rows.append(_Row(lease, input_ids.shape[1] - len(prompt), prompt))
             for row in self._rows:
                 executor.wait(row.lease)
@@ -243,7 +247,7 @@ class KvtrieCache(Cache):
         end = self._past + queries
         for row in self._rows:
             new = max(0, end - row.pad - row.lease.tokens)
-            row.lease.reserve(new, now=self._executor.clock())
+            self._patiently(partial(row.lease.reserve, new))
         for row in self._rows:
             self._executor.wait(row.lease)
         self._fresh = self._tokens(batch, queries)
@@ -255,6 +259,16 @@ class KvtrieCache(Cache):
             past=self._past,
             queries=queries,
         )
+
+    def _patiently(self, ask: Callable[..., _T]) -> _T:
+        """Ask for room; if there is none, once more when the moves under way have ended."""
+        try:
+            return ask(now=self._executor.clock())
+        except NoSpaceError:
+            if not self._executor.poll():
+                raise
+        self._executor.drain()
+        return ask(now=self._executor.clock())
 
     def _end(self, queries: int) -> None:
         """After the last layer: the KV of the pass is written, so its tokens count."""

@@ -109,6 +109,7 @@ impl Layers {
     }
 
     /// The layers in ascending order.
+    #[must_use]
     pub fn iter(self) -> std::ops::Range<u16> {
         self.lo..self.hi
     }

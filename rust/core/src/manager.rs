@@ -27,9 +27,7 @@ mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::block::{
-    BlockId, Departure, Handle, Layers, LeaseId, MoveId, Structure, TierId, Token,
-};
+use crate::block::{BlockId, Departure, Handle, Layers, LeaseId, MoveId, Structure, TierId, Token};
 use crate::error::{Error, Result};
 use crate::lane::{LaneId, Lanes};
 use crate::policy::{self, Entry, Facts};
@@ -459,8 +457,7 @@ impl Manager {
         }
         for &block in below.iter().rev() {
             for tier in 0..self.tiers.len() {
-                let moving =
-                    self.arriving.get(&(tier, block)).is_some_and(|a| !a.moves.is_empty());
+                let moving = self.arriving.get(&(tier, block)).is_some_and(|a| !a.moves.is_empty());
                 if self.residency(tier, block).busy == 0 && !moving {
                     self.drop_copy(tier, block);
                 }
@@ -478,8 +475,8 @@ impl Manager {
             }
             let held = (0..self.tiers.len())
                 .any(|tier| self.residency(tier, block).state != State::Absent);
-            let used = self.nodes[block as usize].refs > 0
-                || self.trie.children(block).next().is_some();
+            let used =
+                self.nodes[block as usize].refs > 0 || self.trie.children(block).next().is_some();
             if held || used {
                 return;
             }

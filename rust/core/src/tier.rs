@@ -274,6 +274,12 @@ impl Space {
         self.draining.get(&slot).map(|drain| drain.by)
     }
 
+    /// Whether no store reads a slot that its block has left.
+    #[must_use]
+    pub fn quiet(&self) -> bool {
+        self.draining.is_empty()
+    }
+
     /// A new row of layer slots, all empty.
     pub fn new_row(&mut self) -> u32 {
         let width = usize::from(self.layers);

@@ -175,12 +175,7 @@ impl Trie {
 
     /// The child of `parent` (of the root, if none) with these tokens.
     #[must_use]
-    pub fn child(
-        &self,
-        root: RunId,
-        parent: Option<BlockId>,
-        tokens: &[Token],
-    ) -> Option<BlockId> {
+    pub fn child(&self, root: RunId, parent: Option<BlockId>, tokens: &[Token]) -> Option<BlockId> {
         let run = match parent {
             None => root,
             Some(block) => {

@@ -3,5 +3,11 @@
 mod rig;
 
 mod contract {
+    mod acquire;
+    mod completion;
+    mod moves;
+    mod orders;
+    mod ranges;
+    mod room;
     mod slots;
 }

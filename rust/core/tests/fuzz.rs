@@ -71,9 +71,27 @@ fn millions_of_operations() {
         println!("{times:>10}  {what}");
     }
     for what in [
-        "no space", "config error", "closed error", "failed move", "hung move", "lease replanned",
-        "skipped after a failure", "acquire", "commit", "reserve", "release", "fork", "truncate",
-        "suspend", "resume", "mark", "load", "hole computed", "complete", "complete again", "bind",
+        "no space",
+        "config error",
+        "closed error",
+        "failed move",
+        "hung move",
+        "lease replanned",
+        "skipped after a failure",
+        "acquire",
+        "commit",
+        "reserve",
+        "release",
+        "fork",
+        "truncate",
+        "suspend",
+        "resume",
+        "mark",
+        "load",
+        "hole computed",
+        "complete",
+        "complete again",
+        "bind",
     ] {
         let times = mix.get(what).copied().unwrap_or(0);
         assert!(ops < FULL || times >= WANTED, "'{what}' happened only {times} times");

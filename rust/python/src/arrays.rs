@@ -5,10 +5,19 @@
 use kvtrie_core::block::Handle;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
-use pyo3::types::{PyAnyMethods, PyInt};
+use pyo3::types::PyInt;
 
 use crate::error::bad;
+use crate::matched::MatchedBlock;
 use crate::number::whole;
+
+/// A block's handle, or that of a block that a lookup found.
+pub(crate) fn handle(number: &Bound<'_, PyAny>) -> PyResult<Handle> {
+    if let Ok(block) = number.cast::<MatchedBlock>() {
+        return Ok(block.get().handle());
+    }
+    whole(number, "block", u64::MAX).map(Handle)
+}
 
 /// An array of block handles.
 pub(crate) fn handles<'py>(py: Python<'py>, handles: &[Handle]) -> Bound<'py, PyArray1<u64>> {

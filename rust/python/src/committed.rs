@@ -19,8 +19,8 @@ impl From<manager::Committed> for Committed {
 #[pymethods]
 impl Committed {
     /// Handles of the blocks that entered the trie, `uint64[n]`.
-    #[getter]
-    fn new<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
+    #[getter(new)]
+    fn entered<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
         handles(py, &self.0.new)
     }
 

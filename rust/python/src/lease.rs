@@ -3,7 +3,7 @@
 //! Invariant: the object is a name for what the manager holds; several may name one lease, and
 //! dropping them releases nothing. Cost: one lock per call.
 
-use kvtrie_core::block::{Handle, LeaseId, NO_SLOT};
+use kvtrie_core::block::{LeaseId, NO_SLOT};
 use kvtrie_core::error::Error;
 use kvtrie_core::manager::{self, Manager};
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
@@ -12,7 +12,7 @@ use pyo3::types::PyTuple;
 
 use crate::arrays::numbers;
 use crate::committed::Committed;
-use crate::number::{count, maybe_nanos, nanos};
+use crate::number;
 use crate::plan::Plan;
 use crate::settings::kind;
 use crate::shared::Shared;
@@ -23,12 +23,11 @@ use crate::tokens::Tokens;
 pub(crate) struct Lease {
     shared: Shared,
     id: LeaseId,
-    session: Option<String>,
 }
 
 impl Lease {
-    pub(crate) fn new(shared: &Shared, id: LeaseId, session: Option<String>) -> Self {
-        Self { shared: shared.clone(), id, session }
+    pub(crate) fn new(shared: &Shared, id: LeaseId) -> Self {
+        Self { shared: shared.clone(), id }
     }
 
     fn read<T>(
@@ -42,16 +41,22 @@ impl Lease {
 
 #[pymethods]
 impl Lease {
+    /// Its id, never used twice.
     #[getter]
     fn id(&self) -> LeaseId {
         self.id
     }
 
+    /// The name of its session; None if it has none.
     #[getter]
-    fn session(&self) -> Option<&str> {
-        self.session.as_deref()
+    fn session(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let name = |manager: &mut Manager| {
+            manager.session_name(self.id).map(|name| name.map(str::to_owned))
+        };
+        self.shared.call(py, name)
     }
 
+    /// "active", "suspended" or "released".
     #[getter]
     fn state(&self, py: Python<'_>) -> PyResult<&'static str> {
         self.shared.call(py, |manager| match manager.lease(self.id) {
@@ -62,6 +67,7 @@ impl Lease {
         })
     }
 
+    /// What is reused, loaded and to be computed, as of now.
     #[getter]
     fn plan(&self, py: Python<'_>) -> PyResult<Plan> {
         self.read(py, |lease, manager| {
@@ -70,31 +76,37 @@ impl Lease {
         })
     }
 
+    /// Tokens that the plan covers; a multiple of the block size.
     #[getter]
     fn matched(&self, py: Python<'_>) -> PyResult<usize> {
         self.read(py, |lease, _| lease.matched())
     }
 
+    /// Tokens that it holds.
     #[getter]
     fn tokens(&self, py: Python<'_>) -> PyResult<usize> {
         self.shared.call(py, |manager| manager.lease_tokens(self.id))
     }
 
+    /// Tokens that it has room to commit.
     #[getter]
     fn room(&self, py: Python<'_>) -> PyResult<usize> {
         self.shared.call(py, |manager| manager.room_left(self.id))
     }
 
+    /// Moves that must end before its slots may be read and written.
     #[getter]
     fn after<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u64>>> {
         Ok(self.shared.call(py, |manager| manager.awaits(self.id))?.into_pyarray(py))
     }
 
+    /// Whether all moves of `after` have ended.
     fn ready(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.shared.call(py, |manager| manager.awaits(self.id))?.is_empty())
     }
 
-    #[pyo3(signature = (tier=None))]
+    /// The block table on a tier, in logical order.
+    #[pyo3(signature = (tier=None), text_signature = "($self, tier=0)")]
     fn slots<'py>(
         &self,
         py: Python<'py>,
@@ -110,103 +122,108 @@ impl Lease {
         Ok(table.into_any())
     }
 
+    /// Makes room for more tokens behind those held.
     #[pyo3(signature = (tokens, *, now))]
     fn reserve(
         &self,
         py: Python<'_>,
-        tokens: &Bound<'_, PyAny>,
-        now: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::tokens)] tokens: usize,
+        #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<()> {
-        let (tokens, now) = (count(tokens, "tokens")?, nanos(now, "now")?);
         self.shared.call(py, |manager| manager.reserve(self.id, tokens, now))
     }
 
+    /// Names the slots of a tier that the engine owns.
     fn bind(
         &self,
         py: Python<'_>,
-        first_block: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::first_block)] first_block: usize,
         slots: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let first = count(first_block, "first_block")?;
         let slots = numbers(slots, "slot", u64::from(NO_SLOT - 1))?;
         let slots: Vec<u32> =
             slots.into_iter().map(|slot| u32::try_from(slot).unwrap_or(NO_SLOT)).collect();
-        self.shared.call(py, |manager| manager.bind(self.id, first, &slots))
+        self.shared.call(py, |manager| manager.bind(self.id, first_block, &slots))
     }
 
+    /// Starts the loads that `acquire(load="none")` left out; returns their moves.
     #[pyo3(signature = (*, now))]
     fn load<'py>(
         &self,
         py: Python<'py>,
-        now: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
-        let now = nanos(now, "now")?;
         Ok(self.shared.call(py, |manager| manager.load(self.id, now))?.into_pyarray(py))
     }
 
+    /// Appends tokens whose KV is written.
     #[pyo3(signature = (new_tokens, *, now))]
     fn commit(
         &self,
         py: Python<'_>,
         new_tokens: &Bound<'_, PyAny>,
-        now: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Committed> {
-        let (tokens, now) = (Tokens::new(new_tokens)?, nanos(now, "now")?);
+        let tokens = Tokens::new(new_tokens)?;
         let committed =
             self.shared.call(py, |manager| manager.commit(self.id, tokens.as_slice(), now))?;
         Ok(committed.into())
     }
 
+    /// Keeps the first `tokens` tokens.
     #[pyo3(signature = (tokens, *, now))]
     fn truncate(
         &self,
         py: Python<'_>,
-        tokens: &Bound<'_, PyAny>,
-        now: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::tokens)] tokens: usize,
+        #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<()> {
-        let (tokens, now) = (count(tokens, "tokens")?, nanos(now, "now")?);
         self.shared.call(py, |manager| manager.truncate(self.id, tokens, now))
     }
 
+    /// `n` further leases over the same tokens.
     #[pyo3(signature = (n, *, now))]
     fn fork(
         &self,
         py: Python<'_>,
-        n: &Bound<'_, PyAny>,
-        now: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::n)] n: u32,
+        #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Vec<Self>> {
-        const MOST: u32 = 1 << 20;
-        let (n, now) = (crate::number::small(n, "n", MOST)?, nanos(now, "now")?);
         let ids = self.shared.call(py, |manager| manager.fork(self.id, n as usize, now))?;
-        Ok(ids.into_iter().map(|id| Self::new(&self.shared, id, self.session.clone())).collect())
+        Ok(ids.into_iter().map(|id| Self::new(&self.shared, id)).collect())
     }
 
+    /// Gives the memory back and keeps the tokens; never fails for want of room.
     #[pyo3(signature = (to="host", *, now))]
-    fn suspend(&self, py: Python<'_>, to: &str, now: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (to, now) = (kind(to)?, nanos(now, "now")?);
+    fn suspend(
+        &self,
+        py: Python<'_>,
+        to: &str,
+        #[pyo3(from_py_with = number::now)] now: u64,
+    ) -> PyResult<()> {
+        let to = kind(to)?;
         self.shared.call(py, |manager| manager.suspend(self.id, to, now))
     }
 
-    #[pyo3(signature = (*, now, reserve=None))]
+    /// Plans anew for a suspended lease.
+    #[pyo3(signature = (reserve=0, *, now))]
     fn resume(
         &self,
         py: Python<'_>,
-        now: &Bound<'_, PyAny>,
-        reserve: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::reserve)] reserve: usize,
+        #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Plan> {
-        let now = nanos(now, "now")?;
-        let reserve = reserve.map_or(Ok(0), |tokens| count(tokens, "reserve"))?;
         self.shared.call(py, |manager| manager.resume(self.id, reserve, now))?;
         self.plan(py)
     }
 
+    /// Ends the lease; its blocks stay cached. Releasing twice does nothing.
     #[pyo3(signature = (*, now=None))]
     fn release<'py>(
         &self,
         py: Python<'py>,
-        now: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::any_now)] now: Option<u64>,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
-        let now = maybe_nanos(now, "now")?;
         let reading = self.shared.call(py, |manager| {
             let now = now.unwrap_or_else(|| manager.now());
             match manager.release(self.id, now) {
@@ -228,16 +245,17 @@ impl Lease {
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let state = self.state(py)?;
-        if state == "released" {
-            return Ok(format!("Lease(id={}, released)", self.id));
-        }
-        let (matched, tokens) = (self.matched(py)?, self.tokens(py)?);
-        Ok(format!("Lease(id={}, {state}, matched={matched}, tokens={tokens})", self.id))
+        self.shared.call(py, |manager| {
+            let (id, held) = (self.id, manager.lease_tokens(self.id));
+            match (manager.lease(id), held) {
+                (Ok(lease), Ok(tokens)) => {
+                    let state = if lease.suspended() { "suspended" } else { "active" };
+                    let matched = lease.matched();
+                    Ok(format!("Lease(id={id}, {state}, matched={matched}, tokens={tokens})"))
+                }
+                (Err(Error::Closed(_)), _) => Ok(format!("Lease(id={id}, released)")),
+                (Err(error), _) | (_, Err(error)) => Err(error),
+            }
+        })
     }
-}
-
-/// A block's handle.
-pub(crate) fn handle(number: &Bound<'_, PyAny>) -> PyResult<Handle> {
-    crate::number::whole(number, "block", u64::MAX).map(Handle)
 }

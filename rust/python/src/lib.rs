@@ -55,7 +55,8 @@ mod _kvtrie {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         if cfg!(debug_assertions) {
             let warning = module.py().get_type::<PyRuntimeWarning>();
-            let message = c"kvtrie._kvtrie is a debug build, tens of times slower: build with --release";
+            let message =
+                c"kvtrie._kvtrie is a debug build, tens of times slower: build with --release";
             PyErr::warn(module.py(), &warning, message, 1)?;
         }
         module.add("__version__", env!("CARGO_PKG_VERSION"))

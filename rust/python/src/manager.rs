@@ -3,7 +3,7 @@
 //! Invariant: arguments are converted before the manager is locked, results after it is
 //! unlocked. Cost: that of the core's operation plus one lock.
 
-use kvtrie_core::block::Token;
+use kvtrie_core::block::{Handle, Token};
 use kvtrie_core::error::Result;
 use kvtrie_core::manager::{self, Acquire, LoadMode, Manager, Outcome};
 use kvtrie_core::policy;
@@ -11,7 +11,7 @@ use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-use crate::arrays::{handles, numbers};
+use crate::arrays::{handle, handles, numbers};
 use crate::committed::Committed;
 use crate::error::{bad, raise};
 use crate::event::Event;
@@ -22,7 +22,7 @@ use crate::lease::Lease;
 use crate::mark::times;
 use crate::matched::Match;
 use crate::moves::{Move, Moves};
-use crate::number::{count, maybe_nanos, nanos, small, whole};
+use crate::number;
 use crate::settings::{Given, settings};
 use crate::shared::Shared;
 use crate::stats::Stats;
@@ -35,6 +35,9 @@ const LONG: usize = 64 << 10;
 /// First and last ready times of moves.
 type Times<'py> = (Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<u64>>);
 
+/// A session's name, its length in blocks and its living blocks.
+type Session<'py> = (String, u32, Bound<'py, PyArray1<u64>>);
+
 /// Decides what is cached where, what to keep, what to move and what to recompute.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct BlockManager {
@@ -46,153 +49,154 @@ pub(crate) struct BlockManager {
     machine: u32,
 }
 
+impl BlockManager {
+    fn found(&self, blocks: Vec<Handle>, now: u64) -> Match {
+        let tokens = blocks.len() * self.block_tokens as usize;
+        Match::new(&self.shared, blocks, tokens, now)
+    }
+}
+
 #[pymethods]
 impl BlockManager {
     #[new]
     #[pyo3(signature = (
-        model, tiers, *, block_tokens=None, policy="retention", cost=None,
-        structure="leaf-only", drop_order="shallow", token_weight=None, machine=None, ranks=None,
-        events=None, reuse=true
-    ))]
+        model, tiers, *, block_tokens=16, policy="retention", cost=None,
+        structure="leaf-only", drop_order="shallow", token_weight=1, machine=0, ranks=1,
+        events=0, reuse=true
+    ), text_signature = "(model, tiers, *, block_tokens=16, policy='retention', cost='default', \
+        structure='leaf-only', drop_order='shallow', token_weight=1, machine=0, ranks=1, \
+        events=0, reuse=True)")]
     #[expect(clippy::too_many_arguments, reason = "an engine's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
         tiers: &Bound<'_, PyAny>,
-        block_tokens: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::block_tokens)] block_tokens: u32,
         policy: &str,
         cost: Option<&Bound<'_, PyAny>>,
         structure: &str,
         drop_order: &str,
-        token_weight: Option<&Bound<'_, PyAny>>,
-        machine: Option<&Bound<'_, PyAny>>,
-        ranks: Option<&Bound<'_, PyAny>>,
-        events: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::token_weight)] token_weight: u32,
+        #[pyo3(from_py_with = number::machine)] machine: u32,
+        #[pyo3(from_py_with = number::ranks)] ranks: u32,
+        #[pyo3(from_py_with = number::events)] events: u32,
         reuse: bool,
     ) -> PyResult<Self> {
         let py = model.py();
         let tiers: Vec<Bound<'_, PyAny>> = tiers.try_iter()?.collect::<PyResult<_>>()?;
-        let or = |number: Option<&Bound<'_, PyAny>>, name, default| {
-            number.map_or(Ok(default), |number| small(number, name, u32::MAX))
-        };
-        let default = pyo3::types::PyString::new(py, "default").into_any();
         let settings = settings(&Given {
             model,
             tiers: &tiers,
-            block_tokens: or(block_tokens, "block_tokens", 16)?,
+            block_tokens,
             policy,
-            cost: cost.unwrap_or(&default),
+            cost,
             structure,
             drop_order,
-            token_weight: or(token_weight, "token_weight", 1)?,
-            ranks: or(ranks, "ranks", 1)?,
-            events: or(events, "events", 0)? as usize,
+            token_weight,
+            ranks,
+            events: events as usize,
             reuse,
         })?;
-        let (block_tokens, layers) = (settings.block_tokens, settings.layers);
+        let layers = settings.layers;
         Ok(Self {
             shared: Shared::new(Manager::new(settings).map_err(raise)?),
             model: model.clone().unbind(),
             tiers: PyTuple::new(py, tiers)?.unbind(),
             block_tokens,
             layers,
-            machine: or(machine, "machine", 0)?,
+            machine,
         })
     }
 
+    /// The shape of the model whose KV is kept.
     #[getter]
     fn model(&self, py: Python<'_>) -> Py<PyAny> {
         self.model.clone_ref(py)
     }
 
+    /// The tiers, fastest first.
     #[getter]
     fn tiers(&self, py: Python<'_>) -> Py<PyTuple> {
         self.tiers.clone_ref(py)
     }
 
+    /// Tokens of one block.
     #[getter]
     fn block_tokens(&self) -> u32 {
         self.block_tokens
     }
 
+    /// This machine's number.
     #[getter]
     fn machine(&self) -> u32 {
         self.machine
     }
 
+    /// The names of all policies.
     #[staticmethod]
     fn policies() -> Vec<&'static str> {
         policy::NAMES.to_vec()
     }
 
-    #[pyo3(signature = (tokens, *, now, scope=None, keep=None))]
+    /// The longest usable prefix of a sequence; pins and refreshes nothing.
+    #[pyo3(signature = (tokens, *, now, scope=None, keep=1))]
     fn lookup(
         &self,
         tokens: &Bound<'_, PyAny>,
-        now: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::now)] now: u64,
         scope: Option<&Bound<'_, PyAny>>,
-        keep: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::keep)] keep: usize,
     ) -> PyResult<Match> {
         let py = tokens.py();
-        let (tokens, now) = (Tokens::new(tokens)?, nanos(now, "now")?);
-        let scope = crate::scope::scope(scope)?;
-        let keep = keep.map_or(Ok(1), |keep| count(keep, "keep"))?;
+        let (tokens, scope) = (Tokens::new(tokens)?, crate::scope::scope(scope)?);
         let found =
-            self.shared.call(py, |manager| manager.lookup(tokens.as_slice(), now, &scope, keep))?;
-        Ok(found.into())
+            self.shared.call(py, |manager| manager.probe(tokens.as_slice(), &scope, keep))?;
+        Ok(self.found(found, now))
     }
 
-    #[pyo3(signature = (tokens, *, now, scope=None, keep=None))]
+    /// `lookup` of many sequences in one call.
+    #[pyo3(signature = (tokens, *, now, scope=None, keep=1))]
     fn lookup_many(
         &self,
         tokens: &Bound<'_, PyAny>,
-        now: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::now)] now: u64,
         scope: Option<&Bound<'_, PyAny>>,
-        keep: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::keep)] keep: usize,
     ) -> PyResult<Vec<Match>> {
         let py = tokens.py();
-        let (all, now) = (each(tokens)?, nanos(now, "now")?);
-        let scope = crate::scope::scope(scope)?;
-        let keep = keep.map_or(Ok(1), |keep| count(keep, "keep"))?;
+        let (all, scope) = (each(tokens)?, crate::scope::scope(scope)?);
         let found = self.shared.long(py, |manager| {
-            let look = |tokens: &Vec<Token>| manager.lookup(tokens, now, &scope, keep);
+            let look = |tokens: &Vec<Token>| manager.probe(tokens, &scope, keep);
             all.iter().map(look).collect::<Result<Vec<_>>>()
         })?;
-        Ok(found.into_iter().map(Match::from).collect())
+        Ok(found.into_iter().map(|found| self.found(found, now)).collect())
     }
 
+    /// Looks a prompt up, pins what its plan reuses or loads, and makes room, or changes nothing.
     #[pyo3(signature = (
-        tokens, *, now, scope=None, session=None, keep=None, reserve=None, load="plan",
-        deadline=None
+        tokens, *, now, scope=None, session=None, keep=1, reserve=0, load="plan", deadline=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "a request's settings are keyword arguments")]
     fn acquire(
         &self,
         tokens: &Bound<'_, PyAny>,
-        now: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::now)] now: u64,
         scope: Option<&Bound<'_, PyAny>>,
-        session: Option<String>,
-        keep: Option<&Bound<'_, PyAny>>,
-        reserve: Option<&Bound<'_, PyAny>>,
+        session: Option<&str>,
+        #[pyo3(from_py_with = number::keep)] keep: usize,
+        #[pyo3(from_py_with = number::reserve)] reserve: usize,
         load: &str,
-        deadline: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::deadline)] deadline: Option<u64>,
     ) -> PyResult<Lease> {
         let py = tokens.py();
-        let (tokens, now) = (Tokens::new(tokens)?, nanos(now, "now")?);
+        let tokens = Tokens::new(tokens)?;
         let load = match load {
             "plan" => LoadMode::Plan,
             "all" => LoadMode::All,
             "none" => LoadMode::None,
             other => return Err(bad(format!("load is 'plan', 'all' or 'none', not '{other}'"))),
         };
-        let mut ask = Acquire {
-            tokens: &[],
-            scope: crate::scope::scope(scope)?,
-            session: session.as_deref(),
-            keep: keep.map_or(Ok(1), |keep| count(keep, "keep"))?,
-            reserve: reserve.map_or(Ok(0), |reserve| count(reserve, "reserve"))?,
-            load,
-            deadline: maybe_nanos(deadline, "deadline")?,
-        };
+        let scope = crate::scope::scope(scope)?;
+        let mut ask = Acquire { tokens: &[], scope, session, keep, reserve, load, deadline };
         let id = if tokens.as_slice().len() > LONG {
             let tokens = tokens.into_vec();
             ask.tokens = &tokens;
@@ -201,95 +205,97 @@ impl BlockManager {
             ask.tokens = tokens.as_slice();
             self.shared.call(py, |manager| manager.acquire(&ask, now))?
         };
-        Ok(Lease::new(&self.shared, id, session))
+        Ok(Lease::new(&self.shared, id))
     }
 
-    fn lease(&self, id: &Bound<'_, PyAny>) -> PyResult<Lease> {
-        let py = id.py();
-        let id = whole(id, "id of a lease", u64::MAX)?;
-        self.shared.call(py, |manager| manager.lease(id).map(drop))?;
-        Ok(Lease::new(&self.shared, id, None))
-    }
-
-    fn sessions<'py>(
+    /// A lease that is held, by its id.
+    fn lease(
         &self,
-        py: Python<'py>,
-    ) -> PyResult<Vec<(String, u32, Bound<'py, PyArray1<u64>>)>> {
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::lease_id)] lease_id: u64,
+    ) -> PyResult<Lease> {
+        self.shared.call(py, |manager| manager.lease(lease_id).map(drop))?;
+        Ok(Lease::new(&self.shared, lease_id))
+    }
+
+    /// Every named session: its name, its length in blocks, and its living blocks.
+    fn sessions<'py>(&self, py: Python<'py>) -> PyResult<Vec<Session<'py>>> {
         let sessions = self.shared.call(py, |manager| Ok(manager.sessions()))?;
         let of = |(name, length, path): (_, _, Vec<_>)| (name, length, handles(py, &path));
         Ok(sessions.into_iter().map(of).collect())
     }
 
+    /// Takes moves to carry out, each exactly once, in topological order.
     #[pyo3(signature = (limit=None))]
-    fn moves(&self, py: Python<'_>, limit: Option<&Bound<'_, PyAny>>) -> PyResult<Moves> {
-        let limit = limit.map_or(Ok(usize::MAX), |limit| count(limit, "limit"))?;
+    fn moves(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::limit)] limit: Option<usize>,
+    ) -> PyResult<Moves> {
+        let limit = limit.unwrap_or(usize::MAX);
         let moves = self.shared.call(py, |manager| manager.moves(limit))?;
         Ok(moves.iter().map(Move::from).collect::<Vec<_>>().into())
     }
 
+    /// Takes a report about moves; returns how many have ended well by it.
     #[pyo3(signature = (
-        ids, *, now, ok=true, layers_done=None, rank=None, error=None, hung=false
+        ids, *, now, ok=true, layers_done=None, rank=0, error=None, hung=false
     ))]
     #[expect(clippy::too_many_arguments, reason = "a report's details are keyword arguments")]
     fn complete(
         &self,
         ids: &Bound<'_, PyAny>,
-        now: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::now)] now: u64,
         ok: bool,
-        layers_done: Option<&Bound<'_, PyAny>>,
-        rank: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::layers_done)] layers_done: Option<u16>,
+        #[pyo3(from_py_with = number::rank)] rank: u32,
         error: Option<&str>,
         hung: bool,
     ) -> PyResult<usize> {
-        let (moves, now) = (numbers(ids, "id", u64::MAX)?, nanos(now, "now")?);
+        let moves = numbers(ids, "id", u64::MAX)?;
         if ok && (hung || error.is_some()) {
-            return Err(bad("ok=True contradicts hung=True and error"));
+            return Err(bad(format!("ok=True contradicts hung={hung} and error={error:?}")));
         }
-        let outcome = Outcome {
-            ok,
-            layers_done: layers_done
-                .map(|done| small(done, "layers_done", u16::MAX))
-                .transpose()?,
-            rank: rank.map_or(Ok(0), |rank| small(rank, "rank", u32::MAX))?,
-            hung,
-            error,
-        };
+        let outcome = Outcome { ok, layers_done, rank, hung, error };
         self.shared.call(ids.py(), |manager| manager.complete(&moves, &outcome, now))
     }
 
+    /// Takes the tokens that will not be where a plan said.
     fn failed(&self, py: Python<'_>) -> PyResult<Vec<Failed>> {
         let failed = self.shared.call(py, Manager::failed)?;
         Ok(failed.into_iter().map(Failed::from).collect())
     }
 
+    /// The predicted first-layer and last-layer ready times of moves.
     #[pyo3(signature = (ids, *, now))]
     fn predict<'py>(
         &self,
         py: Python<'py>,
         ids: &Bound<'py, PyAny>,
-        now: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Times<'py>> {
-        let (moves, now) = (numbers(ids, "id", u64::MAX)?, nanos(now, "now")?);
+        let moves = numbers(ids, "id", u64::MAX)?;
         let times = self.shared.call(py, |manager| Ok(manager.predict(&moves, now)))?;
         let (first, ready): (Vec<u64>, Vec<u64>) = times.into_iter().unzip();
         Ok((first.into_pyarray(py), ready.into_pyarray(py)))
     }
 
+    /// Starts a transmission on a lane by hand; a simulator's source of times.
     #[pyo3(signature = (lane, tokens, *, now, layers=None))]
     fn transmit(
         &self,
         py: Python<'_>,
         lane: &str,
-        tokens: &Bound<'_, PyAny>,
-        now: &Bound<'_, PyAny>,
-        layers: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::tokens)] tokens: usize,
+        #[pyo3(from_py_with = number::now)] now: u64,
+        #[pyo3(from_py_with = number::layers)] layers: Option<u16>,
     ) -> PyResult<Transmission> {
-        let (tokens, now) = (count(tokens, "tokens")? as u64, nanos(now, "now")?);
-        let layers = layers.map_or(Ok(self.layers), |n| small(n, "layers", u16::MAX))?;
+        let (tokens, layers) = (tokens as u64, layers.unwrap_or(self.layers));
         let sent = self.shared.call(py, |manager| manager.transmit(lane, tokens, now, layers))?;
         Ok(sent.into())
     }
 
+    /// Sets or clears the presence of a sequence's full blocks on a tier.
     #[pyo3(signature = (
         tokens, tier, *, present, now, ready=None, first=None, per_layer=None, scope=None
     ))]
@@ -299,40 +305,35 @@ impl BlockManager {
         tokens: &Bound<'py, PyAny>,
         tier: &Bound<'_, PyAny>,
         present: bool,
-        now: &Bound<'_, PyAny>,
-        ready: Option<&Bound<'_, PyAny>>,
-        first: Option<&Bound<'_, PyAny>>,
-        per_layer: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::now)] now: u64,
+        #[pyo3(from_py_with = number::ready)] ready: Option<u64>,
+        #[pyo3(from_py_with = number::first)] first: Option<u64>,
+        #[pyo3(from_py_with = number::per_layer)] per_layer: Option<u64>,
         scope: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
-        let (given, now) = (Tokens::new(tokens)?, nanos(now, "now")?);
-        let (ready, first) = times(
-            maybe_nanos(ready, "ready")?,
-            maybe_nanos(first, "first")?,
-            maybe_nanos(per_layer, "per_layer")?,
-            self.layers,
-        )?;
+        let py = tokens.py();
+        let (ready, first) = times(ready, first, per_layer, self.layers)?;
+        let tokens = Tokens::new(tokens)?;
         let mark = manager::Mark {
-            tokens: given.as_slice(),
+            tokens: tokens.as_slice(),
             scope: crate::scope::scope(scope)?,
             tier: self.shared.tier(tier)?,
             present,
             ready,
             first,
         };
-        let py = tokens.py();
         Ok(handles(py, &self.shared.call(py, |manager| manager.mark(&mark, now))?))
     }
 
+    /// `commit` for many leases: all of them or, on an error, none.
     #[pyo3(signature = (lease_ids, tokens, *, now))]
     fn commit_many(
         &self,
         lease_ids: &Bound<'_, PyAny>,
         tokens: &Bound<'_, PyAny>,
-        now: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Vec<Committed>> {
-        let (ids, now) = (numbers(lease_ids, "lease", u64::MAX)?, nanos(now, "now")?);
-        let all = each(tokens)?;
+        let (ids, all) = (numbers(lease_ids, "lease", u64::MAX)?, each(tokens)?);
         if ids.len() != all.len() {
             return Err(bad(format!("{} leases and tokens of {}", ids.len(), all.len())));
         }
@@ -342,85 +343,99 @@ impl BlockManager {
         Ok(committed.into_iter().map(Committed::from).collect())
     }
 
+    /// Rebuilds what a tier held from the rows of its manifest; returns how many blocks are back.
     #[pyo3(signature = (rows, *, now, tier=None, scope=None))]
     fn load_index(
         &self,
         rows: &Bound<'_, PyAny>,
-        now: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::now)] now: u64,
         tier: Option<&Bound<'_, PyAny>>,
         scope: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<usize> {
-        let py = rows.py();
-        let (rows, now) = (index::rows(rows)?, nanos(now, "now")?);
+        let (py, rows) = (rows.py(), index::rows(rows)?);
         let tier = tier.map_or(Ok(self.shared.tiers() - 1), |tier| self.shared.tier(tier))?;
         let scope = crate::scope::scope(scope)?;
         self.shared.long(py, |manager| manager.load_index(tier, &scope, &rows, now))
     }
 
-    #[pyo3(signature = (block, *, now, tier=None))]
+    /// The price of a block, or of one layer of it, on a tier, and when it leaves.
+    #[pyo3(
+        signature = (block, *, now, tier=None, layer=None),
+        text_signature = "($self, block, *, now, tier=0, layer=None)"
+    )]
     fn explain(
         &self,
         block: &Bound<'_, PyAny>,
-        now: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::now)] now: u64,
         tier: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::any_layer)] layer: Option<u16>,
     ) -> PyResult<Explanation> {
-        let py = block.py();
-        let (block, now) = (crate::lease::handle(block)?, nanos(now, "now")?);
+        let (py, block) = (block.py(), handle(block)?);
         let tier = tier.map_or(Ok(0), |tier| self.shared.tier(tier))?;
-        Ok(self.shared.call(py, |manager| manager.explain(block, tier, now))?.into())
+        let explained = self.shared.call(py, |manager| match layer {
+            Some(layer) => manager.explain_layer(block, tier, layer, now),
+            None => manager.explain(block, tier, now),
+        })?;
+        Ok(explained.into())
     }
 
-    #[pyo3(signature = (layer, block, session_blocks, context, *, tier=None))]
+    /// The cost of one layer of a block, by the code that ranks victims.
+    #[pyo3(
+        signature = (layer, block, session_blocks, context, *, tier=None),
+        text_signature = "($self, layer, block, session_blocks, context, *, tier=0)"
+    )]
     fn cost(
         &self,
-        layer: &Bound<'_, PyAny>,
-        block: &Bound<'_, PyAny>,
-        session_blocks: &Bound<'_, PyAny>,
-        context: &Bound<'_, PyAny>,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::layer)] layer: u16,
+        #[pyo3(from_py_with = number::block)] block: u32,
+        #[pyo3(from_py_with = number::session_blocks)] session_blocks: u32,
+        #[pyo3(from_py_with = number::context)] context: u64,
         tier: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<f64> {
-        let layer_index = small(layer, "layer", u16::MAX)?;
-        let block = small(block, "block", u32::MAX)?;
-        let length = small(session_blocks, "session_blocks", u32::MAX)?;
-        let context = nanos(context, "context")?;
         let tier = tier.map_or(Ok(0), |tier| self.shared.tier(tier))?;
-        let price = |manager: &mut Manager| manager.cost(tier, layer_index, block, length, context);
-        Ok(self.shared.call(layer.py(), price)?.cost)
+        let price = |manager: &mut Manager| {
+            manager.cost(tier, layer, block, session_blocks, context).map(|terms| terms.cost)
+        };
+        self.shared.call(py, price)
     }
 
-    fn layer_tiers<'py>(
-        &self,
-        block: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyArray1<i8>>> {
-        let py = block.py();
-        let block = crate::lease::handle(block)?;
+    /// Where every layer of a block stands: the fastest tier that holds it, -1 for none.
+    fn layer_tiers<'py>(&self, block: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i8>>> {
+        let (py, block) = (block.py(), handle(block)?);
         let tiers = self.shared.call(py, |manager| manager.layer_tiers(block))?;
         let index = |tier: Option<usize>| tier.map_or(-1, |tier| i8::try_from(tier).unwrap_or(-1));
         Ok(tiers.into_iter().map(index).collect::<Vec<_>>().into_pyarray(py))
     }
 
+    /// Counters of tiers and lanes, and what is held now.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.shared.call(py, |manager| Ok(Stats::new(manager)))?.into_dict(py)
     }
 
+    /// Takes the eviction log.
     fn take_events(&self, py: Python<'_>) -> PyResult<Vec<Event>> {
         let events = self.shared.call(py, Manager::take_events)?;
         Ok(events.into_iter().map(Event::from).collect())
     }
 
+    /// The whole state as bytes, equal for equal states.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let state = self.shared.long(py, |manager| Ok(manager.snapshot()))?;
         Ok(PyBytes::new(py, &state))
     }
 
+    /// Forgets all blocks.
     fn reset(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.call(py, Manager::reset)
     }
 
+    /// Checks every invariant from scratch.
     fn audit(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.long(py, Manager::audit)
     }
 
+    /// Ends the manager.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.call(py, |manager| {
             manager.close();

@@ -25,9 +25,7 @@ pub(crate) fn times(
         (None, Some(first), None) => {
             Err(bad(format!("first is {first} without ready or per_layer")))
         }
-        (None, None, Some(step)) => {
-            Err(bad(format!("per_layer is {step} without ready or first")))
-        }
+        (None, None, Some(step)) => Err(bad(format!("per_layer is {step} without ready or first"))),
         (ready, first, None) => Ok((ready, first)),
         (Some(ready), None, Some(step)) => {
             let first = ready.checked_sub(steps(step)?).ok_or_else(|| {

@@ -1,110 +1,38 @@
-//! What a lookup found, as it was at that moment.
+//! What a lookup found.
+//!
+//! Which blocks match is known from the call; what is known of each of them is read when first
+//! asked for, so that a lookup that only wants the length is quick. Invariant: reading pins and
+//! refreshes nothing. Cost: O(blocks) at the first read.
 
-use std::sync::Arc;
+mod block;
+mod copy;
 
+use kvtrie_core::block::Handle;
 use kvtrie_core::manager;
-use numpy::{PyArray1, ToPyArray};
+use numpy::PyArray1;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyTuple;
 
-/// One copy of a block.
-#[pyclass(frozen, get_all, module = "kvtrie")]
-pub(crate) struct Copy {
-    /// Index of the tier.
-    tier: usize,
-    /// Its slot; with layer slots that of its first layer.
-    slot: u32,
-    /// First layer that is valid now.
-    layer_lo: u16,
-    /// One behind the last layer that is valid now.
-    layer_hi: u16,
-    /// First layer that will be valid at `ready`.
-    coming_lo: u16,
-    /// One behind the last layer that will be valid at `ready`.
-    coming_hi: u16,
-    /// When the first of the coming layers is expected, in nanoseconds; now if it is there.
-    first: u64,
-    /// When all of it is expected, in nanoseconds; now if it is there.
-    ready: u64,
-}
+use crate::arrays::handles;
+use crate::shared::Shared;
 
-impl From<&manager::Copy> for Copy {
-    fn from(copy: &manager::Copy) -> Self {
-        let manager::Copy { tier, slot, layers, coming, first, ready } = *copy;
-        Self {
-            tier,
-            slot,
-            layer_lo: layers.lo,
-            layer_hi: layers.hi,
-            coming_lo: coming.lo,
-            coming_hi: coming.hi,
-            first,
-            ready,
-        }
-    }
-}
-
-#[pymethods]
-impl Copy {
-    fn __repr__(&self) -> String {
-        format!(
-            "Copy(tier={}, slot={}, layers={}..{}, coming={}..{}, ready={})",
-            self.tier,
-            self.slot,
-            self.layer_lo,
-            self.layer_hi,
-            self.coming_lo,
-            self.coming_hi,
-            self.ready
-        )
-    }
-}
-
-/// A block of a match.
-#[pyclass(frozen, module = "kvtrie")]
-pub(crate) struct MatchedBlock {
-    found: Arc<manager::Match>,
-    at: usize,
-}
-
-impl MatchedBlock {
-    fn inner(&self) -> &manager::MatchedBlock {
-        &self.found.blocks[self.at]
-    }
-}
-
-#[pymethods]
-impl MatchedBlock {
-    /// Its handle.
-    #[getter]
-    fn block(&self) -> u64 {
-        self.inner().block.0
-    }
-
-    /// Its tokens, `uint32[block_tokens]`.
-    #[getter]
-    fn tokens<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
-        self.inner().tokens.to_pyarray(py)
-    }
-
-    /// Its copies, fastest tier first; none for a hole.
-    #[getter]
-    fn copies(&self) -> Vec<Copy> {
-        self.inner().copies.iter().map(Copy::from).collect()
-    }
-
-    fn __repr__(&self) -> String {
-        let tiers: Vec<usize> = self.inner().copies.iter().map(|copy| copy.tier).collect();
-        format!("MatchedBlock(block={:#x}, tiers={tiers:?})", self.block())
-    }
-}
+pub(crate) use block::MatchedBlock;
+pub(crate) use copy::Copy;
 
 /// The longest usable prefix of a sequence.
 #[pyclass(frozen, module = "kvtrie")]
-pub(crate) struct Match(Arc<manager::Match>);
+pub(crate) struct Match {
+    shared: Shared,
+    found: Vec<Handle>,
+    tokens: usize,
+    now: u64,
+    blocks: PyOnceLock<Py<PyTuple>>,
+}
 
-impl From<manager::Match> for Match {
-    fn from(found: manager::Match) -> Self {
-        Self(Arc::new(found))
+impl Match {
+    pub(crate) fn new(shared: &Shared, found: Vec<Handle>, tokens: usize, now: u64) -> Self {
+        Self { shared: shared.clone(), found, tokens, now, blocks: PyOnceLock::new() }
     }
 }
 
@@ -113,17 +41,37 @@ impl Match {
     /// How many tokens of the sequence it covers.
     #[getter]
     fn tokens(&self) -> usize {
-        self.0.tokens
+        self.tokens
     }
 
-    /// Its blocks in logical order.
+    /// Handles of its blocks in logical order, `uint64[n]`.
     #[getter]
-    fn blocks(&self) -> Vec<MatchedBlock> {
-        let block = |at| MatchedBlock { found: Arc::clone(&self.0), at };
-        (0..self.0.blocks.len()).map(block).collect()
+    fn handles<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
+        handles(py, &self.found)
+    }
+
+    /// Its blocks in logical order, as they are when first read; one that is gone by then has no
+    /// tokens and no copies.
+    #[getter]
+    fn blocks(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
+        let read = || {
+            let blocks = self.shared.call(py, |manager| {
+                let with_slots = |block: manager::MatchedBlock| {
+                    let slots = |copy| manager.copy_slots(block.block, copy);
+                    let slots: Vec<_> = block.copies.iter().map(slots).collect();
+                    (block, slots)
+                };
+                let found = manager.describe(&self.found, self.now);
+                Ok(found.into_iter().map(with_slots).collect::<Vec<_>>())
+            })?;
+            let blocks =
+                blocks.into_iter().map(|(block, slots)| MatchedBlock::new(py, block, slots));
+            Ok(PyTuple::new(py, blocks.collect::<PyResult<Vec<_>>>()?)?.unbind())
+        };
+        self.blocks.get_or_try_init(py, read).map(|blocks| blocks.clone_ref(py))
     }
 
     fn __repr__(&self) -> String {
-        format!("Match(tokens={}, blocks={})", self.0.tokens, self.0.blocks.len())
+        format!("Match(tokens={}, blocks={})", self.tokens, self.found.len())
     }
 }

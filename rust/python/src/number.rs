@@ -1,4 +1,5 @@
-//! Python integers as Rust ones, with their name in the error.
+//! Python integers as Rust ones, one function for each argument that takes one, so that errors
+//! name it.
 //!
 //! Invariant: an integer out of range is a `ConfigError` with the number, never an
 //! `OverflowError`; what is no integer at all is a `TypeError`. Cost: one conversion.
@@ -10,6 +11,9 @@ use crate::error::bad;
 
 /// The latest time that calls may name: 292 years, and sums of two of them fit in 64 bits.
 const LATEST: u64 = i64::MAX as u64;
+
+/// More than any tier holds, so that no product of a count overflows.
+const MANY: u64 = 1 << 44;
 
 /// An integer `0..=most`.
 pub(crate) fn whole(number: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResult<u64> {
@@ -30,9 +34,9 @@ where
     T::try_from(found).map_err(|_| bad(format!("{name} is {found}, 0 to {most} wanted")))
 }
 
-/// A count of something that a list could hold.
+/// A count of tokens, blocks or moves.
 pub(crate) fn count(number: &Bound<'_, PyAny>, name: &str) -> PyResult<usize> {
-    let found = whole(number, name, LATEST)?;
+    let found = whole(number, name, MANY)?;
     usize::try_from(found).map_err(|_| bad(format!("{name} is {found}, too many")))
 }
 
@@ -41,10 +45,82 @@ pub(crate) fn nanos(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
     whole(number, name, LATEST)
 }
 
-/// A time in nanoseconds that may be left out.
-pub(crate) fn maybe_nanos(
-    number: Option<&Bound<'_, PyAny>>,
+fn id(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
+    whole(number, name, u64::MAX)
+}
+
+fn word(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u32> {
+    small(number, name, u32::MAX)
+}
+
+fn half(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u16> {
+    small(number, name, u16::MAX)
+}
+
+fn copies(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u32> {
+    small(number, name, 1 << 20)
+}
+
+fn maybe<T>(
+    number: &Bound<'_, PyAny>,
     name: &str,
-) -> PyResult<Option<u64>> {
-    number.map(|number| nanos(number, name)).transpose()
+    convert: impl Fn(&Bound<'_, PyAny>, &str) -> PyResult<T>,
+) -> PyResult<Option<T>> {
+    if number.is_none() { Ok(None) } else { convert(number, name).map(Some) }
+}
+
+macro_rules! arguments {
+    ($($name:ident: $number:ty = $convert:ident;)*) => {$(
+        pub(crate) fn $name(given: &Bound<'_, PyAny>) -> PyResult<$number> {
+            $convert(given, stringify!($name))
+        }
+    )*};
+}
+
+macro_rules! optional_arguments {
+    ($($name:ident: $number:ty = $convert:ident;)*) => {$(
+        pub(crate) fn $name(given: &Bound<'_, PyAny>) -> PyResult<Option<$number>> {
+            maybe(given, stringify!($name), $convert)
+        }
+    )*};
+}
+
+arguments! {
+    now: u64 = nanos;
+    block_tokens: u32 = word;
+    token_weight: u32 = word;
+    machine: u32 = word;
+    ranks: u32 = word;
+    events: u32 = word;
+    lease_id: u64 = id;
+    keep: usize = count;
+    reserve: usize = count;
+    tokens: usize = count;
+    first_block: usize = count;
+    n: u32 = copies;
+    rank: u32 = word;
+    layer: u16 = half;
+    block: u32 = word;
+    session_blocks: u32 = word;
+    context: u64 = nanos;
+}
+
+optional_arguments! {
+    limit: usize = count;
+    deadline: u64 = nanos;
+    layers_done: u16 = half;
+    layers: u16 = half;
+    ready: u64 = nanos;
+    first: u64 = nanos;
+    per_layer: u64 = nanos;
+}
+
+/// A layer that may be left out.
+pub(crate) fn any_layer(given: &Bound<'_, PyAny>) -> PyResult<Option<u16>> {
+    maybe(given, "layer", half)
+}
+
+/// A time that may be left out.
+pub(crate) fn any_now(given: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+    maybe(given, "now", nanos)
 }

@@ -8,7 +8,6 @@ use kvtrie_core::lane::LaneSpec;
 use kvtrie_core::manager::{DropOrder, Settings};
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
 
 use crate::error::{bad, raise};
 use crate::number::{nanos, small};
@@ -19,7 +18,7 @@ pub(crate) struct Given<'a, 'py> {
     pub(crate) tiers: &'a [Bound<'py, PyAny>],
     pub(crate) block_tokens: u32,
     pub(crate) policy: &'a str,
-    pub(crate) cost: &'a Bound<'py, PyAny>,
+    pub(crate) cost: Option<&'a Bound<'py, PyAny>>,
     pub(crate) structure: &'a str,
     pub(crate) drop_order: &'a str,
     pub(crate) token_weight: u32,
@@ -100,7 +99,8 @@ fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
 
 fn lane(lane: &Bound<'_, PyAny>) -> PyResult<LaneSpec> {
     // A bandwidth is often written as 12e9.
-    let whole = lane.py().get_type::<pyo3::types::PyInt>().call1((lane.getattr("bytes_per_s")?,))?;
+    let whole =
+        lane.py().get_type::<pyo3::types::PyInt>().call1((lane.getattr("bytes_per_s")?,))?;
     Ok(LaneSpec {
         name: lane.getattr("name")?.extract()?,
         bytes_per_s: nanos(&whole, "bytes_per_s of a lane")?,
@@ -109,20 +109,17 @@ fn lane(lane: &Bound<'_, PyAny>) -> PyResult<LaneSpec> {
     })
 }
 
-fn cost(given: &Bound<'_, PyAny>, model: &Bound<'_, PyAny>) -> PyResult<CostModel> {
-    let class = given.py().import("kvtrie.cost")?.getattr("Cost")?;
-    let named;
-    let cost = if let Ok(name) = given.cast::<PyString>() {
-        named = match name.to_str()? {
-            "default" => class.call_method1("default", (model,))?,
-            "seed" => class.call_method0("seed")?,
-            other => {
-                return Err(bad(format!("cost is 'default', 'seed' or a Cost, not '{other}'")));
-            }
-        };
-        &named
-    } else {
-        given
+/// A `Cost`, or the name of one; `None` is the default one.
+fn cost(given: Option<&Bound<'_, PyAny>>, model: &Bound<'_, PyAny>) -> PyResult<CostModel> {
+    let class = model.py().import("kvtrie.cost")?.getattr("Cost")?;
+    let cost = match given.map(PyAnyMethods::extract::<String>) {
+        None => class.call_method1("default", (model,))?,
+        Some(Ok(name)) if name == "default" => class.call_method1("default", (model,))?,
+        Some(Ok(name)) if name == "seed" => class.call_method0("seed")?,
+        Some(Ok(name)) => {
+            return Err(bad(format!("cost is 'default', 'seed' or a Cost, not '{name}'")));
+        }
+        Some(Err(_)) => given.unwrap_or(&class).clone(),
     };
     let number = |name: &str| cost.getattr(name)?.extract::<f64>();
     let ns_per_token = match cost.getattr("ns_per_token")?.extract::<Option<f64>>()? {

@@ -101,8 +101,7 @@ fn tier(manager: &Manager, at: usize) -> Vec<(&'static str, u64)> {
 }
 
 fn lanes(lanes: &Lanes) -> Vec<(String, [u64; 3])> {
-    let of = |id| {
-        (lanes.spec(id).name.clone(), [lanes.busy(id), lanes.bytes(id), lanes.free_at(id)])
-    };
+    let of =
+        |id| (lanes.spec(id).name.clone(), [lanes.busy(id), lanes.bytes(id), lanes.free_at(id)]);
     (0..lanes.len()).map(of).collect()
 }

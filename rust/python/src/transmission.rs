@@ -4,8 +4,8 @@ use kvtrie_core::lane;
 use pyo3::prelude::*;
 
 /// When a transmission ends: layer `i` is there at `first + i * per_layer`.
-#[pyclass(frozen, get_all, eq, module = "kvtrie")]
-#[derive(PartialEq)]
+#[pyclass(frozen, get_all, eq, hash, module = "kvtrie")]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Transmission {
     /// When the last layer is there, in nanoseconds.
     end: u64,

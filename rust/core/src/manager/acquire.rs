@@ -93,6 +93,7 @@ impl Manager {
         for &block in &blocks {
             self.touch(block, now, true);
         }
+        let unconfirmed = taken.path.iter().any(|step| step.fresh);
         self.leases.insert(
             id,
             Lease {
@@ -107,6 +108,7 @@ impl Manager {
                 matched,
                 plan: taken.plan,
                 awaits: taken.awaits,
+                unconfirmed,
                 hold: Hold::Active,
                 acquired: now,
             },
@@ -132,6 +134,7 @@ impl Manager {
             self.touch(step.block, now, true);
         }
         let lease = self.lease_mut(id);
+        lease.unconfirmed = taken.path.iter().any(|step| step.fresh);
         lease.path = taken.path;
         lease.open = taken.open;
         lease.plan = taken.plan;
@@ -305,23 +308,34 @@ impl Manager {
             if let Some((host, own)) = own {
                 let passing = self.own_slot(&self.owns[&own], piece.lo);
                 deps.extend(self.own_waits(own));
-                let dst = (host, passing, End::Own(own));
+                let through = (host, passing, End::Own(own));
                 let hop = moves::Draft {
-                    kind: MoveKind::Load, lease, block: Some(block), src, dst, layers: piece,
-                    tokens, deps,
+                    kind: MoveKind::Load,
+                    lease,
+                    block: Some(block),
+                    src,
+                    dst: through,
+                    layers: piece,
+                    tokens,
+                    deps,
                 };
                 let hop = self.add_move(hop, now);
                 moves.push(hop);
                 deps = vec![hop];
-                src = dst;
+                src = through;
             }
             let (slot, end) = dest(self, piece.lo);
             if slot != NO_SLOT && !self.engine_owned() {
                 deps.extend(self.tiers[0].space.drained_by(slot));
             }
-            let dst = (0, slot, end);
             let load = moves::Draft {
-                kind: MoveKind::Load, lease, block: Some(block), src, dst, layers: piece, tokens,
+                kind: MoveKind::Load,
+                lease,
+                block: Some(block),
+                src,
+                dst: (0, slot, end),
+                layers: piece,
+                tokens,
                 deps,
             };
             moves.push(self.add_move(load, now));

@@ -55,8 +55,8 @@ impl Manager {
                 held |= here.state != State::Absent;
                 self.audit_residency(tier, block, broken);
             }
-            let used = self.nodes[block as usize].refs > 0
-                || self.trie.children(block).next().is_some();
+            let used =
+                self.nodes[block as usize].refs > 0 || self.trie.children(block).next().is_some();
             if !held && !used {
                 broken.push(format!("block {block} holds nothing and nothing needs it"));
             }
@@ -250,7 +250,9 @@ impl Manager {
             linked += usize::from(wanted.is_some());
             let known = retention.get(block);
             if known != wanted {
-                broken.push(format!("block {block} on tier {tier} is linked as {known:?}, should be {wanted:?}"));
+                broken.push(format!(
+                    "block {block} on tier {tier} is linked as {known:?}, should be {wanted:?}"
+                ));
             }
         }
         if linked != retention.len() {

@@ -193,6 +193,7 @@ impl Manager {
         step.own = Some(own);
         step.compute = lacks;
         step.fresh = true;
+        self.lease_mut(id).unconfirmed = true;
         self.recompute_in_plan(id, at, lacks);
         tokens(at, at + 1)
     }

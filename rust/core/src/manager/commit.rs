@@ -10,7 +10,7 @@ use crate::tier::{Residency, State};
 use crate::time::Nanos;
 
 use super::Manager;
-use super::lease::{Action, Step, TailFrom};
+use super::lease::{Action, Lease, Step, TailFrom};
 use super::moves::{self, End, MoveKind};
 use super::own::{Own, OwnId};
 
@@ -96,11 +96,10 @@ impl Manager {
     /// Whether a commit can go ahead.
     fn check_commit(&self, id: LeaseId, tokens: &[Token]) -> Result<()> {
         let lease = self.active(id)?;
-        let awaits = self.awaits(id)?;
-        if let Some(first) = awaits.first() {
+        if let Some(first) = self.first_wait(lease, tokens.len()) {
             return Err(Error::config(format!(
                 "lease {id} awaits {} moves, the first is {first}; commit when they have ended",
-                awaits.len()
+                self.awaits(id)?.len()
             )));
         }
         if tokens.is_empty() {
@@ -115,6 +114,22 @@ impl Manager {
             )));
         }
         Ok(())
+    }
+
+    /// A move that must end before `tokens` more tokens can have been written.
+    fn first_wait(&self, lease: &Lease, tokens: usize) -> Option<MoveId> {
+        if let Some(&first) = lease.awaits.first() {
+            return Some(first);
+        }
+        if self.tiers[0].space.quiet() {
+            return None;
+        }
+        let written = (lease.tail.len() + tokens).div_ceil(self.block_tokens());
+        let computed = lease.path.iter().filter(|step| !step.compute.is_empty());
+        computed
+            .filter_map(|step| step.own)
+            .chain(lease.open.iter().copied().take(written))
+            .find_map(|own| self.own_waits(own).first().copied())
     }
 
     /// How many tokens a lease can still write.
@@ -158,7 +173,8 @@ impl Manager {
         if self.engine_owned() || tokens == 0 {
             return Ok(());
         }
-        let adopts = !matches!(self.leases[&id].tail_from, TailFrom::Open) && self.room_left(id)? > 0;
+        let adopts =
+            !matches!(self.leases[&id].tail_from, TailFrom::Open) && self.room_left(id)? > 0;
         let lease = &self.leases[&id];
         let blocks = lease
             .tail
@@ -203,15 +219,12 @@ impl Manager {
         for piece in self.pieces(0, 0, None, self.all_layers()) {
             let own = shared.filter(|own| self.owns[own].layers.contains(piece.lo));
             let src = match (own, block) {
-                (Some(own), _) => {
-                    (0, self.own_slot(&self.owns[&own], piece.lo), End::Own(own))
-                }
+                (Some(own), _) => (0, self.own_slot(&self.owns[&own], piece.lo), End::Own(own)),
                 (None, Some(block)) => (0, self.slot_of(0, block, piece.lo), End::Here),
                 (None, None) => return,
             };
             let slot = self.own_slot(&self.owns[&open], piece.lo);
-            let mut deps: Vec<MoveId> =
-                self.tiers[0].space.drained_by(slot).into_iter().collect();
+            let mut deps: Vec<MoveId> = self.tiers[0].space.drained_by(slot).into_iter().collect();
             if let (End::Here, Some(block)) = (src.2, block) {
                 deps.extend(self.bringing(0, block, piece));
             }
@@ -240,9 +253,10 @@ impl Manager {
     /// What the engine has computed for holes now stands on the first tier.
     fn confirm(&mut self, id: LeaseId, now: Nanos, out: &mut Committed) {
         let Some(lease) = self.leases.get(&id) else { return };
-        if lease.path.iter().all(|step| step.own.is_none()) {
+        if !lease.unconfirmed {
             return;
         }
+        self.lease_mut(id).unconfirmed = false;
         for at in 0..self.leases[&id].path.len() {
             let step = self.leases[&id].path[at];
             let (Some(own), true) = (step.own, step.fresh) else { continue };
@@ -375,10 +389,8 @@ impl Manager {
             return Err(Error::config(format!("slot {at} of bind is {NO_SLOT}, which names none")));
         }
         for at in first..end.min(next) {
-            let own = lease.path.get(at).map_or_else(
-                || Some(lease.open[at - known]),
-                |step| step.own,
-            );
+            let own =
+                lease.path.get(at).map_or_else(|| Some(lease.open[at - known]), |step| step.own);
             if let Some(own) = own
                 && self.owns[&own].slot != NO_SLOT
                 && self.owns[&own].slot != slots[at - first]

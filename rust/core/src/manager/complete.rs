@@ -4,7 +4,7 @@
 //! still touch stay out of use until it has ended on every rank. Cost: O(log moves) per report,
 //! plus the leases that awaited it.
 
-use crate::block::{BlockId, Handle, LeaseId, Layers, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::tier::State;
 use crate::time::Nanos;
@@ -54,12 +54,7 @@ impl Manager {
     /// # Errors
     /// [`Error::Config`] for a move that was never handed out, a rank or a number of layers that
     /// does not exist, or a report that contradicts an earlier one; nothing has changed then.
-    pub fn complete(
-        &mut self,
-        ids: &[MoveId],
-        outcome: &Outcome<'_>,
-        now: Nanos,
-    ) -> Result<usize> {
+    pub fn complete(&mut self, ids: &[MoveId], outcome: &Outcome<'_>, now: Nanos) -> Result<usize> {
         self.open()?;
         for (at, &id) in ids.iter().enumerate() {
             self.check_report(id, outcome, &ids[..at])?;
@@ -130,7 +125,8 @@ impl Manager {
             return Err(Error::config(format!("move {id} was not handed out yet")));
         }
         let early = known.deps.iter().find(|dep| {
-            let reported = self.moves.get(dep).is_none_or(|m| m.done_ranks >> outcome.rank & 1 == 1);
+            let reported =
+                self.moves.get(dep).is_none_or(|m| m.done_ranks >> outcome.rank & 1 == 1);
             !reported && !before.contains(dep)
         });
         if let (true, false, Some(dep)) = (outcome.ok, known.failed, early) {
@@ -278,10 +274,8 @@ impl Manager {
 
     /// A move will not bring what it should. Moves that depend on it fail with it.
     fn fail(&mut self, id: MoveId, reason: &str, now: Nanos) {
-        let known = self.moves.get_mut(&id).expect("under way");
-        if known.failed {
-            return;
-        }
+        // A move that depends on two may have failed with the other one.
+        let Some(known) = self.moves.get_mut(&id).filter(|known| !known.failed) else { return };
         known.failed = true;
         let known = known.clone();
         self.queue.retain(|queued| *queued != id);
@@ -379,13 +373,7 @@ impl Manager {
 
     /// Finds another slot for the holder of one that goes back to its block. Without room the
     /// holder keeps it, and the block is lost.
-    fn replace_promised(
-        &mut self,
-        tier: TierId,
-        slot: Slot,
-        block: BlockId,
-        now: Nanos,
-    ) -> bool {
+    fn replace_promised(&mut self, tier: TierId, slot: Slot, block: BlockId, now: Nanos) -> bool {
         let layer_slots = self.tiers[tier].spec.layer_slots;
         let holder = self.owns.iter().find_map(|(&id, own)| {
             if own.tier != tier || own.slot == NO_SLOT {

@@ -47,13 +47,13 @@ pub(super) struct Draft {
     /// On this tier victims are only looked at; so many of its slots are spare in fact.
     looked_at: Option<(TierId, u64)>,
     touched: BTreeSet<(TierId, BlockId)>,
+    guarded: BTreeSet<(TierId, BlockId)>,
 }
 
 impl Manager {
     pub(super) fn draft(&self) -> Draft {
-        let spare = |tier: &super::Tier| {
-            u64::from(tier.space.free()) + u64::from(tier.space.coming())
-        };
+        let spare =
+            |tier: &super::Tier| u64::from(tier.space.free()) + u64::from(tier.space.coming());
         Draft { spare: self.tiers.iter().map(spare).collect(), ..Draft::default() }
     }
 
@@ -66,13 +66,7 @@ impl Manager {
 
     /// Decides on victims until `units` slots of a tier can be taken, and takes them. What was
     /// decided before a failure stays in the draft.
-    pub(super) fn room(
-        &mut self,
-        draft: &mut Draft,
-        tier: TierId,
-        units: u64,
-        now: Nanos,
-    ) -> bool {
+    pub(super) fn room(&mut self, draft: &mut Draft, tier: TierId, units: u64, now: Nanos) -> bool {
         let wanted = units + self.transit_reserve(tier);
         while draft.spare[tier] < wanted {
             let Some(entry) = self.tiers[tier].retention.victim(now) else { return false };
@@ -84,13 +78,7 @@ impl Manager {
     }
 
     /// Decides on one block, whatever its value.
-    pub(super) fn choose(
-        &mut self,
-        draft: &mut Draft,
-        tier: TierId,
-        block: BlockId,
-        now: Nanos,
-    ) {
+    pub(super) fn choose(&mut self, draft: &mut Draft, tier: TierId, block: BlockId, now: Nanos) {
         let entry = self.entry(tier, block, self.residency(tier, block).have);
         self.take_out(draft, tier, block);
         self.decide(draft, tier, entry, now);
@@ -115,6 +103,7 @@ impl Manager {
 
     /// Keeps a block of a tier out of the draft's reach.
     pub(super) fn guard(&mut self, draft: &mut Draft, tier: TierId, block: BlockId) {
+        draft.guarded.insert((tier, block));
         self.take_out(draft, tier, block);
     }
 
@@ -175,18 +164,12 @@ impl Manager {
     }
 
     /// The part of `out` that stands nowhere else; `None` if it is not one range.
-    fn dirty(
-        &self,
-        draft: &Draft,
-        tier: TierId,
-        block: BlockId,
-        out: Layers,
-    ) -> Option<Layers> {
+    fn dirty(&self, draft: &Draft, tier: TierId, block: BlockId, out: Layers) -> Option<Layers> {
         // On the lowest tier a copy above counts too: dropping this one loses nothing.
         let others = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
-        others.into_iter().try_fold(out, |left, other| {
-            left.without(self.usable_view(draft, other, block))
-        })
+        others
+            .into_iter()
+            .try_fold(out, |left, other| left.without(self.usable_view(draft, other, block)))
     }
 
     fn can_write(
@@ -298,9 +281,10 @@ impl Manager {
         });
         quiet
             && self.nodes[block as usize].refs == 0
-            && self.trie.children(block).all(|child| {
-                self.nodes[child as usize].refs == 0 && self.gone(draft, child)
-            })
+            && self
+                .trie
+                .children(block)
+                .all(|child| self.nodes[child as usize].refs == 0 && self.gone(draft, child))
     }
 
     fn gone(&self, draft: &Draft, block: BlockId) -> bool {
@@ -334,13 +318,15 @@ impl Manager {
         }
         let Some(parent) = self.trie.parent(block) else { return };
         let alone = self.trie.children(parent).all(|child| {
-            self.residency(tier, child).state == State::Absent && !draft.added.contains_key(&(tier, child))
+            self.residency(tier, child).state == State::Absent
+                && !draft.added.contains_key(&(tier, child))
                 || draft.taken.get(&(tier, child)).is_some_and(|rest| rest.is_empty())
         });
         let here = self.residency(tier, parent);
         let free = matches!(here.state, State::Resident | State::Bad)
             && here.busy == 0
             && (tier > 0 || self.nodes[parent as usize].refs == 0)
+            && !draft.guarded.contains(&(tier, parent))
             && !draft.taken.contains_key(&(tier, parent))
             && !draft.added.contains_key(&(tier, parent));
         if alone && free && self.tiers[tier].retention.get(parent).is_none() {

@@ -7,10 +7,10 @@ use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::State;
 use crate::time::Nanos;
 
+use super::Manager;
 use super::draft::{Draft, Fate, Victim};
 use super::moves::{self, End, MoveKind};
 use super::report::Reason;
-use super::Manager;
 
 impl Manager {
     /// Carries out every decision, in order, and links the entries again.

@@ -106,7 +106,9 @@ impl Manager {
         let elsewhere = |block: BlockId| {
             (0..self.tiers.len())
                 .filter(|&other| other != tier)
-                .try_fold(self.all_layers(), |left, other| left.without(self.expected(other, block)))
+                .try_fold(self.all_layers(), |left, other| {
+                    left.without(self.expected(other, block))
+                })
         };
         let last = elsewhere(block).is_none_or(|left| !left.is_empty());
         let leaf_only = self.structure(block) == crate::block::Structure::LeafOnly;
@@ -178,8 +180,7 @@ impl Manager {
         now: Nanos,
     ) {
         let all = self.all_layers();
-        let slot =
-            if slot == NO_SLOT { self.take_slots(tier, NO_SLOT, all) } else { slot };
+        let slot = if slot == NO_SLOT { self.take_slots(tier, NO_SLOT, all) } else { slot };
         let ready = ready.filter(|&ready| ready > now);
         let residency = self.residency_mut(tier, block);
         residency.slot = slot;
@@ -263,18 +264,10 @@ impl Manager {
         let mut found: Vec<Option<BlockId>> = Vec::with_capacity(rows.len());
         let mut loaded = 0;
         for row in rows {
-            let parent = match row.parent {
-                None => None,
-                Some(parent) => match found[parent] {
-                    Some(parent) => Some(parent),
-                    None => {
-                        found.push(None);
-                        continue;
-                    }
-                },
-            };
+            let parent = row.parent.and_then(|parent| found[parent]);
+            let orphan = row.parent.is_some() && parent.is_none();
             let fits = row.tokens.len() == self.block_tokens();
-            if !fits || !self.tiers[tier].space.claim(row.slot) {
+            if orphan || !fits || !self.tiers[tier].space.claim(row.slot) {
                 found.push(None);
                 continue;
             }

@@ -112,6 +112,8 @@ pub struct Lease {
     pub(super) plan: Plan,
     /// Loads and copies that must end before the engine may count on the path.
     pub(super) awaits: BTreeSet<MoveId>,
+    /// Whether a step of the path is fresh.
+    pub(super) unconfirmed: bool,
     pub(super) hold: Hold,
     pub(super) acquired: Nanos,
 }

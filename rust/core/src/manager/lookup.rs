@@ -61,7 +61,10 @@ impl Manager {
         keep: usize,
     ) -> Result<Match> {
         let blocks = self.probe(tokens, scope, keep)?;
-        Ok(Match { tokens: blocks.len() * self.block_tokens(), blocks: self.describe(&blocks, now) })
+        Ok(Match {
+            tokens: blocks.len() * self.block_tokens(),
+            blocks: self.describe(&blocks, now),
+        })
     }
 
     /// The blocks that a lookup covers, without the report of every one.

@@ -133,9 +133,8 @@ impl Manager {
     #[must_use]
     pub fn predict(&self, ids: &[MoveId], now: Nanos) -> Vec<(Nanos, Nanos)> {
         let now = now.max(self.clock.last());
-        let times = |id| {
-            self.moves.get(id).map_or((now, now), |m| (m.first.max(now), m.ready.max(now)))
-        };
+        let times =
+            |id| self.moves.get(id).map_or((now, now), |m| (m.first.max(now), m.ready.max(now)));
         ids.iter().map(times).collect()
     }
 
@@ -149,9 +148,8 @@ impl Manager {
         let bytes = self.settings.layer_bytes * u64::from(layers.len()) * u64::from(tokens)
             / u64::from(self.settings.block_tokens);
         let lane = match kind {
-            MoveKind::Load => self.tiers[src.0].read,
+            MoveKind::Load | MoveKind::Copy => self.tiers[src.0].read,
             MoveKind::Store => self.tiers[dst.0].store,
-            MoveKind::Copy => self.tiers[src.0].read,
         };
         let times = self.lanes.transmit(lane, bytes, start, layers.len());
         self.hold(src.0, block, src.2);

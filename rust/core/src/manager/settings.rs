@@ -75,8 +75,8 @@ impl Settings {
                     "tier {at} is '{name}': tiers go gpu, host, disk, remote, each at most once"
                 )));
             }
-            let slots = u64::from(tier.blocks)
-                * if tier.layer_slots { u64::from(self.layers) } else { 1 };
+            let slots =
+                u64::from(tier.blocks) * if tier.layer_slots { u64::from(self.layers) } else { 1 };
             if tier.blocks == 0 || slots >= u64::from(Token::MAX) {
                 return Err(Error::config(format!(
                     "tier '{name}' has {} blocks and {slots} slots, 1 to 2^32 - 2 wanted",
@@ -112,7 +112,9 @@ impl Settings {
         }
         let remote = tiers.iter().any(|tier| tier.kind == Kind::Remote);
         if remote && !tiers.iter().any(|tier| tier.kind == Kind::Host) {
-            return Err(Error::config("tier 'remote' exchanges bytes with 'host', which is missing"));
+            return Err(Error::config(
+                "tier 'remote' exchanges bytes with 'host', which is missing",
+            ));
         }
         let host = tiers.iter().find(|tier| tier.kind == Kind::Host);
         let passes = remote && tiers.iter().any(|tier| tier.kind == Kind::Disk);

@@ -58,9 +58,7 @@ impl Manager {
             LoadMode::All | LoadMode::None => {
                 let load: Vec<bool> = steps
                     .iter()
-                    .map(|step| {
-                        mode == LoadMode::All && matches!(step.source, Source::Load { .. })
-                    })
+                    .map(|step| mode == LoadMode::All && matches!(step.source, Source::Load { .. }))
                     .collect();
                 let finish = plan::evaluate(&steps, &load, &free);
                 plan::Solution { load, finish, exact: false }
@@ -90,8 +88,7 @@ impl Manager {
             gap_end = lacks.hi;
         } else {
             for layer in lacks.iter() {
-                let tier =
-                    (1..self.tiers.len()).find(|&t| self.expected(t, block).contains(layer));
+                let tier = (1..self.tiers.len()).find(|&t| self.expected(t, block).contains(layer));
                 match (tier, sources.last_mut()) {
                     (None, _) => gap_end = layer + 1,
                     (Some(tier), Some((last, run))) if *last == tier && run.hi == layer => {
@@ -102,8 +99,7 @@ impl Manager {
             }
         }
         // A layer can only be computed through all layers below it.
-        let compute =
-            if gap_end > 0 { Layers::new(lacks.lo, gap_end) } else { Layers::NONE };
+        let compute = if gap_end > 0 { Layers::new(lacks.lo, gap_end) } else { Layers::NONE };
         let ready = self.arriving.get(&(0, block)).map_or(now, |arrival| arrival.ready.max(now));
         Need { block, here, lacks, sources, compute, load: false, ready }
     }
@@ -123,8 +119,8 @@ impl Manager {
             return plan::Step { compute: whole, source: Source::Here { ready } };
         }
         if !need.compute.is_empty() {
-            let part = u128::from(whole) * u128::from(need.compute.hi)
-                / u128::from(self.settings.layers);
+            let part =
+                u128::from(whole) * u128::from(need.compute.hi) / u128::from(self.settings.layers);
             let compute = Nanos::try_from(part).unwrap_or(Nanos::MAX);
             return plan::Step { compute, source: Source::Missing };
         }
@@ -140,9 +136,10 @@ impl Manager {
             .map(|arrival| arrival.ready.saturating_sub(now))
             .max()
             .unwrap_or(0);
-        let late = deadline
-            .is_some_and(|deadline| start.max(now.saturating_add(from)).saturating_add(time) > deadline);
-        let source = if late && mode == LoadMode::Plan {
+        let overdue = deadline.is_some_and(|deadline| {
+            start.max(now.saturating_add(from)).saturating_add(time) > deadline
+        });
+        let source = if overdue && mode == LoadMode::Plan {
             Source::Missing
         } else {
             Source::Load { lane, time, from }

@@ -64,8 +64,7 @@ impl Manager {
     /// Takes a block off the first tier, if nothing else needs it there.
     fn leave_first(&mut self, block: BlockId, now: Nanos) {
         const FIRST: TierId = 0;
-        while self.evictable(FIRST, block)
-            && self.residency(FIRST, block).state == State::Resident
+        while self.evictable(FIRST, block) && self.residency(FIRST, block).state == State::Resident
         {
             let mut draft = self.draft();
             self.choose(&mut draft, FIRST, block, now);

@@ -56,11 +56,8 @@ impl Manager {
         let mut draft = self.draft();
         self.guard(&mut draft, below, block);
         let fresh = self.expected(below, block).is_empty();
-        let units = if fresh || self.tiers[below].spec.layer_slots {
-            self.units(below, dirty)
-        } else {
-            0
-        };
+        let units =
+            if fresh || self.tiers[below].spec.layer_slots { self.units(below, dirty) } else { 0 };
         let passes = self.transit(tier, below).is_none_or(|host| self.pass(&mut draft, host));
         if !passes || !self.room(&mut draft, below, units, now) {
             self.abandon(&draft);

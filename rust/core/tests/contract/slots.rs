@@ -75,10 +75,10 @@ fn a_load_into_an_engines_slot_waits_until_the_slot_has_a_name() {
     assert!(rig.hand_out().is_empty());
     rig.call(|manager, _| manager.bind(id, 1, &[9])).unwrap();
     let moves = rig.hand_out();
-    assert_eq!(moves.iter().map(|m| (m.kind, m.dst_slot)).collect::<Vec<_>>(), [(
-        MoveKind::Load,
-        9
-    )]);
+    assert_eq!(
+        moves.iter().map(|m| (m.kind, m.dst_slot)).collect::<Vec<_>>(),
+        [(MoveKind::Load, 9)]
+    );
     rig.call(|manager, _| manager.bind(id, 0, &[4])).unwrap();
     let first = rig.hand_out();
     assert_eq!(first.iter().map(|m| m.dst_slot).collect::<Vec<_>>(), [4]);

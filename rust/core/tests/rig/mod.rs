@@ -213,14 +213,8 @@ impl Rig {
 
     /// Sets presence from now on.
     pub(crate) fn mark(&mut self, tokens: &[Token], tier: TierId) -> Vec<Handle> {
-        let mark = Mark {
-            tokens,
-            scope: Scope::default(),
-            tier,
-            present: true,
-            ready: None,
-            first: None,
-        };
+        let mark =
+            Mark { tokens, scope: Scope::default(), tier, present: true, ready: None, first: None };
         self.call(|manager, now| manager.mark(&mark, now)).expect("there is room")
     }
 

@@ -14,9 +14,7 @@ use kvtrie_core::block::{LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Toke
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::error::{Error, Result};
 use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{
-    Acquire, DropOrder, LoadMode, Manager, Mark, Move, Outcome, Settings,
-};
+use kvtrie_core::manager::{Acquire, DropOrder, LoadMode, Manager, Mark, Move, Outcome, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 
@@ -74,7 +72,8 @@ pub(crate) fn settings(seed: u64) -> Settings {
                 admit_after: 1 + u32::try_from(bit(8, 2)).unwrap(),
                 free_low: if bit(9, 3) == 0 { 0.4 } else { 0.0 },
                 growth_reserve: if bit(11, 4) == 0 && at == 0 { 0.2 } else { 0.0 },
-                layer_slots: layer_slots > u64::try_from(at).unwrap() && at < if tiers == 4 { 1 } else { 2 },
+                layer_slots: layer_slots > u64::try_from(at).unwrap()
+                    && at < if tiers == 4 { 1 } else { 2 },
                 policy: None,
                 read: lane(&format!("up{at}")),
                 store: lane(&format!("down{at}")),
@@ -306,7 +305,6 @@ impl World {
             return;
         }
         if !self.manager.awaits(id).unwrap().is_empty() {
-            self.attempt("commit", |m, now| m.commit(id, &[5], now));
             return;
         }
         let mut fresh = self.held[at].todo.clone();
@@ -435,8 +433,7 @@ impl World {
         let Some(at) = self.pick(a) else { return };
         let id = self.held[at].id;
         let tokens = 1 + b % 6;
-        if self.attempt("reserve", |m, now| m.reserve(id, tokens, now)).is_some()
-            && !self.engine()
+        if self.attempt("reserve", |m, now| m.reserve(id, tokens, now)).is_some() && !self.engine()
         {
             assert!(self.manager.room_left(id).unwrap() >= tokens);
         }
@@ -708,5 +705,5 @@ fn held_id(held: &Held) -> LeaseId {
 fn difference(before: &[u8], after: &[u8]) -> String {
     let (before, after) = (String::from_utf8_lossy(before), String::from_utf8_lossy(after));
     let changed = before.lines().zip(after.lines()).filter(|(a, b)| a != b).take(3);
-    changed.map(|(a, b)| format!("- {a}\n+ {b}\n")).collect()
+    changed.flat_map(|(a, b)| ["- ", a, "\n+ ", b, "\n"]).collect()
 }

@@ -1,0 +1,1008 @@
+# ruff: noqa: PYI021 - native classes have no source that could carry these docstrings
+"""Native classes of kvtrie; import them from `kvtrie`.
+
+Times are integer nanoseconds on the caller's monotone clock, below 2**63; one below the latest
+seen is taken as that one and counted. A tier is named by its index in the manager's list or by its
+kind. A block is named by its handle, a `uint64` that dies with the block, or by a `MatchedBlock`.
+
+Every call can raise, besides what it lists: `ConfigError` for an argument that cannot be (its
+message has the numbers), `ClosedError` once the manager is closed, `InvariantError` once it is
+broken. A call that raises has changed nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, final, type_check_only
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+from kvtrie.cost import Cost
+from kvtrie.scope import Scope
+from kvtrie.shape import ModelShape
+from kvtrie.tier import Tier
+
+__all__ = [
+    "BlockManager",
+    "Committed",
+    "Copy",
+    "Event",
+    "Explanation",
+    "Failed",
+    "Lease",
+    "Match",
+    "MatchedBlock",
+    "Move",
+    "Moves",
+    "Plan",
+    "Span",
+    "Transmission",
+    "__version__",
+]
+
+__version__: str
+
+@type_check_only
+class _Array(Protocol):
+    """What numpy can read as an array: a CPU tensor, say."""
+
+    def __array__(self) -> NDArray[Any]: ...
+
+# 0 <= token < 2**32; contiguous uint32 arrays are read in place.
+_Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]] | Buffer | _Array
+_Ids: TypeAlias = int | Iterable[int] | NDArray[np.integer[Any]]
+_Kind: TypeAlias = Literal["gpu", "host", "disk", "remote"]
+_Tier: TypeAlias = int | _Kind
+_Block: TypeAlias = int | MatchedBlock
+_Row: TypeAlias = tuple[int | None, _Tokens, int, int, int]
+
+@type_check_only
+class _TierStats(TypedDict):
+    """Counters of one tier since the manager was made, and its slots now.
+
+    Attributes:
+        slots: all slots.
+        free: slots that can be written at once.
+        coming: slots that nobody holds and a store still reads.
+        evictable: copies that could be victims now.
+        hits: blocks that requests found here.
+        tokens_hit: tokens that requests found here.
+        tokens_wanted: tokens that requests asked for; counted on the first tier.
+        inserted: blocks that entered the trie; counted on the first tier.
+        evicted_clean: evictions that were instant because a copy stands elsewhere.
+        evicted_dirty: evictions that had to be written first.
+        dropped: evictions of last copies.
+        demoted: stores begun into this tier.
+        bytes_freed: bytes that evictions gave back.
+        bytes_read: bytes that moves read from here.
+        bytes_written: bytes that moves wrote to here.
+        moves: moves into this tier.
+        failed: moves into this tier that failed.
+        move_ns: nanoseconds from begin to end, summed over moves into this tier.
+    """
+
+    slots: int
+    free: int
+    coming: int
+    evictable: int
+    hits: int
+    tokens_hit: int
+    tokens_wanted: int
+    inserted: int
+    evicted_clean: int
+    evicted_dirty: int
+    dropped: int
+    demoted: int
+    bytes_freed: int
+    bytes_read: int
+    bytes_written: int
+    moves: int
+    failed: int
+    move_ns: int
+
+@type_check_only
+class _LaneStats(TypedDict):
+    """Counters of one lane.
+
+    Attributes:
+        busy_ns: nanoseconds that its transmissions took or will take, latency included.
+        bytes: bytes given to it.
+        free_at: when its queue is idle, in nanoseconds.
+    """
+
+    busy_ns: int
+    bytes: int
+    free_at: int
+
+@type_check_only
+class _Stats(TypedDict):
+    """All counters of a manager.
+
+    Attributes:
+        blocks: blocks that the trie knows.
+        leases: leases held.
+        moves: moves that have not ended.
+        queued: moves that wait to be handed out.
+        clamped: calls that came with a time below the latest one.
+        now: the latest time seen, in nanoseconds.
+    """
+
+    tiers: dict[_Kind, _TierStats]
+    lanes: dict[str, _LaneStats]
+    blocks: int
+    leases: int
+    moves: int
+    queued: int
+    clamped: int
+    now: int
+
+@final
+class BlockManager:
+    """Decides what is cached where, what to keep, what to move and what to recompute.
+
+    It never touches bytes: `moves` says what to copy, `complete` reports that it is done. All
+    methods may be called from any thread. Long calls (`lookup_many`, `acquire` of more than 65 536
+    tokens, `load_index`, `snapshot`, `audit`) let other threads run meanwhile.
+    """
+
+    def __new__(
+        cls,
+        model: ModelShape,
+        tiers: Iterable[Tier],
+        *,
+        block_tokens: int = 16,
+        policy: str = "retention",
+        cost: Cost | Literal["default", "seed"] = "default",
+        structure: Literal["leaf-only", "holes"] = "leaf-only",
+        drop_order: Literal["shallow", "seed"] = "shallow",
+        token_weight: int = 1,
+        machine: int = 0,
+        ranks: int = 1,
+        events: int = 0,
+        reuse: bool = True,
+    ) -> Self:
+        """Makes a manager without a block.
+
+        Args:
+            model: the shape of the model whose KV is kept.
+            tiers: one to four tiers, fastest first: gpu, host, disk, remote, each at most once.
+            block_tokens: tokens of one block.
+            policy: which copies leave first, one of `policies()`; a tier may have its own.
+            cost: what computing a token again costs.
+            structure: "leaf-only" keeps every cached prefix whole; "holes" lets any block go and
+                has the engine recompute it. A scope may have its own.
+            drop_order: layers of a last copy that leave first: "shallow" ones, or by "seed", as
+                the source document has it, the back ones.
+            token_weight: real tokens for each given one; above 1 for traces of block hashes.
+            machine: this machine's number.
+            ranks: tensor-parallel ranks, 1 to 64; a move is done when all have reported it.
+            events: how many evictions are remembered for `take_events`.
+            reuse: whether `retention` multiplies the cost by the number of uses.
+
+        Raises:
+            ConfigError: settings that contradict each other.
+        """
+
+    @property
+    def model(self) -> ModelShape:
+        """The shape of the model whose KV is kept."""
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tiers, fastest first."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of one block."""
+
+    @property
+    def machine(self) -> int:
+        """This machine's number."""
+
+    @staticmethod
+    def policies() -> list[str]:
+        """The names of all policies."""
+
+    def lookup(
+        self, tokens: _Tokens, *, now: int, scope: Scope | None = None, keep: int = 1
+    ) -> Match:
+        """The longest usable prefix of a sequence; pins and refreshes nothing.
+
+        Every block of it is resident or arriving on some tier or, in a scope with holes,
+        recomputable.
+
+        Args:
+            tokens: the sequence.
+            now: the time.
+            scope: who may share its blocks.
+            keep: at least so many tokens at the end stay uncovered.
+
+        Raises:
+            ConfigError: the scope was first used with another structure.
+        """
+
+    def lookup_many(
+        self,
+        tokens: Iterable[_Tokens],
+        *,
+        now: int,
+        scope: Scope | None = None,
+        keep: int = 1,
+    ) -> list[Match]:
+        """`lookup` of many sequences in one call."""
+
+    def acquire(
+        self,
+        tokens: _Tokens,
+        *,
+        now: int,
+        scope: Scope | None = None,
+        session: str | None = None,
+        keep: int = 1,
+        reserve: int = 0,
+        load: Literal["plan", "all", "none"] = "plan",
+        deadline: int | None = None,
+    ) -> Lease:
+        """Looks a prompt up, pins what its plan reuses or loads, and makes room, or does nothing.
+
+        Args:
+            tokens: the prompt.
+            now: the time.
+            scope: who may share its blocks.
+            session: the conversation it belongs to.
+            keep: so many tokens at the end stay to be computed.
+            reserve: room for so many tokens behind the prompt's end; room for what did not match
+                is always included.
+            load: "plan" loads or computes, whichever is ready sooner; "all" loads all it can;
+                "none" loads nothing until `Lease.load`.
+            deadline: loads that would be ready later are not planned.
+
+        Raises:
+            NoSpaceError: a tier cannot hold it.
+            ConfigError: the scope was first used with another structure.
+        """
+
+    def lease(self, lease_id: int) -> Lease:
+        """A lease that is held, by its id.
+
+        Raises:
+            ClosedError: it is released, or never was.
+        """
+
+    def moves(self, limit: int | None = None) -> Moves:
+        """Takes moves to carry out, each exactly once, in topological order.
+
+        A move must not start before the one that it names as `after` has been completed well; if
+        that one failed, the move has failed with it and is not to be carried out.
+
+        Args:
+            limit: at most so many; None takes all there are.
+        """
+
+    def complete(
+        self,
+        ids: _Ids,
+        *,
+        now: int,
+        ok: bool = True,
+        layers_done: int | None = None,
+        rank: int = 0,
+        error: str | None = None,
+        hung: bool = False,
+    ) -> int:
+        """Takes a report about moves: only from then on do their copies count.
+
+        Reporting a move again changes nothing.
+
+        Args:
+            ids: the moves.
+            now: the time.
+            ok: whether their bytes are there. If not, sources that could not be read are avoided,
+                leases that awaited them are planned anew, and `failed` tells which tokens.
+            layers_done: so many of each move's layers are there so far, counted from its first;
+                None means all.
+            rank: the tensor-parallel rank that reports.
+            error: why they failed.
+            hung: they failed but still run, so their slots stay out of use until they are
+                reported once more, then with `ok=False, hung=False`.
+
+        Returns:
+            How many moves have ended well by this report, on all ranks.
+
+        Raises:
+            ConfigError: a move that was never handed out, or a report that contradicts an earlier
+                one.
+        """
+
+    def failed(self) -> list[Failed]:
+        """Takes the tokens that will not be where a plan said, since the last call."""
+
+    def predict(self, ids: _Ids, *, now: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Predicted times at which moves have brought their first and their last layer.
+
+        Returns:
+            Two arrays of nanoseconds, `uint64[n]`; a move that has ended is ready now.
+        """
+
+    def transmit(
+        self, lane: str, tokens: int, *, now: int, layers: int | None = None
+    ) -> Transmission:
+        """Starts a transmission on a lane by hand: a simulator's source of times.
+
+        Args:
+            lane: the lane's name.
+            tokens: how many tokens' KV.
+            now: the time; it starts behind everything in the lane's queue.
+            layers: how many layers of it; None means all.
+        """
+
+    def mark(
+        self,
+        tokens: _Tokens,
+        tier: _Tier,
+        *,
+        present: bool,
+        now: int,
+        ready: int | None = None,
+        first: int | None = None,
+        per_layer: int | None = None,
+        scope: Scope | None = None,
+    ) -> NDArray[np.uint64]:
+        """Sets or clears the presence of a sequence's full blocks on a tier, without a move.
+
+        Of `ready`, `first` and `per_layer`, two give the third by
+        `first + (layers - 1) * per_layer == ready`.
+
+        Args:
+            tokens: the sequence.
+            tier: where.
+            present: whether they are there. Setting makes room.
+            now: the time.
+            ready: when all layers are there; None means now. Until then the copy is arriving.
+            first: when the first layer is there.
+            per_layer: nanoseconds between two layers.
+            scope: whose blocks.
+
+        Returns:
+            Handles of the blocks that are or were there, `uint64[n]`.
+
+        Raises:
+            NoSpaceError: the tier cannot hold them.
+            ConfigError: times that contradict each other; a block to clear that is leased, on the
+                move, or needed by blocks behind it; a tier whose slots the engine owns.
+        """
+
+    def commit_many(
+        self,
+        lease_ids: _Ids,
+        tokens: NDArray[np.integer[Any]] | Sequence[int] | Iterable[_Tokens],
+        *,
+        now: int,
+    ) -> list[Committed]:
+        """`Lease.commit` for many leases: all of them or, on an error, none.
+
+        Args:
+            lease_ids: the leases, each once.
+            tokens: one token for each as one array or list, or one sequence for each.
+            now: the time.
+        """
+
+    def load_index(
+        self,
+        rows: Iterable[_Row],
+        *,
+        now: int,
+        tier: _Tier | None = None,
+        scope: Scope | None = None,
+    ) -> int:
+        """Rebuilds what a tier held from the rows of its manifest.
+
+        Args:
+            rows: tuples (index of the parent's row or None, tokens of one block, slot, nanoseconds
+                since its last use, number of uses). Rows that cannot be used are left out: no full
+                block, a slot that is taken, a parent that was left out.
+            now: the time.
+            tier: which tier; None is the last one.
+            scope: whose blocks.
+
+        Returns:
+            How many blocks are there again.
+
+        Raises:
+            ConfigError: a parent that stands behind its child, a tier with layer slots.
+        """
+
+    def explain(
+        self, block: _Block, *, now: int, tier: _Tier = 0, layer: int | None = None
+    ) -> Explanation:
+        """The price of a block on a tier, by the code that ranks victims, and its rank.
+
+        Args:
+            block: which block.
+            now: the time.
+            tier: on which tier.
+            layer: the price of this layer alone, as if it left next by demotion; None prices the
+                layers that would leave next. The rank is that of the block either way.
+
+        Raises:
+            ConfigError: the block or the layer is not on that tier.
+        """
+
+    def cost(
+        self, layer: int, block: int, session_blocks: int, context: int, *, tier: _Tier = 0
+    ) -> float:
+        """The cost of one layer of a block that is demoted, by the code that ranks victims.
+
+        Args:
+            layer: the layer.
+            block: index of the block in its session.
+            session_blocks: blocks of the session.
+            context: tokens before the block.
+            tier: whose policy.
+        """
+
+    def sessions(self) -> list[tuple[str, int, NDArray[np.uint64]]]:
+        """Every named session: its name, its length in blocks, and its living blocks in order."""
+
+    def layer_tiers(self, block: _Block) -> NDArray[np.int8]:
+        """The fastest tier that holds each layer of a block, `int8[layers]`; -1 where none does."""
+
+    def stats(self) -> _Stats:
+        """Counters of tiers and lanes, and what is held now."""
+
+    def take_events(self) -> list[Event]:
+        """Takes the eviction log; only as many are remembered as the manager was made with."""
+
+    def snapshot(self) -> bytes:
+        """The whole state, readable; equal for equal states. Neither times nor counters count."""
+
+    def reset(self) -> None:
+        """Forgets all blocks; settings and counters stay.
+
+        Raises:
+            ConfigError: a lease is held or a move has not ended.
+        """
+
+    def audit(self) -> None:
+        """Checks every invariant from scratch; for tests.
+
+        Raises:
+            InvariantError: one is broken; every later call raises it too.
+        """
+
+    def close(self) -> None:
+        """Ends the manager: leases are gone, and later calls raise `ClosedError`."""
+
+@final
+class Lease:
+    """A request's hold on blocks and slots; as a context manager it is released at the end.
+
+    The object is only a name: dropping it releases nothing, and `BlockManager.lease(id)` gives it
+    again. Every use of a released lease but `id`, `state` and `release` raises `ClosedError`.
+    """
+
+    @property
+    def id(self) -> int:
+        """Its id, never used twice."""
+
+    @property
+    def session(self) -> str | None:
+        """The name of its session."""
+
+    @property
+    def state(self) -> Literal["active", "suspended", "released"]:
+        """Whether it holds its blocks, its tokens only, or nothing."""
+
+    @property
+    def plan(self) -> Plan:
+        """What is reused, loaded and to be computed, as of now: a failed move changes it."""
+
+    @property
+    def matched(self) -> int:
+        """Tokens that the plan covers, a multiple of the block size; compute what follows."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it holds: the match and what was committed."""
+
+    @property
+    def room(self) -> int:
+        """Tokens that can be committed before the next `reserve`."""
+
+    @property
+    def after(self) -> NDArray[np.uint64]:
+        """Moves that must end before its slots may be read and written, `uint64[n]`."""
+
+    def ready(self) -> bool:
+        """Whether `after` is empty."""
+
+    def slots(self, tier: _Tier = 0) -> NDArray[np.uint32]:
+        """The block table in logical order; on the first tier, reserved slots follow.
+
+        Returns:
+            `uint32[blocks]`, or `uint32[layers, blocks]` on a tier with layer slots; 2**32 - 1
+            where a block is not on that tier, or its slot is not bound.
+        """
+
+    def reserve(self, tokens: int, *, now: int) -> None:
+        """Makes room for `tokens` more tokens behind those held; nothing if it is there already.
+
+        A tail that is shared with a fork is copied first: see `after`.
+
+        Raises:
+            NoSpaceError: the first tier cannot hold them.
+        """
+
+    def bind(self, first_block: int, slots: _Ids) -> None:
+        """Names the slots of a tier that the engine owns.
+
+        Args:
+            first_block: index of the first block on the lease's path.
+            slots: slots of this and the following blocks.
+
+        Raises:
+            ConfigError: the first tier is not the engine's, or a block is bound to another slot.
+        """
+
+    def load(self, *, now: int) -> NDArray[np.uint64]:
+        """Starts the loads that `acquire(load="none")` left out.
+
+        Returns:
+            The moves, `uint64[n]`.
+
+        Raises:
+            NoSpaceError: no room for blocks that pass through a tier.
+        """
+
+    def commit(self, new_tokens: _Tokens, *, now: int) -> Committed:
+        """Appends tokens whose KV is written; full blocks are cached from then on.
+
+        The first commit also confirms that what the plan says to recompute is written. It may be
+        empty.
+
+        Raises:
+            ConfigError: no room for the tokens, or moves of `after` have not ended.
+        """
+
+    def truncate(self, tokens: int, *, now: int) -> None:
+        """Keeps the first `tokens` tokens. Blocks behind them stay cached.
+
+        A cut inside a block needs `reserve` before the next commit, which copies its front.
+
+        Raises:
+            ConfigError: the lease holds fewer.
+        """
+
+    def fork(self, n: int, *, now: int) -> list[Lease]:
+        """`n` further leases over the same tokens, sharing all blocks.
+
+        All of them, this one too, need `reserve` before the next commit, which copies a partial
+        block.
+
+        Raises:
+            ConfigError: something of the plan is still to be loaded or computed.
+        """
+
+    def suspend(self, to: _Kind = "host", *, now: int) -> None:
+        """Gives the memory back and keeps the tokens; never fails for want of room.
+
+        Args:
+            to: kind of the second tier; what has room there is written, the rest is dropped.
+            now: the time.
+
+        Raises:
+            ConfigError: the second tier is of another kind.
+        """
+
+    def resume(self, reserve: int = 0, *, now: int) -> Plan:
+        """Plans anew for a suspended lease; what is not `matched` must be committed again.
+
+        Args:
+            reserve: room for so many tokens behind its end.
+            now: the time.
+
+        Raises:
+            NoSpaceError: no room; the lease stays suspended.
+            ConfigError: the lease is not suspended.
+        """
+
+    def release(self, *, now: int | None = None) -> NDArray[np.uint64]:
+        """Ends the lease; its blocks stay cached. Releasing twice does nothing.
+
+        Args:
+            now: the time; None is the latest one that the manager has seen.
+
+        Returns:
+            Moves that still use slots that the engine owns, `uint64[n]`.
+        """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+        /,
+    ) -> None: ...
+
+@final
+class Match:
+    """The longest usable prefix of a sequence.
+
+    Attributes:
+        tokens: how many tokens of the sequence it covers.
+        handles: handles of its blocks in logical order, `uint64[n]`.
+        blocks: its blocks in logical order, as they are when this is first read. A block that is
+            gone by then has no tokens and no copies.
+    """
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def handles(self) -> NDArray[np.uint64]: ...
+    @property
+    def blocks(self) -> tuple[MatchedBlock, ...]: ...
+
+@final
+class MatchedBlock:
+    """A block of a match.
+
+    Attributes:
+        block: its handle.
+        tokens: its tokens, `uint32[block_tokens]`; with digests in place, numbers from 0xFFFF0000
+            on.
+        copies: its copies, fastest tier first; none for a hole.
+    """
+
+    @property
+    def block(self) -> int: ...
+    @property
+    def tokens(self) -> NDArray[np.uint32]: ...
+    @property
+    def copies(self) -> tuple[Copy, ...]: ...
+
+@final
+class Copy:
+    """One copy of a block on one tier.
+
+    Attributes:
+        tier: index of the tier.
+        slot: its slot; with layer slots that of its first coming layer.
+        slots: its slots: one, or with layer slots one for each of its coming layers.
+        layer_lo: first layer that is valid now.
+        layer_hi: one behind the last layer that is valid now.
+        coming_lo: first layer that will be valid at `ready`.
+        coming_hi: one behind the last layer that will be valid at `ready`.
+        first: when the first of the coming layers is expected, in nanoseconds.
+        ready: when all coming layers are expected, in nanoseconds.
+    """
+
+    @property
+    def tier(self) -> int: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def slots(self) -> NDArray[np.uint32]: ...
+    @property
+    def layer_lo(self) -> int: ...
+    @property
+    def layer_hi(self) -> int: ...
+    @property
+    def coming_lo(self) -> int: ...
+    @property
+    def coming_hi(self) -> int: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def ready(self) -> int: ...
+
+@final
+class Plan:
+    """How a request's match comes to stand on the first tier.
+
+    The rest of the prompt is not part of it: the engine computes that behind the positions to
+    recompute.
+    """
+
+    @property
+    def spans(self) -> list[Span]:
+        """What happens to which tokens and layers, in logical order."""
+
+    @property
+    def finish(self) -> int:
+        """Predicted time at which all of the match is there, in nanoseconds."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether no plan can finish earlier, as far as lanes and costs are predicted rightly."""
+
+    def recompute(self, layer: int | None = None) -> NDArray[np.int64]:
+        """Positions whose KV the engine must write at `layer`, ascending, `int64[n]`.
+
+        Args:
+            layer: the model layer; None gives the positions of all layers together.
+        """
+
+    def ready(self, layer: int) -> int:
+        """Predicted time at which what is reused and loaded of a layer is there, in nanoseconds.
+
+        A span of `n` blocks and `l` layers counts as `n` equal transmissions in a row: layer `i` of
+        it is there at `ready - (l - 1 - i) * (ready - first_ready) / (n * l - 1)`. 0 where nothing
+        is reused or loaded.
+        """
+
+@final
+class Span:
+    """What happens to some layers of consecutive tokens.
+
+    Attributes:
+        start: first token.
+        stop: one behind the last token.
+        layer_lo: first layer.
+        layer_hi: one behind the last layer.
+        action: what happens.
+        tier: index of the tier where the bytes are.
+        first_ready: predicted time at which the first layer is there, in nanoseconds.
+        ready: predicted time at which all of it is there, in nanoseconds.
+    """
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+    @property
+    def layer_lo(self) -> int: ...
+    @property
+    def layer_hi(self) -> int: ...
+    @property
+    def action(self) -> Literal["reuse", "load", "recompute"]: ...
+    @property
+    def tier(self) -> int: ...
+    @property
+    def first_ready(self) -> int: ...
+    @property
+    def ready(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Moves:
+    """Moves in topological order, as columns of equal length.
+
+    Moves travel between processes as bytes, or pickled.
+
+    Attributes:
+        id: ids, never used twice.
+        kind: 0 load (to a faster tier), 1 store (to a slower one), 2 copy (within the first).
+        lease: leases that asked for them; 0 for none.
+        block: handles of the blocks; 2**64 - 1 for a partial block.
+        key: content hashes of the blocks, `uint8[n, 32]`. Zeros unless a disk or remote tier
+            takes part.
+        src: indices of the tiers to read.
+        dst: indices of the tiers to write.
+        src_slot: slots to read: layer slots if that tier has them.
+        dst_slot: slots to write: layer slots if that tier has them.
+        group: layer groups.
+        layer_lo: first layers.
+        layer_hi: one behind the last layers.
+        after: moves that must have completed before these start; 0 for none.
+        tokens: tokens of the blocks that are valid: fewer than a block only for copies.
+    """
+
+    @property
+    def id(self) -> NDArray[np.uint64]: ...
+    @property
+    def kind(self) -> NDArray[np.uint8]: ...
+    @property
+    def lease(self) -> NDArray[np.uint64]: ...
+    @property
+    def block(self) -> NDArray[np.uint64]: ...
+    @property
+    def key(self) -> NDArray[np.uint8]: ...
+    @property
+    def src(self) -> NDArray[np.uint8]: ...
+    @property
+    def dst(self) -> NDArray[np.uint8]: ...
+    @property
+    def src_slot(self) -> NDArray[np.uint32]: ...
+    @property
+    def dst_slot(self) -> NDArray[np.uint32]: ...
+    @property
+    def group(self) -> NDArray[np.uint8]: ...
+    @property
+    def layer_lo(self) -> NDArray[np.uint16]: ...
+    @property
+    def layer_hi(self) -> NDArray[np.uint16]: ...
+    @property
+    def after(self) -> NDArray[np.uint64]: ...
+    @property
+    def tokens(self) -> NDArray[np.uint32]: ...
+    def by_layer(self, layer: int) -> Moves:
+        """The moves that carry a layer, cut to it.
+
+        Ids stay: report progress by `layers_done` until all layers of a move are done.
+        """
+
+    def to_bytes(self) -> bytes:
+        """The columns as bytes.
+
+        All numbers are little-endian: the magic `kvtrmove`, version `u32` = 1, zero `u32`, number
+        of moves `u64`, then one column behind the other without padding, in the order and types
+        id, kind, lease, block, key, src, dst, src_slot, dst_slot, group, layer_lo, layer_hi,
+        after, tokens.
+        """
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Moves:
+        """What `to_bytes` gave.
+
+        Raises:
+            ConfigError: bytes of another format or version, cut short, or with moves that cannot
+                be.
+        """
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Move: ...
+    def __iter__(self) -> Iterator[Move]: ...
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+@final
+class Move:
+    """One move: copy layers of a block from slot to slot. `Moves` tells what the fields mean."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def kind(self) -> int: ...
+    @property
+    def lease(self) -> int: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def src(self) -> int: ...
+    @property
+    def dst(self) -> int: ...
+    @property
+    def src_slot(self) -> int: ...
+    @property
+    def dst_slot(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def layer_lo(self) -> int: ...
+    @property
+    def layer_hi(self) -> int: ...
+    @property
+    def after(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Committed:
+    """What became of committed tokens.
+
+    Attributes:
+        new: handles of the blocks that entered the trie, `uint64[n]`.
+        duplicate: own slots whose block somebody else had committed already, `uint32[k]`. They
+            stay the lease's until release.
+        canonical: handles of the blocks that won, one for each duplicate, `uint64[k]`.
+    """
+
+    @property
+    def new(self) -> NDArray[np.uint64]: ...
+    @property
+    def duplicate(self) -> NDArray[np.uint32]: ...
+    @property
+    def canonical(self) -> NDArray[np.uint64]: ...
+
+@final
+class Failed:
+    """Tokens that will not be where a plan said.
+
+    Attributes:
+        lease: the lease concerned; 0 if none is.
+        block: handle of the block; None for a partial one.
+        start: first token on the lease's path.
+        stop: one behind the last token.
+        reason: what the executor said.
+    """
+
+    @property
+    def lease(self) -> int: ...
+    @property
+    def block(self) -> int | None: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+
+@final
+class Explanation:
+    """The price of a block on a tier at a time.
+
+    `value = cost / idle` with `cost` the product of terms and weights (Pensieve, Section 4.3.1);
+    what a policy does not use is 1.
+
+    Attributes:
+        cost: the product of all terms and weights.
+        terms: cost of computing a token of the block again, and how often it was used.
+        weights: weight of the layers that would leave, and of the block's position in its
+            session.
+        idle: nanoseconds since the last use.
+        value: retention value: cost per second of idle time; infinite at zero idle time.
+        rank: how many copies leave the tier before it; None while it cannot be a victim.
+        layers: the layers that the price is of: first, and one behind the last.
+    """
+
+    @property
+    def cost(self) -> float: ...
+    @property
+    def terms(self) -> dict[Literal["base", "uses"], float]: ...
+    @property
+    def weights(self) -> dict[Literal["layer", "position"], float]: ...
+    @property
+    def idle(self) -> int: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def rank(self) -> int | None: ...
+    @property
+    def layers(self) -> tuple[int, int]: ...
+
+@final
+class Event:
+    """One line of the eviction log: some layers of a block left a tier.
+
+    Attributes:
+        at: when, in nanoseconds.
+        block: handle of the block.
+        layer_lo: first layer that left.
+        layer_hi: one behind the last layer that left.
+        tier: index of the tier it left.
+        reason: it stands elsewhere too, is written one tier down, or was the last copy.
+        to: index of the tier it went to.
+        idle: nanoseconds since its last use.
+    """
+
+    @property
+    def at(self) -> int: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def layer_lo(self) -> int: ...
+    @property
+    def layer_hi(self) -> int: ...
+    @property
+    def tier(self) -> int: ...
+    @property
+    def reason(self) -> Literal["clean", "demoted", "dropped"]: ...
+    @property
+    def to(self) -> int | None: ...
+    @property
+    def idle(self) -> int: ...
+
+@final
+class Transmission:
+    """When a transmission on a lane ends: layer `i` is there at `first + i * per_layer`.
+
+    Attributes:
+        end: when the last layer is there, in nanoseconds.
+        first: when the first layer is there, in nanoseconds.
+        per_layer: nanoseconds between two layers.
+    """
+
+    @property
+    def end(self) -> int: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def per_layer(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...

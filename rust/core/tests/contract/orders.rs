@@ -1,0 +1,100 @@
+//! Point 3: demotion takes back layers first, dropping a last copy shallow ones first.
+
+use kvtrie_core::block::Layers;
+use kvtrie_core::cost::CostModel;
+use kvtrie_core::manager::{DropOrder, Reason, Settings};
+use kvtrie_core::tier::Kind;
+
+use crate::rig::{GPU, HOST, Rig, SIZE, holes, layered, settings, tier, tokens};
+
+/// The single layers of one block in the order in which they left `tier`, and why.
+fn departures(settings: Settings, tier: usize) -> Vec<(u16, Reason)> {
+    let mut rig = Rig::new(settings);
+    let prompt = tokens(1, 1);
+    rig.serve(&prompt);
+    let block = rig.blocks(&prompt)[0];
+    for stem in 2..12 {
+        rig.serve(&tokens(stem, 1));
+    }
+    let ours = |event: &&kvtrie_core::manager::Event| event.block == block && event.tier == tier;
+    let events = rig.events();
+    let layers = events.iter().filter(ours).map(|event| {
+        assert_eq!(event.layers.len(), 1);
+        (event.layers.lo, event.reason)
+    });
+    layers.collect()
+}
+
+#[test]
+fn demotion_goes_from_the_back() {
+    let tiers = vec![layered(Kind::Gpu, 2), tier(Kind::Host, 20)];
+    let demoted: Vec<_> = [3, 2, 1, 0].map(|layer| (layer, Reason::Demoted)).to_vec();
+    assert_eq!(departures(holes(tiers), GPU), demoted);
+}
+
+#[test]
+fn a_demoted_layer_that_stands_below_already_still_goes_from_the_back() {
+    let gpu = kvtrie_core::tier::TierSpec {
+        write: kvtrie_core::tier::Write::Through,
+        ..layered(Kind::Gpu, 2)
+    };
+    let clean: Vec<_> = [3, 2, 1, 0].map(|layer| (layer, Reason::Clean)).to_vec();
+    assert_eq!(departures(holes(vec![gpu, tier(Kind::Host, 20)]), GPU), clean);
+}
+
+#[test]
+fn the_last_copy_closes_from_the_bottom() {
+    let dropped: Vec<_> = [0, 1, 2, 3].map(|layer| (layer, Reason::Dropped)).to_vec();
+    assert_eq!(departures(holes(vec![layered(Kind::Gpu, 2)]), GPU), dropped);
+    let two = holes(vec![layered(Kind::Gpu, 2), layered(Kind::Host, 2)]);
+    assert_eq!(departures(two, HOST), dropped);
+}
+
+#[test]
+fn the_sources_order_of_dropping_can_be_asked_for() {
+    let settings = holes(vec![layered(Kind::Gpu, 2)]);
+    let dropped: Vec<_> = [3, 2, 1, 0].map(|layer| (layer, Reason::Dropped)).to_vec();
+    assert_eq!(departures(Settings { drop_order: DropOrder::Seed, ..settings }, GPU), dropped);
+}
+
+#[test]
+fn a_leaf_only_block_is_dropped_whole_since_a_part_of_it_serves_nobody() {
+    let mut rig = Rig::new(settings(vec![layered(Kind::Gpu, 2)]));
+    let prompt = tokens(1, 1);
+    rig.serve(&prompt);
+    rig.serve(&tokens(2, 1));
+    rig.serve(&tokens(3, 1));
+    let first = rig.events()[0];
+    assert_eq!((first.layers, first.reason), (Layers::new(0, 4), Reason::Dropped));
+    assert_eq!(rig.matched(&prompt), 0);
+}
+
+/// Weights of the layer that would leave next, as `explain` gives them.
+fn next_out(settings: Settings) -> (Layers, f64) {
+    let mut rig = Rig::new(Settings {
+        policy: "weighted".to_owned(),
+        cost: CostModel::seed(1.0).unwrap(),
+        ..settings
+    });
+    let prompt = tokens(1, 1);
+    rig.serve(&prompt);
+    let price = rig.manager.explain(rig.blocks(&prompt)[0], GPU, rig.now).unwrap();
+    (price.layers, price.terms.layer_weight)
+}
+
+#[test]
+fn the_kind_of_departure_sets_weight_and_layer_alike() {
+    let demoted = next_out(holes(vec![layered(Kind::Gpu, 2), tier(Kind::Host, 2)]));
+    assert_eq!(demoted, (Layers::new(3, 4), 0.25));
+    let dropped = next_out(holes(vec![layered(Kind::Gpu, 2)]));
+    assert_eq!(dropped, (Layers::new(0, 1), 0.25));
+    let seed = Settings { drop_order: DropOrder::Seed, ..holes(vec![layered(Kind::Gpu, 2)]) };
+    assert_eq!(next_out(seed), (Layers::new(3, 4), 0.25), "the source's letter");
+}
+
+#[test]
+fn a_whole_block_weighs_the_sum_of_its_layers() {
+    let (layers, weight) = next_out(holes(vec![tier(Kind::Gpu, 2), tier(Kind::Host, 2)]));
+    assert_eq!((layers, weight), (Layers::new(0, 4), 2.5));
+    assert_eq!(tokens(1, 1).len(), SIZE);
+}

@@ -1,0 +1,176 @@
+//! Point 5: room comes from free slots, then from victims, clean ones at once and dirty ones after
+//! a write; the cascade is planned whole, and two watermarks keep the demand path instant.
+
+use kvtrie_core::error::Error;
+use kvtrie_core::manager::{MoveKind, Reason};
+use kvtrie_core::tier::{Kind, TierSpec, Write};
+
+use crate::rig::{ALL, DISK, GPU, HOST, Rig, SIZE, all_of, settings, tier, tokens};
+
+#[test]
+fn free_slots_are_taken_before_anything_leaves() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 4)]));
+    rig.serve(&tokens(1, 2));
+    let id = rig.acquire(&tokens(2, 2));
+    assert!(rig.events().is_empty() && rig.awaits(id).is_empty());
+    assert_eq!(rig.on(&tokens(1, 2), GPU), [ALL, ALL]);
+}
+
+#[test]
+fn a_clean_victim_leaves_at_once() {
+    let gpu = TierSpec { write: Write::Through, ..tier(Kind::Gpu, 2) };
+    let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 4)]));
+    let old = tokens(1, 2);
+    rig.serve(&old);
+    let id = rig.acquire(&tokens(2, 2));
+    assert!(rig.awaits(id).is_empty() && rig.hand_out().is_empty());
+    assert!(rig.events().iter().all(|event| event.reason == Reason::Clean));
+    assert_eq!(rig.on(&old, HOST), [ALL, ALL]);
+    rig.commit(id, &tokens(2, 2));
+}
+
+#[test]
+fn a_dirty_victim_is_written_first_and_the_reservation_names_the_move() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 2), tier(Kind::Host, 4)]));
+    let (old, new) = (tokens(1, 1), tokens(2, 2));
+    rig.serve(&old);
+    let id = rig.acquire(&new);
+    let awaits = rig.awaits(id);
+    let moves = rig.hand_out();
+    assert_eq!(
+        moves.iter().map(|m| (m.id, m.kind)).collect::<Vec<_>>(),
+        [(awaits[0], MoveKind::Store)]
+    );
+    // The lease holds the very slot that the store still reads.
+    assert!(rig.slots(id).contains(&moves[0].src_slot));
+    rig.refused("awaits 1 moves", |manager, now| manager.commit(id, &new, now));
+    rig.done(moves[0].id);
+    assert!(rig.awaits(id).is_empty());
+    rig.commit(id, &new);
+    assert_eq!(
+        (rig.on(&old, GPU), rig.on(&old, HOST)),
+        (vec![kvtrie_core::block::Layers::NONE], vec![ALL])
+    );
+}
+
+#[test]
+fn loads_take_the_free_slots_and_leave_the_draining_ones_to_what_is_computed() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 2), tier(Kind::Host, 4)]));
+    rig.serve(&tokens(1, 1));
+    let prompt = tokens(2, 2);
+    rig.mark(&prompt[..SIZE], HOST);
+    let id = rig.acquire(&prompt);
+    let moves = rig.hand_out();
+    let load = moves.iter().find(|m| m.kind == MoveKind::Load).unwrap();
+    let store = moves.iter().find(|m| m.kind == MoveKind::Store).unwrap();
+    assert_ne!(load.dst_slot, store.src_slot);
+    assert_eq!((load.after, rig.slots(id)[1]), (0, store.src_slot));
+}
+
+#[test]
+fn the_cascade_is_planned_through_all_tiers_before_anything_changes() {
+    let tiers = vec![tier(Kind::Gpu, 1), tier(Kind::Host, 1), tier(Kind::Disk, 1)];
+    let mut rig = Rig::new(settings(tiers));
+    let prompts = [1, 2, 3, 4].map(|stem| tokens(stem, 1));
+    for prompt in &prompts[..3] {
+        rig.serve(prompt);
+    }
+    assert_eq!(rig.on(&prompts[0], DISK), [ALL]);
+    assert_eq!(rig.on(&prompts[1], HOST), [ALL]);
+    rig.events();
+    let id = rig.acquire(&prompts[3]);
+    let events: Vec<_> = rig.events().iter().map(|e| (e.tier, e.reason, e.to)).collect();
+    let wanted = [
+        (DISK, Reason::Dropped, None),
+        (HOST, Reason::Demoted, Some(DISK)),
+        (GPU, Reason::Demoted, Some(HOST)),
+    ];
+    assert_eq!(events, wanted);
+    let moves = rig.hand_out();
+    let shape: Vec<_> = moves.iter().map(|m| (m.src, m.dst, m.after)).collect();
+    assert_eq!(shape, [(HOST, DISK, 0), (GPU, HOST, moves[0].id)]);
+    assert_eq!(rig.awaits(id), [moves[1].id]);
+    for known in &moves {
+        rig.done(known.id);
+    }
+    let places = [(&prompts[1], DISK), (&prompts[2], HOST)];
+    assert!(places.iter().all(|(prompt, tier)| rig.on(prompt, *tier) == [ALL]));
+    assert_eq!(rig.matched(&prompts[0]), 0);
+}
+
+#[test]
+fn a_cascade_that_ends_nowhere_changes_no_tier() {
+    // The victim's only way leads to a host whose one slot is pinned by a load under way.
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 2), tier(Kind::Host, 1)]));
+    let (held, loaded) = (tokens(1, 1), tokens(2, 1));
+    rig.mark(&loaded, HOST);
+    let one = rig.acquire(&held);
+    let two = rig.acquire(&loaded);
+    let error = rig.ask(&all_of(&tokens(3, 1))).unwrap_err();
+    assert!(matches!(error, Error::NoSpace { wanted: 1, free: 0, leased: 2, .. }), "{error}");
+    rig.run();
+    rig.release(one);
+    rig.release(two);
+}
+
+#[test]
+fn below_free_low_blocks_are_written_ahead_and_stay_valid() {
+    let gpu = TierSpec { free_low: 0.5, ..tier(Kind::Gpu, 8) };
+    let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 16)]));
+    let prompts: Vec<_> = (1..=7).map(|stem| tokens(stem, 1)).collect();
+    for prompt in &prompts {
+        rig.serve(prompt);
+    }
+    let clean = prompts.iter().filter(|p| rig.on(p, GPU) == [ALL] && rig.on(p, HOST) == [ALL]);
+    assert!(clean.count() >= 3, "at least half of the slots are free or clean");
+    assert!(rig.events().is_empty(), "and yet nothing has left");
+    // So a demand of half the tier is instant.
+    let id = rig.acquire(&tokens(9, 4));
+    assert!(rig.awaits(id).is_empty());
+    assert!(rig.events().iter().all(|event| event.reason == Reason::Clean));
+}
+
+#[test]
+fn the_least_valuable_blocks_are_the_ones_written_ahead() {
+    let gpu = TierSpec { free_low: 0.5, ..tier(Kind::Gpu, 8) };
+    let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 16)]));
+    let prompts: Vec<_> = (1..=8).map(|stem| tokens(stem, 1)).collect();
+    for prompt in &prompts {
+        rig.serve(prompt);
+    }
+    let written: Vec<bool> = prompts.iter().map(|p| rig.on(p, HOST) == [ALL]).collect();
+    let first_dirty = written.iter().position(|clean| !clean).unwrap();
+    assert!(first_dirty >= 4 && written[first_dirty..].iter().all(|clean| !clean), "{written:?}");
+}
+
+#[test]
+fn the_growth_reserve_is_kept_from_acquire_and_open_to_reserve() {
+    let gpu = TierSpec { growth_reserve: 0.25, ..tier(Kind::Gpu, 8) };
+    let mut rig = Rig::new(settings(vec![gpu]));
+    let id = rig.acquire(&tokens(1, 6));
+    let error = rig.ask(&all_of(&tokens(2, 1))).unwrap_err();
+    assert!(matches!(error, Error::NoSpace { wanted: 1, leased: 6, .. }), "{error}");
+    rig.call(|manager, now| manager.reserve(id, 8 * SIZE, now)).unwrap();
+    assert_eq!(rig.manager.occupancy(GPU).free, 0);
+    assert_eq!(rig.manager.room_left(id).unwrap(), 8 * SIZE);
+}
+
+#[test]
+fn cached_blocks_do_not_count_against_the_growth_reserve() {
+    let gpu = TierSpec { growth_reserve: 0.25, ..tier(Kind::Gpu, 8) };
+    let mut rig = Rig::new(settings(vec![gpu]));
+    rig.serve(&tokens(1, 6));
+    rig.serve(&tokens(2, 2));
+    rig.acquire(&tokens(3, 6));
+    assert!(rig.ask(&all_of(&tokens(4, 1))).is_err());
+}
+
+#[test]
+fn freed_bytes_are_counted() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 2)]));
+    for stem in 1..=5 {
+        rig.serve(&tokens(stem, 1));
+    }
+    let stats = rig.manager.stats(GPU);
+    assert_eq!((stats.dropped, stats.bytes_freed, stats.inserted), (3, 3 * 400, 5));
+}

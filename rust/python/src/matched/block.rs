@@ -1,0 +1,63 @@
+//! A block of a match.
+
+use kvtrie_core::block::Handle;
+use kvtrie_core::manager;
+use numpy::{PyArray1, ToPyArray};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::Copy;
+
+/// A block of a match.
+#[pyclass(frozen, module = "kvtrie")]
+pub(crate) struct MatchedBlock {
+    block: Handle,
+    tokens: Vec<u32>,
+    copies: Py<PyTuple>,
+}
+
+impl MatchedBlock {
+    pub(super) fn new(
+        py: Python<'_>,
+        found: manager::MatchedBlock,
+        slots: Vec<Vec<u32>>,
+    ) -> PyResult<Self> {
+        let copies = found.copies.into_iter().zip(slots);
+        let copies: Vec<Copy> = copies.map(|(copy, slots)| Copy { copy, slots }).collect();
+        let copies = PyTuple::new(py, copies)?.unbind();
+        Ok(Self { block: found.block, tokens: found.tokens, copies })
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.block
+    }
+}
+
+#[pymethods]
+impl MatchedBlock {
+    /// Its handle.
+    #[getter]
+    fn block(&self) -> u64 {
+        self.block.0
+    }
+
+    /// Its tokens, `uint32[block_tokens]`.
+    #[getter]
+    fn tokens<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
+        self.tokens.to_pyarray(py)
+    }
+
+    /// Its copies, fastest tier first; none for a hole.
+    #[getter]
+    fn copies(&self, py: Python<'_>) -> Py<PyTuple> {
+        self.copies.clone_ref(py)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!(
+            "MatchedBlock(block={:#x}, copies={})",
+            self.block.0,
+            self.copies.bind(py).repr()?
+        ))
+    }
+}

@@ -1,0 +1,56 @@
+//! What happens to some layers of consecutive tokens.
+
+use kvtrie_core::manager::{self, Action};
+use pyo3::prelude::*;
+
+/// What happens to some layers of consecutive tokens.
+#[pyclass(frozen, get_all, eq, hash, module = "kvtrie")]
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Span {
+    /// First token.
+    start: u64,
+    /// One behind the last token.
+    stop: u64,
+    /// First layer.
+    layer_lo: u16,
+    /// One behind the last layer.
+    layer_hi: u16,
+    /// "reuse", "load" or "recompute".
+    action: &'static str,
+    /// Index of the tier where the bytes are.
+    tier: usize,
+    /// Predicted time at which the first layer is there, in nanoseconds.
+    first_ready: u64,
+    /// Predicted time at which all of it is there, in nanoseconds.
+    ready: u64,
+}
+
+impl Span {
+    pub(super) fn new(span: &manager::Span, block_tokens: u32) -> Self {
+        let tokens = |block: u32| u64::from(block) * u64::from(block_tokens);
+        Self {
+            start: tokens(span.start),
+            stop: tokens(span.stop),
+            layer_lo: span.layers.lo,
+            layer_hi: span.layers.hi,
+            action: match span.action {
+                Action::Reuse => "reuse",
+                Action::Load => "load",
+                Action::Recompute => "recompute",
+            },
+            tier: span.tier,
+            first_ready: span.first_ready,
+            ready: span.ready,
+        }
+    }
+}
+
+#[pymethods]
+impl Span {
+    fn __repr__(&self) -> String {
+        format!(
+            "Span({}..{}, layers={}..{}, {}, tier={}, ready={})",
+            self.start, self.stop, self.layer_lo, self.layer_hi, self.action, self.tier, self.ready
+        )
+    }
+}
