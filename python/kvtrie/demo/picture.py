@@ -3,6 +3,9 @@
 Cost: about a second, once, after the last turn.
 """
 
+# pyright: reportUnknownMemberType=false
+# (matplotlib leaves its keyword arguments untyped)
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -52,7 +55,7 @@ def draw(
 
 def _timeline(axis: Axes, shares: Sequence[Sequence[float]]) -> None:
     table = np.asarray(shares, dtype=float).T
-    turns = np.arange(1, table.shape[1] + 1)
+    turns: NDArray[np.int64] = np.arange(1, table.shape[1] + 1)
     labels = ("gpu", "host", "dropped, recomputed if needed")
     axis.stackplot(turns, table, colors=_COLOURS, labels=labels, step="mid", linewidth=0)
     axis.set(xlim=(turns[0], turns[-1]), xlabel="turn", ylabel="blocks of 16 tokens")

@@ -31,6 +31,9 @@ from kvtrie.transfer import Executor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
 __all__ = ["Options", "demo"]
 
 _TURNS = 3
@@ -57,7 +60,7 @@ class Options:
     tiny: bool = False
     picture: Path | None = Path("kvtrie-demo.png")
     json: bool = False
-    answer_tokens: int = 14
+    answer_tokens: int = 12
     gpu_share: float = 1 / 8
     host_share: float = 1 / 4
     seed: int = 1
@@ -104,6 +107,7 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
     )
     _greet(console, speaker, options, manager)
     record = _Record()
+    grids: list[NDArray[np.int8]] = []
     histories = [list(opening) for _ in CHATS]
     order = random.Random(options.seed)  # noqa: S311 - an order of turns needs no secrecy
     pools = open_pools(manager.model, manager.tiers, _BLOCK_TOKENS)

@@ -129,9 +129,7 @@ class _FirstToken(StoppingCriteria):
     def __init__(self) -> None:
         self.at: float | None = None
 
-    def __call__(
-        self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object
-    ) -> torch.Tensor:
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: object) -> Any:  # noqa: ANN401
         del scores, kwargs
         self.at = self.at or time.perf_counter()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
@@ -182,6 +180,6 @@ def _compare(
     difference = float((logits[:steps] - my_logits[:steps]).abs().max())
     if tokens == mine:
         return "equal", difference
-    best, second = logits[shared].topk(2).values.tolist()
-    tie = best - second < TIE and difference < AGREE
+    best, second = logits[shared].topk(2).values
+    tie = float(best - second) < TIE and difference < AGREE
     return ("tie" if tie else "differs"), difference

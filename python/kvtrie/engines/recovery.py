@@ -10,7 +10,7 @@ Cost: one forward over the missing tokens, with attention over the prefix up to 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import Cache
@@ -100,7 +100,7 @@ def _masks(
     model: PreTrainedModel, queries: torch.Tensor, keys: int
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """Additive masks `(1, 1, queries, keys)`: one, or one per kind of layer where kinds mix."""
-    config = model.config.get_text_config(decoder=True)
+    config: Any = cast("Any", model.config).get_text_config(decoder=True)
     window = getattr(config, "sliding_window", None)
     kinds: list[str] | None = getattr(config, "layer_types", None)
     distance = queries[:, None] - torch.arange(keys, device=queries.device)

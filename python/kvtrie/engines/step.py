@@ -124,7 +124,8 @@ class Step:
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a layer at all positions in logical order, `(batch, heads, keys, dim)`."""
         keys, values = self.pool.gather(self.units[layer], self.offsets)
+        shape = (-1, self.keys, *keys.shape[1:-1])
         return (
-            keys.unflatten(0, (-1, self.keys)).transpose(1, 2),
-            values.unflatten(0, (-1, self.keys)).transpose(1, 2),
+            keys.view(*shape, keys.shape[-1]).transpose(1, 2),
+            values.view(*shape, values.shape[-1]).transpose(1, 2),
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from transformers import Cache
@@ -205,7 +205,7 @@ class KvtrieCache(Cache):
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Continue row `i` of the batch from what row `beam_idx[i]` was."""
-        self._select(beam_idx.tolist())
+        self._select(beam_idx.cpu().numpy().tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Let every row go on as `repeats` neighbouring ones."""
@@ -302,7 +302,7 @@ class KvtrieCache(Cache):
 
 
 def _check(model: PreTrainedModel, pool: Pool) -> None:
-    config = model.config.get_text_config(decoder=True)
+    config: Any = cast("Any", model.config).get_text_config(decoder=True)
     heads, dim = pool.keys.shape[1:]
     mine = (config.num_hidden_layers, config.num_key_value_heads, model.dtype, model.device.type)
     theirs = (pool.layers, heads, pool.keys.dtype, pool.device.type)

@@ -70,7 +70,7 @@ class Pool:
         heads = model.kv_heads if model.latent else max(1, model.kv_heads // model.tp)
         value_dim = model.v_head_dim or key_dim
         sizes = layout.planes(block_tokens, heads, key_dim, model.v_head_dim)
-        self.planes = tuple(
+        self.planes: tuple[torch.Tensor, ...] = tuple(
             torch.empty((blocks * model.layers, size), dtype=torch.uint8, device=device)
             for size in sizes
         )

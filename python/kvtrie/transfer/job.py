@@ -50,7 +50,7 @@ class Job:
     layers: tuple[int, int] = (0, 0)
     slots: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     keys: list[bytes] = field(default_factory=list[bytes])
-    event: torch.cuda.Event | None = None
+    event: torch.Event | None = None
     started_ns: int | None = None
     failed: bool = False
 
@@ -120,7 +120,8 @@ def group(
         strict=True,
     )
     for ident, src, dst, src_slot, dst_slot, lo, hi, after, key in rows:
-        source, target = tiers[src], tiers[dst]
+        source: Pool | Storage = tiers[src]
+        target: Pool | Storage = tiers[dst]
         waits = after in pending
         alone = waits or not (isinstance(source, Pool) and isinstance(target, Pool))
         way = (src, dst, lo, hi)

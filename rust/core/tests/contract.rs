@@ -4,10 +4,13 @@ mod rig;
 
 mod contract {
     mod acquire;
+    mod branch;
+    mod commit;
     mod completion;
     mod moves;
     mod orders;
     mod ranges;
     mod room;
     mod slots;
+    mod suspend;
 }

@@ -238,6 +238,7 @@ impl Manager {
         if self.engine_owned() {
             let own = self.new_own(0, need.lacks);
             step.own = Some(own);
+            step.fresh = true;
             return self.load_own(need, own, id, now);
         }
         let row = self.take_slots(0, self.residency(0, need.block).slot, need.lacks);

@@ -174,8 +174,11 @@ impl Manager {
                 return (0, 0);
             }
             debug_assert!(matches!(known.to, End::Own(_) | End::Here));
-            self.lease_mut(id).path[at].compute = layers;
-            self.lease_mut(id).path[at].deferred = false;
+            let lease = self.lease_mut(id);
+            lease.path[at].compute = layers;
+            lease.path[at].deferred = false;
+            lease.path[at].fresh = true;
+            lease.unconfirmed = true;
             self.recompute_in_plan(id, at, layers);
             return tokens(at, at + 1);
         }

@@ -3,7 +3,6 @@
 //! Invariant: nothing changes. Cost: O(entries of the tier) for the rank.
 
 use crate::block::{Departure, Handle, Layers, TierId};
-use crate::cost;
 use crate::error::{Error, Result};
 use crate::policy::{Facts, Terms};
 use crate::time::Nanos;
@@ -134,11 +133,5 @@ impl Manager {
             departure: Departure::Demote,
         };
         Ok(self.tiers[tier].retention.policy().terms(&facts, &self.settings.cost))
-    }
-
-    /// The weight of a layer that is demoted, see [`cost::layer_weight`].
-    #[must_use]
-    pub fn layer_weight(&self, layer: u16) -> f64 {
-        cost::layer_weight(layer, self.settings.layers, Departure::Demote)
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Invariant: a marked copy is a copy like any other. Cost: O(blocks · log n).
 
-use crate::block::{BlockId, Handle, Layers, NO_SLOT, TierId, Token};
+use crate::block::{BlockId, Handle, NO_SLOT, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::Scope;
 use crate::tier::{Owner, State};
@@ -288,14 +288,5 @@ impl Manager {
             loaded += 1;
         }
         Ok(loaded)
-    }
-
-    /// The range of layers that a block has on a tier.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if the block is not cached.
-    pub fn layers_on(&self, block: Handle, tier: TierId) -> Result<Layers> {
-        self.check_tier(tier)?;
-        Ok(self.residency(tier, self.resolve(block)?).usable())
     }
 }

@@ -247,7 +247,7 @@ impl World {
         }
         let tokens = Self::sequence(a, b);
         let mode = [LoadMode::Plan, LoadMode::All, LoadMode::All, LoadMode::None][b / 13 % 4];
-        let session = (a % 4 > 0).then(|| ["s", "t", "u"][a % 3]);
+        let session = (!a.is_multiple_of(4)).then(|| ["s", "t", "u"][a % 3]);
         let scope = Self::scope(a / 60);
         let ask = Acquire {
             tokens: &tokens,
@@ -256,7 +256,7 @@ impl World {
             keep: 1,
             reserve: b / 52 % 3,
             load: mode,
-            deadline: (b % 31 == 0).then_some(self.now + 100),
+            deadline: b.is_multiple_of(31).then_some(self.now + 100),
         };
         let probe = self.manager.lookup(&tokens, self.now, &scope, 1).expect("a good lookup");
         let Some(id) = self.attempt("acquire", |m, now| m.acquire(&ask, now)) else { return };
@@ -309,7 +309,7 @@ impl World {
         }
         let mut fresh = self.held[at].todo.clone();
         if fresh.is_empty() {
-            fresh = (0..1 + b % 4).map(|i| u32::try_from(9000 + (b + i) % 3).unwrap()).collect();
+            fresh = (0..=(b % 4)).map(|i| u32::try_from(9000 + (b + i) % 3).unwrap()).collect();
         }
         fresh.truncate(1 + b % 7);
         self.bind(at);
@@ -613,12 +613,14 @@ impl World {
             return;
         }
         let id = *self.running.keys().nth(a % self.running.len()).unwrap();
-        let ok = b % 4 != 0;
+        // A move that others wait for fails more often, so that what waits is skipped often too.
+        let awaited = self.running.values().any(|other| other.move_.after == id);
+        let ok = !b.is_multiple_of(if awaited { 2 } else { 4 });
         if !self.running[&id].started {
             self.begin(id);
         }
         self.end(id, ok);
-        if b % 5 == 0 && !self.running.contains_key(&id) {
+        if b.is_multiple_of(5) && !self.running.contains_key(&id) {
             self.attempt("complete again", |m, now| {
                 m.complete(&[id], &Outcome { ok, ..Outcome::default() }, now)
             });
@@ -640,7 +642,7 @@ impl World {
         let was_hung = running.hung;
         let ranks = self.manager.settings().ranks;
         if !ok && !was_hung {
-            let hung = id % 3 == 0;
+            let hung = id.is_multiple_of(3);
             self.count(if hung { "hung move" } else { "failed move" });
             let outcome = Outcome { ok: false, hung, error: Some("EIO"), ..Outcome::default() };
             self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
@@ -665,7 +667,7 @@ impl World {
             return;
         }
         let done = move_.layers.len();
-        let partly = if id % 2 == 0 { 1.min(done) } else { done };
+        let partly = if id.is_multiple_of(2) { 1.min(done) } else { done };
         for part in [partly, done] {
             for at in 0..part {
                 let layer = move_.layers.lo + at;

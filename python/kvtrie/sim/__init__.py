@@ -1,0 +1,1 @@
+"""The client without bytes: traces of block hashes played through a manager."""

@@ -1,0 +1,176 @@
+//! What a failed move leaves behind.
+//!
+//! Invariant: every failure ends in recomputation, never in wrong bytes and never in a lease that
+//! waits for ever. Cost: O(moves under way) per failure.
+
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
+use crate::tier::State;
+use crate::time::Nanos;
+
+use super::Manager;
+use super::complete::Failed;
+use super::moves::{End, Move, MoveKind};
+
+impl Manager {
+    /// A move will not bring what it should. Moves that depend on it fail with it.
+    pub(super) fn fail(&mut self, id: MoveId, reason: &str, now: Nanos) {
+        // A move that depends on two may have failed with the other one.
+        let Some(known) = self.moves.get_mut(&id).filter(|known| !known.failed) else { return };
+        known.failed = true;
+        let known = known.clone();
+        self.queue.retain(|queued| *queued != id);
+        self.parked.remove(&id);
+        self.tiers[known.dst].stats.failed += 1;
+        let dependents: Vec<MoveId> = self
+            .moves
+            .values()
+            .filter(|other| other.deps.contains(&id) && !other.failed)
+            .map(|other| other.id)
+            .collect();
+        for dependent in dependents {
+            // It never started: executors wait for `after`.
+            self.fail(dependent, &format!("move {id} before it failed: {reason}"), now);
+            self.end_move(dependent, now);
+        }
+        let block = known.block.and_then(|handle| self.trie.resolve(handle));
+        if let (End::Here, Some(block)) = (known.to, block)
+            && let Some(arrival) = self.arriving.get_mut(&(known.dst, block))
+        {
+            arrival.failed = true;
+        }
+        if let Some(block) = block {
+            match known.kind {
+                MoveKind::Store => self.store_failed(&known, block, now),
+                MoveKind::Load => self.load_failed(&known, block),
+                MoveKind::Copy => {}
+            }
+        }
+        self.replan(&known, reason, now);
+        if let Some(block) = block {
+            self.sweep(block);
+        }
+    }
+
+    /// The bytes of a source could not be delivered; it serves nobody until it is evicted.
+    fn load_failed(&mut self, known: &Move, block: BlockId) {
+        let waited = known.deps.iter().any(|dep| self.moves.get(dep).is_none_or(|m| m.failed));
+        let here = self.residency(known.src, block);
+        if known.from == End::Here && known.src > 0 && !waited && here.state == State::Resident {
+            self.residency_mut(known.src, block).state = State::Bad;
+            self.refresh_on(known.src, block);
+        }
+    }
+
+    /// The victim of a failed store stays where it was.
+    fn store_failed(&mut self, known: &Move, block: BlockId, now: Nanos) {
+        self.nodes[block as usize].unwritable = true;
+        let Some((tier, slot)) = known.leaves else { return };
+        let promised = self.tiers[tier].space.undrain(slot);
+        let mut back = self.can_return(tier, block, known.layers);
+        if promised {
+            back = back && self.replace_promised(tier, slot, block, now);
+            if !back {
+                return;
+            }
+        }
+        if !back {
+            self.tiers[tier].space.give(slot);
+            return;
+        }
+        let whole = !self.tiers[tier].spec.layer_slots;
+        let here = self.residency(tier, block);
+        let have = here.have.join(known.layers).expect("it can return");
+        let row = match (whole, here.slot) {
+            (true, _) => slot,
+            (false, NO_SLOT) => self.tiers[tier].space.new_row(),
+            (false, row) => row,
+        };
+        if !whole {
+            self.tiers[tier].space.set(row, known.layers.lo, slot);
+        }
+        // A store that hangs still reads the slot: it keeps the copy busy until it ends.
+        let residency = self.residency_mut(tier, block);
+        residency.slot = row;
+        residency.have = have;
+        residency.state = State::Resident;
+        residency.busy += 1;
+        self.moves.get_mut(&known.id).expect("under way").returned = true;
+        self.presence_changed(tier, block);
+    }
+
+    fn can_return(&self, tier: TierId, block: BlockId, layers: Layers) -> bool {
+        let here = self.residency(tier, block);
+        match here.state {
+            State::Absent => !self.tiers[tier].spec.layer_slots || tier > 0 || layers.lo == 0,
+            State::Resident => {
+                self.tiers[tier].spec.layer_slots
+                    && here.have.meet(layers).is_empty()
+                    && here.have.join(layers).is_some()
+            }
+            State::Arriving | State::Bad => false,
+        }
+    }
+
+    /// Finds another slot for the holder of one that goes back to its block. Without room the
+    /// holder keeps it, and the block is lost.
+    fn replace_promised(&mut self, tier: TierId, slot: Slot, block: BlockId, now: Nanos) -> bool {
+        let layer_slots = self.tiers[tier].spec.layer_slots;
+        let holder = self.owns.iter().find_map(|(&id, own)| {
+            if own.tier != tier || own.slot == NO_SLOT {
+                return None;
+            }
+            if !layer_slots {
+                return (own.slot == slot).then_some((id, 0));
+            }
+            let at = self.tiers[tier].space.row(own.slot).iter().position(|&s| s == slot)?;
+            Some((id, u16::try_from(at).unwrap_or(u16::MAX)))
+        });
+        let Some((holder, layer)) = holder else { return false };
+        let mut draft = self.draft();
+        // The block itself must stay as it is, or its layers would not fit together again.
+        self.guard(&mut draft, tier, block);
+        if !self.room(&mut draft, tier, 1, now) {
+            self.abandon(&draft);
+            return false;
+        }
+        self.apply(&draft, now);
+        let grant = self.tiers[tier].space.take().expect("room was made");
+        if layer_slots {
+            let row = self.owns[&holder].slot;
+            self.tiers[tier].space.set(row, layer, grant.slot);
+        } else {
+            self.owns.get_mut(&holder).expect("found").slot = grant.slot;
+        }
+        true
+    }
+
+    /// Every lease that awaited a failed move computes the block instead.
+    fn replan(&mut self, known: &Move, reason: &str, now: Nanos) {
+        let concerned: Vec<LeaseId> = self
+            .leases
+            .values()
+            .filter(|lease| lease.awaits.contains(&known.id))
+            .map(|lease| lease.id)
+            .collect();
+        if concerned.is_empty() {
+            self.failed.push(Failed {
+                lease: NO_MOVE,
+                block: known.block,
+                start: 0,
+                stop: 0,
+                reason: reason.to_owned(),
+            });
+        }
+        for id in concerned {
+            self.lease_mut(id).awaits.remove(&known.id);
+            let (start, stop) = match known.kind {
+                MoveKind::Copy => self.lose_tail(id),
+                _ => self.compute_instead(id, known, now),
+            };
+            if start < stop {
+                let reason = reason.to_owned();
+                self.failed.push(Failed { lease: id, block: known.block, start, stop, reason });
+            }
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Reserve, bind and load: the room of a running request.
+//!
+//! Invariant: a slot that somebody else holds too is copied before it is written. Cost: O(log n)
+//! per victim.
+
+use crate::block::{BlockId, LeaseId, MoveId, NO_SLOT, Slot, TierId};
+use crate::error::{Error, Result};
+use crate::time::Nanos;
+
+use super::Manager;
+use super::lease::{Action, Step, TailFrom};
+use super::moves::{self, End, MoveKind};
+use super::own::OwnId;
+
+impl Manager {
+    /// Makes room for `tokens` more tokens behind the lease's end, and copies a partial block
+    /// that is shared before it is written.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; nothing has changed then.
+    pub fn reserve(&mut self, id: LeaseId, tokens: usize, now: Nanos) -> Result<()> {
+        self.active(id)?;
+        let now = self.tick(now);
+        if self.engine_owned() || tokens == 0 {
+            return Ok(());
+        }
+        let adopts =
+            !matches!(self.leases[&id].tail_from, TailFrom::Open) && self.room_left(id)? > 0;
+        let lease = &self.leases[&id];
+        let blocks = lease
+            .tail
+            .len()
+            .checked_add(tokens)
+            .ok_or_else(|| Error::config(format!("reserve of {tokens} tokens")))?
+            .div_ceil(self.block_tokens());
+        let more = blocks.saturating_sub(lease.open.len() + usize::from(adopts));
+        if more > 0 {
+            let units = self.units(0, self.all_layers()) * more as u64;
+            let mut draft = self.draft();
+            if !self.room(&mut draft, 0, units, now) {
+                let error = self.no_space(0, units, &draft);
+                self.abandon(&draft);
+                return Err(error);
+            }
+            self.apply(&draft, now);
+        }
+        if adopts {
+            self.adopt_tail(id);
+        }
+        for _ in 0..more {
+            let own = self.new_own(0, self.all_layers());
+            self.lease_mut(id).open.push(own);
+        }
+        self.copy_tail(id, now);
+        self.write_ahead(now);
+        Ok(())
+    }
+
+    /// Copies a tail that stands in somebody else's slot into the lease's first open slot.
+    fn copy_tail(&mut self, id: LeaseId, now: Nanos) {
+        let lease = &self.leases[&id];
+        let tokens = u32::try_from(lease.tail.len()).expect("less than a block");
+        let open = lease.open[0];
+        let (block, shared, step) = match lease.tail_from {
+            TailFrom::Open => return,
+            TailFrom::Shared(own) => (None, Some(own), None),
+            TailFrom::Block(step) => (Some(step.block), step.own, Some(step)),
+        };
+        let mut awaits = Vec::new();
+        for piece in self.pieces(0, 0, None, self.all_layers()) {
+            let own = shared.filter(|own| self.owns[own].layers.contains(piece.lo));
+            let src = match (own, block) {
+                (Some(own), _) => (0, self.own_slot(&self.owns[&own], piece.lo), End::Own(own)),
+                (None, Some(block)) => (0, self.slot_of(0, block, piece.lo), End::Here),
+                (None, None) => return,
+            };
+            let slot = self.own_slot(&self.owns[&open], piece.lo);
+            let mut deps: Vec<MoveId> = self.tiers[0].space.drained_by(slot).into_iter().collect();
+            if let (End::Here, Some(block)) = (src.2, block) {
+                deps.extend(self.bringing(0, block, piece));
+            }
+            let copy = moves::Draft {
+                kind: MoveKind::Copy,
+                lease: id,
+                block,
+                src,
+                dst: (0, slot, End::Own(open)),
+                layers: piece,
+                tokens,
+                deps,
+            };
+            awaits.push(self.add_move(copy, now));
+        }
+        let lease = self.lease_mut(id);
+        lease.awaits.extend(awaits);
+        lease.tail_from = TailFrom::Open;
+        match (step, shared) {
+            (Some(step), _) => self.let_go(step),
+            (None, Some(own)) => self.unref_own(own),
+            (None, None) => {}
+        }
+    }
+
+    /// Names the slots of a tier that the engine owns: `slots[i]` holds block `first + i` of the
+    /// lease's path. Loads that waited for them are queued.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the first tier is not the engine's or a slot is bound already.
+    pub fn bind(&mut self, id: LeaseId, first: usize, slots: &[Slot]) -> Result<()> {
+        let lease = self.active(id)?;
+        if !self.engine_owned() {
+            return Err(Error::config("bind on a first tier whose owner is not 'engine'"));
+        }
+        let known = lease.path.len();
+        let end = first
+            .checked_add(slots.len())
+            .ok_or_else(|| Error::config(format!("bind from block {first}")))?;
+        let next = known + lease.open.len();
+        if first > next {
+            return Err(Error::config(format!(
+                "bind from block {first}, lease {id} has {next} blocks"
+            )));
+        }
+        if let Some(at) = slots.iter().position(|&slot| slot == NO_SLOT) {
+            return Err(Error::config(format!("slot {at} of bind is {NO_SLOT}, which names none")));
+        }
+        for at in first..end.min(next) {
+            let own =
+                lease.path.get(at).map_or_else(|| Some(lease.open[at - known]), |step| step.own);
+            if let Some(own) = own
+                && self.owns[&own].slot != NO_SLOT
+                && self.owns[&own].slot != slots[at - first]
+            {
+                return Err(Error::config(format!(
+                    "block {at} of lease {id} is bound to slot {}, not {}",
+                    self.owns[&own].slot,
+                    slots[at - first]
+                )));
+            }
+        }
+        for (at, &slot) in (first..end).zip(slots) {
+            let own = self.own_at(id, at);
+            self.owns.get_mut(&own).expect("just found").slot = slot;
+            for known in self.moves.values_mut() {
+                if known.to == End::Own(own) {
+                    known.dst_slot = slot;
+                }
+                if known.from == End::Own(own) {
+                    known.src_slot = slot;
+                }
+            }
+        }
+        self.unpark();
+        Ok(())
+    }
+
+    /// The own slot of a lease's block on a tier that the engine owns, made if there is none.
+    fn own_at(&mut self, id: LeaseId, at: usize) -> OwnId {
+        let lease = &self.leases[&id];
+        let known = lease.path.len();
+        if let Some(step) = lease.path.get(at) {
+            if let Some(own) = step.own {
+                return own;
+            }
+            let own = self.new_own(0, self.all_layers());
+            self.lease_mut(id).path[at].own = Some(own);
+            return own;
+        }
+        if let Some(&own) = lease.open.get(at - known) {
+            return own;
+        }
+        let own = self.new_own(0, self.all_layers());
+        self.lease_mut(id).open.push(own);
+        own
+    }
+
+    /// Starts the loads that `acquire` with [`super::LoadMode::None`] left out, of all blocks
+    /// that stand on a lower tier by now.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if a transit slot is wanted and there is none.
+    pub fn load(&mut self, id: LeaseId, now: Nanos) -> Result<Vec<MoveId>> {
+        self.active(id)?;
+        let now = self.tick(now);
+        let steps: Vec<(usize, Step)> =
+            self.leases[&id].path.iter().copied().enumerate().filter(|(_, s)| s.deferred).collect();
+        let blocks: Vec<BlockId> = steps.iter().map(|(_, step)| step.block).collect();
+        let (needs, _) = self.survey(&blocks, now, super::LoadMode::All, None);
+        let mut draft = self.draft();
+        let mut passing: Vec<TierId> = Vec::new();
+        for need in &needs {
+            for (tier, _) in need.loads() {
+                self.guard(&mut draft, tier, need.block);
+                passing.extend(self.transit(0, tier));
+            }
+        }
+        for host in passing {
+            let units = self.units(host, self.all_layers());
+            if !self.room(&mut draft, host, units, now) {
+                let error = self.no_space(host, units, &draft);
+                self.abandon(&draft);
+                return Err(error);
+            }
+        }
+        self.apply(&draft, now);
+        let mut all = Vec::new();
+        for (&(at, step), need) in steps.iter().zip(&needs) {
+            let own = step.own.expect("a deferred step has an own slot");
+            if need.lacks.is_empty() {
+                // Somebody else has brought the block meanwhile.
+                self.lease_mut(id).path[at] = Step::shared(step.block);
+                self.unref_own(own);
+                let arriving = self.bringing(0, step.block, self.all_layers());
+                self.lease_mut(id).awaits.extend(arriving);
+                self.retell(id, at, vec![(self.all_layers(), Action::Reuse, 0, now, now)]);
+                continue;
+            }
+            if need.lacks != self.owns[&own].layers {
+                continue;
+            }
+            let moves = self.load_own(need, own, id, now);
+            let first = moves.iter().map(|id| self.moves[id].first).min().unwrap_or(now);
+            let ready = moves.iter().map(|id| self.moves[id].ready).max().unwrap_or(now);
+            let mut parts: Vec<_> = need
+                .loads()
+                .map(|(tier, layers)| (layers, Action::Load, tier, first, ready))
+                .collect();
+            let finish = self.leases[&id].plan.finish;
+            if !need.compute.is_empty() {
+                parts.push((need.compute, Action::Recompute, 0, finish, finish));
+            }
+            self.retell(id, at, parts);
+            let lease = self.lease_mut(id);
+            lease.path[at].deferred = false;
+            lease.path[at].compute = need.compute;
+            lease.awaits.extend(&moves);
+            all.extend(moves);
+        }
+        Ok(all)
+    }
+}

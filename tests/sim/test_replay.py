@@ -1,0 +1,99 @@
+"""Replay: the manager's hits are those of a cache written in twenty lines."""
+
+import pytest
+
+from kvtrie.errors import ConfigError
+from kvtrie.sim.replay import open_manager, replay
+from kvtrie.sim.workload import conversations
+
+TRACE = conversations(seed=7, chats=120, turns=5, active=12)
+PATHS = [tuple(request.blocks.tolist()) for request in TRACE]
+
+
+def prefix_lru(paths, capacity):
+    """Blocks found by a cache of whole prefixes whose least recently used leaf leaves first.
+
+    A block is the path up to it. The running request's blocks stay while it is inserted.
+    """
+    used, children, hits = {}, {}, 0
+    for now, path in enumerate(paths):
+        blocks = [path[: n + 1] for n in range(len(path))]
+        found = next((n for n, block in enumerate(blocks) if block not in used), len(blocks))
+        hits += found
+        while len(used) + len(blocks) - found > capacity:
+            leaves = [b for b in used if not children.get(b) and b not in blocks[:found]]
+            victim = min(leaves, key=lambda block: (used[block], -len(block)))
+            del used[victim]
+            children[victim[:-1]] -= 1
+        for block in blocks[found:]:
+            children[block[:-1]] = children.get(block[:-1], 0) + 1
+        used.update(dict.fromkeys(blocks, now))
+    return hits
+
+
+@pytest.mark.parametrize("capacity", [20, 60, 150, 10_000])
+def test_lru_hits_are_those_of_the_simple_cache(capacity):
+    played = replay(TRACE, open_manager({"gpu": capacity}, policy="lru"))
+    expected = prefix_lru(PATHS, capacity)
+    assert played.hits == expected
+    assert played.hit_rate == expected / sum(map(len, PATHS))
+    assert 0 < played.hits < played.blocks
+    # What was inserted and has not been dropped is still there.
+    inserted = played.blocks - played.hits
+    assert (played.tiers[0].dropped > 0) == (inserted > capacity)
+    assert inserted - played.tiers[0].dropped <= capacity
+
+
+@pytest.mark.parametrize("structure", ["leaf-only", "holes"])
+@pytest.mark.parametrize("policy", ["lru", "flat", "retention", "weighted", "checkerboard"])
+def test_the_same_trace_gives_the_same_figures(policy, structure):
+    def once():
+        rooms = {"gpu": 40, "host": 80}
+        return replay(TRACE, open_manager(rooms, policy=policy, structure=structure))
+
+    played = once()
+    assert played == once()
+    assert played.requests == len(TRACE)
+    assert played.tokens == 512 * played.blocks
+    assert played.waited_s > 0
+    assert 0 < played.hit_rate < 1
+    assert (played.recomputed > 0) <= (structure == "holes")
+
+
+def test_hits_of_two_tiers_add_up():
+    gpu, host = 40, 80
+    played = replay(TRACE, open_manager({"gpu": gpu, "host": host}, policy="lru"))
+    assert [tier.kind for tier in played.tiers] == ["gpu", "host"]
+    assert [tier.blocks for tier in played.tiers] == [gpu, host]
+    assert all(tier.hits > 0 for tier in played.tiers)
+    assert played.hits == sum(tier.hits for tier in played.tiers)
+    # The first tier alone finds what it finds without the second one.
+    assert played.tiers[0].hits == prefix_lru(PATHS, gpu)
+    assert prefix_lru(PATHS, host) < played.hits <= prefix_lru(PATHS, gpu + host)
+    demoted = played.tiers[0].demoted
+    assert demoted > 0
+    assert played.tiers[0].dropped == 0
+    assert demoted - (played.tiers[1].clean + played.tiers[1].dropped) <= host
+
+
+def test_computing_what_is_sooner_computed_is_no_hit():
+    def played(load):
+        return replay(TRACE, open_manager({"gpu": 40, "disk": 80}), load=load)
+
+    loaded, planned = played("all"), played("plan")
+    assert loaded.recomputed == 0
+    assert planned.recomputed > 0
+    assert planned.hits < loaded.hits
+    assert planned.waited_s < loaded.waited_s
+
+
+def test_what_does_not_fit_is_refused_and_counted():
+    longest = max(map(len, PATHS))
+    played = replay(TRACE, open_manager({"gpu": longest - 1}, policy="lru"))
+    assert played.refused == sum(len(path) == longest for path in PATHS) > 0
+    assert played.blocks == sum(map(len, PATHS))
+
+
+def test_an_unknown_tier_is_refused():
+    with pytest.raises(ConfigError, match="not cloud"):
+        open_manager({"gpu": 4, "cloud": 4})

@@ -1,0 +1,115 @@
+"""Traces: what is written is read again, and a wrong line is named."""
+
+import json
+
+import numpy as np
+import pytest
+
+from kvtrie.errors import ConfigError
+from kvtrie.sim.trace import Request, read_trace, write_trace
+from kvtrie.sim.workload import conversations
+
+GOOD = {"timestamp": 5, "input_length": 700, "output_length": 9, "hash_ids": [1, 2]}
+
+
+def file_of(tmp_path, *rows):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    made = [
+        Request(request.at // 10**6 * 10**6, *rest)
+        for request in conversations(seed=3)
+        for rest in [(request.input_tokens, request.output_tokens, request.blocks)]
+    ]
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, made)
+    read = read_trace(path)
+    assert len(read) == len(made) > 40
+    for ours, theirs in zip(read, made, strict=True):
+        assert (ours.at, ours.input_tokens, ours.output_tokens) == (
+            theirs.at,
+            theirs.input_tokens,
+            theirs.output_tokens,
+        )
+        assert ours.blocks.dtype == np.uint32
+        assert ours.blocks.tolist() == theirs.blocks.tolist()
+
+
+def test_fields_have_the_published_names_and_units(tmp_path):
+    path = file_of(tmp_path, GOOD, "\n", {**GOOD, "timestamp": 5.5, "chat_id": "x"})
+    first, second = read_trace(path)
+    assert (first.at, first.input_tokens, first.output_tokens) == (5_000_000, 700, 9)
+    assert first.blocks.tolist() == [1, 2]
+    assert second.at == 5_500_000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"timestamp": 4}, "before the 5.0 ms"),
+        ({"timestamp": -1}, "timestamp is -1"),
+        ({"timestamp": "now"}, "timestamp is 'now'"),
+        ({"timestamp": float("nan")}, "timestamp is nan"),
+        ({"input_length": 1.5}, "input_length is 1.5"),
+        ({"input_length": True}, "input_length is True"),
+        ({"output_length": None}, "output_length is None"),
+        ({"hash_ids": 7}, "hash_ids is 7"),
+        ({"hash_ids": [1, -2]}, r"hash_ids\[1\] is -2"),
+        ({"hash_ids": [2**32]}, "4294967296"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_line(tmp_path, change, said):
+    path = file_of(tmp_path, GOOD, {**GOOD, **change})
+    with pytest.raises(ConfigError, match=rf"trace\.jsonl, line 2: .*{said}"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", "7", '{"timestamp": 1,}'])
+def test_a_line_that_is_no_object_is_named(tmp_path, line):
+    with pytest.raises(ConfigError, match=r"line 3: "):
+        read_trace(file_of(tmp_path, GOOD, GOOD, line + "\n"))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.jsonl: No such file"):
+        read_trace(tmp_path / "nowhere.jsonl")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        read_trace(tmp_path)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_trace(tmp_path / "binary")
+    with pytest.raises(ConfigError, match="holds no request"):
+        read_trace(file_of(tmp_path, "\n"))
+
+
+def test_one_seed_makes_one_trace():
+    def flat(requests):
+        return [(request.at, request.blocks.tolist()) for request in requests]
+
+    assert flat(conversations(seed=5)) == flat(conversations(seed=5))
+    assert flat(conversations(seed=5)) != flat(conversations(seed=6))
+
+
+def test_a_turn_begins_with_the_turn_before():
+    requests = conversations(seed=1, chats=10, turns=3, system_blocks=2)
+    seen = {(0, 1)}
+    longest = 0
+    for request in requests:
+        path = tuple(request.blocks.tolist())
+        before = max(n for n in range(len(path)) if path[:n] in seen)
+        assert before >= 2
+        assert len(path) - before <= 3
+        seen.add(path)
+        longest = max(longest, before)
+    assert longest > 2
+    assert all(a.at <= b.at for a, b in zip(requests, requests[1:], strict=False))
+
+
+@pytest.mark.parametrize("wrong", [{"chats": 0}, {"turn_blocks": 0}, {"system_blocks": -1}])
+def test_a_workload_of_nothing_is_refused(wrong):
+    ((name, number),) = wrong.items()
+    with pytest.raises(ConfigError, match=f"{name} is {number}"):
+        conversations(**wrong)

@@ -1,0 +1,260 @@
+"""Settings: frozen dataclasses that refuse what cannot be, with the numbers in the message."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from types import SimpleNamespace
+
+import pytest
+
+from kvtrie import (
+    BlockManager,
+    ConfigError,
+    Cost,
+    KvtrieError,
+    Lane,
+    LayerGroup,
+    Layout,
+    ModelShape,
+    NoSpaceError,
+    Scope,
+    Tier,
+)
+
+MODEL = ModelShape(layers=4, kv_heads=2, head_dim=8)
+GPU = Tier("gpu", blocks=4)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: ModelShape(0, 1, 1), "layers is 0"),
+        (lambda: ModelShape(70_000, 1, 1), "70000"),
+        (lambda: ModelShape(1, 0, 1), "kv_heads is 0"),
+        (lambda: ModelShape(1, 1, -3), "head_dim is -3"),
+        (lambda: ModelShape(1, 1, 1, dtype="float31"), "float31"),
+        (lambda: ModelShape(1, 6, 1, tp=4), "6 KV heads do not divide over 4"),
+        (lambda: ModelShape(1, 1, 1, latent=True, v_head_dim=5), "v_head_dim 5"),
+        (lambda: ModelShape(3, 1, 1, groups=(LayerGroup((0, 1)),)), r"0 to 2.* once"),
+        (lambda: LayerGroup((0,), kind="round"), "round"),  # pyright: ignore
+        (lambda: LayerGroup((0, 2), kind="state"), "not supported"),
+        (lambda: LayerGroup((0,), kind="sliding"), "window 0"),
+        (lambda: LayerGroup((0,), window=7), "window 7"),
+        (lambda: LayerGroup((1, 0)), r"\(1, 0\)"),
+        (lambda: Lane("", 1e9), "names"),
+        (lambda: Lane("up", -5), "-5"),
+        (lambda: Lane("up", float("inf")), "inf"),
+        (lambda: Lane("up", 1e9, latency_ns=-2), "-2"),
+        (lambda: Tier("tape", blocks=1), "tape"),  # pyright: ignore
+        (lambda: Tier("gpu"), "blocks is None, bytes is None"),
+        (lambda: Tier("gpu", blocks=3, bytes=400), "blocks is 3, bytes is 400"),
+        (lambda: Tier("gpu", blocks=0), "0 blocks"),
+        (lambda: Tier("gpu", blocks=2**32), "4294967296 blocks"),
+        (lambda: Tier("gpu", bytes=-1), "-1 bytes"),
+        (lambda: Tier("gpu", blocks=1, owner="me"), "'me'"),  # pyright: ignore
+        (lambda: Tier("gpu", blocks=1, write="now"), "'now'"),  # pyright: ignore
+        (lambda: Tier("gpu", blocks=1, free_low=1.0), r"free_low.* 1\.0"),
+        (lambda: Tier("gpu", blocks=1, growth_reserve=-0.5), r"-0\.5"),
+        (lambda: Tier("gpu", blocks=1, admit_after=-1), "admit_after.* -1"),
+        (lambda: Tier("gpu", blocks=1, io_budget=0), "io_budget.* 0"),
+        (lambda: Scope(structure="tree"), "tree"),  # pyright: ignore
+        (lambda: Scope(extra=((-1, b"x"),)), "token -1"),
+        (lambda: Scope(extra=((3, b""),)), "token 3 is empty"),
+        (lambda: Scope(extra=((3, b"x"), (3, b"y"))), r"\[3, 3\]"),
+        (lambda: Cost(alpha=-1.0), r"alpha is -1\.0"),
+        (lambda: Cost(beta=float("nan")), "beta is nan"),
+        (lambda: Cost(beta=0.0), "beta . constant is 0"),
+        (lambda: Cost(ns_per_token=-3.0), r"-3\.0"),
+        (lambda: Cost(table=()), r"\(\)"),
+        (lambda: Cost(table=((0, 2.0), (8, 1.0))), r"\(0, 2\.0\) stands before \(8, 1\.0\)"),
+        (lambda: Layout(alignment=0), "not 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_numbers(make, said):
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tiers": []}, "0 tiers"),
+        ({"tiers": [GPU] * 5}, "5 tiers"),
+        ({"tiers": [Tier("host", blocks=1), GPU]}, "tier 1 is 'gpu'"),
+        ({"tiers": [GPU, Tier("remote", blocks=1)]}, "'host', which is missing"),
+        ({"tiers": [Tier("gpu", bytes=8191)]}, "8191 bytes, which is 0 blocks of 8192"),
+        ({"tiers": [Tier("gpu", blocks=1, policy="best")]}, "'best'"),
+        ({"tiers": [Tier("gpu", blocks=1, owner="engine")]}, "'engine'"),
+        ({"block_tokens": 0}, "block_tokens is 0"),
+        ({"block_tokens": -16}, "block_tokens is -16"),
+        ({"block_tokens": 2**40}, "block_tokens is 1099511627776"),
+        ({"policy": "luck"}, "'luck'"),
+        ({"cost": "cheap"}, "'cheap'"),
+        ({"structure": "tree"}, "'tree'"),
+        ({"drop_order": "random"}, "'random'"),
+        ({"token_weight": 0}, "token_weight 0"),
+        ({"ranks": 0}, "ranks is 0"),
+        ({"ranks": 65}, "ranks is 65"),
+        ({"events": -1}, "events is -1"),
+        ({"machine": -1}, "machine is -1"),
+    ],
+)
+def test_a_manager_refuses_settings_that_contradict_each_other(change, said):
+    settings = {"tiers": [GPU]} | change
+    with pytest.raises(ConfigError, match=said):
+        BlockManager(MODEL, **settings)
+
+
+def test_sizes_follow_the_shape():
+    assert MODEL.layer_bytes(16) == 16 * 2 * (8 + 8) * 4
+    assert MODEL.block_bytes(16) == 4 * MODEL.layer_bytes(16)
+    wide = ModelShape(4, 2, 8, dtype="bfloat16", v_head_dim=4)
+    assert wide.layer_bytes(1) == 2 * (8 + 4) * 2
+    assert ModelShape(4, 2, 8, tp=2).layer_bytes(16) == MODEL.layer_bytes(16) // 2
+    assert ModelShape(4, 2, 8, tp=4).layer_bytes(16) == MODEL.layer_bytes(16) // 2
+    assert ModelShape(4, 1, 576, latent=True).layer_bytes(1) == 576 * 4
+    with pytest.raises(ConfigError, match="block_tokens is 0"):
+        MODEL.layer_bytes(0)
+
+
+def test_room_in_bytes_is_rounded_down_to_blocks():
+    size = MODEL.block_bytes(16)
+    manager = BlockManager(MODEL, [Tier("gpu", bytes=3 * size - 1), Tier("host", bytes=5 * size)])
+    tiers = manager.stats()["tiers"]
+    assert (tiers["gpu"]["slots"], tiers["host"]["slots"]) == (2, 5)
+
+
+def test_settings_are_frozen_equal_by_value_and_picklable():
+    tier = Tier("gpu", blocks=3, read=Lane("up", 1e9), layout=Layout())
+    for setting in (MODEL, tier, Scope(b"a", "b", ((1, b"c"),)), Cost.seed(), LayerGroup((0,))):
+        assert pickle.loads(pickle.dumps(setting)) == setting  # noqa: S301
+        assert hash(setting) == hash(dataclasses.replace(setting))
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(setting, dataclasses.fields(setting)[0].name, 1)
+
+
+def test_lanes_have_defaults_by_kind():
+    read, store = Tier("host", blocks=1).lanes()
+    assert (
+        (read.bytes_per_s, read.latency_ns)
+        == (12e9, 10_000)
+        == (
+            store.bytes_per_s,
+            store.latency_ns,
+        )
+    )
+    own = Lane("mine", 5)
+    assert Tier("disk", blocks=1, read=own).lanes()[0] is own
+    assert [Tier(kind, blocks=1).lanes()[0].bytes_per_s for kind in ("gpu", "disk", "remote")] == [
+        2e12,
+        2e9,
+        1e9,
+    ]
+
+
+def test_cost_presets():
+    assert Cost.default(MODEL).alpha == 1 / 10_700
+    assert Cost.default(MODEL).ns_per_token == 10_000  # hidden is unknown
+    known = dataclasses.replace(MODEL, hidden=1000)
+    assert Cost.ns_of(known) == pytest.approx(2 * 12 * 4 * 1000**2 / 1e14 * 1e9)
+    seed = Cost.seed()
+    assert (seed.alpha, seed.beta, seed.constant, seed.table) == (0.001, 0.01, 0.005, None)
+
+
+@pytest.mark.parametrize(
+    ("cost", "at_0", "at_32"),
+    [
+        ("default", 1.0, 1 + 32 / 10_700),
+        ("seed", 0.015, 0.047),
+        (Cost(alpha=0.5, beta=2.0, constant=1.0), 3.0, 19.0),
+        (Cost(table=((0, 1.0), (64, 3.0))), 1.0, 2.0),
+    ],
+)
+def test_a_manager_prices_by_its_cost(cost, at_0, at_32):
+    manager = BlockManager(MODEL, [GPU], cost=cost, policy="retention")
+    assert manager.cost(0, 0, 1, 0) == pytest.approx(at_0)
+    assert manager.cost(0, 0, 1, 32) == pytest.approx(at_32)
+
+
+def config(**change):
+    return SimpleNamespace(
+        **{
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "hidden_size": 64,
+            "dtype": "torch.bfloat16",
+        }
+        | change
+    )
+
+
+def test_a_configuration_becomes_a_shape():
+    shape = ModelShape.from_config(config(), fingerprint="w")
+    assert shape == ModelShape(
+        4, 2, 8, "bfloat16", query_heads=8, hidden=64, groups=(), fingerprint="w"
+    )
+    assert ModelShape.from_config(config(num_key_value_heads=None)).kv_heads == 8
+    assert ModelShape.from_config(config(head_dim=32)).head_dim == 32
+    assert ModelShape.from_config(config(), dtype="float16", tp=2).dtype == "float16"
+    assert ModelShape.from_config(config(dtype=None)).dtype == "float32"
+    whole = SimpleNamespace(get_text_config=lambda decoder: config(num_hidden_layers=2 + decoder))
+    assert ModelShape.from_config(whole).layers == 3
+
+
+def test_windows_become_groups():
+    types = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    mixed = ModelShape.from_config(config(layer_types=types, sliding_window=128))
+    assert mixed.groups == (
+        LayerGroup((1, 3)),
+        LayerGroup((0, 2), kind="sliding", window=128),
+    )
+    every = ModelShape.from_config(config(sliding_window=64))
+    assert every.groups == (LayerGroup((0, 1, 2, 3), kind="sliding", window=64),)
+    unused = config(sliding_window=64, use_sliding_window=False)
+    assert ModelShape.from_config(unused).groups == ()
+    chunked = config(layer_types=["chunked_attention"] * 4, attention_chunk_size=256)
+    assert ModelShape.from_config(chunked).groups[0].window == 256
+    BlockManager(mixed, [GPU])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layer_types": ["linear_attention"] * 4}, "linear_attention"),
+        ({"layer_types": ["full_attention"] * 3}, "3 layers of 4"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank=512"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder=True"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers=2"),
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"hidden_size": 63}, "63 is no multiple of 8"),
+        ({"dtype": "torch.complex64"}, "complex64"),
+    ],
+)
+def test_a_structure_that_would_be_served_wrongly_is_refused(change, said):
+    with pytest.raises(ConfigError, match=said):
+        ModelShape.from_config(config(**change))
+
+
+def test_identity_tells_models_apart():
+    shapes = [
+        MODEL,
+        dataclasses.replace(MODEL, fingerprint="other"),
+        dataclasses.replace(MODEL, dtype="float16"),
+        dataclasses.replace(MODEL, v_head_dim=4),
+        dataclasses.replace(MODEL, tp=2),
+        dataclasses.replace(MODEL, latent=True),
+        dataclasses.replace(MODEL, layers=5),
+    ]
+    assert len({shape.identity() for shape in shapes}) == len(shapes)
+    assert dataclasses.replace(MODEL, hidden=9).identity() == MODEL.identity()
+
+
+def test_errors_keep_their_numbers_through_pickle():
+    error = NoSpaceError("no room", "gpu", 5, 1, 2, 3)
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (str(again), again.tier, again.wanted) == ("no room", "gpu", 5)
+    assert (again.free, again.coming, again.leased) == (1, 2, 3)
+    assert isinstance(error, KvtrieError)
+    assert isinstance(error, MemoryError)
