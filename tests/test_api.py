@@ -32,7 +32,7 @@ def one_tier(blocks=8, **settings):
     return BlockManager(MODEL, [Tier("gpu", blocks=blocks)], block_tokens=4, **settings)
 
 
-def two_tiers(gpu=4, host=8, layer_slots=False, **settings):
+def two_tiers(gpu=4, host=8, *, layer_slots=False, **settings):
     tiers = [
         Tier("gpu", blocks=gpu, layer_slots=layer_slots),
         Tier("host", blocks=host, layer_slots=layer_slots),

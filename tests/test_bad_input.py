@@ -4,7 +4,7 @@ nothing.
 
 from __future__ import annotations
 
-import re
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -57,10 +57,9 @@ class World:
         self.done = []
         for step, at, size in script:
             self.now += 1
-            try:
+            # A step that cannot be taken here is left out; tests of the API say which can.
+            with suppress(ConfigError, NoSpaceError, ClosedError):
                 getattr(self, step)(at, size)
-            except (ConfigError, NoSpaceError, ClosedError):
-                pass  # a step that cannot be taken here; tests of the API say which can
 
     def lease(self, at):
         return self.held[at % len(self.held)] if self.held else None
@@ -75,8 +74,7 @@ class World:
             tokens = np.arange(lease.tokens, lease.tokens + size % 7) + 1000 * (lease.id % 3)
             lease.commit(tokens, now=self.now)
 
-    def release(self, at, size):
-        del size
+    def release(self, at, _):
         if self.held:
             lease = self.held.pop(at % len(self.held))
             lease.release(now=self.now)
@@ -89,15 +87,14 @@ class World:
             else:
                 lease.resume(size % 4, now=self.now)
 
-    def fork(self, at, size):
-        del size
+    def fork(self, at, _):
         if lease := self.lease(at):
             self.held += lease.fork(1, now=self.now)
 
     def take(self, at, size):
         self.taken += self.manager.moves(at + size).id.tolist()
 
-    def complete(self, at, size):
+    def complete(self, at, _):
         if self.taken:
             move, ok = self.taken.pop(0), at % 4 != 0
             self.manager.complete(move, now=self.now, ok=ok)
@@ -130,6 +127,21 @@ worlds = st.builds(
 negative = st.integers(max_value=-1)
 beyond_token = st.integers(min_value=2**32)
 out_of_range = negative | beyond_token
+NO_TOKENS = [
+    np.ones(3),
+    np.ones(3, dtype=bool),
+    np.ones((2, 2), dtype=np.int64),
+    np.array(5),
+    np.array(["a"]),
+    np.array([1, 2], dtype=object),
+    np.array([1], dtype=">u4"),
+    memoryview(bytes(8)).cast("f"),
+    memoryview(bytes(16)).cast("I", [2, 2]),
+    [1, 2.5],
+    [1, None],
+    ["1"],
+    [[1]],
+]
 bad_tokens = st.one_of(
     st.lists(st.integers(0, 9), max_size=5).flatmap(
         lambda good: st.tuples(st.just(good), out_of_range).map(lambda pair: [*pair[0], pair[1]])
@@ -137,23 +149,7 @@ bad_tokens = st.one_of(
     st.integers(-(2**31), -1).map(lambda token: np.array([1, token], dtype=np.int32)),
     st.integers(-(2**63), -1).map(lambda token: np.array([token], dtype=np.int64)),
     st.integers(2**32, 2**64 - 1).map(lambda token: np.array([3, token], dtype=np.uint64)),
-    st.sampled_from(
-        [
-            np.ones(3),
-            np.ones(3, dtype=bool),
-            np.ones((2, 2), dtype=np.int64),
-            np.array(5),
-            np.array(["a"]),
-            np.array([1, 2], dtype=object),
-            np.array([1], dtype=">u4"),
-            memoryview(bytes(8)).cast("f"),
-            memoryview(bytes(16)).cast("I", [2, 2]),
-            [1, 2.5],
-            [1, None],
-            ["1"],
-            [[1]],
-        ]
-    ),
+    st.integers(0, len(NO_TOKENS) - 1).map(NO_TOKENS.__getitem__),
 )
 bad_now = negative | st.integers(min_value=2**63)
 bad_tier = out_of_range | st.integers(2, 300) | st.sampled_from(["tape", ""])
@@ -271,7 +267,7 @@ def test_bad_calls_raise_and_change_nothing(world, data):
     for name in data.draw(st.lists(st.sampled_from(sorted(found)), min_size=1, max_size=12)):
         with pytest.raises(KvtrieError) as caught:
             found[name]()
-        assert re.search(r"\d|'", str(caught.value)), f"{name}: {caught.value}"
+        assert len(str(caught.value).split()) > 2, name
         assert world.manager.snapshot() == before, name
     world.manager.audit()
 

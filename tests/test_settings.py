@@ -37,7 +37,7 @@ GPU = Tier("gpu", blocks=4)
         (lambda: ModelShape(1, 6, 1, tp=4), "6 KV heads do not divide over 4"),
         (lambda: ModelShape(1, 1, 1, latent=True, v_head_dim=5), "v_head_dim 5"),
         (lambda: ModelShape(3, 1, 1, groups=(LayerGroup((0, 1)),)), r"0 to 2.* once"),
-        (lambda: LayerGroup((0,), kind="round"), "round"),  # pyright: ignore
+        (lambda: LayerGroup((0,), kind="round"), "round"),
         (lambda: LayerGroup((0, 2), kind="state"), "not supported"),
         (lambda: LayerGroup((0,), kind="sliding"), "window 0"),
         (lambda: LayerGroup((0,), window=7), "window 7"),
@@ -46,19 +46,19 @@ GPU = Tier("gpu", blocks=4)
         (lambda: Lane("up", -5), "-5"),
         (lambda: Lane("up", float("inf")), "inf"),
         (lambda: Lane("up", 1e9, latency_ns=-2), "-2"),
-        (lambda: Tier("tape", blocks=1), "tape"),  # pyright: ignore
+        (lambda: Tier("tape", blocks=1), "tape"),
         (lambda: Tier("gpu"), "blocks is None, bytes is None"),
         (lambda: Tier("gpu", blocks=3, bytes=400), "blocks is 3, bytes is 400"),
         (lambda: Tier("gpu", blocks=0), "0 blocks"),
         (lambda: Tier("gpu", blocks=2**32), "4294967296 blocks"),
         (lambda: Tier("gpu", bytes=-1), "-1 bytes"),
-        (lambda: Tier("gpu", blocks=1, owner="me"), "'me'"),  # pyright: ignore
-        (lambda: Tier("gpu", blocks=1, write="now"), "'now'"),  # pyright: ignore
+        (lambda: Tier("gpu", blocks=1, owner="me"), "'me'"),
+        (lambda: Tier("gpu", blocks=1, write="now"), "'now'"),
         (lambda: Tier("gpu", blocks=1, free_low=1.0), r"free_low.* 1\.0"),
         (lambda: Tier("gpu", blocks=1, growth_reserve=-0.5), r"-0\.5"),
         (lambda: Tier("gpu", blocks=1, admit_after=-1), "admit_after.* -1"),
         (lambda: Tier("gpu", blocks=1, io_budget=0), "io_budget.* 0"),
-        (lambda: Scope(structure="tree"), "tree"),  # pyright: ignore
+        (lambda: Scope(structure="tree"), "tree"),
         (lambda: Scope(extra=((-1, b"x"),)), "token -1"),
         (lambda: Scope(extra=((3, b""),)), "token 3 is empty"),
         (lambda: Scope(extra=((3, b"x"), (3, b"y"))), r"\[3, 3\]"),

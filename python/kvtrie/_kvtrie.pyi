@@ -545,14 +545,22 @@ class Lease:
             ConfigError: the first tier is not the engine's, or a block is bound to another slot.
         """
 
-    def load(self, *, now: int) -> NDArray[np.uint64]:
+    def load(
+        self, layers: tuple[int, int] | None = None, *, now: int
+    ) -> NDArray[np.uint64]:
         """Starts the loads that `acquire(load="none")` left out.
+
+        Args:
+            layers: from this layer to before that one; all by default. Blocks of which a part is
+                asked for are loaded from one end of what is still missing.
+            now: nanoseconds.
 
         Returns:
             The moves, `uint64[n]`.
 
         Raises:
             NoSpaceError: no room for blocks that pass through a tier.
+            ConfigError: the layers do not exist, or would leave a gap.
         """
 
     def commit(self, new_tokens: _Tokens, *, now: int) -> Committed:

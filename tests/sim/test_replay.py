@@ -2,12 +2,19 @@
 
 import pytest
 
+from kvtrie import Lane, Tier
 from kvtrie.errors import ConfigError
 from kvtrie.sim.replay import open_manager, replay
 from kvtrie.sim.workload import conversations
 
 TRACE = conversations(seed=7, chats=120, turns=5, active=12)
+# A lane over which a block takes longer to load than to compute.
+SLOW = Lane("slow", bytes_per_s=1e6)
 PATHS = [tuple(request.blocks.tolist()) for request in TRACE]
+
+
+def two(gpu, host, lane=None):
+    return [Tier("gpu", blocks=gpu), Tier("host", blocks=host, read=lane)]
 
 
 def prefix_lru(paths, capacity):
@@ -33,7 +40,7 @@ def prefix_lru(paths, capacity):
 
 @pytest.mark.parametrize("capacity", [20, 60, 150, 10_000])
 def test_lru_hits_are_those_of_the_simple_cache(capacity):
-    played = replay(TRACE, open_manager({"gpu": capacity}, policy="lru"))
+    played = replay(TRACE, open_manager([Tier("gpu", blocks=capacity)], policy="lru"))
     expected = prefix_lru(PATHS, capacity)
     assert played.hits == expected
     assert played.hit_rate == expected / sum(map(len, PATHS))
@@ -48,8 +55,7 @@ def test_lru_hits_are_those_of_the_simple_cache(capacity):
 @pytest.mark.parametrize("policy", ["lru", "flat", "retention", "weighted", "checkerboard"])
 def test_the_same_trace_gives_the_same_figures(policy, structure):
     def once():
-        rooms = {"gpu": 40, "host": 80}
-        return replay(TRACE, open_manager(rooms, policy=policy, structure=structure))
+        return replay(TRACE, open_manager(two(40, 80), policy=policy, structure=structure))
 
     played = once()
     assert played == once()
@@ -62,7 +68,7 @@ def test_the_same_trace_gives_the_same_figures(policy, structure):
 
 def test_hits_of_two_tiers_add_up():
     gpu, host = 40, 80
-    played = replay(TRACE, open_manager({"gpu": gpu, "host": host}, policy="lru"))
+    played = replay(TRACE, open_manager(two(gpu, host), policy="lru"))
     assert [tier.kind for tier in played.tiers] == ["gpu", "host"]
     assert [tier.blocks for tier in played.tiers] == [gpu, host]
     assert all(tier.hits > 0 for tier in played.tiers)
@@ -78,7 +84,7 @@ def test_hits_of_two_tiers_add_up():
 
 def test_computing_what_is_sooner_computed_is_no_hit():
     def played(load):
-        return replay(TRACE, open_manager({"gpu": 40, "disk": 80}), load=load)
+        return replay(TRACE, open_manager(two(40, 80, SLOW)), load=load)
 
     loaded, planned = played("all"), played("plan")
     assert loaded.recomputed == 0
@@ -89,11 +95,13 @@ def test_computing_what_is_sooner_computed_is_no_hit():
 
 def test_what_does_not_fit_is_refused_and_counted():
     longest = max(map(len, PATHS))
-    played = replay(TRACE, open_manager({"gpu": longest - 1}, policy="lru"))
+    played = replay(TRACE, open_manager([Tier("gpu", blocks=longest - 1)], policy="lru"))
     assert played.refused == sum(len(path) == longest for path in PATHS) > 0
     assert played.blocks == sum(map(len, PATHS))
 
 
-def test_an_unknown_tier_is_refused():
-    with pytest.raises(ConfigError, match="not cloud"):
-        open_manager({"gpu": 4, "cloud": 4})
+def test_what_the_manager_refuses_is_refused():
+    with pytest.raises(ConfigError, match="'best'"):
+        open_manager([Tier("gpu", blocks=4)], policy="best")
+    with pytest.raises(ConfigError, match="tiers"):
+        open_manager(reversed(two(4, 4)))

@@ -55,7 +55,7 @@ def draw(
 
 def _timeline(axis: Axes, shares: Sequence[Sequence[float]]) -> None:
     table = np.asarray(shares, dtype=float).T
-    turns: NDArray[np.int64] = np.arange(1, table.shape[1] + 1)
+    turns = list(range(1, len(shares) + 1))
     labels = ("gpu", "host", "dropped, recomputed if needed")
     axis.stackplot(turns, table, colors=_COLOURS, labels=labels, step="mid", linewidth=0)
     axis.set(xlim=(turns[0], turns[-1]), xlabel="turn", ylabel="blocks of 16 tokens")

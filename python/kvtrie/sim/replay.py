@@ -8,28 +8,27 @@ Cost: a few microseconds per block.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kvtrie._kvtrie import BlockManager
-from kvtrie.errors import ConfigError, NoSpaceError
+from kvtrie.errors import NoSpaceError
 from kvtrie.shape import ModelShape
-from kvtrie.tier import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from kvtrie.scope import Structure
     from kvtrie.sim.trace import Request
+    from kvtrie.tier import Tier
 
 __all__ = ["Replayed", "TierFigures", "open_manager", "replay"]
 
-# Decides how long a block takes to load and to compute: a model of about 8 billion parameters.
 _SHAPE = ModelShape(
     layers=32, kv_heads=8, head_dim=128, dtype="bfloat16", query_heads=32, hidden=4096
 )
-_KINDS = ("gpu", "host", "disk", "remote")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class Replayed:
 
 
 def open_manager(
-    rooms: Mapping[str, int],
+    tiers: Iterable[Tier],
     *,
     policy: str = "retention",
     structure: Structure = "leaf-only",
@@ -98,22 +97,20 @@ def open_manager(
 ) -> BlockManager:
     """A manager without bytes whose tokens are block hashes.
 
+    Times are those of a model of 8 billion parameters in bfloat16.
+
     Args:
-        rooms: blocks of each tier, by kind.
+        tiers: fastest first; whoever owns them, they hold no bytes.
         policy: which block leaves first.
         structure: whether blocks inside a sequence may be dropped.
         block_tokens: real tokens that one hash stands for.
 
     Raises:
-        ConfigError: an unknown tier, no tier, or a setting that the manager refuses.
+        ConfigError: a setting that the manager refuses.
     """
-    unknown = [kind for kind in rooms if kind not in _KINDS]
-    if unknown:
-        raise ConfigError(f"a tier is one of {', '.join(_KINDS)}, not {', '.join(unknown)}")
-    tiers = [Tier(kind, blocks=rooms[kind], owner="none") for kind in _KINDS if kind in rooms]
     return BlockManager(
         _SHAPE,
-        tiers,
+        [dataclasses.replace(tier, owner="none") for tier in tiers],
         block_tokens=1,
         token_weight=block_tokens,
         policy=policy,
@@ -135,8 +132,7 @@ def replay(
         load: "all" loads whatever a lower tier holds; "plan" computes again what is sooner
             computed, which then is no hit.
 
-    Raises:
-        NoSpaceError: never; such requests count as refused.
+    A request that does not fit on the first tier counts as refused.
     """
     flights = _Flights(manager)
     now = count = refused = blocks = tokens = matched = waited = 0
@@ -188,7 +184,7 @@ class _Flights:
 
     def __init__(self, manager: BlockManager) -> None:
         self._manager = manager
-        self._ends: list[tuple[int, int]] = []  # (time, move), a heap; dependants end later
+        self._ends: list[tuple[int, int]] = []  # (time, move), a heap; dependents end later
 
     def take(self, now: int) -> None:
         """Take over what the manager wants moved."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -93,6 +93,7 @@ def _request(line: str, earliest: int) -> Request:
         raise ConfigError(f"no JSON: {error}") from error
     if not isinstance(row, dict):
         raise ConfigError(f"a JSON object wanted, not {line.strip()[:40]}")
+    row = cast("dict[str, Any]", row)
     at = int(_number(row, "timestamp", _LATEST_MS, whole=False) * _NS_PER_MS)
     if at < earliest:
         raise ConfigError(
@@ -119,7 +120,7 @@ def _blocks(row: dict[str, Any]) -> NDArray[np.uint32]:
     ids = row.get("hash_ids")
     if not isinstance(ids, list):
         raise ConfigError(f"hash_ids is {ids!r}, a list wanted")
-    values: list[Any] = ids
+    values = cast("list[Any]", ids)
     for at, value in enumerate(values):
         if type(value) is not int or not 0 <= value <= _MOST:
             raise ConfigError(f"hash_ids[{at}] is {value!r}, 0 to {_MOST} wanted")

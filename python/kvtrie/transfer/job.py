@@ -120,8 +120,8 @@ def group(
         strict=True,
     )
     for ident, src, dst, src_slot, dst_slot, lo, hi, after, key in rows:
-        source: Pool | Storage = tiers[src]
-        target: Pool | Storage = tiers[dst]
+        source = tiers[int(src)]
+        target = tiers[int(dst)]
         waits = after in pending
         alone = waits or not (isinstance(source, Pool) and isinstance(target, Pool))
         way = (src, dst, lo, hi)

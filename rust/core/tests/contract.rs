@@ -7,10 +7,18 @@ mod contract {
     mod branch;
     mod commit;
     mod completion;
+    mod failure;
+    mod holes;
+    mod mark;
     mod moves;
     mod orders;
     mod ranges;
+    mod restart;
     mod room;
+    mod scopes;
+    mod sharing;
     mod slots;
     mod suspend;
+    mod transit;
+    mod write;
 }

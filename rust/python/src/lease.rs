@@ -3,7 +3,7 @@
 //! Invariant: the object is a name for what the manager holds; several may name one lease, and
 //! dropping them releases nothing. Cost: one lock per call.
 
-use kvtrie_core::block::{LeaseId, NO_SLOT};
+use kvtrie_core::block::{Layers, LeaseId, NO_SLOT};
 use kvtrie_core::error::Error;
 use kvtrie_core::manager::{self, Manager};
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
@@ -146,14 +146,17 @@ impl Lease {
         self.shared.call(py, |manager| manager.bind(self.id, first_block, &slots))
     }
 
-    /// Starts the loads that `acquire(load="none")` left out; returns their moves.
-    #[pyo3(signature = (*, now))]
+    /// Starts the loads that `acquire(load="none")` left out, of all layers or of those from the
+    /// first to before the second given; returns their moves.
+    #[pyo3(signature = (layers=None, *, now))]
     fn load<'py>(
         &self,
         py: Python<'py>,
+        layers: Option<(u16, u16)>,
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
-        Ok(self.shared.call(py, |manager| manager.load(self.id, now))?.into_pyarray(py))
+        let layers = layers.map(|(lo, hi)| Layers::new(lo, hi));
+        Ok(self.shared.call(py, |manager| manager.load(self.id, layers, now))?.into_pyarray(py))
     }
 
     /// Appends tokens whose KV is written.

@@ -254,7 +254,8 @@ impl BlockManager {
     ) -> PyResult<usize> {
         let moves = numbers(ids, "id", u64::MAX)?;
         if ok && (hung || error.is_some()) {
-            return Err(bad(format!("ok=True contradicts hung={hung} and error={error:?}")));
+            let what = if hung { "hung" } else { "error" };
+            return Err(bad(format!("'{what}' contradicts ok=True in a report of {ids}")));
         }
         let outcome = Outcome { ok, layers_done, rank, hung, error };
         self.shared.call(ids.py(), |manager| manager.complete(&moves, &outcome, now))
@@ -275,7 +276,7 @@ impl BlockManager {
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Times<'py>> {
         let moves = numbers(ids, "id", u64::MAX)?;
-        let times = self.shared.call(py, |manager| Ok(manager.predict(&moves, now)))?;
+        let times = self.shared.call(py, |manager| manager.predict(&moves, now))?;
         let (first, ready): (Vec<u64>, Vec<u64>) = times.into_iter().unzip();
         Ok((first.into_pyarray(py), ready.into_pyarray(py)))
     }

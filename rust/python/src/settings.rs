@@ -27,6 +27,20 @@ pub(crate) struct Given<'a, 'py> {
     pub(crate) reuse: bool,
 }
 
+impl Given<'_, '_> {
+    /// Real tokens of a block, each with its KV.
+    fn real_tokens(&self) -> PyResult<u32> {
+        self.block_tokens.checked_mul(self.token_weight).ok_or_else(|| {
+            bad(format!(
+                "block_tokens {} times token_weight {} is above {}",
+                self.block_tokens,
+                self.token_weight,
+                u32::MAX
+            ))
+        })
+    }
+}
+
 /// Reads all settings; the core checks what they say together.
 pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
     let model = given.model;
@@ -34,7 +48,7 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         return Err(bad("block_tokens is 0, at least 1 wanted"));
     }
     let tiers = given.tiers.iter().map(|tier| spec(tier, given)).collect::<PyResult<_>>()?;
-    let layer_bytes = model.call_method1("layer_bytes", (given.block_tokens,))?;
+    let layer_bytes = model.call_method1("layer_bytes", (given.real_tokens()?,))?;
     Ok(Settings {
         fingerprint: model.call_method0("identity")?.extract()?,
         layers: small(&model.getattr("layers")?, "layers", u16::MAX)?,
@@ -67,7 +81,7 @@ pub(crate) fn kind(name: &str) -> PyResult<Kind> {
 fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
     let word = |name: &str| tier.getattr(name)?.extract::<String>();
     let (read, store) = tier.call_method0("lanes")?.extract()?;
-    let blocks = tier.call_method1("room", (given.model, given.block_tokens))?;
+    let blocks = tier.call_method1("room", (given.model, given.real_tokens()?))?;
     Ok(TierSpec {
         kind: kind(&word("kind")?)?,
         blocks: small(&blocks, "blocks of a tier", u32::MAX)?,

@@ -239,7 +239,7 @@ impl Manager {
             let own = self.new_own(0, need.lacks);
             step.own = Some(own);
             step.fresh = true;
-            return self.load_own(need, own, id, now);
+            return self.load_own(need, need.lacks, own, id, now);
         }
         let row = self.take_slots(0, self.residency(0, need.block).slot, need.lacks);
         self.residency_mut(0, need.block).slot = row;
@@ -270,18 +270,20 @@ impl Manager {
         step.fresh = true;
         step.deferred = deferred;
         step.compute = need.compute;
-        self.load_own(need, own, id, now)
+        self.load_own(need, need.lacks, own, id, now)
     }
 
     pub(super) fn load_own(
         &mut self,
         need: &Need,
+        wanted: Layers,
         own: OwnId,
         id: LeaseId,
         now: Nanos,
     ) -> Vec<MoveId> {
         let mut moves = Vec::new();
         for (tier, layers) in need.loads() {
+            let layers = layers.meet(wanted);
             moves.extend(self.load_layers(need.block, tier, layers, id, now, |manager, layer| {
                 (manager.own_slot(&manager.owns[&own], layer), End::Own(own))
             }));
@@ -299,6 +301,9 @@ impl Manager {
         now: Nanos,
         dest: impl Fn(&Self, u16) -> (Slot, End),
     ) -> Vec<MoveId> {
+        if layers.is_empty() {
+            return Vec::new();
+        }
         let transit = self.transit(0, from);
         let own = transit.map(|host| (host, self.new_own(host, self.all_layers())));
         let tokens = self.settings.block_tokens;

@@ -65,19 +65,19 @@ impl Manager {
     ///
     /// # Errors
     /// As [`Manager::commit`], for the first lease that fails; a lease named twice.
-    pub fn commit_many(
+    pub fn commit_many<T: AsRef<[Token]>>(
         &mut self,
-        batch: &[(LeaseId, Vec<Token>)],
+        batch: &[(LeaseId, T)],
         now: Nanos,
     ) -> Result<Vec<Committed>> {
         let mut seen = std::collections::BTreeSet::new();
         for (id, tokens) in batch {
-            self.check_commit(*id, tokens)?;
+            self.check_commit(*id, tokens.as_ref())?;
             if !seen.insert(*id) {
                 return Err(Error::config(format!("lease {id} is named twice in one batch")));
             }
         }
-        batch.iter().map(|(id, tokens)| self.commit(*id, tokens, now)).collect()
+        batch.iter().map(|(id, tokens)| self.commit(*id, tokens.as_ref(), now)).collect()
     }
 
     /// The tokens with the scope's digests in place, if it has any.

@@ -4,6 +4,8 @@
 //! which it names as `after`. Invariant: the queue is in topological order, and an endpoint is
 //! busy until its move has ended. Cost: O(log moves) each.
 
+use std::collections::BTreeSet;
+
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::tier::{Kind, State};
@@ -130,20 +132,27 @@ impl Manager {
 
     /// The predicted first-layer and last-layer ready times of moves under way; a move that has
     /// ended is ready now.
-    #[must_use]
-    pub fn predict(&self, ids: &[MoveId], now: Nanos) -> Vec<(Nanos, Nanos)> {
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an id that was never given out.
+    pub fn predict(&self, ids: &[MoveId], now: Nanos) -> Result<Vec<(Nanos, Nanos)>> {
+        if let Some(id) = ids.iter().find(|&&id| id == NO_MOVE || id >= self.next_move) {
+            return Err(Error::config(format!("there is no move {id}")));
+        }
         let now = now.max(self.clock.last());
         let times =
             |id| self.moves.get(id).map_or((now, now), |m| (m.first.max(now), m.ready.max(now)));
-        ids.iter().map(times).collect()
+        Ok(ids.iter().map(times).collect())
     }
 
     pub(super) fn add_move(&mut self, draft: Draft, now: Nanos) -> MoveId {
         let id = self.next_move;
         self.next_move += 1;
         let Draft { kind, lease, block, src, dst, layers, tokens, deps } = draft;
-        let deps: Vec<MoveId> =
+        // One store can both bring the source and free the destination.
+        let deps: BTreeSet<MoveId> =
             deps.into_iter().filter(|dep| self.moves.contains_key(dep)).collect();
+        let deps: Vec<MoveId> = deps.into_iter().collect();
         let start = deps.iter().map(|dep| self.moves[dep].ready).fold(now, Nanos::max);
         let bytes = self.settings.layer_bytes * u64::from(layers.len()) * u64::from(tokens)
             / u64::from(self.settings.block_tokens);

@@ -3,7 +3,7 @@
 //! Invariant: a slot that somebody else holds too is copied before it is written. Cost: O(log n)
 //! per victim.
 
-use crate::block::{BlockId, LeaseId, MoveId, NO_SLOT, Slot, TierId};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
 
@@ -11,6 +11,7 @@ use super::Manager;
 use super::lease::{Action, Step, TailFrom};
 use super::moves::{self, End, MoveKind};
 use super::own::OwnId;
+use super::survey::Need;
 
 impl Manager {
     /// Makes room for `tokens` more tokens behind the lease's end, and copies a partial block
@@ -175,20 +176,46 @@ impl Manager {
     }
 
     /// Starts the loads that `acquire` with [`super::LoadMode::None`] left out, of all blocks
-    /// that stand on a lower tier by now.
+    /// that stand on a lower tier by now; of all layers, or of those given.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] if a transit slot is wanted and there is none.
-    pub fn load(&mut self, id: LeaseId, now: Nanos) -> Result<Vec<MoveId>> {
+    /// [`Error::NoSpace`] if a transit slot is wanted and there is none; [`Error::Config`] if
+    /// what remains to be loaded of a block would not be one range.
+    pub fn load(&mut self, id: LeaseId, layers: Option<Layers>, now: Nanos) -> Result<Vec<MoveId>> {
         self.active(id)?;
-        let now = self.tick(now);
+        let asked = layers.unwrap_or(self.all_layers());
+        if asked.is_empty() || asked.hi > self.settings.layers {
+            return Err(Error::config(format!(
+                "load of layers {asked}, the model has {}",
+                self.settings.layers
+            )));
+        }
         let steps: Vec<(usize, Step)> =
             self.leases[&id].path.iter().copied().enumerate().filter(|(_, s)| s.deferred).collect();
+        for (at, step) in &steps {
+            if step.compute.without(asked).is_none() {
+                return Err(Error::config(format!(
+                    "load of layers {asked} would leave a gap in layers {} of block {at}",
+                    step.compute
+                )));
+            }
+        }
+        let now = self.tick(now);
         let blocks: Vec<BlockId> = steps.iter().map(|(_, step)| step.block).collect();
         let (needs, _) = self.survey(&blocks, now, super::LoadMode::All, None);
+        self.pass_loads(&needs, now)?;
+        let mut all = Vec::new();
+        for (&(at, step), need) in steps.iter().zip(&needs) {
+            all.extend(self.load_step(id, at, step, need, asked, now));
+        }
+        Ok(all)
+    }
+
+    /// Makes room for what passes through host, and keeps the sources where they are.
+    fn pass_loads(&mut self, needs: &[Need], now: Nanos) -> Result<()> {
         let mut draft = self.draft();
         let mut passing: Vec<TierId> = Vec::new();
-        for need in &needs {
+        for need in needs {
             for (tier, _) in need.loads() {
                 self.guard(&mut draft, tier, need.block);
                 passing.extend(self.transit(0, tier));
@@ -203,39 +230,60 @@ impl Manager {
             }
         }
         self.apply(&draft, now);
-        let mut all = Vec::new();
-        for (&(at, step), need) in steps.iter().zip(&needs) {
-            let own = step.own.expect("a deferred step has an own slot");
-            if need.lacks.is_empty() {
-                // Somebody else has brought the block meanwhile.
-                self.lease_mut(id).path[at] = Step::shared(step.block);
-                self.unref_own(own);
-                let arriving = self.bringing(0, step.block, self.all_layers());
-                self.lease_mut(id).awaits.extend(arriving);
-                self.retell(id, at, vec![(self.all_layers(), Action::Reuse, 0, now, now)]);
-                continue;
-            }
-            if need.lacks != self.owns[&own].layers {
-                continue;
-            }
-            let moves = self.load_own(need, own, id, now);
-            let first = moves.iter().map(|id| self.moves[id].first).min().unwrap_or(now);
-            let ready = moves.iter().map(|id| self.moves[id].ready).max().unwrap_or(now);
-            let mut parts: Vec<_> = need
-                .loads()
-                .map(|(tier, layers)| (layers, Action::Load, tier, first, ready))
-                .collect();
-            let finish = self.leases[&id].plan.finish;
-            if !need.compute.is_empty() {
-                parts.push((need.compute, Action::Recompute, 0, finish, finish));
-            }
-            self.retell(id, at, parts);
-            let lease = self.lease_mut(id);
-            lease.path[at].deferred = false;
-            lease.path[at].compute = need.compute;
-            lease.awaits.extend(&moves);
-            all.extend(moves);
+        Ok(())
+    }
+
+    /// Starts the loads of one deferred block of a path.
+    fn load_step(
+        &mut self,
+        id: LeaseId,
+        at: usize,
+        step: Step,
+        need: &Need,
+        asked: Layers,
+        now: Nanos,
+    ) -> Vec<MoveId> {
+        let own = step.own.expect("a deferred step has an own slot");
+        if need.lacks.is_empty() {
+            // Somebody else has brought the block meanwhile.
+            self.lease_mut(id).path[at] = Step::shared(step.block);
+            self.unref_own(own);
+            let arriving = self.bringing(0, step.block, self.all_layers());
+            self.lease_mut(id).awaits.extend(arriving);
+            self.retell(id, at, vec![(self.all_layers(), Action::Reuse, 0, now, now)]);
+            return Vec::new();
         }
-        Ok(all)
+        let loadable = Layers::new(need.compute.hi.max(need.lacks.lo), need.lacks.hi);
+        let wanted = loadable.meet(asked).meet(step.compute);
+        let Some(rest) = step.compute.without(wanted) else { return Vec::new() };
+        if wanted.is_empty() || need.lacks != self.owns[&own].layers {
+            return Vec::new();
+        }
+        let moves = self.load_own(need, wanted, own, id, now);
+        let first = moves.iter().map(|id| self.moves[id].first).min().unwrap_or(now);
+        let ready = moves.iter().map(|id| self.moves[id].ready).max().unwrap_or(now);
+        let plan = &self.leases[&id].plan;
+        let here = u32::try_from(at).unwrap_or(u32::MAX);
+        let before = plan
+            .spans
+            .iter()
+            .filter(|span| span.action == Action::Load && span.start <= here && here < span.stop);
+        let mut parts: Vec<_> = before
+            .map(|span| (span.layers, span.action, span.tier, span.first_ready, span.ready))
+            .collect();
+        parts.extend(
+            need.loads()
+                .map(|(tier, layers)| (layers.meet(wanted), Action::Load, tier, first, ready))
+                .filter(|(layers, ..)| !layers.is_empty()),
+        );
+        if !rest.is_empty() {
+            parts.push((rest, Action::Recompute, 0, plan.finish, plan.finish));
+        }
+        self.retell(id, at, parts);
+        let lease = self.lease_mut(id);
+        lease.path[at].deferred = !rest.is_empty();
+        lease.path[at].compute = rest;
+        lease.awaits.extend(&moves);
+        moves
     }
 }

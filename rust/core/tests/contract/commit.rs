@@ -92,14 +92,14 @@ fn prompts_that_part_share_what_lies_before() {
 fn a_batch_is_committed_whole_or_not_at_all() {
     let mut rig = one(8);
     let (one, two) = (rig.acquire(&tokens(1, 1)), rig.acquire(&tokens(2, 1)));
-    let batch = vec![(one, vec![1, 2]), (two, vec![3; 5])];
+    let batch: [(u64, &[u32]); 2] = [(one, &[1, 2]), (two, &[3; 5])];
     rig.refused("has room for 4", |manager, now| manager.commit_many(&batch, now));
-    let batch = vec![(one, vec![1]), (two, vec![2]), (one, vec![3])];
+    let batch: [(u64, &[u32]); 3] = [(one, &[1]), (two, &[2]), (one, &[3])];
     rig.refused("is named twice", |manager, now| manager.commit_many(&batch, now));
-    let batch = vec![(one, vec![1]), (99, vec![2])];
+    let batch: [(u64, &[u32]); 2] = [(one, &[1]), (99, &[2])];
     let error = rig.call(|manager, now| manager.commit_many(&batch, now)).unwrap_err();
     assert!(matches!(error, Error::Closed(_)), "{error}");
-    let batch = vec![(one, vec![1, 2, 3, 4]), (two, vec![2])];
+    let batch: [(u64, &[u32]); 2] = [(one, &[1, 2, 3, 4]), (two, &[2])];
     let done = rig.call(|manager, now| manager.commit_many(&batch, now)).unwrap();
     assert_eq!(done.iter().map(|c| c.new.len()).collect::<Vec<_>>(), [1, 0]);
     assert_eq!([one, two].map(|id| rig.manager.lease_tokens(id).unwrap()), [4, 1]);

@@ -76,7 +76,7 @@ fn a_suspended_lease_can_only_be_resumed_or_released() {
         rig.call(|manager, now| manager.reserve(id, 1, now)),
         rig.call(|manager, now| manager.truncate(id, 0, now)),
         rig.call(|manager, now| manager.fork(id, 1, now).map(drop)),
-        rig.call(|manager, now| manager.load(id, now).map(drop)),
+        rig.call(|manager, now| manager.load(id, None, now).map(drop)),
         rig.call(|manager, now| manager.suspend(id, Kind::Host, now)),
     ];
     for error in errors {

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use kvtrie_core::block::{LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token};
+use kvtrie_core::block::{Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token};
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::error::{Error, Result};
 use kvtrie_core::lane::LaneSpec;
@@ -152,7 +152,7 @@ impl World {
             28..=30 => self.start(a),
             31..=42 => self.finish(a, b),
             43 => self.mark(a, b),
-            44 | 45 => self.load(a),
+            44 | 45 => self.load(a, b),
             46 => self.nonsense(a, b),
             _ => self.run_all(),
         }
@@ -505,10 +505,11 @@ impl World {
         }
     }
 
-    fn load(&mut self, a: usize) {
+    fn load(&mut self, a: usize, b: usize) {
         let Some(at) = self.pick(a) else { return };
         let id = self.held[at].id;
-        self.attempt("load", |m, now| m.load(id, now));
+        let layers = [None, None, Some(Layers::new(0, 1)), Some(Layers::new(1, 3))][b % 4];
+        self.attempt("load", |m, now| m.load(id, layers, now));
     }
 
     fn mark(&mut self, a: usize, b: usize) {
@@ -615,7 +616,7 @@ impl World {
         let id = *self.running.keys().nth(a % self.running.len()).unwrap();
         // A move that others wait for fails more often, so that what waits is skipped often too.
         let awaited = self.running.values().any(|other| other.move_.after == id);
-        let ok = !b.is_multiple_of(if awaited { 2 } else { 4 });
+        let ok = b.is_multiple_of(4) == awaited;
         if !self.running[&id].started {
             self.begin(id);
         }

@@ -1,0 +1,60 @@
+"""The command line: `kvtrie demo`, `replay`, `map`, `stats`.
+
+Arguments are parsed here and work is done elsewhere, imported when a command runs.
+Exit status: 0 if all is well, 1 if a verdict failed, 2 for a wrong argument or setting, 130 after
+Ctrl-C. Cost: that of `import kvtrie` until a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from kvtrie import __version__
+from kvtrie.cli import demo, replay, show
+from kvtrie.errors import KvtrieError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_FAILED = 2
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    Args:
+        arguments: what stands behind `kvtrie`; None takes the process's.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+    except KvtrieError as error:
+        sys.stderr.write(f"kvtrie {options.command}: {error}\n")
+        return _FAILED
+    except KeyboardInterrupt:
+        sys.stderr.write("Stopped.\n")
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader, `head` say, has seen enough; the interpreter must not flush again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvtrie",
+        description="Decides what KV is cached where, what to keep, move and compute again.",
+    )
+    parser.add_argument("--version", action="version", version=f"kvtrie {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for add in (demo.add, replay.add, show.add_map, show.add_stats):
+        add(commands)
+    return parser

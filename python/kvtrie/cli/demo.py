@@ -1,0 +1,64 @@
+"""`kvtrie demo`: the arguments of the main job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from kvtrie.cli.commands import Commands
+
+__all__ = ["add"]
+
+
+def add(commands: Commands) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "demo",
+        help="a real model, twelve chats whose KV does not fit, and a verdict",
+        description="Serves twelve interleaved chats of a real model whose KV does not fit, and "
+        "compares every answer with a run without kvtrie. The exit status is the verdict.",
+    )
+    parser.add_argument(
+        "--structure",
+        choices=("holes", "leaf-only"),
+        default="holes",
+        help="whether blocks inside a chat may be dropped (default: %(default)s)",
+    )
+    parser.add_argument("--tiny", action="store_true", help="a random model, and seconds")
+    parser.add_argument("--seed", type=int, default=1, help="order of turns (default: %(default)s)")
+    parser.add_argument(
+        "--answer-tokens", type=int, metavar="N", help="the most tokens of an answer"
+    )
+    parser.add_argument(
+        "--gpu-share", type=float, metavar="X", help="room on gpu per block of all KV"
+    )
+    parser.add_argument("--host-share", type=float, metavar="X", help="likewise on host")
+    picture = parser.add_mutually_exclusive_group()
+    picture.add_argument("--picture", type=Path, metavar="FILE", help="where to draw the picture")
+    picture.add_argument("--no-picture", action="store_true", help="draw none")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="write a report for `kvtrie map` and `stats`"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=_run)
+
+
+def _run(given: argparse.Namespace) -> int:
+    try:
+        from kvtrie.demo.run import Options, demo
+    except ImportError as error:
+        raise ConfigError(
+            f"{error.name} is not installed; the demo needs: pip install 'kvtrie[hf,cli]'"
+        ) from error
+    names = ("structure", "tiny", "seed", "answer_tokens", "gpu_share", "host_share", "picture")
+    chosen = {name: getattr(given, name) for name in (*names, "save", "json")}
+    # What was not said keeps the demo's own default.
+    stated = {name: value for name, value in chosen.items() if value is not None}
+    if given.no_picture:
+        stated["picture"] = None
+    return demo(Options(**stated))

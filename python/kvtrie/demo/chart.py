@@ -1,0 +1,97 @@
+"""Charts: a report as text, for the terminal.
+
+Invariant: a line is never wider than its content needs; nothing is coloured.
+Cost: linear in what is drawn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie.demo.residency import DROPPED
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kvtrie.demo.report import Report
+
+__all__ = ["overview", "session_map", "tier_table"]
+
+_MARKS = "█▓▒░"
+_GONE = "·"
+_COLUMNS = ("slots", "free", "hits", "inserted", "clean", "demoted", "dropped", "moves", "failed")
+_COUNTERS = {"clean": "evicted_clean", "demoted": "evicted_dirty"}
+
+
+def overview(report: Report) -> str:
+    """The map of all sessions: a row per session, a column per layer.
+
+    A cell shows where most of the session's blocks have that layer, the faster tier if two hold
+    equally many; the shares behind it are of all layers of all blocks.
+    """
+    _wanted(report)
+    kinds = [*report.tiers, "dropped"]
+    width = max(map(len, report.sessions))
+    lines = [
+        report.title,
+        _legend(report),
+        "",
+        f"{'':{width}} {'layers'[: report.layers]:{report.layers}} "
+        f"{'blocks':>6}{''.join(f'{kind:>9}' for kind in kinds)}",
+    ]
+    for name, where in report.sessions.items():
+        counts = np.stack([(where == tier).sum(axis=1) for tier in _codes(report)])
+        row = "".join(_mark(_codes(report)[most]) for most in counts.argmax(axis=0))
+        shares = counts.sum(axis=1) / max(1, where.size)
+        cells = "".join(f"{share:9.0%}" for share in shares)
+        lines.append(f"{name:{width}} {row} {where.shape[1]:6d}{cells}")
+    return "\n".join(lines)
+
+
+def session_map(report: Report, name: str) -> str:
+    """The map of one session: a row per layer, the last one on top, and a column per block.
+
+    Raises:
+        ConfigError: there is no such session.
+    """
+    _wanted(report)
+    if name not in report.sessions:
+        known = ", ".join(report.sessions)
+        raise ConfigError(f"there is no session {name!r} in the report, only {known}")
+    where: NDArray[np.int8] = report.sessions[name]
+    rows = [
+        f"{layer:5d} {''.join(_mark(tier) for tier in where[layer])}"
+        for layer in reversed(range(report.layers))
+    ]
+    return "\n".join([f"{report.title}: {name}", _legend(report), "", "layer", *rows])
+
+
+def tier_table(report: Report) -> str:
+    """The counters of all tiers, a row per tier."""
+    width = max(len("tier"), *map(len, report.tiers))
+    lines = [report.title, "", f"{'tier':{width}}" + "".join(f"{name:>10}" for name in _COLUMNS)]
+    for kind, counters in report.tiers.items():
+        cells = (counters.get(_COUNTERS.get(name, name), 0) for name in _COLUMNS)
+        lines.append(f"{kind:{width}}" + "".join(f"{cell:10d}" for cell in cells))
+    return "\n".join(lines)
+
+
+def _wanted(report: Report) -> None:
+    if not report.sessions:
+        raise ConfigError(f"the report on {report.title!r} holds no session to draw")
+
+
+def _codes(report: Report) -> list[int]:
+    return [*range(len(report.tiers)), DROPPED]
+
+
+def _mark(tier: int) -> str:
+    return _GONE if tier == DROPPED else _MARKS[tier]
+
+
+def _legend(report: Report) -> str:
+    kinds = [f"{_mark(tier)} {kind}" for tier, kind in enumerate(report.tiers)]
+    return "   ".join([*kinds, f"{_GONE} dropped"])

@@ -1,0 +1,144 @@
+"""Report: what a manager held at one moment, as a small JSON file.
+
+`kvtrie demo` and `kvtrie replay` write it; `kvtrie map` and `kvtrie stats` read it.
+Invariant: taking a report changes nothing, and what is read is checked.
+Cost: one lookup per session, about one byte per block and layer on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from kvtrie.demo.residency import DROPPED, grid
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from kvtrie import BlockManager
+
+__all__ = ["Report", "capture", "read_report", "write_report"]
+
+_FORMAT = "kvtrie report 1"
+_GONE = "."
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Where everything was, and what had happened until then.
+
+    Attributes:
+        title: what ran, in one line.
+        block_tokens: tokens of a block, as they were given to the manager.
+        layers: layers of the model.
+        tiers: per tier, fastest first, its counters as `BlockManager.stats` names them.
+        sessions: per session, int8 `(layers, blocks)`: the number of the fastest tier that held
+            the layer of the block, or -1.
+    """
+
+    title: str
+    block_tokens: int
+    layers: int
+    tiers: dict[str, dict[str, int]]
+    sessions: dict[str, NDArray[np.int8]]
+
+
+def capture(
+    manager: BlockManager,
+    title: str,
+    sessions: Mapping[str, Sequence[int] | NDArray[np.integer[Any]]],
+    now: int,
+) -> Report:
+    """Take a report.
+
+    Args:
+        manager: whose state is taken.
+        title: what ran, in one line.
+        sessions: all tokens of each session whose blocks are to be on the map, by name.
+        now: the time, in nanoseconds.
+    """
+    stats = manager.stats()["tiers"]
+    return Report(
+        title=title,
+        block_tokens=manager.block_tokens,
+        layers=manager.model.layers,
+        tiers={kind: cast("dict[str, int]", dict(stats[kind])) for kind in stats},
+        sessions={name: grid(manager, tokens, now) for name, tokens in sessions.items()},
+    )
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write a report as JSON; a layer of a session is one text with a character per block.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    document = {
+        "format": _FORMAT,
+        "title": report.title,
+        "block_tokens": report.block_tokens,
+        "layers": report.layers,
+        "tiers": report.tiers,
+        "sessions": {name: _texts(each) for name, each in report.sessions.items()},
+    }
+    try:
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write the report {path}: {error.strerror}") from error
+
+
+def read_report(path: Path) -> Report:
+    """Read what `write_report` wrote.
+
+    Raises:
+        ConfigError: the file cannot be read or is no report.
+    """
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the report {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no report of kvtrie: {error}") from error
+    if not isinstance(document, dict) or cast("Any", document).get("format") != _FORMAT:
+        raise ConfigError(f"{path} is no report of kvtrie: it does not say {_FORMAT!r}")
+    fields = cast("dict[str, Any]", document)
+    try:
+        tiers = {
+            str(kind): {str(name): int(number) for name, number in counters.items()}
+            for kind, counters in fields["tiers"].items()
+        }
+        layers = int(fields["layers"])
+        return Report(
+            title=str(fields["title"]),
+            block_tokens=int(fields["block_tokens"]),
+            layers=layers,
+            tiers=tiers,
+            sessions={
+                str(name): _grid(texts, layers, len(tiers))
+                for name, texts in fields["sessions"].items()
+            },
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path} is a broken report of kvtrie: {error!r}") from error
+
+
+def _texts(where: NDArray[np.int8]) -> list[str]:
+    return ["".join(_GONE if tier == DROPPED else str(tier) for tier in row) for row in where]
+
+
+def _grid(texts: list[str], layers: int, tiers: int) -> NDArray[np.int8]:
+    """The grid behind the texts of one session."""
+    if len(texts) != layers or len({len(text) for text in texts}) != 1:
+        raise ValueError(f"a session with {len(texts)} uneven rows of {layers}")
+    rows = [[DROPPED if mark == _GONE else int(mark) for mark in text] for text in texts]
+    where = np.array(rows, dtype=np.int8).reshape(layers, len(texts[0]))
+    if where.size and where.max() >= tiers:
+        raise ValueError(f"tier {where.max()} of {tiers}")
+    return where

@@ -1,0 +1,194 @@
+//! Point 10: bad input changes nothing, a broken invariant ends the manager without a panic.
+
+use kvtrie_core::error::{Error, Result};
+use kvtrie_core::manager::{Acquire, Manager, Mark, Outcome, Row, Settings};
+use kvtrie_core::scope::Scope;
+use kvtrie_core::tier::{Kind, Owner, TierSpec};
+
+use crate::rig::{GPU, HOST, Rig, SIZE, all_of, layered, settings, tier, tokens};
+
+/// Every call that can fail, as far as it needs nothing but ids.
+fn every_call(manager: &mut Manager) -> Vec<Result<()>> {
+    let prompt = tokens(1, 1);
+    let scope = Scope::default();
+    let mark = Mark {
+        tokens: &prompt,
+        scope: scope.clone(),
+        tier: GPU,
+        present: true,
+        ready: None,
+        first: None,
+    };
+    vec![
+        manager.acquire(&all_of(&prompt), 1).map(drop),
+        manager.lookup(&prompt, 1, &scope, 0).map(drop),
+        manager.matched(&prompt, &scope, 0).map(drop),
+        manager.lease(1).map(drop),
+        manager.commit(1, &[1], 1).map(drop),
+        manager.commit_many(&[(1, &[1])], 1).map(drop),
+        manager.reserve(1, 1, 1),
+        manager.release(1, 1).map(drop),
+        manager.fork(1, 1, 1).map(drop),
+        manager.truncate(1, 0, 1),
+        manager.suspend(1, Kind::Host, 1),
+        manager.resume(1, 0, 1),
+        manager.load(1, None, 1).map(drop),
+        manager.moves(1).map(drop),
+        manager.complete(&[1], &Outcome::default(), 1).map(drop),
+        manager.failed().map(drop),
+        manager.mark(&mark, 1).map(drop),
+        manager.load_index(GPU, &scope, &[], 1).map(drop),
+        manager.transmit("gpu up", 1, 1, 1).map(drop),
+        manager.take_events().map(drop),
+        manager.reset(),
+    ]
+}
+
+#[test]
+fn a_poisoned_manager_refuses_everything_and_says_why() {
+    let mut manager = Manager::new(settings(vec![tier(Kind::Gpu, 4)])).unwrap();
+    assert!(manager.audit().is_ok());
+    manager.poison("slot 3 is in two places");
+    for result in every_call(&mut manager) {
+        let Err(Error::Invariant(said)) = result else { panic!("{result:?}") };
+        assert!(said.contains("slot 3 is in two places"), "{said}");
+    }
+    assert!(matches!(manager.audit(), Err(Error::Invariant(_))));
+}
+
+#[test]
+fn a_closed_manager_refuses_everything() {
+    let mut manager = Manager::new(settings(vec![tier(Kind::Gpu, 4)])).unwrap();
+    manager.close();
+    for result in every_call(&mut manager) {
+        assert!(matches!(result, Err(Error::Closed(_))), "{result:?}");
+    }
+}
+
+#[test]
+fn a_lease_that_is_gone_is_an_error_and_releasing_it_again_is_none() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4)]));
+    let id = rig.acquire(&tokens(1, 1));
+    rig.release(id);
+    let before = rig.manager.snapshot();
+    rig.release(id);
+    rig.release(12345);
+    assert_eq!(before, rig.manager.snapshot());
+    let error = rig.call(|manager, now| manager.commit(id, &[1], now)).unwrap_err();
+    assert_eq!(error, Error::Closed(format!("lease {id} is not held")));
+}
+
+#[test]
+fn impossible_sizes_are_refused_not_wrapped() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4)]));
+    let prompt = tokens(1, 1);
+    let ask = Acquire { reserve: usize::MAX, ..all_of(&prompt) };
+    assert!(rig.ask(&ask).is_err());
+    let id = rig.acquire(&prompt);
+    rig.commit(id, &[1]);
+    assert!(rig.call(|manager, now| manager.reserve(id, usize::MAX, now)).is_err());
+    assert!(rig.call(|manager, now| manager.reserve(id, usize::MAX - 1, now)).is_err());
+    rig.call(|manager, now| manager.reserve(id, 0, now)).unwrap();
+}
+
+#[test]
+fn a_tier_that_does_not_exist_is_refused_everywhere() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4)]));
+    let prompt = tokens(1, 1);
+    rig.serve(&prompt);
+    let block = rig.blocks(&prompt)[0];
+    let id = rig.acquire(&prompt);
+    let mark = Mark {
+        tokens: &prompt,
+        scope: Scope::default(),
+        tier: HOST,
+        present: true,
+        ready: None,
+        first: None,
+    };
+    rig.refused("there is no tier 1", |manager, now| manager.mark(&mark, now));
+    rig.refused("there is no tier 1", |manager, _| manager.slots(id, HOST));
+    rig.refused("there is no tier 1", |manager, now| manager.explain(block, HOST, now));
+    rig.refused("there is no tier 9", |manager, now| manager.explain_layer(block, 0, 9, now));
+    rig.refused("no lane 'nowhere'", |manager, now| manager.transmit("nowhere", 1, now, 1));
+    rig.refused("the model has 4", |manager, now| manager.transmit("gpu up", 1, now, 5));
+    let row: &[Row] = &[];
+    let scope = Scope::default();
+    rig.refused("there is no tier 2", |manager, now| manager.load_index(2, &scope, row, now));
+}
+
+#[test]
+fn a_dead_block_is_noticed_even_if_its_place_is_taken() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 1)]));
+    rig.serve(&tokens(1, 1));
+    let dead = rig.blocks(&tokens(1, 1))[0];
+    rig.serve(&tokens(2, 1));
+    let alive = rig.blocks(&tokens(2, 1))[0];
+    assert_eq!(dead.id(), alive.id());
+    rig.refused("is not cached", |manager, now| manager.explain(dead, GPU, now));
+    rig.manager.explain(alive, GPU, rig.now).unwrap();
+}
+
+#[test]
+fn a_clock_that_runs_backwards_is_clamped_and_counted() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4)]));
+    rig.serve(&tokens(1, 1));
+    let last = rig.manager.now();
+    rig.now = 5;
+    let id = rig.acquire(&tokens(1, 1));
+    rig.release(id);
+    assert_eq!((rig.manager.now(), rig.manager.totals().2), (last, 2));
+}
+
+#[test]
+fn reset_forgets_blocks_and_is_refused_while_somebody_holds_one() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4)]));
+    let prompt = tokens(1, 2);
+    rig.serve(&prompt);
+    let id = rig.acquire(&prompt);
+    rig.refused("reset with 1 leases", |manager, _| manager.reset());
+    rig.release(id);
+    rig.call(|manager, _| manager.reset()).unwrap();
+    assert_eq!((rig.matched(&prompt), rig.manager.totals().0), (0, 0));
+    assert_eq!((rig.manager.occupancy(GPU).free, rig.manager.stats(GPU).inserted), (4, 2));
+    assert!(rig.acquire(&prompt) > id, "ids are never used twice");
+}
+
+fn refused(settings: Settings, part: &str) {
+    let Err(Error::Config(said)) = Manager::new(settings) else { panic!("'{part}' was accepted") };
+    assert!(said.contains(part), "'{said}' lacks '{part}'");
+}
+
+#[test]
+fn settings_that_contradict_each_other_are_refused_with_the_numbers() {
+    let gpu = || tier(Kind::Gpu, 4);
+    let host = || tier(Kind::Host, 4);
+    let disk = || tier(Kind::Disk, 4);
+    let good = || settings(vec![gpu(), host()]);
+    refused(settings(vec![]), "0 tiers");
+    refused(settings(vec![gpu(), gpu()]), "at most once");
+    refused(settings(vec![host(), gpu()]), "tiers go gpu, host, disk, remote");
+    refused(Settings { layers: 0, ..good() }, "layers 0");
+    refused(Settings { block_tokens: 0, ..good() }, "block_tokens 0");
+    refused(Settings { token_weight: 0, ..good() }, "token_weight 0");
+    refused(Settings { ranks: 0, ..good() }, "ranks is 0");
+    refused(Settings { ranks: 65, ..good() }, "ranks is 65");
+    refused(Settings { policy: "best".to_owned(), ..good() }, "best");
+    let policy = Some("worst".to_owned());
+    refused(settings(vec![TierSpec { policy, ..gpu() }]), "worst");
+    refused(settings(vec![tier(Kind::Gpu, 0)]), "has 0 blocks");
+    refused(settings(vec![layered(Kind::Gpu, u32::MAX / 3)]), "1 to 2^32 - 2");
+    refused(settings(vec![TierSpec { free_low: 1.0, ..gpu() }]), "free_low of tier 'gpu' is 1");
+    let growth = TierSpec { growth_reserve: f64::NAN, ..gpu() };
+    refused(settings(vec![growth]), "growth_reserve of tier 'gpu' is NaN");
+    refused(settings(vec![gpu(), layered(Kind::Host, 4)]), "'gpu' above it must have them too");
+    refused(settings(vec![layered(Kind::Disk, 4)]), "whole objects");
+    let engine = |kind| TierSpec { owner: Owner::Engine, ..tier(kind, 4) };
+    refused(settings(vec![gpu(), engine(Kind::Host)]), "owner 'engine'");
+    refused(settings(vec![engine(Kind::Gpu)]), "owner 'engine'");
+    refused(settings(vec![gpu(), tier(Kind::Remote, 4)]), "which is missing");
+    let small = vec![tier(Kind::Host, 1), disk(), tier(Kind::Remote, 4)];
+    refused(settings(small), "at least 2 blocks");
+    assert!(Manager::new(settings(vec![gpu(), host(), disk(), tier(Kind::Remote, 9)])).is_ok());
+    assert_eq!(SIZE, 4);
+}

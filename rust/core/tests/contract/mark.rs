@@ -1,0 +1,173 @@
+//! Marks: presence without a request, now or from some time on.
+
+use kvtrie_core::block::{Handle, Layers};
+use kvtrie_core::error::{Error, Result};
+use kvtrie_core::manager::Mark;
+use kvtrie_core::scope::Scope;
+use kvtrie_core::tier::{Kind, Owner, TierSpec};
+
+use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, settings, tier, tokens};
+
+fn two(gpu: u32, host: u32) -> Rig {
+    Rig::new(settings(vec![tier(Kind::Gpu, gpu), tier(Kind::Host, host)]))
+}
+
+fn mark(
+    rig: &mut Rig,
+    tokens: &[u32],
+    tier: usize,
+    ready: Option<(u64, u64)>,
+) -> Result<Vec<Handle>> {
+    let (first, ready) = (ready.map(|times| times.0), ready.map(|times| times.1));
+    let mark = Mark { tokens, scope: Scope::default(), tier, present: true, ready, first };
+    rig.call(|manager, now| manager.mark(&mark, now))
+}
+
+fn clear(rig: &mut Rig, tokens: &[u32], tier: usize) -> Result<Vec<Handle>> {
+    let scope = Scope::default();
+    let mark = Mark { tokens, scope, tier, present: false, ready: None, first: None };
+    rig.call(|manager, now| manager.mark(&mark, now))
+}
+
+#[test]
+fn full_blocks_are_marked_and_found_and_the_rest_is_ignored() {
+    let mut rig = two(4, 4);
+    let prompt: Vec<u32> = tokens(1, 2).into_iter().chain([1, 2, 3]).collect();
+    let handles = mark(&mut rig, &prompt, HOST, None).unwrap();
+    assert_eq!(handles, rig.blocks(&prompt));
+    assert_eq!((rig.matched(&prompt), rig.on(&prompt, HOST)), (2 * SIZE, vec![ALL, ALL]));
+    assert_eq!(mark(&mut rig, &prompt, HOST, None).unwrap(), handles, "again: the same blocks");
+    assert_eq!(rig.manager.occupancy(HOST).free, 2);
+}
+
+#[test]
+fn a_copy_that_is_ready_in_the_future_is_arriving_until_then() {
+    let mut rig = two(4, 4);
+    let prompt = tokens(1, 1);
+    mark(&mut rig, &prompt, HOST, Some((1500, 2000))).unwrap();
+    let copy = |rig: &Rig, now| {
+        let found = rig.manager.lookup(&prompt, now, &Scope::default(), 0).unwrap();
+        found.blocks[0].copies[0]
+    };
+    let early = copy(&rig, 1000);
+    assert_eq!(
+        (early.layers, early.coming, early.first, early.ready),
+        (Layers::NONE, ALL, 1500, 2000)
+    );
+    assert_eq!(rig.manager.occupancy(HOST).evictable, 0, "it is no victim");
+    rig.now = 1999;
+    rig.serve(&tokens(2, 1));
+    assert_eq!(copy(&rig, 1999).layers, Layers::NONE);
+    rig.now = 2000;
+    rig.serve(&tokens(2, 1));
+    let late = copy(&rig, 2000);
+    assert_eq!((late.layers, late.coming, late.ready), (ALL, ALL, 2000));
+    assert_eq!(rig.manager.occupancy(HOST).evictable, 1);
+}
+
+#[test]
+fn the_first_layer_is_never_later_than_the_last() {
+    let mut rig = two(4, 4);
+    let prompt = tokens(1, 1);
+    mark(&mut rig, &prompt, HOST, Some((9000, 2000))).unwrap();
+    let found = rig.manager.lookup(&prompt, 1000, &Scope::default(), 0).unwrap();
+    assert_eq!(found.blocks[0].copies[0].first, 2000);
+}
+
+#[test]
+fn a_ready_time_that_has_passed_means_now() {
+    let mut rig = two(4, 4);
+    mark(&mut rig, &tokens(1, 1), HOST, Some((1, 1000))).unwrap();
+    assert_eq!(rig.on(&tokens(1, 1), HOST), [ALL]);
+}
+
+#[test]
+fn marking_makes_room_by_the_same_rules() {
+    let mut rig = two(2, 1);
+    let old = tokens(1, 2);
+    rig.serve(&old);
+    let held = rig.acquire(&old[..SIZE]);
+    rig.now += 1000;
+    mark(&mut rig, &tokens(2, 1), GPU, None).unwrap();
+    rig.run();
+    assert_eq!(
+        (rig.on(&old, GPU), rig.on(&old, HOST)),
+        (vec![ALL, Layers::NONE], vec![Layers::NONE, ALL])
+    );
+    let error = mark(&mut rig, &tokens(3, 3), GPU, None).unwrap_err();
+    assert!(matches!(error, Error::NoSpace { wanted: 3, leased: 1, .. }), "{error}");
+    rig.release(held);
+}
+
+#[test]
+fn marking_more_of_a_path_keeps_what_was_marked_before() {
+    let mut rig = two(2, 8);
+    let prompt = tokens(1, 3);
+    mark(&mut rig, &prompt[..2 * SIZE], GPU, None).unwrap();
+    // Three blocks do not fit, and the two that are there are no victims for the third.
+    assert!(matches!(mark(&mut rig, &prompt, GPU, None), Err(Error::NoSpace { .. })));
+    assert_eq!(rig.on(&prompt, GPU), [ALL, ALL]);
+}
+
+#[test]
+fn clearing_takes_the_copies_off_one_tier() {
+    let mut rig = two(4, 4);
+    let prompt = tokens(1, 2);
+    mark(&mut rig, &prompt, GPU, None).unwrap();
+    mark(&mut rig, &prompt, HOST, None).unwrap();
+    let handles = rig.blocks(&prompt);
+    assert_eq!(clear(&mut rig, &prompt, GPU).unwrap(), handles);
+    assert_eq!(
+        (rig.on(&prompt, GPU), rig.on(&prompt, HOST)),
+        (vec![Layers::NONE; 2], vec![ALL; 2])
+    );
+    assert_eq!(rig.manager.occupancy(GPU).free, 4);
+    assert_eq!(clear(&mut rig, &prompt, GPU).unwrap(), [], "nothing is left to clear");
+    clear(&mut rig, &prompt, HOST).unwrap();
+    assert_eq!((rig.manager.totals().0, rig.manager.occupancy(HOST).free), (0, 4));
+}
+
+#[test]
+fn an_arriving_mark_can_be_cleared_and_never_becomes_ready() {
+    let mut rig = two(4, 4);
+    let prompt = tokens(1, 1);
+    mark(&mut rig, &prompt, HOST, Some((2000, 2000))).unwrap();
+    clear(&mut rig, &prompt, HOST).unwrap();
+    rig.now = 3000;
+    rig.serve(&tokens(2, 1));
+    assert_eq!((rig.matched(&prompt), rig.manager.occupancy(HOST).free), (0, 4));
+}
+
+#[test]
+fn what_is_leased_or_moving_cannot_be_cleared() {
+    let mut rig = two(4, 4);
+    let prompt = tokens(1, 1);
+    mark(&mut rig, &prompt, HOST, None).unwrap();
+    let id = rig.acquire(&prompt);
+    let refused = clear(&mut rig, &prompt, HOST).unwrap_err();
+    assert!(refused.to_string().contains("1 leases, 1 moves"), "{refused}");
+    rig.release(id);
+    let refused = clear(&mut rig, &prompt, HOST).unwrap_err();
+    assert!(refused.to_string().contains("0 leases, 1 moves"), "{refused}");
+    rig.run();
+    clear(&mut rig, &prompt, HOST).unwrap();
+}
+
+#[test]
+fn a_marked_copy_is_loaded_when_it_is_ready_and_not_earlier() {
+    let mut rig = two(4, 4);
+    let prompt = tokens(1, 1);
+    mark(&mut rig, &prompt, GPU, Some((4000, 5000))).unwrap();
+    let id = rig.acquire(&prompt);
+    let span = rig.manager.lease(id).unwrap().plan().spans[0];
+    assert_eq!((span.ready, rig.manager.lease(id).unwrap().plan().finish), (5000, 5000));
+}
+
+#[test]
+fn slots_of_an_engine_cannot_be_marked() {
+    let gpu = TierSpec { owner: Owner::Engine, ..tier(Kind::Gpu, 4) };
+    let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 4)]));
+    let refused = mark(&mut rig, &tokens(1, 1), GPU, None).unwrap_err();
+    assert!(refused.to_string().contains("the engine owns"), "{refused}");
+    assert!(rig.ask(&all_of(&tokens(1, 1))).is_ok());
+}

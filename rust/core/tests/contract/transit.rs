@@ -1,0 +1,128 @@
+//! Bytes move between neighbours; disk and the first tier, remote and everything, meet in the host.
+
+use kvtrie_core::error::Error;
+use kvtrie_core::manager::{MoveKind, Settings};
+use kvtrie_core::tier::{Kind, TierSpec, Write};
+
+use crate::rig::{ALL, DISK, GPU, HOST, REMOTE, Rig, SIZE, all_of, settings, tier, tokens};
+
+fn four(blocks: [u32; 4]) -> Settings {
+    let kinds = [Kind::Gpu, Kind::Host, Kind::Disk, Kind::Remote];
+    settings(kinds.into_iter().zip(blocks).map(|(kind, blocks)| tier(kind, blocks)).collect())
+}
+
+#[test]
+fn a_load_from_disk_passes_through_a_host_slot_that_is_free_again_afterwards() {
+    let mut rig = Rig::new(four([4, 2, 4, 4]));
+    let prompt = tokens(1, 1);
+    rig.mark(&prompt, DISK);
+    let id = rig.acquire(&prompt);
+    assert_eq!(rig.manager.occupancy(HOST).free, 1, "reserved together with the load");
+    let moves = rig.hand_out();
+    let shape: Vec<_> = moves.iter().map(|m| (m.kind, m.src, m.dst, m.after)).collect();
+    let hop = moves[0].id;
+    assert_eq!(shape, [(MoveKind::Load, DISK, HOST, 0), (MoveKind::Load, HOST, GPU, hop)]);
+    assert_eq!(moves[0].dst_slot, moves[1].src_slot);
+    assert_eq!(rig.awaits(id), [moves[0].id, moves[1].id]);
+    rig.done(moves[0].id);
+    assert_eq!(rig.manager.occupancy(HOST).free, 1);
+    rig.done(moves[1].id);
+    assert_eq!(rig.manager.occupancy(HOST).free, 2);
+    assert_eq!((rig.on(&prompt, GPU), rig.on(&prompt, HOST).len()), (vec![ALL], 1));
+    assert!(rig.awaits(id).is_empty());
+}
+
+#[test]
+fn remote_exchanges_bytes_with_the_host_only() {
+    let mut rig = Rig::new(four([4, 4, 1, 4]));
+    let prompt = tokens(1, 1);
+    rig.mark(&prompt, REMOTE);
+    rig.acquire(&prompt);
+    let up: Vec<_> = rig.run().iter().map(|m| (m.src, m.dst)).collect();
+    assert_eq!(up, [(REMOTE, HOST), (HOST, GPU)]);
+    // A disk's victim goes to remote through the host as well.
+    rig.mark(&tokens(2, 1), DISK);
+    rig.mark(&tokens(3, 1), DISK);
+    let down: Vec<_> = rig.run().iter().map(|m| (m.kind, m.src, m.dst)).collect();
+    assert_eq!(down, [(MoveKind::Load, DISK, HOST), (MoveKind::Store, HOST, REMOTE)]);
+    assert_eq!(rig.on(&tokens(2, 1), REMOTE), [ALL]);
+}
+
+#[test]
+fn remote_below_the_host_needs_no_transit() {
+    let tiers = vec![tier(Kind::Gpu, 2), tier(Kind::Host, 1), tier(Kind::Remote, 4)];
+    let mut rig = Rig::new(settings(tiers));
+    rig.mark(&tokens(1, 1), HOST);
+    rig.mark(&tokens(2, 1), HOST);
+    let down: Vec<_> = rig.run().iter().map(|m| (m.kind, m.src, m.dst)).collect();
+    assert_eq!(down, [(MoveKind::Store, HOST, DISK)], "the third tier is remote here");
+    assert_eq!(rig.on(&tokens(1, 1), DISK), [ALL]);
+}
+
+#[test]
+fn without_a_host_slot_to_pass_through_a_load_finds_no_room() {
+    let tiers = vec![tier(Kind::Gpu, 4), tier(Kind::Host, 1), tier(Kind::Disk, 4)];
+    let mut rig = Rig::new(settings(tiers));
+    rig.mark(&tokens(1, 1), HOST);
+    rig.mark(&tokens(2, 1), DISK);
+    let reading = rig.acquire(&tokens(1, 1));
+    let error = rig.ask(&all_of(&tokens(2, 1))).unwrap_err();
+    let Error::NoSpace { tier, wanted: 1, free: 0, .. } = &error else { panic!("{error}") };
+    assert_eq!(tier, "host");
+    rig.run();
+    rig.release(reading);
+    rig.run();
+    rig.acquire(&tokens(2, 1));
+}
+
+#[test]
+fn a_failed_first_hop_fails_the_second_and_frees_the_host() {
+    let mut rig = Rig::new(four([4, 4, 4, 4]));
+    let prompt = tokens(1, 2);
+    rig.mark(&prompt, DISK);
+    let id = rig.acquire(&prompt);
+    let moves = rig.hand_out();
+    assert_eq!(moves.len(), 4);
+    rig.fail(moves[0].id);
+    let told = rig.call(|manager, _| manager.failed()).unwrap();
+    assert_eq!(told.iter().map(|f| (f.lease, f.start, f.stop)).collect::<Vec<_>>(), [(id, 0, 8)]);
+    for known in &moves[2..] {
+        rig.done(known.id);
+    }
+    assert_eq!((rig.manager.occupancy(HOST).free, rig.matched(&prompt)), (4, 0));
+    assert!(rig.awaits(id).is_empty());
+    rig.commit(id, &prompt);
+    assert_eq!(rig.on(&prompt, GPU), [ALL, ALL]);
+}
+
+#[test]
+fn writing_through_to_remote_takes_the_same_way_down() {
+    let through = |kind, blocks| TierSpec { write: Write::Through, ..tier(kind, blocks) };
+    let tiers = vec![
+        through(Kind::Gpu, 4),
+        through(Kind::Host, 4),
+        through(Kind::Disk, 4),
+        tier(Kind::Remote, 4),
+    ];
+    let mut rig = Rig::new(settings(tiers));
+    let prompt = tokens(1, 1);
+    rig.serve(&prompt);
+    let places = [GPU, HOST, DISK, REMOTE].map(|tier| rig.on(&prompt, tier));
+    assert_eq!(places, [const { [ALL] }; 4].map(Vec::from));
+    assert_eq!(rig.manager.occupancy(HOST).free, 3);
+    assert_eq!(prompt.len(), SIZE);
+}
+
+#[test]
+fn several_loads_from_disk_each_have_a_way_through() {
+    let mut rig = Rig::new(four([8, 8, 8, 8]));
+    let prompt = tokens(1, 5);
+    rig.mark(&prompt, DISK);
+    rig.mark(&prompt[..2 * SIZE], HOST);
+    let id = rig.acquire(&prompt);
+    let moves = rig.run();
+    let count = |src, dst| moves.iter().filter(|m| (m.src, m.dst) == (src, dst)).count();
+    assert_eq!((count(DISK, HOST), count(HOST, GPU)), (3, 5));
+    assert!(rig.awaits(id).is_empty());
+    assert_eq!(rig.on(&prompt, GPU), [ALL; 5]);
+}
