@@ -405,6 +405,9 @@ def test_moves_are_columns():
     assert (ready > 3).all()
     assert manager.complete(moves.id, now=4) == 2
     assert manager.complete(moves.id, now=4) == 0
+    assert [times.tolist() for times in manager.predict(moves.id, now=9)] == [[9, 9], [9, 9]]
+    with pytest.raises(ConfigError, match="no move 99"):
+        manager.predict([99], now=9)
     assert lease.ready()
 
 
@@ -431,6 +434,8 @@ def test_moves_of_one_layer_are_cut_to_it():
     assert layer.id.tolist() == moves.id.tolist()
     assert (layer.layer_lo.tolist(), layer.layer_hi.tolist()) == ([2, 2], [3, 3])
     assert len(moves.by_layer(4)) == 0
+    with pytest.raises(ConfigError, match="5 layers of move"):
+        manager.complete(moves.id, now=3, layers_done=5)
     for done in range(1, 4):
         assert manager.complete(moves.id, now=3, layers_done=done) == 0
     assert manager.complete(moves.id, now=3, layers_done=4) == 2

@@ -93,7 +93,8 @@ def test_what_cannot_be_is_refused_with_its_numbers(make, said):
         ({"cost": "cheap"}, "'cheap'"),
         ({"structure": "tree"}, "'tree'"),
         ({"drop_order": "random"}, "'random'"),
-        ({"token_weight": 0}, "token_weight 0"),
+        ({"token_weight": 0}, "token_weight is 0"),
+        ({"block_tokens": 2**20, "token_weight": 2**20}, "1048576 times token_weight 1048576"),
         ({"ranks": 0}, "ranks is 0"),
         ({"ranks": 65}, "ranks is 65"),
         ({"events": -1}, "events is -1"),
@@ -123,6 +124,14 @@ def test_room_in_bytes_is_rounded_down_to_blocks():
     manager = BlockManager(MODEL, [Tier("gpu", bytes=3 * size - 1), Tier("host", bytes=5 * size)])
     tiers = manager.stats()["tiers"]
     assert (tiers["gpu"]["slots"], tiers["host"]["slots"]) == (2, 5)
+
+
+def test_a_token_that_stands_for_many_has_the_bytes_of_many():
+    tiers = [Tier("gpu", bytes=3 * MODEL.block_bytes(512))]
+    manager = BlockManager(MODEL, tiers, block_tokens=1, token_weight=512)
+    assert manager.stats()["tiers"]["gpu"]["slots"] == 3
+    manager.transmit("gpu read", 2, now=0)
+    assert manager.stats()["lanes"]["gpu read"]["bytes"] == MODEL.block_bytes(1024)
 
 
 def test_settings_are_frozen_equal_by_value_and_picklable():

@@ -332,7 +332,7 @@ class BlockManager:
 
         Args:
             lane: the lane's name.
-            tokens: how many tokens' KV.
+            tokens: how many given tokens' KV.
             now: the time; it starts behind everything in the lane's queue.
             layers: how many layers of it; None means all.
         """
@@ -545,9 +545,7 @@ class Lease:
             ConfigError: the first tier is not the engine's, or a block is bound to another slot.
         """
 
-    def load(
-        self, layers: tuple[int, int] | None = None, *, now: int
-    ) -> NDArray[np.uint64]:
+    def load(self, layers: tuple[int, int] | None = None, *, now: int) -> NDArray[np.uint64]:
         """Starts the loads that `acquire(load="none")` left out.
 
         Args:

@@ -366,6 +366,42 @@ def test_rows_can_be_chosen_and_repeated(llama):
     executor.manager.audit()
 
 
+def test_a_pass_with_gradients_leaves_the_pool_alone(llama):
+    executor = serve(llama)
+    ids = some(22, 1, 20)
+    with KvtrieCache(llama, executor, ids) as cache:
+        logits = llama(ids, past_key_values=cache).logits
+    assert logits.requires_grad
+    assert not executor.pools[0].keys.requires_grad
+
+
+def test_attention_without_masks_cannot_recover(llama):
+    executor = serve(llama, 8)
+    ids = some(23, 1, 50)
+    for prompt in (ids, some(24, 1, 30)):
+        with KvtrieCache(llama, executor, prompt) as cache, torch.no_grad():
+            llama(prompt, past_key_values=cache)
+    implementation = llama.config._attn_implementation
+    llama.config._attn_implementation = "flash_attention_2"
+    try:
+        with pytest.raises(ConfigError, match="flash_attention_2"):
+            KvtrieCache(llama, executor, ids)
+    finally:
+        llama.config._attn_implementation = implementation
+    assert executor.manager.stats()["leases"] == 0
+
+
+def test_another_end_may_follow_a_crop(llama):
+    executor = serve(llama)
+    ids, other = some(25, 1, 40), some(26, 1, 10)
+    truth = full(llama, torch.cat([ids[:, :21], other], 1))[0]
+    with torch.no_grad(), KvtrieCache(llama, executor, ids) as cache:
+        llama(ids, past_key_values=cache)
+        cache.crop(-19)
+        logits = llama(other, past_key_values=cache).logits
+        assert (logits - truth[:, 21:]).abs().max() < 1e-4
+
+
 def test_tokens_that_do_not_continue_the_prompt_are_refused(llama):
     executor = serve(llama)
     ids = some(16, 1, 40)

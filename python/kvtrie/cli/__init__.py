@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_FAILED = 2
+_COMMANDS = {
+    "demo": demo.COMMAND,
+    "replay": replay.COMMAND,
+    "map": show.MAP,
+    "stats": show.STATS,
+}
+_REFUSED = 2
 _INTERRUPTED = 130
 
 
@@ -37,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KvtrieError as error:
         sys.stderr.write(f"kvtrie {options.command}: {error}\n")
-        return _FAILED
+        return _REFUSED
     except KeyboardInterrupt:
         sys.stderr.write("Stopped.\n")
         return _INTERRUPTED
@@ -55,6 +61,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kvtrie {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (demo.add, replay.add, show.add_map, show.add_stats):
-        add(commands)
+    for name, (summary, arguments) in _COMMANDS.items():
+        arguments(commands.add_parser(name, help=summary, description=summary))
     return parser

@@ -10,19 +10,10 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     import argparse
 
-    from kvtrie.cli.commands import Commands
-
-__all__ = ["add"]
+__all__ = ["COMMAND"]
 
 
-def add(commands: Commands) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "demo",
-        help="a real model, twelve chats whose KV does not fit, and a verdict",
-        description="Serves twelve interleaved chats of a real model whose KV does not fit, and "
-        "compares every answer with a run without kvtrie. The exit status is the verdict.",
-    )
+def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--structure",
         choices=("holes", "leaf-only"),
@@ -62,3 +53,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.no_picture:
         stated["picture"] = None
     return demo(Options(**stated))
+
+
+COMMAND = ("a real model, twelve chats whose KV does not fit, and a verdict", _arguments)
+"""What the command does, and the function that adds its arguments."""

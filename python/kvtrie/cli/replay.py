@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
@@ -12,34 +13,30 @@ from kvtrie.errors import ConfigError
 from kvtrie.tier import Tier
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterable, Sequence
 
-    from kvtrie.cli.commands import Commands
     from kvtrie.sim.replay import Replayed
     from kvtrie.sim.trace import Request
 
-__all__ = ["add"]
+__all__ = ["COMMAND"]
 
 _LONG = 2000
 _ON_THE_MAP = 24
 
 
-def add(commands: Commands) -> None:
-    """Add the command to the parser."""
-    parser = commands.add_parser(
-        "replay",
-        help="a trace of block hashes through a manager, without bytes",
-        description="Plays a trace (JSON lines with timestamp, input_length, output_length and "
-        "hash_ids) through a manager and counts what each tier would have held.",
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "trace",
+        type=Path,
+        metavar="TRACE",
+        help="JSON lines with timestamp, input_length, output_length and hash_ids",
     )
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="the trace's file")
     parser.add_argument(
         "--tier",
         action="append",
         type=_tier,
         metavar="KIND=BLOCKS",
-        help="a tier and its room, fastest first; may be given up to four times (default: gpu=5859)",
+        help="a tier and its room, fastest first; up to four times (default: gpu=5859)",
     )
     parser.add_argument(
         "--policy", default="retention", metavar="NAME", help="what leaves (default: %(default)s)"
@@ -68,7 +65,7 @@ def add(commands: Commands) -> None:
         "--save",
         type=Path,
         metavar="FILE",
-        help=f"write a report with the last {_ON_THE_MAP} requests for `kvtrie map` and `stats`",
+        help=f"write a report for `kvtrie map` and `kvtrie stats`, with {_ON_THE_MAP} requests",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=_run)
@@ -77,7 +74,12 @@ def add(commands: Commands) -> None:
 def _tier(text: str) -> Tier:
     """A tier from `KIND=BLOCKS`."""
     kind, _, blocks = text.partition("=")
-    return Tier(kind, blocks=int(blocks), owner="none")  # pyright: ignore[reportArgumentType]
+    try:
+        return Tier(kind, blocks=int(blocks))  # pyright: ignore[reportArgumentType]
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"KIND=BLOCKS wanted, not {text!r}") from error
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -96,9 +98,10 @@ def _run(given: argparse.Namespace) -> int:
     if given.save is not None:
         from kvtrie.demo.report import capture, write_report
 
-        first = max(0, len(requests) - _ON_THE_MAP)
-        last = {f"request {at + 1}": requests[at].blocks for at in range(first, len(requests))}
-        write_report(given.save, capture(manager, title, last, manager.stats()["now"]))
+        step = max(1, len(requests) // _ON_THE_MAP)
+        some = range(len(requests) - 1, -1, -step)[:_ON_THE_MAP][::-1]
+        named = {f"request {at + 1}": requests[at].blocks.tolist() for at in some}
+        write_report(given.save, capture(manager, title, named, manager.stats()["now"]))
     names = ("policy", "structure", "block_tokens", "load")
     settings = {"trace": str(given.trace), **{name: getattr(given, name) for name in names}}
     sys.stdout.write(_json(settings, played) if given.json else _text(title, played))
@@ -124,20 +127,21 @@ def _json(settings: dict[str, Any], played: Replayed) -> str:
 
 
 def _text(title: str, played: Replayed) -> str:
-    lines = [
-        title,
-        f"{played.requests} requests, {played.blocks} blocks, {played.tokens} tokens"
-        + (f"; {played.refused} requests did not fit" if played.refused else ""),
+    refused = f"; {played.refused} requests did not fit" if played.refused else ""
+    heads = ("blocks", "hits", "clean", "demoted", "dropped")
+    text = (
+        f"{title}\n"
+        f"{played.requests} requests, {played.blocks} blocks, {played.tokens} tokens{refused}\n"
         f"prefix hits {played.hit_rate:.4f} ({played.hits} blocks); {played.recomputed} blocks "
-        f"computed again inside a match; {played.waited_s:.1f} s waited for loads",
-        "",
-        f"{'tier':8}{'blocks':>10}{'hits':>10}{'of all':>8}{'clean':>10}{'demoted':>10}"
-        f"{'dropped':>10}",
-    ]
+        f"computed again inside a match; {played.waited_s:.1f} s waited for loads\n\n"
+        f"{'tier':8}{''.join(f'{head:>10}' for head in heads)}{'hits/all':>10}\n"
+    )
     for tier in played.tiers:
-        share = tier.hits / played.blocks if played.blocks else 0.0
-        lines.append(
-            f"{tier.kind:8}{tier.blocks:10d}{tier.hits:10d}{share:8.4f}{tier.clean:10d}"
-            f"{tier.demoted:10d}{tier.dropped:10d}"
-        )
-    return "\n".join(lines) + "\n"
+        counts = (tier.blocks, tier.hits, tier.clean, tier.demoted, tier.dropped)
+        share = tier.hits / max(1, played.blocks)
+        text += f"{tier.kind:8}{''.join(f'{count:10d}' for count in counts)}{share:10.4f}\n"
+    return text
+
+
+COMMAND = ("play a trace of block hashes through a manager, without bytes", _arguments)
+"""What the command does, and the function that adds its arguments."""

@@ -12,39 +12,30 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     import argparse
 
-    from kvtrie.cli.commands import Commands
-
-__all__ = ["add_map", "add_stats"]
-
-_REPORT = "written by `kvtrie demo --save` or `kvtrie replay --save`"
+__all__ = ["MAP", "STATS"]
 
 
-def add_map(commands: Commands) -> None:
-    """Add `kvtrie map` to the parser."""
-    parser = commands.add_parser(
-        "map",
-        help="which layers of which session are where",
-        description=f"Draws the sessions and layers of a report ({_REPORT}): on which tier they "
-        "were, or dropped.",
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "report",
+        type=Path,
+        metavar="FILE",
+        help="written by `kvtrie demo --save` or `kvtrie replay --save`",
     )
-    parser.add_argument("report", type=Path, metavar="FILE", help=f"a report, {_REPORT}")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _map_arguments(parser: argparse.ArgumentParser) -> None:
+    _common(parser)
     parser.add_argument("--session", metavar="NAME", help="one session, block by block")
     parser.add_argument(
         "--out", type=Path, metavar="PICTURE", help="draw a picture (PNG, SVG or PDF) instead"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(run=_map)
 
 
-def add_stats(commands: Commands) -> None:
-    """Add `kvtrie stats` to the parser."""
-    parser = commands.add_parser(
-        "stats",
-        help="what each tier held and did",
-        description=f"Prints the counters of all tiers of a report ({_REPORT}).",
-    )
-    parser.add_argument("report", type=Path, metavar="FILE", help=f"a report, {_REPORT}")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+def _stats_arguments(parser: argparse.ArgumentParser) -> None:
+    _common(parser)
     parser.set_defaults(run=_stats)
 
 
@@ -88,3 +79,9 @@ def _stats(given: argparse.Namespace) -> int:
     figures = {"title": report.title, "tiers": report.tiers}
     sys.stdout.write((json.dumps(figures) if given.json else tier_table(report)) + "\n")
     return 0
+
+
+MAP = ("draw which layers of which session were on which tier, from a report", _map_arguments)
+"""What the command does, and the function that adds its arguments."""
+STATS = ("print what each tier held and did, from a report", _stats_arguments)
+"""Likewise."""

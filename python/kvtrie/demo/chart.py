@@ -35,16 +35,13 @@ def overview(report: Report) -> str:
     _wanted(report)
     kinds = [*report.tiers, "dropped"]
     width = max(map(len, report.sessions))
-    lines = [
-        report.title,
-        _legend(report),
-        "",
-        f"{'':{width}} {'layers'[: report.layers]:{report.layers}} "
-        f"{'blocks':>6}{''.join(f'{kind:>9}' for kind in kinds)}",
-    ]
+    head = f"{'':{width}} {'layers'[: report.layers]:{report.layers}} {'blocks':>6}"
+    head += "".join(f"{kind:>9}" for kind in kinds)
+    lines = [report.title, _legend(report), "", head]
     for name, where in report.sessions.items():
         counts = np.stack([(where == tier).sum(axis=1) for tier in _codes(report)])
-        row = "".join(_mark(_codes(report)[most]) for most in counts.argmax(axis=0))
+        most: list[int] = counts.argmax(axis=0).tolist()
+        row = "".join(_mark(_codes(report)[tier]) for tier in most)
         shares = counts.sum(axis=1) / max(1, where.size)
         cells = "".join(f"{share:9.0%}" for share in shares)
         lines.append(f"{name:{width}} {row} {where.shape[1]:6d}{cells}")

@@ -13,85 +13,129 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvtrie.demo.residency import DROPPED
+from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-__all__ = ["draw"]
+__all__ = ["draw", "draw_map"]
 
-_COLOURS = ("#1b4f8a", "#8fbce6", "#f2ddd0")  # gpu, host, dropped
+_TIERS = ("gpu", "host", "disk", "remote")
+_COLOURS = ("#1b4f8a", "#8fbce6", "#b9d9b4", "#d9cde8", "#f2ddd0")  # of the tiers, then dropped
+_GONE = len(_TIERS)
 _INK = "#333333"
+_SMALL: dict[str, Any] = {"color": _INK, "fontsize": 11}
 
 
 def draw(
     path: Path,
     title: str,
     shares: Sequence[Sequence[float]],
+    names: Sequence[str],
     grids: Sequence[NDArray[np.int8]],
 ) -> None:
-    """Write the picture as a file of the kind that `path` ends in.
+    """Write timeline and map as a picture of the kind that `path` ends in.
 
     Args:
         path: where to write.
         title: one line above it all.
-        shares: after each turn, blocks on each of the two tiers and dropped.
+        shares: after each turn, blocks on each of the tiers and, last, dropped.
+        names: of the conversations.
         grids: per conversation, `(layers, blocks)` of tier numbers, as `residency.grid` gives it.
+
+    Raises:
+        ConfigError: the file cannot be written.
     """
+    figure = _figure(title, 7.2)
+    axes: Any = figure.subplots(2, 1, height_ratios=(1, 1.5))
+    _timeline(axes[0], shares)
+    _map(axes[1], names, grids)
+    axes[1].set_title("Which layers of which blocks are where, after the last turn", **_SMALL)
+    _save(figure, path)
+
+
+def draw_map(
+    path: Path, title: str, names: Sequence[str], grids: Sequence[NDArray[np.int8]]
+) -> None:
+    """Write the map alone, with a legend of the tiers in it; arguments as in `draw`.
+
+    Raises:
+        ConfigError: the file cannot be written, or there is nothing to draw.
+    """
+    from matplotlib.patches import Patch
+
+    if not any(each.size for each in grids):
+        raise ConfigError("there is no session with a block to draw")
+    figure = _figure(title, 4.8)
+    axis: Any = figure.subplots()
+    _map(axis, names, grids)
+    seen = sorted({int(code) for each in grids for code in np.unique(_codes(each))})
+    labels = (*_TIERS, "dropped")
+    patches = [Patch(color=_COLOURS[code], label=labels[code]) for code in seen]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(seen), frameon=False)
+    _save(figure, path)
+
+
+def _figure(title: str, height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 7.2), layout="constrained")
+    figure = Figure(figsize=(12, height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes: Any = figure.subplots(2, 1, height_ratios=(1, 1.5))
     figure.suptitle(title, color=_INK)
-    _timeline(axes[0], shares)
-    _map(axes[1], grids)
-    figure.savefig(path, dpi=110)
+    return figure
+
+
+def _save(figure: Figure, path: Path) -> None:
+    try:
+        figure.savefig(path, dpi=110)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot write the picture {path}: {error}") from error
 
 
 def _timeline(axis: Axes, shares: Sequence[Sequence[float]]) -> None:
     table = np.asarray(shares, dtype=float).T
     turns = list(range(1, len(shares) + 1))
-    labels = ("gpu", "host", "dropped, recomputed if needed")
-    axis.stackplot(turns, table, colors=_COLOURS, labels=labels, step="mid", linewidth=0)
-    axis.set(xlim=(turns[0], turns[-1]), xlabel="turn", ylabel="blocks of 16 tokens")
-    axis.set_title("Where the KV of all conversations is, after each turn", color=_INK, fontsize=11)
+    labels = (*_TIERS[: len(table) - 1], "dropped, recomputed if needed")
+    colours = (*_COLOURS[: len(table) - 1], _COLOURS[_GONE])
+    axis.stackplot(turns, table, colors=colours, labels=labels, step="mid", linewidth=0)
+    axis.set(xlim=(turns[0], turns[-1]), xlabel="turn", ylabel="blocks")
+    axis.set_title("Where the KV of all conversations is, after each turn", **_SMALL)
     axis.legend(loc="upper left", frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _map(axis: Axes, grids: Sequence[NDArray[np.int8]]) -> None:
+def _map(axis: Axes, names: Sequence[str], grids: Sequence[NDArray[np.int8]]) -> None:
     from matplotlib.colors import ListedColormap
 
-    layers = grids[0].shape[0]
-    gap = np.full((layers, 1), np.nan)
+    gap = np.full((grids[0].shape[0], 1), np.nan)
     columns: list[NDArray[np.floating[Any]]] = []
     middles: list[float] = []
     at = 0
     for each in grids:
-        codes = np.where(each == DROPPED, len(_COLOURS) - 1, each).astype(float)
-        middles.append(at + (codes.shape[1] - 1) / 2)
-        at += codes.shape[1] + 1
-        columns += [codes, gap]
-    image = np.concatenate(columns[:-1], axis=1)
+        middles.append(at + (each.shape[1] - 1) / 2)
+        at += each.shape[1] + 1
+        columns += [_codes(each).astype(float), gap]
     axis.imshow(
-        np.ma.masked_invalid(image),
+        np.ma.masked_invalid(np.concatenate(columns[:-1], axis=1)),
         cmap=ListedColormap(list(_COLOURS)),
         vmin=-0.5,
-        vmax=len(_COLOURS) - 0.5,
+        vmax=_GONE + 0.5,
         aspect="auto",
         interpolation="nearest",
         origin="lower",
     )
-    axis.set_xticks(middles, [f"chat {number}" for number in range(1, len(grids) + 1)])
+    axis.set_xticks(middles, list(names))
     axis.tick_params(length=0)
     axis.set_ylabel("layer")
     axis.set_xlabel("blocks of each conversation, first to last")
-    axis.set_title(
-        "Which layers of which blocks are where, after the last turn", color=_INK, fontsize=11
-    )
     axis.spines[:].set_visible(False)
+
+
+def _codes(where: NDArray[np.int8]) -> NDArray[np.int8]:
+    return np.where(where == DROPPED, np.int8(_GONE), where)

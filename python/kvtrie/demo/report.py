@@ -53,7 +53,7 @@ class Report:
 def capture(
     manager: BlockManager,
     title: str,
-    sessions: Mapping[str, Sequence[int] | NDArray[np.integer[Any]]],
+    sessions: Mapping[str, Sequence[int]],
     now: int,
 ) -> Report:
     """Take a report.

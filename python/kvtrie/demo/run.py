@@ -22,6 +22,7 @@ from kvtrie import BlockManager, Cost, Lane, ModelShape, Tier
 from kvtrie.demo.chats import CHATS, SYSTEM
 from kvtrie.demo.model import Speaker, smollm, tiny
 from kvtrie.demo.picture import draw
+from kvtrie.demo.report import capture, write_report
 from kvtrie.demo.residency import grid, share
 from kvtrie.demo.turn import AGREE, TIE, Turn, pace, take
 from kvtrie.errors import KvtrieError
@@ -49,6 +50,7 @@ class Options:
         structure: "holes" (with single layers as victims) or "leaf-only" (whole blocks).
         tiny: a random model instead of SmolLM2.
         picture: where to write the picture; None for nowhere.
+        save: where to write a report for `kvtrie map` and `kvtrie stats`; None for nowhere.
         json: print one JSON document instead of lines for people.
         answer_tokens: the most tokens of an answer.
         gpu_share: blocks of the `gpu` tier per block of all KV.
@@ -59,6 +61,7 @@ class Options:
     structure: Literal["holes", "leaf-only"] = "holes"
     tiny: bool = False
     picture: Path | None = Path("kvtrie-demo.png")
+    save: Path | None = None
     json: bool = False
     answer_tokens: int = 12
     gpu_share: float = 1 / 8
@@ -132,14 +135,18 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
                 _tell(console, speaker, result)
     ok, sentence = _verdict(record.turns, holes=holes)
     console.print(f"\n[{'green' if ok else 'bold red'}]{sentence}[/]")
+    title = f"{speaker.name}, {len(CHATS)} conversations, structure {options.structure}"
+    chats = {f"chat {number}": tokens for number, tokens in enumerate(histories, 1)}
     if options.picture is not None:
-        title = f"{speaker.name}, {len(CHATS)} conversations, structure {options.structure}"
-        draw(options.picture, title, record.shares, grids)
+        draw(options.picture, title, record.shares, list(chats), grids)
         console.print(f"Picture: {options.picture}")
+    if options.save is not None:
+        write_report(options.save, capture(manager, title, chats, executor.clock()))
+        console.print(f"Report: {options.save}")
     if options.json:
-        document = {"model": speaker.name, **asdict(options), "picture": str(options.picture)}
+        document = {"model": speaker.name, "options": asdict(options), "shares": record.shares}
         document |= {"turns": [asdict(turn) for turn in record.turns], "ok": ok}
-        print(json.dumps(document | {"verdict": sentence}))  # noqa: T201 - what --json is for
+        sys.stdout.write(json.dumps(document | {"verdict": sentence}, default=str) + "\n")
     return 0 if ok else 1
 
 

@@ -180,6 +180,8 @@ def _compare(
     difference = float((logits[:steps] - my_logits[:steps]).abs().max())
     if tokens == mine:
         return "equal", difference
+    if shared == steps:  # one answer is the beginning of the other
+        return "differs", difference
     best, second = logits[shared].topk(2).values
     tie = float(best - second) < TIE and difference < AGREE
     return ("tie" if tie else "differs"), difference

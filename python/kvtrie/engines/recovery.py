@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["recover"]
 
+_MASKED = ("sdpa", "eager")
+
 
 def recover(model: PreTrainedModel, pool: Pool, lease: Lease, tokens: NDArray[Any]) -> int:
     """Compute what the plan of `lease` says is missing in front of its match.
@@ -43,7 +45,8 @@ def recover(model: PreTrainedModel, pool: Pool, lease: Lease, tokens: NDArray[An
         The number of tokens that were computed; 0 where nothing was missing.
 
     Raises:
-        ConfigError: a kind of attention whose mask is not known here.
+        ConfigError: a kind of layer whose mask is not known here, or an implementation of
+            attention that takes no mask.
     """
     device = pool.device
     missing = torch.from_numpy(lease.plan.recompute()).to(device)  # type: ignore[no-untyped-call]
@@ -101,6 +104,11 @@ def _masks(
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """Additive masks `(1, 1, queries, keys)`: one, or one per kind of layer where kinds mix."""
     config: Any = cast("Any", model.config).get_text_config(decoder=True)
+    if config._attn_implementation not in _MASKED:  # noqa: SLF001 - has no public name
+        raise ConfigError(
+            f"holes need attention that takes any mask, {' or '.join(_MASKED)}, not "
+            f"{config._attn_implementation!r}"  # noqa: SLF001
+        )
     window = getattr(config, "sliding_window", None)
     kinds: list[str] | None = getattr(config, "layer_types", None)
     distance = queries[:, None] - torch.arange(keys, device=queries.device)

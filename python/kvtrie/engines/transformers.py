@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from transformers import Cache
@@ -22,6 +22,7 @@ from transformers import Cache
 from kvtrie.engines.recovery import recover
 from kvtrie.engines.step import Step
 from kvtrie.errors import ConfigError, NoSpaceError, TransferError
+from kvtrie.shape import ModelShape
 from kvtrie.tiers import Pool
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class KvtrieCache(Cache):
         pool = executor.pools[0]
         if not isinstance(pool, Pool):
             raise ConfigError("the first tier has no memory that a model could compute in")
-        _check(model, pool)
+        _check(model, executor.manager.model, pool)
         self._model = model
         self._executor = executor
         self._pool = pool
@@ -193,11 +194,15 @@ class KvtrieCache(Cache):
         """Forget the last `-tokens_to_remove` columns: transformers gives a negative number."""
         if tokens_to_remove > 0 or -tokens_to_remove > self._past:
             raise ConfigError(f"cannot crop by {tokens_to_remove} of {self._past} columns")
+        if tokens_to_remove == 0:
+            return
         self._past += tokens_to_remove
-        for row in self._rows:
+        for at, row in enumerate(self._rows):
             keep = max(0, self._past - row.pad)
             if row.lease.tokens > keep:
                 row.lease.truncate(keep, now=self._executor.clock())
+            # Behind the cut, another token than the prompt's may follow.
+            self._rows[at] = replace(row, prompt=row.prompt[:keep])
 
     def reset(self) -> None:
         """Forget all columns of this batch; what is cached for others stays."""
@@ -301,14 +306,14 @@ class KvtrieCache(Cache):
         return fresh
 
 
-def _check(model: PreTrainedModel, pool: Pool) -> None:
-    config: Any = cast("Any", model.config).get_text_config(decoder=True)
-    heads, dim = pool.keys.shape[1:]
-    mine = (config.num_hidden_layers, config.num_key_value_heads, model.dtype, model.device.type)
-    theirs = (pool.layers, heads, pool.keys.dtype, pool.device.type)
+def _check(model: PreTrainedModel, shape: ModelShape, pool: Pool) -> None:
+    real = ModelShape.from_config(model.config, dtype=str(model.dtype).removeprefix("torch."))
+    mine = (real.layers, real.kv_heads, real.head_dim, real.dtype, model.device.type)
+    theirs = (shape.layers, shape.kv_heads, shape.head_dim, shape.dtype, pool.device.type)
     if mine != theirs:
         raise ConfigError(
-            f"the model has (layers, KV heads, dtype, device) {mine}, the pool {theirs}, dim {dim}"
+            f"(layers, KV heads, head_dim, dtype, device) of the model are {mine}, of the manager "
+            f"and its first tier {theirs}"
         )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kvtrie._kvtrie import BlockManager
-from kvtrie.errors import NoSpaceError
+from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ def open_manager(
     Raises:
         ConfigError: a setting that the manager refuses.
     """
+    if block_tokens < 1:
+        raise ConfigError(f"block_tokens is {block_tokens}, at least 1 wanted")
     return BlockManager(
         _SHAPE,
         [dataclasses.replace(tier, owner="none") for tier in tiers],

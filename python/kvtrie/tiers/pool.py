@@ -71,11 +71,11 @@ class Pool:
         value_dim = model.v_head_dim or key_dim
         sizes = layout.planes(block_tokens, heads, key_dim, model.v_head_dim)
         self.planes: tuple[torch.Tensor, ...] = tuple(
-            torch.empty((blocks * model.layers, size), dtype=torch.uint8, device=device)
+            torch.empty(
+                (blocks * model.layers, size), dtype=torch.uint8, device=device, pin_memory=pinned
+            )
             for size in sizes
         )
-        if pinned:
-            self.planes = tuple(plane.pin_memory() for plane in self.planes)
         for plane in self.planes:
             plane.zero_()  # touch every page now; the first copy would pay for it otherwise
         self.keys = self._rows(self.planes[0], heads, key_dim)
@@ -138,6 +138,7 @@ class Pool:
             return table
         return table * self.layers + torch.arange(self.layers, device=self.device)[:, None]
 
+    @torch.no_grad()
     def gather(
         self, units: torch.Tensor, offsets: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,6 +155,7 @@ class Pool:
         shifted = units * self._value_rows + offsets + self._value_shift
         return keys, self.values.index_select(0, shifted)
 
+    @torch.no_grad()
     def scatter(
         self, units: torch.Tensor, offsets: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:

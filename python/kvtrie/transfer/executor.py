@@ -84,8 +84,9 @@ class Executor:
         self._running: list[Job] = []
         self._closed = False
         self._broken: BaseException | None = None
-        cuda = any(isinstance(pool, Pool) and pool.device.type == "cuda" for pool in self.pools)
-        self._compute = torch.cuda.current_stream() if cuda else None
+        devices = (pool.device for pool in self.pools if isinstance(pool, Pool))
+        cuda = next((device for device in devices if device.type == "cuda"), None)
+        self._compute = None if cuda is None else torch.cuda.current_stream(cuda)
         self._threads = [
             threading.Thread(target=self._work, name=f"kvtrie-transfer-{index}", daemon=True)
             for index in range(workers)
@@ -161,7 +162,7 @@ class Executor:
                         raise TransferError(stuck)
                     self._changed.wait(self._patience())
                     continue
-            self._carry_out(job, stream=None)
+            self._carry_out(job, self._compute)
 
     def _poll(self) -> None:
         if self._broken is not None:
@@ -194,7 +195,8 @@ class Executor:
         return job
 
     def _work(self) -> None:
-        stream = torch.cuda.Stream() if self._compute is not None else None
+        compute = self._compute
+        stream = None if compute is None else torch.cuda.Stream(compute.device)
         while True:
             with self._changed:
                 job = self._next()

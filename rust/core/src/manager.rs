@@ -15,6 +15,7 @@ mod explain;
 mod fail;
 mod index;
 mod lease;
+mod load;
 mod lookup;
 mod moves;
 mod node;

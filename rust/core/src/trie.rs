@@ -267,7 +267,11 @@ impl Trie {
                 let next = &self.runs[child as usize];
                 if next.parent as usize != id || next.blocks.is_empty() {
                     broken.push(format!("run {child} is not a child of run {id}"));
-                } else if key != hash(&next.tokens[..self.block_tokens]) {
+                } else if next
+                    .tokens
+                    .get(..self.block_tokens)
+                    .is_none_or(|first| key != hash(first))
+                {
                     broken.push(format!("run {child} hangs under a wrong key"));
                 } else if next.depth != run.depth + count(run.blocks.len()) {
                     broken.push(format!("run {child} has depth {}", next.depth));
@@ -383,4 +387,90 @@ fn hash(tokens: &[Token]) -> u64 {
 
 fn count(n: usize) -> u32 {
     u32::try_from(n).expect("fewer than 2^32 blocks")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Trie, hash};
+    use crate::block::{BlockId, Token};
+
+    /// Two blocks with one hash: a short vector of the lattice that the hash's multiplier spans.
+    const TWINS: [[Token; 2]; 2] = [[0, 0], [3_051_110_358, 3_279_067_730]];
+
+    fn walk(trie: &Trie, root: u32, tokens: &[Token]) -> Vec<BlockId> {
+        let mut path = Vec::new();
+        trie.walk(root, tokens, &mut path);
+        path
+    }
+
+    #[test]
+    fn blocks_with_one_hash_are_told_apart_by_their_tokens() {
+        #[cfg(target_pointer_width = "64")]
+        assert_eq!(hash(&TWINS[0]), hash(&TWINS[1]));
+        for (first, second) in [(0, 1), (1, 0)] {
+            let mut trie = Trie::new(2);
+            let root = trie.add_root();
+            let one = trie.insert(root, None, &TWINS[first]);
+            assert_eq!(walk(&trie, root, &TWINS[second]), [0; 0]);
+            assert_eq!(trie.child(root, None, &TWINS[second]), None);
+            let two = trie.insert(root, None, &TWINS[second]);
+            assert_eq!(walk(&trie, root, &TWINS[first]), [one]);
+            assert_eq!(walk(&trie, root, &TWINS[second]), [two]);
+            trie.remove(one);
+            assert_eq!(trie.child(root, None, &TWINS[second]), Some(two));
+            assert_eq!((trie.audit(), trie.len()), (vec![], 1));
+        }
+    }
+
+    #[test]
+    fn a_run_that_branched_and_lost_the_branch_is_one_run_again() {
+        let mut trie = Trie::new(1);
+        let root = trie.add_root();
+        let mut path: Vec<BlockId> = Vec::new();
+        for token in 0..9 {
+            path.push(trie.insert(root, path.last().copied(), &[token]));
+        }
+        let branch = trie.insert(root, Some(path[3]), &[77]);
+        assert_eq!(trie.places[path[8] as usize].index, 4);
+        trie.remove(branch);
+        let place = trie.places[path[8] as usize];
+        assert_eq!((place.index, trie.runs[place.run as usize].blocks.len()), (8, 9));
+        assert_eq!(walk(&trie, root, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]), path);
+        assert_eq!(trie.audit(), [""; 0]);
+    }
+
+    #[test]
+    fn an_id_comes_again_under_another_generation() {
+        let mut trie = Trie::new(1);
+        let root = trie.add_root();
+        let block = trie.insert(root, None, &[5]);
+        let old = trie.handle(block);
+        trie.remove(block);
+        assert!(!trie.alive(block) && trie.is_empty());
+        assert_eq!(trie.insert(root, None, &[6]), block);
+        assert_eq!((trie.resolve(old), trie.resolve(trie.handle(block))), (None, Some(block)));
+        assert_eq!(trie.bound(), 1);
+    }
+
+    #[test]
+    fn the_audit_sees_what_is_out_of_place() {
+        let mut trie = Trie::new(1);
+        let root = trie.add_root();
+        let first = trie.insert(root, None, &[5]);
+        trie.insert(root, Some(first), &[6]);
+        trie.insert(root, Some(first), &[7]);
+        assert_eq!(trie.audit(), [""; 0]);
+        let break_it = |change: fn(&mut Trie)| {
+            let mut broken = trie.clone();
+            change(&mut broken);
+            assert!(!broken.audit().is_empty());
+        };
+        break_it(|trie| trie.places[1].index = 3);
+        break_it(|trie| trie.runs[2].depth = 7);
+        break_it(|trie| trie.runs[2].tokens[0] = 8);
+        break_it(|trie| trie.runs[2].tokens.clear());
+        break_it(|trie| trie.runs[2].parent = 0);
+        break_it(|trie| trie.runs[1].children.reverse());
+        break_it(|trie| trie.free_blocks.push(1));
+    }
 }

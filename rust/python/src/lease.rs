@@ -152,7 +152,7 @@ impl Lease {
     fn load<'py>(
         &self,
         py: Python<'py>,
-        layers: Option<(u16, u16)>,
+        #[pyo3(from_py_with = number::layer_range)] layers: Option<(u16, u16)>,
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
         let layers = layers.map(|(lo, hi)| Layers::new(lo, hi));

@@ -26,7 +26,7 @@ use crate::number;
 use crate::settings::{Given, settings};
 use crate::shared::Shared;
 use crate::stats::Stats;
-use crate::tokens::{Tokens, each};
+use crate::tokens::{Sequences, Tokens};
 use crate::transmission::Transmission;
 
 /// Requests with more tokens than this run without the interpreter's lock.
@@ -163,7 +163,9 @@ impl BlockManager {
         #[pyo3(from_py_with = number::keep)] keep: usize,
     ) -> PyResult<Vec<Match>> {
         let py = tokens.py();
-        let (all, scope) = (each(tokens)?, crate::scope::scope(scope)?);
+        let scope = crate::scope::scope(scope)?;
+        let all = Sequences::many(tokens)?;
+        let all: Vec<Vec<Token>> = all.slices().into_iter().map(<[Token]>::to_vec).collect();
         let found = self.shared.long(py, |manager| {
             let look = |tokens: &Vec<Token>| manager.probe(tokens, &scope, keep);
             all.iter().map(look).collect::<Result<Vec<_>>>()
@@ -334,7 +336,8 @@ impl BlockManager {
         tokens: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Vec<Committed>> {
-        let (ids, all) = (numbers(lease_ids, "lease", u64::MAX)?, each(tokens)?);
+        let (ids, all) = (numbers(lease_ids, "lease", u64::MAX)?, Sequences::new(tokens)?);
+        let all = all.slices();
         if ids.len() != all.len() {
             return Err(bad(format!("{} leases and tokens of {}", ids.len(), all.len())));
         }

@@ -124,3 +124,12 @@ pub(crate) fn any_layer(given: &Bound<'_, PyAny>) -> PyResult<Option<u16>> {
 pub(crate) fn any_now(given: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
     maybe(given, "now", nanos)
 }
+
+/// A range of layers that may be left out.
+pub(crate) fn layer_range(given: &Bound<'_, PyAny>) -> PyResult<Option<(u16, u16)>> {
+    if given.is_none() {
+        return Ok(None);
+    }
+    let (first, behind) = given.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
+    Ok(Some((half(&first, "first layer")?, half(&behind, "layer behind the last")?)))
+}

@@ -44,8 +44,11 @@ impl Given<'_, '_> {
 /// Reads all settings; the core checks what they say together.
 pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
     let model = given.model;
-    if given.block_tokens == 0 {
-        return Err(bad("block_tokens is 0, at least 1 wanted"));
+    if given.block_tokens == 0 || given.token_weight == 0 {
+        return Err(bad(format!(
+            "block_tokens is {} and token_weight is {}, at least 1 wanted",
+            given.block_tokens, given.token_weight
+        )));
     }
     let tiers = given.tiers.iter().map(|tier| spec(tier, given)).collect::<PyResult<_>>()?;
     let layer_bytes = model.call_method1("layer_bytes", (given.real_tokens()?,))?;

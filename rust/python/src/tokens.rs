@@ -1,6 +1,6 @@
 //! Token ids from whatever Python holds them in.
 //!
-//! A contiguous `uint32` array is read in place; anything else becomes one fresh copy, checked on
+//! A long contiguous `uint32` array is read in place; all else becomes one fresh copy, checked on
 //! the way. Invariant: every token is an integer in `0..2**32`; otherwise a `ConfigError` names
 //! the value and its index, or the dtype and the shape. Cost: one pass.
 
@@ -18,6 +18,9 @@ use kvtrie_core::block::Token;
 
 use crate::error::bad;
 
+/// Up to so many tokens are copied even from a contiguous array.
+const SHORT: usize = 4096;
+
 /// A sequence of tokens, in place or copied.
 pub(crate) enum Tokens<'py> {
     InPlace(PyReadonlyArray1<'py, Token>),
@@ -27,12 +30,18 @@ pub(crate) enum Tokens<'py> {
 impl<'py> Tokens<'py> {
     /// Takes any sequence of integers, array, buffer or CPU tensor.
     pub(crate) fn new(given: &Bound<'py, PyAny>) -> PyResult<Self> {
-        if let Ok(array) = given.cast::<PyArray1<Token>>()
-            && array.is_c_contiguous()
-            && let Ok(readonly) = array.try_readonly()
-            && readonly.as_slice().is_ok()
-        {
-            return Ok(Self::InPlace(readonly));
+        if let Ok(array) = given.cast::<PyArray1<Token>>() {
+            // Registering a borrow takes longer than copying a few tokens.
+            if array.len() <= SHORT
+                && let Ok(tokens) = array.to_vec()
+            {
+                return Ok(Self::Copied(tokens));
+            }
+            if let Ok(readonly) = array.try_readonly()
+                && readonly.as_slice().is_ok()
+            {
+                return Ok(Self::InPlace(readonly));
+            }
         }
         if let Ok(array) = given.cast::<PyUntypedArray>() {
             return from_array(array).map(Self::Copied);
@@ -184,16 +193,34 @@ fn from_items(given: &Bound<'_, PyAny>) -> PyResult<Vec<Token>> {
     Ok(tokens)
 }
 
-/// Tokens of several sequences: a sequence of token sequences, or one token of each as one array
-/// or one list of integers.
-pub(crate) fn each(given: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<Token>>> {
-    let singles = match given.cast::<PyUntypedArray>() {
-        Ok(array) => array.ndim() == 1 && array.dtype().kind() != b'O',
-        Err(_) => given.get_item(0).is_ok_and(|first| first.is_instance_of::<PyInt>()),
-    };
-    if singles {
-        let tokens = Tokens::new(given)?;
-        return Ok(tokens.as_slice().iter().map(|&token| vec![token]).collect());
+/// Tokens of several sequences.
+pub(crate) enum Sequences<'py> {
+    /// One token of each.
+    Singles(Tokens<'py>),
+    Many(Vec<Tokens<'py>>),
+}
+
+impl<'py> Sequences<'py> {
+    /// Takes one token of each as one array or one list of integers, or a sequence for each.
+    pub(crate) fn new(given: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let singles = match given.cast::<PyUntypedArray>() {
+            Ok(array) => array.ndim() == 1 && array.dtype().kind() != b'O',
+            Err(_) => given.get_item(0).is_ok_and(|first| first.is_instance_of::<PyInt>()),
+        };
+        if singles { Tokens::new(given).map(Self::Singles) } else { Self::many(given) }
     }
-    given.try_iter()?.map(|tokens| Tokens::new(&tokens?).map(Tokens::into_vec)).collect()
+
+    /// Takes a sequence for each.
+    pub(crate) fn many(given: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let all = given.try_iter()?.map(|tokens| Tokens::new(&tokens?));
+        all.collect::<PyResult<_>>().map(Self::Many)
+    }
+
+    /// Each one's tokens.
+    pub(crate) fn slices(&self) -> Vec<&[Token]> {
+        match self {
+            Self::Singles(tokens) => tokens.as_slice().chunks(1).collect(),
+            Self::Many(all) => all.iter().map(Tokens::as_slice).collect(),
+        }
+    }
 }

@@ -6,14 +6,15 @@
 
 use std::collections::BTreeSet;
 
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
+use crate::block::{BlockId, LeaseId, MoveId, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::Scope;
 use crate::time::Nanos;
 
 use super::Manager;
 use super::lease::{Hold, Lease, Plan, Step, TailFrom};
-use super::moves::{self, End, MoveKind};
+use super::load::{Load, Passage};
+use super::moves::End;
 use super::own::OwnId;
 use super::survey::Need;
 
@@ -161,10 +162,13 @@ impl Manager {
             .ok_or_else(|| Error::config(format!("reserve of {} tokens", ask.reserve)))?;
         let open = if self.engine_owned() { 0 } else { rest.div_ceil(self.block_tokens()) };
         self.pin(&path);
-        if let Err(error) = self.make_room(&needs, open, now) {
-            self.unpin(&path);
-            return Err(error);
-        }
+        let mut passage = match self.room_for(&needs, open, now) {
+            Ok(passage) => passage,
+            Err(error) => {
+                self.unpin(&path);
+                return Err(error);
+            }
+        };
         let mut taken = Taken {
             path: path.iter().map(|&block| Step::shared(block)).collect(),
             open: Vec::new(),
@@ -174,12 +178,13 @@ impl Manager {
         let mut begun = vec![Vec::new(); needs.len()];
         // Loads take the slots that are free at once; what is computed can wait for stores.
         for at in (0..needs.len()).filter(|&at| needs[at].load) {
-            begun[at] = self.begin_load(&needs[at], &mut taken.path[at], id, now);
+            begun[at] = self.begin_load(&needs[at], &mut taken.path[at], id, &mut passage, now);
         }
         for at in (0..needs.len()).filter(|&at| !needs[at].load && !needs[at].lacks.is_empty()) {
-            let deferred = ask.load == LoadMode::None;
-            begun[at] = self.begin_compute(&needs[at], &mut taken.path[at], deferred, id, now);
+            taken.path[at].deferred = ask.load == LoadMode::None;
+            begun[at] = self.begin_compute(&needs[at], &mut taken.path[at], id, &mut passage, now);
         }
+        self.close_passage(passage);
         for (need, moves) in needs.iter().zip(&begun) {
             taken.awaits.extend(moves);
             taken.awaits.extend(self.bringing(0, need.block, self.all_layers()));
@@ -193,59 +198,44 @@ impl Manager {
         Ok(taken)
     }
 
-    /// Makes room for what was decided and `open` further blocks, or changes nothing.
-    fn make_room(&mut self, needs: &[Need], open: usize, now: Nanos) -> Result<()> {
-        let mut draft = self.draft();
+    /// Makes room for what was decided and `open` further blocks, or changes nothing. Returns the
+    /// way for loads that pass through host.
+    fn room_for(&mut self, needs: &[Need], open: usize, now: Nanos) -> Result<Passage> {
         let mut units = self.units(0, self.all_layers()) * open as u64;
-        let mut transit = 0;
-        let mut passing = None;
-        for need in needs.iter().filter(|need| !need.lacks.is_empty()) {
-            if !self.engine_owned() {
-                units += self.units(0, need.lacks);
-            }
-            if !need.load && need.compute.is_empty() {
-                continue;
-            }
-            for (tier, _) in need.loads() {
-                self.guard(&mut draft, tier, need.block);
-                if let Some(host) = self.transit(0, tier) {
-                    passing = Some(host);
-                    transit += self.units(host, self.all_layers());
-                }
-            }
+        if !self.engine_owned() {
+            let lacking = needs.iter().filter(|need| !need.lacks.is_empty());
+            units += lacking.map(|need| self.units(0, need.lacks)).sum::<u64>();
         }
         let growth = self.growth_slots(0);
         if growth > 0 && self.leased(0) + units + growth > u64::from(self.tiers[0].space.capacity())
         {
-            let error = self.no_space(0, units, &draft);
-            self.abandon(&draft);
-            return Err(error);
+            return Err(self.no_space(0, units, &self.draft()));
         }
-        for (tier, units) in passing.map(|host| (host, transit)).into_iter().chain([(0, units)]) {
-            if units > 0 && !self.room(&mut draft, tier, units, now) {
-                let error = self.no_space(tier, units, &draft);
-                self.abandon(&draft);
-                return Err(error);
-            }
-        }
-        self.apply(&draft, now);
-        Ok(())
+        self.open_passage(needs, units, now)
     }
 
     /// Begins the loads of a block into its residency on the first tier, or on a tier that the
     /// engine owns into a slot that it will name.
-    fn begin_load(&mut self, need: &Need, step: &mut Step, id: LeaseId, now: Nanos) -> Vec<MoveId> {
+    fn begin_load(
+        &mut self,
+        need: &Need,
+        step: &mut Step,
+        id: LeaseId,
+        passage: &mut Passage,
+        now: Nanos,
+    ) -> Vec<MoveId> {
         if self.engine_owned() {
             let own = self.new_own(0, need.lacks);
             step.own = Some(own);
             step.fresh = true;
-            return self.load_own(need, need.lacks, own, id, now);
+            return self.load_own(need, need.lacks, own, id, passage, now);
         }
         let row = self.take_slots(0, self.residency(0, need.block).slot, need.lacks);
         self.residency_mut(0, need.block).slot = row;
         let mut moves = Vec::new();
         for (tier, layers) in need.loads() {
-            moves.extend(self.load_layers(need.block, tier, layers, id, now, |manager, layer| {
+            let load = Load { block: need.block, from: tier, layers, lease: id };
+            moves.extend(self.load_layers(load, passage, now, |manager, layer| {
                 (manager.slot_of(0, need.block, layer), End::Here)
             }));
         }
@@ -261,95 +251,15 @@ impl Manager {
         &mut self,
         need: &Need,
         step: &mut Step,
-        deferred: bool,
         id: LeaseId,
+        passage: &mut Passage,
         now: Nanos,
     ) -> Vec<MoveId> {
         let own = self.new_own(0, need.lacks);
         step.own = Some(own);
         step.fresh = true;
-        step.deferred = deferred;
         step.compute = need.compute;
-        self.load_own(need, need.lacks, own, id, now)
-    }
-
-    pub(super) fn load_own(
-        &mut self,
-        need: &Need,
-        wanted: Layers,
-        own: OwnId,
-        id: LeaseId,
-        now: Nanos,
-    ) -> Vec<MoveId> {
-        let mut moves = Vec::new();
-        for (tier, layers) in need.loads() {
-            let layers = layers.meet(wanted);
-            moves.extend(self.load_layers(need.block, tier, layers, id, now, |manager, layer| {
-                (manager.own_slot(&manager.owns[&own], layer), End::Own(own))
-            }));
-        }
-        moves
-    }
-
-    /// The moves that bring `layers` of a block from a lower tier to the first one.
-    fn load_layers(
-        &mut self,
-        block: BlockId,
-        from: TierId,
-        layers: Layers,
-        lease: LeaseId,
-        now: Nanos,
-        dest: impl Fn(&Self, u16) -> (Slot, End),
-    ) -> Vec<MoveId> {
-        if layers.is_empty() {
-            return Vec::new();
-        }
-        let transit = self.transit(0, from);
-        let own = transit.map(|host| (host, self.new_own(host, self.all_layers())));
-        let tokens = self.settings.block_tokens;
-        let mut moves = Vec::new();
-        for piece in self.pieces(from, 0, transit, layers) {
-            let mut src = (from, self.slot_of(from, block, piece.lo), End::Here);
-            let mut deps = self.bringing(from, block, piece);
-            if let Some((host, own)) = own {
-                let passing = self.own_slot(&self.owns[&own], piece.lo);
-                deps.extend(self.own_waits(own));
-                let through = (host, passing, End::Own(own));
-                let hop = moves::Draft {
-                    kind: MoveKind::Load,
-                    lease,
-                    block: Some(block),
-                    src,
-                    dst: through,
-                    layers: piece,
-                    tokens,
-                    deps,
-                };
-                let hop = self.add_move(hop, now);
-                moves.push(hop);
-                deps = vec![hop];
-                src = through;
-            }
-            let (slot, end) = dest(self, piece.lo);
-            if slot != NO_SLOT && !self.engine_owned() {
-                deps.extend(self.tiers[0].space.drained_by(slot));
-            }
-            let load = moves::Draft {
-                kind: MoveKind::Load,
-                lease,
-                block: Some(block),
-                src,
-                dst: (0, slot, end),
-                layers: piece,
-                tokens,
-                deps,
-            };
-            moves.push(self.add_move(load, now));
-        }
-        if let Some((_, own)) = own {
-            self.unref_own(own);
-        }
-        moves
+        self.load_own(need, need.lacks, own, id, passage, now)
     }
 
     fn growth_slots(&self, tier: TierId) -> u64 {

@@ -183,14 +183,11 @@ impl Manager {
             return tokens(at, at + 1);
         }
         let lacks = self.lacks(self.residency(0, block).have);
-        let mut draft = self.draft();
         let units = self.units(0, lacks);
-        if !self.room(&mut draft, 0, units, now) {
-            self.abandon(&draft);
+        if self.make_room(&[(0, units)], &[], now).is_err() {
             let end = self.cut_path(id, at, now);
             return tokens(at, end);
         }
-        self.apply(&draft, now);
         let own = self.new_own(0, lacks);
         let step = &mut self.lease_mut(id).path[at];
         step.own = Some(own);
@@ -216,15 +213,11 @@ impl Manager {
             return end;
         }
         let units = self.units(0, self.all_layers()) * cut.len() as u64;
-        let mut draft = self.draft();
-        if self.room(&mut draft, 0, units, now) {
-            self.apply(&draft, now);
+        if self.make_room(&[(0, units)], &[], now).is_ok() {
             for _ in 0..cut.len() {
                 let own = self.new_own(0, self.all_layers());
                 self.lease_mut(id).open.push(own);
             }
-        } else {
-            self.abandon(&draft);
         }
         end
     }

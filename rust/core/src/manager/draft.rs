@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::block::{BlockId, Layers, Structure, TierId};
+use crate::error::Result;
 use crate::policy::Entry;
 use crate::tier::{Kind, State, Write};
 use crate::time::Nanos;
@@ -46,6 +47,8 @@ pub(super) struct Draft {
     spare: Vec<u64>,
     /// On this tier victims are only looked at; so many of its slots are spare in fact.
     looked_at: Option<(TierId, u64)>,
+    /// Victims are dropped, not written.
+    dropping: bool,
     touched: BTreeSet<(TierId, BlockId)>,
     guarded: BTreeSet<(TierId, BlockId)>,
 }
@@ -55,6 +58,39 @@ impl Manager {
         let spare =
             |tier: &super::Tier| u64::from(tier.space.free()) + u64::from(tier.space.coming());
         Draft { spare: self.tiers.iter().map(spare).collect(), ..Draft::default() }
+    }
+
+    /// Makes room for so many slots of each tier while some copies stay, or changes nothing.
+    /// Where writing victims down does not leave enough, they are dropped: retention is soft.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] for the first tier that cannot do it.
+    pub(super) fn make_room(
+        &mut self,
+        wanted: &[(TierId, u64)],
+        stay: &[(TierId, BlockId)],
+        now: Nanos,
+    ) -> Result<()> {
+        let mut refused = None;
+        for dropping in [false, true] {
+            let mut draft = Draft { dropping, ..self.draft() };
+            for &(tier, block) in stay {
+                self.guard(&mut draft, tier, block);
+            }
+            refused = None;
+            for &(tier, units) in wanted {
+                if units > 0 && !self.room(&mut draft, tier, units, now) {
+                    refused = Some(self.no_space(tier, units, &draft));
+                    break;
+                }
+            }
+            if refused.is_none() {
+                self.apply(&draft, now);
+                return Ok(());
+            }
+            self.abandon(&draft);
+        }
+        refused.map_or(Ok(()), Err)
     }
 
     /// A draft whose victims on `tier` stay: it finds out what to write ahead of need.
@@ -183,7 +219,7 @@ impl Manager {
         let node = self.nodes[block as usize];
         let spec = &self.tiers[tier].spec;
         let worth = node.uses >= spec.admit_after && !node.unwritable;
-        if tier == self.last() || spec.write == Write::Never || !worth {
+        if tier == self.last() || spec.write == Write::Never || !worth || draft.dropping {
             return false;
         }
         let below = tier + 1;
@@ -258,20 +294,23 @@ impl Manager {
             self.leave(draft, Victim { tier, block, layers: out, fate: Fate::Drop });
             return;
         }
-        if !self.droppable(draft, block) {
+        let gone = if draft.dropping { self.subtree(block) } else { vec![block] };
+        if !gone.iter().all(|&block| self.droppable(draft, block, &gone)) {
             return;
         }
-        for tier in 0..self.tiers.len() {
-            let layers = self.view(draft, tier, block);
-            if !layers.is_empty() {
-                self.take_out(draft, tier, block);
-                self.leave(draft, Victim { tier, block, layers, fate: Fate::Drop });
+        for &block in gone.iter().rev() {
+            for tier in 0..self.tiers.len() {
+                let layers = self.view(draft, tier, block);
+                if !layers.is_empty() {
+                    self.take_out(draft, tier, block);
+                    self.leave(draft, Victim { tier, block, layers, fate: Fate::Drop });
+                }
             }
         }
     }
 
-    /// Whether a leaf-only block may vanish: nobody uses it and nothing stands behind it.
-    fn droppable(&self, draft: &Draft, block: BlockId) -> bool {
+    /// Whether a leaf-only block may vanish: nobody uses it and nothing stays behind it.
+    fn droppable(&self, draft: &Draft, block: BlockId, gone: &[BlockId]) -> bool {
         let tiers = 0..self.tiers.len();
         let quiet = tiers.clone().all(|tier| {
             let here = self.residency(tier, block);
@@ -281,10 +320,10 @@ impl Manager {
         });
         quiet
             && self.nodes[block as usize].refs == 0
-            && self
-                .trie
-                .children(block)
-                .all(|child| self.nodes[child as usize].refs == 0 && self.gone(draft, child))
+            && self.trie.children(block).all(|child| {
+                gone.contains(&child)
+                    || (self.nodes[child as usize].refs == 0 && self.gone(draft, child))
+            })
     }
 
     fn gone(&self, draft: &Draft, block: BlockId) -> bool {

@@ -126,14 +126,10 @@ impl Manager {
             Some((id, u16::try_from(at).unwrap_or(u16::MAX)))
         });
         let Some((holder, layer)) = holder else { return false };
-        let mut draft = self.draft();
         // The block itself must stay as it is, or its layers would not fit together again.
-        self.guard(&mut draft, tier, block);
-        if !self.room(&mut draft, tier, 1, now) {
-            self.abandon(&draft);
+        if self.make_room(&[(tier, 1)], &[(tier, block)], now).is_err() {
             return false;
         }
-        self.apply(&draft, now);
         let grant = self.tiers[tier].space.take().expect("room was made");
         if layer_slots {
             let row = self.owns[&holder].slot;

@@ -135,20 +135,14 @@ impl Manager {
         }
         let absent = |block: &&BlockId| self.residency(mark.tier, **block).state == State::Absent;
         let more = path.iter().filter(absent).count() + full / size - path.len();
-        let mut draft = self.draft();
         let units = self.units(mark.tier, self.all_layers()) * more as u64;
+        let stay: Vec<_> = path.iter().map(|&block| (mark.tier, block)).collect();
         self.pin(&path);
-        for &block in &path {
-            self.guard(&mut draft, mark.tier, block);
-        }
-        if !self.room(&mut draft, mark.tier, units, now) {
-            let error = self.no_space(mark.tier, units, &draft);
+        if let Err(error) = self.make_room(&[(mark.tier, units)], &stay, now) {
             self.unpin(&path);
-            self.abandon(&draft);
             return Err(error);
         }
         self.scopes.intern(&mark.scope, 0, &mark.tokens[..full])?;
-        self.apply(&draft, now);
         let scope = match self.scopes.find(&mark.scope)? {
             Some(scope) => scope,
             None => self.scopes.add(&mark.scope, self.settings.structure, &mut self.trie),

@@ -189,13 +189,7 @@ impl Manager {
         if !lost {
             return;
         }
-        let mut below = vec![block];
-        let mut at = 0;
-        while let Some(&next) = below.get(at) {
-            below.extend(self.trie.children(next));
-            at += 1;
-        }
-        for &block in below.iter().rev() {
+        for &block in self.subtree(block).iter().rev() {
             for tier in 0..self.tiers.len() {
                 let moving = self.arriving.get(&(tier, block)).is_some_and(|a| !a.moves.is_empty());
                 if self.residency(tier, block).busy == 0 && !moving {
@@ -204,6 +198,17 @@ impl Manager {
             }
             self.prune(block);
         }
+    }
+
+    /// A block and all that stands behind it, parents before children.
+    pub(super) fn subtree(&self, block: BlockId) -> Vec<BlockId> {
+        let mut below = vec![block];
+        let mut at = 0;
+        while let Some(&next) = below.get(at) {
+            below.extend(self.trie.children(next));
+            at += 1;
+        }
+        below
     }
 
     /// Removes nodes that hold nothing and that nothing needs, from `block` upwards.

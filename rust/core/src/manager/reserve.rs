@@ -3,12 +3,13 @@
 //! Invariant: a slot that somebody else holds too is copied before it is written. Cost: O(log n)
 //! per victim.
 
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
 
 use super::Manager;
 use super::lease::{Action, Step, TailFrom};
+use super::load::Passage;
 use super::moves::{self, End, MoveKind};
 use super::own::OwnId;
 use super::survey::Need;
@@ -37,13 +38,7 @@ impl Manager {
         let more = blocks.saturating_sub(lease.open.len() + usize::from(adopts));
         if more > 0 {
             let units = self.units(0, self.all_layers()) * more as u64;
-            let mut draft = self.draft();
-            if !self.room(&mut draft, 0, units, now) {
-                let error = self.no_space(0, units, &draft);
-                self.abandon(&draft);
-                return Err(error);
-            }
-            self.apply(&draft, now);
+            self.make_room(&[(0, units)], &[], now)?;
         }
         if adopts {
             self.adopt_tail(id);
@@ -203,44 +198,23 @@ impl Manager {
         let now = self.tick(now);
         let blocks: Vec<BlockId> = steps.iter().map(|(_, step)| step.block).collect();
         let (needs, _) = self.survey(&blocks, now, super::LoadMode::All, None);
-        self.pass_loads(&needs, now)?;
+        let mut passage = self.open_passage(&needs, 0, now)?;
         let mut all = Vec::new();
         for (&(at, step), need) in steps.iter().zip(&needs) {
-            all.extend(self.load_step(id, at, step, need, asked, now));
+            all.extend(self.load_step(id, (at, step), need, asked, &mut passage, now));
         }
+        self.close_passage(passage);
         Ok(all)
-    }
-
-    /// Makes room for what passes through host, and keeps the sources where they are.
-    fn pass_loads(&mut self, needs: &[Need], now: Nanos) -> Result<()> {
-        let mut draft = self.draft();
-        let mut passing: Vec<TierId> = Vec::new();
-        for need in needs {
-            for (tier, _) in need.loads() {
-                self.guard(&mut draft, tier, need.block);
-                passing.extend(self.transit(0, tier));
-            }
-        }
-        for host in passing {
-            let units = self.units(host, self.all_layers());
-            if !self.room(&mut draft, host, units, now) {
-                let error = self.no_space(host, units, &draft);
-                self.abandon(&draft);
-                return Err(error);
-            }
-        }
-        self.apply(&draft, now);
-        Ok(())
     }
 
     /// Starts the loads of one deferred block of a path.
     fn load_step(
         &mut self,
         id: LeaseId,
-        at: usize,
-        step: Step,
+        (at, step): (usize, Step),
         need: &Need,
         asked: Layers,
+        passage: &mut Passage,
         now: Nanos,
     ) -> Vec<MoveId> {
         let own = step.own.expect("a deferred step has an own slot");
@@ -259,7 +233,7 @@ impl Manager {
         if wanted.is_empty() || need.lacks != self.owns[&own].layers {
             return Vec::new();
         }
-        let moves = self.load_own(need, wanted, own, id, now);
+        let moves = self.load_own(need, wanted, own, id, passage, now);
         let first = moves.iter().map(|id| self.moves[id].first).min().unwrap_or(now);
         let ready = moves.iter().map(|id| self.moves[id].ready).max().unwrap_or(now);
         let plan = &self.leases[&id].plan;

@@ -109,7 +109,7 @@ fn a_tier_that_does_not_exist_is_refused_everywhere() {
     rig.refused("there is no tier 1", |manager, now| manager.mark(&mark, now));
     rig.refused("there is no tier 1", |manager, _| manager.slots(id, HOST));
     rig.refused("there is no tier 1", |manager, now| manager.explain(block, HOST, now));
-    rig.refused("there is no tier 9", |manager, now| manager.explain_layer(block, 0, 9, now));
+    rig.refused("there is no tier 9", |manager, now| manager.explain_layer(block, 9, 0, now));
     rig.refused("no lane 'nowhere'", |manager, now| manager.transmit("nowhere", 1, now, 1));
     rig.refused("the model has 4", |manager, now| manager.transmit("gpu up", 1, now, 5));
     let row: &[Row] = &[];

@@ -20,12 +20,12 @@ fn a_manager_may_go_to_another_thread_and_wait_behind_a_lock() {
     assert_eq!(thread.join().unwrap().matched(&tokens(1, 2)), 2 * SIZE);
 }
 
-/// A few hundred requests, and every move that they asked for.
+/// Sixty requests, and every move that they asked for.
 fn replay(settings: &Settings) -> (Vec<Move>, Vec<u8>) {
     let mut rig = Rig::new(settings.clone());
     let mut log = Vec::new();
     let mut open = Vec::new();
-    for turn in 0..200_u32 {
+    for turn in 0..60_u32 {
         let stem = turn * 7 % 11;
         let prompt = [tokens(stem, 2), tokens(100 + turn % 5, 1)].concat();
         let session = ["a", "b", "c"][turn as usize % 3];

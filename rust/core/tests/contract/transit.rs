@@ -1,7 +1,7 @@
 //! Bytes move between neighbours; disk and the first tier, remote and everything, meet in the host.
 
 use kvtrie_core::error::Error;
-use kvtrie_core::manager::{MoveKind, Settings};
+use kvtrie_core::manager::{Acquire, LoadMode, MoveKind, Settings};
 use kvtrie_core::tier::{Kind, TierSpec, Write};
 
 use crate::rig::{ALL, DISK, GPU, HOST, REMOTE, Rig, SIZE, all_of, settings, tier, tokens};
@@ -125,4 +125,19 @@ fn several_loads_from_disk_each_have_a_way_through() {
     assert_eq!((count(DISK, HOST), count(HOST, GPU)), (3, 5));
     assert!(rig.awaits(id).is_empty());
     assert_eq!(rig.on(&prompt, GPU), [ALL; 5]);
+}
+
+#[test]
+fn a_path_on_disk_that_is_longer_than_the_host_is_served_all_the_same() {
+    for load in [LoadMode::Plan, LoadMode::All] {
+        let mut rig = Rig::new(four([8, 3, 8, 8]));
+        let prompt = tokens(1, 6);
+        rig.mark(&prompt, DISK);
+        let id = rig.ask(&Acquire { load, ..all_of(&prompt) }).unwrap();
+        rig.run();
+        let held = rig.manager.lease_tokens(id).unwrap();
+        rig.commit(id, &prompt[held..]);
+        assert_eq!(rig.on(&prompt, GPU), [ALL; 6]);
+        rig.release(id);
+    }
 }

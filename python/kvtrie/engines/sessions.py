@@ -1,0 +1,226 @@
+"""Sessions: KV by conversation, block and layer, for programs that compute K and V themselves.
+
+The smallest engine: no model, no forward pass, only tensors put in and views taken out, in
+kvtrie's own pools.
+Invariant: what `get` and `gather` return is bit for bit what `put` was given, or it is said to be
+elsewhere or dropped. Cost: `put` and `gather` acquire the whole conversation, `get` only looks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.tiers import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from kvtrie import Lease, Scope
+    from kvtrie.transfer import Executor
+
+__all__ = ["Chunk", "Gathered", "Sessions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One layer of one block of a conversation.
+
+    Attributes:
+        session: name of the conversation.
+        block: index of the block in it.
+        layer: index of the layer.
+        keys: K `(block_tokens, kv_heads, head_dim)`, a view that holds until the manager next
+            changes; None where no memory holds it.
+        values: V likewise.
+        context: tokens before the block.
+        session_blocks: blocks of the conversation.
+        layers: layers of the model.
+        last_access: the time of its last use in nanoseconds; None if it is dropped.
+        tier: kind of the fastest tier that holds it, or "dropped".
+    """
+
+    session: str
+    block: int
+    layer: int
+    keys: torch.Tensor | None
+    values: torch.Tensor | None
+    context: int
+    session_blocks: int
+    layers: int
+    last_access: int | None
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """One layer of a whole conversation, in logical order.
+
+    Attributes:
+        keys: K `(tokens, kv_heads, head_dim)`; zeros at the holes.
+        values: V `(tokens, kv_heads, v_head_dim)` likewise.
+        holes: int64, ascending: the positions that are on no tier.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    holes: NDArray[np.int64]
+
+
+class Sessions:
+    """Conversations as growing rows of full blocks.
+
+    Args:
+        executor: carries out the moves of the manager that holds the KV.
+        scope: whose KV may be shared; conversations that begin with the same tokens share it.
+
+    Raises:
+        ConfigError: the first tier has no memory.
+    """
+
+    def __init__(self, executor: Executor, *, scope: Scope | None = None) -> None:
+        pool = executor.pools[0]
+        if not isinstance(pool, Pool):
+            raise ConfigError("the first tier has no memory to put K and V in")
+        self._executor = executor
+        self._manager = executor.manager
+        self._pool = pool
+        self._scope = scope
+        self._tokens: dict[str, list[int]] = {}
+
+    def put(
+        self,
+        session: str,
+        block: int,
+        tokens: Sequence[int],
+        kv: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """Store a block: the next one of its conversation, or again one that was dropped.
+
+        Args:
+            session: name of the conversation.
+            block: index of the block in it.
+            tokens: its `block_tokens` tokens; with all before them they name the KV.
+            kv: per layer, K and V `(block_tokens, kv_heads, dim)`.
+
+        Raises:
+            ConfigError: not the next block, other tokens than before, missing layers, or blocks
+                before it that are dropped and must be put first.
+            NoSpaceError: the conversation does not fit on the first tier.
+        """
+        size, known = self._manager.block_tokens, self._tokens.get(session, [])
+        start = block * size
+        if len(tokens) != size or not 0 <= start <= len(known):
+            raise ConfigError(
+                f"block {block} of {len(tokens)} tokens: session {session!r} has "
+                f"{len(known) // size} blocks of {size}"
+            )
+        path = [*known[:start], *tokens]
+        if start < len(known) and path != known[: start + size]:
+            raise ConfigError(f"block {block} of session {session!r} has other tokens")
+        with self._lease(session, path) as lease:
+            missing = lease.plan.recompute()
+            before = int((missing < start).sum()) + max(0, start - lease.matched)
+            if before:
+                raise ConfigError(f"{before} tokens before block {block} are dropped: put them")
+            fresh = lease.matched <= start
+            wanted = [
+                layer
+                for layer in range(self._pool.layers)
+                if fresh or len(lease.plan.recompute(layer))
+            ]
+            if absent := [layer for layer in wanted if layer not in kv]:
+                raise ConfigError(f"block {block} lacks K and V of layers {absent}")
+            offsets = torch.arange(size, device=self._pool.device)
+            units = self._pool.table(lease.slots(0))[:, block]
+            for layer in wanted:
+                self._pool.scatter(units[layer].expand(size), offsets, *kv[layer])
+            lease.commit(list(tokens) if fresh else [], now=self._executor.clock())
+        self._tokens[session] = path if start == len(known) else known
+        self._executor.poll()
+
+    def get(self, session: str, block: int, layer: int) -> Chunk:
+        """Where one layer of a block is, with views of K and V if memory holds them.
+
+        Nothing is moved, pinned or refreshed.
+
+        Raises:
+            ConfigError: there is no such session, block or layer.
+        """
+        tokens, size = self._known(session), self._manager.block_tokens
+        blocks = len(tokens) // size
+        if not (0 <= block < blocks and 0 <= layer < self._pool.layers):
+            raise ConfigError(
+                f"block {block}, layer {layer}: session {session!r} has {blocks} blocks, the "
+                f"model {self._pool.layers} layers"
+            )
+        now = self._executor.clock()
+        found = self._manager.lookup(tokens, now=now, scope=self._scope, keep=0).blocks
+        tier, keys, values, access = "dropped", None, None, None
+        for copy in found[block].copies if block < len(found) else ():
+            if not copy.layer_lo <= layer < copy.layer_hi:
+                continue
+            tier, pool = self._manager.tiers[copy.tier].kind, self._executor.pools[copy.tier]
+            why = self._manager.explain(found[block].block, now=now, tier=copy.tier)
+            access = now - why.idle
+            if isinstance(pool, Pool):
+                slot = copy.slots[layer - copy.coming_lo if pool.layer_slots else 0]
+                keys, values = pool.view(int(pool.units(int(slot), layer, layer + 1)[0]))
+            break
+        return Chunk(
+            session=session,
+            block=block,
+            layer=layer,
+            keys=keys,
+            values=values,
+            context=block * size,
+            session_blocks=blocks,
+            layers=self._pool.layers,
+            last_access=access,
+            tier=tier,
+        )
+
+    def gather(self, session: str, layer: int) -> Gathered:
+        """K and V of one layer of a whole conversation; what is on lower tiers is loaded.
+
+        Raises:
+            ConfigError: there is no such session or layer.
+            NoSpaceError: the conversation does not fit on the first tier.
+        """
+        tokens = self._known(session)
+        if not 0 <= layer < self._pool.layers:
+            raise ConfigError(f"layer {layer}: the model has {self._pool.layers}")
+        with self._lease(session, tokens) as lease:
+            rest = np.arange(lease.matched, len(tokens), dtype=np.int64)
+            holes = np.concatenate([lease.plan.recompute(layer), rest])
+            size, device = self._manager.block_tokens, self._pool.device
+            positions = torch.arange(len(tokens), device=device)
+            units = self._pool.table(lease.slots(0))[layer, positions // size]
+            keys, values = self._pool.gather(units, positions % size)
+        keys[holes] = 0
+        values[holes] = 0
+        return Gathered(keys, values, holes)
+
+    def _known(self, session: str) -> list[int]:
+        if session not in self._tokens:
+            raise ConfigError(f"there is no session {session!r}")
+        return self._tokens[session]
+
+    def _lease(self, session: str, tokens: list[int]) -> Lease:
+        """The whole conversation on the first tier, as far as any tier has it."""
+        lease = self._manager.acquire(
+            tokens,
+            now=self._executor.clock(),
+            scope=self._scope,
+            session=session,
+            keep=0,
+            load="all",
+        )
+        self._executor.wait(lease)
+        return lease

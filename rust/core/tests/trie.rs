@@ -1,0 +1,175 @@
+//! The trie beside a naive map from paths to blocks, under any list of operations.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvtrie_core::block::{BlockId, Handle, Token};
+use kvtrie_core::trie::{RunId, Trie};
+use proptest::prelude::*;
+
+/// A scope's root and the tokens from there to the end of a block.
+type Path = (RunId, Vec<Token>);
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Behind the block of that number, or behind a root.
+    Insert(usize, Vec<Token>),
+    /// Many at once, so that runs get long.
+    Extend(usize, u8, Token),
+    /// The leaf of that number.
+    Remove(usize),
+    /// A sequence that follows a known path for a while.
+    Walk(usize, usize, Vec<Token>),
+}
+
+fn op(size: usize) -> impl Strategy<Value = Op> {
+    let token = || 0..3_u32;
+    let tokens = move || prop::collection::vec(token(), size);
+    prop_oneof![
+        4 => (any::<usize>(), tokens()).prop_map(|(at, tokens)| Op::Insert(at, tokens)),
+        2 => (any::<usize>(), 1..9_u8, token()).prop_map(|(at, n, t)| Op::Extend(at, n, t)),
+        4 => any::<usize>().prop_map(Op::Remove),
+        2 => (any::<usize>(), 0..20_usize, prop::collection::vec(token(), 0..3 * size))
+            .prop_map(|(at, keep, tail)| Op::Walk(at, keep, tail)),
+    ]
+}
+
+/// The trie, and every path that should be in it.
+struct Beside {
+    trie: Trie,
+    size: usize,
+    roots: Vec<RunId>,
+    paths: BTreeMap<Path, BlockId>,
+    dead: Vec<Handle>,
+}
+
+impl Beside {
+    fn new(size: usize) -> Self {
+        let mut trie = Trie::new(size);
+        let roots = vec![trie.add_root(), trie.add_root()];
+        Self { trie, size, roots, paths: BTreeMap::new(), dead: Vec::new() }
+    }
+
+    /// One of the roots or of the known paths.
+    fn pick(&self, at: usize) -> Path {
+        let at = at % (self.paths.len() + self.roots.len());
+        match self.roots.get(at) {
+            Some(&root) => (root, Vec::new()),
+            None => self.paths.keys().nth(at - self.roots.len()).expect("known").clone(),
+        }
+    }
+
+    fn insert(&mut self, parent: &Path, tokens: &[Token]) -> Path {
+        let path = (parent.0, [&parent.1[..], tokens].concat());
+        let above = self.paths.get(parent).copied();
+        let known = self.paths.get(&path).copied();
+        assert_eq!(self.trie.child(path.0, above, tokens), known);
+        if known.is_none() {
+            let block = self.trie.insert(path.0, above, tokens);
+            assert!(self.paths.values().all(|other| *other != block), "an id is used twice");
+            self.paths.insert(path.clone(), block);
+        }
+        path
+    }
+
+    fn remove(&mut self, at: usize) {
+        let leaf = |path: &Path| {
+            let behind = |other: &Path| other.0 == path.0 && other.1.starts_with(&path.1);
+            self.paths.keys().filter(|other| behind(other)).count() == 1
+        };
+        let leaves: Vec<Path> = self.paths.keys().filter(|path| leaf(path)).cloned().collect();
+        if leaves.is_empty() {
+            return;
+        }
+        let path = &leaves[at % leaves.len()];
+        let block = self.paths.remove(path).expect("a known path");
+        self.dead.push(self.trie.handle(block));
+        self.trie.remove(block);
+    }
+
+    fn walk(&self, root: RunId, tokens: &[Token]) {
+        let mut found = vec![BlockId::MAX];
+        self.trie.walk(root, tokens, &mut found);
+        let ends = (self.size..=tokens.len()).step_by(self.size);
+        let known = ends.map_while(|end| self.paths.get(&(root, tokens[..end].to_vec())));
+        let wanted: Vec<BlockId> = std::iter::once(BlockId::MAX).chain(known.copied()).collect();
+        assert_eq!(found, wanted, "what was in the list stays in front");
+    }
+
+    fn step(&mut self, op: &Op) {
+        match op {
+            Op::Insert(at, tokens) => {
+                self.insert(&self.pick(*at), tokens);
+            }
+            Op::Extend(at, number, token) => {
+                let mut path = self.pick(*at);
+                for _ in 0..*number {
+                    path = self.insert(&path, &vec![*token; self.size]);
+                }
+            }
+            Op::Remove(at) => self.remove(*at),
+            Op::Walk(at, keep, tail) => {
+                let (root, mut tokens) = self.pick(*at);
+                tokens.truncate(*keep);
+                tokens.extend(tail);
+                self.walk(root, &tokens);
+            }
+        }
+    }
+
+    fn check(&self) {
+        assert_eq!(self.trie.audit(), [""; 0]);
+        assert_eq!(
+            (self.trie.len(), self.trie.is_empty()),
+            (self.paths.len(), self.paths.is_empty())
+        );
+        assert!(self.dead.iter().all(|handle| self.trie.resolve(*handle).is_none()));
+        let mut below: BTreeMap<Path, BTreeSet<BlockId>> = BTreeMap::new();
+        for (path, &block) in &self.paths {
+            let (root, tokens) = path;
+            let parent = (*root, tokens[..tokens.len() - self.size].to_vec());
+            assert!(self.trie.alive(block) && (block as usize) < self.trie.bound());
+            assert_eq!(self.trie.resolve(self.trie.handle(block)), Some(block));
+            assert_eq!(self.trie.depth(block) as usize, tokens.len() / self.size - 1);
+            assert_eq!(self.trie.tokens(block), &tokens[parent.1.len()..]);
+            assert_eq!(self.trie.parent(block), self.paths.get(&parent).copied());
+            assert_eq!(self.trie.root(block), *root);
+            self.walk(*root, tokens);
+            below.entry(parent).or_default().insert(block);
+        }
+        for (path, &block) in &self.paths {
+            let children: Vec<BlockId> = self.trie.children(block).collect();
+            assert_eq!(set(&children), below.remove(path).unwrap_or_default());
+        }
+        for &root in &self.roots {
+            let firsts: Vec<BlockId> = self.trie.firsts(root).collect();
+            assert_eq!(set(&firsts), below.remove(&(root, Vec::new())).unwrap_or_default());
+        }
+    }
+}
+
+fn set(blocks: &[BlockId]) -> BTreeSet<BlockId> {
+    let set: BTreeSet<BlockId> = blocks.iter().copied().collect();
+    assert_eq!(set.len(), blocks.len(), "a block is told twice");
+    set
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn the_trie_is_the_set_of_its_paths(
+        (size, ops) in (1..4_usize)
+            .prop_flat_map(|size| (Just(size), prop::collection::vec(op(size), 1..80))),
+    ) {
+        let mut beside = Beside::new(size);
+        for op in &ops {
+            beside.step(op);
+            beside.check();
+        }
+        while !beside.paths.is_empty() {
+            beside.remove(7);
+            beside.check();
+        }
+        prop_assert!(beside.trie.is_empty());
+    }
+}

@@ -1,0 +1,129 @@
+"""KV by conversation, block and layer: what was put is got, or said to be elsewhere."""
+
+import numpy as np
+import pytest
+import torch
+
+from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.engines.sessions import Sessions
+from kvtrie.errors import ConfigError
+from kvtrie.tiers import open_pools
+from kvtrie.transfer import Executor
+
+SHAPE = ModelShape(layers=3, kv_heads=2, head_dim=4)
+SIZE = 4
+
+
+def serve(gpu=4, host=8, *, layer_slots=False):
+    tiers = [Tier("gpu", blocks=gpu, layer_slots=layer_slots)]
+    tiers += [Tier("host", blocks=host, layer_slots=layer_slots)] if host else []
+    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE, structure="holes", policy="lru")
+    return Executor(manager, open_pools(SHAPE, tiers, SIZE), workers=0)
+
+
+def invent(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        layer: tuple(torch.randn(2, SIZE, 2, 4, generator=generator))
+        for layer in range(SHAPE.layers)
+    }
+
+
+def talk(sessions, name, blocks, seed):
+    """Put a conversation of some blocks; returns tokens and KV of each."""
+    said = []
+    for block in range(blocks):
+        tokens = np.random.default_rng([seed, block]).integers(0, 99, SIZE).tolist()
+        kv = invent(100 * seed + block)
+        sessions.put(name, block, tokens, kv)
+        said.append((tokens, kv))
+    return said
+
+
+@pytest.mark.parametrize("layer_slots", [False, True])
+def test_every_layer_of_every_block_is_found_where_it_is(layer_slots):
+    executor = serve(layer_slots=layer_slots)
+    sessions = Sessions(executor)
+    said = {name: talk(sessions, name, 3, seed) for seed, name in enumerate(("a", "b"), 1)}
+    executor.drain()
+    tiers = set()
+    for name, blocks in said.items():
+        for block, (_, kv) in enumerate(blocks):
+            for layer, (keys, values) in kv.items():
+                chunk = sessions.get(name, block, layer)
+                tiers.add(chunk.tier)
+                assert torch.equal(chunk.keys, keys)
+                assert torch.equal(chunk.values, values)
+                assert (chunk.session, chunk.block, chunk.layer) == (name, block, layer)
+                assert (chunk.context, chunk.session_blocks, chunk.layers) == (block * SIZE, 3, 3)
+                assert 0 < chunk.last_access <= executor.clock()
+    assert tiers == {"gpu", "host"}
+
+
+@pytest.mark.parametrize("layer_slots", [False, True])
+def test_a_layer_is_gathered_in_logical_order(layer_slots):
+    executor = serve(layer_slots=layer_slots)
+    sessions = Sessions(executor)
+    said = talk(sessions, "a", 4, 1)
+    talk(sessions, "b", 3, 2)
+    for layer in range(SHAPE.layers):
+        gathered = sessions.gather("a", layer)
+        assert torch.equal(gathered.keys, torch.cat([kv[layer][0] for _, kv in said]))
+        assert torch.equal(gathered.values, torch.cat([kv[layer][1] for _, kv in said]))
+        assert len(gathered.holes) == 0
+    executor.drain()
+    executor.manager.audit()
+
+
+@pytest.mark.parametrize("layer_slots", [False, True])
+def test_what_was_dropped_is_told_and_can_be_put_again(layer_slots):
+    executor = serve(gpu=4, host=0, layer_slots=layer_slots)
+    sessions = Sessions(executor)
+    said = talk(sessions, "a", 3, 1)
+    talk(sessions, "b", 2, 2)  # takes the room of the first block of "a"
+    assert sessions.get("a", 0, 0).tier == "dropped"
+    assert sessions.get("a", 0, 0).keys is None
+    assert sessions.get("a", 0, 0).last_access is None
+    gathered = sessions.gather("a", 0)
+    assert gathered.holes.tolist() == list(range(SIZE))
+    assert torch.equal(gathered.keys[SIZE:], torch.cat([kv[0][0] for _, kv in said[1:]]))
+    assert not gathered.keys[:SIZE].any()
+    with pytest.raises(ConfigError, match="put them"):
+        sessions.put("a", 3, [1, 2, 3, 4], invent(9))
+    sessions.put("a", 0, *said[0])
+    assert len(sessions.gather("a", 0).holes) == 0
+    assert torch.equal(sessions.get("a", 0, 2).values, said[0][1][2][1])
+    executor.manager.audit()
+
+
+def test_a_prefix_stands_once():
+    executor = serve()
+    sessions = Sessions(executor)
+    kv = invent(1)
+    sessions.put("a", 0, [1, 2, 3, 4], kv)
+    sessions.put("b", 0, [1, 2, 3, 4], invent(2))  # cached already: nothing is written
+    assert torch.equal(sessions.get("b", 0, 1).keys, kv[1][0])
+    assert executor.manager.stats()["blocks"] == 1
+
+
+def test_what_cannot_be_is_refused():
+    sessions = Sessions(serve())
+    sessions.put("a", 0, [1, 2, 3, 4], invent(1))
+    for block, tokens, kv in (
+        (2, [1, 2, 3, 4], invent(1)),  # not the next
+        (1, [1, 2, 3], invent(1)),  # not a full block
+        (0, [4, 3, 2, 1], invent(1)),  # other tokens
+        (1, [5, 6, 7, 8], {0: invent(1)[0]}),  # not all layers
+    ):
+        with pytest.raises(ConfigError):
+            sessions.put("a", block, tokens, kv)
+    for call in (
+        lambda: sessions.get("b", 0, 0),
+        lambda: sessions.get("a", 1, 0),
+        lambda: sessions.get("a", 0, 3),
+        lambda: sessions.gather("a", 3),
+        lambda: sessions.gather("b", 0),
+    ):
+        with pytest.raises(ConfigError):
+            call()
+    assert sessions.get("a", 0, 0).session_blocks == 1
