@@ -1,8 +1,8 @@
-"""What may leave a tier, what it is worth and who goes first: retention, written a second time.
+"""What leaves which tier, in which order: eviction, written a second time.
 
 Pure Python and exact: values are fractions, sets are searched from end to end, and nothing is
 imported from kvtrie. A block is named by all tokens up to its end. The oracle is told what stands
-where and who holds it (`World`); it says what may leave and judges what left (`Trial`).
+where and who holds it (`World`) and foretells the whole log of evictions of an operation (`Room`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class World:
         bad: per tier, those whose bytes could not be delivered.
         pinned: blocks that a lease holds.
         access: when each block was last used.
+        number: what decides between blocks that are equal in everything else.
         spare: per tier, slots that are free or come free without an eviction.
         unwritable: blocks of which a store has failed; they are dropped instead.
     """
@@ -43,6 +44,7 @@ class World:
     bad: list[set[tuple]] = field(default_factory=list)
     pinned: set[tuple] = field(default_factory=set)
     access: dict[tuple, int] = field(default_factory=dict)
+    number: dict[tuple, int] = field(default_factory=dict)
     spare: list[int] = field(default_factory=list)
     unwritable: set[tuple] = field(default_factory=set)
 
@@ -63,15 +65,15 @@ class World:
         return ALPHA * context + BETA + (CONSTANT if self.policy == "retention" else 0)
 
     def order(self, block, now):
-        """Blocks leave in ascending order of this; equal ones may leave either way.
+        """Blocks leave in ascending order of this.
 
         Cost over idle time, infinite at zero; then the cheaper, the older, the deeper one (with
-        holes the shallower one).
+        holes the shallower one), and the one with the smaller number.
         """
         idle, cost = now - self.access[block], self.cost(block)
         value = (0, cost / idle) if idle else (1, Fraction(0))
         tie = self.depth(block) if self.holes else -self.depth(block)
-        return (*value, cost, self.access[block], tie)
+        return (*value, cost, self.access[block], tie, self.number[block])
 
     def may_leave(self, tier):
         """The blocks that may be victims: settled, on the first tier unpinned, and leaves."""
@@ -89,76 +91,97 @@ class World:
         mine = self.layers[tier].get(block, frozenset())
         return mine.difference(*(self.layers[other].get(block, ()) for other in others))
 
-    def can_go(self, tier, block, spared):
-        """Whether there is a way to give up this copy while `spared` (per tier) must stay."""
-        if not self.dirty(tier, block):
-            return True
-        below = tier + 1
-        written = below < len(self.present) and block not in self.unwritable
-        if written and block not in self.present[below]:
-            others = self.may_leave(below) - spared[below] - {block}
-            if self.spare[below] or any(self.can_go(below, other, spared) for other in others):
-                return True
-        if self.holes:
-            return True
-        tiers = range(len(self.present))
-        quiet = all(block in self.settled[t] for t in tiers if block in self.present[t])
-        behind = any(self.children(block, self.present[t]) for t in tiers)
-        return quiet and block not in self.pinned and not behind
 
-
-@dataclass(slots=True)
-class Trial:
-    """Judges the evictions of one operation, one after the other, as they were logged.
+class Room:
+    """Makes room in a copy of a world, one victim after the other.
 
     Attributes:
-        world: as it stood before, with what the operation pinned first; changed on the way.
-        now: the time of the operation.
-        spared: per tier, blocks that must stay; those that once could not go are added.
-        chosen: blocks of the first tier that the operation named itself, whatever their value.
+        log: what leaves, in order: (tier, block, reason).
     """
 
-    world: World
-    now: int
-    spared: list[set[tuple]]
-    chosen: set[tuple] = field(default_factory=set)
-    _dropped: tuple = ()
+    def __init__(self, world, now, stay=(), *, dropping=False):
+        self.world = deepcopy(world)
+        self.now = now
+        self.dropping = dropping  # victims are not written down
+        self.stay = set(stay)  # (tier, block) that nothing takes
+        self.seen = set(stay)  # (tier, block) that were looked at, and stay or have left
+        self.log = []
 
-    def __post_init__(self):
-        self.world, self.spared = deepcopy(self.world), deepcopy(self.spared)
-
-    def judge(self, tier, block, reason):
-        """Accept the eviction of a block from a tier, or say why it is wrong."""
+    def make(self, tier, units):
+        """Take `units` slots of a tier; False if that many cannot be had."""
         world = self.world
-        again = reason == "dropped" and block == self._dropped and not world.holes
-        if not again:  # a last copy of a leaf goes from all its tiers by one decision
-            allowed = world.may_leave(tier) - self.spared[tier]
-            assert block in allowed, f"{block} may not leave tier {tier} ({reason})"
-            if tier > 0 or block not in self.chosen:
-                self._first(tier, block, allowed - {block})
-            dirty = world.dirty(tier, block)
-            assert (reason == "clean") == (not dirty), f"{block} left tier {tier}: {reason}"
-            if reason == "demoted":
-                self._demote(tier + 1, block, dirty)
-        self._dropped = block if reason == "dropped" else ()
-        world.layers[tier].pop(block, None)
-        for each in (world.present, world.settled, world.bad):
-            each[tier].discard(block)
-        world.spare[tier] += 1
+        while world.spare[tier] < units:
+            allowed = [b for b in world.may_leave(tier) if (tier, b) not in self.seen]
+            if not allowed:
+                return False
+            self.decide(tier, min(allowed, key=lambda block: world.order(block, self.now)))
+        world.spare[tier] -= units
+        return True
 
-    def _first(self, tier, block, others):
-        mine = self.world.order(block, self.now)
-        for other in others:
-            if self.world.order(other, self.now) < mine:
-                stays = not self.world.can_go(tier, other, self.spared)
-                assert stays, f"{block} left tier {tier} before {other}, which is worth less"
-                self.spared[tier].add(other)
+    def decide(self, tier, block):
+        """Give one copy up, if there is a way."""
+        self.seen.add((tier, block))
+        dirty = self.world.dirty(tier, block)
+        if not dirty:
+            self._leave(tier, block, "clean")
+        elif self._write(tier + 1, block, dirty):
+            self._leave(tier, block, "demoted")
+        elif self.world.holes:
+            self._leave(tier, block, "dropped")
+        else:
+            self._drop(block)
 
-    def _demote(self, below, block, dirty):
+    def _write(self, below, block, dirty):
         world = self.world
-        if block not in world.present[below]:
-            assert world.spare[below] > 0, f"no room on tier {below} for {block}"
-            world.spare[below] -= 1
-            world.present[below].add(block)
+        refused = self.dropping or block in world.unwritable
+        if below == len(world.present) or refused or block in world.bad[below]:
+            return False
+        there = block in world.present[below]
+        if there and not world.layers[below].get(block):
+            return False  # what failed on its way there still takes its slot
+        self.seen.add((below, block))
+        if not self.make(below, 0 if there else 1):
+            return False
+        world.present[below].add(block)
         world.settled[below].discard(block)
         world.layers[below][block] = world.layers[below].get(block, frozenset()) | dirty
+        return True
+
+    def _drop(self, block):
+        """A last copy of a leaf: it goes from all tiers, and when dropping, with all behind it."""
+        world = self.world
+        tiers = range(len(world.present))
+        everywhere = set().union(*world.present)
+        gone = [block]
+        if self.dropping:
+            for each in gone:
+                gone += sorted(world.children(each, everywhere), key=world.number.get)
+        for each in gone:
+            quiet = all(each in world.settled[t] for t in tiers if each in world.present[t])
+            stay = [other for other in world.children(each, everywhere) if other not in gone]
+            if not quiet or each in world.pinned or stay:
+                return
+        for each in reversed(gone):
+            for tier in tiers:
+                if each in world.present[tier]:
+                    self.seen.add((tier, each))
+                    self._leave(tier, each, "dropped")
+
+    def _leave(self, tier, block, reason):
+        self.log.append((tier, block, reason))
+        self.world.layers[tier].pop(block, None)
+        for each in (self.world.present, self.world.settled, self.world.bad):
+            each[tier].discard(block)
+        self.world.spare[tier] += 1
+
+
+def make_room(world, units, stay, now):
+    """The log of evictions that makes `units` slots of the first tier; None if nothing does.
+
+    Where writing victims down does not leave enough room, they are dropped.
+    """
+    for dropping in (False, True):
+        room = Room(world, now, stay, dropping=dropping)
+        if room.make(0, units):
+            return room.log
+    return None

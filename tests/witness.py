@@ -1,8 +1,8 @@
 """What can be seen of a manager from outside, by calls that change nothing.
 
-Two managers of one shape live in step: every operation runs on both, and must end alike. What
-stands where is read by lookups and explanations; what moves is known from the moves handed out.
-Blocks are named by all tokens up to their end.
+Two managers of one shape live in step: every operation runs on both and must end alike. What stands
+where is read by lookups and explanations; what is under way is known from the moves handed out.
+A block is named by all tokens up to its end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from oracle import ALPHA, BETA, CONSTANT, World
 
 from kvtrie import BlockManager, ConfigError, Cost, KvtrieError, ModelShape, Tier
 
-NO_SLOT = 2**32 - 1
-LOAD, STORE = 0, 1
+LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +24,16 @@ class Shape:
     rooms: tuple[int, ...]
     holes: bool
     policy: str
-    layer_slots: int = 0  # so many tiers, from the first one on, have a slot per layer
-    layers: int = 2
     block_tokens: int = 2
 
     def open(self):
-        kinds = ("gpu", "host", "disk", "remote")
-        tiers = [
-            Tier(kind, blocks=room, layer_slots=at < self.layer_slots)
-            for at, (kind, room) in enumerate(zip(kinds, self.rooms, strict=False))
-        ]
+        tiers = [Tier(kind, blocks=room) for kind, room in zip(("gpu", "host"), self.rooms)]  # noqa: B905
         return BlockManager(
-            ModelShape(layers=self.layers, kv_heads=1, head_dim=1),
+            ModelShape(layers=LAYERS, kv_heads=1, head_dim=1),
             tiers,
             block_tokens=self.block_tokens,
             policy=self.policy,
-            cost=Cost(float(ALPHA), float(BETA), float(CONSTANT), ns_per_token=1.0),
+            cost=Cost(float(ALPHA), float(BETA), float(CONSTANT), ns_per_token=20_000.0),
             structure="holes" if self.holes else "leaf-only",
             events=10_000,
             reuse=False,
@@ -53,18 +46,18 @@ class Flight:
 
     move: object
     block: tuple | None
-    own: bool  # it brings a block into a slot of a lease's own
+    own: bool  # it writes a slot of a lease's own, not the block's
     failed: bool = False
 
 
 @dataclass(slots=True)
 class Witness:
-    """Two managers in step, and what was seen of the first."""
+    """Two managers in step, and what was last seen of them."""
 
     shape: Shape
     managers: list[BlockManager] = field(init=False)
-    names: dict[int, tuple] = field(default_factory=dict)  # block handle -> its tokens
-    living: dict[tuple, int] = field(default_factory=dict)  # the other way round, if cached
+    names: dict[int, tuple] = field(default_factory=dict)  # of every handle ever seen
+    living: dict[tuple, int] = field(default_factory=dict)  # handle of every cached block
     copies: dict[tuple, object] = field(default_factory=dict)  # (tier, block) -> Copy
     slots: dict[tuple, int] = field(default_factory=dict)  # (tier, block) -> slot last seen
     entries: dict[tuple, object] = field(default_factory=dict)  # (tier, block) -> Explanation
@@ -74,14 +67,14 @@ class Witness:
         self.managers = [self.shape.open(), self.shape.open()]
 
     def both(self, operation):
-        """Run an operation on both managers: the same result or the same error."""
-        results = []
+        """Run an operation on both managers. Returns what it returned, and its error."""
+        ends = []
         for manager in self.managers:
             try:
-                results.append((operation(manager), None))
+                ends.append((operation(manager), None))
             except KvtrieError as error:
-                results.append((None, error))
-        (first, error), (_, other) = results
+                ends.append((None, error))
+        (first, error), (_, other) = ends
         assert (type(error), str(error)) == (type(other), str(other))
         return first, error
 
@@ -90,39 +83,38 @@ class Witness:
         assert first == second
         return first
 
-    def lookup(self, tokens, now):
-        return self.managers[0].lookup(np.array(tokens, dtype=np.uint32), now=now, keep=0)
+    def lookup(self, tokens, now, keep=0):
+        return self.managers[0].lookup(np.array(tokens, dtype=np.uint32), now=now, keep=keep)
+
+    def path(self, tokens):
+        """The names of all full blocks of a sequence."""
+        size = self.shape.block_tokens
+        return [tuple(tokens[:end]) for end in range(size, len(tokens) + 1, size)]
 
     def learn(self, tokens, now):
-        """Learn the names of the blocks of a sequence."""
-        size = self.shape.block_tokens
-        for at, handle in enumerate(self.lookup(tokens, now).handles.tolist(), 1):
-            self.names[handle] = tuple(tokens[: at * size])
-            self.living[self.names[handle]] = handle
+        """Learn the handles of the blocks of a sequence."""
+        handles = self.lookup(tokens, now).handles.tolist()
+        for handle, block in zip(handles, self.path(tokens), strict=False):
+            self.names[handle] = block
+            self.living[block] = handle
 
     def look(self, now):
-        """See again what stands where."""
+        """See again what stands where, and take the moves, byte for byte the same on both."""
         manager = self.managers[0]
-        self.living = {block: handle for block, handle in self.living.items() if alive(manager, handle)}
+        self.living = {b: handle for b, handle in self.living.items() if cached(manager, handle)}
         self.copies.clear()
         self.entries.clear()
-        size = self.shape.block_tokens
-        inner = {block[:-size] for block in self.living}
+        inner = {block[: -self.shape.block_tokens] for block in self.living}
         for leaf in self.living.keys() - inner:
-            for at, found in enumerate(self.lookup(leaf, now).blocks, 1):
+            for block, found in zip(self.path(leaf), self.lookup(leaf, now).blocks, strict=False):
                 for copy in found.copies:
-                    self.copies[copy.tier, leaf[: at * size]] = copy
-                    self.slots[copy.tier, leaf[: at * size]] = copy.slot
+                    self.copies[copy.tier, block] = copy
+                    self.slots[copy.tier, block] = copy.slot
         for block, handle in self.living.items():
             for tier in range(len(self.shape.rooms)):
-                try:
-                    entry = manager.explain(handle, now=now, tier=tier)
-                except ConfigError:
-                    continue
-                self.entries[tier, block] = entry
-
-    def take(self):
-        """Take the moves of both managers, which must be the same byte for byte."""
+                entry = explained(manager, handle, tier, now)
+                if entry is not None:
+                    self.entries[tier, block] = entry
         first, second = (manager.moves() for manager in self.managers)
         assert first.to_bytes() == second.to_bytes()
         for move in first:
@@ -131,37 +123,35 @@ class Witness:
             own = copy is None or copy.slot != move.dst_slot
             self.flights[move.id] = Flight(move, block, own)
 
-    def land(self, move):
-        """A move has ended, and with it, if it failed, all that waited for it."""
-        flight = self.flights.pop(move)
-        if flight.failed:
-            return
-        for other in [id_ for id_, f in self.flights.items() if f.move.after == move]:
-            self.fail(other)
-            self.flights.pop(other, None)
+    def give_up(self, move):
+        """What waits for a move that failed has failed with it, and never started."""
+        for other in [other for other, f in self.flights.items() if f.move.after == move]:
+            del self.flights[other]
+            self.give_up(other)
+
+    def all_known(self):
+        """Whether every move that has not ended was handed out."""
+        return self.managers[0].stats()["moves"] == len(self.flights)
 
     def moving(self, tier, block):
         """Whether a move reads or writes what a tier holds of a block."""
         slot = self.slots.get((tier, block))
-        for flight in self.flights.values():
-            move = flight.move
-            if flight.block != block:
-                continue
-            if move.dst == tier and not flight.own:
-                return True
-            if move.src == tier and move.src_slot == slot:
-                return True
-        return False
+        return any(
+            (flight.move.dst == tier and not flight.own)
+            or (flight.move.src == tier and flight.move.src_slot == slot)
+            for flight in self.flights.values()
+            if flight.block == block
+        )
 
     def world(self, pinned, access, unwritable):
-        """What the oracle is told, at this moment."""
+        """What the oracle is told."""
         tiers = range(len(self.shape.rooms))
         layers = [{} for _ in tiers]
         for (tier, block), copy in self.copies.items():
             layers[tier][block] = frozenset(range(copy.coming_lo, copy.coming_hi))
-        seen = self.copies.keys() | self.entries.keys()
-        arriving = {(f.move.dst, f.block) for f in self.flights.values() if not f.own}
-        present = [{b for t, b in seen | arriving if t == tier and b} for tier in tiers]
+        coming = {(f.move.dst, f.block) for f in self.flights.values() if not f.own}
+        seen = self.copies.keys() | self.entries.keys() | coming
+        present = [{b for t, b in seen if t == tier} for tier in tiers]
         settled = [
             {b for b in present[t] if (t, b) in self.entries and not self.moving(t, b)}
             for t in tiers
@@ -175,17 +165,26 @@ class Witness:
             present=present,
             settled=settled,
             bad=[{b for b in settled[t] if (t, b) not in self.copies} for t in tiers],
-            pinned=set(pinned),
-            access=dict(access),
+            pinned=pinned,
+            access={block: access[block] for block in self.living},
+            number={block: handle & 0xFFFF_FFFF for block, handle in self.living.items()},
             spare=[each["free"] + each["coming"] for each in stats],
-            unwritable=set(unwritable),
+            unwritable=unwritable & self.living.keys(),
         )
 
 
-def alive(manager, handle):
-    """Whether a block is still cached."""
+def cached(manager, handle):
+    """Whether a block is still known."""
     try:
         manager.layer_tiers(handle)
     except ConfigError:
         return False
     return True
+
+
+def explained(manager, handle, tier, now):
+    """The explanation of a block on a tier; None if the tier holds nothing of it."""
+    try:
+        return manager.explain(handle, tier=tier, now=now)
+    except ConfigError:
+        return None

@@ -8,12 +8,12 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use kvtrie_core::block::{LeaseId, Structure, Token};
+use kvtrie_core::block::{Departure, Layers, LeaseId, Structure, Token};
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::lane::LaneSpec;
 use kvtrie_core::manager::{Acquire, DropOrder, Manager, Settings};
 use kvtrie_core::plan::{self, Source, Step};
-use kvtrie_core::policy::{Entry, NAMES, by_name};
+use kvtrie_core::policy::{Entry, Facts, NAMES, by_name};
 use kvtrie_core::retention::Retention;
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
@@ -65,23 +65,17 @@ fn manager(policy: &str, blocks: u32) -> Manager {
 /// A manager in the middle of a trace, with requests in flight.
 struct Played {
     manager: Manager,
-    trace: Trace,
     running: Vec<LeaseId>,
     now: u64,
 }
 
 impl Played {
     /// A pool that the trace has filled.
-    fn new() -> Self {
-        let mut played = Self {
-            manager: manager("retention", POOL),
-            trace: Trace::new(1234),
-            running: Vec::new(),
-            now: 0,
-        };
+    fn new(trace: &mut Trace) -> Self {
+        let manager = manager("retention", POOL);
+        let mut played = Self { manager, running: Vec::new(), now: 0 };
         while played.manager.occupancy(0).free > 0 {
-            let request = played.trace.next().expect("the trace is endless");
-            played.serve(&request);
+            played.serve(&trace.take_next());
         }
         played
     }
@@ -107,18 +101,23 @@ impl Played {
 }
 
 fn requests(c: &mut Criterion) {
-    let mut played = Played::new();
+    let mut trace = Trace::new(1234);
+    let mut played = Played::new(&mut trace);
     let mut group = c.benchmark_group("trace");
-    let prompts: Vec<Vec<Token>> = {
-        let next = |played: &mut Played| {
-            let request = played.trace.next().expect("the trace is endless");
-            played.serve(&request);
-            request.tokens[..request.prompt].to_vec()
-        };
-        (0..1000).map(|_| next(&mut played)).collect()
+    group.bench_function("whole request", |b| {
+        b.iter_batched(
+            || trace.take_next(),
+            |request| played.serve(&request),
+            BatchSize::PerIteration,
+        );
+    });
+    let served = |_| {
+        let request = trace.take_next();
+        played.serve(&request);
+        request.tokens[..request.prompt].to_vec()
     };
-    let scope = Scope::default();
-    let mut turn = 0;
+    let prompts: Vec<Vec<Token>> = (0..1000).map(served).collect();
+    let (scope, now, mut turn) = (Scope::default(), played.now, 0);
     group.bench_function("lookup", |b| {
         b.iter(|| {
             turn = (turn + 1) % prompts.len();
@@ -128,22 +127,8 @@ fn requests(c: &mut Criterion) {
     group.bench_function("lookup with a report of every block", |b| {
         b.iter(|| {
             turn = (turn + 1) % prompts.len();
-            let now = played.now;
             played.manager.lookup(black_box(&prompts[turn]), now, &scope, 1).expect("good")
         });
-    });
-    // Two tries at once would not fit the borrow: the next request is taken before each batch.
-    let mut trace = Trace::new(77);
-    for _ in 0..6000 {
-        let request = trace.next().expect("the trace is endless");
-        played.serve(&request);
-    }
-    group.bench_function("whole request", |b| {
-        b.iter_batched(
-            || trace.next().expect("the trace is endless"),
-            |request| played.serve(&request),
-            BatchSize::PerIteration,
-        );
     });
     group.finish();
     played.manager.audit().expect("every invariant holds");
@@ -245,19 +230,32 @@ fn plans(c: &mut Criterion) {
     group.finish();
 }
 
+/// A block somewhere in a conversation, used a few times.
+fn some_facts(random: &mut Random) -> Facts {
+    let block = u32::try_from(random.below(120)).expect("small");
+    Facts {
+        context: u64::from(block) * 16,
+        block,
+        session_blocks: block + 1 + u32::try_from(random.below(60)).expect("small"),
+        uses: 1 + u32::try_from(random.below(6)).expect("small"),
+        layers: Layers::new(0, 32),
+        model_layers: 32,
+        layer: None,
+        departure: Departure::Drop,
+    }
+}
+
 /// Among 100 000 entries: the victim, and evicting it for a new entry.
 fn victims(c: &mut Criterion) {
+    let cost = CostModel::default_curve(100_000.0).expect("good numbers");
     let mut group = c.benchmark_group("exact victim of 100 000");
     for policy in NAMES {
         let rule = by_name(policy, true).expect("one of the names");
-        let mut random = Random::new(9);
-        let mut retention = Retention::new(rule);
-        let mut now = 0;
-        let mut entry = |id, access| Entry {
-            class: (1 + random.below(32)) << 40 | random.below(256) << 30,
-            access,
-            tie: 0,
-            id,
+        let mut retention = Retention::new(rule.clone());
+        let (mut random, mut now) = (Random::new(9), 0);
+        let mut entry = |id, access| {
+            let class = rule.class(&some_facts(&mut random), &cost);
+            Entry { class, access, tie: 0, id }
         };
         for id in 0..100_000 {
             now += 1000;

@@ -7,6 +7,7 @@ mod contract {
     mod branch;
     mod commit;
     mod completion;
+    mod failed_moves;
     mod failure;
     mod holes;
     mod mark;

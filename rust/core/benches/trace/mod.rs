@@ -43,7 +43,6 @@ struct Conversation {
 }
 
 /// One turn: the tokens of prompt and answer, and where the answer begins.
-#[derive(Clone)]
 pub(crate) struct Request {
     /// Prompt and answer.
     pub(crate) tokens: Vec<Token>,
@@ -51,7 +50,7 @@ pub(crate) struct Request {
     pub(crate) prompt: usize,
 }
 
-/// An endless iterator over requests in order of arrival.
+/// Requests in order of arrival, without end.
 pub(crate) struct Trace {
     random: Random,
     system: Vec<Vec<Token>>,
@@ -80,12 +79,9 @@ impl Trace {
         let number = usize::try_from(150 + self.random.below(101)).expect("a small number");
         self.random.tokens(number)
     }
-}
 
-impl Iterator for Trace {
-    type Item = Request;
-
-    fn next(&mut self) -> Option<Request> {
+    /// The next request; there is always one.
+    pub(crate) fn take_next(&mut self) -> Request {
         let at = usize::try_from(self.random.below(ACTIVE)).expect("a small number");
         let (question, answer) = (self.some_tokens(), self.some_tokens());
         let conversation = &mut self.open[at];
@@ -97,6 +93,6 @@ impl Iterator for Trace {
         if conversation.turns_left == 0 {
             self.open[at] = self.conversation();
         }
-        Some(Request { tokens, prompt })
+        Request { tokens, prompt }
     }
 }

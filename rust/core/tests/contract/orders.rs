@@ -5,7 +5,7 @@ use kvtrie_core::cost::CostModel;
 use kvtrie_core::manager::{DropOrder, Reason, Settings};
 use kvtrie_core::tier::Kind;
 
-use crate::rig::{GPU, HOST, Rig, SIZE, holes, layered, settings, tier, tokens};
+use crate::rig::{GPU, HOST, Rig, holes, layered, settings, tier, tokens};
 
 /// The single layers of one block in the order in which they left `tier`, and why.
 fn departures(settings: Settings, tier: usize) -> Vec<(u16, Reason)> {
@@ -96,5 +96,4 @@ fn the_kind_of_departure_sets_weight_and_layer_alike() {
 fn a_whole_block_weighs_the_sum_of_its_layers() {
     let (layers, weight) = next_out(holes(vec![tier(Kind::Gpu, 2), tier(Kind::Host, 2)]));
     assert_eq!((layers, weight), (Layers::new(0, 4), 2.5));
-    assert_eq!(tokens(1, 1).len(), SIZE);
 }

@@ -10,6 +10,7 @@ use crate::rig::{Rig, SIZE, layered, settings, tier, tokens};
 fn shared<T: Send + Sync + 'static>() {}
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "the threads are the caller's")]
 fn a_manager_may_go_to_another_thread_and_wait_behind_a_lock() {
     shared::<Manager>();
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4)]));

@@ -110,7 +110,6 @@ fn writing_through_to_remote_takes_the_same_way_down() {
     let places = [GPU, HOST, DISK, REMOTE].map(|tier| rig.on(&prompt, tier));
     assert_eq!(places, [const { [ALL] }; 4].map(Vec::from));
     assert_eq!(rig.manager.occupancy(HOST).free, 3);
-    assert_eq!(prompt.len(), SIZE);
 }
 
 #[test]

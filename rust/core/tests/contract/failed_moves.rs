@@ -1,0 +1,224 @@
+//! Point 7, second half: what a failed, a hung and a doomed move leave behind.
+
+use kvtrie_core::block::{Layers, MoveId};
+use kvtrie_core::error::Error;
+use kvtrie_core::manager::{Action, Failed, MoveKind, Outcome, Settings};
+use kvtrie_core::tier::{Kind, TierSpec, Write};
+
+use crate::rig::{ALL, DISK, GPU, HOST, Rig, SIZE, all_of, holes, settings, tier, tokens};
+
+fn two(gpu: u32, host: u32) -> Settings {
+    settings(vec![tier(Kind::Gpu, gpu), tier(Kind::Host, host)])
+}
+
+fn bad() -> Outcome<'static> {
+    Outcome { ok: false, error: Some("EIO"), ..Outcome::default() }
+}
+
+fn failed(rig: &mut Rig) -> Vec<Failed> {
+    rig.call(|manager, _| manager.failed()).unwrap()
+}
+
+/// A lease on blocks that all come from the host, and the loads.
+fn loading(settings: Settings, prompt: &[u32]) -> (Rig, u64, Vec<MoveId>) {
+    let mut rig = Rig::new(settings);
+    rig.mark(prompt, HOST);
+    let id = rig.acquire(prompt);
+    let moves = rig.hand_out().iter().map(|known| known.id).collect();
+    (rig, id, moves)
+}
+
+#[test]
+fn after_a_failed_load_a_leaf_only_lease_ends_before_the_block() {
+    let prompt = tokens(1, 4);
+    let (mut rig, id, moves) = loading(two(8, 8), &prompt);
+    let handle = rig.blocks(&prompt)[1];
+    rig.done(moves[0]);
+    rig.fail(moves[1]);
+    let wanted =
+        Failed { lease: id, block: Some(handle), start: 4, stop: 16, reason: "EIO".into() };
+    assert_eq!(failed(&mut rig), [wanted]);
+    assert_eq!(failed(&mut rig), [], "each failure is told once");
+    // Room for what is to be computed now is there, and the rest still arrives for others.
+    assert_eq!(rig.manager.lease_tokens(id).unwrap(), SIZE);
+    assert_eq!(rig.manager.room_left(id).unwrap(), 3 * SIZE);
+    rig.done(moves[2]);
+    rig.done(moves[3]);
+    assert!(rig.awaits(id).is_empty());
+    rig.commit(id, &prompt[SIZE..]);
+    assert_eq!(rig.on(&prompt, GPU), [ALL; 4]);
+    rig.release(id);
+}
+
+#[test]
+fn after_a_failed_load_a_hole_tolerant_lease_computes_the_block_in_its_place() {
+    let prompt = tokens(1, 3);
+    let tiers = vec![tier(Kind::Gpu, 8), tier(Kind::Host, 8)];
+    let (mut rig, id, moves) = loading(holes(tiers), &prompt);
+    rig.fail(moves[1]);
+    let told: Vec<_> = failed(&mut rig).iter().map(|f| (f.lease, f.start, f.stop)).collect();
+    assert_eq!(told, [(id, 4, 8)]);
+    let lease = rig.manager.lease(id).unwrap();
+    assert_eq!(lease.recompute().collect::<Vec<_>>(), [(1, ALL)]);
+    let plan = lease.plan().spans.iter().map(|s| (s.start, s.stop, s.action));
+    let wanted = [(0, 1, Action::Load), (1, 2, Action::Recompute), (2, 3, Action::Load)];
+    assert_eq!(plan.collect::<Vec<_>>(), wanted);
+    rig.done(moves[0]);
+    rig.done(moves[2]);
+    rig.commit(id, &[]);
+    assert_eq!(rig.on(&prompt, GPU), [ALL; 3]);
+}
+
+#[test]
+fn a_source_that_could_not_be_read_is_not_found_again() {
+    let prompt = tokens(1, 2);
+    let (mut rig, id, moves) = loading(two(8, 8), &prompt);
+    rig.done(moves[0]);
+    rig.fail(moves[1]);
+    assert_eq!(rig.matched(&prompt), SIZE);
+    rig.release(id);
+    assert_eq!(rig.matched(&prompt), SIZE);
+    assert_eq!(rig.manager.stats(GPU).failed, 1);
+}
+
+#[test]
+fn a_failed_load_gives_its_slot_back() {
+    let prompt = tokens(1, 2);
+    let (mut rig, id, moves) = loading(two(2, 8), &prompt);
+    rig.release(id);
+    rig.fail(moves[0]);
+    rig.fail(moves[1]);
+    assert_eq!(rig.manager.occupancy(GPU).free, 2);
+}
+
+#[test]
+fn a_failed_store_leaves_the_victim_where_it_was_and_the_lease_gets_other_room() {
+    let mut rig = Rig::new(two(3, 4));
+    let (first, second, new) = (tokens(1, 1), tokens(2, 2), tokens(3, 1));
+    rig.serve(&first);
+    rig.serve(&second);
+    let id = rig.acquire(&new);
+    let store = rig.hand_out();
+    assert_eq!((store.len(), rig.on(&first, GPU)), (1, vec![Layers::NONE]));
+    rig.fail(store[0].id);
+    assert_eq!((rig.on(&first, GPU), rig.on(&first, HOST)), (vec![ALL], vec![Layers::NONE]));
+    // The tail of the second prompt leaves instead, and the lease waits for that store.
+    let instead = rig.hand_out();
+    assert_eq!(
+        instead.iter().map(|m| (m.kind, m.src)).collect::<Vec<_>>(),
+        [(MoveKind::Store, GPU)]
+    );
+    assert_eq!(rig.slots(id), [instead[0].src_slot]);
+    assert_ne!(instead[0].src_slot, store[0].src_slot);
+    rig.done(instead[0].id);
+    rig.commit(id, &new);
+    assert_eq!((rig.matched(&first), rig.matched(&second)), (SIZE, 2 * SIZE));
+}
+
+#[test]
+fn a_block_that_could_not_be_written_is_dropped_the_next_time() {
+    let mut rig = Rig::new(two(2, 4));
+    let old = tokens(1, 1);
+    rig.serve(&old);
+    rig.serve(&tokens(2, 1));
+    let id = rig.acquire(&tokens(3, 1));
+    let store = rig.hand_out()[0].id;
+    rig.fail(store);
+    rig.run();
+    rig.release(id);
+    for stem in 4..6 {
+        rig.serve(&tokens(stem, 1));
+    }
+    assert_eq!((rig.matched(&old), rig.manager.stats(GPU).dropped), (0, 1));
+}
+
+#[test]
+fn without_other_room_the_holder_keeps_the_slot_and_the_victim_is_lost() {
+    let mut rig = Rig::new(two(1, 4));
+    let (old, new) = (tokens(1, 1), tokens(2, 1));
+    rig.serve(&old);
+    let id = rig.acquire(&new);
+    let store = rig.hand_out()[0].clone();
+    rig.fail(store.id);
+    assert_eq!((rig.matched(&old), rig.slots(id)), (0, vec![store.src_slot]));
+    assert!(rig.awaits(id).is_empty());
+    rig.commit(id, &new);
+}
+
+#[test]
+fn a_failed_copy_ahead_of_need_leaves_the_block_resident() {
+    let gpu = TierSpec { write: Write::Through, ..tier(Kind::Gpu, 4) };
+    let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 4)]));
+    let prompt = tokens(1, 1);
+    let id = rig.acquire(&prompt);
+    rig.commit(id, &prompt);
+    rig.release(id);
+    let store = rig.hand_out()[0].id;
+    rig.fail(store);
+    assert_eq!((rig.on(&prompt, GPU), rig.on(&prompt, HOST)), (vec![ALL], vec![Layers::NONE]));
+    assert_eq!(rig.manager.occupancy(HOST).free, 4);
+    assert_eq!(failed(&mut rig).len(), 1);
+}
+
+#[test]
+fn the_slots_of_a_hung_move_stay_out_of_use_until_it_ends() {
+    let prompt = tokens(1, 1);
+    let (mut rig, id, moves) = loading(two(2, 4), &prompt);
+    let hung = Outcome { hung: true, ..bad() };
+    rig.report(&moves, &hung).unwrap();
+    assert_eq!(failed(&mut rig).len(), 1, "the lease is replanned at once");
+    rig.release(id);
+    assert_eq!(rig.manager.occupancy(GPU).free, 1);
+    let error = rig.ask(&all_of(&tokens(2, 2))).unwrap_err();
+    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+    rig.report(&moves, &hung).unwrap();
+    assert_eq!(rig.manager.occupancy(GPU).free, 1, "it still runs");
+    // Even if it went well after all: nobody waits for it any more.
+    rig.report(&moves, &Outcome::default()).unwrap();
+    assert_eq!((rig.manager.occupancy(GPU).free, rig.on(&prompt, GPU).len()), (2, 0));
+    rig.acquire(&tokens(2, 2));
+}
+
+#[test]
+fn a_hung_store_keeps_the_slot_that_it_reads() {
+    let mut rig = Rig::new(two(2, 4));
+    let (old, other) = (tokens(1, 1), tokens(2, 1));
+    rig.serve(&old);
+    rig.serve(&other);
+    let id = rig.acquire(&tokens(3, 1));
+    let store = rig.hand_out()[0].clone();
+    let hung = Outcome { hung: true, ..bad() };
+    rig.report(&[store.id], &hung).unwrap();
+    // The block is back, but busy: the other one has to make room.
+    assert_eq!(rig.on(&old, GPU), [ALL]);
+    let instead = rig.hand_out();
+    assert_ne!(instead[0].src_slot, store.src_slot);
+    rig.done(instead[0].id);
+    rig.release(id);
+    assert_eq!(rig.manager.occupancy(HOST).free, 2, "the hung store's slot is not given out");
+    rig.report(&[store.id], &bad()).unwrap();
+    assert_eq!(rig.manager.occupancy(HOST).free, 3);
+}
+
+#[test]
+fn what_waits_for_a_failed_move_fails_with_it() {
+    let tiers = vec![tier(Kind::Gpu, 1), tier(Kind::Host, 1), tier(Kind::Disk, 4)];
+    let mut rig = Rig::new(settings(tiers));
+    let prompts = [1, 2, 3].map(|stem| tokens(stem, 1));
+    rig.serve(&prompts[0]);
+    rig.serve(&prompts[1]);
+    let id = rig.acquire(&prompts[2]);
+    let moves = rig.hand_out();
+    assert_eq!(moves[1].after, moves[0].id);
+    rig.fail(moves[0].id);
+    assert!(rig.awaits(id).is_empty(), "nothing is left to wait for");
+    assert_eq!(rig.on(&prompts[0], HOST), [ALL], "the host's victim stays");
+    assert_eq!(rig.on(&prompts[0], DISK), [Layers::NONE]);
+    let told = failed(&mut rig);
+    assert!(
+        told.iter().any(|row| row.reason.contains(&format!("move {}", moves[0].id))),
+        "{told:?}"
+    );
+    rig.commit(id, &prompts[2]);
+    rig.release(id);
+}

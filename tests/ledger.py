@@ -1,0 +1,271 @@
+"""The books of a machine that drives a manager at random: its leases, and what must hold.
+
+`check` runs after every operation and compares all that can be seen with what the oracle says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from oracle import Room
+from witness import LAYERS, Witness
+
+NO_SLOT = 2**32 - 1
+ALL = frozenset(range(LAYERS))
+MIX = Counter()
+
+
+@dataclass(slots=True)
+class Held:
+    """What is known of a lease.
+
+    Attributes:
+        id: the lease's.
+        prompt: what it was acquired for.
+        tokens: what it holds of that, and what was committed since.
+        suspended: it holds nothing but tokens.
+        shared: its partial block stands in a slot that forks may share.
+        cut: the block whose front is its partial block, if that stands there.
+        table: its block table after the last operation.
+    """
+
+    id: int
+    prompt: list[int]
+    tokens: list[int]
+    suspended: bool = False
+    shared: bool = False
+    cut: tuple | None = None
+    table: list[int] = field(default_factory=list)
+
+
+class Ledger:
+    """Two managers in step, their leases, and the world as it was after the last operation."""
+
+    def start(self, shape):
+        self.shape = shape
+        self.size = shape.block_tokens
+        self.witness = Witness(shape)
+        self.now = 10
+        self.held = {}
+        self.past = [[]]
+        self.access = {}
+        self.unwritable = set()
+        self.ended = []
+        self.events = []
+        self.look()
+
+    # ------------------------------------------------------------------------ while operating
+
+    def call(self, name, operation):
+        """Run an operation on both managers and count how it ended."""
+        result, error = self.witness.both(operation)
+        MIX[name] += 1
+        MIX["operations"] += 1
+        if error is not None:
+            MIX[type(error).__name__] += 1
+        return result, error
+
+    def lease(self, held):
+        return self.witness.managers[0].lease(held.id)
+
+    def pick(self, number):
+        """One of the leases."""
+        return list(self.held.values())[number % len(self.held)]
+
+    def startable(self, number):
+        """A move that has failed neither itself nor waits for another; None if there is none."""
+        flights = self.witness.flights
+        moves = [m for m, f in flights.items() if not f.failed and f.move.after not in flights]
+        return moves[number % len(moves)] if moves else None
+
+    def touch(self, path):
+        self.access.update(dict.fromkeys(path, self.now))
+
+    def extend(self, held, tokens):
+        """Tokens were committed: the blocks that became full were used now."""
+        full = len(held.tokens) // self.size
+        held.tokens = held.tokens + tokens
+        held.shared &= not tokens
+        self.touch(self.witness.path(held.tokens)[full:])
+        self.past.append(held.tokens)
+
+    def wanted(self, path, rest):
+        """Slots of the first tier for a path, and `rest` tokens behind it."""
+        lacking = sum(self.world.layers[0].get(block) != ALL for block in path)
+        return lacking - (-rest // self.size)
+
+    def loaded(self, held, path):
+        """The copies that the plan of a lease reads on lower tiers."""
+        spans = [span for span in self.lease(held).plan.spans if span.action == "load"]
+        return {
+            (span.tier, block)
+            for span in spans
+            for block in path[span.start // self.size : span.stop // self.size]
+        }
+
+    def pinned(self):
+        """The blocks that leases hold."""
+        active = [held for held in self.held.values() if not held.suspended]
+        cut = {held.cut for held in active} - {None}
+        return cut.union(*(self.witness.path(held.tokens) for held in active))
+
+    # ------------------------------------------------------------------------ after operating
+
+    def unchanged(self, before):
+        """A call that was refused has changed nothing."""
+        assert self.witness.snapshot() == before
+        assert not self.logged()
+
+    def logged(self):
+        """The log of evictions since the last call: (tier, block, reason)."""
+        rows = [
+            [
+                (event.tier, self.witness.names[event.block], event.reason)
+                for event in manager.take_events()
+                if event.at == self.now and event.to == (event.tier + 1 if event.reason == "demoted" else None)
+            ]
+            for manager in self.witness.managers
+        ]
+        assert rows[0] == rows[1]
+        return rows[0]
+
+    def check(self, subject=None, log=()):
+        """Compare everything with the books.
+
+        Args:
+            subject: the lease that the operation was about, whose table may have grown.
+            log: the evictions that were foretold; None if they were not.
+        """
+        witness, before, known = self.witness, self.world, self.known
+        rows = [[(f.lease, f.start, f.stop) for f in m.failed()] for m in witness.managers]
+        assert rows[0] == rows[1]
+        self.follow({lease for lease, _, _ in rows[0]})
+        self.events = self.logged()
+        for manager in witness.managers:
+            manager.audit()
+        self.look()
+        assert witness.snapshot()
+        if known and log is not None:
+            MIX["evictions foretold"] += len(self.events)
+            assert self.events == list(log)
+        elif known:
+            self.least(before)
+        self.check_tables(subject, {lease for lease, _, _ in rows[0]})
+        self.check_slots()
+        self.check_order()
+        if not self.shape.holes:
+            self.check_leaves()
+
+    def look(self):
+        for held in self.held.values():
+            self.witness.learn(held.tokens, self.now)
+        self.witness.look(self.now)
+        self.known = self.witness.all_known()
+        self.unwritable &= self.witness.living.keys()
+        self.world = self.witness.world(self.pinned(), self.access, self.unwritable)
+
+    def follow(self, failed):
+        """Leases that lost tokens to a failure hold less; no other one does."""
+        for held in self.held.values():
+            tokens = self.lease(held).tokens
+            if held.id in failed and tokens < len(held.tokens):
+                if held.cut is not None or len(held.tokens) % self.size:
+                    held.shared, held.cut = False, None
+                held.tokens = held.tokens[:tokens]
+            assert tokens == len(held.tokens)
+
+    def least(self, before):
+        """Of what could leave before and after a failure, what left was worth least."""
+        for tier, block, _ in self.events:
+            mine = before.order(block, self.now)
+            for other in before.may_leave(tier) & self.world.may_leave(tier):
+                if before.order(other, self.now) < mine:
+                    rooms = [Room(before, self.now, dropping=dropping) for dropping in (0, 1)]
+                    for room in rooms:
+                        room.decide(tier, other)
+                    assert not all(room.log for room in rooms), (tier, block, other)
+
+    def check_tables(self, subject, failed):
+        """The slots of a lease stay where they are, unless the lease was told."""
+        for held in self.held.values():
+            if held.suspended:
+                continue
+            table = self.lease(held).slots(0).tolist()
+            full = len(held.tokens) // self.size
+            if held.id == subject:
+                kept = min(full, len(held.table))
+                assert table[:kept] == held.table[:kept]
+            elif held.table and held.id not in failed:
+                assert table == held.table
+            assert len(table) >= full
+            held.table = table
+
+    def check_slots(self):
+        """Every slot is free or explained by exactly what can be seen to hold it."""
+        witness = self.witness
+        stats = witness.managers[0].stats()
+        assert stats["leases"] == len(self.held)
+        tables = [set(held.table) for held in self.held.values() if not held.suspended]
+        for tier, counters in enumerate(stats["tiers"].values()):
+            seen = {block for at, block in witness.copies if at == tier}
+            seen |= {block for at, block in witness.entries if at == tier}
+            slots = {witness.slots[tier, block] for block in seen}
+            assert len(slots) == len(seen)
+            if tier == 0:
+                slots = slots.union(*tables)
+            for flight in witness.flights.values():
+                move = flight.move
+                slots |= {move.src_slot} if move.src == tier else set()
+                slots |= {move.dst_slot} if move.dst == tier else set()
+            used = len(slots - {NO_SLOT})
+            assert counters["free"] + used <= counters["slots"]
+            if self.known:
+                assert counters["free"] + used == counters["slots"]
+
+    def check_order(self):
+        """What may leave, its price and its rank are what the oracle says."""
+        world = self.world
+        for (_, block), entry in self.witness.entries.items():
+            idle = self.now - self.access[block]
+            assert entry.idle == idle
+            assert entry.cost == world.cost(block)
+            expected = float(world.cost(block) * 10**9 / idle) if idle else float("inf")
+            assert entry.value == pytest.approx(expected, rel=1e-12)
+        for tier in range(len(self.shape.rooms)):
+            ranks = {
+                block: entry.rank
+                for (at, block), entry in self.witness.entries.items()
+                if at == tier and entry.rank is not None
+            }
+            allowed = world.may_leave(tier)
+            assert ranks.keys() <= allowed
+            if self.known:
+                order = sorted(allowed, key=lambda block: world.order(block, self.now))
+                assert sorted(ranks, key=ranks.get) == order
+
+    def check_leaves(self):
+        """Leaf-only: before every block that stands somewhere, all of the sequence does."""
+        if any(flight.failed for flight in self.witness.flights.values()):
+            return
+        for block in set().union(*self.world.present):
+            parent = block[: -self.size]
+            whole = frozenset().union(*(tier.get(parent, ()) for tier in self.world.layers))
+            assert not parent or whole == ALL, f"{block} stands behind a hole"
+
+    def check_failure(self, before, flight):
+        """Copies that were usable before a move failed still are, but for those that it names."""
+        for (tier, block), copy in before.items():
+            source = flight.move.kind == 0 and (tier, block) == (flight.move.src, flight.block)
+            left = any((tier, block) == (at, gone) for at, gone, _ in self.events)
+            lost = not self.shape.holes and any(
+                frozenset().union(*(each.get(front, ()) for each in self.world.layers)) != ALL
+                for front in self.witness.path(block)
+            )
+            if source or left or lost or copy.layer_lo == copy.layer_hi:
+                continue
+            now = self.witness.copies[tier, block]
+            assert now.layer_lo <= copy.layer_lo
+            assert now.layer_hi >= copy.layer_hi
+            assert now.slot == copy.slot

@@ -1,0 +1,296 @@
+"""Moves, plans and layers: what an executor and a simulator see."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from serving import ABSENT, MODEL, demoting, one_tier, serve, settle, tokens, two_tiers
+
+from kvtrie import BlockManager, ConfigError, Lane, Moves, Tier, Transmission
+
+
+def test_moves_are_columns():
+    manager, lease = demoting()
+    moves = manager.moves()
+    assert len(manager.moves()) == 0
+    assert len(moves) == 2
+    dtypes = {
+        "id": "u8",
+        "kind": "u1",
+        "lease": "u8",
+        "block": "u8",
+        "src": "u1",
+        "dst": "u1",
+        "src_slot": "u4",
+        "dst_slot": "u4",
+        "group": "u1",
+        "layer_lo": "u2",
+        "layer_hi": "u2",
+        "after": "u8",
+        "tokens": "u4",
+    }
+    for name, dtype in dtypes.items():
+        column = getattr(moves, name)
+        assert (column.dtype, column.shape) == (np.dtype(dtype), (2,)), name
+        assert column.tolist() == [getattr(move, name) for move in moves], name
+    assert (moves.key.dtype, moves.key.shape, moves.key.any()) == (np.uint8, (2, 32), False)
+    assert moves.kind.tolist() == [1, 1]
+    assert (moves.src.tolist(), moves.dst.tolist()) == ([0, 0], [1, 1])
+    assert (moves.layer_lo.tolist(), moves.layer_hi.tolist()) == ([0, 0], [4, 4])
+    assert (moves[0], moves[-1]) == tuple(moves)
+    with pytest.raises(IndexError, match="move 2 of 2"):
+        moves[2]
+    assert sorted(lease.after.tolist()) == sorted(moves.id.tolist())
+    assert not lease.ready()
+    first, ready = manager.predict(moves.id, now=3)
+    assert (first <= ready).all()
+    assert (ready > 3).all()
+    assert manager.complete(moves.id, now=4) == 2
+    assert manager.complete(moves.id, now=4) == 0
+    assert [times.tolist() for times in manager.predict(moves.id, now=9)] == [[9, 9], [9, 9]]
+    with pytest.raises(ConfigError, match="no move 99"):
+        manager.predict([99], now=9)
+    assert lease.ready()
+
+
+def test_moves_travel_as_bytes():
+    manager, _ = demoting()
+    moves = manager.moves()
+    data = moves.to_bytes()
+    for again in (Moves.from_bytes(data), pickle.loads(pickle.dumps(moves))):  # noqa: S301
+        assert list(again) == list(moves)
+        assert again.to_bytes() == data
+    assert data[:12] == b"kvtrmove\x01\0\0\0"
+    assert np.frombuffer(data, "<u8", 2, offset=24).tolist() == moves.id.tolist()
+    assert len(Moves.from_bytes(data[:16] + bytes(8))) == 0
+    cut = [data[:-1], data[:20], b"", b"x" + data[1:], data + b"\0", data[:8] + b"\2" + data[9:]]
+    for bad in cut:
+        with pytest.raises(ConfigError, match=f"{len(bad)} bytes"):
+            Moves.from_bytes(bad)
+
+
+def test_moves_of_one_layer_are_cut_to_it():
+    manager, _ = demoting()
+    moves = manager.moves()
+    layer = moves.by_layer(2)
+    assert layer.id.tolist() == moves.id.tolist()
+    assert (layer.layer_lo.tolist(), layer.layer_hi.tolist()) == ([2, 2], [3, 3])
+    assert len(moves.by_layer(4)) == 0
+    with pytest.raises(ConfigError, match="5 layers of move"):
+        manager.complete(moves.id, now=3, layers_done=5)
+    for done in range(1, 4):
+        assert manager.complete(moves.id, now=3, layers_done=done) == 0
+    assert manager.complete(moves.id, now=3, layers_done=4) == 2
+
+
+def test_a_limit_hands_out_the_first_moves():
+    manager, _ = demoting()
+    first, second = manager.moves(1), manager.moves(5)
+    assert (len(first), len(second)) == (1, 1)
+    assert first.id[0] != second.id[0]
+
+
+def test_a_failed_load_is_planned_anew():
+    manager = two_tiers(gpu=3, structure="holes")
+    serve(manager, tokens(2), now=1)
+    serve(manager, tokens(3, start=100), now=2)
+    lease = manager.acquire(tokens(2), now=3, load="all", keep=0)
+    assert {span.action for span in lease.plan.spans} == {"load"}
+    assert lease.plan.recompute().size == 0
+    moves = manager.moves()
+    loads = moves.id[moves.kind == 0]
+    manager.complete(moves.id[moves.kind == 1], now=4)
+    manager.complete(int(loads[0]), now=4, ok=False, error="flipped bits")
+    manager.complete(loads[1:], now=4)
+    settle(manager, 4)
+    [failed] = manager.failed()
+    assert (failed.lease, failed.reason, failed.stop - failed.start) == (
+        lease.id,
+        "flipped bits",
+        4,
+    )
+    assert lease.ready()
+    assert lease.plan.recompute().tolist() == list(range(failed.start, failed.stop))
+    assert manager.failed() == []
+    lease.commit([], now=5)
+    assert lease.plan.recompute().size == 0
+    manager.audit()
+
+
+def test_a_hung_move_keeps_its_slots_until_it_ends():
+    manager, lease = demoting()
+    moves = manager.moves()
+    manager.complete(moves.id, now=3, ok=False, hung=True, error="deadline")
+    assert manager.stats()["moves"] == 2
+    manager.complete(moves.id, now=4, ok=False)
+    assert manager.stats()["moves"] == 0
+    lease.release()
+    manager.audit()
+
+
+def test_a_move_is_done_when_all_ranks_said_so():
+    manager = two_tiers(gpu=2, ranks=2)
+    lease = manager.acquire(tokens(2), now=1)
+    lease.commit(tokens(2), now=1)
+    lease.release()
+    manager.acquire(tokens(2, start=100), now=2)
+    moves = manager.moves()
+    assert manager.complete(moves.id, now=3, rank=0) == 0
+    assert manager.complete(moves.id, now=3, rank=1) == 2
+    with pytest.raises(ConfigError, match="rank 2"):
+        manager.complete(moves.id, now=3, rank=2)
+
+
+def test_a_plan_counts_in_tokens_and_knows_its_holes():
+    manager = one_tier(blocks=4, structure="holes", policy="lru")
+    serve(manager, tokens(3), now=1)
+    serve(manager, tokens(2, start=100), now=2)  # takes the oldest: block 0 of the first
+    lease = manager.acquire(tokens(3), now=3, keep=0, load="plan")
+    assert lease.matched == 12
+    holes = lease.plan.recompute()
+    assert holes.dtype == np.int64
+    assert holes.tolist() == [0, 1, 2, 3]
+    assert lease.plan.recompute(3).tolist() == holes.tolist()
+    spans = [(span.start, span.stop, span.action) for span in lease.plan.spans]
+    assert spans == [(0, 4, "recompute"), (4, 12, "reuse")]
+    assert lease.plan.ready(0) <= lease.plan.finish
+    with pytest.raises(ConfigError, match="layer is 4"):
+        lease.plan.recompute(4)
+    with pytest.raises(ConfigError, match="layer is 4"):
+        lease.plan.ready(4)
+
+
+def test_layers_of_a_load_become_ready_in_turn():
+    slow = Lane("up", bytes_per_s=MODEL.block_bytes(4) * 1_000_000)  # a block takes 1000 ns
+    tiers = [Tier("gpu", blocks=2), Tier("host", blocks=8, read=slow)]
+    manager = BlockManager(MODEL, tiers, block_tokens=4)
+    serve(manager, tokens(2), now=1)
+    serve(manager, tokens(2, start=100), now=2)
+    plan = manager.acquire(tokens(2), now=10**6, load="all", keep=0).plan
+    [span] = plan.spans
+    assert (span.action, span.tier, span.start, span.stop) == ("load", 1, 0, 8)
+    assert span.ready - span.first_ready == 1750
+    ready = [plan.ready(layer) for layer in range(4)]
+    assert ready == [span.ready - 250 * left for left in (3, 2, 1, 0)]
+
+
+def test_layer_slots_have_a_row_per_layer():
+    manager = two_tiers(gpu=2, layer_slots=True)
+    lease = manager.acquire(tokens(2), now=1)
+    table = lease.slots(0)
+    assert (table.shape, table.dtype) == ((4, 2), np.uint32)
+    assert sorted(table.ravel().tolist()) == list(range(8))
+    assert (lease.slots(1) == ABSENT).all()
+    lease.commit(tokens(2), now=1)
+    lease.release()
+    other = manager.acquire(tokens(1, start=100), now=2)
+    moves = manager.moves()
+    assert (moves.layer_hi - moves.layer_lo == 1).all()
+    manager.complete(moves.id, now=3)
+    other.commit(tokens(1, start=100), now=3)
+    found = manager.lookup(tokens(2), now=4, keep=0)
+    layers = np.array([manager.layer_tiers(block) for block in found.blocks])
+    assert layers.dtype == np.int8
+    assert (layers == 1).sum() == len(moves)
+    assert (np.diff(layers) >= 0).all()  # back layers leave first
+    for block in found.blocks:
+        for copy in block.copies:
+            assert len(copy.slots) == copy.coming_hi - copy.coming_lo
+
+
+def test_an_engine_binds_its_own_slots():
+    tiers = [Tier("gpu", blocks=8, owner="engine"), Tier("host", blocks=8)]
+    manager = BlockManager(MODEL, tiers, block_tokens=4)
+    lease = manager.acquire(tokens(2), now=1)
+    assert len(lease.slots(0)) == 0
+    lease.bind(0, np.array([5, 3], dtype=np.uint32))
+    assert lease.slots(0).tolist() == [5, 3]
+    lease.commit(tokens(2), now=2)
+    reading = lease.release(now=3)
+    moves = manager.moves()
+    assert sorted(reading.tolist()) == sorted(moves.id.tolist())
+    assert sorted(moves.src_slot.tolist()) == [3, 5]
+    manager.complete(moves.id, now=4)
+    lease = manager.acquire(tokens(2), now=5, load="none", keep=0)
+    assert lease.matched == 8
+    assert lease.plan.recompute().size == 8
+    ids = lease.load(now=6)
+    assert lease.plan.recompute().size == 0
+    assert len(manager.moves()) == 0  # their slots are not known yet
+    lease.bind(0, [1, 2])
+    moves = manager.moves()
+    assert sorted(moves.id.tolist()) == sorted(ids.tolist())
+    manager.complete(moves.id, now=7)
+    with pytest.raises(ConfigError, match="slot 1, not 9"):
+        lease.bind(0, [9])
+
+
+def test_transmissions_queue_on_their_lane():
+    lane = Lane("up", bytes_per_s=MODEL.block_bytes(4) * 1_000_000, latency_ns=50)
+    manager = BlockManager(MODEL, [Tier("gpu", blocks=1), Tier("host", blocks=1, read=lane)])
+    sent = manager.transmit("up", 4, now=100)
+    assert (sent.end, sent.first, sent.per_layer) == (1150, 400, 250)
+    assert manager.transmit("up", 4, now=100, layers=1).end == 1150 + 50 + 250
+    assert isinstance(sent, Transmission)
+    assert sent != manager.transmit("up", 4, now=100)
+    assert repr(sent) == "Transmission(end=1150, first=400, per_layer=250)"
+    assert manager.stats()["lanes"]["up"]["bytes"] == MODEL.block_bytes(4) * 9 // 4
+    with pytest.raises(ConfigError, match="'down'"):
+        manager.transmit("down", 4, now=1)
+    with pytest.raises(ConfigError, match="5 layers"):
+        manager.transmit("up", 4, now=1, layers=5)
+
+
+def test_marks_may_lie_in_the_future():
+    manager = two_tiers()
+    handles = manager.mark(tokens(2), "host", present=True, now=10, ready=130, per_layer=40)
+    assert handles.size == 2
+    found = manager.lookup(tokens(2), now=20, keep=0)
+    assert found.handles.tolist() == handles.tolist()
+    [copy] = found.blocks[0].copies
+    assert (copy.tier, copy.first, copy.ready) == (1, 20, 130)
+    assert (copy.layer_hi, copy.coming_hi) == (0, 4)
+    manager.mark(tokens(1, start=50), 0, present=True, now=200, first=300, per_layer=1)
+    [copy] = manager.lookup(tokens(2), now=200, keep=0).blocks[0].copies
+    assert (copy.layer_hi, copy.ready) == (4, 200)
+    [copy] = manager.lookup(tokens(1, start=50), now=200, keep=0).blocks[0].copies
+    assert (copy.first, copy.ready) == (300, 303)
+    manager.mark(tokens(2), "host", present=False, now=210)
+    assert manager.lookup(tokens(2), now=210, keep=0).tokens == 0
+    manager.audit()
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ({"ready": 100, "first": 101}, "first is 101, later than ready at 100"),
+        ({"first": 5}, "first is 5 without"),
+        ({"per_layer": 5}, "per_layer is 5 without"),
+        ({"ready": 10, "per_layer": 5}, "4 layers of 5 ns do not fit before ready at 10"),
+        ({"ready": 10, "first": 1, "per_layer": 2}, "ready is 10.* end at 7"),
+        ({"first": 2**63 - 1, "per_layer": 2**63 - 1}, "per_layer is 9223372036854775807"),
+    ],
+)
+def test_marks_whose_times_contradict_each_other(times, said):
+    with pytest.raises(ConfigError, match=said):
+        two_tiers().mark(tokens(1), 0, present=True, now=1, **times)
+
+
+def test_an_index_comes_back():
+    manager = two_tiers()
+    rows = [
+        (None, tokens(1), 3, 500, 2),
+        (0, [4, 5, 6, 7], 0, 400, 1),
+        (0, [9], 1, 0, 1),  # no full block
+        (2, tokens(1, start=8), 2, 0, 1),  # its parent was left out
+        (None, tokens(1, start=50), 3, 0, 1),  # its slot is taken
+    ]
+    assert manager.load_index(rows, now=1000) == 2
+    first, second = manager.lookup(tokens(2), now=1000, keep=0).blocks
+    assert (first.copies[0].tier, first.copies[0].slot, second.copies[0].slot) == (1, 3, 0)
+    assert manager.explain(first, now=1000, tier="host").idle == 500
+    with pytest.raises(ConfigError, match="row 0 names row 1"):
+        two_tiers().load_index([(1, tokens(1), 0, 0, 1)], now=1, tier=1)
+    manager.audit()

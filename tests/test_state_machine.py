@@ -1,0 +1,380 @@
+"""A manager driven at random through Python, beside an oracle that foretells every eviction.
+
+After each operation: leased blocks are where they were, slots are conserved, what may leave and in
+which order is what the oracle says, leaf-only has no hole, a refused call has changed nothing, and a
+second manager that got the same calls has asked for the same moves, byte for byte.
+`make fuzz` runs it with the profile `deep` and prints how often each thing happened.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from ledger import MIX, Held, Ledger
+from oracle import Room, make_room
+from witness import Shape
+
+from kvtrie import ClosedError, ConfigError, NoSpaceError
+
+SHAPES = st.builds(
+    Shape,
+    rooms=st.sampled_from([(5,), (7,), (5, 3), (6, 4), (4, 9)]),
+    holes=st.booleans(),
+    policy=st.sampled_from(["lru", "flat", "retention"]),
+)
+STEPS = st.sampled_from([0, 1, 2, 5, 1000, 10**6])
+PICK = st.integers(0, 30)
+TOKENS = st.lists(st.integers(0, 2), max_size=7)
+
+
+def leased(machine):
+    return bool(machine.held)
+
+
+def moving(machine):
+    return bool(machine.witness.flights)
+
+
+class Machine(Ledger, RuleBasedStateMachine):
+    """Leases, moves, time and wrong calls."""
+
+    @initialize(shape=SHAPES)
+    def open(self, shape):
+        self.start(shape)
+        MIX[f"managers with {len(shape.rooms)} tiers"] += 1
+        MIX[f"managers with {shape.policy}"] += 1
+        MIX[f"managers with {'holes' if shape.holes else 'leaf-only'}"] += 1
+
+    # ------------------------------------------------------------------------------- requests
+
+    @rule(
+        base=PICK,
+        cut=PICK,
+        fresh=TOKENS,
+        keep=st.integers(0, 1),
+        reserve=st.integers(0, 3),
+        load=st.sampled_from(["plan", "all", "none"]),
+        step=STEPS,
+    )
+    def acquire(self, base, cut, fresh, keep, reserve, load, step):
+        known = self.past[base % len(self.past)]
+        prompt = known[: cut % (len(known) + 1)] + fresh
+        self.now += step
+        found = self.witness.lookup(prompt, self.now, keep).tokens
+        path = self.witness.path(prompt[:found])
+        units = self.wanted(path, len(prompt) - found + reserve)
+        world = replace(self.world, pinned=self.world.pinned | set(path))
+        before = self.witness.snapshot()
+        lease, error = self.call(
+            "acquire",
+            lambda m: m.acquire(prompt, now=self.now, keep=keep, reserve=reserve, load=load).id,
+        )
+        if error is not None:
+            assert isinstance(error, NoSpaceError)
+            self.unchanged(before)
+            if load == "none" and self.known:
+                assert make_room(world, units, (), self.now) is None
+            return
+        held = self.held[lease] = Held(lease, prompt, prompt[:found])
+        assert self.lease(held).matched == found
+        self.past.append(prompt)
+        self.touch(path)
+        self.check(log=make_room(world, units, self.loaded(held, path), self.now))
+
+    @rule(pick=PICK, rest=st.booleans(), fresh=TOKENS, step=STEPS)
+    @precondition(leased)
+    def commit(self, pick, rest, fresh, step):
+        held = self.pick(pick)
+        tokens = held.prompt[len(held.tokens) :] if rest else fresh
+        self.now += step
+        before = self.witness.snapshot()
+        lease = self.lease(held)
+        ready = not held.suspended and lease.ready()
+        fits = not held.suspended and (not tokens or len(tokens) <= lease.room)
+        done, error = self.call(
+            "commit", lambda m: m.lease(held.id).commit(tokens, now=self.now).duplicate.tolist()
+        )
+        if error is not None:
+            assert isinstance(error, ClosedError if held.suspended else ConfigError)
+            assert not (ready and fits), error
+            self.unchanged(before)
+            return
+        assert fits
+        MIX["duplicates"] += len(done)
+        self.extend(held, tokens)
+        self.check()
+
+    @rule(picks=st.lists(PICK, min_size=1, max_size=3), token=st.integers(0, 2), step=STEPS)
+    @precondition(leased)
+    def commit_many(self, picks, token, step):
+        batch = [self.pick(pick) for pick in picks]
+        self.now += step
+        before = self.witness.snapshot()
+        ids, tokens = [held.id for held in batch], [[token]] * len(batch)
+        _, error = self.call("commit_many", lambda m: len(m.commit_many(ids, tokens, now=self.now)))
+        if error is not None:
+            self.unchanged(before)
+            return
+        assert len(set(ids)) == len(ids)
+        for held in batch:
+            self.extend(held, [token])
+        self.check()
+
+    @rule(pick=PICK, tokens=st.integers(0, 6), step=STEPS)
+    @precondition(leased)
+    def reserve(self, pick, tokens, step):
+        held = self.pick(pick)
+        self.now += step
+        more = 0
+        if tokens and not held.suspended:
+            full, tail = divmod(len(held.tokens), self.size)
+            adopts = held.shared and self.lease(held).room > 0
+            opened = len(held.table) - full - (held.shared or held.cut is not None)
+            more = max(0, -(-(tail + tokens) // self.size) - opened - adopts)
+        log = make_room(self.world, more, (), self.now)
+        before = self.witness.snapshot()
+        _, error = self.call("reserve", lambda m: m.lease(held.id).reserve(tokens, now=self.now))
+        if error is not None:
+            assert isinstance(error, ClosedError if held.suspended else NoSpaceError)
+            assert held.suspended or log is None or not self.known
+            self.unchanged(before)
+            return
+        if tokens:
+            held.shared, held.cut = False, None
+        self.check(held.id, log)
+
+    @rule(pick=PICK, step=STEPS)
+    @precondition(leased)
+    def load(self, pick, step):
+        held = self.pick(pick)
+        self.now += step
+        before = self.witness.snapshot()
+        _, error = self.call("load", lambda m: m.lease(held.id).load(now=self.now).tolist())
+        if error is not None:
+            assert held.suspended
+            self.unchanged(before)
+            return
+        held.table = []  # what somebody else has loaded meanwhile is used where it stands
+        self.check()
+
+    @rule(pick=PICK, step=STEPS)
+    @precondition(leased)
+    def release(self, pick, step):
+        held = self.pick(pick)
+        self.now += step
+        self.call("release", lambda m: m.lease(held.id).release(now=self.now).tolist())
+        del self.held[held.id]
+        if not held.suspended:
+            self.touch(self.witness.path(held.tokens))
+        self.check()
+
+    # --------------------------------------------------------------------- branches, preemption
+
+    @rule(pick=PICK, n=st.integers(0, 2), step=STEPS)
+    @precondition(lambda self: 0 < len(self.held) < 8)
+    def fork(self, pick, n, step):
+        held = self.pick(pick)
+        self.now += step
+        before = self.witness.snapshot()
+        ids, error = self.call(
+            "fork", lambda m: [lease.id for lease in m.lease(held.id).fork(n, now=self.now)]
+        )
+        if error is not None:
+            self.unchanged(before)
+            return
+        assert len(ids) == n
+        held.shared |= len(held.tokens) % self.size > 0 and held.cut is None
+        for lease in ids:
+            self.held[lease] = replace(held, id=lease, table=[])
+        self.check()
+
+    @rule(pick=PICK, cut=PICK, step=STEPS)
+    @precondition(leased)
+    def truncate(self, pick, cut, step):
+        held = self.pick(pick)
+        keep = cut % (len(held.tokens) + 2)
+        self.now += step
+        before = self.witness.snapshot()
+        _, error = self.call("truncate", lambda m: m.lease(held.id).truncate(keep, now=self.now))
+        if error is not None:
+            self.unchanged(before)
+            return
+        path = self.witness.path(held.tokens)
+        full, tail = divmod(keep, self.size)
+        if full < len(path):
+            held.shared, held.cut = False, path[full] if tail else None
+        elif not tail:
+            held.shared, held.cut = False, None
+        held.tokens = held.tokens[:keep]
+        self.check(held.id)
+
+    @rule(pick=PICK, step=STEPS)
+    @precondition(leased)
+    def suspend(self, pick, step):
+        held = self.pick(pick)
+        self.now += step
+        before = self.witness.snapshot()
+        _, error = self.call("suspend", lambda m: m.lease(held.id).suspend(now=self.now))
+        if error is not None:
+            assert held.suspended or len(self.shape.rooms) == 1
+            self.unchanged(before)
+            return
+        held.suspended, held.shared, held.cut = True, False, None
+        held.prompt, held.table = held.tokens, []
+        log, world = [], replace(self.world, pinned=self.pinned())
+        for block in reversed(self.witness.path(held.tokens)):
+            if block in world.may_leave(0):
+                room = Room(world, self.now)
+                room.decide(0, block)
+                log, world = log + room.log, room.world
+        self.check(log=log)
+
+    @rule(pick=PICK, reserve=st.integers(0, 3), step=STEPS)
+    @precondition(lambda self: any(held.suspended for held in self.held.values()))
+    def resume(self, pick, reserve, step):
+        held = self.pick(pick)
+        self.now += step
+        found = self.witness.lookup(held.tokens, self.now).tokens
+        path = self.witness.path(held.tokens[:found])
+        units = self.wanted(path, len(held.tokens) - found + reserve)
+        world = replace(self.world, pinned=self.world.pinned | set(path))
+        before = self.witness.snapshot()
+        _, error = self.call(
+            "resume", lambda m: repr(m.lease(held.id).resume(reserve, now=self.now))
+        )
+        if error is not None:
+            assert isinstance(error, NoSpaceError if held.suspended else ConfigError)
+            self.unchanged(before)
+            return
+        held.suspended, held.tokens = False, held.tokens[:found]
+        self.touch(path)
+        self.check(log=make_room(world, units, self.loaded(held, path), self.now))
+
+    # ---------------------------------------------------------------------------------- moves
+
+    def landed(self, moves):
+        for move in moves:
+            del self.witness.flights[move]
+            self.ended.append(move)
+        self.check()
+
+    @rule(pick=PICK, step=STEPS)
+    @precondition(moving)
+    def land(self, pick, step):
+        """One move ends well."""
+        move = self.startable(pick)
+        if move is not None:
+            self.now += step
+            ended, _ = self.call("land", lambda m: m.complete([move], now=self.now))
+            assert ended == 1
+            self.landed([move])
+
+    @rule(step=STEPS)
+    @precondition(moving)
+    def land_all(self, step):
+        """All moves end well that have not failed, in the order of handing out."""
+        moves = [move for move, flight in self.witness.flights.items() if not flight.failed]
+        self.now += step
+        ended, _ = self.call("land_all", lambda m: m.complete(moves, now=self.now))
+        assert ended == len(moves)
+        self.landed(moves)
+
+    @rule(pick=PICK, step=STEPS)
+    @precondition(moving)
+    def progress(self, pick, step):
+        """The first layer of a move is there."""
+        move = self.startable(pick)
+        if move is not None:
+            self.now += step
+            ended, _ = self.call(
+                "progress", lambda m: m.complete([move], now=self.now, layers_done=1)
+            )
+            self.landed([move] if ended else [])
+
+    @rule(pick=PICK, hung=st.booleans(), step=STEPS)
+    @precondition(moving)
+    def fail(self, pick, hung, step):
+        """A move fails; if it hangs, its slots stay out of use until it ends."""
+        move = self.startable(pick)
+        if move is None:
+            return
+        self.now += step
+        flight, copies = self.witness.flights[move], dict(self.witness.copies)
+        self.call(
+            "hang" if hung else "fail",
+            lambda m: m.complete([move], now=self.now, ok=False, hung=hung, error="torn"),
+        )
+        flight.failed = True
+        if flight.move.kind == 1:
+            self.unwritable.add(flight.block)
+        self.witness.give_up(move)
+        if not hung:
+            del self.witness.flights[move]
+        self.check(log=None)
+        self.check_failure(copies, flight)
+
+    @rule(pick=PICK, step=STEPS)
+    @precondition(lambda self: any(f.failed for f in self.witness.flights.values()))
+    def end_hung(self, pick, step):
+        """A move that hung has ended."""
+        hung = [move for move, flight in self.witness.flights.items() if flight.failed]
+        move = hung[pick % len(hung)]
+        self.now += step
+        self.call("end_hung", lambda m: m.complete([move], now=self.now, ok=False))
+        del self.witness.flights[move]
+        self.check(log=None)
+
+    # ------------------------------------------------------------------------------ wrong calls
+
+    @rule(pick=PICK, which=st.integers(0, 11))
+    def refuse(self, pick, which):
+        """A call that cannot be right raises and changes nothing."""
+        lease = self.pick(pick).id if self.held else 0
+        move = next(iter(self.witness.flights), 0)
+        calls = [
+            lambda m: m.acquire([-1], now=self.now),
+            lambda m: m.acquire([2**32], now=self.now),
+            lambda m: m.acquire([0], now=self.now, load="some"),
+            lambda m: m.acquire([0] * 100, now=self.now),
+            lambda m: m.lease(10**6),
+            lambda m: m.lease(lease).commit([0] * 1000, now=self.now),
+            lambda m: m.lease(lease).truncate(10**6, now=self.now),
+            lambda m: m.complete([10**6], now=self.now),
+            lambda m: m.complete([move], now=self.now, rank=1),
+            lambda m: m.complete([move], now=self.now, layers_done=9),
+            lambda m: m.lease(lease).slots(4),
+            lambda m: m.explain(2**63, now=self.now),
+        ]
+        before = self.witness.snapshot()
+        _, error = self.call("refuse", calls[which])
+        assert isinstance(error, (ConfigError, ClosedError, NoSpaceError))
+        self.unchanged(before)
+
+    @rule()
+    @precondition(lambda self: self.ended)
+    def repeat(self):
+        """A second report about a move changes nothing; one that contradicts is refused."""
+        before, last = self.witness.snapshot(), self.ended[-1:]
+        ended, _ = self.call("repeat", lambda m: m.complete(last, now=self.now))
+        assert ended == 0
+        self.unchanged(before)
+        _, error = self.call("contradict", lambda m: m.complete(last, now=self.now, ok=False))
+        assert isinstance(error, ConfigError)
+        self.unchanged(before)
+
+
+TestMachine = Machine.TestCase
+TestMachine.pytestmark = [pytest.mark.timeout(3600)]
+
+
+def teardown_module():
+    """Print the mix of a deep run and hold it to its promise."""
+    if os.environ.get("HYPOTHESIS_PROFILE") != "deep":
+        return
+    for name, times in sorted(MIX.items()):
+        print(f"{times:>10}  {name}")  # noqa: T201 - the mix is what the run is for
+    assert MIX["operations"] >= 10**4

@@ -1,0 +1,80 @@
+"""Tokens come in as any sequence of integers, and as nothing else."""
+
+from __future__ import annotations
+
+import array
+
+import numpy as np
+import pytest
+from serving import one_tier, serve
+
+from kvtrie import ConfigError
+
+
+class Tensor:
+    """Stands for a CPU tensor: all that is known of it is `__array__`."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values, dtype=dtype)
+
+
+IDS = list(range(12))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        IDS,
+        tuple(IDS),
+        range(12),
+        [np.int64(token) for token in IDS],
+        *(np.array(IDS, dtype=kind) for kind in "bBhHiIlLqQ"),
+        np.array(IDS, dtype=np.int64)[::-1][::-1],
+        np.repeat(np.array(IDS, dtype=np.uint32), 2)[::2],
+        np.repeat(np.array(IDS, dtype=np.int32), 2)[::2],
+        array.array("I", IDS),
+        array.array("q", IDS),
+        memoryview(array.array("i", IDS)),
+        memoryview(np.array(IDS, dtype=np.uint32)),
+        memoryview(np.array(IDS, dtype=np.int64))[::1],
+        Tensor(IDS),
+    ],
+    ids=lambda given: f"{type(given).__name__}-{getattr(given, 'dtype', '')}",
+)
+def test_tokens_come_in_as_any_sequence_of_integers(given):
+    manager = one_tier()
+    serve(manager, np.array(IDS), now=1)
+    assert manager.lookup(given, now=2, keep=0).tokens == 12
+    lease = manager.acquire(given, now=3, keep=0)
+    assert lease.matched == 12
+
+
+def test_a_tensor_comes_in():
+    torch = pytest.importorskip("torch")
+    manager = one_tier()
+    serve(manager, np.array(IDS), now=1)
+    for dtype in (torch.int64, torch.int32, torch.uint8):
+        assert manager.lookup(torch.tensor(IDS, dtype=dtype), now=2, keep=0).tokens == 12
+    with pytest.raises(ConfigError, match="float32"):
+        manager.lookup(torch.ones(4), now=2)
+
+
+def test_tokens_of_the_whole_range_are_told_apart():
+    manager = one_tier()
+    high = np.full(4, 2**32 - 1, dtype=np.uint64)
+    serve(manager, high, now=1)
+    assert manager.lookup(high, now=2, keep=0).tokens == 4
+    assert manager.lookup(high - 1, now=2, keep=0).tokens == 0
+    block = manager.lookup([2**32 - 1] * 4, now=2, keep=0).blocks[0]
+    assert block.tokens.tolist() == [2**32 - 1] * 4
+
+
+def test_no_tokens_at_all():
+    manager = one_tier()
+    for nothing in ([], (), np.array([]), np.array([], dtype=np.int64)):
+        assert manager.lookup(nothing, now=1).tokens == 0
+    lease = manager.acquire([], now=1, reserve=1)
+    assert (lease.matched, len(lease.slots())) == (0, 1)
