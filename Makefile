@@ -45,8 +45,8 @@ lint: $(BUILT) ## format, clippy, ruff, pyright, stubtest, import contracts, spe
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
 
-fuzz: $(BUILT) ## a million random operations in Rust, ten thousand through Python; prints the mix
-	cargo test --release -p kvtrie-core --test fuzz -- --ignored --nocapture
+fuzz: $(BUILT) ## four million random operations in Rust, ten thousand through Python; prints the mix
+	cargo test -p kvtrie-core --test fuzz -- --ignored --nocapture
 	HYPOTHESIS_PROFILE=deep $(BIN)/pytest tests/test_state_machine.py -s --timeout=3600 $(ARGS)
 
 docs: $(LOCKED) ## build the documentation into site/

@@ -316,7 +316,10 @@ class BlockManager:
         """
 
     def failed(self) -> list[Failed]:
-        """Takes the tokens that will not be where a plan said, since the last call."""
+        """Takes the tokens that will not be where a plan said, since the last call.
+
+        The plan, `matched` and `slots` of every lease named here are to be read again.
+        """
 
     def predict(self, ids: _Ids, *, now: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Predicted times at which moves have brought their first and their last layer.

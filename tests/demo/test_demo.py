@@ -29,9 +29,11 @@ def finished(request, tmp_path_factory):
         picture=folder / "picture.png",
         save=folder / "report.json",
     )
+    threads = torch.get_num_threads()
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         status = demo(options)
+    torch.set_num_threads(threads)
     return options, status, json.loads(out.getvalue())
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 
@@ -86,6 +87,8 @@ def demo(options: Options) -> int:
         width=None if sys.stdout.isatty() else _PLAIN_WIDTH,
     )
     try:
+        if options.tiny:
+            torch.set_num_threads(1)  # so small a model only loses by sharing its work out
         speaker = tiny() if options.tiny else smollm(console)
         return _run(options, speaker, console)
     except KvtrieError as error:

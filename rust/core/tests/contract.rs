@@ -10,6 +10,7 @@ mod contract {
     mod failed_moves;
     mod failure;
     mod holes;
+    mod liveness;
     mod mark;
     mod moves;
     mod orders;

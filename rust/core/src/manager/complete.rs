@@ -33,7 +33,7 @@ impl Default for Outcome<'_> {
     }
 }
 
-/// Tokens that will not be where a plan said.
+/// Tokens that will not be where a plan said; the lease's plan and slots are to be read again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
     /// The lease concerned; 0 if none is.

@@ -9,7 +9,9 @@ use crate::time::Nanos;
 
 use super::Manager;
 use super::complete::Failed;
+use super::lease::TailFrom;
 use super::moves::{End, Move, MoveKind};
+use super::own::OwnId;
 
 impl Manager {
     /// A move will not bring what it should. Moves that depend on it fail with it.
@@ -40,7 +42,7 @@ impl Manager {
         }
         if let Some(block) = block {
             match known.kind {
-                MoveKind::Store => self.store_failed(&known, block, now),
+                MoveKind::Store => self.store_failed(&known, block, reason, now),
                 MoveKind::Load => self.load_failed(&known, block),
                 MoveKind::Copy => {}
             }
@@ -62,13 +64,13 @@ impl Manager {
     }
 
     /// The victim of a failed store stays where it was.
-    fn store_failed(&mut self, known: &Move, block: BlockId, now: Nanos) {
+    fn store_failed(&mut self, known: &Move, block: BlockId, reason: &str, now: Nanos) {
         self.nodes[block as usize].unwritable = true;
         let Some((tier, slot)) = known.leaves else { return };
         let promised = self.tiers[tier].space.undrain(slot);
         let mut back = self.can_return(tier, block, known.layers);
         if promised {
-            back = back && self.replace_promised(tier, slot, block, now);
+            back = back && self.replace_promised(tier, slot, block, reason, now);
             if !back {
                 return;
             }
@@ -113,7 +115,14 @@ impl Manager {
 
     /// Finds another slot for the holder of one that goes back to its block. Without room the
     /// holder keeps it, and the block is lost.
-    fn replace_promised(&mut self, tier: TierId, slot: Slot, block: BlockId, now: Nanos) -> bool {
+    fn replace_promised(
+        &mut self,
+        tier: TierId,
+        slot: Slot,
+        block: BlockId,
+        reason: &str,
+        now: Nanos,
+    ) -> bool {
         let layer_slots = self.tiers[tier].spec.layer_slots;
         let holder = self.owns.iter().find_map(|(&id, own)| {
             if own.tier != tier || own.slot == NO_SLOT {
@@ -137,7 +146,30 @@ impl Manager {
         } else {
             self.owns.get_mut(&holder).expect("found").slot = grant.slot;
         }
+        self.tell_moved(holder, reason);
         true
+    }
+
+    /// Tells the leases that use an own slot that it is another one now.
+    fn tell_moved(&mut self, own: OwnId, reason: &str) {
+        let size = self.block_tokens();
+        for lease in self.leases.values() {
+            let path = lease.path.iter().map(|step| step.own);
+            let cut = match lease.tail_from {
+                TailFrom::Open => None,
+                TailFrom::Shared(own) => Some(Some(own)),
+                TailFrom::Block(step) => Some(step.own),
+            };
+            let mut table = path.chain(cut).chain(lease.open.iter().copied().map(Some));
+            let Some(at) = table.position(|slot| slot == Some(own)) else { continue };
+            self.failed.push(Failed {
+                lease: lease.id,
+                block: lease.path.get(at).map(|step| self.trie.handle(step.block)),
+                start: (at * size) as u64,
+                stop: ((at + 1) * size) as u64,
+                reason: format!("its slot is another one now: {reason}"),
+            });
+        }
     }
 
     /// Every lease that awaited a failed move computes the block instead.

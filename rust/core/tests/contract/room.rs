@@ -2,7 +2,7 @@
 //! a write; the cascade is planned whole, and two watermarks keep the demand path instant.
 
 use kvtrie_core::error::Error;
-use kvtrie_core::manager::{Acquire, LoadMode, MoveKind, Reason, Settings};
+use kvtrie_core::manager::{MoveKind, Reason};
 use kvtrie_core::tier::{Kind, TierSpec, Write};
 
 use crate::rig::{ALL, DISK, GPU, HOST, Rig, SIZE, all_of, holes, layered, settings, tier, tokens};
@@ -111,53 +111,6 @@ fn a_cascade_that_ends_nowhere_changes_no_tier() {
     rig.run();
     rig.release(one);
     rig.release(two);
-}
-
-/// Requests of one to `most` blocks over few stems; all moves end and nothing is leased between.
-fn serves_whatever_fits(settings: &Settings, most: u32) {
-    let mut rig = Rig::new(settings.clone());
-    for turn in 0..300_u32 {
-        let length = usize::try_from((turn * 7 + turn / 5) % most).unwrap();
-        let prompt = [tokens(turn * 5 % 4, length), vec![turn % 5; SIZE]].concat();
-        for load in [LoadMode::All, LoadMode::Plan] {
-            let id = rig
-                .ask(&Acquire { load, ..all_of(&prompt) })
-                .unwrap_or_else(|error| panic!("request {turn} of {prompt:?}: {error}"));
-            rig.run();
-            let held = rig.manager.lease_tokens(id).unwrap();
-            rig.commit(id, &prompt[held..]);
-            rig.release(id);
-            rig.run();
-        }
-        rig.now += 1000;
-    }
-}
-
-#[test]
-fn with_no_lease_held_whatever_fits_on_the_first_tier_finds_room() {
-    for base in [settings as fn(Vec<TierSpec>) -> Settings, holes] {
-        serves_whatever_fits(&base(vec![tier(Kind::Gpu, 5)]), 5);
-        serves_whatever_fits(&base(vec![layered(Kind::Gpu, 5)]), 5);
-    }
-}
-
-#[test]
-fn with_no_lease_held_a_lower_tier_does_not_stand_in_the_way() {
-    for base in [settings as fn(Vec<TierSpec>) -> Settings, holes] {
-        serves_whatever_fits(&base(vec![tier(Kind::Gpu, 5), tier(Kind::Host, 3)]), 5);
-        serves_whatever_fits(&base(vec![tier(Kind::Gpu, 5), tier(Kind::Host, 4)]), 5);
-        serves_whatever_fits(&base(vec![layered(Kind::Gpu, 5), layered(Kind::Host, 3)]), 5);
-    }
-}
-
-#[test]
-fn with_no_lease_held_a_small_host_between_two_tiers_does_not_stand_in_the_way() {
-    for base in [settings as fn(Vec<TierSpec>) -> Settings, holes] {
-        for host in [2, 3, 6] {
-            let tiers = vec![tier(Kind::Gpu, 5), tier(Kind::Host, host), tier(Kind::Disk, 9)];
-            serves_whatever_fits(&base(tiers), 5);
-        }
-    }
 }
 
 #[test]
