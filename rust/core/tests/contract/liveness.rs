@@ -14,7 +14,7 @@ const ROOM: u32 = 5;
 
 /// Hands out and ends every move; of those that `fails` names, one in so many fails.
 fn run(rig: &mut Rig, fails: Option<u64>) {
-    loop {
+    for _ in 0..200 {
         let moves = rig.hand_out();
         if moves.is_empty() {
             return;
@@ -29,6 +29,7 @@ fn run(rig: &mut Rig, fails: Option<u64>) {
             }
         }
     }
+    panic!("the moves never end");
 }
 
 /// Requests of one block to all of the first tier over few stems; nothing is leased and no move
