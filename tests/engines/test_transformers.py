@@ -257,6 +257,46 @@ def test_conversations_that_do_not_fit_stay_the_same(model, structure, layer_slo
     assert (recovered > 0) == (structure == "holes")
 
 
+def test_only_what_is_missing_is_computed_and_written(llama):
+    executor = serve(llama, 8, layer_slots=True)
+    manager, pool = executor.manager, executor.pools[0]
+    ids, other = some(27, 1, 50), some(28, 1, 34)
+    for prompt in (ids, other):  # the second takes the room of a few layers of the first
+        with KvtrieCache(llama, executor, prompt) as cache, torch.no_grad():
+            llama(prompt, past_key_values=cache)
+    found = manager.lookup(ids[0].numpy(), now=executor.clock()).blocks
+    stored = {
+        (index, layer): tuple(each.clone() for each in pool.view(int(slot)))
+        for index, block in enumerate(found)
+        for copy in block.copies
+        for layer, slot in enumerate(copy.slots, copy.layer_lo)
+    }
+    deepest = max(
+        layer
+        for index in range(len(found))
+        for layer in range(pool.layers)
+        if (index, layer) not in stored
+    )
+    assert deepest < pool.layers - 1
+    assert any((index, deepest) in stored for index in range(len(found)))
+    ran = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda *_, at=at: ran.append(at))
+        for at, layer in enumerate(llama.model.layers)
+    ]
+    try:
+        with KvtrieCache(llama, executor, ids) as cache:
+            assert cache.recovered > 0
+            assert ran == list(range(deepest + 1))
+            now = kept(cache, 48)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for (index, layer), old in stored.items():
+        for each, right in zip(now[layer], old, strict=True):
+            assert torch.equal(each[:, index * BLOCK : (index + 1) * BLOCK].transpose(0, 1), right)
+
+
 def test_sampling_with_a_seed_is_the_same(model):
     executor = serve(model)
     ids = some(4, 1, 40)
@@ -296,7 +336,12 @@ def test_batches_of_different_lengths_are_the_same(model):
     for _ in range(2):
         with KvtrieCache(model, executor, ids, attention_mask=mask) as cache:
             pasts.append(cache.get_seq_length())
+            held = cache.leases[0].tokens
+            stored = kept(cache, held)
             agree(truth, answer(model, ids, cache, attention_mask=mask))
+            # Longer matches are computed again beside shorter ones, and not written again.
+            for mine, old in zip(kept(cache, held), stored, strict=True):
+                assert all(map(torch.equal, mine, old))
     assert pasts == [0, 53]  # padding of the second row and its two cached blocks
 
 

@@ -178,6 +178,13 @@ impl Manager {
 
     fn decide(&mut self, draft: &mut Draft, tier: TierId, entry: Entry, now: Nanos) {
         let block = entry.id;
+        // What is written ahead must not push out what was: the two would change places for ever.
+        let ahead = draft
+            .looked_at
+            .is_some_and(|(at, _)| at < tier && !self.expected(at, block).is_empty());
+        if ahead {
+            return;
+        }
         let have = self.view(draft, tier, block);
         if self.residency(tier, block).state == State::Bad {
             self.leave(draft, Victim { tier, block, layers: have, fate: Fate::Clean });

@@ -89,43 +89,61 @@ fn a_small_host_between_two_tiers_does_not_stand_in_the_way() {
     }
 }
 
-fn any_tier(at: usize) -> impl Strategy<Value = TierSpec> {
-    let kind = [Kind::Gpu, Kind::Host, Kind::Disk, Kind::Remote][at];
-    let write = prop_oneof![Just(Write::Back), Just(Write::Through), Just(Write::Never)];
-    let free_low = prop_oneof![2 => Just(0.0), 1 => Just(0.5)];
-    (2..9_u32, write, 1..3_u32, free_low).prop_map(move |(blocks, write, admit_after, free_low)| {
-        let blocks = if at == 0 { ROOM } else { blocks };
-        TierSpec { write, admit_after, free_low, ..tier(kind, blocks) }
-    })
+/// What a shape of manager is drawn from, short enough to read in a failure.
+#[derive(Clone, Debug)]
+struct Shape {
+    /// Blocks, write policy, `admit_after` and `free_low` of each tier, fastest first.
+    tiers: Vec<(u32, Write, u32, f64)>,
+    /// So many tiers, from the first on, have layer slots.
+    layered: usize,
+    policy: &'static str,
+    structure: Structure,
 }
 
-fn any_settings() -> impl Strategy<Value = Settings> {
-    let tiers = (any_tier(0), any_tier(1), any_tier(2), any_tier(3));
-    (tiers, 1..=4_usize, 0..3_usize, 0..NAMES.len(), any::<bool>()).prop_map(
-        |((gpu, host, disk, remote), count, layers, policy, holes)| {
-            let mut tiers = vec![gpu, host, disk, remote];
-            tiers.truncate(count);
-            // Whole slots where blocks pass through the host on their way to a remote tier.
-            let layers = if count == 4 { layers.min(1) } else { layers.min(2) };
-            for tier in tiers.iter_mut().take(layers) {
-                tier.layer_slots = true;
-            }
-            let structure = if holes { Structure::Holes } else { Structure::LeafOnly };
-            Settings { policy: NAMES[policy].to_owned(), structure, ..settings(tiers) }
+impl Shape {
+    fn settings(&self) -> Settings {
+        let kinds = [Kind::Gpu, Kind::Host, Kind::Disk, Kind::Remote];
+        let most = if self.tiers.len() == 4 { 1 } else { 2 };
+        let tiers = self.tiers.iter().zip(kinds).zip(0..).map(|((shape, kind), at)| {
+            let (blocks, write, admit_after, free_low) = *shape;
+            let blocks = if at == 0 { ROOM } else { blocks };
+            let layer_slots = at < self.layered.min(most);
+            TierSpec { write, admit_after, free_low, layer_slots, ..tier(kind, blocks) }
+        });
+        let policy = self.policy.to_owned();
+        Settings { policy, structure: self.structure, ..settings(tiers.collect()) }
+    }
+}
+
+fn any_shape() -> impl Strategy<Value = Shape> {
+    let write = prop_oneof![Just(Write::Back), Just(Write::Through), Just(Write::Never)];
+    let free_low = prop_oneof![2 => Just(0.0), 1 => Just(0.5)];
+    let tiers = prop::collection::vec((2..9_u32, write, 1..3_u32, free_low), 1..=4);
+    let structure = prop_oneof![Just(Structure::LeafOnly), Just(Structure::Holes)];
+    (tiers, 0..3_usize, 0..NAMES.len(), structure).prop_map(
+        |(tiers, layered, policy, structure)| Shape {
+            tiers,
+            layered,
+            policy: NAMES[policy],
+            structure,
         },
     )
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
+    #![proptest_config(ProptestConfig {
+        cases: 150,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
-    fn no_shape_of_manager_refuses_what_fits(settings in any_settings()) {
-        serves_whatever_fits(&settings, 25, None);
+    fn no_shape_of_manager_refuses_what_fits(shape in any_shape()) {
+        serves_whatever_fits(&shape.settings(), 25, None);
     }
 
     #[test]
-    fn failed_moves_do_not_use_up_room(settings in any_settings(), every in 2..9_u64) {
-        serves_whatever_fits(&settings, 25, Some(every));
+    fn failed_moves_do_not_use_up_room(shape in any_shape(), every in 2..9_u64) {
+        serves_whatever_fits(&shape.settings(), 25, Some(every));
     }
 }

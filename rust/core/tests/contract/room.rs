@@ -1,11 +1,12 @@
 //! Point 5: room comes from free slots, then from victims, clean ones at once and dirty ones after
 //! a write; the cascade is planned whole, and two watermarks keep the demand path instant.
 
+use kvtrie_core::block::Structure;
 use kvtrie_core::error::Error;
-use kvtrie_core::manager::{MoveKind, Reason};
+use kvtrie_core::manager::{MoveKind, Reason, Settings};
 use kvtrie_core::tier::{Kind, TierSpec, Write};
 
-use crate::rig::{ALL, DISK, GPU, HOST, Rig, SIZE, all_of, holes, layered, settings, tier, tokens};
+use crate::rig::{ALL, DISK, GPU, HOST, Rig, SIZE, all_of, layered, settings, tier, tokens};
 
 #[test]
 fn free_slots_are_taken_before_anything_leaves() {
@@ -141,6 +142,24 @@ fn the_least_valuable_blocks_are_the_ones_written_ahead() {
     let written: Vec<bool> = prompts.iter().map(|p| rig.on(p, HOST) == [ALL]).collect();
     let first_dirty = written.iter().position(|clean| !clean).unwrap();
     assert!(first_dirty >= 4 && written[first_dirty..].iter().all(|clean| !clean), "{written:?}");
+}
+
+#[test]
+fn writing_ahead_comes_to_rest_where_the_lower_tier_is_smaller_than_the_watermark() {
+    for (kind, structure) in [
+        (tier as fn(Kind, u32) -> TierSpec, Structure::LeafOnly),
+        (tier, Structure::Holes),
+        (layered, Structure::Holes),
+    ] {
+        let gpu = TierSpec { free_low: 0.5, ..kind(Kind::Gpu, 8) };
+        let base = settings(vec![gpu, tier(Kind::Host, 2)]);
+        let mut rig = Rig::new(Settings { structure, ..base });
+        for turn in 0..24 {
+            // `run` within `serve` gives up on moves that never end.
+            rig.serve(&tokens(turn % 11, 1 + turn as usize % 3));
+            assert_eq!(rig.manager.pending(), (0, 0));
+        }
+    }
 }
 
 #[test]
