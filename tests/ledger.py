@@ -48,6 +48,7 @@ class Ledger:
         self.size = shape.block_tokens
         self.witness = Witness(shape)
         self.now = 10
+        self.calls = 0
         self.held = {}
         self.past = [[]]
         self.access = {}
@@ -61,6 +62,7 @@ class Ledger:
     def call(self, name, operation):
         """Run an operation on both managers and count how it ended."""
         result, error = self.witness.both(operation)
+        self.calls += 1
         MIX[name] += 1
         MIX["operations"] += 1
         if error is not None:

@@ -28,7 +28,9 @@ SHAPES = st.builds(
 )
 STEPS = st.sampled_from([0, 1, 2, 5, 1000, 10**6])
 PICK = st.integers(0, 30)
-TOKENS = st.lists(st.integers(0, 2), max_size=7)
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+# A prompt: so much of that earlier sequence, and then these tokens.
+PROMPT = st.tuples(PICK, st.sampled_from([0, 2, 4, 6, 99]), st.just([]) | TOKENS | TOKENS)
 
 
 def leased(machine):
@@ -52,17 +54,19 @@ class Machine(Ledger, RuleBasedStateMachine):
     # ------------------------------------------------------------------------------- requests
 
     @rule(
-        base=PICK,
-        cut=PICK,
-        fresh=TOKENS,
+        prompt=PROMPT,
         keep=st.integers(0, 1),
         reserve=st.integers(0, 3),
         load=st.sampled_from(["plan", "all", "none"]),
         step=STEPS,
     )
-    def acquire(self, base, cut, fresh, keep, reserve, load, step):
-        known = self.past[base % len(self.past)]
-        prompt = known[: cut % (len(known) + 1)] + fresh
+    def acquire(self, prompt, keep, reserve, load, step):
+        self.begin(prompt, keep, reserve, load, step)
+
+    def begin(self, prompt, keep, reserve, load, step):
+        """The lease of a prompt; None if there is no room."""
+        base, cut, fresh = prompt
+        prompt = self.past[base % len(self.past)][:cut] + fresh
         self.now += step
         found = self.witness.lookup(prompt, self.now, keep).tokens
         path = self.witness.path(prompt[:found])
@@ -78,14 +82,27 @@ class Machine(Ledger, RuleBasedStateMachine):
             self.unchanged(before)
             if load == "none" and self.known:
                 assert make_room(world, units, (), self.now) is None
-            return
+            return None
         held = self.held[lease] = Held(lease, prompt, prompt[:found])
         assert self.lease(held).matched == found
         self.past.append(prompt)
         self.touch(path)
         self.check(log=make_room(world, units, self.loaded(held, path), self.now))
+        return held
 
-    @rule(pick=PICK, rest=st.booleans(), fresh=TOKENS, step=STEPS)
+    @rule(prompt=PROMPT, load=st.sampled_from(["plan", "all"]), step=STEPS)
+    def serve(self, prompt, load, step):
+        """A whole request, at one time."""
+        held = self.begin(prompt, 1, 0, load, step)
+        if held is None:
+            return
+        while self.witness.flights and not self.lease(held).ready():
+            self.land_all(step=0)
+        at = list(self.held).index(held.id)
+        self.commit(at, rest=True, fresh=[], step=0)
+        self.release(at, step=0)
+
+    @rule(pick=PICK, rest=st.sampled_from([True, True, False]), fresh=TOKENS, step=STEPS)
     @precondition(leased)
     def commit(self, pick, rest, fresh, step):
         held = self.pick(pick)
@@ -331,6 +348,7 @@ class Machine(Ledger, RuleBasedStateMachine):
     # ------------------------------------------------------------------------------ wrong calls
 
     @rule(pick=PICK, which=st.integers(0, 11))
+    @precondition(lambda self: self.calls % 4 == 0)
     def refuse(self, pick, which):
         """A call that cannot be right raises and changes nothing."""
         lease = self.pick(pick).id if self.held else 0
@@ -355,7 +373,7 @@ class Machine(Ledger, RuleBasedStateMachine):
         self.unchanged(before)
 
     @rule()
-    @precondition(lambda self: self.ended)
+    @precondition(lambda self: self.ended and self.calls % 4 == 1)
     def repeat(self):
         """A second report about a move changes nothing; one that contradicts is refused."""
         before, last = self.witness.snapshot(), self.ended[-1:]
