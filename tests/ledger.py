@@ -126,7 +126,8 @@ class Ledger:
             [
                 (event.tier, self.witness.names[event.block], event.reason)
                 for event in manager.take_events()
-                if event.at == self.now and event.to == (event.tier + 1 if event.reason == "demoted" else None)
+                if event.at == self.now
+                and event.to == (event.tier + 1 if event.reason == "demoted" else None)
             ]
             for manager in self.witness.managers
         ]

@@ -103,15 +103,17 @@ class Room:
         self.world = deepcopy(world)
         self.now = now
         self.dropping = dropping  # victims are not written down
-        self.stay = set(stay)  # (tier, block) that nothing takes
         self.seen = set(stay)  # (tier, block) that were looked at, and stay or have left
+        # What may leave at first may do so even when blocks behind it are on their way there.
+        self.first = [self.world.may_leave(tier) for tier in range(len(world.present))]
         self.log = []
 
     def make(self, tier, units):
         """Take `units` slots of a tier; False if that many cannot be had."""
         world = self.world
         while world.spare[tier] < units:
-            allowed = [b for b in world.may_leave(tier) if (tier, b) not in self.seen]
+            leaving = world.may_leave(tier) | (self.first[tier] & world.settled[tier])
+            allowed = [block for block in leaving if (tier, block) not in self.seen]
             if not allowed:
                 return False
             self.decide(tier, min(allowed, key=lambda block: world.order(block, self.now)))

@@ -1,8 +1,8 @@
 """A manager driven at random through Python, beside an oracle that foretells every eviction.
 
 After each operation: leased blocks are where they were, slots are conserved, what may leave and in
-which order is what the oracle says, leaf-only has no hole, a refused call has changed nothing, and a
-second manager that got the same calls has asked for the same moves, byte for byte.
+which order is what the oracle says, leaf-only has no hole, a refused call has changed nothing, and
+a second manager that got the same calls has asked for the same moves, byte for byte.
 `make fuzz` runs it with the profile `deep` and prints how often each thing happened.
 """
 

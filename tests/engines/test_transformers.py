@@ -265,8 +265,8 @@ def test_only_what_is_missing_is_computed_and_written(llama):
         with KvtrieCache(llama, executor, prompt) as cache, torch.no_grad():
             llama(prompt, past_key_values=cache)
     found = manager.lookup(ids[0].numpy(), now=executor.clock()).blocks
-    stored = {
-        (index, layer): tuple(each.clone() for each in pool.view(int(slot)))
+    views = {
+        (index, layer): pool.view(int(slot))
         for index, block in enumerate(found)
         for copy in block.copies
         for layer, slot in enumerate(copy.slots, copy.layer_lo)
@@ -275,10 +275,13 @@ def test_only_what_is_missing_is_computed_and_written(llama):
         layer
         for index in range(len(found))
         for layer in range(pool.layers)
-        if (index, layer) not in stored
+        if (index, layer) not in views
     )
     assert deepest < pool.layers - 1
-    assert any((index, deepest) in stored for index in range(len(found)))
+    assert any((index, deepest) in views for index in range(len(found)))
+    for each in views.values():
+        each[0].add_(1.0)  # so that writing the same again would show
+    stored = {at: tuple(each.clone() for each in view) for at, view in views.items()}
     ran = []
     hooks = [
         layer.register_forward_pre_hook(lambda *_, at=at: ran.append(at))

@@ -1,0 +1,206 @@
+"""Breaks the core on purpose, one small change at a time, and sees whether its tests notice.
+
+Each mutation replaces one piece of text in a copy of the core and runs the Rust tests there, the
+likeliest first. Exit status 1 if a mutation survives, or if the text that it replaces is no longer
+there exactly once. `docs/mutations.md` lists them. Takes about a minute each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE = Path("rust/core")
+SUITES = ("contract", "scenarios", "model", "trie", "lib")
+FAILED = re.compile(r"^test (\S+) .*FAILED$", re.MULTILINE)
+LIMIT_S = 900
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """What is broken, where, and how.
+
+    Attributes:
+        title: The invariant that no longer holds.
+        file: Below `src`.
+        old: A text that stands there once.
+        new: What it becomes.
+        suite: The test binary that should notice.
+    """
+
+    title: str
+    file: str
+    old: str
+    new: str
+    suite: str = "contract"
+
+
+MUTATIONS = (
+    Mutation(
+        "a slot that a store still reads is written at once",
+        "manager/own.rs",
+        "return space.drained_by(own.slot).into_iter().collect();",
+        "return BTreeSet::new();",
+    ),
+    Mutation(
+        "the last layer of a hole is not computed",
+        "manager/survey.rs",
+        "(None, _) => gap_end = layer + 1,",
+        "(None, _) => gap_end = layer,",
+    ),
+    Mutation(
+        "a dirty victim leaves like a clean one",
+        "manager/draft.rs",
+        "layers: out, fate: Fate::Demote(dirty) });",
+        "layers: out, fate: Fate::Clean });",
+    ),
+    Mutation(
+        "a fork does not pin what it shares",
+        "manager/branch.rs",
+        "        self.pin(&[step.block]);\n",
+        "",
+    ),
+    Mutation(
+        "a request without room leaves its pins behind",
+        "manager/acquire.rs",
+        "                self.unpin(&path);\n                return Err(error);",
+        "                return Err(error);",
+    ),
+    Mutation(
+        "the victim is the most valuable entry",
+        "retention.rs",
+        ".min_by(|a, b| self.policy.compare(a, b, now))",
+        ".max_by(|a, b| self.policy.compare(a, b, now))",
+    ),
+    Mutation(
+        "leaf-only evicts from the middle of a path",
+        "manager.rs",
+        "&& (self.structure(block) == Structure::Holes\n",
+        "&& (self.structure(block) != Structure::Holes\n"
+        "                || self.structure(block) == Structure::Holes\n",
+    ),
+    Mutation(
+        "a move is done when the first rank says so",
+        "manager/complete.rs",
+        "self.moves[&id].done_ranks.count_ones() == self.settings.ranks",
+        "self.moves[&id].done_ranks.count_ones() >= 1",
+    ),
+    Mutation(
+        "equally valuable holes are made from the end of a path",
+        "manager.rs",
+        "Structure::Holes => depth,",
+        "Structure::Holes => u32::MAX - depth,",
+        "scenarios",
+    ),
+    Mutation(
+        "the weight of a layer is not reversed for drops",
+        "cost.rs",
+        "Departure::Drop => indices + number,",
+        "Departure::Drop => number * all - indices,",
+    ),
+    Mutation(
+        "the slots of a hung move are free at once",
+        "manager/complete.rs",
+        "                self.fail(id, &reason, now);\n                if !outcome.hung {",
+        "                self.fail(id, &reason, now);\n                if true {",
+    ),
+    Mutation(
+        "a block that somebody else committed is believed to be new",
+        "trie.rs",
+        "return (self.tokens(next) == tokens).then_some(next);",
+        "return Some(next);",
+        "trie",
+    ),
+)
+
+
+def copy_of_the_core(folder: Path) -> Path:
+    """A workspace with nothing but the core in it."""
+    shutil.copytree(ROOT / CORE, folder / CORE, ignore=shutil.ignore_patterns("target"))
+    manifest = (ROOT / "Cargo.toml").read_text()
+    manifest, found = re.subn(r"members = \[[^]]*\]", f'members = ["{CORE}"]', manifest, count=1)
+    if not found:
+        message = "Cargo.toml names no members"
+        raise SystemExit(message)
+    (folder / "Cargo.toml").write_text(manifest)
+    shutil.copy(ROOT / "Cargo.lock", folder)
+    return folder / CORE / "src"
+
+
+def failures(folder: Path, suite: str) -> list[str]:
+    """The tests of one suite that fail in a copy; one word if it does not even compile or end."""
+    cargo = shutil.which("cargo")
+    if cargo is None:
+        message = "cargo is not on the path"
+        raise SystemExit(message)
+    which = ["--lib"] if suite == "lib" else ["--test", suite]
+    command = [cargo, "test", "--offline", "-p", "kvtrie-core", *which, "--no-fail-fast"]
+    # The same folder as the project's own builds: all dependencies are there already.
+    target = os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target"))
+    env = {**os.environ, "CARGO_TARGET_DIR": target, "RUST_BACKTRACE": "0"}
+    env["PROPTEST_FAILURE_PERSISTENCE"] = "off"
+    try:
+        run = subprocess.run(
+            command,
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return [f"(no end within {LIMIT_S} s)"]
+    if run.returncode == 0:
+        return []
+    found = FAILED.findall(run.stdout)
+    if not found and "error: could not compile" in run.stderr:
+        raise SystemExit(run.stderr)
+    return found or ["(the test binary died)"]
+
+
+def noticed_by(mutation: Mutation, folder: Path) -> tuple[str, list[str]]:
+    """The first suite that notices a mutation, and its failing tests; none if it survives."""
+    for suite in sorted(SUITES, key=lambda suite: suite != mutation.suite):
+        found = failures(folder, suite)
+        if found:
+            return suite, found
+    return "", []
+
+
+def main() -> int:
+    """Runs the mutations, all or those whose numbers are given."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("numbers", nargs="*", type=int, help="from 1; default: all")
+    numbers = parser.parse_args().numbers or range(1, len(MUTATIONS) + 1)
+    bad = 0
+    for number in numbers:
+        mutation = MUTATIONS[number - 1]
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            path = copy_of_the_core(folder) / mutation.file
+            source = path.read_text()
+            if source.count(mutation.old) != 1:
+                said = f"LOST      its text stands {source.count(mutation.old)} times"
+                bad += 1
+            else:
+                path.write_text(source.replace(mutation.old, mutation.new))
+                suite, found = noticed_by(mutation, folder)
+                said = f"caught    {suite}: {len(found)} tests, {found[0]}" if found else "SURVIVED"
+                bad += not found
+        sys.stdout.write(f"{number:2}  {mutation.title}  ({mutation.file})\n      {said}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{len(numbers) - bad} of {len(numbers)} mutations caught\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
