@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,9 @@ CORE = Path("rust/core")
 SUITES = ("contract", "scenarios", "model", "trie", "lib")
 FAILED = re.compile(r"^test (\S+) .*FAILED$", re.MULTILINE)
 LIMIT_S = 900
+
+# The folder of the project's own builds: all dependencies are there already.
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target")))
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ MUTATIONS = (
     ),
     Mutation(
         "leaf-only evicts from the middle of a path",
-        "manager.rs",
+        "manager/node.rs",
         "&& (self.structure(block) == Structure::Holes\n",
         "&& (self.structure(block) != Structure::Holes\n"
         "                || self.structure(block) == Structure::Holes\n",
@@ -95,7 +97,7 @@ MUTATIONS = (
     ),
     Mutation(
         "equally valuable holes are made from the end of a path",
-        "manager.rs",
+        "manager/node.rs",
         "Structure::Holes => depth,",
         "Structure::Holes => u32::MAX - depth,",
         "scenarios",
@@ -124,7 +126,9 @@ MUTATIONS = (
 
 def copy_of_the_core(folder: Path) -> Path:
     """A workspace with nothing but the core in it."""
-    shutil.copytree(ROOT / CORE, folder / CORE, ignore=shutil.ignore_patterns("target"))
+    shutil.rmtree(folder, ignore_errors=True)
+    # Fresh times of change, or cargo would believe that it had built this before.
+    shutil.copytree(ROOT / CORE, folder / CORE, copy_function=shutil.copy)
     manifest = (ROOT / "Cargo.toml").read_text()
     manifest, found = re.subn(r"members = \[[^]]*\]", f'members = ["{CORE}"]', manifest, count=1)
     if not found:
@@ -143,9 +147,7 @@ def failures(folder: Path, suite: str) -> list[str]:
         raise SystemExit(message)
     which = ["--lib"] if suite == "lib" else ["--test", suite]
     command = [cargo, "test", "--offline", "-p", "kvtrie-core", *which, "--no-fail-fast"]
-    # The same folder as the project's own builds: all dependencies are there already.
-    target = os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target"))
-    env = {**os.environ, "CARGO_TARGET_DIR": target, "RUST_BACKTRACE": "0"}
+    env = {**os.environ, "CARGO_TARGET_DIR": str(TARGET), "RUST_BACKTRACE": "0"}
     env["PROPTEST_FAILURE_PERSISTENCE"] = "off"
     try:
         run = subprocess.run(
@@ -184,18 +186,17 @@ def main() -> int:
     bad = 0
     for number in numbers:
         mutation = MUTATIONS[number - 1]
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            path = copy_of_the_core(folder) / mutation.file
-            source = path.read_text()
-            if source.count(mutation.old) != 1:
-                said = f"LOST      its text stands {source.count(mutation.old)} times"
-                bad += 1
-            else:
-                path.write_text(source.replace(mutation.old, mutation.new))
-                suite, found = noticed_by(mutation, folder)
-                said = f"caught    {suite}: {len(found)} tests, {found[0]}" if found else "SURVIVED"
-                bad += not found
+        folder = TARGET / "mutations"
+        path = copy_of_the_core(folder) / mutation.file
+        source = path.read_text()
+        if source.count(mutation.old) != 1:
+            said = f"LOST      its text stands {source.count(mutation.old)} times"
+            bad += 1
+        else:
+            path.write_text(source.replace(mutation.old, mutation.new))
+            suite, found = noticed_by(mutation, folder)
+            said = f"caught    {suite}: {len(found)} tests, {found[0]}" if found else "SURVIVED"
+            bad += not found
         sys.stdout.write(f"{number:2}  {mutation.title}  ({mutation.file})\n      {said}\n")
         sys.stdout.flush()
     sys.stdout.write(f"{len(numbers) - bad} of {len(numbers)} mutations caught\n")

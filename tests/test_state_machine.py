@@ -22,7 +22,7 @@ from kvtrie import ClosedError, ConfigError, NoSpaceError
 
 SHAPES = st.builds(
     Shape,
-    rooms=st.sampled_from([(5,), (7,), (5, 3), (6, 4), (4, 9)]),
+    rooms=st.sampled_from([(5,), (7,), (5, 3), (6, 4), (4, 9), (5, 5)]),
     holes=st.booleans(),
     policy=st.sampled_from(["lru", "flat", "retention"]),
 )
@@ -90,17 +90,27 @@ class Machine(Ledger, RuleBasedStateMachine):
         self.check(log=make_room(world, units, self.loaded(held, path), self.now))
         return held
 
-    @rule(prompt=PROMPT, load=st.sampled_from(["plan", "all"]), step=STEPS)
-    def serve(self, prompt, load, step):
-        """A whole request, at one time."""
+    @rule(
+        prompt=PROMPT,
+        load=st.sampled_from(["plan", "all"]),
+        ends=st.lists(st.sampled_from(["land", "progress", "fail", "hang"]), max_size=3),
+        step=STEPS,
+    )
+    def serve(self, prompt, load, ends, step):
+        """A whole request; its first moves end in different ways, the others well."""
         held = self.begin(prompt, 1, 0, load, step)
         if held is None:
             return
-        while self.witness.flights and not self.lease(held).ready():
-            self.land_all(step=0)
+        for number, end in enumerate(ends):
+            if end in ("fail", "hang"):
+                self.fail(number, end == "hang", step)
+            else:
+                (self.land if end == "land" else self.progress)(number, step)
+        while not self.lease(held).ready():
+            self.land_all(0)
         at = list(self.held).index(held.id)
-        self.commit(at, rest=True, fresh=[], step=0)
-        self.release(at, step=0)
+        self.commit(at, rest=True, fresh=[], step=step)
+        self.release(at, 0)
 
     @rule(pick=PICK, rest=st.sampled_from([True, True, False]), fresh=TOKENS, step=STEPS)
     @precondition(leased)

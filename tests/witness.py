@@ -15,6 +15,7 @@ from oracle import ALPHA, BETA, CONSTANT, World
 from kvtrie import BlockManager, ConfigError, Cost, KvtrieError, ModelShape, Tier
 
 LAYERS = 2
+LOAD, STORE, COPY = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Flight:
     block: tuple | None
     own: bool  # it writes a slot of a lease's own, not the block's
     failed: bool = False
+    returned: bool | None = None  # its block is back in the slot that it was to leave
 
 
 @dataclass(slots=True)
@@ -115,6 +117,10 @@ class Witness:
                 entry = explained(manager, handle, tier, now)
                 if entry is not None:
                     self.entries[tier, block] = entry
+        for flight in self.flights.values():
+            if flight.failed and flight.returned is None:
+                copy = self.copies.get((flight.move.src, flight.block))
+                flight.returned = copy is not None and copy.slot == flight.move.src_slot
         first, second = (manager.moves() for manager in self.managers)
         assert first.to_bytes() == second.to_bytes()
         for move in first:
@@ -138,7 +144,10 @@ class Witness:
         slot = self.slots.get((tier, block))
         return any(
             (flight.move.dst == tier and not flight.own)
-            or (flight.move.src == tier and flight.move.src_slot == slot)
+            or (
+                (flight.move.src, flight.move.src_slot) == (tier, slot)
+                and (flight.move.kind != STORE or flight.returned)
+            )
             for flight in self.flights.values()
             if flight.block == block
         )
