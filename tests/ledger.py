@@ -180,15 +180,15 @@ class Ledger:
             assert tokens == len(held.tokens)
 
     def least(self, before):
-        """Of what could leave before and after a failure, what left was worth least."""
-        for tier, block, _ in self.events:
+        """A failure made room: of what could leave before and after, the least valuable left."""
+        stayed = before.may_leave(0) & self.world.may_leave(0)
+        for block in [block for tier, block, _ in self.events if tier == 0]:
             mine = before.order(block, self.now)
-            for other in before.may_leave(tier) & self.world.may_leave(tier):
+            for other in stayed:
                 if before.order(other, self.now) < mine:
-                    rooms = [Room(before, self.now, dropping=dropping) for dropping in (0, 1)]
-                    for room in rooms:
-                        room.decide(tier, other)
-                    assert not all(room.log for room in rooms), (tier, block, other)
+                    room = Room(before, self.now)
+                    room.decide(0, other)
+                    assert not room.log, f"{block} left before {other}, which is worth less"
 
     def check_tables(self, subject, failed):
         """The slots of a lease stay where they are, unless the lease was told."""
