@@ -45,9 +45,10 @@ lint: $(BUILT) ## format, clippy, ruff, pyright, stubtest, import contracts, spe
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
 
-fuzz: $(BUILT) ## four million random operations in Rust, ten thousand through Python; prints the mix
+fuzz: $(BUILT) ## four million random operations in Rust, ten thousand through Python, and mutations
 	cargo test -p kvtrie-core --test fuzz -- --ignored --nocapture
 	HYPOTHESIS_PROFILE=deep $(BIN)/pytest tests/test_state_machine.py -s --timeout=3600 $(ARGS)
+	$(BIN)/python tests/mutations.py
 
 docs: $(LOCKED) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
