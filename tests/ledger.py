@@ -152,7 +152,7 @@ class Ledger:
         assert witness.snapshot()
         if known and log is not None:
             MIX["evictions foretold"] += len(self.events)
-            assert self.events == list(log)
+            assert self.events == list(log), f"foretold {log}, seen {self.events}"
         elif known:
             self.least(before)
         self.check_tables(subject, {lease for lease, _, _ in rows[0]})

@@ -103,7 +103,9 @@ impl Manager {
     /// Decides on victims until `units` slots of a tier can be taken, and takes them. What was
     /// decided before a failure stays in the draft.
     pub(super) fn room(&mut self, draft: &mut Draft, tier: TierId, units: u64, now: Nanos) -> bool {
-        let wanted = units + self.transit_reserve(tier);
+        // Where nothing is written down, nothing passes through on its way there.
+        let kept = if draft.dropping { 0 } else { self.transit_reserve(tier) };
+        let wanted = units + kept;
         while draft.spare[tier] < wanted {
             let Some(entry) = self.tiers[tier].retention.victim(now) else { return false };
             self.take_out(draft, tier, entry.id);
@@ -334,6 +336,12 @@ impl Manager {
     }
 
     fn gone(&self, draft: &Draft, block: BlockId) -> bool {
+        // What is only looked at stays where it is.
+        let stays =
+            draft.looked_at.is_some_and(|(at, _)| self.residency(at, block).state != State::Absent);
+        if stays {
+            return false;
+        }
         (0..self.tiers.len()).all(|tier| {
             self.view(draft, tier, block).is_empty()
                 && (self.residency(tier, block).state != State::Arriving

@@ -147,3 +147,18 @@ proptest! {
         serves_whatever_fits(&shape.settings(), 25, Some(every));
     }
 }
+
+#[test]
+fn a_block_whose_children_are_only_looked_at_stays() {
+    let shape = Shape {
+        tiers: vec![
+            (2, Write::Back, 1, 0.0),
+            (5, Write::Through, 1, 0.5),
+            (4, Write::Back, 1, 0.0),
+        ],
+        layered: 0,
+        policy: "checkerboard",
+        structure: Structure::LeafOnly,
+    };
+    serves_whatever_fits(&shape.settings(), 25, Some(6));
+}
