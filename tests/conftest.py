@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 # A slow machine is no failure: pytest's timeout guards each test as a whole.
 _ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 
-settings.register_profile("fast", max_examples=25, **_ANY_SPEED)
+settings.register_profile("fast", max_examples=25, derandomize=True, **_ANY_SPEED)
 settings.register_profile("ci", max_examples=200, derandomize=True, **_ANY_SPEED)
 settings.register_profile("deep", max_examples=2000, **_ANY_SPEED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))

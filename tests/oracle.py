@@ -104,16 +104,15 @@ class Room:
         self.now = now
         self.dropping = dropping  # victims are not written down
         self.seen = set(stay)  # (tier, block) that were looked at, and stay or have left
-        # What may leave at first may do so even when blocks behind it are on their way there.
-        self.first = [self.world.may_leave(tier) for tier in range(len(world.present))]
+        # What may leave at one moment may do so later, even with blocks behind it on their way.
+        self.free = [self.world.may_leave(tier) for tier in range(len(world.present))]
         self.log = []
 
     def make(self, tier, units):
         """Take `units` slots of a tier; False if that many cannot be had."""
         world = self.world
         while world.spare[tier] < units:
-            leaving = world.may_leave(tier) | (self.first[tier] & world.settled[tier])
-            allowed = [block for block in leaving if (tier, block) not in self.seen]
+            allowed = [b for b in self.free[tier] if (tier, b) not in self.seen]
             if not allowed:
                 return False
             self.decide(tier, min(allowed, key=lambda block: world.order(block, self.now)))
@@ -175,6 +174,7 @@ class Room:
         for each in (self.world.present, self.world.settled, self.world.bad):
             each[tier].discard(block)
         self.world.spare[tier] += 1
+        self.free[tier] |= self.world.may_leave(tier)
 
 
 def make_room(world, units, stay, now):
