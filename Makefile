@@ -12,6 +12,9 @@ BUILT := $(VENV)/.stamp-built
 MODEL := $(VENV)/.stamp-model
 RUST := $(wildcard Cargo.toml Cargo.lock) $(shell find rust -name '*.rs' -o -name Cargo.toml)
 
+# Their modules are declared by a macro, which cargo fmt does not look into.
+POLICIES := $(wildcard rust/core/src/policy/*.rs)
+
 # One interpreter for every Rust build, so that none undoes another's cache.
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
@@ -36,7 +39,7 @@ bench: $(BUILT) ## criterion, then pytest-benchmark, then the time of `import kv
 	$(BIN)/python benches/import_time.py
 
 lint: $(BUILT) ## format, clippy, ruff, pyright, stubtest, import contracts, spelling
-	cargo fmt --all --check
+	cargo fmt --all -- --check $(POLICIES)
 	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -54,7 +57,7 @@ docs: $(LOCKED) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 fmt: $(LOCKED) ## format both languages and mend what ruff can mend
-	cargo fmt --all
+	cargo fmt --all -- $(POLICIES)
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
 

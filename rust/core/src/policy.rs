@@ -4,13 +4,8 @@
 //! keep their order for ever, up to [`Policy::head`]. Numbers are ranked as integers, so every
 //! platform picks the same victim. Cost: one multiplication per comparison.
 
-mod checkerboard;
-mod flat;
-mod lru;
-mod retention;
 #[cfg(test)]
 mod sample;
-mod weighted;
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -139,13 +134,21 @@ pub trait Policy: Debug + Send + Sync {
 
 type Make = fn(reuse: bool) -> Arc<dyn Policy>;
 
-const TABLE: &[(&str, Make)] = &[
-    ("lru", |_| Arc::new(lru::Lru)),
-    ("flat", |_| Arc::new(flat::Flat)),
-    ("retention", |reuse| Arc::new(retention::Retention { reuse })),
-    ("weighted", |_| Arc::new(weighted::Weighted)),
-    ("checkerboard", |_| Arc::new(checkerboard::Checkerboard)),
-];
+macro_rules! policies {
+    ($($name:ident => $make:expr;)*) => {
+        $(mod $name;)*
+        const TABLE: &[(&str, Make)] = &[$((stringify!($name), $make)),*];
+    };
+}
+
+// A line is all that registers a policy: the file's name, which users write, and how it is made.
+policies! {
+    lru => |_| Arc::new(lru::Lru);
+    flat => |_| Arc::new(flat::Flat);
+    retention => |reuse| Arc::new(retention::Retention { reuse });
+    weighted => |_| Arc::new(weighted::Weighted);
+    checkerboard => |_| Arc::new(checkerboard::Checkerboard);
+}
 
 /// The names that [`by_name`] knows.
 pub const NAMES: &[&str] = &{
