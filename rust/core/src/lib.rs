@@ -4,7 +4,7 @@
 //! restore plans, behind one [`manager::Manager`]. It decides and never executes: no I/O, no
 //! clock, no threads. The same operations give the same moves, byte for byte.
 //!
-//! Modules build on each other in one direction: nouns (`block`, `error`, `time`), structures
+//! Modules build on each other in one direction: nouns (`block`, `error`, `time`, `record`), structures
 //! (`trie`, `scope`, `retention`, `tier`, `lane`, `cost`), `policy`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
@@ -16,6 +16,7 @@ pub mod lane;
 pub mod manager;
 pub mod plan;
 pub mod policy;
+pub mod record;
 pub mod retention;
 pub mod scope;
 pub mod tier;

@@ -18,6 +18,7 @@ mod lease;
 mod load;
 mod lookup;
 mod moves;
+mod name;
 mod node;
 mod own;
 mod report;
@@ -100,7 +101,7 @@ pub struct Manager {
     outcomes: BTreeMap<MoveId, bool>,
     sessions: Sessions,
     events: VecDeque<Event>,
-    keys: BTreeMap<BlockId, [u8; 32]>,
+    keys: BTreeMap<BlockId, crate::record::Key>,
     poison: Option<String>,
     closed: bool,
 }

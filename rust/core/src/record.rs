@@ -1,0 +1,212 @@
+//! Record: what a store keeps beside a block's bytes, so that the block can be found, proved and
+//! put back into a trie without the manager that wrote it.
+//!
+//! Keys are chained: a block's key is the hash of its parent's key and its own content, and the
+//! first block's parent is its scope. A record therefore proves itself: whoever hashes it gets the
+//! key it is stored under, or it is not that block.
+//! Invariant: equal content gives equal keys on every machine and in every process; decoding takes
+//! exactly what encoding gives. Cost: one hash of about `4 * block_tokens` bytes.
+
+use crate::block::Token;
+use crate::error::{Error, Result};
+
+/// The hash that names a block, or a scope, on storage and between machines.
+pub type Key = [u8; 32];
+
+const VERSION: u8 = 1;
+
+/// The content of one block and its place: which block it stands behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The key of the block before it; of its scope for a first block.
+    pub parent: Key,
+    /// Tenant and adapter, for the first block of a scope.
+    pub scope: Option<(Vec<u8>, String)>,
+    /// Its tokens.
+    pub tokens: Vec<Token>,
+    /// Digests of what is not a token, each with its offset in the block.
+    pub digests: Vec<(u32, Vec<u8>)>,
+}
+
+/// The key that the first blocks of a scope are chained to.
+#[must_use]
+pub fn scope_key(fingerprint: &str, block_tokens: u32, tenant: &[u8], lora: &str) -> Key {
+    let mut hasher = blake3::Hasher::new();
+    for part in [fingerprint.as_bytes(), tenant, lora.as_bytes()] {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    hasher.update(&block_tokens.to_le_bytes());
+    *hasher.finalize().as_bytes()
+}
+
+impl Record {
+    /// The key of the block.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.parent);
+        hasher.update(&(self.tokens.len() as u64).to_le_bytes());
+        for token in &self.tokens {
+            hasher.update(&token.to_le_bytes());
+        }
+        for (offset, digest) in &self.digests {
+            hasher.update(&offset.to_le_bytes());
+            hasher.update(&(digest.len() as u64).to_le_bytes());
+            hasher.update(digest);
+        }
+        *hasher.finalize().as_bytes()
+    }
+
+    /// The record as bytes: version `u8`, whether a scope follows `u8`, number of digests `u16`,
+    /// number of tokens `u32`, parent, tokens; per digest its offset and length `u32` and its
+    /// bytes; then tenant and adapter, each behind its length `u32`. All little-endian.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for more than 65 535 digests in one block.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let digests = u16::try_from(self.digests.len()).map_err(|_| {
+            Error::config(format!("{} digests in one block, at most 65535", self.digests.len()))
+        })?;
+        let mut out = Vec::with_capacity(40 + 4 * self.tokens.len());
+        out.extend([VERSION, u8::from(self.scope.is_some())]);
+        out.extend(digests.to_le_bytes());
+        out.extend(length(self.tokens.len()));
+        out.extend(self.parent);
+        out.extend(self.tokens.iter().flat_map(|token| token.to_le_bytes()));
+        for (offset, digest) in &self.digests {
+            out.extend(offset.to_le_bytes());
+            out.extend(length(digest.len()));
+            out.extend(digest);
+        }
+        if let Some((tenant, lora)) = &self.scope {
+            for part in [tenant.as_slice(), lora.as_bytes()] {
+                out.extend(length(part.len()));
+                out.extend(part);
+            }
+        }
+        Ok(out)
+    }
+
+    /// What [`Record::encode`] gave; `None` for any other bytes.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut rest = bytes;
+        let [version, scoped] = *take(&mut rest, 2)? else { return None };
+        let digests = u16::from_le_bytes(take(&mut rest, 2)?.try_into().ok()?);
+        let tokens = number(&mut rest)?;
+        let parent = take(&mut rest, 32)?.try_into().ok()?;
+        let tokens = take(&mut rest, tokens.checked_mul(4)?)?
+            .chunks_exact(4)
+            .map(|four| Token::from_le_bytes([four[0], four[1], four[2], four[3]]))
+            .collect();
+        let digests = (0..digests)
+            .map(|_| {
+                let offset = u32::try_from(number(&mut rest)?).ok()?;
+                let length = number(&mut rest)?;
+                Some((offset, take(&mut rest, length)?.to_vec()))
+            })
+            .collect::<Option<_>>()?;
+        let mut part = || {
+            let length = number(&mut rest)?;
+            take(&mut rest, length)
+        };
+        let scope = match scoped {
+            0 => None,
+            1 => Some((part()?.to_vec(), String::from_utf8(part()?.to_vec()).ok()?)),
+            _ => return None,
+        };
+        let known = version == VERSION && rest.is_empty();
+        known.then_some(Self { parent, scope, tokens, digests })
+    }
+}
+
+/// A length on storage. What is longer than 4 GiB does not reach a record.
+fn length(len: usize) -> [u8; 4] {
+    u32::try_from(len).unwrap_or(u32::MAX).to_le_bytes()
+}
+
+fn number(rest: &mut &[u8]) -> Option<usize> {
+    let bytes = take(rest, 4)?.try_into().ok()?;
+    usize::try_from(u32::from_le_bytes(bytes)).ok()
+}
+
+fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
+    let (taken, left) = rest.split_at_checked(length)?;
+    *rest = left;
+    Some(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Record, scope_key};
+    use proptest::prelude::*;
+
+    fn records() -> impl Strategy<Value = Record> {
+        let digest = (any::<u32>(), prop::collection::vec(any::<u8>(), 0..9));
+        let scope = (prop::collection::vec(any::<u8>(), 0..5), "[a-z]{0,4}");
+        (
+            any::<[u8; 32]>(),
+            prop::option::of(scope),
+            prop::collection::vec(any::<u32>(), 0..20),
+            prop::collection::vec(digest, 0..4),
+        )
+            .prop_map(|(parent, scope, tokens, digests)| Record {
+                parent,
+                scope,
+                tokens,
+                digests,
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_gives_what_was_encoded(record in records()) {
+            let bytes = record.encode().unwrap();
+            prop_assert_eq!(Record::decode(&bytes), Some(record));
+            for cut in 0..bytes.len() {
+                prop_assert_eq!(Record::decode(&bytes[..cut]), None);
+            }
+        }
+
+        #[test]
+        fn decoding_any_bytes_is_safe(bytes in prop::collection::vec(any::<u8>(), 0..99)) {
+            if let Some(record) = Record::decode(&bytes) {
+                prop_assert_eq!(record.encode().unwrap(), bytes);
+            }
+        }
+
+        #[test]
+        fn different_content_has_different_keys(a in records(), b in records()) {
+            let content = |r: &Record| (r.parent, r.tokens.clone(), r.digests.clone());
+            prop_assert_eq!(a.key() == b.key(), content(&a) == content(&b));
+        }
+    }
+
+    #[test]
+    fn a_digest_cannot_pass_for_a_token() {
+        let record = |tokens: &[u32], digests: &[(u32, &[u8])]| Record {
+            parent: [0; 32],
+            scope: None,
+            tokens: tokens.to_vec(),
+            digests: digests.iter().map(|&(at, digest)| (at, digest.to_vec())).collect(),
+        };
+        let (seven, eight) = (7_u32.to_le_bytes(), 8_u32.to_le_bytes());
+        let digested = record(&[1, 2], &[(0, &seven), (1, &eight)]);
+        assert_ne!(digested.key(), record(&[1, 7], &[(1, &eight)]).key());
+        assert_ne!(digested.key(), record(&[1, 2], &[(0, &eight), (1, &seven)]).key());
+    }
+
+    #[test]
+    fn keys_are_the_same_in_every_process() {
+        let parent = scope_key("model", 4, b"tenant", "");
+        assert_eq!(hex(&parent), "58e4266b");
+        let record = Record { parent, scope: None, tokens: vec![1, 2, 3, 4], digests: vec![] };
+        assert_eq!(hex(&record.key()), "b738cf4c");
+        assert_ne!(parent, scope_key("model", 4, b"", "tenant"));
+    }
+
+    fn hex(key: &super::Key) -> String {
+        key[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
