@@ -76,7 +76,7 @@ def test_lookup(benchmark: BenchmarkFixture, trace: list[tuple[np.ndarray, int]]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("policy", ["lru", "flat", "retention", "weighted", "checkerboard"])
+@pytest.mark.parametrize("policy", BlockManager.policies())
 def test_evict_4_insert_4(benchmark: BenchmarkFixture, policy: str) -> None:
     # Policies with many classes or a scan take a smaller pool; its size is in the name.
     leaves = LEAVES if policy in {"lru", "flat", "retention"} else LEAVES // 25

@@ -178,7 +178,7 @@ class BlockManager:
             machine: this machine's number.
             ranks: tensor-parallel ranks, 1 to 64; a move is done when all have reported it.
             events: how many evictions are remembered for `take_events`.
-            reuse: whether `retention` multiplies the cost by the number of uses.
+            reuse: whether policies that may count uses do: `retention` multiplies its cost by them.
 
         Raises:
             ConfigError: settings that contradict each other.

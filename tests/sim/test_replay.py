@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvtrie import Lane, Tier
+from kvtrie import BlockManager, Lane, Tier
 from kvtrie.errors import ConfigError
 from kvtrie.sim.replay import open_manager, replay
 from kvtrie.sim.workload import conversations
@@ -52,7 +52,7 @@ def test_lru_hits_are_those_of_the_simple_cache(capacity):
 
 
 @pytest.mark.parametrize("structure", ["leaf-only", "holes"])
-@pytest.mark.parametrize("policy", ["lru", "flat", "retention", "weighted", "checkerboard"])
+@pytest.mark.parametrize("policy", BlockManager.policies())
 def test_the_same_trace_gives_the_same_figures(policy, structure):
     def once():
         return replay(TRACE, open_manager(two(40, 80), policy=policy, structure=structure))

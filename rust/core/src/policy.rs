@@ -161,7 +161,7 @@ pub const NAMES: &[&str] = &{
     names
 };
 
-/// The policy of that name. `reuse`: whether `retention` multiplies by the number of uses.
+/// The policy of that name. `reuse`: whether a policy that may count uses or not does.
 ///
 /// # Errors
 /// `Config` if there is no such policy.
@@ -217,6 +217,7 @@ mod tests {
             ("weighted", true, [3, 2, 0, 1]),
             ("checkerboard", true, [2, 3, 0, 1]),
         ];
+        assert!(NAMES.iter().all(|name| expected.iter().any(|(known, ..)| known == name)));
         let cost = CostModel::default_curve(1.0)?;
         for (name, reuse, ids) in expected {
             let policy = by_name(name, reuse)?;
@@ -313,9 +314,12 @@ mod tests {
     }
 
     #[test]
-    fn only_weighted_asks_for_sessions() -> Result<()> {
+    fn who_reads_the_length_of_sessions_says_so() -> Result<()> {
+        let cost = CostModel::default_curve(1.0)?;
         for name in NAMES {
-            assert_eq!(by_name(name, true)?.sessions(), *name == "weighted");
+            let policy = by_name(name, true)?;
+            let class = |length| policy.class(&facts(64, 4, length), &cost);
+            assert_eq!(policy.sessions(), class(5) != class(50), "{name}");
         }
         Ok(())
     }

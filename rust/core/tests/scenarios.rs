@@ -11,6 +11,7 @@ mod scenarios {
 use kvtrie_core::block::{Handle, Layers, Structure};
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::manager::{Acquire, DropOrder, Event, LoadMode, Reason, Settings};
+use kvtrie_core::policy::NAMES;
 use kvtrie_core::tier::{Kind, TierSpec};
 
 use rig::{GPU, HOST, Rig, layered, settings, tier};
@@ -236,7 +237,7 @@ fn the_weights_of_forty_layers() {
 
 #[test]
 fn leaf_only_evicts_the_last_block_of_a_path_first() {
-    for policy in ["lru", "flat", "retention", "weighted", "checkerboard"] {
+    for policy in NAMES.iter().copied() {
         let base = document(40, policy, vec![tier(Kind::Gpu, 5), tier(Kind::Host, 9)]);
         let mut rig = Rig::new(Settings { structure: Structure::LeafOnly, ..base });
         let prompt = conversation(1, 5);
@@ -251,7 +252,7 @@ fn leaf_only_evicts_the_last_block_of_a_path_first() {
 
 #[test]
 fn what_was_used_recently_stays_and_what_is_old_goes() {
-    for policy in ["lru", "flat", "retention", "weighted", "checkerboard"] {
+    for policy in NAMES.iter().copied() {
         let mut rig = Rig::new(document(40, policy, vec![tier(Kind::Gpu, 4), tier(Kind::Host, 9)]));
         let (old, young) = (conversation(1, 2), conversation(2, 2));
         rig.serve_as(Some("old"), &old);

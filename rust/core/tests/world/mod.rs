@@ -15,6 +15,7 @@ use kvtrie_core::cost::CostModel;
 use kvtrie_core::error::{Error, Result};
 use kvtrie_core::lane::LaneSpec;
 use kvtrie_core::manager::{Acquire, DropOrder, LoadMode, Manager, Mark, Move, Outcome, Settings};
+use kvtrie_core::policy::NAMES;
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 
@@ -54,7 +55,6 @@ pub(crate) fn settings(seed: u64) -> Settings {
         latency_ns: 10,
         shares: None,
     };
-    let policies = ["lru", "flat", "retention", "weighted", "checkerboard"];
     let engine = tiers > 1 && layer_slots == 0 && bit(13, 6) == 0;
     Settings {
         fingerprint: "world".to_owned(),
@@ -79,7 +79,7 @@ pub(crate) fn settings(seed: u64) -> Settings {
                 store: lane(&format!("down{at}")),
             })
             .collect(),
-        policy: policies[usize::try_from(bit(16, 5)).unwrap()].to_owned(),
+        policy: NAMES[usize::try_from(bit(16, NAMES.len() as u64)).unwrap()].to_owned(),
         reuse: bit(19, 2) == 0,
         cost: CostModel::default_curve(1000.0).unwrap(),
         structure: if bit(20, 3) == 0 { Structure::LeafOnly } else { Structure::Holes },
