@@ -7,21 +7,53 @@
 //! Invariant: equal content gives equal keys on every machine and in every process; decoding takes
 //! exactly what encoding gives. Cost: one hash of about `4 * block_tokens` bytes.
 
-use crate::block::Token;
+use crate::block::{Structure, Token};
 use crate::error::{Error, Result};
+use crate::time::Nanos;
 
 /// The hash that names a block, or a scope, on storage and between machines.
 pub type Key = [u8; 32];
 
 const VERSION: u8 = 1;
 
+/// Who may share the blocks behind a first block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The tenant's salt.
+    pub tenant: Vec<u8>,
+    /// The adapter's name.
+    pub lora: String,
+    /// Whether holes may be made, where that was said; it is no part of the key.
+    pub structure: Option<Structure>,
+}
+
+/// How a block stood when it was last seen: what ranks it besides its place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Nanoseconds since its last use.
+    pub age: Nanos,
+    /// How often it was used.
+    pub uses: u32,
+    /// Blocks of its session; 0 if it belongs to none.
+    pub session_blocks: u32,
+}
+
+/// What goes with a block to a store: what it is and how it stood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// What it is.
+    pub record: Record,
+    /// How it stood.
+    pub standing: Standing,
+}
+
 /// The content of one block and its place: which block it stands behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The key of the block before it; of its scope for a first block.
     pub parent: Key,
-    /// Tenant and adapter, for the first block of a scope.
-    pub scope: Option<(Vec<u8>, String)>,
+    /// Whose it is, for the first block of a scope.
+    pub scope: Option<Owner>,
     /// Its tokens.
     pub tokens: Vec<Token>,
     /// Digests of what is not a token, each with its offset in the block.
@@ -58,9 +90,10 @@ impl Record {
         *hasher.finalize().as_bytes()
     }
 
-    /// The record as bytes: version `u8`, whether a scope follows `u8`, number of digests `u16`,
-    /// number of tokens `u32`, parent, tokens; per digest its offset and length `u32` and its
-    /// bytes; then tenant and adapter, each behind its length `u32`. All little-endian.
+    /// The record as bytes: version `u8`, scope `u8` (0 none, 1 follows, 2 follows and is
+    /// leaf-only, 3 follows and may have holes), number of digests `u16`, number of tokens `u32`,
+    /// parent, tokens; per digest its offset and length `u32` and its bytes; then tenant and
+    /// adapter, each behind its length `u32`. All little-endian.
     ///
     /// # Errors
     /// [`Error::Config`] for more than 65 535 digests in one block.
@@ -69,7 +102,7 @@ impl Record {
             Error::config(format!("{} digests in one block, at most 65535", self.digests.len()))
         })?;
         let mut out = Vec::with_capacity(40 + 4 * self.tokens.len());
-        out.extend([VERSION, u8::from(self.scope.is_some())]);
+        out.extend([VERSION, self.scope.as_ref().map_or(0, |owner| form(owner.structure))]);
         out.extend(digests.to_le_bytes());
         out.extend(length(self.tokens.len()));
         out.extend(self.parent);
@@ -79,8 +112,8 @@ impl Record {
             out.extend(length(digest.len()));
             out.extend(digest);
         }
-        if let Some((tenant, lora)) = &self.scope {
-            for part in [tenant.as_slice(), lora.as_bytes()] {
+        if let Some(owner) = &self.scope {
+            for part in [owner.tenant.as_slice(), owner.lora.as_bytes()] {
                 out.extend(length(part.len()));
                 out.extend(part);
             }
@@ -111,13 +144,54 @@ impl Record {
             let length = number(&mut rest)?;
             take(&mut rest, length)
         };
+        let mut owner = |structure| {
+            let tenant = part()?.to_vec();
+            let lora = String::from_utf8(part()?.to_vec()).ok()?;
+            Some(Owner { tenant, lora, structure })
+        };
         let scope = match scoped {
             0 => None,
-            1 => Some((part()?.to_vec(), String::from_utf8(part()?.to_vec()).ok()?)),
+            1 => Some(owner(None)?),
+            2 => Some(owner(Some(Structure::LeafOnly))?),
+            3 => Some(owner(Some(Structure::Holes))?),
             _ => return None,
         };
         let known = version == VERSION && rest.is_empty();
         known.then_some(Self { parent, scope, tokens, digests })
+    }
+}
+
+impl Label {
+    /// The label as bytes: age `u64`, uses `u32`, session's blocks `u32`, then the record.
+    ///
+    /// # Errors
+    /// As [`Record::encode`].
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let Standing { age, uses, session_blocks } = self.standing;
+        let mut out = age.to_le_bytes().to_vec();
+        out.extend(uses.to_le_bytes());
+        out.extend(session_blocks.to_le_bytes());
+        out.extend(self.record.encode()?);
+        Ok(out)
+    }
+
+    /// What [`Label::encode`] gave; `None` for any other bytes.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut rest = bytes;
+        let age = Nanos::from_le_bytes(take(&mut rest, 8)?.try_into().ok()?);
+        let mut four = || Some(u32::from_le_bytes(take(&mut rest, 4)?.try_into().ok()?));
+        let (uses, session_blocks) = (four()?, four()?);
+        let record = Record::decode(rest)?;
+        Some(Self { record, standing: Standing { age, uses, session_blocks } })
+    }
+}
+
+fn form(structure: Option<Structure>) -> u8 {
+    match structure {
+        None => 1,
+        Some(Structure::LeafOnly) => 2,
+        Some(Structure::Holes) => 3,
     }
 }
 
@@ -139,12 +213,17 @@ fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Record, scope_key};
     use proptest::prelude::*;
+
+    use super::{Label, Owner, Record, Standing, scope_key};
+    use crate::block::Structure;
 
     fn records() -> impl Strategy<Value = Record> {
         let digest = (any::<u32>(), prop::collection::vec(any::<u8>(), 0..9));
-        let scope = (prop::collection::vec(any::<u8>(), 0..5), "[a-z]{0,4}");
+        let structure =
+            prop::sample::select(vec![None, Some(Structure::LeafOnly), Some(Structure::Holes)]);
+        let scope = (prop::collection::vec(any::<u8>(), 0..5), "[a-z]{0,4}", structure)
+            .prop_map(|(tenant, lora, structure)| Owner { tenant, lora, structure });
         (
             any::<[u8; 32]>(),
             prop::option::of(scope),
@@ -161,12 +240,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decoding_gives_what_was_encoded(record in records()) {
+        fn decoding_gives_what_was_encoded(
+            record in records(), age in any::<u64>(), uses in any::<u32>(),
+        ) {
             let bytes = record.encode().unwrap();
-            prop_assert_eq!(Record::decode(&bytes), Some(record));
+            prop_assert_eq!(Record::decode(&bytes), Some(record.clone()));
             for cut in 0..bytes.len() {
                 prop_assert_eq!(Record::decode(&bytes[..cut]), None);
             }
+            let standing = Standing { age, uses, session_blocks: !uses };
+            let label = Label { record, standing };
+            prop_assert_eq!(Label::decode(&label.encode().unwrap()), Some(label));
         }
 
         #[test]

@@ -42,6 +42,8 @@ pub struct Known {
     pub root: RunId,
     /// Fixed at first use.
     pub structure: Structure,
+    /// Whether its first user chose the structure.
+    pub chosen: bool,
 }
 
 /// All scopes seen so far, and the interned digests.
@@ -93,6 +95,7 @@ impl Scopes {
             lora: scope.lora.clone(),
             root: trie.add_root(),
             structure: scope.structure.unwrap_or(default),
+            chosen: scope.structure.is_some(),
         });
         self.ids.insert((scope.tenant.clone(), scope.lora.clone()), id);
         id

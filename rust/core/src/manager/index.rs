@@ -1,286 +1,186 @@
-//! Presence without a request: marks of a simulator or a peer, and the index of a tier that
-//! outlived its manager.
+//! The index of a tier that outlives its manager: what is written down of it, and how it is found
+//! again.
 //!
-//! Invariant: a marked copy is a copy like any other. Cost: O(blocks · log n).
+//! Invariant: a row that is taken in is proved by its chain of keys up to a scope of this model.
+//! Cost: O(blocks · log n), and one hash each.
 
-use crate::block::{BlockId, Handle, NO_SLOT, TierId, Token};
+use rustc_hash::FxHashMap;
+
+use crate::block::{BlockId, Layers, Slot, Structure, TierId};
 use crate::error::{Error, Result};
+use crate::record::{Key, Label, Record};
 use crate::scope::Scope;
-use crate::tier::{Owner, State};
+use crate::tier::State;
 use crate::time::Nanos;
 
 use super::Manager;
-use super::moves::Arrival;
+use super::settings::DropOrder;
 
-/// Whether the blocks of a sequence stand on a tier, and from when on.
-#[derive(Clone, Debug)]
-pub struct Mark<'a> {
-    /// The sequence; its full blocks are meant.
-    pub tokens: &'a [Token],
-    /// Whose blocks.
-    pub scope: Scope,
-    /// Which tier.
-    pub tier: TierId,
-    /// Whether they are there.
-    pub present: bool,
-    /// When all layers are there; `None` means now.
-    pub ready: Option<Nanos>,
-    /// When the first layer is there; `None` means at `ready`.
-    pub first: Option<Nanos>,
-}
-
-/// One block of a tier's manifest.
-#[derive(Clone, Debug)]
+/// One block of a tier that outlives its manager.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The row of the block before it; `None` for the first block of a scope.
-    pub parent: Option<usize>,
-    /// Its tokens, a full block.
-    pub tokens: Vec<Token>,
+    /// What it is and how it stood.
+    pub label: Label,
     /// Its slot.
-    pub slot: u32,
-    /// Nanoseconds since its last use.
-    pub age: Nanos,
-    /// How often it was used.
-    pub uses: u32,
+    pub slot: Slot,
+    /// The layers that are there.
+    pub layers: Layers,
 }
 
 impl Manager {
-    /// Sets or clears the presence of the full blocks of a sequence on a tier. Setting makes
-    /// room; a copy that is ready in the future is arriving until then.
+    /// What stands on a tier, parents before their children: all that [`Manager::load_index`]
+    /// needs to find it again.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; [`Error::Config`] if a block to clear is leased, busy or carries others
-    /// in a leaf-only scope, or the tier has no slots of ours. Nothing has changed then.
-    pub fn mark(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
+    /// [`Error::Config`] for a tier that does not exist or has layer slots.
+    pub fn index(&mut self, tier: TierId, now: Nanos) -> Result<Vec<Row>> {
         self.open()?;
-        self.check_tier(mark.tier)?;
-        self.scopes.check(&mark.scope, mark.tokens)?;
-        let known = self.scopes.find(&mark.scope)?;
+        self.check_index(tier)?;
         let now = self.tick(now);
-        if mark.present {
-            return self.mark_present(mark, now);
-        }
-        let Some(scope) = known else { return Ok(Vec::new()) };
-        let content = self.scopes.content(&mark.scope, 0, mark.tokens);
-        let mut path = Vec::new();
-        self.trie.walk(self.scopes.get(scope).root, &content, &mut path);
-        path.retain(|&block| self.residency(mark.tier, block).state != State::Absent);
-        for (at, &block) in path.iter().enumerate() {
-            self.check_clear(mark.tier, block, &path[at..])?;
-        }
-        let handles = path.iter().map(|&block| self.trie.handle(block)).collect();
-        for &block in path.iter().rev() {
-            self.drop_copy(mark.tier, block);
-            self.prune(block);
-        }
-        Ok(handles)
-    }
-
-    fn check_tier(&self, tier: TierId) -> Result<()> {
-        if tier >= self.tiers.len() {
-            return Err(Error::config(format!(
-                "there is no tier {tier}, only {}",
-                self.tiers.len()
-            )));
-        }
-        if self.tiers[tier].spec.owner == Owner::Engine {
-            return Err(Error::config(format!(
-                "the engine owns the slots of tier '{}'",
-                self.tiers[tier].spec.kind.name()
-            )));
-        }
-        Ok(())
-    }
-
-    fn check_clear(&self, tier: TierId, block: BlockId, cleared: &[BlockId]) -> Result<()> {
-        let here = self.residency(tier, block);
-        let handle = self.trie.handle(block).0;
-        let refs = self.nodes[block as usize].refs;
-        let moving = self.arriving.get(&(tier, block)).is_some_and(|a| !a.moves.is_empty());
-        if here.busy > 0 || moving || refs > 0 {
-            return Err(Error::config(format!(
-                "block {handle:#x} cannot be cleared: {refs} leases, {} moves",
-                here.busy
-            )));
-        }
-        let elsewhere = |block: BlockId| {
-            (0..self.tiers.len())
-                .filter(|&other| other != tier)
-                .try_fold(self.all_layers(), |left, other| {
-                    left.without(self.expected(other, block))
-                })
-        };
-        let last = elsewhere(block).is_none_or(|left| !left.is_empty());
-        let leaf_only = self.structure(block) == crate::block::Structure::LeafOnly;
-        let stays = |child: &BlockId| {
-            !cleared.contains(child) || elsewhere(*child) != Some(self.all_layers())
-        };
-        let below = self.trie.children(block).filter(stays).count();
-        if last && leaf_only && below > 0 {
-            return Err(Error::config(format!(
-                "block {handle:#x} cannot be cleared: {below} blocks stand behind it in a \
-                 leaf-only scope"
-            )));
-        }
-        Ok(())
-    }
-
-    fn mark_present(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
-        let size = self.block_tokens();
-        let full = mark.tokens.len() / size * size;
-        let mut path = Vec::new();
-        if let Some(scope) = self.scopes.find(&mark.scope)? {
-            let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]);
-            self.trie.walk(self.scopes.get(scope).root, &content, &mut path);
-        }
-        let absent = |block: &&BlockId| self.residency(mark.tier, **block).state == State::Absent;
-        let more = path.iter().filter(absent).count() + full / size - path.len();
-        let units = self.units(mark.tier, self.all_layers()) * more as u64;
-        let stay: Vec<_> = path.iter().map(|&block| (mark.tier, block)).collect();
-        self.pin(&path);
-        if let Err(error) = self.make_room(&[(mark.tier, units)], &stay, now) {
-            self.unpin(&path);
-            return Err(error);
-        }
-        self.scopes.intern(&mark.scope, 0, &mark.tokens[..full])?;
-        let scope = match self.scopes.find(&mark.scope)? {
-            Some(scope) => scope,
-            None => self.scopes.add(&mark.scope, self.settings.structure, &mut self.trie),
-        };
-        let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]).into_owned();
-        let pinned = path.len();
-        for tokens in content[pinned * size..].chunks_exact(size) {
-            let block = self.new_node(scope, path.last().copied(), tokens, now);
-            path.push(block);
-        }
-        for &block in &path {
-            if self.residency(mark.tier, block).state == State::Absent {
-                self.place(mark.tier, block, NO_SLOT, mark.ready, mark.first, now);
+        let mut blocks: Vec<BlockId> =
+            self.scopes.all().iter().flat_map(|scope| self.trie.firsts(scope.root)).collect();
+        let mut rows = Vec::new();
+        while let Some(block) = blocks.pop() {
+            blocks.extend(self.trie.children(block));
+            let here = self.residency(tier, block);
+            if here.state == State::Resident && !here.have.is_empty() {
+                let label = self.label(block, now);
+                rows.push(Row { label, slot: here.slot, layers: here.have });
             }
-            self.touch(block, now, false);
         }
-        self.unpin(&path[..pinned]);
-        Ok(path.iter().map(|&block| self.trie.handle(block)).collect())
+        Ok(rows)
     }
 
-    /// Puts a block on a tier, into a given slot or the next free one.
-    fn place(
-        &mut self,
-        tier: TierId,
-        block: BlockId,
-        slot: u32,
-        ready: Option<Nanos>,
-        first: Option<Nanos>,
-        now: Nanos,
-    ) {
-        let all = self.all_layers();
-        let slot = if slot == NO_SLOT { self.take_slots(tier, NO_SLOT, all) } else { slot };
-        let ready = ready.filter(|&ready| ready > now);
-        let residency = self.residency_mut(tier, block);
-        residency.slot = slot;
-        if let Some(ready) = ready {
-            residency.state = State::Arriving;
-            let first = first.unwrap_or(ready).min(ready);
-            let arrival = Arrival {
-                target: all,
-                moves: Vec::new(),
-                landed: Vec::new(),
-                first,
-                ready,
-                failed: false,
-            };
-            self.arriving.insert((tier, block), arrival);
-            self.marked.insert((ready, tier, block));
-        } else {
-            residency.state = State::Resident;
-            residency.have = all;
-        }
-        self.presence_changed(tier, block);
-    }
-
-    /// A marked copy has become ready.
-    pub(super) fn settle_mark(&mut self, tier: TierId, block: BlockId) {
-        let marked = self.arriving.get(&(tier, block)).is_some_and(|a| a.moves.is_empty());
-        if marked {
-            self.settle(tier, block, self.clock.last());
-        }
-    }
-
-    /// Takes a quiet copy off a tier.
-    pub(super) fn drop_copy(&mut self, tier: TierId, block: BlockId) {
-        if let Some(arrival) = self.arriving.remove(&(tier, block)) {
-            self.marked.remove(&(arrival.ready, tier, block));
-            self.residency_mut(tier, block).have = arrival.target;
-        }
-        let here = self.residency(tier, block);
-        if here.slot == NO_SLOT {
-            return;
-        }
-        self.give_slots(tier, here.slot, here.have, true);
-        *self.residency_mut(tier, block) = crate::tier::Residency::default();
-        self.presence_changed(tier, block);
-    }
-
-    /// Rebuilds what a tier held from its manifest. Ages become times before `now`. Rows whose
-    /// parent is missing, whose tokens are no full block, or whose slot is taken are left out.
-    /// Returns how many blocks are found again.
+    /// Rebuilds what a tier held. Ages become times before `now`. A row is left out if its key's
+    /// chain does not reach a scope of this model through rows before it or blocks that are known,
+    /// if it is no full block, if its slot is taken, or if its layers would make a hole where none
+    /// may be. Returns how many blocks are found again.
     ///
     /// # Errors
-    /// [`Error::Config`] if the tier holds blocks already, has layer slots, or a row's parent
-    /// comes behind it.
-    pub fn load_index(
-        &mut self,
-        tier: TierId,
-        scope: &Scope,
-        rows: &[Row],
-        now: Nanos,
-    ) -> Result<usize> {
+    /// [`Error::Config`] for a tier that does not exist, has layer slots or slots of an engine.
+    pub fn load_index(&mut self, tier: TierId, rows: &[Row], now: Nanos) -> Result<usize> {
         self.open()?;
         self.check_tier(tier)?;
-        self.scopes.find(scope)?;
-        if self.tiers[tier].spec.layer_slots {
-            return Err(Error::config("load_index on a tier with layer_slots"));
-        }
-        for (at, row) in rows.iter().enumerate() {
-            if row.parent.is_some_and(|parent| parent >= at) {
-                return Err(Error::config(format!(
-                    "row {at} names row {} as its parent",
-                    row.parent.unwrap_or(0)
-                )));
-            }
-        }
+        self.check_index(tier)?;
         let now = self.tick(now);
-        let scope_id = match self.scopes.find(scope)? {
-            Some(id) => id,
-            None => self.scopes.add(scope, self.settings.structure, &mut self.trie),
-        };
-        let root = self.scopes.get(scope_id).root;
-        let mut found: Vec<Option<BlockId>> = Vec::with_capacity(rows.len());
+        let mut known: FxHashMap<Key, BlockId> =
+            self.keys.iter().map(|(&block, &key)| (key, block)).collect();
         let mut loaded = 0;
         for row in rows {
-            let parent = row.parent.and_then(|parent| found[parent]);
-            let orphan = row.parent.is_some() && parent.is_none();
-            let fits = row.tokens.len() == self.block_tokens();
-            if orphan || !fits || !self.tiers[tier].space.claim(row.slot) {
-                found.push(None);
-                continue;
+            let key = row.label.record.key();
+            let parent = known.get(&row.label.record.parent).copied();
+            if let Some((block, fresh)) = self.load_row(tier, row, parent, now) {
+                self.keys.insert(block, key);
+                known.insert(key, block);
+                loaded += usize::from(fresh);
             }
-            let known = self.trie.child(root, parent, &row.tokens);
-            let block = known.unwrap_or_else(|| self.new_node(scope_id, parent, &row.tokens, now));
-            if self.residency(tier, block).state != State::Absent {
-                self.tiers[tier].space.give(row.slot);
-                found.push(Some(block));
-                continue;
-            }
-            let node = &mut self.nodes[block as usize];
-            let access = now.saturating_sub(row.age);
-            node.access = if known.is_some() { node.access.max(access) } else { access };
-            node.uses = node.uses.max(row.uses.max(1));
-            self.place(tier, block, row.slot, None, None, now);
-            self.refresh(block);
-            found.push(Some(block));
-            loaded += 1;
         }
         Ok(loaded)
+    }
+
+    fn check_index(&self, tier: TierId) -> Result<()> {
+        match self.tiers.get(tier) {
+            None => {
+                let count = self.tiers.len();
+                Err(Error::config(format!("there is no tier {tier}, only {count}")))
+            }
+            Some(tier) if tier.spec.layer_slots => {
+                Err(Error::config("a tier with layer_slots has no index"))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// The block of a row, and whether the row brought it to the tier.
+    fn load_row(
+        &mut self,
+        tier: TierId,
+        row: &Row,
+        parent: Option<BlockId>,
+        now: Nanos,
+    ) -> Option<(BlockId, bool)> {
+        let Label { record, standing } = &row.label;
+        let mut whose = match (&record.scope, parent) {
+            (Some(owner), _) if record.parent == self.scope_key(&owner.tenant, &owner.lora) => {
+                Scope {
+                    tenant: owner.tenant.clone(),
+                    lora: owner.lora.clone(),
+                    structure: owner.structure,
+                    extra: Vec::new(),
+                }
+            }
+            (None, Some(_)) => Scope::default(),
+            _ => return None,
+        };
+        whose.extra = record.digests.iter().map(|(at, d)| (u64::from(*at), d.clone())).collect();
+        let digests = record.digests.iter().all(|&(at, _)| (at as usize) < record.tokens.len());
+        let sound = digests
+            && record.tokens.len() == self.block_tokens()
+            && self.scopes.check(&whose, &record.tokens).is_ok();
+        if !sound || !self.fits(tier, row.layers) || !self.tiers[tier].space.claim(row.slot) {
+            return None;
+        }
+        let place = self.find_row(&whose, record, parent, row.layers, now);
+        let Some((block, known)) = place else {
+            self.tiers[tier].space.give(row.slot);
+            return None;
+        };
+        if self.residency(tier, block).state != State::Absent {
+            self.tiers[tier].space.give(row.slot);
+            return Some((block, false));
+        }
+        let access = now.saturating_sub(standing.age);
+        let node = &mut self.nodes[block as usize];
+        node.access = if known { node.access.max(access) } else { access };
+        node.uses = node.uses.max(standing.uses.max(1));
+        node.session_blocks = standing.session_blocks;
+        self.place(tier, block, (row.slot, row.layers), None, None, now);
+        self.refresh(block);
+        Some((block, true))
+    }
+
+    /// Whether a tier may hold these layers of a block and no others.
+    fn fits(&self, tier: TierId, layers: Layers) -> bool {
+        let all = self.all_layers();
+        let lowest = match self.settings.drop_order {
+            DropOrder::Shallow => layers.hi == all.hi,
+            DropOrder::Seed => layers.lo == 0,
+        };
+        let edge = if tier == self.last() { lowest } else { tier > 0 || layers.lo == 0 };
+        !layers.is_empty() && all.covers(layers) && edge
+    }
+
+    /// The node of a row, made if it is new, and whether it was known; `None` if a part of a block
+    /// would be a hole where none may be.
+    fn find_row(
+        &mut self,
+        whose: &Scope,
+        record: &Record,
+        parent: Option<BlockId>,
+        layers: Layers,
+        now: Nanos,
+    ) -> Option<(BlockId, bool)> {
+        let known = match parent {
+            Some(parent) => Some(self.nodes[parent as usize].scope),
+            None => self.scopes.find(&Scope { structure: None, ..whose.clone() }).ok()?,
+        };
+        let structure = known.map_or(whose.structure.unwrap_or(self.settings.structure), |scope| {
+            self.scopes.get(scope).structure
+        });
+        let whole = layers == self.all_layers();
+        if structure == Structure::LeafOnly && !whole {
+            return None;
+        }
+        self.scopes.intern(whose, 0, &record.tokens).ok()?;
+        let scope = match known {
+            Some(scope) => scope,
+            None => self.scopes.add(whose, self.settings.structure, &mut self.trie),
+        };
+        let content = self.scopes.content(whose, 0, &record.tokens).into_owned();
+        let root = self.scopes.get(scope).root;
+        match self.trie.child(root, parent, &content) {
+            Some(block) => Some((block, true)),
+            None => Some((self.new_node(scope, parent, &content, now), false)),
+        }
     }
 }

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
+use crate::record::{Key, Label};
 use crate::tier::{Kind, State};
 use crate::time::Nanos;
 
@@ -48,7 +49,9 @@ pub struct Move {
     /// The block; `None` for a partial one, which is not in the trie.
     pub block: Option<Handle>,
     /// Content hash of the block; zeros unless a disk or remote tier takes part.
-    pub key: [u8; 32],
+    pub key: Key,
+    /// What a disk or remote tier keeps beside the block; `None` unless it is the destination.
+    pub label: Option<Box<Label>>,
     /// Where from.
     pub src: TierId,
     /// Where to.
@@ -164,10 +167,13 @@ impl Manager {
         self.hold(src.0, block, src.2);
         self.hold(dst.0, block, dst.2);
         let far = |tier: TierId| matches!(self.tiers[tier].spec.kind, Kind::Disk | Kind::Remote);
+        let (from_far, to_far) = (far(src.0), far(dst.0));
         let key = match block {
-            Some(block) if far(src.0) || far(dst.0) => self.key(block),
-            _ => [0; 32],
+            Some(block) if from_far || to_far => self.key(block),
+            _ => Key::default(),
         };
+        let kept = block.filter(|_| to_far);
+        let label = kept.map(|block| Box::new(self.label(block, now)));
         let ranks = self.settings.ranks as usize;
         self.moves.insert(
             id,
@@ -177,6 +183,7 @@ impl Manager {
                 lease,
                 block: block.map(|block| self.trie.handle(block)),
                 key,
+                label,
                 src: src.0,
                 dst: dst.0,
                 src_slot: src.1,

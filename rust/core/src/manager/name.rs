@@ -4,7 +4,8 @@
 //! no key yet.
 
 use crate::block::BlockId;
-use crate::record::{Key, Record, scope_key};
+use crate::record::{Key, Label, Owner, Record, Standing, scope_key};
+use crate::time::Nanos;
 
 use super::Manager;
 
@@ -35,9 +36,15 @@ impl Manager {
     }
 
     /// What a store has to keep beside the bytes of a block.
-    pub(super) fn record_of(&mut self, block: BlockId) -> Record {
+    pub(super) fn label(&mut self, block: BlockId, now: Nanos) -> Label {
         let above = self.trie.parent(block).map(|parent| self.key(parent));
-        self.record_behind(block, above)
+        let node = self.nodes[block as usize];
+        let standing = Standing {
+            age: now.saturating_sub(node.access),
+            uses: node.uses,
+            session_blocks: self.session_blocks(block).unwrap_or(0),
+        };
+        Label { record: self.record_behind(block, above), standing }
     }
 
     fn record_behind(&self, block: BlockId, above: Option<Key>) -> Record {
@@ -57,7 +64,11 @@ impl Manager {
             Some(parent) => Record { parent, scope: None, tokens, digests },
             None => Record {
                 parent: self.scope_key(&scope.tenant, &scope.lora),
-                scope: Some((scope.tenant.clone(), scope.lora.clone())),
+                scope: Some(Owner {
+                    tenant: scope.tenant.clone(),
+                    lora: scope.lora.clone(),
+                    structure: scope.chosen.then_some(scope.structure),
+                }),
                 tokens,
                 digests,
             },

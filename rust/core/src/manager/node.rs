@@ -21,6 +21,8 @@ pub(super) struct Node {
     pub(super) refs: u32,
     pub(super) uses: u32,
     pub(super) access: Nanos,
+    /// Blocks of its session before a restart; 0 if it had none.
+    pub(super) session_blocks: u32,
     /// A store of it failed: next time it is dropped instead of written.
     pub(super) unwritable: bool,
 }
@@ -67,6 +69,13 @@ impl Manager {
         }
     }
 
+    /// Blocks of the shortest session through a block; before any is seen, of the one that passed
+    /// through it when it was stored.
+    pub(super) fn session_blocks(&self, block: BlockId) -> Option<u32> {
+        let stored = self.nodes[block as usize].session_blocks;
+        self.sessions.shortest(block).or((stored > 0).then_some(stored))
+    }
+
     /// What ranks a block on a tier that holds `have` of it.
     pub(super) fn facts(&self, tier: TierId, block: BlockId, have: Layers) -> Facts {
         let depth = self.trie.depth(block);
@@ -77,7 +86,7 @@ impl Manager {
                 * u64::from(self.settings.block_tokens)
                 * u64::from(self.settings.token_weight),
             block: depth,
-            session_blocks: self.sessions.shortest(block).unwrap_or(depth + 1),
+            session_blocks: self.session_blocks(block).unwrap_or(depth + 1),
             uses: self.nodes[block as usize].uses,
             layers: have,
             model_layers: self.settings.layers,
@@ -175,7 +184,7 @@ impl Manager {
             }
         }
         self.nodes[block as usize] =
-            Node { scope, refs: 0, uses: 1, access: now, unwritable: false };
+            Node { scope, refs: 0, uses: 1, access: now, session_blocks: 0, unwritable: false };
         block
     }
 

@@ -1,10 +1,13 @@
-//! Writing down: at commit, ahead of need, and before an engine takes its slots back.
+//! Writing down: at commit, ahead of need, before an engine takes its slots back, before an end.
 //!
 //! Invariant: writing is soft. Where a lower tier has no room nothing is written and nothing
 //! fails. Cost: O(log n) per block written; the look ahead of need costs O(log n) per slot of the
 //! watermark, at most once per that many evictions.
 
+use std::cmp::Reverse;
+
 use crate::block::{BlockId, Layers, LeaseId, Structure, TierId};
+use crate::error::Result;
 use crate::tier::{State, Write};
 use crate::time::Nanos;
 
@@ -23,13 +26,20 @@ impl Manager {
         now: Nanos,
     ) {
         if self.writes(tier) && self.tiers[tier].spec.write == Write::Through {
-            self.write_down(tier, block, source, now);
+            self.write_down(tier, block, source, Nanos::MAX, now);
         }
     }
 
     /// Begins to copy to the next tier what stands nowhere below, out of the block's residency
-    /// or of a slot of an engine.
-    fn write_down(&mut self, tier: TierId, block: BlockId, source: Option<OwnId>, now: Nanos) {
+    /// or of a slot of an engine, unless something used after `younger` would leave for it.
+    fn write_down(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        source: Option<OwnId>,
+        younger: Nanos,
+        now: Nanos,
+    ) {
         let node = self.nodes[block as usize];
         let have = match source {
             Some(own) => self.owns[&own].layers,
@@ -59,7 +69,10 @@ impl Manager {
         let units =
             if fresh || self.tiers[below].spec.layer_slots { self.units(below, dirty) } else { 0 };
         let passes = self.transit(tier, below).is_none_or(|host| self.pass(&mut draft, host));
-        if !passes || !self.room(&mut draft, below, units, now) {
+        let fits = passes && self.room(&mut draft, below, units, now);
+        let younger_stay =
+            draft.victims.iter().all(|v| self.nodes[v.block as usize].access <= younger);
+        if !fits || !younger_stay {
             self.abandon(&draft);
             return;
         }
@@ -82,6 +95,41 @@ impl Manager {
         };
         let end = source.map_or(End::Here, End::Own);
         self.store(tier, block, dirty, now, |at| (slots[usize::from(at - dirty.lo)], end));
+    }
+
+    /// Copies to the next tier what stands nowhere below, the youngest first and parents before
+    /// their children, so that a tier that outlives the manager holds whole prefixes. Nothing
+    /// younger leaves for it. What is under way is not copied yet: flush again when it has ended.
+    /// Returns how many moves began.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] or [`Error::Invariant`].
+    pub fn flush(&mut self, now: Nanos) -> Result<u64> {
+        self.open()?;
+        let now = self.tick(now);
+        let before = self.next_move;
+        for tier in (usize::from(self.engine_owned())..self.last()).rev() {
+            if self.writes(tier) {
+                for block in self.youngest(tier) {
+                    let age = self.nodes[block as usize].access;
+                    if self.trie.alive(block) {
+                        self.write_down(tier, block, None, age, now);
+                    }
+                }
+            }
+        }
+        Ok(self.next_move - before)
+    }
+
+    /// The blocks of a tier, the youngest first and parents before their children.
+    fn youngest(&self, tier: TierId) -> Vec<BlockId> {
+        let all = (0..).zip(&self.tiers[tier].here);
+        let mut blocks: Vec<BlockId> =
+            all.filter(|(_, here)| !here.usable().is_empty()).map(|(block, _)| block).collect();
+        blocks.sort_by_key(|&block| {
+            (Reverse(self.nodes[block as usize].access), self.trie.depth(block), block)
+        });
+        blocks
     }
 
     /// Writes the least valuable dirty blocks down before their slots are needed, on every tier
@@ -140,7 +188,7 @@ impl Manager {
             if let (Some(own), true) = (step.own, ready)
                 && self.owns[&own].slot != crate::block::NO_SLOT
             {
-                self.write_down(0, step.block, Some(own), now);
+                self.write_down(0, step.block, Some(own), Nanos::MAX, now);
             }
         }
     }

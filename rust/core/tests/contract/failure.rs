@@ -37,7 +37,9 @@ fn every_call(manager: &mut Manager) -> Vec<Result<()>> {
         manager.complete(&[1], &Outcome::default(), 1).map(drop),
         manager.failed().map(drop),
         manager.mark(&mark, 1).map(drop),
-        manager.load_index(GPU, &scope, &[], 1).map(drop),
+        manager.load_index(GPU, &[], 1).map(drop),
+        manager.index(GPU, 1).map(drop),
+        manager.flush(1).map(drop),
         manager.transmit("gpu up", 1, 1, 1).map(drop),
         manager.take_events().map(drop),
         manager.reset(),
@@ -113,8 +115,7 @@ fn a_tier_that_does_not_exist_is_refused_everywhere() {
     rig.refused("no lane 'nowhere'", |manager, now| manager.transmit("nowhere", 1, now, 1));
     rig.refused("the model has 4", |manager, now| manager.transmit("gpu up", 1, now, 5));
     let row: &[Row] = &[];
-    let scope = Scope::default();
-    rig.refused("there is no tier 2", |manager, now| manager.load_index(2, &scope, row, now));
+    rig.refused("there is no tier 2", |manager, now| manager.load_index(2, row, now));
 }
 
 #[test]

@@ -1,34 +1,56 @@
 //! Point 12: the index of a tier that outlived its manager.
 
-use kvtrie_core::block::Layers;
-use kvtrie_core::error::Error;
-use kvtrie_core::manager::{Manager, Row, Settings};
+use kvtrie_core::block::{Layers, Structure};
+use kvtrie_core::manager::{Acquire, Manager, Mark, Row, Settings};
+use kvtrie_core::record::{Label, Owner as Whose, Record, Standing, scope_key};
 use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, TierSpec};
+use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 
-use crate::rig::{ALL, DISK, HOST, Rig, SIZE, layered, settings, tier, tokens};
+use crate::rig::{ALL, DISK, GPU, HOST, LAYERS, Rig, SIZE, holes, layered, settings, tier, tokens};
 
 fn three() -> Settings {
     settings(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 4), tier(Kind::Disk, 4)])
 }
 
-fn row(parent: Option<usize>, tokens: &[u32], slot: u32, age: u64) -> Row {
-    Row { parent, tokens: tokens.to_vec(), slot, age, uses: 1 }
+/// A row behind another one, or the first of a tenant's scope.
+fn row_of(tenant: &[u8], behind: Option<&Row>, tokens: &[u32], slot: u32, age: u64) -> Row {
+    let scope = Whose { tenant: tenant.to_vec(), lora: String::new(), structure: None };
+    let record = Record {
+        parent: behind.map_or(scope_key("rig", 4, tenant, ""), |row| row.label.record.key()),
+        scope: behind.is_none().then_some(scope),
+        tokens: tokens.to_vec(),
+        digests: Vec::new(),
+    };
+    let standing = Standing { age, uses: 1, session_blocks: 0 };
+    Row { label: Label { record, standing }, slot, layers: ALL }
+}
+
+fn row(behind: Option<&Row>, tokens: &[u32], slot: u32, age: u64) -> Row {
+    row_of(b"", behind, tokens, slot, age)
+}
+
+/// The rows of a sequence, block for block in these slots.
+fn chain(tokens: &[u32], slots: &[u32]) -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    for (block, &slot) in tokens.chunks(SIZE).zip(slots) {
+        rows.push(row(rows.last(), block, slot, 9));
+    }
+    rows
 }
 
 fn load(rig: &mut Rig, tier: usize, rows: &[Row]) -> usize {
-    let load = |manager: &mut Manager, now| manager.load_index(tier, &Scope::default(), rows, now);
-    rig.call(load).unwrap()
+    rig.call(|manager, now| manager.load_index(tier, rows, now)).unwrap()
+}
+
+fn index(rig: &mut Rig, tier: usize) -> Vec<Row> {
+    rig.call(|manager, now| manager.index(tier, now)).unwrap()
 }
 
 #[test]
 fn a_chain_is_found_again_in_its_slots() {
     let mut rig = Rig::new(three());
     let prompt = tokens(1, 3);
-    let blocks: Vec<&[u32]> = prompt.chunks(SIZE).collect();
-    let rows =
-        [row(None, blocks[0], 3, 9), row(Some(0), blocks[1], 0, 9), row(Some(1), blocks[2], 2, 9)];
-    assert_eq!(load(&mut rig, DISK, &rows), 3);
+    assert_eq!(load(&mut rig, DISK, &chain(&prompt, &[3, 0, 2])), 3);
     assert_eq!(rig.on(&prompt, DISK), [ALL; 3]);
     assert_eq!(rig.manager.occupancy(DISK).free, 1);
     rig.acquire(&prompt);
@@ -65,28 +87,63 @@ fn an_age_beyond_the_clock_counts_from_its_start() {
 
 #[test]
 fn rows_that_cannot_be_true_are_left_out_with_all_that_stands_behind_them() {
-    let mut rig = Rig::new(three());
-    let prompt = tokens(1, 2);
-    let (first, second) = prompt.split_at(SIZE);
-    let rows = [
-        row(None, &first[..3], 0, 0),
-        row(Some(0), second, 1, 0),
-        row(None, first, 99, 0),
-        row(None, first, 2, 0),
-        row(Some(3), second, 2, 0),
-        row(Some(4), second, 3, 0),
+    let prompt = tokens(1, 3);
+    let good = chain(&prompt, &[0, 1, 2]);
+    let mut short = good.clone();
+    short[0].label.record.tokens.pop();
+    let mut far = good.clone();
+    far[0].slot = 99;
+    let mut taken = good.clone();
+    taken[1].slot = 0;
+    let mut foreign = good.clone();
+    foreign[0].label.record.parent = scope_key("another model", 4, b"", "");
+    let mut forged = good.clone();
+    forged[1].label.record.tokens[0] += 1;
+    let mut tenant = good.clone();
+    tenant[0].label.record.scope.as_mut().unwrap().tenant = b"b".to_vec();
+    let mut digest = good.clone();
+    digest[1].label.record.digests = vec![(4, b"behind the end".to_vec())];
+    let mut layers = good.clone();
+    layers[1].layers = Layers::new(1, LAYERS);
+    let cases = [
+        ("short", short, 0),
+        ("far", far, 0),
+        ("taken", taken, 1),
+        ("foreign", foreign, 0),
+        ("forged", forged, 2),
+        ("tenant", tenant, 0),
+        ("digest", digest, 1),
+        ("layers", layers, 1),
+        ("order", vec![good[1].clone(), good[0].clone()], 1),
+        ("orphan", good[1..].to_vec(), 0),
+        ("good", good, 3),
     ];
-    // A short block and what names it, a slot that is none, a slot that is taken and its child.
+    for (what, rows, kept) in cases {
+        let mut rig = Rig::new(three());
+        assert_eq!(load(&mut rig, DISK, &rows), kept, "{what}");
+        assert_eq!(rig.manager.totals().0, kept, "{what}");
+        assert_eq!(rig.manager.occupancy(DISK).free as usize, 4 - kept, "{what}");
+    }
+}
+
+#[test]
+fn parts_of_blocks_are_taken_in_where_holes_may_be() {
+    let prompt = tokens(1, 2);
+    let mut rows = chain(&prompt, &[0, 1]);
+    rows[0].layers = Layers::new(2, LAYERS);
+    rows[1].layers = Layers::new(0, 2);
+    let mut rig = Rig::new(holes(three().tiers));
+    // The lowest tier's range ends with the last layer.
     assert_eq!(load(&mut rig, DISK, &rows), 1);
-    assert_eq!((rig.on(&prompt, DISK), rig.manager.occupancy(DISK).free), (vec![ALL], 3));
+    assert_eq!(rig.on(&prompt[..SIZE], DISK), [Layers::new(2, LAYERS)]);
 }
 
 #[test]
 fn a_row_that_is_known_already_gives_its_slot_back() {
     let mut rig = Rig::new(three());
     let prompt = tokens(1, 2);
-    let (first, second) = prompt.split_at(SIZE);
-    let rows = [row(None, first, 0, 0), row(None, first, 1, 0), row(Some(1), second, 2, 0)];
+    let mut rows = chain(&prompt, &[0, 2]);
+    rows.insert(1, Row { slot: 1, ..rows[0].clone() });
     assert_eq!(load(&mut rig, DISK, &rows), 2);
     assert_eq!((rig.on(&prompt, DISK), rig.manager.occupancy(DISK).free), (vec![ALL, ALL], 2));
 }
@@ -95,7 +152,9 @@ fn a_row_that_is_known_already_gives_its_slot_back() {
 fn uses_are_remembered() {
     let mut rig = Rig::new(Settings { policy: "retention".to_owned(), ..three() });
     let prompt = tokens(1, 1);
-    load(&mut rig, DISK, &[Row { uses: 7, ..row(None, &prompt, 0, 10) }]);
+    let mut rows = chain(&prompt, &[0]);
+    rows[0].label.standing.uses = 7;
+    load(&mut rig, DISK, &rows);
     let price = rig.manager.explain(rig.blocks(&prompt)[0], DISK, rig.now).unwrap();
     assert_eq!(price.terms.uses, 7);
 }
@@ -113,39 +172,134 @@ fn two_tiers_can_hold_the_same_blocks() {
 }
 
 #[test]
-fn an_orphan_on_a_leaf_only_tier_is_not_taken_in() {
-    // The disk lost the first block; what stands behind it would serve nobody.
-    let mut rig = Rig::new(three());
-    let prompt = tokens(1, 2);
-    let rows = [row(None, &prompt[..SIZE], 99, 0), row(Some(0), &prompt[SIZE..], 1, 0)];
-    assert_eq!(load(&mut rig, DISK, &rows), 0);
-    assert_eq!((rig.manager.totals().0, rig.manager.occupancy(DISK).free), (0, 4));
-}
-
-#[test]
 fn what_the_index_cannot_mean_is_refused() {
-    let mut rig = Rig::new(three());
-    let prompt = tokens(1, 1);
-    let scope = Scope::default();
-    let rows = [row(None, &prompt, 0, 0), row(Some(1), &prompt, 1, 0)];
-    rig.refused("row 1 names row 1", |manager, now| manager.load_index(DISK, &scope, &rows, now));
     let mut rig = Rig::new(settings(vec![layered(Kind::Gpu, 4)]));
-    rig.refused("layer_slots", |manager, now| manager.load_index(0, &scope, &rows[..1], now));
+    rig.refused("layer_slots", |manager, now| manager.load_index(GPU, &[], now));
+    rig.refused("layer_slots", |manager, now| manager.index(GPU, now));
+    rig.refused("no tier 3", |manager, now| manager.index(3, now));
     let gpu = TierSpec { owner: Owner::Engine, ..tier(Kind::Gpu, 4) };
     let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 4)]));
-    rig.refused("the engine owns", |manager, now| manager.load_index(0, &scope, &rows[..1], now));
+    rig.refused("the engine owns", |manager, now| manager.load_index(GPU, &[], now));
 }
 
 #[test]
-fn another_scope_may_follow_with_its_own_rows() {
+fn every_scope_is_found_again_with_its_structure_and_its_digests() {
     let mut rig = Rig::new(three());
-    let prompt = tokens(1, 1);
-    load(&mut rig, DISK, &[row(None, &prompt, 0, 0)]);
-    let other = Scope { tenant: b"b".to_vec(), ..Scope::default() };
-    let rows = [row(None, &prompt, 1, 0)];
-    let loaded = rig.call(|manager, now| manager.load_index(DISK, &other, &rows, now));
-    assert!(matches!(loaded, Ok(1) | Err(Error::Config(_))));
-    assert_eq!(loaded, Ok(1));
-    assert_eq!(rig.manager.matched(&prompt, &other, 0).unwrap(), SIZE);
-    assert_eq!(rig.on(&prompt, HOST), [Layers::NONE]);
+    let prompt = tokens(1, 2);
+    let scopes = [
+        Scope { tenant: b"a".to_vec(), structure: Some(Structure::Holes), ..Scope::default() },
+        Scope { lora: "b".to_owned(), extra: vec![(5, b"image".to_vec())], ..Scope::default() },
+    ];
+    for scope in &scopes {
+        let mark = Mark {
+            tokens: &prompt,
+            scope: scope.clone(),
+            tier: DISK,
+            present: true,
+            ready: None,
+            first: None,
+        };
+        rig.call(|manager, now| manager.mark(&mark, now)).unwrap();
+    }
+    let rows = index(&mut rig, DISK);
+    let mut again = Rig::new(three());
+    assert_eq!(load(&mut again, DISK, &rows), 4);
+    for scope in &scopes {
+        assert_eq!(again.manager.matched(&prompt, scope, 0).unwrap(), 2 * SIZE);
+    }
+    let plain = Scope { extra: Vec::new(), ..scopes[1].clone() };
+    assert_eq!(again.manager.matched(&prompt, &plain, 0).unwrap(), SIZE, "no image, no match");
+    let other = Scope { structure: Some(Structure::LeafOnly), ..scopes[0].clone() };
+    again.refused("structure", |manager, _| manager.matched(&prompt, &other, 0));
+}
+
+#[test]
+fn what_was_written_down_is_found_again_with_its_price() {
+    let policies = ["retention", "weighted"];
+    for (policy, structure) in policies.into_iter().zip([Structure::LeafOnly, Structure::Holes]) {
+        let settings = || Settings { policy: policy.to_owned(), structure, ..three() };
+        let mut rig = Rig::new(settings());
+        for turn in 0..40_u32 {
+            let long = tokens(1 + turn * 7 % 5, 1 + turn as usize % 3);
+            rig.serve_as(Some(&format!("chat {}", turn % 5)), &long);
+            rig.now += 1000;
+        }
+        for _ in 0..3 {
+            rig.call(Manager::flush).unwrap();
+            rig.run();
+        }
+        let rows = index(&mut rig, DISK);
+        let mut again = Rig::new(settings());
+        again.now = rig.now;
+        load(&mut again, DISK, &rows);
+        let found = index(&mut again, DISK);
+        // What stood behind a block that was on no disk cannot be reached any more.
+        assert!(found.len() > 1, "{policy}");
+        assert!(found.iter().all(|row| rows.contains(row)), "{policy}");
+        for row in &found {
+            let price = |rig: &mut Rig| {
+                let path = path_of(row, &rows);
+                let block = *rig.blocks(&path).last().unwrap();
+                let terms = rig.manager.explain(block, DISK, rig.now).unwrap();
+                (terms.terms, terms.idle)
+            };
+            assert_eq!(price(&mut rig), price(&mut again), "{policy}");
+        }
+    }
+}
+
+/// All tokens up to the end of a row's block.
+fn path_of(row: &Row, rows: &[Row]) -> Vec<u32> {
+    let above = rows.iter().find(|other| other.label.record.key() == row.label.record.parent);
+    let mut path = above.map_or(Vec::new(), |above| path_of(above, rows));
+    path.extend(&row.label.record.tokens);
+    path
+}
+
+#[test]
+fn a_flush_leaves_whole_prefixes_on_the_last_tier() {
+    // Leaf-only tiers give up leaves first: without a flush the disk holds what nobody can reach.
+    let mut rig = Rig::new(three());
+    for stem in 1..=3 {
+        rig.serve(&tokens(stem, 4));
+        rig.now += 10;
+    }
+    for _ in 0..3 {
+        rig.call(Manager::flush).unwrap();
+        rig.run();
+    }
+    let rows = index(&mut rig, DISK);
+    let mut again = Rig::new(three());
+    assert_eq!(load(&mut again, DISK, &rows), 4);
+    assert_eq!(again.on(&tokens(3, 4), DISK), [ALL; 4], "the youngest is there whole");
+}
+
+#[test]
+fn a_flush_ends_and_respects_never() {
+    let host = TierSpec { write: Write::Never, ..tier(Kind::Host, 4) };
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4), host, tier(Kind::Disk, 4)]));
+    rig.serve(&tokens(1, 4));
+    assert_eq!(rig.call(Manager::flush).unwrap(), 4);
+    rig.run();
+    assert_eq!(rig.call(Manager::flush).unwrap(), 0);
+    assert_eq!(rig.on(&tokens(1, 4), HOST), [ALL; 4]);
+    assert_eq!(index(&mut rig, DISK), []);
+}
+
+#[test]
+fn a_store_carries_what_finds_it_again() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 2), tier(Kind::Disk, 8)]));
+    let prompt = tokens(1, 2);
+    rig.serve(&prompt);
+    let id = rig.ask(&Acquire { tokens: &tokens(2, 2), ..Acquire::default() }).unwrap();
+    let stores = rig.hand_out();
+    assert_eq!(stores.len(), 2);
+    for store in &stores {
+        let label = store.label.as_ref().unwrap();
+        assert_eq!(label.record.key(), store.key);
+        let at = label.record.tokens[0] as usize % 1000;
+        assert_eq!(label.record.tokens, prompt[at..at + SIZE]);
+    }
+    rig.run();
+    rig.release(id);
 }

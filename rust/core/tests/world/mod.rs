@@ -151,6 +151,7 @@ impl World {
             24..=27 => self.hand_out(1 + a % 16),
             28..=30 => self.start(a),
             31..=42 => self.finish(a, b),
+            43 if b % 4 == 0 => self.flush(),
             43 => self.mark(a, b),
             44 | 45 => self.load(a, b),
             46 => self.nonsense(a, b),
@@ -528,6 +529,10 @@ impl World {
             first: None,
         };
         self.attempt("mark", |m, now| m.mark(&mark, now));
+    }
+
+    fn flush(&mut self) {
+        self.attempt("flush", Manager::flush);
     }
 
     fn nonsense(&mut self, a: usize, b: usize) {

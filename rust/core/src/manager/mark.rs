@@ -1,0 +1,207 @@
+//! Presence without a request: the marks of a simulator or a peer.
+//!
+//! Invariant: a marked copy is a copy like any other. Cost: O(blocks · log n).
+
+use crate::block::{BlockId, Handle, Layers, NO_SLOT, Slot, TierId, Token};
+use crate::error::{Error, Result};
+use crate::scope::Scope;
+use crate::tier::{Owner, State};
+use crate::time::Nanos;
+
+use super::Manager;
+use super::moves::Arrival;
+
+/// Whether the blocks of a sequence stand on a tier, and from when on.
+#[derive(Clone, Debug)]
+pub struct Mark<'a> {
+    /// The sequence; its full blocks are meant.
+    pub tokens: &'a [Token],
+    /// Whose blocks.
+    pub scope: Scope,
+    /// Which tier.
+    pub tier: TierId,
+    /// Whether they are there.
+    pub present: bool,
+    /// When all layers are there; `None` means now.
+    pub ready: Option<Nanos>,
+    /// When the first layer is there; `None` means at `ready`.
+    pub first: Option<Nanos>,
+}
+
+impl Manager {
+    /// Sets or clears the presence of the full blocks of a sequence on a tier. Setting makes
+    /// room; a copy that is ready in the future is arriving until then.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; [`Error::Config`] if a block to clear is leased, busy or carries others
+    /// in a leaf-only scope, or the tier has no slots of ours. Nothing has changed then.
+    pub fn mark(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
+        self.open()?;
+        self.check_tier(mark.tier)?;
+        self.scopes.check(&mark.scope, mark.tokens)?;
+        let known = self.scopes.find(&mark.scope)?;
+        let now = self.tick(now);
+        if mark.present {
+            return self.mark_present(mark, now);
+        }
+        let Some(scope) = known else { return Ok(Vec::new()) };
+        let content = self.scopes.content(&mark.scope, 0, mark.tokens);
+        let mut path = Vec::new();
+        self.trie.walk(self.scopes.get(scope).root, &content, &mut path);
+        path.retain(|&block| self.residency(mark.tier, block).state != State::Absent);
+        for (at, &block) in path.iter().enumerate() {
+            self.check_clear(mark.tier, block, &path[at..])?;
+        }
+        let handles = path.iter().map(|&block| self.trie.handle(block)).collect();
+        for &block in path.iter().rev() {
+            self.drop_copy(mark.tier, block);
+            self.prune(block);
+        }
+        Ok(handles)
+    }
+
+    pub(super) fn check_tier(&self, tier: TierId) -> Result<()> {
+        if tier >= self.tiers.len() {
+            return Err(Error::config(format!(
+                "there is no tier {tier}, only {}",
+                self.tiers.len()
+            )));
+        }
+        if self.tiers[tier].spec.owner == Owner::Engine {
+            return Err(Error::config(format!(
+                "the engine owns the slots of tier '{}'",
+                self.tiers[tier].spec.kind.name()
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_clear(&self, tier: TierId, block: BlockId, cleared: &[BlockId]) -> Result<()> {
+        let here = self.residency(tier, block);
+        let handle = self.trie.handle(block).0;
+        let refs = self.nodes[block as usize].refs;
+        let moving = self.arriving.get(&(tier, block)).is_some_and(|a| !a.moves.is_empty());
+        if here.busy > 0 || moving || refs > 0 {
+            return Err(Error::config(format!(
+                "block {handle:#x} cannot be cleared: {refs} leases, {} moves",
+                here.busy
+            )));
+        }
+        let elsewhere = |block: BlockId| {
+            (0..self.tiers.len())
+                .filter(|&other| other != tier)
+                .try_fold(self.all_layers(), |left, other| {
+                    left.without(self.expected(other, block))
+                })
+        };
+        let last = elsewhere(block).is_none_or(|left| !left.is_empty());
+        let leaf_only = self.structure(block) == crate::block::Structure::LeafOnly;
+        let stays = |child: &BlockId| {
+            !cleared.contains(child) || elsewhere(*child) != Some(self.all_layers())
+        };
+        let below = self.trie.children(block).filter(stays).count();
+        if last && leaf_only && below > 0 {
+            return Err(Error::config(format!(
+                "block {handle:#x} cannot be cleared: {below} blocks stand behind it in a \
+                 leaf-only scope"
+            )));
+        }
+        Ok(())
+    }
+
+    fn mark_present(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
+        let size = self.block_tokens();
+        let full = mark.tokens.len() / size * size;
+        let mut path = Vec::new();
+        if let Some(scope) = self.scopes.find(&mark.scope)? {
+            let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]);
+            self.trie.walk(self.scopes.get(scope).root, &content, &mut path);
+        }
+        let absent = |block: &&BlockId| self.residency(mark.tier, **block).state == State::Absent;
+        let more = path.iter().filter(absent).count() + full / size - path.len();
+        let units = self.units(mark.tier, self.all_layers()) * more as u64;
+        let stay: Vec<_> = path.iter().map(|&block| (mark.tier, block)).collect();
+        self.pin(&path);
+        if let Err(error) = self.make_room(&[(mark.tier, units)], &stay, now) {
+            self.unpin(&path);
+            return Err(error);
+        }
+        self.scopes.intern(&mark.scope, 0, &mark.tokens[..full])?;
+        let scope = match self.scopes.find(&mark.scope)? {
+            Some(scope) => scope,
+            None => self.scopes.add(&mark.scope, self.settings.structure, &mut self.trie),
+        };
+        let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]).into_owned();
+        let pinned = path.len();
+        for tokens in content[pinned * size..].chunks_exact(size) {
+            let block = self.new_node(scope, path.last().copied(), tokens, now);
+            path.push(block);
+        }
+        for &block in &path {
+            if self.residency(mark.tier, block).state == State::Absent {
+                let all = self.all_layers();
+                self.place(mark.tier, block, (NO_SLOT, all), mark.ready, mark.first, now);
+            }
+            self.touch(block, now, false);
+        }
+        self.unpin(&path[..pinned]);
+        Ok(path.iter().map(|&block| self.trie.handle(block)).collect())
+    }
+
+    /// Puts layers of a block on a tier, into a given slot or the next free one.
+    pub(super) fn place(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        (slot, layers): (Slot, Layers),
+        ready: Option<Nanos>,
+        first: Option<Nanos>,
+        now: Nanos,
+    ) {
+        let slot = if slot == NO_SLOT { self.take_slots(tier, NO_SLOT, layers) } else { slot };
+        let ready = ready.filter(|&ready| ready > now);
+        let residency = self.residency_mut(tier, block);
+        residency.slot = slot;
+        if let Some(ready) = ready {
+            residency.state = State::Arriving;
+            let first = first.unwrap_or(ready).min(ready);
+            let arrival = Arrival {
+                target: layers,
+                moves: Vec::new(),
+                landed: Vec::new(),
+                first,
+                ready,
+                failed: false,
+            };
+            self.arriving.insert((tier, block), arrival);
+            self.marked.insert((ready, tier, block));
+        } else {
+            residency.state = State::Resident;
+            residency.have = layers;
+        }
+        self.presence_changed(tier, block);
+    }
+
+    /// A marked copy has become ready.
+    pub(super) fn settle_mark(&mut self, tier: TierId, block: BlockId) {
+        let marked = self.arriving.get(&(tier, block)).is_some_and(|a| a.moves.is_empty());
+        if marked {
+            self.settle(tier, block, self.clock.last());
+        }
+    }
+
+    /// Takes a quiet copy off a tier.
+    pub(super) fn drop_copy(&mut self, tier: TierId, block: BlockId) {
+        if let Some(arrival) = self.arriving.remove(&(tier, block)) {
+            self.marked.remove(&(arrival.ready, tier, block));
+            self.residency_mut(tier, block).have = arrival.target;
+        }
+        let here = self.residency(tier, block);
+        if here.slot == NO_SLOT {
+            return;
+        }
+        self.give_slots(tier, here.slot, here.have, true);
+        *self.residency_mut(tier, block) = crate::tier::Residency::default();
+        self.presence_changed(tier, block);
+    }
+}
