@@ -16,6 +16,7 @@ from kvtrie import (
     BlockManager,
     ClosedError,
     ConfigError,
+    Index,
     KvtrieError,
     ModelShape,
     Moves,
@@ -159,6 +160,7 @@ bad_tokens = st.one_of(
 )
 bad_now = negative | st.integers(min_value=2**63)
 bad_tier = out_of_range | st.integers(2, 300) | st.sampled_from(["tape", ""])
+garbage = st.binary(max_size=60)
 bad_slots = st.lists(negative | st.integers(min_value=2**32 - 1), min_size=1, max_size=3)
 bad_layer = negative | st.integers(min_value=LAYERS)
 half = negative | st.integers(min_value=2**16)
@@ -207,9 +209,9 @@ def calls(world, draw):
         "mark times": lambda: m.mark(tokens, 0, present=True, now=now, ready=5, first=6),
         "commit_many lease": lambda: m.commit_many([draw(unknown)], [1], now=now),
         "commit_many length": lambda: m.commit_many([], [1, 2], now=now),
-        "load_index tokens": lambda: m.load_index([(None, draw(bad_tokens), 0, 0, 1)], now=now),
-        "load_index parent": lambda: m.load_index([(5, tokens, 0, 0, 1)], now=now, tier=0),
-        "load_index slot": lambda: m.load_index([(None, tokens, draw(negative), 0, 1)], now=now),
+        "index label": lambda: m.load_index(Index([(draw(garbage), 0, 0, 1)]), now=now),
+        "index tier": lambda: m.index(draw(bad_tier), now=now),
+        "load_index tier": lambda: m.load_index(Index(), draw(bad_tier), now=now),
         "explain block": lambda: m.explain(draw(unknown), now=now),
         "explain tier": lambda: m.explain(0, now=now, tier=draw(bad_tier)),
         "cost layer": lambda: m.cost(draw(bad_layer), 0, 1, 0),

@@ -30,6 +30,7 @@ __all__ = [
     "Event",
     "Explanation",
     "Failed",
+    "Index",
     "Lease",
     "Match",
     "MatchedBlock",
@@ -55,7 +56,6 @@ _Ids: TypeAlias = int | Iterable[int] | NDArray[np.integer[Any]]
 _Kind: TypeAlias = Literal["gpu", "host", "disk", "remote"]
 _Tier: TypeAlias = int | _Kind
 _Block: TypeAlias = int | MatchedBlock
-_Row: TypeAlias = tuple[int | None, _Tokens, int, int, int]
 
 @type_check_only
 class _TierStats(TypedDict):
@@ -391,29 +391,45 @@ class BlockManager:
             now: the time.
         """
 
-    def load_index(
-        self,
-        rows: Iterable[_Row],
-        *,
-        now: int,
-        tier: _Tier | None = None,
-        scope: Scope | None = None,
-    ) -> int:
-        """Rebuilds what a tier held from the rows of its manifest.
+    def index(self, tier: _Tier | None = None, *, now: int) -> Index:
+        """What stands on a tier: with it a later manager finds the blocks again.
 
         Args:
-            rows: tuples (index of the parent's row or None, tokens of one block, slot, nanoseconds
-                since its last use, number of uses). Rows that cannot be used are left out: no full
-                block, a slot that is taken, a parent that was left out.
-            now: the time.
             tier: which tier; None is the last one.
-            scope: whose blocks.
+            now: the time; ages are counted from it.
+
+        Raises:
+            ConfigError: a tier with layer slots.
+        """
+
+    def load_index(self, index: Index, tier: _Tier | None = None, *, now: int) -> int:
+        """Rebuilds what a tier held.
+
+        Each row proves itself by the chain of keys from its scope to its block. Rows that cannot
+        be used are left out: of another model, behind a block that is not there, in a slot that
+        is taken, no full block, or a part of one where holes may not be.
+
+        Args:
+            index: what `index` gave, or what a store kept of it.
+            tier: which tier; None is the last one.
+            now: the time.
 
         Returns:
             How many blocks are there again.
 
         Raises:
-            ConfigError: a parent that stands behind its child, a tier with layer slots.
+            ConfigError: a tier with layer slots, or one whose slots the engine owns.
+        """
+
+    def flush(self, *, now: int) -> int:
+        """Copies to the next tier what stands nowhere below: before an end.
+
+        The youngest goes first, parents before their children, and nothing younger leaves for
+        it, so that a disk holds whole prefixes afterwards. Bytes move one tier at a time: carry
+        the moves out and flush again, once per tier. `Executor.flush` does that.
+
+        Returns:
+            How many moves began.
         """
 
     def explain(
@@ -797,6 +813,8 @@ class Moves:
         layer_hi: one behind the last layers.
         after: moves that must have completed before these start; 0 for none.
         tokens: tokens of the blocks that are valid: fewer than a block only for copies.
+        label: what a disk or remote tier keeps beside each block, `bytes`: with it a later
+            manager finds the block again. Empty unless that tier is the destination.
     """
 
     @property
@@ -827,6 +845,8 @@ class Moves:
     def after(self) -> NDArray[np.uint64]: ...
     @property
     def tokens(self) -> NDArray[np.uint32]: ...
+    @property
+    def label(self) -> list[bytes]: ...
     def by_layer(self, layer: int) -> Moves:
         """The moves that carry a layer, cut to it.
 
@@ -888,8 +908,51 @@ class Move:
     def after(self) -> int: ...
     @property
     def tokens(self) -> int: ...
+    @property
+    def label(self) -> bytes: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
+
+@final
+class Index:
+    """What stands on a tier, parents before their children, as columns of equal length.
+
+    Attributes:
+        key: content hashes of the blocks, `uint8[n, 32]`.
+        slot: their slots.
+        layer_lo: first layers that are there.
+        layer_hi: one behind the last layers.
+        age: nanoseconds since their last use.
+        uses: how often they were used.
+        session_blocks: blocks of their sessions; 0 for none.
+    """
+
+    def __new__(cls, rows: Iterable[tuple[bytes, int, int, int]] | None = None) -> Self:
+        """An index of given rows.
+
+        Args:
+            rows: tuples (label, slot, layer_lo, layer_hi), as iterating gives them.
+
+        Raises:
+            ConfigError: bytes that are no label, or a number that cannot be.
+        """
+
+    @property
+    def key(self) -> NDArray[np.uint8]: ...
+    @property
+    def slot(self) -> NDArray[np.uint32]: ...
+    @property
+    def layer_lo(self) -> NDArray[np.uint16]: ...
+    @property
+    def layer_hi(self) -> NDArray[np.uint16]: ...
+    @property
+    def age(self) -> NDArray[np.uint64]: ...
+    @property
+    def uses(self) -> NDArray[np.uint32]: ...
+    @property
+    def session_blocks(self) -> NDArray[np.uint32]: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[tuple[bytes, int, int, int]]: ...
 
 @final
 class Committed:

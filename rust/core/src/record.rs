@@ -8,7 +8,6 @@
 //! exactly what encoding gives. Cost: one hash of about `4 * block_tokens` bytes.
 
 use crate::block::{Structure, Token};
-use crate::error::{Error, Result};
 use crate::time::Nanos;
 
 /// The hash that names a block, or a scope, on storage and between machines.
@@ -91,19 +90,15 @@ impl Record {
     }
 
     /// The record as bytes: version `u8`, scope `u8` (0 none, 1 follows, 2 follows and is
-    /// leaf-only, 3 follows and may have holes), number of digests `u16`, number of tokens `u32`,
+    /// leaf-only, 3 follows and may have holes), zero `u16`, number of digests and of tokens `u32`,
     /// parent, tokens; per digest its offset and length `u32` and its bytes; then tenant and
     /// adapter, each behind its length `u32`. All little-endian.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for more than 65 535 digests in one block.
-    pub fn encode(&self) -> Result<Vec<u8>> {
-        let digests = u16::try_from(self.digests.len()).map_err(|_| {
-            Error::config(format!("{} digests in one block, at most 65535", self.digests.len()))
-        })?;
-        let mut out = Vec::with_capacity(40 + 4 * self.tokens.len());
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64 + 4 * self.tokens.len());
         out.extend([VERSION, self.scope.as_ref().map_or(0, |owner| form(owner.structure))]);
-        out.extend(digests.to_le_bytes());
+        out.extend([0; 2]);
+        out.extend(length(self.digests.len()));
         out.extend(length(self.tokens.len()));
         out.extend(self.parent);
         out.extend(self.tokens.iter().flat_map(|token| token.to_le_bytes()));
@@ -118,15 +113,15 @@ impl Record {
                 out.extend(part);
             }
         }
-        Ok(out)
+        out
     }
 
     /// What [`Record::encode`] gave; `None` for any other bytes.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;
-        let [version, scoped] = *take(&mut rest, 2)? else { return None };
-        let digests = u16::from_le_bytes(take(&mut rest, 2)?.try_into().ok()?);
+        let [version, scoped, 0, 0] = *take(&mut rest, 4)? else { return None };
+        let digests = number(&mut rest)?;
         let tokens = number(&mut rest)?;
         let parent = take(&mut rest, 32)?.try_into().ok()?;
         let tokens = take(&mut rest, tokens.checked_mul(4)?)?
@@ -163,16 +158,14 @@ impl Record {
 
 impl Label {
     /// The label as bytes: age `u64`, uses `u32`, session's blocks `u32`, then the record.
-    ///
-    /// # Errors
-    /// As [`Record::encode`].
-    pub fn encode(&self) -> Result<Vec<u8>> {
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
         let Standing { age, uses, session_blocks } = self.standing;
         let mut out = age.to_le_bytes().to_vec();
         out.extend(uses.to_le_bytes());
         out.extend(session_blocks.to_le_bytes());
-        out.extend(self.record.encode()?);
-        Ok(out)
+        out.extend(self.record.encode());
+        out
     }
 
     /// What [`Label::encode`] gave; `None` for any other bytes.
@@ -243,20 +236,20 @@ mod tests {
         fn decoding_gives_what_was_encoded(
             record in records(), age in any::<u64>(), uses in any::<u32>(),
         ) {
-            let bytes = record.encode().unwrap();
+            let bytes = record.encode();
             prop_assert_eq!(Record::decode(&bytes), Some(record.clone()));
             for cut in 0..bytes.len() {
                 prop_assert_eq!(Record::decode(&bytes[..cut]), None);
             }
             let standing = Standing { age, uses, session_blocks: !uses };
             let label = Label { record, standing };
-            prop_assert_eq!(Label::decode(&label.encode().unwrap()), Some(label));
+            prop_assert_eq!(Label::decode(&label.encode()), Some(label));
         }
 
         #[test]
         fn decoding_any_bytes_is_safe(bytes in prop::collection::vec(any::<u8>(), 0..99)) {
             if let Some(record) = Record::decode(&bytes) {
-                prop_assert_eq!(record.encode().unwrap(), bytes);
+                prop_assert_eq!(record.encode(), bytes);
             }
         }
 
@@ -291,6 +284,6 @@ mod tests {
     }
 
     fn hex(key: &super::Key) -> String {
-        key[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+        format!("{:08x}", u32::from_be_bytes([key[0], key[1], key[2], key[3]]))
     }
 }

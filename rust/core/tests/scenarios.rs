@@ -237,7 +237,7 @@ fn the_weights_of_forty_layers() {
 
 #[test]
 fn leaf_only_evicts_the_last_block_of_a_path_first() {
-    for policy in NAMES.iter().copied() {
+    for &policy in NAMES {
         let base = document(40, policy, vec![tier(Kind::Gpu, 5), tier(Kind::Host, 9)]);
         let mut rig = Rig::new(Settings { structure: Structure::LeafOnly, ..base });
         let prompt = conversation(1, 5);
@@ -252,7 +252,7 @@ fn leaf_only_evicts_the_last_block_of_a_path_first() {
 
 #[test]
 fn what_was_used_recently_stays_and_what_is_old_goes() {
-    for policy in NAMES.iter().copied() {
+    for &policy in NAMES {
         let mut rig = Rig::new(document(40, policy, vec![tier(Kind::Gpu, 4), tier(Kind::Host, 9)]));
         let (old, young) = (conversation(1, 2), conversation(2, 2));
         rig.serve_as(Some("old"), &old);

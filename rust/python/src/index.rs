@@ -1,32 +1,114 @@
-//! Rows of a tier's manifest.
+//! The index of a tier: rows with which a new manager finds its blocks again.
 //!
-//! Invariant: a row names its parent by an earlier row. Cost: one pass.
+//! Invariant: rows stay as they were given; whoever loads them proves each. Cost: one copy of a
+//! row per conversion.
 
+use kvtrie_core::block::Layers;
 use kvtrie_core::manager::Row;
+use kvtrie_core::record::Label;
+use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyIterator, PyList};
 
-use crate::number::{count, nanos, small};
-use crate::tokens::Tokens;
+use crate::error::bad;
+use crate::number::small;
 
-/// Reads tuples `(parent, tokens, slot, age, uses)`.
-pub(crate) fn rows(given: &Bound<'_, PyAny>) -> PyResult<Vec<Row>> {
-    type Fields<'py> = (
-        Option<Bound<'py, PyAny>>,
-        Bound<'py, PyAny>,
-        Bound<'py, PyAny>,
-        Bound<'py, PyAny>,
-        Bound<'py, PyAny>,
-    );
-    let mut rows = Vec::with_capacity(given.len().unwrap_or(0));
-    for row in given.try_iter()? {
-        let (parent, tokens, slot, age, uses): Fields<'_> = row?.extract()?;
-        rows.push(Row {
-            parent: parent.map(|parent| count(&parent, "parent")).transpose()?,
-            tokens: Tokens::new(&tokens)?.into_vec(),
-            slot: small(&slot, "slot", u32::MAX - 1)?,
-            age: nanos(&age, "age")?,
-            uses: small(&uses, "uses", u32::MAX)?,
-        });
+/// `(label, slot, layer_lo, layer_hi)`.
+type Fields<'py> = (Bound<'py, PyBytes>, u32, u16, u16);
+
+/// What stands on a tier, parents before their children.
+#[pyclass(frozen, module = "kvtrie")]
+pub(crate) struct Index {
+    pub(crate) rows: Vec<Row>,
+}
+
+impl From<Vec<Row>> for Index {
+    fn from(rows: Vec<Row>) -> Self {
+        Self { rows }
     }
-    Ok(rows)
+}
+
+impl Index {
+    fn column<'py, T: numpy::Element>(
+        &self,
+        py: Python<'py>,
+        of: impl Fn(&Row) -> T,
+    ) -> Bound<'py, PyArray1<T>> {
+        self.rows.iter().map(of).collect::<Vec<T>>().into_pyarray(py)
+    }
+}
+
+fn read(row: &Bound<'_, PyAny>) -> PyResult<Row> {
+    type Given<'py> =
+        (Bound<'py, PyBytes>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);
+    let (label, slot, lo, hi): Given<'_> = row
+        .extract()
+        .map_err(|_| bad("a row of an index is (label as bytes, slot, layer_lo, layer_hi)"))?;
+    let bytes = label.as_bytes();
+    let label = Label::decode(bytes)
+        .ok_or_else(|| bad(format!("{} bytes are no label of a block", bytes.len())))?;
+    let layers = Layers::new(small(&lo, "layer_lo", u16::MAX)?, small(&hi, "layer_hi", u16::MAX)?);
+    Ok(Row { label, slot: small(&slot, "slot", u32::MAX - 1)?, layers })
+}
+
+#[pymethods]
+impl Index {
+    /// Takes tuples `(label, slot, layer_lo, layer_hi)`.
+    #[new]
+    #[pyo3(signature = (rows=None))]
+    fn new(rows: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let Some(rows) = rows else { return Ok(Self::from(Vec::new())) };
+        rows.try_iter()?.map(|row| read(&row?)).collect::<PyResult<Vec<_>>>().map(Self::from)
+    }
+
+    #[getter]
+    fn key<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray2<u8>>> {
+        let keys: Vec<u8> = self.rows.iter().flat_map(|row| row.label.record.key()).collect();
+        keys.into_pyarray(py).reshape([self.rows.len(), 32])
+    }
+
+    #[getter]
+    fn slot<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
+        self.column(py, |row| row.slot)
+    }
+
+    #[getter]
+    fn layer_lo<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u16>> {
+        self.column(py, |row| row.layers.lo)
+    }
+
+    #[getter]
+    fn layer_hi<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u16>> {
+        self.column(py, |row| row.layers.hi)
+    }
+
+    #[getter]
+    fn age<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
+        self.column(py, |row| row.label.standing.age)
+    }
+
+    #[getter]
+    fn uses<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
+        self.column(py, |row| row.label.standing.uses)
+    }
+
+    #[getter]
+    fn session_blocks<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
+        self.column(py, |row| row.label.standing.session_blocks)
+    }
+
+    fn __len__(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        let rows = self.rows.iter().map(|row| {
+            (PyBytes::new(py, &row.label.encode()), row.slot, row.layers.lo, row.layers.hi)
+        });
+        PyList::new(py, rows.collect::<Vec<Fields<'_>>>())?.try_iter()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Index({} blocks)", self.rows.len())
+    }
 }

@@ -39,6 +39,8 @@ mod _kvtrie {
     #[pymodule_export]
     use crate::failed::Failed;
     #[pymodule_export]
+    use crate::index::Index;
+    #[pymodule_export]
     use crate::lease::Lease;
     #[pymodule_export]
     use crate::manager::BlockManager;

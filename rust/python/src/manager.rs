@@ -17,7 +17,7 @@ use crate::error::{bad, raise};
 use crate::event::Event;
 use crate::explanation::Explanation;
 use crate::failed::Failed;
-use crate::index;
+use crate::index::Index;
 use crate::lease::Lease;
 use crate::mark::times;
 use crate::matched::Match;
@@ -347,19 +347,35 @@ impl BlockManager {
         Ok(committed.into_iter().map(Committed::from).collect())
     }
 
-    /// Rebuilds what a tier held from the rows of its manifest; returns how many blocks are back.
-    #[pyo3(signature = (rows, *, now, tier=None, scope=None))]
+    /// What stands on a tier, for a manager after this one; None is the last tier.
+    #[pyo3(signature = (tier=None, *, now))]
+    fn index(
+        &self,
+        py: Python<'_>,
+        tier: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::now)] now: u64,
+    ) -> PyResult<Index> {
+        let tier = tier.map_or(Ok(self.shared.tiers() - 1), |tier| self.shared.tier(tier))?;
+        self.shared.long(py, |manager| manager.index(tier, now)).map(Index::from)
+    }
+
+    /// Rebuilds what a tier held; returns how many blocks are back.
+    #[pyo3(signature = (index, tier=None, *, now))]
     fn load_index(
         &self,
-        rows: &Bound<'_, PyAny>,
-        #[pyo3(from_py_with = number::now)] now: u64,
+        index: &Bound<'_, Index>,
         tier: Option<&Bound<'_, PyAny>>,
-        scope: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<usize> {
-        let (py, rows) = (rows.py(), index::rows(rows)?);
         let tier = tier.map_or(Ok(self.shared.tiers() - 1), |tier| self.shared.tier(tier))?;
-        let scope = crate::scope::scope(scope)?;
-        self.shared.long(py, |manager| manager.load_index(tier, &scope, &rows, now))
+        let rows = &index.get().rows;
+        self.shared.long(index.py(), |manager| manager.load_index(tier, rows, now))
+    }
+
+    /// Copies to the next tier what stands nowhere below; returns how many moves began.
+    #[pyo3(signature = (*, now))]
+    fn flush(&self, py: Python<'_>, #[pyo3(from_py_with = number::now)] now: u64) -> PyResult<u64> {
+        self.shared.long(py, |manager| manager.flush(now))
     }
 
     /// The price of a block, or of one layer of it, on a tier, and when it leaves.

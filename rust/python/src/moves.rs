@@ -31,6 +31,7 @@ struct Columns {
     layer_hi: Py<PyArray1<u16>>,
     after: Py<PyArray1<u64>>,
     tokens: Py<PyArray1<u32>>,
+    label: Py<PyList>,
 }
 
 /// Moves in topological order, as columns of equal length.
@@ -73,6 +74,8 @@ impl Moves {
                 layer_hi: self.column(py, |row| row.layer_hi),
                 after: self.column(py, |row| row.after),
                 tokens: self.column(py, |row| row.tokens),
+                label: PyList::new(py, self.rows.iter().map(|row| PyBytes::new(py, &row.label)))?
+                    .unbind(),
             })
         })
     }
@@ -148,6 +151,11 @@ impl Moves {
     #[getter]
     fn tokens(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u32>>> {
         Ok(self.columns(py)?.tokens.clone_ref(py))
+    }
+
+    #[getter]
+    fn label(&self, py: Python<'_>) -> PyResult<Py<PyList>> {
+        Ok(self.columns(py)?.label.clone_ref(py))
     }
 
     /// The moves that carry a layer, cut to it. Report them with `layers_done`.

@@ -154,33 +154,33 @@ impl Manager {
     /// would be a hole where none may be.
     fn find_row(
         &mut self,
-        whose: &Scope,
+        scope: &Scope,
         record: &Record,
         parent: Option<BlockId>,
         layers: Layers,
         now: Nanos,
     ) -> Option<(BlockId, bool)> {
+        let whole = layers == self.all_layers();
         let known = match parent {
             Some(parent) => Some(self.nodes[parent as usize].scope),
-            None => self.scopes.find(&Scope { structure: None, ..whose.clone() }).ok()?,
+            None => self.scopes.find(&Scope { structure: None, ..scope.clone() }).ok()?,
         };
-        let structure = known.map_or(whose.structure.unwrap_or(self.settings.structure), |scope| {
-            self.scopes.get(scope).structure
+        let structure = known.map_or(scope.structure.unwrap_or(self.settings.structure), |id| {
+            self.scopes.get(id).structure
         });
-        let whole = layers == self.all_layers();
         if structure == Structure::LeafOnly && !whole {
             return None;
         }
-        self.scopes.intern(whose, 0, &record.tokens).ok()?;
-        let scope = match known {
-            Some(scope) => scope,
-            None => self.scopes.add(whose, self.settings.structure, &mut self.trie),
+        self.scopes.intern(scope, 0, &record.tokens).ok()?;
+        let id = match known {
+            Some(id) => id,
+            None => self.scopes.add(scope, self.settings.structure, &mut self.trie),
         };
-        let content = self.scopes.content(whose, 0, &record.tokens).into_owned();
-        let root = self.scopes.get(scope).root;
+        let content = self.scopes.content(scope, 0, &record.tokens).into_owned();
+        let root = self.scopes.get(id).root;
         match self.trie.child(root, parent, &content) {
             Some(block) => Some((block, true)),
-            None => Some((self.new_node(scope, parent, &content, now), false)),
+            None => Some((self.new_node(id, parent, &content, now), false)),
         }
     }
 }

@@ -51,7 +51,7 @@ fn replay(settings: &Settings) -> (Vec<Move>, Vec<u8>) {
 #[test]
 fn the_same_calls_give_the_same_moves_byte_for_byte() {
     let mut seen = Vec::new();
-    for policy in NAMES.iter().copied() {
+    for &policy in NAMES {
         for structure in [Structure::LeafOnly, Structure::Holes] {
             let gpu = TierSpec { write: Write::Through, ..layered(Kind::Gpu, 12) };
             let tiers = vec![gpu, tier(Kind::Host, 14), tier(Kind::Disk, 16)];

@@ -38,6 +38,8 @@ pub(crate) struct Move {
     pub(super) after: u64,
     /// Tokens of the block that are valid.
     pub(super) tokens: u32,
+    /// What a disk or remote tier keeps beside the block; empty unless it is the destination.
+    pub(super) label: Vec<u8>,
 }
 
 impl From<&manager::Move> for Move {
@@ -62,6 +64,7 @@ impl From<&manager::Move> for Move {
             layer_hi: given.layers.hi,
             after: given.after,
             tokens: given.tokens,
+            label: given.label.as_ref().map(|label| label.encode()).unwrap_or_default(),
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Moves as bytes, for worker processes.
 //!
-//! All numbers are little-endian: the magic `kvtrmove`, version `u32` = 1, zero `u32`, count `u64`,
+//! All numbers are little-endian: the magic `kvtrmove`, version `u32` = 2, zero `u32`, count `u64`,
 //! then the columns one behind the other, without padding: id `u64`, kind `u8`, lease `u64`, block
 //! `u64`, key 32 bytes, src `u8`, dst `u8`, src slot `u32`, dst slot `u32`, group `u8`, layer lo
-//! `u16`, layer hi `u16`, after `u64`, tokens `u32`. Invariant: decoding what was encoded gives
+//! `u16`, layer hi `u16`, after `u64`, tokens `u32`, length of the label `u32`; then the labels.
+//! Invariant: decoding what was encoded gives
 //! equal moves; anything else is refused. Cost: one pass per column.
 
 use pyo3::PyResult;
@@ -12,9 +13,9 @@ use super::Move;
 use crate::error::bad;
 
 const MAGIC: &[u8; 8] = b"kvtrmove";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER: usize = 24;
-const ROW: usize = 8 * 4 + 32 + 4 * 3 + 2 * 2 + 4;
+const ROW: usize = 8 * 4 + 32 + 4 * 3 + 2 * 2 + 4 * 2;
 
 /// Moves as bytes.
 pub(super) fn encode(rows: &[Move]) -> Vec<u8> {
@@ -37,6 +38,9 @@ pub(super) fn encode(rows: &[Move]) -> Vec<u8> {
     out.extend(rows.iter().flat_map(|row| row.layer_hi.to_le_bytes()));
     out.extend(rows.iter().flat_map(|row| row.after.to_le_bytes()));
     out.extend(rows.iter().flat_map(|row| row.tokens.to_le_bytes()));
+    let length = |row: &Move| u32::try_from(row.label.len()).unwrap_or(u32::MAX);
+    out.extend(rows.iter().flat_map(|row| length(row).to_le_bytes()));
+    out.extend(rows.iter().flat_map(|row| row.label.iter().copied()));
     out
 }
 
@@ -54,9 +58,12 @@ pub(super) fn decode(data: &[u8]) -> PyResult<Vec<Move>> {
         return Err(refuse(&format!("their version is {version}, {VERSION} wanted")));
     }
     let count = u64::from_le_bytes(header.take());
-    if u64::try_from(body.len()).ok() != count.checked_mul(ROW as u64) {
-        return Err(refuse(&format!("{count} moves take {HEADER} + {count} * {ROW} bytes")));
-    }
+    let columns = usize::try_from(count).ok().and_then(|count| count.checked_mul(ROW));
+    let Some((body, mut labels)) = columns.and_then(|columns| body.split_at_checked(columns))
+    else {
+        return Err(refuse(&format!("{count} moves take {HEADER} + {count} * {ROW} and more")));
+    };
+    let count = body.len() / ROW;
     let mut body = Bytes(body);
     let empty = Move {
         id: 0,
@@ -73,8 +80,9 @@ pub(super) fn decode(data: &[u8]) -> PyResult<Vec<Move>> {
         layer_hi: 0,
         after: 0,
         tokens: 0,
+        label: Vec::new(),
     };
-    let mut rows = vec![empty; body.0.len() / ROW];
+    let mut rows = vec![empty; count];
     for row in &mut rows {
         row.id = u64::from_le_bytes(body.take());
     }
@@ -116,6 +124,16 @@ pub(super) fn decode(data: &[u8]) -> PyResult<Vec<Move>> {
     }
     for row in &mut rows {
         row.tokens = u32::from_le_bytes(body.take());
+    }
+    for row in &mut rows {
+        let length = u32::from_le_bytes(body.take()) as usize;
+        let label = labels.split_at_checked(length);
+        let (label, rest) = label.ok_or_else(|| refuse("the labels are cut short"))?;
+        row.label = label.to_vec();
+        labels = rest;
+    }
+    if !labels.is_empty() {
+        return Err(refuse(&format!("{} are left behind the labels", labels.len())));
     }
     let wrong = |row: &Move| row.id == 0 || row.kind > 2 || row.layer_lo >= row.layer_hi;
     match rows.iter().position(wrong) {
