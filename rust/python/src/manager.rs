@@ -241,7 +241,8 @@ impl BlockManager {
 
     /// Takes a report about moves; returns how many have ended well by it.
     #[pyo3(signature = (
-        ids, *, now, ok=true, layers_done=None, rank=0, error=None, hung=false
+        ids, *, now, ok=true, layers_done=None, rank=0, error=None, hung=false,
+        cancelled=false
     ))]
     #[expect(clippy::too_many_arguments, reason = "a report's details are keyword arguments")]
     fn complete(
@@ -253,13 +254,17 @@ impl BlockManager {
         #[pyo3(from_py_with = number::rank)] rank: u32,
         error: Option<&str>,
         hung: bool,
+        cancelled: bool,
     ) -> PyResult<usize> {
         let moves = numbers(ids, "id", u64::MAX)?;
-        if ok && (hung || error.is_some()) {
-            let what = if hung { "hung" } else { "error" };
+        let said = [(hung, "hung"), (cancelled, "cancelled"), (error.is_some(), "error")];
+        if let (true, Some((_, what))) = (ok, said.into_iter().find(|(given, _)| *given)) {
             return Err(bad(format!("'{what}' contradicts ok=True in a report of {ids}")));
         }
-        let outcome = Outcome { ok, layers_done, rank, hung, error };
+        if hung && cancelled {
+            return Err(bad(format!("what hangs has started: {ids} cannot be cancelled")));
+        }
+        let outcome = Outcome { ok, layers_done, rank, hung, cancelled, error };
         self.shared.call(ids.py(), |manager| manager.complete(&moves, &outcome, now))
     }
 

@@ -23,13 +23,15 @@ pub struct Outcome<'a> {
     pub rank: u32,
     /// A failed move that still runs: its slots stay out of use until it is reported again.
     pub hung: bool,
+    /// A failed move that never started: neither its source nor its destination is to blame.
+    pub cancelled: bool,
     /// Why it failed.
     pub error: Option<&'a str>,
 }
 
 impl Default for Outcome<'_> {
     fn default() -> Self {
-        Self { ok: true, layers_done: None, rank: 0, hung: false, error: None }
+        Self { ok: true, layers_done: None, rank: 0, hung: false, cancelled: false, error: None }
     }
 }
 
@@ -82,7 +84,7 @@ impl Manager {
                 }
             } else {
                 let reason = outcome.error.unwrap_or("the executor reported a failure").to_owned();
-                self.fail(id, &reason, now);
+                self.fail(id, &reason, !outcome.cancelled, now);
                 if !outcome.hung {
                     self.end_rank(id, outcome.rank, now);
                 }

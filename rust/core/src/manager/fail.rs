@@ -14,8 +14,9 @@ use super::moves::{End, Move, MoveKind};
 use super::own::OwnId;
 
 impl Manager {
-    /// A move will not bring what it should. Moves that depend on it fail with it.
-    pub(super) fn fail(&mut self, id: MoveId, reason: &str, now: Nanos) {
+    /// A move will not bring what it should. Moves that depend on it fail with it, without blame:
+    /// executors wait for `after`, so they never started.
+    pub(super) fn fail(&mut self, id: MoveId, reason: &str, blame: bool, now: Nanos) {
         // A move that depends on two may have failed with the other one.
         let Some(known) = self.moves.get_mut(&id).filter(|known| !known.failed) else { return };
         known.failed = true;
@@ -30,8 +31,7 @@ impl Manager {
             .map(|other| other.id)
             .collect();
         for dependent in dependents {
-            // It never started: executors wait for `after`.
-            self.fail(dependent, &format!("move {id} before it failed: {reason}"), now);
+            self.fail(dependent, &format!("move {id} before it failed: {reason}"), false, now);
             self.end_move(dependent, now);
         }
         let block = known.block.and_then(|handle| self.trie.resolve(handle));
@@ -42,9 +42,12 @@ impl Manager {
         }
         if let Some(block) = block {
             match known.kind {
-                MoveKind::Store => self.store_failed(&known, block, reason, now),
-                MoveKind::Load => self.load_failed(&known, block),
-                MoveKind::Copy => {}
+                MoveKind::Store => {
+                    self.nodes[block as usize].unwritable |= blame;
+                    self.store_failed(&known, block, reason, now);
+                }
+                MoveKind::Load if blame => self.load_failed(&known, block),
+                MoveKind::Load | MoveKind::Copy => {}
             }
         }
         self.replan(&known, reason, now);
@@ -55,9 +58,8 @@ impl Manager {
 
     /// The bytes of a source could not be delivered; it serves nobody until it is evicted.
     fn load_failed(&mut self, known: &Move, block: BlockId) {
-        let waited = known.deps.iter().any(|dep| self.moves.get(dep).is_none_or(|m| m.failed));
         let here = self.residency(known.src, block);
-        if known.from == End::Here && known.src > 0 && !waited && here.state == State::Resident {
+        if known.from == End::Here && known.src > 0 && here.state == State::Resident {
             self.residency_mut(known.src, block).state = State::Bad;
             self.refresh_on(known.src, block);
         }
@@ -65,7 +67,6 @@ impl Manager {
 
     /// The victim of a failed store stays where it was.
     fn store_failed(&mut self, known: &Move, block: BlockId, reason: &str, now: Nanos) {
-        self.nodes[block as usize].unwritable = true;
         let Some((tier, slot)) = known.leaves else { return };
         let promised = self.tiers[tier].space.undrain(slot);
         let mut back = self.can_return(tier, block, known.layers);

@@ -133,6 +133,37 @@ fn a_block_that_could_not_be_written_is_dropped_the_next_time() {
 }
 
 #[test]
+fn what_was_cancelled_is_tried_again() {
+    let mut rig = Rig::new(two(2, 4));
+    let old = tokens(1, 1);
+    rig.serve(&old);
+    rig.serve(&tokens(2, 1));
+    let cancelled = Outcome { ok: false, cancelled: true, ..Outcome::default() };
+    let id = rig.acquire(&tokens(3, 1));
+    let store = rig.hand_out()[0].id;
+    rig.report(&[store], &cancelled).unwrap();
+    rig.run();
+    rig.release(id);
+    for stem in 4..6 {
+        rig.serve(&tokens(stem, 1));
+    }
+    assert_eq!((rig.on(&old, GPU), rig.on(&old, HOST)), (vec![Layers::NONE], vec![ALL]));
+    let id = rig.acquire(&old);
+    let moves = rig.hand_out();
+    let load = moves.iter().find(|m| m.src == HOST).unwrap().id;
+    for store in moves.iter().filter(|m| m.src == GPU) {
+        rig.done(store.id);
+    }
+    rig.report(&[load], &cancelled).unwrap();
+    rig.release(id);
+    assert_eq!(rig.on(&old, HOST), [ALL], "the source is as good as before");
+    let id = rig.acquire(&old);
+    assert!(rig.hand_out().iter().any(|m| m.src == HOST), "and is loaded from again");
+    rig.run();
+    rig.release(id);
+}
+
+#[test]
 fn without_other_room_the_holder_keeps_the_slot_and_the_victim_is_lost() {
     let mut rig = Rig::new(two(1, 4));
     let (old, new) = (tokens(1, 1), tokens(2, 1));

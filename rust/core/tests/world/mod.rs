@@ -649,8 +649,11 @@ impl World {
         let ranks = self.manager.settings().ranks;
         if !ok && !was_hung {
             let hung = id.is_multiple_of(3);
-            self.count(if hung { "hung move" } else { "failed move" });
-            let outcome = Outcome { ok: false, hung, error: Some("EIO"), ..Outcome::default() };
+            let cancelled = !hung && id.is_multiple_of(5);
+            let what = if cancelled { "cancelled move" } else { "failed move" };
+            self.count(if hung { "hung move" } else { what });
+            let error = Some("EIO");
+            let outcome = Outcome { ok: false, hung, cancelled, error, ..Outcome::default() };
             self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
             self.after_failure();
             if hung {
