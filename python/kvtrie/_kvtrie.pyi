@@ -800,7 +800,7 @@ class Moves:
     Attributes:
         id: ids, never used twice.
         kind: 0 load (to a faster tier), 1 store (to a slower one), 2 copy (within the first).
-        lease: leases that asked for them; 0 for none.
+        lease: leases that asked for them, or the first that wait for them; 0 for none.
         block: handles of the blocks; 2**64 - 1 for a partial block.
         key: content hashes of the blocks, `uint8[n, 32]`. Zeros unless a disk or remote tier
             takes part.

@@ -49,13 +49,12 @@ class Shelf:
     def __init__(self):
         self.kept = {}
 
-    def write(self, key, slot, layer_lo, layer_hi, memory):  # noqa: ARG002
-        assert memory.shape[0] == layer_hi - layer_lo
-        for layer, unit in zip(range(layer_lo, layer_hi), memory, strict=True):
+    def write(self, key, slot, layers, memory, label):  # noqa: ARG002
+        for layer, unit in zip(range(*layers), memory, strict=True):
             self.kept[bytes(key), layer] = unit.clone()
 
-    def read(self, key, slot, layer_lo, layer_hi, memory):  # noqa: ARG002
-        for layer, unit in zip(range(layer_lo, layer_hi), memory, strict=True):
+    def read(self, key, slot, layers, memory):  # noqa: ARG002
+        for layer, unit in zip(range(*layers), memory, strict=True):
             unit.copy_(self.kept[bytes(key), layer])
 
 

@@ -19,32 +19,48 @@ if TYPE_CHECKING:
 
     import torch
 
+    from kvtrie import Index
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
-__all__ = ["Pool", "Storage", "gpu_pool", "host_pool", "open_pools"]
+__all__ = ["Lasting", "Pool", "Storage", "gpu_pool", "host_pool", "open_pools"]
 
 
 @runtime_checkable
 class Storage(Protocol):
     """A tier without memory of its own that a kernel could read: disk, remote.
 
-    `memory` is always a view into a pool, `(layer_hi - layer_lo, bytes of one layer)` of uint8:
+    `memory` is always a view into a pool, `(hi - lo, bytes of one layer)` of uint8:
     reads go into it, writes come out of it, and nobody keeps it after the call. Calls come from
     several threads at once, never two at a time for one slot. An error is any exception; the
     move then counts as failed.
     """
 
-    def read(
-        self, key: bytes, slot: int, layer_lo: int, layer_hi: int, memory: torch.Tensor
-    ) -> None:
-        """Fill `memory` with layers `[layer_lo, layer_hi)` of the block `key` stored at `slot`."""
+    def read(self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor) -> None:
+        """Fill `memory` with layers `[lo, hi)` of the block `key` stored at `slot`."""
         ...
 
     def write(
-        self, key: bytes, slot: int, layer_lo: int, layer_hi: int, memory: torch.Tensor
+        self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor, label: bytes
     ) -> None:
-        """Store layers `[layer_lo, layer_hi)` of the block `key` from `memory` at `slot`."""
+        """Store layers `[lo, hi)` of the block `key` from `memory` at `slot`.
+
+        `label` is what a later manager needs to find the block again; a storage that outlives
+        the process keeps it beside the block, another one may ignore it.
+        """
+        ...
+
+
+@runtime_checkable
+class Lasting(Storage, Protocol):
+    """A storage whose blocks are found again by a later process."""
+
+    def recall(self) -> Index:
+        """What was kept and is still there, for `BlockManager.load_index`."""
+        ...
+
+    def keep(self, index: Index) -> None:
+        """Write down that exactly the blocks of `index` stand here, with their ages and uses."""
         ...
 
 

@@ -2,7 +2,8 @@
 
 Invariants: a move starts only after its `after` has ended well; every move handed out is reported
 exactly once as done or failed; what still runs when it is reported failed is reported again when
-it ends, and its slots stay untouched until then.
+it ends, and its slots stay untouched until then; nobody waits for a device that hangs longer than
+the deadline.
 Cost: one lock, held for bookkeeping and calls into the manager (microseconds), never for a copy.
 """
 
@@ -10,31 +11,53 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.tiers import Pool
+from kvtrie.tiers import Lasting, Pool
 from kvtrie.transfer.job import Job, group
+from kvtrie.transfer.queue import Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from types import TracebackType
     from typing import Self
 
     from kvtrie import BlockManager, Lease
     from kvtrie.tiers import Storage
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "Progress"]
 
 _NS = 1_000_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far some moves are, as `Executor` tells it.
+
+    Attributes:
+        ids: the moves, which are equally far.
+        layers_done: layers that are copied, the first ones of each.
+        layers: layers of each move.
+        error: why they failed; None while all is well.
+        pending: moves of the executor that have not ended.
+    """
+
+    ids: tuple[int, ...]
+    layers_done: int
+    layers: int
+    error: str | None
+    pending: int
+
+
 class Executor:
     """Runs the moves of one manager.
+
+    What leases wait for comes first, then loads that nobody waits for, then stores.
 
     With `workers=0` there are no threads: `wait` and `drain` copy in the calling thread, in the
     manager's order, which makes a run repeatable.
@@ -44,10 +67,13 @@ class Executor:
         pools: a `Pool` or a `Storage` per tier, in the manager's order: what `open_pools` gave,
             with the places of disk and remote tiers filled in.
         workers: threads; on a GPU each has a copy stream of its own.
-        deadline_s: seconds that a job may run before its moves are reported failed.
+        deadline_s: seconds that a job may run before its moves are reported failed; what it
+            holds stays out of use until it ends. While all workers hang, nothing else starts and
+            what waits is cancelled. None waits for ever.
         clock: nanoseconds, monotone; also the `now` of every report.
         layers_per_report: layers that are copied between two reports of progress.
         moves_per_job: the most moves that are copied and reported together.
+        progress: called from the worker's thread whenever moves get further, end or fail.
 
     Raises:
         ConfigError: pools that do not match the manager's tiers, or numbers that cannot be.
@@ -63,6 +89,7 @@ class Executor:
         clock: Callable[[], int] = time.monotonic_ns,
         layers_per_report: int = 8,
         moves_per_job: int = 64,
+        progress: Callable[[Progress], None] | None = None,
     ) -> None:
         given = [pool for pool in pools if pool is not None]
         if len(given) != len(manager.tiers):
@@ -78,8 +105,8 @@ class Executor:
         self._layers_per_report = layers_per_report
         self._moves_per_job = moves_per_job
         self._changed = threading.Condition()
-        self._ready: deque[Job] = deque()
-        self._blocked: dict[int, list[Job]] = {}
+        self._tell = progress
+        self._queue = Queue()
         self._pending: set[int] = set()
         self._running: list[Job] = []
         self._closed = False
@@ -132,23 +159,67 @@ class Executor:
         """Block until every move, also those that others cause by ending, has ended."""
         self._until(lambda: not self._pending, "moves are left that nobody can carry out")
 
-    def close(self) -> None:
-        """Fail the moves that have not started, let the running ones end, join the threads.
+    def cancel(self, ids: Collection[int] | None = None) -> int:
+        """Fail moves that have not started, which blames nobody: they can be asked for again.
 
-        Closing twice does nothing.
+        Args:
+            ids: which moves; None means all. Those that run, have ended or are unknown are left
+                alone.
+
+        Returns:
+            How many moves will not run, those that waited for them included.
+        """
+        with self._changed:
+            return self._cancel(ids, "cancelled")
+
+    def flush(self) -> None:
+        """Copy down what stands only above, as far as there is room, and wait for it.
+
+        Afterwards a tier that outlives the process holds whole prefixes; see `save`.
+        """
+        for _ in self.pools:
+            self.drain()
+            if not self.manager.flush(now=self.clock()):
+                break
+        self.drain()
+
+    def save(self) -> None:
+        """Flush, and let every lasting tier write down what it holds now, with ages and uses."""
+        self.flush()
+        for tier, pool in enumerate(self.pools):
+            if isinstance(pool, Lasting):
+                pool.keep(self.manager.index(tier, now=self.clock()))
+
+    def restore(self) -> int:
+        """Find again what lasting tiers kept; before the first request.
+
+        Returns:
+            How many blocks are there again.
+        """
+        now = self.clock()
+        return sum(
+            self.manager.load_index(pool.recall(), tier, now=now)
+            for tier, pool in enumerate(self.pools)
+            if isinstance(pool, Lasting)
+        )
+
+    def close(self) -> None:
+        """Cancel the moves that have not started, let the running ones end, join the threads.
+
+        A thread that hangs beyond the deadline is left behind. Closing twice does nothing.
         """
         with self._changed:
             if not self._closed:
                 self._closed = True
-                left = [*self._ready, *(job for jobs in self._blocked.values() for job in jobs)]
-                self._ready.clear()
-                self._blocked.clear()
-                for job in left:
-                    self._pending.difference_update(job.ids)
-                    self._report(job, error="the executor was closed before the move started")
+                self._cancel(None, "the executor was closed before the move started")
                 self._changed.notify_all()
+            while any(not job.failed for job in self._running):
+                self._changed.wait(self._patience())
+                self._expire()
+            hanging = {job.worker for job in self._running}
         for thread in self._threads:
-            thread.join()
+            if thread not in hanging:
+                thread.join()
 
     def _until(self, done: Callable[[], bool], stuck: str) -> None:
         while True:
@@ -156,7 +227,7 @@ class Executor:
                 self._poll()
                 if done():
                     return
-                job = self._next() if not self._threads else None
+                job = self._next(None) if not self._threads else None
                 if job is None:
                     if not self._pending:
                         raise TransferError(stuck)
@@ -180,32 +251,30 @@ class Executor:
         event = self._compute.record_event() if self._compute is not None else None
         for job in group(moves, self.pools, self._pending, self._moves_per_job):
             job.event = event
-            if job.after:
-                self._blocked.setdefault(job.after, []).append(job)
-            else:
-                self._ready.append(job)
+            self._queue.add(job)
         self._changed.notify_all()
 
-    def _next(self) -> Job | None:
-        if not self._ready:
-            return None
-        job = self._ready.popleft()
-        job.started_ns = self.clock()
-        self._running.append(job)
+    def _next(self, worker: threading.Thread | None) -> Job | None:
+        job = self._queue.pop()
+        if job is not None:
+            job.started_ns = self.clock()
+            job.worker = worker
+            self._running.append(job)
         return job
 
     def _work(self) -> None:
         compute = self._compute
         stream = None if compute is None else torch.cuda.Stream(compute.device)
+        worker = threading.current_thread()
         while True:
             with self._changed:
-                job = self._next()
+                job = self._next(worker)
                 while job is None:
                     if self._closed or self._broken is not None:
                         return
                     self._changed.wait(self._patience())
                     self._expire()
-                    job = self._next()
+                    job = self._next(worker)
             self._carry_out(job, stream)
 
     def _carry_out(self, job: Job, stream: torch.cuda.Stream | None) -> None:
@@ -225,31 +294,38 @@ class Executor:
 
     def _progress(self, job: Job, layers_done: int) -> None:
         with self._changed:
-            if not job.failed:
-                self._report(job, layers_done=layers_done)
+            late = job.failed
+            if not late:
+                self._report(job.ids, layers_done=layers_done)
                 self._changed.notify_all()
+        if not late:
+            self._told(job, layers_done, None)
 
     def _end(self, job: Job, error: str | None) -> None:
         with self._changed:
             self._running.remove(job)
             self._pending.difference_update(job.ids)
             late = job.failed
-            self._report(job, error="the move ended past its deadline" if late else error)
-            for ident in job.ids:
-                self._release(ident, ok=error is None and not late)
+            self._report(job.ids, error="the move ended past its deadline" if late else error)
+            self._release(job.ids, ok=error is None and not late)
             if not self._closed and self._broken is None:
                 self._take()
             self._changed.notify_all()
+        if not late:
+            self._told(job, job.layers[1] - job.layers[0] if error is None else 0, error)
 
-    def _release(self, ident: int, *, ok: bool) -> None:
-        """Start what waited for a move that ended well; forget what waited for a failed one."""
-        for job in self._blocked.pop(ident, ()):
-            if ok:
-                self._ready.append(job)
-                continue
-            self._pending.difference_update(job.ids)  # the manager has failed these already
-            for child in job.ids:
-                self._release(child, ok=False)
+    def _release(self, ids: Collection[int], *, ok: bool) -> None:
+        """Start what waited for moves that ended well; forget what waited for failed ones."""
+        for ident in ids:
+            self._pending.difference_update(self._queue.ended(ident, ok=ok))
+
+    def _cancel(self, ids: Collection[int] | None, why: str) -> int:
+        gone, with_them = self._queue.cancel(ids)
+        if gone:
+            self._pending.difference_update(gone, with_them)
+            self._report(gone, error=why, cancelled=True)
+            self._changed.notify_all()
+        return len(gone) + len(with_them)
 
     def _expire(self) -> None:
         if self._deadline_ns is None:
@@ -260,10 +336,11 @@ class Executor:
             if job.failed or started is None or now - started < self._deadline_ns:
                 continue
             job.failed = True
-            self._report(job, error=f"no end after {(now - started) / _NS:.3f} s", hung=True)
-            for ident in job.ids:
-                self._release(ident, ok=False)
+            self._report(job.ids, error=f"no end after {(now - started) / _NS:.3f} s", hung=True)
+            self._release(job.ids, ok=False)
             self._changed.notify_all()
+        if self._threads and sum(job.failed for job in self._running) == len(self._threads):
+            self._cancel(None, "every worker hangs")
 
     def _patience(self) -> float | None:
         """Seconds until the next deadline; None to wait for news alone."""
@@ -274,21 +351,37 @@ class Executor:
 
     def _report(
         self,
-        job: Job,
+        ids: Sequence[int],
         *,
         layers_done: int | None = None,
         error: str | None = None,
         hung: bool = False,
+        cancelled: bool = False,
     ) -> None:
         try:
             self.manager.complete(
-                job.ids,
+                ids,
                 now=self.clock(),
                 ok=error is None,
                 layers_done=layers_done,
                 error=error,
                 hung=hung,
+                cancelled=cancelled,
             )
         except Exception as broken:  # noqa: BLE001 - told to whoever waits, also across threads
-            self._broken = broken
-            self._changed.notify_all()
+            self._break(broken)
+
+    def _told(self, job: Job, layers_done: int, error: str | None) -> None:
+        """Tell the caller, outside the lock: what it does with the news is its own time."""
+        if self._tell is None:
+            return
+        layers = job.layers[1] - job.layers[0]
+        try:
+            self._tell(Progress(tuple(job.ids), layers_done, layers, error, len(self._pending)))
+        except Exception as broken:  # noqa: BLE001 - as above
+            with self._changed:
+                self._break(broken)
+
+    def _break(self, broken: BaseException) -> None:
+        self._broken = broken
+        self._changed.notify_all()

@@ -4,7 +4,7 @@
 //! which it names as `after`. Invariant: the queue is in topological order, and an endpoint is
 //! busy until its move has ended. Cost: O(log moves) each.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ pub struct Move {
     pub id: MoveId,
     /// What it is for.
     pub kind: MoveKind,
-    /// The lease that asked for it; 0 if none did.
+    /// The lease that asked for it, or the first one that waits for it; 0 if none does.
     pub lease: LeaseId,
     /// The block; `None` for a partial one, which is not in the trie.
     pub block: Option<Handle>,
@@ -123,6 +123,17 @@ impl Manager {
             })?;
             known.issued = true;
             out.push(known.clone());
+        }
+        if out.iter().any(|handed| handed.lease == 0) {
+            let mut awaited: BTreeMap<MoveId, LeaseId> = BTreeMap::new();
+            for &lease in self.leases.keys() {
+                for id in self.awaits(lease)? {
+                    awaited.entry(id).or_insert(lease);
+                }
+            }
+            for handed in out.iter_mut().filter(|handed| handed.lease == 0) {
+                handed.lease = awaited.get(&handed.id).copied().unwrap_or(0);
+            }
         }
         Ok(out)
     }

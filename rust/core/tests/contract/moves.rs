@@ -3,13 +3,26 @@
 use std::collections::BTreeSet;
 
 use kvtrie_core::block::MoveId;
-use kvtrie_core::manager::{Move, MoveKind, Outcome, Settings};
+use kvtrie_core::manager::{Manager, Move, MoveKind, Outcome, Settings};
 use kvtrie_core::tier::Kind;
 
 use crate::rig::{ALL, DISK, GPU, HOST, Rig, settings, tier, tokens};
 
 fn three(gpu: u32, host: u32, disk: u32) -> Settings {
     settings(vec![tier(Kind::Gpu, gpu), tier(Kind::Host, host), tier(Kind::Disk, disk)])
+}
+
+#[test]
+fn a_store_names_the_lease_that_waits_for_its_slot() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 1), tier(Kind::Host, 4)]));
+    rig.serve(&tokens(1, 1));
+    let id = rig.acquire(&tokens(2, 1));
+    let leases: Vec<_> = rig.hand_out().iter().map(|m| (m.kind, m.lease)).collect();
+    assert_eq!(leases, [(MoveKind::Store, id)]);
+    rig.run();
+    rig.release(id);
+    rig.call(Manager::flush).unwrap();
+    assert!(rig.hand_out().iter().all(|m| m.lease == 0), "nobody waits for a flush");
 }
 
 #[test]

@@ -14,7 +14,7 @@ pub(crate) struct Move {
     pub(super) id: u64,
     /// 0 load (towards a faster tier), 1 store (towards a slower one), 2 copy (within the first).
     pub(super) kind: u8,
-    /// The lease that asked for it; 0 if none did.
+    /// The lease that asked for it or waits for it; 0 if none does.
     pub(super) lease: u64,
     /// Handle of the block; 2**64 - 1 for a partial one.
     pub(super) block: u64,
