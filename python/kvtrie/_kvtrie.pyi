@@ -10,7 +10,9 @@ message has the numbers), `ClosedError` once the manager is closed, `InvariantEr
 broken. A call that raises has changed nothing.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, final, type_check_only
 
@@ -27,9 +29,11 @@ __all__ = [
     "BlockManager",
     "Committed",
     "Copy",
+    "DiskStore",
     "Event",
     "Explanation",
     "Failed",
+    "Faults",
     "Index",
     "Lease",
     "Match",
@@ -290,6 +294,7 @@ class BlockManager:
         rank: int = 0,
         error: str | None = None,
         hung: bool = False,
+        cancelled: bool = False,
     ) -> int:
         """Takes a report about moves: only from then on do their copies count.
 
@@ -306,6 +311,7 @@ class BlockManager:
             error: why they failed.
             hung: they failed but still run, so their slots stay out of use until they are
                 reported once more, then with `ok=False, hung=False`.
+            cancelled: they failed and never started: neither source nor destination is to blame.
 
         Returns:
             How many moves have ended well by this report, on all ranks.
@@ -912,6 +918,150 @@ class Move:
     def label(self) -> bytes: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
+
+@final
+class DiskStore:
+    """The files of one store, as `kvtrie.tiers.disk.DiskStorage` uses them.
+
+    Calls leave the interpreter to other threads while files are read and written.
+
+    Attributes:
+        folder: its own folder.
+        read_only: whether it may not write: another process does, or the folder forbids it.
+        about: what its KV means, as JSON.
+        layers: layers of a block.
+        layer_bytes: bytes of one layer of a block.
+        block_tokens: tokens of a block.
+        slots: how many blocks it may hold.
+        slot_bytes: bytes that a block takes on disk.
+        disk_bytes: bytes that its files take now.
+    """
+
+    def __new__(
+        cls,
+        folder: str | PathLike[str],
+        *,
+        identity: bytes,
+        about: str,
+        layers: int,
+        layer_bytes: int,
+        block_tokens: int,
+        blocks: int,
+        durability: str = "flush",
+        faults: Faults | None = None,
+    ) -> Self: ...
+    @staticmethod
+    def inspect(folder: str | PathLike[str]) -> DiskStore:
+        """Opens the store whose own folder this is, as its manifest describes it."""
+
+    @staticmethod
+    def stores(folder: str | PathLike[str]) -> list[tuple[Path, str | None]]:
+        """The stores in a folder: each one's own folder, and why it cannot be read if so."""
+
+    @staticmethod
+    def blocks_in(budget: int, layers: int, layer_bytes: int, block_tokens: int) -> int:
+        """How many blocks fit into a budget in bytes, all files counted."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def read_only(self) -> bool: ...
+    @property
+    def about(self) -> str: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def layer_bytes(self) -> int: ...
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def disk_bytes(self) -> int: ...
+    def read(
+        self, key: bytes, slot: int, layers: tuple[int, int], memory: NDArray[np.uint8]
+    ) -> None:
+        """Reads layers of a block into `memory`, `uint8[layers, layer_bytes]`, and proves them."""
+
+    def write(
+        self,
+        key: bytes,
+        slot: int,
+        layers: tuple[int, int],
+        memory: NDArray[np.uint8],
+        label: bytes,
+        wall: int,
+    ) -> None:
+        """Writes layers of a block from `memory`; `wall` is the wall clock in nanoseconds."""
+
+    def index(self, wall: int) -> Index:
+        """What is here, with ages as of `wall`."""
+
+    def save(self, index: Index, wall: int) -> None:
+        """Keeps exactly the blocks of an index; every other slot is free afterwards."""
+
+    def blocks(self, wall: int) -> list[tuple[int, bytes, int, int, int, int, bool]]:
+        """Every block as a row for people.
+
+        Returns:
+            Slot, key, first layer, one behind the last, nanoseconds since the last use, uses, and
+            whether all blocks before it are there too.
+        """
+
+    def verify(
+        self, progress: Callable[[int, int], object] | None = None
+    ) -> list[tuple[int, bytes, str]]:
+        """Reads and proves every block, and removes what is damaged where it may write.
+
+        Args:
+            progress: told how many of how many blocks are done.
+
+        Returns:
+            Slot, key and reason of each block that could not be proved.
+        """
+
+    def gc(self) -> int:
+        """Gives back what free slots and dead entries take; returns how many bytes."""
+
+    def remove(self, slot: int) -> None:
+        """Frees a slot."""
+
+    def sync(self) -> None:
+        """Makes everything that was written durable."""
+
+    def reasons(self) -> list[str]:
+        """Takes the reasons for which blocks were skipped or removed since the last call."""
+
+    def close(self) -> None:
+        """Writes what is still in memory and gives the lock back. Closing twice does nothing."""
+
+@final
+class Faults:
+    """A device that fails as it is told, for tests of `DiskStore`.
+
+    Kinds: read, write, sync (`EIO`), short-read, short-write, no-space, denied.
+    """
+
+    def __new__(cls, seed: int = 0) -> Self: ...
+    def inject(self, kind: str, *, per_mille: int | None = None, after: int | None = None) -> None:
+        """Lets a kind come: in so many of a thousand calls, or once behind `after` calls."""
+
+    def heal(self) -> None:
+        """Works without faults from now on."""
+
+    def injected(self, kind: str) -> int:
+        """How many faults of a kind came."""
+
+    def close_gate(self, calls: Sequence[str]) -> None:
+        """Stops these kinds of calls (read, write, sync) until the gate is opened."""
+
+    def open_gate(self) -> None:
+        """Lets the stopped calls go on."""
+
+    def wait_for(self, hanging: int) -> None:
+        """Returns when at least so many calls are stopped."""
 
 @final
 class Index:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from kvtrie._kvtrie import DiskStore
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Tier:
         kind: "gpu", "host", "disk" or "remote".
         blocks: room in blocks; give either this or `bytes`.
         bytes: room in bytes, rounded down to whole blocks.
-        path: where a tier of files keeps them; the core does not read it.
+        path: the folder in which a disk tier keeps its files; the core does not read it.
         owner: who hands out slots: "kvtrie"; "engine" for the first tier of an engine with a pool
             of its own, which names its slots by `Lease.bind`; "none" where there are no bytes.
         write: when blocks are copied to the next tier: "back" when they are evicted or ahead of
@@ -87,6 +88,8 @@ class Tier:
             can leave.
         policy: this tier's policy; None takes the manager's.
         layout: how its bytes lie; None takes kvtrie's own. The core does not read it.
+        durability: what a block on disk survives: "none" a clean close, "flush" the death of the
+            process, "fsync" the loss of power. The core does not read it.
 
     Raises:
         ConfigError: no room or room stated twice, an unknown word, a number that cannot be.
@@ -107,12 +110,14 @@ class Tier:
     layer_slots: bool = False
     policy: str | None = None
     layout: Layout | None = None
+    durability: Literal["none", "flush", "fsync"] = "flush"
 
     def __post_init__(self) -> None:
         words = {
             "kind": (self.kind, tuple(_SPEED)),
             "owner": (self.owner, ("kvtrie", "engine", "none")),
             "write": (self.write, ("back", "through", "never")),
+            "durability": (self.durability, ("none", "flush", "fsync")),
         }
         for name, (word, known) in words.items():
             if word not in known:
@@ -144,7 +149,7 @@ class Tier:
         return read, store
 
     def room(self, model: ModelShape, block_tokens: int) -> int:
-        """Room in blocks for the KV of a model.
+        """Room in blocks for the KV of a model; on a disk with a path, all files counted.
 
         Raises:
             ConfigError: `bytes` does not hold a single block, or holds too many.
@@ -153,6 +158,9 @@ class Tier:
             return self.blocks
         size = model.block_bytes(block_tokens)
         blocks = (self.bytes or 0) // size
+        if self.kind == "disk" and self.path is not None:
+            layer = model.layer_bytes(block_tokens)
+            blocks = DiskStore.blocks_in(self.bytes or 0, model.layers, layer, block_tokens)
         if not 1 <= blocks <= _MOST_BLOCKS:
             raise ConfigError(
                 f"tier {self.kind!r} has {self.bytes} bytes, which is {blocks} blocks of {size}: "

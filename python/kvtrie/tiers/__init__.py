@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvtrie.errors import ConfigError
+from kvtrie.tiers.disk import DiskStorage
 from kvtrie.tiers.gpu import gpu_pool
 from kvtrie.tiers.host import host_pool
 from kvtrie.tiers.pool import Pool
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
-__all__ = ["Lasting", "Pool", "Storage", "gpu_pool", "host_pool", "open_pools"]
+__all__ = ["DiskStorage", "Lasting", "Pool", "Storage", "gpu_pool", "host_pool", "open_pools"]
 
 
 @runtime_checkable
@@ -66,8 +67,8 @@ class Lasting(Storage, Protocol):
 
 def open_pools(
     model: ModelShape, tiers: Sequence[Tier], block_tokens: int
-) -> tuple[Pool | None, ...]:
-    """The memory of every `gpu` and `host` tier that kvtrie owns, None for the others.
+) -> tuple[Pool | Storage | None, ...]:
+    """What kvtrie keeps bytes in: memory for `gpu` and `host`, files for a `disk` with a path.
 
     Args:
         model: the shape whose KV is kept.
@@ -75,15 +76,17 @@ def open_pools(
         block_tokens: tokens per block, as the manager has it.
 
     Returns:
-        One entry per tier: what `Executor` takes as its `pools`, once the entries of tiers with
-        storage of their own are filled in.
+        One entry per tier, None where an engine or nobody owns the bytes or they lie elsewhere:
+        what `Executor` takes as its `pools`, once the storages of the user's own are filled in.
 
     Raises:
         ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`.
     """
-    pools: list[Pool | None] = []
+    pools: list[Pool | Storage | None] = []
     for tier in tiers:
-        if tier.owner != "kvtrie" or tier.kind in ("disk", "remote"):
+        if tier.owner == "kvtrie" and tier.kind == "disk" and tier.path is not None:
+            pools.append(DiskStorage.of_tier(model, tier, block_tokens))
+        elif tier.owner != "kvtrie" or tier.kind in ("disk", "remote"):
             pools.append(None)
         elif tier.kind == "gpu":
             pools.append(gpu_pool(model, tier, block_tokens))

@@ -10,6 +10,7 @@ pyo3::import_exception!(kvtrie.errors, ClosedError);
 pyo3::import_exception!(kvtrie.errors, ConfigError);
 pyo3::import_exception!(kvtrie.errors, InvariantError);
 pyo3::import_exception!(kvtrie.errors, NoSpaceError);
+pyo3::import_exception!(kvtrie.errors, TransferError);
 
 /// The exception for an error of the core.
 pub(crate) fn raise(error: Error) -> PyErr {

@@ -5,10 +5,12 @@
 
 mod arrays;
 mod committed;
+mod disk;
 mod error;
 mod event;
 mod explanation;
 mod failed;
+mod faults;
 mod index;
 mod lease;
 mod manager;
@@ -33,11 +35,15 @@ mod _kvtrie {
     #[pymodule_export]
     use crate::committed::Committed;
     #[pymodule_export]
+    use crate::disk::DiskStore;
+    #[pymodule_export]
     use crate::event::Event;
     #[pymodule_export]
     use crate::explanation::Explanation;
     #[pymodule_export]
     use crate::failed::Failed;
+    #[pymodule_export]
+    use crate::faults::Faults;
     #[pymodule_export]
     use crate::index::Index;
     #[pymodule_export]

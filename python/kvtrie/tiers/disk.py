@@ -1,0 +1,184 @@
+"""The storage of the `disk` tier: blocks in the files of a folder, found again by later processes.
+
+What lies where is in `docs/design/disk.md`. Every layer is proved on every read: a damaged, cut or
+foreign file is a miss with a logged reason and is removed, never a hit.
+Invariant: KV of another model, layout, block size or rank is not found. One process writes to a
+store; the next one reads only, and says so.
+Cost: a read or write is one call that leaves the interpreter to other threads and copies nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kvtrie._kvtrie import DiskStore
+from kvtrie.errors import ConfigError, TransferError
+from kvtrie.tiers.pool import default_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Literal, Self
+
+    import torch
+
+    from kvtrie import Index
+    from kvtrie._kvtrie import Faults
+    from kvtrie.layout import Layout
+    from kvtrie.shape import ModelShape
+    from kvtrie.tier import Tier
+
+__all__ = ["DiskStorage"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class DiskStorage:
+    """The files of a `disk` tier.
+
+    Args:
+        folder: where the files are; several models may share one, each finds its own.
+        model: the shape whose KV is kept; its `fingerprint` tells models of one shape apart.
+        blocks: slots, as many as the tier has blocks.
+        block_tokens: tokens per block.
+        layout: how a layer of a block lies in the pools; None is kvtrie's own.
+        durability: what a finished write survives: "none" a clean close, "flush" the death of the
+            process, "fsync" the loss of power.
+        rank: the tensor-parallel rank whose part of the KV this is.
+        clock: the wall clock in nanoseconds; ages grow by it between two processes.
+        faults: a device that fails as it is told, for tests.
+
+    Attributes:
+        store: the files.
+        read_only: whether another process writes here, or nobody may.
+
+    Raises:
+        ConfigError: a layout with K and V apart, numbers that cannot be.
+        TransferError: the folder cannot be read or made.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        model: ModelShape,
+        blocks: int,
+        block_tokens: int,
+        *,
+        layout: Layout | None = None,
+        durability: Literal["none", "flush", "fsync"] = "flush",
+        rank: int = 0,
+        clock: Callable[[], int] = time.time_ns,
+        faults: Faults | None = None,
+    ) -> None:
+        layout = layout or default_layout(model)
+        heads = model.kv_heads if model.latent else max(1, model.kv_heads // model.tp)
+        planes = layout.planes(block_tokens, heads, model.head_dim, model.v_head_dim)
+        if len(planes) != 1:
+            raise ConfigError("a disk keeps K and V of a layer together: use Layout(kv='joined')")
+        about = _about(model, layout, block_tokens, rank)
+        self.store = DiskStore(
+            folder,
+            identity=hashlib.blake2b(about.encode(), digest_size=32).digest(),
+            about=about,
+            layers=model.layers,
+            layer_bytes=planes[0],
+            block_tokens=block_tokens,
+            blocks=blocks,
+            durability=durability,
+            faults=faults,
+        )
+        self.read_only = self.store.read_only
+        self._clock = clock
+        if self.read_only:
+            _LOG.warning("%s: another process writes here: opened read-only", self.store.folder)
+        self._log()
+
+    @classmethod
+    def of_tier(cls, model: ModelShape, tier: Tier, block_tokens: int) -> Self:
+        """The files that a tier asks for.
+
+        Raises:
+            ConfigError: a tier without a path.
+        """
+        if tier.path is None:
+            raise ConfigError("a disk tier with files needs a path")
+        return cls(
+            tier.path,
+            model,
+            tier.room(model, block_tokens),
+            block_tokens,
+            layout=tier.layout,
+            durability=tier.durability,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def read(self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor) -> None:
+        """Fill `memory` with layers `[lo, hi)` of the block `key` at `slot`, proved.
+
+        Raises:
+            TransferError: the block is not there, is damaged, or the device failed.
+        """
+        try:
+            self.store.read(key, slot, layers, memory.numpy())
+        except TransferError:
+            self._log()
+            raise
+
+    def write(
+        self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor, label: bytes
+    ) -> None:
+        """Store layers `[lo, hi)` of the block `key` at `slot`: wholly or not at all.
+
+        Raises:
+            TransferError: the device failed or is full, or this storage is read-only.
+        """
+        try:
+            self.store.write(key, slot, layers, memory.numpy(), label, self._clock())
+        except TransferError:
+            self._log()
+            raise
+
+    def recall(self) -> Index:
+        """What stands here, with ages as of now."""
+        index = self.store.index(self._clock())
+        self._log()
+        return index
+
+    def keep(self, index: Index) -> None:
+        """Write down that exactly the blocks of `index` stand here; nothing if read-only."""
+        if not self.read_only:
+            self.store.save(index, self._clock())
+            self.store.sync()
+
+    def close(self) -> None:
+        """Give the folder back. Closing twice does nothing."""
+        self.store.close()
+
+    def _log(self) -> None:
+        for reason in self.store.reasons():
+            _LOG.warning("%s: %s", self.store.folder, reason)
+
+
+def _about(model: ModelShape, layout: Layout, block_tokens: int, rank: int) -> str:
+    """All that decides what the bytes mean, as JSON; equal texts are equal meanings."""
+    fields: dict[str, Any] = asdict(model)
+    meaning = ("layers", "kv_heads", "head_dim", "dtype", "v_head_dim", "latent", "fingerprint")
+    about = {name: fields[name] for name in (*meaning, "tp")}
+    about |= {"block_tokens": block_tokens, "rank": rank, "layout": layout.digest().hex()}
+    return json.dumps(about, sort_keys=True)

@@ -1,0 +1,336 @@
+//! A disk tier's files for Python.
+//!
+//! Invariant: bytes go straight between files and the given array, while other threads run Python.
+//! Cost: that of the store's operation, plus one shared reference.
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use kvtrie_core::block::Layers;
+use kvtrie_core::manager::Row;
+use kvtrie_core::record::{Key, Label, Record, Standing};
+use kvtrie_store::{Device, Durability, Error, Kept, Meta, Settings, Store, System};
+use numpy::{PyReadonlyArray2, PyReadwriteArray2};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::error::{ClosedError, TransferError, bad};
+use crate::faults::Faults;
+use crate::index::Index;
+use crate::number;
+
+/// The longest description of a store that a budget reckons with.
+const MOST_ABOUT: usize = 1024;
+
+/// What a listing shows of a block: slot, key, first layer, one behind the last, age in
+/// nanoseconds, uses, whether all blocks before it are there.
+type Listed<'py> = (u32, Bound<'py, PyBytes>, u16, u16, u64, u32, bool);
+
+/// A block that could not be proved: slot, key, reason.
+type Finding<'py> = (u32, Bound<'py, PyBytes>, String);
+
+/// The files of one store.
+#[pyclass(frozen, module = "kvtrie")]
+pub(crate) struct DiskStore {
+    store: RwLock<Option<Arc<Store>>>,
+    settings: Settings,
+    folder: PathBuf,
+    read_only: bool,
+}
+
+impl DiskStore {
+    fn of(store: Store) -> Self {
+        Self {
+            settings: store.settings().clone(),
+            folder: store.folder().to_owned(),
+            read_only: store.read_only(),
+            store: RwLock::new(Some(Arc::new(store))),
+        }
+    }
+
+    fn store(&self) -> PyResult<Arc<Store>> {
+        let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
+        let gone = || ClosedError::new_err(format!("{} is closed", self.folder.display()));
+        store.clone().ok_or_else(gone)
+    }
+
+    /// Runs a call on the files, during which other threads run Python.
+    fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Store) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        let store = self.store()?;
+        py.detach(|| work(&store)).map_err(raise)
+    }
+}
+
+fn raise(error: Error) -> PyErr {
+    match error {
+        Error::Config(message) => bad(message),
+        other => TransferError::new_err(other.to_string()),
+    }
+}
+
+fn device(faults: Option<&Bound<'_, Faults>>) -> Arc<dyn Device> {
+    faults.map_or_else(|| Arc::new(System) as Arc<dyn Device>, |faults| faults.get().device())
+}
+
+fn durability(name: &str) -> PyResult<Durability> {
+    match name {
+        "none" => Ok(Durability::None),
+        "flush" => Ok(Durability::Flush),
+        "fsync" => Ok(Durability::Fsync),
+        other => Err(bad(format!("durability is none, flush or fsync, not '{other}'"))),
+    }
+}
+
+fn meta(standing: Standing) -> Meta {
+    let Standing { age, uses, session_blocks } = standing;
+    Meta { age, uses, session_blocks, ..Meta::default() }
+}
+
+fn key(bytes: &[u8]) -> PyResult<Key> {
+    bytes.try_into().map_err(|_| bad(format!("a key has 32 bytes, not {}", bytes.len())))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted, not lent")]
+#[pymethods]
+impl DiskStore {
+    /// Opens a store in a folder, or makes it; read-only if another process writes there.
+    #[new]
+    #[pyo3(signature = (
+        folder, *, identity, about, layers, layer_bytes, block_tokens, blocks,
+        durability="flush", faults=None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "settings, all by name")]
+    fn new(
+        py: Python<'_>,
+        folder: PathBuf,
+        identity: &[u8],
+        about: String,
+        #[pyo3(from_py_with = number::layer)] layers: u16,
+        layer_bytes: usize,
+        block_tokens: u32,
+        blocks: u32,
+        durability: &str,
+        faults: Option<&Bound<'_, Faults>>,
+    ) -> PyResult<Self> {
+        if about.len() > MOST_ABOUT {
+            let length = about.len();
+            return Err(bad(format!(
+                "a store's description has {length} bytes, at most {MOST_ABOUT}"
+            )));
+        }
+        let settings = Settings {
+            identity: key(identity)?,
+            about,
+            layers,
+            layer_bytes,
+            block_tokens,
+            blocks,
+            durability: self::durability(durability)?,
+        };
+        let device = device(faults);
+        py.detach(|| Store::open(device, &folder, settings)).map(Self::of).map_err(raise)
+    }
+
+    /// Opens the store of a folder as its manifest describes it; for tools.
+    #[staticmethod]
+    fn inspect(py: Python<'_>, folder: PathBuf) -> PyResult<Self> {
+        py.detach(|| Store::inspect(Arc::new(System), &folder)).map(Self::of).map_err(raise)
+    }
+
+    /// The stores in a folder: each one's own folder, and why it cannot be read if so.
+    #[staticmethod]
+    fn stores(py: Python<'_>, folder: PathBuf) -> PyResult<Vec<(PathBuf, Option<String>)>> {
+        let listed = py.detach(|| kvtrie_store::stores(&System, &folder)).map_err(raise)?;
+        let told = |settings: Result<_, Error>| settings.err().map(|error| error.to_string());
+        Ok(listed.into_iter().map(|store| (store.folder, told(store.settings))).collect())
+    }
+
+    /// How many blocks fit into a budget of so many bytes, all files counted.
+    #[staticmethod]
+    fn blocks_in(budget: u64, layers: u16, layer_bytes: usize, block_tokens: u32) -> u32 {
+        let settings = Settings {
+            identity: Key::default(),
+            about: " ".repeat(MOST_ABOUT),
+            layers,
+            layer_bytes,
+            block_tokens,
+            blocks: 1,
+            durability: Durability::default(),
+        };
+        settings.blocks_in(budget)
+    }
+
+    #[getter]
+    fn folder(&self) -> PathBuf {
+        self.folder.clone()
+    }
+
+    #[getter]
+    fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    #[getter]
+    fn about(&self) -> &str {
+        &self.settings.about
+    }
+
+    #[getter]
+    fn layers(&self) -> u16 {
+        self.settings.layers
+    }
+
+    #[getter]
+    fn layer_bytes(&self) -> usize {
+        self.settings.layer_bytes
+    }
+
+    #[getter]
+    fn block_tokens(&self) -> u32 {
+        self.settings.block_tokens
+    }
+
+    #[getter]
+    fn slots(&self) -> u32 {
+        self.settings.blocks
+    }
+
+    #[getter]
+    fn slot_bytes(&self) -> u64 {
+        self.settings.slot_bytes()
+    }
+
+    #[getter]
+    fn disk_bytes(&self, py: Python<'_>) -> PyResult<u64> {
+        self.run(py, Store::disk_bytes)
+    }
+
+    /// Reads layers of a block into an array `(layer_hi - layer_lo, layer_bytes)`, proving them.
+    fn read(
+        &self,
+        py: Python<'_>,
+        key: &[u8],
+        slot: u32,
+        layers: (u16, u16),
+        mut memory: PyReadwriteArray2<'_, u8>,
+    ) -> PyResult<()> {
+        let (key, layers) = (self::key(key)?, Layers::new(layers.0, layers.1));
+        let bytes = memory.as_slice_mut().map_err(|_| bad("memory of layers is contiguous"))?;
+        self.run(py, |store| store.read(&key, slot, layers, bytes))
+    }
+
+    /// Writes layers of a block from an array `(layer_hi - layer_lo, layer_bytes)`.
+    #[expect(clippy::too_many_arguments, reason = "a block, its place, its bytes, what is kept")]
+    fn write(
+        &self,
+        py: Python<'_>,
+        key: &[u8],
+        slot: u32,
+        layers: (u16, u16),
+        memory: PyReadonlyArray2<'_, u8>,
+        label: &[u8],
+        wall: u64,
+    ) -> PyResult<()> {
+        let (key, layers) = (self::key(key)?, Layers::new(layers.0, layers.1));
+        let bytes = memory.as_slice().map_err(|_| bad("memory of layers is contiguous"))?;
+        let label = Label::decode(label)
+            .ok_or_else(|| bad(format!("{} bytes are no label of a block", label.len())))?;
+        let record = label.record.encode();
+        let meta = meta(label.standing);
+        self.run(py, |store| store.write(&key, slot, layers, &record, meta, bytes, wall))
+    }
+
+    /// What is here, for a manager that starts; `wall` is the wall clock in nanoseconds.
+    fn index(&self, py: Python<'_>, wall: u64) -> PyResult<Index> {
+        let rows = self.run(py, |store| store.rows(wall))?;
+        let row = |row: kvtrie_store::Row| {
+            let Meta { age, uses, session_blocks, .. } = row.meta;
+            let standing = Standing { age, uses, session_blocks };
+            let record = Record::decode(&row.record)?;
+            let label = Label { record, standing };
+            Some(Row { label, slot: row.slot, layers: row.layers })
+        };
+        Ok(Index::from(rows.into_iter().filter_map(row).collect::<Vec<Row>>()))
+    }
+
+    /// Keeps exactly the blocks of an index, with their ages and uses; every other slot is free.
+    fn save(&self, py: Python<'_>, index: &Bound<'_, Index>, wall: u64) -> PyResult<()> {
+        let kept: Vec<Kept> = index
+            .get()
+            .rows
+            .iter()
+            .map(|row| Kept { slot: row.slot, meta: meta(row.label.standing) })
+            .collect();
+        self.run(py, |store| store.save(&kept, wall))
+    }
+
+    /// Every block as a row for people.
+    fn blocks<'py>(&self, py: Python<'py>, wall: u64) -> PyResult<Vec<Listed<'py>>> {
+        let rows = self.run(py, |store| store.rows(wall))?;
+        let listed = rows.into_iter().map(|row| {
+            let (lo, hi) = (row.layers.lo, row.layers.hi);
+            let key = PyBytes::new(py, &row.key);
+            (row.slot, key, lo, hi, row.meta.age, row.meta.uses, row.rooted)
+        });
+        Ok(listed.collect())
+    }
+
+    /// Reads and proves every block; `progress` is told how many of how many are done.
+    #[pyo3(signature = (progress=None))]
+    fn verify<'py>(
+        &self,
+        py: Python<'py>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Vec<Finding<'py>>> {
+        let mut failed = Ok(());
+        let tell = |at: kvtrie_store::Progress| {
+            if let (Some(progress), true) = (&progress, failed.is_ok()) {
+                failed = Python::attach(|py| {
+                    py.check_signals()?;
+                    progress.call1(py, (at.done, at.total)).map(drop)
+                });
+            }
+        };
+        let findings = self.run(py, |store| Ok(store.verify(tell)))?;
+        failed?;
+        let found = findings.into_iter();
+        Ok(found.map(|f| (f.slot, PyBytes::new(py, &f.key), f.reason)).collect())
+    }
+
+    /// Gives back what free slots and dead entries take; returns how many bytes.
+    fn gc(&self, py: Python<'_>) -> PyResult<u64> {
+        self.run(py, Store::gc)
+    }
+
+    /// Frees a slot.
+    fn remove(&self, py: Python<'_>, slot: u32) -> PyResult<()> {
+        self.run(py, |store| store.remove(slot))
+    }
+
+    /// Makes everything that was written durable.
+    fn sync(&self, py: Python<'_>) -> PyResult<()> {
+        self.run(py, Store::sync)
+    }
+
+    /// Takes the reasons for which blocks were skipped or removed since the last call.
+    fn reasons(&self) -> PyResult<Vec<String>> {
+        Ok(self.store()?.reasons())
+    }
+
+    /// Writes what is still in memory and gives the lock back. Closing twice does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let taken = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(store) = taken else { return Ok(()) };
+        // While another thread still reads or writes, its end closes the store.
+        py.detach(|| Arc::try_unwrap(store).map_or(Ok(()), Store::close)).map_err(raise)
+    }
+
+    fn __repr__(&self) -> String {
+        let mode = if self.read_only { ", read-only" } else { "" };
+        format!("DiskStore({}, {} slots{mode})", self.folder.display(), self.settings.blocks)
+    }
+}

@@ -1,0 +1,88 @@
+//! A disk that fails as it is told, for tests.
+//!
+//! Invariant: faults are injected below the store, so that it meets them as it would meet a
+//! device's. Cost: one lock per call of the device.
+
+use std::sync::Arc;
+
+use kvtrie_store::{self as store, Call, Chance, Device, Fault, System};
+use pyo3::prelude::*;
+
+use crate::error::bad;
+
+/// A device with faults.
+#[pyclass(frozen, module = "kvtrie._kvtrie")]
+pub(crate) struct Faults {
+    device: Arc<store::Faults>,
+}
+
+impl Faults {
+    pub(crate) fn device(&self) -> Arc<dyn Device> {
+        Arc::clone(&self.device) as Arc<dyn Device>
+    }
+}
+
+fn fault(name: &str) -> PyResult<Fault> {
+    Fault::ALL.into_iter().find(|fault| fault.name() == name).ok_or_else(|| {
+        let known = Fault::ALL.map(Fault::name).join(", ");
+        bad(format!("there is no fault '{name}', only {known}"))
+    })
+}
+
+fn call(name: &str) -> PyResult<Call> {
+    match name {
+        "read" => Ok(Call::Read),
+        "write" => Ok(Call::Write),
+        "sync" => Ok(Call::Sync),
+        other => Err(bad(format!("a gate stops read, write or sync, not '{other}'"))),
+    }
+}
+
+#[pymethods]
+impl Faults {
+    #[new]
+    #[pyo3(signature = (seed=0))]
+    fn new(seed: u64) -> Self {
+        Self { device: Arc::new(store::Faults::new(Arc::new(System), seed)) }
+    }
+
+    /// Lets a kind of fault come: in so many of a thousand calls, or once behind `after` calls.
+    #[pyo3(signature = (kind, *, per_mille=None, after=None))]
+    fn inject(&self, kind: &str, per_mille: Option<u32>, after: Option<u64>) -> PyResult<()> {
+        let chance = match (per_mille, after) {
+            (Some(share), None) => Chance::PerMille(share),
+            (None, Some(calls)) => Chance::After(calls),
+            _ => return Err(bad("a fault comes per_mille calls or after so many: give one")),
+        };
+        self.device.inject(fault(kind)?, chance);
+        Ok(())
+    }
+
+    /// Works without faults from now on.
+    fn heal(&self) {
+        self.device.heal();
+    }
+
+    /// How many faults of a kind came.
+    fn injected(&self, kind: &str) -> PyResult<u64> {
+        Ok(self.device.injected(fault(kind)?))
+    }
+
+    /// Stops these kinds of calls until the gate is opened.
+    fn close_gate(&self, calls: &Bound<'_, PyAny>) -> PyResult<()> {
+        let calls: Vec<String> = calls.extract()?;
+        let calls = calls.iter().map(|name| call(name)).collect::<PyResult<Vec<_>>>()?;
+        self.device.close_gate(&calls);
+        Ok(())
+    }
+
+    /// Lets the stopped calls go on.
+    fn open_gate(&self) {
+        self.device.open_gate();
+    }
+
+    /// Returns when at least so many calls are stopped.
+    fn wait_for(&self, py: Python<'_>, hanging: usize) {
+        py.detach(|| self.device.wait_for(hanging));
+    }
+}

@@ -1,0 +1,58 @@
+//! Claims: one call at a time for a slot, any number for different slots.
+//!
+//! Invariant: a slot is claimed by at most one call; a second one for it waits. No lock is held
+//! while bytes move. Cost: one short lock per call.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A lock whose holder cannot leave it half-done.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The slots that calls work on.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    busy: Mutex<BTreeSet<u32>>,
+    given: Condvar,
+}
+
+/// The right to work on some slots, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Claim<'a> {
+    claims: &'a Claims,
+    slots: Range<u32>,
+}
+
+impl Claims {
+    /// Claims a slot; waits while another call has it.
+    pub(crate) fn one(&self, slot: u32) -> Claim<'_> {
+        let busy = lock(&self.busy);
+        let taken = |busy: &mut BTreeSet<u32>| busy.contains(&slot);
+        let mut busy = self.given.wait_while(busy, taken).unwrap_or_else(PoisonError::into_inner);
+        busy.insert(slot);
+        Claim { claims: self, slots: slot..slot + 1 }
+    }
+
+    /// Claims all of `slots`, or none if a call has one of them.
+    pub(crate) fn all(&self, slots: Range<u32>) -> Option<Claim<'_>> {
+        let mut busy = lock(&self.busy);
+        if busy.range(slots.clone()).next().is_some() {
+            return None;
+        }
+        busy.extend(slots.clone());
+        Some(Claim { claims: self, slots })
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let mut busy = lock(&self.claims.busy);
+        for slot in self.slots.clone() {
+            busy.remove(&slot);
+        }
+        self.claims.given.notify_all();
+    }
+}

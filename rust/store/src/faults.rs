@@ -1,0 +1,311 @@
+//! A device that fails as it is told, around one that works.
+//!
+//! Invariant: the same seed and the same calls give the same faults; what it lets through is done
+//! by the device inside. Cost: one lock per call; nothing is built into a store that has no faults.
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use crate::claim::lock;
+use crate::device::{Access, Device, File, Item, Size};
+
+/// What can go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// A read fails with `EIO`.
+    Read,
+    /// A write fails with `EIO`.
+    Write,
+    /// A sync, of a file or a folder, fails with `EIO`.
+    Sync,
+    /// A read brings fewer bytes than asked, but at least one.
+    ShortRead,
+    /// A write takes fewer bytes than given, but at least one.
+    ShortWrite,
+    /// A write, a new file or a rename finds no room: `ENOSPC`.
+    NoSpace,
+    /// A file cannot be opened for writing: `EACCES`.
+    Denied,
+}
+
+impl Fault {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Read,
+        Self::Write,
+        Self::Sync,
+        Self::ShortRead,
+        Self::ShortWrite,
+        Self::NoSpace,
+        Self::Denied,
+    ];
+
+    /// The name users write.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Sync => "sync",
+            Self::ShortRead => "short-read",
+            Self::ShortWrite => "short-write",
+            Self::NoSpace => "no-space",
+            Self::Denied => "denied",
+        }
+    }
+}
+
+/// When a fault comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chance {
+    /// In so many of a thousand calls, drawn from the seed.
+    PerMille(u32),
+    /// Once, in the call behind so many that it could have come in.
+    After(u64),
+    /// In every call behind so many that it could have come in.
+    From(u64),
+}
+
+/// A kind of call that the gate stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Call {
+    /// Reads of files.
+    Read,
+    /// Writes to files.
+    Write,
+    /// Syncs of files and folders.
+    Sync,
+}
+
+#[derive(Debug)]
+struct Plan {
+    random: u64,
+    chances: BTreeMap<Fault, Chance>,
+    injected: BTreeMap<Fault, u64>,
+    stopped: Vec<Call>,
+    waiting: usize,
+}
+
+#[derive(Debug)]
+struct Shared {
+    plan: Mutex<Plan>,
+    gate: Condvar,
+}
+
+/// A device with faults.
+#[derive(Debug)]
+pub struct Faults {
+    inner: Arc<dyn Device>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct FaultyFile {
+    inner: Arc<dyn File>,
+    shared: Arc<Shared>,
+}
+
+impl Faults {
+    /// A device that works like `inner` until it is told otherwise.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Device>, seed: u64) -> Self {
+        let plan = Plan {
+            random: seed,
+            chances: BTreeMap::new(),
+            injected: BTreeMap::new(),
+            stopped: Vec::new(),
+            waiting: 0,
+        };
+        let shared = Shared { plan: Mutex::new(plan), gate: Condvar::new() };
+        Self { inner, shared: Arc::new(shared) }
+    }
+
+    /// From now on a fault comes so often.
+    pub fn inject(&self, fault: Fault, chance: Chance) {
+        lock(&self.shared.plan).chances.insert(fault, chance);
+    }
+
+    /// No more faults.
+    pub fn heal(&self) {
+        lock(&self.shared.plan).chances.clear();
+    }
+
+    /// How often a fault has come.
+    #[must_use]
+    pub fn injected(&self, fault: Fault) -> u64 {
+        lock(&self.shared.plan).injected.get(&fault).copied().unwrap_or(0)
+    }
+
+    /// Calls of these kinds hang until the gate opens.
+    pub fn close_gate(&self, calls: &[Call]) {
+        lock(&self.shared.plan).stopped = calls.to_vec();
+    }
+
+    /// All hanging calls go on.
+    pub fn open_gate(&self) {
+        lock(&self.shared.plan).stopped.clear();
+        self.shared.gate.notify_all();
+    }
+
+    /// How many calls hang now.
+    #[must_use]
+    pub fn hanging(&self) -> usize {
+        lock(&self.shared.plan).waiting
+    }
+
+    /// Returns when at least so many calls hang.
+    pub fn wait_for(&self, hanging: usize) {
+        let plan = lock(&self.shared.plan);
+        let fewer = |plan: &mut Plan| plan.waiting < hanging;
+        drop(self.shared.gate.wait_while(plan, fewer).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Shared {
+    fn pass(&self, call: Call) {
+        let mut plan = lock(&self.plan);
+        if !plan.stopped.contains(&call) {
+            return;
+        }
+        plan.waiting += 1;
+        self.gate.notify_all();
+        let stopped = |plan: &mut Plan| plan.stopped.contains(&call);
+        plan = self.gate.wait_while(plan, stopped).unwrap_or_else(PoisonError::into_inner);
+        plan.waiting -= 1;
+    }
+
+    /// Whether a fault comes now.
+    fn comes(&self, fault: Fault) -> bool {
+        let mut plan = lock(&self.plan);
+        let Some(chance) = plan.chances.get(&fault).copied() else { return false };
+        let next = match chance {
+            Chance::PerMille(_) => Some(chance),
+            Chance::After(0) => None,
+            Chance::After(left) => Some(Chance::After(left - 1)),
+            Chance::From(left) => Some(Chance::From(left.saturating_sub(1))),
+        };
+        match next {
+            Some(next) => plan.chances.insert(fault, next),
+            None => plan.chances.remove(&fault),
+        };
+        let comes = match chance {
+            Chance::PerMille(often) => plan.below(1000) < u64::from(often),
+            Chance::After(left) | Chance::From(left) => left == 0,
+        };
+        if comes {
+            *plan.injected.entry(fault).or_default() += 1;
+        }
+        comes
+    }
+
+    fn fail(&self, fault: Fault, error: rustix::io::Errno) -> io::Result<()> {
+        if self.comes(fault) { Err(error.into()) } else { Ok(()) }
+    }
+
+    /// How many of `length` bytes go, if fewer than all.
+    fn short(&self, fault: Fault, length: usize) -> usize {
+        if length < 2 || !self.comes(fault) {
+            return length;
+        }
+        let most = length as u64 - 1;
+        1 + usize::try_from(lock(&self.plan).below(most)).unwrap_or(0)
+    }
+}
+
+impl Plan {
+    /// The next draw of `splitmix64`, below `end`.
+    fn below(&mut self, end: u64) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut draw = self.random;
+        draw = (draw ^ (draw >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        draw = (draw ^ (draw >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (draw ^ (draw >> 31)) % end
+    }
+}
+
+impl Device for Faults {
+    fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
+        if access != Access::Read {
+            self.shared.fail(Fault::Denied, rustix::io::Errno::ACCESS)?;
+        }
+        if access == Access::Fresh {
+            self.shared.fail(Fault::NoSpace, rustix::io::Errno::NOSPC)?;
+        }
+        let inner = self.inner.open(path, access)?;
+        Ok(Arc::new(FaultyFile { inner, shared: Arc::clone(&self.shared) }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.shared.fail(Fault::NoSpace, rustix::io::Errno::NOSPC)?;
+        self.inner.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.inner.remove(path)
+    }
+
+    fn make_folder(&self, path: &Path) -> io::Result<()> {
+        self.inner.make_folder(path)
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        self.shared.pass(Call::Sync);
+        self.shared.fail(Fault::Sync, rustix::io::Errno::IO)?;
+        self.inner.sync_folder(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<Item>> {
+        self.inner.list(path)
+    }
+}
+
+impl File for FaultyFile {
+    fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+        self.shared.pass(Call::Read);
+        self.shared.fail(Fault::Read, rustix::io::Errno::IO)?;
+        let count = self.shared.short(Fault::ShortRead, buffer.len());
+        self.inner.read_at(&mut buffer[..count], at)
+    }
+
+    fn write_at(&self, buffers: &[IoSlice<'_>], at: u64) -> io::Result<usize> {
+        self.shared.pass(Call::Write);
+        self.shared.fail(Fault::Write, rustix::io::Errno::IO)?;
+        self.shared.fail(Fault::NoSpace, rustix::io::Errno::NOSPC)?;
+        let length = buffers.iter().map(|buffer| buffer.len()).sum();
+        let mut left = self.shared.short(Fault::ShortWrite, length);
+        let mut some = Vec::with_capacity(buffers.len());
+        for buffer in buffers {
+            let count = left.min(buffer.len());
+            some.push(IoSlice::new(&buffer[..count]));
+            left -= count;
+            if left == 0 {
+                break;
+            }
+        }
+        self.inner.write_at(&some, at)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.inner.set_len(len)
+    }
+
+    fn size(&self) -> io::Result<Size> {
+        self.inner.size()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.shared.pass(Call::Sync);
+        self.shared.fail(Fault::Sync, rustix::io::Errno::IO)?;
+        self.inner.sync()
+    }
+
+    fn punch(&self, at: u64, len: u64) -> io::Result<()> {
+        self.inner.punch(at, len)
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        self.inner.try_lock()
+    }
+}

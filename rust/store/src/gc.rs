@@ -1,0 +1,148 @@
+//! Giving space back: dead frames, leftovers, and the bytes of free slots.
+//!
+//! Invariant: only slots that are free and that no call works on are touched.
+//! Cost: a rewrite of the manifest, and one call to the device per run of free slots.
+
+use std::io;
+use std::ops::Range;
+
+use crate::claim::lock;
+use crate::error::{Error, Result};
+use crate::manifest::NEXT;
+use crate::segment::name;
+use crate::store::Store;
+
+impl Store {
+    /// Rewrites the manifest, removes leftovers and gives the space of free slots back. Returns by
+    /// how many bytes the files shrank.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; what the device says. No block is lost.
+    pub fn gc(&self) -> Result<u64> {
+        self.writable()?;
+        let before = self.disk_bytes()?;
+        lock(&self.manifest).rewrite(&self.table, &mut |_, _| true)?;
+        self.trim()?;
+        for segment in self.segments.list()? {
+            self.sweep(segment)?;
+        }
+        Ok(before.saturating_sub(self.disk_bytes()?))
+    }
+
+    /// What the files of the store take up on the device.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn disk_bytes(&self) -> Result<u64> {
+        let failed = |error| Error::io(format!("measuring {}", self.folder.display()), error);
+        let mut bytes = 0;
+        for item in self.device.list(&self.folder).map_err(failed)? {
+            if item.folder {
+                continue;
+            }
+            match self.device.open(&self.folder.join(item.name), crate::device::Access::Read) {
+                Ok(file) => bytes += file.size().map_err(failed)?.allocated,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Removes a half-written manifest and what lies beyond the last slot.
+    pub(crate) fn trim(&self) -> Result<()> {
+        let next = self.folder.join(NEXT);
+        match self.device.remove(&next) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::io(format!("removing {}", next.display()), error)),
+        }
+        let last = self.segments.of(self.settings.blocks - 1);
+        for segment in self.segments.list()? {
+            if segment > last {
+                self.segments.remove(segment)?;
+            } else if segment == last {
+                self.cut(segment, self.end_of(self.slots_of(segment)))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn slots_of(&self, segment: u32) -> Range<u32> {
+        let per = u64::from(self.settings.per_segment());
+        let end =
+            |number: u64| u32::try_from(number * per).unwrap_or(u32::MAX).min(self.settings.blocks);
+        end(segment.into())..end(u64::from(segment) + 1)
+    }
+
+    /// Where the last of these slots ends in its segment.
+    fn end_of(&self, slots: Range<u32>) -> u64 {
+        if slots.is_empty() {
+            return 0;
+        }
+        self.segments.start(slots.end - 1) + self.settings.slot_bytes()
+    }
+
+    /// Cuts a segment if it is longer.
+    fn cut(&self, segment: u32, len: u64) -> Result<()> {
+        let failed = |error| Error::io(format!("cutting {} at {len}", name(segment)), error);
+        let Some(file) = self.segments.file(segment, false).map_err(failed)? else {
+            return Ok(());
+        };
+        if file.size().map_err(failed)?.len > len {
+            file.set_len(len).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn sweep(&self, segment: u32) -> Result<()> {
+        let slots = self.slots_of(segment);
+        let used: Vec<u32> = {
+            let table = lock(&self.table);
+            slots.clone().filter(|&slot| table.get(slot).is_some()).collect()
+        };
+        let mut start = slots.start;
+        for slot in used {
+            self.punch(segment, start..slot)?;
+            start = slot + 1;
+        }
+        let tail = start..slots.end;
+        match self.claims.all(tail.clone()) {
+            Some(_claim) if self.free(tail.clone()) => {
+                self.cut(segment, self.end_of(slots.start..start))
+            }
+            _ => self.punch(segment, tail),
+        }
+    }
+
+    fn free(&self, mut slots: Range<u32>) -> bool {
+        let table = lock(&self.table);
+        slots.all(|slot| table.get(slot).is_none())
+    }
+
+    /// Punches the slots that are free and at rest; a run that is not is taken slot by slot.
+    fn punch(&self, segment: u32, slots: Range<u32>) -> Result<()> {
+        if slots.is_empty() {
+            return Ok(());
+        }
+        let claim = self.claims.all(slots.clone()).filter(|_| self.free(slots.clone()));
+        if claim.is_none() {
+            return if slots.len() == 1 {
+                Ok(())
+            } else {
+                slots.clone().try_for_each(|slot| self.punch(segment, slot..slot + 1))
+            };
+        }
+        let at = self.segments.start(slots.start);
+        let len = slots.len() as u64 * self.settings.slot_bytes();
+        let failed =
+            |error| Error::io(format!("freeing {len} bytes at {at} of {}", name(segment)), error);
+        let Some(file) = self.segments.file(segment, false).map_err(failed)? else {
+            return Ok(());
+        };
+        match file.punch(at, len) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+            other => other.map_err(failed),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The manifest as it is written: frames appended one behind another, all of it rewritten when the
+//! dead ones outweigh the live ones.
+//!
+//! Invariant: a frame that could not be written whole is not there: the next one is written over
+//! it. After a failed sync nobody knows what is durable, so the next step rewrites the file.
+//! Cost: one small write per frame; a rewrite is as long as the live frames.
+
+use std::io::IoSlice;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use crate::claim::lock;
+use crate::device::{Access, Device, File, write_full};
+use crate::error::{Error, Result};
+use crate::frame::{self, Frame, Put};
+use crate::scan::Window;
+use crate::settings::{Durability, SPARE, Settings};
+use crate::table::{Entry, Table};
+
+/// The manifest's file.
+pub(crate) const NAME: &str = "manifest";
+
+/// The file that becomes the manifest.
+pub(crate) const NEXT: &str = "manifest.tmp";
+
+/// Bytes gathered before they are written: under [`Durability::None`], and in a rewrite.
+const GATHER: usize = 1 << 20;
+
+/// The manifest and what is not in it yet.
+#[derive(Debug)]
+pub(crate) struct Manifest {
+    device: Arc<dyn Device>,
+    folder: PathBuf,
+    settings: Arc<Settings>,
+    /// Missing only in a store that is empty and read-only, or before the first rewrite.
+    pub(crate) file: Option<Arc<dyn File>>,
+    /// The end of the last whole frame.
+    pub(crate) len: u64,
+    pending: Vec<u8>,
+    /// Bytes ever appended.
+    pub(crate) appended: u64,
+    /// Whether the file may differ from what was written to it.
+    pub(crate) damaged: bool,
+    /// What a rewrite left out.
+    pub(crate) reasons: Vec<String>,
+}
+
+impl Manifest {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        folder: PathBuf,
+        settings: Arc<Settings>,
+        file: Option<Arc<dyn File>>,
+        len: u64,
+    ) -> Self {
+        Self {
+            device,
+            folder,
+            settings,
+            file,
+            len,
+            pending: Vec::new(),
+            appended: 0,
+            damaged: false,
+            reasons: Vec::new(),
+        }
+    }
+
+    fn failed(&self, what: &str, name: &str, error: std::io::Error) -> Error {
+        Error::io(format!("{what} {}", self.folder.join(name).display()), error)
+    }
+
+    /// Appends a frame and returns where it stands.
+    pub(crate) fn append(&mut self, frame: &[u8], table: &Mutex<Table>) -> Result<u64> {
+        let held = self.len + (self.pending.len() + frame.len()) as u64;
+        let most = self.settings.head_bytes() as u64 + 2 * lock(table).live() + SPARE;
+        if self.damaged || held > most {
+            self.rewrite(table, &mut |_, _| true)?;
+        }
+        let at = self.len + self.pending.len() as u64;
+        let before = self.pending.len();
+        self.pending.extend(frame);
+        let gather = self.settings.durability == Durability::None;
+        let due = !gather || self.pending.len() >= GATHER;
+        if due && let Err(error) = self.flush() {
+            self.pending.truncate(before);
+            return Err(error);
+        }
+        self.appended += frame.len() as u64;
+        Ok(at)
+    }
+
+    /// Writes what was gathered.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let Some(file) = &self.file else { return Ok(()) };
+        write_full(&**file, &mut [IoSlice::new(&self.pending)], self.len)
+            .map_err(|error| self.failed("writing", NAME, error))?;
+        self.len += self.pending.len() as u64;
+        self.pending.clear();
+        Ok(())
+    }
+
+    /// Hands out the frames of `blocks`, which stand in the order of their frames; `None` for one
+    /// that is damaged.
+    pub(crate) fn each(
+        &self,
+        blocks: &[(u32, Entry)],
+        mut take: impl FnMut(u32, Entry, Option<Put<'_>>) -> Result<()>,
+    ) -> Result<()> {
+        let mut window = Window::default();
+        for &(slot, entry) in blocks {
+            let bytes = match (&self.file, entry.at.checked_sub(self.len)) {
+                (_, Some(at)) => {
+                    let at = usize::try_from(at).unwrap_or(usize::MAX);
+                    self.pending.get(at..).unwrap_or_default()
+                }
+                (Some(file), None) => window
+                    .get(&**file, entry.at, entry.length as usize)
+                    .map_err(|error| self.failed("reading", NAME, error))?,
+                (None, None) => &[],
+            };
+            let put = match frame::decode(bytes, self.settings.seed()) {
+                Some((Frame::Put(put), _)) if put.key == entry.key => Some(put),
+                _ => None,
+            };
+            take(slot, entry, put)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the manifest anew with the blocks that `keep` keeps, as it changed them; the others
+    /// are free, and so are those whose frames are damaged.
+    pub(crate) fn rewrite(
+        &mut self,
+        table: &Mutex<Table>,
+        keep: &mut dyn FnMut(u32, &mut Put<'_>) -> bool,
+    ) -> Result<()> {
+        let (blocks, last) = {
+            let table = lock(table);
+            (table.by_frame(), table.last())
+        };
+        let seed = self.settings.seed();
+        let next = self.folder.join(NEXT);
+        let file = self
+            .device
+            .open(&next, Access::Fresh)
+            .map_err(|error| self.failed("opening", NEXT, error))?;
+        let mut bytes = frame::head(&self.settings, last);
+        let (mut start, mut kept, mut gone, mut reasons) = (0, vec![], vec![], vec![]);
+        self.each(&blocks, |slot, entry, put| {
+            let Some(mut put) = put else {
+                reasons.push(format!("slot {slot}: its frame at {} is damaged", entry.at));
+                gone.push(slot);
+                return Ok(());
+            };
+            (put.layers, put.sequence) = (entry.layers, entry.sequence);
+            if !keep(slot, &mut put) {
+                gone.push(slot);
+                return Ok(());
+            }
+            let at = start + bytes.len() as u64;
+            kept.push((slot, at, frame::put(&mut bytes, seed, &put)));
+            if bytes.len() >= GATHER {
+                write_full(&*file, &mut [IoSlice::new(&bytes)], start)
+                    .map_err(|error| self.failed("writing", NEXT, error))?;
+                start += bytes.len() as u64;
+                bytes.clear();
+            }
+            Ok(())
+        })?;
+        write_full(&*file, &mut [IoSlice::new(&bytes)], start)
+            .map_err(|error| self.failed("writing", NEXT, error))?;
+        file.sync().map_err(|error| self.failed("syncing", NEXT, error))?;
+        self.device
+            .rename(&next, &self.folder.join(NAME))
+            .map_err(|error| self.failed("renaming", NEXT, error))?;
+        self.len = start + bytes.len() as u64;
+        self.file = Some(file);
+        self.pending.clear();
+        self.reasons.append(&mut reasons);
+        let mut table = lock(table);
+        for (slot, at, length) in kept {
+            table.moved(slot, at, length);
+        }
+        for slot in gone {
+            table.forget(slot);
+        }
+        drop(table);
+        self.damaged = true;
+        self.device
+            .sync_folder(&self.folder)
+            .map_err(|error| self.failed("syncing the folder of", NAME, error))?;
+        self.damaged = false;
+        Ok(())
+    }
+}

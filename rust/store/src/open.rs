@@ -1,0 +1,272 @@
+//! Opening a store: the lock, the manifest, and what is found in a folder.
+//!
+//! Invariant: one writer; everybody else reads and removes nothing. What belongs to another
+//! identity is not touched. Cost: one pass over the manifest; no segment is read.
+
+use std::io::{self, IoSlice};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use crate::claim::{Claims, lock};
+use crate::device::{Access, Device, File, read_full, write_full};
+use crate::error::{Error, Result};
+use crate::frame::{Head, VERSION};
+use crate::manifest::{self, Manifest};
+use crate::scan;
+use crate::segment::Segments;
+use crate::settings::Settings;
+use crate::store::Store;
+use crate::table::Table;
+
+/// The file whose lock the writer holds.
+pub(crate) const LOCK: &str = "lock";
+
+/// A store in a folder, as its manifest describes it.
+#[derive(Debug)]
+pub struct Listed {
+    /// The store's own folder.
+    pub folder: PathBuf,
+    /// Its settings; or why they cannot be read.
+    pub settings: Result<Settings>,
+}
+
+/// The stores in a folder; none if it does not exist.
+///
+/// # Errors
+/// What the device says.
+pub fn stores(device: &dyn Device, folder: &Path) -> Result<Vec<Listed>> {
+    let items = match device.list(folder) {
+        Ok(items) => items,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(Error::io(format!("listing {}", folder.display()), error)),
+    };
+    let named = |name: &str| name.len() == 16 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    Ok(items
+        .into_iter()
+        .filter(|item| item.folder && named(&item.name))
+        .map(|item| {
+            let folder = folder.join(item.name);
+            let settings = described(device, &folder).map(|(settings, _)| settings);
+            Listed { folder, settings }
+        })
+        .collect())
+}
+
+/// The settings that a manifest states, and its file.
+fn described(device: &dyn Device, folder: &Path) -> Result<(Settings, Arc<dyn File>)> {
+    let path = folder.join(manifest::NAME);
+    let failed = |error| Error::io(format!("reading {}", path.display()), error);
+    let file = device.open(&path, Access::Read).map_err(failed)?;
+    match scan::head(&*file).map_err(failed)? {
+        Head::Good(settings, ..) => Ok((*settings, file)),
+        Head::Version(found) => Err(other_version(&path, found)),
+        Head::Bad(reason) => Err(Error::config(format!("{}: {reason}", path.display()))),
+    }
+}
+
+fn other_version(path: &Path, found: u32) -> Error {
+    let path = path.display();
+    Error::config(format!("{path} is of format {found}, this version reads format {VERSION}"))
+}
+
+/// Whether a device refuses writing for good.
+fn forbidden(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
+}
+
+/// The lock's file if it is ours, or why it is not.
+fn take_lock(
+    device: &dyn Device,
+    folder: &Path,
+) -> io::Result<std::result::Result<Arc<dyn File>, String>> {
+    device.make_folder(folder)?;
+    let file = device.open(&folder.join(LOCK), Access::Write)?;
+    if file.try_lock()? {
+        // Files that may be written in a folder that may not are of no use: a rewrite needs a name.
+        match device.open(&folder.join(manifest::NEXT), Access::Fresh) {
+            Err(error) if forbidden(&error) => return Err(error),
+            _ => {}
+        }
+        // For people only: whether it is locked is what counts.
+        let line = format!("process {}\n", std::process::id());
+        let _ = file.set_len(0);
+        let _ = write_full(&*file, &mut [IoSlice::new(line.as_bytes())], 0);
+        return Ok(Ok(file));
+    }
+    let mut line = [0; 64];
+    let count = read_full(&*file, &mut line, 0).unwrap_or(0);
+    let who = String::from_utf8_lossy(&line[..count]).trim().to_string();
+    let who = if who.is_empty() { "another process".into() } else { who };
+    Ok(Err(format!("{who} writes here; this store is read-only")))
+}
+
+impl Store {
+    /// Opens the store of these settings under `folder`, or makes it. It is read-only if another
+    /// process writes there or nothing may be written there.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for settings that cannot be served or do not fit those on the device;
+    /// what the device says.
+    pub fn open(device: Arc<dyn Device>, folder: &Path, settings: Settings) -> Result<Self> {
+        settings.check()?;
+        let own = folder.join(settings.folder_name());
+        let path = own.join(manifest::NAME);
+        let (guard, refusal) = match take_lock(&*device, &own) {
+            Ok(Ok(guard)) => (Some(guard), None),
+            Ok(Err(why)) => (None, Some(why)),
+            Err(error) if forbidden(&error) && device.open(&path, Access::Read).is_ok() => {
+                (None, Some(format!("nothing may be written here ({error})")))
+            }
+            Err(error) => return Err(Error::io(format!("locking {}", own.display()), error)),
+        };
+        let access = if guard.is_some() { Access::Write } else { Access::Read };
+        let file = match device.open(&path, Access::Read) {
+            Ok(_) => Some(
+                device
+                    .open(&path, access)
+                    .map_err(|error| Error::io(format!("opening {}", path.display()), error))?,
+            ),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(Error::io(format!("opening {}", path.display()), error)),
+        };
+        let store = Self::load(device, own, settings, guard, refusal, file)?;
+        if !store.read_only() {
+            let above = folder
+                .parent()
+                .map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above });
+            for parent in [Some(folder), above].into_iter().flatten() {
+                match store.device.sync_folder(parent) {
+                    // What is not ours to read is not ours to make.
+                    Err(error) if !forbidden(&error) => {
+                        return Err(Error::io(format!("syncing {}", parent.display()), error));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(store)
+    }
+
+    /// Opens a store read-only by what its manifest says.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no good manifest; what the device says.
+    pub fn inspect(device: Arc<dyn Device>, folder: &Path) -> Result<Self> {
+        let (settings, file) = described(&*device, folder)?;
+        let refusal = Some("opened for looking only".to_string());
+        Self::load(device, folder.to_path_buf(), settings, None, refusal, Some(file))
+    }
+
+    fn load(
+        device: Arc<dyn Device>,
+        folder: PathBuf,
+        settings: Settings,
+        guard: Option<Arc<dyn File>>,
+        refusal: Option<String>,
+        file: Option<Arc<dyn File>>,
+    ) -> Result<Self> {
+        let path = folder.join(manifest::NAME);
+        let failed = |error| Error::io(format!("reading {}", path.display()), error);
+        let (mut table, mut reasons) = (Table::default(), Vec::new());
+        let mut found = Found { file, end: 0, exact: false };
+        if let Some(file) = found.file.clone() {
+            match scan::head(&*file).map_err(failed)? {
+                Head::Version(version) => return Err(other_version(&path, version)),
+                Head::Good(other, ..) if other.identity != settings.identity => {
+                    let name = format!("{}.{}", manifest::NAME, other.folder_name());
+                    reasons.push(format!("manifest: of identity {}", other.folder_name()));
+                    if guard.is_some() {
+                        device.rename(&path, &folder.join(name)).map_err(failed)?;
+                    }
+                    found.file = None;
+                }
+                Head::Good(known, sequence, length) => {
+                    fits(&settings, &known)?;
+                    table.skip_to(sequence);
+                    found.exact = known.blocks == settings.blocks && known.about == settings.about;
+                    found.end = length as u64;
+                }
+                Head::Bad(reason) => reasons.push(format!("manifest: {reason}")),
+            }
+        }
+        if let Some(file) = &found.file {
+            found.end = scan::frames(&**file, found.end, &settings, &mut table, &mut reasons)
+                .map_err(failed)?;
+        }
+        let access = if guard.is_some() { Access::Write } else { Access::Read };
+        let segments = Segments::new(Arc::clone(&device), folder.clone(), &settings, access);
+        let settings = Arc::new(settings);
+        let manifest = Manifest::new(
+            Arc::clone(&device),
+            folder.clone(),
+            Arc::clone(&settings),
+            found.file,
+            found.end,
+        );
+        let store = Self {
+            settings,
+            device,
+            folder,
+            guard,
+            refusal,
+            manifest: Mutex::new(manifest),
+            table: Mutex::new(table),
+            segments,
+            claims: Claims::default(),
+            synced: Mutex::new(0),
+            reasons: Mutex::new(reasons),
+        };
+        if store.guard.is_some() {
+            store.begin(found.exact)?;
+        }
+        Ok(store)
+    }
+
+    /// What a writer does first: a manifest with the right header and no tail, no leftovers.
+    fn begin(&self, exact: bool) -> Result<()> {
+        self.device
+            .sync_folder(&self.folder)
+            .map_err(|error| Error::io(format!("syncing {}", self.folder.display()), error))?;
+        self.segments.know(self.segments.list()?);
+        {
+            let mut manifest = lock(&self.manifest);
+            let len = manifest.len;
+            let failed = |error| {
+                let path = self.folder.join(manifest::NAME);
+                Error::io(format!("cutting {} at {len}", path.display()), error)
+            };
+            match manifest.file.clone().filter(|_| exact) {
+                Some(file) if file.size().map_err(failed)?.len > len => {
+                    file.set_len(len).map_err(failed)?;
+                }
+                Some(_) => {}
+                None => manifest.rewrite(&self.table, &mut |_, _| true)?,
+            }
+        }
+        self.trim()
+    }
+}
+
+struct Found {
+    file: Option<Arc<dyn File>>,
+    /// The end of the last good frame.
+    end: u64,
+    /// Whether the header says what the settings say.
+    exact: bool,
+}
+
+/// Equal identities have equal geometry, or the identity was not made of it.
+fn fits(wanted: &Settings, known: &Settings) -> Result<()> {
+    for (name, wanted, known) in [
+        ("layers", u64::from(wanted.layers), u64::from(known.layers)),
+        ("layer_bytes", wanted.layer_bytes as u64, known.layer_bytes as u64),
+        ("block_tokens", wanted.block_tokens.into(), known.block_tokens.into()),
+    ] {
+        if wanted != known {
+            return Err(Error::config(format!(
+                "{name} is {wanted}, but {known} in the store of the same identity"
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! A slot's header page: what proves that the layers behind it are the block's.
+//!
+//! A slot has two, so that an extension writes the one that is not in use. Invariant: a page is
+//! good only as a whole, for its own slot and store; a reader takes the good page of the key asked
+//! with the highest sequence. Cost: one hash of the page, about 4 KiB.
+
+use kvtrie_core::block::Layers;
+use kvtrie_core::record::{Key, Record};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::settings::{PAGE_FIXED, Settings, hex};
+
+const MAGIC: [u8; 8] = *b"kvtrieP1";
+const VERSION: u32 = 1;
+
+/// A good page.
+#[derive(Clone, Debug)]
+pub(crate) struct Page<'a> {
+    pub(crate) sequence: u64,
+    pub(crate) key: Key,
+    pub(crate) layers: Layers,
+    /// One checksum for each layer of the model; those of layers that are not valid are zero.
+    sums: &'a [u8],
+    pub(crate) record: &'a [u8],
+}
+
+impl Page<'_> {
+    /// The checksum of a layer.
+    pub(crate) fn sum(&self, layer: u16) -> u64 {
+        word(self.sums, 8 * usize::from(layer))
+    }
+
+    /// The checksums of all layers.
+    pub(crate) fn sums(&self) -> Vec<u64> {
+        (0..self.sums.len() / 8).map(|at| word(self.sums, 8 * at)).collect()
+    }
+
+    /// Whether hashing the record gives the key.
+    pub(crate) fn proved(&self) -> bool {
+        Record::decode(self.record).is_some_and(|record| record.key() == self.key)
+    }
+}
+
+/// What a page says.
+pub(crate) struct Claimed<'a> {
+    pub(crate) sequence: u64,
+    pub(crate) key: &'a Key,
+    pub(crate) slot: u32,
+    pub(crate) layers: Layers,
+    pub(crate) sums: &'a [u64],
+    pub(crate) record: &'a [u8],
+}
+
+/// The page as bytes.
+pub(crate) fn encode(settings: &Settings, page: &Claimed<'_>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(2 * settings.header_bytes());
+    out.extend(MAGIC);
+    out.extend([0; 8]);
+    out.extend(VERSION.to_le_bytes());
+    out.extend(u32::try_from(page.record.len()).unwrap_or(u32::MAX).to_le_bytes());
+    out.extend(page.sequence.to_le_bytes());
+    out.extend(settings.identity);
+    out.extend(page.key);
+    out.extend(page.slot.to_le_bytes());
+    out.extend(page.layers.lo.to_le_bytes());
+    out.extend(page.layers.hi.to_le_bytes());
+    out.extend(page.sums.iter().flat_map(|sum| sum.to_le_bytes()));
+    out.extend(page.record);
+    out.resize(settings.header_bytes(), 0);
+    let sum = xxh3_64(&out[16..]);
+    out[8..16].copy_from_slice(&sum.to_le_bytes());
+    out
+}
+
+/// Reads one page; says why it is none.
+pub(crate) fn decode<'a>(
+    settings: &Settings,
+    slot: u32,
+    bytes: &'a [u8],
+) -> Result<Page<'a>, String> {
+    if bytes[..8] != MAGIC {
+        return Err(if bytes.iter().all(|&byte| byte == 0) {
+            "empty".into()
+        } else {
+            "no header".into()
+        });
+    }
+    let (stated, found) = (word(bytes, 8), xxh3_64(&bytes[16..]));
+    if stated != found {
+        return Err(format!("header checksum {found:#018x}, not {stated:#018x}"));
+    }
+    let version = half(bytes, 16);
+    if version != VERSION {
+        return Err(format!("header of format {version}, not {VERSION}"));
+    }
+    if bytes[32..64] != settings.identity {
+        return Err(format!("identity {}, not {}", hex(&bytes[32..40]), settings.folder_name()));
+    }
+    if half(bytes, 96) != slot {
+        return Err(format!("header of slot {}", half(bytes, 96)));
+    }
+    let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+    let layers = Layers::new(number(100), number(102));
+    let sums = PAGE_FIXED;
+    let record = sums + 8 * usize::from(settings.layers);
+    let end = record.saturating_add(half(bytes, 20) as usize);
+    if layers.is_empty() || layers.hi > settings.layers || end > bytes.len() {
+        return Err(format!("layers {layers} and a record up to byte {end} do not fit"));
+    }
+    Ok(Page {
+        sequence: word(bytes, 24),
+        key: std::array::from_fn(|at| bytes[64 + at]),
+        layers,
+        sums: &bytes[sums..record],
+        record: &bytes[record..end],
+    })
+}
+
+/// The page of `key` among the two with the highest sequence, or with exactly `sequence`, and which
+/// of the two it is; or why there is none.
+pub(crate) fn choose<'a>(
+    settings: &Settings,
+    slot: u32,
+    key: &Key,
+    sequence: Option<u64>,
+    both: &'a [u8],
+) -> Result<(usize, Page<'a>), String> {
+    let mut best: Option<(usize, Page<'a>)> = None;
+    let mut reasons = Vec::new();
+    for (which, bytes) in both.chunks_exact(settings.header_bytes()).enumerate() {
+        match decode(settings, slot, bytes) {
+            Ok(page) if page.key != *key => {
+                reasons.push(format!("holds block {}", hex(&page.key[..8])));
+            }
+            Ok(page) if sequence.is_some_and(|wanted| page.sequence != wanted) => {
+                reasons.push(format!("sequence {}", page.sequence));
+            }
+            Ok(page) => {
+                if best.as_ref().is_none_or(|(_, other)| other.sequence < page.sequence) {
+                    best = Some((which, page));
+                }
+            }
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    let (which, page) = best
+        .ok_or_else(|| format!("no header of block {}: {}", hex(&key[..8]), reasons.join("; ")))?;
+    if page.proved() {
+        Ok((which, page))
+    } else {
+        Err(format!("the record of block {} does not give its key", hex(&key[..8])))
+    }
+}
+
+/// Eight bytes at `at`.
+pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]))
+}
+
+/// Four bytes at `at`.
+pub(crate) fn half(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]))
+}

@@ -1,0 +1,134 @@
+//! What a store holds, for a manager that starts, and what a manager keeps when it stops.
+//!
+//! Invariant: ages grow by the wall clock between writing and reading, and by nothing if it went
+//! backwards; parents come before their children. Cost: one pass over the manifest and a sort.
+
+use std::collections::{BTreeMap, HashMap};
+
+use kvtrie_core::block::Layers;
+use kvtrie_core::record::{Key, Record};
+
+use crate::claim::lock;
+use crate::error::{Error, Result};
+use crate::frame::Meta;
+use crate::store::Store;
+
+/// One block of a store.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Where it stands.
+    pub slot: u32,
+    /// Its name.
+    pub key: Key,
+    /// Its record; hashing it gave the key.
+    pub record: Vec<u8>,
+    /// The layers that are there.
+    pub layers: Layers,
+    /// What was kept about it, as of now.
+    pub meta: Meta,
+    /// Whether all blocks before it are there too, up to the first of its scope.
+    pub rooted: bool,
+}
+
+/// A block that stays, and what is known about it now.
+#[derive(Clone, Copy, Debug)]
+pub struct Kept {
+    /// Where it stands.
+    pub slot: u32,
+    /// What to keep about it.
+    pub meta: Meta,
+}
+
+impl Store {
+    /// All blocks: those whose path is whole first, each behind its parent.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn rows(&self, wall_now: u64) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        let mut parents = Vec::new();
+        {
+            let manifest = lock(&self.manifest);
+            let blocks = lock(&self.table).by_frame();
+            rows.reserve(blocks.len());
+            manifest.each(&blocks, |slot, entry, put| {
+                let proved = put.and_then(|put| Some((put, Record::decode(put.record)?)));
+                let proved = proved.filter(|(_, record)| record.key() == entry.key);
+                let Some((put, record)) = proved else {
+                    self.note(format!("slot {slot}: its frame at {} is damaged", entry.at));
+                    return Ok(());
+                };
+                parents.push(record.scope.is_none().then_some(record.parent));
+                rows.push(Row {
+                    slot,
+                    key: entry.key,
+                    record: put.record.to_vec(),
+                    layers: entry.layers,
+                    meta: put.meta.later(wall_now.saturating_sub(put.stamp)),
+                    rooted: false,
+                });
+                Ok(())
+            })?;
+        }
+        Ok(sorted(rows, &parents))
+    }
+
+    /// Rewrites the manifest: exactly these blocks stay, with what is known about them now; every
+    /// other slot is free. A slot that is free already stays free.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::Config`] for a slot that does not exist or is given twice;
+    /// what the device says. Nothing that was to stay is lost then.
+    pub fn save(&self, kept: &[Kept], wall_now: u64) -> Result<()> {
+        self.writable()?;
+        let mut by_slot = BTreeMap::new();
+        for kept in kept {
+            self.check_slot(kept.slot)?;
+            if by_slot.insert(kept.slot, kept.meta).is_some() {
+                return Err(Error::config(format!("slot {} is given twice", kept.slot)));
+            }
+        }
+        lock(&self.manifest).rewrite(&self.table, &mut |slot, put| {
+            let Some(&meta) = by_slot.get(&slot) else { return false };
+            (put.meta, put.stamp) = (meta, wall_now);
+            true
+        })
+    }
+}
+
+/// `parents[i]` is the key before row `i`, or `None` for the first block of a scope.
+fn sorted(rows: Vec<Row>, parents: &[Option<Key>]) -> Vec<Row> {
+    let known: HashMap<Key, usize> =
+        rows.iter().enumerate().map(|(at, row)| (row.key, at)).collect();
+    // Depth and whether the path is whole; a key is a hash of its parent's, so paths have an end.
+    let mut places: Vec<Option<(bool, u32)>> = vec![None; rows.len()];
+    let mut path = Vec::new();
+    for start in 0..rows.len() {
+        let mut at = start;
+        let mut place = loop {
+            if let Some(place) = places[at] {
+                break place;
+            }
+            path.push(at);
+            match parents[at].map(|parent| known.get(&parent)) {
+                None => break (true, 0),
+                Some(None) => break (false, 0),
+                Some(Some(&parent)) => at = parent,
+            }
+        };
+        for at in path.drain(..).rev() {
+            place.1 += 1;
+            places[at] = Some(place);
+        }
+    }
+    let mut order: Vec<_> = rows.into_iter().zip(places).collect();
+    order.sort_by_key(|(row, place)| {
+        let (rooted, depth) = place.unwrap_or_default();
+        (!rooted, depth, row.slot)
+    });
+    let finish = |(row, place): (Row, Option<(bool, u32)>)| Row {
+        rooted: place.unwrap_or_default().0,
+        ..row
+    };
+    order.into_iter().map(finish).collect()
+}

@@ -1,0 +1,112 @@
+//! Reading a manifest: one pass over its frames when a store opens, single frames later.
+//!
+//! Invariant: what is no good frame is skipped and said; the next good one on a boundary of 8 bytes
+//! counts again. Cost: one sequential read of the manifest, a megabyte at a time, never a segment.
+
+use std::io;
+
+use kvtrie_core::block::Layers;
+
+use crate::device::{File, read_full};
+use crate::frame::{self, Frame, Head, SMALLEST};
+use crate::settings::{HEAD_FIXED, Settings};
+use crate::table::{Entry, Table};
+
+/// Bytes read at a time.
+const STEP: usize = 1 << 20;
+
+/// A part of a file in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Window {
+    bytes: Vec<u8>,
+    start: u64,
+}
+
+impl Window {
+    /// `length` bytes at `at`, or as many as the file has.
+    pub(crate) fn get(&mut self, file: &dyn File, at: u64, length: usize) -> io::Result<&[u8]> {
+        let inside = at.checked_sub(self.start).and_then(|offset| usize::try_from(offset).ok());
+        let held = inside.is_some_and(|offset| offset + length <= self.bytes.len());
+        let offset = if held { inside.unwrap_or(0) } else { 0 };
+        if !held {
+            self.bytes.resize(length.max(STEP), 0);
+            let got = read_full(file, &mut self.bytes, at)?;
+            self.bytes.truncate(got);
+            self.start = at;
+        }
+        let end = (offset + length).min(self.bytes.len());
+        Ok(&self.bytes[offset..end])
+    }
+}
+
+/// What stands at the start of a manifest's file.
+pub(crate) fn head(file: &dyn File) -> io::Result<Head> {
+    let mut window = Window::default();
+    let length = frame::head_length(window.get(file, 0, HEAD_FIXED)?);
+    let length = length.filter(|&length| length <= 1 << 20).unwrap_or(0);
+    Ok(frame::decode_head(window.get(file, 0, length)?))
+}
+
+/// Reads all frames from `from` on into the table; returns the end of the last good one.
+pub(crate) fn frames(
+    file: &dyn File,
+    from: u64,
+    settings: &Settings,
+    table: &mut Table,
+    reasons: &mut Vec<String>,
+) -> io::Result<u64> {
+    let len = file.size()?.len;
+    let mut window = Window::default();
+    let (mut at, mut good) = (from, from);
+    while at < len {
+        let start = window.get(file, at, SMALLEST)?;
+        let fits = |&length: &usize| length as u64 <= settings.frame_bytes();
+        let length = frame::stated(start).filter(fits).unwrap_or(SMALLEST);
+        let Some((found, length)) = frame::decode(window.get(file, at, length)?, settings.seed())
+        else {
+            at += 8;
+            continue;
+        };
+        if good < at {
+            reasons.push(format!("manifest: bytes {good}..{at} are no frames and were skipped"));
+        }
+        if let Some(reason) = apply(found, at, length, settings, table) {
+            reasons.push(format!("manifest: frame at {at}: {reason}"));
+        }
+        at += length as u64;
+        good = at;
+    }
+    if good < len {
+        reasons.push(format!("manifest: {} bytes behind byte {good} are no frame", len - good));
+    }
+    Ok(good)
+}
+
+fn apply(
+    frame: Frame<'_>,
+    at: u64,
+    length: usize,
+    settings: &Settings,
+    table: &mut Table,
+) -> Option<String> {
+    let (slot, sequence) = match frame {
+        Frame::Put(put) => (put.slot, put.sequence),
+        Frame::Free { slot, sequence } => (slot, sequence),
+    };
+    if slot >= settings.blocks {
+        table.skip_to(sequence);
+        return Some(format!("slot {slot}, there are {}", settings.blocks));
+    }
+    match frame {
+        Frame::Free { .. } => table.free(slot, sequence),
+        Frame::Put(put) => {
+            if put.layers.is_empty() || !Layers::new(0, settings.layers).covers(put.layers) {
+                return Some(format!("layers {}, there are {}", put.layers, settings.layers));
+            }
+            let length = u32::try_from(length).unwrap_or(u32::MAX);
+            let entry = Entry { key: put.key, sequence, at, length, layers: put.layers };
+            table.apply(slot, entry);
+        }
+    }
+    None
+}

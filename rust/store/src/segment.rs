@@ -1,0 +1,219 @@
+//! Segments: the files that slots lie in.
+//!
+//! Invariant: slot `s` lies in segment `s / per_segment` and nowhere else. A sync that fails fails
+//! every write to its segment that was not synced yet, because the system tells only one caller.
+//! Cost: bytes go straight between the device and the caller's memory.
+
+use std::collections::BTreeSet;
+use std::io::{self, IoSlice};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use crate::claim::lock;
+use crate::device::{Access, Device, File, read_full, write_full};
+use crate::error::{Error, Result};
+use crate::settings::Settings;
+
+/// As many segments stay open.
+const MOST_OPEN: usize = 64;
+
+/// Syncs of one segment come one after another; segments share this many locks.
+const SYNCS: usize = 16;
+
+/// All segments of a store.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    device: Arc<dyn Device>,
+    folder: PathBuf,
+    per_segment: u32,
+    slot_bytes: u64,
+    access: Access,
+    state: Mutex<State>,
+    /// How many syncs have failed.
+    failed: [Mutex<u64>; SYNCS],
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Segments whose names are durable.
+    known: BTreeSet<u32>,
+    /// Those open, the last used one last.
+    open: Vec<(u32, Arc<dyn File>)>,
+    /// Those written since the last sync of all.
+    dirty: BTreeSet<u32>,
+}
+
+/// The name of a segment's file.
+pub(crate) fn name(segment: u32) -> String {
+    format!("segment-{segment:05}")
+}
+
+/// The segment that a file of this name is.
+pub(crate) fn number(file: &str) -> Option<u32> {
+    let number = file.strip_prefix("segment-")?.parse().ok()?;
+    (name(number) == file).then_some(number)
+}
+
+impl Segments {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        folder: PathBuf,
+        settings: &Settings,
+        access: Access,
+    ) -> Self {
+        Self {
+            device,
+            folder,
+            per_segment: settings.per_segment(),
+            slot_bytes: settings.slot_bytes(),
+            access,
+            state: Mutex::default(),
+            failed: Default::default(),
+        }
+    }
+
+    /// The segments that exist on the device.
+    pub(crate) fn list(&self) -> Result<BTreeSet<u32>> {
+        let items = self
+            .device
+            .list(&self.folder)
+            .map_err(|error| Error::io(format!("listing {}", self.folder.display()), error))?;
+        Ok(items.iter().filter_map(|item| number(&item.name)).collect())
+    }
+
+    /// Takes the segments on the device as known.
+    pub(crate) fn know(&self, segments: BTreeSet<u32>) {
+        lock(&self.state).known = segments;
+    }
+
+    /// The segment that a slot lies in.
+    pub(crate) fn of(&self, slot: u32) -> u32 {
+        slot / self.per_segment
+    }
+
+    /// Where a slot starts in its segment.
+    pub(crate) fn start(&self, slot: u32) -> u64 {
+        u64::from(slot % self.per_segment) * self.slot_bytes
+    }
+
+    fn path(&self, segment: u32) -> PathBuf {
+        self.folder.join(name(segment))
+    }
+
+    /// The open file; `None` if there is none and `create` is not set.
+    pub(crate) fn file(&self, segment: u32, create: bool) -> io::Result<Option<Arc<dyn File>>> {
+        let known = {
+            let mut state = lock(&self.state);
+            if let Some(at) = state.open.iter().position(|&(number, _)| number == segment) {
+                let found = state.open.remove(at);
+                state.open.push(found.clone());
+                return Ok(Some(found.1));
+            }
+            state.known.contains(&segment)
+        };
+        if self.access != Access::Read && !known && !create {
+            return Ok(None);
+        }
+        let file = match self.device.open(&self.path(segment), self.access) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if create && !known {
+            self.device.sync_folder(&self.folder)?;
+        }
+        let mut state = lock(&self.state);
+        state.known.insert(segment);
+        if state.open.len() >= MOST_OPEN {
+            state.open.remove(0);
+        }
+        state.open.push((segment, Arc::clone(&file)));
+        Ok(Some(file))
+    }
+
+    fn doing(&self, what: &str, slot: u32, bytes: usize, at: u64) -> String {
+        let path = self.path(self.of(slot));
+        format!("{what} {bytes} bytes of slot {slot} at {at} of {}", path.display())
+    }
+
+    /// Fills `buffer` from a slot. A file that ends before is damaged, not slow.
+    pub(crate) fn read(&self, slot: u32, within: u64, buffer: &mut [u8]) -> Result<()> {
+        let at = self.start(slot) + within;
+        let wanted = buffer.len();
+        let failed = |error| Error::io(self.doing("reading", slot, wanted, at), error);
+        let Some(file) = self.file(self.of(slot), false).map_err(failed)? else {
+            return Err(Error::bad(slot, format!("{} is gone", name(self.of(slot)))));
+        };
+        let got = read_full(&*file, buffer, at).map_err(failed)?;
+        if got < wanted {
+            let end = at + got as u64;
+            let name = name(self.of(slot));
+            let reason = format!("{name} ends at {end}, {wanted} bytes wanted at {at}");
+            return Err(Error::bad(slot, reason));
+        }
+        Ok(())
+    }
+
+    /// Writes the buffers one behind another into a slot.
+    pub(crate) fn write(&self, slot: u32, within: u64, buffers: &mut [IoSlice<'_>]) -> Result<()> {
+        let at = self.start(slot) + within;
+        let bytes = buffers.iter().map(|buffer| buffer.len()).sum();
+        let failed = |error| Error::io(self.doing("writing", slot, bytes, at), error);
+        let segment = self.of(slot);
+        lock(&self.state).dirty.insert(segment);
+        let file = self.file(segment, true).map_err(failed)?;
+        let file = file.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        write_full(&*file, buffers, at).map_err(failed)
+    }
+
+    /// How many syncs of the slot's segment have failed.
+    pub(crate) fn failures(&self, slot: u32) -> u64 {
+        *lock(&self.failed[self.of(slot) as usize % SYNCS])
+    }
+
+    /// Makes a slot's segment durable, if no sync has failed since `failures` was asked.
+    pub(crate) fn sync(&self, slot: u32, failures: u64) -> Result<()> {
+        let now = self.sync_segment(self.of(slot))?;
+        if now == failures {
+            return Ok(());
+        }
+        let what = format!("syncing {}", self.path(self.of(slot)).display());
+        Err(Error::io(what, io::Error::other("another sync of it failed meanwhile")))
+    }
+
+    fn sync_segment(&self, segment: u32) -> Result<u64> {
+        let failed = |error| Error::io(format!("syncing {}", self.path(segment).display()), error);
+        let mut failures = lock(&self.failed[segment as usize % SYNCS]);
+        let Some(file) = self.file(segment, false).map_err(failed)? else { return Ok(*failures) };
+        file.sync().map_err(|error| {
+            *failures += 1;
+            failed(error)
+        })?;
+        Ok(*failures)
+    }
+
+    /// Makes all that was written durable.
+    pub(crate) fn sync_all(&self) -> Result<()> {
+        let mut dirty = std::mem::take(&mut lock(&self.state).dirty);
+        while let Some(&segment) = dirty.first() {
+            if let Err(error) = self.sync_segment(segment) {
+                lock(&self.state).dirty.append(&mut dirty);
+                return Err(error);
+            }
+            dirty.pop_first();
+        }
+        Ok(())
+    }
+
+    /// Removes a segment's file.
+    pub(crate) fn remove(&self, segment: u32) -> Result<()> {
+        let mut state = lock(&self.state);
+        state.known.remove(&segment);
+        state.open.retain(|&(number, _)| number != segment);
+        drop(state);
+        let path = self.path(segment);
+        self.device
+            .remove(&path)
+            .map_err(|error| Error::io(format!("removing {}", path.display()), error))
+    }
+}

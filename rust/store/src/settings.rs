@@ -1,0 +1,236 @@
+//! What a store is made for, and where everything lies because of it.
+//!
+//! Invariant: equal settings give equal places on every machine; no place depends on `blocks`, so a
+//! budget can change without moving a byte. Cost: arithmetic.
+
+use kvtrie_core::block::Layers;
+
+use crate::error::{Error, Result};
+
+/// Offsets and strides are multiples of this, so that direct I/O stays possible.
+pub const PAGE: u64 = 4096;
+
+/// As large as a segment becomes, if a slot is not larger.
+pub const SEGMENT: u64 = 1 << 30;
+
+/// Dead bytes that a manifest may always carry before it is rewritten.
+pub(crate) const SPARE: u64 = 64 << 10;
+
+/// What a record may be longer than its tokens: parent, scope, digests.
+const RECORD_ROOM: u64 = 1024;
+
+/// The longest `about`. Every budget has room for it, so that words cost no blocks.
+const MOST_ABOUT: usize = 16 << 10;
+
+/// Bytes of a header page before the checksums of the layers.
+pub(crate) const PAGE_FIXED: usize = 104;
+
+/// Bytes of a PUT frame before its record.
+pub(crate) const PUT_FIXED: usize = 112;
+
+/// Bytes of a manifest's header before `about`.
+pub(crate) const HEAD_FIXED: usize = 96;
+
+/// What a finished write survives; `docs/design/disk.md` says it exactly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// A clean close.
+    None,
+    /// The death of the process.
+    #[default]
+    Flush,
+    /// The loss of power.
+    Fsync,
+}
+
+/// What a store is made for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Digest of layout, model, block size and rank: blocks of another identity are not found.
+    pub identity: [u8; 32],
+    /// The same in words, for people.
+    pub about: String,
+    /// Layers of a block.
+    pub layers: u16,
+    /// Bytes of one layer of a block.
+    pub layer_bytes: usize,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// How many slots there are.
+    pub blocks: u32,
+    /// What a finished write survives.
+    pub durability: Durability,
+}
+
+impl Settings {
+    /// Refuses what cannot be served.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (name, value) in [
+            ("layers", u64::from(self.layers)),
+            ("layer_bytes", self.layer_bytes as u64),
+            ("block_tokens", self.block_tokens.into()),
+            ("blocks", self.blocks.into()),
+        ] {
+            if value == 0 {
+                return Err(Error::config(format!("{name} is 0, at least 1")));
+            }
+        }
+        for (name, value, most) in [
+            ("layer_bytes", self.layer_bytes as u64, 1 << 40),
+            ("block_tokens", self.block_tokens.into(), 1 << 24),
+            ("blocks", self.blocks.into(), u64::from(u32::MAX) - 1),
+            ("bytes of about", self.about.len() as u64, MOST_ABOUT as u64),
+        ] {
+            if value > most {
+                return Err(Error::config(format!("{name} is {value}, at most {most}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The name of the store's folder: 16 hex digits of its identity.
+    #[must_use]
+    pub fn folder_name(&self) -> String {
+        hex(&self.identity[..8])
+    }
+
+    /// The longest record of a block.
+    #[must_use]
+    pub fn record_bytes(&self) -> usize {
+        small(4 * u64::from(self.block_tokens) + RECORD_ROOM)
+    }
+
+    /// Bytes of one of a slot's two header pages.
+    #[must_use]
+    pub fn header_bytes(&self) -> usize {
+        let used = PAGE_FIXED + 8 * usize::from(self.layers) + self.record_bytes();
+        used.next_multiple_of(small(PAGE))
+    }
+
+    /// From the start of one layer to the start of the next.
+    #[must_use]
+    pub fn stride(&self) -> usize {
+        self.layer_bytes.next_multiple_of(small(PAGE))
+    }
+
+    /// Bytes of a slot: two header pages and the layers.
+    #[must_use]
+    pub fn slot_bytes(&self) -> u64 {
+        2 * self.header_bytes() as u64 + u64::from(self.layers) * self.stride() as u64
+    }
+
+    /// How many slots one segment holds.
+    #[must_use]
+    pub fn per_segment(&self) -> u32 {
+        u32::try_from(SEGMENT / self.slot_bytes()).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// What all files of a store of so many blocks never exceed: slots, the manifest while it is
+    /// rewritten, and what the file system books beside the bytes.
+    #[must_use]
+    pub fn bytes_for(&self, blocks: u32) -> u64 {
+        let slots = u64::from(blocks).saturating_mul(self.slot_bytes());
+        let segments = u64::from(blocks.div_ceil(self.per_segment()));
+        let frames = u64::from(blocks).saturating_mul(self.frame_bytes());
+        slots
+            .saturating_add(slots / 1024 + segments * 4 * PAGE)
+            .saturating_add(frames.saturating_mul(3))
+            .saturating_add(2 * (HEAD_FIXED + MOST_ABOUT) as u64 + SPARE + self.frame_bytes())
+            .saturating_add(6 * PAGE)
+    }
+
+    /// How many blocks fit into so many bytes; the inverse of [`Settings::bytes_for`].
+    #[must_use]
+    pub fn blocks_in(&self, bytes: u64) -> u32 {
+        let (mut fits, mut over) = (0, u32::MAX);
+        while over - fits > 1 {
+            let middle = fits + (over - fits) / 2;
+            if self.bytes_for(middle) <= bytes {
+                fits = middle;
+            } else {
+                over = middle;
+            }
+        }
+        fits
+    }
+
+    /// The longest frame of the manifest.
+    pub(crate) fn frame_bytes(&self) -> u64 {
+        (PUT_FIXED + self.record_bytes()).next_multiple_of(8) as u64
+    }
+
+    /// The manifest's header.
+    pub(crate) fn head_bytes(&self) -> usize {
+        (HEAD_FIXED + self.about.len()).next_multiple_of(8)
+    }
+
+    /// The seed of every checksum in the manifest: frames of another identity are no frames.
+    pub(crate) fn seed(&self) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|at| self.identity[at]))
+    }
+
+    /// Where layer `layer` starts in its slot.
+    pub(crate) fn layer_at(&self, layer: u16) -> u64 {
+        2 * self.header_bytes() as u64 + u64::from(layer) * self.stride() as u64
+    }
+
+    /// Bytes of so many layers in the caller's memory.
+    #[must_use]
+    pub fn bytes_of(&self, layers: Layers) -> usize {
+        usize::from(layers.len()) * self.layer_bytes
+    }
+}
+
+/// Sizes of memory on a 64-bit machine.
+fn small(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// Bytes as hex digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut out, byte| {
+        let _ = write!(out, "{byte:02x}");
+        out
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Durability, Settings};
+
+    fn settings(layers: u16, layer_bytes: usize, block_tokens: u32) -> Settings {
+        Settings {
+            identity: [7; 32],
+            about: "{}".into(),
+            layers,
+            layer_bytes,
+            block_tokens,
+            blocks: 1,
+            durability: Durability::None,
+        }
+    }
+
+    #[test]
+    fn places_are_multiples_of_a_page() {
+        for (layers, layer_bytes, tokens) in [(1, 1, 1), (32, 65_536, 16), (80, 5_000, 4_096)] {
+            let settings = settings(layers, layer_bytes, tokens);
+            assert_eq!(settings.slot_bytes() % 4096, 0);
+            assert_eq!(settings.layer_at(layers - 1) % 4096, 0);
+            assert!(u64::from(settings.per_segment()) * settings.slot_bytes() <= 1 << 30);
+        }
+    }
+
+    #[test]
+    fn blocks_in_is_the_inverse_of_bytes_for() {
+        for (layers, layer_bytes) in [(1, 1), (32, 65_536), (61, 1 << 28)] {
+            let settings = settings(layers, layer_bytes, 16);
+            for blocks in [0, 1, 2, 511, 512, 100_000, 40_000_000] {
+                let bytes = settings.bytes_for(blocks);
+                assert_eq!(settings.blocks_in(bytes), blocks);
+                assert_eq!(settings.blocks_in(bytes + 4095), blocks);
+                assert_eq!(settings.blocks_in(bytes - 1), blocks.saturating_sub(1));
+            }
+        }
+    }
+}
