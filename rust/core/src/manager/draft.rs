@@ -15,6 +15,7 @@ use crate::tier::{Kind, State, Write};
 use crate::time::Nanos;
 
 use super::Manager;
+use super::settings::DropOrder;
 
 /// What becomes of a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,6 +218,14 @@ impl Manager {
             .try_fold(out, |left, other| left.without(self.usable_view(draft, other, block)))
     }
 
+    /// Whether layers spare anybody work. What is missing above them is computed through them all,
+    /// so they do only if every layer above stands somewhere.
+    pub(super) fn spares(&self, layers: Layers, stands: impl Fn(TierId) -> Layers) -> bool {
+        let above = Layers::new(layers.hi, self.settings.layers);
+        let left = (0..self.tiers.len()).try_fold(above, |left, tier| left.without(stands(tier)));
+        self.settings.drop_order == DropOrder::Seed || left.is_some_and(Layers::is_empty)
+    }
+
     fn can_write(
         &mut self,
         draft: &mut Draft,
@@ -237,6 +246,9 @@ impl Manager {
             return false;
         }
         let Some(joined) = there.join(dirty) else { return false };
+        if !self.spares(joined, |other| self.usable_view(draft, other, block)) {
+            return false;
+        }
         self.take_out(draft, below, block);
         if let Some(host) = self.transit(tier, below) {
             // Only out of what is reserved: making room here could go round in circles.

@@ -12,7 +12,7 @@ use crate::tier::{State, Write};
 use crate::time::Nanos;
 
 use super::Manager;
-use super::draft::{Draft, Fate};
+use super::draft::{Draft, Fate, Victim};
 use super::moves::End;
 use super::own::OwnId;
 
@@ -31,7 +31,8 @@ impl Manager {
     }
 
     /// Begins to copy to the next tier what stands nowhere below, out of the block's residency
-    /// or of a slot of an engine, unless something used after `younger` would leave for it.
+    /// or of a slot of an engine, unless something used after `younger` would be lost to the last
+    /// tier or have to be written for it.
     fn write_down(
         &mut self,
         tier: TierId,
@@ -52,7 +53,9 @@ impl Manager {
         }
         let Some(dirty) = dirty.filter(|dirty| !dirty.is_empty()) else { return };
         let there = self.residency(below, block);
-        let joins = self.expected(below, block).join(dirty).is_some();
+        let joined = self.expected(below, block).join(dirty);
+        let joins =
+            joined.is_some_and(|joined| self.spares(joined, |other| self.expected(other, block)));
         let worth = node.uses >= self.tiers[tier].spec.admit_after && !node.unwritable;
         // Behind a block that stands nowhere a copy would be a leaf-only scope's hole.
         let reachable = self.structure(block) == Structure::Holes
@@ -70,9 +73,9 @@ impl Manager {
             if fresh || self.tiers[below].spec.layer_slots { self.units(below, dirty) } else { 0 };
         let passes = self.transit(tier, below).is_none_or(|host| self.pass(&mut draft, host));
         let fits = passes && self.room(&mut draft, below, units, now);
-        let younger_stay =
-            draft.victims.iter().all(|v| self.nodes[v.block as usize].access <= younger);
-        if !fits || !younger_stay {
+        let costs = |v: &Victim| v.tier == self.last() || !matches!(v.fate, Fate::Clean);
+        let young = |v: &Victim| self.nodes[v.block as usize].access > younger;
+        if !fits || draft.victims.iter().any(|v| costs(v) && young(v)) {
             self.abandon(&draft);
             return;
         }
