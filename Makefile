@@ -20,7 +20,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench lint fuzz docs fmt lock clean
+.PHONY: help run test bench lint fuzz faults docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -52,6 +52,9 @@ fuzz: $(BUILT) ## four million random operations in Rust, ten thousand through P
 	cargo test -p kvtrie-core --test fuzz -- --ignored --nocapture
 	HYPOTHESIS_PROFILE=deep $(BIN)/pytest tests/test_state_machine.py -s --timeout=3600 $(ARGS)
 	$(BIN)/python tests/mutations.py
+
+faults: $(BUILT) ## devices that fail, by kind: how many faults, misses, wrong blocks; ARGS="--cases 500"
+	$(BIN)/python tests/faults.py $(ARGS)
 
 docs: $(LOCKED) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -8,6 +8,7 @@ use kvtrie_core::block::Layers;
 use kvtrie_core::record::Key;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+use crate::meta::Meta;
 use crate::page::{half, word};
 use crate::settings::{Durability, HEAD_FIXED, PUT_FIXED, Settings};
 
@@ -21,36 +22,6 @@ pub(crate) const VERSION: u32 = 1;
 
 /// A FREE frame, and the least that a frame is.
 pub(crate) const SMALLEST: usize = 32;
-
-/// What a store keeps about a block for its manager.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Meta {
-    /// Nanoseconds since the last use.
-    pub age: u64,
-    /// How often it was used.
-    pub uses: u32,
-    /// Blocks of the session it belongs to.
-    pub session_blocks: u32,
-    /// Its cost; NaN leaves it to the policy.
-    pub cost: f64,
-    /// Nanoseconds that it still has to live; `u64::MAX` for no end.
-    pub ttl: u64,
-}
-
-impl Default for Meta {
-    fn default() -> Self {
-        Self { age: 0, uses: 0, session_blocks: 0, cost: f64::NAN, ttl: u64::MAX }
-    }
-}
-
-impl Meta {
-    /// The same, `elapsed` nanoseconds later.
-    #[must_use]
-    pub fn later(self, elapsed: u64) -> Self {
-        let ttl = if self.ttl == u64::MAX { u64::MAX } else { self.ttl.saturating_sub(elapsed) };
-        Self { age: self.age.saturating_add(elapsed), ttl, ..self }
-    }
-}
 
 /// A block stands in a slot.
 #[derive(Clone, Copy, Debug)]

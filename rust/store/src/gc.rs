@@ -10,6 +10,7 @@ use crate::claim::lock;
 use crate::error::{Error, Result};
 use crate::manifest::NEXT;
 use crate::segment::name;
+use crate::settings::Durability;
 use crate::store::Store;
 
 impl Store {
@@ -21,11 +22,17 @@ impl Store {
     pub fn gc(&self) -> Result<u64> {
         self.writable()?;
         let before = self.disk_bytes()?;
-        lock(&self.manifest).rewrite(&self.table, &mut |_, _| true)?;
+        if self.settings.durability == Durability::Fsync {
+            // What is free is free for good before its bytes go.
+            let upto = lock(&self.manifest).appended;
+            self.commit(upto)?;
+        }
         self.trim()?;
         for segment in self.segments.list()? {
             self.sweep(segment)?;
         }
+        // Last, because on a full disk it needs the room that the others gave.
+        lock(&self.manifest).rewrite(&self.table, &mut |_, _| true)?;
         Ok(before.saturating_sub(self.disk_bytes()?))
     }
 

@@ -5,9 +5,10 @@
 //! finds its blocks again after a restart by reading its manifest only. The format, byte by byte,
 //! is in `docs/design/disk.md`.
 //!
-//! Modules build on each other in one direction: nouns (`error`, `settings`, `claim`), bytes
-//! (`page`, `frame`), files (`device`, `system`, `faults`, `segment`), books (`table`, `scan`,
-//! `manifest`), and the store with what it can do (`open`, `rows`, `verify`, `gc`).
+//! Modules build on each other in one direction: nouns (`error`, `settings`, `meta`,
+//! `claim`), bytes (`page`, `frame`), files (`device`, `system`, `faults`, `segment`), books
+//! (`table`, `scan`, `manifest`), and the store with what it can do (`open`, `read`, `write`,
+//! `rows`, `verify`, `gc`).
 
 #![forbid(unsafe_code)]
 
@@ -18,8 +19,10 @@ mod faults;
 mod frame;
 mod gc;
 mod manifest;
+mod meta;
 mod open;
 mod page;
+mod read;
 mod rows;
 mod scan;
 mod segment;
@@ -28,11 +31,12 @@ mod store;
 mod system;
 mod table;
 mod verify;
+mod write;
 
 pub use device::{Access, Device, File, Item, Size};
 pub use error::{Error, Result};
 pub use faults::{Call, Chance, Fault, Faults};
-pub use frame::Meta;
+pub use meta::Meta;
 pub use open::{Listed, stores};
 pub use rows::{Kept, Row};
 pub use settings::{Durability, PAGE, SEGMENT, Settings};

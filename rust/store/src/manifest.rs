@@ -72,10 +72,17 @@ impl Manifest {
 
     /// Appends a frame and returns where it stands.
     pub(crate) fn append(&mut self, frame: &[u8], table: &Mutex<Table>) -> Result<u64> {
-        let held = self.len + (self.pending.len() + frame.len()) as u64;
-        let most = self.settings.head_bytes() as u64 + 2 * lock(table).live() + SPARE;
-        if self.damaged || held > most {
-            self.rewrite(table, &mut |_, _| true)?;
+        let end = self.len + (self.pending.len() + frame.len()) as u64;
+        let head = self.settings.head_bytes() as u64;
+        let rewritten = if self.damaged || end > head + 2 * lock(table).live() + SPARE {
+            self.rewrite(table, &mut |_, _| true)
+        } else {
+            Ok(())
+        };
+        // A full disk must not keep a slot from being freed while the budget has room.
+        let most = head + 2 * u64::from(self.settings.blocks) * self.settings.frame_bytes() + SPARE;
+        if self.damaged || end > most {
+            rewritten?;
         }
         let at = self.len + self.pending.len() as u64;
         let before = self.pending.len();

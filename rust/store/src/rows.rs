@@ -10,7 +10,7 @@ use kvtrie_core::record::{Key, Record};
 
 use crate::claim::lock;
 use crate::error::{Error, Result};
-use crate::frame::Meta;
+use crate::meta::Meta;
 use crate::store::Store;
 
 /// One block of a store.

@@ -217,3 +217,49 @@ impl Segments {
             .map_err(|error| Error::io(format!("removing {}", path.display()), error))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Access, Segments, name, number};
+    use crate::device::Device;
+    use crate::faults::{Chance, Fault, Faults};
+    use crate::settings::{Durability, Settings};
+    use crate::system::System;
+    use std::io::IoSlice;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_name_is_one_number() {
+        assert_eq!(name(7), "segment-00007");
+        assert_eq!(number("segment-00007"), Some(7));
+        assert_eq!(number("segment-123456"), Some(123_456));
+        for other in ["segment-7", "segment-", "segment-0000x", "manifest"] {
+            assert_eq!(number(other), None);
+        }
+    }
+
+    #[test]
+    fn a_failed_sync_fails_all_that_were_waiting_for_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let faults = Arc::new(Faults::new(Arc::new(System), 0));
+        let settings = Settings {
+            identity: [0; 32],
+            about: String::new(),
+            layers: 1,
+            layer_bytes: 1,
+            block_tokens: 1,
+            blocks: 9,
+            durability: Durability::Fsync,
+        };
+        let device = Arc::clone(&faults) as Arc<dyn Device>;
+        let segments = Segments::new(device, folder.path().to_path_buf(), &settings, Access::Write);
+        let (one, two) = (segments.failures(1), segments.failures(2));
+        segments.write(1, 0, &mut [IoSlice::new(b"one")]).unwrap();
+        segments.write(2, 0, &mut [IoSlice::new(b"two")]).unwrap();
+        faults.inject(Fault::Sync, Chance::After(0));
+        assert!(segments.sync(1, one).is_err());
+        assert!(segments.sync(2, two).unwrap_err().to_string().contains("meanwhile"));
+        segments.write(2, 0, &mut [IoSlice::new(b"two")]).unwrap();
+        segments.sync(2, segments.failures(2)).unwrap();
+    }
+}

@@ -11,7 +11,7 @@ use kvtrie_core::block::Layers;
 use kvtrie_core::record::Key;
 use kvtrie_store::{Chance, Device, Durability, Fault, Faults, Kept, Meta, Settings, Store};
 use rig::memory::{Image, Memory, Op, Power};
-use rig::{Block, Model, Random, behind, first, layer, read, write};
+use rig::{Block, Model, Random, behind, first, layer, long, read, write};
 
 const SLOTS: u32 = 3;
 const ALL: Layers = Layers::new(0, 4);
@@ -40,7 +40,7 @@ type Versions = BTreeMap<Key, u64>;
 
 fn blocks() -> Vec<Block> {
     let root = first(0);
-    let next = behind(&root, 1);
+    let next = long(&root, 1);
     vec![next.clone(), behind(&next, 2), root]
 }
 
@@ -49,7 +49,7 @@ fn work(
     start: Image,
     mut model: Model,
     durability: Durability,
-    faulty: bool,
+    fails: bool,
     versions: &mut Versions,
     random: &mut Random,
 ) -> Run {
@@ -61,7 +61,7 @@ fn work(
     let mut steps = Vec::new();
     for _ in 0..12 {
         let began = memory.clock();
-        if faulty && random.below(2) == 0 {
+        if fails && random.below(2) == 0 {
             let fault = [Fault::Write, Fault::Sync, Fault::ShortWrite, Fault::NoSpace]
                 [usize::try_from(random.below(4)).unwrap()];
             faults.inject(fault, Chance::After(random.below(6)));
@@ -184,14 +184,14 @@ fn check(owed: &Model, found: &Model, clock: usize) {
 }
 
 /// How many losses were looked at, and how many left nothing that had to be found.
-fn campaign(seeds: std::ops::Range<u64>, durability: Durability, faulty: bool) -> (u64, u64) {
+fn campaign(seeds: std::ops::Range<u64>, durability: Durability, fails: bool) -> (u64, u64) {
     let (mut losses, mut empty) = (0, 0);
     for seed in seeds {
         let mut random = Random(seed);
         let mut versions = Versions::new();
         let (mut image, mut model) = (Image::default(), Model::default());
         for _generation in 0..3 {
-            let run = work(image, model.clone(), durability, faulty, &mut versions, &mut random);
+            let run = work(image, model.clone(), durability, fails, &mut versions, &mut random);
             let log = run.memory.log();
             let mut power = Power::from_image(run.start.clone());
             let mut images = Vec::new();
@@ -238,14 +238,14 @@ fn campaign(seeds: std::ops::Range<u64>, durability: Durability, faulty: bool) -
 
 #[test]
 fn fsync_survives_every_loss_of_power() {
-    let (losses, empty) = campaign(0..40, Durability::Fsync, false);
-    assert!(losses > 10_000 && empty < losses / 2, "{losses} losses, {empty} of nothing");
+    let (losses, empty) = campaign(0..25, Durability::Fsync, false);
+    assert!(losses > 6_000 && empty < losses / 2, "{losses} losses, {empty} of nothing");
 }
 
 #[test]
 fn fsync_survives_every_loss_of_power_on_a_device_that_fails() {
-    let (losses, empty) = campaign(1000..1040, Durability::Fsync, true);
-    assert!(losses > 10_000 && empty < losses / 2, "{losses} losses, {empty} of nothing");
+    let (losses, empty) = campaign(1000..1025, Durability::Fsync, true);
+    assert!(losses > 6_000 && empty < losses / 2, "{losses} losses, {empty} of nothing");
 }
 
 #[test]
@@ -254,4 +254,98 @@ fn flush_and_none_never_read_anything_wrong() {
         let (losses, _) = campaign(0..20, durability, false);
         assert!(losses > 300, "{losses} losses");
     }
+}
+
+/// What a loss of power at any sync can leave: every choice of up to six writes, many of more.
+fn every_loss(memory: &Memory, start: Image, mut take: impl FnMut(usize, Image)) {
+    let mut random = Random(1);
+    let mut power = Power::from_image(start);
+    for (clock, op) in memory.log().iter().enumerate() {
+        if matches!(op, Op::Sync { .. } | Op::SyncFolder { .. }) {
+            let open = power.open();
+            let some = open > 6;
+            for case in 0..if some { 300 } else { 1 << open } {
+                let keep = if some { random.next() } else { case };
+                let torn = usize::try_from(case).unwrap() % (open + 1);
+                for torn in [None, Some(torn)] {
+                    take(clock, power.lose(keep, torn, power.open_names(), &mut random));
+                }
+            }
+        }
+        power.step(op);
+    }
+}
+
+#[test]
+fn an_extension_that_failed_never_endangers_what_was_durable() {
+    // The checksums of layers 45..60 lie on both sides of a sector, where a header page can tear.
+    let settings = Settings { layers: 64, ..rig::settings(SLOTS, 8, Durability::Fsync) };
+    let (back, block) = (Layers::new(60, 64), &blocks()[0]);
+    for fault in [Fault::Sync, Fault::Write] {
+        for after in 0..4 {
+            let memory = Memory::default();
+            let faults = Arc::new(Faults::new(memory.device(), 0));
+            let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
+            let store = rig::open(&device, &settings);
+            write(&store, block, 1, back, 1).unwrap();
+            let durable = memory.clock();
+            for (version, layers) in [(2, Layers::new(50, 60)), (3, Layers::new(45, 60))] {
+                faults.inject(fault, Chance::After(after));
+                let _ = write(&store, block, 1, layers, version);
+                faults.heal();
+            }
+            write(&store, block, 1, Layers::new(40, 60), 4).unwrap();
+            std::mem::forget(store);
+            every_loss(&memory, Image::default(), |clock, image| {
+                if clock > durable {
+                    let store = rig::open(&Memory::from_image(image).device(), &settings);
+                    let found = read(&store, &block.key, 1, back).unwrap();
+                    assert!(found == rig::bytes(&settings, block, back, 1));
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn no_page_of_a_former_stay_outlives_a_fresh_write() {
+    let memory = Memory::default();
+    let faults = Arc::new(Faults::new(memory.device(), 0));
+    let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
+    let block = &blocks()[0];
+    let store = rig::open(&device, &settings(Durability::Flush));
+    write(&store, block, 1, Layers::new(2, 4), 1).unwrap();
+    // Extensions that fail at their frame leave pages of sequences that no frame knows.
+    for version in 2..7 {
+        faults.inject(Fault::Write, Chance::After(2));
+        assert!(write(&store, block, 1, Layers::new(0, 2), version).is_err());
+    }
+    std::mem::forget(store);
+    let memory = memory.copy();
+    let store = rig::open(&memory.device(), &settings(Durability::Flush));
+    assert!(read(&store, &block.key, 1, Layers::new(2, 4)).is_ok());
+    store.remove(1).unwrap();
+    write(&store, block, 1, ALL, 8).unwrap();
+    let found = read(&store, &block.key, 1, ALL).unwrap();
+    assert!(found == rig::bytes(store.settings(), block, ALL, 8));
+}
+
+#[test]
+fn a_segment_whose_name_was_never_synced_is_made_durable_by_the_next_writer() {
+    let memory = Memory::default();
+    let faults = Arc::new(Faults::new(memory.device(), 0));
+    let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
+    let block = &blocks()[0];
+    let store = rig::open(&device, &settings(Durability::Fsync));
+    faults.inject(Fault::Sync, Chance::After(0));
+    assert!(write(&store, block, 1, ALL, 1).is_err());
+    store.close().unwrap();
+    let store = rig::open(&device, &settings(Durability::Fsync));
+    write(&store, block, 1, ALL, 2).unwrap();
+    std::mem::forget(store);
+    let mut power = Power::default();
+    memory.log().iter().for_each(|op| power.step(op));
+    let image = power.lose(0, None, 0, &mut Random(0));
+    let found = look(image, Durability::Fsync, &Versions::from([(block.key, 2)]));
+    assert!(found.0[&1].versions.values().eq([2; 4].iter()));
 }

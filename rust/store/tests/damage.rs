@@ -124,6 +124,26 @@ fn every_layer_is_guarded_and_damage_is_removed() {
 }
 
 #[test]
+fn writing_a_damaged_block_again_mends_it() {
+    let damaged = || {
+        let (memory, blocks) = filled();
+        flip(&memory, SEGMENT, (SLOT + 3 * 4096) * 8);
+        let store = rig::open(&memory.device(), &settings());
+        (store, blocks)
+    };
+    let (store, blocks) = damaged();
+    write(&store, &blocks[1], 1, ALL, 1).unwrap();
+    right(&store, &blocks[1], 1, ALL);
+    // A part of it cannot stand for the rest, which is proved no longer.
+    let (store, blocks) = damaged();
+    let refused = write(&store, &blocks[1], 1, Layers::new(1, 3), 1).unwrap_err();
+    assert!(matches!(&refused, Error::Bad { slot: 1, .. }), "{refused}");
+    assert!(bad(&store, &blocks[1], 1, ALL).contains("nothing"));
+    write(&store, &blocks[1], 1, Layers::new(1, 3), 1).unwrap();
+    right(&store, &blocks[1], 1, Layers::new(1, 3));
+}
+
+#[test]
 fn verify_finds_what_is_damaged_and_nothing_else() {
     let (memory, blocks) = filled();
     flip(&memory, SEGMENT, (2 * SLOT + 3 * 4096) * 8);
@@ -226,6 +246,30 @@ fn a_manifest_cut_anywhere_keeps_its_whole_frames() {
 }
 
 #[test]
+fn a_tail_without_frames_is_cut_off() {
+    let (memory, _) = filled();
+    let whole = memory.bytes(MANIFEST);
+    memory.alter(MANIFEST, |bytes| bytes.extend([7; 5000]));
+    let reader = look(&memory);
+    assert_eq!((reader.blocks(), reader.reasons().len()), (3, 1));
+    assert_eq!(memory.bytes(MANIFEST).len(), whole.len() + 5000);
+    let store = rig::open(&memory.device(), &settings());
+    assert_eq!((store.blocks(), store.reasons().len()), (3, 1));
+    assert_eq!(memory.bytes(MANIFEST), whole);
+}
+
+#[test]
+fn an_old_frame_behind_a_newer_one_does_not_count() {
+    let (memory, blocks) = filled();
+    let at = frames(&memory);
+    // Slot 1 as it was before its extension.
+    memory.alter(MANIFEST, |bytes| bytes.extend_from_within(at[1]..at[2]));
+    let store = rig::open(&memory.device(), &settings());
+    right(&store, &blocks[1], 1, ALL);
+    assert_eq!(store.reasons(), Vec::<String>::new());
+}
+
+#[test]
 fn a_segment_cut_anywhere_keeps_what_lies_before() {
     let (memory, blocks) = filled();
     let end = memory.bytes(SEGMENT).len();
@@ -324,8 +368,8 @@ fn another_layout_is_not_found_and_not_touched() {
         assert!(matches!(found, Err(Error::Config(_))), "{found:?}");
     }
     let named = memory.image().names.into_iter();
-    let ours = named.filter(|(path, _)| path.ends_with("0102030405060708/manifest"));
-    let file = ours.last().unwrap().1;
+    let mut ours = named.filter(|(path, _)| path.ends_with("0102030405060708/manifest"));
+    let file = ours.next_back().unwrap().1;
     assert_eq!(memory.image().files[&file], before);
 }
 

@@ -259,4 +259,16 @@ fn slots_lie_in_several_segments() {
         read(&store, &blocks[1].key, 1, layers).unwrap(),
         bytes(&settings, &blocks[1], layers, 1)
     );
+    // With fewer slots the segments behind them go.
+    rig::write(&store, &blocks[6], 6, layers, 1).unwrap();
+    let own = store.folder().to_path_buf();
+    drop(store);
+    let fewer = Settings { blocks: 2, ..settings.clone() };
+    let store = Store::open(Arc::new(System), folder.path(), fewer).unwrap();
+    let reasons = store.reasons();
+    assert!(reasons.len() == 1 && reasons[0].contains("slot 6, there are 2"), "{reasons:?}");
+    assert!(own.join("segment-00000").exists());
+    assert!(!own.join("segment-00001").exists() && !own.join("segment-00002").exists());
+    let found = read(&store, &blocks[1].key, 1, layers).unwrap();
+    assert_eq!(found, bytes(&settings, &blocks[1], layers, 1));
 }

@@ -290,7 +290,7 @@ impl Power {
                 }
             }
             Op::Create { .. } | Op::Rename { .. } | Op::Remove { .. } => {
-                self.names.push(op.clone())
+                self.names.push(op.clone());
             }
         }
     }

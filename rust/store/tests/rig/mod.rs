@@ -68,6 +68,13 @@ pub(crate) fn behind(parent: &Block, token: u32) -> Block {
     Block { key: record.key(), record: record.encode() }
 }
 
+/// A block behind `parent` whose record is longer than a sector, so that its header page tears.
+pub(crate) fn long(parent: &Block, token: u32) -> Block {
+    let digests = vec![(0, vec![9; 900])];
+    let record = Record { parent: parent.key, scope: None, tokens: vec![token; 4], digests };
+    Block { key: record.key(), record: record.encode() }
+}
+
 /// The bytes of one layer of a block in its `version`th computation.
 pub(crate) fn layer(key: &Key, layer: u16, version: u64, length: usize) -> Vec<u8> {
     let start = u64::from_le_bytes(std::array::from_fn(|at| key[at]));

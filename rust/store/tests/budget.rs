@@ -1,0 +1,149 @@
+//! The budget: whatever is written, all files of a store stay within `bytes_for`.
+
+mod rig;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvtrie_core::block::Layers;
+use kvtrie_core::record::{Record, scope_key};
+use kvtrie_store::{Access, Device, Durability, File, Item, Kept, Meta, Settings, Store, System};
+use rig::{Block, Random, bytes};
+
+/// A device that weighs the folder before each rename: that is when two manifests stand there.
+#[derive(Debug)]
+struct Scale {
+    folder: PathBuf,
+    most: AtomicU64,
+    renames: AtomicU64,
+}
+
+/// Bytes of all files, by what they take up and by their lengths; the larger one.
+fn weigh(folder: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let files = || std::fs::read_dir(folder).unwrap().map(|item| item.unwrap().metadata().unwrap());
+    let taken: u64 = files().map(|data| data.blocks() * 512).sum();
+    let long: u64 = files().map(|data| data.len()).sum();
+    taken.max(long)
+}
+
+impl Device for Scale {
+    fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
+        System.open(path, access)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.most.fetch_max(weigh(&self.folder), Ordering::Relaxed);
+        self.renames.fetch_add(1, Ordering::Relaxed);
+        System.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        System.remove(path)
+    }
+
+    fn make_folder(&self, path: &Path) -> io::Result<()> {
+        System.make_folder(path)
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        System.sync_folder(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<Item>> {
+        System.list(path)
+    }
+}
+
+/// A block whose record is as long as records may be.
+fn longest(settings: &Settings, token: u32) -> Block {
+    let mut record = Record {
+        parent: scope_key("tiny", 4, b"", ""),
+        scope: None,
+        tokens: vec![token; 4],
+        digests: vec![(0, vec![])],
+    };
+    let room = settings.record_bytes() - record.encode().len();
+    record.digests[0].1 = vec![7; room];
+    Block { key: record.key(), record: record.encode() }
+}
+
+fn fill(durability: Durability, layer_bytes: usize, blocks: u32) {
+    let folder = tempfile::tempdir().unwrap();
+    let about = "x".repeat(16 << 10);
+    let settings = Settings { about, ..rig::settings(blocks, layer_bytes, durability) };
+    let own = folder.path().join(settings.folder_name());
+    let scale = Arc::new(Scale { folder: own.clone(), most: 0.into(), renames: 0.into() });
+    let budget = settings.bytes_for(blocks);
+    let store = Store::open(Arc::clone(&scale) as Arc<dyn Device>, folder.path(), settings.clone());
+    let store = store.unwrap();
+    let mut random = Random(1);
+    let all = Layers::new(0, 4);
+    for step in 0..12 * blocks {
+        let slot = step % blocks;
+        let block = longest(&settings, step);
+        let data = bytes(&settings, &block, all, 1);
+        store.write(&block.key, slot, all, &block.record, Meta::default(), &data, 0).unwrap();
+        if step % 7 == 0 {
+            assert!(weigh(&own) <= budget, "{} of {budget} after {step}", weigh(&own));
+        }
+        if random.below(50) == 0 {
+            store.remove(u32::try_from(random.below(blocks.into())).unwrap()).unwrap();
+        }
+    }
+    store.sync().unwrap();
+    let kept: Vec<Kept> =
+        store.rows(0).unwrap().iter().map(|row| Kept { slot: row.slot, meta: row.meta }).collect();
+    store.save(&kept, 0).unwrap();
+    let renames = scale.renames.load(Ordering::Relaxed);
+    assert!(renames > 4, "{renames} rewrites");
+    let most = scale.most.load(Ordering::Relaxed).max(weigh(&own));
+    assert!(most <= budget, "{most} of {budget}");
+    // And not by far too much.
+    assert!(most > budget / 3, "{most} of {budget}");
+    for slot in 0..blocks {
+        store.remove(slot).unwrap();
+    }
+    let full = store.disk_bytes().unwrap();
+    let freed = store.gc().unwrap();
+    assert!(freed >= u64::from(blocks) * settings.slot_bytes() * 9 / 10, "{freed} of {full}");
+    assert_eq!(store.disk_bytes().unwrap(), full - freed);
+}
+
+#[test]
+fn files_stay_within_the_budget() {
+    for durability in [Durability::None, Durability::Flush] {
+        for layer_bytes in [1, 4096, 10_000] {
+            fill(durability, layer_bytes, 150);
+        }
+    }
+    fill(Durability::Fsync, 4096, 60);
+}
+
+#[test]
+fn a_hole_in_the_middle_gives_its_space_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = rig::settings(9, 64 << 10, Durability::Flush);
+    let store = Store::open(Arc::new(System), folder.path(), settings.clone()).unwrap();
+    let all = Layers::new(0, 4);
+    let blocks: Vec<Block> = (0..9).map(|token| longest(&settings, token)).collect();
+    for slot in 0..9 {
+        rig::write(&store, &blocks[slot as usize], slot, all, 1).unwrap();
+    }
+    for slot in [2, 3, 5, 7, 8] {
+        store.remove(slot).unwrap();
+    }
+    let freed = store.gc().unwrap();
+    assert!(freed >= 5 * settings.slot_bytes(), "{freed}");
+    assert!(freed < 6 * settings.slot_bytes(), "{freed}");
+    assert_eq!(store.verify(|_| {}), vec![]);
+    for slot in [2, 8, 5] {
+        rig::write(&store, &blocks[slot as usize], slot, all, 1).unwrap();
+    }
+    drop(store);
+    let store = Store::open(Arc::new(System), folder.path(), settings).unwrap();
+    assert_eq!(store.blocks(), 7);
+    assert_eq!(store.verify(|_| {}), vec![]);
+}

@@ -1,0 +1,123 @@
+//! A process that dies at any moment: what it had reported under `Flush` is found and right.
+//!
+//! The writer is this test binary again, told by its environment what to do.
+
+mod rig;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use kvtrie_core::block::Layers;
+use kvtrie_store::{Durability, Settings, Store, System};
+use rig::{Block, Model, Random, behind, first, read, write};
+
+const FOLDER: &str = "KVTRIE_KILL_FOLDER";
+const ROUND: &str = "KVTRIE_KILL_ROUND";
+const SLOTS: u32 = 8;
+
+fn settings() -> Settings {
+    rig::settings(SLOTS, 40_000, Durability::Flush)
+}
+
+fn blocks() -> Vec<Block> {
+    let mut all = vec![first(0)];
+    for token in 0..11 {
+        all.push(behind(&all[all.len() - 1], token));
+    }
+    all
+}
+
+fn open(folder: &Path) -> Store {
+    Store::open(Arc::new(System), folder, settings()).unwrap()
+}
+
+/// Writes until it is killed, and says before and after each write what it does.
+#[test]
+fn the_writer() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let round: u64 = std::env::var(ROUND).unwrap().parse().unwrap();
+    let store = open(Path::new(&folder));
+    let blocks = blocks();
+    let mut random = Random(round);
+    for version in round << 32.. {
+        let slot = u32::try_from(random.below(SLOTS.into())).unwrap();
+        let number = usize::try_from(random.below(12)).unwrap();
+        let lo = u16::try_from(random.below(4)).unwrap();
+        let hi = lo + 1 + u16::try_from(random.below(u64::from(4 - lo))).unwrap();
+        let line = format!("{slot} {number} {lo} {hi} {version}");
+        writeln!(std::io::stdout(), "\nbegin {line}").unwrap();
+        write(&store, &blocks[number], slot, Layers::new(lo, hi), version).unwrap();
+        writeln!(std::io::stdout(), "wrote {line}").unwrap();
+    }
+}
+
+#[test]
+fn what_was_reported_survives_a_hundred_kills() {
+    let folder = tempfile::tempdir().unwrap();
+    let blocks = blocks();
+    let mut random = Random(7);
+    let mut model = Model::default();
+    let (mut writes, mut found) = (0, 0);
+    for round in 1..=100_u64 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_writer", "--nocapture"])
+            .env(FOLDER, folder.path())
+            .env(ROUND, round.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut left = 1 + random.below(120);
+        let mut begun = None;
+        while let Some(Ok(line)) = lines.next() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let &[verb @ ("begin" | "wrote"), slot, number, lo, hi, version] = &words[..] else {
+                continue;
+            };
+            // A line that was cut by the kill does not parse, and was not reported.
+            let Ok(version) = version.parse::<u64>() else { continue };
+            let slot: u32 = slot.parse().unwrap();
+            let key = blocks[number.parse::<usize>().unwrap()].key;
+            let layers = Layers::new(lo.parse().unwrap(), hi.parse().unwrap());
+            if verb == "begin" {
+                begun = Some((slot, key, layers));
+            } else if version >> 32 == round {
+                begun = None;
+                model.write(&key, slot, layers, version);
+                writes += 1;
+            }
+            left = left.saturating_sub(1);
+            if left == 0 {
+                child.kill().unwrap();
+            }
+        }
+        child.wait().unwrap();
+        if let Some((slot, key, layers)) = begun {
+            let extends = model
+                .0
+                .get(&slot)
+                .is_some_and(|holds| holds.key == key && holds.layers().join(layers).is_some());
+            if !extends {
+                model.0.remove(&slot);
+            }
+        }
+        let store = open(folder.path());
+        for (slot, holds) in &model.0 {
+            let bytes = read(&store, &holds.key, *slot, holds.layers()).unwrap();
+            assert!(bytes == holds.bytes(40_000), "slot {slot} in round {round}");
+            found += 1;
+        }
+        // What was under way is there whole or not at all; either way it goes.
+        for row in store.rows(0).unwrap() {
+            read(&store, &row.key, row.slot, row.layers).unwrap();
+            let known = model.0.get(&row.slot);
+            if known.is_none_or(|holds| holds.key != row.key || holds.layers() != row.layers) {
+                store.remove(row.slot).unwrap();
+                model.0.remove(&row.slot);
+            }
+        }
+    }
+    assert!(writes > 1000 && found > 500, "{writes} writes, {found} found");
+}

@@ -1,0 +1,122 @@
+//! How long a restart takes: `cargo test --release -p kvtrie-store --test opening -- --ignored
+//! --nocapture`.
+
+mod rig;
+
+use std::io::{self, IoSlice, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvtrie_core::block::Layers;
+use kvtrie_core::record::Record;
+use kvtrie_store::{Access, Device, Durability, File, Item, Meta, Settings, Size, Store, System};
+
+/// A device whose segments keep nothing, so that only the manifest counts.
+#[derive(Debug)]
+struct Hollow;
+
+#[derive(Debug)]
+struct Nothing;
+
+impl Device for Hollow {
+    fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
+        let segment = path.file_name().is_some_and(|name| name.to_string_lossy().contains("seg"));
+        if segment { Ok(Arc::new(Nothing)) } else { System.open(path, access) }
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        System.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        System.remove(path)
+    }
+
+    fn make_folder(&self, path: &Path) -> io::Result<()> {
+        System.make_folder(path)
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        System.sync_folder(path)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<Item>> {
+        System.list(path)
+    }
+}
+
+impl File for Nothing {
+    fn read_at(&self, _buffer: &mut [u8], _at: u64) -> io::Result<usize> {
+        Ok(0)
+    }
+
+    fn write_at(&self, buffers: &[IoSlice<'_>], _at: u64) -> io::Result<usize> {
+        Ok(buffers.iter().map(|buffer| buffer.len()).sum())
+    }
+
+    fn set_len(&self, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn size(&self) -> io::Result<Size> {
+        Ok(Size::default())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn punch(&self, _at: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn try_lock(&self) -> io::Result<bool> {
+        Ok(true)
+    }
+}
+
+/// Opens a store of `blocks` blocks of 16 tokens, in paths of 1000.
+fn restart(blocks: u32, out: &mut dyn Write) {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        layers: 1,
+        layer_bytes: 1,
+        block_tokens: 16,
+        ..rig::settings(blocks, 1, Durability::Flush)
+    };
+    let store = Store::open(Arc::new(Hollow), folder.path(), settings.clone()).unwrap();
+    let mut last = [0; 32];
+    for slot in 0..blocks {
+        let scope = (slot % 1000 == 0).then(|| kvtrie_core::record::Owner {
+            tenant: slot.to_le_bytes().to_vec(),
+            lora: String::new(),
+            structure: None,
+        });
+        let record = Record { parent: last, scope, tokens: vec![slot; 16], digests: vec![] };
+        last = record.key();
+        let bytes = record.encode();
+        let layer = Layers::new(0, 1);
+        store.write(&last, slot, layer, &bytes, Meta::default(), &[7], 0).unwrap();
+    }
+    store.close().unwrap();
+    let start = Instant::now();
+    let store = Store::open(Arc::new(Hollow), folder.path(), settings).unwrap();
+    let opened = start.elapsed();
+    let rows = store.rows(0).unwrap();
+    let listed = start.elapsed();
+    assert_eq!(rows.len(), blocks as usize);
+    assert!(rows.iter().all(|row| row.rooted));
+    writeln!(out, "{blocks} blocks: opened in {opened:?}, all rows proved in {listed:?}").unwrap();
+}
+
+#[test]
+fn a_long_manifest_is_read_whole() {
+    restart(30_000, &mut io::sink());
+}
+
+#[test]
+#[ignore = "seconds; prints how long opening takes"]
+fn a_million_blocks_are_found_again() {
+    restart(1_000_000, &mut io::stdout());
+}
