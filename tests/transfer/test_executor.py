@@ -2,106 +2,16 @@
 
 import threading
 
-import numpy as np
 import pytest
 import torch
+from rig import SHAPE, SIZE, Gate, Shelf, away, fetch, gated, prompt, rows, store, world
 
-from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie import BlockManager, Tier
 from kvtrie.errors import ClosedError, ConfigError, TransferError
-from kvtrie.tiers import Pool, open_pools
+from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
 
-SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=4)
-SIZE = 4
 FORMS = [(False, False), (True, True), (True, False)]
-
-
-class Time:
-    """A clock that only moves when told."""
-
-    def __init__(self):
-        self.now = 1_000_000_000
-
-    def __call__(self):
-        return self.now
-
-
-class Gate(Pool):
-    """A pool whose copies into it wait for a signal, and then go through or fail."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.entered = threading.Semaphore(0)
-        self.leave = threading.Semaphore(0)
-        self.error = None
-
-    def copy_from(self, source, source_units, units):
-        self.entered.release()
-        assert self.leave.acquire(timeout=30)
-        if self.error is not None:
-            raise self.error
-        super().copy_from(source, source_units, units)
-
-
-class Shelf:
-    """A storage in a dict, as a disk would be: whole units, by key."""
-
-    def __init__(self):
-        self.kept = {}
-
-    def write(self, key, slot, layers, memory, label):  # noqa: ARG002
-        for layer, unit in zip(range(*layers), memory, strict=True):
-            self.kept[bytes(key), layer] = unit.clone()
-
-    def read(self, key, slot, layers, memory):  # noqa: ARG002
-        for layer, unit in zip(range(*layers), memory, strict=True):
-            unit.copy_(self.kept[bytes(key), layer])
-
-
-def world(gpu=4, host=12, form=(False, False), write="back"):
-    tiers = [
-        Tier("gpu", blocks=gpu, layer_slots=form[0], write=write),
-        Tier("host", blocks=host, layer_slots=form[1]),
-    ]
-    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
-    return manager, list(open_pools(SHAPE, tiers, SIZE))
-
-
-def prompt(seed, blocks):
-    return np.random.default_rng(seed).integers(0, 1000, blocks * SIZE)
-
-
-def rows(pool, lease, tokens):
-    """Units and offsets of the first tokens of a lease, per layer."""
-    table = pool.table(lease.slots(0))
-    at = torch.arange(tokens)
-    return [(layer[at // SIZE], at % SIZE) for layer in table]
-
-
-def store(executor, tokens, seed):
-    """Compute, that is invent, the KV of a prompt and commit it; returns what was written."""
-    generator = torch.Generator().manual_seed(seed)
-    manager, pool = executor.manager, executor.pools[0]
-    with manager.acquire(tokens, now=executor.clock(), keep=0) as lease:
-        assert lease.matched == 0
-        executor.wait(lease)
-        written = []
-        for where in rows(pool, lease, len(tokens)):
-            kv = torch.randn(2, len(tokens), 2, 4, generator=generator)
-            pool.scatter(*where, *kv)
-            written.append(kv)
-        lease.commit(tokens, now=executor.clock())
-    return torch.stack(written)
-
-
-def fetch(executor, tokens):
-    """What stands in the slots of a prompt whose KV is all cached."""
-    manager, pool = executor.manager, executor.pools[0]
-    with manager.acquire(tokens, now=executor.clock(), keep=0, load="all") as lease:
-        assert lease.matched == len(tokens)
-        executor.wait(lease)
-        assert len(lease.plan.recompute()) == 0
-        return torch.stack([torch.stack(pool.gather(*at)) for at in rows(pool, lease, len(tokens))])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -205,28 +115,6 @@ def test_a_failed_load_becomes_something_to_compute():
         manager.audit()
 
 
-def test_a_move_past_its_deadline_fails_and_keeps_its_slots_until_it_ends():
-    manager, pools = world(gpu=3)
-    host = pools[1] = Gate(SHAPE, 8, SIZE)
-    clock = Time()
-    with Executor(manager, pools, workers=1, deadline_s=2.0, clock=clock) as executor:
-        store(executor, prompt(1, 3), 1)
-        lease = manager.acquire(prompt(2, 3), now=clock())
-        executor.poll()
-        assert host.entered.acquire(timeout=30)
-        clock.now += 1_999_000_000
-        executor.poll()
-        assert manager.failed() == []
-        clock.now += 1_000_000
-        assert executor.poll() > 0  # it still runs
-        assert any("no end after 2.0" in row.reason for row in manager.failed())
-        manager.audit()
-        host.leave.release(20)
-        executor.drain()
-        lease.release()
-        manager.audit()
-
-
 def test_progress_is_reported_layer_by_layer():
     manager, pools = world(gpu=3, write="through")
     first = prompt(1, 3)
@@ -249,28 +137,6 @@ def test_progress_is_reported_layer_by_layer():
     assert seen == [[layer] * 3 for layer in range(SHAPE.layers)]
     lease.release()
     executor.close()
-
-
-def test_closing_fails_what_has_not_started_and_waits_for_what_runs():
-    manager, pools = world(gpu=3)
-    host = pools[1] = Gate(SHAPE, 8, SIZE)
-    executor = Executor(manager, pools, workers=1, moves_per_job=1)
-    store(executor, prompt(1, 3), 1)
-    lease = manager.acquire(prompt(2, 3), now=executor.clock())
-    executor.poll()
-    assert host.entered.acquire(timeout=30)
-    closer = threading.Thread(target=executor.close)
-    closer.start()
-    host.leave.release(20)
-    closer.join(timeout=30)
-    assert not closer.is_alive()
-    assert threading.active_count() == 1
-    assert any("closed before" in row.reason for row in manager.failed())
-    executor.close()
-    with pytest.raises(TransferError, match="closed"):
-        executor.poll()
-    lease.release()
-    manager.audit()
 
 
 def test_waiting_for_moves_that_somebody_else_took_is_an_error():
@@ -320,3 +186,153 @@ def test_pools_match_the_tiers():
     for wrong in (pools[:1], [pools[0], None]):
         with pytest.raises(ConfigError, match="1 pools given for 2"):
             Executor(manager, wrong)
+
+
+def test_a_load_that_a_lease_waits_for_overtakes_stores_that_nobody_waits_for():
+    manager, (gpu, host) = gated(write="through")
+    wanted = prompt(1, 2)
+    with Executor(manager, [gpu, host], workers=1, moves_per_job=1) as executor:
+        kept = away(executor, wanted, 1)
+        host.shut()
+        store(executor, prompt(2, 3), 2)
+        executor.poll()
+        assert host.entered.acquire(timeout=30)  # the first of three stores runs
+        lease = manager.acquire(wanted, now=executor.clock(), keep=0, load="all")
+        executor.poll()
+        gpu.diary.clear()
+        host.open()
+        executor.wait(lease)
+        executor.drain()
+        assert [pool for pool, _ in gpu.diary] == [gpu, gpu, host, host]
+        lease.release()
+        assert torch.equal(fetch(executor, wanted), kept)
+
+
+def test_a_store_that_a_load_waits_for_overtakes_the_others():
+    manager, (gpu, host) = gated(gpu=8)
+    with Executor(manager, [gpu, host], workers=1, moves_per_job=1) as executor:
+        store(executor, prompt(1, 3), 1)
+        host.shut()
+        mine = prompt(2, 2)
+        lease = manager.acquire(mine, now=executor.clock())
+        manager.flush(now=executor.clock())
+        executor.poll()
+        assert host.entered.acquire(timeout=30)  # the first of three stores runs
+        slots = lease.slots(0).tolist()
+        lease.commit(mine, now=executor.clock())
+        lease.suspend(now=executor.clock())
+        executor.poll()  # two more, behind those
+        gpu.diary.clear()
+        lease.resume(now=executor.clock())
+        executor.poll()
+        host.open()
+        executor.drain()
+        order = [pool is host and source in slots for pool, source in gpu.diary]
+        assert order[:2] == [True, True]
+        assert [pool for pool, _ in gpu.diary].count(host) == 4
+        assert lease.ready()
+        lease.release()
+
+
+@pytest.mark.parametrize("polled", [True, False])
+def test_cancelling_fails_what_has_not_started_and_blames_nobody(polled):
+    manager, (gpu, host) = gated(write="through")
+    wanted, running = prompt(1, 2), prompt(2, 1)
+    with Executor(manager, [gpu, host], workers=1, moves_per_job=1) as executor:
+        kept = away(executor, wanted, 1)
+        host.shut()
+        also = store(executor, running, 2)
+        executor.poll()
+        assert host.entered.acquire(timeout=30)
+        manager.failed()
+        lease = manager.acquire(wanted, now=executor.clock(), keep=0, load="all")
+        if polled:
+            executor.poll()
+        loads = lease.after
+        assert (len(loads), lease.matched) == (2, 8)
+        assert executor.cancel(loads[1:]) == 1
+        assert lease.matched == 4
+        assert executor.cancel(loads) == 1
+        assert executor.cancel(loads) == 0
+        assert executor.cancel() == 0
+        assert lease.ready()
+        assert lease.matched == 0
+        assert {row.reason for row in manager.failed() if row.lease == lease.id} == {"cancelled"}
+        lease.release()
+        manager.audit()
+        host.open()
+        executor.drain()
+        assert manager.failed() == []
+        assert torch.equal(fetch(executor, wanted), kept)
+        assert torch.equal(fetch(executor, running), also)
+
+
+def test_what_waits_for_a_cancelled_move_is_counted():
+    manager, (gpu, host) = gated(gpu=2)
+    wanted = prompt(1, 2)
+    with Executor(manager, [gpu, host], workers=1, moves_per_job=1) as executor:
+        away(executor, wanted, 1)
+        host.shut()
+        # Both slots hold what stands nowhere else: two stores, and two loads behind them.
+        lease = manager.acquire(wanted, now=executor.clock(), keep=0, load="all")
+        executor.poll()
+        assert host.entered.acquire(timeout=30)
+        assert executor.cancel() == 3
+        host.open()
+        executor.wait(lease)
+        manager.audit()
+        lease.release()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_progress_is_told_layer_by_layer_to_the_end(workers):
+    manager, pools = gated(gpu=3, write="through")
+    wanted, news = prompt(1, 3), []
+    with Executor(
+        manager, pools, workers=workers, layers_per_report=1, progress=news.append
+    ) as executor:
+        kept = away(executor, wanted, 1)
+        news.clear()
+        assert torch.equal(fetch(executor, wanted), kept)
+        executor.drain()
+        (ids,) = {each.ids for each in news}
+        assert len(ids) == 3
+        assert [each.layers_done for each in news] == [1, 2, 3, 4]
+        assert {(each.layers, each.error) for each in news} == {(SHAPE.layers, None)}
+        assert [each.pending for each in news] == [3, 3, 3, 0]
+
+        away(executor, prompt(2, 3), 2)
+        news.clear()
+        pools[0].error = OSError("no such page")
+        with manager.acquire(wanted, now=executor.clock(), load="all") as lease:
+            executor.wait(lease)
+        executor.drain()
+        assert [(each.layers_done, each.error) for each in news] == [(0, "OSError: no such page")]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("layers_per_report", [1, 8])
+def test_an_error_while_telling_progress_reaches_whoever_waits(workers, layers_per_report):
+    manager, pools = gated(gpu=3)
+
+    def bad(_):
+        raise LookupError("no such bar")
+
+    executor = Executor(
+        manager,
+        pools,
+        workers=workers,
+        layers_per_report=layers_per_report,
+        moves_per_job=1,
+        progress=bad,
+    )
+    store(executor, prompt(1, 3), 1)
+    lease = manager.acquire(prompt(2, 3), now=executor.clock())
+    with pytest.raises(TransferError, match="no such bar") as told:
+        executor.wait(lease)
+    assert isinstance(told.value.__cause__, LookupError)
+    with pytest.raises(TransferError, match="no such bar"):
+        executor.poll()
+    executor.close()
+    assert threading.active_count() == 1
+    manager.audit()

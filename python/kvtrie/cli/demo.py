@@ -29,6 +29,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--gpu-share", type=float, metavar="X", help="room on gpu per block of all KV"
     )
     parser.add_argument("--host-share", type=float, metavar="X", help="likewise on host")
+    parser.add_argument("--disk-share", type=float, metavar="X", help="likewise on disk")
+    disk = parser.add_mutually_exclusive_group()
+    disk.add_argument(
+        "--disk", type=Path, metavar="FOLDER", help="where the disk tier is (default: the cache)"
+    )
+    disk.add_argument("--no-disk", action="store_true", help="gpu and host only")
     picture = parser.add_mutually_exclusive_group()
     picture.add_argument("--picture", type=Path, metavar="FILE", help="where to draw the picture")
     picture.add_argument("--no-picture", action="store_true", help="draw none")
@@ -46,12 +52,14 @@ def _run(given: argparse.Namespace) -> int:
         raise ConfigError(
             f"{error.name} is not installed; the demo needs: pip install 'kvtrie[hf,cli]'"
         ) from error
-    names = ("structure", "tiny", "seed", "answer_tokens", "gpu_share", "host_share", "picture")
-    chosen = {name: getattr(given, name) for name in (*names, "save", "json")}
+    names = ("structure", "tiny", "seed", "answer_tokens", "gpu_share", "host_share", "disk_share")
+    chosen = {name: getattr(given, name) for name in (*names, "disk", "picture", "save", "json")}
     # What was not said keeps the demo's own default.
     stated = {name: value for name, value in chosen.items() if value is not None}
     if given.no_picture:
         stated["picture"] = None
+    if given.no_disk:
+        stated["disk"] = None
     return demo(Options(**stated))
 
 

@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from kvtrie import BlockManager, Cost, Lane, ModelShape, Tier
 from kvtrie.demo.chats import CHATS, SYSTEM
-from kvtrie.demo.model import Speaker, smollm, tiny
+from kvtrie.demo.model import Speaker, cache_folder, smollm, tiny
 from kvtrie.demo.picture import draw
 from kvtrie.demo.report import capture, write_report
 from kvtrie.demo.residency import grid, share
@@ -56,6 +56,8 @@ class Options:
         answer_tokens: the most tokens of an answer.
         gpu_share: blocks of the `gpu` tier per block of all KV.
         host_share: likewise of the `host` tier.
+        disk_share: likewise of the `disk` tier.
+        disk: folder of the `disk` tier, where a later run finds its blocks; None for no such tier.
         seed: of the order in which the conversations take turns.
     """
 
@@ -67,6 +69,8 @@ class Options:
     answer_tokens: int = 12
     gpu_share: float = 1 / 8
     host_share: float = 1 / 4
+    disk_share: float = 3 / 8
+    disk: Path | None = field(default_factory=lambda: cache_folder() / "demo-disk")
     seed: int = 1
 
 
@@ -105,19 +109,23 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
     tiers = _tiers(options, len(opening), questions)
     holes = options.structure == "holes"
     manager = BlockManager(
-        ModelShape.from_config(speaker.model.config, dtype="float32"),
+        ModelShape.from_config(
+            speaker.model.config, dtype="float32", fingerprint=speaker.fingerprint
+        ),
         tiers,
         block_tokens=_BLOCK_TOKENS,
         structure=options.structure,
         cost=Cost(ns_per_token=pace(speaker, opening)),
     )
-    _greet(console, speaker, options, manager)
     record = _Record()
     grids: list[NDArray[np.int8]] = []
     histories = [list(opening) for _ in CHATS]
     order = random.Random(options.seed)  # noqa: S311 - an order of turns needs no secrecy
     pools = open_pools(manager.model, manager.tiers, _BLOCK_TOKENS)
     with Executor(manager, pools) as executor:
+        found = executor.restore()
+        since = executor.clock()
+        _greet(console, speaker, options, manager, found)
         for turn in range(_TURNS):
             for chat in order.sample(range(len(CHATS)), len(CHATS)):
                 prompt = histories[chat] + questions[chat][turn]
@@ -128,6 +136,7 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
                     chat=chat + 1,
                     turn=turn + 1,
                     answer_tokens=options.answer_tokens,
+                    since=since,
                 )
                 answer = [token for token in result.answer if token != speaker.stop]
                 histories[chat] = prompt + answer
@@ -136,6 +145,7 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
                 common = len(opening) // _BLOCK_TOKENS
                 record.shares.append(share(grids, common, len(tiers)))
                 _tell(console, speaker, result)
+        executor.save()
     ok, sentence = _verdict(record.turns, holes=holes)
     console.print(f"\n[{'green' if ok else 'bold red'}]{sentence}[/]")
     title = f"{speaker.name}, {len(CHATS)} conversations, structure {options.structure}"
@@ -149,6 +159,7 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
     if options.json:
         document = {"model": speaker.name, "options": asdict(options), "shares": record.shares}
         document |= {"turns": [asdict(turn) for turn in record.turns], "ok": ok}
+        document |= {"restored": found}
         sys.stdout.write(json.dumps(document | {"verdict": sentence}, default=str) + "\n")
     return 0 if ok else 1
 
@@ -156,7 +167,7 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
 def _tiers(
     options: Options, opening: int, questions: Sequence[Sequence[Sequence[int]]]
 ) -> list[Tier]:
-    """Two tiers that hold the wanted shares of all KV, and one whole conversation at least."""
+    """Tiers that hold the wanted shares of all KV, the first one a whole conversation at least."""
     lengths = [
         opening + sum(len(turn) + options.answer_tokens for turn in chat) for chat in questions
     ]
@@ -167,33 +178,42 @@ def _tiers(
     host = max(1, round(total * options.host_share))
     layers = options.structure == "holes"
     lane = Lane("gpu-host", bytes_per_s=4e9)
-    return [
+    tiers = [
         Tier("gpu", blocks=gpu, layer_slots=layers),
         Tier("host", blocks=host, layer_slots=layers, read=lane, store=lane),
     ]
+    if options.disk is not None:
+        disk = max(1, round(total * options.disk_share))
+        tiers.append(Tier("disk", blocks=disk, path=str(options.disk)))
+    return tiers
 
 
-def _greet(console: Console, speaker: Speaker, options: Options, manager: BlockManager) -> None:
-    gpu, host = manager.tiers
+def _greet(
+    console: Console, speaker: Speaker, options: Options, manager: BlockManager, found: int
+) -> None:
+    rooms = ", ".join(f"{tier.blocks} on {tier.kind}" for tier in manager.tiers)
     mib = manager.model.block_bytes(_BLOCK_TOKENS) / 2**20
     console.print(
         f"[bold]{speaker.name}[/]: {len(CHATS)} conversations of {_TURNS} turns, "
-        f"structure [bold]{options.structure}[/]; room for {gpu.blocks} blocks on gpu and "
-        f"{host.blocks} on host, {mib:.2f} MiB each.\n"
+        f"structure [bold]{options.structure}[/]; room for blocks of {mib:.2f} MiB: {rooms}."
     )
+    if options.disk is not None:
+        console.print(f"{found} blocks of an earlier run are in {options.disk}.")
+    kinds = "".join(f"{tier.kind:>6}" for tier in manager.tiers)
+    over = f"{'reused from':{len(kinds)}}"
     console.print(
-        "[dim]                  │ reused from │ recomputed  │ first token, ms │\n"
-        "chat turn  prompt │   gpu  host │ holes   end │ kvtrie  without │ answer[/]"
+        f"\n[dim]                  │ {over} │ recomputed  │ first token, ms │\n"
+        f"chat turn  prompt │{kinds}  │ holes   end │ kvtrie  without │ answer[/]"
     )
 
 
 def _tell(console: Console, speaker: Speaker, turn: Turn) -> None:
-    gpu, host = (round(tokens) for tokens in turn.reused)
+    reused = "".join(f"{round(tokens):6d}" for tokens in turn.reused)
     holes = f"[yellow]{turn.holes:5d}[/]" if turn.holes else f"{turn.holes:5d}"
     mark = {"equal": "[green]=[/]", "tie": "[yellow]≈[/]", "differs": "[bold red]≠[/]"}
     text = " ".join(speaker.text(turn.answer).split())
     console.print(
-        f"{turn.chat:4d} {turn.turn:4d} {turn.prompt:7d} │ {gpu:5d} {host:5d} │ "
+        f"{turn.chat:4d} {turn.turn:4d} {turn.prompt:7d} │{reused}  │ "
         f"{holes} {turn.end:5d} │ {turn.first_s * 1e3:6.0f}  {turn.uncached_s * 1e3:7.0f} │ "
         f"{mark[turn.verdict]} {escape(text)}",
         no_wrap=True,
@@ -216,11 +236,13 @@ def _verdict(turns: Sequence[Turn], *, holes: bool) -> tuple[bool, str]:
         return False, "No dropped token was recomputed, though the structure allows holes."
     reused = sum(sum(turn.reused) for turn in turns)
     asked = sum(turn.prompt for turn in turns)
+    earlier = round(sum(turn.earlier for turn in turns))
+    left = f", {earlier} of them left on disk by an earlier run," if earlier else ""
     first, uncached = sum(turn.first_s for turn in turns), sum(turn.uncached_s for turn in turns)
     tied = f" ({ties} by the tie rule: margin below {TIE}, logits within {AGREE})" if ties else ""
     return True, (
         f"All {len(turns)} answers equal the uncached ones{tied}; logits differ by at most "
-        f"{largest:.1e}. Of {asked} prompt tokens {round(reused)} were reused and {recovered} "
-        f"recomputed in holes. The first tokens took {first:.1f} s in all, without "
+        f"{largest:.1e}. Of {asked} prompt tokens {round(reused)} were reused{left} and "
+        f"{recovered} recomputed in holes. The first tokens took {first:.1f} s in all, without "
         f"kvtrie {uncached:.1f} s."
     )

@@ -20,7 +20,7 @@ from kvtrie.engines.transformers import KvtrieCache
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvtrie import Plan
+    from kvtrie import MatchedBlock, Plan
     from kvtrie.demo.model import Speaker
     from kvtrie.transfer import Executor
 
@@ -43,6 +43,8 @@ class Turn:
         reused: tokens reused from each tier, in the tiers' order; a token of which a third of
             the layers came from a tier counts as a third there.
         holes: tokens that had been dropped within the match and were computed at their positions.
+        earlier: tokens reused that an earlier run had left on disk, each counted once, when it is
+            first used again.
         end: tokens behind the match, which any cache has to compute.
         first_s: seconds to the first token with kvtrie.
         uncached_s: likewise without.
@@ -56,6 +58,7 @@ class Turn:
     prompt: int
     reused: tuple[float, ...]
     holes: int
+    earlier: float
     end: int
     first_s: float
     uncached_s: float
@@ -72,6 +75,7 @@ def take(
     chat: int,
     turn: int,
     answer_tokens: int,
+    since: int,
 ) -> Turn:
     """Answer a prompt with and without kvtrie and compare.
 
@@ -82,18 +86,22 @@ def take(
         chat: number of the conversation, which is also its session.
         turn: number of the turn.
         answer_tokens: the most tokens of an answer.
+        since: when this run began, on the executor's clock.
 
     Raises:
         NoSpaceError: the conversation does not fit on the first tier.
     """
     ids = torch.tensor([list(prompt)])
     tokens, logits, uncached_s = _answer(speaker, ids, None, answer_tokens, time.perf_counter())
+    left = _left(executor, prompt, since)
     started = time.perf_counter()
     with KvtrieCache(
         speaker.model, executor, ids, reserve=answer_tokens, sessions=[f"chat {chat}"]
     ) as cache:
         matched = cache.get_seq_length()
-        reused = _reused(cache.leases[0].plan, cache, len(executor.pools))
+        plan = cache.leases[0].plan
+        reused = _reused(plan, cache, len(executor.pools))
+        earlier = _earlier(plan, cache, left, executor.manager.block_tokens)
         mine, my_logits, first_s = _answer(speaker, ids, cache, answer_tokens, started)
     executor.drain()
     verdict, difference = _compare(tokens, logits, mine, my_logits)
@@ -103,6 +111,7 @@ def take(
         prompt=len(prompt),
         reused=reused,
         holes=cache.recovered,
+        earlier=earlier,
         end=len(prompt) - matched,
         first_s=first_s,
         uncached_s=uncached_s,
@@ -110,6 +119,19 @@ def take(
         verdict=verdict,
         answer=tokens,
     )
+
+
+def _left(executor: Executor, prompt: Sequence[int], since: int) -> set[int]:
+    """Indices of the prompt's blocks that stand somewhere and were not used since then."""
+    now = executor.clock()
+    match = executor.manager.lookup(prompt, now=now)
+
+    def idle(block: MatchedBlock) -> int:
+        tier = block.copies[0].tier
+        return executor.manager.explain(block, now=now, tier=tier).idle
+
+    blocks = enumerate(match.blocks)
+    return {at for at, block in blocks if block.copies and now - idle(block) < since}
 
 
 def pace(speaker: Speaker, tokens: Sequence[int]) -> float:
@@ -167,6 +189,17 @@ def _reused(plan: Plan, cache: KvtrieCache, tiers: int) -> tuple[float, ...]:
             part = (span.layer_hi - span.layer_lo) / len(cache)
             sums[span.tier] += (span.stop - span.start) * part
     return tuple(sums)
+
+
+def _earlier(plan: Plan, cache: KvtrieCache, left: set[int], block_tokens: int) -> float:
+    """Tokens in these blocks that the plan spares us, weighed as in `_reused`."""
+    tokens = 0.0
+    for span in plan.spans:
+        if span.action != "recompute":
+            part = (span.layer_hi - span.layer_lo) / len(cache)
+            within = sum(at // block_tokens in left for at in range(span.start, span.stop))
+            tokens += within * part
+    return tokens
 
 
 def _compare(

@@ -19,7 +19,7 @@ import torch
 
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import Lasting, Pool
-from kvtrie.transfer.job import Job, group
+from kvtrie.transfer.job import Job, Urgency, group
 from kvtrie.transfer.queue import Queue
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ class Executor:
         clock: nanoseconds, monotone; also the `now` of every report.
         layers_per_report: layers that are copied between two reports of progress.
         moves_per_job: the most moves that are copied and reported together.
-        progress: called from the worker's thread whenever moves get further, end or fail.
+        progress: called from the worker's thread whenever moves get further or end, well or not;
+            those that were reported failed at their deadline, when they end.
 
     Raises:
         ConfigError: pools that do not match the manager's tiers, or numbers that cannot be.
@@ -141,7 +142,7 @@ class Executor:
             The number of moves that have not ended.
 
         Raises:
-            TransferError: the executor is closed, or a worker could not report to the manager.
+            TransferError: the executor is closed, or a worker could not report.
         """
         with self._changed:
             self._poll()
@@ -156,8 +157,13 @@ class Executor:
         self._until(lease.ready, f"lease {lease.id} awaits moves that were never handed out")
 
     def drain(self) -> None:
-        """Block until every move, also those that others cause by ending, has ended."""
-        self._until(lambda: not self._pending, "moves are left that nobody can carry out")
+        """Block until every move, also those that others cause by ending, has ended.
+
+        What runs past its deadline is not waited for.
+        """
+        self._until(
+            lambda: len(self._pending) == self._late(), "moves are left that nobody can carry out"
+        )
 
     def cancel(self, ids: Collection[int] | None = None) -> int:
         """Fail moves that have not started, which blames nobody: they can be asked for again.
@@ -170,6 +176,7 @@ class Executor:
             How many moves will not run, those that waited for them included.
         """
         with self._changed:
+            self._take()
             return self._cancel(ids, "cancelled")
 
     def flush(self) -> None:
@@ -177,7 +184,8 @@ class Executor:
 
         Afterwards a tier that outlives the process holds whole prefixes; see `save`.
         """
-        for _ in self.pools:
+        # A tier empties into the next one while that one is still being written: twice each.
+        for _ in range(2 * len(self.pools)):
             self.drain()
             if not self.manager.flush(now=self.clock()):
                 break
@@ -224,35 +232,38 @@ class Executor:
     def _until(self, done: Callable[[], bool], stuck: str) -> None:
         while True:
             with self._changed:
-                self._poll()
+                news = self._poll()
                 if done():
                     return
                 job = self._next(None) if not self._threads else None
-                if job is None:
-                    if not self._pending:
+                if job is None and not news:
+                    if len(self._pending) == self._late():
                         raise TransferError(stuck)
                     self._changed.wait(self._patience())
-                    continue
-            self._carry_out(job, self._compute)
+            if job is not None:
+                self._carry_out(job, self._compute)
 
-    def _poll(self) -> None:
+    def _poll(self) -> bool:
+        """Look after everything; tells whether there was anything to do."""
         if self._broken is not None:
-            raise TransferError("a worker could not report to the manager") from self._broken
+            raise TransferError(f"a worker could not report: {self._broken}") from self._broken
         if self._closed:
             raise TransferError("the executor is closed")
-        self._take()
-        self._expire()
+        return any([self._expire(), self._take(), self._give_up()])
 
-    def _take(self) -> None:
+    def _take(self) -> bool:
         """Accept what the manager hands out. The lock is held: no completion can slip between."""
+        if self._closed or self._broken is not None:
+            return False
         moves = self.manager.moves()
         if not len(moves):
-            return
+            return False
         event = self._compute.record_event() if self._compute is not None else None
         for job in group(moves, self.pools, self._pending, self._moves_per_job):
             job.event = event
             self._queue.add(job)
         self._changed.notify_all()
+        return True
 
     def _next(self, worker: threading.Thread | None) -> Job | None:
         job = self._queue.pop()
@@ -278,7 +289,6 @@ class Executor:
             self._carry_out(job, stream)
 
     def _carry_out(self, job: Job, stream: torch.cuda.Stream | None) -> None:
-        error: str | None = None
         try:
             with torch.cuda.stream(stream) if stream is not None else nullcontext():
                 if stream is not None and job.event is not None:
@@ -288,9 +298,12 @@ class Executor:
                         stream.synchronize()
                     if done < job.layers[1] - job.layers[0]:
                         self._progress(job, done)
-        except Exception as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
-            error = f"{type(caught).__name__}: {caught}"
-        self._end(job, error)
+        except BaseException as caught:  # whatever a tier raises fails its moves
+            self._end(job, f"{type(caught).__name__}: {caught}")
+            if job.worker is None and not isinstance(caught, Exception):
+                raise  # Ctrl-C is the caller's
+        else:
+            self._end(job, None)
 
     def _progress(self, job: Job, layers_done: int) -> None:
         with self._changed:
@@ -304,33 +317,58 @@ class Executor:
     def _end(self, job: Job, error: str | None) -> None:
         with self._changed:
             self._running.remove(job)
+            self._queue.done(job)
             self._pending.difference_update(job.ids)
-            late = job.failed
-            self._report(job.ids, error="the move ended past its deadline" if late else error)
-            self._release(job.ids, ok=error is None and not late)
-            if not self._closed and self._broken is None:
+            if job.failed:
+                error = "the move ended past its deadline"
+            self._report(job.ids, error=error)
+            self._release(job.ids, ok=error is None)
+            try:
                 self._take()
+            except Exception as broken:  # noqa: BLE001 - told to whoever waits
+                self._break(broken)
             self._changed.notify_all()
-        if not late:
-            self._told(job, job.layers[1] - job.layers[0] if error is None else 0, error)
+        self._told(job, job.layers[1] - job.layers[0] if error is None else 0, error)
 
     def _release(self, ids: Collection[int], *, ok: bool) -> None:
         """Start what waited for moves that ended well; forget what waited for failed ones."""
         for ident in ids:
             self._pending.difference_update(self._queue.ended(ident, ok=ok))
 
-    def _cancel(self, ids: Collection[int] | None, why: str) -> int:
+    def _cancel(self, ids: Collection[int] | None, why: str, *, blame: bool = False) -> int:
         gone, with_them = self._queue.cancel(ids)
         if gone:
             self._pending.difference_update(gone, with_them)
-            self._report(gone, error=why, cancelled=True)
+            self._report(gone, error=why, cancelled=not blame)
             self._changed.notify_all()
         return len(gone) + len(with_them)
 
-    def _expire(self) -> None:
+    def _give_up(self) -> bool:
+        """Cancel what moves that hang keep from starting; tells whether there was any.
+
+        That is what stands behind them at a storage and, while every worker hangs, everything. A
+        store whose end somebody waits for is blamed then: the manager would only ask for another
+        block's in its place, and then for that of the first again, without end.
+        """
+        hung = [job for job in self._running if job.failed]
+        behind = [ident for job in hung for ident in self._queue.behind(job)]
+        gone = self._cancel(behind, "the move before it at its place hangs")
+        if self._threads and len(hung) == len(self._threads):
+            awaited = [
+                ident
+                for job in self._queue
+                if job.store and job.urgency == Urgency.DEMAND
+                for ident in job.ids
+            ]
+            why = "every worker hangs"
+            gone += self._cancel(awaited, why, blame=True) + self._cancel(None, why)
+        return gone > 0
+
+    def _expire(self) -> bool:
+        """Report failed what runs past its deadline; tells whether there was any."""
         if self._deadline_ns is None:
-            return
-        now = self.clock()
+            return False
+        now, before = self.clock(), self._late()
         for job in self._running:
             started = job.started_ns
             if job.failed or started is None or now - started < self._deadline_ns:
@@ -339,12 +377,16 @@ class Executor:
             self._report(job.ids, error=f"no end after {(now - started) / _NS:.3f} s", hung=True)
             self._release(job.ids, ok=False)
             self._changed.notify_all()
-        if self._threads and sum(job.failed for job in self._running) == len(self._threads):
-            self._cancel(None, "every worker hangs")
+        return self._late() > before
+
+    def _late(self) -> int:
+        """Moves that still run though they were reported failed."""
+        return sum(len(job.ids) for job in self._running if job.failed)
 
     def _patience(self) -> float | None:
         """Seconds until the next deadline; None to wait for news alone."""
-        starts = [job.started_ns for job in self._running if not job.failed and job.started_ns]
+        running = [job.started_ns for job in self._running if not job.failed]
+        starts = [started for started in running if started is not None]
         if self._deadline_ns is None or not starts:
             return None
         return max(0.0, (min(starts) + self._deadline_ns - self.clock()) / _NS)

@@ -2,12 +2,14 @@
 
 What a request waits for comes before what it may want later, and both before what is only written
 down; a store that something waits for is as urgent as whatever waits.
+Jobs at one slot of a storage run one at a time, in the order in which they came.
 Invariant: a job leaves the queue once: to run, cancelled, or because what it waits for failed.
 Cost: constant per job and step, except for cancelling, which looks at every job.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from kvtrie.transfer.job import Urgency
@@ -15,7 +17,7 @@ from kvtrie.transfer.job import Urgency
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from kvtrie.transfer.job import Job
+    from kvtrie.transfer.job import Job, Place
 
 __all__ = ["Queue"]
 
@@ -27,9 +29,13 @@ class Queue:
     """
 
     def __init__(self) -> None:
-        # By the id of a job's first move; a dict keeps the order of arrival.
-        self._ready: dict[Urgency, dict[int, Job]] = {urgency: {} for urgency in Urgency}
+        # In the order in which they became free to start with that urgency.
+        self._ready: dict[Urgency, OrderedDict[Job, None]] = {
+            urgency: OrderedDict() for urgency in Urgency
+        }
         self._waiting: dict[int, list[Job]] = {}
+        # By place, in order: the first one runs or is ready, the others wait for its end.
+        self._lines: dict[Place, list[Job]] = {}
         self._of: dict[int, Job] = {}
 
     def __len__(self) -> int:
@@ -43,13 +49,13 @@ class Queue:
             self._waiting.setdefault(job.after, []).append(job)
             self._hurry(job.after, job.urgency)
         else:
-            self._ready[job.urgency][job.ids[0]] = job
+            self._offer(job)
 
     def pop(self) -> Job | None:
         """The job to start next, which leaves the queue."""
         for jobs in self._ready.values():
             if jobs:
-                job = jobs.pop(next(iter(jobs)))
+                job, _ = jobs.popitem(last=False)
                 for ident in job.ids:
                     del self._of[ident]
                 return job
@@ -62,15 +68,27 @@ class Queue:
             The moves that leave the queue with it; the manager has failed these already.
         """
         lost: list[int] = []
-        for job in self._waiting.pop(ident, ()):
-            job.after = 0
-            if ok:
-                self._ready[job.urgency][job.ids[0]] = job
-                continue
-            for child in job.ids:
-                del self._of[child]
-                lost += [child, *self.ended(child, ok=False)]
+        ends = [ident]
+        while ends:
+            for job in self._waiting.pop(ends.pop(), ()):
+                job.after = 0
+                if ok:
+                    self._offer(job)
+                    continue
+                for child in job.ids:
+                    del self._of[child]
+                lost += job.ids
+                ends += job.ids
         return lost
+
+    def done(self, job: Job) -> None:
+        """A job that was popped runs no longer: the next one at its place may start."""
+        self._advance(job)
+
+    def behind(self, job: Job) -> list[int]:
+        """The moves that wait for a job's place."""
+        line = self._lines.get(job.place, []) if job.place else []
+        return [ident for other in line if other is not job for ident in other.ids]
 
     def cancel(self, ids: Collection[int] | None = None) -> tuple[list[int], list[int]]:
         """Take moves out: all, or those of `ids` that are still here.
@@ -78,7 +96,8 @@ class Queue:
         Returns:
             The moves taken out, and those that waited for one of them and leave with it.
         """
-        gone = [ident for ident in (self._of if ids is None else ids) if ident in self._of]
+        asked = dict.fromkeys(self._of if ids is None else map(int, ids))
+        gone = [ident for ident in asked if ident in self._of]
         with_them: list[int] = []
         for ident in gone:
             job = self._of.pop(ident, None)
@@ -90,31 +109,61 @@ class Queue:
 
     def _cut(self, job: Job, ident: int) -> None:
         """Take one move out of a job, and the job away if that was its last."""
-        if job.after:
-            jobs = self._waiting[job.after]  # such a job has a single move
-            jobs.remove(job)
-            if not jobs:
-                del self._waiting[job.after]
-            return
-        ready = self._ready[job.urgency]
-        del ready[job.ids[0]]
         job.drop(ident)
         if job.ids:
-            ready[job.ids[0]] = job
+            return
+        if not job.after:
+            if job in self._ready[job.urgency]:
+                del self._ready[job.urgency][job]
+                self._advance(job)
+            elif job.place is not None:
+                self._lines[job.place].remove(job)
+            return
+        jobs = self._waiting[job.after]
+        jobs.remove(job)
+        if not jobs:
+            del self._waiting[job.after]
 
     def _hurry(self, ident: int, urgency: Urgency) -> None:
         """Whoever carries this move is awaited by something of that urgency."""
         job = self._of.get(ident)
-        if job is None or job.urgency <= urgency:
+        while job is not None and job.urgency > urgency:
+            if not job.after:
+                self._raise(job, urgency)
+            job.urgency = urgency
+            job = self._of.get(job.after)
+
+    def _offer(self, job: Job) -> None:
+        """A job that waits for no move: it is ready, or stands in line for its place."""
+        if job.place is not None:
+            line = self._lines.setdefault(job.place, [])
+            line.append(job)
+            if len(line) > 1:
+                self._raise(line[0], job.urgency)
+                return
+        self._ready[job.urgency][job] = None
+
+    def _advance(self, job: Job) -> None:
+        """The first job at a place is gone."""
+        if job.place is None:
             return
-        if not job.after:
-            del self._ready[job.urgency][job.ids[0]]
-            self._ready[urgency][job.ids[0]] = job
-        job.urgency = urgency
-        if job.after:
-            self._hurry(job.after, urgency)
+        line = self._lines[job.place]
+        line.pop(0)
+        if not line:
+            del self._lines[job.place]
+            return
+        line[0].urgency = min(other.urgency for other in line)
+        self._ready[line[0].urgency][line[0]] = None
+
+    def _raise(self, job: Job, urgency: Urgency) -> None:
+        """A job that waits for no move becomes more urgent, and whoever has its place before it."""
+        first = self._lines[job.place][0] if job.place is not None else job
+        if first.urgency > urgency and first in self._ready[first.urgency]:
+            del self._ready[first.urgency][first]
+            first.urgency = urgency
+            self._ready[urgency][first] = None
 
     def __iter__(self) -> Iterator[Job]:
         """The jobs that could start now, the most urgent first."""
         for jobs in self._ready.values():
-            yield from jobs.values()
+            yield from jobs

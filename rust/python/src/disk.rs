@@ -19,9 +19,6 @@ use crate::faults::Faults;
 use crate::index::Index;
 use crate::number;
 
-/// The longest description of a store that a budget reckons with.
-const MOST_ABOUT: usize = 1024;
-
 /// What a listing shows of a block: slot, key, first layer, one behind the last, age in
 /// nanoseconds, uses, whether all blocks before it are there.
 type Listed<'py> = (u32, Bound<'py, PyBytes>, u16, u16, u64, u32, bool);
@@ -116,12 +113,6 @@ impl DiskStore {
         durability: &str,
         faults: Option<&Bound<'_, Faults>>,
     ) -> PyResult<Self> {
-        if about.len() > MOST_ABOUT {
-            let length = about.len();
-            return Err(bad(format!(
-                "a store's description has {length} bytes, at most {MOST_ABOUT}"
-            )));
-        }
         let settings = Settings {
             identity: key(identity)?,
             about,
@@ -154,7 +145,7 @@ impl DiskStore {
     fn blocks_in(budget: u64, layers: u16, layer_bytes: usize, block_tokens: u32) -> u32 {
         let settings = Settings {
             identity: Key::default(),
-            about: " ".repeat(MOST_ABOUT),
+            about: String::new(),
             layers,
             layer_bytes,
             block_tokens,

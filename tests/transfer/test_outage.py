@@ -1,0 +1,275 @@
+"""Devices that hang or raise: the executor goes on, tells, and waits for nobody for ever."""
+
+import queue
+import threading
+
+import pytest
+import torch
+from rig import SIZE, Time, away, fetch, gated, prompt, store
+
+from kvtrie.errors import NoSpaceError, TransferError
+from kvtrie.transfer import Executor
+
+SECOND = 1_000_000_000
+LATE = "the move ended past its deadline"
+
+
+def patient(manager, pools, clock, workers=1, **settings):
+    """An executor with a deadline of two seconds that tells every end to a queue."""
+    ends = queue.SimpleQueue()
+
+    def progress(news):
+        if news.error is not None or news.layers_done == news.layers:
+            ends.put(news)
+
+    settings = {"deadline_s": 2.0, "clock": clock, "progress": progress, **settings}
+    return Executor(manager, pools, workers=workers, **settings), ends
+
+
+def hang(executor, gate, workers=1):
+    """Let as many moves pass their deadline as have entered the gate, which is shut."""
+    for _ in range(workers):
+        assert gate.entered.acquire(timeout=30)
+    executor.clock.now += 2 * SECOND
+
+
+def over(ends):
+    """Wait for the end of a move that hung; the others that end meanwhile do not matter."""
+    while (news := ends.get(timeout=30)).error != LATE:
+        pass
+    return news
+
+
+def all_free(executor):
+    """Whether nothing moves and a request can have all of the first tier."""
+    manager, blocks = executor.manager, executor.pools[0].blocks
+    manager.audit()
+    if manager.stats()["moves"]:
+        return False
+    try:
+        with manager.acquire(prompt(10**6, blocks), now=executor.clock()) as whole:
+            executor.wait(whole)
+            fits = whole.room == blocks * SIZE
+    except NoSpaceError:
+        return False
+    executor.drain()
+    return fits
+
+
+def test_a_move_past_its_deadline_fails_and_keeps_its_slots_until_it_ends():
+    manager, (gpu, host) = gated(gpu=3)
+    clock = Time()
+    executor, ends = patient(manager, (gpu, host), clock)
+    with executor:
+        store(executor, prompt(1, 3), 1)
+        host.shut()
+        lease = manager.acquire(prompt(2, 3), now=clock())
+        executor.poll()
+        assert host.entered.acquire(timeout=30)
+        clock.now += 2 * SECOND - 1
+        executor.poll()
+        assert manager.failed() == []
+        clock.now += 1
+        assert executor.poll() > 0  # it still runs
+        assert any("no end after 2.0" in row.reason for row in manager.failed())
+        manager.audit()
+        lease.release()
+        assert not all_free(executor)
+        host.open()
+        assert over(ends).layers_done == 0
+        executor.drain()
+        assert all_free(executor)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_while_every_worker_hangs_requests_go_on_without_what_they_wanted(workers):
+    manager, (gpu, host) = gated(gpu=8, write="through")
+    clock = Time()
+    executor, ends = patient(manager, (gpu, host), clock, workers, moves_per_job=1)
+    wanted, others = prompt(1, 2), [prompt(seed, 1) for seed in (2, 3)]
+    with executor:
+        kept = away(executor, wanted, 1)
+        host.shut()
+        for seed, tokens in enumerate(others):
+            store(executor, tokens, seed + 2)
+        executor.poll()
+        for _ in range(workers):
+            assert host.entered.acquire(timeout=30)
+        lease = manager.acquire(wanted, now=clock(), keep=0, load="all")
+        executor.poll()
+        clock.now += 2 * SECOND
+        assert lease.matched == 8
+        executor.wait(lease)
+        assert lease.matched == 0
+        assert any("every worker hangs" in row.reason for row in manager.failed() if row.lease)
+        assert lease.room >= 8
+        lease.release()
+
+        later = manager.acquire(wanted, now=clock(), keep=0, load="all")
+        assert later.matched == 8  # nobody was blamed
+        executor.wait(later)
+        assert later.matched == 0
+        later.release()
+        executor.drain()
+        executor.flush()
+        manager.audit()
+
+        host.open()
+        for _ in range(workers):
+            over(ends)
+        assert torch.equal(fetch(executor, wanted), kept)
+        executor.drain()
+        assert all_free(executor)
+
+
+def test_while_every_worker_hangs_room_is_made_by_dropping():
+    manager, (gpu, host) = gated(gpu=6)
+    clock = Time()
+    executor, ends = patient(manager, (gpu, host), clock)
+    with executor:
+        for seed in range(6):
+            store(executor, prompt(seed, 1), seed)
+            clock.now += 10
+        host.shut()
+        lease = manager.acquire(prompt(99, 1), now=clock())
+        executor.poll()
+        hang(executor, host)
+        executor.wait(lease)  # its room was to come from the block whose store hangs
+        lease.commit(prompt(99, 1), now=clock())
+        lease.release()
+        manager.audit()
+        host.open()
+        over(ends)
+        executor.drain()
+        assert all_free(executor)
+
+
+def test_waiting_for_moves_that_somebody_else_took_is_an_error_in_an_outage_too():
+    manager, (gpu, host) = gated(gpu=6)
+    clock = Time()
+    executor, _ = patient(manager, (gpu, host), clock)
+    with executor:
+        for seed in range(6):
+            store(executor, prompt(seed, 1), seed)
+        host.shut()
+        first = manager.acquire(prompt(97, 1), now=clock())
+        executor.poll()
+        hang(executor, host)
+        executor.wait(first)
+        second = manager.acquire(prompt(98, 4), now=clock())
+        taken = manager.moves()
+        assert len(taken)
+        with pytest.raises(TransferError, match=f"lease {second.id} "):
+            executor.wait(second)
+        manager.complete(taken.id, now=clock(), ok=False)
+        first.release()
+        second.release()
+        host.open()
+
+
+def test_one_worker_that_hangs_does_not_stop_the_other():
+    manager, (gpu, host) = gated(gpu=8, write="through")
+    clock = Time()
+    executor, ends = patient(manager, (gpu, host), clock, workers=2)
+    wanted = prompt(1, 2)
+    with executor:
+        kept = away(executor, wanted, 1)
+        host.shut()
+        store(executor, prompt(2, 1), 2)
+        executor.poll()
+        hang(executor, host)
+        executor.poll()
+        assert torch.equal(fetch(executor, wanted), kept)
+        executor.drain()
+        host.open()
+        over(ends)
+
+
+def test_a_clock_may_start_at_zero():
+    manager, (gpu, host) = gated(gpu=3)
+    clock = Time()
+    clock.now = 0
+    executor, _ = patient(manager, (gpu, host), clock)
+    with executor:
+        store(executor, prompt(1, 3), 1)
+        host.shut()
+        lease = manager.acquire(prompt(2, 3), now=clock())
+        executor.poll()
+        assert host.entered.acquire(timeout=30)
+        assert executor._patience() == 2.0
+        host.open()
+        executor.wait(lease)
+        lease.release()
+
+
+def test_closing_fails_what_has_not_started_and_waits_for_what_runs():
+    manager, (gpu, host) = gated(gpu=3)
+    executor = Executor(manager, (gpu, host), workers=1, moves_per_job=1)
+    store(executor, prompt(1, 3), 1)
+    host.shut()
+    lease = manager.acquire(prompt(2, 3), now=executor.clock())
+    executor.poll()
+    assert host.entered.acquire(timeout=30)
+    closer = threading.Thread(target=executor.close)
+    closer.start()
+    host.open()
+    closer.join(timeout=30)
+    assert not closer.is_alive()
+    assert threading.active_count() == 1
+    assert any("closed before" in row.reason for row in manager.failed())
+    executor.close()
+    with pytest.raises(TransferError, match="closed"):
+        executor.poll()
+    lease.release()
+    manager.audit()
+
+
+def test_closing_leaves_a_thread_behind_that_hangs():
+    manager, (gpu, host) = gated(gpu=3)
+    clock = Time()
+    executor, _ = patient(manager, (gpu, host), clock, workers=2)
+    store(executor, prompt(1, 3), 1)
+    host.shut()
+    lease = manager.acquire(prompt(2, 3), now=clock())
+    executor.poll()
+    hang(executor, host)
+    executor.close()
+    (left,) = [thread for thread in executor._threads if thread.is_alive()]
+    assert lease.ready()
+    lease.release()
+    host.open()
+    left.join(timeout=30)
+    assert not left.is_alive()
+    manager.audit()
+    assert manager.stats()["moves"] == 0
+
+
+def test_an_interrupted_copy_is_reported_and_nothing_waits_for_it():
+    manager, (gpu, host) = gated(gpu=6)
+    with Executor(manager, (gpu, host), workers=0) as executor:
+        store(executor, prompt(1, 6), 1)
+        lease = manager.acquire(prompt(3, 3), now=executor.clock())
+        host.error = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            executor.wait(lease)
+        host.error = None
+        lease.release()
+        executor.drain()
+        assert any(row.reason.startswith("KeyboardInterrupt") for row in manager.failed())
+        kept = store(executor, prompt(4, 3), 4)
+        assert torch.equal(fetch(executor, prompt(4, 3)), kept)
+        assert all_free(executor)
+
+
+def test_a_thread_outlives_whatever_a_device_raises():
+    manager, (gpu, host) = gated(gpu=3)
+    with Executor(manager, (gpu, host), workers=1) as executor:
+        store(executor, prompt(1, 3), 1)
+        host.error = SystemExit("no more")
+        with manager.acquire(prompt(2, 3), now=executor.clock()) as lease:
+            executor.wait(lease)
+        assert any("SystemExit: no more" in row.reason for row in manager.failed())
+        host.error = None
+        kept = away(executor, prompt(3, 3), 3)
+        assert torch.equal(fetch(executor, prompt(3, 3)), kept)
+        assert all_free(executor)
