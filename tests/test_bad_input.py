@@ -232,6 +232,8 @@ def calls(world, draw):
             "commit now": lambda: lease.commit([1], now=draw(bad_now)),
             "reserve": lambda: lease.reserve(draw(negative), now=now),
             "resume reserve": lambda: lease.resume(draw(negative), now=now),
+            "resume load": lambda: lease.resume(now=now, load="some"),
+            "load blocks": lambda: lease.load(blocks=(0, 10**6), now=now),
             "slots": lambda: lease.slots(draw(bad_tier)),
             "bind slots": lambda: lease.bind(0, draw(bad_slots)),
             "bind block": lambda: lease.bind(draw(negative | st.integers(min_value=10**9)), [1]),

@@ -71,6 +71,60 @@ def test_moves_travel_as_bytes():
             Moves.from_bytes(bad)
 
 
+def test_a_part_of_moves_is_chosen_as_of_an_array():
+    manager = two_tiers(gpu=4)
+    serve(manager, tokens(4), now=1)
+    manager.acquire(tokens(4, start=100), now=2)
+    moves = manager.moves()
+    rows = list(moves)
+    for part, chosen in [
+        (moves[1:3], rows[1:3]),
+        (moves[::-2], rows[::-2]),
+        (moves[moves.id > moves.id[1]], rows[2:]),
+        (moves[np.array([3, 0, -1])], [rows[3], rows[0], rows[3]]),
+        (moves[[1]], rows[1:2]),
+        (moves[[]], []),
+        (moves[moves.kind == Moves.LOAD], []),
+    ]:
+        assert isinstance(part, Moves)
+        assert list(Moves.from_bytes(part.to_bytes())) == chosen
+    assert moves[np.uint64(2)] == moves[np.array(2)] == rows[2]
+    for bad in (4, [4], np.ones(3, dtype=bool), np.ones(2), None, "id", np.ones((4, 1), dtype=int)):
+        with pytest.raises(IndexError):
+            moves[bad]
+
+
+def test_kinds_have_names():
+    assert (Moves.LOAD, Moves.STORE, Moves.COPY) == (0, 1, 2)
+    manager, _ = demoting()
+    assert {move.kind for move in manager.moves()} == {Moves.STORE}
+
+
+def test_whatever_stands_for_an_integer_is_an_id():
+    class Id:
+        def __init__(self, number):
+            self.number = number
+
+        def __index__(self):
+            return self.number
+
+    manager = two_tiers(gpu=4)
+    serve(manager, tokens(4), now=1)
+    lease = manager.acquire(tokens(3, start=100), now=2)
+    first, second, third = manager.moves().id
+    assert isinstance(first, np.uint64)
+    for one in (first, Id(int(first)), np.array(first), [first], (Id(int(first)),), {int(first)}):
+        assert manager.predict(one, now=3)[0].size == 1
+    assert manager.complete(first, now=3) == 1
+    assert manager.complete(Id(int(second)), now=3) == 1
+    assert manager.complete(np.array(third), now=3) == 1
+    [told] = manager.commit_many(np.uint64(lease.id), [tokens(1, start=100)], now=4)
+    assert len(told.new) == 1
+    for bad in (1.5, None, "1", [1.5], [[1]], np.array(1.5)):
+        with pytest.raises(TypeError):
+            manager.complete(bad, now=5)
+
+
 def test_moves_of_one_layer_are_cut_to_it():
     manager, _ = demoting()
     moves = manager.moves()
@@ -198,33 +252,6 @@ def test_layer_slots_have_a_row_per_layer():
     for block in found.blocks:
         for copy in block.copies:
             assert len(copy.slots) == copy.coming_hi - copy.coming_lo
-
-
-def test_an_engine_binds_its_own_slots():
-    tiers = [Tier("gpu", blocks=8, owner="engine"), Tier("host", blocks=8)]
-    manager = BlockManager(MODEL, tiers, block_tokens=4)
-    lease = manager.acquire(tokens(2), now=1)
-    assert len(lease.slots(0)) == 0
-    lease.bind(0, np.array([5, 3], dtype=np.uint32))
-    assert lease.slots(0).tolist() == [5, 3]
-    lease.commit(tokens(2), now=2)
-    reading = lease.release(now=3)
-    moves = manager.moves()
-    assert sorted(reading.tolist()) == sorted(moves.id.tolist())
-    assert sorted(moves.src_slot.tolist()) == [3, 5]
-    manager.complete(moves.id, now=4)
-    lease = manager.acquire(tokens(2), now=5, load="none", keep=0)
-    assert lease.matched == 8
-    assert lease.plan.recompute().size == 8
-    ids = lease.load(now=6)
-    assert lease.plan.recompute().size == 0
-    assert len(manager.moves()) == 0  # their slots are not known yet
-    lease.bind(0, [1, 2])
-    moves = manager.moves()
-    assert sorted(moves.id.tolist()) == sorted(ids.tolist())
-    manager.complete(moves.id, now=7)
-    with pytest.raises(ConfigError, match="slot 1, not 9"):
-        lease.bind(0, [9])
 
 
 def test_transmissions_queue_on_their_lane():

@@ -14,7 +14,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, final, type_check_only
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    TypedDict,
+    final,
+    overload,
+    type_check_only,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +68,8 @@ class _Array(Protocol):
 
 # 0 <= token < 2**32; contiguous uint32 arrays are read in place.
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]] | Buffer | _Array
-_Ids: TypeAlias = int | Iterable[int] | NDArray[np.integer[Any]]
+_Ids: TypeAlias = SupportsIndex | Iterable[SupportsIndex] | NDArray[np.integer[Any]]
+_Load: TypeAlias = Literal["plan", "all", "none"]
 _Kind: TypeAlias = Literal["gpu", "host", "disk", "remote"]
 _Tier: TypeAlias = int | _Kind
 _Block: TypeAlias = int | MatchedBlock
@@ -67,7 +80,8 @@ class _TierStats(TypedDict):
 
     Attributes:
         slots: all slots.
-        free: slots that can be written at once.
+        free: slots that can be written at once. On a tier that the engine owns all of them, always,
+            as on an empty one: which are in use only the engine knows.
         coming: slots that nobody holds and a store still reads.
         evictable: copies that could be victims now.
         hits: blocks that requests found here.
@@ -245,7 +259,7 @@ class BlockManager:
         session: str | None = None,
         keep: int = 1,
         reserve: int = 0,
-        load: Literal["plan", "all", "none"] = "plan",
+        load: _Load = "plan",
         deadline: int | None = None,
     ) -> Lease:
         """Looks a prompt up, pins what its plan reuses or loads, and makes room, or does nothing.
@@ -277,8 +291,9 @@ class BlockManager:
     def moves(self, limit: int | None = None) -> Moves:
         """Takes moves to carry out, each exactly once, in topological order.
 
-        A move must not start before the one that it names as `after` has been completed well; if
-        that one failed, the move has failed with it and is not to be carried out.
+        A move must not start on any rank before the one that it names as `after` has been completed
+        well on all of them; if that one failed, the move has failed with it and is not to be
+        carried out.
 
         Args:
             limit: at most so many; None takes all there are.
@@ -532,8 +547,11 @@ class Lease:
         """Tokens that it holds: the match and what was committed."""
 
     @property
-    def room(self) -> int:
-        """Tokens that can be committed before the next `reserve`."""
+    def room(self) -> int | None:
+        """Tokens that can be committed before the next `reserve`.
+
+        None where the engine owns the slots: as many as it has slots for.
+        """
 
     @property
     def after(self) -> NDArray[np.uint64]:
@@ -570,12 +588,21 @@ class Lease:
             ConfigError: the first tier is not the engine's, or a block is bound to another slot.
         """
 
-    def load(self, layers: tuple[int, int] | None = None, *, now: int) -> NDArray[np.uint64]:
-        """Starts the loads that `acquire(load="none")` left out.
+    def load(
+        self,
+        layers: tuple[int, int] | None = None,
+        blocks: tuple[int, int] | None = None,
+        *,
+        now: int,
+    ) -> NDArray[np.uint64]:
+        """Starts the loads that `acquire(load="none")` or `resume(load="none")` left out.
 
         Args:
             layers: from this layer to before that one; all by default. Blocks of which a part is
                 asked for are loaded from one end of what is still missing.
+            blocks: from this block of the match to before that one; all by default. An engine whose
+                own slots hold the first ones loads the rest. The plan has those that are not loaded
+                computed: the first commit confirms that they are written, no matter by whom.
             now: nanoseconds.
 
         Returns:
@@ -583,7 +610,7 @@ class Lease:
 
         Raises:
             NoSpaceError: no room for blocks that pass through a tier.
-            ConfigError: the layers do not exist, or would leave a gap.
+            ConfigError: the layers or the blocks do not exist, or the layers would leave a gap.
         """
 
     def commit(self, new_tokens: _Tokens, *, now: int) -> Committed:
@@ -615,23 +642,27 @@ class Lease:
             ConfigError: something of the plan is still to be loaded or computed.
         """
 
-    def suspend(self, to: _Kind = "host", *, now: int) -> None:
+    def suspend(self, to: _Kind = "host", *, now: int) -> NDArray[np.uint64]:
         """Gives the memory back and keeps the tokens; never fails for want of room.
 
         Args:
             to: kind of the second tier; what has room there is written, the rest is dropped.
             now: the time.
 
+        Returns:
+            Moves that still use slots that the engine owns, `uint64[n]`.
+
         Raises:
             ConfigError: the second tier is of another kind.
         """
 
-    def resume(self, reserve: int = 0, *, now: int) -> Plan:
+    def resume(self, reserve: int = 0, *, now: int, load: _Load = "plan") -> Plan:
         """Plans anew for a suspended lease; what is not `matched` must be committed again.
 
         Args:
             reserve: room for so many tokens behind its end.
             now: the time.
+            load: what is loaded, as for `acquire`.
 
         Raises:
             NoSpaceError: no room; the lease stays suspended.
@@ -804,8 +835,11 @@ class Moves:
     Moves travel between processes as bytes, or pickled.
 
     Attributes:
+        LOAD: the kind of a move to a faster tier.
+        STORE: the kind of a move to a slower tier.
+        COPY: the kind of a move within the first tier.
         id: ids, never used twice.
-        kind: 0 load (to a faster tier), 1 store (to a slower one), 2 copy (within the first).
+        kind: what they are for: `LOAD`, `STORE` or `COPY`.
         lease: leases that asked for them, or the first that wait for them; 0 for none.
         block: handles of the blocks; 2**64 - 1 for a partial block.
         key: content hashes of the blocks, `uint8[n, 32]`. Zeros unless a disk or remote tier
@@ -817,11 +851,16 @@ class Moves:
         group: layer groups.
         layer_lo: first layers.
         layer_hi: one behind the last layers.
-        after: moves that must have completed before these start; 0 for none.
+        after: moves that must have completed well, on all ranks, before these start on any; 0 for
+            none.
         tokens: tokens of the blocks that are valid: fewer than a block only for copies.
         label: what a disk or remote tier keeps beside each block, `bytes`: with it a later
             manager finds the block again. Empty unless that tier is the destination.
     """
+
+    LOAD: ClassVar[Literal[0]]
+    STORE: ClassVar[Literal[1]]
+    COPY: ClassVar[Literal[2]]
 
     @property
     def id(self) -> NDArray[np.uint64]: ...
@@ -862,10 +901,10 @@ class Moves:
     def to_bytes(self) -> bytes:
         """The columns as bytes.
 
-        All numbers are little-endian: the magic `kvtrmove`, version `u32` = 1, zero `u32`, number
+        All numbers are little-endian: the magic `kvtrmove`, version `u32` = 2, zero `u32`, number
         of moves `u64`, then one column behind the other without padding, in the order and types
         id, kind, lease, block, key, src, dst, src_slot, dst_slot, group, layer_lo, layer_hi,
-        after, tokens.
+        after, tokens, length of the label `u32`; then the labels.
         """
 
     @staticmethod
@@ -878,7 +917,14 @@ class Moves:
         """
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Move: ...
+    @overload
+    def __getitem__(self, index: int | np.integer[Any], /) -> Move: ...
+    @overload
+    def __getitem__(
+        self, index: slice | Sequence[int] | NDArray[np.bool_ | np.integer[Any]], /
+    ) -> Moves:
+        """The moves of a slice, of a mask or at indices, as numpy chooses and in its order."""
+
     def __iter__(self) -> Iterator[Move]: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
 

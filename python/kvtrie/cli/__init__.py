@@ -1,8 +1,8 @@
-"""The command line: `kvtrie demo`, `replay`, `map`, `stats`.
+"""The command line: `kvtrie demo`, `replay`, `map`, `stats`, `disk`.
 
 Arguments are parsed here and work is done elsewhere, imported when a command runs.
-Exit status: 0 if all is well, 1 if a verdict failed, 2 for a wrong argument or setting, 130 after
-Ctrl-C. Cost: that of `import kvtrie` until a command runs.
+Exit status: 0 if all is well, 1 if a verdict failed, 2 for a wrong argument or setting or a file
+that cannot be read, 130 after Ctrl-C. Cost: that of `import kvtrie` until a command runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from kvtrie import __version__
-from kvtrie.cli import demo, replay, show
+from kvtrie.cli import demo, disk, replay, show
 from kvtrie.errors import KvtrieError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _COMMANDS = {
     "replay": replay.COMMAND,
     "map": show.MAP,
     "stats": show.STATS,
+    "disk": disk.COMMAND,
 }
 _REFUSED = 2
 _INTERRUPTED = 130

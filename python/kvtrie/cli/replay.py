@@ -9,14 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvtrie.cli.progress import watched
 from kvtrie.errors import ConfigError
 from kvtrie.tier import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from kvtrie.sim.replay import Replayed
-    from kvtrie.sim.trace import Request
 
 __all__ = ["COMMAND"]
 
@@ -93,7 +91,8 @@ def _run(given: argparse.Namespace) -> int:
         structure=given.structure,
         block_tokens=given.block_tokens,
     )
-    played = replay(_watched(requests, quiet=given.json), manager, load=given.load)
+    quiet = given.json or len(requests) < _LONG
+    played = replay(watched(requests, "Replaying", quiet=quiet), manager, load=given.load)
     title = f"{given.trace.name}, {given.policy}, {given.structure}"
     if given.save is not None:
         from kvtrie.demo.report import capture, write_report
@@ -106,18 +105,6 @@ def _run(given: argparse.Namespace) -> int:
     settings = {"trace": str(given.trace), **{name: getattr(given, name) for name in names}}
     sys.stdout.write(_json(settings, played) if given.json else _text(title, played))
     return 0
-
-
-def _watched(requests: Sequence[Request], *, quiet: bool) -> Iterable[Request]:
-    """The requests, with a progress bar if there are many and somebody looks."""
-    if quiet or len(requests) < _LONG or not sys.stderr.isatty():
-        return requests
-    try:
-        from rich.console import Console
-        from rich.progress import track
-    except ImportError:
-        return requests
-    return track(requests, description="Replaying", console=Console(stderr=True), transient=True)
 
 
 def _json(settings: dict[str, Any], played: Replayed) -> str:

@@ -4,7 +4,8 @@ What lies where is in `docs/design/disk.md`. Every layer is proved on every read
 foreign file is a miss with a logged reason and is removed, never a hit.
 Invariant: KV of another model, layout, block size or rank is not found. One process writes to a
 store; the next one reads only, and says so.
-Cost: a read or write is one call that leaves the interpreter to other threads and copies nothing.
+Cost: a read or write is one call that leaves the interpreter to other threads and copies nothing;
+memory of a GPU goes through the host, by one copy more.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from kvtrie._kvtrie import DiskStore
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers.pool import default_layout
@@ -25,8 +28,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
     from typing import Literal, Self
-
-    import torch
 
     from kvtrie import Index
     from kvtrie._kvtrie import Faults
@@ -96,7 +97,8 @@ class DiskStorage:
         self.read_only = self.store.read_only
         self._clock = clock
         if self.read_only:
-            _LOG.warning("%s: another process writes here: opened read-only", self.store.folder)
+            why = "another process writes here, or nobody may"
+            _LOG.warning("%s: %s: opened read-only", self.store.folder, why)
         self._log()
 
     @classmethod
@@ -104,10 +106,12 @@ class DiskStorage:
         """The files that a tier asks for.
 
         Raises:
-            ConfigError: a tier without a path.
+            ConfigError: a tier without a path, or with layer slots.
         """
         if tier.path is None:
             raise ConfigError("a disk tier with files needs a path")
+        if tier.layer_slots:
+            raise ConfigError("a disk keeps a block's layers in one slot: layer_slots=False")
         return cls(
             tier.path,
             model,
@@ -134,11 +138,16 @@ class DiskStorage:
         Raises:
             TransferError: the block is not there, is damaged, or the device failed.
         """
+        on_host = memory.device.type == "cpu"
+        host = memory if on_host else torch.empty_like(memory, device="cpu")
         try:
-            self.store.read(key, slot, layers, memory.numpy())
-        except TransferError:
-            self._log()
+            self.store.read(key, slot, layers, host.numpy())
+        except TransferError as error:
+            # Not by `_log`: that waits for the device, which may be what hangs.
+            _LOG.warning("%s: %s", self.store.folder, error)
             raise
+        if not on_host:
+            memory.copy_(host)
 
     def write(
         self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor, label: bytes
@@ -148,11 +157,7 @@ class DiskStorage:
         Raises:
             TransferError: the device failed or is full, or this storage is read-only.
         """
-        try:
-            self.store.write(key, slot, layers, memory.numpy(), label, self._clock())
-        except TransferError:
-            self._log()
-            raise
+        self.store.write(key, slot, layers, memory.cpu().numpy(), label, self._clock())
 
     def recall(self) -> Index:
         """What stands here, with ages as of now."""
@@ -165,6 +170,7 @@ class DiskStorage:
         if not self.read_only:
             self.store.save(index, self._clock())
             self.store.sync()
+            self._log()
 
     def close(self) -> None:
         """Give the folder back. Closing twice does nothing."""

@@ -4,6 +4,7 @@
 
 use kvtrie_core::block::Handle;
 use numpy::{IntoPyArray, PyArray1};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
@@ -37,8 +38,15 @@ pub(crate) fn numbers(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResu
     if given.is_instance_of::<PyInt>() {
         return Ok(vec![whole(given, name, most)?]);
     }
+    let items = match given.try_iter() {
+        // What cannot be gone through is one number, of numpy's, say, or nothing.
+        Err(error) if error.is_instance_of::<PyTypeError>(given.py()) => {
+            return Ok(vec![whole(given, name, most)?]);
+        }
+        items => items?,
+    };
     let mut numbers = Vec::with_capacity(given.len().unwrap_or(0));
-    for (at, item) in given.try_iter()?.enumerate() {
+    for (at, item) in items.enumerate() {
         numbers.push(whole(&item?, &format!("{name} {at}"), most)?);
     }
     Ok(numbers)

@@ -308,8 +308,8 @@ impl DiskStore {
     }
 
     /// Takes the reasons for which blocks were skipped or removed since the last call.
-    fn reasons(&self) -> PyResult<Vec<String>> {
-        Ok(self.store()?.reasons())
+    fn reasons(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        self.run(py, |store| Ok(store.reasons()))
     }
 
     /// Writes what is still in memory and gives the lock back. Closing twice does nothing.

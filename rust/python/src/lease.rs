@@ -5,18 +5,29 @@
 
 use kvtrie_core::block::{Layers, LeaseId, NO_SLOT};
 use kvtrie_core::error::Error;
-use kvtrie_core::manager::{self, Manager};
+use kvtrie_core::manager::{self, LoadMode, Manager};
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::arrays::numbers;
 use crate::committed::Committed;
+use crate::error::bad;
 use crate::number;
 use crate::plan::Plan;
 use crate::settings::kind;
 use crate::shared::Shared;
 use crate::tokens::Tokens;
+
+/// Whether blocks of lower tiers are loaded.
+pub(crate) fn load_mode(load: &str) -> PyResult<LoadMode> {
+    match load {
+        "plan" => Ok(LoadMode::Plan),
+        "all" => Ok(LoadMode::All),
+        "none" => Ok(LoadMode::None),
+        other => Err(bad(format!("load is 'plan', 'all' or 'none', not '{other}'"))),
+    }
+}
 
 /// A request's hold on blocks and slots.
 #[pyclass(frozen, module = "kvtrie")]
@@ -88,10 +99,11 @@ impl Lease {
         self.shared.call(py, |manager| manager.lease_tokens(self.id))
     }
 
-    /// Tokens that it has room to commit.
+    /// Tokens that it has room to commit; None where the engine has to know.
     #[getter]
-    fn room(&self, py: Python<'_>) -> PyResult<usize> {
-        self.shared.call(py, |manager| manager.room_left(self.id))
+    fn room(&self, py: Python<'_>) -> PyResult<Option<usize>> {
+        let room = self.shared.call(py, |manager| manager.room_left(self.id))?;
+        Ok((room < usize::MAX).then_some(room))
     }
 
     /// Moves that must end before its slots may be read and written.
@@ -146,17 +158,20 @@ impl Lease {
         self.shared.call(py, |manager| manager.bind(self.id, first_block, &slots))
     }
 
-    /// Starts the loads that `acquire(load="none")` left out, of all layers or of those from the
-    /// first to before the second given; returns their moves.
-    #[pyo3(signature = (layers=None, *, now))]
+    /// Starts the loads that `load="none"` left out, of all layers and blocks or of those from
+    /// the first to before the second given; returns their moves.
+    #[pyo3(signature = (layers=None, blocks=None, *, now))]
     fn load<'py>(
         &self,
         py: Python<'py>,
         #[pyo3(from_py_with = number::layer_range)] layers: Option<(u16, u16)>,
+        #[pyo3(from_py_with = number::block_range)] blocks: Option<(usize, usize)>,
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
         let layers = layers.map(|(lo, hi)| Layers::new(lo, hi));
-        Ok(self.shared.call(py, |manager| manager.load(self.id, layers, now))?.into_pyarray(py))
+        let blocks = blocks.map(|(lo, hi)| lo..hi);
+        let load = |manager: &mut Manager| manager.load(self.id, layers, blocks, now);
+        Ok(self.shared.call(py, load)?.into_pyarray(py))
     }
 
     /// Appends tokens whose KV is written.
@@ -196,27 +211,30 @@ impl Lease {
         Ok(ids.into_iter().map(|id| Self::new(&self.shared, id)).collect())
     }
 
-    /// Gives the memory back and keeps the tokens; never fails for want of room.
+    /// Gives the memory back and keeps the tokens; never fails for want of room. Returns the
+    /// moves that still use an engine's slots.
     #[pyo3(signature = (to="host", *, now))]
-    fn suspend(
+    fn suspend<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         to: &str,
         #[pyo3(from_py_with = number::now)] now: u64,
-    ) -> PyResult<()> {
+    ) -> PyResult<Bound<'py, PyArray1<u64>>> {
         let to = kind(to)?;
-        self.shared.call(py, |manager| manager.suspend(self.id, to, now))
+        Ok(self.shared.call(py, |manager| manager.suspend(self.id, to, now))?.into_pyarray(py))
     }
 
     /// Plans anew for a suspended lease.
-    #[pyo3(signature = (reserve=0, *, now))]
+    #[pyo3(signature = (reserve=0, *, now, load="plan"))]
     fn resume(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = number::reserve)] reserve: usize,
         #[pyo3(from_py_with = number::now)] now: u64,
+        load: &str,
     ) -> PyResult<Plan> {
-        self.shared.call(py, |manager| manager.resume(self.id, reserve, now))?;
+        let load = load_mode(load)?;
+        self.shared.call(py, |manager| manager.resume(self.id, reserve, load, now))?;
         self.plan(py)
     }
 

@@ -5,7 +5,7 @@
 
 use kvtrie_core::block::{Handle, Token};
 use kvtrie_core::error::Result;
-use kvtrie_core::manager::{self, Acquire, LoadMode, Manager, Outcome};
+use kvtrie_core::manager::{self, Acquire, Manager, Outcome};
 use kvtrie_core::policy;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
@@ -18,7 +18,7 @@ use crate::event::Event;
 use crate::explanation::Explanation;
 use crate::failed::Failed;
 use crate::index::Index;
-use crate::lease::Lease;
+use crate::lease::{Lease, load_mode};
 use crate::mark::times;
 use crate::matched::Match;
 use crate::moves::{Move, Moves};
@@ -191,12 +191,7 @@ impl BlockManager {
     ) -> PyResult<Lease> {
         let py = tokens.py();
         let tokens = Tokens::new(tokens)?;
-        let load = match load {
-            "plan" => LoadMode::Plan,
-            "all" => LoadMode::All,
-            "none" => LoadMode::None,
-            other => return Err(bad(format!("load is 'plan', 'all' or 'none', not '{other}'"))),
-        };
+        let load = load_mode(load)?;
         let scope = crate::scope::scope(scope)?;
         let mut ask = Acquire { tokens: &[], scope, session, keep, reserve, load, deadline };
         let id = if tokens.as_slice().len() > LONG {

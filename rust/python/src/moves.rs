@@ -1,12 +1,12 @@
 //! Moves as columns: what the executor is asked to copy.
 //!
-//! Invariant: all columns have one row per move, in topological order. Cost: arrays are made when
-//! first asked for, so that a step without moves costs nothing.
+//! Invariant: all columns have one row per move, in topological order, or in that of a choice.
+//! Cost: arrays are made when first asked for, so that a step without moves costs nothing.
 
 mod row;
 mod wire;
 
-use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
+use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -15,6 +15,7 @@ use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple, PyType};
 use crate::number;
 
 pub(crate) use row::Move;
+use row::{COPY, LOAD, STORE};
 
 struct Columns {
     id: Py<PyArray1<u64>>,
@@ -56,6 +57,12 @@ impl Moves {
         self.rows.iter().map(of).collect::<Vec<T>>().into_pyarray(py).unbind()
     }
 
+    fn row(&self, index: isize) -> PyResult<&Move> {
+        let at = if index < 0 { index + self.rows.len().cast_signed() } else { index };
+        let row = usize::try_from(at).ok().and_then(|at| self.rows.get(at));
+        row.ok_or_else(|| PyIndexError::new_err(format!("move {index} of {}", self.rows.len())))
+    }
+
     fn columns(&self, py: Python<'_>) -> PyResult<&Columns> {
         self.columns.get_or_try_init(py, || {
             let keys: Vec<u8> = self.rows.iter().flat_map(|row| row.key).collect();
@@ -83,6 +90,16 @@ impl Moves {
 
 #[pymethods]
 impl Moves {
+    /// The kind of a move towards a faster tier.
+    #[classattr]
+    const LOAD: u8 = LOAD;
+    /// The kind of a move towards a slower tier.
+    #[classattr]
+    const STORE: u8 = STORE;
+    /// The kind of a move within the first tier.
+    #[classattr]
+    const COPY: u8 = COPY;
+
     #[getter]
     fn id(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u64>>> {
         Ok(self.columns(py)?.id.clone_ref(py))
@@ -181,11 +198,23 @@ impl Moves {
         self.rows.len()
     }
 
-    fn __getitem__(&self, index: isize) -> PyResult<Move> {
-        let at = if index < 0 { index + self.rows.len().cast_signed() } else { index };
-        let row = usize::try_from(at).ok().and_then(|at| self.rows.get(at));
-        row.cloned()
-            .ok_or_else(|| PyIndexError::new_err(format!("move {index} of {}", self.rows.len())))
+    fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = index.py();
+        if let Ok(index) = index.extract::<isize>() {
+            return Ok(Bound::new(py, self.row(index)?.clone())?.into_any());
+        }
+        // A slice, a mask or indices: whatever numpy makes of it.
+        let all: Vec<isize> = (0..self.rows.len().cast_signed()).collect();
+        let chosen = all.into_pyarray(py).get_item(index)?;
+        let Ok(chosen) = chosen.extract::<PyReadonlyArray1<'_, isize>>() else {
+            return Err(PyIndexError::new_err(format!(
+                "moves are chosen by an integer, a slice, a mask or integers, not {index}"
+            )));
+        };
+        let chosen = chosen.as_array();
+        let rows = chosen.iter().map(|&at| self.row(at).cloned());
+        let part = Self::from(rows.collect::<PyResult<Vec<_>>>()?);
+        Ok(Bound::new(py, part)?.into_any())
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
@@ -202,6 +231,7 @@ impl Moves {
 
     fn __repr__(&self) -> String {
         let of = |kind| self.rows.iter().filter(|row| row.kind == kind).count();
-        format!("Moves({}: load={}, store={}, copy={})", self.rows.len(), of(0), of(1), of(2))
+        let [load, store, copy] = [LOAD, STORE, COPY].map(of);
+        format!("Moves({}: load={load}, store={store}, copy={copy})", self.rows.len())
     }
 }

@@ -125,6 +125,15 @@ pub(crate) fn any_now(given: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
     maybe(given, "now", nanos)
 }
 
+/// A range of blocks that may be left out.
+pub(crate) fn block_range(given: &Bound<'_, PyAny>) -> PyResult<Option<(usize, usize)>> {
+    if given.is_none() {
+        return Ok(None);
+    }
+    let (first, behind) = given.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
+    Ok(Some((count(&first, "first block")?, count(&behind, "block behind the last")?)))
+}
+
 /// A range of layers that may be left out.
 pub(crate) fn layer_range(given: &Bound<'_, PyAny>) -> PyResult<Option<(u16, u16)>> {
     if given.is_none() {

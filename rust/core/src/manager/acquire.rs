@@ -124,11 +124,11 @@ impl Manager {
         &mut self,
         id: LeaseId,
         tokens: &[Token],
-        reserve: usize,
+        (reserve, load): (usize, LoadMode),
         now: Nanos,
     ) -> Result<()> {
         let scope = self.leases[&id].scope.clone();
-        let ask = Acquire { tokens, scope, reserve, ..Acquire::default() };
+        let ask = Acquire { tokens, scope, reserve, load, ..Acquire::default() };
         let taken = self.take(&ask, id, now)?;
         let matched = taken.path.len() * self.block_tokens();
         for step in &taken.path {

@@ -182,7 +182,8 @@ impl Manager {
             self.recompute_in_plan(id, at, layers);
             return tokens(at, at + 1);
         }
-        let lacks = self.lacks(self.residency(0, block).have);
+        let here = self.residency(0, block).have;
+        let lacks = self.lacks(if self.one_slot(here) { Layers::NONE } else { here });
         let units = self.units(0, lacks);
         if self.make_room(&[(0, units)], &[], now).is_err() {
             let end = self.cut_path(id, at, now);
@@ -198,13 +199,17 @@ impl Manager {
         tokens(at, at + 1)
     }
 
-    /// Ends a lease's match before block `at`, and keeps as much room behind it as there was.
+    /// Ends a lease's match before block `at`, and keeps as much room behind it as there was; on
+    /// a tier that the engine owns the same slots.
     fn cut_path(&mut self, id: LeaseId, at: usize, now: Nanos) -> usize {
         let size = self.block_tokens();
         let lease = self.lease_mut(id);
         let end = lease.path.len();
-        let cut = lease.path.split_off(at);
+        let mut cut = lease.path.split_off(at);
         lease.matched = lease.matched.min(at * size);
+        if self.engine_owned() {
+            self.reopen(id, &mut cut);
+        }
         for step in cut.iter().rev() {
             self.let_go(*step);
         }
@@ -220,6 +225,15 @@ impl Manager {
             }
         }
         end
+    }
+
+    /// An engine has named slots for these blocks: it computes them there.
+    fn reopen(&mut self, id: LeaseId, cut: &mut [Step]) {
+        let mut open = Vec::with_capacity(cut.len());
+        for step in cut {
+            open.push(step.own.take().unwrap_or_else(|| self.new_own(0, self.all_layers())));
+        }
+        self.lease_mut(id).open.splice(0..0, open);
     }
 
     fn cut_plan(&mut self, id: LeaseId, at: usize) {

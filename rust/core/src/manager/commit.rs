@@ -131,7 +131,7 @@ impl Manager {
             .find_map(|own| self.own_waits(own).first().copied())
     }
 
-    /// How many tokens a lease can still write.
+    /// How many tokens a lease can still write; `usize::MAX` where the engine owns the slots.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -191,6 +191,7 @@ impl Manager {
         out: &mut Committed,
     ) {
         if self.engine_owned() {
+            self.forget_bad_copies(block);
             self.write_through(0, block, Some(own), now);
         } else if self.install(0, block, own) {
             self.lease_mut(id).path[at].own = None;
@@ -267,7 +268,7 @@ impl Manager {
     }
 
     /// Copies of a block that could not be read go once a good one stands on the first tier.
-    fn forget_bad_copies(&mut self, block: BlockId) {
+    pub(super) fn forget_bad_copies(&mut self, block: BlockId) {
         for tier in 1..self.tiers.len() {
             let here = self.residency(tier, block);
             if here.state == State::Bad && here.busy == 0 {

@@ -127,13 +127,14 @@ impl Manager {
             return Err(Error::config(format!("move {id} was not handed out yet")));
         }
         let early = known.deps.iter().find(|dep| {
-            let reported =
-                self.moves.get(dep).is_none_or(|m| m.done_ranks >> outcome.rank & 1 == 1);
-            !reported && !before.contains(dep)
+            let ends = |m: &Move| before.contains(dep) && self.ends(m, outcome);
+            self.moves.get(dep).is_some_and(|m| !ends(m))
         });
         if let (true, false, Some(dep)) = (outcome.ok, known.failed, early) {
             return Err(Error::config(format!(
-                "move {id} was reported done before move {dep}, which it waits for"
+                "rank {} reported move {id} done before move {dep}, which it waits for, had ended \
+                 on all {} ranks",
+                outcome.rank, self.settings.ranks
             )));
         }
         match outcome.layers_done {
@@ -143,6 +144,13 @@ impl Manager {
             ))),
             _ => Ok(()),
         }
+    }
+
+    /// Whether a move ends well by this report.
+    fn ends(&self, known: &Move, outcome: &Outcome<'_>) -> bool {
+        let ranks = known.done_ranks | 1 << outcome.rank;
+        ranks.count_ones() == self.settings.ranks
+            && outcome.layers_done.is_none_or(|done| done == known.layers.len())
     }
 
     fn all_ranks(&self, id: MoveId) -> bool {
@@ -256,7 +264,11 @@ impl Manager {
     pub(super) fn settle(&mut self, tier: TierId, block: BlockId, now: Nanos) {
         let arrival = self.arriving.remove(&(tier, block)).expect("arriving");
         let here = self.residency(tier, block);
-        let have = if arrival.failed { here.have } else { arrival.target };
+        let mut have = if arrival.failed { here.have } else { arrival.target };
+        if arrival.failed && tier == 0 && self.one_slot(have) {
+            // Whoever wanted the block computes all of it elsewhere.
+            have = Layers::NONE;
+        }
         if here.slot != NO_SLOT && have.is_empty() {
             self.give_slots(tier, here.slot, arrival.target, true);
         } else if here.slot != NO_SLOT {
@@ -293,6 +305,9 @@ impl Manager {
         if let Some(known) = self.moves.remove(&id) {
             self.end(&known, now);
             self.remember(id, false);
+            for lease in self.leases.values_mut() {
+                lease.awaits.remove(&id);
+            }
         }
     }
 

@@ -173,6 +173,19 @@ impl Manager {
         }
     }
 
+    /// Nobody will name this slot: the moves that wait for its name never start.
+    pub(super) fn cancel_unnamed(&mut self, own: OwnId) {
+        let touches = |known: &&Move| [known.from, known.to].contains(&End::Own(own));
+        let waiting: Vec<MoveId> = self.moves.values().filter(touches).map(|m| m.id).collect();
+        let (now, told) = (self.clock.last(), self.failed.len());
+        for id in waiting {
+            self.fail(id, "its slot was never named", false, now);
+            self.end_move(id, now);
+        }
+        // Whoever let go of the slot wants nothing of them.
+        self.failed.truncate(told);
+    }
+
     /// Every lease that awaited a failed move computes the block instead.
     fn replan(&mut self, known: &Move, reason: &str, now: Nanos) {
         let concerned: Vec<LeaseId> = self
@@ -191,11 +204,15 @@ impl Manager {
             });
         }
         for id in concerned {
-            self.lease_mut(id).awaits.remove(&known.id);
             let (start, stop) = match known.kind {
                 MoveKind::Copy => self.lose_tail(id),
                 _ => self.compute_instead(id, known, now),
             };
+            // Until it has ended on every rank it may write a slot that the lease keeps.
+            let writes = matches!(known.to, End::Own(own) if self.leases[&id].keeps(own));
+            if !writes {
+                self.lease_mut(id).awaits.remove(&known.id);
+            }
             if start < stop {
                 let reason = reason.to_owned();
                 self.failed.push(Failed { lease: id, block: known.block, start, stop, reason });

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
-use crate::tier::{Owner, State};
+use crate::tier::State;
 use crate::time::Nanos;
 
 use super::Manager;
@@ -142,6 +142,11 @@ impl Lease {
     #[must_use]
     pub fn suspended(&self) -> bool {
         matches!(self.hold, Hold::Suspended(_))
+    }
+
+    /// Whether it computes into an own slot, or will.
+    pub(super) fn keeps(&self, own: OwnId) -> bool {
+        self.open.contains(&own) || self.path.iter().any(|step| step.own == Some(own))
     }
 
     /// The blocks that the engine must compute, with the layers to write for each.
@@ -320,11 +325,19 @@ impl Manager {
         }
     }
 
-    fn reads_of(&self, lease: &Lease) -> Vec<MoveId> {
-        if self.tiers[0].spec.owner != Owner::Engine {
+    /// The moves that still touch slots that an engine has named for a lease.
+    pub(super) fn reads_of(&self, lease: &Lease) -> Vec<MoveId> {
+        if !self.engine_owned() {
             return Vec::new();
         }
-        let owns: BTreeSet<OwnId> = lease.path.iter().filter_map(|step| step.own).collect();
+        let cut = match lease.tail_from {
+            TailFrom::Open => None,
+            TailFrom::Shared(own) => Some(own),
+            TailFrom::Block(step) => step.own,
+        };
+        let all = lease.path.iter().filter_map(|step| step.own).chain(cut);
+        let named = |own: &OwnId| self.owns[own].slot != NO_SLOT;
+        let owns: BTreeSet<OwnId> = all.chain(lease.open.iter().copied()).filter(named).collect();
         let touches = |end| matches!(end, super::moves::End::Own(own) if owns.contains(&own));
         let under_way = self.moves.values().filter(|m| touches(m.from) || touches(m.to));
         under_way.map(|m| m.id).collect()

@@ -77,7 +77,11 @@ impl Manager {
     pub(super) fn unref_own(&mut self, id: OwnId) {
         let own = self.owns.get_mut(&id).expect("a living own slot");
         own.refs -= 1;
-        self.end_own(id);
+        if own.refs == 0 && own.busy > 0 && own.slot == NO_SLOT {
+            self.cancel_unnamed(id);
+        } else {
+            self.end_own(id);
+        }
     }
 
     /// A move that read or wrote an own slot has ended.

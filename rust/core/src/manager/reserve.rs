@@ -3,6 +3,8 @@
 //! Invariant: a slot that somebody else holds too is copied before it is written. Cost: O(log n)
 //! per victim.
 
+use std::ops::Range;
+
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
@@ -171,13 +173,20 @@ impl Manager {
     }
 
     /// Starts the loads that `acquire` with [`super::LoadMode::None`] left out, of all blocks
-    /// that stand on a lower tier by now; of all layers, or of those given.
+    /// that stand on a lower tier by now; of all layers and blocks of the path, or of those given.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if a transit slot is wanted and there is none; [`Error::Config`] if
-    /// what remains to be loaded of a block would not be one range.
-    pub fn load(&mut self, id: LeaseId, layers: Option<Layers>, now: Nanos) -> Result<Vec<MoveId>> {
-        self.active(id)?;
+    /// there are no such layers or blocks, or what remains to be loaded of a block would not be
+    /// one range.
+    pub fn load(
+        &mut self,
+        id: LeaseId,
+        layers: Option<Layers>,
+        blocks: Option<Range<usize>>,
+        now: Nanos,
+    ) -> Result<Vec<MoveId>> {
+        let known = self.active(id)?.path.len();
         let asked = layers.unwrap_or(self.all_layers());
         if asked.is_empty() || asked.hi > self.settings.layers {
             return Err(Error::config(format!(
@@ -185,8 +194,16 @@ impl Manager {
                 self.settings.layers
             )));
         }
+        let within = blocks.unwrap_or(0..known);
+        if within.start > within.end || within.end > known {
+            return Err(Error::config(format!(
+                "load of blocks {} to before {}, lease {id} has matched {known}",
+                within.start, within.end
+            )));
+        }
+        let path = self.leases[&id].path.iter().copied().enumerate();
         let steps: Vec<(usize, Step)> =
-            self.leases[&id].path.iter().copied().enumerate().filter(|(_, s)| s.deferred).collect();
+            path.filter(|(at, step)| step.deferred && within.contains(at)).collect();
         for (at, step) in &steps {
             if step.compute.without(asked).is_none() {
                 return Err(Error::config(format!(

@@ -70,6 +70,11 @@ impl Manager {
             if !need.lacks.is_empty() && !need.load && undecided {
                 need.compute = need.lacks;
             }
+            if !need.compute.is_empty() && !need.load && self.one_slot(need.here) {
+                need.here = Layers::NONE;
+                need.lacks = self.all_layers();
+                need.compute.lo = 0;
+            }
         }
         let plan = Plan {
             spans: Vec::new(),
@@ -145,6 +150,12 @@ impl Manager {
             Source::Load { lane, time, from }
         };
         plan::Step { compute: whole, source }
+    }
+
+    /// Whether layers on the first tier are part of a block whose layers share one slot: what is
+    /// computed goes into another slot, and all of the block with it.
+    pub(super) fn one_slot(&self, here: Layers) -> bool {
+        !self.tiers[0].spec.layer_slots && !here.is_empty() && here != self.all_layers()
     }
 
     /// What a range on the first tier lacks. It starts at layer 0, but for a single tier that

@@ -2,21 +2,23 @@
 //!
 //! Invariant: suspending never fails and writes what has room. Cost: O(path · log n).
 
-use crate::block::{BlockId, LeaseId, TierId, Token};
+use crate::block::{BlockId, LeaseId, MoveId, TierId, Token};
 use crate::error::{Error, Result};
 use crate::tier::{Kind, State};
 use crate::time::Nanos;
 
 use super::Manager;
+use super::acquire::LoadMode;
 use super::lease::Hold;
 
 impl Manager {
     /// Unpins a lease's blocks, writes to the next tier what has room there, drops the rest from
-    /// the first tier, and keeps only the tokens. The partial block is dropped.
+    /// the first tier, and keeps only the tokens. The partial block is dropped. Returns the moves
+    /// that still touch slots of a tier that the engine owns, as `release` does.
     ///
     /// # Errors
     /// [`Error::Config`] if `to` is not the next tier below the first.
-    pub fn suspend(&mut self, id: LeaseId, to: Kind, now: Nanos) -> Result<()> {
+    pub fn suspend(&mut self, id: LeaseId, to: Kind, now: Nanos) -> Result<Vec<MoveId>> {
         self.active(id)?;
         let below = self.tiers.get(1).map(|tier| tier.spec.kind);
         if below.is_some_and(|below| below != to) {
@@ -35,6 +37,7 @@ impl Manager {
             tokens.extend_from_slice(self.trie.tokens(step.block));
         }
         tokens.extend_from_slice(&lease.tail);
+        let touching = self.reads_of(&lease);
         let blocks: Vec<BlockId> = lease.path.iter().map(|step| step.block).collect();
         self.empty_lease(id, Hold::Suspended(tokens));
         self.abandon_lease(&lease);
@@ -43,22 +46,28 @@ impl Manager {
                 self.leave_first(block, now);
             }
         }
-        Ok(())
+        Ok(touching)
     }
 
     /// Plans anew for a suspended lease, with room for `reserve` tokens behind its end. What is
-    /// not matched any more is to be computed and committed again.
+    /// not matched any more is to be computed and committed again; `load` says what is loaded.
     ///
     /// # Errors
     /// [`Error::NoSpace`]; the lease stays suspended then. [`Error::Config`] if it is not
     /// suspended.
-    pub fn resume(&mut self, id: LeaseId, reserve: usize, now: Nanos) -> Result<()> {
+    pub fn resume(
+        &mut self,
+        id: LeaseId,
+        reserve: usize,
+        load: LoadMode,
+        now: Nanos,
+    ) -> Result<()> {
         let Hold::Suspended(tokens) = &self.lease(id)?.hold else {
             return Err(Error::config(format!("lease {id} is not suspended")));
         };
         let tokens = tokens.clone();
         let now = self.tick(now);
-        self.reacquire(id, &tokens, reserve, now)
+        self.reacquire(id, &tokens, (reserve, load), now)
     }
 
     /// Takes a block off the first tier, if nothing else needs it there.

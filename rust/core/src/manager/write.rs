@@ -52,6 +52,7 @@ impl Manager {
             dirty = dirty.and_then(|left| left.without(self.expected(lower, block)));
         }
         let Some(dirty) = dirty.filter(|dirty| !dirty.is_empty()) else { return };
+        self.forget_bad_copies(block);
         let there = self.residency(below, block);
         let joined = self.expected(below, block).join(dirty);
         let joins =

@@ -230,11 +230,11 @@ fn nothing_is_loaded_until_load_says_so() {
     let id = rig.ask(&Acquire { load: LoadMode::None, ..all_of(&prompt) }).unwrap();
     assert!(rig.hand_out().is_empty());
     assert_eq!(actions(&rig, id), [(0, 2, Action::Recompute, GPU)]);
-    let moves = rig.call(|manager, now| manager.load(id, None, now)).unwrap();
+    let moves = rig.call(|manager, now| manager.load(id, None, None, now)).unwrap();
     assert_eq!((moves.len(), rig.awaits(id)), (2, moves));
     assert_eq!(actions(&rig, id), [(0, 1, Action::Load, HOST), (1, 2, Action::Load, HOST)]);
     rig.run();
-    assert_eq!(rig.call(|manager, now| manager.load(id, None, now)).unwrap(), [0; 0]);
+    assert_eq!(rig.call(|manager, now| manager.load(id, None, None, now)).unwrap(), [0; 0]);
     rig.commit(id, &[]);
     assert_eq!(rig.on(&prompt, GPU), [ALL, ALL]);
 }

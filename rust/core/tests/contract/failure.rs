@@ -1,7 +1,7 @@
 //! Point 10: bad input changes nothing, a broken invariant ends the manager without a panic.
 
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{Acquire, Manager, Mark, Outcome, Row, Settings};
+use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, Outcome, Row, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec};
 
@@ -30,9 +30,9 @@ fn every_call(manager: &mut Manager) -> Vec<Result<()>> {
         manager.release(1, 1).map(drop),
         manager.fork(1, 1, 1).map(drop),
         manager.truncate(1, 0, 1),
-        manager.suspend(1, Kind::Host, 1),
-        manager.resume(1, 0, 1),
-        manager.load(1, None, 1).map(drop),
+        manager.suspend(1, Kind::Host, 1).map(drop),
+        manager.resume(1, 0, LoadMode::Plan, 1),
+        manager.load(1, None, None, 1).map(drop),
         manager.moves(1).map(drop),
         manager.complete(&[1], &Outcome::default(), 1).map(drop),
         manager.failed().map(drop),

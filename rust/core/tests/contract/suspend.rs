@@ -1,8 +1,8 @@
 //! Point 9, second half: preemption never fails, and resuming plans anew.
 
-use kvtrie_core::block::Layers;
+use kvtrie_core::block::{Layers, MoveId};
 use kvtrie_core::error::Error;
-use kvtrie_core::manager::Settings;
+use kvtrie_core::manager::{LoadMode, Settings};
 use kvtrie_core::tier::{Kind, Owner, TierSpec};
 
 use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, holes, settings, tier, tokens};
@@ -20,14 +20,14 @@ fn running(settings: Settings, blocks: usize) -> (Rig, u64, Vec<u32>) {
     (rig, id, prompt)
 }
 
-fn suspend(rig: &mut Rig, id: u64) {
-    rig.call(|manager, now| manager.suspend(id, Kind::Host, now)).unwrap();
+fn suspend(rig: &mut Rig, id: u64) -> Vec<MoveId> {
+    rig.call(|manager, now| manager.suspend(id, Kind::Host, now)).unwrap()
 }
 
 #[test]
 fn a_suspended_lease_gives_the_first_tier_back_and_demotes_what_has_room() {
     let (mut rig, id, prompt) = running(two(4, 8), 3);
-    suspend(&mut rig, id);
+    assert_eq!(suspend(&mut rig, id), [0; 0], "slots of ours need no waiting");
     rig.run();
     assert_eq!(rig.manager.occupancy(GPU).free, 4);
     assert_eq!(
@@ -69,15 +69,15 @@ fn blocks_that_others_hold_stay() {
 fn a_suspended_lease_can_only_be_resumed_or_released() {
     let (mut rig, id, _) = running(two(4, 8), 2);
     rig.refused("the tier below 'gpu' is 'host'", |m, now| m.suspend(id, Kind::Disk, now));
-    rig.refused("is not suspended", |manager, now| manager.resume(id, 0, now));
+    rig.refused("is not suspended", |manager, now| manager.resume(id, 0, LoadMode::Plan, now));
     suspend(&mut rig, id);
     let errors = [
         rig.call(|manager, now| manager.commit(id, &[1], now).map(drop)),
         rig.call(|manager, now| manager.reserve(id, 1, now)),
         rig.call(|manager, now| manager.truncate(id, 0, now)),
         rig.call(|manager, now| manager.fork(id, 1, now).map(drop)),
-        rig.call(|manager, now| manager.load(id, None, now).map(drop)),
-        rig.call(|manager, now| manager.suspend(id, Kind::Host, now)),
+        rig.call(|manager, now| manager.load(id, None, None, now).map(drop)),
+        rig.call(|manager, now| manager.suspend(id, Kind::Host, now).map(drop)),
     ];
     for error in errors {
         assert!(matches!(&error, Err(Error::Closed(said)) if said.contains("resume it first")));
@@ -92,7 +92,7 @@ fn resuming_matches_what_is_left_and_makes_room_for_the_rest() {
     let (mut rig, id, prompt) = running(two(4, 8), 3);
     suspend(&mut rig, id);
     rig.run();
-    rig.call(|manager, now| manager.resume(id, 2, now)).unwrap();
+    rig.call(|manager, now| manager.resume(id, 2, LoadMode::Plan, now)).unwrap();
     let lease = rig.manager.lease(id).unwrap();
     assert_eq!((lease.matched(), lease.suspended()), (3 * SIZE, false));
     assert_eq!(rig.manager.room_left(id).unwrap(), SIZE);
@@ -108,11 +108,11 @@ fn resuming_without_room_says_so_and_the_lease_stays_suspended() {
     suspend(&mut rig, id);
     rig.run();
     let other = rig.acquire(&tokens(5, 2));
-    let error = rig.call(|manager, now| manager.resume(id, 0, now)).unwrap_err();
+    let error = rig.call(|manager, now| manager.resume(id, 0, LoadMode::Plan, now)).unwrap_err();
     assert!(matches!(error, Error::NoSpace { wanted: 4, free: 2, leased: 2, .. }), "{error}");
     assert!(rig.manager.lease(id).unwrap().suspended());
     rig.release(other);
-    rig.call(|manager, now| manager.resume(id, 0, now)).unwrap();
+    rig.call(|manager, now| manager.resume(id, 0, LoadMode::Plan, now)).unwrap();
     assert_eq!(rig.manager.lease(id).unwrap().matched(), prompt.len() - 1);
 }
 
@@ -121,7 +121,7 @@ fn a_single_tier_drops_what_is_suspended() {
     let (mut rig, id, prompt) = running(settings(vec![tier(Kind::Gpu, 4)]), 3);
     suspend(&mut rig, id);
     assert_eq!((rig.matched(&prompt), rig.manager.occupancy(GPU).free), (0, 4));
-    rig.call(|manager, now| manager.resume(id, 0, now)).unwrap();
+    rig.call(|manager, now| manager.resume(id, 0, LoadMode::Plan, now)).unwrap();
     assert_eq!(rig.manager.room_left(id).unwrap(), 4 * SIZE);
     rig.commit(id, &prompt);
 }
@@ -145,11 +145,27 @@ fn an_engines_blocks_are_written_down_before_it_takes_its_slots_back() {
     let id = rig.ask(&all_of(&prompt)).unwrap();
     rig.call(|manager, _| manager.bind(id, 0, &[5, 6])).unwrap();
     rig.commit(id, &prompt);
-    suspend(&mut rig, id);
+    let reading = suspend(&mut rig, id);
     let moves = rig.run();
+    assert_eq!(moves.iter().map(|m| m.id).collect::<Vec<_>>(), reading);
     assert_eq!(moves.iter().map(|m| m.src_slot).collect::<Vec<_>>(), [5, 6]);
     assert_eq!(rig.on(&prompt, HOST), [ALL, ALL]);
-    rig.call(|manager, now| manager.resume(id, 0, now)).unwrap();
+    rig.call(|manager, now| manager.resume(id, 0, LoadMode::Plan, now)).unwrap();
     assert_eq!(rig.manager.lease(id).unwrap().matched(), 2 * SIZE);
     assert_eq!(rig.slots(id), [kvtrie_core::block::NO_SLOT; 2]);
+}
+
+#[test]
+fn resuming_loads_what_it_is_told_to() {
+    for (load, loaded) in [(LoadMode::All, 3), (LoadMode::None, 0)] {
+        let (mut rig, id, _) = running(holes(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 8)]), 3);
+        suspend(&mut rig, id);
+        rig.run();
+        rig.call(|manager, now| manager.resume(id, 0, load, now)).unwrap();
+        assert_eq!(rig.run().len(), loaded);
+        let lease = rig.manager.lease(id).unwrap();
+        assert_eq!((lease.matched(), lease.recompute().count()), (3 * SIZE, 3 - loaded));
+        let late = rig.call(|manager, now| manager.load(id, None, None, now)).unwrap();
+        assert_eq!(late.len(), 3 - loaded);
+    }
 }

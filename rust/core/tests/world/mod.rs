@@ -8,16 +8,19 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+mod engine;
+mod executor;
+mod shape;
+
 use std::collections::BTreeMap;
 
 use kvtrie_core::block::{Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token};
-use kvtrie_core::cost::CostModel;
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{Acquire, DropOrder, LoadMode, Manager, Mark, Move, Outcome, Settings};
-use kvtrie_core::policy::NAMES;
+use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, Move, Outcome, Settings};
 use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_core::tier::{Kind, Owner};
+
+pub(crate) use shape::settings;
 
 /// One raw operation: its kind and two numbers that are taken modulo what is possible.
 pub(crate) type Raw = (u8, u16, u16);
@@ -38,55 +41,10 @@ struct Held {
     scope: usize,
     tokens: Vec<Token>,
     suspended: bool,
+    /// The slots that the engine has given it, block by block; empty where kvtrie gives them.
+    table: Vec<Slot>,
     /// Tokens behind the match that the engine has still to compute.
     todo: Vec<Token>,
-}
-
-/// A shape of manager, drawn from one number.
-#[must_use]
-pub(crate) fn settings(seed: u64) -> Settings {
-    let bit = |at: u32, n: u64| (seed >> at) % n;
-    let tiers = [1, 2, 2, 2, 3, 3, 4, 4][usize::try_from(bit(0, 8)).unwrap()];
-    let layer_slots = bit(2, 3);
-    let kinds = [Kind::Gpu, Kind::Host, Kind::Disk, Kind::Remote];
-    let lane = |name: &str| LaneSpec {
-        name: name.to_owned(),
-        bytes_per_s: 1_000_000,
-        latency_ns: 10,
-        shares: None,
-    };
-    let engine = tiers > 1 && layer_slots == 0 && bit(13, 6) == 0;
-    Settings {
-        fingerprint: "world".to_owned(),
-        layers: 3,
-        layer_bytes: 16,
-        block_tokens: 3,
-        token_weight: 1,
-        tiers: (0..tiers)
-            .map(|at| TierSpec {
-                kind: kinds[at],
-                blocks: [5, 6, 7, 40][at],
-                owner: if engine && at == 0 { Owner::Engine } else { Owner::Kvtrie },
-                write: [Write::Back, Write::Through, Write::Back, Write::Never]
-                    [usize::try_from(bit(4 + u32::try_from(at).unwrap(), 4)).unwrap()],
-                admit_after: 1 + u32::try_from(bit(8, 2)).unwrap(),
-                free_low: if bit(9, 3) == 0 { 0.4 } else { 0.0 },
-                growth_reserve: if bit(11, 4) == 0 && at == 0 { 0.2 } else { 0.0 },
-                layer_slots: layer_slots > u64::try_from(at).unwrap()
-                    && at < if tiers == 4 { 1 } else { 2 },
-                policy: None,
-                read: lane(&format!("up{at}")),
-                store: lane(&format!("down{at}")),
-            })
-            .collect(),
-        policy: NAMES[usize::try_from(bit(16, NAMES.len() as u64)).unwrap()].to_owned(),
-        reuse: bit(19, 2) == 0,
-        cost: CostModel::default_curve(1000.0).unwrap(),
-        structure: if bit(20, 3) == 0 { Structure::LeafOnly } else { Structure::Holes },
-        drop_order: if bit(21, 4) == 0 { DropOrder::Seed } else { DropOrder::Shallow },
-        ranks: 1 + u32::try_from(bit(23, 3) / 2).unwrap(),
-        events: 16,
-    }
 }
 
 /// The manager and what the world knows.
@@ -102,7 +60,7 @@ pub(crate) struct World {
     running: BTreeMap<MoveId, Running>,
     ended_ok: std::collections::BTreeSet<MoveId>,
     bytes: BTreeMap<(TierId, Slot, u16), Content>,
-    next_slot: Slot,
+    slots: engine::Engine,
 }
 
 impl World {
@@ -118,7 +76,7 @@ impl World {
             running: BTreeMap::new(),
             ended_ok: std::collections::BTreeSet::new(),
             bytes: BTreeMap::new(),
-            next_slot: 0,
+            slots: engine::Engine::default(),
         }
     }
 
@@ -264,33 +222,31 @@ impl World {
         let lease = self.manager.lease(id).unwrap();
         assert_eq!(lease.matched(), probe.tokens, "acquire and lookup match alike");
         let todo = tokens[lease.matched()..].to_vec();
-        self.held.push(Held { id, scope: a / 60, tokens, suspended: false, todo });
-        self.bind(self.held.len() - 1);
+        let table = Vec::new();
+        self.held.push(Held { id, scope: a / 60, tokens, suspended: false, table, todo });
+        if b.is_multiple_of(6) {
+            self.bind_some(self.held.len() - 1, 1);
+        } else {
+            self.bind(self.held.len() - 1);
+        }
     }
 
     /// The engine names slots for everything it may touch.
     fn bind(&mut self, at: usize) {
+        let blocks = self.held[at].tokens.len().div_ceil(self.size()) + 4;
+        self.bind_some(at, blocks);
+    }
+
+    /// The engine names the slots of at least so many blocks, old ones once more.
+    fn bind_some(&mut self, at: usize, blocks: usize) {
         if !self.engine() {
             return;
         }
-        let held = &self.held[at];
-        let size = self.size();
-        let blocks = held.tokens.len().div_ceil(size) + 4;
-        let (_, known) = self.manager.slots(held.id, 0).unwrap();
-        let first = known.iter().take_while(|&&slot| slot != NO_SLOT).count();
-        let id = held.id;
-        let slots: Vec<Slot> = (first..blocks)
-            .map(|at| known.get(at).copied().filter(|&slot| slot != NO_SLOT))
-            .map(|known| {
-                known.unwrap_or_else(|| {
-                    self.next_slot += 1;
-                    self.next_slot
-                })
-            })
-            .collect();
-        if first < blocks {
-            self.attempt("bind", |m, _| m.bind(id, first, &slots));
-        }
+        let Held { id, table, .. } = &mut self.held[at];
+        self.slots.grow(table, blocks);
+        let (id, table) = (*id, table.clone());
+        let bound = self.attempt("bind", |m, _| m.bind(id, 0, &table));
+        assert!(bound.is_some(), "lease {id} was not bound to its own table {table:?}");
     }
 
     fn pick(&self, a: usize) -> Option<usize> {
@@ -305,6 +261,7 @@ impl World {
             self.attempt("commit", |m, now| m.commit(id, &[5], now));
             return;
         }
+        self.bind(at);
         if !self.manager.awaits(id).unwrap().is_empty() {
             return;
         }
@@ -313,7 +270,6 @@ impl World {
             fresh = (0..=(b % 4)).map(|i| u32::try_from(9000 + (b + i) % 3).unwrap()).collect();
         }
         fresh.truncate(1 + b % 7);
-        self.bind(at);
         let room = self.manager.room_left(id).unwrap();
         if fresh.len() > room {
             self.attempt("commit", |m, now| m.commit(id, &fresh, now));
@@ -401,7 +357,21 @@ impl World {
         let size = self.size();
         let layers = self.manager.settings().layers;
         for held in &self.held {
-            if held.suspended || !self.manager.awaits(held.id).unwrap().is_empty() {
+            if held.suspended {
+                continue;
+            }
+            if self.engine() {
+                let (_, known) = self.manager.slots(held.id, 0).unwrap();
+                let kept = known.iter().zip(&held.table).all(|(one, other)| one == other);
+                let rest = known.iter().skip(held.table.len()).all(|&slot| slot == NO_SLOT);
+                assert!(
+                    kept && rest,
+                    "after {raw:?}: lease {} uses the slots {known:?}, the engine {:?}",
+                    held.id,
+                    held.table
+                );
+            }
+            if !self.manager.awaits(held.id).unwrap().is_empty() {
                 continue;
             }
             let lease = self.manager.lease(held.id).unwrap();
@@ -443,7 +413,8 @@ impl World {
     fn release(&mut self, a: usize) {
         let Some(at) = self.pick(a) else { return };
         let held = self.held.remove(at);
-        self.attempt("release", |m, now| m.release(held.id, now));
+        let touching = self.attempt("release", |m, now| m.release(held.id, now));
+        self.slots.leave(touching.expect("releasing never fails"), held.table);
         self.attempt("release again", |m, now| m.release(held.id, now));
     }
 
@@ -460,7 +431,8 @@ impl World {
         let scope = self.held[at].scope;
         for id in forks {
             let tokens = tokens.clone();
-            self.held.push(Held { id, scope, tokens, suspended: false, todo: Vec::new() });
+            let (table, todo) = (Vec::new(), Vec::new());
+            self.held.push(Held { id, scope, tokens, suspended: false, table, todo });
         }
     }
 
@@ -486,8 +458,9 @@ impl World {
         let to = self.manager.settings().tiers.get(1).map_or(Kind::Host, |tier| tier.kind);
         if held.suspended {
             self.attempt("suspend", |m, now| m.suspend(id, to, now));
-        } else if self.attempt("suspend", |m, now| m.suspend(id, to, now)).is_some() {
+        } else if let Some(touching) = self.attempt("suspend", |m, now| m.suspend(id, to, now)) {
             let held = &mut self.held[at];
+            self.slots.leave(touching, std::mem::take(&mut held.table));
             held.suspended = true;
             held.tokens.truncate(known);
             held.todo.clear();
@@ -497,7 +470,8 @@ impl World {
     fn resume(&mut self, a: usize) {
         let Some(at) = self.pick(a) else { return };
         let id = self.held[at].id;
-        if self.attempt("resume", |m, now| m.resume(id, 2, now)).is_some() {
+        let mode = [LoadMode::Plan, LoadMode::All, LoadMode::None][a / 5 % 3];
+        if self.attempt("resume", |m, now| m.resume(id, 2, mode, now)).is_some() {
             let matched = self.manager.lease(id).unwrap().matched();
             let held = &mut self.held[at];
             held.suspended = false;
@@ -510,7 +484,8 @@ impl World {
         let Some(at) = self.pick(a) else { return };
         let id = self.held[at].id;
         let layers = [None, None, Some(Layers::new(0, 1)), Some(Layers::new(1, 3))][b % 4];
-        self.attempt("load", |m, now| m.load(id, layers, now));
+        let blocks = [None, Some(0..1), Some(1..2), Some(2..2)][b / 4 % 4].clone();
+        self.attempt("load", |m, now| m.load(id, layers, blocks, now));
     }
 
     fn mark(&mut self, a: usize, b: usize) {
@@ -563,148 +538,6 @@ impl World {
                 let outcome = Outcome { rank, ..Outcome::default() };
                 self.attempt("nonsense", |m, now| m.complete(&[id], &outcome, now).map(|_| ()));
             }
-        }
-    }
-
-    fn hand_out(&mut self, limit: usize) {
-        let moves = self.attempt("hand out", |m, _| m.moves(limit)).expect("moves never fail");
-        for move_ in moves {
-            assert!(
-                move_.after == 0
-                    || self.running.contains_key(&move_.after)
-                    || self.ended_ok.contains(&move_.after),
-                "move {} waits for {}, which was not handed out",
-                move_.id,
-                move_.after
-            );
-            self.log.push(move_.clone());
-            let fresh = Running { move_, started: false, hung: false };
-            assert!(self.running.insert(fresh.move_.id, fresh).is_none(), "handed out twice");
-        }
-    }
-
-    fn start(&mut self, a: usize) {
-        if self.running.is_empty() {
-            return;
-        }
-        let id = *self.running.keys().nth(a % self.running.len()).unwrap();
-        self.begin(id);
-    }
-
-    /// A move starts once the one before it has ended: its destination is spoilt from now on.
-    fn begin(&mut self, id: MoveId) {
-        let running = &self.running[&id];
-        let after = running.move_.after;
-        if running.started || (after != 0 && !self.ended_ok.contains(&after)) {
-            return;
-        }
-        let move_ = running.move_.clone();
-        self.running.get_mut(&id).unwrap().started = true;
-        for layer in move_.layers.iter() {
-            self.put(move_.dst, move_.dst_slot, layer, (vec![Token::MAX], layer));
-        }
-    }
-
-    /// The executor catches up: everything that was handed out ends well.
-    fn run_all(&mut self) {
-        let ids: Vec<MoveId> = self.running.keys().copied().collect();
-        for id in ids {
-            self.begin(id);
-            self.end(id, true);
-        }
-    }
-
-    fn finish(&mut self, a: usize, b: usize) {
-        if self.running.is_empty() {
-            return;
-        }
-        let id = *self.running.keys().nth(a % self.running.len()).unwrap();
-        // A move that others wait for fails more often, so that what waits is skipped often too.
-        let awaited = self.running.values().any(|other| other.move_.after == id);
-        let ok = b.is_multiple_of(4) == awaited;
-        if !self.running[&id].started {
-            self.begin(id);
-        }
-        self.end(id, ok);
-        if b.is_multiple_of(5) && !self.running.contains_key(&id) {
-            self.attempt("complete again", |m, now| {
-                m.complete(&[id], &Outcome { ok, ..Outcome::default() }, now)
-            });
-        }
-    }
-
-    fn end(&mut self, id: MoveId, ok: bool) {
-        let running = &self.running[&id];
-        if !running.started {
-            let after = running.move_.after;
-            if !self.running.contains_key(&after) && !self.ended_ok.contains(&after) {
-                // What it waited for failed: it is never run.
-                self.running.remove(&id);
-                self.count("skipped after a failure");
-            }
-            return;
-        }
-        let move_ = running.move_.clone();
-        let was_hung = running.hung;
-        let ranks = self.manager.settings().ranks;
-        if !ok && !was_hung {
-            let hung = id.is_multiple_of(3);
-            let cancelled = !hung && id.is_multiple_of(5);
-            let what = if cancelled { "cancelled move" } else { "failed move" };
-            self.count(if hung { "hung move" } else { what });
-            let error = Some("EIO");
-            let outcome = Outcome { ok: false, hung, cancelled, error, ..Outcome::default() };
-            self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
-            self.after_failure();
-            if hung {
-                self.running.get_mut(&id).unwrap().hung = true;
-                return;
-            }
-            for rank in 1..ranks {
-                let outcome = Outcome { ok: false, rank, ..Outcome::default() };
-                self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
-            }
-            self.running.remove(&id);
-            return;
-        }
-        if was_hung {
-            for rank in 0..ranks {
-                let outcome = Outcome { ok: false, rank, ..Outcome::default() };
-                self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
-            }
-            self.running.remove(&id);
-            return;
-        }
-        let done = move_.layers.len();
-        let partly = if id.is_multiple_of(2) { 1.min(done) } else { done };
-        for part in [partly, done] {
-            for at in 0..part {
-                let layer = move_.layers.lo + at;
-                let content = self.get(move_.src, move_.src_slot, layer);
-                let content = content.unwrap_or_else(|| panic!("{move_:?} reads nothing"));
-                self.put(move_.dst, move_.dst_slot, layer, content);
-            }
-            for rank in 0..ranks {
-                let outcome = Outcome { layers_done: Some(part), rank, ..Outcome::default() };
-                self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
-            }
-        }
-        self.running.remove(&id);
-        self.ended_ok.insert(id);
-    }
-
-    /// Leases that lost blocks compute them; those whose match was cut compute the rest.
-    fn after_failure(&mut self) {
-        let failed = self.attempt("failed", |m, _| m.failed()).expect("failed never fails");
-        for row in failed {
-            let Some(at) = self.held.iter().position(|held| held.id == row.lease) else { continue };
-            self.count("lease replanned");
-            let known = self.manager.lease_tokens(row.lease).unwrap();
-            let held = &mut self.held[at];
-            if known < held.tokens.len() {
-                held.todo = held.tokens[known..].to_vec();
-            }
-            self.bind(at);
         }
     }
 }

@@ -6,6 +6,11 @@ use pyo3::prelude::*;
 /// Stands for the block of a move of a partial block, which is in no trie.
 const NO_BLOCK: u64 = u64::MAX;
 
+/// The numbers of the kinds of move.
+pub(super) const LOAD: u8 = 0;
+pub(super) const STORE: u8 = 1;
+pub(super) const COPY: u8 = 2;
+
 /// One move: copy `layer_lo..layer_hi` of a block from slot to slot.
 #[pyclass(frozen, get_all, eq, hash, module = "kvtrie")]
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -48,9 +53,9 @@ impl From<&manager::Move> for Move {
         Self {
             id: given.id,
             kind: match given.kind {
-                MoveKind::Load => 0,
-                MoveKind::Store => 1,
-                MoveKind::Copy => 2,
+                MoveKind::Load => LOAD,
+                MoveKind::Store => STORE,
+                MoveKind::Copy => COPY,
             },
             lease: given.lease,
             block: given.block.map_or(NO_BLOCK, |block| block.0),

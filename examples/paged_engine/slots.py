@@ -1,0 +1,55 @@
+"""Slots: the engine's own memory of blocks, and what stands in it.
+
+Invariant: a slot is free or has holders, each a request or a move; a named slot is held and its KV
+is written, so whoever begins with the same tokens may hold it too.
+Cost: O(1) per slot; names hash a whole prefix per block, where a real engine would chain hashes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class Slots:
+    """`count` slots of `block_tokens` tokens."""
+
+    def __init__(self, count: int, block_tokens: int) -> None:
+        self._size = block_tokens
+        self._free = list(range(count))
+        self._holders: Counter[int] = Counter()
+        self._named: dict[tuple[int, ...], int] = {}
+
+    @property
+    def free(self) -> int:
+        """How many nobody holds."""
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Hold free slots; the caller has looked that there are so many."""
+        return self.hold([self._free.pop() for _ in range(count)])
+
+    def hold(self, slots: list[int]) -> list[int]:
+        """Hold slots, others' too."""
+        self._holders.update(slots)
+        return slots
+
+    def give(self, slots: list[int]) -> None:
+        """Hold slots no longer; what nobody else holds is free, and forgotten."""
+        self._holders.subtract(slots)
+        gone = {slot for slot in slots if not self._holders[slot]}
+        self._free += gone
+        self._named = {name: slot for name, slot in self._named.items() if slot not in gone}
+
+    def name(self, tokens: list[int], table: list[int]) -> None:
+        """Say that the KV of these tokens is written in the slots of a table."""
+        for block in range(len(tokens) // self._size):
+            self._named.setdefault(tuple(tokens[: (block + 1) * self._size]), table[block])
+
+    def find(self, tokens: list[int]) -> list[int]:
+        """The slots of the leading full blocks that stand here; one token or more is left over."""
+        found: list[int] = []
+        for end in range(self._size, len(tokens), self._size):
+            if (slot := self._named.get(tuple(tokens[:end]))) is None:
+                break
+            found.append(slot)
+        return found

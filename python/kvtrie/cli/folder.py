@@ -1,0 +1,279 @@
+"""Folder: the stores in a disk tier's folder, as `kvtrie disk` looks at them and cleans them.
+
+Invariant: a store that another process writes to is only read. Whoever starts while one is verified
+or cleaned reads only, as beside any writer.
+Cost: `look` reads manifests; `verify` reads all bytes, with memory for one block; `clean` rewrites
+manifests.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from kvtrie._kvtrie import DiskStore
+from kvtrie.errors import ConfigError, TransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+__all__ = [
+    "Cleaned",
+    "Finding",
+    "Look",
+    "Row",
+    "Verified",
+    "clean",
+    "finish_removals",
+    "look",
+    "stores",
+    "verify",
+]
+
+Row: TypeAlias = tuple[int, bytes, int, int, int, int, bool]
+"""A block: slot, key, first layer, one behind the last, nanoseconds since its last use, uses, and
+whether all blocks before it are there."""
+
+_REMOVED = re.compile(r"[0-9a-f]{16}\.removed")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What stands in a store.
+
+    Attributes:
+        store: its own folder.
+        about: what its KV means, as JSON.
+        slots: how many blocks it may hold.
+        bytes: what its files take on the disk.
+        read_only: why nobody else may write now; None if one may.
+        rows: its blocks.
+    """
+
+    store: Path
+    about: str
+    slots: int
+    bytes: int
+    read_only: str | None
+    rows: list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that could not be proved.
+
+    Attributes:
+        slot: where the block stood; None for a part of the manifest that names no block.
+        key: the block's name, likewise.
+        reason: what was wrong.
+        removed: whether it is gone now.
+    """
+
+    slot: int | None
+    key: bytes | None
+    reason: str
+    removed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A store after every byte of it was read.
+
+    Attributes:
+        store: its own folder.
+        blocks: how many blocks were read.
+        read_only: why nothing could be removed; None if it could.
+        findings: what could not be proved.
+    """
+
+    store: Path
+    blocks: int
+    read_only: str | None
+    findings: list[Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """A store after it was cleaned.
+
+    Attributes:
+        store: its own folder.
+        freed: bytes by which its files shrank.
+        removed: whether all of it is gone.
+        read_only: why it was left alone; None if it was not.
+    """
+
+    store: Path
+    freed: int
+    removed: bool
+    read_only: str | None
+
+
+def stores(folder: Path) -> tuple[list[Path], list[str]]:
+    """The stores in a folder that can be read, and why others cannot be.
+
+    Raises:
+        ConfigError: there is no such folder, or no store in it.
+        TransferError: it cannot be read.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}")
+    found = DiskStore.stores(folder)
+    if not found:
+        raise ConfigError(f"there is no store in {folder}")
+    return [store for store, why in found if why is None], [why for _, why in found if why]
+
+
+def look(store: Path, wall: int) -> Look:
+    """What stands in a store, with ages as of `wall`, in nanoseconds.
+
+    Raises:
+        ConfigError: it has no good manifest.
+        TransferError: it cannot be read.
+    """
+    with closing(DiskStore.inspect(store)) as seen:
+        rows = seen.blocks(wall)
+        return Look(store, seen.about, seen.slots, seen.disk_bytes, _refusal(store), rows)
+
+
+def verify(
+    store: Path, wall: int, watch: Callable[[Sequence[Row]], Iterable[Row]] = iter
+) -> Verified:
+    """Read and prove every block, and remove what is damaged where that may be.
+
+    Args:
+        store: the store's own folder.
+        wall: the wall clock in nanoseconds.
+        watch: goes through the blocks, and may show how far it is.
+
+    Raises:
+        ConfigError: it has no good manifest.
+        TransferError: it cannot be read, or not be cleaned of what was found.
+    """
+    with closing(_open(store)) as opened:
+        rows = opened.blocks(wall)
+        skipped = opened.reasons()
+        damaged = _damaged(opened, watch(rows))
+        if opened.read_only:
+            # A writer uses slots again meanwhile: what a second look does not show was no damage.
+            with closing(DiskStore.inspect(store)) as now:
+                again = [row for row in now.blocks(wall) if row[:2] in damaged]
+                persistent = now.reasons()
+                damaged = _damaged(now, again)
+            skipped = [reason for reason in skipped if reason in persistent]
+            left = set(damaged)
+        else:
+            left = {row[:2] for row in opened.blocks(wall)}
+            if damaged or skipped:
+                opened.gc()
+        why = _refusal(store, mine=True) if opened.read_only else None
+    findings = [Finding(None, None, reason, why is None) for reason in skipped]
+    findings += [
+        Finding(*block, reason, block not in left) for block, reason in sorted(damaged.items())
+    ]
+    return Verified(store, len(rows), why, findings)
+
+
+def clean(store: Path, wall: int, older_than: int | None = None) -> Cleaned:
+    """Give back what free slots and dead entries take, or the whole store.
+
+    Args:
+        store: the store's own folder.
+        wall: the wall clock in nanoseconds.
+        older_than: remove the store if it has blocks and none was used within so many nanoseconds.
+
+    Raises:
+        ConfigError: it has no good manifest.
+        TransferError: it cannot be read or written.
+    """
+    with closing(DiskStore.inspect(store)) as seen:
+        before = seen.disk_bytes
+    with closing(_open(store)) as opened:
+        if opened.read_only:
+            return Cleaned(store, 0, removed=False, read_only=_refusal(store, mine=True))
+        ages = [row[4] for row in opened.blocks(wall)]
+        if older_than is None or not ages or min(ages) <= older_than:
+            opened.gc()
+            freed = max(0, before - opened.disk_bytes)
+            return Cleaned(store, freed, removed=False, read_only=None)
+        # Under its own name it is whole or not there; the lock is held until then.
+        gone = store.with_name(f"{store.name}.removed")
+        try:
+            store.rename(gone)
+        except OSError as error:
+            raise TransferError(f"removing {store}: {error.strerror}") from error
+    _remove(gone)
+    return Cleaned(store, before, removed=True, read_only=None)
+
+
+def finish_removals(folder: Path) -> int:
+    """Remove what is left of stores whose removal was interrupted; returns the bytes freed.
+
+    Raises:
+        TransferError: something of it cannot be removed.
+    """
+    left = [path for path in folder.iterdir() if _REMOVED.fullmatch(path.name)]
+    return sum(_remove(path) for path in left)
+
+
+def _remove(path: Path) -> int:
+    try:
+        freed = sum(512 * file.stat().st_blocks for file in path.iterdir())
+        shutil.rmtree(path)
+    except OSError as error:
+        raise TransferError(f"removing {path}: {error.strerror}") from error
+    return freed
+
+
+def _open(store: Path) -> DiskStore:
+    """A store as its writer, or read-only where that cannot be."""
+    seen = DiskStore.inspect(store)
+    identity = hashlib.blake2b(seen.about.encode(), digest_size=32).digest()
+    if (wanted := identity[:8].hex()) != store.name:
+        raise ConfigError(f"{store} is not the folder of what it holds, that would be {wanted}")
+    return DiskStore(
+        store.parent,
+        identity=identity,
+        about=seen.about,
+        layers=seen.layers,
+        layer_bytes=seen.layer_bytes,
+        block_tokens=seen.block_tokens,
+        blocks=seen.slots,
+    )
+
+
+def _refusal(store: Path, *, mine: bool = False) -> str | None:
+    """Why a store may not be written: somebody does, or nobody may."""
+    lock = store / "lock"
+    try:
+        # Shared and for microseconds: nobody who looks keeps another one from looking.
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return f"{lock.read_text(errors='replace').strip() or 'another process'} writes here"
+    except OSError:
+        pass
+    if mine or not os.access(store, os.W_OK):
+        return "nothing may be written here"
+    return None
+
+
+def _damaged(store: DiskStore, rows: Iterable[Row]) -> dict[tuple[int, bytes], str]:
+    """Slot and key of the blocks that cannot be proved, and why."""
+    memory = np.empty((store.layers, store.layer_bytes), dtype=np.uint8)
+    damaged: dict[tuple[int, bytes], str] = {}
+    for slot, key, lo, hi, *_ in rows:
+        try:
+            store.read(key, slot, (lo, hi), memory[: hi - lo])
+        except TransferError as error:
+            damaged[slot, key] = str(error).removeprefix(f"slot {slot}: ")
+    return damaged

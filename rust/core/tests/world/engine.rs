@@ -1,0 +1,47 @@
+//! The engine's own slots, in worlds whose first tier is the engine's.
+//!
+//! Invariant: a slot is free, in one lease's table, or touched by a move that has not ended.
+
+use std::collections::BTreeSet;
+
+use kvtrie_core::block::{MoveId, Slot};
+
+/// Which slots nobody uses; the last one that came back goes out first.
+#[derive(Default)]
+pub(super) struct Engine {
+    free: Vec<Slot>,
+    fresh: Slot,
+    leaving: Vec<(BTreeSet<MoveId>, Vec<Slot>)>,
+}
+
+impl Engine {
+    /// Makes a table as long as it must be.
+    pub(super) fn grow(&mut self, table: &mut Vec<Slot>, blocks: usize) {
+        while table.len() < blocks {
+            table.push(self.free.pop().unwrap_or_else(|| {
+                self.fresh += 1;
+                self.fresh
+            }));
+        }
+    }
+
+    /// Takes a table back as soon as the moves that touch it have ended.
+    pub(super) fn leave(&mut self, touching: Vec<MoveId>, table: Vec<Slot>) {
+        self.leaving.push((touching.into_iter().collect(), table));
+        self.settle();
+    }
+
+    /// A move no longer runs, or will never start.
+    pub(super) fn ended(&mut self, id: MoveId) {
+        for (touching, _) in &mut self.leaving {
+            touching.remove(&id);
+        }
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        for (_, table) in self.leaving.extract_if(.., |(touching, _)| touching.is_empty()) {
+            self.free.extend(table);
+        }
+    }
+}

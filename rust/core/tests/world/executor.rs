@@ -1,0 +1,174 @@
+//! Who carries the moves out: late, in any order, and not always well.
+//!
+//! Invariant: a move starts only when the one before it has ended well; from then on its destination
+//! is spoilt until it ends, and one that hangs may write there at any time.
+
+use kvtrie_core::block::{MoveId, Token};
+use kvtrie_core::manager::Outcome;
+
+use super::{Running, World};
+
+impl World {
+    pub(super) fn hand_out(&mut self, limit: usize) {
+        let moves = self.attempt("hand out", |m, _| m.moves(limit)).expect("moves never fail");
+        for move_ in moves {
+            assert!(
+                move_.after == 0
+                    || self.running.contains_key(&move_.after)
+                    || self.ended_ok.contains(&move_.after),
+                "move {} waits for {}, which was not handed out",
+                move_.id,
+                move_.after
+            );
+            self.log.push(move_.clone());
+            let fresh = Running { move_, started: false, hung: false };
+            assert!(self.running.insert(fresh.move_.id, fresh).is_none(), "handed out twice");
+        }
+    }
+
+    pub(super) fn start(&mut self, a: usize) {
+        if self.running.is_empty() {
+            return;
+        }
+        let id = *self.running.keys().nth(a % self.running.len()).unwrap();
+        self.begin(id);
+    }
+
+    /// A move starts once the one before it has ended: its destination is spoilt from now on.
+    fn begin(&mut self, id: MoveId) {
+        let running = &self.running[&id];
+        let after = running.move_.after;
+        if running.started || (after != 0 && !self.ended_ok.contains(&after)) {
+            return;
+        }
+        let move_ = running.move_.clone();
+        self.running.get_mut(&id).unwrap().started = true;
+        for layer in move_.layers.iter() {
+            self.put(move_.dst, move_.dst_slot, layer, (vec![Token::MAX], layer));
+        }
+    }
+
+    /// The executor catches up: everything that was handed out ends well.
+    pub(super) fn run_all(&mut self) {
+        let ids: Vec<MoveId> = self.running.keys().copied().collect();
+        for id in ids {
+            self.begin(id);
+            self.end(id, true);
+        }
+    }
+
+    pub(super) fn finish(&mut self, a: usize, b: usize) {
+        if self.running.is_empty() {
+            return;
+        }
+        let id = *self.running.keys().nth(a % self.running.len()).unwrap();
+        // A move that others wait for fails more often, so that what waits is skipped often too.
+        let awaited = self.running.values().any(|other| other.move_.after == id);
+        let ok = b.is_multiple_of(4) == awaited;
+        if !self.running[&id].started {
+            self.begin(id);
+        }
+        self.end(id, ok);
+        if b.is_multiple_of(5) && !self.running.contains_key(&id) {
+            self.attempt("complete again", |m, now| {
+                m.complete(&[id], &Outcome { ok, ..Outcome::default() }, now)
+            });
+        }
+    }
+
+    fn end(&mut self, id: MoveId, ok: bool) {
+        let running = &self.running[&id];
+        if !running.started {
+            let after = running.move_.after;
+            if !self.running.contains_key(&after) && !self.ended_ok.contains(&after) {
+                // What it waited for failed: it is never run.
+                self.gone(id);
+                self.count("skipped after a failure");
+            }
+            return;
+        }
+        let move_ = running.move_.clone();
+        let (was_hung, started) = (running.hung, running.started);
+        let ranks = self.manager.settings().ranks;
+        if !ok && !was_hung {
+            let hung = id.is_multiple_of(3);
+            let cancelled = !hung && id.is_multiple_of(5);
+            let what = if cancelled { "cancelled move" } else { "failed move" };
+            self.count(if hung { "hung move" } else { what });
+            if started && !cancelled && id.is_multiple_of(4) && move_.layers.len() > 1 {
+                // It breaks off behind its first layer.
+                let layer = move_.layers.lo;
+                if let Some(content) = self.get(move_.src, move_.src_slot, layer) {
+                    self.put(move_.dst, move_.dst_slot, layer, content);
+                    for rank in 0..ranks {
+                        let some = Outcome { layers_done: Some(1), rank, ..Outcome::default() };
+                        self.attempt("progress", |m, now| m.complete(&[id], &some, now));
+                    }
+                    self.count("broke off");
+                }
+            }
+            let error = Some("EIO");
+            let outcome = Outcome { ok: false, hung, cancelled, error, ..Outcome::default() };
+            self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
+            self.after_failure();
+            if hung {
+                self.running.get_mut(&id).unwrap().hung = true;
+                return;
+            }
+            for rank in 1..ranks {
+                let outcome = Outcome { ok: false, rank, ..Outcome::default() };
+                self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
+            }
+            self.gone(id);
+            return;
+        }
+        if was_hung {
+            // Until it ends it may write whatever it likes.
+            for layer in move_.layers.iter() {
+                self.put(move_.dst, move_.dst_slot, layer, (vec![Token::MAX], layer));
+            }
+            for rank in 0..ranks {
+                let outcome = Outcome { ok: false, rank, ..Outcome::default() };
+                self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
+            }
+            self.gone(id);
+            return;
+        }
+        let done = move_.layers.len();
+        let partly = if id.is_multiple_of(2) { 1.min(done) } else { done };
+        for part in [partly, done] {
+            for at in 0..part {
+                let layer = move_.layers.lo + at;
+                let content = self.get(move_.src, move_.src_slot, layer);
+                let content = content.unwrap_or_else(|| panic!("{move_:?} reads nothing"));
+                self.put(move_.dst, move_.dst_slot, layer, content);
+            }
+            for rank in 0..ranks {
+                let outcome = Outcome { layers_done: Some(part), rank, ..Outcome::default() };
+                self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
+            }
+        }
+        self.gone(id);
+        self.ended_ok.insert(id);
+    }
+
+    fn gone(&mut self, id: MoveId) {
+        self.running.remove(&id);
+        self.slots.ended(id);
+    }
+
+    /// Leases that lost blocks compute them; those whose match was cut compute the rest.
+    fn after_failure(&mut self) {
+        let failed = self.attempt("failed", |m, _| m.failed()).expect("failed never fails");
+        for row in failed {
+            let Some(at) = self.held.iter().position(|held| held.id == row.lease) else { continue };
+            self.count("lease replanned");
+            let known = self.manager.lease_tokens(row.lease).unwrap();
+            let held = &mut self.held[at];
+            if known < held.tokens.len() {
+                held.todo = held.tokens[known..].to_vec();
+            }
+            self.bind(at);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The shapes of manager that worlds are made of.
+//!
+//! Invariant: every number gives settings that a manager accepts.
+
+use kvtrie_core::block::Structure;
+use kvtrie_core::cost::CostModel;
+use kvtrie_core::lane::LaneSpec;
+use kvtrie_core::manager::{DropOrder, Settings};
+use kvtrie_core::policy::NAMES;
+use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+
+/// A shape of manager, drawn from one number.
+#[must_use]
+pub(crate) fn settings(seed: u64) -> Settings {
+    let bit = |at: u32, n: u64| (seed >> at) % n;
+    let tiers = [1, 2, 2, 2, 3, 3, 4, 4][usize::try_from(bit(0, 8)).unwrap()];
+    let layer_slots = bit(2, 3);
+    let kinds = [Kind::Gpu, Kind::Host, Kind::Disk, Kind::Remote];
+    let lane = |name: &str| LaneSpec {
+        name: name.to_owned(),
+        bytes_per_s: 1_000_000,
+        latency_ns: 10,
+        shares: None,
+    };
+    let engine = tiers > 1 && layer_slots == 0 && bit(13, 6) == 0;
+    Settings {
+        fingerprint: "world".to_owned(),
+        layers: 3,
+        layer_bytes: 16,
+        block_tokens: 3,
+        token_weight: 1,
+        tiers: (0..tiers)
+            .map(|at| TierSpec {
+                kind: kinds[at],
+                blocks: [5, 6, 7, 40][at],
+                owner: if engine && at == 0 { Owner::Engine } else { Owner::Kvtrie },
+                write: [Write::Back, Write::Through, Write::Back, Write::Never]
+                    [usize::try_from(bit(4 + u32::try_from(at).unwrap(), 4)).unwrap()],
+                admit_after: 1 + u32::try_from(bit(8, 2)).unwrap(),
+                free_low: if bit(9, 3) == 0 { 0.4 } else { 0.0 },
+                growth_reserve: if bit(11, 4) == 0 && at == 0 { 0.2 } else { 0.0 },
+                layer_slots: layer_slots > u64::try_from(at).unwrap()
+                    && at < if tiers == 4 { 1 } else { 2 },
+                policy: None,
+                read: lane(&format!("up{at}")),
+                store: lane(&format!("down{at}")),
+            })
+            .collect(),
+        policy: NAMES[usize::try_from(bit(16, NAMES.len() as u64)).unwrap()].to_owned(),
+        reuse: bit(19, 2) == 0,
+        cost: CostModel::default_curve(1000.0).unwrap(),
+        structure: if bit(20, 3) == 0 { Structure::LeafOnly } else { Structure::Holes },
+        drop_order: if bit(21, 4) == 0 { DropOrder::Seed } else { DropOrder::Shallow },
+        ranks: 1 + u32::try_from(bit(23, 3) / 2).unwrap(),
+        events: 16,
+    }
+}
