@@ -123,8 +123,10 @@ def some(seed, *shape):
 
 
 def answer(model, ids, cache=None, steps=8, **how):
+    """What `generate` says; without a mask it would hide a pad token that an answer contained."""
     return model.generate(
         ids,
+        attention_mask=how.pop("attention_mask", torch.ones_like(ids)),
         past_key_values=cache,
         max_new_tokens=steps,
         return_dict_in_generate=True,
@@ -483,6 +485,20 @@ def test_padding_on_the_right_is_refused(llama):
         KvtrieCache(llama, serve(llama), some(18, 1, 10), attention_mask=mask)
     with pytest.raises(ConfigError, match="attention_mask is"):
         KvtrieCache(llama, serve(llama), some(18, 1, 10), attention_mask=mask[:, :9])
+
+
+def test_a_mask_that_hides_tokens_is_refused(llama):
+    ids = some(29, 1, 20)
+    ids[0, 7] = llama.config.pad_token_id
+    executor = serve(llama)
+    with KvtrieCache(llama, executor, ids) as cache:
+        with pytest.raises(ConfigError, match=r"row 0 does not fit at token 7.*given an attention"):
+            llama.generate(ids, past_key_values=cache, max_new_tokens=2, do_sample=False)
+        padded = torch.ones_like(ids)
+        padded[0, :3] = 0  # unknown to the cache, which was opened without padding
+        with pytest.raises(ConfigError, match="at token 0"):
+            answer(llama, ids, cache, attention_mask=padded)
+        agree(answer(llama, ids), answer(llama, ids, cache))
 
 
 def test_a_model_that_the_pool_was_not_made_for_is_refused(llama):

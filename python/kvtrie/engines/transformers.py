@@ -98,6 +98,7 @@ class KvtrieCache(Cache):
         self._rows: list[_Row] = []
         self._step: Step | None = None
         self._ids: torch.Tensor | None = None
+        self._mask: torch.Tensor | None = None
         self._fresh: list[NDArray[np.int64]] = []
         self.recovered = 0
         prompts = _unpadded(input_ids, attention_mask)
@@ -165,7 +166,8 @@ class KvtrieCache(Cache):
         """Store new K, V `(batch, heads, queries, dim)` of a layer; return those of all columns.
 
         Raises:
-            ConfigError: tokens that do not continue the prompts, or a pass without `input_ids`.
+            ConfigError: tokens that do not continue the prompts, a pass without `input_ids`, an
+                attention mask that hides other columns than the padding.
             NoSpaceError: no room for the new tokens; the pass may be tried again later.
         """
         if layer_idx == 0:
@@ -242,6 +244,7 @@ class KvtrieCache(Cache):
         """Before a pass of the model: if it is one with this cache, note its tokens."""
         if kwargs.get("past_key_values") is self:
             self._ids = args[0] if args else kwargs.get("input_ids")
+            self._mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
 
     def _begin(self, batch: int, queries: int) -> Step:
         """Before layer 0: know the tokens, have room for them, know where they go."""
@@ -280,13 +283,14 @@ class KvtrieCache(Cache):
         for row, new in zip(self._rows, self._fresh, strict=True):
             row.lease.commit(new, now=self._executor.clock())
         self._past += queries
-        self._step = self._ids = None
+        self._step = self._ids = self._mask = None
         self._executor.poll()
 
     def _tokens(self, batch: int, queries: int) -> list[NDArray[np.int64]]:
         """Per row, the tokens of the running pass whose KV the row does not hold yet."""
         if self._ids is None or self._ids.shape != (batch, queries):
             raise ConfigError("KvtrieCache names KV by tokens: run the model on input_ids")
+        self._check_mask()
         fresh: list[NDArray[np.int64]] = []
         for row, columns in zip(self._rows, self._ids.cpu().numpy(), strict=True):
             start = max(0, self._past - row.pad)
@@ -304,6 +308,20 @@ class KvtrieCache(Cache):
                 )
             fresh.append(ids[max(0, row.lease.tokens - start) :])
         return fresh
+
+    def _check_mask(self) -> None:
+        """KV is shared by its tokens alone, so a pass sees all of them or its KV is another."""
+        if self._mask is None or self._mask.ndim != 2:  # noqa: PLR2004 - rows and columns
+            return
+        for at, (row, seen) in enumerate(zip(self._rows, self._mask.cpu().numpy(), strict=True)):
+            hidden = np.flatnonzero(seen[row.pad :] == 0)
+            if len(hidden) or seen[: row.pad].any():
+                token = int(hidden[0]) if len(hidden) else -row.pad
+                raise ConfigError(
+                    f"attention_mask of row {at} does not fit at token {token}: it hides the "
+                    f"{row.pad} columns of padding and nothing else; generate() hides every pad "
+                    "token of a prompt unless it is given an attention_mask"
+                )
 
 
 def _check(model: PreTrainedModel, shape: ModelShape, pool: Pool) -> None:
