@@ -13,6 +13,7 @@ from oracle import Room
 from witness import LAYERS, Witness
 
 NO_SLOT = 2**32 - 1
+MOST_STORES = 3  # of a block may fail in a row until it is given up
 ALL = frozenset(range(LAYERS))
 MIX = Counter()
 
@@ -52,7 +53,9 @@ class Ledger:
         self.held = {}
         self.past = [[]]
         self.access = {}
-        self.unwritable = set()
+        self.taken = 0  # stores that went well
+        self.refusals = {}  # block -> stores of it that failed in a row, `taken` at the last one
+        self.spoilt = set()  # blocks of which a part will not arrive on the second tier
         self.ended = []
         self.events = []
         self.look()
@@ -166,8 +169,40 @@ class Ledger:
             self.witness.learn(held.tokens, self.now)
         self.witness.look(self.now)
         self.known = self.witness.all_known()
-        self.unwritable &= self.witness.living.keys()
-        self.world = self.witness.world(self.pinned(), self.access, self.unwritable)
+        living = self.witness.living
+        self.refusals = {block: how for block, how in self.refusals.items() if block in living}
+        self.world = self.witness.world(self.pinned(), self.access, self.unwritable())
+
+    def unwritable(self):
+        """The blocks that are dropped instead of written."""
+        return {
+            block
+            for block, (times, taken) in self.refusals.items()
+            if times == MOST_STORES or taken == self.taken
+        }
+
+    def arriving(self, block):
+        """Whether a move still brings a block to the second tier."""
+        flights = self.witness.flights.values()
+        return any(f.block == block and f.move.dst == 1 and not f.own for f in flights)
+
+    def took(self, flight):
+        """A store went well, and its flight is over."""
+        self.taken += 1
+        if not self.arriving(flight.block) and flight.block not in self.spoilt:
+            self.refusals.pop(flight.block, None)
+        self.over(flight)
+
+    def refused(self, flight):
+        """A store failed."""
+        times, _ = self.refusals.get(flight.block, (0, 0))
+        self.refusals[flight.block] = times + 1, self.taken
+        self.spoilt.add(flight.block)
+
+    def over(self, flight):
+        """A flight has ended; the next one that brings the block begins anew."""
+        if not self.arriving(flight.block):
+            self.spoilt.discard(flight.block)
 
     def follow(self, failed):
         """Leases that lost tokens to a failure hold less; no other one does."""

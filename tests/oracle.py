@@ -32,7 +32,7 @@ class World:
         access: when each block was last used.
         number: what decides between blocks that are equal in everything else.
         spare: per tier, slots that are free or come free without an eviction.
-        unwritable: blocks of which a store has failed; they are dropped instead.
+        unwritable: blocks that the tier below refused; they are dropped instead.
     """
 
     block_tokens: int

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from ledger import MIX, Held, Ledger
 from oracle import Room, make_room
-from witness import Shape
+from witness import STORE, Shape
 
 from kvtrie import ClosedError, ConfigError, NoSpaceError
 
@@ -285,8 +285,10 @@ class Machine(Ledger, RuleBasedStateMachine):
 
     def landed(self, moves):
         for move in moves:
-            del self.witness.flights[move]
+            flight = self.witness.flights.pop(move)
             self.ended.append(move)
+            if flight.move.kind == STORE:
+                self.took(flight)
         self.check()
 
     @rule(pick=PICK, step=STEPS)
@@ -336,11 +338,12 @@ class Machine(Ledger, RuleBasedStateMachine):
             lambda m: m.complete([move], now=self.now, ok=False, hung=hung, error="torn"),
         )
         flight.failed = True
-        if flight.move.kind == 1:
-            self.unwritable.add(flight.block)
+        if flight.move.kind == STORE:
+            self.refused(flight)
         self.witness.give_up(move)
         if not hung:
             del self.witness.flights[move]
+            self.over(flight)
         self.check(log=None)
         self.check_failure(copies, flight)
 
@@ -352,7 +355,7 @@ class Machine(Ledger, RuleBasedStateMachine):
         move = hung[pick % len(hung)]
         self.now += step
         self.call("end_hung", lambda m: m.complete([move], now=self.now, ok=False))
-        del self.witness.flights[move]
+        self.over(self.witness.flights.pop(move))
         self.check(log=None)
 
     # ------------------------------------------------------------------------------ wrong calls

@@ -22,6 +22,7 @@ mod moves;
 mod name;
 mod node;
 mod own;
+mod refused;
 mod report;
 mod reserve;
 mod session;
@@ -58,6 +59,7 @@ pub use settings::{DropOrder, Settings};
 use moves::Arrival;
 use node::Node;
 use own::{Own, OwnId};
+use refused::Refused;
 use session::Sessions;
 
 #[derive(Debug)]
@@ -104,6 +106,7 @@ pub struct Manager {
     sessions: Sessions,
     events: VecDeque<Event>,
     keys: BTreeMap<BlockId, crate::record::Key>,
+    refused: Refused,
     poison: Option<String>,
     closed: bool,
 }
@@ -153,6 +156,7 @@ impl Manager {
             sessions: Sessions::default(),
             events: VecDeque::new(),
             keys: BTreeMap::new(),
+            refused: Refused::default(),
             poison: None,
             closed: false,
         })

@@ -9,6 +9,20 @@ pub type Nanos = u64;
 /// A time that never comes: the ready time of what cannot be predicted.
 pub const NEVER: Nanos = Nanos::MAX;
 
+/// A time as it is kept of a use: it may lie before the clock's zero, up to 146 years.
+///
+/// A use that another manager saw, before this machine or process started, keeps its age.
+pub type Stamp = u64;
+
+/// The clock's zero among the stamps.
+const ZERO: Stamp = 1 << 62;
+
+/// The stamp of a time of the clock.
+#[must_use]
+pub fn stamp(now: Nanos) -> Stamp {
+    now.saturating_add(ZERO)
+}
+
 /// The last time seen, and how often a caller was behind it.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
@@ -42,7 +56,7 @@ impl Clock {
 
 #[cfg(test)]
 mod tests {
-    use super::Clock;
+    use super::{Clock, stamp};
 
     #[test]
     fn a_time_that_runs_backwards_is_clamped_and_counted() {
@@ -51,5 +65,13 @@ mod tests {
         assert_eq!(clock.advance(3), 7);
         assert_eq!(clock.advance(9), 9);
         assert_eq!((clock.last(), clock.clamped()), (9, 1));
+    }
+
+    #[test]
+    fn what_was_used_before_the_clocks_zero_keeps_its_order() {
+        let year = 365 * 24 * 3600 * 1_000_000_000;
+        let uses = [100 * year, 2, 1, 0].map(|age| stamp(1) - age);
+        assert!(uses.is_sorted_by(|a, b| a < b));
+        assert_eq!(stamp(9) - uses[1], 10);
     }
 }

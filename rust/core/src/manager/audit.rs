@@ -118,6 +118,8 @@ impl Manager {
     }
 
     fn audit_references(&self, broken: &mut Vec<String>) {
+        let gone = self.refused.blocks().filter(|&block| !self.trie.alive(block));
+        broken.extend(gone.map(|block| format!("block {block} is gone and was refused")));
         let mut refs: BTreeMap<BlockId, u32> = BTreeMap::new();
         let mut owned = BTreeMap::new();
         for lease in self.leases.values() {
@@ -163,7 +165,7 @@ impl Manager {
         let mut own_busy = BTreeMap::new();
         for known in self.moves.values() {
             let block = known.block.and_then(|handle| self.trie.resolve(handle));
-            if let (Some((tier, _)), true, Some(block)) = (known.leaves, known.returned, block) {
+            if let (Some((tier, ..)), true, Some(block)) = (known.leaves, known.returned, block) {
                 *busy.entry((tier, block)).or_default() += 1;
             }
             for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {

@@ -10,7 +10,7 @@ use crate::tier::State;
 use crate::time::Nanos;
 
 use super::Manager;
-use super::moves::{End, Move};
+use super::moves::{End, Move, MoveKind};
 
 /// What an executor says of a move.
 #[derive(Clone, Copy, Debug)]
@@ -196,8 +196,11 @@ impl Manager {
         self.tiers[known.src].stats.bytes_read += bytes;
         self.tiers[known.dst].stats.bytes_written += bytes;
         self.tiers[known.dst].stats.move_ns += took;
-        if let Some((tier, slot)) = known.leaves {
+        if let Some((tier, slot, _)) = known.leaves {
             self.tiers[tier].space.drained(slot);
+        }
+        if known.kind == MoveKind::Store {
+            self.refused.took(known.dst);
         }
         self.end(&known, now);
         self.remember(id, true);
@@ -225,7 +228,7 @@ impl Manager {
                 _ => {}
             }
         }
-        if let (Some((tier, _)), true, Some(block)) = (known.leaves, known.returned, block) {
+        if let (Some((tier, ..)), true, Some(block)) = (known.leaves, known.returned, block) {
             self.residency_mut(tier, block).busy -= 1;
             self.refresh_on(tier, block);
         }
@@ -264,6 +267,9 @@ impl Manager {
     pub(super) fn settle(&mut self, tier: TierId, block: BlockId, now: Nanos) {
         let arrival = self.arriving.remove(&(tier, block)).expect("arriving");
         let here = self.residency(tier, block);
+        if !arrival.failed {
+            self.refused.arrived(block, tier);
+        }
         let mut have = if arrival.failed { here.have } else { arrival.target };
         if arrival.failed && tier == 0 && self.one_slot(have) {
             // Whoever wanted the block computes all of it elsewhere.

@@ -12,7 +12,7 @@ use crate::block::{BlockId, Layers, Structure, TierId};
 use crate::error::Result;
 use crate::policy::Entry;
 use crate::tier::{Kind, State, Write};
-use crate::time::Nanos;
+use crate::time::{Nanos, stamp};
 
 use super::Manager;
 use super::settings::DropOrder;
@@ -108,7 +108,7 @@ impl Manager {
         let kept = if draft.dropping { 0 } else { self.transit_reserve(tier) };
         let wanted = units + kept;
         while draft.spare[tier] < wanted {
-            let Some(entry) = self.tiers[tier].retention.victim(now) else { return false };
+            let Some(entry) = self.tiers[tier].retention.victim(stamp(now)) else { return false };
             self.take_out(draft, tier, entry.id);
             self.decide(draft, tier, entry, now);
         }
@@ -236,7 +236,7 @@ impl Manager {
     ) -> bool {
         let node = self.nodes[block as usize];
         let spec = &self.tiers[tier].spec;
-        let worth = node.uses >= spec.admit_after && !node.unwritable;
+        let worth = node.uses >= spec.admit_after && self.refused.may_write(block, tier + 1);
         if tier == self.last() || spec.write == Write::Never || !worth || draft.dropping {
             return false;
         }

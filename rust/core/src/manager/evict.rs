@@ -5,7 +5,7 @@
 
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::State;
-use crate::time::Nanos;
+use crate::time::{Nanos, stamp};
 
 use super::Manager;
 use super::draft::{Draft, Fate, Victim};
@@ -32,7 +32,7 @@ impl Manager {
             Fate::Drop => stats.dropped += 1,
         }
         stats.bytes_freed += bytes;
-        let idle = now.saturating_sub(self.nodes[block as usize].access);
+        let idle = stamp(now).saturating_sub(self.nodes[block as usize].access);
         let reason = match fate {
             Fate::Clean => Reason::Clean,
             Fate::Demote(_) => Reason::Demoted,
@@ -44,7 +44,8 @@ impl Manager {
             Fate::Demote(dirty) => {
                 let slots = self.slots_of(tier, block, layers);
                 self.vacate(tier, block, layers);
-                self.demote(tier, block, dirty, slots[0], now);
+                let held = if self.tiers[tier].spec.layer_slots { dirty } else { layers };
+                self.demote(tier, block, dirty, (slots[0], held), now);
             }
             Fate::Clean | Fate::Drop => {
                 let slots = self.slots_of(tier, block, layers);
@@ -95,11 +96,19 @@ impl Manager {
         rest
     }
 
-    /// Writes `dirty` one tier down out of a slot that nobody else holds any more.
-    fn demote(&mut self, tier: TierId, block: BlockId, dirty: Layers, slot: Slot, now: Nanos) {
+    /// Writes `dirty` one tier down out of a slot that nobody else holds any more; should that
+    /// fail, the slot still has the layers that it `held`.
+    fn demote(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        dirty: Layers,
+        (slot, held): (Slot, Layers),
+        now: Nanos,
+    ) {
         let stores = self.store(tier, block, dirty, now, |_| (slot, End::Leaving));
         let [by] = stores[..] else { unreachable!("one slot leaves by one store") };
-        self.moves.get_mut(&by).expect("just made").leaves = Some((tier, slot));
+        self.moves.get_mut(&by).expect("just made").leaves = Some((tier, slot, held));
         self.tiers[tier].space.drain(slot, by);
     }
 

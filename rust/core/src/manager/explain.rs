@@ -5,7 +5,7 @@
 use crate::block::{Departure, Handle, Layers, TierId};
 use crate::error::{Error, Result};
 use crate::policy::{Facts, Terms};
-use crate::time::Nanos;
+use crate::time::{Nanos, stamp};
 
 use super::Manager;
 
@@ -93,12 +93,12 @@ impl Manager {
             };
         }
         let terms = policy.terms(&facts, &self.settings.cost);
-        let idle = now - self.nodes[id as usize].access;
+        let idle = stamp(now) - self.nodes[id as usize].access;
         Ok(Explanation {
             terms,
             idle,
             value: policy.value(terms.cost, idle),
-            rank: retention.rank(id, now),
+            rank: retention.rank(id, stamp(now)),
             layers: leaving,
         })
     }

@@ -43,7 +43,9 @@ impl Manager {
         if let Some(block) = block {
             match known.kind {
                 MoveKind::Store => {
-                    self.nodes[block as usize].unwritable |= blame;
+                    if blame {
+                        self.refused.failed(block, known.dst);
+                    }
                     self.store_failed(&known, block, reason, now);
                 }
                 MoveKind::Load if blame => self.load_failed(&known, block),
@@ -67,9 +69,9 @@ impl Manager {
 
     /// The victim of a failed store stays where it was.
     fn store_failed(&mut self, known: &Move, block: BlockId, reason: &str, now: Nanos) {
-        let Some((tier, slot)) = known.leaves else { return };
+        let Some((tier, slot, held)) = known.leaves else { return };
         let promised = self.tiers[tier].space.undrain(slot);
-        let mut back = self.can_return(tier, block, known.layers);
+        let mut back = self.can_return(tier, block, held);
         if promised {
             back = back && self.replace_promised(tier, slot, block, reason, now);
             if !back {
@@ -82,14 +84,14 @@ impl Manager {
         }
         let whole = !self.tiers[tier].spec.layer_slots;
         let here = self.residency(tier, block);
-        let have = here.have.join(known.layers).expect("it can return");
+        let have = here.have.join(held).expect("it can return");
         let row = match (whole, here.slot) {
             (true, _) => slot,
             (false, NO_SLOT) => self.tiers[tier].space.new_row(),
             (false, row) => row,
         };
         if !whole {
-            self.tiers[tier].space.set(row, known.layers.lo, slot);
+            self.tiers[tier].space.set(row, held.lo, slot);
         }
         // A store that hangs still reads the slot: it keeps the copy busy until it ends.
         let residency = self.residency_mut(tier, block);

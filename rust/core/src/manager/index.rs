@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::record::{Key, Label, Record};
 use crate::scope::Scope;
 use crate::tier::State;
-use crate::time::Nanos;
+use crate::time::{Nanos, stamp};
 
 use super::Manager;
 use super::settings::DropOrder;
@@ -129,7 +129,7 @@ impl Manager {
             self.tiers[tier].space.give(row.slot);
             return Some((block, false));
         }
-        let access = now.saturating_sub(standing.age);
+        let access = stamp(now).saturating_sub(standing.age);
         let node = &mut self.nodes[block as usize];
         node.access = if known { node.access.max(access) } else { access };
         node.uses = node.uses.max(standing.uses.max(1));

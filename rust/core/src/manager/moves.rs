@@ -72,8 +72,8 @@ pub struct Move {
     pub ready: Nanos,
     pub(super) from: End,
     pub(super) to: End,
-    /// The slot that is free, and the tier it is on, when this move has ended well.
-    pub(super) leaves: Option<(TierId, Slot)>,
+    /// What comes free when this move has ended well: tier, slot, and the layers that it held.
+    pub(super) leaves: Option<(TierId, Slot, Layers)>,
     /// It failed, and its block is back in that slot.
     pub(super) returned: bool,
     pub(super) deps: Vec<MoveId>,

@@ -5,7 +5,7 @@
 
 use crate::block::BlockId;
 use crate::record::{Key, Label, Owner, Record, Standing, scope_key};
-use crate::time::Nanos;
+use crate::time::{Nanos, stamp};
 
 use super::Manager;
 
@@ -40,7 +40,7 @@ impl Manager {
         let above = self.trie.parent(block).map(|parent| self.key(parent));
         let node = self.nodes[block as usize];
         let standing = Standing {
-            age: now.saturating_sub(node.access),
+            age: stamp(now).saturating_sub(node.access),
             uses: node.uses,
             session_blocks: self.session_blocks(block).unwrap_or(0),
         };

@@ -8,7 +8,7 @@ use crate::block::{BlockId, Departure, Layers, Structure, TierId, Token};
 use crate::policy::{Entry, Facts};
 use crate::scope::ScopeId;
 use crate::tier::{Owner, Residency, State, Write};
-use crate::time::Nanos;
+use crate::time::{Nanos, Stamp, stamp};
 
 use super::Manager;
 use super::settings::DropOrder;
@@ -20,11 +20,10 @@ pub(super) struct Node {
     /// Leases whose path goes through here.
     pub(super) refs: u32,
     pub(super) uses: u32,
-    pub(super) access: Nanos,
+    /// When it was last used.
+    pub(super) access: Stamp,
     /// Blocks of its session before a restart; 0 if it had none.
     pub(super) session_blocks: u32,
-    /// A store of it failed: next time it is dropped instead of written.
-    pub(super) unwritable: bool,
 }
 
 impl Manager {
@@ -162,7 +161,7 @@ impl Manager {
 
     pub(super) fn touch(&mut self, block: BlockId, now: Nanos, used: bool) {
         let node = &mut self.nodes[block as usize];
-        node.access = now;
+        node.access = stamp(now);
         node.uses = node.uses.saturating_add(u32::from(used));
         self.refresh(block);
     }
@@ -184,7 +183,7 @@ impl Manager {
             }
         }
         self.nodes[block as usize] =
-            Node { scope, refs: 0, uses: 1, access: now, session_blocks: 0, unwritable: false };
+            Node { scope, refs: 0, uses: 1, access: stamp(now), session_blocks: 0 };
         block
     }
 
@@ -237,6 +236,7 @@ impl Manager {
             next = self.trie.parent(block);
             self.sessions.forget(block, next);
             self.keys.remove(&block);
+            self.refused.forget(block);
             self.trie.remove(block);
         }
     }

@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use crate::block::{BlockId, Layers, LeaseId, Structure, TierId};
 use crate::error::Result;
 use crate::tier::{State, Write};
-use crate::time::Nanos;
+use crate::time::{Nanos, Stamp};
 
 use super::Manager;
 use super::draft::{Draft, Fate, Victim};
@@ -26,7 +26,7 @@ impl Manager {
         now: Nanos,
     ) {
         if self.writes(tier) && self.tiers[tier].spec.write == Write::Through {
-            self.write_down(tier, block, source, Nanos::MAX, now);
+            self.write_down(tier, block, source, Stamp::MAX, now);
         }
     }
 
@@ -38,7 +38,7 @@ impl Manager {
         tier: TierId,
         block: BlockId,
         source: Option<OwnId>,
-        younger: Nanos,
+        younger: Stamp,
         now: Nanos,
     ) {
         let node = self.nodes[block as usize];
@@ -57,7 +57,8 @@ impl Manager {
         let joined = self.expected(below, block).join(dirty);
         let joins =
             joined.is_some_and(|joined| self.spares(joined, |other| self.expected(other, block)));
-        let worth = node.uses >= self.tiers[tier].spec.admit_after && !node.unwritable;
+        let worth =
+            node.uses >= self.tiers[tier].spec.admit_after && self.refused.may_write(block, below);
         // Behind a block that stands nowhere a copy would be a leaf-only scope's hole.
         let reachable = self.structure(block) == Structure::Holes
             || self.trie.parent(block).is_none_or(|parent| self.missing(parent).is_empty());
@@ -192,7 +193,7 @@ impl Manager {
             if let (Some(own), true) = (step.own, ready)
                 && self.owns[&own].slot != crate::block::NO_SLOT
             {
-                self.write_down(0, step.block, Some(own), Nanos::MAX, now);
+                self.write_down(0, step.block, Some(own), Stamp::MAX, now);
             }
         }
     }

@@ -115,8 +115,37 @@ fn a_failed_store_leaves_the_victim_where_it_was_and_the_lease_gets_other_room()
     assert_eq!((rig.matched(&first), rig.matched(&second)), (SIZE, 2 * SIZE));
 }
 
+/// Serves `prompt` above a tier that refuses every store. Returns how many were tried.
+fn serve(rig: &mut Rig, prompt: &[u32]) -> usize {
+    let id = rig.acquire(prompt);
+    let mut stores = 0;
+    loop {
+        let moves = rig.hand_out();
+        if moves.is_empty() {
+            break;
+        }
+        for known in moves {
+            assert_eq!(known.kind, MoveKind::Store);
+            rig.fail(known.id);
+            stores += 1;
+        }
+    }
+    rig.commit(id, prompt);
+    rig.release(id);
+    stores
+}
+
 #[test]
-fn a_block_that_could_not_be_written_is_dropped_the_next_time() {
+fn a_dead_tier_is_asked_once_for_each_block() {
+    let mut rig = Rig::new(two(2, 4));
+    let prompts: Vec<_> = (1..=8).map(|stem| tokens(stem, 1)).collect();
+    let stores: usize = prompts.iter().map(|prompt| serve(&mut rig, prompt)).sum();
+    assert_eq!(stores, 6);
+    assert_eq!((rig.manager.stats(GPU).dropped, rig.manager.stats(HOST).bytes_written), (6, 0));
+}
+
+#[test]
+fn a_block_that_was_refused_is_written_once_the_tier_takes_another() {
     let mut rig = Rig::new(two(2, 4));
     let old = tokens(1, 1);
     rig.serve(&old);
@@ -124,12 +153,37 @@ fn a_block_that_could_not_be_written_is_dropped_the_next_time() {
     let id = rig.acquire(&tokens(3, 1));
     let store = rig.hand_out()[0].id;
     rig.fail(store);
-    rig.run();
+    rig.run(); // the second prompt goes down instead
     rig.release(id);
     for stem in 4..6 {
         rig.serve(&tokens(stem, 1));
     }
-    assert_eq!((rig.matched(&old), rig.manager.stats(GPU).dropped), (0, 1));
+    assert_eq!((rig.matched(&old), rig.manager.stats(GPU).dropped), (SIZE, 0));
+}
+
+#[test]
+fn a_block_that_is_refused_three_times_is_given_up() {
+    let mut rig = Rig::new(two(2, 9));
+    let bad = tokens(1, 1);
+    rig.serve(&bad);
+    rig.serve(&tokens(2, 1));
+    let mut refusals = 0;
+    for stem in 3..9 {
+        let id = rig.acquire(&tokens(stem, 1));
+        let block = rig.blocks(&bad).first().copied();
+        for known in rig.hand_out() {
+            if known.kind == MoveKind::Store && known.block == block {
+                rig.fail(known.id);
+                refusals += 1;
+            } else {
+                rig.done(known.id);
+            }
+        }
+        rig.run();
+        rig.commit(id, &tokens(stem, 1));
+        rig.release(id);
+    }
+    assert_eq!((refusals, rig.matched(&bad), rig.manager.stats(GPU).dropped), (3, 0, 1));
 }
 
 #[test]

@@ -77,12 +77,20 @@ fn ages_become_times_so_that_the_order_of_leaving_survives() {
 }
 
 #[test]
-fn an_age_beyond_the_clock_counts_from_its_start() {
+fn what_was_used_before_the_clocks_zero_keeps_its_age() {
     let mut rig = Rig::new(three());
-    let prompt = tokens(1, 1);
-    load(&mut rig, DISK, &[row(None, &prompt, 0, u64::MAX)]);
-    let price = rig.manager.explain(rig.blocks(&prompt)[0], DISK, rig.now).unwrap();
-    assert_eq!(price.idle, rig.now);
+    let day = 24 * 3600 * 1_000_000_000;
+    let ages = [3 * day, rig.now, 400 * day, u64::MAX];
+    let prompts: Vec<_> = (1..=4).map(|stem| tokens(stem, 1)).collect();
+    let rows: Vec<Row> =
+        (0..4_u32).zip(&prompts).map(|(at, p)| row(None, p, at, ages[at as usize])).collect();
+    load(&mut rig, DISK, &rows);
+    for (at, rank) in [(0, 2), (1, 3), (2, 1), (3, 0)] {
+        let block = rig.blocks(&prompts[at])[0];
+        let price = rig.manager.explain(block, DISK, rig.now).unwrap();
+        // The oldest that can be told is that of 146 years.
+        assert_eq!((price.idle, price.rank), (ages[at].min((1 << 62) + rig.now), Some(rank)));
+    }
 }
 
 #[test]

@@ -1,0 +1,68 @@
+//! Blocks that a lower tier refused: their stores failed, and when they are worth another one.
+//!
+//! Invariant: a block is not written to a tier that has taken nothing since it refused the block,
+//! nor more often than [`MOST_STORES`] times in a row. So a dead device is not asked over and over,
+//! and one that came back serves all blocks again. Cost: O(log n) in the blocks refused.
+
+use std::collections::BTreeMap;
+
+use crate::block::{BlockId, TierId};
+
+/// Stores of one block that may fail in a row until it is given up.
+const MOST_STORES: u32 = 3;
+
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    tier: TierId,
+    /// Stores that this tier had taken then.
+    taken: u64,
+    times: u32,
+}
+
+/// What was refused and has not been written since.
+#[derive(Debug, Default)]
+pub(super) struct Refused {
+    blocks: BTreeMap<BlockId, Refusal>,
+    /// Stores that went well, by tier.
+    taken: BTreeMap<TierId, u64>,
+}
+
+impl Refused {
+    pub(super) fn may_write(&self, block: BlockId, tier: TierId) -> bool {
+        self.blocks.get(&block).is_none_or(|refusal| {
+            refusal.tier != tier
+                || (refusal.times < MOST_STORES && refusal.taken < self.taken(tier))
+        })
+    }
+
+    pub(super) fn failed(&mut self, block: BlockId, tier: TierId) {
+        let taken = self.taken(tier);
+        let refusal = self.blocks.entry(block).or_insert(Refusal { tier, taken, times: 0 });
+        let times = if refusal.tier == tier { refusal.times + 1 } else { 1 };
+        *refusal = Refusal { tier, taken, times };
+    }
+
+    /// A store to `tier` went well.
+    pub(super) fn took(&mut self, tier: TierId) {
+        *self.taken.entry(tier).or_default() += 1;
+    }
+
+    /// All of a copy of the block stands on `tier`.
+    pub(super) fn arrived(&mut self, block: BlockId, tier: TierId) {
+        if self.blocks.get(&block).is_some_and(|refusal| refusal.tier == tier) {
+            self.blocks.remove(&block);
+        }
+    }
+
+    pub(super) fn forget(&mut self, block: BlockId) {
+        self.blocks.remove(&block);
+    }
+
+    pub(super) fn blocks(&self) -> impl Iterator<Item = BlockId> {
+        self.blocks.keys().copied()
+    }
+
+    fn taken(&self, tier: TierId) -> u64 {
+        self.taken.get(&tier).copied().unwrap_or(0)
+    }
+}
