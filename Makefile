@@ -20,11 +20,11 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench lint fuzz faults docs fmt lock clean
+.PHONY: help run test bench bench-instructions lint fuzz faults docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(BUILT) $(MODEL) ## twelve chats of a real model whose KV does not fit; ARGS="--tiny" for seconds
 	$(BIN)/kvtrie demo $(ARGS)
@@ -37,6 +37,9 @@ bench: $(BUILT) ## criterion, then pytest-benchmark, then the time of `import kv
 	cargo bench -p kvtrie-core
 	$(BIN)/pytest benches --benchmark-enable --benchmark-columns=min,median,stddev,rounds $(ARGS)
 	$(BIN)/python benches/import_time.py
+
+bench-instructions: $(BUILT) ## instructions per call under callgrind, against the record; ARGS="--record"
+	$(BIN)/python benches/instructions.py $(ARGS)
 
 lint: $(BUILT) ## format, clippy, ruff, pyright, stubtest, import contracts, spelling
 	cargo fmt --all -- --check $(POLICIES)

@@ -144,9 +144,11 @@ class Damage:
 
     def flip(self, slot, layer, bit=3):
         """One bit of a layer."""
-        at = slot * self.slot_bytes + self.headers + layer * self.stride
-        old = self.segment.read_bytes()[at]
-        self._write(at, bytes([old ^ 1 << bit]))
+        at = slot * self.slot_bytes + self.headers + layer * self.stride + bit // 8
+        with self.segment.open("rb") as file:
+            file.seek(at)
+            old = file.read(1)[0]
+        self._write(at, bytes([old ^ 1 << bit % 8]))
 
     def blank(self, slot):
         """Both header pages zeroed."""

@@ -13,7 +13,7 @@ from oracle import Room
 from witness import LAYERS, Witness
 
 NO_SLOT = 2**32 - 1
-MOST_STORES = 3  # of a block may fail in a row until it is given up
+MOST_STORES = 3  # of a block may fail until it is used again
 ALL = frozenset(range(LAYERS))
 MIX = Counter()
 
@@ -54,8 +54,7 @@ class Ledger:
         self.past = [[]]
         self.access = {}
         self.taken = 0  # stores that went well
-        self.refusals = {}  # block -> stores of it that failed in a row, `taken` at the last one
-        self.spoilt = set()  # blocks of which a part will not arrive on the second tier
+        self.refusals = {}  # block -> stores of it that failed since its last use, `taken` then
         self.ended = []
         self.events = []
         self.look()
@@ -87,6 +86,8 @@ class Ledger:
 
     def touch(self, path):
         self.access.update(dict.fromkeys(path, self.now))
+        for block in self.refusals.keys() & set(path):
+            self.refusals[block] = 0, self.refusals[block][1]
 
     def extend(self, held, tokens):
         """Tokens were committed: the blocks that became full were used now."""
@@ -181,28 +182,10 @@ class Ledger:
             if times == MOST_STORES or taken == self.taken
         }
 
-    def arriving(self, block):
-        """Whether a move still brings a block to the second tier."""
-        flights = self.witness.flights.values()
-        return any(f.block == block and f.move.dst == 1 and not f.own for f in flights)
-
-    def took(self, flight):
-        """A store went well, and its flight is over."""
-        self.taken += 1
-        if not self.arriving(flight.block) and flight.block not in self.spoilt:
-            self.refusals.pop(flight.block, None)
-        self.over(flight)
-
-    def refused(self, flight):
-        """A store failed."""
-        times, _ = self.refusals.get(flight.block, (0, 0))
-        self.refusals[flight.block] = times + 1, self.taken
-        self.spoilt.add(flight.block)
-
-    def over(self, flight):
-        """A flight has ended; the next one that brings the block begins anew."""
-        if not self.arriving(flight.block):
-            self.spoilt.discard(flight.block)
+    def refused(self, block):
+        """A store of a block failed."""
+        times, _ = self.refusals.get(block, (0, 0))
+        self.refusals[block] = times + 1, self.taken
 
     def follow(self, failed):
         """Leases that lost tokens to a failure hold less; no other one does."""

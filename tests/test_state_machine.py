@@ -288,7 +288,7 @@ class Machine(Ledger, RuleBasedStateMachine):
             flight = self.witness.flights.pop(move)
             self.ended.append(move)
             if flight.move.kind == STORE:
-                self.took(flight)
+                self.taken += 1
         self.check()
 
     @rule(pick=PICK, step=STEPS)
@@ -339,11 +339,10 @@ class Machine(Ledger, RuleBasedStateMachine):
         )
         flight.failed = True
         if flight.move.kind == STORE:
-            self.refused(flight)
+            self.refused(flight.block)
         self.witness.give_up(move)
         if not hung:
             del self.witness.flights[move]
-            self.over(flight)
         self.check(log=None)
         self.check_failure(copies, flight)
 
@@ -355,7 +354,7 @@ class Machine(Ledger, RuleBasedStateMachine):
         move = hung[pick % len(hung)]
         self.now += step
         self.call("end_hung", lambda m: m.complete([move], now=self.now, ok=False))
-        self.over(self.witness.flights.pop(move))
+        del self.witness.flights[move]
         self.check(log=None)
 
     # ------------------------------------------------------------------------------ wrong calls

@@ -1,5 +1,6 @@
-"""Slots: the engine's own memory of blocks, and what stands in it.
+"""Slots: the engine's own memory of blocks, who uses it, and what stands in it.
 
+kvtrie claims nothing here beyond a lease: what ended requests leave behind is ours to find again.
 Invariant: a slot is free or has holders, each a request or a move; a named slot is held and its KV
 is written, so whoever begins with the same tokens may hold it too.
 Cost: O(1) per slot; names hash a whole prefix per block, where a real engine would chain hashes.
@@ -8,6 +9,10 @@ Cost: O(1) per slot; names hash a whole prefix per block, where a real engine wo
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Slots:
@@ -18,11 +23,17 @@ class Slots:
         self._free = list(range(count))
         self._holders: Counter[int] = Counter()
         self._named: dict[tuple[int, ...], int] = {}
+        self._leaving: list[tuple[set[int], list[int]]] = []  # moves, and slots that they read
 
     @property
     def free(self) -> int:
         """How many nobody holds."""
         return len(self._free)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether some become free when moves have ended."""
+        return bool(self._leaving)
 
     def take(self, count: int) -> list[int]:
         """Hold free slots; the caller has looked that there are so many."""
@@ -33,12 +44,23 @@ class Slots:
         self._holders.update(slots)
         return slots
 
-    def give(self, slots: list[int]) -> None:
-        """Hold slots no longer; what nobody else holds is free, and forgotten."""
-        self._holders.subtract(slots)
-        gone = {slot for slot in slots if not self._holders[slot]}
-        self._free += gone
-        self._named = {name: slot for name, slot in self._named.items() if slot not in gone}
+    def give(self, slots: list[int], reading: Iterable[int] = ()) -> None:
+        """Hold slots no longer, once the moves that are still reading them have ended."""
+        self._leaving.append((set(reading), slots))
+        self.ended(())
+
+    def ended(self, moves: Iterable[int]) -> None:
+        """Some moves have ended: what nobody holds any more is free, and forgotten."""
+        before, self._leaving = self._leaving, []
+        for reading, slots in before:
+            reading.difference_update(moves)
+            if reading:
+                self._leaving.append((reading, slots))
+                continue
+            self._holders.subtract(slots)
+            gone = {slot for slot in slots if not self._holders[slot]}
+            self._free += gone
+            self._named = {name: slot for name, slot in self._named.items() if slot not in gone}
 
     def name(self, tokens: list[int], table: list[int]) -> None:
         """Say that the KV of these tokens is written in the slots of a table."""

@@ -1006,7 +1006,10 @@ class DiskStore:
 
     @staticmethod
     def blocks_in(budget: int, layers: int, layer_bytes: int, block_tokens: int) -> int:
-        """How many blocks fit into a budget in bytes, all files counted."""
+        """How many blocks fit into a budget in bytes, all files counted.
+
+        `layer_bytes` are those of the layout, padding included.
+        """
 
     @property
     def folder(self) -> Path: ...
@@ -1060,6 +1063,9 @@ class DiskStore:
         self, progress: Callable[[int, int], object] | None = None
     ) -> list[tuple[int, bytes, str]]:
         """Reads and proves every block, and removes what is damaged where it may write.
+
+        For tests: it is one call, which Ctrl-C does not end. People use `kvtrie disk verify`, which
+        goes block by block.
 
         Args:
             progress: told how many of how many blocks are done.

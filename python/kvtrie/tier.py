@@ -149,17 +149,19 @@ class Tier:
         return read, store
 
     def room(self, model: ModelShape, block_tokens: int) -> int:
-        """Room in blocks for the KV of a model; on a disk with a path, all files counted.
+        """Room in blocks for the KV of a model, in the tier's layout, padding counted.
+
+        On a disk with a path, all files are counted too.
 
         Raises:
             ConfigError: `bytes` does not hold a single block, or holds too many.
         """
         if self.blocks is not None:
             return self.blocks
-        size = model.block_bytes(block_tokens)
+        layer = self._layer_bytes(model, block_tokens)
+        size = model.layers * layer
         blocks = (self.bytes or 0) // size
         if self.kind == "disk" and self.path is not None:
-            layer = model.layer_bytes(block_tokens)
             blocks = DiskStore.blocks_in(self.bytes or 0, model.layers, layer, block_tokens)
         if not 1 <= blocks <= _MOST_BLOCKS:
             raise ConfigError(
@@ -167,3 +169,9 @@ class Tier:
                 f"1 to {_MOST_BLOCKS} wanted"
             )
         return blocks
+
+    def _layer_bytes(self, model: ModelShape, block_tokens: int) -> int:
+        if self.layout is None:
+            return model.layer_bytes(block_tokens)
+        heads = model.kv_heads if model.latent else max(1, model.kv_heads // model.tp)
+        return sum(self.layout.planes(block_tokens, heads, model.head_dim, model.v_head_dim))

@@ -1,5 +1,7 @@
 """KV by conversation, block and layer: what was put is got, or said to be elsewhere."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -14,10 +16,10 @@ SHAPE = ModelShape(layers=3, kv_heads=2, head_dim=4)
 SIZE = 4
 
 
-def serve(gpu=4, host=8, *, layer_slots=False):
+def serve(gpu=4, host=8, *, layer_slots=False, structure="holes"):
     tiers = [Tier("gpu", blocks=gpu, layer_slots=layer_slots)]
     tiers += [Tier("host", blocks=host, layer_slots=layer_slots)] if host else []
-    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE, structure="holes", policy="lru")
+    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE, structure=structure, policy="lru")
     return Executor(manager, open_pools(SHAPE, tiers, SIZE), workers=0)
 
 
@@ -93,6 +95,72 @@ def test_what_was_dropped_is_told_and_can_be_put_again(layer_slots):
     sessions.put("a", 0, *said[0])
     assert len(sessions.gather("a", 0).holes) == 0
     assert torch.equal(sessions.get("a", 0, 2).values, said[0][1][2][1])
+    executor.manager.audit()
+
+
+def fail(pool, monkeypatch, nth):
+    """Let one copy into a pool fail."""
+    copy, count = pool.copy_from, itertools.count(1)
+
+    def copy_from(*args):
+        if next(count) == nth:
+            raise OSError("no such page")
+        copy(*args)
+
+    monkeypatch.setattr(pool, "copy_from", copy_from)
+
+
+@pytest.mark.parametrize("structure", ["leaf-only", "holes"])
+@pytest.mark.parametrize("layer_slots", [False, True])
+@pytest.mark.parametrize("nth", [1, 3])
+def test_what_could_not_be_loaded_is_told_and_can_be_put_again(
+    structure, layer_slots, nth, monkeypatch
+):
+    executor = serve(layer_slots=layer_slots, structure=structure)
+    sessions = Sessions(executor)
+    said = talk(sessions, "a", 4, 1)
+    talk(sessions, "b", 4, 2)
+    executor.drain()
+    assert {sessions.get("a", block, 0).tier for block in range(4)} == {"host"}
+    executor._moves_per_job = 1
+    fail(executor.pools[0], monkeypatch, nth)
+    gathered = sessions.gather("a", 1)
+    holes = set(gathered.holes.tolist())
+    assert 0 < len(holes) <= 4 * SIZE
+    assert len(gathered.keys) == len(gathered.values) == 4 * SIZE
+    for at in range(4 * SIZE):
+        keys, values = said[at // SIZE][1][1]
+        if at in holes:
+            assert not gathered.keys[at].any()
+            assert not gathered.values[at].any()
+        else:
+            assert torch.equal(gathered.keys[at], keys[at % SIZE])
+            assert torch.equal(gathered.values[at], values[at % SIZE])
+    executor.manager.audit()
+    for block, (tokens, kv) in enumerate(said):
+        sessions.put("a", block, tokens, kv)
+    for layer in range(SHAPE.layers):
+        again = sessions.gather("a", layer)
+        assert len(again.holes) == 0
+        assert torch.equal(again.keys, torch.cat([kv[layer][0] for _, kv in said]))
+    executor.drain()
+    executor.manager.audit()
+
+
+@pytest.mark.parametrize("structure", ["leaf-only", "holes"])
+def test_a_block_whose_load_fails_while_it_is_put_is_written(structure, monkeypatch):
+    executor = serve(structure=structure)
+    sessions = Sessions(executor)
+    said = talk(sessions, "a", 4, 1)
+    talk(sessions, "b", 4, 2)
+    executor.drain()
+    assert {sessions.get("a", block, 0).tier for block in range(4)} == {"host"}
+    executor._moves_per_job = 1
+    fail(executor.pools[0], monkeypatch, 4)
+    sessions.put("a", 3, *said[3])
+    again = sessions.gather("a", 2)
+    assert len(again.holes) == 0
+    assert torch.equal(again.values, torch.cat([kv[2][1] for _, kv in said]))
     executor.manager.audit()
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from keeping import (
     DISK,
+    PAGE,
     SECOND,
     SHAPE,
     SIZE,
@@ -113,6 +114,41 @@ def test_what_means_something_else_is_not_found(tmp_path, other):
     with serving(tmp_path) as executor:
         assert executor.restore() == 2
         assert ask(executor, tokens) == len(tokens)
+
+
+def test_ranks_share_a_folder_and_not_their_bytes(tmp_path):
+    shape = replace(SHAPE, kv_heads=4, tp=2)
+    tiers = [Tier("gpu", blocks=4), Tier("disk", blocks=8, path=str(tmp_path))]
+    tokens, kept = prompt(1, 3), {}
+    for cached in (0, 3):
+        opened = [open_pools(shape, tiers, SIZE, rank=rank, ranks=2) for rank in range(2)]
+        assert not any(disk.read_only for _, disk in opened)
+        assert len({disk.store.folder for _, disk in opened}) == 2
+        for rank, (gpu, disk) in enumerate(opened):
+            manager = BlockManager(shape, tiers, block_tokens=SIZE)
+            with disk, Executor(manager, [gpu, disk], workers=0) as executor:
+                assert executor.restore() == cached
+                lease = manager.acquire(tokens, now=executor.clock(), keep=0, load="all")
+                executor.wait(lease)
+                assert lease.matched == cached * SIZE
+                units = gpu.table(lease.slots(0)).flatten()
+                if not cached:
+                    kept[rank] = torch.randn(3 * SHAPE.layers, gpu.planes[0].shape[1] // 4)
+                    gpu.planes[0][units] = kept[rank].view(torch.uint8)
+                    lease.commit(tokens, now=executor.clock())
+                assert torch.equal(gpu.planes[0][units].view(torch.float32), kept[rank])
+                lease.release()
+                executor.save()
+    assert not torch.equal(kept[0], kept[1])
+    assert len(stores(tmp_path)) == 2
+    for build in (
+        lambda: open_pools(shape, tiers, SIZE, rank=2, ranks=2),
+        lambda: DiskStorage.of_tier(shape, tiers[1], SIZE, rank=2, ranks=2),
+    ):
+        with pytest.raises(ConfigError, match="rank is 2, 0 to 1 wanted, for 2 ranks"):
+            build()
+    with pytest.raises(ConfigError, match="rank is -1"):
+        DiskStorage(tmp_path, shape, DISK, SIZE, rank=-1)
 
 
 def test_ages_and_uses_carry_over_from_one_clock_to_another(tmp_path):
@@ -330,6 +366,42 @@ def test_a_hanging_device_stops_nobody_beyond_the_deadline(tmp_path, call):
         manager.audit()
 
 
+def test_saving_ends_at_the_deadline_when_the_manifest_hangs(tmp_path):
+    faults = Faults()
+    with serving(tmp_path, faults=faults, deadline_s=30.0) as executor:
+        ask(executor, prompt(1, 2))
+        executor.save()
+        executor._deadline_ns = SECOND // 100
+        faults.close_gate(["write"])
+        with pytest.raises(TransferError, match=r"tier 2 \(disk\): 2 blocks .* within 0.010 s"):
+            executor.save()
+        faults.wait_for(1)
+        with pytest.raises(TransferError, match=r"tier 2 \(disk\): an earlier save still hangs"):
+            executor.save()
+        faults.open_gate()
+        executor._deadline_ns = 30 * SECOND
+        errand = executor._errands[2]
+        assert errand.wait(30 * SECOND)
+        ask(executor, prompt(2))
+        executor.save()
+        executor.manager.audit()
+    with serving(tmp_path) as executor:
+        assert executor.restore() == 3
+        assert [ask(executor, prompt(1, 2)), ask(executor, prompt(2))] == [2 * SIZE, SIZE]
+
+
+def test_what_goes_wrong_while_saving_is_raised(tmp_path):
+    faults = Faults()
+    with serving(tmp_path, faults=faults, deadline_s=30.0) as executor:
+        ask(executor, prompt(1))
+        executor.flush()
+        faults.inject("write", per_mille=1000)
+        with pytest.raises(TransferError, match="error 5"):
+            executor.save()
+        faults.heal()
+        executor.save()
+
+
 def test_a_miss_is_told_while_the_manifest_hangs(tmp_path):
     faults = Faults()
     with DiskStorage(tmp_path, SHAPE, DISK, SIZE, faults=faults) as storage:
@@ -345,15 +417,17 @@ def test_a_miss_is_told_while_the_manifest_hangs(tmp_path):
         saving.join()
 
 
-def test_the_files_never_exceed_the_budget(tmp_path):
-    budget = 20 * 24_576 + 300_000
+@pytest.mark.parametrize(("alignment", "slot_bytes"), [(1, 6 * PAGE), (2 * PAGE, 10 * PAGE)])
+def test_the_files_never_exceed_the_budget(tmp_path, alignment, slot_bytes):
+    budget, layout = 20 * 6 * PAGE + 300_000, Layout(alignment=alignment)
+    most_room = budget // slot_bytes
     tiers = [
-        Tier("gpu", blocks=4),
-        Tier("host", blocks=4),
-        Tier("disk", bytes=budget, path=str(tmp_path)),
+        Tier("gpu", blocks=4, layout=layout),
+        Tier("host", blocks=4, layout=layout),
+        Tier("disk", bytes=budget, path=str(tmp_path), layout=layout),
     ]
     room = tiers[2].room(SHAPE, SIZE)
-    assert 20 <= room < 40
+    assert most_room // 2 < room <= most_room
     most = 0
 
     def measured(_):
@@ -364,7 +438,7 @@ def test_the_files_never_exceed_the_budget(tmp_path):
 
     manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
     pools = open_pools(SHAPE, tiers, SIZE)
-    assert pools[2].store.slots == room
+    assert (pools[2].store.slots, pools[2].store.slot_bytes) == (room, slot_bytes)
     with pools[2], Executor(manager, pools, workers=0, progress=measured) as executor:
         for seed in range(4 * room):
             ask(executor, prompt(seed))

@@ -178,6 +178,67 @@ def test_every_page_is_touched_on_opening():
     assert all(int(plane.sum()) == 0 for plane in pool.planes)
 
 
+@pytest.mark.parametrize(
+    ("layout", "told"),
+    [
+        (Layout(alignment=512), "alignment 1 and 512"),
+        (Layout(dtype="float16"), "dtype float32 and float16"),
+        (Layout(kv="split", rope="plain"), "kv joined and split, rope rotated and plain"),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_tiers_whose_bytes_lie_differently_are_refused(layout, told, at, tmp_path):
+    folder = tmp_path / "kv"
+    tiers = [
+        Tier("gpu", blocks=4),
+        Tier("host", blocks=4),
+        Tier("disk", blocks=4, path=str(folder)),
+    ]
+    tiers[at] = replace(tiers[at], layout=layout)
+    if at == 0:  # the others are compared with the first
+        told = ", ".join(
+            f"{name} {there} and {here}"
+            for name, here, _, there in (one.split() for one in told.split(", "))
+        )
+    pair = f"tier 0 (gpu) and tier {at or 1} ({tiers[at or 1].kind}) differ: {told}"
+    with pytest.raises(ConfigError) as refused:
+        open_pools(SHAPE, tiers, 8)
+    assert str(refused.value) == pair
+    assert not folder.exists()
+
+
+def test_a_tier_that_is_not_opened_here_may_have_any_layout():
+    layout = Layout(alignment=512)
+    tiers = [Tier("gpu", blocks=2, layout=layout), Tier("disk", blocks=9)]
+    assert open_pools(SHAPE, tiers, 8)[1] is None
+    tiers = [Tier("gpu", blocks=2, owner="engine"), Tier("host", blocks=9, layout=layout)]
+    assert open_pools(SHAPE, tiers, 8)[1].layout == layout
+
+
+@pytest.mark.parametrize("layout", [None, Layout(), Layout(alignment=4096), Layout(kv="split")])
+@pytest.mark.parametrize("shape", [SHAPE, replace(SHAPE, kv_heads=4, tp=2)])
+def test_room_in_bytes_counts_what_the_layout_takes(layout, shape):
+    budget = 100_000
+    tier = Tier("host", bytes=budget, layout=layout)
+    pool = Pool.of_tier(shape, tier, 8, device="cpu", pinned=False)
+    taken = sum(plane.nbytes for plane in pool.planes)
+    assert pool.blocks == tier.room(shape, 8)
+    assert budget - taken // pool.blocks < taken <= budget
+
+
+def test_room_that_holds_no_aligned_block_is_refused():
+    tier = Tier("host", bytes=3 * 4096 - 1, layout=Layout(alignment=4096))
+    assert Tier("host", bytes=3 * 4096 - 1).room(SHAPE, 8) == 7
+    with pytest.raises(ConfigError, match="12287 bytes, which is 0 blocks of 12288"):
+        tier.room(SHAPE, 8)
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 1), (0, 0)])
+def test_a_rank_that_is_not_there_is_refused(rank, ranks):
+    with pytest.raises(ConfigError, match=f"rank is {rank}, 0 to {ranks - 1} wanted"):
+        open_pools(SHAPE, [Tier("gpu", blocks=2)], 8, rank=rank, ranks=ranks)
+
+
 def test_pools_are_opened_for_the_tiers_that_have_memory():
     tiers = [
         Tier("gpu", blocks=2, layer_slots=True),

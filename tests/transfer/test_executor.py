@@ -1,6 +1,7 @@
 """The executor: moves become bytes, in the right order, and every one of them is reported."""
 
 import threading
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from rig import SHAPE, SIZE, Gate, Shelf, away, fetch, gated, prompt, rows, stor
 
 from kvtrie import BlockManager, Tier
 from kvtrie.errors import ClosedError, ConfigError, TransferError
-from kvtrie.tiers import open_pools
+from kvtrie.layout import Layout
+from kvtrie.tiers import DiskStorage, Pool, open_pools
 from kvtrie.transfer import Executor
 
 FORMS = [(False, False), (True, True), (True, False)]
@@ -186,6 +188,46 @@ def test_pools_match_the_tiers():
     for wrong in (pools[:1], [pools[0], None]):
         with pytest.raises(ConfigError, match="1 pools given for 2"):
             Executor(manager, wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"layers": 5}, "layers 4 and 5"),
+        ({"kv_heads": 4}, "heads 2 and 4"),
+        ({"head_dim": 8}, "head_dim 4 and 8, v_head_dim 4 and 8"),
+        ({"dtype": "float16"}, "dtype float32 and float16"),
+        ({"size": 2 * SIZE}, "block_tokens 4 and 8"),
+        ({"layout": Layout(alignment=512)}, "alignment 1 and 512"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["host", "disk"])
+def test_pools_that_cannot_exchange_bytes_are_refused(kind, wrong, told, tmp_path):
+    manager, (gpu, _) = world(gpu=4)
+    layout, size = wrong.get("layout"), wrong.get("size", SIZE)
+    shape = replace(SHAPE, **{name: wrong[name] for name in wrong if name in asdict(SHAPE)})
+    other = Pool(shape, 12, size, layout=layout)
+    if kind == "disk":
+        other = DiskStorage(tmp_path, shape, 12, size, layout=layout)
+    with pytest.raises(ConfigError) as refused:
+        Executor(manager, [gpu, other])
+    assert str(refused.value) == f"tier 0 (gpu) and tier 1 (host) differ: {told}"
+    if "layout" not in wrong and "dtype" not in wrong:
+        with pytest.raises(ConfigError) as refused:
+            Executor(manager, [other, other])
+        assert str(refused.value) == f"the manager and tier 0 (gpu) differ: {told}"
+    assert threading.active_count() == 1
+
+
+def test_a_storage_of_ones_own_may_tell_its_form():
+    manager, (gpu, host) = world()
+    shelf = Shelf()
+    shelf.form = replace(gpu.form, layers=7)
+    with pytest.raises(ConfigError, match=r"layers 4 and 7$"):
+        Executor(manager, [gpu, shelf])
+    shelf.form = host.form
+    Executor(manager, [gpu, shelf]).close()
 
 
 def test_a_load_that_a_lease_waits_for_overtakes_stores_that_nobody_waits_for():

@@ -150,6 +150,8 @@ def verify(
 ) -> Verified:
     """Read and prove every block, and remove what is damaged where that may be.
 
+    Block by block: Ctrl-C ends it between two of them, and what was removed until then stays so.
+
     Args:
         store: the store's own folder.
         wall: the wall clock in nanoseconds.

@@ -65,7 +65,7 @@ class Gathered:
     Attributes:
         keys: K `(tokens, kv_heads, head_dim)`; zeros at the holes.
         values: V `(tokens, kv_heads, v_head_dim)` likewise.
-        holes: int64, ascending: the positions that are on no tier.
+        holes: int64, ascending: the positions that are on no tier, or could not be loaded.
     """
 
     keys: torch.Tensor
@@ -113,6 +113,7 @@ class Sessions:
             ConfigError: not the next block, other tokens than before, missing layers, or blocks
                 before it that are dropped and must be put first.
             NoSpaceError: the conversation does not fit on the first tier.
+            TransferError: a move that it awaits hangs.
         """
         size, known = self._manager.block_tokens, self._tokens.get(session, [])
         start = block * size
@@ -137,6 +138,10 @@ class Sessions:
             ]
             if absent := [layer for layer in wanted if layer not in kv]:
                 raise ConfigError(f"block {block} lacks K and V of layers {absent}")
+            # A load that failed may have taken the room along.
+            while fresh and (lease.room or 0) < size:
+                lease.reserve(size, now=self._executor.clock())
+                self._executor.wait(lease)
             offsets = torch.arange(size, device=self._pool.device)
             units = self._pool.table(lease.slots(0))[:, block]
             for layer in wanted:
@@ -189,22 +194,29 @@ class Sessions:
     def gather(self, session: str, layer: int) -> Gathered:
         """K and V of one layer of a whole conversation; what is on lower tiers is loaded.
 
+        What cannot be loaded is a hole; without holes in the scope's structure, so is all behind
+        it.
+
         Raises:
             ConfigError: there is no such session or layer.
             NoSpaceError: the conversation does not fit on the first tier.
+            TransferError: a move that it awaits hangs.
         """
         tokens = self._known(session)
         if not 0 <= layer < self._pool.layers:
             raise ConfigError(f"layer {layer}: the model has {self._pool.layers}")
         with self._lease(session, tokens) as lease:
-            rest = np.arange(lease.matched, len(tokens), dtype=np.int64)
-            holes = np.concatenate([lease.plan.recompute(layer), rest])
+            missing = np.zeros(len(tokens), dtype=bool)
+            missing[lease.plan.recompute(layer)] = True
+            missing[lease.matched :] = True
+            holes, known = np.flatnonzero(missing), np.flatnonzero(~missing)
             size, device = self._manager.block_tokens, self._pool.device
-            positions = torch.arange(len(tokens), device=device)
-            units = self._pool.table(lease.slots(0))[layer, positions // size]
-            keys, values = self._pool.gather(units, positions % size)
-        keys[holes] = 0
-        values[holes] = 0
+            at = torch.as_tensor(known, device=device)
+            units = self._pool.table(lease.slots(0))[layer, at // size]
+            found = self._pool.gather(units, at % size)
+        keys, values = (part.new_zeros((len(tokens), *part.shape[1:])) for part in found)
+        for whole, part in zip((keys, values), found, strict=True):
+            whole[at] = part
         return Gathered(keys, values, holes)
 
     def _known(self, session: str) -> list[int]:
@@ -213,7 +225,7 @@ class Sessions:
         return self._tokens[session]
 
     def _lease(self, session: str, tokens: list[int]) -> Lease:
-        """The whole conversation on the first tier, as far as any tier has it."""
+        """The whole conversation on the first tier, as far as any tier has it and gives it."""
         lease = self._manager.acquire(
             tokens,
             now=self._executor.clock(),
@@ -222,5 +234,9 @@ class Sessions:
             keep=0,
             load="all",
         )
-        self._executor.wait(lease)
+        try:
+            self._executor.wait(lease)
+        except BaseException:
+            lease.release(now=self._executor.clock())
+            raise
         return lease

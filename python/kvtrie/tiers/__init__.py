@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvtrie.errors import ConfigError
 from kvtrie.tiers.disk import DiskStorage
+from kvtrie.tiers.form import Form, Formed, agree
 from kvtrie.tiers.gpu import gpu_pool
 from kvtrie.tiers.host import host_pool
 from kvtrie.tiers.pool import Pool
@@ -24,7 +25,18 @@ if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
-__all__ = ["DiskStorage", "Lasting", "Pool", "Storage", "gpu_pool", "host_pool", "open_pools"]
+__all__ = [
+    "DiskStorage",
+    "Form",
+    "Formed",
+    "Lasting",
+    "Pool",
+    "Storage",
+    "agree",
+    "gpu_pool",
+    "host_pool",
+    "open_pools",
+]
 
 
 @runtime_checkable
@@ -66,7 +78,12 @@ class Lasting(Storage, Protocol):
 
 
 def open_pools(
-    model: ModelShape, tiers: Sequence[Tier], block_tokens: int
+    model: ModelShape,
+    tiers: Sequence[Tier],
+    block_tokens: int,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> tuple[Pool | Storage | None, ...]:
     """What kvtrie keeps bytes in: memory for `gpu` and `host`, files for a `disk` with a path.
 
@@ -74,18 +91,29 @@ def open_pools(
         model: the shape whose KV is kept.
         tiers: the manager's tiers, in its order.
         block_tokens: tokens per block, as the manager has it.
+        rank: the tensor-parallel rank whose part of the KV this is: several may have one path.
+        ranks: how many there are, as the manager has it.
 
     Returns:
         One entry per tier, None where an engine or nobody owns the bytes or they lie elsewhere:
         what `Executor` takes as its `pools`, once the storages of the user's own are filled in.
 
     Raises:
-        ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`.
+        ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`, tiers whose
+            bytes would lie differently, or a rank that is not there. Nothing is opened then.
     """
+    if not 0 <= rank < ranks:
+        raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
+    agree(
+        (f"tier {at} ({tier.kind})", Form.of(model, tier.layout, block_tokens))
+        for at, tier in enumerate(tiers)
+        if tier.owner == "kvtrie" and (tier.kind in ("gpu", "host") or tier.path is not None)
+    )
     pools: list[Pool | Storage | None] = []
     for tier in tiers:
         if tier.owner == "kvtrie" and tier.kind == "disk" and tier.path is not None:
-            pools.append(DiskStorage.of_tier(model, tier, block_tokens))
+            storage = DiskStorage.of_tier(model, tier, block_tokens, rank=rank, ranks=ranks)
+            pools.append(storage)
         elif tier.owner != "kvtrie" or tier.kind in ("disk", "remote"):
             pools.append(None)
         elif tier.kind == "gpu":

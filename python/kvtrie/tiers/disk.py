@@ -21,7 +21,7 @@ import torch
 
 from kvtrie._kvtrie import DiskStore
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.tiers.pool import default_layout
+from kvtrie.tiers.form import Form
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +56,7 @@ class DiskStorage:
         faults: a device that fails as it is told, for tests.
 
     Attributes:
+        form: how the bytes lie.
         store: the files.
         read_only: whether another process writes here, or nobody may.
 
@@ -77,12 +78,13 @@ class DiskStorage:
         clock: Callable[[], int] = time.time_ns,
         faults: Faults | None = None,
     ) -> None:
-        layout = layout or default_layout(model)
-        heads = model.kv_heads if model.latent else max(1, model.kv_heads // model.tp)
-        planes = layout.planes(block_tokens, heads, model.head_dim, model.v_head_dim)
+        if rank < 0:
+            raise ConfigError(f"rank is {rank}, at least 0 wanted")
+        self.form = Form.of(model, layout, block_tokens)
+        planes = self.form.planes()
         if len(planes) != 1:
             raise ConfigError("a disk keeps K and V of a layer together: use Layout(kv='joined')")
-        about = _about(model, layout, block_tokens, rank)
+        about = _about(model, self.form.layout, block_tokens, rank)
         self.store = DiskStore(
             folder,
             identity=hashlib.blake2b(about.encode(), digest_size=32).digest(),
@@ -102,12 +104,24 @@ class DiskStorage:
         self._log()
 
     @classmethod
-    def of_tier(cls, model: ModelShape, tier: Tier, block_tokens: int) -> Self:
+    def of_tier(
+        cls, model: ModelShape, tier: Tier, block_tokens: int, *, rank: int = 0, ranks: int = 1
+    ) -> Self:
         """The files that a tier asks for.
 
+        Args:
+            model: the shape whose KV is kept.
+            tier: its path, its budget, which is that of one rank, its layout and durability.
+            block_tokens: tokens per block.
+            rank: the tensor-parallel rank whose part of the KV this is; ranks share a folder, and
+                each has a store of its own in it.
+            ranks: how many there are, as the manager has it.
+
         Raises:
-            ConfigError: a tier without a path, or with layer slots.
+            ConfigError: a tier without a path, or with layer slots; a rank that is not there.
         """
+        if not 0 <= rank < ranks:
+            raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
         if tier.path is None:
             raise ConfigError("a disk tier with files needs a path")
         if tier.layer_slots:
@@ -119,6 +133,7 @@ class DiskStorage:
             block_tokens,
             layout=tier.layout,
             durability=tier.durability,
+            rank=rank,
         )
 
     def __enter__(self) -> Self:

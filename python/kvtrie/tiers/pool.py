@@ -18,6 +18,7 @@ import torch
 
 from kvtrie.errors import ConfigError
 from kvtrie.layout import DTYPE_BYTES, Layout
+from kvtrie.tiers.form import Form
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,6 +37,7 @@ class Pool:
             layout splits them.
         keys: K of every token, `(rows, kv_heads, head_dim)`, a view into `planes`.
         values: V likewise, `(rows, kv_heads, v_head_dim)`; the same tensor as `keys` when joined.
+        form: how the bytes lie.
         layers: layers of the model.
         layer_slots: whether a slot is one layer of a block instead of the whole block.
 
@@ -54,22 +56,22 @@ class Pool:
         device: torch.device | str = "cpu",
         pinned: bool = False,
     ) -> None:
-        layout = layout or default_layout(model)
         if blocks < 1 or block_tokens < 1:
             raise ConfigError(f"a pool of {blocks} blocks of {block_tokens} tokens holds nothing")
+        form = Form.of(model, layout, block_tokens)
+        layout = form.layout
         if layout.order != Layout().order or layout.strides is not None:
             raise ConfigError(f"pools keep the order {Layout().order}, not {layout.order}")
         if layout.dtype != model.dtype:
             raise ConfigError(f"the model's KV is {model.dtype}, the layout says {layout.dtype}")
+        self.form = form
         self.layout = layout
         self.layers = model.layers
         self.blocks = blocks
         self.block_tokens = block_tokens
         self.layer_slots = layer_slots
-        key_dim = model.head_dim
-        heads = model.kv_heads if model.latent else max(1, model.kv_heads // model.tp)
-        value_dim = model.v_head_dim or key_dim
-        sizes = layout.planes(block_tokens, heads, key_dim, model.v_head_dim)
+        heads, key_dim, value_dim = form.heads, form.head_dim, form.v_head_dim
+        sizes = form.planes()
         self.planes: tuple[torch.Tensor, ...] = tuple(
             torch.empty(
                 (blocks * model.layers, size), dtype=torch.uint8, device=device, pin_memory=pinned
@@ -191,10 +193,3 @@ class Pool:
     def _rows(self, plane: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
         rows = plane.view(getattr(torch, self.layout.dtype))
         return rows.view(math.prod(rows.shape) // (heads * dim), heads, dim)
-
-
-def default_layout(model: ModelShape) -> Layout:
-    """kvtrie's own layout of a model's KV: dense, K and V joined where their widths allow."""
-    split = model.v_head_dim not in (None, model.head_dim) and not model.latent
-    kv = "split" if split else "joined"
-    return Layout(dtype=model.dtype, kv=kv, latent=model.latent)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvtrie.errors import ConfigError, TransferError
-from kvtrie.tiers import Lasting, Pool
+from kvtrie.tiers import Form, Formed, Lasting, Pool, agree
+from kvtrie.transfer.errand import Errand
 from kvtrie.transfer.job import Job, Urgency, group
 from kvtrie.transfer.queue import Queue
 
@@ -69,7 +70,7 @@ class Executor:
         workers: threads; on a GPU each has a copy stream of its own.
         deadline_s: seconds that a job may run before its moves are reported failed; what it
             holds stays out of use until it ends. While all workers hang, nothing else starts and
-            what waits is cancelled. None waits for ever.
+            what waits is cancelled. So long may a tier also take in `save`. None waits for ever.
         clock: nanoseconds, monotone; also the `now` of every report.
         layers_per_report: layers that are copied between two reports of progress.
         moves_per_job: the most moves that are copied and reported together.
@@ -77,7 +78,9 @@ class Executor:
             those that were reported failed at their deadline, when they end.
 
     Raises:
-        ConfigError: pools that do not match the manager's tiers, or numbers that cannot be.
+        ConfigError: pools that do not match the manager's tiers, or whose bytes lie differently
+            from each other's (a storage that has no `form` is not asked), or numbers that cannot
+            be.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Executor:
             raise ConfigError(f"a deadline of {deadline_s} s has passed before a move starts")
         self.manager = manager
         self.pools = tuple(given)
+        self._look()
         self.clock = clock
         self._deadline_ns = None if deadline_s is None else int(deadline_s * _NS)
         self._layers_per_report = layers_per_report
@@ -110,6 +114,7 @@ class Executor:
         self._queue = Queue()
         self._pending: set[int] = set()
         self._running: list[Job] = []
+        self._errands: dict[int, Errand] = {}
         self._closed = False
         self._broken: BaseException | None = None
         devices = (pool.device for pool in self.pools if isinstance(pool, Pool))
@@ -152,9 +157,11 @@ class Executor:
         """Block until nothing that `lease` awaits is on its way.
 
         Raises:
-            TransferError: the lease awaits moves that nobody is carrying out.
+            TransferError: the lease awaits moves that were never handed out, or that hang and may
+                still write a slot of its own. Release it and acquire again.
         """
-        self._until(lease.ready, f"lease {lease.id} awaits moves that were never handed out")
+        stuck = f"lease {lease.id} awaits moves that hang or were never handed out: release it"
+        self._until(lease.ready, stuck)
 
     def drain(self) -> None:
         """Block until every move, also those that others cause by ending, has ended.
@@ -192,11 +199,16 @@ class Executor:
         self.drain()
 
     def save(self) -> None:
-        """Flush, and let every lasting tier write down what it holds now, with ages and uses."""
+        """Flush, and let every lasting tier write down what it holds now, with ages and uses.
+
+        Raises:
+            TransferError: a tier did not write it down, or not within the deadline. What it wrote
+                down before is found again all the same.
+        """
         self.flush()
         for tier, pool in enumerate(self.pools):
             if isinstance(pool, Lasting):
-                pool.keep(self.manager.index(tier, now=self.clock()))
+                self._keep(tier, pool)
 
     def restore(self) -> int:
         """Find again what lasting tiers kept; before the first request.
@@ -228,6 +240,35 @@ class Executor:
         for thread in self._threads:
             if thread not in hanging:
                 thread.join()
+
+    def _look(self) -> None:
+        """Whether the pools may exchange bytes, and are of the manager's blocks."""
+        forms = [
+            (f"tier {at} ({tier.kind})", pool.form)
+            for at, (tier, pool) in enumerate(zip(self.manager.tiers, self.pools, strict=True))
+            if isinstance(pool, Formed)
+        ]
+        agree(forms)
+        for name, form in forms[:1]:
+            managed = Form.of(self.manager.model, form.layout, self.manager.block_tokens)
+            agree([("the manager", managed), (name, form)])
+
+    def _keep(self, tier: int, pool: Lasting) -> None:
+        """As `Lasting.keep`; with a deadline, a thread that hangs is left behind."""
+        name = f"tier {tier} ({self.manager.tiers[tier].kind})"
+        hung = self._errands.get(tier)
+        if hung is not None and hung.running:
+            raise TransferError(f"{name}: an earlier save still hangs after {hung.seconds:.3f} s")
+        index = self.manager.index(tier, now=self.clock())
+        if self._deadline_ns is None:
+            pool.keep(index)
+            return
+        errand = self._errands[tier] = Errand(lambda: pool.keep(index), self.clock)
+        if not errand.wait(self._deadline_ns):
+            raise TransferError(
+                f"{name}: {len(index)} blocks were not written down within "
+                f"{self._deadline_ns / _NS:.3f} s"
+            )
 
     def _until(self, done: Callable[[], bool], stuck: str) -> None:
         while True:

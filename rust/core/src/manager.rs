@@ -34,6 +34,8 @@ mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use slotmap::SlotMap;
+
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::lane::{LaneId, Lanes};
@@ -86,8 +88,7 @@ pub struct Manager {
     nodes: Vec<Node>,
     tiers: Vec<Tier>,
     lanes: Lanes,
-    owns: BTreeMap<OwnId, Own>,
-    next_own: OwnId,
+    owns: SlotMap<OwnId, Own>,
     leases: BTreeMap<LeaseId, Lease>,
     next_lease: LeaseId,
     moves: BTreeMap<MoveId, Move>,
@@ -141,8 +142,7 @@ impl Manager {
             nodes: Vec::new(),
             tiers,
             lanes,
-            owns: BTreeMap::new(),
-            next_own: 1,
+            owns: SlotMap::with_key(),
             leases: BTreeMap::new(),
             next_lease: 1,
             moves: BTreeMap::new(),

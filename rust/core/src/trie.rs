@@ -1,13 +1,15 @@
 //! The radix trie: which token blocks exist, and where each stands on its path.
 //!
 //! A run is a chain of blocks without a branch; its tokens lie contiguous, so matching is a memory
-//! comparison. Children of a run hang behind its last block, sorted by a hash of their first
-//! block and compared exactly. Invariant: no run but a scope's root is empty, and no two children
-//! of a run start with the same block. Cost: lookup O(tokens + branches · log children);
-//! inserting and removing at the end of a run O(1); a split O(blocks behind it).
+//! comparison. Children of a run hang behind its last block; one table of all runs finds a child by
+//! a hash of that block and of the child's first one, and compares exactly. Invariant: no run but a
+//! scope's root is empty, and no two children of a run start with the same block. Cost: lookup
+//! O(tokens + branches); inserting and removing at the end of a run O(1); a split O(blocks behind
+//! it), since a run is split and joined without touching the table's entries of its children.
 
 use std::hash::Hasher;
 
+use hashbrown::HashTable;
 use rustc_hash::FxHasher;
 
 use crate::block::{BlockId, Handle, Token};
@@ -17,13 +19,29 @@ pub type RunId = u32;
 
 const NONE: u32 = u32::MAX;
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Run {
     parent: RunId,
     depth: u32,
     tokens: Vec<Token>,
     blocks: Vec<BlockId>,
-    children: Vec<(u64, RunId)>,
+    /// The latest child, from which `next` leads to the earlier ones.
+    child: RunId,
+    next: RunId,
+    previous: RunId,
+}
+
+impl Run {
+    fn new(parent: RunId, depth: u32) -> Self {
+        let (tokens, blocks) = (Vec::new(), Vec::new());
+        Self { parent, depth, tokens, blocks, child: NONE, next: NONE, previous: NONE }
+    }
+
+    /// What the hash of a child is seeded with: the block before it, which stays the same however
+    /// runs are split and joined; of a root the run itself.
+    fn seed(&self, id: RunId) -> u64 {
+        self.blocks.last().map_or(u64::MAX - u64::from(id), |&block| u64::from(block))
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +59,8 @@ pub struct Trie {
     free_runs: Vec<RunId>,
     places: Vec<Place>,
     free_blocks: Vec<BlockId>,
+    /// Every run that has a parent.
+    table: HashTable<RunId>,
 }
 
 impl Trie {
@@ -53,12 +73,13 @@ impl Trie {
             free_runs: Vec::new(),
             places: Vec::new(),
             free_blocks: Vec::new(),
+            table: HashTable::new(),
         }
     }
 
     /// Adds the root of a scope.
     pub fn add_root(&mut self) -> RunId {
-        self.new_run(Run { parent: NONE, ..Run::default() })
+        self.new_run(Run::new(NONE, 0))
     }
 
     /// How many blocks exist.
@@ -140,13 +161,13 @@ impl Trie {
         let place = self.places[block as usize];
         let run = &self.runs[place.run as usize];
         let next = run.blocks.get(place.index as usize + 1).copied();
-        let branches: &[(u64, RunId)] = if next.is_some() { &[] } else { &run.children };
-        next.into_iter().chain(branches.iter().map(|&(_, child)| self.first(child)))
+        let branches = if next.is_some() { NONE } else { run.child };
+        next.into_iter().chain(self.siblings(branches).map(|child| self.first(child)))
     }
 
     /// The first blocks of a scope.
     pub fn firsts(&self, root: RunId) -> impl Iterator<Item = BlockId> + '_ {
-        self.runs[root as usize].children.iter().map(|&(_, child)| self.first(child))
+        self.siblings(self.runs[root as usize].child).map(|child| self.first(child))
     }
 
     /// Appends the blocks of the longest known prefix of `tokens` to `path`; whole blocks only.
@@ -203,21 +224,18 @@ impl Trie {
                 place.run
             }
         };
-        let is_root = self.runs[run as usize].parent == NONE;
-        let home = if is_root || !self.runs[run as usize].children.is_empty() {
-            let parent = &self.runs[run as usize];
-            let depth = parent.depth + count(parent.blocks.len());
-            let child = self.new_run(Run { parent: run, depth, ..Run::default() });
-            self.adopt(run, hash(tokens), child);
-            child
-        } else {
-            run
-        };
+        let parent = &self.runs[run as usize];
+        let fresh = parent.parent == NONE || parent.child != NONE;
+        let depth = parent.depth + count(parent.blocks.len());
+        let home = if fresh { self.new_run(Run::new(run, depth)) } else { run };
         let index = count(self.runs[home as usize].blocks.len());
         let block = self.new_block(home, index);
-        let home = &mut self.runs[home as usize];
-        home.tokens.extend_from_slice(tokens);
-        home.blocks.push(block);
+        let at = &mut self.runs[home as usize];
+        at.tokens.extend_from_slice(tokens);
+        at.blocks.push(block);
+        if fresh {
+            self.adopt(run, home);
+        }
         block
     }
 
@@ -225,18 +243,16 @@ impl Trie {
     pub fn remove(&mut self, block: BlockId) {
         debug_assert!(self.children(block).next().is_none());
         let Place { run, .. } = self.places[block as usize];
-        let first = hash(&self.runs[run as usize].tokens[..self.block_tokens]);
-        let home = &mut self.runs[run as usize];
-        home.blocks.pop();
-        home.tokens.truncate(home.blocks.len() * self.block_tokens);
-        if home.blocks.is_empty() {
-            let parent = home.parent;
-            let siblings = &mut self.runs[parent as usize].children;
-            let at = siblings.binary_search(&(first, run)).expect("a run is its parent's child");
-            siblings.remove(at);
-            self.runs[run as usize] = Run { parent: NONE, ..Run::default() };
+        if self.runs[run as usize].blocks.len() == 1 {
+            let parent = self.runs[run as usize].parent;
+            self.disown(run);
+            self.runs[run as usize] = Run::new(NONE, 0);
             self.free_runs.push(run);
             self.merge(parent);
+        } else {
+            let home = &mut self.runs[run as usize];
+            home.blocks.pop();
+            home.tokens.truncate(home.blocks.len() * self.block_tokens);
         }
         let place = &mut self.places[block as usize];
         place.run = NONE;
@@ -248,7 +264,7 @@ impl Trie {
     #[must_use]
     pub fn audit(&self) -> Vec<String> {
         let mut broken = Vec::new();
-        let mut seen = 0;
+        let (mut seen, mut kin) = (0, 0);
         for (id, run) in self.runs.iter().enumerate() {
             if run.tokens.len() != run.blocks.len() * self.block_tokens {
                 broken.push(format!("run {id} has {} tokens", run.tokens.len()));
@@ -260,23 +276,27 @@ impl Trie {
                     broken.push(format!("block {block} is not where run {id} says"));
                 }
             }
-            if !run.children.is_sorted() {
-                broken.push(format!("the children of run {id} are out of order"));
-            }
-            for &(key, child) in &run.children {
+            let mut previous = NONE;
+            for child in self.siblings(run.child).take(self.runs.len()) {
+                kin += 1;
                 let next = &self.runs[child as usize];
                 if next.parent as usize != id || next.blocks.is_empty() {
                     broken.push(format!("run {child} is not a child of run {id}"));
-                } else if next
-                    .tokens
-                    .get(..self.block_tokens)
-                    .is_none_or(|first| key != hash(first))
+                } else if next.tokens.len() < self.block_tokens
+                    || self.find(next.parent, &next.tokens[..self.block_tokens]) != Some(child)
                 {
-                    broken.push(format!("run {child} hangs under a wrong key"));
+                    broken.push(format!("run {child} is not found behind run {id}"));
                 } else if next.depth != run.depth + count(run.blocks.len()) {
                     broken.push(format!("run {child} has depth {}", next.depth));
                 }
+                if next.previous != previous {
+                    broken.push(format!("run {child} comes after run {}", next.previous));
+                }
+                previous = child;
             }
+        }
+        if kin != self.table.len() {
+            broken.push(format!("{kin} runs have a parent, {} are in the table", self.table.len()));
         }
         if seen != self.len() {
             broken.push(format!("{seen} blocks in runs, {} in the slab", self.len()));
@@ -289,20 +309,56 @@ impl Trie {
     }
 
     fn find(&self, run: RunId, tokens: &[Token]) -> Option<RunId> {
-        let children = &self.runs[run as usize].children;
-        let key = hash(tokens);
-        let from = children.partition_point(|&(other, _)| other < key);
-        children[from..]
-            .iter()
-            .take_while(|&&(other, _)| other == key)
-            .map(|&(_, child)| child)
-            .find(|&child| self.runs[child as usize].tokens[..self.block_tokens] == *tokens)
+        let home = &self.runs[run as usize];
+        if home.child == NONE {
+            return None;
+        }
+        let same = |&child: &RunId| {
+            let child = &self.runs[child as usize];
+            child.parent == run && child.tokens[..self.block_tokens] == *tokens
+        };
+        self.table.find(hash(home.seed(run), tokens), same).copied()
     }
 
-    fn adopt(&mut self, run: RunId, key: u64, child: RunId) {
-        let children = &mut self.runs[run as usize].children;
-        let at = children.partition_point(|&other| other < (key, child));
-        children.insert(at, (key, child));
+    /// The hash under which the table keeps a run that has a parent.
+    fn key(runs: &[Run], size: usize, child: RunId) -> u64 {
+        let run = &runs[child as usize];
+        hash(runs[run.parent as usize].seed(run.parent), &run.tokens[..size])
+    }
+
+    /// Hangs a run that has blocks behind its parent.
+    fn adopt(&mut self, run: RunId, child: RunId) {
+        let next = std::mem::replace(&mut self.runs[run as usize].child, child);
+        if next != NONE {
+            self.runs[next as usize].previous = child;
+        }
+        let own = &mut self.runs[child as usize];
+        (own.parent, own.previous, own.next) = (run, NONE, next);
+        let (runs, size) = (&self.runs, self.block_tokens);
+        let key = Self::key(runs, size, child);
+        self.table.insert_unique(key, child, |&other| Self::key(runs, size, other));
+    }
+
+    /// Takes a run from its parent.
+    fn disown(&mut self, run: RunId) {
+        let key = Self::key(&self.runs, self.block_tokens, run);
+        let entry = self.table.find_entry(key, |&other| other == run);
+        entry.expect("a run is its parent's child").remove();
+        let Run { parent, previous, next, .. } = self.runs[run as usize];
+        if previous == NONE {
+            self.runs[parent as usize].child = next;
+        } else {
+            self.runs[previous as usize].next = next;
+        }
+        if next != NONE {
+            self.runs[next as usize].previous = previous;
+        }
+    }
+
+    /// A run and those that `next` leads to.
+    fn siblings(&self, first: RunId) -> impl Iterator<Item = RunId> + '_ {
+        let link = |run: RunId| (run != NONE).then_some(run);
+        std::iter::successors(link(first), move |&run| link(self.runs[run as usize].next))
     }
 
     /// Cuts a run before block `at`; the front keeps its id, so that its parent need not change.
@@ -313,29 +369,29 @@ impl Trie {
             depth: front.depth + count(at),
             tokens: front.tokens.split_off(at * self.block_tokens),
             blocks: front.blocks.split_off(at),
-            children: std::mem::take(&mut front.children),
+            child: std::mem::replace(&mut front.child, NONE),
+            next: NONE,
+            previous: NONE,
         };
-        let key = hash(&back.tokens[..self.block_tokens]);
         let id = self.new_run(back);
         self.settle(id);
-        self.adopt(run, key, id);
+        self.adopt(run, id);
     }
 
     /// Joins a run with its only child, undoing a split whose reason is gone.
     fn merge(&mut self, run: RunId) {
         let front = &self.runs[run as usize];
-        let [(_, child)] = front.children[..] else { return };
-        if front.parent == NONE {
+        let child = front.child;
+        let only = child != NONE && self.runs[child as usize].next == NONE;
+        if front.parent == NONE || !only {
             return;
         }
-        let back = std::mem::replace(
-            &mut self.runs[child as usize],
-            Run { parent: NONE, ..Run::default() },
-        );
+        self.disown(child);
+        let back = std::mem::replace(&mut self.runs[child as usize], Run::new(NONE, 0));
         let front = &mut self.runs[run as usize];
         front.tokens.extend_from_slice(&back.tokens);
         front.blocks.extend_from_slice(&back.blocks);
-        front.children = back.children;
+        front.child = back.child;
         self.settle(run);
         self.free_runs.push(child);
     }
@@ -348,9 +404,10 @@ impl Trie {
             place.run = run;
             place.index = count(index);
         }
-        for at in 0..self.runs[run as usize].children.len() {
-            let (_, child) = self.runs[run as usize].children[at];
+        let mut child = home.child;
+        while child != NONE {
             self.runs[child as usize].parent = run;
+            child = self.runs[child as usize].next;
         }
     }
 
@@ -377,10 +434,11 @@ impl Trie {
     }
 }
 
-fn hash(tokens: &[Token]) -> u64 {
+fn hash(seed: u64, tokens: &[Token]) -> u64 {
     let mut hasher = FxHasher::default();
-    for &token in tokens {
-        hasher.write_u32(token);
+    hasher.write_u64(seed);
+    for pair in tokens.chunks(2) {
+        hasher.write_u64(u64::from(pair[0]) | u64::from(pair.get(1).copied().unwrap_or(0)) << 32);
     }
     hasher.finish()
 }
@@ -394,8 +452,8 @@ mod tests {
     use super::{Trie, hash};
     use crate::block::{BlockId, Token};
 
-    /// Two blocks with one hash: a short vector of the lattice that the hash's multiplier spans.
-    const TWINS: [[Token; 2]; 2] = [[0, 0], [3_051_110_358, 3_279_067_730]];
+    /// Two blocks with one hash: their second words differ by minus the hash's multiplier.
+    const TWINS: [[Token; 4]; 2] = [[0; 4], [1, 0, 0xD19D_563B, 0x0ECA_8515]];
 
     fn walk(trie: &Trie, root: u32, tokens: &[Token]) -> Vec<BlockId> {
         let mut path = Vec::new();
@@ -406,9 +464,9 @@ mod tests {
     #[test]
     fn blocks_with_one_hash_are_told_apart_by_their_tokens() {
         #[cfg(target_pointer_width = "64")]
-        assert_eq!(hash(&TWINS[0]), hash(&TWINS[1]));
+        assert_eq!(hash(7, &TWINS[0]), hash(7, &TWINS[1]));
         for (first, second) in [(0, 1), (1, 0)] {
-            let mut trie = Trie::new(2);
+            let mut trie = Trie::new(4);
             let root = trie.add_root();
             let one = trie.insert(root, None, &TWINS[first]);
             assert_eq!(walk(&trie, root, &TWINS[second]), [0; 0]);
@@ -470,7 +528,7 @@ mod tests {
         break_it(|trie| trie.runs[2].tokens[0] = 8);
         break_it(|trie| trie.runs[2].tokens.clear());
         break_it(|trie| trie.runs[2].parent = 0);
-        break_it(|trie| trie.runs[1].children.reverse());
+        break_it(|trie| trie.runs[1].child = 2);
         break_it(|trie| trie.free_blocks.push(1));
     }
 }

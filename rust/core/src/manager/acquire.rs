@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::block::{BlockId, LeaseId, MoveId, TierId, Token};
+use crate::block::{LeaseId, MoveId, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::Scope;
 use crate::time::Nanos;
@@ -81,18 +81,17 @@ impl Manager {
             Some(id) => id,
             None => self.scopes.add(&ask.scope, self.settings.structure, &mut self.trie),
         };
-        let blocks: Vec<BlockId> = taken.path.iter().map(|step| step.block).collect();
         let track = self.tiers.iter().any(|tier| tier.retention.policy().sessions());
         let session = self.sessions.open(ask.session, track.then_some(id));
-        let matched = blocks.len() * self.block_tokens();
+        let matched = taken.path.len() * self.block_tokens();
         self.tiers[0].stats.tokens_wanted += ask.tokens.len() as u64;
         for (tier, hits) in self.hits(&taken.plan).into_iter().enumerate() {
             let stats = &mut self.tiers[tier].stats;
             stats.hits += hits;
             stats.tokens_hit += hits * u64::from(self.settings.block_tokens);
         }
-        for &block in &blocks {
-            self.touch(block, now, true);
+        for step in &taken.path {
+            self.touch(step.block, now, true);
         }
         let unconfirmed = taken.path.iter().any(|step| step.fresh);
         self.leases.insert(
@@ -156,13 +155,20 @@ impl Manager {
             }
             None => Vec::new(),
         };
-        let (needs, mut plan) = self.survey(&path, now, ask.load, ask.deadline);
+        let mut needs = self.survey(&path, now);
+        let mut plan = self.decide_loads(&mut needs, now, ask.load, ask.deadline);
         let rest = (ask.tokens.len() - path.len() * self.block_tokens())
             .checked_add(ask.reserve)
             .ok_or_else(|| Error::config(format!("reserve of {} tokens", ask.reserve)))?;
         let open = if self.engine_owned() { 0 } else { rest.div_ceil(self.block_tokens()) };
         self.pin(&path);
-        let mut passage = match self.room_for(&needs, open, now) {
+        let mut room = self.room_for(&needs, open, now);
+        if room.is_err() && self.avoid_transit(&mut needs) {
+            // Its own sources may fill the host: what would pass through it is computed instead.
+            plan = self.decide_loads(&mut needs, now, ask.load, ask.deadline);
+            room = self.room_for(&needs, open, now);
+        }
+        let mut passage = match room {
             Ok(passage) => passage,
             Err(error) => {
                 self.unpin(&path);
@@ -178,18 +184,20 @@ impl Manager {
         let mut begun = vec![Vec::new(); needs.len()];
         // Loads take the slots that are free at once; what is computed can wait for stores.
         for at in (0..needs.len()).filter(|&at| needs[at].load) {
-            begun[at] = self.begin_load(&needs[at], &mut taken.path[at], id, &mut passage, now);
+            let step = &mut taken.path[needs[at].at];
+            begun[at] = self.begin_load(&needs[at], step, id, &mut passage, now);
         }
         for at in (0..needs.len()).filter(|&at| !needs[at].load && !needs[at].lacks.is_empty()) {
-            taken.path[at].deferred = ask.load == LoadMode::None;
-            begun[at] = self.begin_compute(&needs[at], &mut taken.path[at], id, &mut passage, now);
+            let step = &mut taken.path[needs[at].at];
+            step.deferred = ask.load == LoadMode::None;
+            begun[at] = self.begin_compute(&needs[at], step, id, &mut passage, now);
         }
         self.close_passage(passage);
         for (need, moves) in needs.iter().zip(&begun) {
             taken.awaits.extend(moves);
             taken.awaits.extend(self.bringing(0, need.block, self.all_layers()));
         }
-        self.spans(&needs, &begun, &mut plan, now);
+        self.spans(path.len(), &needs, &begun, &mut plan, now);
         taken.plan = plan;
         for _ in 0..open {
             let own = self.new_own(0, self.all_layers());

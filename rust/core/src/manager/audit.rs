@@ -150,9 +150,9 @@ impl Manager {
             }
         }
         for (id, own) in &self.owns {
-            let seen = owned.remove(id).unwrap_or(0);
+            let seen = owned.remove(&id).unwrap_or(0);
             if seen != own.refs || (own.refs == 0 && own.busy == 0) {
-                broken.push(format!("own slot {id} counts {} holders, {seen} hold it", own.refs));
+                broken.push(format!("own slot {id:?} counts {} holders, {seen} hold it", own.refs));
             }
         }
         if !owned.is_empty() {
@@ -195,8 +195,8 @@ impl Manager {
             }
         }
         for (id, own) in &self.owns {
-            if own_busy.get(id).copied().unwrap_or(0) != own.busy {
-                broken.push(format!("own slot {id} counts {} moves", own.busy));
+            if own_busy.get(&id).copied().unwrap_or(0) != own.busy {
+                broken.push(format!("own slot {id:?} counts {} moves", own.busy));
             }
         }
     }

@@ -49,7 +49,7 @@ impl Manager {
             match copy.tail_from {
                 TailFrom::Open => {}
                 TailFrom::Shared(own) => {
-                    self.owns.get_mut(&own).expect("held").refs += 1;
+                    self.owns.get_mut(own).expect("held").refs += 1;
                 }
                 TailFrom::Block(step) => self.share(step),
             }
@@ -62,7 +62,7 @@ impl Manager {
     fn share(&mut self, step: Step) {
         self.pin(&[step.block]);
         if let Some(own) = step.own {
-            self.owns.get_mut(&own).expect("held").refs += 1;
+            self.owns.get_mut(own).expect("held").refs += 1;
         }
     }
 
@@ -169,7 +169,7 @@ impl Manager {
         }
         let step = self.leases[&id].path[at];
         if let Some(own) = step.own {
-            let layers = self.owns[&own].layers;
+            let layers = self.owns[own].layers;
             if step.compute == layers {
                 return (0, 0);
             }

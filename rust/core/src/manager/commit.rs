@@ -139,7 +139,7 @@ impl Manager {
         let lease = self.active(id)?;
         let own_tail = match lease.tail_from {
             TailFrom::Open => true,
-            TailFrom::Shared(own) => self.owns[&own].refs == 1 && self.owns[&own].busy == 0,
+            TailFrom::Shared(own) => self.owns[own].refs == 1 && self.owns[own].busy == 0,
             TailFrom::Block(_) => false,
         };
         if !own_tail {
@@ -197,7 +197,7 @@ impl Manager {
             self.lease_mut(id).path[at].own = None;
             self.write_through(0, block, None, now);
         } else {
-            let held = self.owns[&own];
+            let held = self.owns[own];
             out.duplicate.push(self.own_slot(&held, held.layers.lo));
             out.canonical.push(self.trie.handle(block));
         }
@@ -232,7 +232,7 @@ impl Manager {
 
     /// Turns a lease's own slot into the block's residency, if there is none of those layers.
     fn install(&mut self, tier: TierId, block: BlockId, own: OwnId) -> bool {
-        let Own { slot, layers, refs, busy, .. } = self.owns[&own];
+        let Own { slot, layers, refs, busy, .. } = self.owns[own];
         let here = self.residency(tier, block);
         let whole = layers == self.all_layers() && here.state == State::Absent;
         let grows = here.state == State::Resident
@@ -243,7 +243,7 @@ impl Manager {
         if refs > 1 || busy > 0 || !(whole || grows) {
             return false;
         }
-        self.owns.remove(&own);
+        self.owns.remove(own);
         if whole {
             *self.residency_mut(tier, block) =
                 Residency { slot, have: layers, busy: 0, state: State::Resident };

@@ -204,6 +204,11 @@ impl Manager {
         }
         self.end(&known, now);
         self.remember(id, true);
+        self.waited_for(id);
+    }
+
+    /// Nothing waits any longer for a move that has ended.
+    fn waited_for(&mut self, id: MoveId) {
         for other in self.moves.values_mut() {
             other.deps.retain(|dep| *dep != id);
             if other.after == id && !other.issued {
@@ -267,9 +272,6 @@ impl Manager {
     pub(super) fn settle(&mut self, tier: TierId, block: BlockId, now: Nanos) {
         let arrival = self.arriving.remove(&(tier, block)).expect("arriving");
         let here = self.residency(tier, block);
-        if !arrival.failed {
-            self.refused.arrived(block, tier);
-        }
         let mut have = if arrival.failed { here.have } else { arrival.target };
         if arrival.failed && tier == 0 && self.one_slot(have) {
             // Whoever wanted the block computes all of it elsewhere.
@@ -311,9 +313,7 @@ impl Manager {
         if let Some(known) = self.moves.remove(&id) {
             self.end(&known, now);
             self.remember(id, false);
-            for lease in self.leases.values_mut() {
-                lease.awaits.remove(&id);
-            }
+            self.waited_for(id);
         }
     }
 

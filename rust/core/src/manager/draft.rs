@@ -52,6 +52,8 @@ pub(super) struct Draft {
     dropping: bool,
     touched: BTreeSet<(TierId, BlockId)>,
     guarded: BTreeSet<(TierId, BlockId)>,
+    /// Blocks for whose copies room is being made below: they must not go meanwhile.
+    moving: Vec<BlockId>,
 }
 
 impl Manager {
@@ -200,7 +202,12 @@ impl Manager {
         };
         if dirty.is_empty() {
             self.leave(draft, Victim { tier, block, layers: out, fate: Fate::Clean });
-        } else if self.can_write(draft, tier, block, dirty, now) {
+            return;
+        }
+        draft.moving.push(block);
+        let written = self.can_write(draft, tier, block, dirty, now);
+        draft.moving.pop();
+        if written {
             self.leave(draft, Victim { tier, block, layers: out, fate: Fate::Demote(dirty) });
         } else {
             // Without a copy below the order of dropping holds, not that of demoting.
@@ -338,8 +345,14 @@ impl Manager {
             here.busy == 0
                 && here.state != State::Arriving
                 && !draft.added.contains_key(&(tier, block))
+                && !draft.guarded.contains(&(tier, block))
+        }) && !draft.moving.contains(&block);
+        // What is written ahead takes nothing from the tiers that it comes from or passed.
+        let ahead = draft.looked_at.is_none_or(|(at, _)| {
+            (0..=at).all(|tier| self.residency(tier, block).state == State::Absent)
         });
         quiet
+            && ahead
             && self.nodes[block as usize].refs == 0
             && self.trie.children(block).all(|child| {
                 gone.contains(&child)
@@ -393,6 +406,7 @@ impl Manager {
             && here.busy == 0
             && (tier > 0 || self.nodes[parent as usize].refs == 0)
             && !draft.guarded.contains(&(tier, parent))
+            && !draft.moving.contains(&parent)
             && !draft.taken.contains_key(&(tier, parent))
             && !draft.added.contains_key(&(tier, parent));
         if alone && free && self.tiers[tier].retention.get(parent).is_none() {

@@ -136,7 +136,7 @@ impl Manager {
             let mut deps: Vec<MoveId> = waits.into_iter().collect();
             if let Some(host) = transit {
                 let own = self.new_own(host, self.all_layers());
-                let passing = self.own_slot(&self.owns[&own], piece.lo);
+                let passing = self.own_slot(&self.owns[own], piece.lo);
                 let up = self.add_move(
                     moves::Draft {
                         kind: MoveKind::Load,

@@ -31,6 +31,14 @@ impl Manager {
             .map(|other| other.id)
             .collect();
         for dependent in dependents {
+            // The first half of a store that passes through host fails as the store would.
+            let store = self.moves.get(&dependent).filter(|m| m.kind == MoveKind::Store);
+            if let (true, Some(store)) = (blame, store)
+                && store.block == known.block
+                && let Some(block) = store.block.and_then(|handle| self.trie.resolve(handle))
+            {
+                self.refused.failed(block, store.dst);
+            }
             self.fail(dependent, &format!("move {id} before it failed: {reason}"), false, now);
             self.end_move(dependent, now);
         }
@@ -127,7 +135,7 @@ impl Manager {
         now: Nanos,
     ) -> bool {
         let layer_slots = self.tiers[tier].spec.layer_slots;
-        let holder = self.owns.iter().find_map(|(&id, own)| {
+        let holder = self.owns.iter().find_map(|(id, own)| {
             if own.tier != tier || own.slot == NO_SLOT {
                 return None;
             }
@@ -144,10 +152,10 @@ impl Manager {
         }
         let grant = self.tiers[tier].space.take().expect("room was made");
         if layer_slots {
-            let row = self.owns[&holder].slot;
+            let row = self.owns[holder].slot;
             self.tiers[tier].space.set(row, layer, grant.slot);
         } else {
-            self.owns.get_mut(&holder).expect("found").slot = grant.slot;
+            self.owns.get_mut(holder).expect("found").slot = grant.slot;
         }
         self.tell_moved(holder, reason);
         true

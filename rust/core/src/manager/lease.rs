@@ -226,7 +226,7 @@ impl Manager {
             if tier == 0 {
                 table.extend(self.tail_slot(lease, layer));
                 for own in &lease.open {
-                    table.push(self.own_slot(&self.owns[own], layer));
+                    table.push(self.own_slot(&self.owns[*own], layer));
                 }
             }
         }
@@ -236,7 +236,7 @@ impl Manager {
     /// The slot that a lease uses for one layer of one block of its path.
     fn step_slot(&self, tier: TierId, step: &Step, layer: u16) -> Slot {
         if let (0, Some(own)) = (tier, step.own) {
-            let own = &self.owns[&own];
+            let own = &self.owns[own];
             if own.layers.contains(layer) || !self.tiers[0].spec.layer_slots {
                 return self.own_slot(own, layer);
             }
@@ -250,7 +250,7 @@ impl Manager {
     fn tail_slot(&self, lease: &Lease, layer: u16) -> Option<Slot> {
         match lease.tail_from {
             TailFrom::Open => None,
-            TailFrom::Shared(own) => Some(self.own_slot(&self.owns[&own], layer)),
+            TailFrom::Shared(own) => Some(self.own_slot(&self.owns[own], layer)),
             TailFrom::Block(step) => Some(self.step_slot(0, &step, layer)),
         }
     }
@@ -260,7 +260,7 @@ impl Manager {
         for &block in blocks {
             self.nodes[block as usize].refs += 1;
             if self.nodes[block as usize].refs == 1 {
-                self.refresh(block);
+                self.tiers[0].retention.unlink(block);
             }
         }
     }
@@ -270,9 +270,11 @@ impl Manager {
         for &block in blocks.iter().rev() {
             self.nodes[block as usize].refs -= 1;
             if self.nodes[block as usize].refs == 0 {
-                self.refresh(block);
-                self.prune(block);
-                self.sweep(block);
+                self.refresh_on(0, block);
+                if !self.stands(block) {
+                    self.prune(block);
+                    self.sweep(block);
+                }
             }
         }
     }
@@ -299,13 +301,10 @@ impl Manager {
         self.store_engine_blocks(id, now);
         let lease = self.leases.remove(&id).expect("seen above");
         let reading = self.reads_of(&lease);
-        let touched: Vec<BlockId> = lease.path.iter().map(|step| step.block).collect();
-        self.abandon_lease(&lease);
-        for &block in &touched {
-            if self.trie.alive(block) {
-                self.touch(block, now, false);
-            }
+        for step in &lease.path {
+            self.touch(step.block, now, false);
         }
+        self.abandon_lease(&lease);
         self.write_ahead(now);
         Ok(reading)
     }
@@ -336,7 +335,7 @@ impl Manager {
             TailFrom::Block(step) => step.own,
         };
         let all = lease.path.iter().filter_map(|step| step.own).chain(cut);
-        let named = |own: &OwnId| self.owns[own].slot != NO_SLOT;
+        let named = |own: &OwnId| self.owns[*own].slot != NO_SLOT;
         let owns: BTreeSet<OwnId> = all.chain(lease.open.iter().copied()).filter(named).collect();
         let touches = |end| matches!(end, super::moves::End::Own(own) if owns.contains(&own));
         let under_way = self.moves.values().filter(|m| touches(m.from) || touches(m.to));

@@ -82,7 +82,7 @@ impl Manager {
         for (from, layers) in need.loads() {
             let load = Load { block: need.block, from, layers: layers.meet(wanted), lease };
             moves.extend(self.load_layers(load, passage, now, |manager, layer| {
-                (manager.own_slot(&manager.owns[&own], layer), End::Own(own))
+                (manager.own_slot(&manager.owns[own], layer), End::Own(own))
             }));
         }
         moves
@@ -121,7 +121,7 @@ impl Manager {
             let mut hop = None;
             if let Some(host) = host {
                 let (own, last) = &passage.slots[turn];
-                let slot = self.own_slot(&self.owns[own], piece.lo);
+                let slot = self.own_slot(&self.owns[*own], piece.lo);
                 deps.extend(self.own_waits(*own));
                 deps.extend(last);
                 let through = (host, slot, End::Own(*own));

@@ -224,11 +224,12 @@ impl Manager {
         id
     }
 
-    /// Queues a move if all it waits for but one move has ended and that one is queued.
+    /// Queues a move if all it waits for but one move has ended and that one is queued. Behind one
+    /// that failed and still runs it stays: executors take a failed `after` for their own failure.
     fn enqueue(&mut self, id: MoveId) -> bool {
         let after = match self.moves[&id].deps[..] {
             [] => NO_MOVE,
-            [dep] if !self.parked.contains(&dep) => dep,
+            [dep] if !self.parked.contains(&dep) && !self.moves[&dep].failed => dep,
             _ => return false,
         };
         self.moves.get_mut(&id).expect("a new or parked move").after = after;
@@ -259,7 +260,7 @@ impl Manager {
                 self.refresh_on(tier, block);
             }
             (End::Own(own), _) => {
-                self.owns.get_mut(&own).expect("a living own slot").busy += 1;
+                self.owns.get_mut(own).expect("a living own slot").busy += 1;
             }
             _ => {}
         }

@@ -137,9 +137,12 @@ impl Manager {
     }
 
     pub(super) fn refresh_on(&mut self, tier: TierId, block: BlockId) {
+        let known = self.tiers[tier].retention.get(block);
+        if known.is_none() && tier == 0 && self.nodes[block as usize].refs > 0 {
+            return;
+        }
         let wanted = (self.trie.alive(block) && self.evictable(tier, block))
             .then(|| self.entry(tier, block, self.residency(tier, block).have));
-        let known = self.tiers[tier].retention.get(block);
         if known != wanted {
             let retention = &mut self.tiers[tier].retention;
             if known.is_some() {
@@ -163,6 +166,7 @@ impl Manager {
         let node = &mut self.nodes[block as usize];
         node.access = stamp(now);
         node.uses = node.uses.saturating_add(u32::from(used));
+        self.refused.used(block);
         self.refresh(block);
     }
 

@@ -5,12 +5,17 @@
 
 use std::collections::BTreeSet;
 
+use slotmap::new_key_type;
+
 use crate::block::{Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::Owner;
 
 use super::Manager;
 
-pub(super) type OwnId = u64;
+new_key_type! {
+    /// An own slot, for as long as it lives.
+    pub(super) struct OwnId;
+}
 
 /// A slot, or with layer slots a row of them, outside the trie.
 #[derive(Clone, Copy, Debug)]
@@ -30,10 +35,7 @@ impl Manager {
         } else {
             self.take_slots(tier, NO_SLOT, layers)
         };
-        let id = self.next_own;
-        self.next_own += 1;
-        self.owns.insert(id, Own { tier, slot, layers, refs: 1, busy: 0 });
-        id
+        self.owns.insert(Own { tier, slot, layers, refs: 1, busy: 0 })
     }
 
     /// Takes slots for `layers` and returns the slot or the row, `into` if that exists already.
@@ -62,7 +64,7 @@ impl Manager {
 
     /// The stores that must end before an own slot may be written.
     pub(super) fn own_waits(&self, id: OwnId) -> BTreeSet<MoveId> {
-        let own = &self.owns[&id];
+        let own = &self.owns[id];
         if own.slot == NO_SLOT || self.tiers[own.tier].spec.owner == Owner::Engine {
             return BTreeSet::new();
         }
@@ -75,7 +77,7 @@ impl Manager {
 
     /// A lease lets go of an own slot.
     pub(super) fn unref_own(&mut self, id: OwnId) {
-        let own = self.owns.get_mut(&id).expect("a living own slot");
+        let own = self.owns.get_mut(id).expect("a living own slot");
         own.refs -= 1;
         if own.refs == 0 && own.busy > 0 && own.slot == NO_SLOT {
             self.cancel_unnamed(id);
@@ -86,17 +88,17 @@ impl Manager {
 
     /// A move that read or wrote an own slot has ended.
     pub(super) fn unbusy_own(&mut self, id: OwnId) {
-        let own = self.owns.get_mut(&id).expect("a living own slot");
+        let own = self.owns.get_mut(id).expect("a living own slot");
         own.busy -= 1;
         self.end_own(id);
     }
 
     fn end_own(&mut self, id: OwnId) {
-        let own = self.owns[&id];
+        let own = self.owns[id];
         if own.refs > 0 || own.busy > 0 {
             return;
         }
-        self.owns.remove(&id);
+        self.owns.remove(id);
         if self.tiers[own.tier].spec.owner != Owner::Engine && own.slot != NO_SLOT {
             self.give_slots(own.tier, own.slot, own.layers, true);
         }

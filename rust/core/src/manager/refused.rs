@@ -1,14 +1,14 @@
 //! Blocks that a lower tier refused: their stores failed, and when they are worth another one.
 //!
 //! Invariant: a block is not written to a tier that has taken nothing since it refused the block,
-//! nor more often than [`MOST_STORES`] times in a row. So a dead device is not asked over and over,
-//! and one that came back serves all blocks again. Cost: O(log n) in the blocks refused.
+//! nor after [`MOST_STORES`] refusals between two uses. So a dead device is not asked over and over,
+//! one that came back serves all blocks again, and writing comes to an end. Cost: O(log n) in the blocks refused.
 
 use std::collections::BTreeMap;
 
 use crate::block::{BlockId, TierId};
 
-/// Stores of one block that may fail in a row until it is given up.
+/// Stores of one block that may fail until it is used again.
 const MOST_STORES: u32 = 3;
 
 #[derive(Clone, Copy, Debug)]
@@ -47,10 +47,10 @@ impl Refused {
         *self.taken.entry(tier).or_default() += 1;
     }
 
-    /// All of a copy of the block stands on `tier`.
-    pub(super) fn arrived(&mut self, block: BlockId, tier: TierId) {
-        if self.blocks.get(&block).is_some_and(|refusal| refusal.tier == tier) {
-            self.blocks.remove(&block);
+    /// The block was used, and so is worth as many stores again.
+    pub(super) fn used(&mut self, block: BlockId) {
+        if let Some(refusal) = self.blocks.get_mut(&block) {
+            refusal.times = 0;
         }
     }
 

@@ -188,16 +188,15 @@ impl Manager {
     /// Blocks that a plan takes from each tier.
     pub(super) fn hits(&self, plan: &Plan) -> Vec<u64> {
         let mut hits = vec![0; self.tiers.len()];
-        let mut seen = std::collections::BTreeSet::new();
+        let blocks = plan.spans.iter().map(|span| span.stop).max().unwrap_or(0);
+        let mut seen = vec![false; blocks as usize];
         let of = |action| plan.spans.iter().filter(move |span| span.action == action);
         for span in of(Action::Recompute) {
-            seen.extend(span.start..span.stop);
+            seen[span.start as usize..span.stop as usize].fill(true);
         }
         for span in of(Action::Load).chain(of(Action::Reuse)) {
-            for block in span.start..span.stop {
-                if seen.insert(block) {
-                    hits[span.tier] += 1;
-                }
+            for seen in &mut seen[span.start as usize..span.stop as usize] {
+                hits[span.tier] += u64::from(!std::mem::replace(seen, true));
             }
         }
         hits

@@ -66,13 +66,13 @@ impl Manager {
         };
         let mut awaits = Vec::new();
         for piece in self.pieces(0, 0, None, self.all_layers()) {
-            let own = shared.filter(|own| self.owns[own].layers.contains(piece.lo));
+            let own = shared.filter(|&own| self.owns[own].layers.contains(piece.lo));
             let src = match (own, block) {
-                (Some(own), _) => (0, self.own_slot(&self.owns[&own], piece.lo), End::Own(own)),
+                (Some(own), _) => (0, self.own_slot(&self.owns[own], piece.lo), End::Own(own)),
                 (None, Some(block)) => (0, self.slot_of(0, block, piece.lo), End::Here),
                 (None, None) => return,
             };
-            let slot = self.own_slot(&self.owns[&open], piece.lo);
+            let slot = self.own_slot(&self.owns[open], piece.lo);
             let mut deps: Vec<MoveId> = self.tiers[0].space.drained_by(slot).into_iter().collect();
             if let (End::Here, Some(block)) = (src.2, block) {
                 deps.extend(self.bringing(0, block, piece));
@@ -126,19 +126,19 @@ impl Manager {
             let own =
                 lease.path.get(at).map_or_else(|| Some(lease.open[at - known]), |step| step.own);
             if let Some(own) = own
-                && self.owns[&own].slot != NO_SLOT
-                && self.owns[&own].slot != slots[at - first]
+                && self.owns[own].slot != NO_SLOT
+                && self.owns[own].slot != slots[at - first]
             {
                 return Err(Error::config(format!(
                     "block {at} of lease {id} is bound to slot {}, not {}",
-                    self.owns[&own].slot,
+                    self.owns[own].slot,
                     slots[at - first]
                 )));
             }
         }
         for (at, &slot) in (first..end).zip(slots) {
             let own = self.own_at(id, at);
-            self.owns.get_mut(&own).expect("just found").slot = slot;
+            self.owns.get_mut(own).expect("just found").slot = slot;
             for known in self.moves.values_mut() {
                 if known.to == End::Own(own) {
                     known.dst_slot = slot;
@@ -214,7 +214,9 @@ impl Manager {
         }
         let now = self.tick(now);
         let blocks: Vec<BlockId> = steps.iter().map(|(_, step)| step.block).collect();
-        let (needs, _) = self.survey(&blocks, now, super::LoadMode::All, None);
+        let need = |(at, &block)| self.need(at, block, now);
+        let mut needs: Vec<_> = blocks.iter().enumerate().map(need).collect();
+        self.decide_loads(&mut needs, now, super::LoadMode::All, None);
         let mut passage = self.open_passage(&needs, 0, now)?;
         let mut all = Vec::new();
         for (&(at, step), need) in steps.iter().zip(&needs) {
@@ -247,7 +249,7 @@ impl Manager {
         let loadable = Layers::new(need.compute.hi.max(need.lacks.lo), need.lacks.hi);
         let wanted = loadable.meet(asked).meet(step.compute);
         let Some(rest) = step.compute.without(wanted) else { return Vec::new() };
-        if wanted.is_empty() || need.lacks != self.owns[&own].layers {
+        if wanted.is_empty() || need.lacks != self.owns[own].layers {
             return Vec::new();
         }
         let moves = self.load_own(need, wanted, own, id, passage, now);

@@ -1,9 +1,11 @@
 //! From a matched path to a plan: what each block has, what it lacks, and what to do about it.
 //!
-//! Invariant: nothing changes here. Cost: O(blocks), plus the planner's.
+//! Blocks that stand whole on the first tier need nothing and are left out. Invariant: nothing
+//! changes here. Cost: O(blocks that need something), plus the planner's.
 
-use crate::block::{BlockId, Layers, TierId};
+use crate::block::{BlockId, Layers, MoveId, TierId};
 use crate::plan::{self, Source};
+use crate::tier::State;
 use crate::time::Nanos;
 
 use super::Manager;
@@ -13,6 +15,8 @@ use super::lease::{Action, Plan, Span};
 /// What a block needs to stand on the first tier, and what was decided.
 #[derive(Clone, Debug)]
 pub(super) struct Need {
+    /// Where the block stands on the path.
+    pub(super) at: usize,
     pub(super) block: BlockId,
     /// Layers that stand or arrive on the first tier.
     here: Layers,
@@ -39,15 +43,26 @@ impl Need {
 }
 
 impl Manager {
-    /// Decides for every block of a path whether it is reused, loaded or computed.
-    pub(super) fn survey(
+    /// The blocks of a path that do not stand whole on the first tier.
+    pub(super) fn survey(&self, path: &[BlockId], now: Nanos) -> Vec<Need> {
+        let lacking = path.iter().enumerate().filter(|&(_, &block)| !self.stands(block));
+        lacking.map(|(at, &block)| self.need(at, block, now)).collect()
+    }
+
+    /// Whether all layers of a block are there on the first tier.
+    pub(super) fn stands(&self, block: BlockId) -> bool {
+        let here = self.residency(0, block);
+        here.state == State::Resident && here.have == self.all_layers() && !self.engine_owned()
+    }
+
+    /// Decides for every need whether it is reused, loaded or computed.
+    pub(super) fn decide_loads(
         &self,
-        path: &[BlockId],
+        needs: &mut [Need],
         now: Nanos,
         mode: LoadMode,
         deadline: Option<Nanos>,
-    ) -> (Vec<Need>, Plan) {
-        let mut needs: Vec<Need> = path.iter().map(|&block| self.need(block, now)).collect();
+    ) -> Plan {
         let steps: Vec<plan::Step> =
             needs.iter().map(|need| self.plan_step(need, now, mode, deadline)).collect();
         let free: Vec<Nanos> = (0..self.lanes.len())
@@ -76,15 +91,27 @@ impl Manager {
                 need.compute.lo = 0;
             }
         }
-        let plan = Plan {
+        Plan {
             spans: Vec::new(),
             finish: now.saturating_add(solution.finish),
             exact: solution.exact,
-        };
-        (needs, plan)
+        }
     }
 
-    fn need(&self, block: BlockId, now: Nanos) -> Need {
+    /// Has what would be loaded through host computed. Whether there is any.
+    pub(super) fn avoid_transit(&self, needs: &mut [Need]) -> bool {
+        let mut any = false;
+        for need in needs {
+            if need.loads().any(|(tier, _)| self.transit(0, tier).is_some()) {
+                need.compute = need.lacks;
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// What one block needs.
+    pub(super) fn need(&self, at: usize, block: BlockId, now: Nanos) -> Need {
         let here = if self.engine_owned() { Layers::NONE } else { self.expected(0, block) };
         let lacks = self.lacks(here);
         let mut sources: Vec<(TierId, Layers)> = Vec::new();
@@ -106,7 +133,7 @@ impl Manager {
         // A layer can only be computed through all layers below it.
         let compute = if gap_end > 0 { Layers::new(lacks.lo, gap_end) } else { Layers::NONE };
         let ready = self.arriving.get(&(0, block)).map_or(now, |arrival| arrival.ready.max(now));
-        Need { block, here, lacks, sources, compute, load: false, ready }
+        Need { at, block, here, lacks, sources, compute, load: false, ready }
     }
 
     fn plan_step(
@@ -169,10 +196,31 @@ impl Manager {
         self.tiers[0].spec.owner == crate::tier::Owner::Engine
     }
 
-    /// The spans of a plan, from what was decided and the moves that were made for it.
-    pub(super) fn spans(&self, needs: &[Need], moves: &[Vec<u64>], plan: &mut Plan, now: Nanos) {
-        for (at, need) in needs.iter().enumerate() {
-            let at = u32::try_from(at).unwrap_or(u32::MAX);
+    /// The spans of a plan over `blocks` blocks, from what was decided and the moves that were
+    /// made for it. What needs nothing is reused.
+    pub(super) fn spans(
+        &self,
+        blocks: usize,
+        needs: &[Need],
+        moves: &[Vec<MoveId>],
+        plan: &mut Plan,
+        now: Nanos,
+    ) {
+        let number = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
+        let mut next = 0;
+        let mut stand = |spans: &mut Vec<Span>, until: usize| {
+            let (start, stop) = (number(next), number(until));
+            next = until + 1;
+            if start < stop {
+                let (layers, action) = (self.all_layers(), Action::Reuse);
+                let span =
+                    Span { start, stop, layers, action, tier: 0, first_ready: now, ready: now };
+                join(spans, span);
+            }
+        };
+        for (need, moves) in needs.iter().zip(moves) {
+            stand(&mut plan.spans, need.at);
+            let at = number(need.at);
             let mut add = |layers: Layers, action, tier, first_ready, ready| {
                 if !layers.is_empty() {
                     let span =
@@ -181,8 +229,8 @@ impl Manager {
                 }
             };
             add(need.here, Action::Reuse, 0, now, need.ready);
-            if need.load || (!need.compute.is_empty() && !moves[at as usize].is_empty()) {
-                let times = moves[at as usize].iter().filter_map(|id| self.moves.get(id));
+            if need.load || (!need.compute.is_empty() && !moves.is_empty()) {
+                let times = moves.iter().filter_map(|id| self.moves.get(id));
                 let first = times.clone().map(|m| m.first).min().unwrap_or(now);
                 let ready = times.map(|m| m.ready).max().unwrap_or(now);
                 for (tier, layers) in need.loads() {
@@ -191,6 +239,7 @@ impl Manager {
             }
             add(need.compute, Action::Recompute, 0, plan.finish, plan.finish);
         }
+        stand(&mut plan.spans, blocks);
         plan.spans.sort_by_key(|span| (span.start, span.layers));
     }
 }

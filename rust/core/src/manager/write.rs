@@ -43,7 +43,7 @@ impl Manager {
     ) {
         let node = self.nodes[block as usize];
         let have = match source {
-            Some(own) => self.owns[&own].layers,
+            Some(own) => self.owns[own].layers,
             None => self.residency(tier, block).usable(),
         };
         let below = tier + 1;
@@ -95,7 +95,7 @@ impl Manager {
         now: Nanos,
     ) {
         let slots: Vec<_> = match source {
-            Some(own) => dirty.iter().map(|l| self.own_slot(&self.owns[&own], l)).collect(),
+            Some(own) => dirty.iter().map(|l| self.own_slot(&self.owns[own], l)).collect(),
             None => dirty.iter().map(|layer| self.slot_of(tier, block, layer)).collect(),
         };
         let end = source.map_or(End::Here, End::Own);
@@ -191,7 +191,7 @@ impl Manager {
             let step = self.leases[&id].path[at];
             let ready = !step.fresh && step.compute.is_empty();
             if let (Some(own), true) = (step.own, ready)
-                && self.owns[&own].slot != crate::block::NO_SLOT
+                && self.owns[own].slot != crate::block::NO_SLOT
             {
                 self.write_down(0, step.block, Some(own), Stamp::MAX, now);
             }

@@ -162,3 +162,38 @@ fn a_block_whose_children_are_only_looked_at_stays() {
     };
     serves_whatever_fits(&shape.settings(), 25, Some(6));
 }
+
+#[test]
+fn a_host_full_of_the_requests_own_blocks_lets_nothing_pass_and_does_not_refuse() {
+    let tiers = vec![(2, Write::Back, 1, 0.0), (2, Write::Back, 1, 0.0), (3, Write::Back, 1, 0.0)];
+    let (policy, structure) = ("weighted", Structure::LeafOnly);
+    let shape = Shape { tiers, layered: 0, policy, structure };
+    serves_whatever_fits(&shape.settings(), 25, None);
+}
+
+#[test]
+fn a_block_on_its_way_down_is_not_dropped_to_make_room_for_itself() {
+    let back = |blocks| (blocks, Write::Back, 1, 0.0);
+    let tiers = vec![(2, Write::Through, 1, 0.0), back(2), (2, Write::Never, 1, 0.0), back(2)];
+    let (policy, structure) = ("lru", Structure::LeafOnly);
+    let shape = Shape { tiers, layered: 1, policy, structure };
+    serves_whatever_fits(&shape.settings(), 25, Some(4));
+}
+
+#[test]
+fn writing_ahead_takes_nothing_from_the_tiers_above() {
+    let tiers =
+        vec![(2, Write::Through, 1, 0.5), (3, Write::Back, 2, 0.5), (4, Write::Back, 1, 0.0)];
+    let (policy, structure) = ("flat", Structure::LeafOnly);
+    let shape = Shape { tiers, layered: 2, policy, structure };
+    serves_whatever_fits(&shape.settings(), 25, Some(7));
+}
+
+#[test]
+fn a_store_whose_way_through_host_fails_is_not_tried_for_ever() {
+    let back = |free_low| (2, Write::Back, 1, free_low);
+    let tiers = vec![back(0.5), back(0.0), back(0.0), back(0.0)];
+    let (policy, structure) = ("lru", Structure::Holes);
+    let shape = Shape { tiers, layered: 1, policy, structure };
+    serves_whatever_fits(&shape.settings(), 25, Some(3));
+}

@@ -1,7 +1,6 @@
 //! Bytes move between neighbours; disk and the first tier, remote and everything, meet in the host.
 
-use kvtrie_core::error::Error;
-use kvtrie_core::manager::{Acquire, LoadMode, MoveKind, Settings};
+use kvtrie_core::manager::{Acquire, Action, LoadMode, MoveKind, Settings};
 use kvtrie_core::tier::{Kind, TierSpec, Write};
 
 use crate::rig::{ALL, DISK, GPU, HOST, REMOTE, Rig, SIZE, all_of, settings, tier, tokens};
@@ -60,19 +59,22 @@ fn remote_below_the_host_needs_no_transit() {
 }
 
 #[test]
-fn without_a_host_slot_to_pass_through_a_load_finds_no_room() {
+fn without_a_host_slot_to_pass_through_what_would_be_loaded_is_computed() {
     let tiers = vec![tier(Kind::Gpu, 4), tier(Kind::Host, 1), tier(Kind::Disk, 4)];
     let mut rig = Rig::new(settings(tiers));
     rig.mark(&tokens(1, 1), HOST);
     rig.mark(&tokens(2, 1), DISK);
     let reading = rig.acquire(&tokens(1, 1));
-    let error = rig.ask(&all_of(&tokens(2, 1))).unwrap_err();
-    let Error::NoSpace { tier, wanted: 1, free: 0, .. } = &error else { panic!("{error}") };
-    assert_eq!(tier, "host");
+    let computing = rig.acquire(&tokens(2, 1));
+    let actions = |rig: &Rig, id| -> Vec<_> {
+        rig.manager.lease(id).unwrap().plan().spans.iter().map(|span| span.action).collect()
+    };
+    assert_eq!(actions(&rig, computing), [Action::Recompute]);
     rig.run();
     rig.release(reading);
-    rig.run();
-    rig.acquire(&tokens(2, 1));
+    rig.release(computing);
+    let loading = rig.acquire(&tokens(2, 1));
+    assert_eq!(actions(&rig, loading), [Action::Load]);
 }
 
 #[test]

@@ -1,0 +1,59 @@
+"""Copies: kvtrie's moves on their way through the ranks, and what became of them.
+
+    moves        each is handed out once; a move is one copy, the same slots on every rank
+    complete     a rank tells how its part went; when all have, kvtrie counts on the bytes
+
+Invariant: a move is sent when the one it names as `after` has ended well on all ranks, and never if
+that one failed. Cost: a pass over the moves that wait, per step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from examples.paged_engine.worker import Reply
+    from kvtrie import BlockManager, Moves
+
+
+class Copies:
+    """The moves of a manager that have not ended."""
+
+    def __init__(self, manager: BlockManager) -> None:
+        self._manager = manager
+        self._waiting: dict[int, Moves] = {}  # one move each, by id, in the manager's order
+
+    @property
+    def idle(self) -> bool:
+        """Whether no move waits for another."""
+        return not self._waiting
+
+    def start(self) -> dict[int, Moves]:
+        """The moves that every rank may carry out now."""
+        while len(move := self._manager.moves(limit=1)):  # one by one: each may have to wait
+            self._waiting[int(move.id[0])] = move
+        able = {
+            at: move for at, move in self._waiting.items() if move.after[0] not in self._waiting
+        }
+        for ident in able:
+            del self._waiting[ident]
+        return able
+
+    def complete(self, replies: list[Reply], now: int) -> set[int]:
+        """Tell kvtrie what the ranks have replied; the moves that failed.
+
+        A move is done when all ranks have done it, and has failed when one has not.
+        """
+        failed: set[int] = set()
+        for rank, reply in enumerate(replies):
+            self._manager.complete(reply.done, now=now, rank=rank)
+            for ident, why in reply.failed.items():
+                self._manager.complete(ident, now=now, ok=False, rank=rank, error=why)
+                failed.add(ident)
+        # What waited for a failed move has failed with it, in kvtrie's books already. Moves stand
+        # in an order in which `after` comes first, so one pass finds whole chains.
+        for ident, move in list(self._waiting.items()):
+            if move.after[0] in failed:
+                failed.add(ident)
+                del self._waiting[ident]
+        return failed

@@ -1,0 +1,70 @@
+"""Errand: a call that may never come back, made by a thread of its own.
+
+Invariant: whoever sends it waits no longer than the deadline; a call that hangs keeps its thread
+until it ends, and nothing else. Cost: one thread per errand.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Errand"]
+
+_NS = 1_000_000_000
+
+
+class Errand:
+    """Starts a call at once.
+
+    Args:
+        call: what to do; its result is not kept.
+        clock: nanoseconds, monotone.
+
+    Attributes:
+        started_ns: when it was started.
+    """
+
+    def __init__(self, call: Callable[[], object], clock: Callable[[], int]) -> None:
+        self.started_ns = clock()
+        self._call = call
+        self._clock = clock
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="kvtrie-errand", daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        """Whether the call has not come back."""
+        return not self._over.is_set()
+
+    @property
+    def seconds(self) -> float:
+        """How long ago it was started."""
+        return (self._clock() - self.started_ns) / _NS
+
+    def wait(self, deadline_ns: int) -> bool:
+        """Wait until the call is over, or was started so long ago; tells whether it is over.
+
+        Raises:
+            BaseException: whatever the call has raised.
+        """
+        left = self.started_ns + deadline_ns - self._clock()
+        while not self._over.wait(max(0, left) / _NS):
+            left = self.started_ns + deadline_ns - self._clock()
+            if left <= 0:
+                return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except BaseException as caught:  # noqa: BLE001 - told to whoever waits
+            self._error = caught
+        finally:
+            self._over.set()

@@ -1,0 +1,314 @@
+"""An engine without a model that believes no device: it knows every byte it should read.
+
+The KV of a token at a layer is a pure function of the tokens up to it, so every byte that a plan
+calls reused can be compared with what it must be. A request is what a real engine does: acquire,
+wait, compute what is missing, commit, decode, release.
+Invariant: whatever fails, every request ends, nothing wrong is read and every invariant of the
+manager holds. Cost: a few milliseconds per request.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from faulty import PATIENCE_S, SHAPE, SIZE, Faults, FaultyDisk, FaultyPool, FaultyShelf
+from rig import Time
+
+from kvtrie import BlockManager, Cost, NoSpaceError, Tier
+from kvtrie.errors import TransferError
+from kvtrie.transfer import Executor
+
+# A block takes a little longer to compute than to load from disk: plans do both.
+COST = Cost(ns_per_token=50_000)
+CHATS = 16
+TRIES = 20
+
+
+def kv(tokens):
+    """K and V of a sequence, float32 `(layers, tokens, 2, heads, dim)`: a hash of each prefix."""
+    mask, state, states = 2**64 - 1, 0, []
+    for token in tokens:
+        state = ((state ^ (int(token) + 1)) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & mask
+        state ^= state >> 29
+        states.append(state)
+    lanes = np.arange(SHAPE.layers * 2 * SHAPE.head_dim, dtype=np.uint64) + np.uint64(1)
+    mixed = np.array(states, dtype=np.uint64)[:, None] ^ (lanes * np.uint64(0xBF58476D1CE4E5B9))
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0x94D049BB133111EB)
+    bits = (mixed >> np.uint64(41)).astype(np.uint32) | np.uint32(0x3F800000)  # 1 <= x < 2
+    rows = bits.view(np.float32).reshape(len(tokens), SHAPE.layers, 2, 1, SHAPE.head_dim)
+    return torch.from_numpy(np.ascontiguousarray(rows.swapaxes(0, 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The settings of an engine that vary."""
+
+    structure: str = "leaf-only"
+    layer_slots: tuple[bool, bool] = (False, False)
+    rooms: tuple[int, int, int] = (12, 10, 40)
+    write: str = "back"
+    free_low: float = 0.0
+    load: str = "all"
+    workers: int = 1
+    step: int = 1
+
+    @property
+    def most(self):
+        """Tokens of a sequence such that two of them fit together."""
+        return self.rooms[0] // 2 * SIZE
+
+
+WORLDS = tuple(
+    World(structure, slots, write=write, free_low=free_low, load=load, workers=workers)
+    for structure, slots, write, free_low, load, workers in (
+        ("leaf-only", (False, False), "back", 0.0, "all", 1),
+        ("holes", (False, False), "back", 0.0, "all", 2),
+        ("leaf-only", (True, False), "through", 0.0, "all", 2),
+        ("leaf-only", (True, False), "back", 0.25, "plan", 1),
+        ("leaf-only", (True, True), "back", 0.0, "all", 1),
+        ("holes", (True, True), "through", 0.25, "plan", 2),
+        ("holes", (True, True), "back", 0.0, "all", 1),
+        ("leaf-only", (False, False), "through", 0.25, "plan", 0),
+        ("holes", (True, False), "through", 0.0, "all", 0),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request: the front of a conversation, new tokens, and how many tokens to answer.
+
+    Attributes:
+        chat: which conversation; the answered request is what it says from then on.
+        cut: how much of it is kept, in sixteenths.
+        fresh: new tokens.
+        answer: tokens to generate.
+    """
+
+    chat: int
+    cut: int
+    fresh: int
+    answer: int
+
+    @classmethod
+    def batch(cls, draw):
+        """One or two random requests."""
+        return [
+            cls(
+                draw.randrange(CHATS),
+                draw.randrange(8, 17),
+                draw.randrange(1, 7),
+                draw.randrange(4),
+            )
+            for _ in range(draw.choice((1, 1, 2)))
+        ]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of some requests."""
+
+    requests: int = 0
+    reused: int = 0
+    computed: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+class Engine:
+    """Serves requests in small batches and checks every byte that it did not compute itself."""
+
+    def __init__(self, world, plan, folder=None):
+        gpu, host, disk = world.rooms
+        one, two = world.layer_slots
+        kinds = [
+            Tier("gpu", gpu, layer_slots=one, write=world.write, free_low=world.free_low),
+            Tier("host", host, layer_slots=two, write=world.write),
+            Tier("disk", disk),
+        ]
+        self.world = world
+        self.clock = Time()
+        self.faults = Faults(plan, self.clock)
+        self.shelf = FaultyShelf(self.faults)
+        if folder is not None:
+            self.shelf = FaultyDisk(self.faults, folder, disk)
+        self.manager = BlockManager(
+            SHAPE, kinds, block_tokens=SIZE, structure=world.structure, cost=COST
+        )
+        pools = [
+            FaultyPool(self.faults, SHAPE, room, SIZE, layer_slots=slots)
+            for room, slots in zip(world.rooms, world.layer_slots, strict=False)
+        ]
+        self.pool = pools[0]
+        self.faults.executor = self.executor = Executor(
+            self.manager,
+            [*pools, self.shelf],
+            workers=world.workers,
+            deadline_s=1.0,
+            clock=self.clock,
+            layers_per_report=world.step,
+            moves_per_job=4,
+        )
+        # Four at a time begin alike; all of them together need more than all tiers hold.
+        self.chats = [list(range(root, root + 2 * SIZE)) for root in (10, 30, 50, 70)] * 4
+        self.serial = 100
+        self.tally = Tally()
+
+    def close(self):
+        """End the executor, whatever hangs; no slot may be lost by then."""
+        self.settle()
+        prompt = range(10**6, 10**6 + self.world.rooms[0] * SIZE)
+        self.at_last(prompt, 0).release(now=self.clock())
+        self.settle()
+        self.abandon()
+
+    def abandon(self):
+        """End the executor and the devices as they are."""
+        self.faults.release()
+        self.executor.close()
+        if isinstance(self.shelf, FaultyDisk):
+            self.shelf.close()
+
+    def settle(self):
+        """Let go of what hangs and wait until nothing moves any more; nothing fails meanwhile."""
+        executor = self.executor
+        self.faults.quiet = True
+        self.faults.release()  # and nothing can begin to hang any more
+        executor.drain()
+        while executor.poll():  # what was late and has just been let go
+            with executor._changed:
+                ended = executor._changed.wait_for(lambda: not executor._late(), PATIENCE_S)
+            assert ended, "it hangs after its release"
+            executor.drain()
+        self.faults.quiet = False
+        moves = self.manager.stats()["moves"]
+        assert not moves, f"{moves} moves are left that nobody carries out"
+
+    def serve(self, batch):
+        """Serve some requests together; the invariants hold after each."""
+        held = []
+        for ask in batch:
+            prompt = self.prompt(ask)
+            lease = self.acquire(prompt, ask.answer)
+            if lease is None:
+                self.finish(held)
+                lease = self.patiently(prompt, ask.answer)
+            held.append((lease, prompt, ask))
+        self.finish(held)
+
+    def prompt(self, ask):
+        chat = self.chats[ask.chat]
+        front = chat[: len(chat) * ask.cut // 16][: self.world.most - ask.fresh - ask.answer]
+        self.serial += ask.fresh
+        return [*front, *range(self.serial - ask.fresh, self.serial)]
+
+    def acquire(self, prompt, answer):
+        """A lease on a prompt with room for its answer; None if there is no room now."""
+        self.clock.now += 1000
+        try:
+            return self.manager.acquire(
+                prompt, now=self.clock(), reserve=answer, load=self.world.load
+            )
+        except NoSpaceError:
+            return None
+
+    def patiently(self, prompt, answer):
+        """As `acquire`, while nothing is leased: only moves that have not ended may refuse it."""
+        lease = self.acquire(prompt, answer)
+        if lease is None:
+            self.settle()
+            lease = self.acquire(prompt, answer)
+        assert lease is not None, "no room though nothing is leased and nothing moves"
+        return lease
+
+    def at_last(self, prompt, answer):
+        """A lease that has all it needs, while nothing else is leased."""
+        for _ in range(TRIES):
+            lease = self.patiently(prompt, answer)
+            if self.ready(lease, len(prompt) + answer):
+                return lease
+            self.settle()
+        raise AssertionError(f"a request is not ready after {TRIES} tries")
+
+    def finish(self, held):
+        """Carry leases to their end, in turn."""
+        while held:
+            lease, prompt, ask = held.pop(0)
+            if not self.ready(lease, len(prompt) + ask.answer):
+                self.finish(held)
+                lease = self.at_last(prompt, ask.answer)
+            self.compute(lease, prompt)
+            self.chats[ask.chat] = self.decode(lease, prompt, ask.answer)
+            lease.release(now=self.clock())
+            self.executor.poll()
+            self.manager.audit()
+            self.manager.failed()
+            self.tally.requests += 1
+
+    def ready(self, lease, tokens):
+        """Wait until a lease has all it awaits and room for its tokens, which failures may take.
+
+        Tells whether it has; else it is released.
+        """
+        try:
+            self.executor.wait(lease)
+            while lease.room < tokens - lease.tokens:
+                lease.reserve(tokens - lease.tokens, now=self.clock())
+                self.executor.wait(lease)
+        except (NoSpaceError, TransferError):
+            lease.release(now=self.clock())
+            return False
+        return True
+
+    def compute(self, lease, prompt):
+        """Check what is reused, compute the rest of a prompt, commit it."""
+        expected, matched = kv(prompt), lease.matched
+        missing = [lease.plan.recompute(layer) for layer in range(SHAPE.layers)]
+        holes = lease.plan.recompute()
+        self.check(lease, expected, matched, missing)
+        rest = np.arange(matched, len(prompt))
+        for layer, positions in enumerate(missing):
+            self.write(lease, layer, np.concatenate([positions, rest]), expected)
+        self.tally.reused += matched - len(holes)
+        self.tally.computed += len(holes) + len(rest)
+        lease.commit(prompt[matched:], now=self.clock())
+        self.executor.poll()
+
+    def decode(self, lease, prompt, answer):
+        """Append the answer token by token; at the end all that stands there must be right.
+
+        Returns the prompt with its answer.
+        """
+        sequence = list(prompt)
+        for _ in range(answer):
+            sequence.append(1 + hash(tuple(sequence)) % 50)
+            expected = kv(sequence)
+            for layer in range(SHAPE.layers):
+                self.write(lease, layer, np.array([len(sequence) - 1]), expected)
+            lease.commit(sequence[-1:], now=self.clock())
+        none = [np.array([], dtype=np.int64)] * SHAPE.layers
+        self.check(lease, kv(sequence), len(sequence), none)
+        return sequence
+
+    def rows(self, lease, layer, positions):
+        """The units and offsets of some tokens of a lease."""
+        at = torch.from_numpy(positions)
+        return self.pool.table(lease.slots(0))[layer][at // SIZE], at % SIZE
+
+    def write(self, lease, layer, positions, expected):
+        if len(positions):
+            keys, values = expected[layer, positions].unbind(1)
+            self.pool.scatter(*self.rows(lease, layer, positions), keys, values)
+
+    def check(self, lease, expected, tokens, missing):
+        """Compare the first tokens, but for those that are missing, bit for bit."""
+        for layer in range(SHAPE.layers):
+            positions = np.setdiff1d(np.arange(tokens), missing[layer])
+            found = torch.stack(self.pool.gather(*self.rows(lease, layer, positions)), dim=1)
+            same = (found == expected[layer, positions]).flatten(1).all(1).numpy()
+            for block in sorted({int(at) // SIZE for at in positions[~same]}):
+                self.tally.wrong.append(f"lease {lease.id}, block {block}, layer {layer}")
+
+    @property
+    def wrong(self):
+        """All that was not as it must be."""
+        return self.tally.wrong + self.shelf.wrong

@@ -1,0 +1,130 @@
+"""Whatever fails below the executor: every request ends, and nothing wrong is ever read."""
+
+import random
+from collections import Counter
+
+import pytest
+from faulty import FAULTS, KINDS, NONE
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from skeptic import CHATS, WORLDS, Ask, Engine, World
+
+from kvtrie.tiers import DiskStorage
+
+pytestmark = pytest.mark.timeout(120)  # a stuck engine fails, it does not stop the suite
+
+ASKS = st.builds(
+    Ask,
+    chat=st.integers(0, CHATS - 1),
+    cut=st.integers(0, 16),
+    fresh=st.integers(1, 6),
+    answer=st.integers(0, 3),
+)
+FORMS = [
+    ("leaf-only", (False, False)),
+    ("leaf-only", (True, False)),
+    ("holes", (False, False)),
+    ("holes", (True, False)),
+    ("holes", (True, True)),
+    ("leaf-only", (True, True)),
+]
+SHAPES = st.builds(
+    lambda form, **settings: World(*form, **settings),
+    form=st.sampled_from(FORMS),
+    rooms=st.tuples(st.integers(6, 12), st.integers(3, 6), st.integers(4, 40)),
+    write=st.sampled_from(["back", "back", "through"]),
+    free_low=st.sampled_from([0.0, 0.25]),
+    load=st.sampled_from(["all", "all", "plan"]),
+    workers=st.integers(0, 2),
+    step=st.sampled_from([1, 8]),
+)
+
+
+@settings(max_examples=60)
+@given(
+    world=SHAPES,
+    batches=st.lists(st.lists(ASKS, min_size=1, max_size=2), max_size=25),
+    script=st.lists(st.sampled_from([None, None, None, *FAULTS]), max_size=80),
+    pause=st.integers(1, 8),
+)
+def test_answers_are_right_whatever_fails(world, batches, script, pause):
+    """The script says what happens to each operation of a device, in turn; then all is well."""
+    faults = iter(script)
+    engine = Engine(world, lambda _: next(faults, None))
+    try:
+        for number, batch in enumerate(batches):
+            engine.serve(batch)
+            assert engine.wrong == []
+            if number % pause == 0:
+                engine.settle()
+    finally:
+        engine.faults.release()
+    engine.close()
+    assert engine.wrong == []
+    assert engine.tally.requests == sum(map(len, batches))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_each_fault_alone_leads_to_recomputation(kind, tmp_path):
+    injected = Counter()
+    for seed, world in enumerate(WORLDS):
+        folder = tmp_path / str(seed) if kind.files else None
+        engine, draw = Engine(world, kind.plan(seed), folder), random.Random(seed)
+        for _ in range(24):
+            engine.serve(Ask.batch(draw))
+            assert engine.wrong == []
+            if draw.random() < 0.5:
+                engine.settle()
+        engine.close()
+        assert engine.wrong == []
+        injected += engine.faults.injected
+    assert {fault for _, fault in injected} >= set(kind.faults)
+    assert {operation for operation, _ in injected} >= set(kind.operations)
+
+
+def served(world, folder=None, seed=1, requests=40):
+    """An engine that has answered without faults, with nothing left to move."""
+    engine, draw = Engine(world, NONE.plan(0), folder), random.Random(seed)
+    while engine.tally.requests < requests:
+        engine.serve(Ask.batch(draw))
+    engine.settle()
+    return engine
+
+
+def asked(engine, seed=2):
+    """Let an engine answer until something is wrong."""
+    draw = random.Random(seed)
+    while not engine.wrong:
+        engine.serve(Ask.batch(draw))
+    engine.abandon()
+    return engine.wrong
+
+
+def test_the_conversations_reuse_what_every_tier_holds():
+    hits = Counter()
+    for world in WORLDS:
+        engine = served(world)
+        for tier, counted in engine.manager.stats()["tiers"].items():
+            hits[tier] += counted["hits"]
+        assert engine.tally.reused > 0.3 * engine.tally.computed
+        assert engine.wrong == []
+        engine.close()
+    assert min(hits[tier] for tier in ("gpu", "host", "disk")) > 20
+
+
+@pytest.mark.parametrize("where", ["pool", "shelf"])
+def test_the_engine_notices_a_wrong_bit(where):
+    engine = served(World())
+    if where == "pool":
+        engine.pool.planes[0].bitwise_xor_(1)
+    else:
+        for _, unit in engine.shelf.cells.values():
+            unit.bitwise_xor_(1)
+    assert "block" in asked(engine)[0]
+
+
+def test_the_engine_notices_a_disk_that_proves_nothing(tmp_path, monkeypatch):
+    engine = served(World(), tmp_path)
+    engine.faults.plan = lambda operation: "flip" if operation == "read" else None
+    monkeypatch.setattr(DiskStorage, "read", lambda *_: None)
+    assert any("flipped unnoticed" in what for what in asked(engine))
