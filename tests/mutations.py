@@ -112,8 +112,10 @@ MUTATIONS = (
     Mutation(
         "the slots of a hung move are free at once",
         "manager/complete.rs",
-        "                self.fail(id, &reason, now);\n                if !outcome.hung {",
-        "                self.fail(id, &reason, now);\n                if true {",
+        "                self.fail(id, &reason, !outcome.cancelled, now);\n"
+        "                if !outcome.hung {",
+        "                self.fail(id, &reason, !outcome.cancelled, now);\n"
+        "                if true {",
     ),
     Mutation(
         "a block that somebody else committed is believed to be new",
@@ -121,6 +123,18 @@ MUTATIONS = (
         "return (self.tokens(next) == tokens).then_some(next);",
         "return Some(next);",
         "trie",
+    ),
+    Mutation(
+        "a block that is on its way down leaves the tier that it goes to",
+        "manager/draft.rs",
+        "            && !draft.moving.contains(&parent)\n",
+        "",
+    ),
+    Mutation(
+        "what waits for the slot of a move that failed waits for ever",
+        "manager/complete.rs",
+        "            self.remember(id, false);\n            self.waited_for(id);\n",
+        "            self.remember(id, false);\n",
     ),
 )
 

@@ -1,6 +1,6 @@
 //! Point 5, the other way round: nothing but a lease stands between a request and its room.
 
-use kvtrie_core::block::Structure;
+use kvtrie_core::block::{MoveId, Structure};
 use kvtrie_core::error::Error;
 use kvtrie_core::manager::{Acquire, LoadMode, Outcome, Settings};
 use kvtrie_core::policy::NAMES;
@@ -12,17 +12,28 @@ use crate::rig::{GPU, Rig, SIZE, all_of, holes, layered, settings, tier, tokens}
 /// Blocks of the first tier.
 const ROOM: u32 = 5;
 
-/// Hands out and ends every move; of those that `fails` names, one in so many fails.
+/// Hands out and ends every move; of those that `fails` names, one in so many fails, and half of
+/// these hang until whatever can go on meanwhile has ended.
 fn run(rig: &mut Rig, fails: Option<u64>) {
+    let mut hanging: Vec<MoveId> = Vec::new();
     for _ in 0..200 {
         let moves = rig.hand_out();
-        if moves.is_empty() {
+        if moves.is_empty() && hanging.is_empty() {
             return;
+        }
+        if moves.is_empty() {
+            let outcome = Outcome { ok: false, ..Outcome::default() };
+            rig.report(&std::mem::take(&mut hanging), &outcome).unwrap();
         }
         for known in moves {
             let ok = fails.is_none_or(|every| known.id % every != 0);
             // A move behind one that failed has ended with it: nobody starts it, nobody reports.
-            let outcome = Outcome { ok, ..Outcome::default() };
+            let hung = !ok && known.id % 2 == 0;
+            let outcome = Outcome { ok, hung, ..Outcome::default() };
+            if hung && rig.report(&[known.id], &outcome).is_ok() {
+                hanging.push(known.id);
+                continue;
+            }
             match rig.report(&[known.id], &outcome) {
                 Ok(_) | Err(Error::Config(_)) => {}
                 Err(error) => panic!("{error}"),
@@ -196,4 +207,24 @@ fn a_store_whose_way_through_host_fails_is_not_tried_for_ever() {
     let (policy, structure) = ("lru", Structure::Holes);
     let shape = Shape { tiers, layered: 1, policy, structure };
     serves_whatever_fits(&shape.settings(), 25, Some(3));
+}
+
+#[test]
+fn a_block_that_is_on_its_way_down_does_not_leave_the_tier_that_it_goes_to() {
+    for seed in 0..60_u64 {
+        let tiers = vec![layered(Kind::Gpu, 3), layered(Kind::Host, 2), tier(Kind::Disk, 3)];
+        let policy = NAMES[usize::try_from(seed).unwrap() % NAMES.len()].to_owned();
+        let mut rig = Rig::new(Settings { layers: 3, policy, ..settings(tiers) });
+        let mut state = seed;
+        let mut draw = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        for _ in 0..40 {
+            let blocks = 1 + draw(3);
+            let stems: Vec<u64> = (0..blocks).map(|_| draw(6)).collect();
+            let stem = |&stem: &u64| [u32::try_from(stem).unwrap(); SIZE];
+            rig.serve(&stems.iter().flat_map(stem).collect::<Vec<u32>>());
+        }
+    }
 }
