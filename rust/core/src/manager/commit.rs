@@ -4,6 +4,8 @@
 //! first wins and the other keeps its slot until release. Cost: a token that fills no block costs
 //! O(1) and allocates nothing; one that does costs O(log n).
 
+use rustc_hash::FxHashSet;
+
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
 use crate::error::{Error, Result};
 use crate::tier::{Residency, State};
@@ -33,6 +35,10 @@ impl Manager {
     /// not ended; nothing has changed then.
     pub fn commit(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Result<Committed> {
         self.check_commit(id, tokens)?;
+        self.commit_checked(id, tokens, now)
+    }
+
+    fn commit_checked(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Result<Committed> {
         let content = self.with_digests(id, tokens)?;
         let now = self.tick(now);
         let mut out = Committed::default();
@@ -43,18 +49,24 @@ impl Manager {
         let size = self.block_tokens();
         self.adopt_tail(id);
         let mut rest = content.as_deref().unwrap_or(tokens);
-        let mut grown = false;
-        while !rest.is_empty() {
-            let lease = self.leases.get_mut(&id).expect("checked");
+        let lease = self.lease_mut(id);
+        let known = lease.path.len();
+        if !lease.tail.is_empty() {
             let take = (size - lease.tail.len()).min(rest.len());
             lease.tail.extend_from_slice(&rest[..take]);
             rest = &rest[take..];
             if lease.tail.len() == size {
-                self.seal(id, now, &mut out);
-                grown = true;
+                let mut tail = std::mem::take(&mut lease.tail);
+                self.seal(id, &tail, now, &mut out);
+                tail.clear();
+                self.lease_mut(id).tail = tail;
             }
         }
-        if grown {
+        let full = rest.len() - rest.len() % size;
+        self.seal(id, &rest[..full], now, &mut out);
+        let lease = self.lease_mut(id);
+        lease.tail.extend_from_slice(&rest[full..]);
+        if lease.path.len() > known {
             self.track_session(id);
             self.write_ahead(now);
         }
@@ -70,14 +82,14 @@ impl Manager {
         batch: &[(LeaseId, T)],
         now: Nanos,
     ) -> Result<Vec<Committed>> {
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = FxHashSet::default();
         for (id, tokens) in batch {
             self.check_commit(*id, tokens.as_ref())?;
             if !seen.insert(*id) {
                 return Err(Error::config(format!("lease {id} is named twice in one batch")));
             }
         }
-        batch.iter().map(|(id, tokens)| self.commit(*id, tokens.as_ref(), now)).collect()
+        batch.iter().map(|(id, tokens)| self.commit_checked(*id, tokens.as_ref(), now)).collect()
     }
 
     /// The tokens with the scope's digests in place, if it has any.
@@ -176,58 +188,63 @@ impl Manager {
             step.deferred = false;
             step.fresh = false;
             let block = step.block;
-            self.settle_own(id, at, block, own, now, out);
+            let left = self.offer_own(block, own, now, out);
+            self.lease_mut(id).path[at].own = left;
         }
     }
 
-    /// Offers a lease's own slot to the trie; a duplicate stays with the lease and is told.
-    fn settle_own(
+    /// Offers a slot of a lease's own to the trie. What stays with the lease is returned: a slot of
+    /// the engine's, or a duplicate, which is told.
+    fn offer_own(
         &mut self,
-        id: LeaseId,
-        at: usize,
         block: BlockId,
         own: OwnId,
         now: Nanos,
         out: &mut Committed,
-    ) {
+    ) -> Option<OwnId> {
         if self.engine_owned() {
             self.forget_bad_copies(block);
             self.write_through(0, block, Some(own), now);
+            Some(own)
         } else if self.install(0, block, own) {
-            self.lease_mut(id).path[at].own = None;
             self.write_through(0, block, None, now);
+            None
         } else {
             let held = self.owns[own];
             out.duplicate.push(self.own_slot(&held, held.layers.lo));
             out.canonical.push(self.trie.handle(block));
+            Some(own)
         }
     }
 
-    /// A full block leaves the tail and enters the trie.
-    fn seal(&mut self, id: LeaseId, now: Nanos, out: &mut Committed) {
+    /// Full blocks behind a lease's path enter the trie, each with the lease's next open slot.
+    fn seal(&mut self, id: LeaseId, tokens: &[Token], now: Nanos, out: &mut Committed) {
+        if tokens.is_empty() {
+            return;
+        }
+        let size = self.block_tokens();
         let lease = self.leases.get_mut(&id).expect("checked");
-        let tokens = std::mem::take(&mut lease.tail);
         let scope = lease.scope_id;
-        let parent = lease.path.last().map(|step| step.block);
-        let own = (!lease.open.is_empty()).then(|| lease.open.remove(0));
+        let mut parent = lease.path.last().map(|step| step.block);
+        let slots = lease.open.len().min(tokens.len() / size);
+        let owns: Vec<OwnId> = lease.open.drain(..slots).collect();
         let root = self.scopes.get(scope).root;
-        let known = self.trie.child(root, parent, &tokens);
-        let block = known.unwrap_or_else(|| self.new_node(scope, parent, &tokens, now));
-        self.pin(&[block]);
-        if known.is_none() {
-            out.new.push(self.trie.handle(block));
-            self.tiers[0].stats.inserted += 1;
+        let mut steps = Vec::with_capacity(tokens.len() / size);
+        for (at, tokens) in tokens.chunks_exact(size).enumerate() {
+            let known = self.trie.child(root, parent, tokens);
+            let block = known.unwrap_or_else(|| self.new_node(scope, parent, tokens, now));
+            self.pin(&[block]);
+            if known.is_some() {
+                self.touch(block, now, true);
+            } else {
+                out.new.push(self.trie.handle(block));
+                self.tiers[0].stats.inserted += 1;
+            }
+            let own = owns.get(at).and_then(|&own| self.offer_own(block, own, now, out));
+            steps.push(Step { own, ..Step::shared(block) });
+            parent = Some(block);
         }
-        let mut tail = tokens;
-        tail.clear();
-        let lease = self.lease_mut(id);
-        lease.tail = tail;
-        lease.path.push(Step { own, ..Step::shared(block) });
-        let at = lease.path.len() - 1;
-        self.touch(block, now, known.is_some());
-        if let Some(own) = own {
-            self.settle_own(id, at, block, own, now, out);
-        }
+        self.lease_mut(id).path.extend(steps);
     }
 
     /// Turns a lease's own slot into the block's residency, if there is none of those layers.

@@ -5,7 +5,7 @@ use kvtrie_core::error::Error;
 use kvtrie_core::manager::{Action, Failed, MoveKind, Outcome, Settings};
 use kvtrie_core::tier::{Kind, TierSpec, Write};
 
-use crate::rig::{ALL, DISK, GPU, HOST, Rig, SIZE, all_of, holes, layered, settings, tier, tokens};
+use crate::rig::{ALL, DISK, GPU, HOST, Rig, SIZE, all_of, holes, settings, tier, tokens};
 
 fn two(gpu: u32, host: u32) -> Settings {
     settings(vec![tier(Kind::Gpu, gpu), tier(Kind::Host, host)])
