@@ -1,4 +1,4 @@
-"""What every test shares: the hypothesis profiles, and no GPU tests without a GPU.
+"""What every test shares: hypothesis profiles, no GPU tests without a GPU, Ctrl-C in children.
 
 HYPOTHESIS_PROFILE chooses how many random cases a property sees: fast (25), ci (200, the same
 ones on every run) or deep (2000).
@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # A slow machine is no failure: pytest's timeout guards each test as a whole.
 _ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -39,3 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not _cuda_devices():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Children inherit an ignored SIGINT, as where the tests run in a shell's background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -236,14 +236,6 @@ def test_demo_says_what_is_missing(capsys, monkeypatch):
     assert "pip install 'kvtrie[hf,cli]'" in refused(capsys, "demo", "--tiny")
 
 
-@pytest.fixture
-def interruptible():
-    """Children inherit an ignored SIGINT, as where the tests run in a shell's background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_with_130_and_one_line(tmp_path):
     pipe = tmp_path / "trace.jsonl"

@@ -345,6 +345,7 @@ def test_a_dead_worker_is_an_error_and_not_a_hang(llama):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_every_process():
     with subprocess.Popen(
         COMMAND,
