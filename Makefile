@@ -20,7 +20,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench bench-instructions lint fuzz faults docs fmt lock clean
+.PHONY: help run test bench bench-instructions bench-policies lint fuzz faults docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -40,6 +40,9 @@ bench: $(BUILT) ## criterion, then pytest-benchmark, then the time of `import kv
 
 bench-instructions: $(BUILT) ## instructions per call under callgrind, against the record; ARGS="--record"
 	$(BIN)/python benches/instructions.py $(ARGS)
+
+bench-policies: $(BUILT) ## the table of all policies; ARGS="--trace FILE --json"
+	$(BIN)/python benches/policies.py $(ARGS)
 
 lint: $(BUILT) ## format, clippy, ruff, pyright, stubtest, import contracts, spelling
 	cargo fmt --all -- --check $(POLICIES)

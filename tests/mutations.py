@@ -99,8 +99,8 @@ MUTATIONS = (
     Mutation(
         "equally valuable holes are made from the end of a path",
         "manager/node.rs",
-        "Structure::Holes => depth,",
-        "Structure::Holes => u32::MAX - depth,",
+        "Structure::Holes => facts.block,",
+        "Structure::Holes => u32::MAX - facts.block,",
         "scenarios",
     ),
     Mutation(

@@ -16,7 +16,7 @@ from kvtrie.demo.report import Report, capture, read_report, write_report
 from kvtrie.errors import ConfigError
 from kvtrie.sim.replay import open_manager, replay
 from kvtrie.sim.trace import write_trace
-from kvtrie.sim.workload import conversations
+from kvtrie.sim.workloads import conversations
 
 KVTRIE = Path(sys.executable).with_name("kvtrie")
 TRACE = conversations(seed=2, chats=60)

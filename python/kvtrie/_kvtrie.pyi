@@ -179,6 +179,7 @@ class BlockManager:
         ranks: int = 1,
         events: int = 0,
         reuse: bool = True,
+        epsilon: float = 0.015625,
     ) -> Self:
         """Makes a manager without a block.
 
@@ -196,7 +197,10 @@ class BlockManager:
             machine: this machine's number.
             ranks: tensor-parallel ranks, 1 to 64; a move is done when all have reported it.
             events: how many evictions are remembered for `take_events`.
-            reuse: whether policies that may count uses do: `retention` multiplies its cost by them.
+            reuse: whether policies that may count uses do: `retention` multiplies its cost by them,
+                and remembers them of blocks that are gone, in 8 bytes per block of the tiers.
+            epsilon: policies of the form cost / idle round costs down to classes `1 + epsilon`
+                apart, 0 to 1; a victim's value is at most that factor above the smallest one.
 
         Raises:
             ConfigError: settings that contradict each other.

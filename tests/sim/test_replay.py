@@ -5,7 +5,7 @@ import pytest
 from kvtrie import BlockManager, Lane, Tier
 from kvtrie.errors import ConfigError
 from kvtrie.sim.replay import open_manager, replay
-from kvtrie.sim.workload import conversations
+from kvtrie.sim.workloads import conversations
 
 TRACE = conversations(seed=7, chats=120, turns=5, active=12)
 # A lane over which a block takes longer to load than to compute.

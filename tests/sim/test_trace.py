@@ -9,7 +9,7 @@ import pytest
 
 from kvtrie.errors import ConfigError
 from kvtrie.sim.trace import read_trace, write_trace
-from kvtrie.sim.workload import conversations
+from kvtrie.sim.workloads import conversations
 
 GOOD = {"timestamp": 5, "input_length": 700, "output_length": 9, "hash_ids": [1, 2]}
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kvtrie._kvtrie import BlockManager
+from kvtrie.cost import Cost
 from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.shape import ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from kvtrie._kvtrie import Lease
     from kvtrie.scope import Structure
     from kvtrie.sim.trace import Request
     from kvtrie.tier import Tier
@@ -63,6 +65,9 @@ class Replayed:
         tokens: tokens of all prompts, as the trace states them.
         hits: blocks found on any tier.
         recomputed: blocks inside a match that were computed again.
+        tokens_hit: tokens of the blocks found.
+        cost: cost of computing all prompts, in tokens without context.
+        cost_saved: the part of it that the blocks found stand for.
         waited_s: seconds that requests waited for their loads, in all.
         tiers: per tier, fastest first.
     """
@@ -73,6 +78,9 @@ class Replayed:
     tokens: int
     hits: int
     recomputed: int
+    tokens_hit: int
+    cost: float
+    cost_saved: float
     waited_s: float
     tiers: tuple[TierFigures, ...]
 
@@ -80,6 +88,16 @@ class Replayed:
     def hit_rate(self) -> float:
         """Blocks found per block asked for, from 0 to 1."""
         return self.hits / self.blocks if self.blocks else 0.0
+
+    @property
+    def token_rate(self) -> float:
+        """Tokens found per token asked for, from 0 to 1."""
+        return self.tokens_hit / self.tokens if self.tokens else 0.0
+
+    @property
+    def cost_rate(self) -> float:
+        """Cost saved per cost of computing everything, from 0 to 1."""
+        return self.cost_saved / self.cost if self.cost else 0.0
 
     @property
     def evictions(self) -> int:
@@ -125,6 +143,7 @@ def replay(
     manager: BlockManager,
     *,
     load: Literal["plan", "all"] = "all",
+    block_tokens: int = 512,
 ) -> Replayed:
     """Play a trace through a fresh manager.
 
@@ -133,15 +152,18 @@ def replay(
         manager: as `open_manager` makes it.
         load: "all" loads whatever a lower tier holds; "plan" computes again what is sooner
             computed, which then is no hit.
+        block_tokens: as for `open_manager`; tokens and costs are counted by it.
 
     A request that does not fit on the first tier counts as refused.
     """
     flights = _Flights(manager)
+    bill = _Bill(block_tokens)
     now = count = refused = blocks = tokens = matched = waited = 0
     for request in requests:
         count += 1
         blocks += len(request.blocks)
         tokens += request.input_tokens
+        bill.ask(len(request.blocks))
         now = max(now + 1, request.at)
         flights.land(now)
         try:
@@ -150,6 +172,7 @@ def replay(
             refused += 1
             continue
         matched += lease.matched
+        bill.find(request, lease)
         arrived, now = now, flights.wait(lease.ready, now)
         waited += now - arrived
         lease.commit(request.blocks[lease.matched :], now=now)
@@ -176,9 +199,43 @@ def replay(
         tokens=tokens,
         hits=hits,
         recomputed=matched - hits,
+        tokens_hit=bill.tokens_hit,
+        cost=bill.asked,
+        cost_saved=bill.saved,
         waited_s=waited / 1e9,
         tiers=tiers,
     )
+
+
+class _Bill:
+    """What prompts cost to compute, and what is spared."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block = block_tokens
+        self._alpha = Cost().alpha
+        self.asked = self.saved = 0.0
+        self.tokens_hit = 0
+
+    def ask(self, blocks: int) -> None:
+        """Count a whole prompt."""
+        self.asked += self._first(blocks)
+
+    def find(self, request: Request, lease: Lease) -> None:
+        """Count what of a prompt need not be computed."""
+        matched, block = lease.matched, self._block
+        holes = lease.plan.recompute()
+        found = matched - len(holes)
+        spared = self._first(matched)
+        if len(holes):
+            spared -= block * (len(holes) + self._alpha * block * float(holes.sum()))
+        self.saved += spared
+        self.tokens_hit += found * block
+        if matched == len(request.blocks) and (not len(holes) or holes[-1] < matched - 1):
+            self.tokens_hit -= max(0, matched * block - request.input_tokens)
+
+    def _first(self, blocks: int) -> float:
+        """Cost of the first blocks of a prompt: each token as if it were its block's first."""
+        return self._block * (blocks + self._alpha * self._block * blocks * (blocks - 1) / 2)
 
 
 class _Flights:

@@ -73,6 +73,7 @@ fn manager(blocks: u32) -> Manager {
         tiers: vec![gpu],
         policy: "retention".to_owned(),
         reuse: true,
+        epsilon: 1.0 / 64.0,
         cost: CostModel::default_curve(100_000.0).expect("good numbers"),
         structure: Structure::LeafOnly,
         drop_order: DropOrder::Shallow,

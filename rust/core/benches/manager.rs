@@ -13,7 +13,7 @@ use kvtrie_core::cost::CostModel;
 use kvtrie_core::lane::LaneSpec;
 use kvtrie_core::manager::{Acquire, DropOrder, Manager, Settings};
 use kvtrie_core::plan::{self, Source, Step};
-use kvtrie_core::policy::{Entry, Facts, NAMES, by_name};
+use kvtrie_core::policy::{Entry, Facts, NAMES, Setup, by_name};
 use kvtrie_core::retention::Retention;
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
@@ -22,6 +22,7 @@ use trace::{Random, Request, Trace};
 const POOL: u32 = 100_000;
 const LEAVES: u32 = 50_000;
 const RUNNING: usize = 64;
+const SETUP: Setup = Setup { reuse: true, capacity: 100_000 };
 
 /// One tier of `blocks` blocks of 16 tokens, leaf-only.
 fn manager(policy: &str, blocks: u32) -> Manager {
@@ -53,6 +54,7 @@ fn manager(policy: &str, blocks: u32) -> Manager {
         tiers: vec![gpu],
         policy: policy.to_owned(),
         reuse: true,
+        epsilon: 1.0 / 64.0,
         cost: CostModel::default_curve(100_000.0).expect("good numbers"),
         structure: Structure::LeafOnly,
         drop_order: DropOrder::Shallow,
@@ -234,7 +236,10 @@ fn plans(c: &mut Criterion) {
 fn some_facts(random: &mut Random) -> Facts {
     let block = u32::try_from(random.below(120)).expect("small");
     Facts {
+        id: 0,
+        access: 0,
         context: u64::from(block) * 16,
+        start: 0,
         block,
         session_blocks: block + 1 + u32::try_from(random.below(60)).expect("small"),
         uses: 1 + u32::try_from(random.below(6)).expect("small"),
@@ -250,12 +255,13 @@ fn victims(c: &mut Criterion) {
     let cost = CostModel::default_curve(100_000.0).expect("good numbers");
     let mut group = c.benchmark_group("exact victim of 100 000");
     for policy in NAMES {
-        let rule = by_name(policy, true).expect("one of the names");
-        let mut retention = Retention::new(rule.clone());
+        let make = || by_name(policy, SETUP).expect("one of the names");
+        let rule = make();
+        let mut retention = Retention::new(make(), 1.0 / 64.0);
         let (mut random, mut now) = (Random::new(9), 0);
-        let mut entry = |id, access| {
+        let mut entry = |id, place| {
             let class = rule.class(&some_facts(&mut random), &cost);
-            Entry { class, access, tie: 0, id }
+            Entry { class, place, tie: 0, id }
         };
         for id in 0..100_000 {
             now += 1000;

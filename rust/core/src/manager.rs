@@ -30,6 +30,7 @@ mod settings;
 mod snapshot;
 mod survey;
 mod suspend;
+mod told;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -39,7 +40,7 @@ use slotmap::SlotMap;
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::lane::{LaneId, Lanes};
-use crate::policy;
+use crate::policy::{self, Setup};
 use crate::retention::Retention;
 use crate::scope::Scopes;
 use crate::tier::{Residency, Space, TierSpec};
@@ -63,6 +64,7 @@ use node::Node;
 use own::{Own, OwnId};
 use refused::Refused;
 use session::Sessions;
+use told::Told;
 
 #[derive(Debug)]
 struct Tier {
@@ -105,6 +107,7 @@ pub struct Manager {
     /// How recent moves ended.
     outcomes: BTreeMap<MoveId, bool>,
     sessions: Sessions,
+    told: Told,
     events: VecDeque<Event>,
     keys: BTreeMap<BlockId, crate::record::Key>,
     refused: Refused,
@@ -123,10 +126,11 @@ impl Manager {
         let mut tiers = Vec::with_capacity(settings.tiers.len());
         for spec in &settings.tiers {
             let name = spec.policy.as_deref().unwrap_or(&settings.policy);
+            let setup = Setup { reuse: settings.reuse, capacity: spec.blocks };
             tiers.push(Tier {
                 space: Space::new(spec.blocks, settings.layers, spec.layer_slots),
                 here: Vec::new(),
-                retention: Retention::new(policy::by_name(name, settings.reuse)?),
+                retention: Retention::new(policy::by_name(name, setup)?, settings.epsilon),
                 read: lanes.add(spec.read.clone()),
                 store: lanes.add(spec.store.clone()),
                 stats: TierStats::default(),
@@ -134,6 +138,7 @@ impl Manager {
                 spec: spec.clone(),
             });
         }
+        let told = Told::new(&tiers);
         Ok(Self {
             trie: Trie::new(settings.block_tokens as usize),
             settings,
@@ -154,6 +159,7 @@ impl Manager {
             failed: Vec::new(),
             outcomes: BTreeMap::new(),
             sessions: Sessions::default(),
+            told,
             events: VecDeque::new(),
             keys: BTreeMap::new(),
             refused: Refused::default(),

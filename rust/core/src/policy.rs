@@ -4,82 +4,26 @@
 //! keep their order for ever, up to [`Policy::head`]. Numbers are ranked as integers, so every
 //! platform picks the same victim. Cost: one multiplication per comparison.
 
+mod entry;
+mod memory;
 #[cfg(test)]
 mod sample;
+mod shadow;
+#[cfg(test)]
+mod suite;
 
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
 use std::fmt::Debug;
-use std::sync::Arc;
 
-use crate::block::{BlockId, Departure, Layers};
+use crate::block::BlockId;
 use crate::cost::{CostModel, fixed};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
 
+pub use entry::{Entry, Facts, Key, Seen};
+
 /// Uses beyond this many count no further.
 pub const MOST_USES: u32 = 32;
-
-/// What a policy may know about an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
-    /// Tokens before the block.
-    pub context: u64,
-    /// The block's index in its sequence, from 0.
-    pub block: u32,
-    /// Blocks of its session; the longest one's if there are several.
-    pub session_blocks: u32,
-    /// How often it was used, the first time included.
-    pub uses: u32,
-    /// The layers resident on this tier.
-    pub layers: Layers,
-    /// The model's number of layers.
-    pub model_layers: u16,
-    /// The one layer that would leave, on a tier with layer slots; `None`: the whole block.
-    pub layer: Option<u16>,
-    /// Whether it would be demoted or dropped.
-    pub departure: Departure,
-}
-
-/// What may leave a tier. `class` comes from [`Policy::class`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Entry {
-    /// Entries of one class never change places.
-    pub class: u64,
-    /// When it was last used.
-    pub access: Nanos,
-    /// What decides between equal values: the smaller one leaves first.
-    pub tie: u32,
-    /// The block.
-    pub id: BlockId,
-}
-
-/// An entry's place within its class; ascending order = leaves first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
-    /// When it was last used.
-    pub access: Nanos,
-    /// What decides between equal values.
-    pub tie: u32,
-    /// The block.
-    pub id: BlockId,
-}
-
-impl Entry {
-    /// Its place within its class.
-    #[must_use]
-    pub fn key(&self) -> Key {
-        Key { access: self.access, tie: self.tie, id: self.id }
-    }
-}
-
-impl Key {
-    /// The entry of this place in `class`.
-    #[must_use]
-    pub fn entry(self, class: u64) -> Entry {
-        Entry { class, access: self.access, tie: self.tie, id: self.id }
-    }
-}
 
 /// The terms of a cost, as an explanation shows them. Terms that a policy does not use are 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -96,7 +40,34 @@ pub struct Terms {
     pub cost: f64,
 }
 
-/// A rule of eviction. The victim is the minimum by [`Policy::compare`] of all entries.
+impl Terms {
+    /// The terms of a policy that weighs nothing.
+    pub const NONE: Self =
+        Self { base: 1.0, layer_weight: 1.0, position_weight: 1.0, uses: 1, cost: 1.0 };
+}
+
+/// What decides between two entries, and so how the minimum is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The smaller `class / idle`; it changes with time, by a formula that is known.
+    Value,
+    /// Class, then place: time changes nothing.
+    Rank,
+    /// The policy's own rule: the heads of all classes are compared.
+    Own,
+}
+
+/// What a policy is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// Whether a policy that may count uses or not does.
+    pub reuse: bool,
+    /// Blocks of its tier.
+    pub capacity: u32,
+}
+
+/// A rule of eviction. The victim is the minimum by [`Policy::compare`] of all entries. One object
+/// serves one tier; what it remembers changes in `arrived`, `touched` and `left` alone.
 pub trait Policy: Debug + Send + Sync {
     /// The name users write.
     fn name(&self) -> &'static str;
@@ -104,21 +75,34 @@ pub trait Policy: Debug + Send + Sync {
     /// The cost of losing the entry, term by term.
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms;
 
+    /// What decides between two entries.
+    fn order(&self) -> Order {
+        Order::Value
+    }
+
     /// The entry's class; by default its cost in units of 2^-40.
     fn class(&self, facts: &Facts, cost: &CostModel) -> u64 {
         fixed(self.terms(facts, cost).cost)
     }
 
-    /// `Less` if `a` leaves before `b`. By default the smaller `class / idle`, compared exactly;
-    /// infinite at zero idle time. Equal values: lower class, then older, then tie, then id.
-    fn compare(&self, a: &Entry, b: &Entry, now: Nanos) -> Ordering {
-        by_value(a, b, now).then_with(|| a.cmp(b))
+    /// The entry's place in its class; by default its last use, which [`Order::Value`] needs.
+    fn place(&self, facts: &Facts) -> u64 {
+        facts.access
     }
 
-    /// Which entry of one class leaves first. `list` holds all of that class.
-    fn head(&self, list: &BTreeSet<Key>, now: Nanos) -> Option<Key> {
+    /// `Less` if `a` leaves before `b`. By value the smaller `class / idle`, compared exactly and
+    /// infinite at zero idle time. Equals: lower class, then smaller place, then tie, then id.
+    fn compare(&self, a: &Entry, b: &Entry, now: Nanos) -> Ordering {
+        match self.order() {
+            Order::Value => by_value(a, b, now).then_with(|| a.cmp(b)),
+            Order::Rank | Order::Own => a.cmp(b),
+        }
+    }
+
+    /// Under [`Order::Own`]: which entry of one class leaves first. `keys` are all of it, ascending.
+    fn head(&self, keys: &mut dyn DoubleEndedIterator<Item = Key>, now: Nanos) -> Option<Key> {
         let _ = now;
-        list.first().copied()
+        keys.next()
     }
 
     /// Whether `Facts::session_blocks` matters.
@@ -126,13 +110,56 @@ pub trait Policy: Debug + Send + Sync {
         false
     }
 
-    /// The retention value: cost per second of idle time, infinite at zero.
-    fn value(&self, cost: f64, idle: Nanos) -> f64 {
+    /// Whether `Facts::uses` goes on counting when a block comes back that was gone.
+    fn remembers(&self) -> bool {
+        false
+    }
+
+    /// Whether it has a memory, and so wants the three calls below.
+    fn watches(&self) -> bool {
+        false
+    }
+
+    /// Whether it reads the turns of a conversation in [`Seen`].
+    fn turns(&self) -> bool {
+        false
+    }
+
+    /// A block has come to stand on the tier, for the request that is served.
+    fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
+        let _ = seen;
+        Vec::new()
+    }
+
+    /// A later request uses a block of the tier. Returns which others changed class or place.
+    fn touched(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
+        let _ = seen;
+        Vec::new()
+    }
+
+    /// A block does not stand on the tier any more.
+    fn left(&mut self, id: BlockId, print: u64) -> Vec<BlockId> {
+        let _ = (id, print);
+        Vec::new()
+    }
+
+    /// A block is chosen to leave the tier, together with others: their victims are found as if it
+    /// had left. Then `left` follows for each of them, or for none.
+    fn chosen(&mut self, id: BlockId) {
+        let _ = id;
+    }
+
+    /// No block is chosen any more.
+    fn settled(&mut self) {}
+
+    /// What `explain` shows as value. By default cost per second of idle time, infinite at zero.
+    fn value(&self, facts: &Facts, cost: f64, idle: Nanos) -> f64 {
+        let _ = facts;
         if idle == 0 { f64::INFINITY } else { cost / seconds(idle) }
     }
 }
 
-type Make = fn(reuse: bool) -> Arc<dyn Policy>;
+type Make = fn(Setup) -> Box<dyn Policy>;
 
 macro_rules! policies {
     ($($name:ident => $make:expr;)*) => {
@@ -143,11 +170,18 @@ macro_rules! policies {
 
 // A line is all that registers a policy: the file's name, which users write, and how it is made.
 policies! {
-    lru => |_| Arc::new(lru::Lru);
-    flat => |_| Arc::new(flat::Flat);
-    retention => |reuse| Arc::new(retention::Retention { reuse });
-    weighted => |_| Arc::new(weighted::Weighted);
-    checkerboard => |_| Arc::new(checkerboard::Checkerboard);
+    lru => |_| Box::new(lru::Lru);
+    fifo => |_| Box::new(fifo::Fifo::default());
+    lfu => |_| Box::new(lfu::Lfu);
+    gdsf => |_| Box::new(gdsf::Gdsf::default());
+    s3fifo => |setup| Box::new(s3fifo::S3Fifo::new(setup.capacity));
+    lirs => |setup| Box::new(lirs::Lirs::new(setup.capacity));
+    arc => |setup| Box::new(arc::Arc::new(setup.capacity));
+    hazard => |setup| Box::new(hazard::Hazard::new(setup.capacity));
+    retention => |setup| Box::new(retention::Retention { reuse: setup.reuse });
+    flat => |_| Box::new(flat::Flat);
+    weighted => |_| Box::new(weighted::Weighted);
+    checkerboard => |_| Box::new(checkerboard::Checkerboard);
 }
 
 /// The names that [`by_name`] knows.
@@ -161,13 +195,25 @@ pub const NAMES: &[&str] = &{
     names
 };
 
-/// The policy of that name. `reuse`: whether a policy that may count uses or not does.
+/// A new policy of that name.
 ///
 /// # Errors
 /// `Config` if there is no such policy.
-pub fn by_name(name: &str, reuse: bool) -> Result<Arc<dyn Policy>> {
+pub fn by_name(name: &str, setup: Setup) -> Result<Box<dyn Policy>> {
+    find(name).map(|make| make(setup))
+}
+
+/// Whether there is a policy of that name.
+///
+/// # Errors
+/// `Config` if there is none.
+pub fn check(name: &str) -> Result<()> {
+    find(name).map(|_| ())
+}
+
+fn find(name: &str) -> Result<Make> {
     match TABLE.iter().find(|(known, _)| *known == name) {
-        Some((_, make)) => Ok(make(reuse)),
+        Some((_, make)) => Ok(*make),
         None => Err(Error::config(format!(
             "there is no policy '{name}', choose one of {}",
             NAMES.join(", ")
@@ -177,7 +223,7 @@ pub fn by_name(name: &str, reuse: bool) -> Result<Arc<dyn Policy>> {
 
 /// Compares `class / idle` by cross multiplication.
 fn by_value(a: &Entry, b: &Entry, now: Nanos) -> Ordering {
-    let (idle_a, idle_b) = (now.saturating_sub(a.access), now.saturating_sub(b.access));
+    let (idle_a, idle_b) = (now.saturating_sub(a.place), now.saturating_sub(b.place));
     match (idle_a, idle_b) {
         (0, 0) => Ordering::Equal,
         (0, _) => Ordering::Greater,
@@ -192,135 +238,4 @@ fn by_value(a: &Entry, b: &Entry, now: Nanos) -> Ordering {
 #[expect(clippy::cast_precision_loss, reason = "an explanation needs no more than 53 bits")]
 fn seconds(nanos: Nanos) -> f64 {
     nanos as f64 / 1e9
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cmp::Ordering;
-
-    use super::sample::{facts, order};
-    use super::{Entry, NAMES, by_name};
-    use crate::cost::CostModel;
-    use crate::error::{Error, Result};
-
-    /// Four blocks, seen at 110: (context, block, session blocks, uses, access).
-    const TRACE: [(u64, u32, u32, u32, u64); 4] =
-        [(0, 0, 4, 4, 100), (10_700, 3, 4, 1, 100), (0, 0, 1, 1, 40), (32_100, 3, 16, 1, 10)];
-
-    #[test]
-    fn each_policy_has_its_order_on_a_small_trace() -> Result<()> {
-        let expected = [
-            ("lru", true, [3, 2, 0, 1]),
-            ("flat", true, [2, 3, 0, 1]),
-            ("retention", true, [2, 3, 1, 0]),
-            ("retention", false, [2, 3, 0, 1]),
-            ("weighted", true, [3, 2, 0, 1]),
-            ("checkerboard", true, [2, 3, 0, 1]),
-        ];
-        assert!(NAMES.iter().all(|name| expected.iter().any(|(known, ..)| known == name)));
-        let cost = CostModel::default_curve(1.0)?;
-        for (name, reuse, ids) in expected {
-            let policy = by_name(name, reuse)?;
-            let entries = TRACE.iter().zip(0..).map(|(row, id)| {
-                let &(context, block, session_blocks, uses, access) = row;
-                let facts = super::Facts { uses, ..facts(context, block, session_blocks) };
-                Entry { class: policy.class(&facts, &cost), access, tie: 0, id }
-            });
-            assert_eq!(order(&*policy, entries.collect(), 110), ids, "{name}, reuse {reuse}");
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn each_policy_keeps_what_was_used_just_now_and_gives_up_the_old() -> Result<()> {
-        let cost = CostModel::default_curve(1.0)?;
-        for name in NAMES {
-            let policy = by_name(name, true)?;
-            assert_eq!(policy.name(), *name);
-            let class = policy.class(&facts(64, 4, 9), &cost);
-            let entries = [(4, 90), (1, 100), (2, 0), (3, 120)].map(|(id, access)| Entry {
-                class,
-                access,
-                tie: 0,
-                id,
-            });
-            assert_eq!(order(&*policy, entries.to_vec(), 100), [2, 4, 1, 3], "{name}");
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn each_policy_breaks_ties_the_same_way_every_time() -> Result<()> {
-        for name in NAMES {
-            let policy = by_name(name, true)?;
-            let entry = |tie, id| Entry { class: 7, access: 3, tie, id };
-            let ids = order(&*policy, vec![entry(1, 5), entry(0, 9), entry(0, 8), entry(1, 4)], 50);
-            let expected = if *name == "checkerboard" { [4, 5, 8, 9] } else { [8, 9, 4, 5] };
-            assert_eq!(ids, expected, "{name}");
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn each_policy_orders_strictly() -> Result<()> {
-        let times = [0, 1, 50, 99, 100, 101, u64::MAX];
-        let classes = [0, 1, 2, 3, 1 << 40, (1 << 62) - 1, 1 << 62];
-        let mut entries = Vec::new();
-        for class in classes {
-            for access in times {
-                let id = u32::try_from(entries.len()).unwrap_or(0);
-                entries.push(Entry { class, access, tie: id % 3, id });
-            }
-        }
-        for name in NAMES {
-            let policy = by_name(name, true)?;
-            for now in [0, 1, 100, 12_345, u64::MAX] {
-                let mut sorted = entries.clone();
-                sorted.sort_by(|a, b| policy.compare(a, b, now));
-                for (i, a) in sorted.iter().enumerate() {
-                    for (j, b) in sorted.iter().enumerate() {
-                        assert_eq!(
-                            policy.compare(a, b, now),
-                            i.cmp(&j),
-                            "{name} {a:?} {b:?} {now}"
-                        );
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn values_are_compared_exactly() -> Result<()> {
-        let policy = by_name("retention", true)?;
-        let entry = |class, idle: u64, id| Entry { class, access: u64::MAX - idle, tie: 0, id };
-        let compare = |a: &Entry, b: &Entry| policy.compare(a, b, u64::MAX);
-        // 2^62 / (2^63 + 1) is below 2^61 / 2^62; as floats they are equal.
-        let (a, b) = (entry(1 << 62, (1 << 63) + 1, 9), entry(1 << 61, 1 << 62, 1));
-        assert_eq!(compare(&a, &b), Ordering::Less);
-        // Equal values: the lower class leaves first, then the smaller tie, then the smaller id.
-        assert_eq!(compare(&entry(3, 30, 9), &entry(4, 40, 1)), Ordering::Less);
-        assert_eq!(compare(&entry(4, 0, 1), &entry(3, 0, 9)), Ordering::Greater);
-        assert!(policy.value(2.0, 0).is_infinite());
-        assert!((policy.value(2.0, 500_000_000) - 4.0).abs() < 1e-12);
-        Ok(())
-    }
-
-    #[test]
-    fn an_unknown_name_is_refused_with_the_known_ones() {
-        let Err(Error::Config(message)) = by_name("random", true) else { panic!("not refused") };
-        assert!(message.contains("'random'") && NAMES.iter().all(|name| message.contains(name)));
-    }
-
-    #[test]
-    fn who_reads_the_length_of_sessions_says_so() -> Result<()> {
-        let cost = CostModel::default_curve(1.0)?;
-        for name in NAMES {
-            let policy = by_name(name, true)?;
-            let class = |length| policy.class(&facts(64, 4, length), &cost);
-            assert_eq!(policy.sessions(), class(5) != class(50), "{name}");
-        }
-        Ok(())
-    }
 }

@@ -2,33 +2,104 @@
 //!
 //! Invariant: exactly the linked entries are held, each once, and [`Retention::victim`] is the
 //! minimum by the policy's order. Within a class the order of leaving does not change with time,
-//! so only the heads of the classes are compared. Cost: link and unlink O(log n); a victim takes
-//! one comparison per class; 24 bytes per block beside the ordered lists.
+//! so only the heads of the classes compete: in a tournament where the order is by value or by rank,
+//! one after the other where it is the policy's own. Costs are rounded down to classes that differ
+//! by the factor `1 + epsilon`, so a victim's value is at most that factor above the smallest one;
+//! with 0 none are rounded. Cost: link O(1) in order of time, O(log n) otherwise; victim O(log
+//! classes) amortised; 32 bytes per block.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+mod gone;
+mod list;
+mod print;
+mod tournament;
+
+use rustc_hash::FxHashMap;
 
 use crate::block::BlockId;
-use crate::policy::{Entry, Key, Policy};
+use crate::cost::CostModel;
+use crate::policy::{Entry, Facts, Key, Order, Policy, Seen};
 use crate::time::Nanos;
 
-/// Marks a place without an entry; no block has this id.
-const VACANT: Entry = Entry { class: 0, access: 0, tie: 0, id: BlockId::MAX };
+pub use gone::Gone;
+pub use print::print;
 
-/// The linked entries of one tier.
-#[derive(Clone, Debug)]
+use list::{List, Place};
+use tournament::{Slot, Tournament};
+
+/// The linked entries of one tier, and its policy.
+#[derive(Debug)]
 pub struct Retention {
-    policy: Arc<dyn Policy>,
-    classes: BTreeMap<u64, BTreeSet<Key>>,
-    places: Vec<Entry>,
+    policy: Box<dyn Policy>,
+    /// Significant bits of a class number behind its first one.
+    bits: u32,
+    slots: FxHashMap<u64, Slot>,
+    lists: Vec<List>,
+    free: Vec<Slot>,
+    places: Vec<Place>,
     linked: usize,
+    heads: Tournament,
+    /// For a policy that watches, by block id: one more than the request for which the block came
+    /// to stand here, 0 if it does not.
+    since: Vec<u64>,
 }
 
 impl Retention {
-    /// No entries, under `policy`.
+    /// No entries, under `policy`. Costs are rounded to classes `1 + epsilon` apart.
     #[must_use]
-    pub fn new(policy: Arc<dyn Policy>) -> Self {
-        Self { policy, classes: BTreeMap::new(), places: Vec::new(), linked: 0 }
+    pub fn new(policy: Box<dyn Policy>, epsilon: f64) -> Self {
+        Self {
+            heads: Tournament::new(policy.order()),
+            bits: bits(epsilon),
+            policy,
+            slots: FxHashMap::default(),
+            lists: Vec::new(),
+            free: Vec::new(),
+            places: Vec::new(),
+            linked: 0,
+            since: Vec::new(),
+        }
+    }
+
+    /// The entry of a block with these facts.
+    #[must_use]
+    pub fn entry(&self, facts: &Facts, tie: u32, cost: &CostModel) -> Entry {
+        let (mut class, place) = (self.policy.class(facts, cost), self.policy.place(facts));
+        if self.policy.order() == Order::Value {
+            class = rounded(class, self.bits);
+        }
+        Entry { class, place, tie, id: facts.id }
+    }
+
+    /// Whether the policy knows that the block stands on the tier.
+    #[must_use]
+    pub fn holds(&self, id: BlockId) -> bool {
+        self.since.get(id as usize).is_some_and(|&since| since > 0)
+    }
+
+    /// Tells a policy that watches of a block that came to stand on the tier. Returns the other
+    /// blocks whose entries changed; so do the next two.
+    pub fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
+        let at = seen.facts.id as usize;
+        if self.since.len() <= at {
+            self.since.resize(at + 1, 0);
+        }
+        self.since[at] = seen.request + 1;
+        self.policy.arrived(seen)
+    }
+
+    /// Tells it that a block is used. The request that brought the block does not count again.
+    pub fn touched(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
+        let known = self.since.get(seen.facts.id as usize).copied().unwrap_or(0);
+        if known == 0 || known > seen.request {
+            return Vec::new();
+        }
+        self.policy.touched(seen)
+    }
+
+    /// Tells it that a block stands here no more.
+    pub fn left(&mut self, id: BlockId, print: u64) -> Vec<BlockId> {
+        self.since[id as usize] = 0;
+        self.policy.left(id, print)
     }
 
     /// Makes `entry` eligible. Its block must not be linked.
@@ -36,39 +107,86 @@ impl Retention {
         debug_assert!(self.get(entry.id).is_none(), "block {} is linked already", entry.id);
         let place = entry.id as usize;
         if self.places.len() <= place {
-            self.places.resize(place + 1, VACANT);
+            self.places.resize(place + 1, Place::VACANT);
         }
-        self.places[place] = entry;
-        self.classes.entry(entry.class).or_default().insert(entry.key());
+        let slot = match self.slots.get(&entry.class) {
+            Some(&slot) => slot,
+            None => self.open(entry.class),
+        };
+        let list = &mut self.lists[slot as usize];
+        let before = list.head(&self.places);
+        list.link(&mut self.places, entry);
+        if before.is_none_or(|head| entry.key() < head) {
+            self.heads.set(slot, Some(entry));
+        }
         self.linked += 1;
     }
 
     /// Takes the block's entry out; `None` if it is not linked.
     pub fn unlink(&mut self, id: BlockId) -> Option<Entry> {
         let entry = self.get(id)?;
-        self.places[id as usize] = VACANT;
-        let list = self.classes.get_mut(&entry.class)?;
-        list.remove(&entry.key());
-        if list.is_empty() {
-            self.classes.remove(&entry.class);
+        let slot = *self.slots.get(&entry.class)?;
+        let list = &mut self.lists[slot as usize];
+        let headed = list.head(&self.places) == Some(entry.key());
+        list.unlink(&mut self.places, id);
+        if headed {
+            let head = list.head(&self.places).map(|key| key.entry(entry.class));
+            self.heads.set(slot, head);
+            if head.is_none() {
+                self.slots.remove(&entry.class);
+                self.free.push(slot);
+            }
         }
         self.linked -= 1;
         Some(entry)
     }
 
+    /// A slot for a class that has none.
+    fn open(&mut self, class: u64) -> Slot {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.lists.push(List::default());
+            Slot::try_from(self.lists.len() - 1).expect("fewer classes than blocks")
+        });
+        self.slots.insert(class, slot);
+        slot
+    }
+
+    /// Tells the policy that a block is chosen to leave the tier.
+    pub fn choose(&mut self, id: BlockId) {
+        self.policy.chosen(id);
+    }
+
+    /// Tells it that all who were chosen have left, or stay.
+    pub fn settle(&mut self) {
+        self.policy.settled();
+    }
+
     /// The block's entry, if it is linked.
     #[must_use]
     pub fn get(&self, id: BlockId) -> Option<Entry> {
-        self.places.get(id as usize).filter(|entry| entry.id != VACANT.id).copied()
+        self.places.get(id as usize).filter(|place| place.taken()).map(|place| place.entry)
     }
 
     /// The entry that leaves first at `now`. It stays linked.
+    pub fn victim(&mut self, now: Nanos) -> Option<Entry> {
+        match self.policy.order() {
+            Order::Own => self.scan(now),
+            Order::Value | Order::Rank => self.heads.winner(now),
+        }
+    }
+
+    /// The same by comparing the heads of all classes: the simple twin of the tournament.
     #[must_use]
-    pub fn victim(&self, now: Nanos) -> Option<Entry> {
-        self.classes
-            .iter()
-            .filter_map(|(&class, list)| Some(self.policy.head(list, now)?.entry(class)))
-            .min_by(|a, b| self.policy.compare(a, b, now))
+    pub fn scan(&self, now: Nanos) -> Option<Entry> {
+        let head = |(&class, &slot): (&u64, &Slot)| {
+            let list = &self.lists[slot as usize];
+            let key = match self.policy.order() {
+                Order::Own => self.policy.head(&mut list.keys(&self.places), now)?,
+                Order::Value | Order::Rank => list.head(&self.places)?,
+            };
+            Some(key.entry(class))
+        };
+        self.slots.iter().filter_map(head).min_by(|a, b| self.policy.compare(a, b, now))
     }
 
     /// How many entries leave before this one at `now`, in O(n).
@@ -90,15 +208,27 @@ impl Retention {
         self.linked == 0
     }
 
+    /// How many classes there are now.
+    #[must_use]
+    pub fn classes(&self) -> usize {
+        self.slots.len()
+    }
+
     /// All entries, class by class.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
-        self.classes.iter().flat_map(|(&class, list)| list.iter().map(move |key| key.entry(class)))
+        let mut classes: Vec<(u64, Slot)> =
+            self.slots.iter().map(|(&c, &slot)| (c, slot)).collect();
+        classes.sort_unstable();
+        classes.into_iter().flat_map(|(class, slot)| {
+            let keys = self.lists[slot as usize].keys(&self.places);
+            keys.map(move |key: Key| key.entry(class))
+        })
     }
 
     /// The policy.
     #[must_use]
-    pub fn policy(&self) -> &Arc<dyn Policy> {
-        &self.policy
+    pub fn policy(&self) -> &dyn Policy {
+        &*self.policy
     }
 
     /// All entries in the order in which they would leave if time stood still at `now`: a full
@@ -111,6 +241,17 @@ impl Retention {
     }
 }
 
+/// How many bits behind the first one keep the error of rounding down below `epsilon`.
+fn bits(epsilon: f64) -> u32 {
+    (0..u64::BITS - 1).find(|&bits| 0.5_f64.powi(bits.cast_signed()) <= epsilon).unwrap_or(63)
+}
+
+/// A class number rounded down to so many bits behind its first one.
+fn rounded(class: u64, bits: u32) -> u64 {
+    let low = (u64::BITS - class.leading_zeros()).saturating_sub(1 + bits);
+    class >> low << low
+}
+
 #[cfg(test)]
 mod tests {
     use std::cmp::{Ordering, Reverse};
@@ -118,8 +259,8 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::Retention;
-    use crate::policy::{Entry, NAMES, by_name};
+    use super::{Retention, rounded};
+    use crate::policy::{Entry, NAMES, Order, Policy, Setup, by_name};
 
     /// Compares `a / b` with `c / d` by quotients and remainders, for positive `b` and `d`.
     fn fractions(a: u64, b: u64, c: u64, d: u64) -> Ordering {
@@ -134,12 +275,31 @@ mod tests {
         }
     }
 
+    fn policy(name: &str) -> Box<dyn Policy> {
+        by_name(name, Setup { reuse: true, capacity: 9 }).expect("a known name")
+    }
+
     /// The order as the documentation words it, written without the policies' code.
     fn naive(name: &str, a: &Entry, b: &Entry, now: u64) -> Ordering {
-        let idle = |entry: &Entry| now.saturating_sub(entry.access);
+        let idle = |entry: &Entry| now.saturating_sub(entry.place);
         if name == "checkerboard" {
             let key = |entry: &Entry| (Reverse(idle(entry).checked_ilog2()), entry.class, entry.id);
             return key(a).cmp(&key(b));
+        }
+        let rest = |entry: &Entry| (entry.class, entry.place, entry.tie, entry.id);
+        if name == "hazard" {
+            // It knows nothing: the oldest goes.
+            return (a.place, rest(a)).cmp(&(b.place, rest(b)));
+        }
+        // Without a block `arc` gives up the list of class 2 first; `s3fifo` that of class 1, and
+        // that of class 3 last.
+        let list = match (name, a.class, b.class) {
+            ("arc", a, b) => (a != 2).cmp(&(b != 2)),
+            ("s3fifo", a, b) => ((a != 1), (a == 3)).cmp(&((b != 1), (b == 3))),
+            _ => Ordering::Equal,
+        };
+        if policy(name).order() != Order::Value {
+            return list.then_with(|| rest(a).cmp(&rest(b)));
         }
         let value = match (idle(a), idle(b)) {
             (0, 0) => Ordering::Equal,
@@ -147,7 +307,6 @@ mod tests {
             (_, 0) => Ordering::Less,
             (idle_a, idle_b) => fractions(a.class, idle_a, b.class, idle_b),
         };
-        let rest = |entry: &Entry| (entry.class, entry.access, entry.tie, entry.id);
         value.then_with(|| rest(a).cmp(&rest(b)))
     }
 
@@ -168,7 +327,7 @@ mod tests {
 
     fn op() -> impl Strategy<Value = Op> {
         let entry = (number(), time(), 0..3u32, 0..40u32)
-            .prop_map(|(class, access, tie, id)| Entry { class, access, tie, id });
+            .prop_map(|(class, place, tie, id)| Entry { class, place, tie, id });
         prop_oneof![
             6 => entry.prop_map(Op::Link),
             2 => (0..40u32).prop_map(Op::Unlink),
@@ -183,8 +342,7 @@ mod tests {
         #[test]
         fn the_victim_is_the_minimum(ops in prop::collection::vec(op(), 0..120), now in time()) {
             for name in NAMES {
-                let policy = by_name(name, true).expect("it is one of the names");
-                let mut retention = Retention::new(policy);
+                let mut retention = Retention::new(policy(name), 0.0);
                 let mut model: BTreeMap<u32, Entry> = BTreeMap::new();
                 let least = |model: &BTreeMap<u32, Entry>, now| {
                     model.values().min_by(|a, b| naive(name, a, b, now)).copied()
@@ -199,6 +357,7 @@ mod tests {
                         Op::Unlink(id) => prop_assert_eq!(retention.unlink(id), model.remove(&id)),
                         Op::Evict(now) => {
                             let victim = retention.victim(now);
+                            prop_assert_eq!(victim, retention.scan(now), "{} at {}", name, now);
                             prop_assert_eq!(victim, least(&model, now), "{} at {}", name, now);
                             if let Some(entry) = victim {
                                 prop_assert_eq!(retention.unlink(entry.id), Some(entry));
@@ -222,12 +381,32 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn rounding_costs_at_most_epsilon(class in number(), other in number(), bits in 0..20u32) {
+            let down = rounded(class, bits);
+            prop_assert!(down <= class && u128::from(class - down) << bits <= u128::from(class));
+            prop_assert!(down.checked_ilog2() == class.checked_ilog2());
+            prop_assert!(class > other || down <= rounded(other, bits));
+            prop_assert_eq!(rounded(class, 63), class);
+        }
+    }
+
+    #[test]
+    fn epsilon_says_how_many_bits_count() {
+        assert_eq!([1.0, 0.5, 0.4, 1.0 / 64.0, 0.0].map(super::bits), [0, 1, 2, 6, 63]);
+        // 100 classes of one octave become 64 at 1/64.
+        let classes: std::collections::BTreeSet<u64> =
+            (1000..2000).map(|class| rounded(class, super::bits(1.0 / 64.0))).collect();
+        assert_eq!(classes.len(), 64);
+    }
+
     #[test]
     fn the_order_turns_with_time() {
-        let mut retention = Retention::new(by_name("retention", true).expect("a known name"));
+        let mut retention = Retention::new(policy("retention"), 0.0);
         let (cheap, dear) = (
-            Entry { class: 1, access: 90, tie: 0, id: 0 },
-            Entry { class: 4, access: 0, tie: 0, id: 1 },
+            Entry { class: 1, place: 90, tie: 0, id: 0 },
+            Entry { class: 4, place: 0, tie: 0, id: 1 },
         );
         retention.link(cheap);
         retention.link(dear);
@@ -240,12 +419,12 @@ mod tests {
 
     #[test]
     fn nothing_leaves_an_empty_list() {
-        let mut retention = Retention::new(by_name("lru", true).expect("a known name"));
+        let mut retention = Retention::new(policy("lru"), 0.0);
         assert_eq!(
             (retention.victim(5), retention.unlink(3), retention.get(9)),
             (None, None, None)
         );
-        let entry = Entry { class: 1, access: 5, tie: 0, id: 3 };
+        let entry = Entry { class: 1, place: 5, tie: 0, id: 3 };
         retention.link(entry);
         assert_eq!(retention.victim(5), Some(entry));
         assert_eq!((retention.unlink(3), retention.len()), (Some(entry), 0));

@@ -127,6 +127,12 @@ impl Trie {
         self.runs[place.run as usize].depth + place.index
     }
 
+    /// How many blocks stand before the chain without a branch that it belongs to.
+    #[must_use]
+    pub fn start(&self, block: BlockId) -> u32 {
+        self.runs[self.places[block as usize].run as usize].depth
+    }
+
     /// The tokens of one block.
     #[must_use]
     pub fn tokens(&self, block: BlockId) -> &[Token] {

@@ -252,7 +252,9 @@ fn leaf_only_evicts_the_last_block_of_a_path_first() {
 
 #[test]
 fn what_was_used_recently_stays_and_what_is_old_goes() {
-    for &policy in NAMES {
+    // For a while `gdsf` keeps what is dear, `lirs` what it took for hot and `hazard`, which has
+    // seen nothing yet, what is dear too, whatever the age.
+    for &policy in NAMES.iter().filter(|name| !["gdsf", "lirs", "hazard"].contains(name)) {
         let mut rig = Rig::new(document(40, policy, vec![tier(Kind::Gpu, 4), tier(Kind::Host, 9)]));
         let (old, young) = (conversation(1, 2), conversation(2, 2));
         rig.serve_as(Some("old"), &old);

@@ -62,10 +62,10 @@ impl BlockManager {
     #[pyo3(signature = (
         model, tiers, *, block_tokens=16, policy="retention", cost=None,
         structure="leaf-only", drop_order="shallow", token_weight=1, machine=0, ranks=1,
-        events=0, reuse=true
+        events=0, reuse=true, epsilon=0.015_625
     ), text_signature = "(model, tiers, *, block_tokens=16, policy='retention', cost='default', \
         structure='leaf-only', drop_order='shallow', token_weight=1, machine=0, ranks=1, \
-        events=0, reuse=True)")]
+        events=0, reuse=True, epsilon=0.015625)")]
     #[expect(clippy::too_many_arguments, reason = "an engine's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
@@ -80,6 +80,7 @@ impl BlockManager {
         #[pyo3(from_py_with = number::ranks)] ranks: u32,
         #[pyo3(from_py_with = number::events)] events: u32,
         reuse: bool,
+        epsilon: f64,
     ) -> PyResult<Self> {
         let py = model.py();
         let tiers: Vec<Bound<'_, PyAny>> = tiers.try_iter()?.collect::<PyResult<_>>()?;
@@ -95,6 +96,7 @@ impl BlockManager {
             ranks,
             events: events as usize,
             reuse,
+            epsilon,
         })?;
         let layers = settings.layers;
         Ok(Self {

@@ -25,6 +25,7 @@ pub(crate) struct Given<'a, 'py> {
     pub(crate) ranks: u32,
     pub(crate) events: usize,
     pub(crate) reuse: bool,
+    pub(crate) epsilon: f64,
 }
 
 impl Given<'_, '_> {
@@ -61,6 +62,7 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         tiers,
         policy: given.policy.to_owned(),
         reuse: given.reuse,
+        epsilon: given.epsilon,
         cost: cost(given.cost, model)?,
         structure: crate::scope::structure(given.structure)?,
         drop_order: match given.drop_order {

@@ -110,6 +110,7 @@ impl Manager {
                 awaits: taken.awaits,
                 unconfirmed,
                 hold: Hold::Active,
+                visit: self.told.visit,
                 acquired: now,
             },
         );
@@ -133,6 +134,7 @@ impl Manager {
         for step in &taken.path {
             self.touch(step.block, now, true);
         }
+        let visit = self.told.visit;
         let lease = self.lease_mut(id);
         lease.unconfirmed = taken.path.iter().any(|step| step.fresh);
         lease.path = taken.path;
@@ -141,6 +143,7 @@ impl Manager {
         lease.awaits = taken.awaits;
         lease.matched = matched;
         lease.hold = Hold::Active;
+        lease.visit = visit;
         self.track_session(id);
         self.write_ahead(now);
         Ok(())
@@ -175,6 +178,7 @@ impl Manager {
                 return Err(error);
             }
         };
+        self.told.visit(&path, ask.tokens.len() / self.block_tokens());
         let mut taken = Taken {
             path: path.iter().map(|&block| Step::shared(block)).collect(),
             open: Vec::new(),

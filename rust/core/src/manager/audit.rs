@@ -250,6 +250,10 @@ impl Manager {
                 .evictable(tier, block)
                 .then(|| self.entry(tier, block, self.residency(tier, block).have));
             linked += usize::from(wanted.is_some());
+            let stands = self.residency(tier, block).state != State::Absent;
+            if retention.policy().watches() && retention.holds(block) != stands {
+                broken.push(format!("the policy of tier {tier} is wrong about block {block}"));
+            }
             let known = retention.get(block);
             if known != wanted {
                 broken.push(format!(

@@ -42,6 +42,7 @@ impl Manager {
         let content = self.with_digests(id, tokens)?;
         let now = self.tick(now);
         let mut out = Committed::default();
+        self.told.visit = self.leases[&id].visit;
         self.confirm(id, now, &mut out);
         if tokens.is_empty() {
             return Ok(out);

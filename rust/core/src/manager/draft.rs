@@ -132,6 +132,9 @@ impl Manager {
 
     /// Links every entry again that a draft took out.
     pub(super) fn abandon(&mut self, draft: &Draft) {
+        for tier in &mut self.tiers {
+            tier.retention.settle();
+        }
         for &(tier, block) in &draft.touched {
             self.refresh_on(tier, block);
         }
@@ -392,6 +395,7 @@ impl Manager {
             self.put_in(draft, tier, entry);
             return;
         }
+        self.tiers[tier].retention.choose(block);
         if self.structure(block) == Structure::Holes {
             return;
         }

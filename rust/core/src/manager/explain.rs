@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing changes. Cost: O(entries of the tier) for the rank.
 
-use crate::block::{Departure, Handle, Layers, TierId};
+use crate::block::{BlockId, Departure, Handle, Layers, TierId};
 use crate::error::{Error, Result};
 use crate::policy::{Facts, Terms};
 use crate::time::{Nanos, stamp};
@@ -97,7 +97,7 @@ impl Manager {
         Ok(Explanation {
             terms,
             idle,
-            value: policy.value(terms.cost, idle),
+            value: policy.value(&facts, terms.cost, idle),
             rank: retention.rank(id, stamp(now)),
             layers: leaving,
         })
@@ -123,10 +123,13 @@ impl Manager {
             )));
         }
         let facts = Facts {
+            id: BlockId::MAX,
             context,
+            start: 0,
             block,
             session_blocks,
             uses: 1,
+            access: 0,
             layers: Layers::new(layer, layer + 1),
             model_layers: self.settings.layers,
             layer: Some(layer),

@@ -14,6 +14,7 @@ use crate::time::Nanos;
 use super::Manager;
 use super::own::OwnId;
 use super::session::SessionId;
+use super::told::Visit;
 
 /// What a plan does with a span of blocks and layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -115,6 +116,7 @@ pub struct Lease {
     /// Whether a step of the path is fresh.
     pub(super) unconfirmed: bool,
     pub(super) hold: Hold,
+    pub(super) visit: Visit,
     pub(super) acquired: Nanos,
 }
 

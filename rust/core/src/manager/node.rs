@@ -78,15 +78,17 @@ impl Manager {
     /// What ranks a block on a tier that holds `have` of it.
     pub(super) fn facts(&self, tier: TierId, block: BlockId, have: Layers) -> Facts {
         let depth = self.trie.depth(block);
+        let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
         let out = self.next_out(tier, block, have);
         let single = self.tiers[tier].spec.layer_slots && out.len() == 1;
         Facts {
-            context: u64::from(depth)
-                * u64::from(self.settings.block_tokens)
-                * u64::from(self.settings.token_weight),
+            id: block,
+            context: u64::from(depth) * tokens,
+            start: u64::from(self.trie.start(block)) * tokens,
             block: depth,
             session_blocks: self.session_blocks(block).unwrap_or(depth + 1),
             uses: self.nodes[block as usize].uses,
+            access: self.nodes[block as usize].access,
             layers: have,
             model_layers: self.settings.layers,
             layer: single.then_some(out.lo),
@@ -99,18 +101,12 @@ impl Manager {
     }
 
     pub(super) fn entry(&self, tier: TierId, block: BlockId, have: Layers) -> Entry {
-        let node = self.nodes[block as usize];
-        let depth = self.trie.depth(block);
         let facts = self.facts(tier, block, have);
-        Entry {
-            class: self.tiers[tier].retention.policy().class(&facts, &self.settings.cost),
-            access: node.access,
-            tie: match self.structure(block) {
-                Structure::LeafOnly => u32::MAX - depth,
-                Structure::Holes => depth,
-            },
-            id: block,
-        }
+        let tie = match self.structure(block) {
+            Structure::LeafOnly => u32::MAX - facts.block,
+            Structure::Holes => facts.block,
+        };
+        self.tiers[tier].retention.entry(&facts, tie, &self.settings.cost)
     }
 
     /// Whether a block may be chosen as victim on a tier.
@@ -156,6 +152,7 @@ impl Manager {
 
     /// After a block's presence on a tier changed: its own entry and its parent's.
     pub(super) fn presence_changed(&mut self, tier: TierId, block: BlockId) {
+        self.notice(tier, block);
         self.refresh_on(tier, block);
         if let Some(parent) = self.trie.parent(block) {
             self.refresh_on(tier, parent);
@@ -167,6 +164,9 @@ impl Manager {
         node.access = stamp(now);
         node.uses = node.uses.saturating_add(u32::from(used));
         self.refused.used(block);
+        if used {
+            self.notice_use(block);
+        }
         self.refresh(block);
     }
 
@@ -186,8 +186,9 @@ impl Manager {
                 tier.here.resize(bound, Residency::default());
             }
         }
+        let uses = 1 + self.told.meet(scope, parent, block, self.trie.tokens(block));
         self.nodes[block as usize] =
-            Node { scope, refs: 0, uses: 1, access: stamp(now), session_blocks: 0 };
+            Node { scope, refs: 0, uses, access: stamp(now), session_blocks: 0 };
         block
     }
 
@@ -238,6 +239,7 @@ impl Manager {
                 return;
             }
             next = self.trie.parent(block);
+            self.told.forget(block, self.nodes[block as usize].uses);
             self.sessions.forget(block, next);
             self.keys.remove(&block);
             self.refused.forget(block);

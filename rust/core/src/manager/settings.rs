@@ -37,6 +37,8 @@ pub struct Settings {
     pub policy: String,
     /// Whether `retention` counts uses.
     pub reuse: bool,
+    /// Policies that rank by cost / idle round costs down to classes `1 + epsilon` apart; 0 does not.
+    pub epsilon: f64,
     /// What recomputation costs.
     pub cost: CostModel,
     /// The structure of scopes that name none.
@@ -64,11 +66,14 @@ impl Settings {
         if !(1..=64).contains(&self.ranks) {
             return Err(Error::config(format!("ranks is {}, 1 to 64 wanted", self.ranks)));
         }
-        policy::by_name(&self.policy, self.reuse)?;
+        if !(0.0..=1.0).contains(&self.epsilon) {
+            return Err(Error::config(format!("epsilon is {}, 0 to 1 wanted", self.epsilon)));
+        }
+        policy::check(&self.policy)?;
         for (at, tier) in tiers.iter().enumerate() {
             let name = tier.kind.name();
             if let Some(policy) = &tier.policy {
-                policy::by_name(policy, self.reuse)?;
+                policy::check(policy)?;
             }
             if tiers[..at].iter().any(|above| above.kind >= tier.kind) {
                 return Err(Error::config(format!(

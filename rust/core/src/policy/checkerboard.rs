@@ -7,9 +7,8 @@
 //! that share that age class.
 
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
 
-use super::{Entry, Facts, Key, Policy, Terms};
+use super::{Entry, Facts, Key, Order, Policy, Terms};
 use crate::block::Departure;
 use crate::cost::{CostModel, layer_weight};
 use crate::time::Nanos;
@@ -44,18 +43,21 @@ impl Policy for Checkerboard {
         u64::from(turn) << 32 | u64::from(facts.block)
     }
 
+    fn order(&self) -> Order {
+        Order::Own
+    }
+
     fn compare(&self, a: &Entry, b: &Entry, now: Nanos) -> Ordering {
-        age_class(b.access, now)
-            .cmp(&age_class(a.access, now))
+        age_class(b.place, now)
+            .cmp(&age_class(a.place, now))
             .then_with(|| (a.class, a.id).cmp(&(b.class, b.id)))
     }
 
-    fn head(&self, list: &BTreeSet<Key>, now: Nanos) -> Option<Key> {
-        let oldest = age_class(list.first()?.access, now);
-        list.iter()
-            .take_while(|key| age_class(key.access, now) == oldest)
-            .min_by_key(|key| key.id)
-            .copied()
+    fn head(&self, keys: &mut dyn DoubleEndedIterator<Item = Key>, now: Nanos) -> Option<Key> {
+        let first = keys.next()?;
+        let oldest = age_class(first.place, now);
+        let same = keys.take_while(|key| age_class(key.place, now) == oldest);
+        same.chain([first]).min_by_key(|key| key.id)
     }
 }
 
@@ -72,7 +74,6 @@ mod tests {
     use crate::error::Result;
     use crate::policy::sample::{evict_all, layer, order};
     use crate::policy::{Entry, Key, Policy};
-    use std::collections::BTreeSet;
 
     #[test]
     fn one_session_is_demoted_layer_by_layer_from_the_back() -> Result<()> {
@@ -119,14 +120,14 @@ mod tests {
 
     #[test]
     fn within_an_age_class_the_smaller_id_goes_although_used_later() {
-        let entry = |access, id| Entry { class: 3, access, tie: 0, id };
+        let entry = |place, id| Entry { class: 3, place, tie: 0, id };
         let entries = vec![entry(0, 9), entry(30, 4), entry(40, 1)];
         // Idle 100, 70 and 60: the last one is an age class younger.
         assert_eq!(order(&Checkerboard, entries.clone(), 100), [4, 9, 1]);
-        let list: BTreeSet<Key> = entries.iter().map(Entry::key).collect();
-        assert_eq!(Checkerboard.head(&list, 100).map(|key| key.id), Some(4));
-        assert_eq!(Checkerboard.head(&list, 120).map(|key| key.id), Some(1));
-        assert_eq!(Checkerboard.head(&BTreeSet::new(), 100), None);
+        let keys: Vec<Key> = entries.iter().map(Entry::key).collect();
+        let head = |now| Checkerboard.head(&mut keys.iter().copied(), now).map(|key| key.id);
+        assert_eq!((head(100), head(120)), (Some(4), Some(1)));
+        assert_eq!(Checkerboard.head(&mut std::iter::empty(), 100), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Invariant: one class, so the order is that of the last use. Cost: constant.
 
-use super::{Facts, Policy, Terms};
+use super::{Facts, Order, Policy, Terms};
 use crate::cost::CostModel;
 
 /// Least recently used.
@@ -15,7 +15,11 @@ impl Policy for Lru {
     }
 
     fn terms(&self, _facts: &Facts, _cost: &CostModel) -> Terms {
-        Terms { base: 1.0, layer_weight: 1.0, position_weight: 1.0, uses: 1, cost: 1.0 }
+        Terms::NONE
+    }
+
+    fn order(&self) -> Order {
+        Order::Rank
     }
 }
 

@@ -28,6 +28,11 @@ impl Policy for Retention {
         let cost = f64::from(uses) * base * layer_weight;
         Terms { base, layer_weight, position_weight: 1.0, uses, cost }
     }
+
+    /// A block that comes back has the uses that it had when it went.
+    fn remembers(&self) -> bool {
+        self.reuse
+    }
 }
 
 #[cfg(test)]

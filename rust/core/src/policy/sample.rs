@@ -1,20 +1,26 @@
-//! Facts and simple loops for the tests of all policies.
+//! Facts, simple loops and a small cache for the tests of all policies.
 //!
 //! Invariant: blocks hold 32 tokens and the model has 40 layers unless a test says otherwise. Cost:
 //! full sorts and scans.
 
-use super::{Entry, Facts, Policy};
+use std::collections::BTreeMap;
+
+use super::{Entry, Facts, Policy, Seen, Setup, by_name};
 use crate::block::{BlockId, Departure, Layers};
 use crate::cost::CostModel;
+use crate::retention::{Retention, print};
 use crate::time::Nanos;
 
 /// A whole block, used once, about to be demoted.
 pub(super) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
     Facts {
+        id: BlockId::MAX,
         context,
+        start: 0,
         block,
         session_blocks,
         uses: 1,
+        access: 0,
         layers: Layers::new(0, 40),
         model_layers: 40,
         layer: None,
@@ -62,7 +68,7 @@ pub(super) fn evict_all(
         let entries = offers.map(|(id, &(block, number, access, layers))| {
             let next = if departure == Departure::Demote { layers.hi - 1 } else { layers.lo };
             let facts = Facts { layers, departure, ..layer(next, model_layers, block, number) };
-            (next, Entry { class: policy.class(&facts, cost), access, tie: 0, id })
+            (next, Entry { class: policy.class(&facts, cost), place: access, tie: 0, id })
         });
         let Some((next, entry)) = entries.min_by(|a, b| policy.compare(&a.1, &b.1, now)) else {
             return victims;
@@ -70,5 +76,109 @@ pub(super) fn evict_all(
         victims.push((next, entry.id));
         let layers = &mut blocks[entry.id as usize].3;
         *layers = layers.without(Layers::new(next, next + 1)).unwrap_or(Layers::NONE);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Kept {
+    parent: Option<BlockId>,
+    facts: Facts,
+}
+
+/// A cache of whole paths under one policy. A path is a list of block ids, each always behind the
+/// same ones; a block's cost is one more than its depth; a request takes ten nanoseconds.
+pub(super) struct Shelf {
+    /// Whether only leaves may leave.
+    pub(super) leaves: bool,
+    /// Blocks found by requests.
+    pub(super) hits: usize,
+    capacity: usize,
+    retention: Retention,
+    cost: CostModel,
+    kept: BTreeMap<BlockId, Kept>,
+    requests: u64,
+}
+
+impl Shelf {
+    pub(super) fn new(name: &str, capacity: u32) -> Self {
+        let policy = by_name(name, Setup { reuse: true, capacity }).expect("a known name");
+        Self {
+            leaves: true,
+            hits: 0,
+            capacity: capacity as usize,
+            retention: Retention::new(policy, 0.0),
+            cost: CostModel::default_curve(1.0).expect("good numbers"),
+            kept: BTreeMap::new(),
+            requests: 0,
+        }
+    }
+
+    /// Serves a path: what is there is used, what is missing comes in. Returns who left for it, and
+    /// checks each of them.
+    pub(super) fn request(&mut self, path: &[BlockId]) -> Vec<BlockId> {
+        self.requests += 1;
+        let now = self.requests * 10;
+        for id in path {
+            self.retention.unlink(*id);
+        }
+        let missing = path.iter().filter(|id| !self.kept.contains_key(id)).count();
+        let mut victims = Vec::new();
+        while self.kept.len() + missing > self.capacity {
+            let victim = self.retention.victim(now).expect("something may leave");
+            let order = self.retention.order(now);
+            assert_eq!(order.iter().find(|entry| self.offered(entry)), Some(&victim));
+            assert!(!path.contains(&victim.id));
+            assert!(!self.leaves || self.leaf(victim.id));
+            self.retention.unlink(victim.id);
+            let gone = self.kept.remove(&victim.id).expect("it was kept");
+            let moved = self.retention.left(victim.id, print(0, &[victim.id]));
+            self.relink(moved, path);
+            self.relink(gone.parent.into_iter().collect(), path);
+            victims.push(victim.id);
+        }
+        for (depth, &id) in (0_u32..).zip(path) {
+            let known = self.kept.contains_key(&id);
+            let parent = depth.checked_sub(1).map(|at: u32| path[at as usize]);
+            let fresh = Facts { id, uses: 0, ..facts(u64::from(depth) * 10_700, depth, 9) };
+            let kept = self.kept.entry(id).or_insert(Kept { parent, facts: fresh });
+            kept.facts.uses += 1;
+            kept.facts.access = now;
+            let facts = kept.facts;
+            let (print, cost) = (print(0, &[id]), &self.cost);
+            let last = depth as usize + 1 == path.len();
+            let added = u32::try_from(missing).expect("a short path");
+            let request = self.requests;
+            let seen =
+                Seen { print, request, used: true, turn: 0, added, last, facts: &facts, cost };
+            self.hits += usize::from(known);
+            let moved =
+                if known { self.retention.touched(&seen) } else { self.retention.arrived(&seen) };
+            self.relink(moved, path);
+        }
+        self.relink(path.to_vec(), &[]);
+        victims
+    }
+
+    /// Whether the policy looks at an entry: `hazard` does at the first and last of each class.
+    fn offered(&self, entry: &Entry) -> bool {
+        let same = self.retention.entries().filter(|other| other.class == entry.class);
+        let keys: Vec<_> = same.map(|other| other.key()).collect();
+        let end = keys.first() == Some(&entry.key()) || keys.last() == Some(&entry.key());
+        end || self.retention.policy().name() != "hazard"
+    }
+
+    fn leaf(&self, id: BlockId) -> bool {
+        self.kept.values().all(|other| other.parent != Some(id))
+    }
+
+    /// Links what may leave and is not in use, at its present price.
+    fn relink(&mut self, ids: Vec<BlockId>, used: &[BlockId]) {
+        for id in ids {
+            self.retention.unlink(id);
+            let Some(&Kept { facts, .. }) = self.kept.get(&id) else { continue };
+            if !used.contains(&id) && (!self.leaves || self.leaf(id)) {
+                self.retention.link(self.retention.entry(&facts, 99 - facts.block, &self.cost));
+            }
+        }
     }
 }

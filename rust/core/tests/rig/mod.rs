@@ -76,6 +76,7 @@ pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
         tiers,
         policy: "lru".to_owned(),
         reuse: true,
+        epsilon: 0.0,
         cost: CostModel::default_curve(1000.0).expect("good numbers"),
         structure: Structure::LeafOnly,
         drop_order: DropOrder::Shallow,

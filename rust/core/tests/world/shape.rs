@@ -48,6 +48,7 @@ pub(crate) fn settings(seed: u64) -> Settings {
             .collect(),
         policy: NAMES[usize::try_from(bit(16, NAMES.len() as u64)).unwrap()].to_owned(),
         reuse: bit(19, 2) == 0,
+        epsilon: if bit(25, 2) == 0 { 0.0 } else { 0.25 },
         cost: CostModel::default_curve(1000.0).unwrap(),
         structure: if bit(20, 3) == 0 { Structure::LeafOnly } else { Structure::Holes },
         drop_order: if bit(21, 4) == 0 { DropOrder::Seed } else { DropOrder::Shallow },

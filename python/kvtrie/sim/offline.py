@@ -1,0 +1,125 @@
+"""What could be had by knowing the future: a bound on hits, and a reference for costs.
+
+`most_hits` is Belady's rule on single blocks: no cache of that room finds more blocks, whatever it
+keeps, as long as it holds every request's blocks while that runs. `leaves_first` is the same rule
+on a cache of whole prefixes, where only last blocks may leave: a good plan, not a proven best one.
+Cost: O(blocks · log blocks).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtrie.sim.trace import Request
+
+__all__ = ["Found", "leaves_first", "most_hits"]
+
+_NEVER = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Which blocks of each request were found, as indices into its path."""
+
+    blocks: tuple[tuple[int, ...], ...]
+
+    @property
+    def hits(self) -> int:
+        """Blocks found in all."""
+        return sum(map(len, self.blocks))
+
+
+def most_hits(requests: Sequence[Request], capacity: int) -> Found:
+    """What a cache of `capacity` blocks finds at most, in number.
+
+    Raises:
+        ConfigError: a request is longer than `capacity`.
+    """
+    _check(requests, capacity)
+    paths = [request.blocks.tolist() for request in requests]
+    following = _following(paths)
+    kept: dict[int, int] = {}  # block: the next request that asks for it
+    farthest: list[tuple[int, int]] = []
+    found: list[tuple[int, ...]] = []
+    for path, uses in zip(paths, following, strict=True):
+        hits: list[int] = []
+        for at, (block, use) in enumerate(zip(path, uses, strict=True)):
+            if block in kept:
+                hits.append(at)
+            elif len(kept) == capacity:
+                _evict(kept, farthest)
+            kept[block] = use
+            heapq.heappush(farthest, (-use, block))
+        found.append(tuple(hits))
+    return Found(tuple(found))
+
+
+def _evict(kept: dict[int, int], farthest: list[tuple[int, int]]) -> None:
+    while True:
+        use, victim = heapq.heappop(farthest)
+        if kept.get(victim) == -use:
+            del kept[victim]
+            return
+
+
+def leaves_first(requests: Sequence[Request], capacity: int) -> Found:
+    """A cache of whole prefixes that gives up the last block whose next use is farthest.
+
+    Raises:
+        ConfigError: a request is longer than `capacity`.
+    """
+    _check(requests, capacity)
+    paths = [request.blocks.tolist() for request in requests]
+    kept: dict[int, int] = {}
+    parent: dict[int, int] = {}
+    children: dict[int, int] = {}  # how many blocks that are kept stand directly behind
+    farthest: list[tuple[int, int]] = []
+    found: list[tuple[int, ...]] = []
+    for path, uses in zip(paths, _following(paths), strict=True):
+        hits = next((n for n, block in enumerate(path) if block not in kept), len(path))
+        found.append(tuple(range(hits)))
+        # The running path is not in the heap: it is put back when its blocks have their next use.
+        for block in path[:hits]:
+            kept[block] = -1
+        while len(kept) + len(path) - hits > capacity:
+            use, victim = heapq.heappop(farthest)
+            if kept.get(victim) != -use or children.get(victim):
+                continue
+            del kept[victim]
+            above = parent[victim]
+            children[above] -= 1
+            if not children[above] and kept.get(above, -1) >= 0:
+                heapq.heappush(farthest, (-kept[above], above))
+        for at, (block, use) in enumerate(zip(path, uses, strict=True)):
+            kept[block] = use
+            if at >= hits:
+                parent[block] = above = path[at - 1] if at else -1
+                children[above] = children.get(above, 0) + 1
+        for block in path:
+            if not children.get(block):
+                heapq.heappush(farthest, (-kept[block], block))
+    return Found(tuple(found))
+
+
+def _check(requests: Sequence[Request], capacity: int) -> None:
+    longest = max((len(request.blocks) for request in requests), default=0)
+    if longest > capacity:
+        raise ConfigError(f"a request has {longest} blocks, the cache only {capacity}")
+
+
+def _following(paths: list[list[int]]) -> list[list[int]]:
+    """For each block of each path, the number of the next path that holds it."""
+    later: dict[int, int] = {}
+    following: list[list[int]] = [[]] * len(paths)
+    for at in range(len(paths) - 1, -1, -1):
+        path = paths[at]
+        following[at] = [later.get(block, _NEVER) for block in path]
+        later.update(dict.fromkeys(path, at))
+    return following

@@ -1,0 +1,176 @@
+//! What policies with a memory are told, and what is remembered for them.
+//!
+//! Invariant: a policy that watches knows exactly the blocks that stand on its tier; prints and
+//! turns are kept only if a policy asks. Cost: nothing where no policy of the manager has a memory;
+//! otherwise O(1) per block that comes, goes or is used, beside the policy's own.
+
+use crate::block::{BlockId, TierId, Token};
+use crate::policy::Seen;
+use crate::retention::{Gone, Retention, print};
+use crate::scope::ScopeId;
+use crate::tier::State;
+
+use super::{Manager, Tier};
+
+/// What policies may know of the request that is served.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Visit {
+    /// Its number.
+    number: u64,
+    /// By how many requests one after the other the path was made that it found.
+    turn: u32,
+    /// Blocks that it adds to the path.
+    added: u32,
+    /// Blocks of its prompt.
+    blocks: u32,
+}
+
+/// What is kept for policies that have a memory.
+#[derive(Debug)]
+pub(super) struct Told {
+    /// Whether a policy watches its tier.
+    watched: bool,
+    /// Whether a policy counts the turns of conversations.
+    turning: bool,
+    /// Whether a policy asks for prints.
+    printing: bool,
+    /// How many requests took their path.
+    requests: u64,
+    /// The one that is served.
+    pub(super) visit: Visit,
+    /// Names blocks by their paths, by block id.
+    prints: Vec<u64>,
+    /// By block id: by how many requests one after the other the path to it was made, and the
+    /// number of the last of them.
+    turns: Vec<(u32, u64)>,
+    /// Uses of blocks that are gone, if a policy counts them.
+    gone: Option<Gone>,
+}
+
+impl Told {
+    /// What the policies of these tiers ask for.
+    pub(super) fn new(tiers: &[Tier]) -> Self {
+        let rules = || tiers.iter().map(|tier| (tier.retention.policy(), tier.spec.blocks));
+        let remembered = rules().filter(|(rule, _)| rule.remembers());
+        let remembered: u64 = remembered.map(|(_, blocks)| u64::from(blocks)).sum();
+        let watched = rules().any(|(rule, _)| rule.watches());
+        Self {
+            watched,
+            turning: rules().any(|(rule, _)| rule.turns()),
+            printing: remembered > 0 || watched,
+            requests: 0,
+            visit: Visit::default(),
+            prints: Vec::new(),
+            turns: Vec::new(),
+            gone: (remembered > 0).then(|| Gone::new(remembered)),
+        }
+    }
+
+    /// A block is new in the trie. Returns how often it was used in a former life.
+    pub(super) fn meet(
+        &mut self,
+        scope: ScopeId,
+        parent: Option<BlockId>,
+        block: BlockId,
+        tokens: &[Token],
+    ) -> u32 {
+        if !self.printing {
+            return 0;
+        }
+        let before = parent.map_or(u64::from(scope), |parent| self.prints[parent as usize]);
+        let print = print(before, tokens);
+        put(&mut self.prints, block, print);
+        if self.turning {
+            let (turn, by) = parent.map_or((0, u64::MAX), |parent| self.turns[parent as usize]);
+            let turn = turn + u32::from(by != self.visit.number);
+            put(&mut self.turns, block, (turn, self.visit.number));
+        }
+        self.gone.as_mut().map_or(0, |gone| gone.recall(print))
+    }
+
+    /// A block leaves the trie.
+    pub(super) fn forget(&mut self, block: BlockId, uses: u32) {
+        if let Some(gone) = &mut self.gone {
+            gone.remember(self.prints[block as usize], uses);
+        }
+    }
+
+    /// A request of so many blocks found `path` and is served from now on.
+    pub(super) fn visit(&mut self, path: &[BlockId], blocks: usize) {
+        let count = |blocks: usize| u32::try_from(blocks).unwrap_or(u32::MAX);
+        let turn = path.last().and_then(|&last| self.turns.get(last as usize));
+        self.requests += 1;
+        self.visit = Visit {
+            number: self.requests,
+            turn: turn.map_or(0, |turn| turn.0),
+            added: count(blocks.saturating_sub(path.len())),
+            blocks: count(blocks),
+        };
+    }
+}
+
+impl Manager {
+    /// Tells a tier's policy, if it watches, that a block has come or gone.
+    pub(super) fn notice(&mut self, tier: TierId, block: BlockId) {
+        if !self.told.watched || !self.tiers[tier].retention.policy().watches() {
+            return;
+        }
+        let stands = self.residency(tier, block).state != State::Absent;
+        if stands == self.tiers[tier].retention.holds(block) {
+            return;
+        }
+        let moved = if stands {
+            self.tell(tier, block, Retention::arrived)
+        } else {
+            let print = self.told.prints[block as usize];
+            self.tiers[tier].retention.left(block, print)
+        };
+        for block in moved {
+            self.refresh_on(tier, block);
+        }
+    }
+
+    /// Tells the policies that watch that a block on their tiers is used.
+    pub(super) fn notice_use(&mut self, block: BlockId) {
+        if !self.told.watched {
+            return;
+        }
+        for tier in 0..self.tiers.len() {
+            let retention = &self.tiers[tier].retention;
+            if retention.policy().watches() && retention.holds(block) {
+                for block in self.tell(tier, block, Retention::touched) {
+                    self.refresh_on(tier, block);
+                }
+            }
+        }
+    }
+
+    fn tell(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        what: impl FnOnce(&mut Retention, &Seen<'_>) -> Vec<BlockId>,
+    ) -> Vec<BlockId> {
+        let facts = self.facts(tier, block, self.all_layers());
+        let Visit { turn, added, blocks, .. } = self.told.visit;
+        let seen = Seen {
+            print: self.told.prints[block as usize],
+            request: self.told.requests,
+            used: self.nodes[block as usize].refs > 0,
+            turn,
+            added,
+            last: facts.block + 1 == blocks,
+            facts: &facts,
+            cost: &self.settings.cost,
+        };
+        what(&mut self.tiers[tier].retention, &seen)
+    }
+}
+
+fn put<T: Copy + Default>(column: &mut Vec<T>, block: BlockId, value: T) {
+    let at = block as usize;
+    if column.len() <= at {
+        column.resize(at + 1, T::default());
+    }
+    column[at] = value;
+}

@@ -1,0 +1,174 @@
+//! What a class of touches is worth at every age: from counts to rates of reuse.
+//!
+//! A class with few lives leans on its group, a group on all. Invariant: rates are finite, and no
+//! hazard is above 0.98. Cost: O(classes * buckets^2) per look, every 128 requests.
+
+/// One for each (turn, hits, blocks added), and one for the last block of a prompt by turn.
+pub(super) const CLASSES: usize = TURNS * (HITS * SIZES + 1);
+
+/// Ages of requests, two buckets to the octave.
+pub(super) const BUCKETS: usize = 28;
+
+const TURNS: usize = 4;
+const HITS: usize = 5;
+const SIZES: usize = 4;
+
+/// Classes of one turn that differ in what was added only; the last block of a prompt is its own.
+const GROUPS: usize = TURNS * (HITS + 1);
+
+/// Lives that the estimate of a wider class weighs as much as.
+const PRIOR: f64 = 128.0;
+
+const MOST_HAZARD: f64 = 0.98;
+
+/// One number per bucket of age.
+pub(super) type Rates = [f64; BUCKETS];
+
+/// Lives by age: how many came so far, and how many ended there by another touch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) reached: Rates,
+    pub(super) ended: Rates,
+}
+
+impl Counts {
+    fn add(&mut self, other: &Self) {
+        for b in 0..BUCKETS {
+            self.reached[b] += other.reached[b];
+            self.ended[b] += other.ended[b];
+        }
+    }
+
+    /// Recent lives weigh more than old ones.
+    pub(super) fn halve(&mut self) {
+        for count in self.reached.iter_mut().chain(&mut self.ended) {
+            *count /= 2.0;
+        }
+    }
+}
+
+/// The class of a touch: `turn`, earlier touches of the block, blocks added; and whether it is the
+/// last one of a prompt.
+pub(super) fn class_of(turn: u32, hits: u8, added: u32, last: bool) -> u8 {
+    let size = (added.max(1).ilog2() / 2).min(3);
+    let kind = if last { 20 } else { u32::from(hits.min(4)) * 4 + size };
+    u8::try_from(turn.min(3) * 21 + kind).expect("84 classes")
+}
+
+fn group_of(class: usize) -> usize {
+    class / 21 * (HITS + 1) + class % 21 / SIZES
+}
+
+/// The bucket of an age.
+pub(super) fn bucket(age: u16) -> usize {
+    let age = u64::from(age.max(1));
+    let octave = age.ilog2();
+    let upper = (age * age) >> (2 * octave + 1);
+    (2 * octave as usize + usize::from(upper > 0)).min(BUCKETS - 1)
+}
+
+/// The first age of a bucket.
+pub(super) fn start(bucket: usize) -> u64 {
+    let square = 1_u64 << bucket;
+    let root = square.isqrt();
+    root + u64::from(root * root < square)
+}
+
+/// The worth of every class at every age.
+pub(super) fn learn(classes: &[Counts]) -> Vec<Rates> {
+    let mut groups = vec![Counts::default(); GROUPS];
+    let mut all = Counts::default();
+    for (class, counts) in classes.iter().enumerate() {
+        groups[group_of(class)].add(counts);
+        all.add(counts);
+    }
+    let hazard = |class: usize, b: usize| {
+        let (own, group) = (&classes[class], &groups[group_of(class)]);
+        let widest = (all.ended[b] + 0.5) / (all.reached[b] + all.ended[b].min(1.0) + 10.0);
+        let wide = (group.ended[b] + PRIOR * widest) / (group.reached[b] + PRIOR);
+        let hazard = (own.ended[b] + PRIOR * wide) / (own.reached[b] + PRIOR);
+        hazard.min(MOST_HAZARD)
+    };
+    let rates = |class| worth(&std::array::from_fn(|b| hazard(class, b)));
+    (0..classes.len()).map(rates).collect()
+}
+
+/// The best rate of reuse per request that keeping can have, from each bucket on.
+fn worth(hazard: &Rates) -> Rates {
+    std::array::from_fn(|from| {
+        let (mut alive, mut uses, mut time, mut best) = (1.0, 0.0, 0.0, 0.0_f64);
+        for (b, h) in hazard.iter().enumerate().skip(from) {
+            let width = start(b + 1) - start(b);
+            if width > 0 {
+                uses += alive * h;
+                time += alive * (1.0 - h / 2.0) * real(width);
+                alive *= 1.0 - h;
+                best = best.max(uses / time);
+            }
+        }
+        best
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "widths are small")]
+fn real(width: u64) -> f64 {
+    width as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        BUCKETS, CLASSES, Counts, GROUPS, bucket, class_of, group_of, learn, start, worth,
+    };
+
+    #[test]
+    fn there_are_two_buckets_to_the_octave() {
+        for b in 0..BUCKETS {
+            let first = u16::try_from(start(b)).expect("ages below 2^14");
+            // No age lies between 2^0.5 and 2.
+            let expected = if b == 1 { 2 } else { b };
+            assert_eq!(bucket(first), expected);
+            assert!(first == 1 || bucket(first - 1) < expected);
+        }
+        assert_eq!([0, 1, 2, 3, 90, 91, u16::MAX].map(bucket), [0, 0, 2, 3, 12, 13, 27]);
+    }
+
+    #[test]
+    fn the_worth_is_the_best_rate_of_waiting() {
+        // Nothing until age 16, then half of what is left at once.
+        let mut hazard = [0.0; BUCKETS];
+        hazard[8] = 0.5;
+        let worth = worth(&hazard);
+        let width = 23.0 - 16.0;
+        assert!((worth[8] - 0.5 / (0.75 * width)).abs() < 1e-12);
+        assert!((worth[0] - 0.5 / (15.0 + 0.75 * width)).abs() < 1e-12);
+        assert!(worth[9] < 1e-12);
+    }
+
+    #[test]
+    fn classes_fall_into_groups_of_one_turn_and_number_of_hits() {
+        let mut sizes = [0; GROUPS];
+        for class in 0..CLASSES {
+            sizes[group_of(class)] += 1;
+        }
+        assert_eq!(sizes[..], [4, 4, 4, 4, 4, 1].repeat(4)[..]);
+        let classes = [(0, 0, 0, false), (0, 1, 4, false), (1, 9, 99, false), (9, 2, 1, true)];
+        assert_eq!(classes.map(|(a, b, c, d)| class_of(a, b, c, d)), [0, 5, 40, 83]);
+    }
+
+    /// All lives of one class end at age 4, those of another never do.
+    #[test]
+    fn a_class_that_comes_back_is_worth_more() {
+        let mut classes = vec![Counts::default(); CLASSES];
+        for b in 0..BUCKETS {
+            classes[0].reached[b] = if b <= 4 { 1000.0 } else { 0.0 };
+            classes[50].reached[b] = 1000.0;
+        }
+        classes[0].ended[4] = 1000.0;
+        let worth = learn(&classes);
+        assert!(worth[0][0] > 10.0 * worth[50][0]);
+        // A class without lives lies between the two, nearer to its group.
+        assert!(worth[0][4] > worth[1][4] && worth[1][4] > worth[51][4]);
+        assert!(worth[51][4] > worth[50][4]);
+    }
+}
