@@ -23,7 +23,8 @@ SUITES = ("contract", "scenarios", "model", "trie", "lib")
 FAILED = re.compile(r"^test (\S+) .*FAILED$", re.MULTILINE)
 LIMIT_S = 900
 
-# The folder of the project's own builds: all dependencies are there already.
+# Below the folder of the project's own builds, but apart from them: cargo takes a copy of a package
+# for the package itself and would later believe a broken build to be the sound one.
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target")))
 
 
@@ -145,7 +146,7 @@ def copy_of_the_core(folder: Path) -> Path:
     # Fresh times of change, or cargo would believe that it had built this before.
     shutil.copytree(ROOT / CORE, folder / CORE, copy_function=shutil.copy)
     manifest = (ROOT / "Cargo.toml").read_text()
-    manifest, found = re.subn(r"members = \[[^]]*\]", f'members = ["{CORE}"]', manifest, count=1)
+    manifest, found = re.subn(r"members = \[[^]]*\]", f'members = ["{CORE}"]', manifest)
     if not found:
         message = "Cargo.toml names no members"
         raise SystemExit(message)
@@ -162,7 +163,7 @@ def failures(folder: Path, suite: str) -> list[str]:
         raise SystemExit(message)
     which = ["--lib"] if suite == "lib" else ["--test", suite]
     command = [cargo, "test", "--offline", "-p", "kvtrie-core", *which, "--no-fail-fast"]
-    env = {**os.environ, "CARGO_TARGET_DIR": str(TARGET), "RUST_BACKTRACE": "0"}
+    env = {**os.environ, "CARGO_TARGET_DIR": str(TARGET / "mutated"), "RUST_BACKTRACE": "0"}
     # Random cases, but the same ones for every mutation.
     env |= {"PROPTEST_RNG_SEED": "1", "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "true"}
     try:

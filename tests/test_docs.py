@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
@@ -40,7 +40,7 @@ def commands() -> list[str]:
         for _, block in blocks(page, "sh", "bash")
         for line in block.splitlines()
     ]
-    return sorted({" ".join(shlex.split(line, comments=True)) for line in lines} - {""})
+    return sorted({shlex.join(shlex.split(line, comments=True)) for line in lines} - {""})
 
 
 def named(pages: list[Path]) -> list:

@@ -92,7 +92,12 @@ def _run(given: argparse.Namespace) -> int:
         block_tokens=given.block_tokens,
     )
     quiet = given.json or len(requests) < _LONG
-    played = replay(watched(requests, "Replaying", quiet=quiet), manager, load=given.load)
+    played = replay(
+        watched(requests, "Replaying", quiet=quiet),
+        manager,
+        load=given.load,
+        block_tokens=given.block_tokens,
+    )
     title = f"{given.trace.name}, {given.policy}, {given.structure}"
     if given.save is not None:
         from kvtrie.demo.report import capture, write_report

@@ -21,6 +21,8 @@ use crate::error::{Error, Result};
 use crate::time::Nanos;
 
 pub use entry::{Entry, Facts, Key, Seen};
+#[cfg(test)]
+pub(crate) use sample::facts;
 
 /// Uses beyond this many count no further.
 pub const MOST_USES: u32 = 32;

@@ -117,7 +117,7 @@ impl Retention {
         let before = list.head(&self.places);
         list.link(&mut self.places, entry);
         if before.is_none_or(|head| entry.key() < head) {
-            self.heads.set(slot, Some(entry));
+            self.heads.set(slot, Some(&entry));
         }
         self.linked += 1;
     }
@@ -131,7 +131,7 @@ impl Retention {
         list.unlink(&mut self.places, id);
         if headed {
             let head = list.head(&self.places).map(|key| key.entry(entry.class));
-            self.heads.set(slot, head);
+            self.heads.set(slot, head.as_ref());
             if head.is_none() {
                 self.slots.remove(&entry.class);
                 self.free.push(slot);
@@ -171,7 +171,11 @@ impl Retention {
     pub fn victim(&mut self, now: Nanos) -> Option<Entry> {
         match self.policy.order() {
             Order::Own => self.scan(now),
-            Order::Value | Order::Rank => self.heads.winner(now),
+            Order::Value | Order::Rank => {
+                let list = &self.lists[self.heads.winner(now)? as usize];
+                let key = list.head(&self.places)?;
+                self.get(key.id)
+            }
         }
     }
 
@@ -260,7 +264,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{Retention, rounded};
-    use crate::policy::{Entry, NAMES, Order, Policy, Setup, by_name};
+    use crate::cost::CostModel;
+    use crate::error::Result;
+    use crate::policy::{Entry, Facts, NAMES, Order, Policy, Seen, Setup, by_name, facts};
 
     /// Compares `a / b` with `c / d` by quotients and remainders, for positive `b` and `d`.
     fn fractions(a: u64, b: u64, c: u64, d: u64) -> Ordering {
@@ -399,6 +405,28 @@ mod tests {
         let classes: std::collections::BTreeSet<u64> =
             (1000..2000).map(|class| rounded(class, super::bits(1.0 / 64.0))).collect();
         assert_eq!(classes.len(), 64);
+    }
+
+    #[test]
+    fn the_request_that_brought_a_block_does_not_use_it_again() -> Result<()> {
+        let mut retention = Retention::new(policy("arc"), 0.0);
+        let cost = CostModel::default_curve(1.0)?;
+        let facts = Facts { id: 3, ..facts(0, 0, 1) };
+        let seen = |request| {
+            let (facts, cost) = (&facts, &cost);
+            Seen { print: 9, request, used: true, turn: 0, added: 1, last: true, facts, cost }
+        };
+        let class = |retention: &Retention| retention.entry(&facts, 0, &cost).class;
+        retention.touched(&seen(4));
+        assert!(!retention.holds(3));
+        retention.arrived(&seen(5));
+        retention.touched(&seen(5));
+        assert_eq!((retention.holds(3), class(&retention)), (true, 1));
+        retention.touched(&seen(6));
+        assert_eq!(class(&retention), 2);
+        retention.left(3, 9);
+        assert!(!retention.holds(3));
+        Ok(())
     }
 
     #[test]

@@ -174,3 +174,37 @@ fn put<T: Copy + Default>(column: &mut Vec<T>, block: BlockId, value: T) {
     }
     column[at] = value;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Told;
+
+    #[test]
+    fn a_turn_is_a_request_that_made_the_path_longer() {
+        let mut told = Told { turning: true, printing: true, ..Told::new(&[]) };
+        told.visit(&[], 2);
+        assert_eq!((told.visit.turn, told.visit.added, told.visit.blocks), (0, 2, 2));
+        told.meet(0, None, 0, &[1]);
+        told.meet(0, Some(0), 1, &[2]);
+        let first = told.visit;
+        told.visit(&[0], 3);
+        assert_eq!((told.visit.turn, told.visit.added), (1, 2));
+        told.meet(0, Some(0), 2, &[7]);
+        told.visit(&[0, 2], 2);
+        assert_eq!((told.visit.turn, told.visit.added), (2, 0));
+        // The first request goes on: still its own turn.
+        told.visit = first;
+        told.meet(0, Some(1), 3, &[3]);
+        assert_eq!(told.turns, [(1, 1), (1, 1), (2, 2), (1, 1)]);
+        assert!(told.prints[1] != told.prints[2] && told.prints.len() == 4);
+    }
+
+    #[test]
+    fn nothing_is_kept_if_nobody_asks() {
+        let mut told = Told::new(&[]);
+        told.visit(&[], 9);
+        assert_eq!(told.meet(0, None, 5, &[1]), 0);
+        told.forget(5, 3);
+        assert!(told.prints.is_empty() && told.turns.is_empty());
+    }
+}

@@ -233,4 +233,27 @@ mod tests {
         let victims: Vec<_> = (11..14).flat_map(|block| shelf.request(&[block])).collect();
         assert_eq!(victims, [3, 4, 5]);
     }
+
+    /// The main queue holds 1, 2, 3 and 4, used there three, two, two times and once.
+    #[test]
+    fn a_use_is_a_pass_of_the_hand() {
+        let mut shelf = Shelf::new("s3fifo", 10);
+        let new = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+        for block in new.into_iter().chain([1, 2, 3, 4]) {
+            shelf.request(&[block]);
+        }
+        // 5 leaves and the small hand passes the four.
+        assert_eq!(shelf.request(&[11]), [5]);
+        for block in [1, 2, 3, 4, 1, 2, 3, 1, 1, 1] {
+            shelf.request(&[block]);
+        }
+        // The main queue is longer than two: 4 goes after one round, then 2 and 6, 7, ...
+        let victims: Vec<_> = (12..17).flat_map(|block| shelf.request(&[block])).collect();
+        assert_eq!(victims, [4, 2, 6, 7, 8]);
+        // 3 has none left, 1 has one.
+        assert_eq!(shelf.request(&[3, 1]), []);
+        shelf.request(&[6]);
+        shelf.request(&[7]);
+        assert_eq!((shelf.hits, shelf.request(&[20]).len()), (16, 1));
+    }
 }

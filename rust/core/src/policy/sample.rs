@@ -12,7 +12,7 @@ use crate::retention::{Retention, print};
 use crate::time::Nanos;
 
 /// A whole block, used once, about to be demoted.
-pub(super) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
+pub(crate) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
     Facts {
         id: BlockId::MAX,
         context,

@@ -2,9 +2,9 @@
 //!
 //! Every node of a binary tree keeps the winner of its two sides and the first time at which that
 //! may be another one, `fail`: the earlier of its sides' and the time at which the two winners
-//! change places, an integer. Invariant: a node's `fail` is at most that of its sides, and before
-//! it the node is right. Cost: a query that no `fail` lies before is O(1); a head that changes
-//! costs O(log classes); each change of places once O(log classes).
+//! change places, an integer. Invariant: a node's `fail` is at most that of its sides, and from the
+//! last query on until `fail` the node is right. Cost: a query that no `fail` lies before is O(1); a
+//! head that changes costs O(log classes), and so does each change of places; 64 bytes per class.
 
 use crate::policy::{Entry, Order};
 use crate::time::Nanos;
@@ -15,22 +15,22 @@ pub(super) type Slot = u32;
 /// Names no class: an empty side.
 const NOBODY: Slot = Slot::MAX;
 
-#[derive(Clone, Copy, Debug)]
+/// The winner of a part of the tree. Classes differ, so ties between entries do not matter here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Node {
-    winner: Slot,
     fail: Nanos,
+    class: u64,
+    place: u64,
+    slot: Slot,
 }
 
-/// Wrong from the beginning of time.
-const STALE: Node = Node { winner: NOBODY, fail: 0 };
+const EMPTY: Node = Node { fail: Nanos::MAX, class: 0, place: 0, slot: NOBODY };
 
 /// The heads of all classes.
 #[derive(Clone, Debug)]
 pub(super) struct Tournament {
     order: Order,
-    heads: Vec<Option<Entry>>,
-    /// Node 1 is the root; the sides of `n` are `2n` and `2n + 1`. Slot `s` would be node
-    /// `nodes.len() + s`.
+    /// Node 1 is the root, the sides of `n` are `2n` and `2n + 1`; the last half are the slots.
     nodes: Vec<Node>,
     /// The time of the last query.
     seen: Nanos,
@@ -39,89 +39,96 @@ pub(super) struct Tournament {
 impl Tournament {
     /// Nobody yet; `order` is by value or by rank.
     pub(super) fn new(order: Order) -> Self {
-        Self { order, heads: Vec::new(), nodes: vec![STALE; 1], seen: 0 }
+        Self { order, nodes: vec![EMPTY; 2], seen: 0 }
     }
 
-    /// The head of a class is now this one.
-    pub(super) fn set(&mut self, slot: Slot, head: Option<Entry>) {
-        let at = slot as usize;
-        if at >= self.heads.len() {
-            self.heads.resize(at + 1, None);
-            if at >= self.nodes.len() {
-                self.nodes = vec![STALE; (at + 1).next_power_of_two()];
+    /// The head of a class is now this one; `None` if the class is empty.
+    pub(super) fn set(&mut self, slot: Slot, head: Option<&Entry>) {
+        if slot as usize >= self.nodes.len() / 2 {
+            self.grow(slot as usize + 1);
+        }
+        let mut at = self.nodes.len() / 2 + slot as usize;
+        self.nodes[at] = head.map_or(EMPTY, |head| Node {
+            fail: Nanos::MAX,
+            class: head.class,
+            place: head.place,
+            slot,
+        });
+        while at > 1 {
+            at /= 2;
+            let node = self.duel(at);
+            if node == self.nodes[at] {
+                return;
             }
-        }
-        self.heads[at] = head;
-        // Where a node is stale, all above it are.
-        let mut node = (self.nodes.len() + at) >> 1;
-        while node > 0 && self.nodes[node].fail > 0 {
-            self.nodes[node].fail = 0;
-            node /= 2;
+            self.nodes[at] = node;
         }
     }
 
-    /// The minimum of all heads.
-    pub(super) fn winner(&mut self, now: Nanos) -> Option<Entry> {
+    /// The class whose head is the minimum of all.
+    pub(super) fn winner(&mut self, now: Nanos) -> Option<Slot> {
         if now < self.seen {
-            self.nodes.fill(STALE);
+            self.seen = now;
+            (1..self.nodes.len() / 2).rev().for_each(|at| self.nodes[at] = self.duel(at));
         }
         self.seen = now;
-        let root = self.side(1, now);
-        self.head(root.winner)
+        self.mend(1);
+        Some(self.nodes[1].slot).filter(|&slot| slot != NOBODY)
     }
 
-    fn head(&self, slot: Slot) -> Option<Entry> {
-        self.heads.get(slot as usize).copied().flatten()
+    /// Makes a node right that has failed; so have those of its sides that are to blame.
+    fn mend(&mut self, at: usize) {
+        if self.nodes[at].fail <= self.seen && at < self.nodes.len() / 2 {
+            self.mend(2 * at);
+            self.mend(2 * at + 1);
+            self.nodes[at] = self.duel(at);
+        }
     }
 
-    /// A node as of `now`, put right if it failed.
-    fn side(&mut self, node: usize, now: Nanos) -> Node {
-        if node >= self.nodes.len() {
-            let slot = Slot::try_from(node - self.nodes.len()).unwrap_or(NOBODY);
-            let winner = if self.head(slot).is_some() { slot } else { NOBODY };
-            return Node { winner, fail: Nanos::MAX };
+    /// A node from its two sides, as of the last query.
+    fn duel(&self, at: usize) -> Node {
+        let (left, right) = (&self.nodes[2 * at], &self.nodes[2 * at + 1]);
+        if left.slot == NOBODY || right.slot == NOBODY {
+            return if right.slot == NOBODY { *left } else { *right };
         }
-        if self.nodes[node].fail > now {
-            return self.nodes[node];
-        }
-        let (left, right) = (self.side(2 * node, now), self.side(2 * node + 1, now));
-        let mut fail = left.fail.min(right.fail);
-        let winner = match (self.head(left.winner), self.head(right.winner)) {
-            (_, None) => left.winner,
-            (None, _) => right.winner,
-            (Some(a), Some(b)) => {
-                let (first, until) = duel(self.order, &a, &b, now);
-                fail = fail.min(until);
-                if first { left.winner } else { right.winner }
-            }
+        let (cheap, dear) = if left.class < right.class { (left, right) } else { (right, left) };
+        let (first, until) = match self.order {
+            Order::Value => duel(cheap, dear, self.seen),
+            Order::Rank | Order::Own => (true, Nanos::MAX),
         };
-        self.nodes[node] = Node { winner, fail };
-        self.nodes[node]
+        let winner = if first { cheap } else { dear };
+        Node { fail: left.fail.min(right.fail).min(until), ..*winner }
+    }
+
+    /// Room for so many classes.
+    fn grow(&mut self, classes: usize) {
+        let old = self.nodes.split_off(self.nodes.len() / 2);
+        let half = classes.next_power_of_two();
+        self.nodes = vec![EMPTY; 2 * half];
+        self.nodes[half..half + old.len()].copy_from_slice(&old);
+        (1..half).rev().for_each(|at| self.nodes[at] = self.duel(at));
     }
 }
 
-/// Whether `a` leaves before `b` at `now`, and the first time at which that may change.
-fn duel(order: Order, a: &Entry, b: &Entry, now: Nanos) -> (bool, Nanos) {
-    if order == Order::Rank || a.class == b.class {
-        return (a < b, Nanos::MAX);
+/// Whether the cheap one of two leaves first at `now`, and the first time at which that may change.
+fn duel(cheap: &Node, dear: &Node, now: Nanos) -> (bool, Nanos) {
+    let (new, old) = (now.saturating_sub(cheap.place), now.saturating_sub(dear.place));
+    // At zero idle time a value is infinite, even that of no cost.
+    if new == 0 && (old == 0 || cheap.class == 0) {
+        return (old == 0, cheap.place.min(dear.place).max(now).saturating_add(1));
     }
-    // At zero idle time a value is infinite.
-    let fresh = |entry: &Entry| now <= entry.place;
-    if fresh(a) || fresh(b) {
-        let first = (fresh(a), a) < (fresh(b), b);
-        let ends = [a, b].into_iter().filter(|entry| fresh(entry));
-        let until = ends.map(|entry| entry.place.saturating_add(1)).min();
-        return (first, until.unwrap_or(Nanos::MAX));
+    // The lines idle / class cross at most once more: where the dear one falls behind.
+    let (ahead, behind) = (wide(cheap.class, old), wide(dear.class, new));
+    if ahead <= behind {
+        return (true, Nanos::MAX);
     }
-    // The lines (t - place) / class cross once, where the dear one falls behind the cheap one.
-    let (cheap, dear) = if a.class < b.class { (a, b) } else { (b, a) };
-    let wide = |x: u64, y: u64| i128::from(x) * i128::from(y);
-    let lead = wide(dear.class, cheap.place) - wide(cheap.class, dear.place);
-    let gap = i128::from(dear.class - cheap.class);
-    let ahead = i128::from(now) * gap < lead;
-    // Less than 2^126 in all; rounded up.
-    let until = if ahead { (lead + gap - 1) / gap } else { i128::from(Nanos::MAX) };
-    (ahead == (dear == a), Nanos::try_from(until).unwrap_or(Nanos::MAX))
+    // The lead shrinks by the difference of classes per nanosecond.
+    let (lead, gap) = (ahead - behind, i128::from(dear.class - cheap.class));
+    let rest = Nanos::try_from((lead + gap - 1) / gap).unwrap_or(Nanos::MAX);
+    (false, now.saturating_add(rest))
+}
+
+fn wide(a: u64, b: u64) -> i128 {
+    i128::from(a) * i128::from(b)
 }
 
 #[cfg(test)]
@@ -130,7 +137,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{Tournament, duel};
+    use super::{EMPTY, Node, Tournament, duel};
     use crate::policy::{Entry, Order, Setup, by_name};
 
     fn compare(a: &Entry, b: &Entry, now: u64) -> Ordering {
@@ -139,7 +146,7 @@ mod tests {
     }
 
     fn entry() -> impl Strategy<Value = Entry> {
-        let class = prop_oneof![3 => 0..9u64, 2 => 0..5000u64, 1 => (1u64 << 62) - 9..=1 << 62];
+        let class = prop_oneof![3 => 0..9u64, 2 => 0..5000u64, 1 => (1u64 << 62) - 29..=1 << 62];
         let place = prop_oneof![3 => 0..40u64, 2 => 0..5000u64, 1 => u64::MAX - 9..=u64::MAX];
         (class, place, 0..3u32, 0..50u32).prop_map(|(class, place, tie, id)| Entry {
             class,
@@ -150,7 +157,12 @@ mod tests {
     }
 
     fn time() -> impl Strategy<Value = u64> {
-        prop_oneof![4 => 0..60u64, 3 => 0..20_000u64, 1 => any::<u64>(), 1 => u64::MAX - 9..=u64::MAX]
+        let ends = u64::MAX - 9..=u64::MAX;
+        prop_oneof![4 => 0..60u64, 3 => 0..20_000u64, 1 => any::<u64>(), 1 => ends]
+    }
+
+    fn node(entry: &Entry) -> Node {
+        Node { class: entry.class, place: entry.place, slot: entry.id, ..EMPTY }
     }
 
     proptest! {
@@ -160,15 +172,16 @@ mod tests {
         /// order has changed unless somebody was fresh.
         #[test]
         fn a_duel_is_right_until_it_fails(a in entry(), b in entry(), now in time()) {
-            prop_assume!(a != b);
-            let (first, until) = duel(Order::Value, &a, &b, now);
-            prop_assert_eq!(first, compare(&a, &b, now).is_lt());
+            prop_assume!(a.class != b.class);
+            let (cheap, dear) = if a.class < b.class { (a, b) } else { (b, a) };
+            let (first, until) = duel(&node(&cheap), &node(&dear), now);
+            prop_assert_eq!(first, compare(&cheap, &dear, now).is_lt());
             prop_assert!(until > now || until == u64::MAX);
             for later in [now, now + (until - now) / 2, until - 1] {
-                prop_assert_eq!(first, compare(&a, &b, later.max(now)).is_lt());
+                prop_assert_eq!(first, compare(&cheap, &dear, later.max(now)).is_lt());
             }
             if until < u64::MAX && now > a.place && now > b.place {
-                prop_assert_ne!(first, compare(&a, &b, until).is_lt());
+                prop_assert_ne!(first, compare(&cheap, &dear, until).is_lt());
             }
         }
 
@@ -185,9 +198,12 @@ mod tests {
                 times.sort_unstable();
             }
             for ((slot, head, _), now) in ops.into_iter().zip(times) {
-                tournament.set(slot, head);
+                // No two classes are equal.
+                let head = head.map(|e| Entry { class: e.class / 20 * 20 + u64::from(slot), ..e });
+                tournament.set(slot, head.as_ref());
                 heads[slot as usize] = head;
-                let least = heads.iter().flatten().min_by(|a, b| compare(a, b, now)).copied();
+                let some = (0..).zip(&heads).filter_map(|(slot, head)| Some((slot, head.as_ref()?)));
+                let least = some.min_by(|a, b| compare(a.1, b.1, now)).map(|(slot, _)| slot);
                 prop_assert_eq!(tournament.winner(now), least);
                 prop_assert_eq!(tournament.winner(now), least);
             }
@@ -196,14 +212,11 @@ mod tests {
 
     #[test]
     fn places_change_at_the_crossing_and_not_before() {
-        let (cheap, dear) = (
-            Entry { class: 1, place: 90, tie: 0, id: 0 },
-            Entry { class: 4, place: 0, tie: 0, id: 1 },
-        );
+        let cheap = Node { class: 1, place: 90, slot: 0, ..EMPTY };
+        let dear = Node { class: 4, place: 0, slot: 1, ..EMPTY };
         // 1 / (t - 90) reaches 4 / t at 120.
-        assert_eq!(duel(Order::Value, &cheap, &dear, 100), (false, 120));
-        assert_eq!(duel(Order::Value, &cheap, &dear, 119), (false, 120));
-        assert_eq!(duel(Order::Value, &cheap, &dear, 120), (true, u64::MAX));
-        assert_eq!(duel(Order::Value, &dear, &cheap, 90), (true, 91));
+        let at = |now| duel(&cheap, &dear, now);
+        assert_eq!((at(100), at(119)), ((false, 120), (false, 120)));
+        assert_eq!((at(120), at(0)), ((true, u64::MAX), (true, 1)));
     }
 }
