@@ -189,19 +189,23 @@ class ModelShape:
             tp=tp,
         )
 
+    @property
+    def rank_heads(self) -> int:
+        """KV heads on one rank: `max(1, kv_heads / tp)`; a latent vector is on every rank."""
+        return self.kv_heads if self.latent else max(1, self.kv_heads // self.tp)
+
     def layer_bytes(self, block_tokens: int) -> int:
         """Bytes of one layer of one block on one rank.
 
-        `block_tokens x heads x (head_dim + v_head_dim) x bytes of dtype`, where a rank has
-        `max(1, kv_heads / tp)` heads; a latent vector counts once and is on every rank.
+        `block_tokens x rank_heads x (head_dim + v_head_dim) x bytes of dtype`; a latent vector
+        counts once.
         """
         if block_tokens < 1:
             raise ConfigError(f"block_tokens is {block_tokens}, at least 1 wanted")
-        heads = self.kv_heads if self.latent else max(1, self.kv_heads // self.tp)
         width = self.head_dim
         if not self.latent:
             width += self.head_dim if self.v_head_dim is None else self.v_head_dim
-        return block_tokens * heads * width * DTYPE_BYTES[self.dtype]
+        return block_tokens * self.rank_heads * width * DTYPE_BYTES[self.dtype]
 
     def block_bytes(self, block_tokens: int) -> int:
         """Bytes of all layers of one block on one rank."""

@@ -173,5 +173,5 @@ class Tier:
     def _layer_bytes(self, model: ModelShape, block_tokens: int) -> int:
         if self.layout is None:
             return model.layer_bytes(block_tokens)
-        heads = model.kv_heads if model.latent else max(1, model.kv_heads // model.tp)
-        return sum(self.layout.planes(block_tokens, heads, model.head_dim, model.v_head_dim))
+        widths = model.rank_heads, model.head_dim, model.v_head_dim
+        return sum(self.layout.planes(block_tokens, *widths))

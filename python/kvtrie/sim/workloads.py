@@ -89,6 +89,24 @@ def _ordered(requests: list[Request], most: int) -> list[Request]:
     return sorted(requests, key=lambda request: request.at)[:most]
 
 
+def _gathered(sessions: Iterator[list[Request]], most: int, surplus: float) -> list[Request]:
+    """Sessions until there are more than `surplus * most` requests, in order of time."""
+    made: list[Request] = []
+    while len(made) <= surplus * most:
+        made.extend(next(sessions))
+    return _ordered(made, most)
+
+
+def _texts(
+    draw: _Draw, ids: Iterator[int], number: int, median: float, spread: float
+) -> list[_Text]:
+    """So many unrelated texts."""
+    texts = [_Text(ids) for _ in range(number)]
+    for text in texts:
+        text.grow(draw.length(median, spread))
+    return texts
+
+
 def _opened(draw: _Draw, per_s: float) -> Iterator[float]:
     at = 0.0
     while True:
@@ -126,18 +144,16 @@ def chats(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
         ConfigError: `requests` is below 1.
     """
     draw, ids = _begin(requests, seed)
-    systems = [_Text(ids) for _ in range(8)]
-    for system in systems:
-        system.grow(draw.length(1500, 0.8))
-    made: list[Request] = []
-    for at in _opened(draw, 1.0):
-        system = systems[draw.popular(len(systems))].fork()
-        if draw.happens(0.02):
-            system.grow(draw.length(12_000, 0.6))
-        made.extend(_chat(draw, system, at))
-        if len(made) > 1.2 * requests:
-            return _ordered(made, requests)
-    raise AssertionError
+    systems = _texts(draw, ids, 8, 1500, 0.8)
+
+    def sessions() -> Iterator[list[Request]]:
+        for at in _opened(draw, 1.0):
+            system = systems[draw.popular(len(systems))].fork()
+            if draw.happens(0.02):
+                system.grow(draw.length(12_000, 0.6))
+            yield list(_chat(draw, system, at))
+
+    return _gathered(sessions(), requests, 1.2)
 
 
 def agents(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
@@ -154,23 +170,20 @@ def agents(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
         ConfigError: `requests` is below 1.
     """
     draw, ids = _begin(requests, seed)
-    kinds = [_Text(ids) for _ in range(5)]
-    for kind in kinds:
-        kind.grow(draw.length(6000, 0.4))
-    made: list[Request] = []
-    for opened in _opened(draw, 0.25):
-        at = opened
+    kinds = _texts(draw, ids, 5, 6000, 0.4)
+
+    def steps(at: float) -> Iterator[Request]:
         text = kinds[draw.popular(len(kinds))].fork()
         text.grow(draw.length(800, 0.8))
         for _ in range(draw.turns(12)):
             answer = draw.length(120, 0.8)
-            made.append(text.request(at, answer))
+            yield text.request(at, answer)
             text.grow(answer + draw.length(500, 1.1))
             slow = draw.happens(1 / 8)
             at += draw.seconds(240, 1) if slow else draw.seconds(4, 0.8)
-        if len(made) > 1.2 * requests:
-            return _ordered(made, requests)
-    raise AssertionError
+
+    sessions = (list(steps(at)) for at in _opened(draw, 0.25))
+    return _gathered(sessions, requests, 1.2)
 
 
 def shared(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
@@ -187,9 +200,7 @@ def shared(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
         ConfigError: `requests` is below 1.
     """
     draw, ids = _begin(requests, seed)
-    systems = [_Text(ids) for _ in range(6)]
-    for system in systems:
-        system.grow(draw.length(1000, 0.5))
+    systems = _texts(draw, ids, 6, 1000, 0.5)
 
     def document() -> _Text:
         text = systems[draw.popular(len(systems))].fork()
@@ -197,21 +208,22 @@ def shared(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
         return text
 
     shelf = [document() for _ in range(300)]
-    made: list[Request] = []
-    for number, at in enumerate(_opened(draw, 2.0), 1):
-        if number % 100 == 0:
-            shelf.insert(draw.rng.randrange(30), document())
-            shelf.pop()
-        text = shelf[draw.popular(len(shelf))].fork()
-        text.grow(draw.length(150, 0.8))
-        answer = draw.length(200, 0.7)
-        made.append(text.request(at, answer))
-        if draw.happens(0.2):
-            text.grow(answer + draw.length(100, 0.8))
-            made.append(text.request(at + draw.seconds(40, 1), answer))
-        if len(made) > 1.1 * requests:
-            return _ordered(made, requests)
-    raise AssertionError
+
+    def sessions() -> Iterator[list[Request]]:
+        for number, at in enumerate(_opened(draw, 2.0), 1):
+            if number % 100 == 0:
+                shelf.insert(draw.rng.randrange(30), document())
+                shelf.pop()
+            text = shelf[draw.popular(len(shelf))].fork()
+            text.grow(draw.length(150, 0.8))
+            answer = draw.length(200, 0.7)
+            asked = [text.request(at, answer)]
+            if draw.happens(0.2):
+                text.grow(answer + draw.length(100, 0.8))
+                asked.append(text.request(at + draw.seconds(40, 1), answer))
+            yield asked
+
+    return _gathered(sessions(), requests, 1.1)
 
 
 def flood(*, requests: int = 10_000, seed: int = 0) -> list[Request]:

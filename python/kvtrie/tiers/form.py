@@ -50,8 +50,7 @@ class Form:
         if layout is None:
             kv = "joined" if model.latent or v_head_dim == model.head_dim else "split"
             layout = Layout(dtype=model.dtype, kv=kv, latent=model.latent)
-        heads = model.kv_heads if model.latent else max(1, model.kv_heads // model.tp)
-        return cls(model.layers, block_tokens, heads, model.head_dim, v_head_dim, layout)
+        return cls(model.layers, block_tokens, model.rank_heads, model.head_dim, v_head_dim, layout)
 
     def planes(self) -> tuple[int, ...]:
         """Bytes of one layer of one block in each of the layout's tensors."""

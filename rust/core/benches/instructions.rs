@@ -4,16 +4,14 @@
 //! function below whose name begins with `counted_`. Invariant: seeded, one thread. Cost: a few
 //! seconds, half a minute under callgrind.
 
+mod pool;
 mod trace;
 
 use std::hint::black_box;
 
-use kvtrie_core::block::{LeaseId, Structure, Token};
-use kvtrie_core::cost::CostModel;
-use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{Acquire, DropOrder, Manager, Settings};
+use kvtrie_core::block::{LeaseId, Token};
+use kvtrie_core::manager::{Acquire, Manager};
 use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 use trace::{Random, Request, Trace};
 
 const POOL: u32 = 30_000;
@@ -23,7 +21,7 @@ const COUNTED: usize = 1000;
 fn main() {
     let mut trace = Trace::new(1234);
     let mut requests = || trace.take_next();
-    let mut manager = manager(POOL);
+    let mut manager = pool::manager("retention", POOL);
     let mut running = Vec::new();
     let mut now = 0;
     while manager.occupancy(0).free > 0 {
@@ -35,52 +33,12 @@ fn main() {
     decode(&mut manager, &mut running, now);
     manager.audit().expect("every invariant holds");
 
-    let mut full = self::manager(40_000);
+    let mut full = pool::manager("retention", 40_000);
     let mut random = Random::new(5);
     for _ in 0..10_000 + COUNTED {
         now += 1_000_000;
         counted_evict_and_insert(&mut full, &random.tokens(64), now);
     }
-}
-
-/// One tier of `blocks` blocks of 16 tokens, leaf-only.
-fn manager(blocks: u32) -> Manager {
-    let lane = |name: &str| LaneSpec {
-        name: name.to_owned(),
-        bytes_per_s: 20_000_000_000,
-        latency_ns: 10_000,
-        shares: None,
-    };
-    let gpu = TierSpec {
-        kind: Kind::Gpu,
-        blocks,
-        owner: Owner::Kvtrie,
-        write: Write::Back,
-        admit_after: 1,
-        free_low: 0.0,
-        growth_reserve: 0.0,
-        layer_slots: false,
-        policy: None,
-        read: lane("up"),
-        store: lane("down"),
-    };
-    Manager::new(Settings {
-        fingerprint: "bench".to_owned(),
-        layers: 32,
-        layer_bytes: 65_536,
-        block_tokens: 16,
-        token_weight: 1,
-        tiers: vec![gpu],
-        policy: "retention".to_owned(),
-        reuse: true,
-        epsilon: 1.0 / 64.0,
-        cost: CostModel::default_curve(100_000.0).expect("good numbers"),
-        structure: Structure::LeafOnly,
-        drop_order: DropOrder::Shallow,
-        ranks: 1,
-        events: 0,
-    })
-    .expect("good settings")
 }
 
 fn serve(manager: &mut Manager, running: &mut Vec<LeaseId>, request: &Request, now: &mut u64) {

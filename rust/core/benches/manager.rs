@@ -2,67 +2,27 @@
 //!
 //! Invariant: seeded, so that two runs do the same work. Cost: about a minute and a half.
 
+mod pool;
 mod trace;
 
 use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use kvtrie_core::block::{Departure, Layers, LeaseId, Structure, Token};
+use kvtrie_core::block::{Departure, Layers, LeaseId, Token};
 use kvtrie_core::cost::CostModel;
-use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{Acquire, DropOrder, Manager, Settings};
+use kvtrie_core::manager::{Acquire, Manager};
 use kvtrie_core::plan::{self, Source, Step};
 use kvtrie_core::policy::{Entry, Facts, NAMES, Setup, by_name};
 use kvtrie_core::retention::Retention;
 use kvtrie_core::scope::Scope;
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use pool::manager;
 use trace::{Random, Request, Trace};
 
 const POOL: u32 = 100_000;
 const LEAVES: u32 = 50_000;
 const RUNNING: usize = 64;
 const SETUP: Setup = Setup { reuse: true, capacity: 100_000 };
-
-/// One tier of `blocks` blocks of 16 tokens, leaf-only.
-fn manager(policy: &str, blocks: u32) -> Manager {
-    let lane = |name: &str| LaneSpec {
-        name: name.to_owned(),
-        bytes_per_s: 20_000_000_000,
-        latency_ns: 10_000,
-        shares: None,
-    };
-    let gpu = TierSpec {
-        kind: Kind::Gpu,
-        blocks,
-        owner: Owner::Kvtrie,
-        write: Write::Back,
-        admit_after: 1,
-        free_low: 0.0,
-        growth_reserve: 0.0,
-        layer_slots: false,
-        policy: None,
-        read: lane("up"),
-        store: lane("down"),
-    };
-    Manager::new(Settings {
-        fingerprint: "bench".to_owned(),
-        layers: 32,
-        layer_bytes: 65_536,
-        block_tokens: 16,
-        token_weight: 1,
-        tiers: vec![gpu],
-        policy: policy.to_owned(),
-        reuse: true,
-        epsilon: 1.0 / 64.0,
-        cost: CostModel::default_curve(100_000.0).expect("good numbers"),
-        structure: Structure::LeafOnly,
-        drop_order: DropOrder::Shallow,
-        ranks: 1,
-        events: 0,
-    })
-    .expect("good settings")
-}
 
 /// A manager in the middle of a trace, with requests in flight.
 struct Played {

@@ -1,0 +1,50 @@
+//! The manager that the benchmarks run.
+//!
+//! Invariant: the same settings in every benchmark, so that their figures belong together. Cost:
+//! none.
+
+use kvtrie_core::block::Structure;
+use kvtrie_core::cost::CostModel;
+use kvtrie_core::lane::LaneSpec;
+use kvtrie_core::manager::{DropOrder, Manager, Settings};
+use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+
+/// One tier of `blocks` blocks of 16 tokens, leaf-only.
+pub(crate) fn manager(policy: &str, blocks: u32) -> Manager {
+    let lane = |name: &str| LaneSpec {
+        name: name.to_owned(),
+        bytes_per_s: 20_000_000_000,
+        latency_ns: 10_000,
+        shares: None,
+    };
+    let gpu = TierSpec {
+        kind: Kind::Gpu,
+        blocks,
+        owner: Owner::Kvtrie,
+        write: Write::Back,
+        admit_after: 1,
+        free_low: 0.0,
+        growth_reserve: 0.0,
+        layer_slots: false,
+        policy: None,
+        read: lane("up"),
+        store: lane("down"),
+    };
+    Manager::new(Settings {
+        fingerprint: "bench".to_owned(),
+        layers: 32,
+        layer_bytes: 65_536,
+        block_tokens: 16,
+        token_weight: 1,
+        tiers: vec![gpu],
+        policy: policy.to_owned(),
+        reuse: true,
+        epsilon: 1.0 / 64.0,
+        cost: CostModel::default_curve(100_000.0).expect("good numbers"),
+        structure: Structure::LeafOnly,
+        drop_order: DropOrder::Shallow,
+        ranks: 1,
+        events: 0,
+    })
+    .expect("good settings")
+}
