@@ -66,6 +66,12 @@ impl Presence {
         self.slots[block] = told;
     }
 
+    /// Puts a block that is not here whole and quiet into a slot.
+    pub fn put(&mut self, block: BlockId, slot: Slot) {
+        debug_assert!(self.slots[block] == NO_SLOT && slot < ASIDE);
+        self.slots[block] = slot;
+    }
+
     /// Takes away a block that is here whole and quiet. Returns its slot.
     pub fn clear(&mut self, block: BlockId) -> Slot {
         debug_assert!(self.slots[block] < ASIDE, "block {block} is not here, whole and quiet");

@@ -21,7 +21,7 @@ use rustc_hash::FxHasher;
 use crate::block::{BlockId, Handle, Token};
 use crate::column::Column;
 
-pub use print::print;
+pub use print::{content, print};
 
 use ids::Ids;
 
@@ -48,14 +48,12 @@ struct Run<T> {
     child: RunId,
     next: RunId,
     previous: RunId,
-    /// Names the path before the run.
-    print: u64,
     tokens: Vec<Token>,
     own: T,
 }
 
 impl<T: Copy> Run<T> {
-    fn new(parent: RunId, depth: u32, print: u64, own: T) -> Self {
+    fn new(parent: RunId, depth: u32, own: T) -> Self {
         let tokens = Vec::new();
         Self {
             parent,
@@ -66,7 +64,6 @@ impl<T: Copy> Run<T> {
             child: NONE,
             next: NONE,
             previous: NONE,
-            print,
             tokens,
             own,
         }
@@ -105,7 +102,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     pub fn new(block_tokens: usize) -> Self {
         Self {
             block_tokens,
-            runs: Column::new(Run::new(NONE, 0, 0, T::default())),
+            runs: Column::new(Run::new(NONE, 0, T::default())),
             bound: 0,
             free_runs: Vec::new(),
             ids: Ids::default(),
@@ -118,8 +115,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// Adds the root of a scope.
     pub fn add_root(&mut self) -> RunId {
-        let print = u64::from(self.bound);
-        self.new_run(Run::new(NONE, 0, print, T::default()))
+        self.new_run(Run::new(NONE, 0, T::default()))
     }
 
     /// How many blocks exist.
@@ -195,38 +191,36 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         &run.tokens[at..at + self.block_tokens]
     }
 
-    /// Names a block's whole path: 64 bits, the same whenever the path comes back under the same
-    /// root. No decision about whose KV matches rests on it. Cost: one multiplication per two tokens
-    /// of its run.
+    /// Names a block: 64 bits, the same whenever its path comes back under the same root. No
+    /// decision about whose KV matches rests on it.
     #[must_use]
     pub fn print(&self, block: BlockId) -> u64 {
-        print(self.print_before(block), self.tokens(block))
+        let (before, depth) = self.behind(self.home(block).parent, self.parent(block));
+        print(before, content(self.tokens(block)), depth)
     }
 
     /// The prints of consecutive blocks of a run.
     #[must_use]
     pub fn prints(&self, blocks: Range<BlockId>) -> Vec<u64> {
         let run = self.home(blocks.start);
-        let mut at = self.print_before(blocks.start);
+        let (mut before, depth) = self.behind(run.parent, self.parent(blocks.start));
         let from = (blocks.start - run.first) as usize * self.block_tokens;
-        let follow = |tokens: &[Token]| {
-            at = print(at, tokens);
-            at
-        };
         let tokens = run.tokens[from..].chunks_exact(self.block_tokens);
-        tokens.take(blocks.len()).map(follow).collect()
+        let follow = |(tokens, depth)| {
+            let content = content(tokens);
+            print(std::mem::replace(&mut before, content), content, depth)
+        };
+        tokens.take(blocks.len()).zip(depth..).map(follow).collect()
     }
 
-    fn print_before(&self, block: BlockId) -> u64 {
-        let run = self.home(block);
-        let end = (block - run.first) as usize * self.block_tokens;
-        run.tokens[..end].chunks_exact(self.block_tokens).fold(run.print, print)
-    }
-
-    /// The print of a root, or of a block.
+    /// The content and the number that the print of a block behind `parent` begins with; `root`
+    /// counts if there is none.
     #[must_use]
-    pub fn print_behind(&self, root: RunId, parent: Option<BlockId>) -> u64 {
-        parent.map_or(self.runs[root].print, |block| self.print(block))
+    pub fn behind(&self, root: RunId, parent: Option<BlockId>) -> (u64, u32) {
+        match parent {
+            Some(block) => (content(self.tokens(block)), self.depth(block) + 1),
+            None => (u64::from(root), 0),
+        }
     }
 
     /// What a block has in common with the others of its run.
@@ -366,11 +360,10 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             if fresh {
                 let at = &self.runs[run];
                 let depth = at.depth + at.blocks;
-                let behind = at.last().map_or(at.print, |last| self.print(last));
                 let (first, length) = self.ids.take(wanted.max(ROOM));
                 taken = wanted.min(length);
                 let kept = length - taken;
-                home = self.new_run(Run { first, room: kept, ..Run::new(run, depth, behind, own) });
+                home = self.new_run(Run { first, room: kept, ..Run::new(run, depth, own) });
             }
             let (now, later) = rest.split_at(taken as usize * size);
             self.append(home, taken, now, path);
@@ -459,7 +452,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         }
         self.ids.give(free, end - free);
         if kept == 0 {
-            self.runs[id] = Run::new(NONE, 0, 0, T::default());
+            self.runs[id] = Run::new(NONE, 0, T::default());
             self.free_runs.push(id);
             self.merge(parent);
         }
@@ -488,15 +481,14 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             for child in self.siblings(run.child).take(self.bound as usize) {
                 kin += 1;
                 let next = &self.runs[child];
-                let behind = run.last().map_or(run.print, |last| self.print(last));
                 if next.parent != id || next.blocks == 0 {
                     broken.push(format!("run {child} is not a child of run {id}"));
                 } else if next.tokens.len() < self.block_tokens
                     || self.find(next.parent, &next.tokens[..self.block_tokens]) != Some(child)
                 {
                     broken.push(format!("run {child} is not found behind run {id}"));
-                } else if next.depth != run.depth + run.blocks || next.print != behind {
-                    broken.push(format!("run {child} has depth {}, {}", next.depth, next.print));
+                } else if next.depth != run.depth + run.blocks {
+                    broken.push(format!("run {child} has depth {}", next.depth));
                 }
                 if next.previous != previous {
                     broken.push(format!("run {child} comes after run {}", next.previous));
@@ -588,7 +580,6 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// Cuts a run before block `at`; the front keeps its id, so that its parent need not change.
     fn split(&mut self, run: RunId, at: u32) {
-        let print = self.print(self.runs[run].first + at - 1);
         let front = &mut self.runs[run];
         let back = Run {
             parent: run,
@@ -599,7 +590,6 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             child: std::mem::replace(&mut front.child, NONE),
             next: NONE,
             previous: NONE,
-            print,
             tokens: front.tokens.split_off(at as usize * self.block_tokens),
             own: front.own,
         };
@@ -623,7 +613,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             return;
         }
         self.disown(child);
-        let vacant = Run::new(NONE, 0, 0, T::default());
+        let vacant = Run::new(NONE, 0, T::default());
         let back = std::mem::replace(&mut self.runs[child], vacant);
         let front = &mut self.runs[run];
         front.tokens.reserve_exact(back.tokens.len());
@@ -812,7 +802,6 @@ mod tests {
         };
         break_it(|trie| trie.homes[1] = 3);
         break_it(|trie| trie.runs[2].depth = 7);
-        break_it(|trie| trie.runs[2].print = 7);
         break_it(|trie| trie.runs[2].tokens[0] = 8);
         break_it(|trie| trie.runs[2].tokens.clear());
         break_it(|trie| trie.runs[2].parent = 0);

@@ -178,7 +178,7 @@ impl Manager {
         self.told.visit(&path, ask.tokens.len() / self.block_tokens());
         let mut taken = Taken {
             path: path.iter().map(|&block| Step::shared(block)).collect(),
-            open: Vec::new(),
+            open: Vec::with_capacity(open),
             awaits: BTreeSet::new(),
             plan: Plan::default(),
         };

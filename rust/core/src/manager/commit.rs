@@ -248,10 +248,27 @@ impl Manager {
         out.new.extend(path[known..].iter().map(|&block| self.trie.handle(block)));
         self.tiers[0].stats.inserted += (path.len() - known) as u64;
         let mut steps: Vec<Step> = path.iter().map(|&block| Step::shared(block)).collect();
-        for (step, &own) in steps.iter_mut().zip(&owns) {
-            step.own = self.offer_own(step.block, own, now, out);
+        for (at, (step, &own)) in steps.iter_mut().zip(&owns).enumerate() {
+            if at < known || !self.settle_own(step.block, own, now) {
+                step.own = self.offer_own(step.block, own, now, out);
+            }
         }
         self.lease_mut(id).path.extend(steps);
+    }
+
+    /// Turns a whole slot of a lease's own into the residency of a new block, which the lease pins:
+    /// no entry changes by it.
+    fn settle_own(&mut self, block: BlockId, own: OwnId, now: Nanos) -> bool {
+        let Own { slot, layers, refs, busy, .. } = self.owns[own];
+        let plain = !self.engine_owned() && !self.tiers[0].spec.layer_slots;
+        if !plain || layers != self.all_layers() || refs > 1 || busy > 0 {
+            return false;
+        }
+        self.owns.remove(own);
+        self.tiers[0].here.put(block, slot);
+        self.notice(0, block);
+        self.write_through(0, block, None, now);
+        true
     }
 
     /// Turns a lease's own slot into the block's residency, if there is none of those layers.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::tier::State;
@@ -281,11 +281,18 @@ impl Manager {
         if let Some(&last) = path.last() {
             self.trie.trim(last);
         }
+        let mut carries = false;
         for run in self.runs(path).into_iter().rev() {
+            let stands = std::mem::take(&mut carries);
             if !self.trie.alive(run.start) || self.node(run.start).refs > 0 {
                 continue;
             }
             let quiet = self.tiers[0].here.quietly(run.clone());
+            carries = quiet && self.structure(run.start) == Structure::LeafOnly;
+            if carries && stands {
+                // What stands behind it keeps it from leaving.
+                continue;
+            }
             for block in if quiet { self.edge(0, run) } else { run }.rev() {
                 if !self.trie.alive(block) {
                     continue;

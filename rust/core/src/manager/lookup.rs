@@ -121,8 +121,8 @@ impl Manager {
     /// The blocks of the longest usable prefix.
     pub(super) fn path(&self, scope: ScopeId, tokens: &[Token], keep: usize) -> Vec<BlockId> {
         let known = self.scopes.get(scope);
-        let mut path = Vec::new();
         let usable = tokens.len().saturating_sub(keep);
+        let mut path = Vec::with_capacity(usable / self.block_tokens());
         self.trie.walk(known.root, &tokens[..usable], &mut path);
         if known.structure == Structure::LeafOnly {
             path.truncate(self.whole(&path));

@@ -6,12 +6,14 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use crate::block::{BlockId, Departure, Layers, Structure, TierId, Token};
 use crate::policy::{Entry, Facts};
 use crate::scope::ScopeId;
 use crate::tier::{Owner, State, Write};
 use crate::time::{Nanos, Stamp, stamp};
-use crate::trie::print;
+use crate::trie::{content, print};
 
 use super::Manager;
 use super::settings::DropOrder;
@@ -28,6 +30,9 @@ pub(super) struct Node {
     /// Blocks of its session before a restart; 0 if it had none.
     pub(super) session_blocks: u32,
 }
+
+/// A path run by run; few paths have more runs than turns.
+pub(super) type Runs = SmallVec<[Range<BlockId>; 12]>;
 
 impl Manager {
     /// The layers of a block that stand or will stand on a tier.
@@ -80,18 +85,20 @@ impl Manager {
 
     /// What ranks a block on a tier that holds `have` of it.
     pub(super) fn facts(&self, tier: TierId, block: BlockId, have: Layers) -> Facts {
-        let depth = self.trie.depth(block);
+        let (depth, node) = (self.trie.depth(block), self.node(block));
         let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
         let out = self.next_out(tier, block, have);
         let single = self.tiers[tier].spec.layer_slots && out.len() == 1;
+        let policy = self.tiers[tier].retention.policy();
+        let sessions = policy.sessions().then(|| self.session_blocks(block)).flatten();
         Facts {
             id: block,
             context: u64::from(depth) * tokens,
-            start: u64::from(self.trie.start(block)) * tokens,
+            start: if policy.turns() { u64::from(self.trie.start(block)) * tokens } else { 0 },
             block: depth,
-            session_blocks: self.session_blocks(block).unwrap_or(depth + 1),
-            uses: self.node(block).uses,
-            access: self.node(block).access,
+            session_blocks: sessions.unwrap_or(depth + 1),
+            uses: node.uses,
+            access: node.access,
             layers: have,
             model_layers: self.settings.layers,
             layer: single.then_some(out.lo),
@@ -128,8 +135,8 @@ impl Manager {
     }
 
     /// Consecutive blocks of a path, run by run.
-    pub(super) fn runs(&self, path: &[BlockId]) -> Vec<Range<BlockId>> {
-        let mut runs = Vec::new();
+    pub(super) fn runs(&self, path: &[BlockId]) -> Runs {
+        let mut runs = Runs::new();
         let mut rest = path;
         while let Some(&block) = rest.first() {
             let end = self.trie.run(block).end;
@@ -206,7 +213,9 @@ impl Manager {
             }
         }
         for run in self.runs(path) {
-            for tier in 0..self.tiers.len() {
+            // What is leased has no entry on the first tier.
+            let first = usize::from(self.node(run.start).refs > 0);
+            for tier in first..self.tiers.len() {
                 for block in self.edge(tier, run.clone()) {
                     self.refresh_on(tier, block);
                 }
@@ -230,7 +239,7 @@ impl Manager {
             self.reach();
             return;
         }
-        let mut before = self.print_behind(root, parent);
+        let (mut before, mut depth) = self.trie.behind(root, parent);
         let mut parent = parent;
         let mut rest = tokens;
         let mut prints = Vec::with_capacity(tokens.len() / size);
@@ -239,12 +248,13 @@ impl Manager {
             let mut uses = None;
             prints.clear();
             for block in rest.chunks_exact(size) {
-                let print = print(before, block);
+                let content = content(block);
+                let print = print(before, content, depth);
                 let former = self.told.former(print);
                 if *uses.get_or_insert(former) != former {
                     break;
                 }
-                before = print;
+                (before, depth) = (content, depth + 1);
                 prints.push(print);
             }
             let uses = node.uses + uses.unwrap_or(0);

@@ -71,6 +71,9 @@ impl Manager {
         mode: LoadMode,
         deadline: Option<Nanos>,
     ) -> Plan {
+        if needs.is_empty() {
+            return Plan { spans: Vec::new(), finish: now, exact: mode == LoadMode::Plan };
+        }
         let steps: Vec<plan::Step> =
             needs.iter().map(|need| self.plan_step(need, now, mode, deadline)).collect();
         let free: Vec<Nanos> = (0..self.lanes.len())

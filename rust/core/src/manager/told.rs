@@ -10,7 +10,6 @@ use crate::block::{BlockId, TierId};
 use crate::policy::Seen;
 use crate::retention::{Gone, Retention};
 use crate::tier::State;
-use crate::trie::RunId;
 
 use super::{Manager, Tier};
 
@@ -115,7 +114,7 @@ impl Told {
 }
 
 impl Manager {
-    /// Names a block's path.
+    /// Names a block.
     pub(super) fn print(&self, block: BlockId) -> u64 {
         if self.told.watched { self.told.prints[block as usize] } else { self.trie.print(block) }
     }
@@ -126,14 +125,6 @@ impl Manager {
             return blocks.map(|block| self.print(block)).collect();
         }
         self.trie.prints(blocks)
-    }
-
-    /// Names the path before a block that comes.
-    pub(super) fn print_behind(&self, root: RunId, parent: Option<BlockId>) -> u64 {
-        match parent {
-            Some(parent) => self.print(parent),
-            None => self.trie.print_behind(root, None),
-        }
     }
 
     /// Tells a tier's policy, if it watches, that a block has come or gone.

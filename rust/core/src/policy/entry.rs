@@ -36,7 +36,7 @@ pub struct Facts {
 /// What a policy with a memory is told when a block arrives, is used or leaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// Names the block's whole path: the same when the block comes back under another id.
+    /// Names the block: the same when it comes back under another id.
     pub print: u64,
     /// How many requests there were: the clock of policies that count requests.
     pub request: u64,

@@ -10,7 +10,7 @@ use crate::block::{BlockId, Departure, Layers};
 use crate::cost::CostModel;
 use crate::retention::Retention;
 use crate::time::Nanos;
-use crate::trie::print;
+use crate::trie::{content, print};
 
 /// A whole block, used once, about to be demoted.
 pub(crate) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
@@ -132,7 +132,7 @@ impl Shelf {
             assert!(!self.leaves || self.leaf(victim.id));
             self.retention.unlink(victim.id);
             let gone = self.kept.remove(&victim.id).expect("it was kept");
-            let moved = self.retention.left(victim.id, print(0, &[victim.id]));
+            let moved = self.retention.left(victim.id, print(0, content(&[victim.id]), 0));
             self.relink(moved, path);
             self.relink(gone.parent.into_iter().collect(), path);
             victims.push(victim.id);
@@ -145,7 +145,7 @@ impl Shelf {
             kept.facts.uses += 1;
             kept.facts.access = now;
             let facts = kept.facts;
-            let (print, cost) = (print(0, &[id]), &self.cost);
+            let (print, cost) = (print(0, content(&[id]), 0), &self.cost);
             let last = depth as usize + 1 == path.len();
             let added = u32::try_from(missing).expect("a short path");
             let request = self.requests;

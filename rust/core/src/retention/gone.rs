@@ -90,11 +90,11 @@ mod tests {
     fn uses_come_back_once_and_are_capped() {
         let mut gone = Gone::new(100);
         for (at, uses) in [(1, 1), (2, 7), (3, 99)] {
-            gone.remember(print(at, &[]), uses);
+            gone.remember(print(at, 0, 0), uses);
         }
-        let recalled = [1, 2, 3, 4].map(|at| gone.recall(print(at, &[])));
+        let recalled = [1, 2, 3, 4].map(|at| gone.recall(print(at, 0, 0)));
         assert_eq!(recalled, [1, 7, 32, 0]);
-        assert_eq!(gone.recall(print(2, &[])), 0);
+        assert_eq!(gone.recall(print(2, 0, 0)), 0);
         assert_eq!(gone.bytes(), 800);
     }
 
@@ -102,10 +102,10 @@ mod tests {
     fn the_oldest_of_a_bucket_is_forgotten() {
         let mut gone = Gone::new(1);
         for at in 1..=9 {
-            gone.remember(print(at, &[]), 5);
+            gone.remember(print(at, 0, 0), 5);
         }
-        gone.remember(print(3, &[]), 6);
-        let recalled: Vec<u32> = (1..=10).map(|at| gone.recall(print(at, &[]))).collect();
+        gone.remember(print(3, 0, 0), 6);
+        let recalled: Vec<u32> = (1..=10).map(|at| gone.recall(print(at, 0, 0))).collect();
         assert_eq!(recalled, [0, 5, 6, 5, 5, 5, 5, 5, 5, 0]);
         assert_eq!(gone.bytes(), 16);
     }
@@ -116,13 +116,13 @@ mod tests {
         let (capacity, mut known, mut mistaken) = (10_000, 0_u64, 0_u64);
         let mut gone = Gone::new(capacity);
         for at in 0..100_000 {
-            gone.remember(print(at, &[]), 2);
+            gone.remember(print(at, 0, 0), 2);
         }
         for at in 200_000..202_000 {
-            mistaken += u64::from(gone.recall(print(at, &[])) > 0);
+            mistaken += u64::from(gone.recall(print(at, 0, 0)) > 0);
         }
         for at in 60_000..100_000 {
-            known += u64::from(gone.recall(print(at, &[])) > 0);
+            known += u64::from(gone.recall(print(at, 0, 0)) > 0);
         }
         assert!(known > 32_000, "{known}");
         // 8 of 2047 names are in a bucket.
