@@ -12,6 +12,7 @@
 pub mod block;
 pub mod cost;
 pub mod error;
+pub mod hint;
 pub mod lane;
 pub mod manager;
 pub mod plan;

@@ -13,6 +13,7 @@ mod draft;
 mod evict;
 mod explain;
 mod fail;
+mod hints;
 mod index;
 mod lease;
 mod load;
@@ -59,6 +60,7 @@ pub use moves::{Move, MoveKind};
 pub use report::{Event, Reason, TierStats};
 pub use settings::{DropOrder, Settings};
 
+use hints::Hints;
 use moves::Arrival;
 use node::Node;
 use own::{Own, OwnId};
@@ -111,6 +113,7 @@ pub struct Manager {
     events: VecDeque<Event>,
     keys: BTreeMap<BlockId, crate::record::Key>,
     refused: Refused,
+    hints: Hints,
     poison: Option<String>,
     closed: bool,
 }
@@ -139,6 +142,7 @@ impl Manager {
             });
         }
         let told = Told::new(&tiers);
+        let hints = Hints::new(&settings.tiers);
         Ok(Self {
             trie: Trie::new(settings.block_tokens as usize),
             settings,
@@ -163,6 +167,7 @@ impl Manager {
             events: VecDeque::new(),
             keys: BTreeMap::new(),
             refused: Refused::default(),
+            hints,
             poison: None,
             closed: false,
         })
@@ -263,6 +268,7 @@ impl Manager {
             self.marked.pop_first();
             self.settle_mark(tier, block);
         }
+        self.expire_hints(now);
         now
     }
 

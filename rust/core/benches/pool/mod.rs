@@ -25,6 +25,7 @@ pub(crate) fn manager(policy: &str, blocks: u32) -> Manager {
         admit_after: 1,
         free_low: 0.0,
         growth_reserve: 0.0,
+        retained_share: 0.5,
         layer_slots: false,
         policy: None,
         read: lane("up"),

@@ -245,7 +245,9 @@ impl Manager {
             steps.push(Step { own, ..Step::shared(block) });
             parent = Some(block);
         }
+        let known = self.leases[&id].path.len();
         self.lease_mut(id).path.extend(steps);
+        self.grant(id, known, now);
     }
 
     /// Turns a lease's own slot into the block's residency, if there is none of those layers.

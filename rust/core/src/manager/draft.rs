@@ -158,7 +158,8 @@ impl Manager {
     }
 
     fn put_in(&mut self, draft: &mut Draft, tier: TierId, entry: Entry) {
-        self.tiers[tier].retention.link(entry);
+        let band = self.band(tier, entry.id);
+        self.tiers[tier].retention.link(entry, band);
         draft.touched.insert((tier, entry.id));
     }
 
@@ -395,7 +396,8 @@ impl Manager {
             self.put_in(draft, tier, entry);
             return;
         }
-        self.tiers[tier].retention.choose(block);
+        let band = self.band(tier, block);
+        self.tiers[tier].retention.choose(block, band);
         if self.structure(block) == Structure::Holes {
             return;
         }

@@ -307,6 +307,7 @@ impl Manager {
             self.touch(step.block, now, false);
         }
         self.abandon_lease(&lease);
+        self.forget_lease_hints(id);
         self.write_ahead(now);
         Ok(reading)
     }

@@ -139,13 +139,14 @@ impl Manager {
         }
         let wanted = (self.trie.alive(block) && self.evictable(tier, block))
             .then(|| self.entry(tier, block, self.residency(tier, block).have));
-        if known != wanted {
+        let band = self.band(tier, block);
+        if known != wanted || (known.is_some() && self.tiers[tier].retention.band(block) != band) {
             let retention = &mut self.tiers[tier].retention;
             if known.is_some() {
                 retention.unlink(block);
             }
             if let Some(entry) = wanted {
-                retention.link(entry);
+                retention.link(entry, band);
             }
         }
     }
@@ -153,6 +154,7 @@ impl Manager {
     /// After a block's presence on a tier changed: its own entry and its parent's.
     pub(super) fn presence_changed(&mut self, tier: TierId, block: BlockId) {
         self.notice(tier, block);
+        self.attend(tier, block);
         self.refresh_on(tier, block);
         if let Some(parent) = self.trie.parent(block) {
             self.refresh_on(tier, parent);
@@ -166,6 +168,7 @@ impl Manager {
         self.refused.used(block);
         if used {
             self.notice_use(block);
+            self.used_again(block);
         }
         self.refresh(block);
     }
@@ -189,6 +192,7 @@ impl Manager {
         let uses = 1 + self.told.meet(scope, parent, block, self.trie.tokens(block));
         self.nodes[block as usize] =
             Node { scope, refs: 0, uses, access: stamp(now), session_blocks: 0 };
+        self.grant_new(scope, parent, block, now);
         block
     }
 
@@ -243,6 +247,7 @@ impl Manager {
             self.sessions.forget(block, next);
             self.keys.remove(&block);
             self.refused.forget(block);
+            self.forget_hints(block, next);
             self.trie.remove(block);
         }
     }

@@ -97,6 +97,12 @@ impl Settings {
                     )));
                 }
             }
+            if !(0.0..=1.0).contains(&tier.retained_share) {
+                return Err(Error::config(format!(
+                    "retained_share of tier '{name}' is {}, 0 to 1 wanted",
+                    tier.retained_share
+                )));
+            }
             if tier.layer_slots && at > 0 && !tiers[at - 1].layer_slots {
                 return Err(Error::config(format!(
                     "tier '{name}' has layer_slots, so '{}' above it must have them too",

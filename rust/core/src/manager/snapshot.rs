@@ -39,6 +39,7 @@ impl Manager {
         writeln!(out, "{:?} {:?} {:?}", self.queue, self.parked, self.marked)?;
         writeln!(out, "{:?} {:?}", self.arriving, self.failed)?;
         writeln!(out, "{:?} {:?}", self.sessions, self.refused)?;
+        self.write_hints(out)?;
         for tier in &self.tiers {
             let mut spare: Vec<_> = tier.space.spare().collect();
             spare.sort_unstable();

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use super::{Entry, Facts, Policy, Seen, Setup, by_name};
 use crate::block::{BlockId, Departure, Layers};
 use crate::cost::CostModel;
+use crate::hint::Band;
 use crate::retention::{Retention, print};
 use crate::time::Nanos;
 
@@ -177,7 +178,8 @@ impl Shelf {
             self.retention.unlink(id);
             let Some(&Kept { facts, .. }) = self.kept.get(&id) else { continue };
             if !used.contains(&id) && (!self.leaves || self.leaf(id)) {
-                self.retention.link(self.retention.entry(&facts, 99 - facts.block, &self.cost));
+                let entry = self.retention.entry(&facts, 99 - facts.block, &self.cost);
+                self.retention.link(entry, Band::NORMAL);
             }
         }
     }

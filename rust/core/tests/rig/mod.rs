@@ -53,6 +53,7 @@ pub(crate) fn tier(kind: Kind, blocks: u32) -> TierSpec {
         admit_after: 1,
         free_low: 0.0,
         growth_reserve: 0.0,
+        retained_share: 0.5,
         layer_slots: false,
         policy: None,
         read: lane("up"),
