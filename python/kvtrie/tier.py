@@ -78,6 +78,7 @@ class Tier:
         admit_after: uses before a block is worth a copy to the next tier.
         free_low: below this share of free or clean slots, blocks are written down ahead of need.
         growth_reserve: this share is kept for running decodes; `acquire` leaves it free.
+        retained_share: at most this share of the blocks is retained by hints; see `kvtrie.hint`.
         io_budget: bytes per second that background copies may take; None does not limit them. It
             is for executors; the core does not read it.
         read: the lane that brings blocks up from here; None takes the kind's default: 2 TB/s
@@ -104,6 +105,7 @@ class Tier:
     admit_after: int = 1
     free_low: float = 0.0
     growth_reserve: float = 0.0
+    retained_share: float = 0.5
     io_budget: int | None = None
     read: Lane | None = None
     store: Lane | None = None
@@ -138,6 +140,10 @@ class Tier:
         for name, share in (("free_low", self.free_low), ("growth_reserve", self.growth_reserve)):
             if not 0 <= share < 1:
                 raise ConfigError(f"{name} of tier {self.kind!r} is {share}, 0 to below 1 wanted")
+        if not 0 <= self.retained_share <= 1:
+            raise ConfigError(
+                f"retained_share of tier {self.kind!r} is {self.retained_share}, 0 to 1 wanted"
+            )
         if self.io_budget is not None and self.io_budget < 1:
             raise ConfigError(f"io_budget of tier {self.kind!r} is {self.io_budget} bytes/s")
 

@@ -208,6 +208,7 @@ fn some_facts(random: &mut Random) -> Facts {
         model_layers: 32,
         layer: None,
         departure: Departure::Drop,
+        price: None,
     }
 }
 

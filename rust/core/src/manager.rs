@@ -23,6 +23,7 @@ mod moves;
 mod name;
 mod node;
 mod own;
+mod price;
 mod refused;
 mod report;
 mod reserve;
@@ -57,6 +58,7 @@ pub use lease::{Action, Lease, Plan, Span};
 pub use lookup::{Copy, Match, MatchedBlock};
 pub use mark::Mark;
 pub use moves::{Move, MoveKind};
+pub use price::Unpriced;
 pub use report::{Event, Reason, TierStats};
 pub use settings::{DropOrder, Settings};
 
@@ -64,6 +66,7 @@ use hints::Hints;
 use moves::Arrival;
 use node::Node;
 use own::{Own, OwnId};
+use price::Prices;
 use refused::Refused;
 use session::Sessions;
 use told::Told;
@@ -114,6 +117,7 @@ pub struct Manager {
     keys: BTreeMap<BlockId, crate::record::Key>,
     refused: Refused,
     hints: Hints,
+    prices: Prices,
     poison: Option<String>,
     closed: bool,
 }
@@ -168,6 +172,7 @@ impl Manager {
             keys: BTreeMap::new(),
             refused: Refused::default(),
             hints,
+            prices: Prices::default(),
             poison: None,
             closed: false,
         })

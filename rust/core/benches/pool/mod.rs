@@ -42,6 +42,7 @@ pub(crate) fn manager(policy: &str, blocks: u32) -> Manager {
         reuse: true,
         epsilon: 1.0 / 64.0,
         cost: CostModel::default_curve(100_000.0).expect("good numbers"),
+        priced: false,
         structure: Structure::LeafOnly,
         drop_order: DropOrder::Shallow,
         ranks: 1,

@@ -27,6 +27,7 @@ impl Manager {
         self.audit_references(&mut broken);
         self.audit_moves(&mut broken);
         self.audit_hints(&mut broken);
+        self.audit_prices(&mut broken);
         for tier in 0..self.tiers.len() {
             self.audit_slots(tier, &mut broken);
             self.audit_retention(tier, &mut broken);

@@ -138,6 +138,7 @@ impl Manager {
             model_layers: self.settings.layers,
             layer: Some(layer),
             departure: Departure::Demote,
+            price: None,
         };
         Ok(self.tiers[tier].retention.policy().terms(&facts, &self.settings.cost))
     }

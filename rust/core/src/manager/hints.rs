@@ -75,7 +75,8 @@ impl Hints {
 }
 
 impl Manager {
-    /// Takes hints and says what became of each: all are looked at before the first one counts.
+    /// Takes hints and says what became of each: all are looked at before the first one counts. Without
+    /// any it ends those whose time has come.
     ///
     /// # Errors
     /// [`Error::Config`] for a hint that says nothing sensible; nothing has changed then.
@@ -89,7 +90,9 @@ impl Manager {
         }
         let now = self.tick(now);
         let replies = hints.iter().map(|hint| self.take_hint(hint, now)).collect();
-        self.write_ahead(now);
+        if !hints.is_empty() {
+            self.write_ahead(now);
+        }
         Ok(replies)
     }
 
@@ -100,6 +103,16 @@ impl Manager {
     pub fn priority(&self, block: Handle) -> Result<Priority> {
         self.open()?;
         Ok(self.hints.claims.priority(self.resolve(block)?))
+    }
+
+    /// The blocks of a sequence that are known, whether they are of use now or not.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a scope or tokens that cannot be.
+    pub fn known(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Handle>> {
+        self.open()?;
+        self.check_named(scope, tokens)?;
+        Ok(self.there(scope, tokens).into_iter().map(|block| self.trie.handle(block)).collect())
     }
 
     /// How many blocks of a tier are retained, and how many may be.

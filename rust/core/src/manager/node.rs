@@ -97,6 +97,7 @@ impl Manager {
                 DropOrder::Seed => Departure::Demote,
                 DropOrder::Shallow => self.departure(tier),
             },
+            price: self.price(block),
         }
     }
 
@@ -193,6 +194,7 @@ impl Manager {
         self.nodes[block as usize] =
             Node { scope, refs: 0, uses, access: stamp(now), session_blocks: 0 };
         self.grant_new(scope, parent, block, now);
+        self.await_price(block);
         block
     }
 
@@ -248,6 +250,7 @@ impl Manager {
             self.keys.remove(&block);
             self.refused.forget(block);
             self.forget_hints(block, next);
+            self.prices.forget(block);
             self.trie.remove(block);
         }
     }

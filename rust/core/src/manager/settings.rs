@@ -41,6 +41,8 @@ pub struct Settings {
     pub epsilon: f64,
     /// What recomputation costs.
     pub cost: CostModel,
+    /// Whether the user prices blocks: then they are handed out by `unpriced`.
+    pub priced: bool,
     /// The structure of scopes that name none.
     pub structure: Structure,
     /// In which order layers of a last copy go.

@@ -26,6 +26,7 @@ pub(crate) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
         model_layers: 40,
         layer: None,
         departure: Departure::Demote,
+        price: None,
     }
 }
 

@@ -51,6 +51,7 @@ pub(crate) fn settings(seed: u64) -> Settings {
         reuse: bit(19, 2) == 0,
         epsilon: if bit(25, 2) == 0 { 0.0 } else { 0.25 },
         cost: CostModel::default_curve(1000.0).unwrap(),
+        priced: bit(29, 4) == 0,
         structure: if bit(20, 3) == 0 { Structure::LeafOnly } else { Structure::Holes },
         drop_order: if bit(21, 4) == 0 { DropOrder::Seed } else { DropOrder::Shallow },
         ranks: 1 + u32::try_from(bit(23, 3) / 2).unwrap(),
