@@ -1,8 +1,8 @@
 """Hints: what an engine or an agent knows about the future of blocks, for `BlockManager.hint`.
 
-Every block has a priority from 0 to 100, 35 if nobody says anything. A block of lower priority leaves
-its tier before one of higher priority; among equals the policy decides. Invariant: a hint is soft, it
-pins nothing and makes no request fail. Cost: plain values, read once per hint.
+Every block has a priority from 0 to 100, 35 if nobody says anything. A block of lower priority
+leaves its tier before one of higher priority; among equals the policy decides. Invariant: a hint is
+soft, it pins nothing and makes no request fail. Cost: plain values, read once per hint.
 """
 
 from __future__ import annotations
@@ -10,13 +10,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvtrie._kvtrie import Lease, Tokens
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+    from kvtrie._kvtrie import Lease
     from kvtrie.scope import Scope
+
+    Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]] | Buffer
 
 __all__ = ["Demote", "Hint", "Prefetch", "Quota", "Release", "Retain"]
 
@@ -58,14 +66,15 @@ class Retain:
     an owner says replaces what it said of the block before.
 
     Attributes:
-        tokens: the path as a sequence; its full blocks are meant. Those that are not cached yet wait
-            for their commit. Give one of `tokens`, `lease` and `session`.
+        tokens: the path as a sequence; its full blocks are meant. Those that are not cached yet
+            wait for their commit. Give one of `tokens`, `lease` and `session`.
         lease: the path of a lease (or its id), and what it will commit.
         session: the path of a conversation, and what its leases will commit, until it is released.
         priority: 0 to 100.
         start: first token of the range; a block belongs to the range if its first token does.
         end: one behind the last token; None is the end of the prompt.
-        ttl: for how long this holds, from now on, in nanoseconds or as a timedelta; None is for good.
+        ttl: for how long this holds, from now on, in nanoseconds or as a timedelta; None is for
+            good.
         decode_priority: the priority of blocks behind the prompt of a lease or of the session's
             leases; None says nothing of them.
         decode_ttl: for how long that holds, from the commit of each such block on.

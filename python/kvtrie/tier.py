@@ -137,6 +137,11 @@ class Tier:
             raise ConfigError(f"tier {self.kind!r} has {self.bytes} bytes, 1 to 2**63 wanted")
         if not 0 <= self.admit_after < 2**32:
             raise ConfigError(f"admit_after of tier {self.kind!r} is {self.admit_after}")
+        self._check_shares()
+        if self.io_budget is not None and self.io_budget < 1:
+            raise ConfigError(f"io_budget of tier {self.kind!r} is {self.io_budget} bytes/s")
+
+    def _check_shares(self) -> None:
         for name, share in (("free_low", self.free_low), ("growth_reserve", self.growth_reserve)):
             if not 0 <= share < 1:
                 raise ConfigError(f"{name} of tier {self.kind!r} is {share}, 0 to below 1 wanted")
@@ -144,8 +149,6 @@ class Tier:
             raise ConfigError(
                 f"retained_share of tier {self.kind!r} is {self.retained_share}, 0 to 1 wanted"
             )
-        if self.io_budget is not None and self.io_budget < 1:
-            raise ConfigError(f"io_budget of tier {self.kind!r} is {self.io_budget} bytes/s")
 
     def lanes(self) -> tuple[Lane, Lane]:
         """The lanes up from here and down to here, defaults filled in."""

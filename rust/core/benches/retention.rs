@@ -75,6 +75,7 @@ impl Filled {
             model_layers: 32,
             layer: None,
             departure: Departure::Drop,
+            price: None,
         };
         let entry = self.retention.entry(&facts, u32::MAX - block, &self.cost);
         self.retention.link(entry, Band::NORMAL);

@@ -485,7 +485,9 @@ mod tests {
                     prop_assert_eq!(retention.is_empty(), model.is_empty());
                 }
                 retention.settle();
-                over.iter_mut().for_each(|(_, leaving)| *leaving = 0);
+                for (_, leaving) in &mut over {
+                    *leaving = 0;
+                }
                 let all = sorted(&model, &over, now);
                 let order: Vec<Entry> = all.iter().map(|known| known.0).collect();
                 prop_assert_eq!(&retention.order(now), &order);

@@ -52,10 +52,7 @@ impl HintReply {
 
     fn __repr__(&self) -> String {
         let hint::HintReply { answer, blocks, left, reason } = &self.0;
-        format!(
-            "HintReply({}, blocks={blocks}, left={left}, reason={reason:?})",
-            answer.name()
-        )
+        format!("HintReply({}, blocks={blocks}, left={left}, reason={reason:?})", answer.name())
     }
 }
 

@@ -135,10 +135,14 @@ fn cost(given: Option<&Bound<'_, PyAny>>, model: &Bound<'_, PyAny>) -> PyResult<
     let class = model.py().import("kvtrie.cost")?.getattr("Cost")?;
     let cost = match given.map(PyAnyMethods::extract::<String>) {
         None => class.call_method1("default", (model,))?,
-        Some(Ok(name)) if name == "default" || name == "python" => class.call_method1("default", (model,))?,
+        Some(Ok(name)) if name == "default" || name == "python" => {
+            class.call_method1("default", (model,))?
+        }
         Some(Ok(name)) if name == "seed" => class.call_method0("seed")?,
         Some(Ok(name)) => {
-            return Err(bad(format!("cost is 'default', 'seed', 'python' or a Cost, not '{name}'")));
+            return Err(bad(format!(
+                "cost is 'default', 'seed', 'python' or a Cost, not '{name}'"
+            )));
         }
         Some(Err(_)) => given.unwrap_or(&class).clone(),
     };

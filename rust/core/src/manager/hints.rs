@@ -245,8 +245,7 @@ impl Manager {
         if self.hints.quiet() {
             return false;
         }
-        let stands =
-            self.trie.alive(block) && self.residency(tier, block).state != State::Absent;
+        let stands = self.trie.alive(block) && self.residency(tier, block).state != State::Absent;
         let wanted = stands && self.hints.claims.priority(block) > NORMAL;
         let (kept, most) = &mut self.hints.kept[tier];
         let full = kept.len() as u64 >= *most && !kept.contains(&block);

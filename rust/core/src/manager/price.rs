@@ -83,7 +83,11 @@ impl Manager {
     pub fn set_costs(&mut self, blocks: &[Handle], costs: &[f64], now: Nanos) -> Result<usize> {
         self.check_priced()?;
         if blocks.len() != costs.len() {
-            return Err(Error::config(format!("{} blocks and {} costs", blocks.len(), costs.len())));
+            return Err(Error::config(format!(
+                "{} blocks and {} costs",
+                blocks.len(),
+                costs.len()
+            )));
         }
         if let Some(at) = costs.iter().position(|cost| !(cost.is_finite() && *cost > 0.0)) {
             return Err(Error::config(format!(

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::{Entry, Facts, Policy, Seen, Setup, by_name};
 use crate::block::{BlockId, Departure, Layers};
 use crate::cost::CostModel;
-use crate::hint::Band;
+use crate::hint::{Band, NORMAL, Priority};
 use crate::retention::{Retention, print};
 use crate::time::Nanos;
 
@@ -99,6 +99,8 @@ pub(super) struct Shelf {
     cost: CostModel,
     kept: BTreeMap<BlockId, Kept>,
     requests: u64,
+    /// The priorities of blocks that are not normal.
+    pub(super) priorities: BTreeMap<BlockId, Priority>,
 }
 
 impl Shelf {
@@ -112,6 +114,7 @@ impl Shelf {
             cost: CostModel::default_curve(1.0).expect("good numbers"),
             kept: BTreeMap::new(),
             requests: 0,
+            priorities: BTreeMap::new(),
         }
     }
 
@@ -131,6 +134,8 @@ impl Shelf {
             assert_eq!(order.iter().find(|entry| self.offered(entry)), Some(&victim));
             assert!(!path.contains(&victim.id));
             assert!(!self.leaves || self.leaf(victim.id));
+            let lowest = order.iter().map(|entry| self.priority(entry.id)).min();
+            assert_eq!(lowest, Some(self.priority(victim.id)));
             self.retention.unlink(victim.id);
             let gone = self.kept.remove(&victim.id).expect("it was kept");
             let moved = self.retention.left(victim.id, print(0, &[victim.id]));
@@ -163,10 +168,15 @@ impl Shelf {
 
     /// Whether the policy looks at an entry: `hazard` does at the first and last of each class.
     fn offered(&self, entry: &Entry) -> bool {
-        let same = self.retention.entries().filter(|other| other.class == entry.class);
+        let rank = |entry: &Entry| (self.priority(entry.id), entry.class);
+        let same = self.retention.entries().filter(|other| rank(other) == rank(entry));
         let keys: Vec<_> = same.map(|other| other.key()).collect();
         let end = keys.first() == Some(&entry.key()) || keys.last() == Some(&entry.key());
         end || self.retention.policy().name() != "hazard"
+    }
+
+    fn priority(&self, id: BlockId) -> Priority {
+        self.priorities.get(&id).copied().unwrap_or(NORMAL)
     }
 
     fn leaf(&self, id: BlockId) -> bool {
@@ -180,7 +190,8 @@ impl Shelf {
             let Some(&Kept { facts, .. }) = self.kept.get(&id) else { continue };
             if !used.contains(&id) && (!self.leaves || self.leaf(id)) {
                 let entry = self.retention.entry(&facts, 99 - facts.block, &self.cost);
-                self.retention.link(entry, Band::NORMAL);
+                let priority = self.priority(id);
+                self.retention.link(entry, Band { priority, ..Band::NORMAL });
             }
         }
     }

@@ -27,8 +27,7 @@ struct Node {
     band: Band,
 }
 
-const EMPTY: Node =
-    Node { fail: Nanos::MAX, class: 0, place: 0, slot: NOBODY, band: Band::NORMAL };
+const EMPTY: Node = Node { fail: Nanos::MAX, class: 0, place: 0, slot: NOBODY, band: Band::NORMAL };
 
 /// The heads of all classes.
 #[derive(Clone, Debug)]

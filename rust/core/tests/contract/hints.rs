@@ -57,10 +57,8 @@ fn cached(rig: &Rig, stems: u32) -> Vec<u32> {
 #[test]
 fn lower_priorities_leave_first_under_every_policy() {
     for name in NAMES {
-        let mut rig = Rig::new(Settings {
-            policy: (*name).to_owned(),
-            ..settings(vec![tier(Kind::Gpu, 6)])
-        });
+        let mut rig =
+            Rig::new(Settings { policy: (*name).to_owned(), ..settings(vec![tier(Kind::Gpu, 6)]) });
         for stem in 1..=6 {
             rig.serve(&tokens(stem, 1));
         }
@@ -92,7 +90,10 @@ fn a_band_follows_its_block_to_every_tier_and_back() {
         rig.serve(&tokens(stem, 1));
     }
     let block = rig.blocks(&tokens(2, 1))[0];
-    assert_eq!((rig.on(&tokens(2, 1), GPU), rig.on(&tokens(2, 1), DISK)[0]), (vec![ALL.meet(kvtrie_core::block::Layers::NONE)], ALL));
+    assert_eq!(
+        (rig.on(&tokens(2, 1), GPU), rig.on(&tokens(2, 1), DISK)[0]),
+        (vec![ALL.meet(kvtrie_core::block::Layers::NONE)], ALL)
+    );
     assert_eq!(rig.manager.explain(block, DISK, rig.now).unwrap().priority, 10);
     // The retained one has not moved.
     assert_eq!(rig.on(&tokens(1, 1), GPU), [ALL]);
@@ -114,7 +115,10 @@ fn a_priority_ends_with_its_time() {
     assert_eq!(priorities(&rig, &tokens(1, 2)), [50, 70]);
     rig.now += 1;
     say(&mut rig, Hint::Release(Release::Owner("nobody".to_owned())));
-    assert_eq!((priorities(&rig, &tokens(1, 2)), rig.manager.retained(GPU)), (vec![50, 35], (1, 2)));
+    assert_eq!(
+        (priorities(&rig, &tokens(1, 2)), rig.manager.retained(GPU)),
+        (vec![50, 35], (1, 2))
+    );
 }
 
 #[test]
@@ -131,9 +135,15 @@ fn the_strongest_living_owner_wins() {
     assert_eq!(priorities(&rig, &tokens(1, 1)), [90]);
     rig.now += 100;
     let reply = say(&mut rig, Hint::Release(Release::Owner("c".to_owned())));
-    assert_eq!((told(&reply), priorities(&rig, &tokens(1, 1))), ((Answer::Rejected, 0, 1), vec![40]));
+    assert_eq!(
+        (told(&reply), priorities(&rig, &tokens(1, 1))),
+        ((Answer::Rejected, 0, 1), vec![40])
+    );
     let reply = say(&mut rig, Hint::Release(Release::Owner("a".to_owned())));
-    assert_eq!((told(&reply), priorities(&rig, &tokens(1, 1))), ((Answer::Accepted, 1, 0), vec![0]));
+    assert_eq!(
+        (told(&reply), priorities(&rig, &tokens(1, 1))),
+        ((Answer::Accepted, 1, 0), vec![0])
+    );
     // Whoever uses it shows that it is not over.
     rig.serve(&tokens(1, 1));
     assert_eq!(priorities(&rig, &tokens(1, 1)), [NORMAL]);
@@ -165,7 +175,10 @@ fn what_a_lease_holds_is_not_released_by_another_session() {
     rig.serve_as(Some("one"), &tokens(1, 2));
     let held = rig.acquire(&tokens(1, 1));
     let reply = say(&mut rig, Hint::Release(Release::Session("one".to_owned())));
-    assert_eq!((told(&reply), priorities(&rig, &tokens(1, 2))), ((Answer::Clipped, 1, 1), vec![35, 0]));
+    assert_eq!(
+        (told(&reply), priorities(&rig, &tokens(1, 2))),
+        ((Answer::Clipped, 1, 1), vec![35, 0])
+    );
     rig.release(held);
     let mine = rig.ask(&Acquire { session: Some("one"), ..all_of(&tokens(1, 2)) }).unwrap();
     // Its own lease is no other's.
@@ -248,16 +261,14 @@ fn a_session_is_retained_as_it_grows() {
 
 #[test]
 fn a_tier_retains_at_most_its_share() {
-    let mut rig = Rig::new(settings(vec![TierSpec {
-        retained_share: 0.25,
-        ..tier(Kind::Gpu, 8)
-    }]));
+    let mut rig = Rig::new(settings(vec![TierSpec { retained_share: 0.25, ..tier(Kind::Gpu, 8) }]));
     rig.serve(&tokens(1, 4));
     let reply = keep(&mut rig, &tokens(1, 4), 90);
     assert_eq!(told(&reply), (Answer::Clipped, 2, 2));
     assert_eq!(rig.manager.retained(GPU), (2, 2));
     let blocks = rig.blocks(&tokens(1, 4));
-    let here = |rig: &Rig, at: usize| rig.manager.explain(blocks[at], GPU, rig.now).unwrap().priority;
+    let here =
+        |rig: &Rig, at: usize| rig.manager.explain(blocks[at], GPU, rig.now).unwrap().priority;
     assert_eq!([0, 1, 2, 3].map(|at| here(&rig, at)), [90, 90, 35, 35]);
     // What goes makes room for what is used.
     keep(&mut rig, &tokens(1, 1), 20);
@@ -343,7 +354,10 @@ fn priorities_and_what_is_left_of_their_time_survive_a_restart() {
     let owner = Some("agent".to_owned());
     let second = Retain { start: 4, end: Some(8), owner, ..retain(path(&tokens(1, 3)), 20) };
     say(&mut rig, Hint::Retain(second));
-    say(&mut rig, Hint::Retain(Retain { end: Some(8), start: 4, ..retain(path(&tokens(1, 3)), 60) }));
+    say(
+        &mut rig,
+        Hint::Retain(Retain { end: Some(8), start: 4, ..retain(path(&tokens(1, 3)), 60) }),
+    );
     rig.now += 400;
     let rows = rig.call(|manager, now| manager.index(DISK, now)).unwrap();
     let mut other = Rig::new(three());
@@ -370,9 +384,15 @@ fn hints_that_say_nothing_sensible_are_refused_and_change_nothing() {
     };
     let hint = || retain(path(&tokens(1, 1)), 80);
     refused("hint 1: priority is 101", Hint::Retain(Retain { priority: 101, ..hint() }));
-    refused("ends at 3, before its start at 4", Hint::Retain(Retain { start: 4, end: Some(3), ..hint() }));
+    refused(
+        "ends at 3, before its start at 4",
+        Hint::Retain(Retain { start: 4, end: Some(3), ..hint() }),
+    );
     refused("ttl is 0 ns", Hint::Retain(Retain { ttl: Some(0), ..hint() }));
-    refused("about a lease or a session", Hint::Retain(Retain { decode_priority: Some(9), ..hint() }));
+    refused(
+        "about a lease or a session",
+        Hint::Retain(Retain { decode_priority: Some(9), ..hint() }),
+    );
     refused("without decode_priority", Hint::Retain(Retain { decode_ttl: Some(9), ..hint() }));
     let fetch = |tier| Hint::Prefetch { target: path(&tokens(1, 1)), tier, deadline: None };
     refused("the engine owns the slots of tier 'gpu'", fetch(GPU));
@@ -438,7 +458,11 @@ fn three(seed: u64) -> Settings {
     let count = usize::try_from(seed % 3).expect("small") + 1;
     let tiers = [share(Kind::Gpu, 6), share(Kind::Host, 5), share(Kind::Disk, 7)];
     let policy = NAMES[usize::try_from(seed / 3).expect("small") % NAMES.len()].to_owned();
-    let plain = if seed % 2 == 0 { settings(tiers[..count].to_vec()) } else { holes(tiers[..count].to_vec()) };
+    let plain = if seed.is_multiple_of(2) {
+        settings(tiers[..count].to_vec())
+    } else {
+        holes(tiers[..count].to_vec())
+    };
     Settings { policy, ..plain }
 }
 
@@ -498,27 +522,29 @@ proptest! {
         let mut rigs = [Rig::new(three(seed)), Rig::new(three(seed))];
         for (stem, blocks, priority, kind) in ops {
             let prompt = tokens(stem, blocks);
-            if kind < 3 {
-                let fit = rigs.each_mut().map(|rig| {
-                    rig.now += 10;
-                    rig.run();
-                    let id = fits(rig, &all_of(&prompt));
-                    rig.run();
-                    if let Ok(id) = id {
-                        let known = rig.manager.lease_tokens(id).unwrap();
-                        rig.commit(id, &prompt[known..]);
-                        rig.release(id);
-                    }
-                    id.is_ok()
-                });
-                prop_assert_eq!(fit[0], fit[1]);
-            } else if kind == 3 {
-                keep(&mut rigs[1], &prompt, priority);
-            } else {
-                let owner = Some(format!("{}", priority % 3));
-                let ttl = Some(u64::from(priority) + 1);
-                let hint = Retain { owner, ttl, ..retain(path(&prompt), priority) };
-                say(&mut rigs[1], Hint::Retain(hint));
+            match kind {
+                0..=2 => {
+                    let fit = rigs.each_mut().map(|rig| {
+                        rig.now += 10;
+                        rig.run();
+                        let id = fits(rig, &all_of(&prompt));
+                        rig.run();
+                        if let Ok(id) = id {
+                            let known = rig.manager.lease_tokens(id).unwrap();
+                            rig.commit(id, &prompt[known..]);
+                            rig.release(id);
+                        }
+                        id.is_ok()
+                    });
+                    prop_assert_eq!(fit[0], fit[1]);
+                }
+                3 => drop(keep(&mut rigs[1], &prompt, priority)),
+                _ => {
+                    let owner = Some(format!("{}", priority % 3));
+                    let ttl = Some(u64::from(priority) + 1);
+                    let hint = Retain { owner, ttl, ..retain(path(&prompt), priority) };
+                    say(&mut rigs[1], Hint::Retain(hint));
+                }
             }
         }
     }

@@ -85,12 +85,12 @@ impl World {
             7 => Hint::Quota {
                 tenant: scope.tenant,
                 tier: a % (last + 1),
-                blocks: (b % 4 != 0).then_some(b as u64 / 9 % 5),
+                blocks: (!b.is_multiple_of(4)).then_some(b as u64 / 9 % 5),
                 share: b.is_multiple_of(8).then_some(0.25),
             },
             _ => Hint::Quota { tenant: Vec::new(), tier: 9, blocks: None, share: Some(2.0) },
         };
-        let replies = self.attempt("hint", |m, now| m.hint(&[hint.clone()], now));
+        let replies = self.attempt("hint", |m, now| m.hint(std::slice::from_ref(&hint), now));
         let Some(replies) = replies else { return };
         self.count_answer(replies[0].answer);
         self.hints.quotas |= matches!(hint, Hint::Quota { .. });
@@ -166,13 +166,13 @@ impl World {
         if self.loose() {
             return;
         }
-        let about: Vec<Handle> = match all {
-            false => known,
-            true => {
-                self.hints.waiting.retain(|waiting| waiting.said.0 != owner);
-                let mine = self.hints.said.iter();
-                mine.filter(|(_, all)| all.iter().any(|said| said.0 == owner)).map(|s| *s.0).collect()
-            }
+        let about: Vec<Handle> = if all {
+            self.hints.waiting.retain(|waiting| waiting.said.0 != owner);
+            let mine = self.hints.said.iter();
+            let mine = mine.filter(|(_, all)| all.iter().any(|said| said.0 == owner));
+            mine.map(|(block, _)| *block).collect()
+        } else {
+            known
         };
         let mut released = 0;
         for block in about {
@@ -237,7 +237,7 @@ impl World {
                 assert_eq!(ours, Ok(wanted), "after {raw:?}: block {:#x} at {now}", block.0);
             }
         }
-        if self.hints.steps % 4 == 0 {
+        if self.hints.steps.is_multiple_of(4) {
             self.compare_ranks(raw);
         }
     }

@@ -164,9 +164,9 @@ impl Claims {
             }
             for claim in &said.claims {
                 let listed = self.owners.get(&claim.owner).is_some_and(|all| all.contains(block));
-                let ended = claim.until.is_none_or(|until| {
-                    self.ends.contains(&(until, *block, claim.owner.clone()))
-                });
+                let ended = claim
+                    .until
+                    .is_none_or(|until| self.ends.contains(&(until, *block, claim.owner.clone())));
                 if !listed || !ended || claim.until.is_some_and(|until| until <= now) {
                     broken.push(format!("block {block} has a claim out of order: {claim:?}"));
                 }

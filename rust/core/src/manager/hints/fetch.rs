@@ -4,7 +4,7 @@
 //! most a quarter of a tier is. Invariant: nothing that the path needs leaves for the rest of it.
 //! Cost: that of a request's loads.
 
-use crate::block::{BlockId, LeaseId, NO_MOVE, TierId};
+use crate::block::{BlockId, Layers, LeaseId, NO_MOVE, TierId};
 use crate::hint::{Answer, HintReply, Target};
 use crate::tier::State;
 use crate::time::Nanos;
@@ -70,8 +70,7 @@ impl Manager {
             (0, _) => Answer::Rejected,
             _ => Answer::Clipped,
         };
-        let reason =
-            if left > 0 { format!("{left} blocks stay: {why}") } else { String::new() };
+        let reason = if left > 0 { format!("{left} blocks stay: {why}") } else { String::new() };
         HintReply { answer, blocks: brought, left, reason }
     }
 
@@ -79,6 +78,13 @@ impl Manager {
     fn crowded(&self, tier: TierId) -> bool {
         let coming = self.arriving.range((tier, BlockId::MIN)..=(tier, BlockId::MAX)).count();
         (coming as u64 + 1) * PART > u64::from(self.tiers[tier].spec.blocks)
+    }
+
+    /// Whether layers from a tier would be there after a deadline.
+    fn late(&self, from: TierId, layers: Layers, deadline: Option<Nanos>, now: Nanos) -> bool {
+        let bytes = self.settings.layer_bytes * u64::from(layers.len());
+        let ready = self.lanes.preview(self.tiers[from].read, bytes, now, layers.len()).end;
+        deadline.is_some_and(|deadline| ready > deadline)
     }
 
     /// Begins the loads of a block to the first tier, as a request would.
@@ -90,10 +96,13 @@ impl Manager {
         if needs[0].lacks.is_empty() {
             return Brought::Yes;
         }
-        self.decide_loads(&mut needs, now, LoadMode::All, deadline);
+        self.decide_loads(&mut needs, now, LoadMode::All, None);
         let [need] = &needs;
         if !need.load || !need.compute.is_empty() {
-            return Brought::No("they cannot be loaded, or not in time");
+            return Brought::No("they cannot be loaded");
+        }
+        if need.loads().any(|(from, layers)| self.late(from, layers, deadline, now)) {
+            return Brought::No("they would come too late");
         }
         if self.crowded(0) {
             return Brought::No("a quarter of the tier is on its way already");
@@ -130,10 +139,7 @@ impl Manager {
         if self.residency(tier, block).state != State::Absent {
             return Brought::No("a part of them stands there");
         }
-        let (lane, bytes) =
-            (self.tiers[from].read, self.settings.layer_bytes * u64::from(all.len()));
-        let ready = self.lanes.preview(lane, bytes, now, all.len()).end;
-        if deadline.is_some_and(|deadline| ready > deadline) {
+        if self.late(from, all, deadline, now) {
             return Brought::No("they would come too late");
         }
         if self.crowded(tier) {

@@ -42,14 +42,13 @@ impl Quotas {
         tier: TierId,
         most: u64,
     ) -> Option<Share> {
-        let share = match self.shares.get(tenant) {
-            Some(&known) => known,
-            None => {
-                let taken: BTreeSet<Share> = self.shares.values().copied().collect();
-                let free = (1..=Share::MAX).find(|share| !taken.contains(share))?;
-                self.shares.insert(tenant.to_vec(), free);
-                free
-            }
+        let share = if let Some(&known) = self.shares.get(tenant) {
+            known
+        } else {
+            let taken: BTreeSet<Share> = self.shares.values().copied().collect();
+            let free = (1..=Share::MAX).find(|share| !taken.contains(share))?;
+            self.shares.insert(tenant.to_vec(), free);
+            free
         };
         self.bounds.entry((share, tier)).or_default().most = most;
         Some(share)

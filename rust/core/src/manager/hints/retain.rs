@@ -143,13 +143,7 @@ impl Manager {
         Ok((id, self.scopes.content(scope, 0, tokens).into_owned()))
     }
 
-    fn retain_lease(
-        &mut self,
-        id: LeaseId,
-        path: &[BlockId],
-        wish: Wish,
-        now: Nanos,
-    ) -> HintReply {
+    fn retain_lease(&mut self, id: LeaseId, path: &[BlockId], wish: Wish, now: Nanos) -> HintReply {
         let size = self.block_tokens() as u64;
         let prompt = self.prompt(id);
         let mut reach = self.reach(path, &wish, prompt, now);
