@@ -74,8 +74,8 @@ class World:
     def order(self, block, now):
         """Blocks leave in ascending order of this.
 
-        The priority; then cost over idle time, infinite at zero; then the cheaper, the older, the deeper one (with
-        holes the shallower one), and the one with the smaller number.
+        The priority; then cost over idle time, infinite at zero; then the cheaper, the older, the
+        deeper one (with holes the shallower one), and the one with the smaller number.
         """
         idle, cost = now - self.access[block], self.cost(block)
         value = (0, cost / idle) if idle else (1, Fraction(0))

@@ -1,4 +1,4 @@
-"""Hints through Python: what they say, what they are answered, and that they hold where it counts."""
+"""Hints through Python: what they say, what they are answered, and where they hold."""
 
 from __future__ import annotations
 
@@ -156,18 +156,18 @@ def test_priorities_survive_the_disk(tmp_path):
 
 
 WRONG = [
-    (lambda: Retain(), "one of tokens, lease, session, not 0"),
+    (Retain, "one of tokens, lease, session, not 0"),
     (lambda: Retain(tokens=[1], lease=3), "not 2 of them"),
     (lambda: Retain(tokens=[1], priority=101), "priority is 101, 0 to 100"),
     (lambda: Retain(lease=1, decode_priority=-1), "decode_priority is -1"),
     (lambda: Retain(tokens=[1], ttl=0), "ttl is 0 ns"),
     (lambda: Retain(tokens=[1], ttl=timedelta(seconds=-1)), "ttl is -1000000000 ns"),
     (lambda: Retain(tokens=[1], start=5, end=4), "from 5 to 4"),
-    (lambda: Release(), "not 0 of them"),
+    (Release, "not 0 of them"),
     (lambda: Release(session="s", owner="o"), "not 2 of them"),
     (lambda: Release(session="s", tokens=[1]), "not 2 of them"),
-    (lambda: Prefetch(), "Prefetch is about one"),
-    (lambda: Demote(), "Demote is about one"),
+    (Prefetch, "Prefetch is about one"),
+    (Demote, "Demote is about one"),
     (lambda: Quota(tenant=b"", share=1.5), "share is 1.5"),
     (lambda: Quota(tenant=b"", blocks=-1), "-1 blocks"),
     (lambda: Tier("gpu", blocks=1, retained_share=1.5), "retained_share of tier 'gpu' is 1.5"),
