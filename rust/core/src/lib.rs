@@ -4,12 +4,14 @@
 //! restore plans, behind one [`manager::Manager`]. It decides and never executes: no I/O, no
 //! clock, no threads. The same operations give the same moves, byte for byte.
 //!
-//! Modules build on each other in one direction: nouns (`block`, `error`, `time`, `record`), structures
-//! (`trie`, `scope`, `retention`, `tier`, `lane`, `cost`), `policy`, `plan`, `manager`.
+//! Modules build on each other in one direction: nouns (`block`, `error`, `time`, `record`, `hint`),
+//! structures (`column`, `trie`, `scope`, `retention`, `tier`, `presence`, `lane`, `cost`), `policy`,
+//! `plan`, `manager`.
 
 #![forbid(unsafe_code)]
 
 pub mod block;
+pub mod column;
 pub mod cost;
 pub mod error;
 pub mod hint;
@@ -17,6 +19,7 @@ pub mod lane;
 pub mod manager;
 pub mod plan;
 pub mod policy;
+pub mod presence;
 pub mod record;
 pub mod retention;
 pub mod scope;

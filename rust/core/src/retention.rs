@@ -7,12 +7,12 @@
 //! by the factor `1 + epsilon`, so a victim's value is at most that factor above the smallest one;
 //! with 0 none are rounded. Bands come before the policy's order: a lower priority leaves first, and
 //! before all others a share that holds more than it may. Cost: link O(1) in order of time, O(log n)
-//! otherwise; victim O(log classes) amortised, O(classes) while a share holds too much; 32 bytes per
-//! block, and for one outside the normal band an entry of a hash map.
+//! otherwise; victim O(log classes) amortised, O(classes) while a share holds too much; about 50
+//! bytes per entry, and for one outside the normal band an entry of a hash map.
 
 mod gone;
 mod list;
-mod print;
+mod places;
 mod tournament;
 
 use std::cmp::Ordering;
@@ -26,9 +26,9 @@ use crate::policy::{Entry, Facts, Key, Order, Policy, Seen};
 use crate::time::Nanos;
 
 pub use gone::Gone;
-pub use print::print;
 
-use list::{List, Place};
+use list::List;
+use places::Places;
 use tournament::{Slot, Tournament};
 
 /// The linked entries of one tier, and its policy.
@@ -40,8 +40,7 @@ pub struct Retention {
     slots: FxHashMap<(Band, u64), Slot>,
     lists: Vec<List>,
     free: Vec<Slot>,
-    places: Vec<Place>,
-    linked: usize,
+    places: Places,
     heads: Tournament,
     /// The bands of linked entries that are not in the normal one.
     bands: FxHashMap<BlockId, Band>,
@@ -63,8 +62,7 @@ impl Retention {
             slots: FxHashMap::default(),
             lists: Vec::new(),
             free: Vec::new(),
-            places: Vec::new(),
-            linked: 0,
+            places: Places::new(),
             bands: FxHashMap::default(),
             over: FxHashMap::default(),
             since: Vec::new(),
@@ -116,10 +114,6 @@ impl Retention {
     /// Makes `entry` eligible, in a band. Its block must not be linked.
     pub fn link(&mut self, entry: Entry, band: Band) {
         debug_assert!(self.get(entry.id).is_none(), "block {} is linked already", entry.id);
-        let place = entry.id as usize;
-        if self.places.len() <= place {
-            self.places.resize(place + 1, Place::VACANT);
-        }
         if band != Band::NORMAL {
             self.bands.insert(entry.id, band);
         }
@@ -133,17 +127,17 @@ impl Retention {
         if before.is_none_or(|head| entry.key() < head) {
             self.heads.set(slot, Some(&entry), band);
         }
-        self.linked += 1;
     }
 
     /// Takes the block's entry out; `None` if it is not linked.
     pub fn unlink(&mut self, id: BlockId) -> Option<Entry> {
-        let entry = self.get(id)?;
+        let place = self.places.remove(id)?;
+        let entry = place.entry;
         let band = self.band(id);
         let slot = *self.slots.get(&(band, entry.class))?;
         let list = &mut self.lists[slot as usize];
-        let headed = list.head(&self.places) == Some(entry.key());
-        list.unlink(&mut self.places, id);
+        let headed = list.heads(&self.places, &place);
+        list.unlink(&mut self.places, place);
         if headed {
             let head = list.head(&self.places).map(|key| key.entry(entry.class));
             self.heads.set(slot, head.as_ref(), band);
@@ -155,7 +149,6 @@ impl Retention {
         if band != Band::NORMAL {
             self.bands.remove(&id);
         }
-        self.linked -= 1;
         Some(entry)
     }
 
@@ -205,6 +198,15 @@ impl Retention {
         self.bands.get(&id).copied().unwrap_or(Band::NORMAL)
     }
 
+    /// Whether an entry that is not linked, of no share, would leave before a linked one.
+    #[must_use]
+    pub fn precedes(&self, entry: &Entry, band: Band, linked: &Entry, now: Nanos) -> bool {
+        let other = self.band(linked.id);
+        let first = |band: Band| (!self.exceeds(band.share), band.priority);
+        let by_band = first(band).cmp(&first(other));
+        by_band.then_with(|| self.within(entry, band, linked, other, now)).is_lt()
+    }
+
     /// `Less` if `a` leaves before `b`: by share, by priority, by the policy.
     fn compare(&self, a: &Entry, b: &Entry, now: Nanos) -> Ordering {
         if self.bands.is_empty() {
@@ -212,20 +214,24 @@ impl Retention {
         }
         let (left, right) = (self.band(a.id), self.band(b.id));
         let first = |band: Band| (!self.exceeds(band.share), band.priority);
-        first(left).cmp(&first(right)).then_with(|| {
-            let twins = (a.class, a.place) == (b.class, b.place);
-            match self.policy.order() {
-                Order::Value | Order::Rank if twins => left.share.cmp(&right.share),
-                _ => Ordering::Equal,
-            }
-            .then_with(|| self.policy.compare(a, b, now))
-        })
+        first(left).cmp(&first(right)).then_with(|| self.within(a, left, b, right, now))
+    }
+
+    /// The order of two entries of one priority: the policy's; of what that ranks alike but for ties,
+    /// one share before the other.
+    fn within(&self, a: &Entry, left: Band, b: &Entry, right: Band, now: Nanos) -> Ordering {
+        let twins = (a.class, a.place) == (b.class, b.place);
+        match self.policy.order() {
+            Order::Value | Order::Rank if twins => left.share.cmp(&right.share),
+            _ => Ordering::Equal,
+        }
+        .then_with(|| self.policy.compare(a, b, now))
     }
 
     /// The block's entry, if it is linked.
     #[must_use]
     pub fn get(&self, id: BlockId) -> Option<Entry> {
-        self.places.get(id as usize).filter(|place| place.taken()).map(|place| place.entry)
+        self.places.get(id).map(|place| place.entry)
     }
 
     /// The entry that leaves first at `now`. It stays linked.
@@ -266,13 +272,13 @@ impl Retention {
     /// How many entries are linked.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.linked
+        self.places.len()
     }
 
     /// Whether nothing is linked.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.linked == 0
+        self.places.len() == 0
     }
 
     /// How many classes there are now.

@@ -234,7 +234,7 @@ impl Manager {
         if self.hints.quotas.is_empty() {
             return 0;
         }
-        let tenant = &self.scopes.get(self.nodes[block as usize].scope).tenant;
+        let tenant = &self.scopes.get(self.node(block).scope).tenant;
         self.hints.quotas.share(tenant, tier)
     }
 
@@ -272,10 +272,14 @@ impl Manager {
         clipped
     }
 
-    /// A request uses a block: it is not over, and may be retained where there was no room for it.
-    pub(super) fn used_again(&mut self, block: BlockId) {
-        self.hints.sinking.remove(&block);
-        if !self.hints.claims.is_empty() {
+    /// A request uses blocks: they are not over, and may be retained where there was no room for them.
+    /// Their entries are to be refreshed.
+    pub(super) fn used_again(&mut self, path: &[BlockId]) {
+        if self.hints.claims.is_empty() && self.hints.sinking.is_empty() {
+            return;
+        }
+        for &block in path {
+            self.hints.sinking.remove(&block);
             self.hints.claims.used(block);
             for tier in 0..self.tiers.len() {
                 self.attend(tier, block);
@@ -296,7 +300,7 @@ impl Manager {
         self.hints.claims.forget(block);
         self.hints.sinking.remove(&block);
         if self.hints.wishes.awaited() {
-            let scope = self.nodes[block as usize].scope;
+            let scope = self.node(block).scope;
             self.hints.wishes.gone(scope, block, parent);
         }
     }
@@ -345,7 +349,7 @@ impl Manager {
         let shared = share.map(|share| (f64::from(room) * share) as u64);
         let most = [blocks, shared].into_iter().flatten().min();
         let mine = self.living().filter(|&block| {
-            self.scopes.get(self.nodes[block as usize].scope).tenant == tenant
+            self.scopes.get(self.node(block).scope).tenant == tenant
                 && self.residency(tier, block).state != State::Absent
         });
         let mine: Vec<BlockId> = mine.collect();

@@ -47,9 +47,9 @@ impl Manager {
         if self.prices.known.is_empty() { None } else { self.prices.known.get(&block).copied() }
     }
 
-    pub(super) fn await_price(&mut self, block: BlockId) {
+    pub(super) fn await_prices(&mut self, blocks: &[BlockId]) {
         if self.settings.priced {
-            self.prices.unknown.insert(block);
+            self.prices.unknown.extend(blocks);
         }
     }
 
@@ -67,7 +67,7 @@ impl Manager {
                 block: self.trie.handle(block),
                 context: u64::from(index) * tokens,
                 index,
-                uses: self.nodes[block as usize].uses,
+                uses: self.node(block).uses,
                 session_blocks: self.session_blocks(block).unwrap_or(index + 1),
             }
         });

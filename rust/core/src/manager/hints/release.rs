@@ -137,7 +137,7 @@ impl Manager {
 
     /// Whether a lease holds a block that is not of the session that is over.
     fn leased_by_others(&self, block: BlockId, over: Option<SessionId>) -> bool {
-        let refs = self.nodes[block as usize].refs;
+        let refs = self.node(block).refs;
         if refs == 0 || over.is_none() {
             return refs > 0;
         }

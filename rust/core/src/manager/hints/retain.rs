@@ -106,7 +106,7 @@ impl Manager {
         let full = tokens.len() / size;
         let path = self.there(scope, &tokens[..full * size]);
         let (len, at) = (tokens.len() as u64, path.last().copied());
-        let mut reach = self.reach(&path, &wish, len, now);
+        let mut reach = self.claim_path(&path, &wish, len, now);
         reach.waiting = self.blocks_in(&wish, path.len()..full, len, now);
         if reach.waiting == 0 {
             return reach.reply("");
@@ -146,7 +146,7 @@ impl Manager {
     fn retain_lease(&mut self, id: LeaseId, path: &[BlockId], wish: Wish, now: Nanos) -> HintReply {
         let size = self.block_tokens() as u64;
         let prompt = self.prompt(id);
-        let mut reach = self.reach(path, &wish, prompt, now);
+        let mut reach = self.claim_path(path, &wish, prompt, now);
         let blocks = usize::try_from(prompt / size).unwrap_or(usize::MAX);
         reach.waiting = self.blocks_in(&wish, path.len()..blocks, prompt, now);
         let reaches = wish.end.unwrap_or(prompt) > path.len() as u64 * size;
@@ -167,7 +167,7 @@ impl Manager {
         wish: Wish,
         now: Nanos,
     ) -> HintReply {
-        let reach = self.reach(path, &wish, u64::MAX, now);
+        let reach = self.claim_path(path, &wish, u64::MAX, now);
         if let Some(why) = self.hints.wishes.full(0, now) {
             return reach.refuse(&why);
         }
@@ -176,7 +176,7 @@ impl Manager {
     }
 
     /// Claims what a wish says of the blocks of a path.
-    fn reach(&mut self, path: &[BlockId], wish: &Wish, prompt: u64, now: Nanos) -> Reach {
+    fn claim_path(&mut self, path: &[BlockId], wish: &Wish, prompt: u64, now: Nanos) -> Reach {
         let size = self.block_tokens() as u64;
         let mut reach = Reach::default();
         for (first, &block) in (0..).step_by(self.block_tokens()).zip(path) {
@@ -243,24 +243,29 @@ impl Manager {
         }
     }
 
-    /// A block is new in the trie: sequences that waited for it go on, and hold for it.
+    /// Blocks are new in the trie, one behind the other: sequences that waited for them go on, and
+    /// hold for them.
     pub(in crate::manager) fn grant_new(
         &mut self,
         scope: ScopeId,
         parent: Option<BlockId>,
-        block: BlockId,
-        now: Nanos,
+        blocks: &[BlockId],
     ) {
-        if !self.hints.wishes.awaited() {
-            return;
-        }
-        let before = self.trie.depth(block) as usize * self.block_tokens();
-        let tokens = self.trie.tokens(block);
-        let wishes = self.hints.wishes.arrived(scope, parent, block, tokens, before);
-        for wish in wishes {
-            if let Some((priority, until)) = wish.says(before as u64, u64::MAX, now) {
-                self.hints.claims.claim(block, &wish.owner, priority, until);
+        let mut parent = parent;
+        for &block in blocks {
+            if !self.hints.wishes.awaited() {
+                return;
             }
+            let before = self.trie.depth(block) as usize * self.block_tokens();
+            let tokens = self.trie.tokens(block);
+            let wishes = self.hints.wishes.arrived(scope, parent, block, tokens, before);
+            for wish in wishes {
+                let said = wish.says(before as u64, u64::MAX, self.clock.last());
+                if let Some((priority, until)) = said {
+                    self.hints.claims.claim(block, &wish.owner, priority, until);
+                }
+            }
+            parent = Some(block);
         }
     }
 }

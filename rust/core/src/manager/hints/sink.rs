@@ -76,7 +76,7 @@ impl Manager {
     /// Whether a block cannot leave a tier yet, but will.
     fn underway(&self, tier: TierId, block: BlockId) -> bool {
         let here = self.residency(tier, block);
-        let held = tier == 0 && self.nodes[block as usize].refs > 0;
+        let held = tier == 0 && self.node(block).refs > 0;
         let moves = here.busy > 0 || here.state == State::Arriving;
         let behind = self.trie.children(block).any(|child| {
             self.residency(tier, child).state != State::Absent
