@@ -231,7 +231,7 @@ impl Manager {
     }
 
     fn tenant_share(&self, tier: TierId, block: BlockId) -> crate::hint::Share {
-        if self.hints.quotas.is_empty() {
+        if self.hints.quotas.is_empty() || !self.trie.alive(block) {
             return 0;
         }
         let tenant = &self.scopes.get(self.node(block).scope).tenant;
