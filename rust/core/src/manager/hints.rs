@@ -5,6 +5,7 @@
 //! blocks and from the tenant's quota, and every entry is linked in its band; nothing but a lease
 //! pins. Cost: O(log n) per block that a hint names, comes or goes; O(log n) per claim that ends.
 
+mod bands;
 mod claims;
 mod fetch;
 mod quotas;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 
 use crate::block::{BlockId, Handle, LeaseId, Structure, TierId, Token};
 use crate::error::{Error, Result};
-use crate::hint::{Answer, Band, HIGHEST, Hint, HintReply, NORMAL, Priority, Release, Target};
+use crate::hint::{Answer, HIGHEST, Hint, HintReply, NORMAL, Priority, Release, Target};
 use crate::record::Wanted;
 use crate::scope::Scope;
 use crate::tier::{State, TierSpec};
@@ -218,83 +219,6 @@ impl Manager {
         path
     }
 
-    /// Where a block stands among the others of a tier.
-    pub(super) fn band(&self, tier: TierId, block: BlockId) -> Band {
-        if self.hints.quiet() {
-            return Band::NORMAL;
-        }
-        let mut priority = self.hints.claims.priority(block);
-        if priority > NORMAL && !self.hints.kept[tier].0.contains(&block) {
-            priority = NORMAL;
-        }
-        Band { priority, share: self.tenant_share(tier, block) }
-    }
-
-    fn tenant_share(&self, tier: TierId, block: BlockId) -> crate::hint::Share {
-        if self.hints.quotas.is_empty() || !self.trie.alive(block) {
-            return 0;
-        }
-        let tenant = &self.scopes.get(self.node(block).scope).tenant;
-        self.hints.quotas.share(tenant, tier)
-    }
-
-    /// A block's presence on a tier or what is said of it has changed: whether it is retained there,
-    /// and what its tenant holds. Its entry is to be refreshed. Returns whether the tier retains as
-    /// many blocks as it may, and so not this one.
-    pub(super) fn attend(&mut self, tier: TierId, block: BlockId) -> bool {
-        if self.hints.quiet() {
-            return false;
-        }
-        let stands = self.trie.alive(block) && self.residency(tier, block).state != State::Absent;
-        let wanted = stands && self.hints.claims.priority(block) > NORMAL;
-        let (kept, most) = &mut self.hints.kept[tier];
-        let full = kept.len() as u64 >= *most && !kept.contains(&block);
-        if !wanted {
-            kept.remove(&block);
-        } else if !full {
-            kept.insert(block);
-        }
-        let share = self.tenant_share(tier, block);
-        if share > 0 {
-            let excess = self.hints.quotas.count(share, tier, block, stands);
-            self.tiers[tier].retention.exceed(share, excess);
-        }
-        wanted && full
-    }
-
-    /// What is said of a block has changed. Returns whether some tier may retain no more blocks.
-    fn reband(&mut self, block: BlockId) -> bool {
-        let mut clipped = false;
-        for tier in 0..self.tiers.len() {
-            clipped |= self.attend(tier, block);
-            self.refresh_on(tier, block);
-        }
-        clipped
-    }
-
-    /// A request uses blocks: they are not over, and may be retained where there was no room for them.
-    /// Their entries are to be refreshed.
-    pub(super) fn used_again(&mut self, path: &[BlockId]) {
-        if self.hints.claims.is_empty() && self.hints.sinking.is_empty() {
-            return;
-        }
-        for &block in path {
-            self.hints.sinking.remove(&block);
-            self.hints.claims.used(block);
-            for tier in 0..self.tiers.len() {
-                self.attend(tier, block);
-            }
-        }
-    }
-
-    /// Time has passed: what was said for so long is over.
-    pub(super) fn expire_hints(&mut self, now: Nanos) {
-        while let Some(block) = self.hints.claims.expire(now) {
-            self.reband(block);
-        }
-        self.hints.wishes.expire(now);
-    }
-
     /// A block is gone, and so is what was said of it.
     pub(super) fn forget_hints(&mut self, block: BlockId, parent: Option<BlockId>) {
         self.hints.claims.forget(block);
@@ -331,50 +255,6 @@ impl Manager {
             self.hints.claims.claim(block, &nobody, priority, until);
         }
         self.reband(block);
-    }
-
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a share of at most one of a capacity below 2^32"
-    )]
-    fn set_quota(
-        &mut self,
-        tenant: &[u8],
-        tier: TierId,
-        blocks: Option<u64>,
-        share: Option<f64>,
-    ) -> HintReply {
-        let room = self.tiers[tier].spec.blocks;
-        let shared = share.map(|share| (f64::from(room) * share) as u64);
-        let most = [blocks, shared].into_iter().flatten().min();
-        let mine = self.living().filter(|&block| {
-            self.scopes.get(self.node(block).scope).tenant == tenant
-                && self.residency(tier, block).state != State::Absent
-        });
-        let mine: Vec<BlockId> = mine.collect();
-        let number = match most {
-            Some(most) => self.hints.quotas.bound(tenant, tier, most),
-            None => self.hints.quotas.unbound(tenant, tier),
-        };
-        let Some(number) = number else {
-            return match most {
-                Some(_) => rejected(format!("{} tenants have quotas", crate::hint::Share::MAX)),
-                None => rejected("the tenant has no quota there"),
-            };
-        };
-        for &block in &mine {
-            self.attend(tier, block);
-            self.refresh_on(tier, block);
-        }
-        let excess = self.hints.quotas.excess(number, tier);
-        self.tiers[tier].retention.exceed(number, excess);
-        HintReply {
-            answer: Answer::Accepted,
-            blocks: mine.len() as u64,
-            left: 0,
-            reason: String::new(),
-        }
     }
 
     /// Whether a block of the path of a leaf-only scope is missing, so that the rest is of no use.
