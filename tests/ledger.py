@@ -43,6 +43,11 @@ class Held:
     table: list[int] = field(default_factory=list)
 
 
+def lasts(claim, now):
+    """Whether a claim has not ended."""
+    return claim[1] is None or claim[1] > now
+
+
 class Ledger:
     """Two managers in step, their leases, and the world as it was after the last operation."""
 
@@ -50,6 +55,7 @@ class Ledger:
         self.shape = shape
         self.size = shape.block_tokens
         self.witness = Witness(shape)
+        self.claims = {}  # handle -> owner -> (priority, end); what is released has no owner
         self.now = 10
         self.calls = 0
         self.held = {}
@@ -60,6 +66,17 @@ class Ledger:
         self.ended = []
         self.events = []
         self.look()
+
+    @property
+    def now(self):
+        return self._now
+
+    @now.setter
+    def now(self, now):
+        """Time passes, whether the call that follows goes through or not."""
+        self._now = now
+        for manager in self.witness.managers:
+            manager.hint([], now=now)
 
     # ------------------------------------------------------------------------ while operating
 
@@ -91,6 +108,11 @@ class Ledger:
         for block in self.refusals.keys() & set(path):
             self.refusals[block] = 0, self.refusals[block][1]
 
+    def use(self, path):
+        """A request uses these blocks: they are not over."""
+        for block in path:
+            self.claims.get(self.witness.living.get(block), {}).pop(None, None)
+
     def extend(self, held, tokens):
         """Tokens were committed: of the blocks that became full those that were known are used
         now, the new ones when the request began."""
@@ -100,6 +122,7 @@ class Ledger:
         path = self.witness.path(held.tokens)[full:]
         known = [block for block in path if block in self.witness.living]
         self.touch(known)
+        self.use(known)
         self.access.update(dict.fromkeys(path[len(known) :], held.began))
         self.past.append(held.tokens)
 
@@ -178,7 +201,13 @@ class Ledger:
         self.known = self.witness.all_known()
         living = self.witness.living
         self.refusals = {block: how for block, how in self.refusals.items() if block in living}
-        self.world = self.witness.world(self.pinned(), self.access, self.unwritable())
+        self.claims = {
+            handle: {owner: claim for owner, claim in claims.items() if lasts(claim, self.now)}
+            for handle, claims in self.claims.items()
+            if handle in living.values()
+        }
+        said = {handle: list(claims.values()) for handle, claims in self.claims.items()}
+        self.world = self.witness.world(self.pinned(), self.access, self.unwritable(), said)
 
     def unwritable(self):
         """The blocks that are dropped instead of written."""
@@ -260,6 +289,7 @@ class Ledger:
         for (_, block), entry in self.witness.entries.items():
             idle = self.now - self.access[block]
             assert entry.idle == idle
+            assert entry.priority == world.priority(block, self.now)
             assert entry.cost == world.cost(block)
             expected = float(world.cost(block) * 10**9 / idle) if idle else float("inf")
             assert entry.value == pytest.approx(expected, rel=1e-12)

@@ -18,7 +18,7 @@ from ledger import MIX, Held, Ledger
 from oracle import Room, make_room
 from witness import STORE, Shape
 
-from kvtrie import ClosedError, ConfigError, NoSpaceError
+from kvtrie import ClosedError, ConfigError, NoSpaceError, Prefetch, Release, Retain
 
 SHAPES = st.builds(
     Shape,
@@ -87,6 +87,7 @@ class Machine(Ledger, RuleBasedStateMachine):
         assert self.lease(held).matched == found
         self.past.append(prompt)
         self.touch(path)
+        self.use(path)
         self.check(log=make_room(world, units, self.loaded(held, path), self.now))
         return held
 
@@ -282,6 +283,7 @@ class Machine(Ledger, RuleBasedStateMachine):
             return
         held.suspended, held.tokens, held.began = False, held.tokens[:found], self.now
         self.touch(path)
+        self.use(path)
         self.check(log=make_room(world, units, self.loaded(held, path), self.now))
 
     # ---------------------------------------------------------------------------------- moves
@@ -360,9 +362,64 @@ class Machine(Ledger, RuleBasedStateMachine):
         del self.witness.flights[move]
         self.check(log=None)
 
+    # ---------------------------------------------------------------------------------- hints
+
+    def hint(self, name, hint):
+        replies, error = self.call(
+            name,
+            lambda m: [
+                (r.answer, r.blocks, r.left, r.reason) for r in m.hint([hint], now=self.now)
+            ],
+        )
+        assert error is None
+        return replies[0]
+
+    @rule(
+        pick=PICK,
+        priority=st.sampled_from([0, 20, 35, 50, 80, 100]),
+        ttl=st.sampled_from([None, None, 1, 5, 1001, 10**6]),
+        owner=st.sampled_from(["a", "b", ""]),
+        step=STEPS,
+    )
+    def retain(self, pick, priority, ttl, owner, step):
+        """An owner says how much the cached blocks of a sequence are wanted."""
+        tokens = self.past[pick % len(self.past)]
+        known = [b for b in self.witness.path(tokens) if b in self.witness.living]
+        self.now += step
+        if not known:
+            return
+        retain = Retain(tokens=known[-1], priority=priority, ttl=ttl, owner=owner)
+        answer, blocks, left, _ = self.hint("retain", retain)
+        assert (answer, blocks, left) == ("accepted", len(known), 0)
+        end = None if ttl is None else self.now + ttl
+        for block in known:
+            self.claims.setdefault(self.witness.living[block], {})[owner] = priority, end
+        self.check()
+
+    @rule(owner=st.sampled_from(["a", "b", ""]), step=STEPS)
+    def release_owner(self, owner, step):
+        """An owner is gone: what nobody else wants leaves first."""
+        self.now += step
+        self.look()
+        mine = [handle for handle, claims in self.claims.items() if owner in claims]
+        for handle in mine:
+            del self.claims[handle][owner]
+        names = {handle: block for block, handle in self.witness.living.items()}
+        free = 0
+        for handle in mine:
+            block = names[handle]
+            leased = any(held[: len(block)] == block for held in self.pinned())
+            if not leased and self.claims[handle].keys() <= {None}:
+                self.claims[handle][None] = 0, None
+                free += 1
+        answer, blocks, left, _ = self.hint("release_owner", Release(owner=owner))
+        assert (blocks, left) == (free, len(mine) - free)
+        assert answer in ("accepted" if mine and not left else "clipped", "rejected")
+        self.check()
+
     # ------------------------------------------------------------------------------ wrong calls
 
-    @rule(pick=PICK, which=st.integers(0, 11))
+    @rule(pick=PICK, which=st.integers(0, 12))
     @precondition(lambda self: self.calls % 4 == 0)
     def refuse(self, pick, which):
         """A call that cannot be right raises and changes nothing."""
@@ -381,6 +438,7 @@ class Machine(Ledger, RuleBasedStateMachine):
             lambda m: m.complete([move], now=self.now, layers_done=9),
             lambda m: m.lease(lease).slots(4),
             lambda m: m.explain(2**63, now=self.now),
+            lambda m: m.hint([Prefetch(tokens=[1], tier=len(self.shape.rooms) - 1)], now=self.now),
         ]
         before = self.witness.snapshot()
         _, error = self.call("refuse", calls[which])

@@ -13,6 +13,7 @@ from kvtrie._kvtrie import (
     Event,
     Explanation,
     Failed,
+    HintReply,
     Index,
     Lease,
     Match,
@@ -22,6 +23,7 @@ from kvtrie._kvtrie import (
     Plan,
     Span,
     Transmission,
+    Unpriced,
     __version__,
 )
 from kvtrie.cost import Cost
@@ -33,6 +35,7 @@ from kvtrie.errors import (
     NoSpaceError,
     TransferError,
 )
+from kvtrie.hint import Demote, Prefetch, Quota, Release, Retain
 from kvtrie.layout import Layout
 from kvtrie.scope import Scope
 from kvtrie.shape import LayerGroup, ModelShape
@@ -45,9 +48,11 @@ __all__ = [
     "ConfigError",
     "Copy",
     "Cost",
+    "Demote",
     "Event",
     "Explanation",
     "Failed",
+    "HintReply",
     "Index",
     "InvariantError",
     "KvtrieError",
@@ -62,10 +67,15 @@ __all__ = [
     "Moves",
     "NoSpaceError",
     "Plan",
+    "Prefetch",
+    "Quota",
+    "Release",
+    "Retain",
     "Scope",
     "Span",
     "Tier",
     "TransferError",
     "Transmission",
+    "Unpriced",
     "__version__",
 ]

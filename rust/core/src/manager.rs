@@ -13,6 +13,7 @@ mod draft;
 mod evict;
 mod explain;
 mod fail;
+mod hints;
 mod index;
 mod lease;
 mod load;
@@ -22,6 +23,7 @@ mod moves;
 mod name;
 mod node;
 mod own;
+mod price;
 mod refused;
 mod report;
 mod reserve;
@@ -57,12 +59,15 @@ pub use lease::{Action, Lease, Plan, Span};
 pub use lookup::{Copy, Match, MatchedBlock};
 pub use mark::Mark;
 pub use moves::{Move, MoveKind};
+pub use price::Unpriced;
 pub use report::{Event, Reason, TierStats};
 pub use settings::{DropOrder, Settings};
 
+use hints::Hints;
 use moves::Arrival;
 use node::Node;
 use own::{Own, OwnId};
+use price::Prices;
 use refused::Refused;
 use session::Sessions;
 use told::Told;
@@ -110,6 +115,8 @@ pub struct Manager {
     events: VecDeque<Event>,
     keys: BTreeMap<BlockId, crate::record::Key>,
     refused: Refused,
+    hints: Hints,
+    prices: Prices,
     poison: Option<String>,
     closed: bool,
 }
@@ -138,6 +145,7 @@ impl Manager {
             });
         }
         let told = Told::new(&tiers);
+        let hints = Hints::new(&settings.tiers);
         Ok(Self {
             trie: Trie::new(settings.block_tokens as usize),
             settings,
@@ -161,6 +169,8 @@ impl Manager {
             events: VecDeque::new(),
             keys: BTreeMap::new(),
             refused: Refused::default(),
+            hints,
+            prices: Prices::default(),
             poison: None,
             closed: false,
         })
@@ -261,6 +271,7 @@ impl Manager {
             self.marked.pop_first();
             self.settle_mark(tier, block);
         }
+        self.expire_hints(now);
         now
     }
 

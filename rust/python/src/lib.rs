@@ -11,6 +11,7 @@ mod event;
 mod explanation;
 mod failed;
 mod faults;
+mod hint;
 mod index;
 mod lease;
 mod manager;
@@ -25,6 +26,7 @@ mod shared;
 mod stats;
 mod tokens;
 mod transmission;
+mod unpriced;
 
 /// Native classes of kvtrie; import them from `kvtrie`.
 #[pyo3::pymodule(gil_used = false)]
@@ -45,6 +47,8 @@ mod _kvtrie {
     #[pymodule_export]
     use crate::faults::Faults;
     #[pymodule_export]
+    use crate::hint::HintReply;
+    #[pymodule_export]
     use crate::index::Index;
     #[pymodule_export]
     use crate::lease::Lease;
@@ -58,6 +62,8 @@ mod _kvtrie {
     use crate::plan::{Plan, Span};
     #[pymodule_export]
     use crate::transmission::Transmission;
+    #[pymodule_export]
+    use crate::unpriced::Unpriced;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -113,6 +113,7 @@ impl Manager {
             },
         );
         self.track_session(id);
+        self.grant(id, 0, now);
         self.write_ahead(now);
         Ok(())
     }
@@ -142,6 +143,7 @@ impl Manager {
         lease.visit = visit;
         lease.acquired = now;
         self.track_session(id);
+        self.grant(id, 0, now);
         self.write_ahead(now);
         Ok(())
     }
@@ -225,7 +227,7 @@ impl Manager {
 
     /// Begins the loads of a block into its residency on the first tier, or on a tier that the
     /// engine owns into a slot that it will name.
-    fn begin_load(
+    pub(super) fn begin_load(
         &mut self,
         need: &Need,
         step: &mut Step,

@@ -26,6 +26,8 @@ impl Manager {
         self.audit_blocks(&mut broken);
         self.audit_references(&mut broken);
         self.audit_moves(&mut broken);
+        self.audit_hints(&mut broken);
+        self.audit_prices(&mut broken);
         for tier in 0..self.tiers.len() {
             self.audit_slots(tier, &mut broken);
             self.audit_retention(tier, &mut broken);
@@ -43,7 +45,7 @@ impl Manager {
         self.poison = Some(reason.to_owned());
     }
 
-    fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
+    pub(super) fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
         (0..self.trie.bound()).filter(|&b| self.trie.alive(b))
     }
 
@@ -250,9 +252,11 @@ impl Manager {
                 broken.push(format!("the policy of tier {tier} is wrong about block {block}"));
             }
             let known = retention.get(block);
-            if known != wanted {
+            let (linked, band) = (retention.band(block), self.band(tier, block));
+            if known != wanted || (known.is_some() && linked != band) {
                 broken.push(format!(
-                    "block {block} on tier {tier} is linked as {known:?}, should be {wanted:?}"
+                    "block {block} on tier {tier} is linked as {known:?} in {linked:?}, should be \
+                     {wanted:?} in {band:?}"
                 ));
             }
         }

@@ -253,7 +253,9 @@ impl Manager {
                 step.own = self.offer_own(step.block, own, now, out);
             }
         }
+        let known = self.leases[&id].path.len();
         self.lease_mut(id).path.extend(steps);
+        self.grant(id, known, now);
     }
 
     /// Turns a whole slot of a lease's own into the residency of a new block, which the lease pins:

@@ -91,6 +91,7 @@ impl Manager {
             }
         }
         self.unpark();
+        self.sink(now);
         self.write_ahead(now);
         Ok(ended)
     }

@@ -180,7 +180,8 @@ impl Manager {
     }
 
     fn put_in(&mut self, draft: &mut Draft, tier: TierId, entry: Entry) {
-        self.tiers[tier].retention.link(entry);
+        let band = self.band(tier, entry.id);
+        self.tiers[tier].retention.link(entry, band);
         draft.touched.insert((tier, entry.id));
     }
 
@@ -224,7 +225,9 @@ impl Manager {
             && !self.told.watched
             && !self.tiers[tier].spec.layer_slots
             && self.node(last).refs == 0
-            && self.structure(last) == Structure::LeafOnly;
+            && self.structure(last) == Structure::LeafOnly
+            // What leaves counts against a quota one by one.
+            && self.band(tier, last).share == 0;
         if !plain || !self.tiers[tier].here.quietly(last..last + 1) {
             return false;
         }
@@ -245,8 +248,9 @@ impl Manager {
                 break;
             }
             let entry = self.entry(tier, block, self.all_layers());
-            let policy = self.tiers[tier].retention.policy();
-            let leaves = next.is_none_or(|next| policy.compare(&entry, &next, stamp(now)).is_lt());
+            let (band, retention) = (self.band(tier, block), &self.tiers[tier].retention);
+            let before = |next: Entry| retention.precedes(&entry, band, &next, stamp(now));
+            let leaves = next.is_none_or(before);
             if draft.spare[tier] == wanted || !leaves {
                 rest = Some(block);
                 break;
@@ -485,7 +489,8 @@ impl Manager {
             self.put_in(draft, tier, entry);
             return;
         }
-        self.tiers[tier].retention.choose(block);
+        let band = self.band(tier, block);
+        self.tiers[tier].retention.choose(block, band);
         if self.structure(block) == Structure::LeafOnly
             && let Some(parent) = self.trie.parent(block)
         {

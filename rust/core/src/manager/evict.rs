@@ -78,6 +78,7 @@ impl Manager {
         for block in blocks.clone().rev() {
             let slot = self.tiers[tier].here.clear(block);
             self.tiers[tier].space.give(slot);
+            self.attend(tier, block);
         }
         if let Some(before) = before {
             self.refresh_on(tier, before);

@@ -136,6 +136,9 @@ impl Manager {
             node.session_blocks = standing.session_blocks;
         });
         self.place(tier, block, (row.slot, row.layers), None, None, now);
+        if let Some(wanted) = standing.wanted {
+            self.want_again(block, wanted, now);
+        }
         self.refresh(block);
         Some((block, true))
     }

@@ -330,6 +330,7 @@ impl Manager {
         let reading = self.reads_of(&lease);
         self.touch(&blocks(&lease.path), now, false);
         self.abandon_lease(&lease);
+        self.forget_lease_hints(id);
         self.write_ahead(now);
         Ok(reading)
     }

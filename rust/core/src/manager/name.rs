@@ -43,6 +43,7 @@ impl Manager {
             age: stamp(now).saturating_sub(node.access),
             uses: node.uses,
             session_blocks: self.session_blocks(block).unwrap_or(0),
+            wanted: self.wanted_of(block, now),
         };
         Label { record: self.record_behind(block, above), standing }
     }

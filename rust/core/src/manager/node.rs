@@ -107,6 +107,7 @@ impl Manager {
                 DropOrder::Seed => Departure::Demote,
                 DropOrder::Shallow => self.departure(tier),
             },
+            price: self.price(block),
         }
     }
 
@@ -176,13 +177,14 @@ impl Manager {
         }
         let wanted = (alive && self.evictable(tier, block))
             .then(|| self.entry(tier, block, self.residency(tier, block).have));
-        if known != wanted {
+        let band = self.band(tier, block);
+        if known != wanted || (known.is_some() && self.tiers[tier].retention.band(block) != band) {
             let retention = &mut self.tiers[tier].retention;
             if known.is_some() {
                 retention.unlink(block);
             }
             if let Some(entry) = wanted {
-                retention.link(entry);
+                retention.link(entry, band);
             }
         }
     }
@@ -190,6 +192,7 @@ impl Manager {
     /// After a block's presence on a tier changed: its own entry and its parent's.
     pub(super) fn presence_changed(&mut self, tier: TierId, block: BlockId) {
         self.notice(tier, block);
+        self.attend(tier, block);
         self.refresh_on(tier, block);
         if let Some(parent) = self.trie.parent(block) {
             self.refresh_on(tier, parent);
@@ -212,6 +215,9 @@ impl Manager {
                 self.notice_use(block);
             }
         }
+        if used {
+            self.used_again(path);
+        }
         for run in self.runs(path) {
             // What is leased has no entry on the first tier.
             let first = usize::from(self.node(run.start).refs > 0);
@@ -232,11 +238,24 @@ impl Manager {
         tokens: &[Token],
         path: &mut Vec<BlockId>,
     ) {
+        let known = path.len();
+        self.extend_trie(node, parent, tokens, path);
+        self.reach();
+        self.await_prices(&path[known..]);
+        self.grant_new(node.scope, parent, &path[known..]);
+    }
+
+    fn extend_trie(
+        &mut self,
+        node: Node,
+        parent: Option<BlockId>,
+        tokens: &[Token],
+        path: &mut Vec<BlockId>,
+    ) {
         let root = self.scopes.get(node.scope).root;
         let size = self.block_tokens();
         if !self.told.printing {
             self.trie.extend(root, parent, tokens, node, path);
-            self.reach();
             return;
         }
         let (mut before, mut depth) = self.trie.behind(root, parent);
@@ -267,7 +286,6 @@ impl Manager {
             }
             rest = later;
         }
-        self.reach();
     }
 
     /// Room for what is said of every block.
@@ -361,6 +379,8 @@ impl Manager {
             self.sessions.forget(block, parent);
             self.keys.remove(&block);
             self.refused.forget(block);
+            self.forget_hints(block, parent);
+            self.prices.forget(block);
         }
         self.trie.cut(blocks.end - 1, blocks.end - blocks.start);
     }

@@ -39,6 +39,8 @@ impl Manager {
         writeln!(out, "{:?} {:?} {:?}", self.queue, self.parked, self.marked)?;
         writeln!(out, "{:?} {:?}", self.arriving, self.failed)?;
         writeln!(out, "{:?} {:?}", self.sessions, self.refused)?;
+        self.write_hints(out)?;
+        writeln!(out, "{:?}", self.prices)?;
         for tier in &self.tiers {
             let mut spare: Vec<_> = tier.space.spare().collect();
             spare.sort_unstable();

@@ -26,6 +26,13 @@ pub(super) struct Visit {
     blocks: u32,
 }
 
+impl Visit {
+    /// Full blocks of its prompt.
+    pub(super) fn prompt_blocks(self) -> u32 {
+        self.blocks
+    }
+}
+
 /// What is kept for policies that have a memory.
 #[derive(Debug)]
 pub(super) struct Told {

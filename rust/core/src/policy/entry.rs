@@ -7,7 +7,7 @@ use crate::cost::CostModel;
 use crate::time::Nanos;
 
 /// What a policy may know about a block on its tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Facts {
     /// The block; [`BlockId::MAX`] if none is meant.
     pub id: BlockId,
@@ -31,6 +31,15 @@ pub struct Facts {
     pub layer: Option<u16>,
     /// Whether it would be demoted or dropped.
     pub departure: Departure,
+    /// What the user says that a token of it costs, if anything.
+    pub price: Option<f64>,
+}
+
+impl Facts {
+    /// What a token of the block costs: the user's word, or this.
+    pub(super) fn price_or(&self, base: f64) -> f64 {
+        self.price.unwrap_or(base)
+    }
 }
 
 /// What a policy with a memory is told when a block arrives, is used or leaves.
