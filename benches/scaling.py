@@ -4,8 +4,8 @@
 
 Managers full of unrelated sequences of 32 blocks, from a thousand blocks to four million: the
 median of a lookup, of an acquire and release that hit, of a sequence evicted and one inserted, of
-the commit of one token. While the largest is filled, every call's own CPU time is taken too: the worst
-one is what a scheduler may have to wait for. Writes benches/results/scaling.json and
+the commit of one token. While the largest is filled, every call's own CPU time is taken too: the
+worst one is what a scheduler may have to wait for. Writes benches/results/scaling.json and
 docs/images/scaling.png. Cost: two minutes, 2 GB.
 """
 

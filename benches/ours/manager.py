@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
 MODEL = ModelShape(layers=32, kv_heads=8, head_dim=128, hidden=4096, dtype="bfloat16")
 STEP = 1_000_000  # nanoseconds from one request to the next
-LOWER = ("host", "disk", "remote")
+KINDS = ("gpu", "host", "disk", "remote")
 
 
 def manager(blocks: int, policy: str = "retention", *below: int) -> BlockManager:
-    """A tier of so many blocks and, below it, tiers that get a copy of everything."""
-    tiers = [Tier("gpu", blocks=blocks, owner="none")]
-    tiers += [
-        Tier(kind, blocks=number, owner="none", write="through")
-        for kind, number in zip(LOWER, below, strict=False)
+    """A tier of so many blocks and those below it; each writes everything down at once."""
+    sizes = (blocks, *below)
+    last = len(sizes) - 1
+    tiers = [
+        Tier(kind, blocks=number, owner="none", write="back" if at == last else "through")
+        for at, (kind, number) in enumerate(zip(KINDS, sizes, strict=False))
     ]
     return BlockManager(MODEL, tiers, block_tokens=BLOCK, policy=policy)
 

@@ -3,8 +3,8 @@
 `rust` is UnifiedRadixCache with the Rust tree core, SGLang's default; `unified` the same with the
 Python core; `radix` the older RadixCache. A request is `match_prefix`, lock, slots of the matched
 path, `evict` of the exact shortfall, `insert` of prompt and answer, the lock's move to the new
-node, unlock. Taking pages from the pool is not timed; giving them back is. Needs sglang's files and torch
-in this interpreter. Cost: ten seconds a trace for `rust`, half a minute for the others.
+node, unlock. Taking pages from the pool is not timed; giving them back is. Needs sglang's files and
+torch in this interpreter. Cost: ten seconds a trace for `rust`, half a minute for the others.
 """
 
 from __future__ import annotations
