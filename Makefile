@@ -86,7 +86,8 @@ lock: $(LOCKED) ## pin the newest versions that pyproject.toml allows
 clean: ## remove the environment, the builds and the caches
 	rm -rf $(VENV) target site .hypothesis .benchmarks .pytest_cache .ruff_cache .mypy_cache \
 	    .import_linter_cache python/kvtrie/_kvtrie*.so
-	find python tests benches -name __pycache__ -type d -prune -exec rm -rf {} +
+	find python tests benches -path benches/peers/envs -prune -o \
+	    -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(LOCKED): requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -61,7 +61,7 @@ def bench_request(proto: Any) -> None:
     emit(PEER, "request", clock.us().mean(), "us", requests=len(trace))
     for part, mean in clock.means().items():
         emit(PEER, f"request.{part}", mean, "us")
-    emit(PEER, "lookup.mean", np.mean(times), "us")
+    emit(PEER, "lookup.mean", float(np.mean(times)), "us")
     emit(PEER, "lookup.p99", percentile(times, 0.99), "us")
 
 

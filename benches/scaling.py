@@ -155,7 +155,10 @@ def picture(sizes: list[int], measured: list[dict[str, float]], path: Path) -> N
     axes.set_xticks(sizes, [words(size) for size in sizes])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlim(sizes[0] * 0.8, sizes[-1] * 60)
+    axes.set_xlim(sizes[0] * 0.8, sizes[-1] * 80)
+    # Whole decades, so that slopes are not stretched.
+    lowest, highest = (pick(pick(each.values()) for each in measured) for pick in (min, max))
+    axes.set_ylim(10 ** np.floor(np.log10(lowest)), 10 ** np.ceil(np.log10(highest)))
     axes.set_xlabel("blocks cached", loc="left")
     axes.set_ylabel("µs a call, median")
     axes.set_title("What a call costs as the cache grows", loc="left", fontsize=11)

@@ -111,7 +111,7 @@ def main() -> None:
     for part, mean in clock.means().items():
         emit("kvtrie", f"request.{part}", mean, "us", **context)
     times = lookups(trace, manager(given.blocks, given.policy))
-    emit("kvtrie", "lookup.mean", np.mean(times), "us", **context)
+    emit("kvtrie", "lookup.mean", float(np.mean(times)), "us", **context)
     emit("kvtrie", "lookup.p99", percentile(times, 0.99), "us", **context)
 
 
