@@ -26,6 +26,7 @@ class Held:
         id: the lease's.
         prompt: what it was acquired for.
         tokens: what it holds of that, and what was committed since.
+        began: when it was acquired, forked or resumed.
         suspended: it holds nothing but tokens.
         shared: its partial block stands in a slot that forks may share.
         cut: the block whose front is its partial block, if that stands there.
@@ -35,6 +36,7 @@ class Held:
     id: int
     prompt: list[int]
     tokens: list[int]
+    began: int
     suspended: bool = False
     shared: bool = False
     cut: tuple | None = None
@@ -90,11 +92,15 @@ class Ledger:
             self.refusals[block] = 0, self.refusals[block][1]
 
     def extend(self, held, tokens):
-        """Tokens were committed: the blocks that became full were used now."""
+        """Tokens were committed: of the blocks that became full those that were known are used
+        now, the new ones when the request began."""
         full = len(held.tokens) // self.size
         held.tokens = held.tokens + tokens
         held.shared &= not tokens
-        self.touch(self.witness.path(held.tokens)[full:])
+        path = self.witness.path(held.tokens)[full:]
+        known = [block for block in path if block in self.witness.living]
+        self.touch(known)
+        self.access.update(dict.fromkeys(path[len(known) :], held.began))
         self.past.append(held.tokens)
 
     def wanted(self, path, rest):

@@ -83,7 +83,7 @@ class Machine(Ledger, RuleBasedStateMachine):
             if load == "none" and self.known:
                 assert make_room(world, units, (), self.now) is None
             return None
-        held = self.held[lease] = Held(lease, prompt, prompt[:found])
+        held = self.held[lease] = Held(lease, prompt, prompt[:found], self.now)
         assert self.lease(held).matched == found
         self.past.append(prompt)
         self.touch(path)
@@ -216,7 +216,7 @@ class Machine(Ledger, RuleBasedStateMachine):
         assert len(ids) == n
         held.shared |= len(held.tokens) % self.size > 0 and held.cut is None
         for lease in ids:
-            self.held[lease] = replace(held, id=lease, table=[])
+            self.held[lease] = replace(held, id=lease, table=[], began=self.now)
         self.check()
 
     @rule(pick=PICK, cut=PICK, step=STEPS)
@@ -252,8 +252,11 @@ class Machine(Ledger, RuleBasedStateMachine):
             return
         held.suspended, held.shared, held.cut = True, False, None
         held.prompt, held.table = held.tokens, []
-        log, world = [], replace(self.world, pinned=self.pinned())
-        for block in reversed(self.witness.path(held.tokens)):
+        path = self.witness.path(held.tokens)
+        self.touch(path)
+        access = self.world.access | dict.fromkeys(path, self.now)
+        log, world = [], replace(self.world, pinned=self.pinned(), access=access)
+        for block in reversed(path):
             if block in world.may_leave(0):
                 room = Room(world, self.now)
                 room.decide(0, block)
@@ -277,7 +280,7 @@ class Machine(Ledger, RuleBasedStateMachine):
             assert isinstance(error, NoSpaceError if held.suspended else ConfigError)
             self.unchanged(before)
             return
-        held.suspended, held.tokens = False, held.tokens[:found]
+        held.suspended, held.tokens, held.began = False, held.tokens[:found], self.now
         self.touch(path)
         self.check(log=make_room(world, units, self.loaded(held, path), self.now))
 

@@ -41,6 +41,7 @@ use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::lane::{LaneId, Lanes};
 use crate::policy::{self, Setup};
+use crate::presence::Presence;
 use crate::retention::Retention;
 use crate::scope::Scopes;
 use crate::tier::{Residency, Space, TierSpec};
@@ -70,8 +71,7 @@ use told::Told;
 struct Tier {
     spec: TierSpec,
     space: Space,
-    /// By block id.
-    here: Vec<Residency>,
+    here: Presence,
     retention: Retention,
     read: LaneId,
     store: LaneId,
@@ -85,9 +85,8 @@ struct Tier {
 pub struct Manager {
     settings: Settings,
     clock: Clock,
-    trie: Trie,
+    trie: Trie<Node>,
     scopes: Scopes,
-    nodes: Vec<Node>,
     tiers: Vec<Tier>,
     lanes: Lanes,
     owns: SlotMap<OwnId, Own>,
@@ -129,7 +128,7 @@ impl Manager {
             let setup = Setup { reuse: settings.reuse, capacity: spec.blocks };
             tiers.push(Tier {
                 space: Space::new(spec.blocks, settings.layers, spec.layer_slots),
-                here: Vec::new(),
+                here: Presence::new(Layers::new(0, settings.layers)),
                 retention: Retention::new(policy::by_name(name, setup)?, settings.epsilon),
                 read: lanes.add(spec.read.clone()),
                 store: lanes.add(spec.store.clone()),
@@ -144,7 +143,6 @@ impl Manager {
             settings,
             clock: Clock::default(),
             scopes: Scopes::default(),
-            nodes: Vec::new(),
             tiers,
             lanes,
             owns: SlotMap::with_key(),
@@ -279,7 +277,7 @@ impl Manager {
     }
 
     fn structure(&self, block: BlockId) -> Structure {
-        self.scopes.get(self.nodes[block as usize].scope).structure
+        self.scopes.get(self.node(block).scope).structure
     }
 
     fn resolve(&self, handle: Handle) -> Result<BlockId> {
@@ -289,10 +287,11 @@ impl Manager {
     }
 
     fn residency(&self, tier: TierId, block: BlockId) -> Residency {
-        self.tiers[tier].here[block as usize]
+        self.tiers[tier].here.get(block)
     }
 
-    fn residency_mut(&mut self, tier: TierId, block: BlockId) -> &mut Residency {
-        &mut self.tiers[tier].here[block as usize]
+    /// What a block has in common with its neighbours.
+    fn node(&self, block: BlockId) -> &Node {
+        self.trie.own(block)
     }
 }

@@ -6,11 +6,11 @@
 //! one after the other where it is the policy's own. Costs are rounded down to classes that differ
 //! by the factor `1 + epsilon`, so a victim's value is at most that factor above the smallest one;
 //! with 0 none are rounded. Cost: link O(1) in order of time, O(log n) otherwise; victim O(log
-//! classes) amortised; 32 bytes per block.
+//! classes) amortised; about 50 bytes per entry.
 
 mod gone;
 mod list;
-mod print;
+mod places;
 mod tournament;
 
 use rustc_hash::FxHashMap;
@@ -21,9 +21,9 @@ use crate::policy::{Entry, Facts, Key, Order, Policy, Seen};
 use crate::time::Nanos;
 
 pub use gone::Gone;
-pub use print::print;
 
-use list::{List, Place};
+use list::List;
+use places::Places;
 use tournament::{Slot, Tournament};
 
 /// The linked entries of one tier, and its policy.
@@ -35,8 +35,7 @@ pub struct Retention {
     slots: FxHashMap<u64, Slot>,
     lists: Vec<List>,
     free: Vec<Slot>,
-    places: Vec<Place>,
-    linked: usize,
+    places: Places,
     heads: Tournament,
     /// For a policy that watches, by block id: one more than the request for which the block came
     /// to stand here, 0 if it does not.
@@ -54,8 +53,7 @@ impl Retention {
             slots: FxHashMap::default(),
             lists: Vec::new(),
             free: Vec::new(),
-            places: Vec::new(),
-            linked: 0,
+            places: Places::new(),
             since: Vec::new(),
         }
     }
@@ -105,10 +103,6 @@ impl Retention {
     /// Makes `entry` eligible. Its block must not be linked.
     pub fn link(&mut self, entry: Entry) {
         debug_assert!(self.get(entry.id).is_none(), "block {} is linked already", entry.id);
-        let place = entry.id as usize;
-        if self.places.len() <= place {
-            self.places.resize(place + 1, Place::VACANT);
-        }
         let slot = match self.slots.get(&entry.class) {
             Some(&slot) => slot,
             None => self.open(entry.class),
@@ -119,16 +113,16 @@ impl Retention {
         if before.is_none_or(|head| entry.key() < head) {
             self.heads.set(slot, Some(&entry));
         }
-        self.linked += 1;
     }
 
     /// Takes the block's entry out; `None` if it is not linked.
     pub fn unlink(&mut self, id: BlockId) -> Option<Entry> {
-        let entry = self.get(id)?;
+        let place = self.places.remove(id)?;
+        let entry = place.entry;
         let slot = *self.slots.get(&entry.class)?;
         let list = &mut self.lists[slot as usize];
-        let headed = list.head(&self.places) == Some(entry.key());
-        list.unlink(&mut self.places, id);
+        let headed = list.heads(&self.places, &place);
+        list.unlink(&mut self.places, place);
         if headed {
             let head = list.head(&self.places).map(|key| key.entry(entry.class));
             self.heads.set(slot, head.as_ref());
@@ -137,7 +131,6 @@ impl Retention {
                 self.free.push(slot);
             }
         }
-        self.linked -= 1;
         Some(entry)
     }
 
@@ -164,7 +157,7 @@ impl Retention {
     /// The block's entry, if it is linked.
     #[must_use]
     pub fn get(&self, id: BlockId) -> Option<Entry> {
-        self.places.get(id as usize).filter(|place| place.taken()).map(|place| place.entry)
+        self.places.get(id).map(|place| place.entry)
     }
 
     /// The entry that leaves first at `now`. It stays linked.
@@ -203,13 +196,13 @@ impl Retention {
     /// How many entries are linked.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.linked
+        self.places.len()
     }
 
     /// Whether nothing is linked.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.linked == 0
+        self.places.len() == 0
     }
 
     /// How many classes there are now.

@@ -108,7 +108,7 @@ pub enum State {
 }
 
 /// One block on one tier: one contiguous range of layers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Residency {
     /// The slot, or with layer slots the row of slots.
     pub slot: u32,

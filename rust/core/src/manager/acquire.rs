@@ -12,7 +12,7 @@ use crate::scope::Scope;
 use crate::time::Nanos;
 
 use super::Manager;
-use super::lease::{Hold, Lease, Plan, Step, TailFrom};
+use super::lease::{Hold, Lease, Plan, Step, TailFrom, blocks};
 use super::load::{Load, Passage};
 use super::moves::End;
 use super::own::OwnId;
@@ -90,9 +90,7 @@ impl Manager {
             stats.hits += hits;
             stats.tokens_hit += hits * u64::from(self.settings.block_tokens);
         }
-        for step in &taken.path {
-            self.touch(step.block, now, true);
-        }
+        self.touch(&blocks(&taken.path), now, true);
         let unconfirmed = taken.path.iter().any(|step| step.fresh);
         self.leases.insert(
             id,
@@ -131,9 +129,7 @@ impl Manager {
         let ask = Acquire { tokens, scope, reserve, load, ..Acquire::default() };
         let taken = self.take(&ask, id, now)?;
         let matched = taken.path.len() * self.block_tokens();
-        for step in &taken.path {
-            self.touch(step.block, now, true);
-        }
+        self.touch(&blocks(&taken.path), now, true);
         let visit = self.told.visit;
         let lease = self.lease_mut(id);
         lease.unconfirmed = taken.path.iter().any(|step| step.fresh);
@@ -144,6 +140,7 @@ impl Manager {
         lease.matched = matched;
         lease.hold = Hold::Active;
         lease.visit = visit;
+        lease.acquired = now;
         self.track_session(id);
         self.write_ahead(now);
         Ok(())
@@ -243,7 +240,7 @@ impl Manager {
             return self.load_own(need, need.lacks, own, id, passage, now);
         }
         let row = self.take_slots(0, self.residency(0, need.block).slot, need.lacks);
-        self.residency_mut(0, need.block).slot = row;
+        self.tiers[0].here.change(need.block, |here| here.slot = row);
         let mut moves = Vec::new();
         for (tier, layers) in need.loads() {
             let load = Load { block: need.block, from: tier, layers, lease: id };

@@ -44,7 +44,7 @@ impl Manager {
     }
 
     fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
-        (0..u32::try_from(self.trie.bound()).unwrap_or(u32::MAX)).filter(|&b| self.trie.alive(b))
+        (0..self.trie.bound()).filter(|&b| self.trie.alive(b))
     }
 
     fn audit_blocks(&self, broken: &mut Vec<String>) {
@@ -55,8 +55,7 @@ impl Manager {
                 held |= here.state != State::Absent;
                 self.audit_residency(tier, block, broken);
             }
-            let used =
-                self.nodes[block as usize].refs > 0 || self.trie.children(block).next().is_some();
+            let used = self.node(block).refs > 0 || self.trie.children(block).next().is_some();
             if !held && !used {
                 broken.push(format!("block {block} holds nothing and nothing needs it"));
             }
@@ -69,10 +68,7 @@ impl Manager {
                     here.state == State::Resident && here.busy == 0
                 })
             });
-            if leaf_only
-                && self.nodes[block as usize].refs == 0
-                && carries
-                && !self.missing(block).is_empty()
+            if leaf_only && self.node(block).refs == 0 && carries && !self.missing(block).is_empty()
             {
                 broken.push(format!("block {block} is a hole in a leaf-only scope"));
             }
@@ -143,8 +139,7 @@ impl Manager {
             }
         }
         for block in self.living() {
-            let (seen, kept) =
-                (refs.get(&block).copied().unwrap_or(0), self.nodes[block as usize].refs);
+            let (seen, kept) = (refs.get(&block).copied().unwrap_or(0), self.node(block).refs);
             if seen != kept {
                 broken.push(format!("block {block} counts {kept} leases, {seen} hold it"));
             }

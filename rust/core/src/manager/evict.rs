@@ -3,6 +3,8 @@
 //! Invariant: a slot whose bytes a store still reads is draining, never free. All evictions, of
 //! whatever kind, end in `vacate`. Cost: O(log n) per victim.
 
+use std::ops::Range;
+
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::State;
 use crate::time::{Nanos, stamp};
@@ -22,24 +24,31 @@ impl Manager {
     }
 
     pub(super) fn evict(&mut self, victim: &Victim, now: Nanos) {
-        let Victim { tier, block, layers, fate } = *victim;
-        self.tiers[tier].credit = self.tiers[tier].credit.saturating_sub(1);
+        let Victim { tier, block, blocks, layers, fate } = *victim;
+        let number = u64::from(blocks);
+        self.tiers[tier].credit = self.tiers[tier].credit.saturating_sub(number);
         let stats = &mut self.tiers[tier].stats;
         let bytes = u64::from(layers.len()) * self.settings.layer_bytes;
-        match fate {
-            Fate::Clean => stats.evicted_clean += 1,
-            Fate::Demote(_) => stats.evicted_dirty += 1,
-            Fate::Drop => stats.dropped += 1,
-        }
-        stats.bytes_freed += bytes;
-        let idle = stamp(now).saturating_sub(self.nodes[block as usize].access);
         let reason = match fate {
             Fate::Clean => Reason::Clean,
             Fate::Demote(_) => Reason::Demoted,
             Fate::Drop => Reason::Dropped,
         };
+        match reason {
+            Reason::Clean => stats.evicted_clean += number,
+            Reason::Demoted => stats.evicted_dirty += number,
+            Reason::Dropped => stats.dropped += number,
+        }
+        stats.bytes_freed += bytes * number;
+        let idle = stamp(now).saturating_sub(self.node(block).access);
         let to = matches!(fate, Fate::Demote(_)).then(|| tier + 1);
-        self.record(now, block, tier, layers, reason, to, idle);
+        for block in (block + 1 - blocks..=block).rev() {
+            self.record(now, block, tier, layers, reason, to, idle);
+        }
+        if blocks > 1 {
+            self.vacate_run(tier, block + 1 - blocks..block + 1, fate == Fate::Drop);
+            return;
+        }
         match fate {
             Fate::Demote(dirty) => {
                 let slots = self.slots_of(tier, block, layers);
@@ -59,6 +68,22 @@ impl Manager {
                 }
                 self.prune(block);
             }
+        }
+    }
+
+    /// Takes the last blocks of a leaf-only run off a tier where they stand whole and quiet, and out
+    /// of the trie if they stand nowhere else.
+    fn vacate_run(&mut self, tier: TierId, blocks: Range<BlockId>, last_copy: bool) {
+        let before = self.trie.parent(blocks.start);
+        for block in blocks.clone().rev() {
+            let slot = self.tiers[tier].here.clear(block);
+            self.tiers[tier].space.give(slot);
+        }
+        if let Some(before) = before {
+            self.refresh_on(tier, before);
+        }
+        if last_copy {
+            self.forget(blocks, before);
         }
     }
 
@@ -86,12 +111,12 @@ impl Manager {
         if ended && self.tiers[tier].spec.layer_slots && here.slot != NO_SLOT {
             self.tiers[tier].space.end_row(here.slot);
         }
-        let residency = self.residency_mut(tier, block);
-        residency.have = rest;
-        if ended {
-            residency.state = State::Absent;
-            residency.slot = NO_SLOT;
-        }
+        self.tiers[tier].here.change(block, |here| {
+            here.have = rest;
+            if ended {
+                (here.state, here.slot) = (State::Absent, NO_SLOT);
+            }
+        });
         self.presence_changed(tier, block);
         rest
     }
@@ -125,7 +150,7 @@ impl Manager {
         let below = tier + 1;
         let into = self.residency(below, block).slot;
         let row = self.take_slots(below, into, layers);
-        self.residency_mut(below, block).slot = row;
+        self.tiers[below].here.change(block, |here| here.slot = row);
         let transit = self.transit(tier, below);
         let mut moves = Vec::new();
         for piece in self.pieces(tier, below, transit, layers) {

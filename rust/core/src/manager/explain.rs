@@ -93,7 +93,7 @@ impl Manager {
             };
         }
         let terms = policy.terms(&facts, &self.settings.cost);
-        let idle = stamp(now) - self.nodes[id as usize].access;
+        let idle = stamp(now) - self.node(id).access;
         Ok(Explanation {
             terms,
             idle,

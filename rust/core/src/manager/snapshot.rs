@@ -51,7 +51,7 @@ impl Manager {
     }
 
     fn write_block(&self, block: BlockId, out: &mut String) -> std::fmt::Result {
-        let node = self.nodes[block as usize];
+        let node = *self.node(block);
         let handle = self.trie.handle(block).0;
         write!(out, "block {handle:#x} {:?} {node:?}", self.trie.tokens(block))?;
         for tier in 0..self.tiers.len() {

@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use super::{Entry, Facts, Policy, Seen, Setup, by_name};
 use crate::block::{BlockId, Departure, Layers};
 use crate::cost::CostModel;
-use crate::retention::{Retention, print};
+use crate::retention::Retention;
 use crate::time::Nanos;
+use crate::trie::print;
 
 /// A whole block, used once, about to be demoted.
 pub(crate) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {

@@ -40,14 +40,29 @@ impl Gone {
         bucket[0] = name << COUNT_BITS | count;
     }
 
-    /// How often a block was used before it went; 0 if that is not known. It is forgotten then.
-    pub fn recall(&mut self, print: u64) -> u32 {
+    /// How often a block was used before it went; 0 if that is not known.
+    #[must_use]
+    pub fn uses(&self, print: u64) -> u32 {
+        let (bucket, name) = self.find(print);
+        let known = self.buckets[bucket].iter().find(|&&way| way >> COUNT_BITS == name);
+        known.map_or(0, |way| u32::from(way & ((1 << COUNT_BITS) - 1)) + 1)
+    }
+
+    /// Remembers a block no longer.
+    pub fn forget(&mut self, print: u64) {
         let (bucket, name) = self.find(print);
         let bucket = &mut self.buckets[bucket];
-        let Some(at) = bucket.iter().position(|&way| way >> COUNT_BITS == name) else { return 0 };
-        let uses = u32::from(bucket[at] & ((1 << COUNT_BITS) - 1)) + 1;
-        bucket[at] = 0;
-        bucket[at..].rotate_left(1);
+        if let Some(at) = bucket.iter().position(|&way| way >> COUNT_BITS == name) {
+            bucket[at] = 0;
+            bucket[at..].rotate_left(1);
+        }
+    }
+
+    /// How often a block was used before it went, which is forgotten then.
+    #[cfg(test)]
+    fn recall(&mut self, print: u64) -> u32 {
+        let uses = self.uses(print);
+        self.forget(print);
         uses
     }
 
@@ -69,7 +84,7 @@ impl Gone {
 #[cfg(test)]
 mod tests {
     use super::Gone;
-    use crate::retention::print;
+    use crate::trie::print;
 
     #[test]
     fn uses_come_back_once_and_are_capped() {

@@ -34,12 +34,14 @@ pub(super) struct Tournament {
     nodes: Vec<Node>,
     /// The time of the last query.
     seen: Nanos,
+    /// Classes whose heads changed since: what went and came back costs nothing.
+    changed: Vec<Slot>,
 }
 
 impl Tournament {
     /// Nobody yet; `order` is by value or by rank.
     pub(super) fn new(order: Order) -> Self {
-        Self { order, nodes: vec![EMPTY; 2], seen: 0 }
+        Self { order, nodes: vec![EMPTY; 2], seen: 0, changed: Vec::new() }
     }
 
     /// The head of a class is now this one; `None` if the class is empty.
@@ -47,13 +49,21 @@ impl Tournament {
         if slot as usize >= self.nodes.len() / 2 {
             self.grow(slot as usize + 1);
         }
-        let mut at = self.nodes.len() / 2 + slot as usize;
+        let at = self.nodes.len() / 2 + slot as usize;
         self.nodes[at] = head.map_or(EMPTY, |head| Node {
             fail: Nanos::MAX,
             class: head.class,
             place: head.place,
             slot,
         });
+        if self.changed.last() != Some(&slot) {
+            self.changed.push(slot);
+        }
+    }
+
+    /// Plays again what a changed head takes part in.
+    fn replay(&mut self, slot: Slot) {
+        let mut at = self.nodes.len() / 2 + slot as usize;
         while at > 1 {
             at /= 2;
             let node = self.duel(at);
@@ -66,11 +76,15 @@ impl Tournament {
 
     /// The class whose head is the minimum of all.
     pub(super) fn winner(&mut self, now: Nanos) -> Option<Slot> {
-        if now < self.seen {
-            self.seen = now;
-            (1..self.nodes.len() / 2).rev().for_each(|at| self.nodes[at] = self.duel(at));
-        }
+        let back = now < self.seen;
         self.seen = now;
+        if back {
+            (1..self.nodes.len() / 2).rev().for_each(|at| self.nodes[at] = self.duel(at));
+            self.changed.clear();
+        }
+        while let Some(slot) = self.changed.pop() {
+            self.replay(slot);
+        }
         self.mend(1);
         Some(self.nodes[1].slot).filter(|&slot| slot != NOBODY)
     }
@@ -118,7 +132,8 @@ fn duel(cheap: &Node, dear: &Node, now: Nanos) -> (bool, Nanos) {
     }
     // The lines idle / class cross at most once more: where the dear one falls behind.
     let (ahead, behind) = (wide(cheap.class, old), wide(dear.class, new));
-    if ahead <= behind {
+    // A class that changed its slot meets itself until both slots are played again.
+    if ahead <= behind || cheap.class == dear.class {
         return (true, Nanos::MAX);
     }
     // The lead shrinks by the difference of classes per nanosecond.
