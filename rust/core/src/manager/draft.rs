@@ -243,10 +243,10 @@ impl Manager {
         // Where nothing before the tail costs more, nothing before it leaves later, but for ties.
         let more = u64::from(last - run.start).min(wanted.saturating_sub(draft.spare[tier]));
         let front = last - u32::try_from(more).expect("no more than the run has");
-        let ties = |next: Entry| (next.class, next.place) == (tail.class, tail.place);
+        let alike = |next: Entry| (next.class, next.place) == (tail.class, tail.place);
         let deepens = self.tiers[tier].retention.policy().deepens() && self.ranks_by_place();
         if deepens
-            && !next.is_some_and(ties)
+            && !next.is_some_and(alike)
             && self.tiers[tier].here.quietly(front..last)
             && self.fate(draft, tier, front..last) == Some(fate)
         {

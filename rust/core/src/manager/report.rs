@@ -117,6 +117,12 @@ impl Manager {
         }
     }
 
+    /// Runs that the blocks stand in: chains that share what is said of their blocks.
+    #[must_use]
+    pub fn run_count(&self) -> usize {
+        self.trie.runs()
+    }
+
     /// Blocks in the trie, leases held, and calls that came with an old time.
     #[must_use]
     pub fn totals(&self) -> (usize, usize, u64) {
