@@ -4,7 +4,8 @@
 //! restore plans, behind one [`manager::Manager`]. It decides and never executes: no I/O, no
 //! clock, no threads. The same operations give the same moves, byte for byte.
 //!
-//! Modules build on each other in one direction: nouns (`block`, `error`, `time`, `record`), structures
+//! Modules build on each other in one direction: nouns (`block`, `error`, `histogram`, `time`,
+//! `record`), structures
 //! (`trie`, `scope`, `retention`, `tier`, `lane`, `cost`), `policy`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
@@ -12,6 +13,7 @@
 pub mod block;
 pub mod cost;
 pub mod error;
+pub mod histogram;
 pub mod lane;
 pub mod manager;
 pub mod plan;

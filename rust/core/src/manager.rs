@@ -16,8 +16,10 @@ mod fail;
 mod index;
 mod lease;
 mod load;
+mod log;
 mod lookup;
 mod mark;
+mod meter;
 mod moves;
 mod name;
 mod node;
@@ -53,12 +55,15 @@ pub use complete::{Failed, Outcome};
 pub use explain::Explanation;
 pub use index::Row;
 pub use lease::{Action, Lease, Plan, Span};
+pub use log::Eviction;
 pub use lookup::{Copy, Match, MatchedBlock};
 pub use mark::Mark;
+pub use meter::{Cause, RequestStats, TierStats, TierTimes};
 pub use moves::{Move, MoveKind};
-pub use report::{Event, Reason, TierStats};
+pub use report::{Event, Occupancy, Reason};
 pub use settings::{DropOrder, Settings};
 
+use meter::Meter;
 use moves::Arrival;
 use node::Node;
 use own::{Own, OwnId};
@@ -75,7 +80,6 @@ struct Tier {
     retention: Retention,
     read: LaneId,
     store: LaneId,
-    stats: TierStats,
     /// Slots known to be free or clean since the last look at `free_low`.
     credit: u64,
 }
@@ -108,6 +112,7 @@ pub struct Manager {
     outcomes: BTreeMap<MoveId, bool>,
     sessions: Sessions,
     told: Told,
+    meter: Meter,
     events: VecDeque<Event>,
     keys: BTreeMap<BlockId, crate::record::Key>,
     refused: Refused,
@@ -133,12 +138,12 @@ impl Manager {
                 retention: Retention::new(policy::by_name(name, setup)?, settings.epsilon),
                 read: lanes.add(spec.read.clone()),
                 store: lanes.add(spec.store.clone()),
-                stats: TierStats::default(),
                 credit: 0,
                 spec: spec.clone(),
             });
         }
         let told = Told::new(&tiers);
+        let meter = Meter::new(tiers.len(), settings.eviction_log);
         Ok(Self {
             trie: Trie::new(settings.block_tokens as usize),
             settings,
@@ -160,6 +165,7 @@ impl Manager {
             outcomes: BTreeMap::new(),
             sessions: Sessions::default(),
             told,
+            meter,
             events: VecDeque::new(),
             keys: BTreeMap::new(),
             refused: Refused::default(),
@@ -228,14 +234,13 @@ impl Manager {
             )));
         }
         let fresh = Self::new(self.settings.clone())?;
+        self.count_reset();
         let old = std::mem::replace(self, fresh);
         self.clock = old.clock;
         self.lanes = old.lanes;
         self.next_lease = old.next_lease;
         self.next_move = old.next_move;
-        for (tier, old) in self.tiers.iter_mut().zip(old.tiers) {
-            tier.stats = old.stats;
-        }
+        self.meter = old.meter;
         Ok(())
     }
 
@@ -245,8 +250,12 @@ impl Manager {
         self.queue.clear();
     }
 
-    /// The error of every call after `close` or a broken invariant.
-    fn open(&self) -> Result<()> {
+    /// Whether calls are served: fails with what every call fails with after `close` or after an
+    /// invariant was found broken.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] or [`Error::Invariant`].
+    pub fn open(&self) -> Result<()> {
         if let Some(reason) = &self.poison {
             return Err(Error::invariant(format!("the manager is poisoned: {reason}")));
         }

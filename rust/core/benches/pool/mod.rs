@@ -45,6 +45,7 @@ pub(crate) fn manager(policy: &str, blocks: u32) -> Manager {
         drop_order: DropOrder::Shallow,
         ranks: 1,
         events: 0,
+        eviction_log: 0,
     })
     .expect("good settings")
 }

@@ -69,7 +69,9 @@ impl Manager {
         self.scopes.check(&ask.scope, ask.tokens)?;
         self.scopes.find(&ask.scope)?;
         let now = self.tick(now);
-        let taken = self.take(ask, self.next_lease, now)?;
+        let taken = self.take(ask, self.next_lease, now);
+        self.meter.asked.refused += u64::from(matches!(taken, Err(Error::NoSpace { .. })));
+        let taken = taken?;
         let id = self.next_lease;
         self.next_lease += 1;
         self.begin(id, ask, taken, now)?;
@@ -84,12 +86,7 @@ impl Manager {
         let track = self.tiers.iter().any(|tier| tier.retention.policy().sessions());
         let session = self.sessions.open(ask.session, track.then_some(id));
         let matched = taken.path.len() * self.block_tokens();
-        self.tiers[0].stats.tokens_wanted += ask.tokens.len() as u64;
-        for (tier, hits) in self.hits(&taken.plan).into_iter().enumerate() {
-            let stats = &mut self.tiers[tier].stats;
-            stats.hits += hits;
-            stats.tokens_hit += hits * u64::from(self.settings.block_tokens);
-        }
+        self.count_request(ask.tokens.len(), &taken.path, &taken.plan, now);
         for step in &taken.path {
             self.touch(step.block, now, true);
         }

@@ -29,7 +29,9 @@ impl Manager {
         for tier in 0..self.tiers.len() {
             self.audit_slots(tier, &mut broken);
             self.audit_retention(tier, &mut broken);
+            self.compare_victims(tier);
         }
+        self.audit_meter(&mut broken);
         if broken.is_empty() {
             return Ok(());
         }
@@ -43,7 +45,7 @@ impl Manager {
         self.poison = Some(reason.to_owned());
     }
 
-    fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
+    pub(super) fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
         (0..u32::try_from(self.trie.bound()).unwrap_or(u32::MAX)).filter(|&b| self.trie.alive(b))
     }
 

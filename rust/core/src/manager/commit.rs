@@ -13,6 +13,7 @@ use crate::time::Nanos;
 
 use super::Manager;
 use super::lease::{Lease, Step, TailFrom};
+use super::meter::Cause;
 use super::own::{Own, OwnId};
 
 /// What became of committed tokens.
@@ -214,6 +215,7 @@ impl Manager {
             let held = self.owns[own];
             out.duplicate.push(self.own_slot(&held, held.layers.lo));
             out.canonical.push(self.trie.handle(block));
+            self.meter.asked.duplicates += 1;
             Some(own)
         }
     }
@@ -239,7 +241,7 @@ impl Manager {
                 self.touch(block, now, true);
             } else {
                 out.new.push(self.trie.handle(block));
-                self.tiers[0].stats.inserted += 1;
+                self.meter.asked.inserted += 1;
             }
             let own = owns.get(at).and_then(|&own| self.offer_own(block, own, now, out));
             steps.push(Step { own, ..Step::shared(block) });
@@ -290,7 +292,7 @@ impl Manager {
         for tier in 1..self.tiers.len() {
             let here = self.residency(tier, block);
             if here.state == State::Bad && here.busy == 0 {
-                self.drop_copy(tier, block);
+                self.drop_copy(tier, block, Cause::Failed);
             }
         }
     }

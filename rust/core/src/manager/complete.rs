@@ -10,6 +10,7 @@ use crate::tier::State;
 use crate::time::Nanos;
 
 use super::Manager;
+use super::meter::Cause;
 use super::moves::{End, Move, MoveKind};
 
 /// What an executor says of a move.
@@ -191,11 +192,7 @@ impl Manager {
     /// A move has ended well on all ranks.
     fn finish(&mut self, id: MoveId, now: Nanos) {
         let known = self.moves.remove(&id).expect("under way");
-        let bytes = self.settings.layer_bytes * u64::from(known.layers.len());
-        let took = now.saturating_sub(known.started);
-        self.tiers[known.src].stats.bytes_read += bytes;
-        self.tiers[known.dst].stats.bytes_written += bytes;
-        self.tiers[known.dst].stats.move_ns += took;
+        self.count_move(&known, now);
         if let Some((tier, slot, _)) = known.leaves {
             self.tiers[tier].space.drained(slot);
         }
@@ -275,6 +272,7 @@ impl Manager {
         let mut have = if arrival.failed { here.have } else { arrival.target };
         if arrival.failed && tier == 0 && self.one_slot(have) {
             // Whoever wanted the block computes all of it elsewhere.
+            self.count_loss(tier, block, Cause::Failed, now);
             have = Layers::NONE;
         }
         if here.slot != NO_SLOT && have.is_empty() {

@@ -5,10 +5,11 @@
 
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::State;
-use crate::time::{Nanos, stamp};
+use crate::time::Nanos;
 
 use super::Manager;
 use super::draft::{Draft, Fate, Victim};
+use super::meter::Cause;
 use super::moves::{self, End, MoveKind};
 use super::report::Reason;
 
@@ -16,30 +17,20 @@ impl Manager {
     /// Carries out every decision, in order, and links the entries again.
     pub(super) fn apply(&mut self, draft: &Draft, now: Nanos) {
         for victim in &draft.victims {
-            self.evict(victim, now);
+            self.evict(victim, draft.cause, now);
         }
         self.abandon(draft);
     }
 
-    pub(super) fn evict(&mut self, victim: &Victim, now: Nanos) {
+    pub(super) fn evict(&mut self, victim: &Victim, cause: Cause, now: Nanos) {
         let Victim { tier, block, layers, fate } = *victim;
         self.tiers[tier].credit = self.tiers[tier].credit.saturating_sub(1);
-        let stats = &mut self.tiers[tier].stats;
-        let bytes = u64::from(layers.len()) * self.settings.layer_bytes;
-        match fate {
-            Fate::Clean => stats.evicted_clean += 1,
-            Fate::Demote(_) => stats.evicted_dirty += 1,
-            Fate::Drop => stats.dropped += 1,
-        }
-        stats.bytes_freed += bytes;
-        let idle = stamp(now).saturating_sub(self.nodes[block as usize].access);
         let reason = match fate {
             Fate::Clean => Reason::Clean,
             Fate::Demote(_) => Reason::Demoted,
             Fate::Drop => Reason::Dropped,
         };
-        let to = matches!(fate, Fate::Demote(_)).then(|| tier + 1);
-        self.record(now, block, tier, layers, reason, to, idle);
+        self.count_eviction((tier, block, layers), reason, cause, now);
         match fate {
             Fate::Demote(dirty) => {
                 let slots = self.slots_of(tier, block, layers);
@@ -171,7 +162,7 @@ impl Manager {
             }
             moves.push(id);
         }
-        self.tiers[below].stats.demoted += 1;
+        self.meter.tier(below).demoted += 1;
         self.expect(below, block, layers, &moves);
         moves
     }

@@ -23,7 +23,7 @@ impl Manager {
         let known = known.clone();
         self.queue.retain(|queued| *queued != id);
         self.parked.remove(&id);
-        self.tiers[known.dst].stats.failed += 1;
+        self.meter.tier(known.dst).failed += 1;
         let dependents: Vec<MoveId> = self
             .moves
             .values()
@@ -71,6 +71,7 @@ impl Manager {
         let here = self.residency(known.src, block);
         if known.from == End::Here && known.src > 0 && here.state == State::Resident {
             self.residency_mut(known.src, block).state = State::Bad;
+            self.recount(block);
             self.refresh_on(known.src, block);
         }
     }

@@ -9,6 +9,7 @@ use crate::tier::{Owner, State};
 use crate::time::Nanos;
 
 use super::Manager;
+use super::meter::Cause;
 use super::moves::Arrival;
 
 /// Whether the blocks of a sequence stand on a tier, and from when on.
@@ -54,7 +55,7 @@ impl Manager {
         }
         let handles = path.iter().map(|&block| self.trie.handle(block)).collect();
         for &block in path.iter().rev() {
-            self.drop_copy(mark.tier, block);
+            self.drop_copy(mark.tier, block, Cause::Cleared);
             self.prune(block);
         }
         Ok(handles)
@@ -191,7 +192,8 @@ impl Manager {
     }
 
     /// Takes a quiet copy off a tier.
-    pub(super) fn drop_copy(&mut self, tier: TierId, block: BlockId) {
+    pub(super) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
+        self.count_loss(tier, block, cause, self.clock.last());
         if let Some(arrival) = self.arriving.remove(&(tier, block)) {
             self.marked.remove(&(arrival.ready, tier, block));
             self.residency_mut(tier, block).have = arrival.target;

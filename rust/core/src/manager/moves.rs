@@ -83,6 +83,8 @@ pub struct Move {
     pub(super) progress: Vec<u16>,
     pub(super) landed: u16,
     pub(super) started: Nanos,
+    /// When it was handed out.
+    pub(super) handed: Nanos,
 }
 
 /// A copy under way: what will stand on the tier when all its moves have ended well.
@@ -122,6 +124,7 @@ impl Manager {
                 Error::invariant(format!("move {id} is queued and does not exist"))
             })?;
             known.issued = true;
+            known.handed = self.clock.last();
             out.push(known.clone());
         }
         if out.iter().any(|handed| handed.lease == 0) {
@@ -215,9 +218,10 @@ impl Manager {
                 progress: vec![0; ranks],
                 landed: 0,
                 started: now,
+                handed: now,
             },
         );
-        self.tiers[dst.0].stats.moves += 1;
+        self.meter.tier(dst.0).moves += 1;
         if dst.1 == NO_SLOT || src.1 == NO_SLOT || !self.enqueue(id) {
             self.parked.insert(id);
         }

@@ -11,6 +11,7 @@ use crate::tier::{Owner, Residency, State, Write};
 use crate::time::{Nanos, Stamp, stamp};
 
 use super::Manager;
+use super::meter::Cause;
 use super::settings::DropOrder;
 
 /// What every block carries beside its residencies.
@@ -152,6 +153,7 @@ impl Manager {
 
     /// After a block's presence on a tier changed: its own entry and its parent's.
     pub(super) fn presence_changed(&mut self, tier: TierId, block: BlockId) {
+        self.recount(block);
         self.notice(tier, block);
         self.refresh_on(tier, block);
         if let Some(parent) = self.trie.parent(block) {
@@ -206,7 +208,7 @@ impl Manager {
             for tier in 0..self.tiers.len() {
                 let moving = self.arriving.get(&(tier, block)).is_some_and(|a| !a.moves.is_empty());
                 if self.residency(tier, block).busy == 0 && !moving {
-                    self.drop_copy(tier, block);
+                    self.drop_copy(tier, block, Cause::Failed);
                 }
             }
             self.prune(block);
