@@ -131,6 +131,7 @@ class Ledger:
                 (event.tier, self.witness.names[event.block], event.reason)
                 for event in manager.take_events()
                 if event.at == self.now
+                and event.cause != "failed"
                 and event.to == (event.tier + 1 if event.reason == "demoted" else None)
             ]
             for manager in self.witness.managers
@@ -227,9 +228,9 @@ class Ledger:
         """Every slot is free or explained by exactly what can be seen to hold it."""
         witness = self.witness
         stats = witness.managers[0].stats()
-        assert stats["leases"] == len(self.held)
+        assert stats.leases == len(self.held)
         tables = [set(held.table) for held in self.held.values() if not held.suspended]
-        for tier, counters in enumerate(stats["tiers"].values()):
+        for tier, counters in enumerate(stats.tiers.values()):
             seen = {block for at, block in witness.copies if at == tier}
             seen |= {block for at, block in witness.entries if at == tier}
             slots = {witness.slots[tier, block] for block in seen}
@@ -244,9 +245,9 @@ class Ledger:
                     slots.add(move.dst_slot)
                 if move.src == tier:
                     (read if flight.failed else slots).add(move.src_slot)
-            assert counters["free"] + len(slots) <= counters["slots"]
+            assert counters.free + len(slots) <= counters.slots
             if self.known:
-                assert counters["free"] + len(slots | read) >= counters["slots"]
+                assert counters.free + len(slots | read) >= counters.slots
 
     def check_order(self):
         """What may leave, its price and its rank are what the oracle says."""

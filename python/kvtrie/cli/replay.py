@@ -105,7 +105,7 @@ def _run(given: argparse.Namespace) -> int:
         step = max(1, len(requests) // _ON_THE_MAP)
         some = range(len(requests) - 1, -1, -step)[:_ON_THE_MAP][::-1]
         named = {f"request {at + 1}": requests[at].blocks.tolist() for at in some}
-        write_report(given.save, capture(manager, title, named, manager.stats()["now"]))
+        write_report(given.save, capture(manager, title, named, manager.stats().now))
     names = ("policy", "structure", "block_tokens", "load")
     settings = {"trace": str(given.trace), **{name: getattr(given, name) for name in names}}
     sys.stdout.write(_json(settings, played) if given.json else _text(title, played))

@@ -183,13 +183,13 @@ def replay(
     tiers = tuple(
         TierFigures(
             kind=tier.kind,
-            blocks=counters["slots"],
-            hits=counters["hits"],
-            clean=counters["evicted_clean"],
-            demoted=counters["evicted_dirty"],
-            dropped=counters["dropped"],
+            blocks=counters.slots,
+            hits=counters.hits,
+            clean=counters.evicted_clean,
+            demoted=counters.evicted_dirty,
+            dropped=counters.dropped,
         )
-        for tier, counters in zip(manager.tiers, stats["tiers"].values(), strict=True)
+        for tier, counters in zip(manager.tiers, stats.tiers.values(), strict=True)
     )
     hits = sum(tier.hits for tier in tiers)
     return Replayed(
