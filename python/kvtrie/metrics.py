@@ -2,7 +2,8 @@
 
 `pip install 'kvtrie[metrics]'`; docs/metrics.md lists the names beside those of vLLM and SGLang.
 Invariant: a scrape changes nothing, and a manager that is closed or broken shows as `kvtrie_up` 0
-instead of ending it. Cost: a fraction of a millisecond per manager and scrape, nothing in between.
+instead of ending it. Cost: some milliseconds per manager and scrape, of which the manager is held
+for ten microseconds; nothing in between.
 """
 
 from __future__ import annotations
@@ -216,16 +217,17 @@ def _families() -> dict[str, _Family]:
 
 
 def _add(families: dict[str, _Family], stats: Stats, machine: str) -> None:
+    tiers, lanes = list(stats.tiers.values()), stats.lanes.items()
     for metric in METRICS:
         family = families[metric.name]
         if metric.labels == _BY_MANAGER:
             if metric.of:
                 family.add_metric([machine], getattr(stats, metric.of) / metric.scale)
         elif metric.labels == _BY_LANE:
-            for name, lane in stats.lanes.items():
+            for name, lane in lanes:
                 family.add_metric([machine, name], getattr(lane, metric.of) / metric.scale)
         else:
-            for tier in stats.tiers.values():
+            for tier in tiers:
                 _add_tier(metric, family, tier, [machine, tier.kind, tier.policy])
 
 

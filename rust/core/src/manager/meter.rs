@@ -164,17 +164,13 @@ impl Meter {
         &mut self.tiers[tier]
     }
 
-    /// The bits of a block that was never seen are zero.
-    fn seen(&self, block: BlockId) -> u8 {
-        self.seen.get(block as usize).copied().unwrap_or(0)
+    /// Blocks below `bound` exist.
+    pub(super) fn grow(&mut self, bound: usize) {
+        self.seen.resize(bound, 0);
     }
 
     fn see(&mut self, block: BlockId, now: u8) {
-        let at = block as usize;
-        if self.seen.len() <= at {
-            self.seen.resize(at + 1, 0);
-        }
-        let before = std::mem::replace(&mut self.seen[at], now);
+        let before = std::mem::replace(&mut self.seen[block as usize], now);
         for (tier, stats) in self.tiers.iter_mut().enumerate() {
             let bit = |bits: u8, at: usize| u64::from(bits >> at & 1);
             let clean = tier + usize::from(CLEAN);
@@ -288,7 +284,7 @@ impl Manager {
         if here.have.is_empty() {
             return;
         }
-        let clean = self.meter.seen(block) >> tier >> CLEAN & 1 == 1 || here.state == State::Bad;
+        let clean = self.meter.seen[block as usize] >> tier >> CLEAN & 1 == 1 || here.state == State::Bad;
         let reason = if clean { Reason::Clean } else { Reason::Dropped };
         self.count_eviction((tier, block, here.have), reason, cause, now);
     }
@@ -309,8 +305,16 @@ impl Manager {
 
     /// What stands of a block has changed.
     pub(super) fn recount(&mut self, block: BlockId) {
+        if let [only] = &mut self.meter.tiers[..] {
+            // No tier but this one could make a copy clean.
+            let stands = self.tiers[0].here[block as usize].state == State::Resident;
+            let seen = &mut self.meter.seen[block as usize];
+            only.copies = only.copies + u64::from(stands) - u64::from(*seen);
+            *seen = u8::from(stands);
+            return;
+        }
         let now = self.standing(block);
-        if now != self.meter.seen(block) {
+        if now != self.meter.seen[block as usize] {
             self.meter.see(block, now);
         }
     }
@@ -362,7 +366,7 @@ impl Manager {
         let mut found = vec![(0, 0); self.tiers.len()];
         for block in self.living() {
             let bits = self.standing(block);
-            if bits != self.meter.seen(block) {
+            if bits != self.meter.seen[block as usize] {
                 broken.push(format!("block {block} stands as {bits:#b} and is counted otherwise"));
             }
             for (tier, (copies, clean)) in found.iter_mut().enumerate() {

@@ -184,6 +184,7 @@ impl Manager {
         let bound = self.trie.bound();
         if self.nodes.len() < bound {
             self.nodes.resize(bound, Node::default());
+            self.meter.grow(bound);
             for tier in &mut self.tiers {
                 tier.here.resize(bound, Residency::default());
             }
