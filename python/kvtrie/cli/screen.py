@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "save_picture"]
 
-_WIDTH = 120
+_WIDTH = 132
 _BAR = 8
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _TIMES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -66,12 +66,12 @@ def _row(tier: TierView, *, several: bool) -> dict[str, str]:
         "tier": f"{tier.machine}:{tier.tier}" if several else tier.tier,
         "policy": tier.policy,
         "slots": str(tier.slots),
-        "used": f"{'█' * full}{'░' * (_BAR - full)} {tier.used:.0%}",
+        "used": f"[cyan]{'█' * full}[/][dim]{'░' * (_BAR - full)}[/] {tier.used:.0%}",
         "clean": f"{tier.clean:.0%}",
         "hits": f"{tier.hits:.1%}",
         "ever": f"{tier.hits_ever:.1%}",
         "evict/s": _number(tier.evictions),
-        "age": _time(tier.age),
+        "evict age": _time(tier.age),
         "load p50 p99": _pair(tier.loads),
         "store p50 p99": _pair(tier.stores),
         "read/s": _number(tier.read),

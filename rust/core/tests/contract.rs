@@ -13,6 +13,7 @@ mod contract {
     mod holes;
     mod liveness;
     mod mark;
+    mod meter;
     mod moves;
     mod orders;
     mod ranges;
