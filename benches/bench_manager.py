@@ -112,6 +112,15 @@ def test_decode_64_requests(benchmark: BenchmarkFixture) -> None:
     benchmark.pedantic(lambda: managed.commit_many(ids, tokens, now=1), rounds=2000)
 
 
+def test_stats(benchmark: BenchmarkFixture) -> None:
+    tiers = [Tier(kind, blocks=2000, owner="none") for kind in ("gpu", "host", "disk")]
+    managed = BlockManager(MODEL, tiers)
+    for now, (text, prompt) in enumerate(islice(requests(Shape(conversations=50, open=10)), 100)):
+        serve(managed, text, prompt, now)
+        managed.complete(managed.moves().id, now=now)
+    benchmark(managed.stats)
+
+
 @pytest.mark.parametrize("run", [16, 100])
 def test_mark(benchmark: BenchmarkFixture, run: int) -> None:
     managed = manager(1_000_000)

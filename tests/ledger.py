@@ -162,6 +162,7 @@ class Ledger:
             self.least(before)
         self.check_tables(subject, {lease for lease, _, _ in rows[0]})
         self.check_slots()
+        self.check_counts()
         self.check_order()
         if not self.shape.holes:
             self.check_leaves()
@@ -248,6 +249,25 @@ class Ledger:
             assert counters.free + len(slots) <= counters.slots
             if self.known:
                 assert counters.free + len(slots | read) >= counters.slots
+
+    def check_counts(self):
+        """Every count has its parts, and a look at every block finds as many copies."""
+        stats = self.witness.managers[0].stats()
+        rest = stats.blocks_wanted
+        for at, tier in enumerate(stats.tiers.values()):
+            rest -= tier.hits
+            assert (tier.misses, tier.hit_age.count) == (rest, tier.hits)
+            assert tier.evicted == sum(tier.evictions.values()) == tier.evict_age.count
+            assert tier.evicted == tier.evicted_clean + tier.evicted_dirty + tier.dropped
+            settled = [
+                (copy.layer_lo, copy.layer_hi) == (copy.coming_lo, copy.coming_hi)
+                for (where, _), copy in self.witness.copies.items()
+                if where == at
+            ]
+            if self.known and not any(f.failed for f in self.witness.flights.values()):
+                assert tier.copies == sum(settled)
+            assert (tier.regrets, tier.retained) == (0, 0)
+            assert tier.compared > 0
 
     def check_order(self):
         """What may leave, its price and its rank are what the oracle says."""

@@ -36,8 +36,8 @@ _Type: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 _NS = 1_000_000_000
 # 1, 2, 5, 10, ... microseconds to 100 seconds, and milliseconds to a day.
-_LATENCIES = tuple(m * 10**e for e in range(3, 11) for m in (1, 2, 5)) + (10**11,)
-_AGES = tuple(m * 10**e for e in range(6, 14) for m in (1, 2, 5)) + (86_400 * _NS,)
+_LATENCIES = (*(m * 10**e for e in range(3, 11) for m in (1, 2, 5)), 10**11)
+_AGES = (*(m * 10**e for e in range(6, 14) for m in (1, 2, 5)), 86_400 * _NS)
 
 _BY_MANAGER = ("machine",)
 _BY_LANE = ("machine", "lane")
@@ -74,7 +74,10 @@ METRICS = (
         "kvtrie_time_seconds", "gauge", "Latest time that the manager has seen, on its clock",
         "now", _BY_MANAGER, _NS,
     ),
-    Metric("kvtrie_requests_total", "counter", "Requests that got a lease", "requests", _BY_MANAGER),
+    Metric(
+        "kvtrie_requests_total", "counter", "Requests that got a lease",
+        "requests", _BY_MANAGER,
+    ),
     Metric(
         "kvtrie_refused_requests_total", "counter", "Requests that did not fit",
         "refused", _BY_MANAGER,
@@ -197,9 +200,9 @@ class Collector(_Base):
             try:
                 stats = manager.stats()
             except (ClosedError, InvariantError):
-                families["kvtrie_up"].add_metric([machine], 0)
+                _put(families["kvtrie_up"], [machine], 0)
                 continue
-            families["kvtrie_up"].add_metric([machine], 1)
+            _put(families["kvtrie_up"], [machine], 1)
             _add(families, stats, machine)
         return iter(families.values())
 
@@ -222,10 +225,10 @@ def _add(families: dict[str, _Family], stats: Stats, machine: str) -> None:
         family = families[metric.name]
         if metric.labels == _BY_MANAGER:
             if metric.of:
-                family.add_metric([machine], getattr(stats, metric.of) / metric.scale)
+                _put(family, [machine], getattr(stats, metric.of) / metric.scale)
         elif metric.labels == _BY_LANE:
             for name, lane in lanes:
-                family.add_metric([machine, name], getattr(lane, metric.of) / metric.scale)
+                _put(family, [machine, name], getattr(lane, metric.of) / metric.scale)
         else:
             for tier in tiers:
                 _add_tier(metric, family, tier, [machine, tier.kind, tier.policy])
@@ -238,7 +241,12 @@ def _add_tier(metric: Metric, family: _Family, tier: TierStats, labels: list[str
             family.add_metric([*labels, *extra], _buckets(times, bounds), times.sum / metric.scale)
         return
     for extra, value in _numbers(metric, tier).items():
-        family.add_metric([*labels, *extra], value / metric.scale)
+        _put(family, [*labels, *extra], value / metric.scale)
+
+
+def _put(family: _Family, labels: list[str], value: float) -> None:
+    if not isinstance(family, HistogramMetricFamily):
+        family.add_metric(labels, value)
 
 
 def _histograms(metric: Metric, tier: TierStats) -> dict[tuple[str, ...], Histogram]:

@@ -39,7 +39,9 @@ class Scrape:
 
     def value(self, name: str, labels: dict[str, str]) -> float:
         """The sum of all samples that have these labels."""
-        return sum(value for has, value in self.samples.get(name, ()) if labels.items() <= has.items())
+        return sum(
+            value for has, value in self.samples.get(name, ()) if labels.items() <= has.items()
+        )
 
     def buckets(self, name: str, labels: dict[str, str]) -> dict[float, float]:
         """How many times of a histogram were at most as long as each bound, in seconds."""

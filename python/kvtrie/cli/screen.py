@@ -24,7 +24,14 @@ _WIDTH = 132
 _BAR = 8
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _TIMES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-_WIDE = {"policy", "slots", "clean", "ever", "read/s", "written/s"}  # left out where there is no room
+_WIDE = {
+    "policy",
+    "slots",
+    "clean",
+    "ever",
+    "read/s",
+    "written/s",
+}  # left out where there is no room
 
 
 def draw(view: View, title: str, width: int) -> Group:
@@ -54,9 +61,10 @@ def _line(machine: MachineView) -> Text:
     if not machine.up:
         return Text(f"machine {machine.machine}: closed or broken", style="red")
     return Text(
-        f"machine {machine.machine} at {_time(machine.time)}: {_number(machine.requests)} requests/s, "
-        f"{machine.hits:.1%} of blocks found, {machine.hits_ever:.1%} ever; {machine.blocks} blocks, "
-        f"{machine.leases} leases, {machine.moves} moves in flight"
+        f"machine {machine.machine} at {_time(machine.time)}: "
+        f"{_number(machine.requests)} requests/s, {machine.hits:.1%} of blocks found, "
+        f"{machine.hits_ever:.1%} ever; {machine.blocks} blocks, {machine.leases} leases, "
+        f"{machine.moves} moves in flight"
     )
 
 

@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from kvtrie.cli.scrape import Scrape
     from kvtrie.cli.view import View
+    from kvtrie.metrics import Collector
     from kvtrie.sim.trace import Request
 
-__all__ = ["COMMAND", "Pace"]
+__all__ = ["COMMAND", "Pace", "watch"]
 
 _NS = 1e9
 _PATIENCE_S = 10.0
@@ -41,8 +42,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replay",
         metavar="TRACE",
-        help="play a trace instead, as `kvtrie replay` does: a file, or one of the made-up families "
-        "chats, agents, shared and flood",
+        help="play a trace instead, as `kvtrie replay` does: a file, or a made-up one: chats, "
+        "agents, shared or flood",
     )
     add_tiers(parser)
     parser.add_argument(
@@ -60,7 +61,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--for", type=_positive, dest="length", metavar="SECONDS", help="end then")
     parser.add_argument("--json", action="store_true", help="print one JSON line per refresh")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="save the last screen as a picture")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="save the last screen as SVG")
     parser.set_defaults(run=_run)
 
 
@@ -86,7 +87,7 @@ def _run(given: argparse.Namespace) -> int:
     shown = _Shown(_printed if given.json else None, Scrape({}), given.url or given.replay)
     with shown:
         if given.url is not None:
-            _watch(given, shown)
+            watch(given.url, shown.show, refresh=given.refresh, length=given.length)
         else:
             _play(given, shown, Collector)
     if given.svg is not None and shown.view is not None:
@@ -184,8 +185,9 @@ class Pace:
             yield request
 
 
-def _play(given: argparse.Namespace, shown: _Shown, collector: Any) -> None:
+def _play(given: argparse.Namespace, shown: _Shown) -> None:
     from kvtrie.cli.scrape import Scrape
+    from kvtrie.metrics import Collector
     from kvtrie.sim.replay import open_manager, replay
     from kvtrie.sim.trace import read_trace
     from kvtrie.sim.workloads import FAMILIES
@@ -207,13 +209,26 @@ def _play(given: argparse.Namespace, shown: _Shown, collector: Any) -> None:
     look()
 
 
-def _watch(given: argparse.Namespace, shown: _Shown) -> None:
-    end = None if given.length is None else time.monotonic() + given.length
+def watch(
+    url: str,
+    show: Callable[[Scrape], None],
+    *,
+    refresh: float,
+    length: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Show what an address exports, again and again; the settings are those of `Pace`.
+
+    Raises:
+        ConfigError: it cannot be read, or exports nothing of ours.
+    """
+    end = float("inf") if length is None else clock() + length
     while True:
-        shown.show(_fetch(given.url))
-        if end is not None and time.monotonic() + given.refresh > end:
+        show(_fetch(url))
+        if clock() + refresh > end:
             return
-        time.sleep(given.refresh)
+        sleep(refresh)
 
 
 def _fetch(url: str) -> Scrape:

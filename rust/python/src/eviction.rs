@@ -118,7 +118,8 @@ impl Eviction {
     }
 
     fn __repr__(&self) -> String {
-        let manager::Eviction { at, block, position, tier, layers, idle, uses, value, .. } = &self.0;
+        let manager::Eviction { at, block, position, tier, layers, idle, uses, value, .. } =
+            &self.0;
         format!(
             "Eviction(at={at}, block={:#x}, position={position}, tier={tier}, layers={layers}, \
              cause='{}', reason='{}', uses={uses}, idle={idle}, value={value})",

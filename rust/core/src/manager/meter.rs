@@ -36,14 +36,8 @@ pub enum Cause {
 
 impl Cause {
     /// All of them, in the order of [`TierStats::evicted`].
-    pub const ALL: [Self; 6] = [
-        Self::Demand,
-        Self::Ahead,
-        Self::Suspended,
-        Self::Failed,
-        Self::Cleared,
-        Self::Reset,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Demand, Self::Ahead, Self::Suspended, Self::Failed, Self::Cleared, Self::Reset];
 
     /// The name users read.
     #[must_use]
@@ -284,7 +278,8 @@ impl Manager {
         if here.have.is_empty() {
             return;
         }
-        let clean = self.meter.seen[block as usize] >> tier >> CLEAN & 1 == 1 || here.state == State::Bad;
+        let clean =
+            self.meter.seen[block as usize] >> tier >> CLEAN & 1 == 1 || here.state == State::Bad;
         let reason = if clean { Reason::Clean } else { Reason::Dropped };
         self.count_eviction((tier, block, here.have), reason, cause, now);
     }
@@ -386,4 +381,5 @@ impl Manager {
                 broken.push(format!("tier {tier} holds {stands:?} and counts {stats:?}, {ages:?}"));
             }
         }
-    }}
+    }
+}

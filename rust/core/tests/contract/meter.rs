@@ -89,7 +89,8 @@ fn every_eviction_has_a_cause() {
     // Cleared by hand.
     let prompt = tokens(1, 1);
     let scope = Scope::default();
-    let mark = Mark { tokens: &prompt, scope, tier: HOST, present: false, ready: None, first: None };
+    let mark =
+        Mark { tokens: &prompt, scope, tier: HOST, present: false, ready: None, first: None };
     rig.call(|manager, now| manager.mark(&mark, now)).unwrap();
     let host = rig.manager.stats(HOST);
     assert_eq!((by(&host, Cause::Cleared), host.dropped, host.copies), (1, 1, 0));

@@ -147,7 +147,8 @@ impl Tally {
             assert_eq!(stats, wanted, "tier {at}");
             let ages = (times.evict_age.count(), times.evict_age.sum());
             assert_eq!(ages, tier.evict_age, "ages at eviction on tier {at}");
-            for (kind, seen) in [("load", &times.load), ("store", &times.store), ("copy", &times.copy)]
+            for (kind, seen) in
+                [("load", &times.load), ("store", &times.store), ("copy", &times.copy)]
             {
                 let known = tier.moves.get(kind).copied().unwrap_or_default();
                 assert_eq!((seen.count(), seen.sum()), known, "{kind}s of tier {at}");
