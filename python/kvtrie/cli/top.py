@@ -185,9 +185,8 @@ class Pace:
             yield request
 
 
-def _play(given: argparse.Namespace, shown: _Shown) -> None:
+def _play(given: argparse.Namespace, shown: _Shown, collector: type[Collector]) -> None:
     from kvtrie.cli.scrape import Scrape
-    from kvtrie.metrics import Collector
     from kvtrie.sim.replay import open_manager, replay
     from kvtrie.sim.trace import read_trace
     from kvtrie.sim.workloads import FAMILIES
