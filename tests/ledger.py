@@ -13,6 +13,7 @@ from oracle import Room
 from witness import LAYERS, Witness
 
 NO_SLOT = 2**32 - 1
+NORMAL = 35  # the priority of what nobody has said anything about
 MOST_STORES = 3  # of a block may fail until it is used again
 ALL = frozenset(range(LAYERS))
 MIX = Counter()
@@ -26,6 +27,7 @@ class Held:
         id: the lease's.
         prompt: what it was acquired for.
         tokens: what it holds of that, and what was committed since.
+        began: when it was acquired, forked or resumed.
         suspended: it holds nothing but tokens.
         shared: its partial block stands in a slot that forks may share.
         cut: the block whose front is its partial block, if that stands there.
@@ -35,10 +37,16 @@ class Held:
     id: int
     prompt: list[int]
     tokens: list[int]
+    began: int
     suspended: bool = False
     shared: bool = False
     cut: tuple | None = None
     table: list[int] = field(default_factory=list)
+
+
+def lasts(claim, now):
+    """Whether a claim has not ended."""
+    return claim[1] is None or claim[1] > now
 
 
 class Ledger:
@@ -48,6 +56,7 @@ class Ledger:
         self.shape = shape
         self.size = shape.block_tokens
         self.witness = Witness(shape)
+        self.claims = {}  # handle -> owner -> (priority, end); what is released has no owner
         self.now = 10
         self.calls = 0
         self.held = {}
@@ -58,6 +67,17 @@ class Ledger:
         self.ended = []
         self.events = []
         self.look()
+
+    @property
+    def now(self):
+        return self._now
+
+    @now.setter
+    def now(self, now):
+        """Time passes, whether the call that follows goes through or not."""
+        self._now = now
+        for manager in self.witness.managers:
+            manager.hint([], now=now)
 
     # ------------------------------------------------------------------------ while operating
 
@@ -89,12 +109,22 @@ class Ledger:
         for block in self.refusals.keys() & set(path):
             self.refusals[block] = 0, self.refusals[block][1]
 
+    def use(self, path):
+        """A request uses these blocks: they are not over."""
+        for block in path:
+            self.claims.get(self.witness.living.get(block), {}).pop(None, None)
+
     def extend(self, held, tokens):
-        """Tokens were committed: the blocks that became full were used now."""
+        """Tokens were committed: of the blocks that became full those that were known are used
+        now, the new ones when the request began."""
         full = len(held.tokens) // self.size
         held.tokens = held.tokens + tokens
         held.shared &= not tokens
-        self.touch(self.witness.path(held.tokens)[full:])
+        path = self.witness.path(held.tokens)[full:]
+        known = [block for block in path if block in self.witness.living]
+        self.touch(known)
+        self.use(known)
+        self.access.update(dict.fromkeys(path[len(known) :], held.began))
         self.past.append(held.tokens)
 
     def wanted(self, path, rest):
@@ -174,7 +204,13 @@ class Ledger:
         self.known = self.witness.all_known()
         living = self.witness.living
         self.refusals = {block: how for block, how in self.refusals.items() if block in living}
-        self.world = self.witness.world(self.pinned(), self.access, self.unwritable())
+        self.claims = {
+            handle: {owner: claim for owner, claim in claims.items() if lasts(claim, self.now)}
+            for handle, claims in self.claims.items()
+            if handle in living.values()
+        }
+        said = {handle: list(claims.values()) for handle, claims in self.claims.items()}
+        self.world = self.witness.world(self.pinned(), self.access, self.unwritable(), said)
 
     def unwritable(self):
         """The blocks that are dropped instead of written."""
@@ -266,8 +302,12 @@ class Ledger:
             ]
             if self.known and not any(f.failed for f in self.witness.flights.values()):
                 assert tier.copies == sum(settled)
-            assert (tier.regrets, tier.retained) == (0, 0)
-            assert tier.compared > 0
+                assert tier.retained == sum(
+                    self.world.priority(block, self.now) > NORMAL
+                    for where, block in self.witness.copies
+                    if where == at
+                )
+            assert tier.regrets == 0 < tier.compared
 
     def check_order(self):
         """What may leave, its price and its rank are what the oracle says."""
@@ -275,6 +315,7 @@ class Ledger:
         for (_, block), entry in self.witness.entries.items():
             idle = self.now - self.access[block]
             assert entry.idle == idle
+            assert entry.priority == world.priority(block, self.now)
             assert entry.cost == world.cost(block)
             expected = float(world.cost(block) * 10**9 / idle) if idle else float("inf")
             assert entry.value == pytest.approx(expected, rel=1e-12)

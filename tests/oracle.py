@@ -33,6 +33,7 @@ class World:
         number: what decides between blocks that are equal in everything else.
         spare: per tier, slots that are free or come free without an eviction.
         unwritable: blocks that the tier below refused; they are dropped instead.
+        said: what hints say of a block: priorities, each with the time at which it ends or None.
     """
 
     block_tokens: int
@@ -47,6 +48,7 @@ class World:
     number: dict[tuple, int] = field(default_factory=dict)
     spare: list[int] = field(default_factory=list)
     unwritable: set[tuple] = field(default_factory=set)
+    said: dict[tuple, list[tuple]] = field(default_factory=dict)
 
     def depth(self, block):
         """How many blocks stand before this one."""
@@ -64,16 +66,28 @@ class World:
         context = self.depth(block) * self.block_tokens
         return ALPHA * context + BETA + (CONSTANT if self.policy == "retention" else 0)
 
+    def priority(self, block, now):
+        """The highest one that holds now; 35 if nothing is said."""
+        said = self.said.get(block, ())
+        return max((priority for priority, end in said if end is None or end > now), default=35)
+
     def order(self, block, now):
         """Blocks leave in ascending order of this.
 
-        Cost over idle time, infinite at zero; then the cheaper, the older, the deeper one (with
-        holes the shallower one), and the one with the smaller number.
+        The priority; then cost over idle time, infinite at zero; then the cheaper, the older, the
+        deeper one (with holes the shallower one), and the one with the smaller number.
         """
         idle, cost = now - self.access[block], self.cost(block)
         value = (0, cost / idle) if idle else (1, Fraction(0))
         tie = self.depth(block) if self.holes else -self.depth(block)
-        return (*value, cost, self.access[block], tie, self.number[block])
+        return (
+            self.priority(block, now),
+            *value,
+            cost,
+            self.access[block],
+            tie,
+            self.number[block],
+        )
 
     def may_leave(self, tier):
         """The blocks that may be victims: settled, on the first tier unpinned, and leaves."""

@@ -18,7 +18,7 @@ from ledger import MIX, Held, Ledger
 from oracle import Room, make_room
 from witness import STORE, Shape
 
-from kvtrie import ClosedError, ConfigError, NoSpaceError
+from kvtrie import ClosedError, ConfigError, NoSpaceError, Prefetch, Release, Retain
 
 SHAPES = st.builds(
     Shape,
@@ -83,10 +83,11 @@ class Machine(Ledger, RuleBasedStateMachine):
             if load == "none" and self.known:
                 assert make_room(world, units, (), self.now) is None
             return None
-        held = self.held[lease] = Held(lease, prompt, prompt[:found])
+        held = self.held[lease] = Held(lease, prompt, prompt[:found], self.now)
         assert self.lease(held).matched == found
         self.past.append(prompt)
         self.touch(path)
+        self.use(path)
         self.check(log=make_room(world, units, self.loaded(held, path), self.now))
         return held
 
@@ -216,7 +217,7 @@ class Machine(Ledger, RuleBasedStateMachine):
         assert len(ids) == n
         held.shared |= len(held.tokens) % self.size > 0 and held.cut is None
         for lease in ids:
-            self.held[lease] = replace(held, id=lease, table=[])
+            self.held[lease] = replace(held, id=lease, table=[], began=self.now)
         self.check()
 
     @rule(pick=PICK, cut=PICK, step=STEPS)
@@ -252,8 +253,11 @@ class Machine(Ledger, RuleBasedStateMachine):
             return
         held.suspended, held.shared, held.cut = True, False, None
         held.prompt, held.table = held.tokens, []
-        log, world = [], replace(self.world, pinned=self.pinned())
-        for block in reversed(self.witness.path(held.tokens)):
+        path = self.witness.path(held.tokens)
+        self.touch(path)
+        access = self.world.access | dict.fromkeys(path, self.now)
+        log, world = [], replace(self.world, pinned=self.pinned(), access=access)
+        for block in reversed(path):
             if block in world.may_leave(0):
                 room = Room(world, self.now)
                 room.decide(0, block)
@@ -277,8 +281,9 @@ class Machine(Ledger, RuleBasedStateMachine):
             assert isinstance(error, NoSpaceError if held.suspended else ConfigError)
             self.unchanged(before)
             return
-        held.suspended, held.tokens = False, held.tokens[:found]
+        held.suspended, held.tokens, held.began = False, held.tokens[:found], self.now
         self.touch(path)
+        self.use(path)
         self.check(log=make_room(world, units, self.loaded(held, path), self.now))
 
     # ---------------------------------------------------------------------------------- moves
@@ -357,9 +362,64 @@ class Machine(Ledger, RuleBasedStateMachine):
         del self.witness.flights[move]
         self.check(log=None)
 
+    # ---------------------------------------------------------------------------------- hints
+
+    def hint(self, name, hint):
+        replies, error = self.call(
+            name,
+            lambda m: [
+                (r.answer, r.blocks, r.left, r.reason) for r in m.hint([hint], now=self.now)
+            ],
+        )
+        assert error is None
+        return replies[0]
+
+    @rule(
+        pick=PICK,
+        priority=st.sampled_from([0, 20, 35, 50, 80, 100]),
+        ttl=st.sampled_from([None, None, 1, 5, 1001, 10**6]),
+        owner=st.sampled_from(["a", "b", ""]),
+        step=STEPS,
+    )
+    def retain(self, pick, priority, ttl, owner, step):
+        """An owner says how much the cached blocks of a sequence are wanted."""
+        tokens = self.past[pick % len(self.past)]
+        known = [b for b in self.witness.path(tokens) if b in self.witness.living]
+        self.now += step
+        if not known:
+            return
+        retain = Retain(tokens=known[-1], priority=priority, ttl=ttl, owner=owner)
+        answer, blocks, left, _ = self.hint("retain", retain)
+        assert (answer, blocks, left) == ("accepted", len(known), 0)
+        end = None if ttl is None else self.now + ttl
+        for block in known:
+            self.claims.setdefault(self.witness.living[block], {})[owner] = priority, end
+        self.check()
+
+    @rule(owner=st.sampled_from(["a", "b", ""]), step=STEPS)
+    def release_owner(self, owner, step):
+        """An owner is gone: what nobody else wants leaves first."""
+        self.now += step
+        self.look()
+        mine = [handle for handle, claims in self.claims.items() if owner in claims]
+        for handle in mine:
+            del self.claims[handle][owner]
+        names = {handle: block for block, handle in self.witness.living.items()}
+        free = 0
+        for handle in mine:
+            block = names[handle]
+            leased = any(held[: len(block)] == block for held in self.pinned())
+            if not leased and self.claims[handle].keys() <= {None}:
+                self.claims[handle][None] = 0, None
+                free += 1
+        answer, blocks, left, _ = self.hint("release_owner", Release(owner=owner))
+        assert (blocks, left) == (free, len(mine) - free)
+        assert answer in ("accepted" if mine and not left else "clipped", "rejected")
+        self.check()
+
     # ------------------------------------------------------------------------------ wrong calls
 
-    @rule(pick=PICK, which=st.integers(0, 11))
+    @rule(pick=PICK, which=st.integers(0, 12))
     @precondition(lambda self: self.calls % 4 == 0)
     def refuse(self, pick, which):
         """A call that cannot be right raises and changes nothing."""
@@ -378,6 +438,7 @@ class Machine(Ledger, RuleBasedStateMachine):
             lambda m: m.complete([move], now=self.now, layers_done=9),
             lambda m: m.lease(lease).slots(4),
             lambda m: m.explain(2**63, now=self.now),
+            lambda m: m.hint([Prefetch(tokens=[1], tier=len(self.shape.rooms) - 1)], now=self.now),
         ]
         before = self.witness.snapshot()
         _, error = self.call("refuse", calls[which])

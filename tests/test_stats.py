@@ -8,7 +8,7 @@ from serving import MODEL, one_tier, serve, tokens, two_tiers
 from kvtrie import BlockManager, ClosedError, ConfigError, Histogram, InvariantError, Stats, Tier
 from kvtrie.tier import Lane
 
-CAUSES = ["demand", "ahead", "suspended", "failed", "cleared", "reset"]
+CAUSES = ["demand", "ahead", "suspended", "failed", "cleared", "reset", "hinted"]
 
 
 def busy(**settings):

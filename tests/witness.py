@@ -28,7 +28,8 @@ class Shape:
     block_tokens: int = 2
 
     def open(self):
-        tiers = [Tier(kind, blocks=room) for kind, room in zip(("gpu", "host"), self.rooms)]  # noqa: B905
+        kinds = zip(("gpu", "host"), self.rooms, strict=False)
+        tiers = [Tier(kind, blocks=room, retained_share=1.0) for kind, room in kinds]
         return BlockManager(
             ModelShape(layers=LAYERS, kv_heads=1, head_dim=1),
             tiers,
@@ -152,7 +153,7 @@ class Witness:
             if flight.block == block
         )
 
-    def world(self, pinned, access, unwritable):
+    def world(self, pinned, access, unwritable, said):
         """What the oracle is told."""
         tiers = range(len(self.shape.rooms))
         layers = [{} for _ in tiers]
@@ -179,6 +180,7 @@ class Witness:
             number={block: handle & 0xFFFF_FFFF for block, handle in self.living.items()},
             spare=[each.free + each.coming for each in stats],
             unwritable=unwritable & self.living.keys(),
+            said={block: said[handle] for block, handle in self.living.items() if handle in said},
         )
 
 

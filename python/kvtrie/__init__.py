@@ -14,6 +14,7 @@ from kvtrie._kvtrie import (
     Eviction,
     Explanation,
     Failed,
+    HintReply,
     Histogram,
     Index,
     LaneStats,
@@ -27,6 +28,7 @@ from kvtrie._kvtrie import (
     Stats,
     TierStats,
     Transmission,
+    Unpriced,
     __version__,
 )
 from kvtrie.cost import Cost
@@ -38,6 +40,7 @@ from kvtrie.errors import (
     NoSpaceError,
     TransferError,
 )
+from kvtrie.hint import Demote, Prefetch, Quota, Release, Retain
 from kvtrie.layout import Layout
 from kvtrie.scope import Scope
 from kvtrie.shape import LayerGroup, ModelShape
@@ -50,10 +53,12 @@ __all__ = [
     "ConfigError",
     "Copy",
     "Cost",
+    "Demote",
     "Event",
     "Eviction",
     "Explanation",
     "Failed",
+    "HintReply",
     "Histogram",
     "Index",
     "InvariantError",
@@ -70,6 +75,10 @@ __all__ = [
     "Moves",
     "NoSpaceError",
     "Plan",
+    "Prefetch",
+    "Quota",
+    "Release",
+    "Retain",
     "Scope",
     "Span",
     "Stats",
@@ -77,5 +86,6 @@ __all__ = [
     "TierStats",
     "TransferError",
     "Transmission",
+    "Unpriced",
     "__version__",
 ]

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from kvtrie.cost import Cost
+from kvtrie.hint import Hint
 from kvtrie.scope import Scope
 from kvtrie.shape import ModelShape
 from kvtrie.tier import Tier
@@ -46,6 +47,7 @@ __all__ = [
     "Explanation",
     "Failed",
     "Faults",
+    "HintReply",
     "Histogram",
     "Index",
     "LaneStats",
@@ -59,6 +61,7 @@ __all__ = [
     "Stats",
     "TierStats",
     "Transmission",
+    "Unpriced",
     "__version__",
 ]
 
@@ -77,7 +80,7 @@ _Load: TypeAlias = Literal["plan", "all", "none"]
 _Kind: TypeAlias = Literal["gpu", "host", "disk", "remote"]
 _Tier: TypeAlias = int | _Kind
 _Block: TypeAlias = int | MatchedBlock
-_Cause: TypeAlias = Literal["demand", "ahead", "suspended", "failed", "cleared", "reset"]
+_Cause: TypeAlias = Literal["demand", "ahead", "suspended", "failed", "cleared", "reset", "hinted"]
 _Reason: TypeAlias = Literal["clean", "demoted", "dropped"]
 
 @final
@@ -96,7 +99,7 @@ class BlockManager:
         *,
         block_tokens: int = 16,
         policy: str = "retention",
-        cost: Cost | Literal["default", "seed"] = "default",
+        cost: Cost | Literal["default", "seed", "python"] = "default",
         structure: Literal["leaf-only", "holes"] = "leaf-only",
         drop_order: Literal["shallow", "seed"] = "shallow",
         token_weight: int = 1,
@@ -114,7 +117,8 @@ class BlockManager:
             tiers: one to four tiers, fastest first: gpu, host, disk, remote, each at most once.
             block_tokens: tokens of one block.
             policy: which copies leave first, one of `policies()`; a tier may have its own.
-            cost: what computing a token again costs.
+            cost: what computing a token again costs. With "python" it is what `set_costs` says,
+                and the default until then.
             structure: "leaf-only" keeps every cached prefix whole; "holes" lets any block go and
                 has the engine recompute it. A scope may have its own.
             drop_order: layers of a last copy that leave first: "shallow" ones, or by "seed", as
@@ -383,6 +387,60 @@ class BlockManager:
 
         Returns:
             How many moves began.
+        """
+
+    def hint(self, hints: Iterable[Hint], *, now: int) -> list[HintReply]:
+        """Takes what an engine or an agent knows of the future; see `kvtrie.hint`.
+
+        All hints are looked at before the first one counts. They are soft: nothing but a lease
+        pins, and no request fails that would go through without them. Without any hint, those
+        whose time has come end.
+
+        Args:
+            hints: `Retain`, `Release`, `Prefetch`, `Demote`, `Quota`.
+            now: the time, from which times to live count.
+
+        Returns:
+            An answer for each.
+
+        Raises:
+            ConfigError: a hint that says nothing sensible; its message says which. No hint counts
+                then. A lease or a session that is not there is no error but answered "rejected".
+        """
+
+    def unpriced(self, limit: int | None = None) -> Unpriced:
+        """Blocks whose cost has still to be said, in the order of their handles' ids.
+
+        They are handed out again until they have a cost. Meanwhile the default one ranks them.
+
+        Args:
+            limit: at most so many; None for all.
+
+        Raises:
+            ConfigError: the manager was not made with `cost="python"`.
+        """
+
+    def set_costs(
+        self, ids: int | Iterable[int] | NDArray[np.uint64], costs: Iterable[float], *, now: int
+    ) -> int:
+        """Says what computing a token of each block again costs, in any unit that all share.
+
+        It stands where the cost model's number stood: under `retention` a block is worth uses x
+        cost / idle, under `flat` cost / idle. Policies with a memory of their own take it at the
+        block's next use.
+
+        Args:
+            ids: handles of blocks. Those of blocks that are gone are left out; they name no other
+                block.
+            costs: one for each, finite and above 0.
+            now: the time.
+
+        Returns:
+            How many of the blocks are not gone.
+
+        Raises:
+            ConfigError: not one cost for each block, a cost that is not finite and above 0, or a
+                manager that was not made with `cost="python"`. Nothing has changed then.
         """
 
     def explain(
@@ -1155,6 +1213,8 @@ class Explanation:
             session.
         idle: nanoseconds since the last use.
         value: retention value: cost per second of idle time; infinite at zero idle time.
+        priority: 35 if no hint names it; a lower one leaves the tier first, whatever its value. It
+            is 35 too where the tier retains as many blocks as it may.
         rank: how many copies leave the tier before it; None while it cannot be a victim.
         layers: the layers that the price is of: first, and one behind the last.
     """
@@ -1170,9 +1230,57 @@ class Explanation:
     @property
     def value(self) -> float: ...
     @property
+    def priority(self) -> int: ...
+    @property
     def rank(self) -> int | None: ...
     @property
     def layers(self) -> tuple[int, int]: ...
+
+@final
+class HintReply:
+    """What became of a hint.
+
+    Attributes:
+        answer: "accepted": in force for all blocks that it names; "clipped": for some of them;
+            "deferred": it names blocks that are not cached, and waits for them; "rejected": it
+            changes nothing for any block that is there.
+        blocks: for how many blocks it is in force now.
+        left: how many blocks it names that it is not in force for.
+        reason: why not for all of them; empty if it is accepted.
+    """
+
+    @property
+    def answer(self) -> Literal["accepted", "clipped", "deferred", "rejected"]: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def left(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+
+@final
+class Unpriced:
+    """Blocks whose cost has still to be said; every array has one entry per block.
+
+    Attributes:
+        id: handles of the blocks, `uint64`.
+        context: tokens before each block, `uint64`.
+        index: each block's index in its sequence, from 0, `uint32`.
+        uses: how often each was used, `uint32`.
+        session_blocks: blocks of its session, or up to its own end if it belongs to none, `uint32`.
+    """
+
+    @property
+    def id(self) -> NDArray[np.uint64]: ...
+    @property
+    def context(self) -> NDArray[np.uint64]: ...
+    @property
+    def index(self) -> NDArray[np.uint32]: ...
+    @property
+    def uses(self) -> NDArray[np.uint32]: ...
+    @property
+    def session_blocks(self) -> NDArray[np.uint32]: ...
+    def __len__(self) -> int: ...
 
 @final
 class Event:
@@ -1333,7 +1441,8 @@ class TierStats:
     An eviction is counted when it is decided; with layer slots each range of layers that leaves
     counts. Its causes: "demand", its room was wanted at once; "ahead", its room was wanted for
     something that is written down before its slot is needed; "suspended", its lease was; "failed",
-    it could not be read or stood behind what was lost; "cleared", by `mark`; "reset".
+    it could not be read or stood behind what was lost; "cleared", by `mark`; "reset"; "hinted",
+    a `Demote` took it down.
 
     Attributes:
         kind: which tier.

@@ -78,6 +78,7 @@ class Tier:
         admit_after: uses before a block is worth a copy to the next tier.
         free_low: below this share of free or clean slots, blocks are written down ahead of need.
         growth_reserve: this share is kept for running decodes; `acquire` leaves it free.
+        retained_share: at most this share of the blocks is retained by hints; see `kvtrie.hint`.
         io_budget: bytes per second that background copies may take; None does not limit them. It
             is for executors; the core does not read it.
         read: the lane that brings blocks up from here; None takes the kind's default: 2 TB/s
@@ -104,6 +105,7 @@ class Tier:
     admit_after: int = 1
     free_low: float = 0.0
     growth_reserve: float = 0.0
+    retained_share: float = 0.5
     io_budget: int | None = None
     read: Lane | None = None
     store: Lane | None = None
@@ -135,11 +137,18 @@ class Tier:
             raise ConfigError(f"tier {self.kind!r} has {self.bytes} bytes, 1 to 2**63 wanted")
         if not 0 <= self.admit_after < 2**32:
             raise ConfigError(f"admit_after of tier {self.kind!r} is {self.admit_after}")
+        self._check_shares()
+        if self.io_budget is not None and self.io_budget < 1:
+            raise ConfigError(f"io_budget of tier {self.kind!r} is {self.io_budget} bytes/s")
+
+    def _check_shares(self) -> None:
         for name, share in (("free_low", self.free_low), ("growth_reserve", self.growth_reserve)):
             if not 0 <= share < 1:
                 raise ConfigError(f"{name} of tier {self.kind!r} is {share}, 0 to below 1 wanted")
-        if self.io_budget is not None and self.io_budget < 1:
-            raise ConfigError(f"io_budget of tier {self.kind!r} is {self.io_budget} bytes/s")
+        if not 0 <= self.retained_share <= 1:
+            raise ConfigError(
+                f"retained_share of tier {self.kind!r} is {self.retained_share}, 0 to 1 wanted"
+            )
 
     def lanes(self) -> tuple[Lane, Lane]:
         """The lanes up from here and down to here, defaults filled in."""

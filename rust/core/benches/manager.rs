@@ -11,6 +11,7 @@ use std::time::Duration;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use kvtrie_core::block::{Departure, Layers, LeaseId, Token};
 use kvtrie_core::cost::CostModel;
+use kvtrie_core::hint::Band;
 use kvtrie_core::manager::{Acquire, Manager};
 use kvtrie_core::plan::{self, Source, Step};
 use kvtrie_core::policy::{Entry, Facts, NAMES, Setup, by_name};
@@ -207,6 +208,7 @@ fn some_facts(random: &mut Random) -> Facts {
         model_layers: 32,
         layer: None,
         departure: Departure::Drop,
+        price: None,
     }
 }
 
@@ -225,7 +227,7 @@ fn victims(c: &mut Criterion) {
         };
         for id in 0..100_000 {
             now += 1000;
-            retention.link(entry(id, now));
+            retention.link(entry(id, now), Band::NORMAL);
         }
         group.bench_function(format!("{policy}: find"), |b| {
             b.iter(|| retention.victim(black_box(now)));
@@ -235,7 +237,7 @@ fn victims(c: &mut Criterion) {
                 now += 1000;
                 let victim = retention.victim(now).expect("there are entries");
                 retention.unlink(victim.id);
-                retention.link(entry(victim.id, now));
+                retention.link(entry(victim.id, now), Band::NORMAL);
             });
         });
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kvtrie_core::block::{Departure, Layers};
 use kvtrie_core::cost::CostModel;
+use kvtrie_core::hint::Band;
 use kvtrie_core::policy::{Facts, Setup, by_name};
 use kvtrie_core::retention::Retention;
 
@@ -74,9 +75,10 @@ impl Filled {
             model_layers: 32,
             layer: None,
             departure: Departure::Drop,
+            price: None,
         };
         let entry = self.retention.entry(&facts, u32::MAX - block, &self.cost);
-        self.retention.link(entry);
+        self.retention.link(entry, Band::NORMAL);
     }
 
     /// So many victims of one time, and as many newcomers.

@@ -5,19 +5,22 @@
 //! clock, no threads. The same operations give the same moves, byte for byte.
 //!
 //! Modules build on each other in one direction: nouns (`block`, `error`, `histogram`, `time`,
-//! `record`), structures
-//! (`trie`, `scope`, `retention`, `tier`, `lane`, `cost`), `policy`, `plan`, `manager`.
+//! `record`, `hint`), structures (`column`, `trie`, `scope`, `retention`, `tier`, `presence`, `lane`,
+//! `cost`), `policy`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
 
 pub mod block;
+pub mod column;
 pub mod cost;
 pub mod error;
+pub mod hint;
 pub mod histogram;
 pub mod lane;
 pub mod manager;
 pub mod plan;
 pub mod policy;
+pub mod presence;
 pub mod record;
 pub mod retention;
 pub mod scope;

@@ -13,6 +13,7 @@ mod draft;
 mod evict;
 mod explain;
 mod fail;
+mod hints;
 mod index;
 mod lease;
 mod load;
@@ -24,12 +25,14 @@ mod moves;
 mod name;
 mod node;
 mod own;
+mod price;
 mod refused;
 mod report;
 mod reserve;
 mod session;
 mod settings;
 mod snapshot;
+mod standing;
 mod survey;
 mod suspend;
 mod told;
@@ -43,6 +46,7 @@ use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::lane::{LaneId, Lanes};
 use crate::policy::{self, Setup};
+use crate::presence::Presence;
 use crate::retention::Retention;
 use crate::scope::Scopes;
 use crate::tier::{Residency, Space, TierSpec};
@@ -60,13 +64,16 @@ pub use lookup::{Copy, Match, MatchedBlock};
 pub use mark::Mark;
 pub use meter::{Cause, RequestStats, TierStats, TierTimes};
 pub use moves::{Move, MoveKind};
+pub use price::Unpriced;
 pub use report::{Event, Occupancy, Reason};
 pub use settings::{DropOrder, Settings};
 
+use hints::Hints;
 use meter::Meter;
 use moves::Arrival;
 use node::Node;
 use own::{Own, OwnId};
+use price::Prices;
 use refused::Refused;
 use session::Sessions;
 use told::Told;
@@ -75,8 +82,7 @@ use told::Told;
 struct Tier {
     spec: TierSpec,
     space: Space,
-    /// By block id.
-    here: Vec<Residency>,
+    here: Presence,
     retention: Retention,
     read: LaneId,
     store: LaneId,
@@ -89,9 +95,8 @@ struct Tier {
 pub struct Manager {
     settings: Settings,
     clock: Clock,
-    trie: Trie,
+    trie: Trie<Node>,
     scopes: Scopes,
-    nodes: Vec<Node>,
     tiers: Vec<Tier>,
     lanes: Lanes,
     owns: SlotMap<OwnId, Own>,
@@ -116,6 +121,8 @@ pub struct Manager {
     events: VecDeque<Event>,
     keys: BTreeMap<BlockId, crate::record::Key>,
     refused: Refused,
+    hints: Hints,
+    prices: Prices,
     poison: Option<String>,
     closed: bool,
 }
@@ -134,7 +141,7 @@ impl Manager {
             let setup = Setup { reuse: settings.reuse, capacity: spec.blocks };
             tiers.push(Tier {
                 space: Space::new(spec.blocks, settings.layers, spec.layer_slots),
-                here: Vec::new(),
+                here: Presence::new(Layers::new(0, settings.layers)),
                 retention: Retention::new(policy::by_name(name, setup)?, settings.epsilon),
                 read: lanes.add(spec.read.clone()),
                 store: lanes.add(spec.store.clone()),
@@ -144,12 +151,12 @@ impl Manager {
         }
         let told = Told::new(&tiers);
         let meter = Meter::new(tiers.len(), settings.eviction_log);
+        let hints = Hints::new(&settings.tiers);
         Ok(Self {
             trie: Trie::new(settings.block_tokens as usize),
             settings,
             clock: Clock::default(),
             scopes: Scopes::default(),
-            nodes: Vec::new(),
             tiers,
             lanes,
             owns: SlotMap::with_key(),
@@ -169,6 +176,8 @@ impl Manager {
             events: VecDeque::new(),
             keys: BTreeMap::new(),
             refused: Refused::default(),
+            hints,
+            prices: Prices::default(),
             poison: None,
             closed: false,
         })
@@ -272,6 +281,7 @@ impl Manager {
             self.marked.pop_first();
             self.settle_mark(tier, block);
         }
+        self.expire_hints(now);
         now
     }
 
@@ -288,7 +298,7 @@ impl Manager {
     }
 
     fn structure(&self, block: BlockId) -> Structure {
-        self.scopes.get(self.nodes[block as usize].scope).structure
+        self.scopes.get(self.node(block).scope).structure
     }
 
     fn resolve(&self, handle: Handle) -> Result<BlockId> {
@@ -298,10 +308,11 @@ impl Manager {
     }
 
     fn residency(&self, tier: TierId, block: BlockId) -> Residency {
-        self.tiers[tier].here[block as usize]
+        self.tiers[tier].here.get(block)
     }
 
-    fn residency_mut(&mut self, tier: TierId, block: BlockId) -> &mut Residency {
-        &mut self.tiers[tier].here[block as usize]
+    /// What a block has in common with its neighbours.
+    fn node(&self, block: BlockId) -> &Node {
+        self.trie.own(block)
     }
 }

@@ -8,6 +8,7 @@
 //! exactly what encoding gives. Cost: one hash of about `4 * block_tokens` bytes.
 
 use crate::block::{Structure, Token};
+use crate::hint::{HIGHEST, Priority};
 use crate::time::Nanos;
 
 /// The hash that names a block, or a scope, on storage and between machines.
@@ -35,6 +36,32 @@ pub struct Standing {
     pub uses: u32,
     /// Blocks of its session; 0 if it belongs to none.
     pub session_blocks: u32,
+    /// What hints say of it, if they do.
+    pub wanted: Option<Wanted>,
+}
+
+/// How much a block is wanted, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its priority.
+    pub priority: Priority,
+    /// Nanoseconds that this still holds; [`Nanos::MAX`] for good.
+    pub ttl: Nanos,
+}
+
+impl Wanted {
+    /// What a store keeps: 0 for nothing, or one more than the priority; and the time to live.
+    #[must_use]
+    pub fn kept(wanted: Option<Self>) -> (u8, Nanos) {
+        wanted.map_or((0, Nanos::MAX), |wanted| (wanted.priority.saturating_add(1), wanted.ttl))
+    }
+
+    /// What is behind those two numbers; nothing if the time is over or nothing was said.
+    #[must_use]
+    pub fn found((kept, ttl): (u8, Nanos)) -> Option<Self> {
+        let priority = kept.checked_sub(1)?.min(HIGHEST);
+        (ttl > 0).then_some(Self { priority, ttl })
+    }
 }
 
 /// What goes with a block to a store: what it is and how it stood.
@@ -157,13 +184,17 @@ impl Record {
 }
 
 impl Label {
-    /// The label as bytes: age `u64`, uses `u32`, session's blocks `u32`, then the record.
+    /// The label as bytes: age `u64`, time to live `u64`, uses `u32`, session's blocks `u32`, priority
+    /// `u8` as [`Wanted::kept`] has it and seven zeros, then the record.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let Standing { age, uses, session_blocks } = self.standing;
+        let Standing { age, uses, session_blocks, wanted } = self.standing;
+        let (priority, ttl) = Wanted::kept(wanted);
         let mut out = age.to_le_bytes().to_vec();
+        out.extend(ttl.to_le_bytes());
         out.extend(uses.to_le_bytes());
         out.extend(session_blocks.to_le_bytes());
+        out.extend([priority, 0, 0, 0, 0, 0, 0, 0]);
         out.extend(self.record.encode());
         out
     }
@@ -172,11 +203,14 @@ impl Label {
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;
-        let age = Nanos::from_le_bytes(take(&mut rest, 8)?.try_into().ok()?);
+        let mut eight = || Some(Nanos::from_le_bytes(take(&mut rest, 8)?.try_into().ok()?));
+        let (age, ttl) = (eight()?, eight()?);
         let mut four = || Some(u32::from_le_bytes(take(&mut rest, 4)?.try_into().ok()?));
         let (uses, session_blocks) = (four()?, four()?);
+        let [priority, 0, 0, 0, 0, 0, 0, 0] = *take(&mut rest, 8)? else { return None };
+        let wanted = Wanted::found((priority, ttl));
         let record = Record::decode(rest)?;
-        Some(Self { record, standing: Standing { age, uses, session_blocks } })
+        Some(Self { record, standing: Standing { age, uses, session_blocks, wanted } })
     }
 }
 
@@ -208,7 +242,7 @@ fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Label, Owner, Record, Standing, scope_key};
+    use super::{Label, Owner, Record, Standing, Wanted, scope_key};
     use crate::block::Structure;
 
     fn records() -> impl Strategy<Value = Record> {
@@ -241,7 +275,11 @@ mod tests {
             for cut in 0..bytes.len() {
                 prop_assert_eq!(Record::decode(&bytes[..cut]), None);
             }
-            let standing = Standing { age, uses, session_blocks: !uses };
+            let wanted = (uses % 3 > 0).then_some(Wanted {
+                priority: u8::try_from(uses % 101).expect("at most 100"),
+                ttl: age.max(1),
+            });
+            let standing = Standing { age, uses, session_blocks: !uses, wanted };
             let label = Label { record, standing };
             prop_assert_eq!(Label::decode(&label.encode()), Some(label));
         }

@@ -5,25 +5,30 @@
 //! so only the heads of the classes compete: in a tournament where the order is by value or by rank,
 //! one after the other where it is the policy's own. Costs are rounded down to classes that differ
 //! by the factor `1 + epsilon`, so a victim's value is at most that factor above the smallest one;
-//! with 0 none are rounded. Cost: link O(1) in order of time, O(log n) otherwise; victim O(log
-//! classes) amortised; 32 bytes per block.
+//! with 0 none are rounded. Bands come before the policy's order: a lower priority leaves first, and
+//! before all others a share that holds more than it may. Cost: link O(1) in order of time, O(log n)
+//! otherwise; victim O(log classes) amortised, O(classes) while a share holds too much; about 50
+//! bytes per entry, and for one outside the normal band an entry of a hash map.
 
 mod gone;
 mod list;
-mod print;
+mod places;
 mod tournament;
+
+use std::cmp::Ordering;
 
 use rustc_hash::FxHashMap;
 
 use crate::block::BlockId;
 use crate::cost::CostModel;
+use crate::hint::{Band, Share};
 use crate::policy::{Entry, Facts, Key, Order, Policy, Seen};
 use crate::time::Nanos;
 
 pub use gone::Gone;
-pub use print::print;
 
-use list::{List, Place};
+use list::List;
+use places::Places;
 use tournament::{Slot, Tournament};
 
 /// The linked entries of one tier, and its policy.
@@ -32,12 +37,15 @@ pub struct Retention {
     policy: Box<dyn Policy>,
     /// Significant bits of a class number behind its first one.
     bits: u32,
-    slots: FxHashMap<u64, Slot>,
+    slots: FxHashMap<(Band, u64), Slot>,
     lists: Vec<List>,
     free: Vec<Slot>,
-    places: Vec<Place>,
-    linked: usize,
+    places: Places,
     heads: Tournament,
+    /// The bands of linked entries that are not in the normal one.
+    bands: FxHashMap<BlockId, Band>,
+    /// By how many blocks a share holds too much, and how many of them are chosen to leave.
+    over: FxHashMap<Share, (u64, u64)>,
     /// For a policy that watches, by block id: one more than the request for which the block came
     /// to stand here, 0 if it does not.
     since: Vec<u64>,
@@ -54,8 +62,9 @@ impl Retention {
             slots: FxHashMap::default(),
             lists: Vec::new(),
             free: Vec::new(),
-            places: Vec::new(),
-            linked: 0,
+            places: Places::new(),
+            bands: FxHashMap::default(),
+            over: FxHashMap::default(),
             since: Vec::new(),
         }
     }
@@ -102,47 +111,49 @@ impl Retention {
         self.policy.left(id, print)
     }
 
-    /// Makes `entry` eligible. Its block must not be linked.
-    pub fn link(&mut self, entry: Entry) {
+    /// Makes `entry` eligible, in a band. Its block must not be linked.
+    pub fn link(&mut self, entry: Entry, band: Band) {
         debug_assert!(self.get(entry.id).is_none(), "block {} is linked already", entry.id);
-        let place = entry.id as usize;
-        if self.places.len() <= place {
-            self.places.resize(place + 1, Place::VACANT);
+        if band != Band::NORMAL {
+            self.bands.insert(entry.id, band);
         }
-        let slot = match self.slots.get(&entry.class) {
+        let slot = match self.slots.get(&(band, entry.class)) {
             Some(&slot) => slot,
-            None => self.open(entry.class),
+            None => self.open((band, entry.class)),
         };
         let list = &mut self.lists[slot as usize];
         let before = list.head(&self.places);
         list.link(&mut self.places, entry);
         if before.is_none_or(|head| entry.key() < head) {
-            self.heads.set(slot, Some(&entry));
+            self.heads.set(slot, Some(&entry), band);
         }
-        self.linked += 1;
     }
 
     /// Takes the block's entry out; `None` if it is not linked.
     pub fn unlink(&mut self, id: BlockId) -> Option<Entry> {
-        let entry = self.get(id)?;
-        let slot = *self.slots.get(&entry.class)?;
+        let place = self.places.remove(id)?;
+        let entry = place.entry;
+        let band = self.band(id);
+        let slot = *self.slots.get(&(band, entry.class))?;
         let list = &mut self.lists[slot as usize];
-        let headed = list.head(&self.places) == Some(entry.key());
-        list.unlink(&mut self.places, id);
+        let headed = list.heads(&self.places, &place);
+        list.unlink(&mut self.places, place);
         if headed {
             let head = list.head(&self.places).map(|key| key.entry(entry.class));
-            self.heads.set(slot, head.as_ref());
+            self.heads.set(slot, head.as_ref(), band);
             if head.is_none() {
-                self.slots.remove(&entry.class);
+                self.slots.remove(&(band, entry.class));
                 self.free.push(slot);
             }
         }
-        self.linked -= 1;
+        if band != Band::NORMAL {
+            self.bands.remove(&id);
+        }
         Some(entry)
     }
 
     /// A slot for a class that has none.
-    fn open(&mut self, class: u64) -> Slot {
+    fn open(&mut self, class: (Band, u64)) -> Slot {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.lists.push(List::default());
             Slot::try_from(self.lists.len() - 1).expect("fewer classes than blocks")
@@ -151,26 +162,84 @@ impl Retention {
         slot
     }
 
-    /// Tells the policy that a block is chosen to leave the tier.
-    pub fn choose(&mut self, id: BlockId) {
+    /// Tells the policy that a block, of this band, is chosen to leave the tier.
+    pub fn choose(&mut self, id: BlockId, band: Band) {
         self.policy.chosen(id);
+        if let Some((_, leaving)) = self.over.get_mut(&band.share) {
+            *leaving += 1;
+        }
     }
 
     /// Tells it that all who were chosen have left, or stay.
     pub fn settle(&mut self) {
         self.policy.settled();
+        self.over.values_mut().for_each(|(_, leaving)| *leaving = 0);
+    }
+
+    /// So many blocks of a share stand here beyond what it may hold: that many leave first.
+    pub fn exceed(&mut self, share: Share, blocks: u64) {
+        match self.over.get_mut(&share) {
+            Some((over, _)) if blocks > 0 => *over = blocks,
+            None if blocks > 0 => drop(self.over.insert(share, (blocks, 0))),
+            _ => drop(self.over.remove(&share)),
+        }
+    }
+
+    fn exceeds(&self, share: Share) -> bool {
+        self.over.get(&share).is_some_and(|(over, leaving)| over > leaving)
+    }
+
+    /// The band of a linked entry.
+    #[must_use]
+    pub fn band(&self, id: BlockId) -> Band {
+        if self.bands.is_empty() {
+            return Band::NORMAL;
+        }
+        self.bands.get(&id).copied().unwrap_or(Band::NORMAL)
+    }
+
+    /// Whether an entry that is not linked, of no share, would leave before a linked one.
+    #[must_use]
+    pub fn precedes(&self, entry: &Entry, band: Band, linked: &Entry, now: Nanos) -> bool {
+        let other = self.band(linked.id);
+        let first = |band: Band| (!self.exceeds(band.share), band.priority);
+        let by_band = first(band).cmp(&first(other));
+        by_band.then_with(|| self.within(entry, band, linked, other, now)).is_lt()
+    }
+
+    /// `Less` if `a` leaves before `b`: by share, by priority, by the policy.
+    fn compare(&self, a: &Entry, b: &Entry, now: Nanos) -> Ordering {
+        if self.bands.is_empty() {
+            return self.policy.compare(a, b, now);
+        }
+        let (left, right) = (self.band(a.id), self.band(b.id));
+        let first = |band: Band| (!self.exceeds(band.share), band.priority);
+        first(left).cmp(&first(right)).then_with(|| self.within(a, left, b, right, now))
+    }
+
+    /// The order of two entries of one priority: the policy's; of what that ranks alike but for ties,
+    /// one share before the other.
+    fn within(&self, a: &Entry, left: Band, b: &Entry, right: Band, now: Nanos) -> Ordering {
+        let twins = (a.class, a.place) == (b.class, b.place);
+        match self.policy.order() {
+            Order::Value | Order::Rank if twins => left.share.cmp(&right.share),
+            _ => Ordering::Equal,
+        }
+        .then_with(|| self.policy.compare(a, b, now))
     }
 
     /// The block's entry, if it is linked.
     #[must_use]
     pub fn get(&self, id: BlockId) -> Option<Entry> {
-        self.places.get(id as usize).filter(|place| place.taken()).map(|place| place.entry)
+        self.places.get(id).map(|place| place.entry)
     }
 
     /// The entry that leaves first at `now`. It stays linked.
     pub fn victim(&mut self, now: Nanos) -> Option<Entry> {
         match self.policy.order() {
             Order::Own => self.scan(now),
+            // A few heads belong to the shares that hold too much; the tree cannot tell them.
+            _ if self.over.keys().any(|&share| self.exceeds(share)) => self.scan(now),
             Order::Value | Order::Rank => {
                 let list = &self.lists[self.heads.winner(now)? as usize];
                 let key = list.head(&self.places)?;
@@ -182,7 +251,7 @@ impl Retention {
     /// The same by comparing the heads of all classes: the simple twin of the tournament.
     #[must_use]
     pub fn scan(&self, now: Nanos) -> Option<Entry> {
-        let head = |(&class, &slot): (&u64, &Slot)| {
+        let head = |(&(_, class), &slot): (&(Band, u64), &Slot)| {
             let list = &self.lists[slot as usize];
             let key = match self.policy.order() {
                 Order::Own => self.policy.head(&mut list.keys(&self.places), now)?,
@@ -190,26 +259,26 @@ impl Retention {
             };
             Some(key.entry(class))
         };
-        self.slots.iter().filter_map(head).min_by(|a, b| self.policy.compare(a, b, now))
+        self.slots.iter().filter_map(head).min_by(|a, b| self.compare(a, b, now))
     }
 
     /// How many entries leave before this one at `now`, in O(n).
     #[must_use]
     pub fn rank(&self, id: BlockId, now: Nanos) -> Option<usize> {
         let entry = self.get(id)?;
-        Some(self.entries().filter(|other| self.policy.compare(other, &entry, now).is_lt()).count())
+        Some(self.entries().filter(|other| self.compare(other, &entry, now).is_lt()).count())
     }
 
     /// How many entries are linked.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.linked
+        self.places.len()
     }
 
     /// Whether nothing is linked.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.linked == 0
+        self.places.len() == 0
     }
 
     /// How many classes there are now.
@@ -218,12 +287,12 @@ impl Retention {
         self.slots.len()
     }
 
-    /// All entries, class by class.
+    /// All entries, band by band and class by class.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
-        let mut classes: Vec<(u64, Slot)> =
-            self.slots.iter().map(|(&c, &slot)| (c, slot)).collect();
+        let mut classes: Vec<((Band, u64), Slot)> =
+            self.slots.iter().map(|(&class, &slot)| (class, slot)).collect();
         classes.sort_unstable();
-        classes.into_iter().flat_map(|(class, slot)| {
+        classes.into_iter().flat_map(|((_, class), slot)| {
             let keys = self.lists[slot as usize].keys(&self.places);
             keys.map(move |key: Key| key.entry(class))
         })
@@ -240,7 +309,7 @@ impl Retention {
     #[must_use]
     pub fn order(&self, now: Nanos) -> Vec<Entry> {
         let mut entries: Vec<Entry> = self.entries().collect();
-        entries.sort_unstable_by(|a, b| self.policy.compare(a, b, now));
+        entries.sort_unstable_by(|a, b| self.compare(a, b, now));
         entries
     }
 }
@@ -266,6 +335,7 @@ mod tests {
     use super::{Retention, rounded};
     use crate::cost::CostModel;
     use crate::error::Result;
+    use crate::hint::Band;
     use crate::policy::{Entry, Facts, NAMES, Order, Policy, Seen, Setup, by_name, facts};
 
     /// Compares `a / b` with `c / d` by quotients and remainders, for positive `b` and `d`.
@@ -286,7 +356,7 @@ mod tests {
     }
 
     /// The order as the documentation words it, written without the policies' code.
-    fn naive(name: &str, a: &Entry, b: &Entry, now: u64) -> Ordering {
+    fn naive(name: &str, order: Order, a: &Entry, b: &Entry, now: u64) -> Ordering {
         let idle = |entry: &Entry| now.saturating_sub(entry.place);
         if name == "checkerboard" {
             let key = |entry: &Entry| (Reverse(idle(entry).checked_ilog2()), entry.class, entry.id);
@@ -304,7 +374,7 @@ mod tests {
             ("s3fifo", a, b) => ((a != 1), (a == 3)).cmp(&((b != 1), (b == 3))),
             _ => Ordering::Equal,
         };
-        if policy(name).order() != Order::Value {
+        if order != Order::Value {
             return list.then_with(|| rest(a).cmp(&rest(b)));
         }
         let value = match (idle(a), idle(b)) {
@@ -316,11 +386,28 @@ mod tests {
         value.then_with(|| rest(a).cmp(&rest(b)))
     }
 
+    /// An entry, its band, and whether its share holds too much: shares first, then priorities, then
+    /// the policy; of what that ranks alike, one share before the other.
+    fn ranked(
+        name: &str,
+        order: Order,
+        a: (&Entry, Band, bool),
+        b: (&Entry, Band, bool),
+        now: u64,
+    ) -> Ordering {
+        let first = |(_, band, over): (&Entry, Band, bool)| (!over, band.priority);
+        let share = |(entry, band, _): (&Entry, Band, bool)| (entry.class, entry.place, band.share);
+        let twins = order != Order::Own && (a.0.class, a.0.place) == (b.0.class, b.0.place);
+        let twins = if twins { share(a).cmp(&share(b)) } else { Ordering::Equal };
+        first(a).cmp(&first(b)).then(twins).then_with(|| naive(name, order, a.0, b.0, now))
+    }
+
     #[derive(Clone, Debug)]
     enum Op {
-        Link(Entry),
+        Link(Entry, Band),
         Unlink(u32),
         Evict(u64),
+        Exceed(u16, u64),
     }
 
     fn number() -> impl Strategy<Value = u64> {
@@ -334,8 +421,12 @@ mod tests {
     fn op() -> impl Strategy<Value = Op> {
         let entry = (number(), time(), 0..3u32, 0..40u32)
             .prop_map(|(class, place, tie, id)| Entry { class, place, tie, id });
+        let priority = prop::sample::select(vec![35, 35, 35, 0, 20, 80, 100]);
+        let band = (priority, prop::sample::select(vec![0, 0, 0, 1, 2]))
+            .prop_map(|(priority, share)| Band { priority, share });
         prop_oneof![
-            6 => entry.prop_map(Op::Link),
+            6 => (entry, band).prop_map(|(entry, band)| Op::Link(entry, band)),
+            1 => (1..3u16, 0..3u64).prop_map(|(share, blocks)| Op::Exceed(share, blocks)),
             2 => (0..40u32).prop_map(Op::Unlink),
             2 => time().prop_map(Op::Evict),
         ]
@@ -349,40 +440,72 @@ mod tests {
         fn the_victim_is_the_minimum(ops in prop::collection::vec(op(), 0..120), now in time()) {
             for name in NAMES {
                 let mut retention = Retention::new(policy(name), 0.0);
-                let mut model: BTreeMap<u32, Entry> = BTreeMap::new();
-                let least = |model: &BTreeMap<u32, Entry>, now| {
-                    model.values().min_by(|a, b| naive(name, a, b, now)).copied()
+                let by = retention.policy().order();
+                let mut model: BTreeMap<u32, (Entry, Band)> = BTreeMap::new();
+                // How much each share holds too much, and how much of that is chosen to leave.
+                let mut over = [(0, 0); 3];
+                let sorted = |model: &BTreeMap<u32, (Entry, Band)>, over: &[(u64, u64); 3], now| {
+                    let mut all: Vec<(Entry, Band)> = model.values().copied().collect();
+                    let full = |band: Band| over[usize::from(band.share)];
+                    let over = |band: Band| full(band).0 > full(band).1;
+                    all.sort_by(|(a, left), (b, right)| {
+                        ranked(name, by, (a, *left, over(*left)), (b, *right, over(*right)), now)
+                    });
+                    all
                 };
                 for op in &ops {
                     match *op {
-                        Op::Link(entry) => {
-                            prop_assert_eq!(retention.unlink(entry.id), model.remove(&entry.id));
-                            retention.link(entry);
-                            model.insert(entry.id, entry);
+                        Op::Link(entry, band) => {
+                            let known = model.insert(entry.id, (entry, band));
+                            prop_assert_eq!(retention.unlink(entry.id), known.map(|known| known.0));
+                            retention.link(entry, band);
                         }
-                        Op::Unlink(id) => prop_assert_eq!(retention.unlink(id), model.remove(&id)),
+                        Op::Unlink(id) => {
+                            let known = model.remove(&id).map(|known| known.0);
+                            prop_assert_eq!(retention.unlink(id), known);
+                        }
+                        Op::Exceed(share, blocks) => {
+                            retention.exceed(share, blocks);
+                            over[usize::from(share)].0 = blocks;
+                            if blocks == 0 {
+                                over[usize::from(share)].1 = 0;
+                            }
+                        }
                         Op::Evict(now) => {
                             let victim = retention.victim(now);
                             prop_assert_eq!(victim, retention.scan(now), "{} at {}", name, now);
-                            prop_assert_eq!(victim, least(&model, now), "{} at {}", name, now);
-                            if let Some(entry) = victim {
+                            let least = sorted(&model, &over, now).first().copied();
+                            let first = least.map(|least| least.0);
+                            prop_assert_eq!(victim, first, "{} at {}", name, now);
+                            if let Some((entry, band)) = least {
+                                prop_assert_eq!(retention.band(entry.id), band);
                                 prop_assert_eq!(retention.unlink(entry.id), Some(entry));
                                 model.remove(&entry.id);
+                                retention.choose(entry.id, band);
+                                let (blocks, leaving) = &mut over[usize::from(band.share)];
+                                *leaving += u64::from(*blocks > 0);
                             }
                         }
                     }
                     prop_assert_eq!(retention.len(), model.len());
                     prop_assert_eq!(retention.is_empty(), model.is_empty());
                 }
-                let mut order: Vec<Entry> = model.values().copied().collect();
-                order.sort_by(|a, b| naive(name, a, b, now));
+                retention.settle();
+                for (_, leaving) in &mut over {
+                    *leaving = 0;
+                }
+                let all = sorted(&model, &over, now);
+                let order: Vec<Entry> = all.iter().map(|known| known.0).collect();
                 prop_assert_eq!(&retention.order(now), &order);
                 for (rank, entry) in order.iter().enumerate() {
                     prop_assert_eq!(retention.rank(entry.id, now), Some(rank));
                     prop_assert_eq!(retention.get(entry.id), Some(*entry));
                 }
-                order.sort_unstable();
-                prop_assert_eq!(retention.entries().collect::<Vec<_>>(), order);
+                let mut listed: Vec<(Band, Entry)> =
+                    model.values().map(|&(entry, band)| (band, entry)).collect();
+                listed.sort_unstable();
+                let listed: Vec<Entry> = listed.into_iter().map(|known| known.1).collect();
+                prop_assert_eq!(retention.entries().collect::<Vec<_>>(), listed);
             }
         }
     }
@@ -436,8 +559,8 @@ mod tests {
             Entry { class: 1, place: 90, tie: 0, id: 0 },
             Entry { class: 4, place: 0, tie: 0, id: 1 },
         );
-        retention.link(cheap);
-        retention.link(dear);
+        retention.link(cheap, Band::NORMAL);
+        retention.link(dear, Band::NORMAL);
         // 1/10 against 4/100, then 1/110 against 4/200.
         assert_eq!(retention.victim(100), Some(dear));
         assert_eq!(retention.victim(200), Some(cheap));
@@ -453,7 +576,7 @@ mod tests {
             (None, None, None)
         );
         let entry = Entry { class: 1, place: 5, tie: 0, id: 3 };
-        retention.link(entry);
+        retention.link(entry, Band::NORMAL);
         assert_eq!(retention.victim(5), Some(entry));
         assert_eq!((retention.unlink(3), retention.len()), (Some(entry), 0));
         assert_eq!(retention.policy().name(), "lru");

@@ -88,7 +88,12 @@ impl Scopes {
     }
 
     /// Adds a scope that [`Scopes::find`] does not know.
-    pub fn add(&mut self, scope: &Scope, default: Structure, trie: &mut Trie) -> ScopeId {
+    pub fn add<T: Copy + PartialEq + Default>(
+        &mut self,
+        scope: &Scope,
+        default: Structure,
+        trie: &mut Trie<T>,
+    ) -> ScopeId {
         let id = u32::try_from(self.known.len()).expect("fewer than 2^32 scopes");
         self.known.push(Known {
             tenant: scope.tenant.clone(),
@@ -186,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_scope_keeps_the_structure_of_its_first_use() {
-        let mut trie = Trie::new(4);
+        let mut trie = Trie::<()>::new(4);
         let mut scopes = Scopes::default();
         let scope = Scope { structure: Some(Structure::Holes), ..Scope::default() };
         let id = scopes.add(&scope, Structure::LeafOnly, &mut trie);

@@ -83,6 +83,8 @@ pub struct TierSpec {
     pub free_low: f64,
     /// This share is kept for running decodes: `acquire` leaves it, `reserve` may take it.
     pub growth_reserve: f64,
+    /// At most this share of its blocks is retained by hints.
+    pub retained_share: f64,
     /// One slot per layer instead of one per block.
     pub layer_slots: bool,
     /// The policy on this tier, if not the manager's.
@@ -108,7 +110,7 @@ pub enum State {
 }
 
 /// One block on one tier: one contiguous range of layers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Residency {
     /// The slot, or with layer slots the row of slots.
     pub slot: u32,

@@ -1,179 +1,284 @@
-//! The radix trie: which token blocks exist, and where each stands on its path.
+//! The radix trie: which token blocks exist, where each stands on its path, and what the blocks of
+//! a run have in common.
 //!
-//! A run is a chain of blocks without a branch; its tokens lie contiguous, so matching is a memory
-//! comparison. Children of a run hang behind its last block; one table of all runs finds a child by
-//! a hash of that block and of the child's first one, and compares exactly. Invariant: no run but a
-//! scope's root is empty, and no two children of a run start with the same block. Cost: lookup
-//! O(tokens + branches); inserting and removing at the end of a run O(1); a split O(blocks behind
-//! it), since a run is split and joined without touching the table's entries of its children.
+//! A run is a chain of blocks without a branch, numbered one after the other; its tokens lie
+//! contiguous, so matching is a memory comparison. Blocks of one run share a value of the caller's;
+//! where it differs, a run is split. Children of a run hang behind its last block; tables of all
+//! runs find a child by a hash of that block and of the child's first one, and compare exactly.
+//! Invariant: no run but a scope's root is empty, and no two children of a run start with the same
+//! block. Cost: lookup O(tokens + runs); inserting and removing at the end of a run O(1) a block; a
+//! split O(blocks behind it). Beside the tokens six bytes per block and about 120 per run.
+
+mod ids;
+mod print;
 
 use std::hash::Hasher;
+use std::ops::Range;
 
 use hashbrown::HashTable;
 use rustc_hash::FxHasher;
 
 use crate::block::{BlockId, Handle, Token};
+use crate::column::Column;
+
+pub use print::{content, print};
+
+use ids::Ids;
 
 /// A run's place in the slab.
 pub type RunId = u32;
 
 const NONE: u32 = u32::MAX;
 
+/// Tables that runs are spread over, so that none gets large and growing one is quick.
+const TABLES: usize = 64;
+
+/// Ids kept behind a run that grew by few blocks, for those that follow.
+const ROOM: u32 = 8;
+
 #[derive(Clone, Debug)]
-struct Run {
+struct Run<T> {
     parent: RunId,
     depth: u32,
-    tokens: Vec<Token>,
-    blocks: Vec<BlockId>,
+    first: BlockId,
+    blocks: u32,
+    /// Ids behind the last block that are kept for this run.
+    room: u32,
     /// The latest child, from which `next` leads to the earlier ones.
     child: RunId,
     next: RunId,
     previous: RunId,
+    tokens: Vec<Token>,
+    own: T,
 }
 
-impl Run {
-    fn new(parent: RunId, depth: u32) -> Self {
-        let (tokens, blocks) = (Vec::new(), Vec::new());
-        Self { parent, depth, tokens, blocks, child: NONE, next: NONE, previous: NONE }
+impl<T: Copy> Run<T> {
+    fn new(parent: RunId, depth: u32, own: T) -> Self {
+        let tokens = Vec::new();
+        Self {
+            parent,
+            depth,
+            first: NONE,
+            blocks: 0,
+            room: 0,
+            child: NONE,
+            next: NONE,
+            previous: NONE,
+            tokens,
+            own,
+        }
+    }
+
+    fn last(&self) -> Option<BlockId> {
+        (self.blocks > 0).then(|| self.first + self.blocks - 1)
     }
 
     /// What the hash of a child is seeded with: the block before it, which stays the same however
     /// runs are split and joined; of a root the run itself.
     fn seed(&self, id: RunId) -> u64 {
-        self.blocks.last().map_or(u64::MAX - u64::from(id), |&block| u64::from(block))
+        self.last().map_or(u64::MAX - u64::from(id), u64::from)
     }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    run: RunId,
-    index: u32,
-    generation: u32,
 }
 
 /// The trie of all scopes. Block ids are reused; handles carry a generation.
 #[derive(Clone, Debug)]
-pub struct Trie {
+pub struct Trie<T = ()> {
     block_tokens: usize,
-    runs: Vec<Run>,
+    runs: Column<Run<T>>,
+    bound: RunId,
     free_runs: Vec<RunId>,
-    places: Vec<Place>,
-    free_blocks: Vec<BlockId>,
+    ids: Ids,
+    /// The run of each block.
+    homes: Column<RunId>,
+    generations: Column<u16>,
+    living: usize,
     /// Every run that has a parent.
-    table: HashTable<RunId>,
+    tables: Vec<HashTable<RunId>>,
 }
 
-impl Trie {
+impl<T: Copy + PartialEq + Default> Trie<T> {
     /// An empty trie of blocks of `block_tokens` tokens.
     #[must_use]
     pub fn new(block_tokens: usize) -> Self {
         Self {
             block_tokens,
-            runs: Vec::new(),
+            runs: Column::new(Run::new(NONE, 0, T::default())),
+            bound: 0,
             free_runs: Vec::new(),
-            places: Vec::new(),
-            free_blocks: Vec::new(),
-            table: HashTable::new(),
+            ids: Ids::default(),
+            homes: Column::new(NONE),
+            generations: Column::new(0),
+            living: 0,
+            tables: vec![HashTable::new(); TABLES],
         }
     }
 
     /// Adds the root of a scope.
     pub fn add_root(&mut self) -> RunId {
-        self.new_run(Run::new(NONE, 0))
+        self.new_run(Run::new(NONE, 0, T::default()))
     }
 
     /// How many blocks exist.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.places.len() - self.free_blocks.len()
+        self.living
     }
 
     /// Whether there is no block.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.living == 0
     }
 
     /// One behind the largest block id ever given out.
     #[must_use]
-    pub fn bound(&self) -> usize {
-        self.places.len()
+    pub fn bound(&self) -> BlockId {
+        self.ids.bound()
+    }
+
+    /// How many runs hold the blocks.
+    #[must_use]
+    pub fn runs(&self) -> usize {
+        self.tables.iter().map(HashTable::len).sum()
     }
 
     /// Whether the id names a living block.
     #[must_use]
     pub fn alive(&self, block: BlockId) -> bool {
-        self.places.get(block as usize).is_some_and(|place| place.run != NONE)
+        self.homes.get(block).is_some_and(|&home| home != NONE)
     }
 
     /// The handle of a living block.
     #[must_use]
     pub fn handle(&self, block: BlockId) -> Handle {
-        Handle::new(block, self.places[block as usize].generation)
+        Handle::new(block, u32::from(self.generations[block]))
     }
 
     /// The block behind a handle, if it still lives.
     #[must_use]
     pub fn resolve(&self, handle: Handle) -> Option<BlockId> {
         let block = handle.id();
-        (self.alive(block) && self.places[block as usize].generation == handle.generation())
+        (self.alive(block) && u32::from(self.generations[block]) == handle.generation())
             .then_some(block)
     }
 
     /// How many blocks stand before this one on its path.
     #[must_use]
     pub fn depth(&self, block: BlockId) -> u32 {
-        let place = self.places[block as usize];
-        self.runs[place.run as usize].depth + place.index
+        let run = self.home(block);
+        run.depth + (block - run.first)
     }
 
-    /// How many blocks stand before the chain without a branch that it belongs to.
+    /// How many blocks stand before the chain without a branch that it belongs to. Cost: O(runs of
+    /// the chain).
     #[must_use]
     pub fn start(&self, block: BlockId) -> u32 {
-        self.runs[self.places[block as usize].run as usize].depth
+        let mut run = self.home(block);
+        loop {
+            let above = &self.runs[run.parent];
+            if above.parent == NONE || run.next != NONE || run.previous != NONE {
+                return run.depth;
+            }
+            run = above;
+        }
     }
 
     /// The tokens of one block.
     #[must_use]
     pub fn tokens(&self, block: BlockId) -> &[Token] {
-        let place = self.places[block as usize];
-        let at = place.index as usize * self.block_tokens;
-        &self.runs[place.run as usize].tokens[at..at + self.block_tokens]
+        let run = self.home(block);
+        let at = (block - run.first) as usize * self.block_tokens;
+        &run.tokens[at..at + self.block_tokens]
+    }
+
+    /// Names a block: 64 bits, the same whenever its path comes back under the same root. No
+    /// decision about whose KV matches rests on it.
+    #[must_use]
+    pub fn print(&self, block: BlockId) -> u64 {
+        let (before, depth) = self.behind(self.home(block).parent, self.parent(block));
+        print(before, content(self.tokens(block)), depth)
+    }
+
+    /// The prints of consecutive blocks of a run.
+    #[must_use]
+    pub fn prints(&self, blocks: Range<BlockId>) -> Vec<u64> {
+        let run = self.home(blocks.start);
+        let (mut before, depth) = self.behind(run.parent, self.parent(blocks.start));
+        let from = (blocks.start - run.first) as usize * self.block_tokens;
+        let tokens = run.tokens[from..].chunks_exact(self.block_tokens);
+        let follow = |(tokens, depth)| {
+            let content = content(tokens);
+            print(std::mem::replace(&mut before, content), content, depth)
+        };
+        tokens.take(blocks.len()).zip(depth..).map(follow).collect()
+    }
+
+    /// The content and the number that the print of a block behind `parent` begins with; `root`
+    /// counts if there is none.
+    #[must_use]
+    pub fn behind(&self, root: RunId, parent: Option<BlockId>) -> (u64, u32) {
+        match parent {
+            Some(block) => (content(self.tokens(block)), self.depth(block) + 1),
+            None => (u64::from(root), 0),
+        }
+    }
+
+    /// What a block has in common with the others of its run.
+    #[must_use]
+    pub fn own(&self, block: BlockId) -> &T {
+        &self.home(block).own
+    }
+
+    /// The blocks of the run that a block belongs to.
+    #[must_use]
+    pub fn run(&self, block: BlockId) -> Range<BlockId> {
+        let run = self.home(block);
+        run.first..run.first + run.blocks
+    }
+
+    /// Changes what consecutive blocks of one path have in common with those of their runs, run by
+    /// run. Runs that reach beyond them are split; ends that became alike are joined.
+    pub fn change(&mut self, path: &[BlockId], mut what: impl FnMut(&mut T)) {
+        let (Some(&first), Some(&last)) = (path.first(), path.last()) else { return };
+        let mut rest = path;
+        while let Some(&block) = rest.first() {
+            let run = self.isolate(block, rest.len());
+            let run = &mut self.runs[run];
+            what(&mut run.own);
+            rest = &rest[run.blocks as usize..];
+        }
+        self.merge(self.homes[last]);
+        self.merge(self.runs[self.homes[first]].parent);
     }
 
     /// The block before this one, if it is not the first of its scope.
     #[must_use]
     pub fn parent(&self, block: BlockId) -> Option<BlockId> {
-        let place = self.places[block as usize];
-        let run = &self.runs[place.run as usize];
-        if place.index > 0 {
-            return Some(run.blocks[place.index as usize - 1]);
-        }
-        self.runs[run.parent as usize].blocks.last().copied()
+        let run = self.home(block);
+        if block > run.first { Some(block - 1) } else { self.runs[run.parent].last() }
     }
 
-    /// The root of the scope that a block belongs to. Cost: O(branches above it).
+    /// The root of the scope that a block belongs to. Cost: O(runs above it).
     #[must_use]
     pub fn root(&self, block: BlockId) -> RunId {
-        let mut run = self.places[block as usize].run;
-        while self.runs[run as usize].parent != NONE {
-            run = self.runs[run as usize].parent;
+        let mut run = self.homes[block];
+        while self.runs[run].parent != NONE {
+            run = self.runs[run].parent;
         }
         run
     }
 
     /// The blocks directly behind this one.
     pub fn children(&self, block: BlockId) -> impl Iterator<Item = BlockId> + '_ {
-        let place = self.places[block as usize];
-        let run = &self.runs[place.run as usize];
-        let next = run.blocks.get(place.index as usize + 1).copied();
+        let run = self.home(block);
+        let next = (run.last() != Some(block)).then_some(block + 1);
         let branches = if next.is_some() { NONE } else { run.child };
-        next.into_iter().chain(self.siblings(branches).map(|child| self.first(child)))
+        next.into_iter().chain(self.siblings(branches).map(|child| self.runs[child].first))
     }
 
     /// The first blocks of a scope.
     pub fn firsts(&self, root: RunId) -> impl Iterator<Item = BlockId> + '_ {
-        self.siblings(self.runs[root as usize].child).map(|child| self.first(child))
+        self.siblings(self.runs[root].child).map(|child| self.runs[child].first)
     }
 
     /// Appends the blocks of the longest known prefix of `tokens` to `path`; whole blocks only.
@@ -183,16 +288,16 @@ impl Trie {
         let mut rest = tokens;
         while rest.len() >= size {
             let Some(child) = self.find(run, &rest[..size]) else { return };
-            let next = &self.runs[child as usize];
-            let blocks = next.blocks.len().min(rest.len() / size);
+            let next = &self.runs[child];
+            let blocks = (next.blocks as usize).min(rest.len() / size);
             let same = if next.tokens[..blocks * size] == rest[..blocks * size] {
                 blocks
             } else {
                 let pairs = next.tokens.chunks_exact(size).zip(rest.chunks_exact(size));
                 pairs.take_while(|(known, asked)| known == asked).count()
             };
-            path.extend_from_slice(&next.blocks[..same]);
-            if same < next.blocks.len() {
+            path.extend(next.first..next.first + count(same));
+            if same < next.blocks as usize {
                 return;
             }
             rest = &rest[same * size..];
@@ -205,65 +310,152 @@ impl Trie {
     pub fn child(&self, root: RunId, parent: Option<BlockId>, tokens: &[Token]) -> Option<BlockId> {
         let run = match parent {
             None => root,
-            Some(block) => {
-                let place = self.places[block as usize];
-                let run = &self.runs[place.run as usize];
-                if let Some(&next) = run.blocks.get(place.index as usize + 1) {
-                    return (self.tokens(next) == tokens).then_some(next);
-                }
-                place.run
-            }
+            Some(block) if self.home(block).last() == Some(block) => self.homes[block],
+            Some(block) => return (self.tokens(block + 1) == tokens).then_some(block + 1),
         };
-        self.find(run, tokens).map(|child| self.first(child))
+        self.find(run, tokens).map(|child| self.runs[child].first)
     }
 
     /// Adds a block behind `parent` (behind the root, if none). The caller has seen that
     /// [`Trie::child`] finds nothing.
-    pub fn insert(&mut self, root: RunId, parent: Option<BlockId>, tokens: &[Token]) -> BlockId {
-        let run = match parent {
-            None => root,
-            Some(block) => {
-                let place = self.places[block as usize];
-                if place.index as usize + 1 < self.runs[place.run as usize].blocks.len() {
-                    self.split(place.run, place.index as usize + 1);
-                }
-                place.run
+    pub fn insert(
+        &mut self,
+        root: RunId,
+        parent: Option<BlockId>,
+        tokens: &[Token],
+        own: T,
+    ) -> BlockId {
+        let mut path = Vec::with_capacity(1);
+        self.extend(root, parent, tokens, own, &mut path);
+        path[0]
+    }
+
+    /// Adds blocks one behind the other, the first behind `parent` (behind the root, if none), and
+    /// appends them to `path`. The caller has seen that [`Trie::child`] does not find the first.
+    pub fn extend(
+        &mut self,
+        root: RunId,
+        parent: Option<BlockId>,
+        tokens: &[Token],
+        own: T,
+        path: &mut Vec<BlockId>,
+    ) {
+        let size = self.block_tokens;
+        let mut run = root;
+        if let Some(block) = parent {
+            run = self.homes[block];
+            let at = block + 1 - self.runs[run].first;
+            if at < self.runs[run].blocks {
+                self.split(run, at);
             }
-        };
-        let parent = &self.runs[run as usize];
-        let fresh = parent.parent == NONE || parent.child != NONE;
-        let depth = parent.depth + count(parent.blocks.len());
-        let home = if fresh { self.new_run(Run::new(run, depth)) } else { run };
-        let index = count(self.runs[home as usize].blocks.len());
-        let block = self.new_block(home, index);
-        let at = &mut self.runs[home as usize];
-        at.tokens.extend_from_slice(tokens);
-        at.blocks.push(block);
-        if fresh {
-            self.adopt(run, home);
         }
-        block
+        let mut rest = tokens;
+        while !rest.is_empty() {
+            let wanted = count(rest.len() / size);
+            let at = &self.runs[run];
+            let joins = at.parent != NONE && at.child == NONE && at.own == own;
+            let mut taken = if joins { self.lengthen(run, wanted) } else { 0 };
+            let fresh = taken == 0;
+            let mut home = run;
+            if fresh {
+                let at = &self.runs[run];
+                let depth = at.depth + at.blocks;
+                let (first, length) = self.ids.take(wanted.max(ROOM));
+                taken = wanted.min(length);
+                let kept = length - taken;
+                home = self.new_run(Run { first, room: kept, ..Run::new(run, depth, own) });
+            }
+            let (now, later) = rest.split_at(taken as usize * size);
+            self.append(home, taken, now, path);
+            if fresh {
+                self.adopt(run, home);
+            }
+            run = home;
+            rest = later;
+        }
+    }
+
+    /// Takes up to `wanted` ids behind a run's last one.
+    fn lengthen(&mut self, run: RunId, wanted: u32) -> u32 {
+        let at = &mut self.runs[run];
+        if at.room > 0 {
+            let taken = wanted.min(at.room);
+            at.room -= taken;
+            return taken;
+        }
+        self.ids.extend(at.first + at.blocks, wanted)
+    }
+
+    /// Puts blocks, whose ids are taken, at the end of a run.
+    fn append(&mut self, run: RunId, taken: u32, tokens: &[Token], path: &mut Vec<BlockId>) {
+        let at = &mut self.runs[run];
+        let first = at.first + at.blocks;
+        at.blocks += taken;
+        if at.tokens.capacity() < at.tokens.len() + tokens.len() {
+            // A run that grows block by block is not copied for each.
+            let more = if at.tokens.is_empty() { 0 } else { at.tokens.len() / 4 };
+            at.tokens.reserve_exact(tokens.len().max(more));
+        }
+        at.tokens.extend_from_slice(tokens);
+        self.homes.reach(self.ids.bound());
+        self.generations.reach(self.ids.bound());
+        for block in first..first + taken {
+            self.homes[block] = run;
+        }
+        path.extend(first..first + taken);
+        self.living += taken as usize;
+    }
+
+    /// Gives back what is kept behind the run of a block for more of them, room and memory.
+    pub fn trim(&mut self, block: BlockId) {
+        let home = self.homes[block];
+        let run = &mut self.runs[home];
+        let (first, room) = (run.first + run.blocks, std::mem::take(&mut run.room));
+        run.tokens.shrink_to_fit();
+        self.ids.give(first, room);
     }
 
     /// Removes a block that has no child; its id may be given out again.
     pub fn remove(&mut self, block: BlockId) {
+        self.cut(block, 1);
+    }
+
+    /// Removes the last blocks of a run that has no child, of which `block` is the last one; their
+    /// ids may be given out again.
+    pub fn cut(&mut self, block: BlockId, blocks: u32) {
         debug_assert!(self.children(block).next().is_none());
-        let Place { run, .. } = self.places[block as usize];
-        if self.runs[run as usize].blocks.len() == 1 {
-            let parent = self.runs[run as usize].parent;
-            self.disown(run);
-            self.runs[run as usize] = Run::new(NONE, 0);
-            self.free_runs.push(run);
-            self.merge(parent);
-        } else {
-            let home = &mut self.runs[run as usize];
-            home.blocks.pop();
-            home.tokens.truncate(home.blocks.len() * self.block_tokens);
+        let id = self.homes[block];
+        let parent = self.runs[id].parent;
+        if blocks == self.runs[id].blocks {
+            self.disown(id);
         }
-        let place = &mut self.places[block as usize];
-        place.run = NONE;
-        place.generation = place.generation.wrapping_add(1);
-        self.free_blocks.push(block);
+        let run = &mut self.runs[id];
+        run.blocks -= blocks;
+        let kept = run.blocks as usize * self.block_tokens;
+        run.tokens.truncate(kept);
+        if run.tokens.capacity() - kept > kept / 4 {
+            run.tokens.shrink_to_fit();
+        }
+        let first = run.first + run.blocks;
+        let end = first + blocks + std::mem::take(&mut run.room);
+        self.living -= blocks as usize;
+        let mut free = first;
+        for block in first..first + blocks {
+            self.homes[block] = NONE;
+            let generation = &mut self.generations[block];
+            *generation = generation.saturating_add(1);
+            // An id whose generations are used up never comes again.
+            if *generation == u16::MAX {
+                self.ids.give(free, block - free);
+                free = block + 1;
+            }
+        }
+        self.ids.give(free, end - free);
+        if kept == 0 {
+            self.runs[id] = Run::new(NONE, 0, T::default());
+            self.free_runs.push(id);
+            self.merge(parent);
+        }
     }
 
     /// Every broken invariant, in words.
@@ -271,28 +463,31 @@ impl Trie {
     pub fn audit(&self) -> Vec<String> {
         let mut broken = Vec::new();
         let (mut seen, mut kin) = (0, 0);
-        for (id, run) in self.runs.iter().enumerate() {
-            if run.tokens.len() != run.blocks.len() * self.block_tokens {
+        for id in 0..self.bound {
+            let run = &self.runs[id];
+            if run.tokens.len() != run.blocks as usize * self.block_tokens {
                 broken.push(format!("run {id} has {} tokens", run.tokens.len()));
             }
-            for (index, &block) in run.blocks.iter().enumerate() {
+            for block in (0..run.blocks).map(|at| run.first + at) {
                 seen += 1;
-                let place = self.places[block as usize];
-                if (place.run as usize, place.index as usize) != (id, index) {
+                if self.homes.get(block) != Some(&id) {
                     broken.push(format!("block {block} is not where run {id} says"));
+                }
+                if self.ids.is_free(block) {
+                    broken.push(format!("block {block} of run {id} is free"));
                 }
             }
             let mut previous = NONE;
-            for child in self.siblings(run.child).take(self.runs.len()) {
+            for child in self.siblings(run.child).take(self.bound as usize) {
                 kin += 1;
-                let next = &self.runs[child as usize];
-                if next.parent as usize != id || next.blocks.is_empty() {
+                let next = &self.runs[child];
+                if next.parent != id || next.blocks == 0 {
                     broken.push(format!("run {child} is not a child of run {id}"));
                 } else if next.tokens.len() < self.block_tokens
                     || self.find(next.parent, &next.tokens[..self.block_tokens]) != Some(child)
                 {
                     broken.push(format!("run {child} is not found behind run {id}"));
-                } else if next.depth != run.depth + count(run.blocks.len()) {
+                } else if next.depth != run.depth + run.blocks {
                     broken.push(format!("run {child} has depth {}", next.depth));
                 }
                 if next.previous != previous {
@@ -301,84 +496,105 @@ impl Trie {
                 previous = child;
             }
         }
-        if kin != self.table.len() {
-            broken.push(format!("{kin} runs have a parent, {} are in the table", self.table.len()));
+        if kin != self.runs() {
+            broken.push(format!("{kin} runs have a parent, {} are in the tables", self.runs()));
         }
         if seen != self.len() {
-            broken.push(format!("{seen} blocks in runs, {} in the slab", self.len()));
+            broken.push(format!("{seen} blocks in runs, {} are counted", self.len()));
         }
         broken
     }
 
-    fn first(&self, run: RunId) -> BlockId {
-        self.runs[run as usize].blocks[0]
+    #[inline]
+    fn home(&self, block: BlockId) -> &Run<T> {
+        &self.runs[self.homes[block]]
     }
 
     fn find(&self, run: RunId, tokens: &[Token]) -> Option<RunId> {
-        let home = &self.runs[run as usize];
+        let home = &self.runs[run];
         if home.child == NONE {
             return None;
         }
         let same = |&child: &RunId| {
-            let child = &self.runs[child as usize];
+            let child = &self.runs[child];
             child.parent == run && child.tokens[..self.block_tokens] == *tokens
         };
-        self.table.find(hash(home.seed(run), tokens), same).copied()
+        let key = hash(home.seed(run), tokens);
+        self.tables[table(key)].find(key, same).copied()
     }
 
-    /// The hash under which the table keeps a run that has a parent.
-    fn key(runs: &[Run], size: usize, child: RunId) -> u64 {
-        let run = &runs[child as usize];
-        hash(runs[run.parent as usize].seed(run.parent), &run.tokens[..size])
+    /// The hash under which the tables keep a run that has a parent.
+    fn key(runs: &Column<Run<T>>, size: usize, child: RunId) -> u64 {
+        let run = &runs[child];
+        hash(runs[run.parent].seed(run.parent), &run.tokens[..size])
     }
 
     /// Hangs a run that has blocks behind its parent.
     fn adopt(&mut self, run: RunId, child: RunId) {
-        let next = std::mem::replace(&mut self.runs[run as usize].child, child);
+        let next = std::mem::replace(&mut self.runs[run].child, child);
         if next != NONE {
-            self.runs[next as usize].previous = child;
+            self.runs[next].previous = child;
         }
-        let own = &mut self.runs[child as usize];
+        let own = &mut self.runs[child];
         (own.parent, own.previous, own.next) = (run, NONE, next);
         let (runs, size) = (&self.runs, self.block_tokens);
         let key = Self::key(runs, size, child);
-        self.table.insert_unique(key, child, |&other| Self::key(runs, size, other));
+        self.tables[table(key)].insert_unique(key, child, |&other| Self::key(runs, size, other));
     }
 
     /// Takes a run from its parent.
     fn disown(&mut self, run: RunId) {
         let key = Self::key(&self.runs, self.block_tokens, run);
-        let entry = self.table.find_entry(key, |&other| other == run);
+        let entry = self.tables[table(key)].find_entry(key, |&other| other == run);
         entry.expect("a run is its parent's child").remove();
-        let Run { parent, previous, next, .. } = self.runs[run as usize];
+        let Run { parent, previous, next, .. } = self.runs[run];
         if previous == NONE {
-            self.runs[parent as usize].child = next;
+            self.runs[parent].child = next;
         } else {
-            self.runs[previous as usize].next = next;
+            self.runs[previous].next = next;
         }
         if next != NONE {
-            self.runs[next as usize].previous = previous;
+            self.runs[next].previous = previous;
         }
     }
 
     /// A run and those that `next` leads to.
     fn siblings(&self, first: RunId) -> impl Iterator<Item = RunId> + '_ {
         let link = |run: RunId| (run != NONE).then_some(run);
-        std::iter::successors(link(first), move |&run| link(self.runs[run as usize].next))
+        std::iter::successors(link(first), move |&run| link(self.runs[run].next))
+    }
+
+    /// Splits the run of `block` so that it begins with `block` and has at most `blocks` blocks.
+    fn isolate(&mut self, block: BlockId, blocks: usize) -> RunId {
+        let run = self.homes[block];
+        let at = block - self.runs[run].first;
+        if at > 0 {
+            self.split(run, at);
+        }
+        let run = self.homes[block];
+        if (self.runs[run].blocks as usize) > blocks {
+            self.split(run, count(blocks));
+        }
+        run
     }
 
     /// Cuts a run before block `at`; the front keeps its id, so that its parent need not change.
-    fn split(&mut self, run: RunId, at: usize) {
-        let front = &mut self.runs[run as usize];
+    fn split(&mut self, run: RunId, at: u32) {
+        let front = &mut self.runs[run];
         let back = Run {
             parent: run,
-            depth: front.depth + count(at),
-            tokens: front.tokens.split_off(at * self.block_tokens),
-            blocks: front.blocks.split_off(at),
+            depth: front.depth + at,
+            first: front.first + at,
+            blocks: front.blocks - at,
+            room: std::mem::take(&mut front.room),
             child: std::mem::replace(&mut front.child, NONE),
             next: NONE,
             previous: NONE,
+            tokens: front.tokens.split_off(at as usize * self.block_tokens),
+            own: front.own,
         };
+        front.blocks = at;
+        front.tokens.shrink_to_fit();
         let id = self.new_run(back);
         self.settle(id);
         self.adopt(run, id);
@@ -386,17 +602,24 @@ impl Trie {
 
     /// Joins a run with its only child, undoing a split whose reason is gone.
     fn merge(&mut self, run: RunId) {
-        let front = &self.runs[run as usize];
+        let front = &self.runs[run];
         let child = front.child;
-        let only = child != NONE && self.runs[child as usize].next == NONE;
-        if front.parent == NONE || !only {
+        if front.parent == NONE || child == NONE {
+            return;
+        }
+        let back = &self.runs[child];
+        let follows = front.first + front.blocks == back.first;
+        if back.next != NONE || !follows || front.own != back.own {
             return;
         }
         self.disown(child);
-        let back = std::mem::replace(&mut self.runs[child as usize], Run::new(NONE, 0));
-        let front = &mut self.runs[run as usize];
+        let vacant = Run::new(NONE, 0, T::default());
+        let back = std::mem::replace(&mut self.runs[child], vacant);
+        let front = &mut self.runs[run];
+        front.tokens.reserve_exact(back.tokens.len());
         front.tokens.extend_from_slice(&back.tokens);
-        front.blocks.extend_from_slice(&back.blocks);
+        front.blocks += back.blocks;
+        front.room = back.room;
         front.child = back.child;
         self.settle(run);
         self.free_runs.push(child);
@@ -404,40 +627,29 @@ impl Trie {
 
     /// Tells blocks and children of a run where they are now.
     fn settle(&mut self, run: RunId) {
-        let home = &self.runs[run as usize];
-        for (index, &block) in home.blocks.iter().enumerate() {
-            let place = &mut self.places[block as usize];
-            place.run = run;
-            place.index = count(index);
+        let Run { first, blocks, mut child, .. } = self.runs[run];
+        for block in first..first + blocks {
+            self.homes[block] = run;
         }
-        let mut child = home.child;
         while child != NONE {
-            self.runs[child as usize].parent = run;
-            child = self.runs[child as usize].next;
+            self.runs[child].parent = run;
+            child = self.runs[child].next;
         }
     }
 
-    fn new_run(&mut self, run: Run) -> RunId {
-        if let Some(id) = self.free_runs.pop() {
-            self.runs[id as usize] = run;
-            id
-        } else {
-            self.runs.push(run);
-            count(self.runs.len() - 1)
-        }
+    fn new_run(&mut self, run: Run<T>) -> RunId {
+        let id = self.free_runs.pop().unwrap_or_else(|| {
+            self.bound += 1;
+            self.runs.reach(self.bound);
+            self.bound - 1
+        });
+        self.runs[id] = run;
+        id
     }
+}
 
-    fn new_block(&mut self, run: RunId, index: u32) -> BlockId {
-        if let Some(id) = self.free_blocks.pop() {
-            let place = &mut self.places[id as usize];
-            place.run = run;
-            place.index = index;
-            id
-        } else {
-            self.places.push(Place { run, index, generation: 0 });
-            count(self.places.len() - 1)
-        }
-    }
+fn table(key: u64) -> usize {
+    (key >> 32) as usize % TABLES
 }
 
 fn hash(seed: u64, tokens: &[Token]) -> u64 {
@@ -472,12 +684,12 @@ mod tests {
         #[cfg(target_pointer_width = "64")]
         assert_eq!(hash(7, &TWINS[0]), hash(7, &TWINS[1]));
         for (first, second) in [(0, 1), (1, 0)] {
-            let mut trie = Trie::new(4);
+            let mut trie = Trie::<()>::new(4);
             let root = trie.add_root();
-            let one = trie.insert(root, None, &TWINS[first]);
+            let one = trie.insert(root, None, &TWINS[first], ());
             assert_eq!(walk(&trie, root, &TWINS[second]), [0; 0]);
             assert_eq!(trie.child(root, None, &TWINS[second]), None);
-            let two = trie.insert(root, None, &TWINS[second]);
+            let two = trie.insert(root, None, &TWINS[second], ());
             assert_eq!(walk(&trie, root, &TWINS[first]), [one]);
             assert_eq!(walk(&trie, root, &TWINS[second]), [two]);
             trie.remove(one);
@@ -488,53 +700,112 @@ mod tests {
 
     #[test]
     fn a_run_that_branched_and_lost_the_branch_is_one_run_again() {
-        let mut trie = Trie::new(1);
+        let mut trie = Trie::<()>::new(1);
         let root = trie.add_root();
         let mut path: Vec<BlockId> = Vec::new();
         for token in 0..9 {
-            path.push(trie.insert(root, path.last().copied(), &[token]));
+            path.push(trie.insert(root, path.last().copied(), &[token], ()));
         }
-        let branch = trie.insert(root, Some(path[3]), &[77]);
-        assert_eq!(trie.places[path[8] as usize].index, 4);
+        let branch = trie.insert(root, Some(path[3]), &[77], ());
+        assert_eq!((trie.run(path[8]), trie.runs()), (path[4]..path[8] + 1, 3));
         trie.remove(branch);
-        let place = trie.places[path[8] as usize];
-        assert_eq!((place.index, trie.runs[place.run as usize].blocks.len()), (8, 9));
+        assert_eq!((trie.run(path[8]), trie.runs()), (path[0]..path[8] + 1, 1));
         assert_eq!(walk(&trie, root, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]), path);
         assert_eq!(trie.audit(), [""; 0]);
     }
 
     #[test]
-    fn an_id_comes_again_under_another_generation() {
-        let mut trie = Trie::new(1);
+    fn blocks_of_a_run_have_one_value() {
+        let mut trie = Trie::<u8>::new(1);
         let root = trie.add_root();
-        let block = trie.insert(root, None, &[5]);
+        let mut path = Vec::new();
+        trie.extend(root, None, &[0, 1, 2, 3, 4], 1, &mut path);
+        trie.change(&path[1..3], |own| *own = 2);
+        assert_eq!(trie.runs(), 3);
+        assert_eq!(path.iter().map(|&b| *trie.own(b)).collect::<Vec<_>>(), [1, 2, 2, 1, 1]);
+        trie.change(&path, |own| *own += 1);
+        let (five, seven) = (path[4], path[4] + 2);
+        trie.extend(root, Some(five), &[5, 6], 2, &mut path);
+        trie.extend(root, Some(seven), &[7], 9, &mut path);
+        assert_eq!(trie.runs(), 4);
+        let runs: Vec<_> = path.iter().map(|&b| trie.run(b)).collect();
+        assert_eq!((runs[3].clone(), runs[6].clone()), (3..7, 3..7));
+        trie.change(&path[1..3], |own| *own = 2);
+        assert_eq!((trie.run(path[0]), trie.runs()), (0..7, 2));
+        assert_eq!(trie.audit(), [""; 0]);
+    }
+
+    #[test]
+    fn a_run_that_grows_block_by_block_keeps_its_ids_together() {
+        let mut trie = Trie::<()>::new(1);
+        let root = trie.add_root();
+        let mut tips = [7, 8].map(|token| trie.insert(root, None, &[token], ()));
+        for token in 0..6 {
+            tips = tips.map(|tip| trie.insert(root, Some(tip), &[token], ()));
+        }
+        assert_eq!((trie.runs(), trie.bound()), (2, 16));
+        trie.trim(tips[0]);
+        let other = trie.insert(root, None, &[9], ());
+        assert_eq!((other, trie.bound(), trie.audit()), (16, 24, vec![]));
+    }
+
+    #[test]
+    fn the_last_blocks_of_a_run_go_at_once() {
+        let mut trie = Trie::<()>::new(2);
+        let root = trie.add_root();
+        let mut path = Vec::new();
+        trie.extend(root, None, &[1; 40], (), &mut path);
+        let handles: Vec<_> = path.iter().map(|&block| trie.handle(block)).collect();
+        trie.cut(path[19], 15);
+        assert_eq!(walk(&trie, root, &[1; 40]), path[..5]);
+        assert!(handles[5..].iter().all(|&handle| trie.resolve(handle).is_none()));
+        trie.cut(path[4], 5);
+        assert_eq!((trie.len(), trie.runs(), trie.audit()), (0, 0, vec![]));
+    }
+
+    #[test]
+    fn an_id_whose_generations_are_used_up_never_comes_again() {
+        let mut trie = Trie::<()>::new(1);
+        let root = trie.add_root();
+        let block = trie.insert(root, None, &[5], ());
+        trie.generations[block] = u16::MAX - 1;
+        trie.remove(block);
+        assert_ne!(trie.insert(root, None, &[5], ()), block);
+        assert_eq!(trie.audit(), [""; 0]);
+    }
+
+    #[test]
+    fn an_id_comes_again_under_another_generation() {
+        let mut trie = Trie::<()>::new(1);
+        let root = trie.add_root();
+        let block = trie.insert(root, None, &[5], ());
         let old = trie.handle(block);
         trie.remove(block);
         assert!(!trie.alive(block) && trie.is_empty());
-        assert_eq!(trie.insert(root, None, &[6]), block);
+        assert_eq!(trie.insert(root, None, &[6], ()), block);
         assert_eq!((trie.resolve(old), trie.resolve(trie.handle(block))), (None, Some(block)));
-        assert_eq!(trie.bound(), 1);
+        assert_eq!(trie.bound(), 8);
     }
 
     #[test]
     fn the_audit_sees_what_is_out_of_place() {
-        let mut trie = Trie::new(1);
+        let mut trie = Trie::<()>::new(1);
         let root = trie.add_root();
-        let first = trie.insert(root, None, &[5]);
-        trie.insert(root, Some(first), &[6]);
-        trie.insert(root, Some(first), &[7]);
+        let first = trie.insert(root, None, &[5], ());
+        trie.insert(root, Some(first), &[6], ());
+        trie.insert(root, Some(first), &[7], ());
         assert_eq!(trie.audit(), [""; 0]);
         let break_it = |change: fn(&mut Trie)| {
             let mut broken = trie.clone();
             change(&mut broken);
             assert!(!broken.audit().is_empty());
         };
-        break_it(|trie| trie.places[1].index = 3);
+        break_it(|trie| trie.homes[1] = 3);
         break_it(|trie| trie.runs[2].depth = 7);
         break_it(|trie| trie.runs[2].tokens[0] = 8);
         break_it(|trie| trie.runs[2].tokens.clear());
         break_it(|trie| trie.runs[2].parent = 0);
         break_it(|trie| trie.runs[1].child = 2);
-        break_it(|trie| trie.free_blocks.push(1));
+        break_it(|trie| trie.ids.give(1, 1));
     }
 }

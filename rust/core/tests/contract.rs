@@ -10,6 +10,7 @@ mod contract {
     mod engine;
     mod failed_moves;
     mod failure;
+    mod hints;
     mod holes;
     mod liveness;
     mod mark;

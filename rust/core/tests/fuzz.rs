@@ -92,6 +92,13 @@ fn millions_of_operations() {
         "complete",
         "complete again",
         "bind",
+        "hint",
+        "hint accepted",
+        "hint clipped",
+        "hint deferred",
+        "hint rejected",
+        "waiting hint came true",
+        "ranks compared",
     ] {
         let times = mix.get(what).copied().unwrap_or(0);
         assert!(ops < FULL || times >= WANTED, "'{what}' happened only {times} times");

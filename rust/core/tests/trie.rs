@@ -17,6 +17,8 @@ enum Op {
     Extend(usize, u8, Token),
     /// The leaf of that number.
     Remove(usize),
+    /// The blocks of the path of that number, but for so many at both ends, get another value.
+    Change(usize, usize, usize, u8),
     /// A sequence that follows a known path for a while.
     Walk(usize, usize, Vec<Token>),
 }
@@ -28,6 +30,8 @@ fn op(size: usize) -> impl Strategy<Value = Op> {
         4 => (any::<usize>(), tokens()).prop_map(|(at, tokens)| Op::Insert(at, tokens)),
         2 => (any::<usize>(), 1..9_u8, token()).prop_map(|(at, n, t)| Op::Extend(at, n, t)),
         4 => any::<usize>().prop_map(Op::Remove),
+        3 => (any::<usize>(), 0..4_usize, 0..4_usize, 0..3_u8)
+            .prop_map(|(at, front, back, value)| Op::Change(at, front, back, value)),
         2 => (any::<usize>(), 0..20_usize, prop::collection::vec(token(), 0..3 * size))
             .prop_map(|(at, keep, tail)| Op::Walk(at, keep, tail)),
     ]
@@ -35,18 +39,19 @@ fn op(size: usize) -> impl Strategy<Value = Op> {
 
 /// The trie, and every path that should be in it.
 struct Beside {
-    trie: Trie,
+    trie: Trie<u8>,
     size: usize,
     roots: Vec<RunId>,
     paths: BTreeMap<Path, BlockId>,
     dead: Vec<Handle>,
+    owns: BTreeMap<BlockId, u8>,
 }
 
 impl Beside {
     fn new(size: usize) -> Self {
         let mut trie = Trie::new(size);
         let roots = vec![trie.add_root(), trie.add_root()];
-        Self { trie, size, roots, paths: BTreeMap::new(), dead: Vec::new() }
+        Self { trie, size, roots, paths: BTreeMap::new(), dead: Vec::new(), owns: BTreeMap::new() }
     }
 
     /// One of the roots or of the known paths.
@@ -64,7 +69,9 @@ impl Beside {
         let known = self.paths.get(&path).copied();
         assert_eq!(self.trie.child(path.0, above, tokens), known);
         if known.is_none() {
-            let block = self.trie.insert(path.0, above, tokens);
+            let own = above.map_or(0, |above| self.owns[&above]).min(1);
+            let block = self.trie.insert(path.0, above, tokens, own);
+            self.owns.insert(block, own);
             assert!(self.paths.values().all(|other| *other != block), "an id is used twice");
             self.paths.insert(path.clone(), block);
         }
@@ -84,6 +91,15 @@ impl Beside {
         let block = self.paths.remove(path).expect("a known path");
         self.dead.push(self.trie.handle(block));
         self.trie.remove(block);
+    }
+
+    fn change(&mut self, at: usize, (front, back): (usize, usize), value: u8) {
+        let (root, tokens) = self.pick(at);
+        let mut path = Vec::new();
+        self.trie.walk(root, &tokens, &mut path);
+        let Some(part) = path.get(front..path.len().saturating_sub(back)) else { return };
+        self.trie.change(part, |own| *own = value);
+        self.owns.extend(part.iter().map(|&block| (block, value)));
     }
 
     fn walk(&self, root: RunId, tokens: &[Token]) {
@@ -107,6 +123,7 @@ impl Beside {
                 }
             }
             Op::Remove(at) => self.remove(*at),
+            Op::Change(at, front, back, value) => self.change(*at, (*front, *back), *value),
             Op::Walk(at, keep, tail) => {
                 let (root, mut tokens) = self.pick(*at);
                 tokens.truncate(*keep);
@@ -127,12 +144,13 @@ impl Beside {
         for (path, &block) in &self.paths {
             let (root, tokens) = path;
             let parent = (*root, tokens[..tokens.len() - self.size].to_vec());
-            assert!(self.trie.alive(block) && (block as usize) < self.trie.bound());
+            assert!(self.trie.alive(block) && block < self.trie.bound());
             assert_eq!(self.trie.resolve(self.trie.handle(block)), Some(block));
             assert_eq!(self.trie.depth(block) as usize, tokens.len() / self.size - 1);
             assert_eq!(self.trie.tokens(block), &tokens[parent.1.len()..]);
             assert_eq!(self.trie.parent(block), self.paths.get(&parent).copied());
             assert_eq!(self.trie.root(block), *root);
+            assert_eq!(*self.trie.own(block), self.owns[&block]);
             self.walk(*root, tokens);
             below.entry(parent).or_default().insert(block);
         }

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::manager::Row;
-use kvtrie_core::record::{Key, Label, Record, Standing};
+use kvtrie_core::record::{Key, Label, Record, Standing, Wanted};
 use kvtrie_store::{Device, Durability, Error, Kept, Meta, Settings, Store, System};
 use numpy::{PyReadonlyArray2, PyReadwriteArray2};
 use pyo3::prelude::*;
@@ -83,8 +83,9 @@ fn durability(name: &str) -> PyResult<Durability> {
 }
 
 fn meta(standing: Standing) -> Meta {
-    let Standing { age, uses, session_blocks } = standing;
-    Meta { age, uses, session_blocks, ..Meta::default() }
+    let Standing { age, uses, session_blocks, wanted } = standing;
+    let (priority, ttl) = Wanted::kept(wanted);
+    Meta { age, uses, session_blocks, priority, ttl, ..Meta::default() }
 }
 
 fn key(bytes: &[u8]) -> PyResult<Key> {
@@ -239,8 +240,9 @@ impl DiskStore {
     fn index(&self, py: Python<'_>, wall: u64) -> PyResult<Index> {
         let rows = self.run(py, |store| store.rows(wall))?;
         let row = |row: kvtrie_store::Row| {
-            let Meta { age, uses, session_blocks, .. } = row.meta;
-            let standing = Standing { age, uses, session_blocks };
+            let Meta { age, uses, session_blocks, priority, ttl, .. } = row.meta;
+            let wanted = Wanted::found((priority, ttl));
+            let standing = Standing { age, uses, session_blocks, wanted };
             let record = Record::decode(&row.record)?;
             let label = Label { record, standing };
             Some(Row { label, slot: row.slot, layers: row.layers })

@@ -53,6 +53,12 @@ impl Explanation {
         self.0.value
     }
 
+    /// Its priority on the tier, 35 if no hint names it; a lower one leaves first.
+    #[getter]
+    fn priority(&self) -> u8 {
+        self.0.priority
+    }
+
     /// How many entries of the tier leave before it; None while it cannot be a victim.
     #[getter]
     fn rank(&self) -> Option<usize> {
@@ -66,10 +72,11 @@ impl Explanation {
     }
 
     fn __repr__(&self) -> String {
-        let manager::Explanation { terms, idle, value, rank, layers } = &self.0;
+        let manager::Explanation { terms, idle, value, priority, rank, layers } = &self.0;
         let rank = rank.map_or_else(|| "None".to_owned(), |rank| rank.to_string());
         format!(
-            "Explanation(cost={}, idle={idle}, value={value}, rank={rank}, layers={layers})",
+            "Explanation(cost={}, idle={idle}, value={value}, priority={priority}, rank={rank}, \
+             layers={layers})",
             terms.cost
         )
     }

@@ -41,6 +41,11 @@ impl Lease {
         Self { shared: shared.clone(), id }
     }
 
+    /// Its id, for Rust.
+    pub(crate) fn number(&self) -> LeaseId {
+        self.id
+    }
+
     fn read<T>(
         &self,
         py: Python<'_>,

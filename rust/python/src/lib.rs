@@ -12,6 +12,7 @@ mod eviction;
 mod explanation;
 mod failed;
 mod faults;
+mod hint;
 mod histogram;
 mod index;
 mod lease;
@@ -27,6 +28,7 @@ mod shared;
 mod stats;
 mod tokens;
 mod transmission;
+mod unpriced;
 
 /// Native classes of kvtrie; import them from `kvtrie`.
 #[pyo3::pymodule(gil_used = false)]
@@ -49,6 +51,8 @@ mod _kvtrie {
     #[pymodule_export]
     use crate::faults::Faults;
     #[pymodule_export]
+    use crate::hint::HintReply;
+    #[pymodule_export]
     use crate::histogram::Histogram;
     #[pymodule_export]
     use crate::index::Index;
@@ -66,6 +70,8 @@ mod _kvtrie {
     use crate::stats::{LaneStats, Stats, TierStats};
     #[pymodule_export]
     use crate::transmission::Transmission;
+    #[pymodule_export]
+    use crate::unpriced::Unpriced;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -18,6 +18,7 @@ use crate::event::Event;
 use crate::eviction::Eviction;
 use crate::explanation::Explanation;
 use crate::failed::Failed;
+use crate::hint::HintReply;
 use crate::index::Index;
 use crate::lease::{Lease, load_mode};
 use crate::mark::times;
@@ -29,6 +30,7 @@ use crate::shared::Shared;
 use crate::stats::Stats;
 use crate::tokens::{Sequences, Tokens};
 use crate::transmission::Transmission;
+use crate::unpriced::Unpriced;
 
 /// Requests with more tokens than this run without the interpreter's lock.
 const LONG: usize = 64 << 10;
@@ -350,6 +352,44 @@ impl BlockManager {
         let committed =
             self.shared.call(tokens.py(), |manager| manager.commit_many(&batch, now))?;
         Ok(committed.into_iter().map(Committed::from).collect())
+    }
+
+    /// Takes hints; says what became of each.
+    #[pyo3(signature = (hints, *, now))]
+    fn hint(
+        &self,
+        hints: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::now)] now: u64,
+    ) -> PyResult<Vec<HintReply>> {
+        let read = |given: PyResult<Bound<'_, PyAny>>| crate::hint::hint(&given?, &self.shared);
+        let all: Vec<_> = hints.try_iter()?.map(read).collect::<PyResult<_>>()?;
+        let replies = self.shared.long(hints.py(), |manager| manager.hint(&all, now))?;
+        Ok(replies.into_iter().map(HintReply::from).collect())
+    }
+
+    /// Blocks whose cost the user has still to say, at most `limit`.
+    #[pyo3(signature = (limit=None))]
+    fn unpriced(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::limit)] limit: Option<usize>,
+    ) -> PyResult<Unpriced> {
+        let limit = limit.unwrap_or(usize::MAX);
+        self.shared.call(py, |manager| manager.unpriced(limit)).map(Unpriced::from)
+    }
+
+    /// Says what a token of each block costs; returns how many of the blocks still live.
+    #[pyo3(signature = (ids, costs, *, now))]
+    fn set_costs(
+        &self,
+        ids: &Bound<'_, PyAny>,
+        costs: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::now)] now: u64,
+    ) -> PyResult<usize> {
+        let blocks: Vec<Handle> =
+            numbers(ids, "block", u64::MAX)?.into_iter().map(Handle).collect();
+        let costs: Vec<f64> = costs.extract()?;
+        self.shared.call(ids.py(), |manager| manager.set_costs(&blocks, &costs, now))
     }
 
     /// What stands on a tier, for a manager after this one; None is the last tier.

@@ -65,6 +65,7 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         reuse: given.reuse,
         epsilon: given.epsilon,
         cost: cost(given.cost, model)?,
+        priced: given.cost.is_some_and(|cost| cost.eq("python").unwrap_or(false)),
         structure: crate::scope::structure(given.structure)?,
         drop_order: match given.drop_order {
             "shallow" => DropOrder::Shallow,
@@ -111,6 +112,7 @@ fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
         admit_after: small(&tier.getattr("admit_after")?, "admit_after", u32::MAX)?,
         free_low: tier.getattr("free_low")?.extract()?,
         growth_reserve: tier.getattr("growth_reserve")?.extract()?,
+        retained_share: tier.getattr("retained_share")?.extract()?,
         layer_slots: tier.getattr("layer_slots")?.extract()?,
         policy: tier.getattr("policy")?.extract()?,
         read: lane(&read)?,
@@ -135,10 +137,14 @@ fn cost(given: Option<&Bound<'_, PyAny>>, model: &Bound<'_, PyAny>) -> PyResult<
     let class = model.py().import("kvtrie.cost")?.getattr("Cost")?;
     let cost = match given.map(PyAnyMethods::extract::<String>) {
         None => class.call_method1("default", (model,))?,
-        Some(Ok(name)) if name == "default" => class.call_method1("default", (model,))?,
+        Some(Ok(name)) if name == "default" || name == "python" => {
+            class.call_method1("default", (model,))?
+        }
         Some(Ok(name)) if name == "seed" => class.call_method0("seed")?,
         Some(Ok(name)) => {
-            return Err(bad(format!("cost is 'default', 'seed' or a Cost, not '{name}'")));
+            return Err(bad(format!(
+                "cost is 'default', 'seed', 'python' or a Cost, not '{name}'"
+            )));
         }
         Some(Err(_)) => given.unwrap_or(&class).clone(),
     };

@@ -65,6 +65,7 @@ fn end(out: &mut Vec<u8>, start: usize, seed: u64) -> u32 {
 /// Appends a PUT frame and returns its length.
 pub(crate) fn put(out: &mut Vec<u8>, seed: u64, put: &Put<'_>) -> u32 {
     let start = begin(out, put.sequence, put.slot, PUT);
+    out[start + 29] = put.meta.priority;
     out.extend(put.key);
     for number in [put.stamp, put.meta.age, put.meta.ttl, put.meta.cost.to_bits()] {
         out.extend(number.to_le_bytes());
@@ -107,6 +108,7 @@ pub(crate) fn decode(bytes: &[u8], seed: u64) -> Option<(Frame<'_>, usize)> {
             let meta = Meta {
                 age: word(bytes, 72),
                 ttl: word(bytes, 80),
+                priority: bytes[29],
                 cost: f64::from_bits(word(bytes, 88)),
                 uses: half(bytes, 96),
                 session_blocks: half(bytes, 100),

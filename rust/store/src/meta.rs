@@ -16,11 +16,13 @@ pub struct Meta {
     pub cost: f64,
     /// Nanoseconds that it still has to live; `u64::MAX` for no end.
     pub ttl: u64,
+    /// Its priority, plus one; 0 if nothing was said.
+    pub priority: u8,
 }
 
 impl Default for Meta {
     fn default() -> Self {
-        Self { age: 0, uses: 0, session_blocks: 0, cost: f64::NAN, ttl: u64::MAX }
+        Self { age: 0, uses: 0, session_blocks: 0, cost: f64::NAN, ttl: u64::MAX, priority: 0 }
     }
 }
 

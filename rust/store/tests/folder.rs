@@ -108,7 +108,7 @@ fn ages_grow_by_the_wall_clock_and_never_shrink() {
     let settings = settings(4, 700, Durability::Flush);
     let store = open(&memory.device(), &settings);
     let block = first(0);
-    let meta = Meta { age: 10, uses: 3, session_blocks: 4, cost: 2.5, ttl: 100 };
+    let meta = Meta { age: 10, uses: 3, session_blocks: 4, cost: 2.5, ttl: 100, priority: 81 };
     let data = bytes(&settings, &block, ALL, 1);
     store.write(&block.key, 2, ALL, &block.record, meta, &data, 1000).unwrap();
     let seen = |store: &Store, now| store.rows(now).unwrap()[0].meta;

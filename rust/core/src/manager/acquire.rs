@@ -12,7 +12,7 @@ use crate::scope::Scope;
 use crate::time::Nanos;
 
 use super::Manager;
-use super::lease::{Hold, Lease, Plan, Step, TailFrom};
+use super::lease::{Hold, Lease, Plan, Step, TailFrom, blocks};
 use super::load::{Load, Passage};
 use super::moves::End;
 use super::own::OwnId;
@@ -86,10 +86,9 @@ impl Manager {
         let track = self.tiers.iter().any(|tier| tier.retention.policy().sessions());
         let session = self.sessions.open(ask.session, track.then_some(id));
         let matched = taken.path.len() * self.block_tokens();
-        self.count_request(ask.tokens.len(), &taken.path, &taken.plan, now);
-        for step in &taken.path {
-            self.touch(step.block, now, true);
-        }
+        let path = blocks(&taken.path);
+        self.count_request(ask.tokens.len(), &path, &taken.plan, now);
+        self.touch(&path, now, true);
         let unconfirmed = taken.path.iter().any(|step| step.fresh);
         self.leases.insert(
             id,
@@ -112,6 +111,7 @@ impl Manager {
             },
         );
         self.track_session(id);
+        self.grant(id, 0, now);
         self.write_ahead(now);
         Ok(())
     }
@@ -128,9 +128,7 @@ impl Manager {
         let ask = Acquire { tokens, scope, reserve, load, ..Acquire::default() };
         let taken = self.take(&ask, id, now)?;
         let matched = taken.path.len() * self.block_tokens();
-        for step in &taken.path {
-            self.touch(step.block, now, true);
-        }
+        self.touch(&blocks(&taken.path), now, true);
         let visit = self.told.visit;
         let lease = self.lease_mut(id);
         lease.unconfirmed = taken.path.iter().any(|step| step.fresh);
@@ -141,7 +139,9 @@ impl Manager {
         lease.matched = matched;
         lease.hold = Hold::Active;
         lease.visit = visit;
+        lease.acquired = now;
         self.track_session(id);
+        self.grant(id, 0, now);
         self.write_ahead(now);
         Ok(())
     }
@@ -178,7 +178,7 @@ impl Manager {
         self.told.visit(&path, ask.tokens.len() / self.block_tokens());
         let mut taken = Taken {
             path: path.iter().map(|&block| Step::shared(block)).collect(),
-            open: Vec::new(),
+            open: Vec::with_capacity(open),
             awaits: BTreeSet::new(),
             plan: Plan::default(),
         };
@@ -225,7 +225,7 @@ impl Manager {
 
     /// Begins the loads of a block into its residency on the first tier, or on a tier that the
     /// engine owns into a slot that it will name.
-    fn begin_load(
+    pub(super) fn begin_load(
         &mut self,
         need: &Need,
         step: &mut Step,
@@ -240,7 +240,7 @@ impl Manager {
             return self.load_own(need, need.lacks, own, id, passage, now);
         }
         let row = self.take_slots(0, self.residency(0, need.block).slot, need.lacks);
-        self.residency_mut(0, need.block).slot = row;
+        self.alter(0, need.block, |here| here.slot = row);
         let mut moves = Vec::new();
         for (tier, layers) in need.loads() {
             let load = Load { block: need.block, from: tier, layers, lease: id };

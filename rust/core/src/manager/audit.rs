@@ -26,6 +26,8 @@ impl Manager {
         self.audit_blocks(&mut broken);
         self.audit_references(&mut broken);
         self.audit_moves(&mut broken);
+        self.audit_hints(&mut broken);
+        self.audit_prices(&mut broken);
         for tier in 0..self.tiers.len() {
             self.audit_slots(tier, &mut broken);
             self.audit_retention(tier, &mut broken);
@@ -46,7 +48,7 @@ impl Manager {
     }
 
     pub(super) fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
-        (0..u32::try_from(self.trie.bound()).unwrap_or(u32::MAX)).filter(|&b| self.trie.alive(b))
+        (0..self.trie.bound()).filter(|&b| self.trie.alive(b))
     }
 
     fn audit_blocks(&self, broken: &mut Vec<String>) {
@@ -57,8 +59,7 @@ impl Manager {
                 held |= here.state != State::Absent;
                 self.audit_residency(tier, block, broken);
             }
-            let used =
-                self.nodes[block as usize].refs > 0 || self.trie.children(block).next().is_some();
+            let used = self.node(block).refs > 0 || self.trie.children(block).next().is_some();
             if !held && !used {
                 broken.push(format!("block {block} holds nothing and nothing needs it"));
             }
@@ -71,10 +72,7 @@ impl Manager {
                     here.state == State::Resident && here.busy == 0
                 })
             });
-            if leaf_only
-                && self.nodes[block as usize].refs == 0
-                && carries
-                && !self.missing(block).is_empty()
+            if leaf_only && self.node(block).refs == 0 && carries && !self.missing(block).is_empty()
             {
                 broken.push(format!("block {block} is a hole in a leaf-only scope"));
             }
@@ -145,8 +143,7 @@ impl Manager {
             }
         }
         for block in self.living() {
-            let (seen, kept) =
-                (refs.get(&block).copied().unwrap_or(0), self.nodes[block as usize].refs);
+            let (seen, kept) = (refs.get(&block).copied().unwrap_or(0), self.node(block).refs);
             if seen != kept {
                 broken.push(format!("block {block} counts {kept} leases, {seen} hold it"));
             }
@@ -257,9 +254,11 @@ impl Manager {
                 broken.push(format!("the policy of tier {tier} is wrong about block {block}"));
             }
             let known = retention.get(block);
-            if known != wanted {
+            let (linked, band) = (retention.band(block), self.band(tier, block));
+            if known != wanted || (known.is_some() && linked != band) {
                 broken.push(format!(
-                    "block {block} on tier {tier} is linked as {known:?}, should be {wanted:?}"
+                    "block {block} on tier {tier} is linked as {known:?} in {linked:?}, should be \
+                     {wanted:?} in {band:?}"
                 ));
             }
         }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::time::Nanos;
 
 use super::Manager;
-use super::lease::{Action, Hold, Plan, Span, Step, TailFrom};
+use super::lease::{Action, Hold, Plan, Span, Step, TailFrom, blocks};
 use super::moves::{End, Move};
 
 impl Manager {
@@ -43,15 +43,13 @@ impl Manager {
             self.next_lease += 1;
             copy.open = Vec::new();
             copy.acquired = now;
-            for step in &copy.path {
-                self.share(*step);
-            }
+            self.share(&copy.path);
             match copy.tail_from {
                 TailFrom::Open => {}
                 TailFrom::Shared(own) => {
                     self.owns.get_mut(own).expect("held").refs += 1;
                 }
-                TailFrom::Block(step) => self.share(step),
+                TailFrom::Block(step) => self.share(&[step]),
             }
             forks.push(copy.id);
             self.leases.insert(copy.id, copy);
@@ -59,9 +57,9 @@ impl Manager {
         Ok(forks)
     }
 
-    fn share(&mut self, step: Step) {
-        self.pin(&[step.block]);
-        if let Some(own) = step.own {
+    fn share(&mut self, steps: &[Step]) {
+        self.pin(&blocks(steps));
+        for own in steps.iter().filter_map(|step| step.own) {
             self.owns.get_mut(own).expect("held").refs += 1;
         }
     }
@@ -118,9 +116,7 @@ impl Manager {
             lease.tail = kept;
             lease.tail_from = TailFrom::Block(step);
         }
-        for step in cut.into_iter().rev() {
-            self.let_go(step);
-        }
+        self.let_go(&cut);
         self.cut_plan(id, full);
         self.track_session(id);
         Ok(())
@@ -130,7 +126,7 @@ impl Manager {
         match from {
             TailFrom::Open => {}
             TailFrom::Shared(own) => self.unref_own(own),
-            TailFrom::Block(step) => self.let_go(step),
+            TailFrom::Block(step) => self.let_go(&[step]),
         }
     }
 
@@ -210,9 +206,7 @@ impl Manager {
         if self.engine_owned() {
             self.reopen(id, &mut cut);
         }
-        for step in cut.iter().rev() {
-            self.let_go(*step);
-        }
+        self.let_go(&cut);
         self.cut_plan(id, at);
         if self.engine_owned() {
             return end;

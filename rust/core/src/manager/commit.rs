@@ -9,11 +9,12 @@ use rustc_hash::FxHashSet;
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
 use crate::error::{Error, Result};
 use crate::tier::{Residency, State};
-use crate::time::Nanos;
+use crate::time::{Nanos, stamp};
 
 use super::Manager;
 use super::lease::{Lease, Step, TailFrom};
 use super::meter::Cause;
+use super::node::Node;
 use super::own::{Own, OwnId};
 
 /// What became of committed tokens.
@@ -227,27 +228,51 @@ impl Manager {
         }
         let size = self.block_tokens();
         let lease = self.leases.get_mut(&id).expect("checked");
-        let scope = lease.scope_id;
-        let mut parent = lease.path.last().map(|step| step.block);
+        let (scope, since) = (lease.scope_id, lease.acquired);
+        let parent = lease.path.last().map(|step| step.block);
         let slots = lease.open.len().min(tokens.len() / size);
         let owns: Vec<OwnId> = lease.open.drain(..slots).collect();
         let root = self.scopes.get(scope).root;
-        let mut steps = Vec::with_capacity(tokens.len() / size);
-        for (at, tokens) in tokens.chunks_exact(size).enumerate() {
-            let known = self.trie.child(root, parent, tokens);
-            let block = known.unwrap_or_else(|| self.new_node(scope, parent, tokens, now));
-            self.pin(&[block]);
-            if known.is_some() {
-                self.touch(block, now, true);
-            } else {
-                out.new.push(self.trie.handle(block));
-                self.meter.asked.inserted += 1;
-            }
-            let own = owns.get(at).and_then(|&own| self.offer_own(block, own, now, out));
-            steps.push(Step { own, ..Step::shared(block) });
-            parent = Some(block);
+        let mut path = Vec::with_capacity(tokens.len() / size);
+        for tokens in tokens.chunks_exact(size) {
+            let Some(block) = self.trie.child(root, path.last().copied().or(parent), tokens) else {
+                break;
+            };
+            path.push(block);
         }
+        let known = path.len();
+        self.pin(&path);
+        self.touch(&path, now, true);
+        // What a request commits was last used when the request began, until it ends.
+        let node = Node { scope, refs: 1, uses: 1, access: stamp(since), session_blocks: 0 };
+        let behind = path.last().copied().or(parent);
+        self.new_nodes(node, behind, &tokens[known * size..], &mut path);
+        out.new.extend(path[known..].iter().map(|&block| self.trie.handle(block)));
+        self.meter.asked.inserted += (path.len() - known) as u64;
+        let mut steps: Vec<Step> = path.iter().map(|&block| Step::shared(block)).collect();
+        for (at, (step, &own)) in steps.iter_mut().zip(&owns).enumerate() {
+            if at < known || !self.settle_own(step.block, own, now) {
+                step.own = self.offer_own(step.block, own, now, out);
+            }
+        }
+        let known = self.leases[&id].path.len();
         self.lease_mut(id).path.extend(steps);
+        self.grant(id, known, now);
+    }
+
+    /// Turns a whole slot of a lease's own into the residency of a new block, which the lease pins:
+    /// no entry changes by it.
+    fn settle_own(&mut self, block: BlockId, own: OwnId, now: Nanos) -> bool {
+        let Own { slot, layers, refs, busy, .. } = self.owns[own];
+        let plain = !self.engine_owned() && !self.tiers[0].spec.layer_slots;
+        if !plain || layers != self.all_layers() || refs > 1 || busy > 0 {
+            return false;
+        }
+        self.owns.remove(own);
+        self.tiers[0].here.put(block, slot);
+        self.notice(0, block);
+        self.write_through(0, block, None, now);
+        true
     }
 
     /// Turns a lease's own slot into the block's residency, if there is none of those layers.
@@ -265,8 +290,8 @@ impl Manager {
         }
         self.owns.remove(own);
         if whole {
-            *self.residency_mut(tier, block) =
-                Residency { slot, have: layers, busy: 0, state: State::Resident };
+            let here = Residency { slot, have: layers, busy: 0, state: State::Resident };
+            self.alter(tier, block, |known| *known = here);
         } else {
             let space = &mut self.tiers[tier].space;
             for layer in layers.iter() {
@@ -280,7 +305,7 @@ impl Manager {
             }
             space.end_row(slot);
             let joined = here.have.join(layers).expect("no gap");
-            self.residency_mut(tier, block).have = joined;
+            self.alter(tier, block, |here| here.have = joined);
         }
         self.forget_bad_copies(block);
         self.presence_changed(tier, block);

@@ -92,6 +92,7 @@ impl Manager {
             }
         }
         self.unpark();
+        self.sink(now);
         self.write_ahead(now);
         Ok(ended)
     }
@@ -171,10 +172,10 @@ impl Manager {
         let here = (known.to == End::Here).then_some(known.block).flatten();
         self.moves.get_mut(&id).expect("seen").landed = done;
         let Some(block) = here.and_then(|handle| self.trie.resolve(handle)) else { return };
+        let mut have = self.residency(dst, block).have;
         let Some(arrival) = self.arriving.get_mut(&(dst, block)) else { return };
         arrival.landed.push(layers);
         let target = arrival.target;
-        let mut have = self.tiers[dst].here[block as usize].have;
         // The first layers to count are those at the end that the tier must hold.
         let anchored = |layers: Layers| {
             if dst == 0 { layers.lo == 0 } else { layers.hi == target.hi || layers.lo == target.lo }
@@ -186,7 +187,7 @@ impl Manager {
             let Some(at) = next else { break };
             have = have.join(arrival.landed.swap_remove(at)).expect("adjacent");
         }
-        self.residency_mut(dst, block).have = have;
+        self.alter(dst, block, |here| here.have = have);
     }
 
     /// A move has ended well on all ranks.
@@ -223,7 +224,7 @@ impl Manager {
         for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
             match (end, block) {
                 (End::Here, Some(block)) => {
-                    self.residency_mut(tier, block).busy -= 1;
+                    self.alter(tier, block, |here| here.busy -= 1);
                     self.refresh_on(tier, block);
                 }
                 (End::Own(own), _) => self.unbusy_own(own),
@@ -231,7 +232,7 @@ impl Manager {
             }
         }
         if let (Some((tier, ..)), true, Some(block)) = (known.leaves, known.returned, block) {
-            self.residency_mut(tier, block).busy -= 1;
+            self.alter(tier, block, |here| here.busy -= 1);
             self.refresh_on(tier, block);
         }
         if let (End::Here, Some(block)) = (known.to, block)
@@ -284,13 +285,12 @@ impl Manager {
                 self.give_slots(tier, here.slot, lost, false);
             }
         }
-        let residency = self.residency_mut(tier, block);
-        residency.have = have;
-        residency.state = State::Resident;
-        if have.is_empty() {
-            residency.state = State::Absent;
-            residency.slot = NO_SLOT;
-        }
+        self.alter(tier, block, |here| {
+            (here.have, here.state) = (have, State::Resident);
+            if have.is_empty() {
+                (here.state, here.slot) = (State::Absent, NO_SLOT);
+            }
+        });
         self.presence_changed(tier, block);
         if !have.is_empty() {
             self.write_through(tier, block, None, now);

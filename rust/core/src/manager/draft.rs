@@ -6,7 +6,9 @@
 //! Invariant: `spare` counts the slots that applying the draft leaves free or coming.
 //! Cost: O(log n) per victim, plus the scan over class heads.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::block::{BlockId, Layers, Structure, TierId};
 use crate::error::Result;
@@ -29,13 +31,21 @@ pub(super) enum Fate {
     Drop,
 }
 
-/// One range of layers of one block that leaves one tier.
+/// One range of layers of one block that leaves one tier, or all layers of consecutive blocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Victim {
     pub(super) tier: TierId,
+    /// The block, the last one if there are several.
     pub(super) block: BlockId,
+    pub(super) blocks: u32,
     pub(super) layers: Layers,
     pub(super) fate: Fate,
+}
+
+impl Victim {
+    fn one(tier: TierId, block: BlockId, layers: Layers, fate: Fate) -> Self {
+        Self { tier, block, blocks: 1, layers, fate }
+    }
 }
 
 /// Decisions that have not been carried out.
@@ -43,20 +53,30 @@ pub(super) struct Victim {
 pub(super) struct Draft {
     pub(super) victims: Vec<Victim>,
     /// What remains of residencies that lose layers.
-    taken: BTreeMap<(TierId, BlockId), Layers>,
+    taken: FxHashMap<(TierId, BlockId), Layers>,
+    /// Blocks that leave a tier together, with all layers.
+    cuts: Vec<(TierId, Range<BlockId>)>,
     /// What will have arrived one tier down.
-    added: BTreeMap<(TierId, BlockId), Layers>,
+    added: FxHashMap<(TierId, BlockId), Layers>,
     spare: Vec<u64>,
     /// On this tier victims are only looked at; so many of its slots are spare in fact.
     looked_at: Option<(TierId, u64)>,
     /// Victims are dropped, not written.
     dropping: bool,
-    touched: BTreeSet<(TierId, BlockId)>,
-    guarded: BTreeSet<(TierId, BlockId)>,
+    touched: FxHashSet<(TierId, BlockId)>,
+    guarded: FxHashSet<(TierId, BlockId)>,
     /// Blocks for whose copies room is being made below: they must not go meanwhile.
     moving: Vec<BlockId>,
     /// What its victims leave for.
     pub(super) cause: Cause,
+}
+
+impl Draft {
+    /// What remains of a residency that loses layers.
+    fn rest(&self, tier: TierId, block: BlockId) -> Option<Layers> {
+        let cut = || self.cuts.iter().any(|(at, cut)| *at == tier && cut.contains(&block));
+        self.taken.get(&(tier, block)).copied().or_else(|| cut().then_some(Layers::NONE))
+    }
 }
 
 impl Manager {
@@ -120,7 +140,9 @@ impl Manager {
         while draft.spare[tier] < wanted {
             let Some(entry) = self.tiers[tier].retention.victim(stamp(now)) else { return false };
             self.take_out(draft, tier, entry.id);
-            self.decide(draft, tier, entry, now);
+            if !self.cut(draft, tier, entry.id, wanted, now) {
+                self.decide(draft, tier, entry, now);
+            }
         }
         draft.spare[tier] -= units;
         true
@@ -166,13 +188,14 @@ impl Manager {
     }
 
     fn put_in(&mut self, draft: &mut Draft, tier: TierId, entry: Entry) {
-        self.tiers[tier].retention.link(entry);
+        let band = self.band(tier, entry.id);
+        self.tiers[tier].retention.link(entry, band);
         draft.touched.insert((tier, entry.id));
     }
 
     /// The layers that stand on a tier in the draft's view, whether usable or not.
     fn view(&self, draft: &Draft, tier: TierId, block: BlockId) -> Layers {
-        if let Some(&rest) = draft.taken.get(&(tier, block)) {
+        if let Some(rest) = draft.rest(tier, block) {
             return rest;
         }
         if let Some(&more) = draft.added.get(&(tier, block)) {
@@ -192,6 +215,78 @@ impl Manager {
         }
     }
 
+    /// Decides on a run of a leaf-only scope from its end, as long as its next block leaves before
+    /// all others and room is wanted, where that needs nothing but their slots. Whether it did.
+    fn cut(
+        &mut self,
+        draft: &mut Draft,
+        tier: TierId,
+        last: BlockId,
+        wanted: u64,
+        now: Nanos,
+    ) -> bool {
+        let run = self.trie.run(last);
+        let plain = draft.looked_at.is_none()
+            && draft.added.is_empty()
+            && draft.guarded.is_empty()
+            && draft.moving.is_empty()
+            && !self.told.watched
+            && !self.tiers[tier].spec.layer_slots
+            && self.node(last).refs == 0
+            && self.structure(last) == Structure::LeafOnly
+            // What leaves counts against a quota one by one.
+            && self.band(tier, last).share == 0;
+        if !plain || !self.tiers[tier].here.quietly(last..last + 1) {
+            return false;
+        }
+        let Some(fate) = self.fate(draft, tier, last) else { return false };
+        let over = |child| self.node(child).refs == 0 && self.gone(draft, child);
+        if fate == Fate::Drop && !self.trie.children(last).all(over) {
+            return false;
+        }
+        let next = self.tiers[tier].retention.victim(stamp(now));
+        let mut first = last;
+        draft.spare[tier] += 1;
+        let mut rest = None;
+        while first > run.start {
+            let block = first - 1;
+            let here = self.tiers[tier].here.quietly(block..first);
+            if !here || self.fate(draft, tier, block) != Some(fate) {
+                rest = Some(block);
+                break;
+            }
+            let entry = self.entry(tier, block, self.all_layers());
+            let (band, retention) = (self.band(tier, block), &self.tiers[tier].retention);
+            let before = |next: Entry| retention.precedes(&entry, band, &next, stamp(now));
+            let leaves = next.is_none_or(before);
+            if draft.spare[tier] == wanted || !leaves {
+                rest = Some(block);
+                break;
+            }
+            draft.spare[tier] += 1;
+            first = block;
+        }
+        let (blocks, layers) = (last + 1 - first, self.all_layers());
+        draft.victims.push(Victim { tier, block: last, blocks, layers, fate });
+        draft.cuts.push((tier, first..last + 1));
+        if let Some(parent) = rest.or_else(|| self.trie.parent(first)) {
+            self.expose(draft, tier, parent);
+        }
+        true
+    }
+
+    /// What becomes of a whole block that nobody uses, if nothing must be written for it.
+    fn fate(&self, draft: &Draft, tier: TierId, block: BlockId) -> Option<Fate> {
+        let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
+        let mut safe = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
+        if safe.any(|other| self.tiers[other].here.quietly(block..block + 1)) {
+            return Some(Fate::Clean);
+        }
+        let dropped = tier == self.last() || draft.dropping || !self.writes(tier);
+        let alone = others.all(|other| self.tiers[other].here.nowhere(block..block + 1));
+        (dropped && alone).then_some(Fate::Drop)
+    }
+
     fn decide(&mut self, draft: &mut Draft, tier: TierId, entry: Entry, now: Nanos) {
         let block = entry.id;
         // What is written ahead must not push out what was: the two would change places for ever.
@@ -203,7 +298,7 @@ impl Manager {
         }
         let have = self.view(draft, tier, block);
         if self.residency(tier, block).state == State::Bad {
-            self.leave(draft, Victim { tier, block, layers: have, fate: Fate::Clean });
+            self.leave(draft, Victim::one(tier, block, have, Fate::Clean));
             return;
         }
         let out = self.next_out(tier, block, have);
@@ -212,14 +307,14 @@ impl Manager {
             return;
         };
         if dirty.is_empty() {
-            self.leave(draft, Victim { tier, block, layers: out, fate: Fate::Clean });
+            self.leave(draft, Victim::one(tier, block, out, Fate::Clean));
             return;
         }
         draft.moving.push(block);
         let written = self.can_write(draft, tier, block, dirty, now);
         draft.moving.pop();
         if written {
-            self.leave(draft, Victim { tier, block, layers: out, fate: Fate::Demote(dirty) });
+            self.leave(draft, Victim::one(tier, block, out, Fate::Demote(dirty)));
         } else {
             // Without a copy below the order of dropping holds, not that of demoting.
             let single = tier == self.last();
@@ -252,7 +347,7 @@ impl Manager {
         dirty: Layers,
         now: Nanos,
     ) -> bool {
-        let node = self.nodes[block as usize];
+        let node = *self.node(block);
         let spec = &self.tiers[tier].spec;
         let worth = node.uses >= spec.admit_after && self.refused.may_write(block, tier + 1);
         if tier == self.last() || spec.write == Write::Never || !worth || draft.dropping {
@@ -330,7 +425,7 @@ impl Manager {
     fn drop_whole(&mut self, draft: &mut Draft, tier: TierId, block: BlockId, out: Layers) {
         let looked_at = draft.looked_at.is_some_and(|(at, _)| at == tier);
         if looked_at || self.structure(block) == Structure::Holes {
-            self.leave(draft, Victim { tier, block, layers: out, fate: Fate::Drop });
+            self.leave(draft, Victim::one(tier, block, out, Fate::Drop));
             return;
         }
         let gone = if draft.dropping { self.subtree(block) } else { vec![block] };
@@ -342,7 +437,7 @@ impl Manager {
                 let layers = self.view(draft, tier, block);
                 if !layers.is_empty() {
                     self.take_out(draft, tier, block);
-                    self.leave(draft, Victim { tier, block, layers, fate: Fate::Drop });
+                    self.leave(draft, Victim::one(tier, block, layers, Fate::Drop));
                 }
             }
         }
@@ -364,10 +459,9 @@ impl Manager {
         });
         quiet
             && ahead
-            && self.nodes[block as usize].refs == 0
+            && self.node(block).refs == 0
             && self.trie.children(block).all(|child| {
-                gone.contains(&child)
-                    || (self.nodes[child as usize].refs == 0 && self.gone(draft, child))
+                gone.contains(&child) || (self.node(child).refs == 0 && self.gone(draft, child))
             })
     }
 
@@ -381,7 +475,7 @@ impl Manager {
         (0..self.tiers.len()).all(|tier| {
             self.view(draft, tier, block).is_empty()
                 && (self.residency(tier, block).state != State::Arriving
-                    || draft.taken.contains_key(&(tier, block)))
+                    || draft.rest(tier, block).is_some())
         })
     }
 
@@ -403,23 +497,29 @@ impl Manager {
             self.put_in(draft, tier, entry);
             return;
         }
-        self.tiers[tier].retention.choose(block);
-        if self.structure(block) == Structure::Holes {
-            return;
+        let band = self.band(tier, block);
+        self.tiers[tier].retention.choose(block, band);
+        if self.structure(block) == Structure::LeafOnly
+            && let Some(parent) = self.trie.parent(block)
+        {
+            self.expose(draft, tier, parent);
         }
-        let Some(parent) = self.trie.parent(block) else { return };
+    }
+
+    /// Makes a leaf-only block eligible if what stood behind it leaves.
+    fn expose(&mut self, draft: &mut Draft, tier: TierId, parent: BlockId) {
         let alone = self.trie.children(parent).all(|child| {
             self.residency(tier, child).state == State::Absent
                 && !draft.added.contains_key(&(tier, child))
-                || draft.taken.get(&(tier, child)).is_some_and(|rest| rest.is_empty())
+                || draft.rest(tier, child).is_some_and(Layers::is_empty)
         });
         let here = self.residency(tier, parent);
         let free = matches!(here.state, State::Resident | State::Bad)
             && here.busy == 0
-            && (tier > 0 || self.nodes[parent as usize].refs == 0)
+            && (tier > 0 || self.node(parent).refs == 0)
             && !draft.guarded.contains(&(tier, parent))
             && !draft.moving.contains(&parent)
-            && !draft.taken.contains_key(&(tier, parent))
+            && draft.rest(tier, parent).is_none()
             && !draft.added.contains_key(&(tier, parent));
         if alone && free && self.tiers[tier].retention.get(parent).is_none() {
             let entry = self.entry(tier, parent, here.have);

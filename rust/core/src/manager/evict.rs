@@ -3,6 +3,8 @@
 //! Invariant: a slot whose bytes a store still reads is draining, never free. All evictions, of
 //! whatever kind, end in `vacate`. Cost: O(log n) per victim.
 
+use std::ops::Range;
+
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::State;
 use crate::time::Nanos;
@@ -23,14 +25,19 @@ impl Manager {
     }
 
     pub(super) fn evict(&mut self, victim: &Victim, cause: Cause, now: Nanos) {
-        let Victim { tier, block, layers, fate } = *victim;
-        self.tiers[tier].credit = self.tiers[tier].credit.saturating_sub(1);
+        let Victim { tier, block, blocks, layers, fate } = *victim;
+        self.tiers[tier].credit = self.tiers[tier].credit.saturating_sub(u64::from(blocks));
         let reason = match fate {
             Fate::Clean => Reason::Clean,
             Fate::Demote(_) => Reason::Demoted,
             Fate::Drop => Reason::Dropped,
         };
-        self.count_eviction((tier, block, layers), reason, cause, now);
+        let run = block + 1 - blocks..block + 1;
+        self.count_eviction((tier, run.clone(), layers), reason, cause, now);
+        if blocks > 1 {
+            self.vacate_run(tier, run, fate == Fate::Drop);
+            return;
+        }
         match fate {
             Fate::Demote(dirty) => {
                 let slots = self.slots_of(tier, block, layers);
@@ -50,6 +57,23 @@ impl Manager {
                 }
                 self.prune(block);
             }
+        }
+    }
+
+    /// Takes the last blocks of a leaf-only run off a tier where they stand whole and quiet, and out
+    /// of the trie if they stand nowhere else.
+    fn vacate_run(&mut self, tier: TierId, blocks: Range<BlockId>, last_copy: bool) {
+        let before = self.trie.parent(blocks.start);
+        for block in blocks.clone().rev() {
+            let slot = self.clear(tier, block);
+            self.tiers[tier].space.give(slot);
+            self.attend(tier, block);
+        }
+        if let Some(before) = before {
+            self.refresh_on(tier, before);
+        }
+        if last_copy {
+            self.forget(blocks, before);
         }
     }
 
@@ -77,12 +101,12 @@ impl Manager {
         if ended && self.tiers[tier].spec.layer_slots && here.slot != NO_SLOT {
             self.tiers[tier].space.end_row(here.slot);
         }
-        let residency = self.residency_mut(tier, block);
-        residency.have = rest;
-        if ended {
-            residency.state = State::Absent;
-            residency.slot = NO_SLOT;
-        }
+        self.alter(tier, block, |here| {
+            here.have = rest;
+            if ended {
+                (here.state, here.slot) = (State::Absent, NO_SLOT);
+            }
+        });
         self.presence_changed(tier, block);
         rest
     }
@@ -116,7 +140,7 @@ impl Manager {
         let below = tier + 1;
         let into = self.residency(below, block).slot;
         let row = self.take_slots(below, into, layers);
-        self.residency_mut(below, block).slot = row;
+        self.alter(below, block, |here| here.slot = row);
         let transit = self.transit(tier, below);
         let mut moves = Vec::new();
         for piece in self.pieces(tier, below, transit, layers) {

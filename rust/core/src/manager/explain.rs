@@ -4,6 +4,7 @@
 
 use crate::block::{BlockId, Departure, Handle, Layers, TierId};
 use crate::error::{Error, Result};
+use crate::hint::Priority;
 use crate::policy::{Facts, Terms};
 use crate::time::{Nanos, stamp};
 
@@ -18,6 +19,8 @@ pub struct Explanation {
     pub idle: Nanos,
     /// Cost per second of idle time; infinite at zero idle time.
     pub value: f64,
+    /// Its priority there: a lower one leaves first, whatever its value.
+    pub priority: Priority,
     /// How many entries of the tier leave before it; `None` while it cannot be a victim.
     pub rank: Option<usize>,
     /// The layers that would leave next.
@@ -93,11 +96,12 @@ impl Manager {
             };
         }
         let terms = policy.terms(&facts, &self.settings.cost);
-        let idle = stamp(now) - self.nodes[id as usize].access;
+        let idle = stamp(now) - self.node(id).access;
         Ok(Explanation {
             terms,
             idle,
             value: policy.value(&facts, terms.cost, idle),
+            priority: self.band(tier, id).priority,
             rank: retention.rank(id, stamp(now)),
             layers: leaving,
         })
@@ -134,6 +138,7 @@ impl Manager {
             model_layers: self.settings.layers,
             layer: Some(layer),
             departure: Departure::Demote,
+            price: None,
         };
         Ok(self.tiers[tier].retention.policy().terms(&facts, &self.settings.cost))
     }

@@ -70,8 +70,7 @@ impl Manager {
     fn load_failed(&mut self, known: &Move, block: BlockId) {
         let here = self.residency(known.src, block);
         if known.from == End::Here && known.src > 0 && here.state == State::Resident {
-            self.residency_mut(known.src, block).state = State::Bad;
-            self.recount(block);
+            self.alter(known.src, block, |here| here.state = State::Bad);
             self.refresh_on(known.src, block);
         }
     }
@@ -103,11 +102,10 @@ impl Manager {
             self.tiers[tier].space.set(row, held.lo, slot);
         }
         // A store that hangs still reads the slot: it keeps the copy busy until it ends.
-        let residency = self.residency_mut(tier, block);
-        residency.slot = row;
-        residency.have = have;
-        residency.state = State::Resident;
-        residency.busy += 1;
+        self.alter(tier, block, |here| {
+            (here.slot, here.have, here.state) = (row, have, State::Resident);
+            here.busy += 1;
+        });
         self.moves.get_mut(&known.id).expect("under way").returned = true;
         self.presence_changed(tier, block);
     }

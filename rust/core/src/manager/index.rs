@@ -130,11 +130,15 @@ impl Manager {
             return Some((block, false));
         }
         let access = stamp(now).saturating_sub(standing.age);
-        let node = &mut self.nodes[block as usize];
-        node.access = if known { node.access.max(access) } else { access };
-        node.uses = node.uses.max(standing.uses.max(1));
-        node.session_blocks = standing.session_blocks;
+        self.trie.change(&[block], |node| {
+            node.access = if known { node.access.max(access) } else { access };
+            node.uses = node.uses.max(standing.uses.max(1));
+            node.session_blocks = standing.session_blocks;
+        });
         self.place(tier, block, (row.slot, row.layers), None, None, now);
+        if let Some(wanted) = standing.wanted {
+            self.want_again(block, wanted, now);
+        }
         self.refresh(block);
         Some((block, true))
     }
@@ -162,7 +166,7 @@ impl Manager {
     ) -> Option<(BlockId, bool)> {
         let whole = layers == self.all_layers();
         let known = match parent {
-            Some(parent) => Some(self.nodes[parent as usize].scope),
+            Some(parent) => Some(self.node(parent).scope),
             None => self.scopes.find(&Scope { structure: None, ..scope.clone() }).ok()?,
         };
         let structure = known.map_or(scope.structure.unwrap_or(self.settings.structure), |id| {

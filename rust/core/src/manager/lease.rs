@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::tier::State;
@@ -117,6 +117,7 @@ pub struct Lease {
     pub(super) unconfirmed: bool,
     pub(super) hold: Hold,
     pub(super) visit: Visit,
+    /// When it was acquired or resumed: the last use of what it commits, until it ends.
     pub(super) acquired: Nanos,
 }
 
@@ -156,6 +157,11 @@ impl Lease {
         let steps = self.path.iter().zip(0_u32..);
         steps.filter(|(step, _)| !step.compute.is_empty()).map(|(step, at)| (at, step.compute))
     }
+}
+
+/// The blocks of steps.
+pub(super) fn blocks(steps: &[Step]) -> Vec<BlockId> {
+    steps.iter().map(|step| step.block).collect()
 }
 
 impl Manager {
@@ -257,21 +263,40 @@ impl Manager {
         }
     }
 
-    /// Pins the blocks of a path.
-    pub(super) fn pin(&mut self, blocks: &[BlockId]) {
-        for &block in blocks {
-            self.nodes[block as usize].refs += 1;
-            if self.nodes[block as usize].refs == 1 {
-                self.tiers[0].retention.unlink(block);
+    /// Pins consecutive blocks of a path.
+    pub(super) fn pin(&mut self, path: &[BlockId]) {
+        self.trie.change(path, |node| node.refs += 1);
+        for run in self.runs(path) {
+            if self.node(run.start).refs == 1 {
+                for block in self.edge(0, run) {
+                    self.tiers[0].retention.unlink(block);
+                }
             }
         }
     }
 
-    /// Unpins blocks, last first, and removes what nothing holds any more.
-    pub(super) fn unpin(&mut self, blocks: &[BlockId]) {
-        for &block in blocks.iter().rev() {
-            self.nodes[block as usize].refs -= 1;
-            if self.nodes[block as usize].refs == 0 {
+    /// Unpins consecutive blocks of a path, last first, and removes what nothing holds any more.
+    pub(super) fn unpin(&mut self, path: &[BlockId]) {
+        self.trie.change(path, |node| node.refs -= 1);
+        if let Some(&last) = path.last() {
+            self.trie.trim(last);
+        }
+        let mut carries = false;
+        for run in self.runs(path).into_iter().rev() {
+            let stands = std::mem::take(&mut carries);
+            if !self.trie.alive(run.start) || self.node(run.start).refs > 0 {
+                continue;
+            }
+            let quiet = self.tiers[0].here.quietly(run.clone());
+            carries = quiet && self.structure(run.start) == Structure::LeafOnly;
+            if carries && stands {
+                // What stands behind it keeps it from leaving.
+                continue;
+            }
+            for block in if quiet { self.edge(0, run) } else { run }.rev() {
+                if !self.trie.alive(block) {
+                    continue;
+                }
                 self.refresh_on(0, block);
                 if !self.stands(block) {
                     self.prune(block);
@@ -281,12 +306,12 @@ impl Manager {
         }
     }
 
-    /// Lets go of a step of a path: its own slot and its pin.
-    pub(super) fn let_go(&mut self, step: Step) {
-        if let Some(own) = step.own {
+    /// Lets go of consecutive steps of a path: their own slots and their pins.
+    pub(super) fn let_go(&mut self, steps: &[Step]) {
+        for own in steps.iter().filter_map(|step| step.own) {
             self.unref_own(own);
         }
-        self.unpin(&[step.block]);
+        self.unpin(&blocks(steps));
     }
 
     /// Ends a lease. Returns the moves that still read slots of a tier that the engine owns: it
@@ -303,10 +328,9 @@ impl Manager {
         self.store_engine_blocks(id, now);
         let lease = self.leases.remove(&id).expect("seen above");
         let reading = self.reads_of(&lease);
-        for step in &lease.path {
-            self.touch(step.block, now, false);
-        }
+        self.touch(&blocks(&lease.path), now, false);
         self.abandon_lease(&lease);
+        self.forget_lease_hints(id);
         self.write_ahead(now);
         Ok(reading)
     }
@@ -319,11 +343,9 @@ impl Manager {
         match lease.tail_from {
             TailFrom::Open => {}
             TailFrom::Shared(own) => self.unref_own(own),
-            TailFrom::Block(step) => self.let_go(step),
+            TailFrom::Block(step) => self.let_go(&[step]),
         }
-        for step in lease.path.iter().rev() {
-            self.let_go(*step);
-        }
+        self.let_go(&lease.path);
     }
 
     /// The moves that still touch slots that an engine has named for a lease.

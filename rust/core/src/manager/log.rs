@@ -102,10 +102,10 @@ impl Manager {
             return;
         }
         let idle = self.idle(block, now);
-        let (terms, value) = self.price(tier, block, self.residency(tier, block).have, idle);
+        let (terms, value) = self.value(tier, block, self.residency(tier, block).have, idle);
         let next = self.tiers[tier].retention.victim(stamp(now)).map(|entry| {
             let have = self.residency(tier, entry.id).have;
-            self.price(tier, entry.id, have, self.idle(entry.id, now)).1
+            self.value(tier, entry.id, have, self.idle(entry.id, now)).1
         });
         let entry = Eviction {
             at: now,
@@ -118,13 +118,13 @@ impl Manager {
             layers,
             cause,
             reason,
-            uses: self.nodes[block as usize].uses,
+            uses: self.node(block).uses,
             idle,
             terms,
             value,
             next,
         };
-        let scope = self.nodes[block as usize].scope;
+        let scope = self.node(block).scope;
         let log = &mut self.meter.log;
         if log.lines.len() == log.most {
             log.lines.pop_front();
@@ -133,7 +133,7 @@ impl Manager {
     }
 
     /// The terms of a copy's price on a tier, and its value.
-    fn price(&self, tier: TierId, block: BlockId, have: Layers, idle: Nanos) -> (Terms, f64) {
+    fn value(&self, tier: TierId, block: BlockId, have: Layers, idle: Nanos) -> (Terms, f64) {
         let policy = self.tiers[tier].retention.policy();
         let facts = self.facts(tier, block, have);
         let terms = policy.terms(&facts, &self.settings.cost);

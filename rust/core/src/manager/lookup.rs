@@ -121,18 +121,33 @@ impl Manager {
     /// The blocks of the longest usable prefix.
     pub(super) fn path(&self, scope: ScopeId, tokens: &[Token], keep: usize) -> Vec<BlockId> {
         let known = self.scopes.get(scope);
-        let mut path = Vec::new();
         let usable = tokens.len().saturating_sub(keep);
+        let mut path = Vec::with_capacity(usable / self.block_tokens());
         self.trie.walk(known.root, &tokens[..usable], &mut path);
         if known.structure == Structure::LeafOnly {
-            let whole = path.iter().take_while(|&&block| self.missing(block).is_empty()).count();
-            path.truncate(whole);
+            path.truncate(self.whole(&path));
         } else {
             while path.last().is_some_and(|&block| !self.useful(block)) {
                 path.pop();
             }
         }
         path
+    }
+
+    /// How many blocks of a path stand or arrive somewhere, with all their layers, before the first
+    /// that does not.
+    fn whole(&self, path: &[BlockId]) -> usize {
+        let mut whole = 0;
+        for run in self.runs(path) {
+            if !self.tiers.iter().any(|tier| tier.here.quietly(run.clone())) {
+                let lacking = run.clone().find(|&block| !self.missing(block).is_empty());
+                if let Some(lacking) = lacking {
+                    return whole + (lacking - run.start) as usize;
+                }
+            }
+            whole += run.len();
+        }
+        whole
     }
 
     /// Layers of a block that no tier holds or expects: the smallest range around them.

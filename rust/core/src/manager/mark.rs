@@ -5,7 +5,7 @@
 use crate::block::{BlockId, Handle, Layers, NO_SLOT, Slot, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::Scope;
-use crate::tier::{Owner, State};
+use crate::tier::{Owner, Residency, State};
 use crate::time::Nanos;
 
 use super::Manager;
@@ -80,7 +80,7 @@ impl Manager {
     fn check_clear(&self, tier: TierId, block: BlockId, cleared: &[BlockId]) -> Result<()> {
         let here = self.residency(tier, block);
         let handle = self.trie.handle(block).0;
-        let refs = self.nodes[block as usize].refs;
+        let refs = self.node(block).refs;
         let moving = self.arriving.get(&(tier, block)).is_some_and(|a| !a.moves.is_empty());
         if here.busy > 0 || moving || refs > 0 {
             return Err(Error::config(format!(
@@ -143,8 +143,8 @@ impl Manager {
                 let all = self.all_layers();
                 self.place(mark.tier, block, (NO_SLOT, all), mark.ready, mark.first, now);
             }
-            self.touch(block, now, false);
         }
+        self.touch(&path, now, false);
         self.unpin(&path[..pinned]);
         Ok(path.iter().map(|&block| self.trie.handle(block)).collect())
     }
@@ -161,10 +161,15 @@ impl Manager {
     ) {
         let slot = if slot == NO_SLOT { self.take_slots(tier, NO_SLOT, layers) } else { slot };
         let ready = ready.filter(|&ready| ready > now);
-        let residency = self.residency_mut(tier, block);
-        residency.slot = slot;
+        self.alter(tier, block, |here| {
+            here.slot = slot;
+            if ready.is_some() {
+                here.state = State::Arriving;
+            } else {
+                (here.state, here.have) = (State::Resident, layers);
+            }
+        });
         if let Some(ready) = ready {
-            residency.state = State::Arriving;
             let first = first.unwrap_or(ready).min(ready);
             let arrival = Arrival {
                 target: layers,
@@ -176,9 +181,6 @@ impl Manager {
             };
             self.arriving.insert((tier, block), arrival);
             self.marked.insert((ready, tier, block));
-        } else {
-            residency.state = State::Resident;
-            residency.have = layers;
         }
         self.presence_changed(tier, block);
     }
@@ -196,14 +198,14 @@ impl Manager {
         self.count_loss(tier, block, cause, self.clock.last());
         if let Some(arrival) = self.arriving.remove(&(tier, block)) {
             self.marked.remove(&(arrival.ready, tier, block));
-            self.residency_mut(tier, block).have = arrival.target;
+            self.alter(tier, block, |here| here.have = arrival.target);
         }
         let here = self.residency(tier, block);
         if here.slot == NO_SLOT {
             return;
         }
         self.give_slots(tier, here.slot, here.have, true);
-        *self.residency_mut(tier, block) = crate::tier::Residency::default();
+        self.alter(tier, block, |here| *here = Residency::default());
         self.presence_changed(tier, block);
     }
 }

@@ -3,7 +3,10 @@
 //! Every count is taken here; the other files of the manager call in one line. Invariants: counts
 //! only grow, `reset` included; every eviction has one cause and one reason, so both sum up to the
 //! same, and so does the histogram of ages; `copies` and `clean` are what a look at every block
-//! would find, which `audit` takes. Cost: O(1) per event and no allocation; one byte per block.
+//! would find, which `audit` takes. Cost: O(1) per event and per run of blocks, and no allocation
+//! where a request loads nothing; nothing per block.
+
+use std::ops::Range;
 
 use crate::block::{BlockId, Layers, TierId};
 use crate::histogram::Histogram;
@@ -11,7 +14,7 @@ use crate::tier::State;
 use crate::time::{Nanos, stamp};
 
 use super::Manager;
-use super::lease::{Action, Plan, Step};
+use super::lease::{Action, Plan};
 use super::log::Log;
 use super::moves::{Move, MoveKind};
 use super::report::Reason;
@@ -32,12 +35,21 @@ pub enum Cause {
     Cleared,
     /// `reset` forgot it.
     Reset,
+    /// A hint took it down.
+    Hinted,
 }
 
 impl Cause {
     /// All of them, in the order of [`TierStats::evicted`].
-    pub const ALL: [Self; 6] =
-        [Self::Demand, Self::Ahead, Self::Suspended, Self::Failed, Self::Cleared, Self::Reset];
+    pub const ALL: [Self; 7] = [
+        Self::Demand,
+        Self::Ahead,
+        Self::Suspended,
+        Self::Failed,
+        Self::Cleared,
+        Self::Reset,
+        Self::Hinted,
+    ];
 
     /// The name users read.
     #[must_use]
@@ -49,6 +61,7 @@ impl Cause {
             Self::Failed => "failed",
             Self::Cleared => "cleared",
             Self::Reset => "reset",
+            Self::Hinted => "hinted",
         }
     }
 }
@@ -135,13 +148,8 @@ pub(super) struct Meter {
     tiers: Vec<TierStats>,
     times: Vec<TierTimes>,
     pub(super) asked: RequestStats,
-    /// By block id: on which tiers it is counted as standing, and above them as clean.
-    seen: Vec<u8>,
     pub(super) log: Log,
 }
-
-/// Where the bits for clean copies begin.
-const CLEAN: u8 = 4;
 
 impl Meter {
     pub(super) fn new(tiers: usize, log: usize) -> Self {
@@ -149,7 +157,6 @@ impl Meter {
             tiers: vec![TierStats::default(); tiers],
             times: vec![TierTimes::default(); tiers],
             asked: RequestStats::default(),
-            seen: Vec::new(),
             log: Log::new(log),
         }
     }
@@ -157,28 +164,14 @@ impl Meter {
     pub(super) fn tier(&mut self, tier: TierId) -> &mut TierStats {
         &mut self.tiers[tier]
     }
-
-    /// Blocks below `bound` exist.
-    pub(super) fn grow(&mut self, bound: usize) {
-        self.seen.resize(bound, 0);
-    }
-
-    fn see(&mut self, block: BlockId, now: u8) {
-        let before = std::mem::replace(&mut self.seen[block as usize], now);
-        for (tier, stats) in self.tiers.iter_mut().enumerate() {
-            let bit = |bits: u8, at: usize| u64::from(bits >> at & 1);
-            let clean = tier + usize::from(CLEAN);
-            stats.copies = stats.copies + bit(now, tier) - bit(before, tier);
-            stats.clean = stats.clean + bit(now, clean) - bit(before, clean);
-        }
-    }
 }
 
 impl Manager {
     /// The counters of a tier.
     #[must_use]
     pub fn stats(&self, tier: TierId) -> TierStats {
-        self.meter.tiers[tier]
+        let (copies, retained) = (self.tiers[tier].here.copies(), self.retained(tier).0);
+        TierStats { copies, retained, ..self.meter.tiers[tier] }
     }
 
     /// How times are spread on a tier.
@@ -195,21 +188,26 @@ impl Manager {
 
     /// How long a block has not been used.
     pub(super) fn idle(&self, block: BlockId, now: Nanos) -> Nanos {
-        stamp(now).saturating_sub(self.nodes[block as usize].access)
+        stamp(now).saturating_sub(self.node(block).access)
     }
 
     /// A request for so many tokens found `path`, which was not touched yet. A block counts once,
     /// on a tier that some of it is loaded from if there is one; what is computed again, even in
     /// part, is no hit.
-    pub(super) fn count_request(&mut self, tokens: usize, path: &[Step], plan: &Plan, now: Nanos) {
+    pub(super) fn count_request(
+        &mut self,
+        tokens: usize,
+        path: &[BlockId],
+        plan: &Plan,
+        now: Nanos,
+    ) {
         let asked = &mut self.meter.asked;
         asked.requests += 1;
         asked.tokens += tokens as u64;
         asked.blocks += tokens as u64 / u64::from(self.settings.block_tokens);
         if let [all] = &plan.spans[..] {
             if all.action != Action::Recompute {
-                let blocks = path[all.start as usize..all.stop as usize].iter();
-                self.count_hits(all.tier, blocks.map(|step| step.block), now);
+                self.count_hits(all.tier, &path[all.start as usize..all.stop as usize], now);
             }
             return;
         }
@@ -219,57 +217,54 @@ impl Manager {
             counted[span.start as usize..span.stop as usize].fill(true);
         }
         for span in of(Action::Load).chain(of(Action::Reuse)) {
-            let range = span.start as usize..span.stop as usize;
-            let fresh = path[range.clone()].iter().zip(&mut counted[range]);
-            let fresh = fresh.filter_map(|(step, counted)| {
-                (!std::mem::replace(counted, true)).then_some(step.block)
-            });
-            self.count_hits(span.tier, fresh, now);
+            let mut at = span.start as usize;
+            for piece in counted[at..span.stop as usize].chunk_by_mut(|a, b| a == b) {
+                if !piece[0] {
+                    self.count_hits(span.tier, &path[at..at + piece.len()], now);
+                    piece.fill(true);
+                }
+                at += piece.len();
+            }
         }
     }
 
-    /// Neighbours were mostly used together, so equal ages are recorded together.
-    fn count_hits(&mut self, tier: TierId, blocks: impl Iterator<Item = BlockId>, now: Nanos) {
-        let (now, ages) = (stamp(now), &mut self.meter.times[tier].hit_age);
-        let (mut hits, mut run, mut last) = (0, 0, now);
-        for block in blocks {
-            let access = self.nodes[block as usize].access;
-            if access != last && run > 0 {
-                ages.record(now.saturating_sub(last), run);
-                (hits, run) = (hits + run, 0);
-            }
-            (run, last) = (run + 1, access);
+    /// The blocks of a run were used together last.
+    fn count_hits(&mut self, tier: TierId, path: &[BlockId], now: Nanos) {
+        for run in self.runs(path) {
+            let age = self.idle(run.start, now);
+            self.meter.times[tier].hit_age.record(age, u64::from(run.end - run.start));
         }
-        if run > 0 {
-            ages.record(now.saturating_sub(last), run);
-        }
-        hits += run;
-        let stats = &mut self.meter.tiers[tier];
+        let (hits, stats) = (path.len() as u64, &mut self.meter.tiers[tier]);
         stats.hits += hits;
         stats.tokens_hit += hits * u64::from(self.settings.block_tokens);
     }
 
-    /// Some layers of a block leave a tier where they still stand: every eviction, of whatever
-    /// kind, is counted and logged here.
+    /// Some layers of each block of a run leave a tier where they still stand: every eviction, of
+    /// whatever kind, is counted and logged here. The last block leaves first.
     pub(super) fn count_eviction(
         &mut self,
-        (tier, block, layers): (TierId, BlockId, Layers),
+        (tier, run, layers): (TierId, Range<BlockId>, Layers),
         reason: Reason,
         cause: Cause,
         now: Nanos,
     ) {
-        let idle = self.idle(block, now);
+        let (number, idle) = (u64::from(run.end - run.start), self.idle(run.start, now));
         let stats = &mut self.meter.tiers[tier];
-        stats.evicted[cause as usize] += 1;
+        stats.evicted[cause as usize] += number;
         match reason {
-            Reason::Clean => stats.evicted_clean += 1,
-            Reason::Demoted => stats.evicted_dirty += 1,
-            Reason::Dropped => stats.dropped += 1,
+            Reason::Clean => stats.evicted_clean += number,
+            Reason::Demoted => stats.evicted_dirty += number,
+            Reason::Dropped => stats.dropped += number,
         }
-        stats.bytes_freed += u64::from(layers.len()) * self.settings.layer_bytes;
-        self.meter.times[tier].evict_age.record(idle, 1);
-        self.record((tier, block, layers), (reason, cause), idle, now);
-        self.log_eviction((tier, block, layers), (reason, cause), now);
+        stats.bytes_freed += u64::from(layers.len()) * self.settings.layer_bytes * number;
+        self.meter.times[tier].evict_age.record(idle, number);
+        if self.settings.events == 0 && self.settings.eviction_log == 0 {
+            return;
+        }
+        for block in run.rev() {
+            self.record((tier, block, layers), (reason, cause), idle, now);
+            self.log_eviction((tier, block, layers), (reason, cause), now);
+        }
     }
 
     /// A whole copy is taken off a tier otherwise than by eviction for room.
@@ -278,10 +273,9 @@ impl Manager {
         if here.have.is_empty() {
             return;
         }
-        let clean =
-            self.meter.seen[block as usize] >> tier >> CLEAN & 1 == 1 || here.state == State::Bad;
+        let clean = here.state == State::Bad || self.clean(tier, block);
         let reason = if clean { Reason::Clean } else { Reason::Dropped };
-        self.count_eviction((tier, block, here.have), reason, cause, now);
+        self.count_eviction((tier, block..block + 1, here.have), reason, cause, now);
     }
 
     /// A move has ended well.
@@ -298,51 +292,18 @@ impl Manager {
         times.record(now.saturating_sub(known.handed), 1);
     }
 
-    /// What stands of a block has changed.
-    pub(super) fn recount(&mut self, block: BlockId) {
-        if let [only] = &mut self.meter.tiers[..] {
-            // No tier but this one could make a copy clean.
-            let stands = self.tiers[0].here[block as usize].state == State::Resident;
-            let seen = &mut self.meter.seen[block as usize];
-            only.copies = only.copies + u64::from(stands) - u64::from(*seen);
-            *seen = u8::from(stands);
-            return;
-        }
-        let now = self.standing(block);
-        if now != self.meter.seen[block as usize] {
-            self.meter.see(block, now);
-        }
-    }
-
-    /// On which tiers a block stands, and above these bits where it is clean.
-    fn standing(&self, block: BlockId) -> u8 {
-        let stands = |tier: TierId| self.residency(tier, block).state == State::Resident;
-        let usable = |tier: TierId| {
-            if stands(tier) { self.residency(tier, block).have } else { Layers::NONE }
-        };
-        let mut bits = 0;
-        for tier in (0..self.tiers.len()).filter(|&tier| stands(tier)) {
-            let others = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
-            let left = others.into_iter().try_fold(usable(tier), |left, t| left.without(usable(t)));
-            bits |= (1 | u8::from(left.is_some_and(Layers::is_empty)) << CLEAN) << tier;
-        }
-        bits
-    }
-
     /// All counters stay when everything is forgotten, and what stood counts as evicted.
     pub(super) fn count_reset(&mut self) {
         let now = self.clock.last();
-        self.meter.log = Log::new(self.settings.eviction_log);
+        self.meter.log = Log::new(0);
         for block in self.living().collect::<Vec<_>>() {
             for tier in 0..self.tiers.len() {
                 self.count_loss(tier, block, Cause::Reset, now);
             }
-            self.meter.see(block, 0);
         }
         self.meter.log = Log::new(self.settings.eviction_log);
-        self.meter.seen = Vec::new();
         for tier in &mut self.meter.tiers {
-            tier.retained = 0;
+            tier.clean = 0;
         }
     }
 
@@ -358,27 +319,21 @@ impl Manager {
 
     /// What was counted of copies is what stands.
     pub(super) fn audit_meter(&self, broken: &mut Vec<String>) {
-        let mut found = vec![(0, 0); self.tiers.len()];
-        for block in self.living() {
-            let bits = self.standing(block);
-            if bits != self.meter.seen[block as usize] {
-                broken.push(format!("block {block} stands as {bits:#b} and is counted otherwise"));
-            }
-            for (tier, (copies, clean)) in found.iter_mut().enumerate() {
-                *copies += u64::from(bits >> tier & 1);
-                *clean += u64::from(bits >> tier >> CLEAN & 1);
-            }
-        }
-        for (tier, (stats, times)) in self.meter.tiers.iter().zip(&self.meter.times).enumerate() {
+        for tier in 0..self.tiers.len() {
+            let stands = |&block: &BlockId| self.residency(tier, block).state == State::Resident;
+            let copies = self.living().filter(stands).count() as u64;
+            let clean = self.living().filter(|&block| self.clean(tier, block)).count() as u64;
+            let (stats, times) = (self.stats(tier), self.times(tier));
             let evicted: u64 = stats.evicted.iter().sum();
             let reasons = stats.evicted_clean + stats.evicted_dirty + stats.dropped;
             let ages = (times.hit_age.count(), times.evict_age.count());
-            let wrong = (stats.copies, stats.clean) != found[tier]
+            let wrong = (stats.copies, stats.clean) != (copies, clean)
                 || evicted != reasons
                 || ages != (stats.hits, evicted);
             if wrong {
-                let stands = found[tier];
-                broken.push(format!("tier {tier} holds {stands:?} and counts {stats:?}, {ages:?}"));
+                broken.push(format!(
+                    "tier {tier} holds {copies} copies, {clean} clean, and counts {stats:?}, {ages:?}"
+                ));
             }
         }
     }

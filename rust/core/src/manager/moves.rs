@@ -260,7 +260,7 @@ impl Manager {
     fn hold(&mut self, tier: TierId, block: Option<BlockId>, end: End) {
         match (end, block) {
             (End::Here, Some(block)) => {
-                self.residency_mut(tier, block).busy += 1;
+                self.alter(tier, block, |here| here.busy += 1);
                 self.refresh_on(tier, block);
             }
             (End::Own(own), _) => {
@@ -294,7 +294,7 @@ impl Manager {
             arrival.target.join(layers).expect("what arrives leaves no gap in a tier's range");
         arrival.moves.extend_from_slice(moves);
         arrival.ready = arrival.ready.max(ready);
-        self.residency_mut(tier, block).state = State::Arriving;
+        self.alter(tier, block, |here| here.state = State::Arriving);
         self.presence_changed(tier, block);
     }
 

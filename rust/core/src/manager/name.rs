@@ -38,17 +38,18 @@ impl Manager {
     /// What a store has to keep beside the bytes of a block.
     pub(super) fn label(&mut self, block: BlockId, now: Nanos) -> Label {
         let above = self.trie.parent(block).map(|parent| self.key(parent));
-        let node = self.nodes[block as usize];
+        let node = *self.node(block);
         let standing = Standing {
             age: stamp(now).saturating_sub(node.access),
             uses: node.uses,
             session_blocks: self.session_blocks(block).unwrap_or(0),
+            wanted: self.wanted_of(block, now),
         };
         Label { record: self.record_behind(block, above), standing }
     }
 
     fn record_behind(&self, block: BlockId, above: Option<Key>) -> Record {
-        let scope = self.scopes.get(self.nodes[block as usize].scope);
+        let scope = self.scopes.get(self.node(block).scope);
         let mut digests = Vec::new();
         let content = self.trie.tokens(block).iter().zip(0..);
         let tokens = content

@@ -4,18 +4,23 @@
 //! block's state. Cost: O(tiers · log n) per refresh; in leaf-only scopes plus the children looked
 //! at until one is found.
 
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
 use crate::block::{BlockId, Departure, Layers, Structure, TierId, Token};
 use crate::policy::{Entry, Facts};
 use crate::scope::ScopeId;
-use crate::tier::{Owner, Residency, State, Write};
+use crate::tier::{Owner, State, Write};
 use crate::time::{Nanos, Stamp, stamp};
+use crate::trie::{content, print};
 
 use super::Manager;
 use super::meter::Cause;
 use super::settings::DropOrder;
 
-/// What every block carries beside its residencies.
-#[derive(Clone, Copy, Debug, Default)]
+/// What the blocks of a run have in common.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
     pub(super) scope: ScopeId,
     /// Leases whose path goes through here.
@@ -26,6 +31,9 @@ pub(super) struct Node {
     /// Blocks of its session before a restart; 0 if it had none.
     pub(super) session_blocks: u32,
 }
+
+/// A path run by run; few paths have more runs than turns.
+pub(super) type Runs = SmallVec<[Range<BlockId>; 12]>;
 
 impl Manager {
     /// The layers of a block that stand or will stand on a tier.
@@ -72,24 +80,26 @@ impl Manager {
     /// Blocks of the shortest session through a block; before any is seen, of the one that passed
     /// through it when it was stored.
     pub(super) fn session_blocks(&self, block: BlockId) -> Option<u32> {
-        let stored = self.nodes[block as usize].session_blocks;
+        let stored = self.node(block).session_blocks;
         self.sessions.shortest(block).or((stored > 0).then_some(stored))
     }
 
     /// What ranks a block on a tier that holds `have` of it.
     pub(super) fn facts(&self, tier: TierId, block: BlockId, have: Layers) -> Facts {
-        let depth = self.trie.depth(block);
+        let (depth, node) = (self.trie.depth(block), self.node(block));
         let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
         let out = self.next_out(tier, block, have);
         let single = self.tiers[tier].spec.layer_slots && out.len() == 1;
+        let policy = self.tiers[tier].retention.policy();
+        let sessions = policy.sessions().then(|| self.session_blocks(block)).flatten();
         Facts {
             id: block,
             context: u64::from(depth) * tokens,
-            start: u64::from(self.trie.start(block)) * tokens,
+            start: if policy.turns() { u64::from(self.trie.start(block)) * tokens } else { 0 },
             block: depth,
-            session_blocks: self.session_blocks(block).unwrap_or(depth + 1),
-            uses: self.nodes[block as usize].uses,
-            access: self.nodes[block as usize].access,
+            session_blocks: sessions.unwrap_or(depth + 1),
+            uses: node.uses,
+            access: node.access,
             layers: have,
             model_layers: self.settings.layers,
             layer: single.then_some(out.lo),
@@ -98,6 +108,7 @@ impl Manager {
                 DropOrder::Seed => Departure::Demote,
                 DropOrder::Shallow => self.departure(tier),
             },
+            price: self.price(block),
         }
     }
 
@@ -113,7 +124,7 @@ impl Manager {
     /// Whether a block may be chosen as victim on a tier.
     pub(super) fn evictable(&self, tier: TierId, block: BlockId) -> bool {
         let here = self.residency(tier, block);
-        let node = self.nodes[block as usize];
+        let node = *self.node(block);
         let settled = matches!(here.state, State::Resident | State::Bad) && here.busy == 0;
         settled
             && self.tiers[tier].spec.owner != Owner::Engine
@@ -125,6 +136,32 @@ impl Manager {
                     .any(|child| self.residency(tier, child).state != State::Absent))
     }
 
+    /// Consecutive blocks of a path, run by run.
+    pub(super) fn runs(&self, path: &[BlockId]) -> Runs {
+        let mut runs = Runs::new();
+        let mut rest = path;
+        while let Some(&block) = rest.first() {
+            let end = self.trie.run(block).end;
+            let part = rest.len().min((end - block) as usize);
+            runs.push(block..rest[part - 1] + 1);
+            rest = &rest[part..];
+        }
+        runs
+    }
+
+    /// The blocks of a run that may have an entry on a tier. Where all of a leaf-only run stands,
+    /// only the last one has nothing behind it.
+    pub(super) fn edge(&self, tier: TierId, run: Range<BlockId>) -> Range<BlockId> {
+        if self.tiers[tier].here.nowhere(run.clone()) {
+            return run.end..run.end;
+        }
+        let leaf_only = self.structure(run.start) == Structure::LeafOnly;
+        if leaf_only && self.tiers[tier].here.quietly(run.clone()) {
+            return run.end - 1..run.end;
+        }
+        run
+    }
+
     /// Brings the retention entries of a block in line with its state. Called after any change of
     /// residency, lease, access or price.
     pub(super) fn refresh(&mut self, block: BlockId) {
@@ -134,42 +171,129 @@ impl Manager {
     }
 
     pub(super) fn refresh_on(&mut self, tier: TierId, block: BlockId) {
+        let alive = self.trie.alive(block);
         let known = self.tiers[tier].retention.get(block);
-        if known.is_none() && tier == 0 && self.nodes[block as usize].refs > 0 {
+        if known.is_none() && tier == 0 && alive && self.node(block).refs > 0 {
             return;
         }
-        let wanted = (self.trie.alive(block) && self.evictable(tier, block))
+        let wanted = (alive && self.evictable(tier, block))
             .then(|| self.entry(tier, block, self.residency(tier, block).have));
-        if known != wanted {
+        let band = self.band(tier, block);
+        if known != wanted || (known.is_some() && self.tiers[tier].retention.band(block) != band) {
             let retention = &mut self.tiers[tier].retention;
             if known.is_some() {
                 retention.unlink(block);
             }
             if let Some(entry) = wanted {
-                retention.link(entry);
+                retention.link(entry, band);
             }
         }
     }
 
     /// After a block's presence on a tier changed: its own entry and its parent's.
     pub(super) fn presence_changed(&mut self, tier: TierId, block: BlockId) {
-        self.recount(block);
         self.notice(tier, block);
+        self.attend(tier, block);
         self.refresh_on(tier, block);
         if let Some(parent) = self.trie.parent(block) {
             self.refresh_on(tier, parent);
         }
     }
 
-    pub(super) fn touch(&mut self, block: BlockId, now: Nanos, used: bool) {
-        let node = &mut self.nodes[block as usize];
-        node.access = stamp(now);
-        node.uses = node.uses.saturating_add(u32::from(used));
-        self.refused.used(block);
-        if used {
-            self.notice_use(block);
+    /// The blocks of a path are used at `now`, or have been until now.
+    pub(super) fn touch(&mut self, path: &[BlockId], now: Nanos, used: bool) {
+        self.trie.change(path, |node| {
+            node.access = stamp(now);
+            node.uses = node.uses.saturating_add(u32::from(used));
+        });
+        if !self.refused.is_empty() {
+            for &block in path {
+                self.refused.used(block);
+            }
         }
-        self.refresh(block);
+        if used && self.told.watched {
+            for &block in path {
+                self.notice_use(block);
+            }
+        }
+        if used {
+            self.used_again(path);
+        }
+        for run in self.runs(path) {
+            // What is leased has no entry on the first tier.
+            let first = usize::from(self.node(run.start).refs > 0);
+            for tier in first..self.tiers.len() {
+                for block in self.edge(tier, run.clone()) {
+                    self.refresh_on(tier, block);
+                }
+            }
+        }
+    }
+
+    /// Blocks that are not known, one behind the other, the first behind `parent`; `path` gets them.
+    /// `node` says what they have in common, but for the uses of former lives.
+    pub(super) fn new_nodes(
+        &mut self,
+        node: Node,
+        parent: Option<BlockId>,
+        tokens: &[Token],
+        path: &mut Vec<BlockId>,
+    ) {
+        let known = path.len();
+        self.extend_trie(node, parent, tokens, path);
+        self.reach();
+        self.await_prices(&path[known..]);
+        self.grant_new(node.scope, parent, &path[known..]);
+    }
+
+    fn extend_trie(
+        &mut self,
+        node: Node,
+        parent: Option<BlockId>,
+        tokens: &[Token],
+        path: &mut Vec<BlockId>,
+    ) {
+        let root = self.scopes.get(node.scope).root;
+        let size = self.block_tokens();
+        if !self.told.printing {
+            self.trie.extend(root, parent, tokens, node, path);
+            return;
+        }
+        let (mut before, mut depth) = self.trie.behind(root, parent);
+        let mut parent = parent;
+        let mut rest = tokens;
+        let mut prints = Vec::with_capacity(tokens.len() / size);
+        while !rest.is_empty() {
+            // Blocks that were used equally often go together.
+            let mut uses = None;
+            prints.clear();
+            for block in rest.chunks_exact(size) {
+                let content = content(block);
+                let print = print(before, content, depth);
+                let former = self.told.former(print);
+                if *uses.get_or_insert(former) != former {
+                    break;
+                }
+                (before, depth) = (content, depth + 1);
+                prints.push(print);
+            }
+            let uses = node.uses + uses.unwrap_or(0);
+            let (now, later) = rest.split_at(prints.len() * size);
+            let first = path.len();
+            self.trie.extend(root, parent, now, Node { uses, ..node }, path);
+            for (&block, &print) in path[first..].iter().zip(&prints) {
+                self.told.meet(parent, block, print);
+                parent = Some(block);
+            }
+            rest = later;
+        }
+    }
+
+    /// Room for what is said of every block.
+    fn reach(&mut self) {
+        for tier in &mut self.tiers {
+            tier.here.reach(self.trie.bound());
+        }
     }
 
     pub(super) fn new_node(
@@ -179,20 +303,10 @@ impl Manager {
         tokens: &[Token],
         now: Nanos,
     ) -> BlockId {
-        let root = self.scopes.get(scope).root;
-        let block = self.trie.insert(root, parent, tokens);
-        let bound = self.trie.bound();
-        if self.nodes.len() < bound {
-            self.nodes.resize(bound, Node::default());
-            self.meter.grow(bound);
-            for tier in &mut self.tiers {
-                tier.here.resize(bound, Residency::default());
-            }
-        }
-        let uses = 1 + self.told.meet(scope, parent, block, self.trie.tokens(block));
-        self.nodes[block as usize] =
-            Node { scope, refs: 0, uses, access: stamp(now), session_blocks: 0 };
-        block
+        let node = Node { scope, refs: 0, uses: 1, access: stamp(now), session_blocks: 0 };
+        let mut path = Vec::with_capacity(1);
+        self.new_nodes(node, parent, tokens, &mut path);
+        path[0]
     }
 
     /// Where the last copy of a leaf-only block was lost to a failure, what stands behind it
@@ -200,7 +314,7 @@ impl Manager {
     pub(super) fn sweep(&mut self, block: BlockId) {
         let lost = self.trie.alive(block)
             && self.structure(block) == Structure::LeafOnly
-            && self.nodes[block as usize].refs == 0
+            && self.node(block).refs == 0
             && !self.missing(block).is_empty();
         if !lost {
             return;
@@ -236,17 +350,39 @@ impl Manager {
             }
             let held = (0..self.tiers.len())
                 .any(|tier| self.residency(tier, block).state != State::Absent);
-            let used =
-                self.nodes[block as usize].refs > 0 || self.trie.children(block).next().is_some();
+            let used = self.node(block).refs > 0 || self.trie.children(block).next().is_some();
             if held || used {
                 return;
             }
             next = self.trie.parent(block);
-            self.told.forget(block, self.nodes[block as usize].uses);
-            self.sessions.forget(block, next);
+            self.strike(block..block + 1, next);
+        }
+    }
+
+    /// Removes the last blocks of a run, which hold nothing and have nothing behind them, and then
+    /// what nothing needs any more before them.
+    pub(super) fn forget(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
+        self.strike(blocks, before);
+        if let Some(before) = before {
+            self.prune(before);
+        }
+    }
+
+    fn strike(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
+        if self.told.remembers() {
+            let uses = self.node(blocks.start).uses;
+            for print in self.prints(blocks.clone()) {
+                self.told.remember(print, uses);
+            }
+        }
+        for block in blocks.clone().rev() {
+            let parent = if block > blocks.start { Some(block - 1) } else { before };
+            self.sessions.forget(block, parent);
             self.keys.remove(&block);
             self.refused.forget(block);
-            self.trie.remove(block);
+            self.forget_hints(block, parent);
+            self.prices.forget(block);
         }
+        self.trie.cut(blocks.end - 1, blocks.end - blocks.start);
     }
 }

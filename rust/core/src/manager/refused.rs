@@ -28,6 +28,10 @@ pub(super) struct Refused {
 }
 
 impl Refused {
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
     pub(super) fn may_write(&self, block: BlockId, tier: TierId) -> bool {
         self.blocks.get(&block).is_none_or(|refusal| {
             refusal.tier != tier

@@ -199,7 +199,7 @@ impl Manager {
     }
 
     /// The blocks from the first of a scope to `tip`.
-    fn path_to(&self, tip: Option<BlockId>) -> Vec<BlockId> {
+    pub(super) fn path_to(&self, tip: Option<BlockId>) -> Vec<BlockId> {
         let mut path: Vec<BlockId> =
             std::iter::successors(tip, |&block| self.trie.parent(block)).collect();
         path.reverse();

@@ -93,7 +93,7 @@ impl Manager {
         lease.awaits.extend(awaits);
         lease.tail_from = TailFrom::Open;
         match (step, shared) {
-            (Some(step), _) => self.let_go(step),
+            (Some(step), _) => self.let_go(&[step]),
             (None, Some(own)) => self.unref_own(own),
             (None, None) => {}
         }

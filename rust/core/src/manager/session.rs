@@ -16,6 +16,8 @@ struct Session {
     /// Blocks of its path, living or not.
     length: u32,
     tip: Option<BlockId>,
+    /// Whether somebody said that it is over, and no request of it came since.
+    over: bool,
 }
 
 /// All sessions that still have a block, or were named.
@@ -31,8 +33,11 @@ pub(super) struct Sessions {
 impl Sessions {
     /// The session of that name, or a nameless one if somebody wants it tracked.
     pub(super) fn open(&mut self, name: Option<&str>, nameless: Option<u64>) -> Option<SessionId> {
-        if let Some(known) = name.and_then(|name| self.names.get(name)) {
-            return Some(*known);
+        if let Some(&known) = name.and_then(|name| self.names.get(name)) {
+            if let Some(session) = self.all.get_mut(&known) {
+                session.over = false;
+            }
+            return Some(known);
         }
         if name.is_none() && nameless.is_none() {
             return None;
@@ -44,6 +49,24 @@ impl Sessions {
         }
         self.all.insert(id, Session { name: name.map(str::to_owned), ..Session::default() });
         Some(id)
+    }
+
+    /// The session of that name.
+    pub(super) fn find(&self, name: &str) -> Option<SessionId> {
+        self.names.get(name).copied()
+    }
+
+    /// A session is over, until a request of it comes.
+    pub(super) fn finish(&mut self, id: SessionId) {
+        if let Some(session) = self.all.get_mut(&id) {
+            session.over = true;
+        }
+    }
+
+    /// The sessions whose path ends in a block and that are not over.
+    pub(super) fn ends_in(&self, block: BlockId) -> impl Iterator<Item = SessionId> + '_ {
+        let ids = self.tips.get(&block).into_iter().flatten().copied();
+        ids.filter(|id| self.all.get(id).is_some_and(|session| !session.over))
     }
 
     /// The length of the shortest session through a block: its position weighs most there.

@@ -41,6 +41,8 @@ pub struct Settings {
     pub epsilon: f64,
     /// What recomputation costs.
     pub cost: CostModel,
+    /// Whether the user prices blocks: then they are handed out by `unpriced`.
+    pub priced: bool,
     /// The structure of scopes that name none.
     pub structure: Structure,
     /// In which order layers of a last copy go.
@@ -98,6 +100,12 @@ impl Settings {
                         "{what} of tier '{name}' is {share}, 0 to below 1 wanted"
                     )));
                 }
+            }
+            if !(0.0..=1.0).contains(&tier.retained_share) {
+                return Err(Error::config(format!(
+                    "retained_share of tier '{name}' is {}, 0 to 1 wanted",
+                    tier.retained_share
+                )));
             }
             if tier.layer_slots && at > 0 && !tiers[at - 1].layer_slots {
                 return Err(Error::config(format!(

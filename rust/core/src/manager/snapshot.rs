@@ -39,6 +39,8 @@ impl Manager {
         writeln!(out, "{:?} {:?} {:?}", self.queue, self.parked, self.marked)?;
         writeln!(out, "{:?} {:?}", self.arriving, self.failed)?;
         writeln!(out, "{:?} {:?}", self.sessions, self.refused)?;
+        self.write_hints(out)?;
+        writeln!(out, "{:?}", self.prices)?;
         for tier in &self.tiers {
             let mut spare: Vec<_> = tier.space.spare().collect();
             spare.sort_unstable();
@@ -51,7 +53,7 @@ impl Manager {
     }
 
     fn write_block(&self, block: BlockId, out: &mut String) -> std::fmt::Result {
-        let node = self.nodes[block as usize];
+        let node = *self.node(block);
         let handle = self.trie.handle(block).0;
         write!(out, "block {handle:#x} {:?} {node:?}", self.trie.tokens(block))?;
         for tier in 0..self.tiers.len() {

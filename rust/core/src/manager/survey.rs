@@ -45,8 +45,16 @@ impl Need {
 impl Manager {
     /// The blocks of a path that do not stand whole on the first tier.
     pub(super) fn survey(&self, path: &[BlockId], now: Nanos) -> Vec<Need> {
-        let lacking = path.iter().enumerate().filter(|&(_, &block)| !self.stands(block));
-        lacking.map(|(at, &block)| self.need(at, block, now)).collect()
+        let mut needs = Vec::new();
+        let mut at = 0;
+        for run in self.runs(path) {
+            if self.engine_owned() || !self.tiers[0].here.quietly(run.clone()) {
+                let lacking = (at..).zip(run.clone()).filter(|&(_, block)| !self.stands(block));
+                needs.extend(lacking.map(|(at, block)| self.need(at, block, now)));
+            }
+            at += run.len();
+        }
+        needs
     }
 
     /// Whether all layers of a block are there on the first tier.
@@ -63,6 +71,9 @@ impl Manager {
         mode: LoadMode,
         deadline: Option<Nanos>,
     ) -> Plan {
+        if needs.is_empty() {
+            return Plan { spans: Vec::new(), finish: now, exact: mode == LoadMode::Plan };
+        }
         let steps: Vec<plan::Step> =
             needs.iter().map(|need| self.plan_step(need, now, mode, deadline)).collect();
         let free: Vec<Nanos> = (0..self.lanes.len())

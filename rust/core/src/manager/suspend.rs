@@ -40,6 +40,7 @@ impl Manager {
         tokens.extend_from_slice(&lease.tail);
         let touching = self.reads_of(&lease);
         let blocks: Vec<BlockId> = lease.path.iter().map(|step| step.block).collect();
+        self.touch(&blocks, now, false);
         self.empty_lease(id, Hold::Suspended(tokens));
         self.abandon_lease(&lease);
         for &block in blocks.iter().rev() {

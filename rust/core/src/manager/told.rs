@@ -4,10 +4,11 @@
 //! turns are kept only if a policy asks. Cost: nothing where no policy of the manager has a memory;
 //! otherwise O(1) per block that comes, goes or is used, beside the policy's own.
 
-use crate::block::{BlockId, TierId, Token};
+use std::ops::Range;
+
+use crate::block::{BlockId, TierId};
 use crate::policy::Seen;
-use crate::retention::{Gone, Retention, print};
-use crate::scope::ScopeId;
+use crate::retention::{Gone, Retention};
 use crate::tier::State;
 
 use super::{Manager, Tier};
@@ -25,20 +26,27 @@ pub(super) struct Visit {
     blocks: u32,
 }
 
+impl Visit {
+    /// Full blocks of its prompt.
+    pub(super) fn prompt_blocks(self) -> u32 {
+        self.blocks
+    }
+}
+
 /// What is kept for policies that have a memory.
 #[derive(Debug)]
 pub(super) struct Told {
     /// Whether a policy watches its tier.
-    watched: bool,
+    pub(super) watched: bool,
     /// Whether a policy counts the turns of conversations.
     turning: bool,
     /// Whether a policy asks for prints.
-    printing: bool,
+    pub(super) printing: bool,
     /// How many requests took their path.
     requests: u64,
     /// The one that is served.
     pub(super) visit: Visit,
-    /// Names blocks by their paths, by block id.
+    /// The prints of blocks by id, if a policy watches: it asks for them often.
     prints: Vec<u64>,
     /// By block id: by how many requests one after the other the path to it was made, and the
     /// number of the last of them.
@@ -66,32 +74,35 @@ impl Told {
         }
     }
 
-    /// A block is new in the trie. Returns how often it was used in a former life.
-    pub(super) fn meet(
-        &mut self,
-        scope: ScopeId,
-        parent: Option<BlockId>,
-        block: BlockId,
-        tokens: &[Token],
-    ) -> u32 {
-        if !self.printing {
-            return 0;
+    /// How often a block that comes was used in a former life.
+    pub(super) fn former(&self, print: u64) -> u32 {
+        self.gone.as_ref().map_or(0, |gone| gone.uses(print))
+    }
+
+    /// A block is new in the trie: its former life is no longer remembered beside it.
+    pub(super) fn meet(&mut self, parent: Option<BlockId>, block: BlockId, print: u64) {
+        if let Some(gone) = &mut self.gone {
+            gone.forget(print);
         }
-        let before = parent.map_or(u64::from(scope), |parent| self.prints[parent as usize]);
-        let print = print(before, tokens);
-        put(&mut self.prints, block, print);
+        if self.watched {
+            put(&mut self.prints, block, print);
+        }
         if self.turning {
             let (turn, by) = parent.map_or((0, u64::MAX), |parent| self.turns[parent as usize]);
             let turn = turn + u32::from(by != self.visit.number);
             put(&mut self.turns, block, (turn, self.visit.number));
         }
-        self.gone.as_mut().map_or(0, |gone| gone.recall(print))
+    }
+
+    /// Whether it wants to know what leaves the trie.
+    pub(super) fn remembers(&self) -> bool {
+        self.gone.is_some()
     }
 
     /// A block leaves the trie.
-    pub(super) fn forget(&mut self, block: BlockId, uses: u32) {
+    pub(super) fn remember(&mut self, print: u64, uses: u32) {
         if let Some(gone) = &mut self.gone {
-            gone.remember(self.prints[block as usize], uses);
+            gone.remember(print, uses);
         }
     }
 
@@ -110,6 +121,19 @@ impl Told {
 }
 
 impl Manager {
+    /// Names a block.
+    pub(super) fn print(&self, block: BlockId) -> u64 {
+        if self.told.watched { self.told.prints[block as usize] } else { self.trie.print(block) }
+    }
+
+    /// The prints of consecutive blocks of a run.
+    pub(super) fn prints(&self, blocks: Range<BlockId>) -> Vec<u64> {
+        if self.told.watched {
+            return blocks.map(|block| self.print(block)).collect();
+        }
+        self.trie.prints(blocks)
+    }
+
     /// Tells a tier's policy, if it watches, that a block has come or gone.
     pub(super) fn notice(&mut self, tier: TierId, block: BlockId) {
         if !self.told.watched || !self.tiers[tier].retention.policy().watches() {
@@ -122,7 +146,7 @@ impl Manager {
         let moved = if stands {
             self.tell(tier, block, Retention::arrived)
         } else {
-            let print = self.told.prints[block as usize];
+            let print = self.print(block);
             self.tiers[tier].retention.left(block, print)
         };
         for block in moved {
@@ -154,9 +178,9 @@ impl Manager {
         let facts = self.facts(tier, block, self.all_layers());
         let Visit { turn, added, blocks, .. } = self.told.visit;
         let seen = Seen {
-            print: self.told.prints[block as usize],
+            print: self.print(block),
             request: self.told.requests,
-            used: self.nodes[block as usize].refs > 0,
+            used: self.node(block).refs > 0,
             turn,
             added,
             last: facts.block + 1 == blocks,
@@ -181,30 +205,31 @@ mod tests {
 
     #[test]
     fn a_turn_is_a_request_that_made_the_path_longer() {
-        let mut told = Told { turning: true, printing: true, ..Told::new(&[]) };
+        let mut told = Told { turning: true, printing: true, watched: true, ..Told::new(&[]) };
         told.visit(&[], 2);
         assert_eq!((told.visit.turn, told.visit.added, told.visit.blocks), (0, 2, 2));
-        told.meet(0, None, 0, &[1]);
-        told.meet(0, Some(0), 1, &[2]);
+        told.meet(None, 0, 1);
+        told.meet(Some(0), 1, 2);
         let first = told.visit;
         told.visit(&[0], 3);
         assert_eq!((told.visit.turn, told.visit.added), (1, 2));
-        told.meet(0, Some(0), 2, &[7]);
+        told.meet(Some(0), 2, 7);
         told.visit(&[0, 2], 2);
         assert_eq!((told.visit.turn, told.visit.added), (2, 0));
         // The first request goes on: still its own turn.
         told.visit = first;
-        told.meet(0, Some(1), 3, &[3]);
+        told.meet(Some(1), 3, 3);
         assert_eq!(told.turns, [(1, 1), (1, 1), (2, 2), (1, 1)]);
-        assert!(told.prints[1] != told.prints[2] && told.prints.len() == 4);
+        assert_eq!(told.prints, [1, 2, 7, 3]);
     }
 
     #[test]
     fn nothing_is_kept_if_nobody_asks() {
         let mut told = Told::new(&[]);
         told.visit(&[], 9);
-        assert_eq!(told.meet(0, None, 5, &[1]), 0);
-        told.forget(5, 3);
+        told.meet(None, 5, 1);
+        told.remember(1, 3);
+        assert_eq!(told.former(1), 0);
         assert!(told.prints.is_empty() && told.turns.is_empty());
     }
 }

@@ -42,7 +42,7 @@ impl Manager {
         younger: Stamp,
         now: Nanos,
     ) {
-        let node = self.nodes[block as usize];
+        let node = *self.node(block);
         let have = match source {
             Some(own) => self.owns[own].layers,
             None => self.residency(tier, block).usable(),
@@ -77,7 +77,7 @@ impl Manager {
         let passes = self.transit(tier, below).is_none_or(|host| self.pass(&mut draft, host));
         let fits = passes && self.room(&mut draft, below, units, now);
         let costs = |v: &Victim| v.tier == self.last() || !matches!(v.fate, Fate::Clean);
-        let young = |v: &Victim| self.nodes[v.block as usize].access > younger;
+        let young = |v: &Victim| self.node(v.block).access > younger;
         if !fits || draft.victims.iter().any(|v| costs(v) && young(v)) {
             self.abandon(&draft);
             return;
@@ -117,7 +117,7 @@ impl Manager {
         for tier in (usize::from(self.engine_owned())..self.last()).rev() {
             if self.writes(tier) {
                 for block in self.youngest(tier) {
-                    let age = self.nodes[block as usize].access;
+                    let age = self.node(block).access;
                     if self.trie.alive(block) {
                         self.write_down(tier, block, None, age, now);
                     }
@@ -129,11 +129,11 @@ impl Manager {
 
     /// The blocks of a tier, the youngest first and parents before their children.
     fn youngest(&self, tier: TierId) -> Vec<BlockId> {
-        let all = (0..).zip(&self.tiers[tier].here);
+        let all = self.tiers[tier].here.blocks(self.trie.bound());
         let mut blocks: Vec<BlockId> =
             all.filter(|(_, here)| !here.usable().is_empty()).map(|(block, _)| block).collect();
         blocks.sort_by_key(|&block| {
-            (Reverse(self.nodes[block as usize].access), self.trie.depth(block), block)
+            (Reverse(self.node(block).access), self.trie.depth(block), block)
         });
         blocks
     }
@@ -166,7 +166,8 @@ impl Manager {
         }
         let mut draft = self.look(tier);
         self.room(&mut draft, tier, low, now);
-        let clean = draft.victims.iter().filter(|victim| victim.tier == tier).count() as u64;
+        let ours = draft.victims.iter().filter(|victim| victim.tier == tier);
+        let clean = ours.map(|victim| u64::from(victim.blocks)).sum();
         self.carry_out_below(&draft, tier, now);
         self.abandon(&draft);
         self.tiers[tier].credit = clean;

@@ -24,7 +24,7 @@ impl Policy for Checkerboard {
 
     /// What losing the layer costs; the order follows the class instead.
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
-        let base = cost.base(facts.context);
+        let base = facts.price_or(cost.base(facts.context));
         let layer_weight = facts
             .layer
             .map_or(1.0, |layer| layer_weight(layer, facts.model_layers, facts.departure));

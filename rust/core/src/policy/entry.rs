@@ -7,7 +7,7 @@ use crate::cost::CostModel;
 use crate::time::Nanos;
 
 /// What a policy may know about a block on its tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Facts {
     /// The block; [`BlockId::MAX`] if none is meant.
     pub id: BlockId,
@@ -31,12 +31,21 @@ pub struct Facts {
     pub layer: Option<u16>,
     /// Whether it would be demoted or dropped.
     pub departure: Departure,
+    /// What the user says that a token of it costs, if anything.
+    pub price: Option<f64>,
+}
+
+impl Facts {
+    /// What a token of the block costs: the user's word, or this.
+    pub(super) fn price_or(&self, base: f64) -> f64 {
+        self.price.unwrap_or(base)
+    }
 }
 
 /// What a policy with a memory is told when a block arrives, is used or leaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// Names the block's whole path: the same when the block comes back under another id.
+    /// Names the block: the same when it comes back under another id.
     pub print: u64,
     /// How many requests there were: the clock of policies that count requests.
     pub request: u64,

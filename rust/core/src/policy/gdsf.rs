@@ -39,7 +39,7 @@ impl Policy for Gdsf {
     }
 
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
-        let base = cost.base(facts.context);
+        let base = facts.price_or(cost.base(facts.context));
         Terms { base, uses: facts.uses, cost: f64::from(facts.uses) * base, ..Terms::NONE }
     }
 

@@ -84,7 +84,7 @@ impl Policy for Hazard {
     }
 
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
-        let base = cost.base(u64::midpoint(facts.start, facts.context));
+        let base = facts.price_or(cost.base(u64::midpoint(facts.start, facts.context)));
         Terms { base, cost: base, ..Terms::NONE }
     }
 

@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 use super::{Entry, Facts, Policy, Seen, Setup, by_name};
 use crate::block::{BlockId, Departure, Layers};
 use crate::cost::CostModel;
-use crate::retention::{Retention, print};
+use crate::hint::{Band, NORMAL, Priority};
+use crate::retention::Retention;
 use crate::time::Nanos;
+use crate::trie::{content, print};
 
 /// A whole block, used once, about to be demoted.
 pub(crate) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
@@ -25,6 +27,7 @@ pub(crate) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
         model_layers: 40,
         layer: None,
         departure: Departure::Demote,
+        price: None,
     }
 }
 
@@ -97,6 +100,8 @@ pub(super) struct Shelf {
     cost: CostModel,
     kept: BTreeMap<BlockId, Kept>,
     requests: u64,
+    /// The priorities of blocks that are not normal.
+    pub(super) priorities: BTreeMap<BlockId, Priority>,
 }
 
 impl Shelf {
@@ -110,6 +115,7 @@ impl Shelf {
             cost: CostModel::default_curve(1.0).expect("good numbers"),
             kept: BTreeMap::new(),
             requests: 0,
+            priorities: BTreeMap::new(),
         }
     }
 
@@ -129,9 +135,11 @@ impl Shelf {
             assert_eq!(order.iter().find(|entry| self.offered(entry)), Some(&victim));
             assert!(!path.contains(&victim.id));
             assert!(!self.leaves || self.leaf(victim.id));
+            let lowest = order.iter().map(|entry| self.priority(entry.id)).min();
+            assert_eq!(lowest, Some(self.priority(victim.id)));
             self.retention.unlink(victim.id);
             let gone = self.kept.remove(&victim.id).expect("it was kept");
-            let moved = self.retention.left(victim.id, print(0, &[victim.id]));
+            let moved = self.retention.left(victim.id, print(0, content(&[victim.id]), 0));
             self.relink(moved, path);
             self.relink(gone.parent.into_iter().collect(), path);
             victims.push(victim.id);
@@ -144,7 +152,7 @@ impl Shelf {
             kept.facts.uses += 1;
             kept.facts.access = now;
             let facts = kept.facts;
-            let (print, cost) = (print(0, &[id]), &self.cost);
+            let (print, cost) = (print(0, content(&[id]), 0), &self.cost);
             let last = depth as usize + 1 == path.len();
             let added = u32::try_from(missing).expect("a short path");
             let request = self.requests;
@@ -161,10 +169,15 @@ impl Shelf {
 
     /// Whether the policy looks at an entry: `hazard` does at the first and last of each class.
     fn offered(&self, entry: &Entry) -> bool {
-        let same = self.retention.entries().filter(|other| other.class == entry.class);
+        let rank = |entry: &Entry| (self.priority(entry.id), entry.class);
+        let same = self.retention.entries().filter(|other| rank(other) == rank(entry));
         let keys: Vec<_> = same.map(|other| other.key()).collect();
         let end = keys.first() == Some(&entry.key()) || keys.last() == Some(&entry.key());
         end || self.retention.policy().name() != "hazard"
+    }
+
+    fn priority(&self, id: BlockId) -> Priority {
+        self.priorities.get(&id).copied().unwrap_or(NORMAL)
     }
 
     fn leaf(&self, id: BlockId) -> bool {
@@ -177,7 +190,9 @@ impl Shelf {
             self.retention.unlink(id);
             let Some(&Kept { facts, .. }) = self.kept.get(&id) else { continue };
             if !used.contains(&id) && (!self.leaves || self.leaf(id)) {
-                self.retention.link(self.retention.entry(&facts, 99 - facts.block, &self.cost));
+                let entry = self.retention.entry(&facts, 99 - facts.block, &self.cost);
+                let priority = self.priority(id);
+                self.retention.link(entry, Band { priority, ..Band::NORMAL });
             }
         }
     }

@@ -194,6 +194,31 @@ fn each_policy_has_its_victims_on_a_small_trace() {
     }
 }
 
+/// The shelf checks each victim: nothing of lower priority could have left. Twelve blocks are retained,
+/// and always six others are there.
+#[test]
+fn each_policy_ranks_within_priorities() {
+    for name in NAMES {
+        for leaves in [true, false] {
+            let mut shelf = Shelf::new(name, 18);
+            shelf.leaves = leaves;
+            shelf.priorities =
+                (0..60).map(|id| (id, [35, 0, 35, 80, 20][id as usize % 5])).collect();
+            let mut victims = Vec::new();
+            let mut state = 7_u64;
+            for _ in 0..3000 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let first = u32::try_from((state >> 33) % 20).expect("small");
+                victims.extend(shelf.request(&[first, first + 20, first + 40]));
+            }
+            let count = |rest: u32| victims.iter().filter(|&&id| id % 5 == rest).count();
+            let counts = [0, 1, 2, 3, 4].map(count);
+            assert_eq!(counts[3], 0, "{name}: {counts:?}");
+            assert!([0, 1, 2, 4].iter().all(|&rest| counts[rest] > 100), "{name}: {counts:?}");
+        }
+    }
+}
+
 /// The shelf itself checks that no victim is in use and that each is the minimum of a full sort.
 #[test]
 fn each_policy_serves_a_long_trace() {

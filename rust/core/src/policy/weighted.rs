@@ -17,7 +17,7 @@ impl Policy for Weighted {
 
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
         let Facts { layers, model_layers, departure, .. } = *facts;
-        let base = cost.base(facts.context);
+        let base = facts.price_or(cost.base(facts.context));
         let layer_weight = match facts.layer {
             Some(layer) => layer_weight(layer, model_layers, departure),
             None => layers_weight(layers, model_layers, departure),

@@ -40,14 +40,29 @@ impl Gone {
         bucket[0] = name << COUNT_BITS | count;
     }
 
-    /// How often a block was used before it went; 0 if that is not known. It is forgotten then.
-    pub fn recall(&mut self, print: u64) -> u32 {
+    /// How often a block was used before it went; 0 if that is not known.
+    #[must_use]
+    pub fn uses(&self, print: u64) -> u32 {
+        let (bucket, name) = self.find(print);
+        let known = self.buckets[bucket].iter().find(|&&way| way >> COUNT_BITS == name);
+        known.map_or(0, |way| u32::from(way & ((1 << COUNT_BITS) - 1)) + 1)
+    }
+
+    /// Remembers a block no longer.
+    pub fn forget(&mut self, print: u64) {
         let (bucket, name) = self.find(print);
         let bucket = &mut self.buckets[bucket];
-        let Some(at) = bucket.iter().position(|&way| way >> COUNT_BITS == name) else { return 0 };
-        let uses = u32::from(bucket[at] & ((1 << COUNT_BITS) - 1)) + 1;
-        bucket[at] = 0;
-        bucket[at..].rotate_left(1);
+        if let Some(at) = bucket.iter().position(|&way| way >> COUNT_BITS == name) {
+            bucket[at] = 0;
+            bucket[at..].rotate_left(1);
+        }
+    }
+
+    /// How often a block was used before it went, which is forgotten then.
+    #[cfg(test)]
+    fn recall(&mut self, print: u64) -> u32 {
+        let uses = self.uses(print);
+        self.forget(print);
         uses
     }
 
@@ -69,17 +84,17 @@ impl Gone {
 #[cfg(test)]
 mod tests {
     use super::Gone;
-    use crate::retention::print;
+    use crate::trie::print;
 
     #[test]
     fn uses_come_back_once_and_are_capped() {
         let mut gone = Gone::new(100);
         for (at, uses) in [(1, 1), (2, 7), (3, 99)] {
-            gone.remember(print(at, &[]), uses);
+            gone.remember(print(at, 0, 0), uses);
         }
-        let recalled = [1, 2, 3, 4].map(|at| gone.recall(print(at, &[])));
+        let recalled = [1, 2, 3, 4].map(|at| gone.recall(print(at, 0, 0)));
         assert_eq!(recalled, [1, 7, 32, 0]);
-        assert_eq!(gone.recall(print(2, &[])), 0);
+        assert_eq!(gone.recall(print(2, 0, 0)), 0);
         assert_eq!(gone.bytes(), 800);
     }
 
@@ -87,10 +102,10 @@ mod tests {
     fn the_oldest_of_a_bucket_is_forgotten() {
         let mut gone = Gone::new(1);
         for at in 1..=9 {
-            gone.remember(print(at, &[]), 5);
+            gone.remember(print(at, 0, 0), 5);
         }
-        gone.remember(print(3, &[]), 6);
-        let recalled: Vec<u32> = (1..=10).map(|at| gone.recall(print(at, &[]))).collect();
+        gone.remember(print(3, 0, 0), 6);
+        let recalled: Vec<u32> = (1..=10).map(|at| gone.recall(print(at, 0, 0))).collect();
         assert_eq!(recalled, [0, 5, 6, 5, 5, 5, 5, 5, 5, 0]);
         assert_eq!(gone.bytes(), 16);
     }
@@ -101,13 +116,13 @@ mod tests {
         let (capacity, mut known, mut mistaken) = (10_000, 0_u64, 0_u64);
         let mut gone = Gone::new(capacity);
         for at in 0..100_000 {
-            gone.remember(print(at, &[]), 2);
+            gone.remember(print(at, 0, 0), 2);
         }
         for at in 200_000..202_000 {
-            mistaken += u64::from(gone.recall(print(at, &[])) > 0);
+            mistaken += u64::from(gone.recall(print(at, 0, 0)) > 0);
         }
         for at in 60_000..100_000 {
-            known += u64::from(gone.recall(print(at, &[])) > 0);
+            known += u64::from(gone.recall(print(at, 0, 0)) > 0);
         }
         assert!(known > 32_000, "{known}");
         // 8 of 2047 names are in a bucket.

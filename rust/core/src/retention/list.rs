@@ -2,13 +2,15 @@
 //!
 //! What comes in that order, as uses do, is appended to a chain in O(1); what comes late, as a
 //! block whose last child left, goes into an ordered set. Invariant: the chain ascends, and an
-//! entry is in one of the two. Cost: O(1) in order, O(log n) out of it; eight bytes per block for
-//! the chain's links, which are the tier's.
+//! entry is in one of the two. Cost: O(1) in order and before the first, O(log n) otherwise; eight
+//! bytes per entry for the chain's links, which are the tier's.
 
 use std::collections::BTreeSet;
 
 use crate::block::BlockId;
 use crate::policy::{Entry, Key};
+
+use super::places::Places;
 
 /// No block: the end of a chain.
 const END: BlockId = BlockId::MAX;
@@ -22,17 +24,6 @@ pub(super) struct Place {
     pub(super) entry: Entry,
     before: BlockId,
     after: BlockId,
-}
-
-impl Place {
-    /// A place without an entry; no block has this id.
-    pub(super) const VACANT: Self =
-        Self { entry: Entry { class: 0, place: 0, tie: 0, id: END }, before: END, after: END };
-
-    /// Whether there is an entry.
-    pub(super) fn taken(&self) -> bool {
-        self.entry.id != END
-    }
 }
 
 /// One class.
@@ -50,51 +41,65 @@ impl Default for List {
 }
 
 impl List {
-    /// Links an entry; its place is vacant.
-    pub(super) fn link(&mut self, places: &mut [Place], entry: Entry) {
-        let (at, last) = (entry.id as usize, self.last);
-        if last != END && places[last as usize].entry.key() > entry.key() {
-            self.aside.insert(entry.key());
-            places[at] = Place { entry, before: ASIDE, after: ASIDE };
-            return;
+    /// Links an entry that is not linked.
+    pub(super) fn link(&mut self, places: &mut Places, entry: Entry) {
+        let (first, last) = (self.first, self.last);
+        let key = entry.key();
+        if places.get_mut(last).is_none_or(|place| place.entry.key() < key) {
+            places.insert(Place { entry, before: last, after: END });
+            match places.get_mut(last) {
+                Some(place) => place.after = entry.id,
+                None => self.first = entry.id,
+            }
+            self.last = entry.id;
+        } else if let Some(place) = places.get_mut(first).filter(|place| key < place.entry.key()) {
+            place.before = entry.id;
+            places.insert(Place { entry, before: END, after: first });
+            self.first = entry.id;
+        } else {
+            self.aside.insert(key);
+            places.insert(Place { entry, before: ASIDE, after: ASIDE });
         }
-        places[at] = Place { entry, before: last, after: END };
-        match places.get_mut(last as usize) {
-            Some(place) => place.after = entry.id,
-            None => self.first = entry.id,
-        }
-        self.last = entry.id;
     }
 
-    /// Takes an entry out and leaves its place vacant.
-    pub(super) fn unlink(&mut self, places: &mut [Place], id: BlockId) {
-        let Place { entry, before, after } = places[id as usize];
-        places[id as usize] = Place::VACANT;
+    /// Takes a place out that was just removed from `places`.
+    pub(super) fn unlink(&mut self, places: &mut Places, place: Place) {
+        let Place { entry, before, after } = place;
         if before == ASIDE {
             self.aside.remove(&entry.key());
             return;
         }
-        match places.get_mut(before as usize) {
+        match places.get_mut(before) {
             Some(place) => place.after = after,
             None => self.first = after,
         }
-        match places.get_mut(after as usize) {
+        match places.get_mut(after) {
             Some(place) => place.before = before,
             None => self.last = before,
         }
     }
 
     /// The entry that leaves first.
-    pub(super) fn head(&self, places: &[Place]) -> Option<Key> {
-        let chain = places.get(self.first as usize).map(|place| place.entry.key());
+    pub(super) fn head(&self, places: &Places) -> Option<Key> {
+        let chain = places.get(self.first).map(|place| place.entry.key());
         match (chain, self.aside.first().copied()) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
     }
 
+    /// Whether a place that was just removed from `places` is that of the entry that leaves first.
+    pub(super) fn heads(&self, places: &Places, place: &Place) -> bool {
+        let (key, aside) = (place.entry.key(), self.aside.first());
+        if place.before == ASIDE {
+            let chain = places.get(self.first);
+            return aside == Some(&key) && chain.is_none_or(|first| key < first.entry.key());
+        }
+        self.first == place.entry.id && aside.is_none_or(|aside| key < *aside)
+    }
+
     /// All entries, ascending.
-    pub(super) fn keys<'a>(&'a self, places: &'a [Place]) -> Keys<'a> {
+    pub(super) fn keys<'a>(&'a self, places: &'a Places) -> Keys<'a> {
         let (first, last) = (self.first, self.last);
         Keys { places, first, last, aside: self.aside.iter() }
     }
@@ -102,7 +107,7 @@ impl List {
 
 /// The entries of a class from both ends.
 pub(super) struct Keys<'a> {
-    places: &'a [Place],
+    places: &'a Places,
     first: BlockId,
     last: BlockId,
     aside: std::collections::btree_set::Iter<'a, Key>,
@@ -110,7 +115,7 @@ pub(super) struct Keys<'a> {
 
 impl Keys<'_> {
     fn chained(&self, id: BlockId) -> Option<Key> {
-        self.places.get(id as usize).map(|place| place.entry.key())
+        self.places.get(id).map(|place| place.entry.key())
     }
 
     /// The chain has been gone through from one end to the other.
@@ -133,7 +138,7 @@ impl Iterator for Keys<'_> {
         if self.first == self.last {
             self.end();
         } else {
-            self.first = self.places[self.first as usize].after;
+            self.first = self.places.get(self.first).map_or(END, |place| place.after);
         }
         Some(key)
     }
@@ -151,7 +156,7 @@ impl DoubleEndedIterator for Keys<'_> {
         if self.first == self.last {
             self.end();
         } else {
-            self.last = self.places[self.last as usize].before;
+            self.last = self.places.get(self.last).map_or(END, |place| place.before);
         }
         Some(key)
     }
@@ -163,8 +168,9 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{List, Place};
+    use super::List;
     use crate::policy::{Entry, Key};
+    use crate::retention::places::Places;
 
     proptest! {
         #[test]
@@ -172,19 +178,19 @@ mod tests {
             ops in prop::collection::vec((0..30u32, 0..12u64, 0..3u32), 0..100),
             cut in prop::collection::vec(any::<bool>(), 0..40),
         ) {
-            let mut places = vec![Place::VACANT; 30];
+            let mut places = Places::new();
             let (mut list, mut model) = (List::default(), BTreeSet::new());
             for (id, place, tie) in ops {
-                if places[id as usize].taken() {
-                    let key = places[id as usize].entry.key();
-                    list.unlink(&mut places, id);
-                    prop_assert!(model.remove(&key));
+                if let Some(place) = places.remove(id) {
+                    list.unlink(&mut places, place);
+                    prop_assert!(model.remove(&place.entry.key()));
                 } else {
                     let entry = Entry { class: 5, place, tie, id };
                     list.link(&mut places, entry);
                     model.insert(entry.key());
                 }
                 prop_assert_eq!(list.head(&places), model.first().copied());
+                prop_assert_eq!(places.len(), model.len());
                 let keys: Vec<Key> = list.keys(&places).collect();
                 prop_assert_eq!(keys, model.iter().copied().collect::<Vec<_>>());
             }
@@ -202,16 +208,19 @@ mod tests {
 
     #[test]
     fn what_comes_in_order_is_chained() {
-        let mut places = vec![Place::VACANT; 9];
+        let mut places = Places::new();
         let mut list = List::default();
-        for id in 0..8 {
+        for id in 1..8 {
             list.link(&mut places, Entry { class: 0, place: u64::from(id), tie: 0, id });
         }
+        list.link(&mut places, Entry { class: 0, place: 0, tie: 0, id: 0 });
         assert!(list.aside.is_empty());
         list.link(&mut places, Entry { class: 0, place: 3, tie: 1, id: 8 });
         assert_eq!(list.aside.len(), 1);
-        list.unlink(&mut places, 0);
-        list.unlink(&mut places, 7);
+        for id in [0, 7] {
+            let place = places.remove(id).expect("linked");
+            list.unlink(&mut places, place);
+        }
         assert_eq!(list.keys(&places).map(|key| key.id).collect::<Vec<_>>(), [1, 2, 3, 8, 4, 5, 6]);
     }
 }

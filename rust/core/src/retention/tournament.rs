@@ -6,6 +6,7 @@
 //! last query on until `fail` the node is right. Cost: a query that no `fail` lies before is O(1); a
 //! head that changes costs O(log classes), and so does each change of places; 64 bytes per class.
 
+use crate::hint::Band;
 use crate::policy::{Entry, Order};
 use crate::time::Nanos;
 
@@ -15,16 +16,18 @@ pub(super) type Slot = u32;
 /// Names no class: an empty side.
 const NOBODY: Slot = Slot::MAX;
 
-/// The winner of a part of the tree. Classes differ, so ties between entries do not matter here.
+/// The winner of a part of the tree. Bands or classes differ, so ties between entries do not matter
+/// here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Node {
     fail: Nanos,
     class: u64,
     place: u64,
     slot: Slot,
+    band: Band,
 }
 
-const EMPTY: Node = Node { fail: Nanos::MAX, class: 0, place: 0, slot: NOBODY };
+const EMPTY: Node = Node { fail: Nanos::MAX, class: 0, place: 0, slot: NOBODY, band: Band::NORMAL };
 
 /// The heads of all classes.
 #[derive(Clone, Debug)]
@@ -34,26 +37,37 @@ pub(super) struct Tournament {
     nodes: Vec<Node>,
     /// The time of the last query.
     seen: Nanos,
+    /// Classes whose heads changed since: what went and came back costs nothing.
+    changed: Vec<Slot>,
 }
 
 impl Tournament {
     /// Nobody yet; `order` is by value or by rank.
     pub(super) fn new(order: Order) -> Self {
-        Self { order, nodes: vec![EMPTY; 2], seen: 0 }
+        Self { order, nodes: vec![EMPTY; 2], seen: 0, changed: Vec::new() }
     }
 
     /// The head of a class is now this one; `None` if the class is empty.
-    pub(super) fn set(&mut self, slot: Slot, head: Option<&Entry>) {
+    pub(super) fn set(&mut self, slot: Slot, head: Option<&Entry>, band: Band) {
         if slot as usize >= self.nodes.len() / 2 {
             self.grow(slot as usize + 1);
         }
-        let mut at = self.nodes.len() / 2 + slot as usize;
+        let at = self.nodes.len() / 2 + slot as usize;
         self.nodes[at] = head.map_or(EMPTY, |head| Node {
             fail: Nanos::MAX,
             class: head.class,
             place: head.place,
             slot,
+            band,
         });
+        if self.changed.last() != Some(&slot) {
+            self.changed.push(slot);
+        }
+    }
+
+    /// Plays again what a changed head takes part in.
+    fn replay(&mut self, slot: Slot) {
+        let mut at = self.nodes.len() / 2 + slot as usize;
         while at > 1 {
             at /= 2;
             let node = self.duel(at);
@@ -66,11 +80,15 @@ impl Tournament {
 
     /// The class whose head is the minimum of all.
     pub(super) fn winner(&mut self, now: Nanos) -> Option<Slot> {
-        if now < self.seen {
-            self.seen = now;
-            (1..self.nodes.len() / 2).rev().for_each(|at| self.nodes[at] = self.duel(at));
-        }
+        let back = now < self.seen;
         self.seen = now;
+        if back {
+            (1..self.nodes.len() / 2).rev().for_each(|at| self.nodes[at] = self.duel(at));
+            self.changed.clear();
+        }
+        while let Some(slot) = self.changed.pop() {
+            self.replay(slot);
+        }
         self.mend(1);
         Some(self.nodes[1].slot).filter(|&slot| slot != NOBODY)
     }
@@ -90,8 +108,13 @@ impl Tournament {
         if left.slot == NOBODY || right.slot == NOBODY {
             return if right.slot == NOBODY { *left } else { *right };
         }
-        let (cheap, dear) = if left.class < right.class { (left, right) } else { (right, left) };
+        let standing = |node: &Node| (node.band.priority, node.class, node.place, node.band.share);
+        let left_first = standing(left) < standing(right);
+        let (cheap, dear) = if left_first { (left, right) } else { (right, left) };
+        let ever = left.band.priority != right.band.priority || left.class == right.class;
         let (first, until) = match self.order {
+            // Neither bands nor places in one class change with time.
+            _ if ever => (true, Nanos::MAX),
             Order::Value => duel(cheap, dear, self.seen),
             Order::Rank | Order::Own => (true, Nanos::MAX),
         };
@@ -118,7 +141,8 @@ fn duel(cheap: &Node, dear: &Node, now: Nanos) -> (bool, Nanos) {
     }
     // The lines idle / class cross at most once more: where the dear one falls behind.
     let (ahead, behind) = (wide(cheap.class, old), wide(dear.class, new));
-    if ahead <= behind {
+    // A class that changed its slot meets itself until both slots are played again.
+    if ahead <= behind || cheap.class == dear.class {
         return (true, Nanos::MAX);
     }
     // The lead shrinks by the difference of classes per nanosecond.
@@ -138,6 +162,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{EMPTY, Node, Tournament, duel};
+    use crate::hint::Band;
     use crate::policy::{Entry, Order, Setup, by_name};
 
     fn compare(a: &Entry, b: &Entry, now: u64) -> Ordering {
@@ -190,7 +215,14 @@ mod tests {
         fn the_winner_is_the_minimum(
             ops in prop::collection::vec((0..20u32, prop::option::of(entry()), time()), 1..80),
             ascending: bool,
+            bands in prop::collection::vec(prop::sample::select(vec![0, 35, 35, 80]), 20),
         ) {
+            // Every second slot has the class of its neighbour, in another share.
+            let band = |slot: u32| Band {
+                priority: bands[slot as usize / 2 * 2],
+                share: u16::try_from(slot % 2).expect("below two"),
+            };
+            let key = |slot: u32, a: &Entry| (a.class, a.place, band(slot).share);
             let mut tournament = Tournament::new(Order::Value);
             let mut heads: Vec<Option<Entry>> = vec![None; 20];
             let mut times: Vec<u64> = ops.iter().map(|op| op.2).collect();
@@ -198,12 +230,19 @@ mod tests {
                 times.sort_unstable();
             }
             for ((slot, head, _), now) in ops.into_iter().zip(times) {
-                // No two classes are equal.
-                let head = head.map(|e| Entry { class: e.class / 20 * 20 + u64::from(slot), ..e });
-                tournament.set(slot, head.as_ref());
+                let class = |e: Entry| e.class / 20 * 20 + u64::from(slot / 2);
+                let head = head.map(|e| Entry { class: class(e), ..e });
+                tournament.set(slot, head.as_ref(), band(slot));
                 heads[slot as usize] = head;
                 let some = (0..).zip(&heads).filter_map(|(slot, head)| Some((slot, head.as_ref()?)));
-                let least = some.min_by(|a, b| compare(a.1, b.1, now)).map(|(slot, _)| slot);
+                let least = some.min_by(|a, b| {
+                    let alike = (a.1.class, a.1.place) == (b.1.class, b.1.place);
+                    let twins = alike.then(|| key(a.0, a.1).cmp(&key(b.0, b.1)));
+                    band(a.0).priority.cmp(&band(b.0).priority)
+                        .then(twins.unwrap_or(Ordering::Equal))
+                        .then_with(|| compare(a.1, b.1, now))
+                });
+                let least = least.map(|(slot, _)| slot);
                 prop_assert_eq!(tournament.winner(now), least);
                 prop_assert_eq!(tournament.winner(now), least);
             }

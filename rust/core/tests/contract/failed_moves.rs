@@ -117,6 +117,7 @@ fn a_failed_store_leaves_the_victim_where_it_was_and_the_lease_gets_other_room()
 
 /// Serves `prompt` above a tier that refuses every store. Returns how many were tried.
 fn serve(rig: &mut Rig, prompt: &[u32]) -> usize {
+    rig.now += 1000;
     let id = rig.acquire(prompt);
     let mut stores = 0;
     loop {

@@ -1,5 +1,6 @@
 //! What is counted: hits and misses, evictions by cause, ages, latencies, copies and the log.
 
+use kvtrie_core::hint::{Hint, Retain, Target};
 use kvtrie_core::manager::{Cause, Eviction, Mark, MoveKind, Outcome, Reason, TierStats};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, TierSpec};
@@ -150,6 +151,57 @@ fn copies_are_clean_while_their_layers_stand_elsewhere() {
     assert_eq!(seen(&rig), [(4, 0), (1, 0)], "one was dropped clean, the other is on its way");
     rig.run();
     assert_eq!(seen(&rig), [(4, 0), (2, 0)]);
+}
+
+#[test]
+fn a_run_that_leaves_at_once_counts_block_by_block() {
+    let mut rig = rig([4, 4]);
+    rig.mark(&tokens(1, 3), GPU);
+    rig.mark(&tokens(1, 3), HOST);
+    let seen = |rig: &Rig| [GPU, HOST].map(|tier| rig.manager.stats(tier));
+    let [gpu, host] = seen(&rig);
+    assert_eq!((gpu.copies, gpu.clean, host.copies, host.clean), (3, 3, 3, 3));
+    rig.now += 90;
+    let id = rig.acquire(&tokens(2, 3));
+    let [gpu, host] = seen(&rig);
+    assert_eq!((gpu.evicted_clean, by(&gpu, Cause::Demand), gpu.bytes_freed), (2, 2, 2 * 400));
+    assert_eq!((gpu.copies, gpu.clean, host.copies, host.clean), (1, 1, 3, 1));
+    let ages = &rig.manager.times(GPU).evict_age;
+    assert_eq!((ages.count(), ages.sum()), (2, 2 * 90));
+    let left = last(&rig).iter().map(|entry| (entry.position, entry.idle)).collect::<Vec<_>>();
+    assert_eq!(left, [(2, 90), (1, 90)]);
+    rig.release(id);
+}
+
+#[test]
+fn what_a_hint_takes_down_is_no_demand() {
+    let mut rig = rig([4, 4]);
+    rig.serve(&tokens(1, 3));
+    let target = Target::Tokens { tokens: tokens(1, 3), scope: Scope::default() };
+    rig.call(|manager, now| manager.hint(&[Hint::Demote { target, tier: HOST }], now)).unwrap();
+    rig.run();
+    let [gpu, host] = [GPU, HOST].map(|tier| rig.manager.stats(tier));
+    assert_eq!((by(&gpu, Cause::Hinted), gpu.evicted_dirty), (3, 3));
+    assert_eq!((gpu.copies, host.copies, host.demoted), (0, 3, 3));
+}
+
+#[test]
+fn copies_that_a_hint_retains_are_told() {
+    let mut rig = rig([4, 4]);
+    rig.serve(&tokens(1, 3));
+    let target = Target::Tokens { tokens: tokens(1, 2), scope: Scope::default() };
+    let retain = Retain {
+        target,
+        start: 0,
+        end: None,
+        priority: 90,
+        ttl: None,
+        decode_priority: None,
+        decode_ttl: None,
+        owner: None,
+    };
+    rig.call(|manager, now| manager.hint(&[Hint::Retain(retain)], now)).unwrap();
+    assert_eq!([GPU, HOST].map(|tier| rig.manager.stats(tier).retained), [2, 0]);
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn row_of(tenant: &[u8], behind: Option<&Row>, tokens: &[u32], slot: u32, age: u
         tokens: tokens.to_vec(),
         digests: Vec::new(),
     };
-    let standing = Standing { age, uses: 1, session_blocks: 0 };
+    let standing = Standing { age, uses: 1, ..Standing::default() };
     Row { label: Label { record, standing }, slot, layers: ALL }
 }
 

@@ -53,6 +53,7 @@ pub(crate) fn tier(kind: Kind, blocks: u32) -> TierSpec {
         admit_after: 1,
         free_low: 0.0,
         growth_reserve: 0.0,
+        retained_share: 0.5,
         layer_slots: false,
         policy: None,
         read: lane("up"),
@@ -78,6 +79,7 @@ pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
         reuse: true,
         epsilon: 0.0,
         cost: CostModel::default_curve(1000.0).expect("good numbers"),
+        priced: false,
         structure: Structure::LeafOnly,
         drop_order: DropOrder::Shallow,
         ranks: 1,
@@ -118,6 +120,10 @@ impl Rig {
         &mut self,
         call: impl FnOnce(&mut Manager, Nanos) -> Result<T>,
     ) -> Result<T> {
+        // Time passes whether the call goes through or not.
+        if self.now > self.manager.now() {
+            self.manager.hint(&[], self.now).ok();
+        }
         let before = self.manager.snapshot();
         let result = call(&mut self.manager, self.now);
         self.manager.audit().expect("every invariant holds");

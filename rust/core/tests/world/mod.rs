@@ -10,6 +10,7 @@
 
 mod engine;
 mod executor;
+mod hints;
 mod shape;
 mod tally;
 
@@ -63,6 +64,7 @@ pub(crate) struct World {
     bytes: BTreeMap<(TierId, Slot, u16), Content>,
     slots: engine::Engine,
     tally: tally::Tally,
+    hints: hints::Hints,
 }
 
 impl World {
@@ -80,6 +82,7 @@ impl World {
             ended_ok: std::collections::BTreeSet::new(),
             bytes: BTreeMap::new(),
             slots: engine::Engine::default(),
+            hints: hints::Hints::default(),
         }
     }
 
@@ -100,7 +103,7 @@ impl World {
         let (kind, a, b) = raw;
         self.now += u64::from(a % 7);
         let (a, b) = (usize::from(a), usize::from(b));
-        match kind % 48 {
+        match kind % 54 {
             0..=4 => self.acquire(a, b),
             5..=13 => self.compute(a, b),
             14 | 15 => self.reserve(a, b),
@@ -116,13 +119,15 @@ impl World {
             43 => self.mark(a, b),
             44 | 45 => self.load(a, b),
             46 => self.nonsense(a, b),
-            _ => self.run_all(),
+            47 => self.run_all(),
+            _ => self.hint(a, b),
         }
         if let Err(error) = self.manager.audit() {
             panic!("after {raw:?}: {error}");
         }
         self.tally.check(&mut self.manager);
         self.check_leases(raw);
+        self.follow_hints(raw);
     }
 
     /// Runs every move to its end and lets every lease go.
@@ -158,8 +163,10 @@ impl World {
         what: &'static str,
         f: impl FnOnce(&mut Manager, u64) -> Result<T>,
     ) -> Option<T> {
-        let before = self.manager.snapshot();
         let now = self.now;
+        // Time passes whether the call goes through or not.
+        self.manager.hint(&[], now).expect("the manager is open");
+        let before = self.manager.snapshot();
         match f(&mut self.manager, now) {
             Ok(value) => {
                 self.count(what);
@@ -236,7 +243,9 @@ impl World {
         let Some(id) = self.ask("acquire", &ask) else { return };
         let lease = self.manager.lease(id).unwrap();
         assert_eq!(lease.matched(), probe.tokens, "acquire and lookup match alike");
-        let todo = tokens[lease.matched()..].to_vec();
+        let matched = lease.matched();
+        let todo = tokens[matched..].to_vec();
+        self.used(&tokens[..matched], &scope);
         let table = Vec::new();
         self.held.push(Held { id, scope: a / 60, tokens, suspended: false, table, todo });
         if b.is_multiple_of(6) {
@@ -299,6 +308,10 @@ impl World {
         self.write(at, from);
         let size = self.size();
         let sealed = (from + fresh.len()) / size - from / size;
+        let whose = Self::scope(self.held[at].scope);
+        let all = self.held[at].tokens.clone();
+        let known = self.manager.known(&all, &whose).unwrap();
+        self.hints.used(known.into_iter().skip(from / size).take(sealed));
         let done = self.attempt("commit", |m, now| m.commit(id, &fresh, now));
         let done = done.expect("a commit with room and without open moves goes through");
         let told = done.new.len().max(done.duplicate.len());
@@ -488,6 +501,8 @@ impl World {
         let mode = [LoadMode::Plan, LoadMode::All, LoadMode::None][a / 5 % 3];
         if self.attempt("resume", |m, now| m.resume(id, 2, mode, now)).is_some() {
             let matched = self.manager.lease(id).unwrap().matched();
+            let (whose, tokens) = (Self::scope(self.held[at].scope), self.held[at].tokens.clone());
+            self.used(&tokens[..matched], &whose);
             let held = &mut self.held[at];
             held.suspended = false;
             held.todo = held.tokens[matched..].to_vec();

@@ -39,6 +39,7 @@ pub(crate) fn settings(seed: u64) -> Settings {
                 admit_after: 1 + u32::try_from(bit(8, 2)).unwrap(),
                 free_low: if bit(9, 3) == 0 { 0.4 } else { 0.0 },
                 growth_reserve: if bit(11, 4) == 0 && at == 0 { 0.2 } else { 0.0 },
+                retained_share: [0.0, 0.5, 0.5, 1.0][usize::try_from(bit(27, 4)).unwrap()],
                 layer_slots: layer_slots > u64::try_from(at).unwrap()
                     && at < if tiers == 4 { 1 } else { 2 },
                 policy: None,
@@ -50,6 +51,7 @@ pub(crate) fn settings(seed: u64) -> Settings {
         reuse: bit(19, 2) == 0,
         epsilon: if bit(25, 2) == 0 { 0.0 } else { 0.25 },
         cost: CostModel::default_curve(1000.0).unwrap(),
+        priced: bit(29, 4) == 0,
         structure: if bit(20, 3) == 0 { Structure::LeafOnly } else { Structure::Holes },
         drop_order: if bit(21, 4) == 0 { DropOrder::Seed } else { DropOrder::Shallow },
         ranks: 1 + u32::try_from(bit(23, 3) / 2).unwrap(),

@@ -1,0 +1,221 @@
+"""Hints: what an engine or an agent knows about the future of blocks, for `BlockManager.hint`.
+
+Every block has a priority from 0 to 100, 35 if nobody says anything. A block of lower priority
+leaves its tier before one of higher priority; among equals the policy decides. Invariant: a hint is
+soft, it pins nothing and makes no request fail. Cost: plain values, read once per hint.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+    from kvtrie._kvtrie import Lease
+    from kvtrie.scope import Scope
+
+    Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]] | Buffer
+
+__all__ = ["Demote", "Hint", "Prefetch", "Quota", "Release", "Retain"]
+
+Duration: TypeAlias = int | timedelta
+"""Nanoseconds, or a timedelta."""
+
+TierName: TypeAlias = int | Literal["gpu", "host", "disk", "remote"]
+
+_HIGHEST = 100
+
+
+def _one_of(what: str, **given: object) -> None:
+    """Refuse anything but exactly one of these."""
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) != 1:
+        wanted = ", ".join(given)
+        raise ConfigError(f"{what} is about one of {wanted}, not {len(named)} of them: {named}")
+
+
+def _nanos(name: str, duration: Duration | None) -> int | None:
+    if isinstance(duration, timedelta):
+        duration = (duration // timedelta(microseconds=1)) * 1000
+    if duration is not None and not 1 <= duration < 2**63:
+        raise ConfigError(f"{name} is {duration} ns, 1 to 2**63 - 1 wanted")
+    return duration
+
+
+def _priority(name: str, priority: int | None) -> None:
+    if priority is not None and not 0 <= priority <= _HIGHEST:
+        raise ConfigError(f"{name} is {priority}, 0 to {_HIGHEST} wanted")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retain:
+    """A priority for a range of tokens of a path, and one for tokens that are still to come.
+
+    Above 35 blocks stay longer than those of which nothing is said, below 35 less long. Owners do
+    not overrule each other: of all priorities that are said of a block the highest counts, and what
+    an owner says replaces what it said of the block before.
+
+    Attributes:
+        tokens: the path as a sequence; its full blocks are meant. Those that are not cached yet
+            wait for their commit. Give one of `tokens`, `lease` and `session`.
+        lease: the path of a lease (or its id), and what it will commit.
+        session: the path of a conversation, and what its leases will commit, until it is released.
+        priority: 0 to 100.
+        start: first token of the range; a block belongs to the range if its first token does.
+        end: one behind the last token; None is the end of the prompt.
+        ttl: for how long this holds, from now on, in nanoseconds or as a timedelta; None is for
+            good.
+        decode_priority: the priority of blocks behind the prompt of a lease or of the session's
+            leases; None says nothing of them.
+        decode_ttl: for how long that holds, from the commit of each such block on.
+        owner: who says so; None is the session, or nobody in particular.
+        scope: whose blocks, with `tokens`.
+
+    Raises:
+        ConfigError: none or several paths, a priority, a range or a time that cannot be.
+    """
+
+    tokens: Tokens | None = None
+    lease: Lease | int | None = None
+    session: str | None = None
+    priority: int = 35
+    start: int = 0
+    end: int | None = None
+    ttl: Duration | None = None
+    decode_priority: int | None = None
+    decode_ttl: Duration | None = None
+    owner: str | None = None
+    scope: Scope | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("Retain", tokens=self.tokens, lease=self.lease, session=self.session)
+        _priority("priority", self.priority)
+        _priority("decode_priority", self.decode_priority)
+        object.__setattr__(self, "ttl", _nanos("ttl", self.ttl))
+        object.__setattr__(self, "decode_ttl", _nanos("decode_ttl", self.decode_ttl))
+        if self.start < 0 or (self.end is not None and self.end < self.start):
+            raise ConfigError(f"a range of tokens from {self.start} to {self.end}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Blocks that are wanted no more: they leave first, until a request uses them again.
+
+    A block stays as it is while somebody else wants it: a lease holds it, another session that is
+    not over goes through it, or another owner retains it.
+
+    Attributes:
+        session: a conversation that is over. Give one of `session`, `owner` and `tokens`.
+        owner: an agent that is gone: all that it retained. With `tokens`, whose say is taken back.
+        tokens: a sequence; its full blocks are meant.
+        scope: whose blocks, with `tokens`.
+
+    Raises:
+        ConfigError: nothing, or several things, to release.
+    """
+
+    session: str | None = None
+    owner: str | None = None
+    tokens: Tokens | None = None
+    scope: Scope | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens is None:
+            _one_of("Release", session=self.session, owner=self.owner)
+        elif self.session is not None:
+            _one_of("Release", session=self.session, tokens=self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefetch:
+    """Brings the cached blocks of a path up to a tier, ahead of a request.
+
+    At most a quarter of a tier is on its way unasked.
+
+    Attributes:
+        tokens: the path as a sequence. Give one of `tokens`, `lease` and `session`.
+        lease: the path of a lease, or its id.
+        session: the path of a conversation.
+        tier: where to, by kind or index; any but the last one.
+        deadline: blocks that would be there later are not brought; a time of the manager's clock in
+            nanoseconds.
+        scope: whose blocks, with `tokens`.
+
+    Raises:
+        ConfigError: none or several paths.
+    """
+
+    tokens: Tokens | None = None
+    lease: Lease | int | None = None
+    session: str | None = None
+    tier: TierName = "gpu"
+    deadline: int | None = None
+    scope: Scope | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("Prefetch", tokens=self.tokens, lease=self.lease, session=self.session)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demote:
+    """Takes the blocks of a path down to a tier, one tier per step; nothing is dropped for it.
+
+    Attributes:
+        tokens: the path as a sequence. Give one of `tokens`, `lease` and `session`.
+        lease: the path of a lease, or its id; what it holds stays on the first tier.
+        session: the path of a conversation.
+        tier: where to, by kind or index; any but the first one.
+        scope: whose blocks, with `tokens`.
+
+    Raises:
+        ConfigError: none or several paths.
+    """
+
+    tokens: Tokens | None = None
+    lease: Lease | int | None = None
+    session: str | None = None
+    tier: TierName = "host"
+    scope: Scope | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("Demote", tokens=self.tokens, lease=self.lease, session=self.session)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """How much of a tier a tenant may hold before its own blocks leave first, whatever they are.
+
+    Attributes:
+        tenant: the tenant's salt, as in `Scope.tenant`.
+        blocks: at most so many blocks; with `share` the smaller one counts. Without both the quota
+            ends.
+        share: at most this share of the tier's blocks, 0 to 1.
+        tier: by kind or index.
+
+    Raises:
+        ConfigError: a number that cannot be.
+    """
+
+    tenant: bytes
+    blocks: int | None = None
+    share: float | None = None
+    tier: TierName = "gpu"
+
+    def __post_init__(self) -> None:
+        if self.blocks is not None and self.blocks < 0:
+            raise ConfigError(f"a quota of {self.blocks} blocks")
+        if self.share is not None and not (math.isfinite(self.share) and 0 <= self.share <= 1):
+            raise ConfigError(f"a quota's share is {self.share}, 0 to 1 wanted")
+
+
+Hint: TypeAlias = Retain | Release | Prefetch | Demote | Quota

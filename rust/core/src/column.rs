@@ -1,0 +1,90 @@
+//! Columns: one value per id, in pieces that never move.
+//!
+//! Invariant: a value stays where it is however long the column grows, so no call pays for copying
+//! the column; what was never written is `vacant`. Cost: O(1); growing fills one piece at a time.
+
+use std::ops::{Index, IndexMut};
+
+/// Values per piece: a power of two, small enough that filling one takes microseconds.
+const PIECE: usize = 1 << 12;
+
+/// A value for every id below `len`.
+#[derive(Clone, Debug)]
+pub struct Column<T> {
+    pieces: Vec<Box<[T]>>,
+    vacant: T,
+}
+
+impl<T: Clone> Column<T> {
+    /// A column without a value; `vacant` stands wherever nothing was written.
+    #[must_use]
+    pub fn new(vacant: T) -> Self {
+        Self { pieces: Vec::new(), vacant }
+    }
+
+    /// Makes room for the ids below `bound`.
+    pub fn reach(&mut self, bound: u32) {
+        while self.pieces.len() * PIECE < bound as usize {
+            self.pieces.push(vec![self.vacant.clone(); PIECE].into_boxed_slice());
+        }
+    }
+
+    /// The value of an id; `None` if the column does not reach it.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, id: u32) -> Option<&T> {
+        self.pieces.get(id as usize / PIECE).map(|piece| &piece[id as usize % PIECE])
+    }
+
+    /// Values of consecutive ids, up to the end of the range or of their piece.
+    #[inline]
+    #[must_use]
+    pub fn stretch(&self, from: u32, to: u32) -> &[T] {
+        let at = from as usize % PIECE;
+        let end = (at + (to - from) as usize).min(PIECE);
+        &self.pieces[from as usize / PIECE][at..end]
+    }
+}
+
+impl<T> Index<u32> for Column<T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, id: u32) -> &T {
+        &self.pieces[id as usize / PIECE][id as usize % PIECE]
+    }
+}
+
+impl<T> IndexMut<u32> for Column<T> {
+    #[inline]
+    fn index_mut(&mut self, id: u32) -> &mut T {
+        &mut self.pieces[id as usize / PIECE][id as usize % PIECE]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Column, PIECE};
+
+    #[test]
+    fn what_was_not_written_is_vacant() {
+        let mut column = Column::new(7_u8);
+        assert_eq!(column.get(0), None);
+        column.reach(1);
+        let last = u32::try_from(PIECE).unwrap() - 1;
+        column[last] = 3;
+        assert_eq!((column[0], column[last], column.get(last + 1)), (7, 3, None));
+        let place = std::ptr::from_ref(&column[0]);
+        column.reach(100_000);
+        assert_eq!((place, column[99_999]), (std::ptr::from_ref(&column[0]), 7));
+    }
+
+    #[test]
+    fn a_stretch_ends_with_its_piece() {
+        let mut column = Column::new(0_u32);
+        column.reach(10_000);
+        (0..10_000).for_each(|id| column[id] = id);
+        assert_eq!(column.stretch(5, 8), [5, 6, 7]);
+        assert_eq!(column.stretch(4_090, 5_000), [4_090, 4_091, 4_092, 4_093, 4_094, 4_095]);
+    }
+}

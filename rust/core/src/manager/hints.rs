@@ -1,0 +1,315 @@
+//! Hints: who leaves first, what comes up, what goes down, because somebody knows the future.
+//!
+//! What is said is kept in side tables, so that blocks that no hint names cost nothing. Invariant: a
+//! block's band on a tier follows from the strongest living claim, from the tier's share of retained
+//! blocks and from the tenant's quota, and every entry is linked in its band; nothing but a lease
+//! pins. Cost: O(log n) per block that a hint names, comes or goes; O(log n) per claim that ends.
+
+mod bands;
+mod claims;
+mod fetch;
+mod quotas;
+mod release;
+mod retain;
+mod sink;
+mod wishes;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::block::{BlockId, Handle, LeaseId, Structure, TierId, Token};
+use crate::error::{Error, Result};
+use crate::hint::{Answer, HIGHEST, Hint, HintReply, NORMAL, Priority, Release, Target};
+use crate::record::Wanted;
+use crate::scope::Scope;
+use crate::tier::{State, TierSpec};
+use crate::time::Nanos;
+
+use super::Manager;
+
+use claims::Claims;
+use quotas::Quotas;
+use wishes::Wishes;
+
+/// All that was said.
+#[derive(Debug)]
+pub(super) struct Hints {
+    claims: Claims,
+    wishes: Wishes,
+    quotas: Quotas,
+    /// Per tier the blocks that are retained there, and how many may be.
+    kept: Vec<(BTreeSet<BlockId>, u64)>,
+    /// Blocks on their way down more than one tier, and where to.
+    sinking: BTreeMap<BlockId, TierId>,
+    /// The owner who is nobody in particular.
+    nobody: Arc<str>,
+}
+
+impl Hints {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a share of at most one of a capacity below 2^32"
+    )]
+    pub(super) fn new(tiers: &[TierSpec]) -> Self {
+        let most = |tier: &TierSpec| (f64::from(tier.blocks) * tier.retained_share) as u64;
+        Self {
+            claims: Claims::default(),
+            wishes: Wishes::default(),
+            quotas: Quotas::default(),
+            kept: tiers.iter().map(|tier| (BTreeSet::new(), most(tier))).collect(),
+            sinking: BTreeMap::new(),
+            nobody: Arc::from(""),
+        }
+    }
+
+    /// Whether every block is in the normal band.
+    fn quiet(&self) -> bool {
+        self.claims.is_empty()
+            && self.quotas.is_empty()
+            && self.kept.iter().all(|(kept, _)| kept.is_empty())
+    }
+
+    fn owner(&self, name: Option<&str>) -> Arc<str> {
+        name.map_or_else(|| self.nobody.clone(), Arc::from)
+    }
+}
+
+impl Manager {
+    /// Takes hints and says what became of each: all are looked at before the first one counts. Without
+    /// any it ends those whose time has come.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a hint that says nothing sensible; nothing has changed then.
+    pub fn hint(&mut self, hints: &[Hint], now: Nanos) -> Result<Vec<HintReply>> {
+        self.open()?;
+        for (at, hint) in hints.iter().enumerate() {
+            self.check_hint(hint).map_err(|error| match error {
+                Error::Config(said) => Error::Config(format!("hint {at}: {said}")),
+                other => other,
+            })?;
+        }
+        let now = self.tick(now);
+        let replies = hints.iter().map(|hint| self.take_hint(hint, now)).collect();
+        if !hints.is_empty() {
+            self.write_ahead(now);
+        }
+        Ok(replies)
+    }
+
+    /// How much a block is wanted, by the strongest hint that lives.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the block is not cached.
+    pub fn priority(&self, block: Handle) -> Result<Priority> {
+        self.open()?;
+        Ok(self.hints.claims.priority(self.resolve(block)?))
+    }
+
+    /// The blocks of a sequence that are known, whether they are of use now or not.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a scope or tokens that cannot be.
+    pub fn known(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Handle>> {
+        self.open()?;
+        self.check_named(scope, tokens)?;
+        Ok(self.there(scope, tokens).into_iter().map(|block| self.trie.handle(block)).collect())
+    }
+
+    /// How many blocks of a tier are retained, and how many may be.
+    #[must_use]
+    pub fn retained(&self, tier: TierId) -> (u64, u64) {
+        let (kept, most) = &self.hints.kept[tier];
+        (kept.len() as u64, *most)
+    }
+
+    fn check_hint(&self, hint: &Hint) -> Result<()> {
+        match hint {
+            Hint::Retain(retain) => self.check_retain(retain),
+            Hint::Release(Release::Tokens { tokens, scope, .. }) => self.check_named(scope, tokens),
+            Hint::Release(_) => Ok(()),
+            Hint::Prefetch { target, tier, .. } => {
+                self.check_target(target)?;
+                self.check_tier(*tier)?;
+                self.check_way(*tier, *tier == self.last(), "below")
+            }
+            Hint::Demote { target, tier } => {
+                self.check_target(target)?;
+                self.check_tier_index(*tier)?;
+                self.check_way(*tier, *tier == 0, "above")
+            }
+            Hint::Quota { tier, share, .. } => {
+                self.check_tier(*tier)?;
+                match share {
+                    Some(share) if !(0.0..=1.0).contains(share) => {
+                        Err(Error::config(format!("a share is {share}, 0 to 1 wanted")))
+                    }
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+
+    fn check_way(&self, tier: TierId, end: bool, side: &str) -> Result<()> {
+        if end {
+            let name = self.tiers[tier].spec.kind.name();
+            return Err(Error::config(format!(
+                "nothing can be moved to tier '{name}': there is no tier {side} it"
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_tier_index(&self, tier: TierId) -> Result<()> {
+        let count = self.tiers.len();
+        if tier >= count {
+            return Err(Error::config(format!("there is no tier {tier}, only {count}")));
+        }
+        Ok(())
+    }
+
+    fn check_target(&self, target: &Target) -> Result<()> {
+        match target {
+            Target::Tokens { tokens, scope } => self.check_named(scope, tokens),
+            Target::Lease(_) | Target::Session(_) => Ok(()),
+        }
+    }
+
+    fn check_named(&self, scope: &Scope, tokens: &[Token]) -> Result<()> {
+        self.scopes.check(scope, tokens)?;
+        self.scopes.find(scope).map(drop)
+    }
+
+    fn take_hint(&mut self, hint: &Hint, now: Nanos) -> HintReply {
+        match hint {
+            Hint::Retain(retain) => self.retain(retain, now),
+            Hint::Release(release) => self.release_hint(release),
+            Hint::Prefetch { target, tier, deadline } => {
+                self.prefetch(target, *tier, *deadline, now)
+            }
+            Hint::Demote { target, tier } => self.lower_path(target, *tier, now),
+            Hint::Quota { tenant, tier, blocks, share } => {
+                self.set_quota(tenant, *tier, *blocks, *share)
+            }
+        }
+    }
+
+    /// The blocks that a target names and that are there, first to last.
+    fn named(&self, target: &Target) -> std::result::Result<Vec<BlockId>, String> {
+        match target {
+            Target::Tokens { tokens, scope } => Ok(self.there(scope, tokens)),
+            Target::Lease(id) => match self.leases.get(id) {
+                None => Err(format!("lease {id} is not held")),
+                Some(lease) if lease.suspended() => Err(format!("lease {id} is suspended")),
+                Some(lease) => Ok(lease.path.iter().map(|step| step.block).collect()),
+            },
+            Target::Session(name) => match self.sessions.find(name) {
+                None => Err(format!("session '{name}' has no block")),
+                Some(id) => Ok(self.path_to(self.sessions.tip(id))),
+            },
+        }
+    }
+
+    fn there(&self, scope: &Scope, tokens: &[Token]) -> Vec<BlockId> {
+        let mut path = Vec::new();
+        if let Ok(Some(id)) = self.scopes.find(scope) {
+            let content = self.scopes.content(scope, 0, tokens);
+            self.trie.walk(self.scopes.get(id).root, &content, &mut path);
+        }
+        path
+    }
+
+    /// A block is gone, and so is what was said of it.
+    pub(super) fn forget_hints(&mut self, block: BlockId, parent: Option<BlockId>) {
+        self.hints.claims.forget(block);
+        self.hints.sinking.remove(&block);
+        if self.hints.wishes.awaited() {
+            let scope = self.node(block).scope;
+            self.hints.wishes.gone(scope, block, parent);
+        }
+    }
+
+    /// A lease has ended.
+    pub(super) fn forget_lease_hints(&mut self, id: LeaseId) {
+        self.hints.wishes.end_lease(id);
+    }
+
+    /// What a store keeps of what is said of a block: the strongest.
+    pub(super) fn wanted_of(&self, block: BlockId, now: Nanos) -> Option<Wanted> {
+        let (priority, until) = self.hints.claims.strongest(block)?;
+        let ttl = until.map_or(Nanos::MAX, |until| until.saturating_sub(now));
+        (ttl > 0).then_some(Wanted { priority, ttl })
+    }
+
+    /// What a store has kept holds again, in nobody's name, unless something newer is said.
+    pub(super) fn want_again(&mut self, block: BlockId, wanted: Wanted, now: Nanos) {
+        let Wanted { priority, ttl } = wanted;
+        if self.hints.claims.claimed(block) {
+            return;
+        }
+        if priority == claims::RELEASED && ttl == Nanos::MAX {
+            self.hints.claims.release(block);
+        } else {
+            let until = (ttl < Nanos::MAX).then(|| now.saturating_add(ttl));
+            let nobody = self.hints.nobody.clone();
+            self.hints.claims.claim(block, &nobody, priority, until);
+        }
+        self.reband(block);
+    }
+
+    /// Whether a block of the path of a leaf-only scope is missing, so that the rest is of no use.
+    fn breaks(&self, block: BlockId) -> bool {
+        self.structure(block) == Structure::LeafOnly
+    }
+
+    /// The state of all hints, for comparison.
+    pub(super) fn write_hints(&self, out: &mut String) -> std::fmt::Result {
+        use std::fmt::Write;
+        writeln!(out, "{:?}", self.hints)
+    }
+
+    /// What is broken in the side tables.
+    pub(super) fn audit_hints(&self, broken: &mut Vec<String>) {
+        let hints = &self.hints;
+        broken.extend(hints.claims.audit(self.clock.last()));
+        let alive = |block| self.trie.alive(block);
+        broken.extend(hints.wishes.audit(alive, |lease| self.leases.contains_key(&lease)));
+        let named = hints.claims.blocks().chain(hints.sinking.keys().copied());
+        let gone = named.filter(|&block| !self.trie.alive(block));
+        broken.extend(gone.map(|block| format!("block {block} is gone and hinted")));
+        for (tier, (kept, most)) in hints.kept.iter().enumerate() {
+            let wrong = kept.iter().find(|&&block| {
+                !self.trie.alive(block)
+                    || self.residency(tier, block).state == State::Absent
+                    || hints.claims.priority(block) <= NORMAL
+            });
+            if kept.len() as u64 > *most || wrong.is_some() {
+                broken.push(format!(
+                    "tier {tier} retains {} blocks of {most}, wrongly {wrong:?}",
+                    kept.len()
+                ));
+            }
+        }
+        for (share, tier, held) in hints.quotas.held() {
+            let mine = self.living().filter(|&block| {
+                self.residency(tier, block).state != State::Absent
+                    && self.tenant_share(tier, block) == share
+            });
+            if !held.iter().copied().eq(mine) {
+                broken.push(format!("share {share} of tier {tier} counts {held:?}"));
+            }
+        }
+    }
+}
+
+fn rejected(reason: impl Into<String>) -> HintReply {
+    HintReply { answer: Answer::Rejected, blocks: 0, left: 0, reason: reason.into() }
+}
+
+/// Refuses a priority above the highest.
+fn check_priority(name: &str, priority: Priority) -> Result<()> {
+    if priority > HIGHEST {
+        return Err(Error::config(format!("{name} is {priority}, 0 to {HIGHEST} wanted")));
+    }
+    Ok(())
+}

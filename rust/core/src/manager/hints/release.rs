@@ -1,0 +1,161 @@
+//! Conversations that are over, agents that are gone: what nobody else wants leaves first.
+//!
+//! A block is wanted while a lease holds it, a session that is not over ends in it or behind it, or
+//! somebody retains it. Invariant: a block that is used again is not released any more. Cost: O(path)
+//! and the blocks behind it that are looked at, at most [`LOOKS`]; what is not looked at counts as
+//! wanted.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashSet;
+
+use crate::block::{BlockId, Token};
+use crate::hint::{Answer, HintReply, Release, Target};
+use crate::scope::Scope;
+
+use super::super::Manager;
+use super::super::session::SessionId;
+use super::rejected;
+
+/// So many blocks are looked at in one call.
+const LOOKS: usize = 10_000;
+
+/// What was found in one call.
+struct Look {
+    /// The session that is over.
+    over: Option<SessionId>,
+    /// Blocks that nobody wants, nor what stands behind them.
+    idle: FxHashSet<BlockId>,
+    left: usize,
+}
+
+impl Manager {
+    pub(super) fn release_hint(&mut self, release: &Release) -> HintReply {
+        match release {
+            Release::Session(name) => self.release_session(name),
+            Release::Owner(owner) => self.release_owner(owner),
+            Release::Tokens { tokens, scope, owner } => {
+                self.release_tokens(tokens, scope, owner.as_deref())
+            }
+        }
+    }
+
+    fn release_session(&mut self, name: &str) -> HintReply {
+        let waited = self.hints.wishes.end_session(name);
+        let mine = self.withdraw_all(name);
+        let Ok(path) = self.named(&Target::Session(name.to_owned())) else {
+            if waited + mine.len() == 0 {
+                return rejected(format!("session '{name}' has no block and no hint"));
+            }
+            return told(0, mine.len() as u64);
+        };
+        let over = self.sessions.find(name);
+        if let Some(id) = over {
+            self.sessions.finish(id);
+        }
+        let others: Vec<BlockId> = mine.into_iter().filter(|block| !path.contains(block)).collect();
+        self.release_blocks(over, path.into_iter().chain(others).collect())
+    }
+
+    fn release_owner(&mut self, owner: &str) -> HintReply {
+        let waited = self.hints.wishes.end_owner(owner);
+        let mine = self.withdraw_all(owner);
+        if mine.is_empty() && waited == 0 {
+            return rejected(format!("owner '{owner}' has no hint"));
+        }
+        self.release_blocks(None, mine)
+    }
+
+    fn release_tokens(
+        &mut self,
+        tokens: &[Token],
+        scope: &Scope,
+        owner: Option<&str>,
+    ) -> HintReply {
+        let path = self.there(scope, tokens);
+        if path.is_empty() {
+            return rejected("no block of the sequence is cached");
+        }
+        let owner: Arc<str> = self.hints.owner(owner);
+        for &block in &path {
+            if self.hints.claims.withdraw(block, &owner) {
+                self.reband(block);
+            }
+        }
+        self.release_blocks(None, path)
+    }
+
+    /// Everything that an owner said is over. Returns the blocks that it was about.
+    fn withdraw_all(&mut self, owner: &str) -> Vec<BlockId> {
+        let mine = self.hints.claims.of(owner);
+        for &block in &mine {
+            self.hints.claims.withdraw(block, owner);
+            self.reband(block);
+        }
+        mine
+    }
+
+    /// Marks those of the blocks that nobody wants.
+    fn release_blocks(&mut self, over: Option<SessionId>, mut blocks: Vec<BlockId>) -> HintReply {
+        // What stands behind a block is known before the block is looked at.
+        blocks.sort_by_key(|&block| std::cmp::Reverse(self.trie.depth(block)));
+        let mut look = Look { over, idle: FxHashSet::default(), left: LOOKS };
+        let (mut released, mut wanted) = (0, 0);
+        for block in blocks {
+            if self.hints.claims.claimed(block) || self.wanted(block, &mut look) {
+                wanted += 1;
+            } else {
+                self.hints.claims.release(block);
+                self.reband(block);
+                released += 1;
+            }
+        }
+        told(released, wanted)
+    }
+
+    /// Whether a lease or a session needs a block or something behind it.
+    fn wanted(&self, block: BlockId, look: &mut Look) -> bool {
+        let mut seen = Vec::new();
+        let mut next = vec![block];
+        while let Some(block) = next.pop() {
+            if look.idle.contains(&block) {
+                continue;
+            }
+            if look.left == 0 || self.leased_by_others(block, look.over) {
+                return true;
+            }
+            if self.sessions.ends_in(block).any(|id| Some(id) != look.over) {
+                return true;
+            }
+            look.left -= 1;
+            seen.push(block);
+            next.extend(self.trie.children(block));
+        }
+        look.idle.extend(seen);
+        false
+    }
+
+    /// Whether a lease holds a block that is not of the session that is over.
+    fn leased_by_others(&self, block: BlockId, over: Option<SessionId>) -> bool {
+        let refs = self.node(block).refs;
+        if refs == 0 || over.is_none() {
+            return refs > 0;
+        }
+        let mine = self.leases.values().filter(|lease| lease.session == over);
+        let holds = mine.filter(|lease| lease.path.iter().any(|step| step.block == block));
+        holds.count() < refs as usize
+    }
+}
+
+fn told(released: u64, wanted: u64) -> HintReply {
+    let answer = match (released, wanted) {
+        (0, 1..) => Answer::Rejected,
+        (_, 1..) => Answer::Clipped,
+        _ => Answer::Accepted,
+    };
+    let reason = match wanted {
+        0 => String::new(),
+        _ => format!("{wanted} blocks are wanted by others"),
+    };
+    HintReply { answer, blocks: released, left: wanted, reason }
+}

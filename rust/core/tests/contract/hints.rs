@@ -1,0 +1,551 @@
+//! Hints: who leaves first because somebody knows the future; never more than that.
+
+use kvtrie_core::block::{Handle, LeaseId, Structure, Token};
+use kvtrie_core::error::{Error, Result};
+use kvtrie_core::hint::{Answer, Hint, HintReply, NORMAL, Release, Retain, Target};
+use kvtrie_core::manager::{Acquire, MoveKind, Settings};
+use kvtrie_core::policy::NAMES;
+use kvtrie_core::scope::Scope;
+use kvtrie_core::tier::{Kind, Owner, TierSpec};
+use proptest::prelude::*;
+
+use crate::rig::{ALL, DISK, GPU, HOST, Rig, all_of, holes, settings, tier, tokens};
+
+fn one(blocks: u32) -> Rig {
+    Rig::new(settings(vec![tier(Kind::Gpu, blocks)]))
+}
+
+fn path(tokens: &[Token]) -> Target {
+    Target::Tokens { tokens: tokens.to_vec(), scope: Scope::default() }
+}
+
+fn retain(target: Target, priority: u8) -> Retain {
+    Retain {
+        target,
+        start: 0,
+        end: None,
+        priority,
+        ttl: None,
+        decode_priority: None,
+        decode_ttl: None,
+        owner: None,
+    }
+}
+
+fn say(rig: &mut Rig, hint: Hint) -> HintReply {
+    rig.call(|manager, now| manager.hint(&[hint], now)).expect("a good hint").remove(0)
+}
+
+fn keep(rig: &mut Rig, tokens: &[Token], priority: u8) -> HintReply {
+    say(rig, Hint::Retain(retain(path(tokens), priority)))
+}
+
+fn told(reply: &HintReply) -> (Answer, u64, u64) {
+    (reply.answer, reply.blocks, reply.left)
+}
+
+fn priorities(rig: &Rig, tokens: &[Token]) -> Vec<u8> {
+    let known = rig.manager.known(tokens, &Scope::default()).expect("good tokens");
+    known.into_iter().map(|block| rig.manager.priority(block).expect("it lives")).collect()
+}
+
+/// The stems whose first block is cached, of `1..=stems`.
+fn cached(rig: &Rig, stems: u32) -> Vec<u32> {
+    (1..=stems).filter(|&stem| rig.matched(&tokens(stem, 1)) > 0).collect()
+}
+
+#[test]
+fn lower_priorities_leave_first_under_every_policy() {
+    for name in NAMES {
+        let mut rig =
+            Rig::new(Settings { policy: (*name).to_owned(), ..settings(vec![tier(Kind::Gpu, 6)]) });
+        for stem in 1..=6 {
+            rig.serve(&tokens(stem, 1));
+        }
+        let said = [(1, 80), (2, 0), (3, 36), (4, 34)];
+        for (stem, priority) in said {
+            let reply = keep(&mut rig, &tokens(stem, 1), priority);
+            assert_eq!(told(&reply), (Answer::Accepted, 1, 0), "{name}");
+        }
+        let mut order = Vec::new();
+        for stem in 7..=12 {
+            rig.ask(&all_of(&tokens(stem, 1))).expect("hints are soft");
+            let left: Vec<u32> = (1..=6).filter(|stem| !order.contains(stem)).collect();
+            let stays = cached(&rig, 6);
+            order.extend(left.into_iter().filter(|stem| !stays.contains(stem)));
+        }
+        assert_eq!([order[0], order[1], order[4], order[5]], [2, 4, 3, 1], "{name}: {order:?}");
+    }
+}
+
+#[test]
+fn a_band_follows_its_block_to_every_tier_and_back() {
+    let tiers = vec![tier(Kind::Gpu, 2), tier(Kind::Host, 2), tier(Kind::Disk, 4)];
+    let mut rig = Rig::new(settings(tiers));
+    rig.serve(&tokens(1, 1));
+    rig.serve(&tokens(2, 1));
+    keep(&mut rig, &tokens(1, 1), 90);
+    keep(&mut rig, &tokens(2, 1), 10);
+    for stem in 3..=6 {
+        rig.serve(&tokens(stem, 1));
+    }
+    let block = rig.blocks(&tokens(2, 1))[0];
+    assert_eq!(
+        (rig.on(&tokens(2, 1), GPU), rig.on(&tokens(2, 1), DISK)[0]),
+        (vec![ALL.meet(kvtrie_core::block::Layers::NONE)], ALL)
+    );
+    assert_eq!(rig.manager.explain(block, DISK, rig.now).unwrap().priority, 10);
+    // The retained one has not moved.
+    assert_eq!(rig.on(&tokens(1, 1), GPU), [ALL]);
+    rig.serve(&tokens(2, 1));
+    assert_eq!(rig.manager.explain(block, GPU, rig.now).unwrap().priority, 10);
+}
+
+#[test]
+fn a_priority_ends_with_its_time() {
+    let mut rig = one(4);
+    rig.serve(&tokens(1, 2));
+    let until = Retain { ttl: Some(500), ..retain(path(&tokens(1, 2)), 70) };
+    say(&mut rig, Hint::Retain(until));
+    say(&mut rig, Hint::Retain(Retain { end: Some(4), ..retain(path(&tokens(1, 2)), 50) }));
+    // One owner has one say: the later one, for the first block for good.
+    assert_eq!(priorities(&rig, &tokens(1, 2)), [50, 70]);
+    rig.now += 499;
+    say(&mut rig, Hint::Release(Release::Owner("nobody".to_owned())));
+    assert_eq!(priorities(&rig, &tokens(1, 2)), [50, 70]);
+    rig.now += 1;
+    say(&mut rig, Hint::Release(Release::Owner("nobody".to_owned())));
+    assert_eq!(
+        (priorities(&rig, &tokens(1, 2)), rig.manager.retained(GPU)),
+        (vec![50, 35], (1, 2))
+    );
+}
+
+#[test]
+fn the_strongest_living_owner_wins() {
+    let mut rig = one(4);
+    rig.serve(&tokens(1, 1));
+    let by = |owner: &str, priority, ttl| {
+        let owner = Some(owner.to_owned());
+        Hint::Retain(Retain { owner, ttl, ..retain(path(&tokens(1, 1)), priority) })
+    };
+    say(&mut rig, by("a", 40, None));
+    say(&mut rig, by("b", 90, Some(100)));
+    say(&mut rig, by("c", 5, None));
+    assert_eq!(priorities(&rig, &tokens(1, 1)), [90]);
+    rig.now += 100;
+    let reply = say(&mut rig, Hint::Release(Release::Owner("c".to_owned())));
+    assert_eq!(
+        (told(&reply), priorities(&rig, &tokens(1, 1))),
+        ((Answer::Rejected, 0, 1), vec![40])
+    );
+    let reply = say(&mut rig, Hint::Release(Release::Owner("a".to_owned())));
+    assert_eq!(
+        (told(&reply), priorities(&rig, &tokens(1, 1))),
+        ((Answer::Accepted, 1, 0), vec![0])
+    );
+    // Whoever uses it shows that it is not over.
+    rig.serve(&tokens(1, 1));
+    assert_eq!(priorities(&rig, &tokens(1, 1)), [NORMAL]);
+}
+
+#[test]
+fn a_session_that_is_over_gives_up_what_no_other_one_goes_through() {
+    let mut rig = one(12);
+    let system = tokens(1, 2);
+    let chat = |stem| [system.clone(), tokens(stem, 2)].concat();
+    rig.serve_as(Some("one"), &chat(5));
+    rig.serve_as(Some("two"), &chat(6));
+    let over = || Hint::Release(Release::Session("one".to_owned()));
+    let reply = say(&mut rig, over());
+    assert_eq!(told(&reply), (Answer::Clipped, 2, 2));
+    assert_eq!(priorities(&rig, &chat(5)), [35, 35, 0, 0]);
+    let reply = say(&mut rig, Hint::Release(Release::Session("two".to_owned())));
+    assert_eq!((told(&reply), priorities(&rig, &chat(6))), ((Answer::Accepted, 4, 0), vec![0; 4]));
+    // It goes on after all.
+    rig.serve_as(Some("one"), &chat(5));
+    assert_eq!(priorities(&rig, &chat(5)), [35; 4]);
+    let reply = say(&mut rig, Hint::Release(Release::Session("three".to_owned())));
+    assert_eq!(told(&reply), (Answer::Rejected, 0, 0));
+}
+
+#[test]
+fn what_a_lease_holds_is_not_released_by_another_session() {
+    let mut rig = one(8);
+    rig.serve_as(Some("one"), &tokens(1, 2));
+    let held = rig.acquire(&tokens(1, 1));
+    let reply = say(&mut rig, Hint::Release(Release::Session("one".to_owned())));
+    assert_eq!(
+        (told(&reply), priorities(&rig, &tokens(1, 2))),
+        ((Answer::Clipped, 1, 1), vec![35, 0])
+    );
+    rig.release(held);
+    let mine = rig.ask(&Acquire { session: Some("one"), ..all_of(&tokens(1, 2)) }).unwrap();
+    // Its own lease is no other's.
+    let reply = say(&mut rig, Hint::Release(Release::Session("one".to_owned())));
+    assert_eq!(told(&reply), (Answer::Accepted, 2, 0));
+    rig.release(mine);
+}
+
+#[test]
+fn what_is_not_cached_yet_waits_for_its_commit() {
+    let mut rig = one(8);
+    let prompt = tokens(1, 3);
+    rig.serve(&prompt[..4]);
+    let reply = say(&mut rig, Hint::Retain(Retain { end: Some(8), ..retain(path(&prompt), 60) }));
+    assert_eq!(told(&reply), (Answer::Deferred, 1, 1));
+    rig.serve(&prompt);
+    assert_eq!(priorities(&rig, &prompt), [60, 60, 35]);
+    // A scope that nobody has used yet.
+    let scope = Scope { tenant: b"new".to_vec(), ..Scope::default() };
+    let target = Target::Tokens { tokens: tokens(2, 1), scope: scope.clone() };
+    let reply = say(&mut rig, Hint::Retain(Retain { ttl: Some(50), ..retain(target.clone(), 60) }));
+    assert_eq!(told(&reply), (Answer::Deferred, 0, 1));
+    rig.now += 50;
+    let id = rig.ask(&Acquire { scope: scope.clone(), ..all_of(&tokens(2, 1)) }).unwrap();
+    rig.commit(id, &tokens(2, 1));
+    let known = rig.manager.known(&tokens(2, 1), &scope).unwrap();
+    assert_eq!(rig.manager.priority(known[0]), Ok(NORMAL), "the hint was too old");
+}
+
+#[test]
+fn as_many_hints_wait_as_there_is_room_for() {
+    let mut rig = one(8);
+    let hint = |stem| Hint::Retain(retain(path(&tokens(stem, 1)), 60));
+    let hints: Vec<Hint> = (1..=4097).map(hint).collect();
+    let replies = rig.call(|manager, now| manager.hint(&hints, now)).unwrap();
+    assert!(replies[..4096].iter().all(|reply| reply.answer == Answer::Deferred));
+    assert_eq!(told(&replies[4096]), (Answer::Rejected, 0, 1));
+    assert!(replies[4096].reason.contains("4096"), "{}", replies[4096].reason);
+    // The same once more takes no more room.
+    assert_eq!(say(&mut rig, hint(1)).answer, Answer::Rejected);
+}
+
+#[test]
+fn a_request_says_what_becomes_of_its_own_tokens() {
+    let mut rig = one(12);
+    let prompt = tokens(1, 3);
+    rig.serve(&prompt[..4]);
+    let id = rig.ask(&Acquire { reserve: 12, ..all_of(&prompt) }).unwrap();
+    let hint = Retain {
+        start: 4,
+        decode_priority: Some(5),
+        decode_ttl: Some(10_000),
+        ..retain(Target::Lease(id), 80)
+    };
+    let reply = say(&mut rig, Hint::Retain(hint));
+    assert_eq!(told(&reply), (Answer::Deferred, 0, 2));
+    rig.commit(id, &prompt[4..]);
+    rig.commit(id, &[7; 8]);
+    let all = [prompt, vec![7; 8]].concat();
+    assert_eq!(priorities(&rig, &all), [35, 80, 80, 5, 5]);
+    rig.release(id);
+    rig.now += 10_000;
+    let gone = say(&mut rig, Hint::Retain(retain(Target::Lease(id), 80)));
+    assert_eq!((gone.answer, gone.reason.contains("not held")), (Answer::Rejected, true));
+    assert_eq!(priorities(&rig, &all), [35, 80, 80, 35, 35]);
+}
+
+#[test]
+fn a_session_is_retained_as_it_grows() {
+    let mut rig = one(12);
+    let hint = Retain { decode_priority: Some(10), ..retain(Target::Session("s".into()), 70) };
+    let reply = say(&mut rig, Hint::Retain(hint));
+    assert_eq!(told(&reply), (Answer::Deferred, 0, 0));
+    rig.serve_as(Some("other"), &tokens(1, 1));
+    rig.serve_as(Some("s"), &tokens(1, 2));
+    assert_eq!(priorities(&rig, &tokens(1, 2)), [70, 70]);
+    let reply = say(&mut rig, Hint::Release(Release::Owner("s".into())));
+    assert_eq!((reply.blocks + reply.left, priorities(&rig, &tokens(1, 2))), (2, vec![35, 35]));
+}
+
+#[test]
+fn a_tier_retains_at_most_its_share() {
+    let mut rig = Rig::new(settings(vec![TierSpec { retained_share: 0.25, ..tier(Kind::Gpu, 8) }]));
+    rig.serve(&tokens(1, 4));
+    let reply = keep(&mut rig, &tokens(1, 4), 90);
+    assert_eq!(told(&reply), (Answer::Clipped, 2, 2));
+    assert_eq!(rig.manager.retained(GPU), (2, 2));
+    let blocks = rig.blocks(&tokens(1, 4));
+    let here =
+        |rig: &Rig, at: usize| rig.manager.explain(blocks[at], GPU, rig.now).unwrap().priority;
+    assert_eq!([0, 1, 2, 3].map(|at| here(&rig, at)), [90, 90, 35, 35]);
+    // What goes makes room for what is used.
+    keep(&mut rig, &tokens(1, 1), 20);
+    rig.serve(&tokens(1, 4));
+    assert_eq!([0, 1, 2, 3].map(|at| here(&rig, at)), [20, 90, 90, 35]);
+}
+
+#[test]
+fn a_tenant_beyond_its_quota_gives_up_its_own_blocks_first() {
+    let mut rig = one(6);
+    let scope = |tenant: &[u8]| Scope { tenant: tenant.to_vec(), ..Scope::default() };
+    let serve = |rig: &mut Rig, tenant: &[u8], stem| {
+        let id = rig.ask(&Acquire { scope: scope(tenant), ..all_of(&tokens(stem, 1)) }).unwrap();
+        rig.commit(id, &tokens(stem, 1));
+        rig.release(id);
+        rig.now += 1000;
+    };
+    let quota = |blocks, share| Hint::Quota { tenant: b"big".to_vec(), tier: GPU, blocks, share };
+    serve(&mut rig, b"small", 1);
+    for stem in 2..=6 {
+        serve(&mut rig, b"big", stem);
+    }
+    assert_eq!(told(&say(&mut rig, quota(Some(5), Some(0.5)))), (Answer::Accepted, 5, 0));
+    let there = |rig: &Rig, tenant: &[u8], stem| {
+        rig.manager.matched(&tokens(stem, 1), &scope(tenant), 0).unwrap() > 0
+    };
+    // Two blocks too many: they go although they are younger; then the oldest of all goes.
+    let id = rig.ask(&Acquire { reserve: 12, ..all_of(&[]) }).unwrap();
+    let left: Vec<u32> = (2..=6).filter(|&stem| there(&rig, b"big", stem)).collect();
+    assert_eq!((there(&rig, b"small", 1), left), (false, vec![4, 5, 6]));
+    rig.release(id);
+    assert_eq!(told(&say(&mut rig, quota(None, None))), (Answer::Accepted, 3, 0));
+    assert_eq!(told(&say(&mut rig, quota(None, None))), (Answer::Rejected, 0, 0));
+}
+
+#[test]
+fn what_is_prefetched_stands_on_the_tier_when_it_is_asked_for() {
+    let tiers = || vec![tier(Kind::Gpu, 8), tier(Kind::Host, 8), tier(Kind::Disk, 8)];
+    for tier in [GPU, HOST] {
+        let mut rig = Rig::new(settings(tiers()));
+        rig.mark(&tokens(1, 3), DISK);
+        let fetch = Hint::Prefetch { target: path(&tokens(1, 3)), tier, deadline: None };
+        // A quarter of the tier at a time.
+        let reply = say(&mut rig, fetch.clone());
+        assert_eq!(told(&reply), (Answer::Clipped, 2, 1), "{}", reply.reason);
+        let moves = rig.run();
+        assert!(moves.iter().all(|m| m.kind == MoveKind::Load && m.lease == 0));
+        let late = Hint::Prefetch { target: path(&tokens(1, 3)), tier, deadline: Some(rig.now) };
+        assert_eq!(told(&say(&mut rig, late)), (Answer::Clipped, 2, 1));
+        assert_eq!(told(&say(&mut rig, fetch)), (Answer::Accepted, 3, 0));
+        rig.run();
+        assert_eq!(rig.on(&tokens(1, 3), tier), [ALL; 3]);
+    }
+    let mut rig = Rig::new(settings(tiers()));
+    let fetch = Hint::Prefetch { target: path(&tokens(1, 3)), tier: GPU, deadline: None };
+    assert_eq!(told(&say(&mut rig, fetch)), (Answer::Rejected, 0, 0));
+}
+
+#[test]
+fn what_is_demoted_goes_down_step_by_step_and_is_not_dropped() {
+    let mut rig =
+        Rig::new(settings(vec![tier(Kind::Gpu, 8), tier(Kind::Host, 4), tier(Kind::Disk, 8)]));
+    rig.serve(&tokens(1, 3));
+    let down = |to| Hint::Demote { target: path(&tokens(1, 3)), tier: to };
+    assert_eq!(told(&say(&mut rig, down(DISK))), (Answer::Accepted, 3, 0));
+    rig.run();
+    assert_eq!(rig.on(&tokens(1, 3), DISK), [ALL; 3]);
+    assert_eq!((rig.on(&tokens(1, 3), GPU)[0].len(), rig.on(&tokens(1, 3), HOST)[0].len()), (0, 0));
+    assert_eq!(rig.manager.occupancy(HOST).free, 4);
+    // A lease's blocks stay.
+    let id = rig.acquire(&tokens(1, 1));
+    rig.run();
+    let down = Hint::Demote { target: Target::Lease(id), tier: HOST };
+    assert_eq!(told(&say(&mut rig, down)), (Answer::Rejected, 0, 1));
+}
+
+#[test]
+fn priorities_and_what_is_left_of_their_time_survive_a_restart() {
+    let three = || settings(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 4), tier(Kind::Disk, 8)]);
+    let mut rig = Rig::new(three());
+    rig.mark(&tokens(1, 3), DISK);
+    say(&mut rig, Hint::Retain(Retain { ttl: Some(900), ..retain(path(&tokens(1, 1)), 90) }));
+    let owner = Some("agent".to_owned());
+    let second = Retain { start: 4, end: Some(8), owner, ..retain(path(&tokens(1, 3)), 20) };
+    say(&mut rig, Hint::Retain(second));
+    say(
+        &mut rig,
+        Hint::Retain(Retain { end: Some(8), start: 4, ..retain(path(&tokens(1, 3)), 60) }),
+    );
+    rig.now += 400;
+    let rows = rig.call(|manager, now| manager.index(DISK, now)).unwrap();
+    let mut other = Rig::new(three());
+    other.now = 7;
+    other.call(|manager, now| manager.load_index(DISK, &rows, now)).unwrap();
+    assert_eq!(priorities(&other, &tokens(1, 3)), [90, 60, 35]);
+    other.now = 506;
+    say(&mut other, Hint::Release(Release::Owner("none".into())));
+    assert_eq!(priorities(&other, &tokens(1, 3)), [90, 60, 35]);
+    other.now = 507;
+    say(&mut other, Hint::Release(Release::Owner("none".into())));
+    assert_eq!(priorities(&other, &tokens(1, 3)), [35, 60, 35]);
+}
+
+#[test]
+fn hints_that_say_nothing_sensible_are_refused_and_change_nothing() {
+    let mut rig = Rig::new(settings(vec![
+        TierSpec { owner: Owner::Engine, ..tier(Kind::Gpu, 4) },
+        tier(Kind::Host, 4),
+    ]));
+    let good = Hint::Retain(retain(path(&tokens(1, 1)), 80));
+    let mut refused = |part: &str, bad: Hint| {
+        rig.refused(part, |manager, now| manager.hint(&[good.clone(), bad], now));
+    };
+    let hint = || retain(path(&tokens(1, 1)), 80);
+    refused("hint 1: priority is 101", Hint::Retain(Retain { priority: 101, ..hint() }));
+    refused(
+        "ends at 3, before its start at 4",
+        Hint::Retain(Retain { start: 4, end: Some(3), ..hint() }),
+    );
+    refused("ttl is 0 ns", Hint::Retain(Retain { ttl: Some(0), ..hint() }));
+    refused(
+        "about a lease or a session",
+        Hint::Retain(Retain { decode_priority: Some(9), ..hint() }),
+    );
+    refused("without decode_priority", Hint::Retain(Retain { decode_ttl: Some(9), ..hint() }));
+    let fetch = |tier| Hint::Prefetch { target: path(&tokens(1, 1)), tier, deadline: None };
+    refused("the engine owns the slots of tier 'gpu'", fetch(GPU));
+    refused("no tier below it", fetch(HOST));
+    refused("there is no tier 2, only 2", fetch(2));
+    refused("no tier above it", Hint::Demote { target: path(&tokens(1, 1)), tier: GPU });
+    let quota = |tier, share| Hint::Quota { tenant: Vec::new(), tier, blocks: None, share };
+    refused("the engine owns", quota(GPU, None));
+    refused("a share is NaN", quota(HOST, Some(f64::NAN)));
+    let scope = Scope { structure: Some(Structure::Holes), ..Scope::default() };
+    rig.mark(&tokens(1, 1), HOST);
+    let other = Target::Tokens { tokens: tokens(1, 1), scope };
+    rig.refused("leaf-only", |m, now| m.hint(&[Hint::Demote { target: other, tier: HOST }], now));
+}
+
+#[test]
+fn the_users_costs_replace_the_models() {
+    let mut rig = Rig::new(Settings {
+        policy: "retention".to_owned(),
+        priced: true,
+        ..settings(vec![tier(Kind::Gpu, 3)])
+    });
+    for stem in 1..=3 {
+        rig.serve(&tokens(stem, 1));
+    }
+    let rows = rig.manager.unpriced(9).unwrap();
+    assert_eq!(rows.len(), 3);
+    assert_eq!(rig.manager.unpriced(2).unwrap(), rows[..2]);
+    let ids: Vec<Handle> = rows.iter().map(|row| row.block).collect();
+    for (part, costs) in [
+        ("3 blocks and 2 costs", vec![1.0, 2.0]),
+        ("cost 1, of block", vec![1.0, f64::INFINITY, 1.0]),
+        ("is 0: finite and above 0", vec![1.0, 1.0, 0.0]),
+    ] {
+        rig.refused(part, |manager, now| manager.set_costs(&ids, &costs, now));
+    }
+    rig.call(|manager, now| manager.set_costs(&ids, &[900.0, 1.0, 50.0], now)).unwrap();
+    assert!(rig.manager.unpriced(9).unwrap().is_empty());
+    let price = rig.manager.explain(ids[0], GPU, rig.now).unwrap();
+    assert!((price.terms.base - 900.0).abs() < 1e-12);
+    // The oldest is the dearest by far: the second one leaves.
+    rig.serve(&tokens(4, 1));
+    assert_eq!(cached(&rig, 4), [1, 3, 4]);
+    let set = rig.call(|manager, now| manager.set_costs(&ids, &[1.0; 3], now)).unwrap();
+    assert_eq!(set, 2, "one is gone");
+    let mut plain = one(2);
+    plain.refused("cost='python'", |manager, _| manager.unpriced(1));
+}
+
+/// A request that a manager without hints can serve.
+fn fits(rig: &mut Rig, ask: &Acquire<'_>) -> Result<LeaseId> {
+    let result = rig.ask(ask);
+    assert!(!matches!(result, Err(Error::Config(_))), "{result:?}");
+    result
+}
+
+fn three(seed: u64) -> Settings {
+    let share = |kind, blocks| TierSpec {
+        retained_share: 1.0,
+        layer_slots: kind == Kind::Gpu && seed % 5 == 4,
+        ..tier(kind, blocks)
+    };
+    let count = usize::try_from(seed % 3).expect("small") + 1;
+    let tiers = [share(Kind::Gpu, 6), share(Kind::Host, 5), share(Kind::Disk, 7)];
+    let policy = NAMES[usize::try_from(seed / 3).expect("small") % NAMES.len()].to_owned();
+    let plain = if seed.is_multiple_of(2) {
+        settings(tiers[..count].to_vec())
+    } else {
+        holes(tiers[..count].to_vec())
+    };
+    Settings { policy, ..plain }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Two managers with one past, in which moves are under way and leases held; one of them is
+    /// flooded with hints. Whatever the other one can serve, it can.
+    #[test]
+    fn a_flood_of_hints_takes_no_room(
+        seed in 0..600u64,
+        past in prop::collection::vec((1..7u32, 1..4usize, 0..6u8), 0..25),
+        flood in prop::collection::vec((1..7u32, 1..4usize, 0..=100u8), 1..12),
+        ask in (1..9u32, 1..5usize, 0..12usize),
+    ) {
+        let mut rigs = [Rig::new(three(seed)), Rig::new(three(seed))];
+        for rig in &mut rigs {
+            let mut held: Vec<LeaseId> = Vec::new();
+            for &(stem, blocks, end) in &past {
+                rig.now += 10;
+                let prompt = tokens(stem, blocks);
+                let Ok(id) = rig.ask(&all_of(&prompt)) else { continue };
+                if end > 1 {
+                    rig.run();
+                }
+                if rig.awaits(id).is_empty() {
+                    let known = rig.manager.lease_tokens(id).unwrap();
+                    rig.commit(id, &prompt[known..]);
+                }
+                held.push(id);
+                if end > 0 {
+                    rig.release(held.remove(0));
+                }
+            }
+        }
+        let [plain, hinted] = &mut rigs;
+        for (stem, blocks, priority) in flood {
+            keep(hinted, &tokens(stem, blocks), priority);
+        }
+        let (stem, blocks, reserve) = ask;
+        let prompt = tokens(stem, blocks);
+        let ask = Acquire { reserve, ..all_of(&prompt) };
+        let (without, with) = (fits(plain, &ask), fits(hinted, &ask));
+        prop_assert_eq!(without.is_ok(), with.is_ok(), "{:?} {:?}", without, with);
+        let matched = |rig: &Rig, id| rig.manager.lease(id).unwrap().matched();
+        if let (Ok(a), Ok(b)) = (without, with) {
+            prop_assert_eq!(matched(plain, a), matched(hinted, b));
+        }
+    }
+
+    /// The same over a whole life of requests, one after the other, with hints between them.
+    #[test]
+    fn hints_never_make_a_request_fail(
+        seed in 0..600u64,
+        ops in prop::collection::vec((1..9u32, 1..5usize, 0..=100u8, 0..5u8), 1..60),
+    ) {
+        let mut rigs = [Rig::new(three(seed)), Rig::new(three(seed))];
+        for (stem, blocks, priority, kind) in ops {
+            let prompt = tokens(stem, blocks);
+            match kind {
+                0..=2 => {
+                    let fit = rigs.each_mut().map(|rig| {
+                        rig.now += 10;
+                        rig.run();
+                        let id = fits(rig, &all_of(&prompt));
+                        rig.run();
+                        if let Ok(id) = id {
+                            let known = rig.manager.lease_tokens(id).unwrap();
+                            rig.commit(id, &prompt[known..]);
+                            rig.release(id);
+                        }
+                        id.is_ok()
+                    });
+                    prop_assert_eq!(fit[0], fit[1]);
+                }
+                3 => drop(keep(&mut rigs[1], &prompt, priority)),
+                _ => {
+                    let owner = Some(format!("{}", priority % 3));
+                    let ttl = Some(u64::from(priority) + 1);
+                    let hint = Retain { owner, ttl, ..retain(path(&prompt), priority) };
+                    say(&mut rigs[1], Hint::Retain(hint));
+                }
+            }
+        }
+    }
+}

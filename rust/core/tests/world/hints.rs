@@ -1,0 +1,276 @@
+//! What the world knows of hints: everything that was said, and who is right.
+//!
+//! Its book is a list per block. After every operation each priority is compared with it, and ranks
+//! with priorities. Worlds with rounded costs also take hints about leases and sessions; what those
+//! say is not followed, but ranks are still compared.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvtrie_core::block::{Handle, Token};
+use kvtrie_core::hint::{Answer, HIGHEST, Hint, NORMAL, Priority, Release, Retain, Target};
+use kvtrie_core::scope::Scope;
+
+use super::{Raw, World};
+
+type Said = (&'static str, Priority, Option<u64>);
+
+struct Waiting {
+    tokens: Vec<Token>,
+    scope: Scope,
+    range: std::ops::Range<usize>,
+    said: Said,
+    known: Vec<Handle>,
+}
+
+/// All that was said and has not ended.
+#[derive(Default)]
+pub(super) struct Hints {
+    said: BTreeMap<Handle, Vec<Said>>,
+    released: BTreeSet<Handle>,
+    waiting: Vec<Waiting>,
+    quotas: bool,
+    steps: u64,
+}
+
+impl Hints {
+    /// Requests use these blocks.
+    pub(super) fn used(&mut self, blocks: impl Iterator<Item = Handle>) {
+        for block in blocks {
+            self.released.remove(&block);
+        }
+    }
+
+    fn say(&mut self, block: Handle, said: Said) {
+        let all = self.said.entry(block).or_default();
+        all.retain(|known| known.0 != said.0);
+        all.push(said);
+    }
+
+    fn priority(&self, block: Handle) -> Priority {
+        let strongest = self.said.get(&block).and_then(|all| all.iter().map(|said| said.1).max());
+        strongest.unwrap_or(if self.released.contains(&block) { 0 } else { NORMAL })
+    }
+}
+
+impl World {
+    fn loose(&self) -> bool {
+        self.manager.settings().epsilon > 0.0
+    }
+
+    pub(super) fn used(&mut self, tokens: &[Token], scope: &Scope) {
+        let known = self.manager.known(tokens, scope).unwrap();
+        self.hints.used(known.into_iter());
+    }
+
+    pub(super) fn hint(&mut self, a: usize, b: usize) {
+        let tokens = Self::sequence(a, b);
+        let scope = Self::scope(a / 60);
+        let last = self.manager.settings().tiers.len() - 1;
+        let path = || Target::Tokens { tokens: tokens.clone(), scope: scope.clone() };
+        let target = match a % 5 {
+            0 if self.loose() => Target::Session(["s", "t", "u"][b % 3].to_owned()),
+            1 if self.loose() && !self.held.is_empty() => {
+                Target::Lease(self.held[b % self.held.len()].id)
+            }
+            _ => path(),
+        };
+        let hint = match b % 9 {
+            0..=3 => return self.retain(target, (a, b)),
+            4 => return self.release_hint((tokens, scope), (a, b)),
+            5 => {
+                let deadline = b.is_multiple_of(5).then_some(self.now + 50);
+                Hint::Prefetch { target, tier: a % (last + 1), deadline }
+            }
+            6 => Hint::Demote { target, tier: a % (last + 1) },
+            7 => Hint::Quota {
+                tenant: scope.tenant,
+                tier: a % (last + 1),
+                blocks: (!b.is_multiple_of(4)).then_some(b as u64 / 9 % 5),
+                share: b.is_multiple_of(8).then_some(0.25),
+            },
+            _ => Hint::Quota { tenant: Vec::new(), tier: 9, blocks: None, share: Some(2.0) },
+        };
+        let replies = self.attempt("hint", |m, now| m.hint(std::slice::from_ref(&hint), now));
+        let Some(replies) = replies else { return };
+        self.count_answer(replies[0].answer);
+        self.hints.quotas |= matches!(hint, Hint::Quota { .. });
+    }
+
+    fn count_answer(&mut self, answer: Answer) {
+        self.count(match answer {
+            Answer::Accepted => "hint accepted",
+            Answer::Clipped => "hint clipped",
+            Answer::Deferred => "hint deferred",
+            Answer::Rejected => "hint rejected",
+        });
+    }
+
+    fn retain(&mut self, target: Target, (a, b): (usize, usize)) {
+        let priority = [0, 20, 35, 60, 80, 100, 60, 101][b / 9 % 8];
+        let ttl = b.is_multiple_of(2).then_some(1 + (a as u64 / 7) % 60);
+        let (start, end) = ((a / 5 % 3) * 3, [None, None, Some(3), Some(9)][a / 3 % 4]);
+        let owner = ["a", "b", ""][a / 11 % 3];
+        let decode = matches!(target, Target::Lease(_) | Target::Session(_)) && a.is_multiple_of(2);
+        let hint = Hint::Retain(Retain {
+            target: target.clone(),
+            start: start as u64,
+            end: end.map(|end| end as u64),
+            priority,
+            ttl,
+            decode_priority: decode.then_some(10),
+            decode_ttl: (decode && b.is_multiple_of(3)).then_some(20),
+            owner: Some(owner.to_owned()),
+        });
+        let replies = self.attempt("hint", |m, now| m.hint(&[hint], now));
+        assert_eq!(replies.is_none(), priority > HIGHEST || end.is_some_and(|end| end < start));
+        let Some(reply) = replies.map(|mut replies| replies.remove(0)) else { return };
+        self.count_answer(reply.answer);
+        let Target::Tokens { tokens, scope } = target else { return };
+        let size = self.size();
+        let full = tokens.len() / size;
+        let inside = |at: usize| {
+            let first = at * size;
+            start <= first && first < end.unwrap_or(tokens.len())
+        };
+        let known = self.manager.known(&tokens, &scope).unwrap();
+        let said = (owner, priority, ttl.map(|ttl| self.manager.now() + ttl));
+        for (at, &block) in known.iter().enumerate() {
+            if inside(at) {
+                self.hints.say(block, said);
+            }
+        }
+        let waits = (known.len()..full).filter(|&at| inside(at)).count() as u64;
+        let here = (0..known.len()).filter(|&at| inside(at)).count() as u64;
+        assert_eq!(reply.blocks + reply.left, here + waits, "{reply:?}");
+        if waits > 0 {
+            let range = start..end.unwrap_or(tokens.len());
+            self.hints.waiting.retain(|w| {
+                (w.said.0, &w.tokens, &w.scope, &w.range) != (owner, &tokens, &scope, &range)
+            });
+            self.hints.waiting.push(Waiting { tokens, scope, range, said, known });
+        }
+    }
+
+    fn release_hint(&mut self, (tokens, scope): (Vec<Token>, Scope), (a, b): (usize, usize)) {
+        let owner = ["a", "b", ""][a / 11 % 3];
+        let known = self.manager.known(&tokens, &scope).unwrap();
+        let all = a.is_multiple_of(2);
+        let release = match (self.loose() && a % 3 == 0, all) {
+            (true, _) => Release::Session(["s", "t", "u"][b % 3].to_owned()),
+            (_, true) => Release::Owner(owner.to_owned()),
+            _ => Release::Tokens { tokens, scope, owner: Some(owner.to_owned()) },
+        };
+        let hint = [Hint::Release(release)];
+        let reply = self.attempt("hint", |m, now| m.hint(&hint, now)).unwrap().remove(0);
+        self.count_answer(reply.answer);
+        if self.loose() {
+            return;
+        }
+        let about: Vec<Handle> = if all {
+            self.hints.waiting.retain(|waiting| waiting.said.0 != owner);
+            let mine = self.hints.said.iter();
+            let mine = mine.filter(|(_, all)| all.iter().any(|said| said.0 == owner));
+            mine.map(|(block, _)| *block).collect()
+        } else {
+            known
+        };
+        let mut released = 0;
+        for block in about {
+            if let Some(all) = self.hints.said.get_mut(&block) {
+                all.retain(|said| said.0 != owner);
+                if all.is_empty() {
+                    self.hints.said.remove(&block);
+                }
+            }
+            // Who else wants it is the manager's word, but no lease may hold it.
+            let claimed = self.hints.said.contains_key(&block);
+            if !claimed && self.manager.priority(block).unwrap() == 0 {
+                released += 1;
+                self.hints.released.insert(block);
+                for held in self.held.iter().filter(|held| !held.suspended) {
+                    let whose = Self::scope(held.scope);
+                    let count = self.manager.lease_tokens(held.id).unwrap() / self.size();
+                    let path = self.manager.known(&held.tokens, &whose).unwrap();
+                    let path = &path[..count.min(path.len())];
+                    assert!(!path.contains(&block), "a leased block was released");
+                }
+            }
+        }
+        assert_eq!(reply.blocks, released, "{reply:?}");
+    }
+
+    /// Brings the book up to date after an operation, and compares.
+    pub(super) fn follow_hints(&mut self, raw: Raw) {
+        let now = self.manager.now();
+        self.hints.steps += 1;
+        for all in self.hints.said.values_mut() {
+            all.retain(|said| said.2.is_none_or(|until| until > now));
+        }
+        let manager = &self.manager;
+        self.hints.said.retain(|block, all| manager.priority(*block).is_ok() && !all.is_empty());
+        self.hints.released.retain(|block| manager.priority(*block).is_ok());
+        let mut came = 0;
+        for mut waiting in std::mem::take(&mut self.hints.waiting) {
+            if waiting.said.2.is_some_and(|until| until <= now) {
+                continue;
+            }
+            let known = self.manager.known(&waiting.tokens, &waiting.scope).unwrap();
+            let same = known.iter().zip(&waiting.known).take_while(|(a, b)| a == b).count();
+            for (at, &block) in known.iter().enumerate().skip(same) {
+                if waiting.range.contains(&(at * self.size())) {
+                    came += 1;
+                    self.hints.say(block, waiting.said);
+                }
+            }
+            let wanted = waiting.range.end.div_ceil(self.size());
+            if known.len() < wanted.min(waiting.tokens.len() / self.size()) {
+                waiting.known = known;
+                self.hints.waiting.push(waiting);
+            }
+        }
+        for _ in 0..came {
+            self.count("waiting hint came true");
+        }
+        if !self.loose() {
+            for block in self.hints.said.keys().chain(&self.hints.released) {
+                let (ours, wanted) = (self.manager.priority(*block), self.hints.priority(*block));
+                assert_eq!(ours, Ok(wanted), "after {raw:?}: block {:#x} at {now}", block.0);
+            }
+        }
+        if self.hints.steps.is_multiple_of(4) {
+            self.compare_ranks(raw);
+        }
+    }
+
+    /// No block ranks before one of a lower priority, and none is ranked higher than was said.
+    fn compare_ranks(&mut self, raw: Raw) {
+        let (a, b) = (usize::from(raw.1), usize::from(raw.2));
+        let scope = Self::scope(a / 60);
+        let mut blocks: BTreeSet<Handle> = self.hints.said.keys().copied().collect();
+        blocks.extend(&self.hints.released);
+        blocks.extend(self.manager.known(&Self::sequence(a, b), &scope).unwrap());
+        for tier in 0..self.manager.settings().tiers.len() {
+            let (kept, most) = self.manager.retained(tier);
+            assert!(kept <= most, "after {raw:?}: tier {tier} retains {kept} of {most}");
+            let mut ranks = Vec::new();
+            for &block in &blocks {
+                let Ok(price) = self.manager.explain(block, tier, self.now) else { continue };
+                let said = self.manager.priority(block).unwrap();
+                let clipped = said > NORMAL && price.priority == NORMAL;
+                assert!(clipped || price.priority == said, "after {raw:?}: {said}, {price:?}");
+                if !self.loose() {
+                    assert_eq!(said, self.hints.priority(block), "after {raw:?}");
+                }
+                if let Some(rank) = price.rank {
+                    ranks.push((rank, price.priority));
+                }
+            }
+            ranks.sort_unstable();
+            let ordered = ranks.is_sorted_by_key(|&(_, priority)| priority);
+            assert!(self.hints.quotas || ordered, "after {raw:?}: tier {tier} ranks {ranks:?}");
+            if ranks.len() > 1 && !self.hints.quotas {
+                self.count("ranks compared");
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The hints of `kvtrie.hint` as the core's, and the answers.
+//!
+//! Invariant: a wrong kind or number is an error that names it. Cost: a few attribute reads and one
+//! copy of tokens.
+
+use kvtrie_core::hint::{self, HIGHEST, Hint, Release, Retain, Target};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+
+use crate::error::bad;
+use crate::lease::Lease;
+use crate::number::{nanos, small, whole};
+use crate::scope::scope;
+use crate::shared::Shared;
+use crate::tokens::Tokens;
+
+/// What became of a hint.
+#[pyclass(frozen, module = "kvtrie")]
+pub(crate) struct HintReply(hint::HintReply);
+
+impl From<hint::HintReply> for HintReply {
+    fn from(reply: hint::HintReply) -> Self {
+        Self(reply)
+    }
+}
+
+#[pymethods]
+impl HintReply {
+    /// "accepted", "clipped", "deferred" or "rejected".
+    #[getter]
+    fn answer(&self) -> &'static str {
+        self.0.answer.name()
+    }
+
+    /// For how many blocks it is in force now.
+    #[getter]
+    fn blocks(&self) -> u64 {
+        self.0.blocks
+    }
+
+    /// How many blocks it names that it is not in force for.
+    #[getter]
+    fn left(&self) -> u64 {
+        self.0.left
+    }
+
+    /// Why not for all of them; empty if it is accepted.
+    #[getter]
+    fn reason(&self) -> &str {
+        &self.0.reason
+    }
+
+    fn __repr__(&self) -> String {
+        let hint::HintReply { answer, blocks, left, reason } = &self.0;
+        format!("HintReply({}, blocks={blocks}, left={left}, reason={reason:?})", answer.name())
+    }
+}
+
+/// Reads one hint.
+pub(crate) fn hint(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Hint> {
+    let kind = given.get_type().name()?;
+    let tier = || shared.tier(&given.getattr("tier")?);
+    match kind.to_str()? {
+        "Retain" => retain(given).map(Hint::Retain),
+        "Release" => release(given).map(Hint::Release),
+        "Prefetch" => Ok(Hint::Prefetch {
+            target: target(given)?,
+            tier: tier()?,
+            deadline: optional(given, "deadline", nanos)?,
+        }),
+        "Demote" => Ok(Hint::Demote { target: target(given)?, tier: tier()? }),
+        "Quota" => Ok(Hint::Quota {
+            tenant: given.getattr("tenant")?.extract()?,
+            tier: tier()?,
+            blocks: optional(given, "blocks", nanos)?,
+            share: given.getattr("share")?.extract()?,
+        }),
+        other => Err(PyTypeError::new_err(format!(
+            "a hint is a Retain, Release, Prefetch, Demote or Quota, not '{other}'"
+        ))),
+    }
+}
+
+fn optional<'py, T>(
+    given: &Bound<'py, PyAny>,
+    name: &str,
+    convert: impl Fn(&Bound<'py, PyAny>, &str) -> PyResult<T>,
+) -> PyResult<Option<T>> {
+    let value = given.getattr(name)?;
+    if value.is_none() { Ok(None) } else { convert(&value, name).map(Some) }
+}
+
+fn priority(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u8> {
+    small(number, name, HIGHEST)
+}
+
+fn text(given: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<String>> {
+    given.getattr(name)?.extract()
+}
+
+fn sequence(given: &Bound<'_, PyAny>) -> PyResult<Option<Vec<u32>>> {
+    let tokens = given.getattr("tokens")?;
+    if tokens.is_none() { Ok(None) } else { Tokens::new(&tokens).map(|t| Some(t.into_vec())) }
+}
+
+fn whose(given: &Bound<'_, PyAny>) -> PyResult<kvtrie_core::scope::Scope> {
+    let named = given.getattr("scope")?;
+    scope((!named.is_none()).then_some(&named))
+}
+
+fn target(given: &Bound<'_, PyAny>) -> PyResult<Target> {
+    if let Some(tokens) = sequence(given)? {
+        return Ok(Target::Tokens { tokens, scope: whose(given)? });
+    }
+    if let Some(session) = text(given, "session")? {
+        return Ok(Target::Session(session));
+    }
+    let lease = given.getattr("lease")?;
+    let id = match lease.cast::<Lease>() {
+        Ok(lease) => lease.get().number(),
+        Err(_) => whole(&lease, "lease", u64::MAX)?,
+    };
+    Ok(Target::Lease(id))
+}
+
+fn retain(given: &Bound<'_, PyAny>) -> PyResult<Retain> {
+    Ok(Retain {
+        target: target(given)?,
+        start: nanos(&given.getattr("start")?, "start")?,
+        end: optional(given, "end", nanos)?,
+        priority: priority(&given.getattr("priority")?, "priority")?,
+        ttl: optional(given, "ttl", nanos)?,
+        decode_priority: optional(given, "decode_priority", priority)?,
+        decode_ttl: optional(given, "decode_ttl", nanos)?,
+        owner: text(given, "owner")?,
+    })
+}
+
+fn release(given: &Bound<'_, PyAny>) -> PyResult<Release> {
+    let owner = text(given, "owner")?;
+    if let Some(tokens) = sequence(given)? {
+        return Ok(Release::Tokens { tokens, scope: whose(given)?, owner });
+    }
+    match (text(given, "session")?, owner) {
+        (Some(session), _) => Ok(Release::Session(session)),
+        (None, Some(owner)) => Ok(Release::Owner(owner)),
+        (None, None) => Err(bad("Release is about a session, an owner or tokens")),
+    }
+}
