@@ -20,7 +20,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench bench-instructions bench-policies lint fuzz faults docs fmt lock clean
+.PHONY: help run test bench bench-core bench-scaling bench-instructions bench-policies peers lint fuzz faults docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -37,6 +37,15 @@ bench: $(BUILT) ## criterion, then pytest-benchmark, then the time of `import kv
 	cargo bench -p kvtrie-core
 	$(BIN)/pytest benches --benchmark-enable --benchmark-columns=min,median,stddev,rounds $(ARGS)
 	$(BIN)/python benches/import_time.py
+
+bench-core: $(BUILT) ## ours and the peers in one run, with ratios; ARGS="--only request --without-peers"
+	$(BIN)/python -m benches.core $(ARGS)
+
+bench-scaling: $(BUILT) ## cost per call from a thousand to four million blocks, and its picture
+	$(BIN)/python -m benches.scaling $(ARGS)
+
+peers: $(LOCKED) ## install other block managers for bench-core (Linux x86-64, Python 3.11); ARGS="dynamo"
+	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh $(or $(ARGS),dynamo sglang vllm lmcache)
 
 bench-instructions: $(BUILT) ## instructions per call under callgrind, against the record; ARGS="--record"
 	$(BIN)/python benches/instructions.py $(ARGS)
@@ -77,7 +86,8 @@ lock: $(LOCKED) ## pin the newest versions that pyproject.toml allows
 clean: ## remove the environment, the builds and the caches
 	rm -rf $(VENV) target site .hypothesis .benchmarks .pytest_cache .ruff_cache .mypy_cache \
 	    .import_linter_cache python/kvtrie/_kvtrie*.so
-	find python tests benches -name __pycache__ -type d -prune -exec rm -rf {} +
+	find python tests benches -path benches/peers/envs -prune -o \
+	    -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(LOCKED): requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

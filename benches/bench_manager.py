@@ -10,21 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from workload import VOCABULARY, Shape, requests
 
-from kvtrie import BlockManager, ModelShape, Tier
+from benches.ours.manager import manager
+from benches.workload import BLOCK, VOCABULARY, Trace
+from kvtrie import BlockManager
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
-MODEL = ModelShape(layers=32, kv_heads=8, head_dim=128, hidden=4096, dtype="bfloat16")
-BLOCK = 16
 LEAVES = 50_000
-
-
-def manager(blocks: int, policy: str = "retention") -> BlockManager:
-    """A manager of one tier without bytes."""
-    return BlockManager(MODEL, [Tier("gpu", blocks=blocks, owner="none")], policy=policy)
+CONVERSATIONS = 400
 
 
 def serve(managed: BlockManager, text: np.ndarray, prompt: int, now: int) -> None:
@@ -47,8 +42,10 @@ def filled(leaves: int, policy: str) -> tuple[BlockManager, int]:
 
 @pytest.fixture(scope="module")
 def trace() -> list[tuple[np.ndarray, int]]:
-    """2 000 requests of mean 95 prompt blocks."""
-    return list(requests(Shape()))
+    """About 2000 requests of mean 95 prompt blocks: the common trace, shorter."""
+    return [
+        (tokens.view(np.uint32), prompt) for _, prompt, tokens in Trace(conversations=CONVERSATIONS)
+    ]
 
 
 def test_whole_request(benchmark: BenchmarkFixture, trace: list[tuple[np.ndarray, int]]) -> None:
@@ -140,11 +137,16 @@ def test_mark(benchmark: BenchmarkFixture, run: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["uint32", "int64"])
 @pytest.mark.parametrize("blocks", [0, 10, 100, 1000])
-def test_longest_prefix(benchmark: BenchmarkFixture, blocks: int, dtype: str) -> None:
+def test_longest_prefix(
+    benchmark: BenchmarkFixture,
+    trace: list[tuple[np.ndarray, int]],
+    blocks: int,
+    dtype: str,
+) -> None:
     managed = manager(100_000)
     chain = np.random.default_rng(11).integers(1, VOCABULARY, 1000 * BLOCK, dtype=np.uint32)
     managed.mark(chain, 0, present=True, now=1)
-    for text, prompt in islice(requests(Shape(conversations=50, open=10)), 100):
+    for text, prompt in islice(trace, 100):
         serve(managed, text, prompt, 1)
     asked = chain[: blocks * BLOCK] if blocks else np.zeros(100 * BLOCK, dtype=np.uint32)
     asked = asked.astype(dtype)

@@ -271,6 +271,7 @@ impl Manager {
         self.owns.remove(own);
         self.tiers[0].here.put(block, slot);
         self.notice(0, block);
+        self.attend(0, block);
         self.write_through(0, block, None, now);
         true
     }

@@ -1,0 +1,150 @@
+"""Ours and the peers on the common trace, in one run: the table, and benches/results/core.json.
+
+    make bench-core ARGS="--only request --without-peers"
+
+Rows whose names begin with one of `--only` are played, all without it. Rounds alternate: the peers,
+then ours, and again; best and median of the rounds are reported, ratios are of the bests. A game
+that was played with all its rows and peers replaces that game's part of the document, at once, so
+that a run can be ended and taken up again; `--out` writes what was played, and nothing else, there.
+Cost: half an hour with the peers, ten minutes without, on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from benches.core.place import place
+from benches.core.referee import PROTOTYPE, ROOT, DriverError, Line, missing, run, schedule
+from benches.core.report import PlayedWronglyError, Reported, check, rows_of, table
+from benches.core.rows import GAMES, chosen
+from benches.workload import CONVERSATIONS, LRU_POOL, SEED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benches.core.rows import Game, Play
+
+OUT = ROOT / "benches/results/core.json"
+WIDE = 140
+
+
+def main() -> int:
+    """Play, check, report."""
+    parser = argparse.ArgumentParser(prog="benches.core", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", action="append", default=[], metavar="PREFIX", help="of rows")
+    parser.add_argument("--without-peers", action="store_true")
+    parser.add_argument("--rounds", type=int, default=2, help="two at least give a median")
+    parser.add_argument("--out", type=Path, help="write what was played there")
+    parser.add_argument("--json", action="store_true", help="print the document, not the table")
+    given = parser.parse_args()
+    games, told = chosen(given.only), Console(stderr=True)
+    if not games:
+        names = ", ".join(row.what for game in GAMES for row in game.rows)
+        parser.error(f"no row's name begins with {' or '.join(given.only)}; there are {names}")
+    if given.rounds < 1:
+        parser.error(f"{given.rounds} rounds measure nothing")
+    for words in [] if given.without_peers else missing(games):
+        told.print(words, highlight=False)
+    if PROTOTYPE not in os.environ:
+        told.print(f"limit: not played, {PROTOTYPE} names no folder", highlight=False)
+    try:
+        document = play(games, given, told)
+    except (DriverError, PlayedWronglyError) as error:
+        told.print(str(error), markup=False, highlight=False)
+        return 1
+    if given.out is not None:
+        write(given.out, document)
+    if given.json:
+        sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+        return 0
+    show(document, Console(width=None if sys.stdout.isatty() else WIDE))
+    return 0
+
+
+def play(games: Sequence[Game], given: argparse.Namespace, told: Console) -> dict[str, Any]:
+    """Every game; each is put on record as soon as it is over, if it was whole."""
+    document: dict[str, Any] = {"rows": [], "games": {}}
+    peers = not given.without_peers
+    plays = [schedule([game], given.rounds, peers=peers) for game in games]
+    with Progress(console=told, transient=True) as bar:
+        task = bar.add_task("Playing", total=sum(map(len, plays)))
+        for game, turns in zip(games, plays, strict=True):
+            where, began = place(), time.monotonic()
+            lines = [line for turn in turns for line in watched(turn, bar, task)]
+            shares = check(lines)
+            document["games"][game.name] = {
+                **where,
+                "load_after": place()["load"],
+                "seconds": round(time.monotonic() - began),
+                "rounds": 1 if game.once else given.rounds,
+                "trace": {"seed": SEED, "conversations": CONVERSATIONS, "pool": LRU_POOL},
+                "hit_shares": shares,
+                "lines": [said(line) for line in lines],
+            }
+            rows = rows_of([game], lines)
+            document["rows"] += [{"game": game.name, **asdict(row)} for row in rows]
+            if given.out is None and peers and game in GAMES and not missing([game]):
+                record(document, game.name)
+    return document
+
+
+def watched(turn: Play, bar: Progress, task: Any) -> list[Line]:
+    """The lines of one play, told on the bar."""
+    bar.update(task, description=" ".join((turn.module.rpartition(".")[2], *turn.arguments)))
+    lines = run(turn)
+    bar.advance(task)
+    return lines
+
+
+def said(line: Line) -> dict[str, Any]:
+    """A line as it is kept."""
+    head = {"peer": line.peer, "what": line.what, "value": line.value, "unit": line.unit}
+    return {**head, **line.context}
+
+
+def record(document: dict[str, Any], game: str) -> None:
+    """Put one game's part into the document that is kept."""
+    kept = json.loads(OUT.read_text()) if OUT.exists() else {"rows": [], "games": {}}
+    kept["games"][game] = document["games"][game]
+    rows = [row for row in kept["rows"] if row["game"] != game]
+    rows += [row for row in document["rows"] if row["game"] == game]
+    order = [each.name for each in GAMES]
+    kept["rows"] = sorted(rows, key=lambda row: order.index(row["game"]))
+    write(OUT, kept)
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    """The document, readable, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    new.replace(path)
+
+
+def show(document: dict[str, Any], console: Console) -> None:
+    """The table, the shares that were checked, and how many goals are reached."""
+    rows = [
+        Reported(**{key: value for key, value in row.items() if key != "game"})
+        for row in document["rows"]
+    ]
+    console.print(table(rows))
+    for game in document["games"].values():
+        for words in game["hit_shares"]:
+            console.print(words, highlight=False)
+    judged = [row for row in {row.what: row for row in rows}.values() if row.ok is not None]
+    reached = sum(row.ok is True for row in judged)
+    console.print(f"{reached} of {len(judged)} goals reached", highlight=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""Plays drivers in their interpreters and gathers the lines they print.
+
+Invariant: within a round the peers come first and ours behind them, so that a slow minute of the
+machine falls on both; each driver is a process of its own. A peer that is not installed is left out
+and said so, with the command that installs it; a driver that fails ends everything with its own
+words. Cost: that of the drivers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benches.core.rows import LIMIT, OURS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from benches.core.rows import Game, Play
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENTS = ROOT / "benches/peers/envs"
+PROTOTYPE = "KVTRIE_PROTOTYPE"
+OUR_OWN = (OURS, LIMIT)
+PRINTED = 20  # last lines of a driver that failed
+
+
+class DriverError(Exception):
+    """A driver that failed, with what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One measurement as its driver printed it."""
+
+    peer: str
+    what: str
+    value: float
+    unit: str
+    context: dict[str, Any]
+
+
+def interpreter(environment: str) -> Path | None:
+    """The interpreter of an environment, or None where it is not installed."""
+    if environment == LIMIT and PROTOTYPE not in os.environ:
+        return None
+    if environment in OUR_OWN:
+        return Path(sys.executable)
+    folder = ENVIRONMENTS / environment
+    return folder / "bin/python" if (folder / ".ready").exists() else None
+
+
+def missing(games: Iterable[Game]) -> list[str]:
+    """A line for each peer that is asked for and not installed."""
+    asked = dict.fromkeys(play.environment for game in games for play in game.peers)
+    return [
+        f"{name}: skipped, not installed; `make peers ARGS={name}` does it (Linux x86-64, "
+        "Python 3.11)"
+        for name in asked
+        if interpreter(name) is None
+    ]
+
+
+def schedule(games: Iterable[Game], rounds: int, *, peers: bool) -> list[Play]:
+    """Every play in its order: by game, by round, peers first and ours behind them."""
+    plays: list[Play] = []
+    for game in games:
+        there = [*(game.peers if peers else ()), *game.ours]
+        there = [play for play in there if interpreter(play.environment) is not None]
+        plays += there * (1 if game.once else rounds)
+    return plays
+
+
+def run(play: Play) -> list[Line]:
+    """Play one driver and read its lines."""
+    python = interpreter(play.environment)
+    assert python is not None, play
+    told = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        (str(python), "-m", play.module, *play.arguments),
+        cwd=ROOT,
+        env=told,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = "\n".join((done.stdout + done.stderr).splitlines()[-PRINTED:])
+        name = " ".join((play.module, *play.arguments))
+        raise DriverError(f"{name} ended with {done.returncode}:\n{said}")
+    lines = parse(done.stdout.splitlines())
+    if not lines:
+        raise DriverError(f"{play.module} printed no measurement:\n{done.stdout}")
+    return lines
+
+
+def parse(printed: Sequence[str]) -> list[Line]:
+    """The measurements among what was printed; peers also greet."""
+    lines: list[Line] = []
+    for text in printed:
+        if not text.startswith("{"):
+            continue
+        try:
+            told = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if not {"peer", "what", "value", "unit"} <= told.keys():
+            continue
+        head = (told.pop("peer"), told.pop("what"), float(told.pop("value")), told.pop("unit"))
+        lines.append(Line(*head, told))
+    return lines

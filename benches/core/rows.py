@@ -1,0 +1,225 @@
+"""The rows of the table, their goals, and what is played for them.
+
+A game is one benchmark of ours and the same of each peer, played in turn. Every figure is a cost:
+less is better, so peer / ours is how many times ours is better. Goals in blocks per second stand as
+nanoseconds per block. Invariant: `Row.what` is the name that ours prints, and no two rows share it.
+Cost: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OURS = "kvtrie"
+LIMIT = "limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """One driver's run, in the interpreter of that environment.
+
+    Attributes:
+        environment: `kvtrie` or `limit` for ours, else the peer that `setup.sh` installs.
+        module: the driver.
+        arguments: of the driver.
+    """
+
+    environment: str
+    module: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table, times the number of peers that have it.
+
+    Attributes:
+        what: its name in ours' lines.
+        label: what people read.
+        unit: of all figures.
+        goal: at most so much; None where none is set.
+        peer: its name in the peers' lines, if it is another one.
+        less: another of ours' figures that is taken away first.
+    """
+
+    what: str
+    label: str
+    unit: str
+    goal: float | None = None
+    peer: str | None = None
+    less: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """What is played in turn, and the rows that come of it.
+
+    Attributes:
+        name: short.
+        ours: our drivers.
+        peers: theirs.
+        rows: in the table's order.
+        once: memory does not wobble, and criterion takes samples of its own.
+    """
+
+    name: str
+    ours: tuple[Play, ...]
+    peers: tuple[Play, ...]
+    rows: tuple[Row, ...]
+    once: bool = False
+
+
+def _mine(module: str, *arguments: str) -> Play:
+    return Play(OURS, f"benches.ours.{module}", arguments)
+
+
+def _limit(what: str) -> Play:
+    return Play(LIMIT, "benches.limit", (what,))
+
+
+def _sglang(what: str, tree: str) -> Play:
+    return Play("sglang", "benches.peers.sglang_tree", (what, "--tree", tree))
+
+
+def _vllm(what: str) -> Play:
+    return Play("vllm", "benches.peers.vllm_blocks", (what,))
+
+
+def _dynamo(per_call: int) -> Play:
+    return Play("dynamo", "benches.peers.dynamo_tree", ("--per-call", str(per_call)))
+
+
+_REQUEST = Game(
+    "request",
+    (_mine("request", "--policy", "lru"), _mine("request"), _limit("request")),
+    (_sglang("request", "rust"), _sglang("request", "radix"), _vllm("request")),
+    (
+        Row("request", "whole manager, per request", "us", 4.0),
+        Row("request.acquire", "  of it acquire", "us"),
+        Row("request.commit_prompt", "  of it commit of the prompt", "us"),
+        Row("request.commit_answer", "  of it commit of the answer", "us"),
+        Row("request.release", "  of it release", "us"),
+        Row("lookup.mean", "longest prefix in that trace, mean", "us", 1.3),
+        Row("lookup.p99", "longest prefix in that trace, p99", "us", 3.0),
+    ),
+)
+
+_FAST = ("lru", "fifo", "lfu", "gdsf", "s3fifo", "lirs", "flat", "retention")
+_OTHER = ("arc", "hazard", "weighted", "checkerboard")  # no goal is set for these
+
+_EVICT = Game(
+    "evict",
+    (
+        *(_mine("leaves", "--policy", policy) for policy in _FAST),
+        *(_mine("leaves", "--policy", policy, "--steps", "300") for policy in _OTHER),
+        _limit("leaves"),
+    ),
+    (_vllm("leaves"), _sglang("leaves", "rust"), _sglang("leaves", "radix")),
+    (
+        # The peers evict by LRU alone.
+        Row("evict.lru", "evict 4, insert 4, lru", "us", 1.2, peer="evict"),
+        *(
+            Row(f"evict.{policy}", f"evict 4, insert 4, {policy}", "us", 1.2)
+            for policy in _FAST[1:]
+        ),
+        *(Row(f"evict.{policy}", f"evict 4, insert 4, {policy}", "us") for policy in _OTHER),
+    ),
+)
+
+_DECODE = Game(
+    "decode",
+    (_mine("decode"),),
+    (_vllm("decode"),),
+    (Row("decode", "one token of one request, 64 a call", "us", 0.2),),
+)
+
+_KINDS = (("", 1.0), (".int32", 1.0), (".int64", 2.0), (".list", None))
+_FIND = (("miss", 0.3), ("10", 0.3), ("100", 0.9), ("1000", 5.0))
+
+_STORE = Game(
+    "store",
+    (_mine("store"), _limit("store")),
+    (_dynamo(16), _dynamo(100)),
+    (
+        Row("store.16", "mark runs of 16 blocks, per block", "ns", 125.0),
+        Row("store.100", "mark runs of 100 blocks, per block", "ns", 50.0),
+        *(
+            Row(
+                f"find.{length}{kind}",
+                f"longest prefix, {length}, {kind[1:] or 'uint32'}",
+                "us",
+                None if factor is None else round(goal * factor, 3),
+                peer=f"find.{length}",
+            )
+            for length, goal in _FIND
+            for kind, factor in _KINDS
+        ),
+    ),
+)
+
+_VICTIM = Game(
+    "victim",
+    (_mine("rust", "victim"),),
+    (),
+    (
+        Row("victim.one", "exact victim of a million, alone", "us", 0.3),
+        Row("victim.run", "exact victim of a million, in runs", "us", 0.1),
+        Row("victim.one.default", "  with costs rounded by 1/64, alone", "us"),
+        Row("victim.run.default", "  with costs rounded by 1/64, in runs", "us"),
+    ),
+    once=True,
+)
+
+_MEMORY = Game(
+    "memory",
+    (*(_mine("memory", what) for what in ("1", "2", "3", "sequences")), _limit("memory")),
+    (_sglang("memory", "rust"), _vllm("memory"), _dynamo(16)),
+    (
+        Row("memory.tiers_1", "memory of a block at a million", "B", 80.0, peer="memory"),
+        Row("memory.tiers_2", "  more for a second tier", "B", 12.0, less="memory.tiers_1"),
+        Row("memory.tiers_3", "  more for a third tier", "B", 12.0, less="memory.tiers_2"),
+        Row("memory.sequences_4", "  in sequences of 4 blocks", "B"),
+        Row("memory.sequences_1", "  in sequences of 1 block", "B"),
+    ),
+    once=True,
+)
+
+_OFFLOAD = Game(
+    "offload",
+    (_mine("offload"),),
+    (
+        Play("vllm", "benches.peers.vllm_offload", ("--policy", "lru")),
+        Play("vllm", "benches.peers.vllm_offload", ("--policy", "arc")),
+    ),
+    (Row("offload", "host tier below gpu, per request", "us", 20.0),),
+)
+
+_PLAN = Game(
+    "plan",
+    (_mine("rust", "plan"),),
+    (),
+    (
+        Row("plan.eighth", "plan of 256 blocks, every 8th a hole", "us", 50.0),
+        Row("plan.third", "plan of 256 blocks, every 3rd a hole", "us", 50.0),
+    ),
+    once=True,
+)
+
+GAMES = (_REQUEST, _EVICT, _DECODE, _STORE, _VICTIM, _MEMORY, _OFFLOAD, _PLAN)
+
+
+def chosen(prefixes: list[str]) -> list[Game]:
+    """The games with the rows whose names begin so; all of them if none is asked for."""
+    if not prefixes:
+        return list(GAMES)
+    games = [
+        Game(
+            game.name,
+            game.ours,
+            game.peers,
+            tuple(row for row in game.rows if row.what.startswith(tuple(prefixes))),
+            game.once,
+        )
+        for game in GAMES
+    ]
+    return [game for game in games if game.rows]

@@ -1,0 +1,86 @@
+"""What Rust's own benchmarks measure of the core, as lines of ours.
+
+Runs criterion with a filter and reads its samples: the exact victim at a million entries, and the
+restore plan. Python has no call as small. Cost: a build, if needed, then half a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from benches.measure import emit
+
+# By benchmark: its filter, and for what it measures criterion's identifier (with one gap, as
+# the number of classes stands in it), the unit, and how much of that a nanosecond is.
+RETENTION = "^retention, epsilon (0|1/64)/in time, .*1000000$"
+BENCHES = {
+    "victim": (
+        "retention",
+        RETENTION,
+        {
+            "victim.one": ("retention, epsilon 0/in time, one, */1000000", "us", 1e-3),
+            "victim.run": ("retention, epsilon 0/in time, 30 in a run/1000000", "us", 1e-3 / 30),
+            "victim.one.default": (
+                "retention, epsilon 1/64/in time, one, */1000000",
+                *("us", 1e-3),
+            ),
+            "victim.run.default": (
+                "retention, epsilon 1/64/in time, 30 in a run/1000000",
+                *("us", 1e-3 / 30),
+            ),
+        },
+    ),
+    "plan": (
+        "manager",
+        "^plan of 256 blocks/",
+        {
+            "plan.eighth": ("plan of 256 blocks/every eighth a hole", "us", 1e-3),
+            "plan.third": ("plan of 256 blocks/every third", "us", 1e-3),
+        },
+    ),
+}
+
+
+def median_ns(folder: Path, pattern: str) -> tuple[float, int]:
+    """Median nanoseconds of an iteration, and the number of samples, of the newest run."""
+    found = [path for path in folder.rglob("new/benchmark.json") if fits(path, pattern)]
+    newest = max(found, key=lambda path: path.stat().st_mtime)
+    sample = json.loads(newest.with_name("sample.json").read_text())
+    each = np.array(sample["times"]) / np.array(sample["iters"])
+    return float(np.median(each)), len(each)
+
+
+def fits(path: Path, pattern: str) -> bool:
+    """Whether a result is of that benchmark, whose identifier may have one gap."""
+    front, _, back = pattern.partition("*")
+    name = json.loads(path.read_text())["full_id"]
+    return name == pattern if not back else name.startswith(front) and name.endswith(back)
+
+
+def target() -> Path:
+    """Where cargo puts its results."""
+    command = ("cargo", "metadata", "--format-version", "1", "--no-deps")
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return Path(json.loads(told)["target_directory"], "criterion")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=BENCHES)
+    given = parser.parse_args()
+    bench, only, wanted = BENCHES[given.what]
+    command = ("cargo", "bench", "--quiet", "-p", "kvtrie-core", "--bench", bench, "--", only)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    folder = target()
+    for what, (pattern, unit, factor) in wanted.items():
+        ns, samples = median_ns(folder, pattern)
+        emit("kvtrie", what, factor * ns, unit, samples=samples, bench=bench)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""How a call's cost grows with the blocks that are cached: flat or logarithmic is what is wanted.
+
+    make bench-scaling
+
+Managers full of unrelated sequences of 32 blocks, from a thousand blocks to four million: the
+median of a lookup, of an acquire and release that hit, of a sequence evicted and one inserted, of
+the commit of one token. While the largest is filled, every call's own CPU time is taken too: the
+worst one is what a scheduler may have to wait for. Writes benches/results/scaling.json and
+docs/images/scaling.png. Cost: two minutes, 2 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from pathlib import Path
+from time import perf_counter, thread_time_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benches.core.place import place
+from benches.ours.manager import STEP, manager
+from benches.workload import BLOCK, SEED, VOCABULARY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvtrie import BlockManager
+
+ROOT = Path(__file__).parents[1]
+SIZES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000)
+LENGTH = 32  # blocks of a sequence
+KEPT = 500  # sequences that are asked for again
+TOKENS = 256  # that one lease decodes
+GOAL_US = 1000.0  # of CPU time, for any single call
+LABELS = {
+    "lookup": "lookup of 32 blocks",
+    "hit": "acquire and release, 32 blocks found",
+    "replace": "evict 32 blocks, insert 32",
+    "token": "commit of one token",
+}
+# Four hues of the same lightness that color-blind eyes tell apart.
+HUES = {"lookup": "#0072b2", "hit": "#d55e00", "replace": "#009e73", "token": "#cc79a7"}
+
+
+class Worst:
+    """The longest CPU time of each kind of call, and at how many blocks it was."""
+
+    def __init__(self) -> None:
+        self.us: dict[str, float] = {}
+        self.at: dict[str, int] = {}
+
+    def timed(
+        self, kind: str, blocks: int, call: Callable[..., Any], *given: Any, **more: Any
+    ) -> Any:
+        """Make a call and remember it if it took longer than all before."""
+        t = thread_time_ns()
+        result = call(*given, **more)
+        us = (thread_time_ns() - t) / 1000
+        if us > self.us.get(kind, 0.0):
+            self.us[kind], self.at[kind] = us, blocks
+        return result
+
+
+def sequence(draw: np.random.Generator) -> np.ndarray:
+    """A sequence that nobody has seen."""
+    return draw.integers(1, VOCABULARY, size=LENGTH * BLOCK, dtype=np.uint32)
+
+
+def fill(size: int, draw: np.random.Generator) -> tuple[BlockManager, list[np.ndarray], int, Worst]:
+    """A full manager, sequences of it spread over its age, the time, and the worst calls."""
+    managed, worst, asked = manager(size), Worst(), []
+    number = size // LENGTH
+    every = max(1, number // KEPT)
+    # What happens on first use is no growth.
+    warm = managed.acquire(sequence(draw)[:BLOCK], now=0)
+    warm.release(now=0)
+    for i in range(number):
+        tokens, now, blocks = sequence(draw), STEP * (i + 1), i * LENGTH
+        lease = worst.timed("acquire", blocks, managed.acquire, tokens, now=now)
+        worst.timed("commit", blocks, lease.commit, tokens, now=now)
+        worst.timed("release", blocks, lease.release, now=now)
+        if i % every == 0 and len(asked) < KEPT:
+            asked.append(tokens)
+    assert managed.stats()["blocks"] == number * LENGTH
+    return managed, asked, STEP * (number + 1), worst
+
+
+def costs(
+    managed: BlockManager, asked: list[np.ndarray], now: int, draw: np.random.Generator
+) -> dict[str, float]:
+    """Median microseconds of each operation."""
+    times: dict[str, list[float]] = {name: [] for name in LABELS}
+    turns = 3000 // len(asked) + 1
+    for tokens in asked * turns:
+        t = perf_counter()
+        found = managed.lookup(tokens, now=now, keep=0)
+        times["lookup"].append(perf_counter() - t)
+        assert found.tokens == len(tokens)
+    for tokens in asked * turns:
+        now += STEP
+        t = perf_counter()
+        lease = managed.acquire(tokens, now=now, keep=0)
+        lease.release(now=now)
+        times["hit"].append(perf_counter() - t)
+    for _ in range(8):
+        now += STEP
+        prompt = sequence(draw)[:BLOCK]
+        lease = managed.acquire(prompt, now=now, reserve=TOKENS)
+        lease.commit(prompt, now=now)
+        for token in sequence(draw)[:TOKENS].reshape(-1, 1):
+            t = perf_counter()
+            lease.commit(token, now=now)
+            times["token"].append(perf_counter() - t)
+        lease.release(now=now)
+    for _ in range(2000):
+        now += STEP
+        tokens = sequence(draw)
+        t = perf_counter()
+        lease = managed.acquire(tokens, now=now)
+        lease.commit(tokens, now=now)
+        lease.release(now=now)
+        times["replace"].append(perf_counter() - t)
+    return {name: round(1e6 * float(np.median(each)), 3) for name, each in times.items()}
+
+
+def picture(sizes: list[int], measured: list[dict[str, float]], path: Path) -> None:
+    """Cost over blocks, both axes logarithmic, each line named at its end."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
+
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, label in LABELS.items():
+        us = [each[name] for each in measured]
+        axes.plot(sizes, us, color=HUES[name], marker="o", markersize=4, linewidth=1.8)
+        axes.annotate(
+            *(f"{label}", (sizes[-1], us[-1])),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            color=HUES[name],
+            fontsize=9,
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(sizes, [words(size) for size in sizes])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlim(sizes[0] * 0.8, sizes[-1] * 80)
+    # Whole decades, so that slopes are not stretched.
+    lowest, highest = (pick(pick(each.values()) for each in measured) for pick in (min, max))
+    axes.set_ylim(10 ** np.floor(np.log10(lowest)), 10 ** np.ceil(np.log10(highest)))
+    axes.set_xlabel("blocks cached", loc="left")
+    axes.set_ylabel("µs a call, median")
+    axes.set_title("What a call costs as the cache grows", loc="left", fontsize=11)
+    axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def words(size: int) -> str:
+    """A number of blocks, short."""
+    return f"{size // 1_000_000} M" if size >= 1_000_000 else f"{size // 1000} k"
+
+
+def main() -> int:
+    """Measure, print, write, draw."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BLOCKS")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--json", action="store_true", help="print the document, not the table")
+    parser.add_argument("--out", type=Path, default=ROOT / "benches/results/scaling.json")
+    parser.add_argument("--picture", type=Path, default=ROOT / "docs/images/scaling.png")
+    given = parser.parse_args()
+    sizes, told = sorted(given.sizes), Console(stderr=True)
+    if sizes[0] < 16 * LENGTH:
+        parser.error(f"{sizes[0]} blocks: at least {16 * LENGTH} are needed")
+    draw, measured, where = np.random.default_rng(given.seed), [], place()
+    worst = Worst()
+    gc.freeze()
+    for size in track(sizes, "Filling", console=told, transient=True):
+        managed, asked, now, worst = fill(size, draw)
+        measured.append(costs(managed, asked, now, draw))
+        managed.close()
+        del managed, asked
+    document = {
+        "context": where | {"policy": "retention", "sequence_blocks": LENGTH},
+        "rows": [{"blocks": size, **us} for size, us in zip(sizes, measured, strict=True)],
+        "unit": "us",
+        "worst_call": {
+            "filled": sizes[-1],
+            "goal_us": GOAL_US,
+            "calls": {
+                kind: {"us": round(us, 1), "at_blocks": worst.at[kind]}
+                for kind, us in worst.us.items()
+            },
+            "ok": max(worst.us.values()) <= GOAL_US,
+        },
+    }
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(document, indent=1) + "\n")
+    picture(sizes, measured, given.picture)
+    if given.json:
+        sys.stdout.write(json.dumps(document) + "\n")
+        return 0
+    table = Table(title="µs a call, median")
+    for head in ("blocks", *LABELS.values()):
+        table.add_column(head, justify="right")
+    for size, us in zip(sizes, measured, strict=True):
+        table.add_row(f"{size:,}", *(f"{us[name]:.2f}" for name in LABELS))
+    shown = Console(width=None if sys.stdout.isatty() else 120)
+    shown.print(table)
+    for kind, us in worst.us.items():
+        shown.print(
+            f"worst {kind} while filling to {sizes[-1]:,} blocks: {us:,.0f} µs of CPU time, at "
+            f"{worst.at[kind]:,} blocks (goal: {GOAL_US:,.0f})",
+            highlight=False,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""The common trace: the same for everybody, and what it is said to be."""
+
+import subprocess
+import sys
+
+import numpy as np
+
+from benches.workload import BLOCK, SYSTEM_TOKENS, Trace
+
+
+def test_the_default_trace_is_the_published_one():
+    trace = Trace()
+    blocks = [(SYSTEM_TOKENS + ask) // BLOCK for _, ask, _ in trace.order]
+    assert (len(trace), sum(blocks)) == (50_031, 4_788_715)
+    assert round(sum(blocks) / len(trace), 1) == 95.7
+
+
+def test_the_same_seed_gives_the_same_requests():
+    one, two, other = (Trace(seed, 30) for seed in (5, 5, 6))
+    assert one.order == two.order != other.order
+    for (c, prompt, tokens), (d, other_prompt, same) in zip(one, two, strict=True):
+        assert (c, prompt) == (d, other_prompt)
+        assert np.array_equal(tokens, same)
+
+
+def test_a_conversation_grows_behind_its_system_prompt():
+    trace, before = Trace(7, 100), {}
+    for c, prompt, tokens in trace:
+        assert tokens.dtype == np.int32
+        assert SYSTEM_TOKENS < prompt < len(tokens)
+        assert np.array_equal(tokens[:SYSTEM_TOKENS], trace.system[trace.prompt_of[c]])
+        past = before.get(c, tokens[:SYSTEM_TOKENS])
+        assert len(past) < prompt
+        assert np.array_equal(tokens[: len(past)], past)
+        before[c] = tokens
+    assert len(before) == 100
+
+
+def test_a_peer_needs_numpy_alone():
+    code = (
+        "import sys; import benches.workload, benches.measure; "
+        "print({'kvtrie', 'torch', 'rich'} & sys.modules.keys())"
+    )
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == "set()"
