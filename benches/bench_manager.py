@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from benches.ours.manager import manager
+from benches.ours.manager import MODEL, manager
 from benches.workload import BLOCK, VOCABULARY, Trace
-from kvtrie import BlockManager
+from kvtrie import BlockManager, Tier
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -109,10 +109,10 @@ def test_decode_64_requests(benchmark: BenchmarkFixture) -> None:
     benchmark.pedantic(lambda: managed.commit_many(ids, tokens, now=1), rounds=2000)
 
 
-def test_stats(benchmark: BenchmarkFixture) -> None:
+def test_stats(benchmark: BenchmarkFixture, trace: list[tuple[np.ndarray, int]]) -> None:
     tiers = [Tier(kind, blocks=800, owner="none") for kind in ("gpu", "host", "disk")]
     managed = BlockManager(MODEL, tiers)
-    for now, (text, prompt) in enumerate(islice(requests(Shape(conversations=50, open=10)), 100)):
+    for now, (text, prompt) in enumerate(islice(trace, 100)):
         lease = managed.acquire(text[:prompt], now=now)
         while len(moves := managed.moves()):
             managed.complete(moves.id, now=now)
