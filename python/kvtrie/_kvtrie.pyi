@@ -1337,7 +1337,8 @@ class Eviction:
         cost: the product of all terms.
         terms: the terms and weights of `Explanation`, under the policy of the tier.
         value: retention value: cost per second of idle time; infinite at zero idle time.
-        next_value: value of the copy that would have left next; None if none could.
+        next_value: value of the copy that would have left next; None if none could. It may be lower
+            where the block before this one could not leave until now.
     """
 
     @property
