@@ -52,6 +52,7 @@ pub(crate) fn tiers(policy: &str, blocks: u32, number: usize) -> Manager {
         drop_order: DropOrder::Shallow,
         ranks: 1,
         events: 0,
+        eviction_log: 0,
     })
     .expect("good settings")
 }

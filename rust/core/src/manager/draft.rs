@@ -17,6 +17,7 @@ use crate::tier::{Kind, State, Write};
 use crate::time::{Nanos, stamp};
 
 use super::Manager;
+use super::meter::Cause;
 use super::settings::DropOrder;
 
 /// What becomes of a victim.
@@ -66,6 +67,8 @@ pub(super) struct Draft {
     guarded: FxHashSet<(TierId, BlockId)>,
     /// Blocks for whose copies room is being made below: they must not go meanwhile.
     moving: Vec<BlockId>,
+    /// What its victims leave for.
+    pub(super) cause: Cause,
 }
 
 impl Draft {
@@ -81,6 +84,11 @@ impl Manager {
         let spare =
             |tier: &super::Tier| u64::from(tier.space.free()) + u64::from(tier.space.coming());
         Draft { spare: self.tiers.iter().map(spare).collect(), ..Draft::default() }
+    }
+
+    /// A draft whose victims leave for a certain cause.
+    pub(super) fn draft_for(&self, cause: Cause) -> Draft {
+        Draft { cause, ..self.draft() }
     }
 
     /// Makes room for so many slots of each tier while some copies stay, or changes nothing.
@@ -118,7 +126,7 @@ impl Manager {
 
     /// A draft whose victims on `tier` stay: it finds out what to write ahead of need.
     pub(super) fn look(&self, tier: TierId) -> Draft {
-        let draft = self.draft();
+        let draft = self.draft_for(Cause::Ahead);
         let spare = draft.spare[tier];
         Draft { looked_at: Some((tier, spare)), ..draft }
     }
