@@ -63,14 +63,14 @@ MUTATIONS = (
     Mutation(
         "a dirty victim leaves like a clean one",
         "manager/draft.rs",
-        "layers: out, fate: Fate::Demote(dirty) });",
-        "layers: out, fate: Fate::Clean });",
+        "out, Fate::Demote(dirty)));",
+        "out, Fate::Clean));",
     ),
     Mutation(
         "a fork does not pin what it shares",
         "manager/branch.rs",
-        "        self.pin(&[step.block]);\n",
-        "",
+        "        self.pin(&blocks(steps));\n",
+        "        let _ = blocks(steps);\n",
     ),
     Mutation(
         "a request without room leaves its pins behind",
@@ -81,8 +81,8 @@ MUTATIONS = (
     Mutation(
         "the victim is the most valuable entry",
         "retention.rs",
-        ".min_by(|a, b| self.policy.compare(a, b, now))",
-        ".max_by(|a, b| self.policy.compare(a, b, now))",
+        ".min_by(|a, b| self.compare(a, b, now))",
+        ".max_by(|a, b| self.compare(a, b, now))",
     ),
     Mutation(
         "leaf-only evicts from the middle of a path",
@@ -121,8 +121,8 @@ MUTATIONS = (
     Mutation(
         "a block that somebody else committed is believed to be new",
         "trie.rs",
-        "return (self.tokens(next) == tokens).then_some(next);",
-        "return Some(next);",
+        "return (self.tokens(block + 1) == tokens).then_some(block + 1),",
+        "return Some(block + 1),",
         "trie",
     ),
     Mutation(
