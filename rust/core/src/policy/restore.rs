@@ -149,21 +149,21 @@ mod tests {
     #[test]
     fn the_cost_is_the_difference_of_two_plans() -> Result<()> {
         let mut state = 5_u64;
-        let mut below = |bound: u64| {
+        let mut below = |bound: u32| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) % bound
+            u32::try_from((state >> 33) % u64::from(bound)).expect("small")
         };
         let mut hidden = 0;
         for case in 0..20_000 {
             // Spans and sums of blocks are equal without rounding.
             let alpha = [0.0, 0.25, 1.0][below(3) as usize];
-            let cost = CostModel::affine(alpha, 1.0, 0.0, 4.0 * (1 + below(6)) as f64)?;
-            let session_blocks = 1 + below(9) as u32;
-            let block = below(u64::from(session_blocks)) as u32;
+            let cost = CostModel::affine(alpha, 1.0, 0.0, f64::from(4 * (1 + below(6))))?;
+            let session_blocks = 1 + below(9);
+            let block = below(session_blocks);
             let reload = Reload {
                 tokens: 2,
-                here: below(2) * below(60),
-                below: (case % 3 > 0).then(|| below(90)),
+                here: u64::from(below(2) * below(60)),
+                below: (case % 3 > 0).then(|| u64::from(below(90))),
             };
             let facts = Facts { reload, ..facts(2 * u64::from(block), block, session_blocks) };
             let (with, without) =
@@ -177,22 +177,22 @@ mod tests {
     }
 
     /// Blocks of 32 tokens, at a nanosecond per token without context.
-    fn loss(reload: Reload, block: u32, session_blocks: u32) -> Result<f64> {
+    fn loss(reload: Reload, block: u32, session_blocks: u32) -> Result<Nanos> {
         let cost = CostModel::affine(0.0, 1.0, 0.0, 1.0)?;
-        let facts = facts(u64::from(block) * 32, block, session_blocks);
-        Ok(Restore.terms(&Facts { reload, ..facts }, &cost).cost * 1e3)
+        let facts = Facts { reload, ..facts(u64::from(block) * 32, block, session_blocks) };
+        Ok(Path { facts: &facts, cost: &cost }.loss())
     }
 
     #[test]
     fn a_block_costs_what_does_not_hide_behind_the_others() -> Result<()> {
         let reload = |here, below| Reload { tokens: 32, here, below };
-        // On one tier, its computation; if it can be loaded again, that, or the computation.
-        assert_eq!([loss(reload(0, None), 3, 9)?, loss(reload(0, None), 3, 4)?], [32.0, 32.0]);
-        assert_eq!([loss(reload(0, Some(8)), 3, 4)?, loss(reload(0, Some(90)), 3, 4)?], [8.0, 32.0]);
+        // On one tier, its computation; where it can be loaded again, that or the computation.
+        assert_eq!([loss(reload(0, None), 3, 9)?, loss(reload(0, None), 3, 4)?], [32, 32]);
+        assert_eq!([loss(reload(0, Some(8)), 3, 4)?, loss(reload(0, Some(90)), 3, 4)?], [8, 32]);
         // Four blocks load while one is computed: with four behind it the fifth load hides.
-        assert_eq!([loss(reload(0, Some(8)), 4, 8)?, loss(reload(0, Some(8)), 3, 8)?], [8.0, 0.0]);
+        assert_eq!([loss(reload(0, Some(8)), 4, 8)?, loss(reload(0, Some(8)), 3, 8)?], [8, 0]);
         // On a lower tier, its computation without the load that it spares.
-        assert_eq!(loss(reload(8, None), 3, 4)?, 24.0);
+        assert_eq!(loss(reload(8, None), 3, 4)?, 24);
         Ok(())
     }
 
@@ -202,7 +202,7 @@ mod tests {
         let reload = Reload { tokens: 32, here: 0, below: None };
         let priced = Facts { price: Some(2.5), reload, ..facts(96, 3, 9) };
         let terms = Restore.terms(&priced, &cost);
-        assert_eq!((terms.base, (terms.cost * 1e3).round()), (2.5, 80.0));
+        assert!((terms.base - 2.5).abs() < 1e-12 && (terms.cost - 0.08).abs() < 1e-12);
         Ok(())
     }
 

@@ -186,7 +186,10 @@ fn each_policy_has_its_victims_on_a_small_trace() {
             "checkerboard",
             &[20, 41, 40, 30, 12, 52, 11, 10, 51, 50, 21, 20, 60, 41, 40, 31, 71, 30, 80, 13],
         ),
-        ("restore", &[41, 20, 40, 30, 12, 11, 10, 52, 51, 50, 41, 21, 20, 60, 40, 71, 31, 30, 13, 12]),
+        (
+            "restore",
+            &[41, 20, 40, 30, 12, 11, 10, 52, 51, 50, 41, 21, 20, 60, 40, 71, 31, 30, 13, 12],
+        ),
     ];
     assert!(NAMES.iter().all(|name| expected.iter().any(|(known, _)| known == name)));
     for &(name, victims) in expected {
