@@ -105,7 +105,7 @@ _REQUEST = Game(
 )
 
 _FAST = ("lru", "fifo", "lfu", "gdsf", "s3fifo", "lirs", "flat", "retention")
-_OTHER = ("arc", "hazard", "weighted", "checkerboard")  # no goal is set for these
+_OTHER = ("arc", "hazard", "weighted", "checkerboard", "restore")  # no goal is set for these
 
 _EVICT = Game(
     "evict",

@@ -14,7 +14,7 @@ use kvtrie_core::cost::CostModel;
 use kvtrie_core::hint::Band;
 use kvtrie_core::manager::{Acquire, Manager};
 use kvtrie_core::plan::{self, Source, Step};
-use kvtrie_core::policy::{Entry, Facts, NAMES, Setup, by_name};
+use kvtrie_core::policy::{Entry, Facts, NAMES, Reload, Setup, by_name};
 use kvtrie_core::retention::Retention;
 use kvtrie_core::scope::Scope;
 use pool::manager;
@@ -209,6 +209,7 @@ fn some_facts(random: &mut Random) -> Facts {
         layer: None,
         departure: Departure::Drop,
         price: None,
+        reload: Reload { tokens: 16, here: 0, below: None },
     }
 }
 

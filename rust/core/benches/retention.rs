@@ -12,7 +12,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use kvtrie_core::block::{Departure, Layers};
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::hint::Band;
-use kvtrie_core::policy::{Facts, Setup, by_name};
+use kvtrie_core::policy::{Facts, Reload, Setup, by_name};
 use kvtrie_core::retention::Retention;
 
 const SIZES: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
@@ -76,6 +76,7 @@ impl Filled {
             layer: None,
             departure: Departure::Drop,
             price: None,
+            reload: Reload { tokens: 16, here: 0, below: None },
         };
         let entry = self.retention.entry(&facts, u32::MAX - block, &self.cost);
         self.retention.link(entry, Band::NORMAL);

@@ -144,8 +144,13 @@ impl CostModel {
     /// middle of the span, relative to `base(0)`; the result is rounded and saturates.
     #[must_use]
     pub fn compute_ns(&self, context: u64, tokens: u64) -> Nanos {
-        let middle = context.saturating_add(tokens / 2);
-        whole(self.ns_per_token * real(tokens) * (self.base(middle) / self.base(0)))
+        self.priced_ns(self.base(context.saturating_add(tokens / 2)), tokens)
+    }
+
+    /// Nanoseconds to prefill `tokens` tokens that cost `price` each.
+    #[must_use]
+    pub fn priced_ns(&self, price: f64, tokens: u64) -> Nanos {
+        whole(self.ns_per_token * real(tokens) * (price / self.base(0)))
     }
 }
 

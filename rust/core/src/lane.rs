@@ -117,6 +117,13 @@ impl Lanes {
         Transmission { end, first: end - (layers - 1) * per_layer, per_layer }
     }
 
+    /// Nanoseconds that a transmission takes where nothing is queued.
+    #[must_use]
+    pub fn takes(&self, lane: LaneId, bytes: u64) -> Nanos {
+        let spec = &self.lanes[lane].spec;
+        spec.latency_ns.saturating_add(duration(bytes, spec.bytes_per_s))
+    }
+
     /// From when on the lane's queue is idle.
     #[must_use]
     pub fn free_at(&self, lane: LaneId) -> Nanos {
@@ -175,7 +182,9 @@ mod tests {
         let lane = lanes.add(spec("up", 3, 7, None));
         let preview = lanes.preview(lane, 10, 4, 3);
         assert_eq!((lanes.free_at(lane), lanes.busy(lane), lanes.bytes(lane)), (0, 0, 0));
+        assert_eq!((lanes.takes(lane, 10), lanes.takes(lane, 0)), (preview.end - 4, 7));
         assert_eq!(lanes.transmit(lane, 10, 4, 3), preview);
+        assert_eq!(lanes.takes(lane, 10), preview.end - 4);
         assert_eq!(preview.end, 4 + 7 + 3_333_333_334);
     }
 

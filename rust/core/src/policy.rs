@@ -20,7 +20,7 @@ use crate::cost::{CostModel, fixed};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
 
-pub use entry::{Entry, Facts, Key, Seen};
+pub use entry::{Entry, Facts, Key, Reload, Seen};
 #[cfg(test)]
 pub(crate) use sample::facts;
 
@@ -132,6 +132,11 @@ pub trait Policy: Debug + Send + Sync {
         false
     }
 
+    /// Whether it reads [`Facts::reload`].
+    fn restores(&self) -> bool {
+        false
+    }
+
     /// A block has come to stand on the tier, for the request that is served.
     fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
         let _ = seen;
@@ -189,6 +194,7 @@ policies! {
     flat => |_| Box::new(flat::Flat);
     weighted => |_| Box::new(weighted::Weighted);
     checkerboard => |_| Box::new(checkerboard::Checkerboard);
+    restore => |_| Box::new(restore::Restore);
 }
 
 /// The names that [`by_name`] knows.

@@ -139,6 +139,7 @@ impl Manager {
             layer: Some(layer),
             departure: Departure::Demote,
             price: None,
+            reload: self.reload(tier),
         };
         Ok(self.tiers[tier].retention.policy().terms(&facts, &self.settings.cost))
     }

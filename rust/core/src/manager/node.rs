@@ -9,7 +9,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::block::{BlockId, Departure, Layers, Structure, TierId, Token};
-use crate::policy::{Entry, Facts};
+use crate::policy::{Entry, Facts, Reload};
 use crate::scope::ScopeId;
 use crate::tier::{Owner, State, Write};
 use crate::time::{Nanos, Stamp, stamp};
@@ -109,6 +109,18 @@ impl Manager {
                 DropOrder::Shallow => self.departure(tier),
             },
             price: self.price(block),
+            reload: if policy.restores() { self.reload(tier) } else { Reload::default() },
+        }
+    }
+
+    /// How long the blocks of a tier take to load, on idle lanes, from there and from where they go.
+    pub(super) fn reload(&self, tier: TierId) -> Reload {
+        let bytes = self.settings.layer_bytes * u64::from(self.settings.layers);
+        let time = |tier: TierId| self.lanes.takes(self.tiers[tier].read, bytes);
+        Reload {
+            tokens: u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight),
+            here: if tier == 0 { 0 } else { time(tier) },
+            below: self.writes(tier).then(|| time(tier + 1)),
         }
     }
 

@@ -33,6 +33,19 @@ pub struct Facts {
     pub departure: Departure,
     /// What the user says that a token of it costs, if anything.
     pub price: Option<f64>,
+    /// What loading takes, if the policy restores.
+    pub reload: Reload,
+}
+
+/// How long a block takes to load, from where it stands and from where it would go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reload {
+    /// Tokens of a block.
+    pub tokens: u64,
+    /// From its tier; 0 on the first one, where nothing is loaded.
+    pub here: Nanos,
+    /// From the tier below, if it would be written there.
+    pub below: Option<Nanos>,
 }
 
 impl Facts {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Entry, Facts, Policy, Seen, Setup, by_name};
+use super::{Entry, Facts, Policy, Reload, Seen, Setup, by_name};
 use crate::block::{BlockId, Departure, Layers};
 use crate::cost::CostModel;
 use crate::hint::{Band, NORMAL, Priority};
@@ -28,6 +28,7 @@ pub(crate) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
         layer: None,
         departure: Departure::Demote,
         price: None,
+        reload: Reload { tokens: 32, here: 0, below: Some(20) },
     }
 }
 

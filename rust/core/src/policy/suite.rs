@@ -32,6 +32,7 @@ fn each_policy_has_its_order_on_a_small_trace() -> Result<()> {
         ("retention", false, [2, 3, 0, 1]),
         ("weighted", true, [3, 2, 0, 1]),
         ("checkerboard", true, [2, 3, 0, 1]),
+        ("restore", true, [3, 2, 0, 1]),
     ];
     assert!(NAMES.iter().all(|name| expected.iter().any(|(known, ..)| known == name)));
     let cost = CostModel::default_curve(1.0)?;
@@ -203,6 +204,10 @@ fn each_policy_has_its_victims_on_a_small_trace() {
         (
             "checkerboard",
             &[20, 41, 40, 30, 12, 52, 11, 10, 51, 50, 21, 20, 60, 41, 40, 31, 71, 30, 80, 13],
+        ),
+        (
+            "restore",
+            &[41, 20, 40, 30, 12, 11, 10, 52, 51, 50, 41, 21, 20, 60, 40, 71, 31, 30, 13, 12],
         ),
     ];
     assert!(NAMES.iter().all(|name| expected.iter().any(|(known, _)| known == name)));
