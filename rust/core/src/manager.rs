@@ -250,7 +250,6 @@ impl Manager {
     /// Ends the manager: every later call fails with [`Error::Closed`].
     pub fn close(&mut self) {
         self.closed = true;
-        self.queue.clear();
     }
 
     /// The error of every call after `close` or a broken invariant.
