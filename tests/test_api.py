@@ -49,7 +49,7 @@ def test_many_lookups_in_one_call():
     assert [match.tokens for match in found] == [12, 4, 0]
     assert manager.lookup_many([], now=2) == []
     assert [match.tokens for match in manager.lookup_many([tokens(3)] * 2, now=2)] == [8, 8]
-    elsewhere = manager.lookup_many([tokens(3)], now=2, scope=Scope(tenant="other"))
+    elsewhere = manager.lookup_many([tokens(3)], now=2, scope=Scope(tenant=b"other"))
     assert [match.tokens for match in elsewhere] == [0]
 
 
