@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from benches.ours.manager import manager
+from benches.ours.manager import MODEL, manager
 from benches.workload import BLOCK, VOCABULARY, Trace
-from kvtrie import BlockManager
+from kvtrie import BlockManager, Tier
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
@@ -122,6 +122,20 @@ def test_decode_64_requests(benchmark: BenchmarkFixture) -> None:
     ids = np.array([lease.id for lease in leases], dtype=np.uint64)
     tokens = np.arange(64, dtype=np.uint32)
     benchmark.pedantic(lambda: managed.commit_many(ids, tokens, now=1), rounds=2000)
+
+
+def test_stats(benchmark: BenchmarkFixture, trace: list[tuple[np.ndarray, int]]) -> None:
+    tiers = [Tier(kind, blocks=800, owner="none") for kind in ("gpu", "host", "disk")]
+    managed = BlockManager(MODEL, tiers)
+    for now, (text, prompt) in enumerate(islice(trace, 100)):
+        lease = managed.acquire(text[:prompt], now=now)
+        while len(moves := managed.moves()):
+            managed.complete(moves.id, now=now)
+        lease.commit(text[lease.matched : prompt], now=now)
+        lease.release(now=now)
+    counted = managed.stats().tiers
+    assert min(tier.hits + tier.evict_age.count for tier in counted.values()) > 0
+    benchmark(managed.stats)
 
 
 @pytest.mark.parametrize("run", [16, 100])

@@ -88,7 +88,7 @@ def fill(size: int, draw: np.random.Generator) -> tuple[BlockManager, list[np.nd
         worst.timed("release", blocks, lease.release, now=now)
         if i % every == 0 and len(asked) < KEPT:
             asked.append(tokens)
-    assert managed.stats()["blocks"] == number * LENGTH
+    assert managed.stats().blocks == number * LENGTH
     return managed, asked, STEP * (number + 1), worst
 
 

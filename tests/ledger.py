@@ -13,6 +13,7 @@ from oracle import Room
 from witness import LAYERS, Witness
 
 NO_SLOT = 2**32 - 1
+NORMAL = 35  # the priority of what nobody has said anything about
 MOST_STORES = 3  # of a block may fail until it is used again
 ALL = frozenset(range(LAYERS))
 MIX = Counter()
@@ -160,6 +161,7 @@ class Ledger:
                 (event.tier, self.witness.names[event.block], event.reason)
                 for event in manager.take_events()
                 if event.at == self.now
+                and event.cause != "failed"
                 and event.to == (event.tier + 1 if event.reason == "demoted" else None)
             ]
             for manager in self.witness.managers
@@ -190,6 +192,7 @@ class Ledger:
             self.least(before)
         self.check_tables(subject, {lease for lease, _, _ in rows[0]})
         self.check_slots()
+        self.check_counts()
         self.check_order()
         if not self.shape.holes:
             self.check_leaves()
@@ -262,9 +265,9 @@ class Ledger:
         """Every slot is free or explained by exactly what can be seen to hold it."""
         witness = self.witness
         stats = witness.managers[0].stats()
-        assert stats["leases"] == len(self.held)
+        assert stats.leases == len(self.held)
         tables = [set(held.table) for held in self.held.values() if not held.suspended]
-        for tier, counters in enumerate(stats["tiers"].values()):
+        for tier, counters in enumerate(stats.tiers.values()):
             seen = {block for at, block in witness.copies if at == tier}
             seen |= {block for at, block in witness.entries if at == tier}
             slots = {witness.slots[tier, block] for block in seen}
@@ -279,9 +282,32 @@ class Ledger:
                     slots.add(move.dst_slot)
                 if move.src == tier:
                     (read if flight.failed else slots).add(move.src_slot)
-            assert counters["free"] + len(slots) <= counters["slots"]
+            assert counters.free + len(slots) <= counters.slots
             if self.known:
-                assert counters["free"] + len(slots | read) >= counters["slots"]
+                assert counters.free + len(slots | read) >= counters.slots
+
+    def check_counts(self):
+        """Every count has its parts, and a look at every block finds as many copies."""
+        stats = self.witness.managers[0].stats()
+        rest = stats.blocks_wanted
+        for at, tier in enumerate(stats.tiers.values()):
+            rest -= tier.hits
+            assert (tier.misses, tier.hit_age.count) == (rest, tier.hits)
+            assert tier.evicted == sum(tier.evictions.values()) == tier.evict_age.count
+            assert tier.evicted == tier.evicted_clean + tier.evicted_dirty + tier.dropped
+            settled = [
+                (copy.layer_lo, copy.layer_hi) == (copy.coming_lo, copy.coming_hi)
+                for (where, _), copy in self.witness.copies.items()
+                if where == at
+            ]
+            if self.known and not any(f.failed for f in self.witness.flights.values()):
+                assert tier.copies == sum(settled)
+                assert tier.retained == sum(
+                    self.world.priority(block, self.now) > NORMAL
+                    for where, block in self.witness.copies
+                    if where == at
+                )
+            assert tier.regrets == 0 < tier.compared
 
     def check_order(self):
         """What may leave, its price and its rank are what the oracle says."""

@@ -102,7 +102,7 @@ def test_scopes_never_match_each_other():
         serve(manager, tokens(2), now=1, scope=scope)
     for scope in scopes:
         assert manager.lookup(tokens(2), now=2, scope=scope, keep=0).tokens == 8
-    assert manager.stats()["blocks"] == 12
+    assert manager.stats().blocks == 12
     with pytest.raises(ConfigError, match="leaf-only"):
         manager.lookup(tokens(2), now=2, scope=Scope(structure="holes"))
 
@@ -292,10 +292,10 @@ def test_counters_and_events():
     assert manager.lookup(tokens(2), now=5).tokens == 0
     serve(manager, tokens(1), now=5)
     stats = manager.stats()
-    assert (stats["leases"], stats["moves"], stats["queued"], stats["clamped"]) == (0, 0, 0, 4)
-    gpu, host = stats["tiers"]["gpu"], stats["tiers"]["host"]
-    assert (gpu["slots"], host["slots"], gpu["inserted"], gpu["tokens_wanted"]) == (2, 2, 9, 36)
-    assert host["bytes_written"] == host["moves"] * MODEL.block_bytes(4) > 0
+    assert (stats.leases, stats.moves, stats.queued, stats.clamped) == (0, 0, 0, 4)
+    gpu, host = stats.tiers["gpu"], stats.tiers["host"]
+    assert (gpu.slots, host.slots, stats.inserted, stats.tokens_wanted) == (2, 2, 9, 36)
+    assert host.bytes_written == host.moves * MODEL.block_bytes(4) > 0
     events = manager.take_events()
     assert len(events) == 3
     assert {event.reason for event in events} == {"demoted", "dropped"}
@@ -359,7 +359,7 @@ def test_reset_wants_nothing_held():
     lease.commit(tokens(1), now=1)
     lease.release()
     manager.reset()
-    assert manager.stats()["blocks"] == 0
+    assert manager.stats().blocks == 0
     assert manager.acquire(tokens(1), now=2).id > lease.id
 
 
@@ -391,7 +391,7 @@ def test_an_exception_inside_a_with_block_releases_the_lease():
 
     with pytest.raises(InvariantError):
         fail()
-    assert manager.stats()["leases"] == 0
+    assert manager.stats().leases == 0
 
 
 def test_threads_share_one_manager():
@@ -419,5 +419,5 @@ def test_threads_share_one_manager():
         thread.join()
     assert wrong == []
     settle(manager, 100)
-    assert manager.stats()["leases"] == 0
+    assert manager.stats().leases == 0
     manager.audit()

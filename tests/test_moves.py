@@ -177,9 +177,9 @@ def test_a_hung_move_keeps_its_slots_until_it_ends():
     manager, lease = demoting()
     moves = manager.moves()
     manager.complete(moves.id, now=3, ok=False, hung=True, error="deadline")
-    assert manager.stats()["moves"] == 2
+    assert manager.stats().moves == 2
     manager.complete(moves.id, now=4, ok=False)
-    assert manager.stats()["moves"] == 0
+    assert manager.stats().moves == 0
     lease.release()
     manager.audit()
 
@@ -263,7 +263,7 @@ def test_transmissions_queue_on_their_lane():
     assert isinstance(sent, Transmission)
     assert sent != manager.transmit("up", 4, now=100)
     assert repr(sent) == "Transmission(end=1150, first=400, per_layer=250)"
-    assert manager.stats()["lanes"]["up"]["bytes"] == MODEL.block_bytes(4) * 9 // 4
+    assert manager.stats().lanes["up"].bytes == MODEL.block_bytes(4) * 9 // 4
     with pytest.raises(ConfigError, match="'down'"):
         manager.transmit("down", 4, now=1)
     with pytest.raises(ConfigError, match="5 layers"):

@@ -122,16 +122,16 @@ def test_sizes_follow_the_shape():
 def test_room_in_bytes_is_rounded_down_to_blocks():
     size = MODEL.block_bytes(16)
     manager = BlockManager(MODEL, [Tier("gpu", bytes=3 * size - 1), Tier("host", bytes=5 * size)])
-    tiers = manager.stats()["tiers"]
-    assert (tiers["gpu"]["slots"], tiers["host"]["slots"]) == (2, 5)
+    tiers = manager.stats().tiers
+    assert (tiers["gpu"].slots, tiers["host"].slots) == (2, 5)
 
 
 def test_a_token_that_stands_for_many_has_the_bytes_of_many():
     tiers = [Tier("gpu", bytes=3 * MODEL.block_bytes(512))]
     manager = BlockManager(MODEL, tiers, block_tokens=1, token_weight=512)
-    assert manager.stats()["tiers"]["gpu"]["slots"] == 3
+    assert manager.stats().tiers["gpu"].slots == 3
     manager.transmit("gpu read", 2, now=0)
-    assert manager.stats()["lanes"]["gpu read"]["bytes"] == MODEL.block_bytes(1024)
+    assert manager.stats().lanes["gpu read"].bytes == MODEL.block_bytes(1024)
 
 
 def test_settings_are_frozen_equal_by_value_and_picklable():

@@ -138,7 +138,7 @@ class Witness:
 
     def all_known(self):
         """Whether every move that has not ended was handed out."""
-        return self.managers[0].stats()["moves"] == len(self.flights)
+        return self.managers[0].stats().moves == len(self.flights)
 
     def moving(self, tier, block):
         """Whether a move reads or writes what a tier holds of a block."""
@@ -166,7 +166,7 @@ class Witness:
             {b for b in present[t] if (t, b) in self.entries and not self.moving(t, b)}
             for t in tiers
         ]
-        stats = self.managers[0].stats()["tiers"].values()
+        stats = self.managers[0].stats().tiers.values()
         return World(
             self.shape.block_tokens,
             self.shape.policy,
@@ -178,7 +178,7 @@ class Witness:
             pinned=pinned,
             access={block: access[block] for block in self.living},
             number={block: handle & 0xFFFF_FFFF for block, handle in self.living.items()},
-            spare=[each["free"] + each["coming"] for each in stats],
+            spare=[each.free + each.coming for each in stats],
             unwritable=unwritable & self.living.keys(),
             said={block: said[handle] for block, handle in self.living.items() if handle in said},
         )

@@ -41,7 +41,7 @@ def main() -> None:
         lease.commit(tokens, now=now)
         lease.release(now=now)
         times.append(1e6 * (perf_counter() - t))
-    assert managed.stats()["tiers"]["gpu"]["dropped"] == 4 * given.steps
+    assert managed.stats().tiers["gpu"].dropped == 4 * given.steps
     context = {"policy": given.policy, "leaves": given.leaves, "steps": given.steps}
     context["p99"] = round(percentile(times, 0.99), 2)
     emit("kvtrie", f"evict.{given.policy}", percentile(times, 0.5), "us", **context)

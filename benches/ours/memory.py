@@ -40,9 +40,9 @@ def of_trace(trace: Trace, blocks: int, tiers: int) -> tuple[float, int]:
         running.append(lease)
         if len(running) > RUNNING:
             running.popleft().release(now=now)
-        if managed.stats()["tiers"]["gpu"]["free"] <= (1 - FULL) * blocks:
+        if managed.stats().tiers["gpu"].free <= (1 - FULL) * blocks:
             break
-    stored = managed.stats()["blocks"]
+    stored = managed.stats().blocks
     del tokens, signed, lease
     return (resident_bytes() - before) / stored, stored
 
@@ -55,7 +55,7 @@ def of_sequences(length: int, blocks: int, draw: np.random.Generator) -> tuple[f
         now = STEP * i
         tokens = draw.integers(1, VOCABULARY, size=length * BLOCK, dtype=np.uint32)
         insert(managed, tokens, now).release(now=now)
-    stored = managed.stats()["blocks"]
+    stored = managed.stats().blocks
     return (resident_bytes() - before) / stored, stored
 
 

@@ -63,7 +63,7 @@ def main() -> None:
         clock.next()
         asked += prompt // BLOCK
         found += matched // BLOCK
-    tiers = managed.stats()["tiers"]
+    tiers = managed.stats().tiers
     context = {
         "policy": given.policy,
         "gpu": given.gpu,
@@ -71,8 +71,8 @@ def main() -> None:
         "requests": len(trace),
         "hit_rate": round(found / asked, 4),
         "parts": clock.means(),
-        "loads": tiers["gpu"]["moves"],
-        "stores": tiers["host"]["moves"],
+        "loads": tiers["gpu"].moves,
+        "stores": tiers["host"].moves,
     }
     emit("kvtrie", "offload", clock.us().mean(), "us", **context)
 

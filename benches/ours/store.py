@@ -36,7 +36,7 @@ def mark_runs(blocks: int, run: int, draw: np.random.Generator) -> None:
         for tokens in some:
             managed.mark(tokens, "gpu", present=True, now=1)
         seconds += perf_counter() - t
-    stored = managed.stats()["blocks"]
+    stored = managed.stats().blocks
     assert stored == blocks // run // 10 * 10 * run
     emit("kvtrie", f"store.{run}", 1e9 * seconds / stored, "ns", blocks=stored, per_call=run)
 

@@ -10,7 +10,7 @@ message has the numbers), `ClosedError` once the manager is closed, `InvariantEr
 broken. A call that raises has changed nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,6 @@ from typing import (
     Self,
     SupportsIndex,
     TypeAlias,
-    TypedDict,
     final,
     overload,
     type_check_only,
@@ -44,11 +43,14 @@ __all__ = [
     "Copy",
     "DiskStore",
     "Event",
+    "Eviction",
     "Explanation",
     "Failed",
     "Faults",
     "HintReply",
+    "Histogram",
     "Index",
+    "LaneStats",
     "Lease",
     "Match",
     "MatchedBlock",
@@ -56,6 +58,8 @@ __all__ = [
     "Moves",
     "Plan",
     "Span",
+    "Stats",
+    "TierStats",
     "Transmission",
     "Unpriced",
     "__version__",
@@ -76,87 +80,8 @@ _Load: TypeAlias = Literal["plan", "all", "none"]
 _Kind: TypeAlias = Literal["gpu", "host", "disk", "remote"]
 _Tier: TypeAlias = int | _Kind
 _Block: TypeAlias = int | MatchedBlock
-
-@type_check_only
-class _TierStats(TypedDict):
-    """Counters of one tier since the manager was made, and its slots now.
-
-    Attributes:
-        slots: all slots.
-        free: slots that can be written at once. On a tier that the engine owns all of them, always,
-            as on an empty one: which are in use only the engine knows.
-        coming: slots that nobody holds and a store still reads.
-        evictable: copies that could be victims now.
-        hits: blocks that requests found here.
-        tokens_hit: tokens that requests found here.
-        tokens_wanted: tokens that requests asked for; counted on the first tier.
-        inserted: blocks that entered the trie; counted on the first tier.
-        evicted_clean: evictions that were instant because a copy stands elsewhere.
-        evicted_dirty: evictions that had to be written first.
-        dropped: evictions of last copies.
-        demoted: stores begun into this tier.
-        bytes_freed: bytes that evictions gave back.
-        bytes_read: bytes that moves read from here.
-        bytes_written: bytes that moves wrote to here.
-        moves: moves into this tier.
-        failed: moves into this tier that failed.
-        move_ns: nanoseconds from begin to end, summed over moves into this tier.
-    """
-
-    slots: int
-    free: int
-    coming: int
-    evictable: int
-    hits: int
-    tokens_hit: int
-    tokens_wanted: int
-    inserted: int
-    evicted_clean: int
-    evicted_dirty: int
-    dropped: int
-    demoted: int
-    bytes_freed: int
-    bytes_read: int
-    bytes_written: int
-    moves: int
-    failed: int
-    move_ns: int
-
-@type_check_only
-class _LaneStats(TypedDict):
-    """Counters of one lane.
-
-    Attributes:
-        busy_ns: nanoseconds that its transmissions took or will take, latency included.
-        bytes: bytes given to it.
-        free_at: when its queue is idle, in nanoseconds.
-    """
-
-    busy_ns: int
-    bytes: int
-    free_at: int
-
-@type_check_only
-class _Stats(TypedDict):
-    """All counters of a manager.
-
-    Attributes:
-        blocks: blocks that the trie knows.
-        leases: leases held.
-        moves: moves that have not ended.
-        queued: moves that wait to be handed out.
-        clamped: calls that came with a time below the latest one.
-        now: the latest time seen, in nanoseconds.
-    """
-
-    tiers: dict[_Kind, _TierStats]
-    lanes: dict[str, _LaneStats]
-    blocks: int
-    leases: int
-    moves: int
-    queued: int
-    clamped: int
-    now: int
+_Cause: TypeAlias = Literal["demand", "ahead", "suspended", "failed", "cleared", "reset", "hinted"]
+_Reason: TypeAlias = Literal["clean", "demoted", "dropped"]
 
 @final
 class BlockManager:
@@ -182,6 +107,7 @@ class BlockManager:
         machine: int = 0,
         ranks: int = 1,
         events: int = 0,
+        eviction_log: int = 0,
         reuse: bool = True,
         epsilon: float = 0.015625,
     ) -> Self:
@@ -201,7 +127,9 @@ class BlockManager:
             token_weight: real tokens for each given one; above 1 for traces of block hashes.
             machine: this machine's number.
             ranks: tensor-parallel ranks, 1 to 64; a move is done when all have reported it.
-            events: how many evictions are remembered for `take_events`.
+            events: how many events are remembered for `take_events`.
+            eviction_log: how many evictions are kept for `evictions`, up to 1 048 576; each costs
+                about 200 bytes, and an eviction about a microsecond. 0 keeps none.
             reuse: whether policies that may count uses do: `retention` multiplies its cost by them,
                 and remembers them of blocks that are gone, in 8 bytes per block of the tiers.
             epsilon: policies of the form cost / idle round costs down to classes `1 + epsilon`
@@ -567,17 +495,29 @@ class BlockManager:
     def layer_tiers(self, block: _Block) -> NDArray[np.int8]:
         """The fastest tier that holds each layer of a block, `int8[layers]`; -1 where none does."""
 
-    def stats(self) -> _Stats:
-        """Counters of tiers and lanes, and what is held now."""
+    def stats(self) -> Stats:
+        """Counters of requests, tiers and lanes, and what is held now, at one moment.
+
+        It takes a few microseconds, so that an engine may ask at each step.
+        """
+
+    def evictions(self, limit: int | None = None) -> list[Eviction]:
+        """The last entries of the eviction log, the oldest first; they stay in it.
+
+        Only as many are kept as the manager was made with (`eviction_log`); `reset` empties it.
+
+        Args:
+            limit: at most so many, the newest; None gives all there are.
+        """
 
     def take_events(self) -> list[Event]:
-        """Takes the eviction log; only as many are remembered as the manager was made with."""
+        """Takes the events since the last call; only as many are remembered as `events` says."""
 
     def snapshot(self) -> bytes:
         """The whole state, readable; equal for equal states. Neither times nor counters count."""
 
     def reset(self) -> None:
-        """Forgets all blocks; settings and counters stay.
+        """Forgets all blocks; settings and counters stay, and what stood counts as evicted.
 
         Raises:
             ConfigError: a lease is held or a move has not ended.
@@ -1361,7 +1301,7 @@ class Unpriced:
 
 @final
 class Event:
-    """One line of the eviction log: some layers of a block left a tier.
+    """Some layers of a block left a tier.
 
     Attributes:
         at: when, in nanoseconds.
@@ -1370,6 +1310,7 @@ class Event:
         layer_hi: one behind the last layer that left.
         tier: index of the tier it left.
         reason: it stands elsewhere too, is written one tier down, or was the last copy.
+        cause: what made it leave; `TierStats` tells the causes.
         to: index of the tier it went to.
         idle: nanoseconds since its last use.
     """
@@ -1385,11 +1326,311 @@ class Event:
     @property
     def tier(self) -> int: ...
     @property
-    def reason(self) -> Literal["clean", "demoted", "dropped"]: ...
+    def reason(self) -> _Reason: ...
+    @property
+    def cause(self) -> _Cause: ...
     @property
     def to(self) -> int | None: ...
     @property
     def idle(self) -> int: ...
+
+@final
+class Eviction:
+    """One entry of the eviction log: why some layers of a block left a tier.
+
+    Attributes:
+        at: when, in nanoseconds.
+        block: handle of the block.
+        position: its place in its sequence, in blocks.
+        tenant: the salt of the tenant whose it was.
+        lora: the name of the adapter whose it was.
+        tier: index of the tier it left.
+        to: index of the tier it went to; None if to none.
+        layers: the layers that left: first, and one behind the last.
+        cause: what made it leave; `TierStats` tells the causes.
+        reason: it stands elsewhere too, is written one tier down, or was the last copy.
+        uses: how often it was used.
+        idle: nanoseconds since its last use.
+        cost: the product of all terms.
+        terms: the terms and weights of `Explanation`, under the policy of the tier.
+        value: retention value: cost per second of idle time; infinite at zero idle time.
+        next_value: value of the copy that would have left next; None if none could. It may be lower
+            where the block before this one could not leave until now.
+    """
+
+    @property
+    def at(self) -> int: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def tenant(self) -> bytes: ...
+    @property
+    def lora(self) -> str: ...
+    @property
+    def tier(self) -> int: ...
+    @property
+    def to(self) -> int | None: ...
+    @property
+    def layers(self) -> tuple[int, int]: ...
+    @property
+    def cause(self) -> _Cause: ...
+    @property
+    def reason(self) -> _Reason: ...
+    @property
+    def uses(self) -> int: ...
+    @property
+    def idle(self) -> int: ...
+    @property
+    def cost(self) -> float: ...
+    @property
+    def terms(self) -> dict[Literal["base", "uses", "layer", "position"], float]: ...
+    @property
+    def value(self) -> float: ...
+    @property
+    def next_value(self) -> float | None: ...
+
+@final
+class Histogram:
+    """Times in nanoseconds, counted by their length.
+
+    Classes are at most a sixteenth wide, so quantiles are at most that much too long. What lasts
+    longer than 13 days counts as 13 days; `sum` is exact.
+
+    Attributes:
+        count: how many times were recorded.
+        sum: their sum, in nanoseconds.
+    """
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def sum(self) -> int: ...
+    def quantile(self, share: float) -> int:
+        """The time that this share of all, 0 to 1, did not exceed; 0 if none was recorded."""
+
+    def up_to(self, bounds: Iterable[SupportsIndex]) -> list[int]:
+        """How many times were at most as long as each bound.
+
+        The class that a bound lies in counts as below it.
+
+        Args:
+            bounds: nanoseconds, ascending.
+
+        Raises:
+            ConfigError: a bound that is not above the one before it.
+        """
+
+    def since(self, before: Histogram) -> Histogram:
+        """What was recorded after `before` was taken.
+
+        Raises:
+            ConfigError: `before` is no earlier state of this one.
+        """
+
+    def as_dict(self) -> dict[str, int]:
+        """Its `count`, `sum`, `p50`, `p90`, `p99` and `max`, in nanoseconds."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class LaneStats:
+    """Counters of one lane.
+
+    Attributes:
+        busy_ns: nanoseconds that its transmissions took or will take, latency included.
+        bytes: bytes given to it.
+        free_at: when its queue is idle, in nanoseconds.
+    """
+
+    @property
+    def busy_ns(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def free_at(self) -> int: ...
+
+@final
+class TierStats:
+    """Counters of one tier since the manager was made, and what stands there now.
+
+    An eviction is counted when it is decided; with layer slots each range of layers that leaves
+    counts. Its causes: "demand", its room was wanted at once; "ahead", its room was wanted for
+    something that is written down before its slot is needed; "suspended", its lease was; "failed",
+    it could not be read or stood behind what was lost; "cleared", by `mark`; "reset"; "hinted",
+    a `Demote` took it down.
+
+    Attributes:
+        kind: which tier.
+        policy: what decides which copies leave.
+        slots: all slots.
+        free: slots that can be written at once. On a tier that the engine owns all of them, always,
+            as on an empty one: which are in use only the engine knows.
+        coming: slots that nobody holds and a store still reads.
+        evictable: copies that could be victims now.
+        copies: blocks that stand here, with all or some of their layers; arriving ones do not yet.
+        clean: copies that could leave at once and without a loss: their layers stand below too, or,
+            on the last tier, above.
+        dirty: the other copies.
+        retained: copies that a hint retains.
+        hits: blocks that requests found here. A block that is loaded in part counts where it is
+            loaded from, one that is computed again in part is no hit.
+        misses: full blocks that requests asked for and found neither here nor on a faster tier.
+        tokens_hit: tokens that requests found here.
+        evicted: evictions.
+        evictions: evictions by cause.
+        evicted_clean: evictions that were instant because a copy stands elsewhere.
+        evicted_dirty: evictions that had to be written first.
+        dropped: evictions of last copies.
+        demoted: stores of a block begun into this tier.
+        promoted: loads of a block begun out of this tier.
+        bytes_freed: bytes that evictions gave back.
+        bytes_read: bytes that moves read from here.
+        bytes_written: bytes that moves wrote to here.
+        moves: moves into this tier.
+        failed: moves into this tier that failed.
+        move_ns: nanoseconds from begin to end, summed over moves into this tier.
+        compared: how often `audit` compared the next victim with that of a scan.
+        regrets: how often the two differed: 0, or the policy's order is broken.
+        hit_age: since the last use, of blocks that requests found here.
+        evict_age: since the last use, of copies that left.
+        load_time: from being handed out to the end, of loads that read from here and ended well.
+            A move is handed out at the latest time that the manager has seen.
+        store_time: likewise of stores that wrote to here.
+        copy_time: likewise of copies within this tier.
+    """
+
+    @property
+    def kind(self) -> _Kind: ...
+    @property
+    def policy(self) -> str: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def free(self) -> int: ...
+    @property
+    def coming(self) -> int: ...
+    @property
+    def evictable(self) -> int: ...
+    @property
+    def copies(self) -> int: ...
+    @property
+    def clean(self) -> int: ...
+    @property
+    def dirty(self) -> int: ...
+    @property
+    def retained(self) -> int: ...
+    @property
+    def hits(self) -> int: ...
+    @property
+    def misses(self) -> int: ...
+    @property
+    def tokens_hit(self) -> int: ...
+    @property
+    def evicted(self) -> int: ...
+    @property
+    def evictions(self) -> Mapping[_Cause, int]: ...
+    @property
+    def evicted_clean(self) -> int: ...
+    @property
+    def evicted_dirty(self) -> int: ...
+    @property
+    def dropped(self) -> int: ...
+    @property
+    def demoted(self) -> int: ...
+    @property
+    def promoted(self) -> int: ...
+    @property
+    def bytes_freed(self) -> int: ...
+    @property
+    def bytes_read(self) -> int: ...
+    @property
+    def bytes_written(self) -> int: ...
+    @property
+    def moves(self) -> int: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def move_ns(self) -> int: ...
+    @property
+    def compared(self) -> int: ...
+    @property
+    def regrets(self) -> int: ...
+    @property
+    def hit_age(self) -> Histogram: ...
+    @property
+    def evict_age(self) -> Histogram: ...
+    @property
+    def load_time(self) -> Histogram: ...
+    @property
+    def store_time(self) -> Histogram: ...
+    @property
+    def copy_time(self) -> Histogram: ...
+
+@final
+class Stats:
+    """All counters of a manager at one moment; they only grow, and `reset` leaves them.
+
+    Attributes:
+        tiers: counters per tier, fastest first.
+        lanes: counters per lane, by name.
+        requests: requests that got a lease; resumed ones do not count again.
+        refused: requests that did not fit.
+        blocks_wanted: full blocks of the prompts of the former. Hits on all tiers and misses of the
+            last one add up to them.
+        tokens_wanted: tokens of those prompts.
+        inserted: blocks that entered the trie by a commit.
+        duplicates: blocks that a lease computed while another one had committed them already.
+        blocks: blocks that the trie knows now.
+        leases: leases held now.
+        moves: moves that have not ended.
+        queued: moves that wait to be handed out.
+        clamped: calls that came with a time below the latest one.
+        now: the latest time seen, in nanoseconds.
+    """
+
+    @property
+    def tiers(self) -> Mapping[_Kind, TierStats]: ...
+    @property
+    def lanes(self) -> Mapping[str, LaneStats]: ...
+    @property
+    def requests(self) -> int: ...
+    @property
+    def refused(self) -> int: ...
+    @property
+    def blocks_wanted(self) -> int: ...
+    @property
+    def tokens_wanted(self) -> int: ...
+    @property
+    def inserted(self) -> int: ...
+    @property
+    def duplicates(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def leases(self) -> int: ...
+    @property
+    def moves(self) -> int: ...
+    @property
+    def queued(self) -> int: ...
+    @property
+    def clamped(self) -> int: ...
+    @property
+    def now(self) -> int: ...
+    def since(self, before: Stats) -> Stats:
+        """What happened after `before` was taken: counters and histograms are differences.
+
+        What is held now, `now` among it, stays as it is here. A rate is a difference divided by
+        `(after.now - before.now) / 1e9` seconds.
+
+        Raises:
+            ConfigError: `before` is no earlier state of the same manager.
+        """
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as dictionaries of numbers, for JSON; histograms as `Histogram.as_dict`."""
 
 @final
 class Transmission:

@@ -171,7 +171,7 @@ def test_a_prefix_stands_once():
     sessions.put("a", 0, [1, 2, 3, 4], kv)
     sessions.put("b", 0, [1, 2, 3, 4], invent(2))  # cached already: nothing is written
     assert torch.equal(sessions.get("b", 0, 1).keys, kv[1][0])
-    assert executor.manager.stats()["blocks"] == 1
+    assert executor.manager.stats().blocks == 1
 
 
 def test_what_cannot_be_is_refused():

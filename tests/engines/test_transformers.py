@@ -447,7 +447,7 @@ def test_attention_without_masks_cannot_recover(llama):
             KvtrieCache(llama, executor, ids)
     finally:
         llama.config._attn_implementation = implementation
-    assert executor.manager.stats()["leases"] == 0
+    assert executor.manager.stats().leases == 0
 
 
 def test_another_end_may_follow_a_crop(llama):
@@ -516,7 +516,7 @@ def test_an_opening_without_room_leaves_nothing_behind(llama):
     with KvtrieCache(llama, executor, some(20, 2, 30)[:1], reserve=16):
         pass
     executor.manager.audit()
-    assert executor.manager.stats()["leases"] == before["leases"] == 0
+    assert executor.manager.stats().leases == before.leases == 0
 
 
 def test_closing_twice_and_forgetting_the_hook(llama):

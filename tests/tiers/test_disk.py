@@ -53,7 +53,7 @@ def test_a_second_manager_finds_everything_bit_for_bit(tmp_path, durability):
         assert [ask(executor, tokens) for tokens in prompts] == [*map(len, prompts)]
         executor.drain()
         executor.manager.audit()
-        assert executor.manager.stats()["tiers"]["disk"]["bytes_written"] == 0
+        assert executor.manager.stats().tiers["disk"].bytes_written == 0
 
 
 def test_a_tier_with_a_path_needs_nothing_else(tmp_path):
@@ -446,7 +446,7 @@ def test_the_files_never_exceed_the_budget(tmp_path, alignment, slot_bytes):
         executor.save()
         measured(None)
         assert len(rows(tmp_path)) == room
-        assert manager.stats()["tiers"]["disk"]["dropped"] > 2 * room
+        assert manager.stats().tiers["disk"].dropped > 2 * room
     assert most > room * pools[2].store.slot_bytes
 
 

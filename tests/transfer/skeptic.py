@@ -180,7 +180,7 @@ class Engine:
             assert ended, "it hangs after its release"
             executor.drain()
         self.faults.quiet = False
-        moves = self.manager.stats()["moves"]
+        moves = self.manager.stats().moves
         assert not moves, f"{moves} moves are left that nobody carries out"
 
     def serve(self, batch):

@@ -104,8 +104,8 @@ def test_the_conversations_reuse_what_every_tier_holds():
     hits = Counter()
     for world in WORLDS:
         engine = served(world)
-        for tier, counted in engine.manager.stats()["tiers"].items():
-            hits[tier] += counted["hits"]
+        for tier, counted in engine.manager.stats().tiers.items():
+            hits[tier] += counted.hits
         assert engine.tally.reused > 0.3 * engine.tally.computed
         assert engine.wrong == []
         engine.close()

@@ -44,7 +44,7 @@ def all_free(executor):
     """Whether nothing moves and a request can have all of the first tier."""
     manager, blocks = executor.manager, executor.pools[0].blocks
     manager.audit()
-    if manager.stats()["moves"]:
+    if manager.stats().moves:
         return False
     try:
         with manager.acquire(prompt(10**6, blocks), now=executor.clock()) as whole:
@@ -241,7 +241,7 @@ def test_closing_leaves_a_thread_behind_that_hangs():
     left.join(timeout=30)
     assert not left.is_alive()
     manager.audit()
-    assert manager.stats()["moves"] == 0
+    assert manager.stats().moves == 0
 
 
 def test_an_interrupted_copy_is_reported_and_nothing_waits_for_it():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,17 @@ from kvtrie.errors import ConfigError
 from kvtrie.tier import Tier
 
 if TYPE_CHECKING:
+    from kvtrie._kvtrie import BlockManager, Eviction
     from kvtrie.sim.replay import Replayed
 
-__all__ = ["COMMAND"]
+__all__ = ["COMMAND", "add_tiers"]
 
 _LONG = 2000
 _ON_THE_MAP = 24
+_COLUMNS = (
+    *("at", "block", "position", "lora", "tier", "to", "layers", "cause", "reason"),
+    *("uses", "idle", "cost", "terms"),
+)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +35,26 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TRACE",
         help="JSON lines with timestamp, input_length, output_length and hash_ids",
     )
+    add_tiers(parser)
+    parser.add_argument(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help=f"write a report for `kvtrie map` and `kvtrie stats`, with {_ON_THE_MAP} requests",
+    )
+    parser.add_argument(
+        "--evictions",
+        type=int,
+        default=0,
+        metavar="N",
+        help="print the last N evictions, with what ranked them",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=_run)
+
+
+def add_tiers(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say through what a trace is played."""
     parser.add_argument(
         "--tier",
         action="append",
@@ -59,14 +85,6 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="load all that lower tiers hold, or compute again what is sooner computed "
         "(default: %(default)s)",
     )
-    parser.add_argument(
-        "--save",
-        type=Path,
-        metavar="FILE",
-        help=f"write a report for `kvtrie map` and `kvtrie stats`, with {_ON_THE_MAP} requests",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.set_defaults(run=_run)
 
 
 def _tier(text: str) -> Tier:
@@ -90,6 +108,7 @@ def _run(given: argparse.Namespace) -> int:
         policy=given.policy,
         structure=given.structure,
         block_tokens=given.block_tokens,
+        eviction_log=given.evictions,
     )
     quiet = given.json or len(requests) < _LONG
     played = replay(
@@ -105,17 +124,52 @@ def _run(given: argparse.Namespace) -> int:
         step = max(1, len(requests) // _ON_THE_MAP)
         some = range(len(requests) - 1, -1, -step)[:_ON_THE_MAP][::-1]
         named = {f"request {at + 1}": requests[at].blocks.tolist() for at in some}
-        write_report(given.save, capture(manager, title, named, manager.stats()["now"]))
+        write_report(given.save, capture(manager, title, named, manager.stats().now))
     names = ("policy", "structure", "block_tokens", "load")
     settings = {"trace": str(given.trace), **{name: getattr(given, name) for name in names}}
-    sys.stdout.write(_json(settings, played) if given.json else _text(title, played))
+    last = manager.evictions()
+    if given.json:
+        sys.stdout.write(_json(settings, played, last if given.evictions else None))
+    else:
+        sys.stdout.write(_text(title, played) + _evictions(manager, last))
     return 0
 
 
-def _json(settings: dict[str, Any], played: Replayed) -> str:
+def _json(settings: dict[str, Any], played: Replayed, last: list[Eviction] | None) -> str:
     figures = {**settings, **dataclasses.asdict(played)}
     figures |= {"hit_rate": played.hit_rate, "evictions": played.evictions}
+    if last is not None:
+        figures["last_evictions"] = [
+            {
+                **{name: getattr(entry, name) for name in _COLUMNS},
+                "tenant": entry.tenant.hex(),
+                "value": _finite(entry.value),
+                "next_value": _finite(entry.next_value),
+            }
+            for entry in last
+        ]
     return json.dumps(figures) + "\n"
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON knows no infinity: a block that was used just now has no value there."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _evictions(manager: BlockManager, last: list[Eviction]) -> str:
+    """The log as a table, a line per eviction."""
+    if not last:
+        return ""
+    heads = ("block", "position", "tier", "reason", "cause", "uses", "idle s", "cost", "value")
+    text = "\n" + f"{'at s':>12}" + "".join(f"{head:>12}" for head in (*heads, "next value")) + "\n"
+    for entry in last:
+        tier = manager.tiers[entry.tier].kind
+        cells = (f"{entry.block:#x}", entry.position, tier, entry.reason, entry.cause, entry.uses)
+        following = "-" if entry.next_value is None else f"{entry.next_value:.3g}"
+        figures = (f"{entry.idle / 1e9:.3f}", f"{entry.cost:.4g}", f"{entry.value:.3g}", following)
+        text += f"{entry.at / 1e9:12.3f}" + "".join(f"{cell:>12}" for cell in (*cells, *figures))
+        text += "\n"
+    return text
 
 
 def _text(title: str, played: Replayed) -> str:

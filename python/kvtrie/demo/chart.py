@@ -22,7 +22,7 @@ __all__ = ["overview", "session_map", "tier_table"]
 
 _MARKS = "█▓▒░"
 _GONE = "·"
-_COLUMNS = ("slots", "free", "hits", "inserted", "clean", "demoted", "dropped", "moves", "failed")
+_COLUMNS = ("slots", "free", "hits", "misses", "clean", "demoted", "dropped", "moves", "failed")
 _COUNTERS = {"clean": "evicted_clean", "demoted": "evicted_dirty"}
 
 

@@ -64,14 +64,18 @@ def capture(
         sessions: all tokens of each session whose blocks are to be on the map, by name.
         now: the time, in nanoseconds.
     """
-    stats = manager.stats()["tiers"]
+    stats = manager.stats().as_dict()
     return Report(
         title=title,
         block_tokens=manager.block_tokens,
         layers=manager.model.layers,
-        tiers={kind: cast("dict[str, int]", dict(stats[kind])) for kind in stats},
+        tiers={kind: _counters(tier) for kind, tier in stats["tiers"].items()},
         sessions={name: grid(manager, tokens, now) for name, tokens in sessions.items()},
     )
+
+
+def _counters(tier: dict[str, Any]) -> dict[str, int]:
+    return {name: value for name, value in tier.items() if isinstance(value, int)}
 
 
 def write_report(path: Path, report: Report) -> None:

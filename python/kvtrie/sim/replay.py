@@ -112,6 +112,7 @@ def open_manager(
     policy: str = "retention",
     structure: Structure = "leaf-only",
     block_tokens: int = 512,
+    eviction_log: int = 0,
 ) -> BlockManager:
     """A manager without bytes whose tokens are block hashes.
 
@@ -122,6 +123,7 @@ def open_manager(
         policy: which block leaves first.
         structure: whether blocks inside a sequence may be dropped.
         block_tokens: real tokens that one hash stands for.
+        eviction_log: how many evictions are kept for `evictions`.
 
     Raises:
         ConfigError: a setting that the manager refuses.
@@ -135,6 +137,7 @@ def open_manager(
         token_weight=block_tokens,
         policy=policy,
         structure=structure,
+        eviction_log=eviction_log,
     )
 
 
@@ -183,13 +186,13 @@ def replay(
     tiers = tuple(
         TierFigures(
             kind=tier.kind,
-            blocks=counters["slots"],
-            hits=counters["hits"],
-            clean=counters["evicted_clean"],
-            demoted=counters["evicted_dirty"],
-            dropped=counters["dropped"],
+            blocks=counters.slots,
+            hits=counters.hits,
+            clean=counters.evicted_clean,
+            demoted=counters.evicted_dirty,
+            dropped=counters.dropped,
         )
-        for tier, counters in zip(manager.tiers, stats["tiers"].values(), strict=True)
+        for tier, counters in zip(manager.tiers, stats.tiers.values(), strict=True)
     )
     hits = sum(tier.hits for tier in tiers)
     return Replayed(

@@ -6,7 +6,7 @@
 use std::ops::{Index, IndexMut};
 
 /// Values per piece: a power of two, small enough that filling one takes microseconds.
-const PIECE: usize = 1 << 12;
+pub const PIECE: usize = 1 << 12;
 
 /// A value for every id below `len`.
 #[derive(Clone, Debug)]

@@ -4,9 +4,9 @@
 //! restore plans, behind one [`manager::Manager`]. It decides and never executes: no I/O, no
 //! clock, no threads. The same operations give the same moves, byte for byte.
 //!
-//! Modules build on each other in one direction: nouns (`block`, `error`, `time`, `record`, `hint`),
-//! structures (`column`, `trie`, `scope`, `retention`, `tier`, `presence`, `lane`, `cost`), `policy`,
-//! `plan`, `manager`.
+//! Modules build on each other in one direction: nouns (`block`, `error`, `histogram`, `time`,
+//! `record`, `hint`), structures (`column`, `trie`, `scope`, `retention`, `tier`, `presence`, `lane`,
+//! `cost`), `policy`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ pub mod column;
 pub mod cost;
 pub mod error;
 pub mod hint;
+pub mod histogram;
 pub mod lane;
 pub mod manager;
 pub mod plan;

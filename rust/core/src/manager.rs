@@ -17,8 +17,10 @@ mod hints;
 mod index;
 mod lease;
 mod load;
+mod log;
 mod lookup;
 mod mark;
+mod meter;
 mod moves;
 mod name;
 mod node;
@@ -30,6 +32,7 @@ mod reserve;
 mod session;
 mod settings;
 mod snapshot;
+mod standing;
 mod survey;
 mod suspend;
 mod told;
@@ -56,14 +59,17 @@ pub use complete::{Failed, Outcome};
 pub use explain::Explanation;
 pub use index::Row;
 pub use lease::{Action, Lease, Plan, Span};
+pub use log::Eviction;
 pub use lookup::{Copy, Match, MatchedBlock};
 pub use mark::Mark;
+pub use meter::{Cause, RequestStats, TierStats, TierTimes};
 pub use moves::{Move, MoveKind};
 pub use price::Unpriced;
-pub use report::{Event, Reason, TierStats};
+pub use report::{Event, Occupancy, Reason};
 pub use settings::{DropOrder, Settings};
 
 use hints::Hints;
+use meter::Meter;
 use moves::Arrival;
 use node::Node;
 use own::{Own, OwnId};
@@ -80,7 +86,6 @@ struct Tier {
     retention: Retention,
     read: LaneId,
     store: LaneId,
-    stats: TierStats,
     /// Slots known to be free or clean since the last look at `free_low`.
     credit: u64,
 }
@@ -112,6 +117,7 @@ pub struct Manager {
     outcomes: BTreeMap<MoveId, bool>,
     sessions: Sessions,
     told: Told,
+    meter: Meter,
     events: VecDeque<Event>,
     keys: BTreeMap<BlockId, crate::record::Key>,
     refused: Refused,
@@ -139,12 +145,12 @@ impl Manager {
                 retention: Retention::new(policy::by_name(name, setup)?, settings.epsilon),
                 read: lanes.add(spec.read.clone()),
                 store: lanes.add(spec.store.clone()),
-                stats: TierStats::default(),
                 credit: 0,
                 spec: spec.clone(),
             });
         }
         let told = Told::new(&tiers);
+        let meter = Meter::new(tiers.len(), settings.eviction_log);
         let hints = Hints::new(&settings.tiers);
         Ok(Self {
             trie: Trie::new(settings.block_tokens as usize),
@@ -166,6 +172,7 @@ impl Manager {
             outcomes: BTreeMap::new(),
             sessions: Sessions::default(),
             told,
+            meter,
             events: VecDeque::new(),
             keys: BTreeMap::new(),
             refused: Refused::default(),
@@ -236,14 +243,13 @@ impl Manager {
             )));
         }
         let fresh = Self::new(self.settings.clone())?;
+        self.count_reset();
         let old = std::mem::replace(self, fresh);
         self.clock = old.clock;
         self.lanes = old.lanes;
         self.next_lease = old.next_lease;
         self.next_move = old.next_move;
-        for (tier, old) in self.tiers.iter_mut().zip(old.tiers) {
-            tier.stats = old.stats;
-        }
+        self.meter = old.meter;
         Ok(())
     }
 
@@ -252,8 +258,12 @@ impl Manager {
         self.closed = true;
     }
 
-    /// The error of every call after `close` or a broken invariant.
-    fn open(&self) -> Result<()> {
+    /// Whether calls are served: fails with what every call fails with after `close` or after an
+    /// invariant was found broken.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] or [`Error::Invariant`].
+    pub fn open(&self) -> Result<()> {
         if let Some(reason) = &self.poison {
             return Err(Error::invariant(format!("the manager is poisoned: {reason}")));
         }

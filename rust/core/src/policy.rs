@@ -107,6 +107,11 @@ pub trait Policy: Debug + Send + Sync {
         keys.next()
     }
 
+    /// Whether of two blocks of one path that were used alike the later one never costs less.
+    fn deepens(&self) -> bool {
+        false
+    }
+
     /// Whether `Facts::session_blocks` matters.
     fn sessions(&self) -> bool {
         false

@@ -1,8 +1,8 @@
 //! Presence: where each block stands on one tier.
 //!
 //! Nearly every copy is whole and quiet: it is told by its slot alone, four bytes per block. What is
-//! part of a block, arriving, bad or busy stands in a table beside. Invariant: a residency is in the
-//! table if and only if a slot does not tell it. Cost: O(1).
+//! part of a block, arriving, bad or busy stands in a table beside. Invariants: a residency is in the
+//! table if and only if a slot does not tell it; `copies` counts what is resident. Cost: O(1).
 
 use std::ops::Range;
 
@@ -21,13 +21,14 @@ pub struct Presence {
     all: Layers,
     slots: Column<Slot>,
     aside: FxHashMap<BlockId, Residency>,
+    copies: u64,
 }
 
 impl Presence {
     /// Nothing is here; `all` are the model's layers.
     #[must_use]
     pub fn new(all: Layers) -> Self {
-        Self { all, slots: Column::new(NO_SLOT), aside: FxHashMap::default() }
+        Self { all, slots: Column::new(NO_SLOT), aside: FxHashMap::default(), copies: 0 }
     }
 
     /// Makes room for the blocks below `bound`.
@@ -49,7 +50,10 @@ impl Presence {
     /// Changes a block's residency.
     pub fn change(&mut self, block: BlockId, what: impl FnOnce(&mut Residency)) {
         let mut here = self.get(block);
+        let stood = here.state == State::Resident;
         what(&mut here);
+        let stands = here.state == State::Resident;
+        self.copies = self.copies + u64::from(stands) - u64::from(stood);
         let told = if here == Residency::default() {
             NO_SLOT
         } else if here == self.quiet(here.slot) && here.slot < ASIDE {
@@ -70,11 +74,13 @@ impl Presence {
     pub fn put(&mut self, block: BlockId, slot: Slot) {
         debug_assert!(self.slots[block] == NO_SLOT && slot < ASIDE);
         self.slots[block] = slot;
+        self.copies += 1;
     }
 
     /// Takes away a block that is here whole and quiet. Returns its slot.
     pub fn clear(&mut self, block: BlockId) -> Slot {
         debug_assert!(self.slots[block] < ASIDE, "block {block} is not here, whole and quiet");
+        self.copies -= 1;
         std::mem::replace(&mut self.slots[block], NO_SLOT)
     }
 
@@ -100,6 +106,12 @@ impl Presence {
     pub fn blocks(&self, bound: BlockId) -> impl Iterator<Item = (BlockId, Residency)> + '_ {
         let here = (0..bound).filter(|&block| self.slots[block] != NO_SLOT);
         here.map(|block| (block, self.get(block)))
+    }
+
+    /// How many blocks are resident, with all or some of their layers.
+    #[must_use]
+    pub fn copies(&self) -> u64 {
+        self.copies
     }
 
     /// How many blocks stand in the table.
@@ -153,6 +165,8 @@ mod tests {
             presence.change(4, what);
             what(&mut expected);
             assert_eq!((presence.get(4), presence.aside()), (expected, aside));
+            let stands = u64::from(expected.state == State::Resident);
+            assert_eq!(presence.copies(), stands);
             let whole = expected.state == State::Resident && aside == 0;
             assert_eq!(presence.quietly(4..5), whole);
             assert_eq!(presence.slot(4), whole.then_some(7));
@@ -166,5 +180,8 @@ mod tests {
             presence.blocks(9).map(|(block, here)| (block, here.slot)).collect::<Vec<_>>(),
             [(4, 1)]
         );
+        presence.put(5, 2);
+        presence.change(4, |here| here.state = State::Bad);
+        assert_eq!((presence.copies(), presence.clear(5), presence.copies()), (1, 2, 0));
     }
 }

@@ -1,16 +1,17 @@
 //! The radix trie: which token blocks exist, where each stands on its path, and what the blocks of
 //! a run have in common.
 //!
-//! A run is a chain of blocks without a branch, numbered one after the other; its tokens lie
-//! contiguous, so matching is a memory comparison. Blocks of one run share a value of the caller's;
+//! A run is a chain of blocks without a branch, numbered one after the other, and tokens lie where
+//! the numbers say: contiguous in a run, so matching is a memory comparison. Blocks of one run share a value of the caller's;
 //! where it differs, a run is split. Children of a run hang behind its last block; tables of all
 //! runs find a child by a hash of that block and of the child's first one, and compare exactly.
 //! Invariant: no run but a scope's root is empty, and no two children of a run start with the same
 //! block. Cost: lookup O(tokens + runs); inserting and removing at the end of a run O(1) a block; a
-//! split O(blocks behind it). Beside the tokens six bytes per block and about 120 per run.
+//! split O(blocks behind it). Beside the tokens six bytes per block and about 90 per run.
 
 mod ids;
 mod print;
+mod text;
 
 use std::hash::Hasher;
 use std::ops::Range;
@@ -19,11 +20,12 @@ use hashbrown::HashTable;
 use rustc_hash::FxHasher;
 
 use crate::block::{BlockId, Handle, Token};
-use crate::column::Column;
+use crate::column::{Column, PIECE};
 
 pub use print::{content, print};
 
 use ids::Ids;
+use text::Text;
 
 /// A run's place in the slab.
 pub type RunId = u32;
@@ -48,13 +50,11 @@ struct Run<T> {
     child: RunId,
     next: RunId,
     previous: RunId,
-    tokens: Vec<Token>,
     own: T,
 }
 
 impl<T: Copy> Run<T> {
     fn new(parent: RunId, depth: u32, own: T) -> Self {
-        let tokens = Vec::new();
         Self {
             parent,
             depth,
@@ -64,7 +64,6 @@ impl<T: Copy> Run<T> {
             child: NONE,
             next: NONE,
             previous: NONE,
-            tokens,
             own,
         }
     }
@@ -87,9 +86,9 @@ pub struct Trie<T = ()> {
     runs: Column<Run<T>>,
     bound: RunId,
     free_runs: Vec<RunId>,
+    /// Which ids are blocks, and of which run.
     ids: Ids,
-    /// The run of each block.
-    homes: Column<RunId>,
+    text: Text,
     generations: Column<u16>,
     living: usize,
     /// Every run that has a parent.
@@ -105,8 +104,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             runs: Column::new(Run::new(NONE, 0, T::default())),
             bound: 0,
             free_runs: Vec::new(),
-            ids: Ids::default(),
-            homes: Column::new(NONE),
+            ids: Ids::new(),
+            text: Text::new(block_tokens),
             generations: Column::new(0),
             living: 0,
             tables: vec![HashTable::new(); TABLES],
@@ -145,7 +144,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// Whether the id names a living block.
     #[must_use]
     pub fn alive(&self, block: BlockId) -> bool {
-        self.homes.get(block).is_some_and(|&home| home != NONE)
+        self.ids.home(block) != NONE
     }
 
     /// The handle of a living block.
@@ -186,9 +185,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// The tokens of one block.
     #[must_use]
     pub fn tokens(&self, block: BlockId) -> &[Token] {
-        let run = self.home(block);
-        let at = (block - run.first) as usize * self.block_tokens;
-        &run.tokens[at..at + self.block_tokens]
+        self.text.of(block, 1)
     }
 
     /// Names a block: 64 bits, the same whenever its path comes back under the same root. No
@@ -204,13 +201,13 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     pub fn prints(&self, blocks: Range<BlockId>) -> Vec<u64> {
         let run = self.home(blocks.start);
         let (mut before, depth) = self.behind(run.parent, self.parent(blocks.start));
-        let from = (blocks.start - run.first) as usize * self.block_tokens;
-        let tokens = run.tokens[from..].chunks_exact(self.block_tokens);
+        let tokens = self.text.of(blocks.start, count(blocks.len()));
+        let tokens = tokens.chunks_exact(self.block_tokens);
         let follow = |(tokens, depth)| {
             let content = content(tokens);
             print(std::mem::replace(&mut before, content), content, depth)
         };
-        tokens.take(blocks.len()).zip(depth..).map(follow).collect()
+        tokens.zip(depth..).map(follow).collect()
     }
 
     /// The content and the number that the print of a block behind `parent` begins with; `root`
@@ -247,8 +244,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             what(&mut run.own);
             rest = &rest[run.blocks as usize..];
         }
-        self.merge(self.homes[last]);
-        self.merge(self.runs[self.homes[first]].parent);
+        self.merge(self.ids.home(last));
+        self.merge(self.runs[self.ids.home(first)].parent);
     }
 
     /// The block before this one, if it is not the first of its scope.
@@ -261,7 +258,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// The root of the scope that a block belongs to. Cost: O(runs above it).
     #[must_use]
     pub fn root(&self, block: BlockId) -> RunId {
-        let mut run = self.homes[block];
+        let mut run = self.ids.home(block);
         while self.runs[run].parent != NONE {
             run = self.runs[run].parent;
         }
@@ -290,10 +287,11 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             let Some(child) = self.find(run, &rest[..size]) else { return };
             let next = &self.runs[child];
             let blocks = (next.blocks as usize).min(rest.len() / size);
-            let same = if next.tokens[..blocks * size] == rest[..blocks * size] {
+            let known = self.text.of(next.first, count(blocks));
+            let same = if *known == rest[..blocks * size] {
                 blocks
             } else {
-                let pairs = next.tokens.chunks_exact(size).zip(rest.chunks_exact(size));
+                let pairs = known.chunks_exact(size).zip(rest.chunks_exact(size));
                 pairs.take_while(|(known, asked)| known == asked).count()
             };
             path.extend(next.first..next.first + count(same));
@@ -310,7 +308,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     pub fn child(&self, root: RunId, parent: Option<BlockId>, tokens: &[Token]) -> Option<BlockId> {
         let run = match parent {
             None => root,
-            Some(block) if self.home(block).last() == Some(block) => self.homes[block],
+            Some(block) if self.home(block).last() == Some(block) => self.ids.home(block),
             Some(block) => return (self.tokens(block + 1) == tokens).then_some(block + 1),
         };
         self.find(run, tokens).map(|child| self.runs[child].first)
@@ -343,7 +341,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let size = self.block_tokens;
         let mut run = root;
         if let Some(block) = parent {
-            run = self.homes[block];
+            run = self.ids.home(block);
             let at = block + 1 - self.runs[run].first;
             if at < self.runs[run].blocks {
                 self.split(run, at);
@@ -391,27 +389,19 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let at = &mut self.runs[run];
         let first = at.first + at.blocks;
         at.blocks += taken;
-        if at.tokens.capacity() < at.tokens.len() + tokens.len() {
-            // A run that grows block by block is not copied for each.
-            let more = if at.tokens.is_empty() { 0 } else { at.tokens.len() / 4 };
-            at.tokens.reserve_exact(tokens.len().max(more));
-        }
-        at.tokens.extend_from_slice(tokens);
-        self.homes.reach(self.ids.bound());
+        self.text.put(first, tokens);
         self.generations.reach(self.ids.bound());
         for block in first..first + taken {
-            self.homes[block] = run;
+            self.ids.settle(block, run);
         }
         path.extend(first..first + taken);
         self.living += taken as usize;
     }
 
-    /// Gives back what is kept behind the run of a block for more of them, room and memory.
+    /// Gives back the ids that are kept behind the run of a block for more of them.
     pub fn trim(&mut self, block: BlockId) {
-        let home = self.homes[block];
-        let run = &mut self.runs[home];
+        let run = &mut self.runs[self.ids.home(block)];
         let (first, room) = (run.first + run.blocks, std::mem::take(&mut run.room));
-        run.tokens.shrink_to_fit();
         self.ids.give(first, room);
     }
 
@@ -424,34 +414,29 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// ids may be given out again.
     pub fn cut(&mut self, block: BlockId, blocks: u32) {
         debug_assert!(self.children(block).next().is_none());
-        let id = self.homes[block];
+        let id = self.ids.home(block);
         let parent = self.runs[id].parent;
         if blocks == self.runs[id].blocks {
             self.disown(id);
         }
         let run = &mut self.runs[id];
         run.blocks -= blocks;
-        let kept = run.blocks as usize * self.block_tokens;
-        run.tokens.truncate(kept);
-        if run.tokens.capacity() - kept > kept / 4 {
-            run.tokens.shrink_to_fit();
-        }
         let first = run.first + run.blocks;
         let end = first + blocks + std::mem::take(&mut run.room);
         self.living -= blocks as usize;
         let mut free = first;
         for block in first..first + blocks {
-            self.homes[block] = NONE;
             let generation = &mut self.generations[block];
             *generation = generation.saturating_add(1);
             // An id whose generations are used up never comes again.
             if *generation == u16::MAX {
                 self.ids.give(free, block - free);
+                self.ids.retire(block);
                 free = block + 1;
             }
         }
         self.ids.give(free, end - free);
-        if kept == 0 {
+        if self.runs[id].blocks == 0 {
             self.runs[id] = Run::new(NONE, 0, T::default());
             self.free_runs.push(id);
             self.merge(parent);
@@ -465,12 +450,9 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let (mut seen, mut kin) = (0, 0);
         for id in 0..self.bound {
             let run = &self.runs[id];
-            if run.tokens.len() != run.blocks as usize * self.block_tokens {
-                broken.push(format!("run {id} has {} tokens", run.tokens.len()));
-            }
             for block in (0..run.blocks).map(|at| run.first + at) {
                 seen += 1;
-                if self.homes.get(block) != Some(&id) {
+                if self.ids.home(block) != id {
                     broken.push(format!("block {block} is not where run {id} says"));
                 }
                 if self.ids.is_free(block) {
@@ -483,9 +465,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
                 let next = &self.runs[child];
                 if next.parent != id || next.blocks == 0 {
                     broken.push(format!("run {child} is not a child of run {id}"));
-                } else if next.tokens.len() < self.block_tokens
-                    || self.find(next.parent, &next.tokens[..self.block_tokens]) != Some(child)
-                {
+                } else if self.find(next.parent, self.text.of(next.first, 1)) != Some(child) {
                     broken.push(format!("run {child} is not found behind run {id}"));
                 } else if next.depth != run.depth + run.blocks {
                     broken.push(format!("run {child} has depth {}", next.depth));
@@ -507,7 +487,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     #[inline]
     fn home(&self, block: BlockId) -> &Run<T> {
-        &self.runs[self.homes[block]]
+        &self.runs[self.ids.home(block)]
     }
 
     fn find(&self, run: RunId, tokens: &[Token]) -> Option<RunId> {
@@ -517,16 +497,16 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         }
         let same = |&child: &RunId| {
             let child = &self.runs[child];
-            child.parent == run && child.tokens[..self.block_tokens] == *tokens
+            child.parent == run && self.text.of(child.first, 1) == tokens
         };
         let key = hash(home.seed(run), tokens);
         self.tables[table(key)].find(key, same).copied()
     }
 
     /// The hash under which the tables keep a run that has a parent.
-    fn key(runs: &Column<Run<T>>, size: usize, child: RunId) -> u64 {
+    fn key(runs: &Column<Run<T>>, text: &Text, child: RunId) -> u64 {
         let run = &runs[child];
-        hash(runs[run.parent].seed(run.parent), &run.tokens[..size])
+        hash(runs[run.parent].seed(run.parent), text.of(run.first, 1))
     }
 
     /// Hangs a run that has blocks behind its parent.
@@ -537,14 +517,14 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         }
         let own = &mut self.runs[child];
         (own.parent, own.previous, own.next) = (run, NONE, next);
-        let (runs, size) = (&self.runs, self.block_tokens);
-        let key = Self::key(runs, size, child);
-        self.tables[table(key)].insert_unique(key, child, |&other| Self::key(runs, size, other));
+        let (runs, text) = (&self.runs, &self.text);
+        let key = Self::key(runs, text, child);
+        self.tables[table(key)].insert_unique(key, child, |&other| Self::key(runs, text, other));
     }
 
     /// Takes a run from its parent.
     fn disown(&mut self, run: RunId) {
-        let key = Self::key(&self.runs, self.block_tokens, run);
+        let key = Self::key(&self.runs, &self.text, run);
         let entry = self.tables[table(key)].find_entry(key, |&other| other == run);
         entry.expect("a run is its parent's child").remove();
         let Run { parent, previous, next, .. } = self.runs[run];
@@ -566,12 +546,12 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// Splits the run of `block` so that it begins with `block` and has at most `blocks` blocks.
     fn isolate(&mut self, block: BlockId, blocks: usize) -> RunId {
-        let run = self.homes[block];
+        let run = self.ids.home(block);
         let at = block - self.runs[run].first;
         if at > 0 {
             self.split(run, at);
         }
-        let run = self.homes[block];
+        let run = self.ids.home(block);
         if (self.runs[run].blocks as usize) > blocks {
             self.split(run, count(blocks));
         }
@@ -590,11 +570,9 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             child: std::mem::replace(&mut front.child, NONE),
             next: NONE,
             previous: NONE,
-            tokens: front.tokens.split_off(at as usize * self.block_tokens),
             own: front.own,
         };
         front.blocks = at;
-        front.tokens.shrink_to_fit();
         let id = self.new_run(back);
         self.settle(id);
         self.adopt(run, id);
@@ -608,7 +586,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             return;
         }
         let back = &self.runs[child];
-        let follows = front.first + front.blocks == back.first;
+        let follows = front.first + front.blocks == back.first
+            && !(back.first as usize).is_multiple_of(PIECE);
         if back.next != NONE || !follows || front.own != back.own {
             return;
         }
@@ -616,8 +595,6 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let vacant = Run::new(NONE, 0, T::default());
         let back = std::mem::replace(&mut self.runs[child], vacant);
         let front = &mut self.runs[run];
-        front.tokens.reserve_exact(back.tokens.len());
-        front.tokens.extend_from_slice(&back.tokens);
         front.blocks += back.blocks;
         front.room = back.room;
         front.child = back.child;
@@ -629,7 +606,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     fn settle(&mut self, run: RunId) {
         let Run { first, blocks, mut child, .. } = self.runs[run];
         for block in first..first + blocks {
-            self.homes[block] = run;
+            self.ids.settle(block, run);
         }
         while child != NONE {
             self.runs[child].parent = run;
@@ -764,6 +741,27 @@ mod tests {
     }
 
     #[test]
+    fn a_path_goes_on_in_the_next_piece() {
+        let mut trie = Trie::<()>::new(2);
+        let root = trie.add_root();
+        let tokens: Vec<Token> = (0..10_000).collect();
+        let mut path = Vec::new();
+        trie.extend(root, None, &tokens[..9_000], (), &mut path);
+        trie.extend(root, path.last().copied(), &tokens[9_000..], (), &mut path);
+        assert_eq!((path.len(), trie.runs(), trie.audit()), (5_000, 2, vec![]));
+        assert_eq!(walk(&trie, root, &tokens), path);
+        let mut seen = path.clone();
+        trie.change(&path[4_000..4_200], |()| ());
+        seen.retain(|&block| {
+            trie.depth(block) as usize == path.iter().position(|&b| b == block).unwrap()
+        });
+        assert_eq!((seen.len(), trie.audit()), (5_000, vec![]));
+        trie.cut(path[4_999], 5_000 - 4_096);
+        trie.cut(path[4_095], 4_096);
+        assert!(trie.is_empty() && trie.runs() == 0);
+    }
+
+    #[test]
     fn an_id_whose_generations_are_used_up_never_comes_again() {
         let mut trie = Trie::<()>::new(1);
         let root = trie.add_root();
@@ -800,10 +798,9 @@ mod tests {
             change(&mut broken);
             assert!(!broken.audit().is_empty());
         };
-        break_it(|trie| trie.homes[1] = 3);
+        break_it(|trie| trie.ids.settle(1, 3));
         break_it(|trie| trie.runs[2].depth = 7);
-        break_it(|trie| trie.runs[2].tokens[0] = 8);
-        break_it(|trie| trie.runs[2].tokens.clear());
+        break_it(|trie| trie.text.put(trie.runs[2].first, &[8]));
         break_it(|trie| trie.runs[2].parent = 0);
         break_it(|trie| trie.runs[1].child = 2);
         break_it(|trie| trie.ids.give(1, 1));

@@ -14,6 +14,7 @@ mod contract {
     mod holes;
     mod liveness;
     mod mark;
+    mod meter;
     mod moves;
     mod orders;
     mod ranges;

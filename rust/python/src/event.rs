@@ -1,9 +1,9 @@
-//! One line of the eviction log.
+//! One event: layers of a block left a tier.
 
 use kvtrie_core::manager;
 use pyo3::prelude::*;
 
-/// One line of the eviction log: some layers of a block left a tier.
+/// One event: some layers of a block left a tier.
 #[pyclass(frozen, get_all, module = "kvtrie")]
 pub(crate) struct Event {
     /// When, in nanoseconds.
@@ -16,8 +16,10 @@ pub(crate) struct Event {
     layer_hi: u16,
     /// Index of the tier it left.
     tier: usize,
-    /// Why: "clean", "demoted" or "dropped".
+    /// Whether a copy is left: "clean", "demoted" or "dropped".
     reason: &'static str,
+    /// What made it leave.
+    cause: &'static str,
     /// Index of the tier it went to; None if to none.
     to: Option<usize>,
     /// Nanoseconds since its last use.
@@ -26,7 +28,7 @@ pub(crate) struct Event {
 
 impl From<manager::Event> for Event {
     fn from(event: manager::Event) -> Self {
-        let manager::Event { at, block, layers, tier, reason, to, idle } = event;
+        let manager::Event { at, block, layers, tier, reason, cause, to, idle } = event;
         Self {
             at,
             block: block.0,
@@ -34,6 +36,7 @@ impl From<manager::Event> for Event {
             layer_hi: layers.hi,
             tier,
             reason: reason.name(),
+            cause: cause.name(),
             to,
             idle,
         }

@@ -8,10 +8,12 @@ mod committed;
 mod disk;
 mod error;
 mod event;
+mod eviction;
 mod explanation;
 mod failed;
 mod faults;
 mod hint;
+mod histogram;
 mod index;
 mod lease;
 mod manager;
@@ -41,6 +43,8 @@ mod _kvtrie {
     #[pymodule_export]
     use crate::event::Event;
     #[pymodule_export]
+    use crate::eviction::Eviction;
+    #[pymodule_export]
     use crate::explanation::Explanation;
     #[pymodule_export]
     use crate::failed::Failed;
@@ -48,6 +52,8 @@ mod _kvtrie {
     use crate::faults::Faults;
     #[pymodule_export]
     use crate::hint::HintReply;
+    #[pymodule_export]
+    use crate::histogram::Histogram;
     #[pymodule_export]
     use crate::index::Index;
     #[pymodule_export]
@@ -60,6 +66,8 @@ mod _kvtrie {
     use crate::moves::{Move, Moves};
     #[pymodule_export]
     use crate::plan::{Plan, Span};
+    #[pymodule_export]
+    use crate::stats::{LaneStats, Stats, TierStats};
     #[pymodule_export]
     use crate::transmission::Transmission;
     #[pymodule_export]

@@ -9,12 +9,13 @@ use kvtrie_core::manager::{self, Acquire, Manager, Outcome};
 use kvtrie_core::policy;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyTuple};
 
 use crate::arrays::{handle, handles, numbers};
 use crate::committed::Committed;
 use crate::error::{bad, raise};
 use crate::event::Event;
+use crate::eviction::Eviction;
 use crate::explanation::Explanation;
 use crate::failed::Failed;
 use crate::hint::HintReply;
@@ -64,10 +65,10 @@ impl BlockManager {
     #[pyo3(signature = (
         model, tiers, *, block_tokens=16, policy="retention", cost=None,
         structure="leaf-only", drop_order="shallow", token_weight=1, machine=0, ranks=1,
-        events=0, reuse=true, epsilon=0.015_625
+        events=0, eviction_log=0, reuse=true, epsilon=0.015_625
     ), text_signature = "(model, tiers, *, block_tokens=16, policy='retention', cost='default', \
         structure='leaf-only', drop_order='shallow', token_weight=1, machine=0, ranks=1, \
-        events=0, reuse=True, epsilon=0.015625)")]
+        events=0, eviction_log=0, reuse=True, epsilon=0.015625)")]
     #[expect(clippy::too_many_arguments, reason = "an engine's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
@@ -81,6 +82,7 @@ impl BlockManager {
         #[pyo3(from_py_with = number::machine)] machine: u32,
         #[pyo3(from_py_with = number::ranks)] ranks: u32,
         #[pyo3(from_py_with = number::events)] events: u32,
+        #[pyo3(from_py_with = number::eviction_log)] eviction_log: u32,
         reuse: bool,
         epsilon: f64,
     ) -> PyResult<Self> {
@@ -97,6 +99,7 @@ impl BlockManager {
             token_weight,
             ranks,
             events: events as usize,
+            eviction_log: eviction_log as usize,
             reuse,
             epsilon,
         })?;
@@ -477,11 +480,26 @@ impl BlockManager {
     }
 
     /// Counters of tiers and lanes, and what is held now.
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.shared.call(py, |manager| Ok(Stats::new(manager)))?.into_dict(py)
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+        self.shared.call(py, |manager| {
+            manager.open()?;
+            Ok(Stats::new(manager))
+        })
     }
 
-    /// Takes the eviction log.
+    /// The last entries of the eviction log, the oldest first.
+    #[pyo3(signature = (limit=None))]
+    fn evictions(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::limit)] limit: Option<usize>,
+    ) -> PyResult<Vec<Eviction>> {
+        let limit = limit.unwrap_or(usize::MAX);
+        let entries = self.shared.call(py, |manager| manager.evictions(limit))?;
+        Ok(entries.into_iter().map(Eviction::from).collect())
+    }
+
+    /// Takes the events.
     fn take_events(&self, py: Python<'_>) -> PyResult<Vec<Event>> {
         let events = self.shared.call(py, Manager::take_events)?;
         Ok(events.into_iter().map(Event::from).collect())

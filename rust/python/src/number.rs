@@ -61,6 +61,10 @@ fn copies(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u32> {
     small(number, name, 1 << 20)
 }
 
+fn entries(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u32> {
+    small(number, name, 1 << 20)
+}
+
 fn maybe<T>(
     number: &Bound<'_, PyAny>,
     name: &str,
@@ -92,6 +96,7 @@ arguments! {
     machine: u32 = word;
     ranks: u32 = word;
     events: u32 = word;
+    eviction_log: u32 = entries;
     lease_id: u64 = id;
     keep: usize = count;
     reserve: usize = count;

@@ -24,6 +24,7 @@ pub(crate) struct Given<'a, 'py> {
     pub(crate) token_weight: u32,
     pub(crate) ranks: u32,
     pub(crate) events: usize,
+    pub(crate) eviction_log: usize,
     pub(crate) reuse: bool,
     pub(crate) epsilon: f64,
 }
@@ -75,6 +76,7 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         },
         ranks: given.ranks,
         events: given.events,
+        eviction_log: given.eviction_log,
     })
 }
 

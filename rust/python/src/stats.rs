@@ -1,15 +1,85 @@
-//! Counters as dictionaries.
+//! All counters of a manager at one moment.
+//!
+//! Invariant: one look under one lock, so the numbers belong together; nothing in it changes.
+//! Cost: a copy of the counters and of 30 kB of histograms per tier.
 
-use kvtrie_core::lane::Lanes;
-use kvtrie_core::manager::{Manager, TierStats};
+mod lane;
+mod tier;
+
+use kvtrie_core::manager::Manager;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyMappingProxy};
 
-/// Counters as they were at one moment, without a Python object in them.
-pub(crate) struct Stats {
-    tiers: Vec<(&'static str, Vec<(&'static str, u64)>)>,
-    lanes: Vec<(String, [u64; 3])>,
-    totals: [(&'static str, u64); 6],
+use crate::error::bad;
+
+pub(crate) use lane::LaneStats;
+pub(crate) use tier::TierStats;
+
+/// What remains of something counted when an earlier state of it is taken away.
+trait Since: Sized {
+    /// `None` if `before` is no earlier state of it.
+    fn since(&self, before: &Self) -> Option<Self>;
+}
+
+impl Since for u64 {
+    fn since(&self, before: &Self) -> Option<Self> {
+        self.checked_sub(*before)
+    }
+}
+
+/// A class of numbers, of which `counters` only grow and `gauges` do not.
+macro_rules! counted {
+    (
+        $(#[$meta:meta])* $name:ident;
+        counters $($counter:ident)*;
+        gauges $($gauge:ident)*;
+        $($field:ident: $type:ty),*
+    ) => {
+        $(#[$meta])*
+        pub(crate) struct $name {
+            $(#[pyo3(get)] $counter: u64,)*
+            $(#[pyo3(get)] $gauge: u64,)*
+            $($field: $type,)*
+        }
+
+        impl $name {
+            /// All plain numbers with their names.
+            fn numbers(&self) -> Vec<(&'static str, u64)> {
+                vec![
+                    $((stringify!($counter), self.$counter),)*
+                    $((stringify!($gauge), self.$gauge),)*
+                ]
+            }
+        }
+
+        impl $crate::stats::Since for $name {
+            fn since(&self, before: &Self) -> Option<Self> {
+                Some(Self {
+                    $($counter: self.$counter.since(&before.$counter)?,)*
+                    $($gauge: self.$gauge,)*
+                    $($field: self.$field.since(&before.$field)?,)*
+                })
+            }
+        }
+    };
+}
+
+use counted;
+
+counted! {
+    /// Counters of requests, and what is held now.
+    #[pyclass(frozen, module = "kvtrie")]
+    Stats;
+    counters requests refused blocks_wanted tokens_wanted inserted duplicates clamped;
+    gauges blocks leases moves queued now;
+    tiers: Vec<TierStats>, lanes: Vec<LaneStats>
+}
+
+impl<T: Since> Since for Vec<T> {
+    fn since(&self, before: &Self) -> Option<Self> {
+        let pairs = self.iter().zip(before);
+        (self.len() == before.len()).then(|| pairs.map(|(now, then)| now.since(then)).collect())?
+    }
 }
 
 impl Stats {
@@ -17,91 +87,85 @@ impl Stats {
     pub(crate) fn new(manager: &Manager) -> Self {
         let (blocks, leases, clamped) = manager.totals();
         let (queued, moves) = manager.pending();
-        let specs = manager.settings().tiers.iter().enumerate();
+        let asked = manager.asked();
+        let mut missed = asked.blocks;
+        let tiers = manager.settings().tiers.len();
+        let tier = |at| {
+            missed -= manager.stats(at).hits;
+            TierStats::new(manager, at, missed)
+        };
         Self {
-            tiers: specs.map(|(at, spec)| (spec.kind.name(), tier(manager, at))).collect(),
-            lanes: lanes(manager.lanes()),
-            totals: [
-                ("blocks", blocks as u64),
-                ("leases", leases as u64),
-                ("moves", moves as u64),
-                ("queued", queued as u64),
-                ("clamped", clamped),
-                ("now", manager.now()),
-            ],
+            requests: asked.requests,
+            refused: asked.refused,
+            blocks_wanted: asked.blocks,
+            tokens_wanted: asked.tokens,
+            inserted: asked.inserted,
+            duplicates: asked.duplicates,
+            clamped,
+            blocks: blocks as u64,
+            leases: leases as u64,
+            moves: moves as u64,
+            queued: queued as u64,
+            now: manager.now(),
+            tiers: (0..tiers).map(tier).collect(),
+            lanes: (0..manager.lanes().len()).map(|at| LaneStats::new(manager, at)).collect(),
         }
     }
+}
 
-    /// The dictionary that users see.
-    pub(crate) fn into_dict(self, py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-        let stats = PyDict::new(py);
+#[pymethods]
+impl Stats {
+    /// Counters per tier, by kind.
+    #[getter]
+    fn tiers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMappingProxy>> {
         let tiers = PyDict::new(py);
-        for (name, counters) in self.tiers {
-            let tier = PyDict::new(py);
-            for (counter, value) in counters {
-                tier.set_item(counter, value)?;
-            }
-            tiers.set_item(name, tier)?;
+        for tier in &self.tiers {
+            tiers.set_item(tier.name(), tier.clone())?;
         }
-        stats.set_item("tiers", tiers)?;
+        Ok(PyMappingProxy::new(py, tiers.as_mapping()))
+    }
+
+    /// Counters per lane, by name.
+    #[getter]
+    fn lanes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMappingProxy>> {
         let lanes = PyDict::new(py);
-        for (name, [busy, bytes, free_at]) in self.lanes {
-            let lane = PyDict::new(py);
-            lane.set_item("busy_ns", busy)?;
-            lane.set_item("bytes", bytes)?;
-            lane.set_item("free_at", free_at)?;
-            lanes.set_item(name, lane)?;
+        for lane in &self.lanes {
+            lanes.set_item(lane.name(), lane.clone())?;
         }
-        stats.set_item("lanes", lanes)?;
-        for (name, value) in self.totals {
+        Ok(PyMappingProxy::new(py, lanes.as_mapping()))
+    }
+
+    /// What happened after `before` was taken.
+    fn since(&self, before: &Self) -> PyResult<Self> {
+        Since::since(self, before).ok_or_else(|| {
+            let (now, then) = (self.now, before.now);
+            bad(format!("the counters of time {then} are no earlier ones of those of {now}"))
+        })
+    }
+
+    /// The same as dictionaries of numbers, for JSON.
+    fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = PyDict::new(py);
+        for (name, value) in self.numbers() {
             stats.set_item(name, value)?;
         }
+        let (tiers, lanes) = (PyDict::new(py), PyDict::new(py));
+        for tier in &self.tiers {
+            tiers.set_item(tier.name(), tier.to_dict(py)?)?;
+        }
+        for lane in &self.lanes {
+            lanes.set_item(lane.name(), lane.to_dict(py)?)?;
+        }
+        stats.set_item("tiers", tiers)?;
+        stats.set_item("lanes", lanes)?;
         Ok(stats)
     }
-}
 
-fn tier(manager: &Manager, at: usize) -> Vec<(&'static str, u64)> {
-    let TierStats {
-        hits,
-        tokens_hit,
-        tokens_wanted,
-        inserted,
-        evicted_clean,
-        evicted_dirty,
-        dropped,
-        demoted,
-        bytes_freed,
-        bytes_read,
-        bytes_written,
-        moves,
-        failed,
-        move_ns,
-    } = manager.stats(at);
-    let now = manager.occupancy(at);
-    vec![
-        ("slots", now.slots),
-        ("free", now.free),
-        ("coming", now.coming),
-        ("evictable", now.evictable),
-        ("hits", hits),
-        ("tokens_hit", tokens_hit),
-        ("tokens_wanted", tokens_wanted),
-        ("inserted", inserted),
-        ("evicted_clean", evicted_clean),
-        ("evicted_dirty", evicted_dirty),
-        ("dropped", dropped),
-        ("demoted", demoted),
-        ("bytes_freed", bytes_freed),
-        ("bytes_read", bytes_read),
-        ("bytes_written", bytes_written),
-        ("moves", moves),
-        ("failed", failed),
-        ("move_ns", move_ns),
-    ]
-}
-
-fn lanes(lanes: &Lanes) -> Vec<(String, [u64; 3])> {
-    let of =
-        |id| (lanes.spec(id).name.clone(), [lanes.busy(id), lanes.bytes(id), lanes.free_at(id)]);
-    (0..lanes.len()).map(of).collect()
+    fn __repr__(&self) -> String {
+        let found: u64 = self.tiers.iter().map(TierStats::found).sum();
+        format!(
+            "Stats(requests={}, hits={found} of {} blocks, blocks={}, leases={}, moves={})",
+            self.requests, self.blocks_wanted, self.blocks, self.leases, self.moves
+        )
+    }
 }

@@ -11,25 +11,30 @@ use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 
 /// One tier of `blocks` blocks of 16 tokens, leaf-only.
 pub(crate) fn manager(policy: &str, blocks: u32) -> Manager {
+    tiers(policy, blocks, 1)
+}
+
+/// So many tiers of that size; each writes what comes to the next one.
+pub(crate) fn tiers(policy: &str, blocks: u32, number: usize) -> Manager {
     let lane = |name: &str| LaneSpec {
         name: name.to_owned(),
         bytes_per_s: 20_000_000_000,
         latency_ns: 10_000,
         shares: None,
     };
-    let gpu = TierSpec {
-        kind: Kind::Gpu,
+    let tier = |kind: Kind| TierSpec {
+        kind,
         blocks,
         owner: Owner::Kvtrie,
-        write: Write::Back,
+        write: if number > 1 { Write::Through } else { Write::Back },
         admit_after: 1,
         free_low: 0.0,
         growth_reserve: 0.0,
         retained_share: 0.5,
         layer_slots: false,
         policy: None,
-        read: lane("up"),
-        store: lane("down"),
+        read: lane(&format!("from {}", kind.name())),
+        store: lane(&format!("to {}", kind.name())),
     };
     Manager::new(Settings {
         fingerprint: "bench".to_owned(),
@@ -37,7 +42,7 @@ pub(crate) fn manager(policy: &str, blocks: u32) -> Manager {
         layer_bytes: 65_536,
         block_tokens: 16,
         token_weight: 1,
-        tiers: vec![gpu],
+        tiers: [Kind::Gpu, Kind::Host, Kind::Disk].into_iter().take(number).map(tier).collect(),
         policy: policy.to_owned(),
         reuse: true,
         epsilon: 1.0 / 64.0,
@@ -47,6 +52,7 @@ pub(crate) fn manager(policy: &str, blocks: u32) -> Manager {
         drop_order: DropOrder::Shallow,
         ranks: 1,
         events: 0,
+        eviction_log: 0,
     })
     .expect("good settings")
 }

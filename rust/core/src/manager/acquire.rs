@@ -69,7 +69,9 @@ impl Manager {
         self.scopes.check(&ask.scope, ask.tokens)?;
         self.scopes.find(&ask.scope)?;
         let now = self.tick(now);
-        let taken = self.take(ask, self.next_lease, now)?;
+        let taken = self.take(ask, self.next_lease, now);
+        self.meter.asked.refused += u64::from(matches!(taken, Err(Error::NoSpace { .. })));
+        let taken = taken?;
         let id = self.next_lease;
         self.next_lease += 1;
         self.begin(id, ask, taken, now)?;
@@ -84,13 +86,9 @@ impl Manager {
         let track = self.tiers.iter().any(|tier| tier.retention.policy().sessions());
         let session = self.sessions.open(ask.session, track.then_some(id));
         let matched = taken.path.len() * self.block_tokens();
-        self.tiers[0].stats.tokens_wanted += ask.tokens.len() as u64;
-        for (tier, hits) in self.hits(&taken.plan).into_iter().enumerate() {
-            let stats = &mut self.tiers[tier].stats;
-            stats.hits += hits;
-            stats.tokens_hit += hits * u64::from(self.settings.block_tokens);
-        }
-        self.touch(&blocks(&taken.path), now, true);
+        let path = blocks(&taken.path);
+        self.count_request(ask.tokens.len(), &path, &taken.plan, now);
+        self.touch(&path, now, true);
         let unconfirmed = taken.path.iter().any(|step| step.fresh);
         self.leases.insert(
             id,
@@ -242,7 +240,7 @@ impl Manager {
             return self.load_own(need, need.lacks, own, id, passage, now);
         }
         let row = self.take_slots(0, self.residency(0, need.block).slot, need.lacks);
-        self.tiers[0].here.change(need.block, |here| here.slot = row);
+        self.alter(0, need.block, |here| here.slot = row);
         let mut moves = Vec::new();
         for (tier, layers) in need.loads() {
             let load = Load { block: need.block, from: tier, layers, lease: id };

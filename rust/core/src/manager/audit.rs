@@ -31,7 +31,9 @@ impl Manager {
         for tier in 0..self.tiers.len() {
             self.audit_slots(tier, &mut broken);
             self.audit_retention(tier, &mut broken);
+            self.compare_victims(tier);
         }
+        self.audit_meter(&mut broken);
         if broken.is_empty() {
             return Ok(());
         }

@@ -13,6 +13,7 @@ use crate::time::{Nanos, stamp};
 
 use super::Manager;
 use super::lease::{Lease, Step, TailFrom};
+use super::meter::Cause;
 use super::node::Node;
 use super::own::{Own, OwnId};
 
@@ -215,6 +216,7 @@ impl Manager {
             let held = self.owns[own];
             out.duplicate.push(self.own_slot(&held, held.layers.lo));
             out.canonical.push(self.trie.handle(block));
+            self.meter.asked.duplicates += 1;
             Some(own)
         }
     }
@@ -246,7 +248,7 @@ impl Manager {
         let behind = path.last().copied().or(parent);
         self.new_nodes(node, behind, &tokens[known * size..], &mut path);
         out.new.extend(path[known..].iter().map(|&block| self.trie.handle(block)));
-        self.tiers[0].stats.inserted += (path.len() - known) as u64;
+        self.meter.asked.inserted += (path.len() - known) as u64;
         let mut steps: Vec<Step> = path.iter().map(|&block| Step::shared(block)).collect();
         for (at, (step, &own)) in steps.iter_mut().zip(&owns).enumerate() {
             if at < known || !self.settle_own(step.block, own, now) {
@@ -290,7 +292,7 @@ impl Manager {
         self.owns.remove(own);
         if whole {
             let here = Residency { slot, have: layers, busy: 0, state: State::Resident };
-            self.tiers[tier].here.change(block, |known| *known = here);
+            self.alter(tier, block, |known| *known = here);
         } else {
             let space = &mut self.tiers[tier].space;
             for layer in layers.iter() {
@@ -304,7 +306,7 @@ impl Manager {
             }
             space.end_row(slot);
             let joined = here.have.join(layers).expect("no gap");
-            self.tiers[tier].here.change(block, |here| here.have = joined);
+            self.alter(tier, block, |here| here.have = joined);
         }
         self.forget_bad_copies(block);
         self.presence_changed(tier, block);
@@ -316,7 +318,7 @@ impl Manager {
         for tier in 1..self.tiers.len() {
             let here = self.residency(tier, block);
             if here.state == State::Bad && here.busy == 0 {
-                self.drop_copy(tier, block);
+                self.drop_copy(tier, block, Cause::Failed);
             }
         }
     }

@@ -10,6 +10,7 @@ use crate::tier::State;
 use crate::time::Nanos;
 
 use super::Manager;
+use super::meter::Cause;
 use super::moves::{End, Move, MoveKind};
 
 /// What an executor says of a move.
@@ -186,17 +187,13 @@ impl Manager {
             let Some(at) = next else { break };
             have = have.join(arrival.landed.swap_remove(at)).expect("adjacent");
         }
-        self.tiers[dst].here.change(block, |here| here.have = have);
+        self.alter(dst, block, |here| here.have = have);
     }
 
     /// A move has ended well on all ranks.
     fn finish(&mut self, id: MoveId, now: Nanos) {
         let known = self.moves.remove(&id).expect("under way");
-        let bytes = self.settings.layer_bytes * u64::from(known.layers.len());
-        let took = now.saturating_sub(known.started);
-        self.tiers[known.src].stats.bytes_read += bytes;
-        self.tiers[known.dst].stats.bytes_written += bytes;
-        self.tiers[known.dst].stats.move_ns += took;
+        self.count_move(&known, now);
         if let Some((tier, slot, _)) = known.leaves {
             self.tiers[tier].space.drained(slot);
         }
@@ -227,7 +224,7 @@ impl Manager {
         for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
             match (end, block) {
                 (End::Here, Some(block)) => {
-                    self.tiers[tier].here.change(block, |here| here.busy -= 1);
+                    self.alter(tier, block, |here| here.busy -= 1);
                     self.refresh_on(tier, block);
                 }
                 (End::Own(own), _) => self.unbusy_own(own),
@@ -235,7 +232,7 @@ impl Manager {
             }
         }
         if let (Some((tier, ..)), true, Some(block)) = (known.leaves, known.returned, block) {
-            self.tiers[tier].here.change(block, |here| here.busy -= 1);
+            self.alter(tier, block, |here| here.busy -= 1);
             self.refresh_on(tier, block);
         }
         if let (End::Here, Some(block)) = (known.to, block)
@@ -276,6 +273,7 @@ impl Manager {
         let mut have = if arrival.failed { here.have } else { arrival.target };
         if arrival.failed && tier == 0 && self.one_slot(have) {
             // Whoever wanted the block computes all of it elsewhere.
+            self.count_loss(tier, block, Cause::Failed, now);
             have = Layers::NONE;
         }
         if here.slot != NO_SLOT && have.is_empty() {
@@ -287,7 +285,7 @@ impl Manager {
                 self.give_slots(tier, here.slot, lost, false);
             }
         }
-        self.tiers[tier].here.change(block, |here| {
+        self.alter(tier, block, |here| {
             (here.have, here.state) = (have, State::Resident);
             if have.is_empty() {
                 (here.state, here.slot) = (State::Absent, NO_SLOT);

@@ -17,6 +17,7 @@ use crate::tier::{Kind, State, Write};
 use crate::time::{Nanos, stamp};
 
 use super::Manager;
+use super::meter::Cause;
 use super::settings::DropOrder;
 
 /// What becomes of a victim.
@@ -66,6 +67,8 @@ pub(super) struct Draft {
     guarded: FxHashSet<(TierId, BlockId)>,
     /// Blocks for whose copies room is being made below: they must not go meanwhile.
     moving: Vec<BlockId>,
+    /// What its victims leave for.
+    pub(super) cause: Cause,
 }
 
 impl Draft {
@@ -81,6 +84,11 @@ impl Manager {
         let spare =
             |tier: &super::Tier| u64::from(tier.space.free()) + u64::from(tier.space.coming());
         Draft { spare: self.tiers.iter().map(spare).collect(), ..Draft::default() }
+    }
+
+    /// A draft whose victims leave for a certain cause.
+    pub(super) fn draft_for(&self, cause: Cause) -> Draft {
+        Draft { cause, ..self.draft() }
     }
 
     /// Makes room for so many slots of each tier while some copies stay, or changes nothing.
@@ -118,7 +126,7 @@ impl Manager {
 
     /// A draft whose victims on `tier` stay: it finds out what to write ahead of need.
     pub(super) fn look(&self, tier: TierId) -> Draft {
-        let draft = self.draft();
+        let draft = self.draft_for(Cause::Ahead);
         let spare = draft.spare[tier];
         Draft { looked_at: Some((tier, spare)), ..draft }
     }
@@ -132,7 +140,7 @@ impl Manager {
         while draft.spare[tier] < wanted {
             let Some(entry) = self.tiers[tier].retention.victim(stamp(now)) else { return false };
             self.take_out(draft, tier, entry.id);
-            if !self.cut(draft, tier, entry.id, wanted, now) {
+            if !self.cut(draft, tier, entry, wanted, now) {
                 self.decide(draft, tier, entry, now);
             }
         }
@@ -213,10 +221,11 @@ impl Manager {
         &mut self,
         draft: &mut Draft,
         tier: TierId,
-        last: BlockId,
+        tail: Entry,
         wanted: u64,
         now: Nanos,
     ) -> bool {
+        let last = tail.id;
         let run = self.trie.run(last);
         let plain = draft.looked_at.is_none()
             && draft.added.is_empty()
@@ -231,7 +240,7 @@ impl Manager {
         if !plain || !self.tiers[tier].here.quietly(last..last + 1) {
             return false;
         }
-        let Some(fate) = self.fate(draft, tier, last) else { return false };
+        let Some(fate) = self.fate(draft, tier, last..last + 1) else { return false };
         let over = |child| self.node(child).refs == 0 && self.gone(draft, child);
         if fate == Fate::Drop && !self.trie.children(last).all(over) {
             return false;
@@ -239,11 +248,25 @@ impl Manager {
         let next = self.tiers[tier].retention.victim(stamp(now));
         let mut first = last;
         draft.spare[tier] += 1;
+        // Where nothing before the tail costs more, nothing before it leaves later, but for ties.
+        let more = u64::from(last - run.start).min(wanted.saturating_sub(draft.spare[tier]));
+        let front = last - u32::try_from(more).expect("no more than the run has");
+        let alike = |next: Entry| (next.class, next.place) == (tail.class, tail.place);
+        let deepens = self.tiers[tier].retention.policy().deepens() && self.ranks_by_place();
+        if deepens
+            && !next.is_some_and(alike)
+            && self.tiers[tier].here.quietly(front..last)
+            && self.fate(draft, tier, front..last) == Some(fate)
+        {
+            draft.spare[tier] += more;
+            first = front;
+        }
         let mut rest = None;
         while first > run.start {
             let block = first - 1;
             let here = self.tiers[tier].here.quietly(block..first);
-            if !here || self.fate(draft, tier, block) != Some(fate) {
+            let full = draft.spare[tier] >= wanted;
+            if full || !here || self.fate(draft, tier, block..first) != Some(fate) {
                 rest = Some(block);
                 break;
             }
@@ -251,7 +274,7 @@ impl Manager {
             let (band, retention) = (self.band(tier, block), &self.tiers[tier].retention);
             let before = |next: Entry| retention.precedes(&entry, band, &next, stamp(now));
             let leaves = next.is_none_or(before);
-            if draft.spare[tier] == wanted || !leaves {
+            if !leaves {
                 rest = Some(block);
                 break;
             }
@@ -267,15 +290,21 @@ impl Manager {
         true
     }
 
-    /// What becomes of a whole block that nobody uses, if nothing must be written for it.
-    fn fate(&self, draft: &Draft, tier: TierId, block: BlockId) -> Option<Fate> {
+    /// Whether nothing was said of single blocks that tells them from others of their run.
+    fn ranks_by_place(&self) -> bool {
+        self.hints.quiet() && self.prices.is_empty()
+    }
+
+    /// What becomes of whole blocks that nobody uses, if nothing must be written for them and it is
+    /// the same for all.
+    fn fate(&self, draft: &Draft, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
         let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
         let mut safe = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
-        if safe.any(|other| self.tiers[other].here.quietly(block..block + 1)) {
+        if safe.any(|other| self.tiers[other].here.quietly(blocks.clone())) {
             return Some(Fate::Clean);
         }
         let dropped = tier == self.last() || draft.dropping || !self.writes(tier);
-        let alone = others.all(|other| self.tiers[other].here.nowhere(block..block + 1));
+        let alone = others.all(|other| self.tiers[other].here.nowhere(blocks.clone()));
         (dropped && alone).then_some(Fate::Drop)
     }
 

@@ -7,10 +7,11 @@ use std::ops::Range;
 
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::State;
-use crate::time::{Nanos, stamp};
+use crate::time::Nanos;
 
 use super::Manager;
 use super::draft::{Draft, Fate, Victim};
+use super::meter::Cause;
 use super::moves::{self, End, MoveKind};
 use super::report::Reason;
 
@@ -18,35 +19,23 @@ impl Manager {
     /// Carries out every decision, in order, and links the entries again.
     pub(super) fn apply(&mut self, draft: &Draft, now: Nanos) {
         for victim in &draft.victims {
-            self.evict(victim, now);
+            self.evict(victim, draft.cause, now);
         }
         self.abandon(draft);
     }
 
-    pub(super) fn evict(&mut self, victim: &Victim, now: Nanos) {
+    pub(super) fn evict(&mut self, victim: &Victim, cause: Cause, now: Nanos) {
         let Victim { tier, block, blocks, layers, fate } = *victim;
-        let number = u64::from(blocks);
-        self.tiers[tier].credit = self.tiers[tier].credit.saturating_sub(number);
-        let stats = &mut self.tiers[tier].stats;
-        let bytes = u64::from(layers.len()) * self.settings.layer_bytes;
+        self.tiers[tier].credit = self.tiers[tier].credit.saturating_sub(u64::from(blocks));
         let reason = match fate {
             Fate::Clean => Reason::Clean,
             Fate::Demote(_) => Reason::Demoted,
             Fate::Drop => Reason::Dropped,
         };
-        match reason {
-            Reason::Clean => stats.evicted_clean += number,
-            Reason::Demoted => stats.evicted_dirty += number,
-            Reason::Dropped => stats.dropped += number,
-        }
-        stats.bytes_freed += bytes * number;
-        let idle = stamp(now).saturating_sub(self.node(block).access);
-        let to = matches!(fate, Fate::Demote(_)).then(|| tier + 1);
-        for block in (block + 1 - blocks..=block).rev() {
-            self.record(now, block, tier, layers, reason, to, idle);
-        }
+        let run = block + 1 - blocks..block + 1;
+        self.count_eviction((tier, run.clone(), layers), reason, cause, now);
         if blocks > 1 {
-            self.vacate_run(tier, block + 1 - blocks..block + 1, fate == Fate::Drop);
+            self.vacate_run(tier, run, fate == Fate::Drop);
             return;
         }
         match fate {
@@ -76,7 +65,7 @@ impl Manager {
     fn vacate_run(&mut self, tier: TierId, blocks: Range<BlockId>, last_copy: bool) {
         let before = self.trie.parent(blocks.start);
         for block in blocks.clone().rev() {
-            let slot = self.tiers[tier].here.clear(block);
+            let slot = self.clear(tier, block);
             self.tiers[tier].space.give(slot);
             self.attend(tier, block);
         }
@@ -112,7 +101,7 @@ impl Manager {
         if ended && self.tiers[tier].spec.layer_slots && here.slot != NO_SLOT {
             self.tiers[tier].space.end_row(here.slot);
         }
-        self.tiers[tier].here.change(block, |here| {
+        self.alter(tier, block, |here| {
             here.have = rest;
             if ended {
                 (here.state, here.slot) = (State::Absent, NO_SLOT);
@@ -151,7 +140,7 @@ impl Manager {
         let below = tier + 1;
         let into = self.residency(below, block).slot;
         let row = self.take_slots(below, into, layers);
-        self.tiers[below].here.change(block, |here| here.slot = row);
+        self.alter(below, block, |here| here.slot = row);
         let transit = self.transit(tier, below);
         let mut moves = Vec::new();
         for piece in self.pieces(tier, below, transit, layers) {
@@ -197,7 +186,7 @@ impl Manager {
             }
             moves.push(id);
         }
-        self.tiers[below].stats.demoted += 1;
+        self.meter.tier(below).demoted += 1;
         self.expect(below, block, layers, &moves);
         moves
     }

@@ -23,7 +23,7 @@ impl Manager {
         let known = known.clone();
         self.queue.retain(|queued| *queued != id);
         self.parked.remove(&id);
-        self.tiers[known.dst].stats.failed += 1;
+        self.meter.tier(known.dst).failed += 1;
         let dependents: Vec<MoveId> = self
             .moves
             .values()
@@ -70,7 +70,7 @@ impl Manager {
     fn load_failed(&mut self, known: &Move, block: BlockId) {
         let here = self.residency(known.src, block);
         if known.from == End::Here && known.src > 0 && here.state == State::Resident {
-            self.tiers[known.src].here.change(block, |here| here.state = State::Bad);
+            self.alter(known.src, block, |here| here.state = State::Bad);
             self.refresh_on(known.src, block);
         }
     }
@@ -102,7 +102,7 @@ impl Manager {
             self.tiers[tier].space.set(row, held.lo, slot);
         }
         // A store that hangs still reads the slot: it keeps the copy busy until it ends.
-        self.tiers[tier].here.change(block, |here| {
+        self.alter(tier, block, |here| {
             (here.slot, here.have, here.state) = (row, have, State::Resident);
             here.busy += 1;
         });

@@ -64,7 +64,7 @@ impl Hints {
     }
 
     /// Whether every block is in the normal band.
-    fn quiet(&self) -> bool {
+    pub(super) fn quiet(&self) -> bool {
         self.claims.is_empty()
             && self.quotas.is_empty()
             && self.kept.iter().all(|(kept, _)| kept.is_empty())

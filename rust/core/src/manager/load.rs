@@ -100,6 +100,7 @@ impl Manager {
         if layers.is_empty() {
             return Vec::new();
         }
+        self.meter.tier(from).promoted += 1;
         let host = self.transit(0, from);
         let turn = passage.next % passage.slots.len().max(1);
         let mut moves = Vec::new();

@@ -9,6 +9,7 @@ use crate::tier::{Owner, Residency, State};
 use crate::time::Nanos;
 
 use super::Manager;
+use super::meter::Cause;
 use super::moves::Arrival;
 
 /// Whether the blocks of a sequence stand on a tier, and from when on.
@@ -54,7 +55,7 @@ impl Manager {
         }
         let handles = path.iter().map(|&block| self.trie.handle(block)).collect();
         for &block in path.iter().rev() {
-            self.drop_copy(mark.tier, block);
+            self.drop_copy(mark.tier, block, Cause::Cleared);
             self.prune(block);
         }
         Ok(handles)
@@ -160,7 +161,7 @@ impl Manager {
     ) {
         let slot = if slot == NO_SLOT { self.take_slots(tier, NO_SLOT, layers) } else { slot };
         let ready = ready.filter(|&ready| ready > now);
-        self.tiers[tier].here.change(block, |here| {
+        self.alter(tier, block, |here| {
             here.slot = slot;
             if ready.is_some() {
                 here.state = State::Arriving;
@@ -193,17 +194,18 @@ impl Manager {
     }
 
     /// Takes a quiet copy off a tier.
-    pub(super) fn drop_copy(&mut self, tier: TierId, block: BlockId) {
+    pub(super) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
+        self.count_loss(tier, block, cause, self.clock.last());
         if let Some(arrival) = self.arriving.remove(&(tier, block)) {
             self.marked.remove(&(arrival.ready, tier, block));
-            self.tiers[tier].here.change(block, |here| here.have = arrival.target);
+            self.alter(tier, block, |here| here.have = arrival.target);
         }
         let here = self.residency(tier, block);
         if here.slot == NO_SLOT {
             return;
         }
         self.give_slots(tier, here.slot, here.have, true);
-        self.tiers[tier].here.change(block, |here| *here = Residency::default());
+        self.alter(tier, block, |here| *here = Residency::default());
         self.presence_changed(tier, block);
     }
 }

@@ -83,6 +83,8 @@ pub struct Move {
     pub(super) progress: Vec<u16>,
     pub(super) landed: u16,
     pub(super) started: Nanos,
+    /// When it was handed out.
+    pub(super) handed: Nanos,
 }
 
 /// A copy under way: what will stand on the tier when all its moves have ended well.
@@ -122,6 +124,7 @@ impl Manager {
                 Error::invariant(format!("move {id} is queued and does not exist"))
             })?;
             known.issued = true;
+            known.handed = self.clock.last();
             out.push(known.clone());
         }
         if out.iter().any(|handed| handed.lease == 0) {
@@ -215,9 +218,10 @@ impl Manager {
                 progress: vec![0; ranks],
                 landed: 0,
                 started: now,
+                handed: now,
             },
         );
-        self.tiers[dst.0].stats.moves += 1;
+        self.meter.tier(dst.0).moves += 1;
         if dst.1 == NO_SLOT || src.1 == NO_SLOT || !self.enqueue(id) {
             self.parked.insert(id);
         }
@@ -256,7 +260,7 @@ impl Manager {
     fn hold(&mut self, tier: TierId, block: Option<BlockId>, end: End) {
         match (end, block) {
             (End::Here, Some(block)) => {
-                self.tiers[tier].here.change(block, |here| here.busy += 1);
+                self.alter(tier, block, |here| here.busy += 1);
                 self.refresh_on(tier, block);
             }
             (End::Own(own), _) => {
@@ -290,7 +294,7 @@ impl Manager {
             arrival.target.join(layers).expect("what arrives leaves no gap in a tier's range");
         arrival.moves.extend_from_slice(moves);
         arrival.ready = arrival.ready.max(ready);
-        self.tiers[tier].here.change(block, |here| here.state = State::Arriving);
+        self.alter(tier, block, |here| here.state = State::Arriving);
         self.presence_changed(tier, block);
     }
 

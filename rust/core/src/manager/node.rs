@@ -16,6 +16,7 @@ use crate::time::{Nanos, Stamp, stamp};
 use crate::trie::{content, print};
 
 use super::Manager;
+use super::meter::Cause;
 use super::settings::DropOrder;
 
 /// What the blocks of a run have in common.
@@ -322,7 +323,7 @@ impl Manager {
             for tier in 0..self.tiers.len() {
                 let moving = self.arriving.get(&(tier, block)).is_some_and(|a| !a.moves.is_empty());
                 if self.residency(tier, block).busy == 0 && !moving {
-                    self.drop_copy(tier, block);
+                    self.drop_copy(tier, block, Cause::Failed);
                 }
             }
             self.prune(block);

@@ -36,6 +36,11 @@ pub struct Unpriced {
 }
 
 impl Prices {
+    /// Whether the user has priced nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
     pub(super) fn forget(&mut self, block: BlockId) {
         self.known.remove(&block);
         self.unknown.remove(&block);

@@ -1,6 +1,7 @@
-//! What happened: counters per tier and a bounded log of evictions.
+//! What is there now, and what has just left which tier, told once.
 //!
-//! Invariant: counters only grow. Cost: O(1) per event.
+//! Invariant: each event is told once; of those not taken the oldest are forgotten. Cost: O(1) per
+//! event.
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, TierId};
 use crate::error::{Error, Result};
@@ -8,40 +9,7 @@ use crate::time::Nanos;
 
 use super::Manager;
 use super::draft::Draft;
-use super::lease::{Action, Plan};
-
-/// Counters of one tier since the manager was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TierStats {
-    /// Blocks that requests found here.
-    pub hits: u64,
-    /// Tokens that requests found here.
-    pub tokens_hit: u64,
-    /// Tokens that requests asked for; counted on the first tier.
-    pub tokens_wanted: u64,
-    /// Blocks that entered the trie; counted on the first tier.
-    pub inserted: u64,
-    /// Evictions that were instant because a copy stands elsewhere.
-    pub evicted_clean: u64,
-    /// Evictions that had to be written first.
-    pub evicted_dirty: u64,
-    /// Evictions of last copies.
-    pub dropped: u64,
-    /// Stores begun into this tier.
-    pub demoted: u64,
-    /// Bytes that evictions gave back.
-    pub bytes_freed: u64,
-    /// Bytes read from here by moves.
-    pub bytes_read: u64,
-    /// Bytes written to here by moves.
-    pub bytes_written: u64,
-    /// Moves into this tier.
-    pub moves: u64,
-    /// Moves into this tier that failed.
-    pub failed: u64,
-    /// Time from begin to end, summed over moves into this tier.
-    pub move_ns: u64,
-}
+use super::meter::Cause;
 
 /// What a tier holds now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,8 +58,10 @@ pub struct Event {
     pub layers: Layers,
     /// Which tier it left.
     pub tier: TierId,
-    /// Why.
+    /// Whether a copy is left.
     pub reason: Reason,
+    /// What made it leave.
+    pub cause: Cause,
     /// Where it went.
     pub to: Option<TierId>,
     /// How long it had not been used.
@@ -99,12 +69,6 @@ pub struct Event {
 }
 
 impl Manager {
-    /// The counters of a tier.
-    #[must_use]
-    pub fn stats(&self, tier: TierId) -> TierStats {
-        self.tiers[tier].stats
-    }
-
     /// What a tier holds now.
     #[must_use]
     pub fn occupancy(&self, tier: TierId) -> Occupancy {
@@ -115,6 +79,12 @@ impl Manager {
             coming: u64::from(tier.space.coming()),
             evictable: tier.retention.len() as u64,
         }
+    }
+
+    /// Runs that the blocks stand in: chains that share what is said of their blocks.
+    #[must_use]
+    pub fn run_count(&self) -> usize {
+        self.trie.runs()
     }
 
     /// Blocks in the trie, leases held, and calls that came with an old time.
@@ -164,16 +134,13 @@ impl Manager {
         Ok(self.all_layers().iter().map(of).collect())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "a line of the log has that many columns")]
+    /// Tells of layers that leave a tier.
     pub(super) fn record(
         &mut self,
-        at: Nanos,
-        block: BlockId,
-        tier: TierId,
-        layers: Layers,
-        reason: Reason,
-        to: Option<TierId>,
+        (tier, block, layers): (TierId, BlockId, Layers),
+        (reason, cause): (Reason, Cause),
         idle: Nanos,
+        at: Nanos,
     ) {
         if self.settings.events == 0 {
             return;
@@ -182,24 +149,8 @@ impl Manager {
             self.events.pop_front();
         }
         let block = self.trie.handle(block);
-        self.events.push_back(Event { at, block, layers, tier, reason, to, idle });
-    }
-
-    /// Blocks that a plan takes from each tier.
-    pub(super) fn hits(&self, plan: &Plan) -> Vec<u64> {
-        let mut hits = vec![0; self.tiers.len()];
-        let blocks = plan.spans.iter().map(|span| span.stop).max().unwrap_or(0);
-        let mut seen = vec![false; blocks as usize];
-        let of = |action| plan.spans.iter().filter(move |span| span.action == action);
-        for span in of(Action::Recompute) {
-            seen[span.start as usize..span.stop as usize].fill(true);
-        }
-        for span in of(Action::Load).chain(of(Action::Reuse)) {
-            for seen in &mut seen[span.start as usize..span.stop as usize] {
-                hits[span.tier] += u64::from(!std::mem::replace(seen, true));
-            }
-        }
-        hits
+        let to = (reason == Reason::Demoted).then_some(tier + 1);
+        self.events.push_back(Event { at, block, layers, tier, reason, cause, to, idle });
     }
 
     /// The price list of a failed request. Cost: O(leases' paths).

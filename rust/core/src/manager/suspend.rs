@@ -10,6 +10,7 @@ use crate::time::Nanos;
 use super::Manager;
 use super::acquire::LoadMode;
 use super::lease::Hold;
+use super::meter::Cause;
 
 impl Manager {
     /// Unpins a lease's blocks, writes to the next tier what has room there, drops the rest from
@@ -76,7 +77,7 @@ impl Manager {
         const FIRST: TierId = 0;
         while self.evictable(FIRST, block) && self.residency(FIRST, block).state == State::Resident
         {
-            let mut draft = self.draft();
+            let mut draft = self.draft_for(Cause::Suspended);
             self.choose(&mut draft, FIRST, block, now);
             let gone = !draft.victims.is_empty();
             self.apply(&draft, now);

@@ -13,6 +13,7 @@ use crate::time::{Nanos, Stamp};
 
 use super::Manager;
 use super::draft::{Draft, Fate, Victim};
+use super::meter::Cause;
 use super::moves::End;
 use super::own::OwnId;
 
@@ -68,7 +69,7 @@ impl Manager {
         if there.state == State::Bad || self.stuck(below, block) || !joins || !worth {
             return;
         }
-        let mut draft = self.draft();
+        let mut draft = self.draft_for(Cause::Ahead);
         self.guard(&mut draft, below, block);
         let fresh = self.expected(below, block).is_empty();
         let units =
@@ -176,7 +177,7 @@ impl Manager {
     fn carry_out_below(&mut self, draft: &Draft, tier: TierId, now: Nanos) {
         for victim in &draft.victims {
             if victim.tier > tier {
-                self.evict(victim, now);
+                self.evict(victim, draft.cause, now);
             } else if let (true, Fate::Demote(dirty)) = (victim.tier == tier, victim.fate) {
                 self.copy_down(tier, victim.block, dirty, None, now);
             }

@@ -14,6 +14,10 @@ impl Policy for Flat {
         "flat"
     }
 
+    fn deepens(&self) -> bool {
+        true
+    }
+
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
         let base = facts.price_or(cost.flat(facts.context));
         Terms { base, layer_weight: 1.0, position_weight: 1.0, uses: 1, cost: base }

@@ -16,6 +16,10 @@ impl Policy for Lfu {
         "lfu"
     }
 
+    fn deepens(&self) -> bool {
+        true
+    }
+
     fn terms(&self, facts: &Facts, _cost: &CostModel) -> Terms {
         Terms { uses: facts.uses, cost: f64::from(facts.uses), ..Terms::NONE }
     }

@@ -14,6 +14,10 @@ impl Policy for Lru {
         "lru"
     }
 
+    fn deepens(&self) -> bool {
+        true
+    }
+
     fn terms(&self, _facts: &Facts, _cost: &CostModel) -> Terms {
         Terms::NONE
     }

@@ -19,6 +19,10 @@ impl Policy for Retention {
         "retention"
     }
 
+    fn deepens(&self) -> bool {
+        true
+    }
+
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
         let base = facts.price_or(cost.base(facts.context));
         let layer_weight = facts

@@ -49,6 +49,25 @@ fn each_policy_has_its_order_on_a_small_trace() -> Result<()> {
 }
 
 #[test]
+fn each_policy_that_deepens_does() -> Result<()> {
+    let models = [
+        CostModel::default_curve(1.0)?,
+        CostModel::seed(1.0)?,
+        CostModel::table(vec![(0, 2.0), (100, 2.0), (4096, 9.0)], 1.0)?,
+    ];
+    let mut deepening = 0;
+    for (name, cost) in NAMES.iter().flat_map(|name| models.iter().map(move |cost| (name, cost))) {
+        let policy = by_name(name, SETUP)?;
+        let class = |block: u32| policy.class(&facts(64 * u64::from(block), block, 200), cost);
+        let falls = (1..200).any(|block| class(block) < class(block - 1));
+        assert!(!policy.deepens() || !falls, "{name}");
+        deepening += usize::from(policy.deepens());
+    }
+    assert_eq!(deepening, 4 * models.len());
+    Ok(())
+}
+
+#[test]
 fn each_policy_keeps_what_was_used_just_now_and_gives_up_the_old() -> Result<()> {
     let cost = CostModel::default_curve(1.0)?;
     for name in NAMES {

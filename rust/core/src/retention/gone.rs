@@ -3,7 +3,8 @@
 //! A bucket holds eight blocks, the youngest first, each as a short fingerprint with its uses; a
 //! new one pushes out the bucket's oldest. Invariant: the same calls give the same answers. Cost:
 //! O(1), one line of memory per call; 8 bytes per block of capacity, which hold four ghosts. One
-//! new block in 130 is taken for another that had its fingerprint.
+//! new block in 130 is taken for another that had its fingerprint. What nothing was written to yet
+//! takes no memory.
 
 use crate::policy::MOST_USES;
 
@@ -18,22 +19,34 @@ const COUNT_BITS: u32 = 5;
 /// Uses of blocks that are gone, up to [`MOST_USES`].
 #[derive(Debug)]
 pub struct Gone {
-    /// Zero is an empty way.
-    buckets: Vec<[u16; WAYS]>,
+    /// Empty until something is written to it.
+    pieces: Vec<Vec<Bucket>>,
+    buckets: usize,
 }
+
+/// Zero is an empty way.
+type Bucket = [u16; WAYS];
+
+/// Buckets that are made together.
+const PIECE: usize = 512;
 
 impl Gone {
     /// Ghosts for a tier of `capacity` blocks.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
         let buckets = usize::try_from(capacity.div_ceil(BLOCKS)).unwrap_or(usize::MAX);
-        Self { buckets: vec![[0; WAYS]; buckets.max(1)] }
+        let buckets = buckets.max(1);
+        Self { pieces: vec![Vec::new(); buckets.div_ceil(PIECE)], buckets }
     }
 
     /// Remembers how often a block was used that is gone now.
     pub fn remember(&mut self, print: u64, uses: u32) {
         let (bucket, name) = self.find(print);
-        let bucket = &mut self.buckets[bucket];
+        let piece = &mut self.pieces[bucket / PIECE];
+        if piece.is_empty() {
+            *piece = vec![[0; WAYS]; PIECE];
+        }
+        let bucket = &mut piece[bucket % PIECE];
         let old = bucket.iter().position(|&way| way >> COUNT_BITS == name).unwrap_or(WAYS - 1);
         bucket[..=old].rotate_right(1);
         let count = u16::try_from(uses.clamp(1, MOST_USES) - 1).expect("five bits");
@@ -44,14 +57,15 @@ impl Gone {
     #[must_use]
     pub fn uses(&self, print: u64) -> u32 {
         let (bucket, name) = self.find(print);
-        let known = self.buckets[bucket].iter().find(|&&way| way >> COUNT_BITS == name);
+        let Some(bucket) = self.pieces[bucket / PIECE].get(bucket % PIECE) else { return 0 };
+        let known = bucket.iter().find(|&&way| way >> COUNT_BITS == name);
         known.map_or(0, |way| u32::from(way & ((1 << COUNT_BITS) - 1)) + 1)
     }
 
     /// Remembers a block no longer.
     pub fn forget(&mut self, print: u64) {
         let (bucket, name) = self.find(print);
-        let bucket = &mut self.buckets[bucket];
+        let Some(bucket) = self.pieces[bucket / PIECE].get_mut(bucket % PIECE) else { return };
         if let Some(at) = bucket.iter().position(|&way| way >> COUNT_BITS == name) {
             bucket[at] = 0;
             bucket[at..].rotate_left(1);
@@ -66,15 +80,15 @@ impl Gone {
         uses
     }
 
-    /// The bytes it takes.
+    /// The bytes that it takes at most.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.buckets.len() * size_of::<[u16; WAYS]>()
+        self.buckets * size_of::<Bucket>()
     }
 
     /// Where a print belongs: its bucket from the high bits, its name, never 0, from the low ones.
     fn find(&self, print: u64) -> (usize, u16) {
-        let wide = u128::from(print) * (self.buckets.len() as u128);
+        let wide = u128::from(print) * (self.buckets as u128);
         let bucket = usize::try_from(wide >> 64).expect("below the number of buckets");
         let names = (1 << (u16::BITS - COUNT_BITS)) - 1;
         (bucket, 1 + u16::try_from(print % names).expect("eleven bits"))

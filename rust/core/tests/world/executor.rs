@@ -21,6 +21,7 @@ impl World {
                 move_.after
             );
             self.log.push(move_.clone());
+            self.tally.handed(&move_, self.manager.now());
             let fresh = Running { move_, started: false, hung: false };
             assert!(self.running.insert(fresh.move_.id, fresh).is_none(), "handed out twice");
         }
@@ -150,6 +151,7 @@ impl World {
         }
         self.gone(id);
         self.ended_ok.insert(id);
+        self.tally.ended(id, self.manager.settings().layer_bytes, self.now);
     }
 
     fn gone(&mut self, id: MoveId) {

@@ -12,6 +12,7 @@ mod engine;
 mod executor;
 mod hints;
 mod shape;
+mod tally;
 
 use std::collections::BTreeMap;
 
@@ -65,6 +66,7 @@ pub(crate) struct World {
     ended_ok: std::collections::BTreeSet<MoveId>,
     bytes: BTreeMap<(TierId, Slot, u16), Content>,
     slots: engine::Engine,
+    tally: tally::Tally,
     hints: hints::Hints,
 }
 
@@ -73,6 +75,7 @@ impl World {
     #[must_use]
     pub(crate) fn new(settings: Settings) -> Self {
         Self {
+            tally: tally::Tally::new(settings.tiers.len()),
             manager: Manager::new(settings).expect("the settings are good"),
             log: Vec::new(),
             mix: Mix::new(),
@@ -134,6 +137,7 @@ impl World {
         {
             panic!("after {raw:?}: {error}");
         }
+        self.tally.check(&mut self.manager);
         self.check_leases(raw);
         self.follow_hints(raw);
     }
@@ -159,6 +163,7 @@ impl World {
             self.run_all();
         }
         self.manager.audit().unwrap();
+        self.tally.check(&mut self.manager);
         let left = self.manager.pending().1;
         let state = self.manager.snapshot();
         assert_eq!(left, 0, "moves are left: {}", String::from_utf8_lossy(&state));
@@ -197,6 +202,16 @@ impl World {
                 None
             }
         }
+    }
+
+    fn ask(&mut self, what: &'static str, ask: &Acquire<'_>) -> Option<LeaseId> {
+        let mut refusal = None;
+        let lease = self.attempt(what, |m, now| {
+            m.acquire(ask, now).inspect_err(|error| refusal = Some(error.clone()))
+        });
+        let ended = lease.ok_or_else(|| refusal.as_ref().expect("it was refused"));
+        self.tally.acquired(&self.manager, ask.tokens.len(), ended);
+        lease
     }
 
     fn sequence(a: usize, b: usize) -> Vec<Token> {
@@ -239,7 +254,7 @@ impl World {
             deadline: b.is_multiple_of(31).then_some(self.now + 100),
         };
         let probe = self.manager.lookup(&tokens, self.now, &scope, 1).expect("a good lookup");
-        let Some(id) = self.attempt("acquire", |m, now| m.acquire(&ask, now)) else { return };
+        let Some(id) = self.ask("acquire", &ask) else { return };
         let lease = self.manager.lease(id).unwrap();
         assert_eq!(lease.matched(), probe.tokens, "acquire and lookup match alike");
         let matched = lease.matched();
@@ -557,7 +572,7 @@ impl World {
             3 => {
                 let scope = Scope { structure: Some(Structure::LeafOnly), ..Scope::default() };
                 let ask = Acquire { tokens: &[1, 2, 3, 4], scope, ..Acquire::default() };
-                if let Some(id) = self.attempt("nonsense", |m, now| m.acquire(&ask, now)) {
+                if let Some(id) = self.ask("nonsense", &ask) {
                     self.attempt("release", |m, now| m.release(id, now));
                 }
             }

@@ -55,6 +55,7 @@ pub(crate) fn settings(seed: u64) -> Settings {
         structure: if bit(20, 3) == 0 { Structure::LeafOnly } else { Structure::Holes },
         drop_order: if bit(21, 4) == 0 { DropOrder::Seed } else { DropOrder::Shallow },
         ranks: 1 + u32::try_from(bit(23, 3) / 2).unwrap(),
-        events: 16,
+        events: 10_000,
+        eviction_log: 100,
     }
 }

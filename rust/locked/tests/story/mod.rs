@@ -363,5 +363,6 @@ fn settings(seed: u64) -> Settings {
         drop_order: DropOrder::Shallow,
         ranks: 1,
         events: 16,
+        eviction_log: 16,
     }
 }

@@ -150,7 +150,7 @@ impl Manager {
             return Brought::No("there is no room");
         }
         let row = self.take_slots(tier, self.residency(tier, block).slot, all);
-        self.tiers[tier].here.change(block, |here| here.slot = row);
+        self.alter(tier, block, |here| here.slot = row);
         let mut moves = Vec::new();
         for layers in self.pieces(from, tier, None, all) {
             let dst = self.slot_of(tier, block, layers.lo);

@@ -13,6 +13,7 @@ use crate::time::Nanos;
 
 use super::super::Manager;
 use super::super::draft::Fate;
+use super::super::meter::Cause;
 use super::rejected;
 
 /// How a block stands to where it should go.
@@ -88,7 +89,7 @@ impl Manager {
     /// Takes all layers of a block off a tier, if none of them is lost.
     fn step_down(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
         while self.residency(tier, block).state == State::Resident && self.evictable(tier, block) {
-            let mut draft = self.draft();
+            let mut draft = self.draft_for(Cause::Hinted);
             self.choose(&mut draft, tier, block, now);
             let mine = draft.victims.iter().filter(|victim| victim.block == block);
             let fates: Vec<Fate> = mine.map(|victim| victim.fate).collect();

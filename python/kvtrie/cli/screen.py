@@ -1,0 +1,107 @@
+"""The screen of `kvtrie top`: a view as a table, a row per tier.
+
+Invariant: what is not known is shown as a dash, never as a number. Cost: one table per refresh.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvtrie.cli.view import MachineView, TierView, View
+
+__all__ = ["draw", "save_picture"]
+
+_WIDTH = 132
+_BAR = 8
+_UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+_TIMES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_WIDE = {
+    "policy",
+    "slots",
+    "clean",
+    "ever",
+    "read/s",
+    "written/s",
+}  # left out where there is no room
+
+
+def draw(view: View, title: str, width: int) -> Group:
+    """The whole screen, for a terminal of so many columns."""
+    several = len(view.machines) > 1
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+    rows = [_row(tier, several=several) for tier in view.tiers]
+    heads = [head for head in (rows[0] if rows else ()) if width >= _WIDTH or head not in _WIDE]
+    for head in heads:
+        left = head in {"tier", "policy", "used"}
+        table.add_column(head, justify="left" if left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[head] for head in heads))
+    return Group(Text(title, style="bold"), *map(_line, view.machines), Text(), table)
+
+
+def save_picture(path: Path, view: View, title: str) -> None:
+    """Write the screen as SVG, without fonts from elsewhere."""
+    console = Console(record=True, width=_WIDTH, file=io.StringIO(), force_terminal=True)
+    console.print(draw(view, title, _WIDTH))
+    picture = console.export_svg(title="kvtrie top", unique_id="kvtrie-top")
+    picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
+    path.write_text(picture, encoding="utf-8")
+
+
+def _line(machine: MachineView) -> Text:
+    if not machine.up:
+        return Text(f"machine {machine.machine}: closed or broken", style="red")
+    return Text(
+        f"machine {machine.machine} at {_time(machine.time)}: "
+        f"{_number(machine.requests)} requests/s, {machine.hits:.1%} of blocks found, "
+        f"{machine.hits_ever:.1%} ever; {machine.blocks} blocks, {machine.leases} leases, "
+        f"{machine.moves} moves in flight"
+    )
+
+
+def _row(tier: TierView, *, several: bool) -> dict[str, str]:
+    full = round(_BAR * tier.used)
+    return {
+        "tier": f"{tier.machine}:{tier.tier}" if several else tier.tier,
+        "policy": tier.policy,
+        "slots": str(tier.slots),
+        "used": f"[cyan]{'█' * full}[/][dim]{'░' * (_BAR - full)}[/] {tier.used:.0%}",
+        "clean": f"{tier.clean:.0%}",
+        "hits": f"{tier.hits:.1%}",
+        "ever": f"{tier.hits_ever:.1%}",
+        "evict/s": _number(tier.evictions),
+        "evict age": _time(tier.age),
+        "load p50 p99": _pair(tier.loads),
+        "store p50 p99": _pair(tier.stores),
+        "read/s": _number(tier.read),
+        "written/s": _number(tier.written),
+    }
+
+
+def _number(value: float) -> str:
+    for unit, name in _UNITS:
+        if value >= unit:
+            return f"{value / unit:.1f}{name}"
+    return f"{value:.1f}"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for unit, name in _TIMES:
+        if seconds >= unit:
+            return f"{seconds / unit:.1f}{name}"
+    return "0"
+
+
+def _pair(times: tuple[float, float] | None) -> str:
+    return "-" if times is None else f"{_time(times[0])} {_time(times[1])}"

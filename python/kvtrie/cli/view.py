@@ -1,0 +1,166 @@
+"""A view: what `kvtrie top` shows of the time between two scrapes.
+
+Rates are per second of the manager's own clock, so a replay shows the trace's time.
+Invariant: a view follows from its two scrapes alone. Cost: a few passes over their samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtrie.cli.scrape import Scrape, quantile
+
+__all__ = ["MachineView", "TierView", "View"]
+
+
+@dataclass(frozen=True, slots=True)
+class TierView:
+    """One tier.
+
+    Attributes:
+        machine: whose tier.
+        tier: its kind.
+        policy: what leaves first.
+        slots: all slots.
+        used: share of them that cannot be written at once.
+        clean: share of the copies that could leave without a loss.
+        hits: share of the blocks asked for that were found here, since the view before.
+        hits_ever: likewise since the manager was made.
+        evictions: per second.
+        age: of the median copy at eviction, in seconds; None if none left.
+        loads: latencies of loads from here, median and 99th percentile in seconds, or None.
+        stores: likewise of stores to here.
+        read: bytes per second.
+        written: bytes per second.
+    """
+
+    machine: str
+    tier: str
+    policy: str
+    slots: int
+    used: float
+    clean: float
+    hits: float
+    hits_ever: float
+    evictions: float
+    age: float | None
+    loads: tuple[float, float] | None
+    stores: tuple[float, float] | None
+    read: float
+    written: float
+
+
+@dataclass(frozen=True, slots=True)
+class MachineView:
+    """One manager.
+
+    Attributes:
+        machine: its number.
+        up: whether it serves.
+        time: its clock, in seconds.
+        requests: per second.
+        hits: share of the blocks asked for that were found on any tier.
+        hits_ever: likewise since it was made.
+        blocks: blocks that it knows.
+        leases: held now.
+        moves: that have not ended.
+    """
+
+    machine: str
+    up: bool
+    time: float
+    requests: float
+    hits: float
+    hits_ever: float
+    blocks: int
+    leases: int
+    moves: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All managers and their tiers."""
+
+    machines: tuple[MachineView, ...]
+    tiers: tuple[TierView, ...]
+
+    @classmethod
+    def between(cls, before: Scrape, after: Scrape) -> View:
+        """What happened between two scrapes; the first may be empty."""
+        machines = [labels["machine"] for labels, _ in after.samples.get("kvtrie_up", ())]
+        spans = {machine: _Span(before, after, machine) for machine in machines}
+        return cls(
+            tuple(span.machine_view() for span in spans.values()),
+            tuple(spans[labels["machine"]].tier_view(labels) for labels in after.tiers()),
+        )
+
+
+class _Span:
+    """The time between two scrapes of one manager."""
+
+    def __init__(self, before: Scrape, after: Scrape, machine: str) -> None:
+        self._before, self._after = before, after
+        self._labels = {"machine": machine}
+        self._seconds = self._more("kvtrie_time_seconds", self._labels)
+
+    def _more(self, name: str, labels: dict[str, str]) -> float:
+        return self._after.value(name, labels) - self._before.value(name, labels)
+
+    def _rate(self, name: str, labels: dict[str, str]) -> float:
+        return self._more(name, labels) / self._seconds if self._seconds > 0 else 0.0
+
+    def _hits(self, labels: dict[str, str]) -> tuple[float, float]:
+        """Shares of the blocks asked for: since the scrape before, and ever."""
+        found, asked = "kvtrie_hit_blocks_total", "kvtrie_asked_blocks_total"
+        return (
+            _share(self._more(found, labels), self._more(asked, self._labels)),
+            _share(self._after.value(found, labels), self._after.value(asked, self._labels)),
+        )
+
+    def _quantile(self, share: float, name: str, labels: dict[str, str]) -> float | None:
+        after, before = self._after.buckets(name, labels), self._before.buckets(name, labels)
+        return quantile(share, after, before)
+
+    def _latency(self, labels: dict[str, str], kind: str) -> tuple[float, float] | None:
+        name, labels = "kvtrie_move_seconds", {**labels, "kind": kind}
+        median, late = self._quantile(0.5, name, labels), self._quantile(0.99, name, labels)
+        return None if median is None or late is None else (median, late)
+
+    def machine_view(self) -> MachineView:
+        labels = self._labels
+        hits, ever = self._hits(labels)
+        now = self._after.value
+        return MachineView(
+            machine=labels["machine"],
+            up=now("kvtrie_up", labels) > 0,
+            time=now("kvtrie_time_seconds", labels),
+            requests=self._rate("kvtrie_requests_total", labels),
+            hits=hits,
+            hits_ever=ever,
+            blocks=int(now("kvtrie_known_blocks", labels)),
+            leases=int(now("kvtrie_leases", labels)),
+            moves=int(now("kvtrie_pending_moves", labels)),
+        )
+
+    def tier_view(self, labels: dict[str, str]) -> TierView:
+        hits, ever = self._hits(labels)
+        now = self._after.value
+        slots = now("kvtrie_slots", labels)
+        return TierView(
+            **labels,
+            slots=int(slots),
+            used=1 - _share(now("kvtrie_free_slots", labels), slots),
+            clean=_share(now("kvtrie_clean_copies", labels), now("kvtrie_copies", labels)),
+            hits=hits,
+            hits_ever=ever,
+            evictions=self._rate("kvtrie_evictions_total", labels),
+            age=self._quantile(0.5, "kvtrie_eviction_age_seconds", labels),
+            loads=self._latency(labels, "load"),
+            stores=self._latency(labels, "store"),
+            read=self._rate("kvtrie_read_bytes_total", labels),
+            written=self._rate("kvtrie_written_bytes_total", labels),
+        )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

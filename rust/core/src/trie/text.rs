@@ -1,0 +1,38 @@
+//! The tokens of all blocks, by id: what is contiguous in ids is contiguous in memory.
+//!
+//! Invariant: the tokens of a piece of ids stay where they are. Cost: four bytes per token of every
+//! id ever given out, in use or not.
+
+use crate::block::{BlockId, Token};
+use crate::column::PIECE;
+
+/// Tokens by block id.
+#[derive(Clone, Debug)]
+pub(super) struct Text {
+    size: usize,
+    pieces: Vec<Box<[Token]>>,
+}
+
+impl Text {
+    /// No text of blocks of `size` tokens.
+    pub(super) fn new(size: usize) -> Self {
+        Self { size, pieces: Vec::new() }
+    }
+
+    /// The tokens of consecutive blocks of one piece.
+    #[inline]
+    pub(super) fn of(&self, first: BlockId, blocks: u32) -> &[Token] {
+        let at = first as usize % PIECE * self.size;
+        &self.pieces[first as usize / PIECE][at..at + blocks as usize * self.size]
+    }
+
+    /// Sets the tokens of blocks from `first` on, of one piece.
+    pub(super) fn put(&mut self, first: BlockId, tokens: &[Token]) {
+        let piece = first as usize / PIECE;
+        while self.pieces.len() <= piece {
+            self.pieces.push(vec![0; PIECE * self.size].into_boxed_slice());
+        }
+        let at = first as usize % PIECE * self.size;
+        self.pieces[piece][at..at + tokens.len()].copy_from_slice(tokens);
+    }
+}

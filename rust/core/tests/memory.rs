@@ -1,0 +1,131 @@
+//! Bytes per block by the allocator's own count, beside the formula that the documentation gives.
+//!
+//! Invariant: what `docs/design/memory.md` says. Cost: a million blocks, some seconds.
+
+#![allow(clippy::cast_precision_loss, clippy::print_stdout, reason = "figures to be read")]
+#![allow(dead_code, reason = "the benches use the rest")]
+
+#[path = "../benches/pool/mod.rs"]
+mod pool;
+#[path = "../benches/trace/mod.rs"]
+mod trace;
+
+use std::collections::VecDeque;
+
+use kvtrie_core::block::Token;
+use kvtrie_core::manager::{Acquire, Manager, Outcome};
+use peak_alloc::PeakAlloc;
+use trace::{Random, Request, Trace};
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+const SIZE: usize = 16;
+const RUNNING: usize = 64;
+
+/// A full pool whose requests have all ended.
+struct Full {
+    blocks: f64,
+    bytes: f64,
+    runs: f64,
+    entries: f64,
+}
+
+impl Full {
+    fn each(&self) -> f64 {
+        self.bytes / self.blocks
+    }
+
+    /// The formula of `docs/design/memory.md` for one tier.
+    fn formula(&self) -> f64 {
+        let block = (4 * SIZE + 4 + 2 + 4) as f64;
+        block + (68.0 * self.runs + 76.0 * self.entries) / self.blocks
+    }
+
+    fn print(&self, what: &str) {
+        println!(
+            "{what}: {:.1} bytes per block, {:.1} by the formula; {:.4} runs and {:.4} entries",
+            self.each(),
+            self.formula(),
+            self.runs / self.blocks,
+            self.entries / self.blocks
+        );
+    }
+}
+
+/// Fills a pool with requests until a hundredth is free, and lets all of them end.
+fn fill(pool: u32, tiers: usize, mut next: impl FnMut() -> Request) -> Full {
+    let mut manager: Manager = pool::tiers("retention", pool, tiers);
+    let mut running = VecDeque::new();
+    let mut now = 0;
+    while manager.occupancy(0).free > u64::from(pool / 100) {
+        now += 1_000_000;
+        let Request { tokens, prompt } = next();
+        let reserve = tokens.len() - prompt;
+        let ask = Acquire { tokens: &tokens[..prompt], reserve, ..Acquire::default() };
+        let id = manager.acquire(&ask, now).expect("there is room");
+        let matched = manager.lease(id).expect("held").matched();
+        manager.commit(id, &tokens[matched..prompt], now).expect("there is room");
+        manager.commit(id, &tokens[prompt..], now).expect("there is room");
+        settle(&mut manager, now);
+        running.push_back(id);
+        if running.len() > RUNNING {
+            manager.release(running.pop_front().expect("not empty"), now).expect("it is held");
+        }
+    }
+    for id in running {
+        manager.release(id, now).expect("it is held");
+    }
+    let occupancy = manager.occupancy(0);
+    let (blocks, runs) = ((occupancy.slots - occupancy.free) as f64, manager.run_count() as f64);
+    let held = HEAP.current_usage();
+    drop(manager);
+    let bytes = (held - HEAP.current_usage()) as f64;
+    Full { blocks, bytes, runs, entries: occupancy.evictable as f64 }
+}
+
+/// Every move is done at once.
+fn settle(manager: &mut Manager, now: u64) {
+    loop {
+        let moves = manager.moves(usize::MAX).expect("the manager is open");
+        if moves.is_empty() {
+            return;
+        }
+        let ids: Vec<_> = moves.iter().map(|known| known.id).collect();
+        manager.complete(&ids, &Outcome::default(), now).expect("the moves are known");
+    }
+}
+
+fn sequences(random: &mut Random, blocks: usize) -> Request {
+    let tokens: Vec<Token> = random.tokens(blocks * SIZE);
+    let prompt = tokens.len() - 1;
+    Request { tokens, prompt }
+}
+
+fn main() {
+    let mut trace = Trace::new(1234);
+    let million = fill(1_000_000, 1, || trace.take_next());
+    million.print("common trace");
+    assert!(million.each() <= 80.0, "{:.1} bytes per block", million.each());
+
+    let few = 200_000;
+    let mut all = vec![million];
+    for blocks in [4, 1] {
+        let mut random = Random::new(7);
+        let full = fill(few, 1, || sequences(&mut random, blocks));
+        full.print(&format!("sequences of {blocks}"));
+        all.push(full);
+    }
+    // Where every block has a run and an entry, it shows how full their tables are.
+    for (full, most) in all.iter().zip([0.05, 0.15, 0.15]) {
+        let off = full.each() / full.formula() - 1.0;
+        assert!(off.abs() < most, "the formula is off by {:.1} %", 100.0 * off);
+    }
+
+    let [one, two] = [1, 2].map(|tiers| {
+        let mut trace = Trace::new(1234);
+        fill(few, tiers, || trace.take_next()).each()
+    });
+    println!("a second tier with a copy of each block: {:.1} bytes more", two - one);
+    assert!(two - one <= 12.0, "{:.1} bytes for a second tier", two - one);
+}

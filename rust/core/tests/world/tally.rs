@@ -1,0 +1,163 @@
+//! What the manager should have counted, counted again from what can be seen of it.
+//!
+//! Invariant: plans, moves, events and the clock are all that it looks at, never a counter.
+
+use std::collections::BTreeMap;
+
+use kvtrie_core::block::{LeaseId, MoveId, TierId};
+use kvtrie_core::error::Error;
+use kvtrie_core::manager::{
+    Action, Cause, Event, Manager, Move, MoveKind, Reason, RequestStats, TierStats,
+};
+
+/// Count and sum of times.
+type Times = (u64, u128);
+
+#[derive(Default)]
+struct Tier {
+    stats: TierStats,
+    evict_age: Times,
+    moves: BTreeMap<&'static str, Times>,
+}
+
+/// The counts of a naive observer.
+#[derive(Default)]
+pub(super) struct Tally {
+    asked: RequestStats,
+    tiers: Vec<Tier>,
+    /// Every move that was handed out and has not ended, and when.
+    handed: BTreeMap<MoveId, (Move, u64)>,
+    ended: u64,
+    last: Vec<Event>,
+}
+
+fn add(times: &mut Times, time: u64) {
+    *times = (times.0 + 1, times.1 + u128::from(time));
+}
+
+impl Tally {
+    pub(super) fn new(tiers: usize) -> Self {
+        Self { tiers: (0..tiers).map(|_| Tier::default()).collect(), ..Self::default() }
+    }
+
+    fn tier(&mut self, tier: TierId) -> &mut Tier {
+        &mut self.tiers[tier]
+    }
+
+    /// A request ended so.
+    pub(super) fn acquired(
+        &mut self,
+        manager: &Manager,
+        tokens: usize,
+        lease: std::result::Result<LeaseId, &Error>,
+    ) {
+        let id = match lease {
+            Ok(id) => id,
+            Err(error) => {
+                self.asked.refused += u64::from(matches!(error, Error::NoSpace { .. }));
+                return;
+            }
+        };
+        let size = manager.settings().block_tokens;
+        self.asked.requests += 1;
+        self.asked.tokens += tokens as u64;
+        self.asked.blocks += tokens as u64 / u64::from(size);
+        let lease = manager.lease(id).unwrap();
+        for block in 0..u32::try_from(lease.matched()).unwrap() / size {
+            let spans = lease.plan().spans.iter().filter(|s| s.start <= block && block < s.stop);
+            let spans: Vec<_> = spans.collect();
+            if spans.iter().any(|span| span.action == Action::Recompute) {
+                continue;
+            }
+            let loaded = spans.iter().find(|span| span.action == Action::Load);
+            let tier = loaded.map_or(0, |span| span.tier);
+            let stats = &mut self.tier(tier).stats;
+            stats.hits += 1;
+            stats.tokens_hit += u64::from(size);
+        }
+    }
+
+    pub(super) fn handed(&mut self, known: &Move, now: u64) {
+        self.handed.insert(known.id, (known.clone(), now));
+    }
+
+    /// A move ended well.
+    pub(super) fn ended(&mut self, id: MoveId, layer_bytes: u64, now: u64) {
+        let (known, then) = self.handed.remove(&id).expect("it was handed out");
+        let bytes = u64::from(known.layers.len()) * layer_bytes;
+        self.ended += 1;
+        self.tier(known.src).stats.bytes_read += bytes;
+        self.tier(known.dst).stats.bytes_written += bytes;
+        let (tier, kind) = match known.kind {
+            MoveKind::Load => (known.src, "load"),
+            MoveKind::Store => (known.dst, "store"),
+            MoveKind::Copy => (known.dst, "copy"),
+        };
+        add(self.tier(tier).moves.entry(kind).or_default(), now - then);
+    }
+
+    /// Takes what happened since the last time, and compares all that is counted.
+    pub(super) fn check(&mut self, manager: &mut Manager) {
+        let bytes = manager.settings().layer_bytes;
+        for event in manager.take_events().unwrap() {
+            let tier = self.tier(event.tier);
+            tier.stats.evicted[Cause::ALL.iter().position(|&c| c == event.cause).unwrap()] += 1;
+            match event.reason {
+                Reason::Clean => tier.stats.evicted_clean += 1,
+                Reason::Demoted => tier.stats.evicted_dirty += 1,
+                Reason::Dropped => tier.stats.dropped += 1,
+            }
+            tier.stats.bytes_freed += u64::from(event.layers.len()) * bytes;
+            add(&mut tier.evict_age, event.idle);
+            self.last.push(event);
+        }
+        let kept = self.last.len().saturating_sub(manager.settings().eviction_log);
+        self.last.drain(..kept);
+        let log = manager.evictions(usize::MAX).unwrap().into_iter().map(|entry| Event {
+            at: entry.at,
+            block: entry.block,
+            layers: entry.layers,
+            tier: entry.tier,
+            reason: entry.reason,
+            cause: entry.cause,
+            to: entry.to,
+            idle: entry.idle,
+        });
+        assert_eq!(log.collect::<Vec<_>>(), self.last, "the log is the last events");
+        let asked = manager.asked();
+        let wanted =
+            RequestStats { inserted: asked.inserted, duplicates: asked.duplicates, ..self.asked };
+        assert_eq!(asked, wanted);
+        let (mut moves, mut ends) = (0, self.ended);
+        for (at, tier) in self.tiers.iter().enumerate() {
+            let (stats, times) = (manager.stats(at), manager.times(at));
+            assert_eq!((stats.regrets, stats.retained), (0, manager.retained(at).0), "tier {at}");
+            let wanted = TierStats {
+                hits: tier.stats.hits,
+                tokens_hit: tier.stats.tokens_hit,
+                evicted: tier.stats.evicted,
+                evicted_clean: tier.stats.evicted_clean,
+                evicted_dirty: tier.stats.evicted_dirty,
+                dropped: tier.stats.dropped,
+                bytes_freed: tier.stats.bytes_freed,
+                bytes_read: tier.stats.bytes_read,
+                bytes_written: tier.stats.bytes_written,
+                ..stats
+            };
+            assert_eq!(stats, wanted, "tier {at}");
+            let ages = (times.evict_age.count(), times.evict_age.sum());
+            assert_eq!(ages, tier.evict_age, "ages at eviction on tier {at}");
+            for (kind, seen) in
+                [("load", &times.load), ("store", &times.store), ("copy", &times.copy)]
+            {
+                let known = tier.moves.get(kind).copied().unwrap_or_default();
+                assert_eq!((seen.count(), seen.sum()), known, "{kind}s of tier {at}");
+            }
+            assert_eq!(times.hit_age.count(), stats.hits);
+            moves += stats.moves;
+            ends += stats.failed;
+        }
+        let open = manager.pending().1 as u64;
+        assert!((ends..=ends + open).contains(&moves), "{moves} begun, {ends} ended, {open} open");
+    }
+}

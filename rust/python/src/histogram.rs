@@ -1,0 +1,90 @@
+//! How times are spread.
+
+use std::sync::Arc;
+
+use kvtrie_core::histogram;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::bad;
+use crate::number::nanos;
+
+/// Times in nanoseconds, counted by their length.
+#[pyclass(frozen, eq, module = "kvtrie")]
+#[derive(Clone, PartialEq)]
+pub(crate) struct Histogram(Arc<histogram::Histogram>);
+
+impl Histogram {
+    pub(crate) fn new(times: &histogram::Histogram) -> Self {
+        Self(Arc::new(times.clone()))
+    }
+
+    /// What came after `before` was taken.
+    pub(crate) fn between(&self, before: &Self) -> Option<Self> {
+        self.0.since(&before.0).map(|times| Self(Arc::new(times)))
+    }
+
+    /// Count, sum and the usual quantiles.
+    pub(crate) fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let figures = PyDict::new(py);
+        figures.set_item("count", self.0.count())?;
+        figures.set_item("sum", self.0.sum())?;
+        for (name, share) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)] {
+            figures.set_item(name, self.0.quantile(share))?;
+        }
+        Ok(figures)
+    }
+}
+
+#[pymethods]
+impl Histogram {
+    /// How many times were recorded.
+    #[getter]
+    fn count(&self) -> u64 {
+        self.0.count()
+    }
+
+    /// Their sum, in nanoseconds.
+    #[getter]
+    fn sum(&self) -> u128 {
+        self.0.sum()
+    }
+
+    /// The time that a share of all did not exceed.
+    fn quantile(&self, share: f64) -> PyResult<u64> {
+        if (0.0..=1.0).contains(&share) {
+            Ok(self.0.quantile(share))
+        } else {
+            Err(bad(format!("share is {share}, 0 to 1 wanted")))
+        }
+    }
+
+    /// How many times were at most as long as each bound.
+    fn up_to(&self, bounds: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+        let bounds: Vec<u64> =
+            bounds.try_iter()?.map(|bound| nanos(&bound?, "bound")).collect::<PyResult<_>>()?;
+        if let Some(at) = bounds.windows(2).position(|pair| pair[0] >= pair[1]) {
+            let (low, high) = (bounds[at], bounds[at + 1]);
+            return Err(bad(format!("bound {} is {high}, more than {low} wanted", at + 1)));
+        }
+        Ok(self.0.up_to(&bounds))
+    }
+
+    /// What was recorded after `before` was taken.
+    fn since(&self, before: &Self) -> PyResult<Self> {
+        self.between(before).ok_or_else(|| {
+            let (now, then) = (self.0.count(), before.0.count());
+            bad(format!("{then} times are no earlier state of these {now}"))
+        })
+    }
+
+    /// The same as a dictionary: `count`, `sum`, `p50`, `p90`, `p99` and `max`.
+    fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.to_dict(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let [p50, p99] = [0.5, 0.99].map(|share| self.0.quantile(share));
+        format!("Histogram(count={}, p50={p50}, p99={p99})", self.0.count())
+    }
+}

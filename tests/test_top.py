@@ -1,0 +1,195 @@
+"""`kvtrie top`: from scrapes to a screen, at a given pace, of a replay and of an engine."""
+
+import json
+import sys
+from itertools import pairwise
+
+import pytest
+from prometheus_client import CollectorRegistry, start_http_server
+from serving import serve, tokens, two_tiers
+from test_cli import refused, run
+
+from kvtrie.cli.scrape import Scrape, quantile
+from kvtrie.cli.screen import draw
+from kvtrie.cli.top import Pace, watch
+from kvtrie.cli.view import View
+from kvtrie.metrics import Collector
+from kvtrie.sim.trace import write_trace
+from kvtrie.sim.workloads import conversations
+
+INF = float("inf")
+TRACE = conversations(seed=2, chats=60)
+SMALL = ("--tier", "gpu=30", "--tier", "host=60")
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, TRACE)
+    return str(path)
+
+
+def text(drawn, width=140):
+    from rich.console import Console
+
+    console = Console(width=width, record=True, file=sys.stderr)
+    console.print(drawn)
+    return console.export_text()
+
+
+def test_quantiles_lie_between_their_bounds():
+    counts = {1.0: 10, 2.0: 30, 5.0: 40, INF: 40}
+    assert quantile(0.25, counts, {}) == 1.0
+    assert quantile(0.5, counts, {}) == 1.5
+    assert quantile(1.0, counts, {}) == 5.0
+    assert quantile(0.5, counts, counts) is None
+    assert quantile(0.5, {}, {}) is None
+    assert quantile(0.5, counts, {1.0: 10, 2.0: 30, 5.0: 30, INF: 30}) == 3.5
+    assert quantile(0.9, {1.0: 1, INF: 10}, {}) == 1.0, "what is beyond the last bound is unknown"
+
+
+def test_a_view_is_of_the_time_between_two_scrapes():
+    manager = two_tiers(gpu=2, host=4)
+    collector = Collector(manager)
+    for at in range(4):
+        serve(manager, tokens(2, start=100 * at), now=10**9 * at)
+    before, old = Scrape.of(collector.collect()), manager.stats()
+    for at in range(4, 8):
+        serve(manager, tokens(2, start=300), now=10**9 * at)
+    after, new = Scrape.of(collector.collect()), manager.stats()
+    view = View.between(before, after)
+    (machine,), (gpu, host) = view.machines, view.tiers
+    seconds, step = (new.now - old.now) / 1e9, new.since(old)
+    assert (machine.requests, machine.time) == (4 / seconds, new.now / 1e9)
+    assert gpu.hits == step.tiers["gpu"].hits / step.blocks_wanted > gpu.hits_ever
+    assert gpu.evictions == step.tiers["gpu"].evicted / seconds
+    assert (gpu.used, gpu.slots, gpu.policy) == (1 - new.tiers["gpu"].free / 2, 2, "retention")
+    assert host.stores is not None
+    first = View.between(Scrape({}), after)
+    assert first.machines[0].hits == first.machines[0].hits_ever == machine.hits_ever
+    shown = text(draw(view, "title", 140))
+    assert "title" in shown
+    assert all(word in shown for word in ("gpu", "host", "retention", "evict/s", "100%"))
+    assert "policy" not in text(draw(view, "title", 80), 80)
+    manager.close()
+    closed = View.between(after, Scrape.of(collector.collect()))
+    assert "closed or broken" in text(draw(closed, "title", 140))
+
+
+class Time:
+    """A clock that only sleeping, and each look at it, moves on."""
+
+    def __init__(self, each=0.0):
+        self.now, self.each, self.slept = 100.0, each, []
+
+    def clock(self):
+        self.now += self.each
+        return self.now
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def paced(requests, time, **settings):
+    looks = []
+    pace = Pace(lambda: looks.append(time.now), clock=time.clock, sleep=time.sleep, **settings)
+    return [(time.now, request) for request in pace.hand_on(requests)], looks
+
+
+def test_requests_come_at_the_speed_that_was_asked_for():
+    few = TRACE[:20]
+    handed, looks = paced(few, Time(), refresh=0.25, speed=10.0)
+    assert [request for _, request in handed] == few
+    for now, request in handed:
+        assert now - 100 == pytest.approx((request.at - few[0].at) / 1e10)
+    gaps = [late - early for early, late in pairwise(looks)]
+    assert gaps == [pytest.approx(0.25)] * len(gaps)
+    assert len(looks) == int((few[-1].at - few[0].at) / 1e10 / 0.25)
+
+
+def test_without_a_speed_nobody_waits():
+    time = Time(each=0.01)
+    handed, looks = paced(TRACE, time, refresh=0.5)
+    assert (len(handed), time.slept) == (len(TRACE), [])
+    assert len(looks) >= len(TRACE) * 0.01 / 0.6
+
+
+def test_it_ends_when_it_was_told_to():
+    handed, _ = paced(TRACE, Time(each=0.01), refresh=0.5, length=1.0)
+    assert 90 <= len(handed) <= 100
+    time = Time()
+    handed, _ = paced(TRACE, time, refresh=5.0, speed=1e-6, length=2.0)
+    assert (len(handed), time.now) == (1, pytest.approx(102))
+
+
+def test_a_replay_prints_a_line_per_refresh(capsys, trace, tmp_path):
+    picture = tmp_path / "top.svg"
+    command = ("top", "--replay", trace, *SMALL, "--policy", "lru", "--json", "--svg", picture)
+    status, out, err = run(capsys, *map(str, command))
+    assert (status, err) == (0, "")
+    last = json.loads(out.splitlines()[-1])
+    (machine,), (gpu, host) = last["machines"], last["tiers"]
+    assert (machine["leases"], machine["up"], gpu["policy"]) == (0, True, "lru")
+    assert (gpu["tier"], gpu["slots"], host["slots"]) == ("gpu", 30, 60)
+    told = json.loads(run(capsys, "replay", trace, *SMALL, "--policy", "lru", "--json")[1])
+    assert machine["hits_ever"] == pytest.approx(told["hit_rate"])
+    assert "retention" not in picture.read_text()
+    assert "font-face" not in picture.read_text()
+
+
+def test_a_replay_is_drawn_on_a_terminal_too(capsys, trace):
+    status, out, _ = run(capsys, "top", "--replay", trace, *SMALL)
+    assert status == 0
+    assert "moves in flight" in " ".join(out.split())
+
+
+def test_an_engine_is_asked_over_http(capsys):
+    manager = two_tiers(gpu=2, host=4)
+    serve(manager, tokens(2), now=10**9)
+    registry = CollectorRegistry()
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert "no metrics of kvtrie" in refused(capsys, "top", url, "--json")
+        registry.register(Collector(manager))
+        status, out, _ = run(capsys, "top", url, "--json", "--refresh", "9", "--for", "1")
+        (line,) = out.splitlines()
+        assert (status, json.loads(line)["machines"][0]["requests"]) == (0, 1)
+        time, seen = Time(), []
+        settings = {"refresh": 2.0, "length": 7.0, "clock": time.clock, "sleep": time.sleep}
+        watch(url + "/metrics", seen.append, **settings)
+        assert [len(seen), *time.slept] == [4, 2, 2, 2]
+        assert seen[-1].samples == seen[0].samples
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert "cannot read" in refused(capsys, "top", url, "--json")
+
+
+def test_wrong_arguments_are_refused_in_one_line(capsys, trace, tmp_path):
+    assert "one of URL and --replay" in refused(capsys, "top")
+    assert "one of URL and --replay" in refused(capsys, "top", "http://x", "--replay", trace)
+    assert "http or https" in refused(capsys, "top", "file:///etc/passwd")
+    assert "No such file" in refused(capsys, "top", "--replay", str(tmp_path / "none"), "--json")
+    assert run(capsys, "top", "--replay", trace, "--refresh", "0")[0] == 2
+    lost = str(tmp_path / "none" / "top.svg")
+    status, _, err = run(capsys, "top", "--replay", trace, *SMALL, "--json", "--svg", lost)
+    assert (status, "cannot write" in err) == (2, True)
+
+
+def test_replay_prints_the_last_evictions(capsys, trace):
+    status, out, _ = run(capsys, "replay", trace, *SMALL, "--evictions", "4")
+    assert status == 0
+    head, *rows = out.splitlines()[-5:]
+    assert head.split()[:5] == ["at", "s", "block", "position", "tier"]
+    assert len(rows) == 4
+    told = json.loads(run(capsys, "replay", trace, *SMALL, "--evictions", "4", "--json")[1])
+    assert [f"{entry['block']:#x}" for entry in told["last_evictions"]] == [
+        row.split()[1] for row in rows
+    ]
+    assert {entry["cause"] for entry in told["last_evictions"]} == {"demand"}
+    assert "last_evictions" not in json.loads(run(capsys, "replay", trace, *SMALL, "--json")[1])
+    assert "eviction_log is -1" in refused(capsys, "replay", trace, "--evictions", "-1")
