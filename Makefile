@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+OPS ?=
+SCHEDULES ?= 100000
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,12 +17,14 @@ RUST := $(wildcard Cargo.toml Cargo.lock) $(shell find rust -name '*.rs' -o -nam
 # Their modules are declared by a macro, which cargo fmt does not look into.
 POLICIES := $(wildcard rust/core/src/policy/*.rs)
 
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+
 # One interpreter for every Rust build, so that none undoes another's cache.
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench bench-core bench-scaling bench-instructions bench-policies peers lint fuzz faults docs fmt lock clean
+.PHONY: help run test bench bench-core bench-scaling bench-instructions bench-policies peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -63,10 +67,25 @@ lint: $(BUILT) ## format, clippy, ruff, pyright, stubtest, import contracts, spe
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
 
-fuzz: $(BUILT) ## four million random operations in Rust, ten thousand through Python, and mutations
-	cargo test -p kvtrie-core --test fuzz -- --ignored --nocapture
-	HYPOTHESIS_PROFILE=deep $(BIN)/pytest tests/test_state_machine.py -s --timeout=3600 $(ARGS)
+fuzz: $(BUILT) ## four million random operations in Rust (OPS=100000000: so many), a hundred thousand through Python, and mutations
+	KVTRIE_FUZZ_OPS=$(OPS) cargo test -p kvtrie-core --test fuzz -- --ignored --nocapture
+	HYPOTHESIS_PROFILE=deep $(BIN)/pytest tests/test_state_machine.py -s --timeout=7200 $(ARGS)
 	$(BIN)/python tests/mutations.py
+
+fuzz-schedules: ## a hundred thousand schedules of three threads at the lock; SCHEDULES=2000
+	KVTRIE_SCHEDULES=$(SCHEDULES) cargo test -p kvtrie-locked --test schedules -- --nocapture every
+
+# The standard library is not instrumented there, so no thread may sleep for a lock: `try`.
+fuzz-sanitize: ## three threads at the lock under ThreadSanitizer, on the stable compiler (Linux)
+	RUSTC_BOOTSTRAP=1 KVTRIE_STORIES=1000 \
+	    RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
+	    cargo test --target $(HOST) --target-dir target/sanitize -p kvtrie-locked --test stress -- try
+
+fuzz-coverage: ## share of lines and branches of the core that a short fuzz run takes; needs cargo-llvm-cov
+	@if cargo llvm-cov --version >/dev/null 2>&1; then \
+	    RUSTC_BOOTSTRAP=1 KVTRIE_FUZZ_OPS=$(or $(OPS),200000) cargo llvm-cov --branch -p kvtrie-core \
+	        --test fuzz --ignore-filename-regex '/tests/' -- --ignored; \
+	else echo "coverage: not run, there is no cargo-llvm-cov"; fi
 
 faults: $(BUILT) ## devices that fail, by kind: how many faults, misses, wrong blocks; ARGS="--cases 500"
 	$(BIN)/python tests/faults.py $(ARGS)

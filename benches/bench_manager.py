@@ -72,6 +72,21 @@ def test_lookup(benchmark: BenchmarkFixture, trace: list[tuple[np.ndarray, int]]
     )
 
 
+def test_lookup_64_prompts(
+    benchmark: BenchmarkFixture, trace: list[tuple[np.ndarray, int]]
+) -> None:
+    managed = manager(100_000)
+    for now, (text, prompt) in enumerate(trace):
+        serve(managed, text, prompt, now)
+    prompts = [text[:prompt] for text, prompt in trace]
+    batches = cycle([prompts[at : at + 64] for at in range(0, len(prompts) - 63, 64)])
+    benchmark.pedantic(
+        lambda batch: managed.lookup_many(batch, now=10**9),
+        setup=lambda: ((next(batches),), {}),
+        rounds=500,
+    )
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("policy", BlockManager.policies())
 def test_evict_4_insert_4(benchmark: BenchmarkFixture, policy: str) -> None:

@@ -1,7 +1,7 @@
 """What every test shares: hypothesis profiles, no GPU tests without a GPU, Ctrl-C in children.
 
 HYPOTHESIS_PROFILE chooses how many random cases a property sees: fast (25), ci (200, the same
-ones on every run) or deep (2000).
+ones on every run) or deep (3000).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 
 settings.register_profile("fast", max_examples=25, derandomize=True, **_ANY_SPEED)
 settings.register_profile("ci", max_examples=200, derandomize=True, **_ANY_SPEED)
-settings.register_profile("deep", max_examples=2000, **_ANY_SPEED)
+settings.register_profile("deep", max_examples=3000, **_ANY_SPEED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 

@@ -48,6 +48,31 @@ def test_many_lookups_in_one_call():
     found = manager.lookup_many([tokens(3), [0, 1, 2, 3, 9], []], now=2, keep=0)
     assert [match.tokens for match in found] == [12, 4, 0]
     assert manager.lookup_many([], now=2) == []
+    assert [match.tokens for match in manager.lookup_many([tokens(3)] * 2, now=2)] == [8, 8]
+    elsewhere = manager.lookup_many([tokens(3)], now=2, scope=Scope(tenant=b"other"))
+    assert [match.tokens for match in elsewhere] == [0]
+
+
+@pytest.mark.parametrize("count", [3, 20_000])  # within the interpreter's lock, and without it
+def test_many_lookups_are_those_of_one_by_one(count):
+    manager = one_tier()
+    serve(manager, tokens(3), now=1)
+    asked = [np.asarray(tokens(at % 5), dtype=np.uint32) for at in range(count)]
+    found = manager.lookup_many(asked, now=2)
+    alone = [manager.lookup(one, now=2) for one in asked[:5]]
+    for at, match in enumerate(found):
+        assert match.tokens == alone[at % 5].tokens
+        assert match.handles.tolist() == alone[at % 5].handles.tolist()
+
+
+@pytest.mark.parametrize("wrong", [[[1], [-1]], [[1], [2**32]], [1, 2], None])
+def test_many_lookups_refuse_what_one_refuses(wrong):
+    manager = one_tier()
+    serve(manager, tokens(3), now=1)
+    before = manager.snapshot()
+    with pytest.raises((ConfigError, TypeError)):
+        manager.lookup_many(wrong, now=2)
+    assert manager.snapshot() == before
 
 
 def test_a_block_that_is_gone_has_no_copies_any_more():

@@ -88,8 +88,9 @@ class BlockManager:
     """Decides what is cached where, what to keep, what to move and what to recompute.
 
     It never touches bytes: `moves` says what to copy, `complete` reports that it is done. All
-    methods may be called from any thread. Long calls (`lookup_many`, `acquire` of more than 65 536
-    tokens, `load_index`, `snapshot`, `audit`) let other threads run meanwhile.
+    methods may be called from any thread. Long calls (`lookup_many` and `acquire` of more than
+    65 536 tokens, `hint`, `index`, `load_index`, `flush`, `snapshot`, `audit`) let other threads
+    run meanwhile.
     """
 
     def __new__(
@@ -184,7 +185,23 @@ class BlockManager:
         scope: Scope | None = None,
         keep: int = 1,
     ) -> list[Match]:
-        """`lookup` of many sequences in one call."""
+        """`lookup` of many sequences in one call, all of the same state.
+
+        One conversion, one lock; more than 65 536 tokens in all let other threads run meanwhile.
+
+        Args:
+            tokens: the sequences.
+            now: the time.
+            scope: who may share their blocks.
+            keep: at least so many tokens at the end of each stay uncovered.
+
+        Returns:
+            One match per sequence, in their order.
+
+        Raises:
+            ConfigError: a token is out of range, or the scope was first used with another
+                structure.
+        """
 
     def acquire(
         self,

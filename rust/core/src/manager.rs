@@ -256,7 +256,6 @@ impl Manager {
     /// Ends the manager: every later call fails with [`Error::Closed`].
     pub fn close(&mut self) {
         self.closed = true;
-        self.queue.clear();
     }
 
     /// Whether calls are served: fails with what every call fails with after `close` or after an

@@ -1,15 +1,24 @@
 //! The long run behind `make fuzz`: millions of operations over every shape of manager.
 //!
-//! `KVTRIE_FUZZ_OPS` sets how many, `KVTRIE_FUZZ_SEED` where it starts.
+//! `KVTRIE_FUZZ_OPS` sets how many, `KVTRIE_FUZZ_SEED` where it starts. The first ten million are
+//! checked after every operation, the others after every 64th.
 
 mod world;
 
+use kvtrie_core::manager::Settings;
+use kvtrie_core::policy::NAMES;
 use world::{Mix, Raw, World, settings};
 
 const OPS_PER_WORLD: u64 = 200;
 
 /// A run of this length must have seen everything.
 const FULL: u64 = 4_000_000;
+
+/// Up to here every operation is followed by an audit, and every refused one compared.
+const THOROUGH: u64 = 10_000_000;
+
+/// From then on one in so many is.
+const SELDOM: u64 = 64;
 
 /// So often, at least.
 const WANTED: u64 = 1000;
@@ -26,6 +35,15 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
+/// What sets a shape apart: its policy, its structure, and what its slots hold.
+fn drawn(settings: &Settings) -> [&'static str; 3] {
+    let policy = NAMES.iter().find(|name| **name == settings.policy);
+    let structure = settings.structure.name();
+    let layered = settings.tiers.iter().any(|tier| tier.layer_slots);
+    let slots = if layered { "slots of layers" } else { "slots of blocks" };
+    [policy.expect("it is registered"), structure, slots]
+}
+
 #[test]
 #[ignore = "minutes long; run by make fuzz"]
 #[expect(clippy::print_stdout, reason = "the mix is what the run is for")]
@@ -34,11 +52,15 @@ fn millions_of_operations() {
     let mut world_seed = number("KVTRIE_FUZZ_SEED", 1);
     let mut mix = Mix::new();
     let mut tiers = [0_u64; 4];
+    let mut shapes = Mix::new();
     let mut ops = 0;
     while ops < wanted {
         let mut state = world_seed;
         let settings = settings(mixed(&mut state));
         tiers[settings.tiers.len() - 1] += OPS_PER_WORLD;
+        for kind in drawn(&settings) {
+            *shapes.entry(kind).or_default() += OPS_PER_WORLD;
+        }
         let list: Vec<Raw> = (0..OPS_PER_WORLD)
             .map(|_| {
                 let bits = mixed(&mut state).to_le_bytes();
@@ -49,6 +71,7 @@ fn millions_of_operations() {
         let shown = settings.clone();
         let run = std::panic::catch_unwind(|| {
             let mut world = World::new(settings);
+            world.every = if ops < THOROUGH { 1 } else { SELDOM };
             for &raw in &list {
                 world.step(raw);
             }
@@ -66,6 +89,13 @@ fn millions_of_operations() {
     for (count, times) in (1..).zip(tiers) {
         println!("{times:>10}  with {count} tiers");
         assert!(ops < FULL || times >= WANTED, "{count} tiers only {times} times");
+    }
+    for (what, times) in &shapes {
+        println!("{times:>10}  under {what}");
+        assert!(ops < FULL || *times >= WANTED, "{what} only {times} times");
+    }
+    for name in NAMES {
+        assert!(ops < FULL || shapes.contains_key(name), "no world under {name}");
     }
     for (what, times) in &mix {
         println!("{times:>10}  {what}");

@@ -172,11 +172,17 @@ impl BlockManager {
         let py = tokens.py();
         let scope = crate::scope::scope(scope)?;
         let all = Sequences::many(tokens)?;
-        let all: Vec<Vec<Token>> = all.slices().into_iter().map(<[Token]>::to_vec).collect();
-        let found = self.shared.long(py, |manager| {
-            let look = |tokens: &Vec<Token>| manager.probe(tokens, &scope, keep);
-            all.iter().map(look).collect::<Result<Vec<_>>>()
-        })?;
+        let look = |manager: &Manager, all: &[&[Token]]| {
+            all.iter().map(|tokens| manager.probe(tokens, &scope, keep)).collect::<Result<Vec<_>>>()
+        };
+        let found = if all.slices().iter().map(|tokens| tokens.len()).sum::<usize>() > LONG {
+            let all = all.into_vecs();
+            let all: Vec<&[Token]> = all.iter().map(Vec::as_slice).collect();
+            self.shared.long(py, |manager| look(manager, &all))?
+        } else {
+            let all = all.slices();
+            self.shared.call(py, |manager| look(manager, &all))?
+        };
         Ok(found.into_iter().map(|found| self.found(found, now)).collect())
     }
 

@@ -1,16 +1,14 @@
-//! The core's manager behind one mutex, and what every call through it has in common.
+//! The locked manager that several Python objects share, and how calls wait for it.
 //!
 //! Invariant: no Python object is touched while the mutex is held, so that waiting for it never
-//! waits for the interpreter; a panic of the core poisons the manager and becomes an
-//! `InvariantError`. Cost: one uncontended lock per call.
+//! waits for the interpreter. Cost: one uncontended lock per call.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use kvtrie_core::error::{Error, Result};
+use kvtrie_core::error::Result;
 use kvtrie_core::manager::Manager;
 use kvtrie_core::tier::Kind;
+use kvtrie_locked::Locked;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::PyString;
@@ -23,7 +21,7 @@ use crate::number::small;
 pub(crate) struct Shared(Arc<Inner>);
 
 struct Inner {
-    manager: Mutex<Manager>,
+    manager: Locked,
     /// Kind and layer slots of each tier, which never change.
     tiers: Vec<(Kind, bool)>,
 }
@@ -32,7 +30,7 @@ impl Shared {
     pub(crate) fn new(manager: Manager) -> Self {
         let tiers = manager.settings().tiers.iter();
         let tiers = tiers.map(|tier| (tier.kind, tier.layer_slots)).collect();
-        Self(Arc::new(Inner { manager: Mutex::new(manager), tiers }))
+        Self(Arc::new(Inner { manager: Locked::new(manager), tiers }))
     }
 
     /// A tier's index, from its index or its kind.
@@ -64,8 +62,7 @@ impl Shared {
         py: Python<'_>,
         work: impl FnOnce(&mut Manager) -> Result<T>,
     ) -> PyResult<T> {
-        let guard = self.0.manager.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
-        guarded(guard, work).map_err(raise)
+        self.0.manager.call_by(|mutex| mutex.lock_py_attached(py), work).map_err(raise)
     }
 
     /// Runs a call that may take long, during which other threads run Python.
@@ -74,27 +71,10 @@ impl Shared {
         py: Python<'_>,
         work: impl FnOnce(&mut Manager) -> Result<T> + Send,
     ) -> PyResult<T> {
-        let run = || guarded(self.0.manager.lock().unwrap_or_else(PoisonError::into_inner), work);
-        py.detach(run).map_err(raise)
+        py.detach(|| self.0.manager.call(work)).map_err(raise)
     }
 }
 
 fn last(tiers: &[(Kind, bool)]) -> u8 {
     u8::try_from(tiers.len() - 1).unwrap_or(u8::MAX)
-}
-
-fn guarded<T>(
-    mut manager: MutexGuard<'_, Manager>,
-    work: impl FnOnce(&mut Manager) -> Result<T>,
-) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(|| work(&mut manager))).unwrap_or_else(|panic| {
-        let reason = format!("the core panicked: {}", text(panic.as_ref()));
-        manager.poison(&reason);
-        Err(Error::invariant(reason))
-    })
-}
-
-fn text(panic: &(dyn Any + Send)) -> &str {
-    let owned = panic.downcast_ref::<String>().map(String::as_str);
-    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }

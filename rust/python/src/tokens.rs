@@ -223,4 +223,12 @@ impl<'py> Sequences<'py> {
             Self::Many(all) => all.iter().map(Tokens::as_slice).collect(),
         }
     }
+
+    /// The same as copies that outlive the interpreter's lock.
+    pub(crate) fn into_vecs(self) -> Vec<Vec<Token>> {
+        match self {
+            Self::Singles(tokens) => tokens.as_slice().chunks(1).map(<[Token]>::to_vec).collect(),
+            Self::Many(all) => all.into_iter().map(Tokens::into_vec).collect(),
+        }
+    }
 }

@@ -68,6 +68,16 @@ fn a_closed_manager_refuses_everything() {
 }
 
 #[test]
+fn a_manager_that_is_closed_with_moves_in_its_queue_is_still_sound() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 1), tier(Kind::Host, 4)]));
+    rig.serve(&tokens(1, 1));
+    rig.acquire(&tokens(2, 1));
+    assert!(rig.manager.pending().0 > 0, "the first block is written down");
+    rig.manager.close();
+    assert_eq!(rig.manager.audit(), Ok(()));
+}
+
+#[test]
 fn a_lease_that_is_gone_is_an_error_and_releasing_it_again_is_none() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4)]));
     let id = rig.acquire(&tokens(1, 1));

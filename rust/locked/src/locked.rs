@@ -1,0 +1,56 @@
+//! The core's manager behind one mutex.
+//!
+//! Invariant: one call is one critical section, so that the manager is as if one thread called
+//! it; a panic of the core poisons the manager and becomes an error. Cost: one uncontended lock
+//! per call.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use kvtrie_core::error::{Error, Result};
+use kvtrie_core::manager::Manager;
+
+use super::sync::{LockResult, Mutex, MutexGuard, PoisonError};
+
+/// A manager that several threads call.
+#[derive(Debug)]
+pub struct Locked(Mutex<Manager>);
+
+impl Locked {
+    /// Takes a manager that nobody else calls.
+    #[must_use]
+    pub fn new(manager: Manager) -> Self {
+        Self(Mutex::new(manager))
+    }
+
+    /// Runs `work` alone on the manager.
+    ///
+    /// # Errors
+    /// Those of `work`; [`Error::Invariant`] if it panics, and from then on always.
+    pub fn call<T>(&self, work: impl FnOnce(&mut Manager) -> Result<T>) -> Result<T> {
+        self.call_by(Mutex::lock, work)
+    }
+
+    /// The same for a caller that knows how to wait for the mutex.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn call_by<'a, T>(
+        &'a self,
+        lock: impl FnOnce(&'a Mutex<Manager>) -> LockResult<MutexGuard<'a, Manager>>,
+        work: impl FnOnce(&mut Manager) -> Result<T>,
+    ) -> Result<T> {
+        // What broke off is told by the manager itself, which is poisoned then.
+        let mut manager = lock(&self.0).unwrap_or_else(PoisonError::into_inner);
+        catch_unwind(AssertUnwindSafe(|| work(&mut manager))).unwrap_or_else(|panic| {
+            let reason = format!("the core panicked: {}", text(panic.as_ref()));
+            manager.poison(&reason);
+            Err(Error::invariant(reason))
+        })
+    }
+}
+
+fn text(panic: &(dyn Any + Send)) -> &str {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}

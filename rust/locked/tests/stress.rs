@@ -1,0 +1,48 @@
+//! The same three threads as threads of the machine, for ThreadSanitizer.
+//!
+//! `make fuzz-sanitize` runs it so. The standard library's own code is not instrumented there, so
+//! the sanitizer cannot see how a thread that slept for a lock was woken; what it can see is a
+//! lock that is tried until it is free: with the argument `try` only that one is played. There is
+//! no test harness, whose own threads would be reported. Invariant: that of `story`.
+//! `KVTRIE_STORIES` says how many there are of each.
+
+mod story;
+
+use std::sync::{LockResult, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
+
+use kvtrie_core::manager::Manager;
+use kvtrie_locked as locked;
+use story::{Call, Written, play};
+
+fn stories() -> u64 {
+    std::env::var("KVTRIE_STORIES").ok().and_then(|text| text.parse().ok()).unwrap_or(300)
+}
+
+fn try_until_free(mutex: &Mutex<Manager>) -> LockResult<MutexGuard<'_, Manager>> {
+    loop {
+        match mutex.try_lock() {
+            Ok(manager) => return Ok(manager),
+            Err(TryLockError::Poisoned(error)) => return Err(error),
+            Err(TryLockError::WouldBlock) => thread::yield_now(),
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "what happened how often is what the run is for")]
+fn stress(call: Call) {
+    let mix = Mutex::default();
+    for seed in 0..stories() {
+        play(seed, Written::Inside, call, &mix);
+    }
+    for (what, times) in mix.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        println!("{times:>10}  {what}");
+    }
+}
+
+fn main() {
+    stress(|locked, work| locked.call_by(try_until_free, work));
+    if std::env::args().all(|argument| argument != "try") {
+        stress(|locked, work| locked.call(work));
+    }
+}
