@@ -1,4 +1,4 @@
-//! The same three threads as threads of the machine, for ThreadSanitizer.
+//! The same three threads as threads of the machine, for `ThreadSanitizer`.
 //!
 //! `make fuzz-sanitize` runs it so. The standard library's own code is not instrumented there, so
 //! the sanitizer cannot see how a thread that slept for a lock was woken; what it can see is a

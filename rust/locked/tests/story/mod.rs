@@ -14,7 +14,7 @@ use kvtrie_core::block::{LeaseId, MoveId, Structure, Token};
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::error::{Error, Result};
 use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{Acquire, DropOrder, LoadMode, Manager, Outcome, Settings};
+use kvtrie_core::manager::{Acquire, DropOrder, Lease, LoadMode, Manager, Outcome, Settings};
 use kvtrie_core::policy::NAMES;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 
@@ -124,28 +124,28 @@ pub(crate) fn seen(mix: &Mix) {
 fn serve(stage: &Stage, seed: u64) {
     for round in 0..2 {
         let prompt = prompt(seed + round);
-        let Told::Lease(id, matched) = stage.run(Op::Acquire(prompt.clone())) else { continue };
+        let Told::Lease(id, matched) = stage.run(&Op::Acquire(prompt.clone())) else { continue };
         for _ in 0..3 {
-            match stage.run(Op::Commit(id, prompt[matched..].to_vec())) {
+            match stage.run(&Op::Commit(id, prompt[matched..].to_vec())) {
                 Told::Refused => thread::yield_now(), // its loads are under way
                 _ => break,
             }
         }
-        stage.run(Op::Release(id));
-        stage.run(Op::Release(id));
+        stage.run(&Op::Release(id));
+        stage.run(&Op::Release(id));
     }
 }
 
 /// Takes moves and reports them, some as failed, and again what others took.
 fn carry(stage: &Stage, seed: u64) {
     for round in 0..3 {
-        if let Told::Moves(ids) = stage.run(Op::Moves(2)) {
+        if let Told::Moves(ids) = stage.run(&Op::Moves(2)) {
             for id in ids {
-                stage.run(Op::Complete(id, !(seed + round + id).is_multiple_of(5)));
+                stage.run(&Op::Complete(id, !(seed + round + id).is_multiple_of(5)));
             }
         }
         for (id, ok) in stage.reported().into_iter().rev().take(2) {
-            stage.run(Op::Complete(id, ok));
+            stage.run(&Op::Complete(id, ok));
         }
         thread::yield_now();
     }
@@ -154,12 +154,12 @@ fn carry(stage: &Stage, seed: u64) {
 /// Some of both, and in every other story the end of the manager.
 fn serve_carry_and_close(stage: &Stage, seed: u64) {
     let prompt = prompt(seed / 2);
-    if let Told::Lease(id, _) = stage.run(Op::Acquire(prompt)) {
+    if let Told::Lease(id, _) = stage.run(&Op::Acquire(prompt)) {
         carry(stage, seed);
-        stage.run(Op::Release(id));
+        stage.run(&Op::Release(id));
     }
     if seed.is_multiple_of(2) {
-        stage.run(Op::Close);
+        stage.run(&Op::Close);
     }
 }
 
@@ -168,20 +168,20 @@ impl Stage {
     fn warm(&self, seed: u64) {
         for round in 0..4 {
             let prompt = prompt(seed + round);
-            if let Told::Lease(id, matched) = self.run(Op::Acquire(prompt.clone())) {
+            if let Told::Lease(id, matched) = self.run(&Op::Acquire(prompt.clone())) {
                 self.drain();
-                self.run(Op::Commit(id, prompt[matched..].to_vec()));
-                self.run(Op::Release(id));
+                self.run(&Op::Commit(id, prompt[matched..].to_vec()));
+                self.run(&Op::Release(id));
                 self.drain();
             }
         }
     }
 
     /// One call in one critical section, with an audit.
-    fn run(&self, op: Op) -> Told {
+    fn run(&self, op: &Op) -> Told {
         let mut told = Told::Nothing;
         self.alone(|manager| {
-            told = apply(manager, &op);
+            told = apply(manager, op);
             if self.written == Written::Inside {
                 self.write(op.clone(), told.clone());
             }
@@ -221,10 +221,10 @@ impl Stage {
     /// All moves end, however often it takes; nobody else calls meanwhile.
     fn drain(&self) {
         let mut left = 1;
-        while left > 0 && self.run(Op::Moves(usize::MAX)) != Told::Closed {
+        while left > 0 && self.run(&Op::Moves(usize::MAX)) != Told::Closed {
             // A report that came before that of the move it waits for was refused.
             for id in self.handed_out() {
-                self.run(Op::Complete(id, true));
+                self.run(&Op::Complete(id, true));
             }
             self.alone(|manager| {
                 left = manager.pending().1;
@@ -290,7 +290,7 @@ fn apply(manager: &mut Manager, op: &Op) -> Told {
     let told = match op {
         Op::Acquire(tokens) => {
             let ask = Acquire { tokens, load: LoadMode::All, ..Acquire::default() };
-            let matched = |manager: &Manager, id| manager.lease(id).map(|held| held.matched());
+            let matched = |manager: &Manager, id| manager.lease(id).map(Lease::matched);
             let id = manager.acquire(&ask, 1);
             id.and_then(|id| Ok(Told::Lease(id, matched(manager, id)?)))
         }
