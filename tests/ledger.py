@@ -62,6 +62,7 @@ class Ledger:
         self.held = {}
         self.past = [[]]
         self.access = {}
+        self.made = set()  # blocks that the operation under way has committed
         self.taken = 0  # stores that went well
         self.refusals = {}  # block -> stores of it that failed since its last use, `taken` then
         self.ended = []
@@ -121,8 +122,9 @@ class Ledger:
         held.tokens = held.tokens + tokens
         held.shared &= not tokens
         path = self.witness.path(held.tokens)[full:]
-        known = [block for block in path if block in self.witness.living]
+        known = [block for block in path if block in self.witness.living or block in self.made]
         self.touch(known)
+        self.made.update(path)
         self.use(known)
         self.access.update(dict.fromkeys(path[len(known) :], held.began))
         self.past.append(held.tokens)
@@ -177,6 +179,7 @@ class Ledger:
             log: the evictions that were foretold; None if they were not.
         """
         witness, before, known = self.witness, self.world, self.known
+        self.made.clear()
         rows = [[(f.lease, f.start, f.stop) for f in m.failed()] for m in witness.managers]
         assert rows[0] == rows[1]
         self.follow({lease for lease, _, _ in rows[0]})

@@ -18,9 +18,14 @@ struct Waiting {
     tokens: Vec<Token>,
     scope: Scope,
     range: std::ops::Range<usize>,
+    /// What another hint of the owner must be about to take its place.
+    about: About,
     said: Said,
     known: Vec<Handle>,
 }
+
+/// The full blocks up to the range's end, and the range as it was said.
+type About = (Vec<Token>, usize, Option<usize>);
 
 /// All that was said and has not ended.
 #[derive(Default)]
@@ -144,10 +149,12 @@ impl World {
         assert_eq!(reply.blocks + reply.left, here + waits, "{reply:?}");
         if waits > 0 {
             let range = start..end.unwrap_or(tokens.len());
-            self.hints.waiting.retain(|w| {
-                (w.said.0, &w.tokens, &w.scope, &w.range) != (owner, &tokens, &scope, &range)
-            });
-            self.hints.waiting.push(Waiting { tokens, scope, range, said, known });
+            let last = full.min(end.map_or(full, |end| end.div_ceil(size)));
+            let about = (tokens[..last * size].to_vec(), start, end);
+            self.hints
+                .waiting
+                .retain(|w| (w.said.0, &w.scope, &w.about) != (owner, &scope, &about));
+            self.hints.waiting.push(Waiting { tokens, scope, range, about, said, known });
         }
     }
 
