@@ -24,8 +24,8 @@ struct Waiting {
     known: Vec<Handle>,
 }
 
-/// The full blocks up to the range's end, and the range as it was said.
-type About = (Vec<Token>, usize, Option<usize>);
+/// The full blocks up to the range's end, whose they are, and the range as it was said.
+type About = (Vec<Token>, Scope, usize, Option<usize>);
 
 /// All that was said and has not ended.
 #[derive(Default)]
@@ -150,10 +150,10 @@ impl World {
         if waits > 0 {
             let range = start..end.unwrap_or(tokens.len());
             let last = full.min(end.map_or(full, |end| end.div_ceil(size)));
-            let about = (tokens[..last * size].to_vec(), start, end);
-            self.hints
-                .waiting
-                .retain(|w| (w.said.0, &w.scope, &w.about) != (owner, &scope, &about));
+            let mut whose = scope.clone();
+            whose.extra.retain(|(at, _)| *at < (last * size) as u64);
+            let about = (tokens[..last * size].to_vec(), whose, start, end);
+            self.hints.waiting.retain(|w| (w.said.0, &w.about) != (owner, &about));
             self.hints.waiting.push(Waiting { tokens, scope, range, about, said, known });
         }
     }
