@@ -117,8 +117,9 @@ impl Manager {
         for tier in (usize::from(self.engine_owned())..self.last()).rev() {
             if self.writes(tier) {
                 for block in self.youngest(tier) {
-                    let age = self.node(block).access;
+                    // Room for a younger one may have cost it its life.
                     if self.trie.alive(block) {
+                        let age = self.node(block).access;
                         self.write_down(tier, block, None, age, now);
                     }
                 }
