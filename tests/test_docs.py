@@ -66,8 +66,8 @@ def test_commands_exist(command):
         package, _, extras = words[-1].rstrip("]").partition("[")
         assert package == "kvtrie"
         assert set(extras.split(",")) - {""} <= set(EXTRAS)
-    elif program == "kvtrie":
-        script = Path(sys.executable).with_name("kvtrie")
+    elif program in {"kvtrie", "maturin"}:
+        script = Path(sys.executable).with_name(program)
         told = subprocess.run(
             [script, words[0], "--help"], check=True, capture_output=True, text=True
         )
@@ -75,7 +75,7 @@ def test_commands_exist(command):
             if word.startswith("--"):
                 assert word.partition("=")[0] in told.stdout
     else:
-        pytest.fail(f"'{program}' is none of make, pip and kvtrie")
+        pytest.fail(f"'{program}' is none of make, pip, kvtrie and maturin")
 
 
 @pytest.mark.parametrize("page", named(PAGES))

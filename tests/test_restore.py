@@ -39,7 +39,7 @@ def shortened(load_ns: int, gone: int) -> tuple[BlockManager, np.ndarray]:
     path = np.arange(PATH * 16, dtype=np.uint32)
     serve(managed, path, 10)
     serve(managed, np.arange((ROOM - PATH + gone) * 16, dtype=np.uint32) + 1000, 20)
-    assert managed.stats()["tiers"]["gpu"]["evicted_dirty"] == gone
+    assert managed.stats().tiers["gpu"].evicted_dirty == gone
     return managed, path
 
 
