@@ -51,6 +51,13 @@ impl Hints {
         all.push(said);
     }
 
+    fn expire(&mut self, now: u64) {
+        for all in self.said.values_mut() {
+            all.retain(|said| said.2.is_none_or(|until| until > now));
+        }
+        self.said.retain(|_, all| !all.is_empty());
+    }
+
     fn priority(&self, block: Handle) -> Priority {
         let strongest = self.said.get(&block).and_then(|all| all.iter().map(|said| said.1).max());
         strongest.unwrap_or(if self.released.contains(&block) { 0 } else { NORMAL })
@@ -173,6 +180,7 @@ impl World {
         if self.loose() {
             return;
         }
+        self.hints.expire(self.manager.now());
         let about: Vec<Handle> = if all {
             self.hints.waiting.retain(|waiting| waiting.said.0 != owner);
             let mine = self.hints.said.iter();
@@ -210,11 +218,9 @@ impl World {
     pub(super) fn follow_hints(&mut self, raw: Raw) {
         let now = self.manager.now();
         self.hints.steps += 1;
-        for all in self.hints.said.values_mut() {
-            all.retain(|said| said.2.is_none_or(|until| until > now));
-        }
+        self.hints.expire(now);
         let manager = &self.manager;
-        self.hints.said.retain(|block, all| manager.priority(*block).is_ok() && !all.is_empty());
+        self.hints.said.retain(|block, _| manager.priority(*block).is_ok());
         self.hints.released.retain(|block| manager.priority(*block).is_ok());
         let mut came = 0;
         for mut waiting in std::mem::take(&mut self.hints.waiting) {
