@@ -28,7 +28,7 @@ def singles(stream, capacity, policy):
 )
 @pytest.mark.parametrize("name", sorted(TRACES))
 def test_single_blocks_are_served_as_by_libcachesim(name, ours, theirs, apart):
-    libcachesim = pytest.importorskip("libcachesim")
+    libcachesim = pytest.importorskip("libcachesim", reason="no wheel of it for this platform")
     stream = np.concatenate([request.blocks for request in TRACES[name]])
     for capacity in (100, 400):
         cache = getattr(libcachesim, theirs)(cache_size=capacity)

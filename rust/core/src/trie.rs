@@ -2,84 +2,40 @@
 //! a run have in common.
 //!
 //! A run is a chain of blocks without a branch, numbered one after the other, and tokens lie where
-//! the numbers say: contiguous in a run, so matching is a memory comparison. Blocks of one run share a value of the caller's;
-//! where it differs, a run is split. Children of a run hang behind its last block; tables of all
-//! runs find a child by a hash of that block and of the child's first one, and compare exactly.
+//! the numbers say: contiguous in a run, so matching is a memory comparison. Blocks of one run share
+//! a value of the caller's; where it differs, a run is split. Children of a run hang behind its last
+//! block; tables of all runs find a child by a hash of that block and of the child's first one, and
+//! compare exactly.
 //! Invariant: no run but a scope's root is empty, and no two children of a run start with the same
 //! block. Cost: lookup O(tokens + runs); inserting and removing at the end of a run O(1) a block; a
 //! split O(blocks behind it). Beside the tokens six bytes per block and about 90 per run.
 
 mod ids;
 mod print;
+mod run;
 #[cfg(test)]
 mod tests;
 mod text;
 
-use std::hash::Hasher;
 use std::ops::Range;
 
 use hashbrown::HashTable;
-use rustc_hash::FxHasher;
 
 use crate::block::{BlockId, Handle, Token};
 use crate::column::{Column, PIECE};
 
 pub use print::{content, print};
+pub use run::RunId;
 
 use ids::Ids;
+use run::{NONE, Run, hash};
 use text::Text;
-
-/// A run's place in the slab.
-pub type RunId = u32;
-
-const NONE: u32 = u32::MAX;
 
 /// Tables that runs are spread over, so that none gets large and growing one is quick.
 const TABLES: usize = 64;
 
 /// Ids kept behind a run that grew by few blocks, for those that follow.
 const ROOM: u32 = 8;
-
-#[derive(Clone, Debug)]
-struct Run<T> {
-    parent: RunId,
-    depth: u32,
-    first: BlockId,
-    blocks: u32,
-    /// Ids behind the last block that are kept for this run.
-    room: u32,
-    /// The latest child, from which `next` leads to the earlier ones.
-    child: RunId,
-    next: RunId,
-    previous: RunId,
-    own: T,
-}
-
-impl<T: Copy> Run<T> {
-    fn new(parent: RunId, depth: u32, own: T) -> Self {
-        Self {
-            parent,
-            depth,
-            first: NONE,
-            blocks: 0,
-            room: 0,
-            child: NONE,
-            next: NONE,
-            previous: NONE,
-            own,
-        }
-    }
-
-    fn last(&self) -> Option<BlockId> {
-        (self.blocks > 0).then(|| self.first + self.blocks - 1)
-    }
-
-    /// What the hash of a child is seeded with: the block before it, which stays the same however
-    /// runs are split and joined; of a root the run itself.
-    fn seed(&self, id: RunId) -> u64 {
-        self.last().map_or(u64::MAX - u64::from(id), u64::from)
-    }
-}
 
 /// The trie of all scopes. Block ids are reused; handles carry a generation.
 #[derive(Clone, Debug)]
@@ -629,15 +585,6 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
 fn table(key: u64) -> usize {
     (key >> 32) as usize % TABLES
-}
-
-fn hash(seed: u64, tokens: &[Token]) -> u64 {
-    let mut hasher = FxHasher::default();
-    hasher.write_u64(seed);
-    for pair in tokens.chunks(2) {
-        hasher.write_u64(u64::from(pair[0]) | u64::from(pair.get(1).copied().unwrap_or(0)) << 32);
-    }
-    hasher.finish()
 }
 
 fn count(n: usize) -> u32 {

@@ -10,7 +10,7 @@
 use crate::block::BlockId;
 use crate::column::{Column, PIECE};
 
-use super::{NONE, RunId};
+use super::run::{NONE, RunId};
 
 /// Ids that may be wasted however few are in use.
 const SLACK: u32 = 1024;

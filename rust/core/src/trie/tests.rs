@@ -1,6 +1,7 @@
 //! The trie by itself: what the model test does not reach.
 
-use super::{Trie, hash};
+use super::Trie;
+use super::run::hash;
 use crate::block::{BlockId, Token};
 
 /// Two blocks with one hash: their second words differ by minus the hash's multiplier.
