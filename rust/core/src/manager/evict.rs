@@ -64,6 +64,8 @@ impl Manager {
     /// of the trie if they stand nowhere else.
     fn vacate_run(&mut self, tier: TierId, blocks: Range<BlockId>, last_copy: bool) {
         let before = self.trie.parent(blocks.start);
+        // Losing what stood behind it linked the last block again.
+        self.tiers[tier].retention.unlink(blocks.end - 1);
         for block in blocks.clone().rev() {
             let slot = self.clear(tier, block);
             self.tiers[tier].space.give(slot);
