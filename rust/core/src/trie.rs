@@ -11,7 +11,7 @@
 //! split O(blocks behind it). Beside the tokens six bytes per block and about 90 per run.
 
 mod ids;
-mod print;
+mod name;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -24,7 +24,7 @@ use hashbrown::HashTable;
 use crate::block::{BlockId, Handle, Token};
 use crate::column::{Column, PIECE};
 
-pub use print::{content, print};
+pub use name::{GROUP, Name, Names};
 pub use run::RunId;
 
 use ids::Ids;
@@ -144,38 +144,6 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     #[must_use]
     pub fn tokens(&self, block: BlockId) -> &[Token] {
         self.text.of(block, 1)
-    }
-
-    /// Names a block: 64 bits, the same whenever its path comes back under the same root. No
-    /// decision about whose KV matches rests on it.
-    #[must_use]
-    pub fn print(&self, block: BlockId) -> u64 {
-        let (before, depth) = self.behind(self.home(block).parent, self.parent(block));
-        print(before, content(self.tokens(block)), depth)
-    }
-
-    /// The prints of consecutive blocks of a run.
-    #[must_use]
-    pub fn prints(&self, blocks: Range<BlockId>) -> Vec<u64> {
-        let run = self.home(blocks.start);
-        let (mut before, depth) = self.behind(run.parent, self.parent(blocks.start));
-        let tokens = self.text.of(blocks.start, count(blocks.len()));
-        let tokens = tokens.chunks_exact(self.block_tokens);
-        let follow = |(tokens, depth)| {
-            let content = content(tokens);
-            print(std::mem::replace(&mut before, content), content, depth)
-        };
-        tokens.zip(depth..).map(follow).collect()
-    }
-
-    /// The content and the number that the print of a block behind `parent` begins with; `root`
-    /// counts if there is none.
-    #[must_use]
-    pub fn behind(&self, root: RunId, parent: Option<BlockId>) -> (u64, u32) {
-        match parent {
-            Some(block) => (content(self.tokens(block)), self.depth(block) + 1),
-            None => (u64::from(root), 0),
-        }
     }
 
     /// What a block has in common with the others of its run.

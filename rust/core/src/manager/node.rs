@@ -13,7 +13,6 @@ use crate::policy::{Entry, Facts, Reload};
 use crate::scope::ScopeId;
 use crate::tier::{Owner, State, Write};
 use crate::time::{Nanos, Stamp, stamp};
-use crate::trie::{content, print};
 
 use super::Manager;
 use super::meter::Cause;
@@ -271,33 +270,26 @@ impl Manager {
             self.trie.extend(root, parent, tokens, node, path);
             return;
         }
-        let (mut before, mut depth) = self.trie.behind(root, parent);
-        let mut parent = parent;
-        let mut rest = tokens;
-        let mut prints = Vec::with_capacity(tokens.len() / size);
-        while !rest.is_empty() {
-            // Blocks that were used equally often go together.
-            let mut uses = None;
-            prints.clear();
-            for block in rest.chunks_exact(size) {
-                let content = content(block);
-                let print = print(before, content, depth);
-                let former = self.told.former(print);
-                if *uses.get_or_insert(former) != former {
-                    break;
-                }
-                (before, depth) = (content, depth + 1);
-                prints.push(print);
-            }
-            let uses = node.uses + uses.unwrap_or(0);
-            let (now, later) = rest.split_at(prints.len() * size);
+        let mut names = self.trie.names(root, parent);
+        let mut known = |block| {
+            let name = names.next(block);
+            (name.print, self.told.recall(name))
+        };
+        let known: Vec<(u64, u32)> = tokens.chunks_exact(size).map(&mut known).collect();
+        let (mut rest, mut parent) = (tokens, parent);
+        // Blocks that were used equally often go together.
+        for alike in known.chunk_by(|a, b| a.1 == b.1) {
+            let (now, later) = rest.split_at(alike.len() * size);
             let first = path.len();
+            let uses = node.uses + alike[0].1;
             self.trie.extend(root, parent, now, Node { uses, ..node }, path);
-            for (&block, &print) in path[first..].iter().zip(&prints) {
-                self.told.meet(parent, block, print);
-                parent = Some(block);
+            if self.told.meets() {
+                for (&block, &(print, _)) in path[first..].iter().zip(alike) {
+                    self.told.meet(parent, block, print);
+                    parent = Some(block);
+                }
             }
-            rest = later;
+            (rest, parent) = (later, path.last().copied());
         }
     }
 
@@ -383,8 +375,9 @@ impl Manager {
     fn strike(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
         if self.told.remembers() {
             let uses = self.node(blocks.start).uses;
-            for print in self.prints(blocks.clone()) {
-                self.told.remember(print, uses);
+            let mut names = self.trie.names_from(blocks.start);
+            for block in blocks.clone() {
+                self.told.remember(names.next(self.trie.tokens(block)), uses);
             }
         }
         for block in blocks.clone().rev() {

@@ -4,12 +4,11 @@
 //! turns are kept only if a policy asks. Cost: nothing where no policy of the manager has a memory;
 //! otherwise O(1) per block that comes, goes or is used, beside the policy's own.
 
-use std::ops::Range;
-
 use crate::block::{BlockId, TierId};
 use crate::policy::Seen;
 use crate::retention::{Gone, Retention};
 use crate::tier::State;
+use crate::trie::Name;
 
 use super::{Manager, Tier};
 
@@ -74,16 +73,13 @@ impl Told {
         }
     }
 
-    /// How often a block that comes was used in a former life.
-    pub(super) fn former(&self, print: u64) -> u32 {
-        self.gone.as_ref().map_or(0, |gone| gone.uses(print))
+    /// How often a block that comes was used in a former life, which is remembered no longer.
+    pub(super) fn recall(&mut self, name: Name) -> u32 {
+        self.gone.as_mut().map_or(0, |gone| gone.recall(name))
     }
 
-    /// A block is new in the trie: its former life is no longer remembered beside it.
+    /// A block is new in the trie.
     pub(super) fn meet(&mut self, parent: Option<BlockId>, block: BlockId, print: u64) {
-        if let Some(gone) = &mut self.gone {
-            gone.forget(print);
-        }
         if self.watched {
             put(&mut self.prints, block, print);
         }
@@ -94,15 +90,20 @@ impl Told {
         }
     }
 
+    /// Whether it wants to meet what is new.
+    pub(super) fn meets(&self) -> bool {
+        self.watched || self.turning
+    }
+
     /// Whether it wants to know what leaves the trie.
     pub(super) fn remembers(&self) -> bool {
         self.gone.is_some()
     }
 
     /// A block leaves the trie.
-    pub(super) fn remember(&mut self, print: u64, uses: u32) {
+    pub(super) fn remember(&mut self, name: Name, uses: u32) {
         if let Some(gone) = &mut self.gone {
-            gone.remember(print, uses);
+            gone.remember(name, uses);
         }
     }
 
@@ -124,14 +125,6 @@ impl Manager {
     /// Names a block.
     pub(super) fn print(&self, block: BlockId) -> u64 {
         if self.told.watched { self.told.prints[block as usize] } else { self.trie.print(block) }
-    }
-
-    /// The prints of consecutive blocks of a run.
-    pub(super) fn prints(&self, blocks: Range<BlockId>) -> Vec<u64> {
-        if self.told.watched {
-            return blocks.map(|block| self.print(block)).collect();
-        }
-        self.trie.prints(blocks)
     }
 
     /// Tells a tier's policy, if it watches, that a block has come or gone.
@@ -202,6 +195,7 @@ fn put<T: Copy + Default>(column: &mut Vec<T>, block: BlockId, value: T) {
 #[cfg(test)]
 mod tests {
     use super::Told;
+    use crate::trie::Name;
 
     #[test]
     fn a_turn_is_a_request_that_made_the_path_longer() {
@@ -228,8 +222,9 @@ mod tests {
         let mut told = Told::new(&[]);
         told.visit(&[], 9);
         told.meet(None, 5, 1);
-        told.remember(1, 3);
-        assert_eq!(told.former(1), 0);
+        let name = Name { print: 1, group: 1, place: 0 };
+        told.remember(name, 3);
+        assert_eq!(told.recall(name), 0);
         assert!(told.prints.is_empty() && told.turns.is_empty());
     }
 }

@@ -1,17 +1,21 @@
 //! How often blocks that are gone were used: the ghosts behind `uses * cost / idle`.
 //!
 //! A bucket holds eight blocks, the youngest first, each as a short fingerprint with its uses; a
-//! new one pushes out the bucket's oldest. Invariant: the same calls give the same answers. Cost:
-//! O(1), one line of memory per call; 8 bytes per block of capacity, which hold four ghosts. One
-//! new block in 130 is taken for another that had its fingerprint. What nothing was written to yet
-//! takes no memory.
+//! new one pushes out the bucket's oldest. The buckets of a group of blocks that follow one another
+//! are one line of memory. Invariant: the same calls give the same answers. Cost: O(1), a line per
+//! group; 8 bytes per block of capacity, which hold four ghosts. One new block in 130 is taken for
+//! another that had its fingerprint. What nothing was written to yet takes no memory.
 
 use crate::policy::MOST_USES;
+use crate::trie::{GROUP, Name};
 
 const WAYS: usize = 8;
 
-/// Blocks of capacity that share a bucket, so that there are four ghosts for each.
-const BLOCKS: u64 = 2;
+/// Buckets of a line.
+const LINE: u32 = 4;
+
+/// Blocks of capacity that share a line, so that there are four ghosts for each.
+const BLOCKS: u64 = 8;
 
 /// Bits of a ghost that say how often it was used, less one.
 const COUNT_BITS: u32 = 5;
@@ -20,126 +24,132 @@ const COUNT_BITS: u32 = 5;
 #[derive(Debug)]
 pub struct Gone {
     /// Empty until something is written to it.
-    pieces: Vec<Vec<Bucket>>,
-    buckets: usize,
+    pieces: Vec<Vec<Line>>,
+    lines: usize,
 }
 
 /// Zero is an empty way.
 type Bucket = [u16; WAYS];
 
-/// Buckets that are made together.
-const PIECE: usize = 512;
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Line([Bucket; LINE as usize]);
+
+/// Lines that are made together.
+const PIECE: usize = 128;
 
 impl Gone {
     /// Ghosts for a tier of `capacity` blocks.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
-        let buckets = usize::try_from(capacity.div_ceil(BLOCKS)).unwrap_or(usize::MAX);
-        let buckets = buckets.max(1);
-        Self { pieces: vec![Vec::new(); buckets.div_ceil(PIECE)], buckets }
+        let lines = usize::try_from(capacity.div_ceil(BLOCKS)).unwrap_or(usize::MAX).max(1);
+        Self { pieces: vec![Vec::new(); lines.div_ceil(PIECE)], lines }
     }
 
     /// Remembers how often a block was used that is gone now.
-    pub fn remember(&mut self, print: u64, uses: u32) {
-        let (bucket, name) = self.find(print);
-        let piece = &mut self.pieces[bucket / PIECE];
+    pub fn remember(&mut self, name: Name, uses: u32) {
+        let (line, at, ghost) = self.find(name);
+        let piece = &mut self.pieces[line / PIECE];
         if piece.is_empty() {
-            *piece = vec![[0; WAYS]; PIECE];
+            *piece = vec![Line([[0; WAYS]; LINE as usize]); PIECE];
         }
-        let bucket = &mut piece[bucket % PIECE];
-        let old = bucket.iter().position(|&way| way >> COUNT_BITS == name).unwrap_or(WAYS - 1);
+        let bucket = &mut piece[line % PIECE].0[at];
+        let old = bucket.iter().position(|&way| way >> COUNT_BITS == ghost).unwrap_or(WAYS - 1);
         bucket[..=old].rotate_right(1);
         let count = u16::try_from(uses.clamp(1, MOST_USES) - 1).expect("five bits");
-        bucket[0] = name << COUNT_BITS | count;
+        bucket[0] = ghost << COUNT_BITS | count;
     }
 
-    /// How often a block was used before it went; 0 if that is not known.
-    #[must_use]
-    pub fn uses(&self, print: u64) -> u32 {
-        let (bucket, name) = self.find(print);
-        let Some(bucket) = self.pieces[bucket / PIECE].get(bucket % PIECE) else { return 0 };
-        let known = bucket.iter().find(|&&way| way >> COUNT_BITS == name);
-        known.map_or(0, |way| u32::from(way & ((1 << COUNT_BITS) - 1)) + 1)
-    }
-
-    /// Remembers a block no longer.
-    pub fn forget(&mut self, print: u64) {
-        let (bucket, name) = self.find(print);
-        let Some(bucket) = self.pieces[bucket / PIECE].get_mut(bucket % PIECE) else { return };
-        if let Some(at) = bucket.iter().position(|&way| way >> COUNT_BITS == name) {
-            bucket[at] = 0;
-            bucket[at..].rotate_left(1);
-        }
-    }
-
-    /// How often a block was used before it went, which is forgotten then.
-    #[cfg(test)]
-    fn recall(&mut self, print: u64) -> u32 {
-        let uses = self.uses(print);
-        self.forget(print);
-        uses
+    /// How often a block was used before it went, which is forgotten then; 0 if it is not known.
+    pub fn recall(&mut self, name: Name) -> u32 {
+        let (line, at, ghost) = self.find(name);
+        let Some(line) = self.pieces[line / PIECE].get_mut(line % PIECE) else { return 0 };
+        let bucket = &mut line.0[at];
+        let Some(at) = bucket.iter().position(|&way| way >> COUNT_BITS == ghost) else { return 0 };
+        let way = std::mem::take(&mut bucket[at]);
+        bucket[at..].rotate_left(1);
+        u32::from(way & ((1 << COUNT_BITS) - 1)) + 1
     }
 
     /// The bytes that it takes at most.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.buckets * size_of::<Bucket>()
+        self.lines * size_of::<Line>()
     }
 
-    /// Where a print belongs: its bucket from the high bits, its name, never 0, from the low ones.
-    fn find(&self, print: u64) -> (usize, u16) {
-        let wide = u128::from(print) * (self.buckets as u128);
-        let bucket = usize::try_from(wide >> 64).expect("below the number of buckets");
-        let names = (1 << (u16::BITS - COUNT_BITS)) - 1;
-        (bucket, 1 + u16::try_from(print % names).expect("eleven bits"))
+    /// Where a block belongs: the line of its group, the bucket of its place there, and its
+    /// fingerprint, never 0. Groups begin at different buckets, for short paths fill but the first.
+    fn find(&self, name: Name) -> (usize, usize, u16) {
+        let wide = u128::from(name.group) * (self.lines as u128);
+        let line = usize::try_from(wide >> 64).expect("below the number of lines");
+        let place = u64::from(name.place / (GROUP / LINE)) + name.group;
+        let ghosts = (1 << (u16::BITS - COUNT_BITS)) - 1;
+        let ghost = 1 + u16::try_from(name.print % ghosts).expect("eleven bits");
+        (line, usize::try_from(place % u64::from(LINE)).expect("small"), ghost)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::Gone;
-    use crate::trie::print;
+    use crate::trie::{GROUP, Name, Names};
+
+    /// The first block of a path that nobody else begins with.
+    fn first(token: u32) -> Name {
+        Names::of(0).next(&[token])
+    }
+
+    /// Paths of two groups that begin with different blocks.
+    fn paths(count: u32) -> impl Iterator<Item = Name> {
+        (0..count).flat_map(|path| {
+            let mut names = Names::of(0);
+            (0..2 * GROUP).map(move |at| names.next(&[path << 8 | at]))
+        })
+    }
 
     #[test]
     fn uses_come_back_once_and_are_capped() {
         let mut gone = Gone::new(100);
         for (at, uses) in [(1, 1), (2, 7), (3, 99)] {
-            gone.remember(print(at, 0, 0), uses);
+            gone.remember(first(at), uses);
         }
-        let recalled = [1, 2, 3, 4].map(|at| gone.recall(print(at, 0, 0)));
+        let recalled = [1, 2, 3, 4].map(|at| gone.recall(first(at)));
         assert_eq!(recalled, [1, 7, 32, 0]);
-        assert_eq!(gone.recall(print(2, 0, 0)), 0);
-        assert_eq!(gone.bytes(), 800);
+        assert_eq!(gone.recall(first(2)), 0);
+        assert_eq!(gone.bytes(), 13 * 64);
     }
 
     #[test]
     fn the_oldest_of_a_bucket_is_forgotten() {
         let mut gone = Gone::new(1);
+        let alike = |print| Name { print, ..first(7) };
         for at in 1..=9 {
-            gone.remember(print(at, 0, 0), 5);
+            gone.remember(alike(at), 5);
         }
-        gone.remember(print(3, 0, 0), 6);
-        let recalled: Vec<u32> = (1..=10).map(|at| gone.recall(print(at, 0, 0))).collect();
+        gone.remember(alike(3), 6);
+        let recalled: Vec<u32> = (1..=10).map(|at| gone.recall(alike(at))).collect();
         assert_eq!(recalled, [0, 5, 6, 5, 5, 5, 5, 5, 5, 0]);
-        assert_eq!(gone.bytes(), 16);
+        assert_eq!(gone.bytes(), 64);
     }
 
     /// Strangers are rarely taken for somebody; most of the last 4 x capacity are known.
     #[test]
     fn what_it_forgets_and_what_it_mistakes() {
-        let (capacity, mut known, mut mistaken) = (10_000, 0_u64, 0_u64);
-        let mut gone = Gone::new(capacity);
-        for at in 0..100_000 {
-            gone.remember(print(at, 0, 0), 2);
+        let (capacity, count) = (10_000, 100_000);
+        let names: Vec<Name> = paths(count / (2 * GROUP)).collect();
+        let strangers: Vec<Name> = (200_000..202_000).map(first).collect();
+        for all in [names, (0..count).map(first).collect()] {
+            let mut gone = Gone::new(capacity);
+            for &name in &all {
+                gone.remember(name, 2);
+            }
+            let mut told =
+                |names: &[Name]| names.iter().filter(|&&name| gone.recall(name) > 0).count();
+            let mistaken = told(&strangers);
+            let known = told(&all[60_000..]);
+            assert!(known > 29_000, "{known}");
+            // 8 of 2047 names are in a bucket.
+            assert!(mistaken < 20, "{mistaken}");
         }
-        for at in 200_000..202_000 {
-            mistaken += u64::from(gone.recall(print(at, 0, 0)) > 0);
-        }
-        for at in 60_000..100_000 {
-            known += u64::from(gone.recall(print(at, 0, 0)) > 0);
-        }
-        assert!(known > 32_000, "{known}");
-        // 8 of 2047 names are in a bucket.
-        assert!(mistaken < 20, "{mistaken}");
     }
 }
