@@ -1,9 +1,11 @@
 //! The long run behind `make fuzz`: millions of operations over every shape of manager.
 //!
-//! `KVTRIE_FUZZ_OPS` sets how many, `KVTRIE_FUZZ_SEED` where it starts. The first ten million are
+//! `KVTRIE_FUZZ_OPS` sets how many, `KVTRIE_FUZZ_SEED` the first world. The first ten million are
 //! checked after every operation, the others after every 64th.
 
 mod world;
+
+use std::time::Instant;
 
 use kvtrie_core::manager::Settings;
 use kvtrie_core::policy::NAMES;
@@ -19,6 +21,9 @@ const THOROUGH: u64 = 10_000_000;
 
 /// From then on one in so many is.
 const SELDOM: u64 = 64;
+
+/// So often it says how far it is.
+const TOLD: u64 = 1_000_000;
 
 /// So often, at least.
 const WANTED: u64 = 1000;
@@ -46,7 +51,8 @@ fn drawn(settings: &Settings) -> [&'static str; 3] {
 
 #[test]
 #[ignore = "minutes long; run by make fuzz"]
-#[expect(clippy::print_stdout, reason = "the mix is what the run is for")]
+#[expect(clippy::print_stdout, clippy::print_stderr, reason = "the mix is what the run is for")]
+#[expect(clippy::disallowed_methods, reason = "how long the run takes, not the time of a manager")]
 fn millions_of_operations() {
     let wanted = number("KVTRIE_FUZZ_OPS", FULL);
     let mut world_seed = number("KVTRIE_FUZZ_SEED", 1);
@@ -54,6 +60,7 @@ fn millions_of_operations() {
     let mut tiers = [0_u64; 4];
     let mut shapes = Mix::new();
     let mut ops = 0;
+    let start = Instant::now();
     while ops < wanted {
         let mut state = world_seed;
         let settings = settings(mixed(&mut state));
@@ -78,14 +85,24 @@ fn millions_of_operations() {
             world.drain();
             world.mix
         });
-        let seen = run.unwrap_or_else(|_| panic!("world {world_seed} failed: {shown:?}"));
+        let seen = run.unwrap_or_else(|_| {
+            panic!(
+                "world {world_seed} failed behind {ops} operations; KVTRIE_FUZZ_SEED={world_seed} \
+                 KVTRIE_FUZZ_OPS={OPS_PER_WORLD} runs it alone: {shown:?}"
+            )
+        });
         for (what, times) in seen {
             *mix.entry(what).or_default() += times;
         }
         ops += OPS_PER_WORLD;
         world_seed += 1;
+        if ops.is_multiple_of(TOLD) {
+            let rate = u128::from(ops) * 1000 / start.elapsed().as_millis().max(1);
+            eprintln!("{:>6} of {} million, {rate}/s", ops / TOLD, wanted.div_ceil(TOLD));
+        }
     }
-    println!("{ops} operations in {} worlds", ops / OPS_PER_WORLD);
+    let (worlds, seconds) = (ops / OPS_PER_WORLD, start.elapsed().as_secs());
+    println!("{ops} operations in {worlds} worlds up to {world_seed}, {seconds} s");
     for (count, times) in (1..).zip(tiers) {
         println!("{times:>10}  with {count} tiers");
         assert!(ops < FULL || times >= WANTED, "{count} tiers only {times} times");

@@ -85,6 +85,9 @@ impl Manager {
                 }
             } else {
                 let reason = outcome.error.unwrap_or("the executor reported a failure").to_owned();
+                if outcome.hung || !self.ends(&self.moves[&id], outcome) {
+                    self.withdraw(id);
+                }
                 self.fail(id, &reason, !outcome.cancelled, now);
                 if !outcome.hung {
                     self.end_rank(id, outcome.rank, now);

@@ -66,6 +66,22 @@ impl Manager {
         }
     }
 
+    /// A move is about to fail and still runs: what it has landed it may write again.
+    pub(super) fn withdraw(&mut self, id: MoveId) {
+        let known = &self.moves[&id];
+        let (tier, lo) = (known.dst, known.layers.lo);
+        let landed = Layers::new(lo, lo + known.landed);
+        let here = (known.to == End::Here).then_some(known.block).flatten();
+        let Some(block) = here.and_then(|handle| self.trie.resolve(handle)) else { return };
+        let Some(arrival) = self.arriving.get_mut(&(tier, block)) else { return };
+        arrival.landed.retain(|part| part.meet(landed).is_empty());
+        self.alter(tier, block, |here| {
+            // Its other layers are not there, so these are the last ones.
+            here.have = here.have.without(landed).expect("what has landed is at an end");
+        });
+        self.presence_changed(tier, block);
+    }
+
     /// The bytes of a source could not be delivered; it serves nobody until it is evicted.
     fn load_failed(&mut self, known: &Move, block: BlockId) {
         let here = self.residency(known.src, block);

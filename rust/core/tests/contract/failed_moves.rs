@@ -287,6 +287,30 @@ fn a_hung_store_keeps_the_slot_that_it_reads() {
 }
 
 #[test]
+fn what_had_landed_does_not_count_where_the_failed_move_still_runs() {
+    let prompt = tokens(1, 1);
+    for (ranks, hung, stays) in [(1, false, true), (1, true, false), (2, false, false)] {
+        let gpu = TierSpec { write: Write::Through, ..tier(Kind::Gpu, 2) };
+        let tiers = vec![gpu, tier(Kind::Host, 2)];
+        let mut rig = Rig::new(Settings { ranks, ..holes(tiers) });
+        let id = rig.acquire(&prompt);
+        rig.commit(id, &prompt);
+        let store = [rig.hand_out()[0].id];
+        for rank in 0..ranks {
+            let part = Outcome { layers_done: Some(1), rank, ..Outcome::default() };
+            rig.report(&store, &part).unwrap();
+        }
+        assert_eq!(rig.on(&prompt, HOST), [Layers::new(0, 1)]);
+        let left = if stays { Layers::new(0, 1) } else { Layers::NONE };
+        rig.report(&store, &Outcome { hung, ..bad() }).unwrap();
+        assert_eq!(rig.on(&prompt, HOST), [left]);
+        rig.report(&store, &Outcome { rank: ranks - 1, ..bad() }).unwrap();
+        assert_eq!(rig.on(&prompt, HOST), [left]);
+        assert_eq!(rig.manager.occupancy(HOST).free, if stays { 1 } else { 2 });
+    }
+}
+
+#[test]
 fn what_waits_for_a_failed_move_fails_with_it() {
     let tiers = vec![tier(Kind::Gpu, 1), tier(Kind::Host, 1), tier(Kind::Disk, 4)];
     let mut rig = Rig::new(settings(tiers));
