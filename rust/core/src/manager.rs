@@ -15,6 +15,7 @@ mod explain;
 mod fail;
 mod hints;
 mod index;
+mod keys;
 mod lease;
 mod load;
 mod log;
@@ -120,7 +121,7 @@ pub struct Manager {
     told: Told,
     meter: Meter,
     events: VecDeque<Event>,
-    keys: BTreeMap<BlockId, crate::record::Key>,
+    keys: keys::Keys,
     refused: Refused,
     hints: Hints,
     prices: Prices,
@@ -175,7 +176,7 @@ impl Manager {
             told,
             meter,
             events: VecDeque::new(),
-            keys: BTreeMap::new(),
+            keys: keys::Keys::default(),
             refused: Refused::default(),
             hints,
             prices: Prices::default(),
