@@ -25,6 +25,7 @@ mod moves;
 mod name;
 mod node;
 mod own;
+mod path;
 mod price;
 mod refused;
 mod report;

@@ -8,14 +8,15 @@ use std::collections::BTreeSet;
 
 use crate::block::{LeaseId, MoveId, TierId, Token};
 use crate::error::{Error, Result};
-use crate::scope::Scope;
+use crate::scope::{Scope, ScopeId};
 use crate::time::Nanos;
 
 use super::Manager;
-use super::lease::{Hold, Lease, Plan, Step, TailFrom, blocks};
+use super::lease::{Hold, Lease, Plan, TailFrom};
 use super::load::{Load, Passage};
 use super::moves::End;
 use super::own::OwnId;
+use super::path::{Path, Step};
 use super::survey::Need;
 
 /// Whether blocks of lower tiers are loaded.
@@ -51,7 +52,7 @@ pub struct Acquire<'a> {
 
 /// What was taken for a request, before it becomes a lease.
 struct Taken {
-    path: Vec<Step>,
+    path: Path,
     open: Vec<OwnId>,
     awaits: BTreeSet<MoveId>,
     plan: Plan,
@@ -67,29 +68,34 @@ impl Manager {
     pub fn acquire(&mut self, ask: &Acquire<'_>, now: Nanos) -> Result<LeaseId> {
         self.open()?;
         self.scopes.check(&ask.scope, ask.tokens)?;
-        self.scopes.find(&ask.scope)?;
+        let scope = self.scopes.find(&ask.scope)?;
         let now = self.tick(now);
-        let taken = self.take(ask, self.next_lease, now);
+        let taken = self.take(ask, scope, self.next_lease, now);
         self.meter.asked.refused += u64::from(matches!(taken, Err(Error::NoSpace { .. })));
         let taken = taken?;
         let id = self.next_lease;
         self.next_lease += 1;
-        self.begin(id, ask, taken, now)?;
+        let scope = scope.unwrap_or_else(|| {
+            self.scopes.add(&ask.scope, self.settings.structure, &mut self.trie)
+        });
+        self.begin(id, ask, scope, taken, now);
         Ok(id)
     }
 
-    fn begin(&mut self, id: LeaseId, ask: &Acquire<'_>, taken: Taken, now: Nanos) -> Result<()> {
-        let scope_id = match self.scopes.find(&ask.scope)? {
-            Some(id) => id,
-            None => self.scopes.add(&ask.scope, self.settings.structure, &mut self.trie),
-        };
+    fn begin(
+        &mut self,
+        id: LeaseId,
+        ask: &Acquire<'_>,
+        scope_id: ScopeId,
+        taken: Taken,
+        now: Nanos,
+    ) {
         let track = self.tiers.iter().any(|tier| tier.retention.policy().sessions());
         let session = self.sessions.open(ask.session, track.then_some(id));
         let matched = taken.path.len() * self.block_tokens();
-        let path = blocks(&taken.path);
-        self.count_request(ask.tokens.len(), &path, &taken.plan, now);
-        self.touch(&path, now, true);
-        let unconfirmed = taken.path.iter().any(|step| step.fresh);
+        self.count_request(ask.tokens.len(), taken.path.blocks(), &taken.plan, now);
+        self.touch(taken.path.blocks(), now, true);
+        let unconfirmed = taken.path.fresh();
         self.leases.insert(
             id,
             Lease {
@@ -113,7 +119,6 @@ impl Manager {
         self.track_session(id);
         self.grant(id, 0, now);
         self.write_ahead(now);
-        Ok(())
     }
 
     /// Plans anew for a suspended lease.
@@ -124,14 +129,15 @@ impl Manager {
         (reserve, load): (usize, LoadMode),
         now: Nanos,
     ) -> Result<()> {
-        let scope = self.leases[&id].scope.clone();
+        let Lease { scope, scope_id, .. } = &self.leases[&id];
+        let (scope, scope_id) = (scope.clone(), *scope_id);
         let ask = Acquire { tokens, scope, reserve, load, ..Acquire::default() };
-        let taken = self.take(&ask, id, now)?;
+        let taken = self.take(&ask, Some(scope_id), id, now)?;
         let matched = taken.path.len() * self.block_tokens();
-        self.touch(&blocks(&taken.path), now, true);
+        self.touch(taken.path.blocks(), now, true);
         let visit = self.told.visit;
         let lease = self.lease_mut(id);
-        lease.unconfirmed = taken.path.iter().any(|step| step.fresh);
+        lease.unconfirmed = taken.path.fresh();
         lease.path = taken.path;
         lease.open = taken.open;
         lease.plan = taken.plan;
@@ -147,8 +153,14 @@ impl Manager {
     }
 
     /// The atomic part: plan, pin, make room, begin the loads.
-    fn take(&mut self, ask: &Acquire<'_>, id: LeaseId, now: Nanos) -> Result<Taken> {
-        let path = match self.scopes.find(&ask.scope)? {
+    fn take(
+        &mut self,
+        ask: &Acquire<'_>,
+        scope: Option<ScopeId>,
+        id: LeaseId,
+        now: Nanos,
+    ) -> Result<Taken> {
+        let path = match scope {
             Some(scope) => {
                 let content = self.scopes.content(&ask.scope, 0, ask.tokens);
                 self.path(scope, &content, ask.keep)
@@ -177,28 +189,30 @@ impl Manager {
         };
         self.told.visit(&path, ask.tokens.len() / self.block_tokens());
         let mut taken = Taken {
-            path: path.iter().map(|&block| Step::shared(block)).collect(),
+            path: Path::of(path),
             open: Vec::with_capacity(open),
             awaits: BTreeSet::new(),
             plan: Plan::default(),
         };
-        let mut begun = vec![Vec::new(); needs.len()];
+        let mut moves = vec![Vec::new(); needs.len()];
         // Loads take the slots that are free at once; what is computed can wait for stores.
         for at in (0..needs.len()).filter(|&at| needs[at].load) {
-            let step = &mut taken.path[needs[at].at];
-            begun[at] = self.begin_load(&needs[at], step, id, &mut passage, now);
+            let begin = |step: &mut Step| self.begin_load(&needs[at], step, id, &mut passage, now);
+            moves[at] = taken.path.change(needs[at].at, begin);
         }
         for at in (0..needs.len()).filter(|&at| !needs[at].load && !needs[at].lacks.is_empty()) {
-            let step = &mut taken.path[needs[at].at];
-            step.deferred = ask.load == LoadMode::None;
-            begun[at] = self.begin_compute(&needs[at], step, id, &mut passage, now);
+            let begin = |step: &mut Step| {
+                step.deferred = ask.load == LoadMode::None;
+                self.begin_compute(&needs[at], step, id, &mut passage, now)
+            };
+            moves[at] = taken.path.change(needs[at].at, begin);
         }
         self.close_passage(passage);
-        for (need, moves) in needs.iter().zip(&begun) {
+        for (need, moves) in needs.iter().zip(&moves) {
             taken.awaits.extend(moves);
             taken.awaits.extend(self.bringing(0, need.block, self.all_layers()));
         }
-        self.spans(path.len(), &needs, &begun, &mut plan, now);
+        self.spans(taken.path.len(), &needs, &moves, &mut plan, now);
         taken.plan = plan;
         for _ in 0..open {
             let own = self.new_own(0, self.all_layers());

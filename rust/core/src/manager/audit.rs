@@ -127,14 +127,14 @@ impl Manager {
                 TailFrom::Block(step) => Some(step),
                 _ => None,
             };
-            for step in lease.path.iter().chain(&cut) {
+            for step in lease.path.steps().chain(cut) {
                 *refs.entry(step.block).or_default() += 1;
             }
             let shared = match lease.tail_from {
                 TailFrom::Shared(own) => Some(own),
                 _ => None,
             };
-            let own = lease.path.iter().chain(&cut).filter_map(|step| step.own);
+            let own = lease.path.owns().chain(cut.and_then(|step| step.own));
             for own in own.chain(lease.open.iter().copied()).chain(shared) {
                 *owned.entry(own).or_insert(0_u32) += 1;
             }

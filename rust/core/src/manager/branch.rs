@@ -8,8 +8,9 @@ use crate::error::{Error, Result};
 use crate::time::Nanos;
 
 use super::Manager;
-use super::lease::{Action, Hold, Plan, Span, Step, TailFrom, blocks};
+use super::lease::{Action, Hold, Plan, Span, TailFrom};
 use super::moves::{End, Move};
+use super::path::Path;
 
 impl Manager {
     /// `n` further leases over the same tokens, sharing full blocks and the partial one. All of
@@ -20,7 +21,7 @@ impl Manager {
     pub fn fork(&mut self, id: LeaseId, n: usize, now: Nanos) -> Result<Vec<LeaseId>> {
         let lease = self.active(id)?;
         let awaits = self.awaits(id)?.len();
-        let fresh = lease.path.iter().filter(|step| step.fresh).count();
+        let fresh = lease.path.apart().filter(|(_, step)| step.fresh).count();
         if awaits > 0 || fresh > 0 {
             return Err(Error::config(format!(
                 "fork of lease {id}, which awaits {awaits} moves and has {fresh} blocks to \
@@ -49,7 +50,7 @@ impl Manager {
                 TailFrom::Shared(own) => {
                     self.owns.get_mut(own).expect("held").refs += 1;
                 }
-                TailFrom::Block(step) => self.share(&[step]),
+                TailFrom::Block(step) => self.share(&step.into()),
             }
             forks.push(copy.id);
             self.leases.insert(copy.id, copy);
@@ -57,9 +58,9 @@ impl Manager {
         Ok(forks)
     }
 
-    fn share(&mut self, steps: &[Step]) {
-        self.pin(&blocks(steps));
-        for own in steps.iter().filter_map(|step| step.own) {
+    fn share(&mut self, path: &Path) {
+        self.pin(path.blocks());
+        for own in path.owns() {
             self.owns.get_mut(own).expect("held").refs += 1;
         }
     }
@@ -110,7 +111,8 @@ impl Manager {
             self.unref_own(own);
         }
         if rest > 0 {
-            let step = cut.remove(0);
+            let behind = cut.split_off(1);
+            let step = std::mem::replace(&mut cut, behind).get(0).expect("the cut is in it");
             let kept = self.trie.tokens(step.block)[..rest].to_vec();
             let lease = self.lease_mut(id);
             lease.tail = kept;
@@ -126,7 +128,7 @@ impl Manager {
         match from {
             TailFrom::Open => {}
             TailFrom::Shared(own) => self.unref_own(own),
-            TailFrom::Block(step) => self.let_go(&[step]),
+            TailFrom::Block(step) => self.let_go(&step.into()),
         }
     }
 
@@ -155,7 +157,7 @@ impl Manager {
             self.drop_tail(from);
             return lost;
         }
-        let Some(at) = self.leases[&id].path.iter().position(|step| step.block == block) else {
+        let Some(at) = self.leases[&id].path.blocks().iter().position(|&at| at == block) else {
             return (0, 0);
         };
         let tokens = |from: usize, to: usize| ((from * size) as u64, (to * size) as u64);
@@ -163,7 +165,7 @@ impl Manager {
             let end = self.cut_path(id, at, now);
             return tokens(at, end);
         }
-        let step = self.leases[&id].path[at];
+        let step = self.leases[&id].path.get(at).expect("found above");
         if let Some(own) = step.own {
             let layers = self.owns[own].layers;
             if step.compute == layers {
@@ -171,9 +173,9 @@ impl Manager {
             }
             debug_assert!(matches!(known.to, End::Own(_) | End::Here));
             let lease = self.lease_mut(id);
-            lease.path[at].compute = layers;
-            lease.path[at].deferred = false;
-            lease.path[at].fresh = true;
+            lease.path.change(at, |step| {
+                (step.compute, step.deferred, step.fresh) = (layers, false, true);
+            });
             lease.unconfirmed = true;
             self.recompute_in_plan(id, at, layers);
             return tokens(at, at + 1);
@@ -186,11 +188,11 @@ impl Manager {
             return tokens(at, end);
         }
         let own = self.new_own(0, lacks);
-        let step = &mut self.lease_mut(id).path[at];
-        step.own = Some(own);
-        step.compute = lacks;
-        step.fresh = true;
-        self.lease_mut(id).unconfirmed = true;
+        let lease = self.lease_mut(id);
+        lease.path.change(at, |step| {
+            (step.own, step.compute, step.fresh) = (Some(own), lacks, true);
+        });
+        lease.unconfirmed = true;
         self.recompute_in_plan(id, at, lacks);
         tokens(at, at + 1)
     }
@@ -222,10 +224,11 @@ impl Manager {
     }
 
     /// An engine has named slots for these blocks: it computes them there.
-    fn reopen(&mut self, id: LeaseId, cut: &mut [Step]) {
+    fn reopen(&mut self, id: LeaseId, cut: &mut Path) {
         let mut open = Vec::with_capacity(cut.len());
-        for step in cut {
-            open.push(step.own.take().unwrap_or_else(|| self.new_own(0, self.all_layers())));
+        for at in 0..cut.len() {
+            let own = cut.change(at, |step| step.own.take());
+            open.push(own.unwrap_or_else(|| self.new_own(0, self.all_layers())));
         }
         self.lease_mut(id).open.splice(0..0, open);
     }
@@ -279,7 +282,7 @@ impl Manager {
     /// A suspended lease holds tokens and nothing else.
     pub(super) fn empty_lease(&mut self, id: LeaseId, hold: Hold) {
         let lease = self.lease_mut(id);
-        lease.path = Vec::new();
+        lease.path = Path::default();
         lease.open = Vec::new();
         lease.tail = Vec::new();
         lease.tail_from = TailFrom::Open;

@@ -12,10 +12,11 @@ use crate::tier::{Residency, State};
 use crate::time::{Nanos, stamp};
 
 use super::Manager;
-use super::lease::{Lease, Step, TailFrom};
+use super::lease::{Lease, TailFrom};
 use super::meter::Cause;
 use super::node::Node;
 use super::own::{Own, OwnId};
+use super::path::Step;
 
 /// What became of committed tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -139,9 +140,9 @@ impl Manager {
             return None;
         }
         let written = (lease.tail.len() + tokens).div_ceil(self.block_tokens());
-        let computed = lease.path.iter().filter(|step| !step.compute.is_empty());
+        let computed = lease.path.apart().filter(|(_, step)| !step.compute.is_empty());
         computed
-            .filter_map(|step| step.own)
+            .filter_map(|(_, step)| step.own)
             .chain(lease.open.iter().copied().take(written))
             .find_map(|own| self.own_waits(own).first().copied())
     }
@@ -182,17 +183,15 @@ impl Manager {
         if !lease.unconfirmed {
             return;
         }
+        let apart: Vec<(usize, Step)> = lease.path.apart().collect();
         self.lease_mut(id).unconfirmed = false;
-        for at in 0..self.leases[&id].path.len() {
-            let step = self.leases[&id].path[at];
-            let (Some(own), true) = (step.own, step.fresh) else { continue };
-            let step = &mut self.lease_mut(id).path[at];
-            step.compute = Layers::NONE;
-            step.deferred = false;
-            step.fresh = false;
-            let block = step.block;
+        for (at, Step { block, own, fresh, .. }) in apart {
+            let (Some(own), true) = (own, fresh) else { continue };
+            self.lease_mut(id).path.change(at, |step| {
+                (step.compute, step.deferred, step.fresh) = (Layers::NONE, false, false);
+            });
             let left = self.offer_own(block, own, now, out);
-            self.lease_mut(id).path[at].own = left;
+            self.lease_mut(id).path.change(at, |step| step.own = left);
         }
     }
 
@@ -229,7 +228,7 @@ impl Manager {
         let size = self.block_tokens();
         let lease = self.leases.get_mut(&id).expect("checked");
         let (scope, since) = (lease.scope_id, lease.acquired);
-        let parent = lease.path.last().map(|step| step.block);
+        let parent = lease.path.blocks().last().copied();
         let slots = lease.open.len().min(tokens.len() / size);
         let owns: Vec<OwnId> = lease.open.drain(..slots).collect();
         let root = self.scopes.get(scope).root;
@@ -249,15 +248,15 @@ impl Manager {
         self.new_nodes(node, behind, &tokens[known * size..], &mut path);
         out.new.extend(path[known..].iter().map(|&block| self.trie.handle(block)));
         self.meter.asked.inserted += (path.len() - known) as u64;
-        let mut steps: Vec<Step> = path.iter().map(|&block| Step::shared(block)).collect();
-        for (at, (step, &own)) in steps.iter_mut().zip(&owns).enumerate() {
-            if at < known || !self.settle_own(step.block, own, now) {
-                step.own = self.offer_own(step.block, own, now, out);
+        let end = self.leases[&id].path.len();
+        self.lease_mut(id).path.extend(&path);
+        for (at, (&block, &own)) in path.iter().zip(&owns).enumerate() {
+            if at < known || !self.settle_own(block, own, now) {
+                let left = self.offer_own(block, own, now, out);
+                self.lease_mut(id).path.change(end + at, |step| step.own = left);
             }
         }
-        let known = self.leases[&id].path.len();
-        self.lease_mut(id).path.extend(steps);
-        self.grant(id, known, now);
+        self.grant(id, end, now);
     }
 
     /// Turns a whole slot of a lease's own into the residency of a new block, which the lease pins:

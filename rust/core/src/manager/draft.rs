@@ -40,11 +40,14 @@ pub(super) struct Victim {
     pub(super) blocks: u32,
     pub(super) layers: Layers,
     pub(super) fate: Fate,
+    /// They are the end of a leaf-only run that stands whole and quiet: nothing but their slots and
+    /// their place in the trie is concerned.
+    pub(super) quiet: bool,
 }
 
 impl Victim {
     fn one(tier: TierId, block: BlockId, layers: Layers, fate: Fate) -> Self {
-        Self { tier, block, blocks: 1, layers, fate }
+        Self { tier, block, blocks: 1, layers, fate, quiet: false }
     }
 }
 
@@ -282,7 +285,7 @@ impl Manager {
             first = block;
         }
         let (blocks, layers) = (last + 1 - first, self.all_layers());
-        draft.victims.push(Victim { tier, block: last, blocks, layers, fate });
+        draft.victims.push(Victim { tier, block: last, blocks, layers, fate, quiet: true });
         draft.cuts.push((tier, first..last + 1));
         if let Some(parent) = rest.or_else(|| self.trie.parent(first)) {
             self.expose(draft, tier, parent);

@@ -25,7 +25,7 @@ impl Manager {
     }
 
     pub(super) fn evict(&mut self, victim: &Victim, cause: Cause, now: Nanos) {
-        let Victim { tier, block, blocks, layers, fate } = *victim;
+        let Victim { tier, block, blocks, layers, fate, quiet } = *victim;
         self.tiers[tier].credit = self.tiers[tier].credit.saturating_sub(u64::from(blocks));
         let reason = match fate {
             Fate::Clean => Reason::Clean,
@@ -34,7 +34,7 @@ impl Manager {
         };
         let run = block + 1 - blocks..block + 1;
         self.count_eviction((tier, run.clone(), layers), reason, cause, now);
-        if blocks > 1 {
+        if quiet {
             self.vacate_run(tier, run, fate == Fate::Drop);
             return;
         }
@@ -61,18 +61,15 @@ impl Manager {
     }
 
     /// Takes the last blocks of a leaf-only run off a tier where they stand whole and quiet, and out
-    /// of the trie if they stand nowhere else.
+    /// of the trie if they stand nowhere else. What stood before them was linked by the draft.
     fn vacate_run(&mut self, tier: TierId, blocks: Range<BlockId>, last_copy: bool) {
         let before = self.trie.parent(blocks.start);
-        // Losing what stood behind it linked the last block again.
+        // Another victim's leaving may have linked it again.
         self.tiers[tier].retention.unlink(blocks.end - 1);
         for block in blocks.clone().rev() {
             let slot = self.clear(tier, block);
             self.tiers[tier].space.give(slot);
             self.attend(tier, block);
-        }
-        if let Some(before) = before {
-            self.refresh_on(tier, before);
         }
         if last_copy {
             self.forget(blocks, before);

@@ -180,7 +180,7 @@ impl Manager {
     fn tell_moved(&mut self, own: OwnId, reason: &str) {
         let size = self.block_tokens();
         for lease in self.leases.values() {
-            let path = lease.path.iter().map(|step| step.own);
+            let path = lease.path.steps().map(|step| step.own);
             let cut = match lease.tail_from {
                 TailFrom::Open => None,
                 TailFrom::Shared(own) => Some(Some(own)),
@@ -190,7 +190,7 @@ impl Manager {
             let Some(at) = table.position(|slot| slot == Some(own)) else { continue };
             self.failed.push(Failed {
                 lease: lease.id,
-                block: lease.path.get(at).map(|step| self.trie.handle(step.block)),
+                block: lease.path.blocks().get(at).map(|&block| self.trie.handle(block)),
                 start: (at * size) as u64,
                 stop: ((at + 1) * size) as u64,
                 reason: format!("its slot is another one now: {reason}"),

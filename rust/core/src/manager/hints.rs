@@ -70,6 +70,11 @@ impl Hints {
             && self.kept.iter().all(|(kept, _)| kept.is_empty())
     }
 
+    /// Whether nothing is said of any block, nor waits for one.
+    pub(super) fn silent(&self) -> bool {
+        self.claims.is_empty() && self.sinking.is_empty() && !self.wishes.awaited()
+    }
+
     fn owner(&self, name: Option<&str>) -> Arc<str> {
         name.map_or_else(|| self.nobody.clone(), Arc::from)
     }
@@ -201,7 +206,7 @@ impl Manager {
             Target::Lease(id) => match self.leases.get(id) {
                 None => Err(format!("lease {id} is not held")),
                 Some(lease) if lease.suspended() => Err(format!("lease {id} is suspended")),
-                Some(lease) => Ok(lease.path.iter().map(|step| step.block).collect()),
+                Some(lease) => Ok(lease.path.blocks().to_vec()),
             },
             Target::Session(name) => match self.sessions.find(name) {
                 None => Err(format!("session '{name}' has no block")),

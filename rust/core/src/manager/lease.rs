@@ -13,6 +13,7 @@ use crate::time::Nanos;
 
 use super::Manager;
 use super::own::OwnId;
+use super::path::{Path, Step};
 use super::session::SessionId;
 use super::told::Visit;
 
@@ -57,27 +58,6 @@ pub struct Plan {
     pub exact: bool,
 }
 
-/// A block of a lease's path.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Step {
-    pub(super) block: BlockId,
-    /// A slot of the lease's own, used instead of the block's.
-    pub(super) own: Option<OwnId>,
-    /// Layers of `own` that the engine still has to compute.
-    pub(super) compute: Layers,
-    /// `load` may still bring what is to be computed.
-    pub(super) deferred: bool,
-    /// What `own` will hold has not been offered to the trie yet.
-    pub(super) fresh: bool,
-}
-
-impl Step {
-    /// A step that uses the block's own residency.
-    pub(super) fn shared(block: BlockId) -> Self {
-        Self { block, own: None, compute: Layers::NONE, deferred: false, fresh: false }
-    }
-}
-
 /// Where the tokens of the tail stand, if not in the lease's own open slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TailFrom {
@@ -104,7 +84,7 @@ pub struct Lease {
     pub(super) scope: Scope,
     pub(super) scope_id: ScopeId,
     pub(super) session: Option<SessionId>,
-    pub(super) path: Vec<Step>,
+    pub(super) path: Path,
     pub(super) tail: Vec<Token>,
     pub(super) tail_from: TailFrom,
     /// Slots behind the path; the first one holds the tail.
@@ -149,19 +129,15 @@ impl Lease {
 
     /// Whether it computes into an own slot, or will.
     pub(super) fn keeps(&self, own: OwnId) -> bool {
-        self.open.contains(&own) || self.path.iter().any(|step| step.own == Some(own))
+        self.open.contains(&own) || self.path.owns().any(|known| known == own)
     }
 
     /// The blocks that the engine must compute, with the layers to write for each.
     pub fn recompute(&self) -> impl Iterator<Item = (u32, Layers)> + '_ {
-        let steps = self.path.iter().zip(0_u32..);
-        steps.filter(|(step, _)| !step.compute.is_empty()).map(|(step, at)| (at, step.compute))
+        let place = |at| u32::try_from(at).expect("fewer than 2^32 blocks");
+        let computed = self.path.apart().filter(|(_, step)| !step.compute.is_empty());
+        computed.map(move |(at, step)| (place(at), step.compute))
     }
-}
-
-/// The blocks of steps.
-pub(super) fn blocks(steps: &[Step]) -> Vec<BlockId> {
-    steps.iter().map(|step| step.block).collect()
 }
 
 impl Manager {
@@ -205,8 +181,9 @@ impl Manager {
     pub fn awaits(&self, id: LeaseId) -> Result<Vec<MoveId>> {
         let lease = self.lease(id)?;
         let mut awaits = lease.awaits.clone();
-        let computed = lease.path.iter().filter(|step| !step.compute.is_empty());
-        for &own in computed.filter_map(|step| step.own.as_ref()).chain(&lease.open) {
+        let computed = lease.path.apart().filter(|(_, step)| !step.compute.is_empty());
+        let computed = computed.filter_map(|(_, step)| step.own);
+        for own in computed.chain(lease.open.iter().copied()) {
             awaits.append(&mut self.own_waits(own));
         }
         Ok(awaits.into_iter().collect())
@@ -228,9 +205,7 @@ impl Manager {
         let rows = if self.tiers[tier].spec.layer_slots { self.settings.layers } else { 1 };
         let mut table = Vec::new();
         for layer in 0..rows {
-            for step in &lease.path {
-                table.push(self.step_slot(tier, step, layer));
-            }
+            table.extend(lease.path.steps().map(|step| self.step_slot(tier, step, layer)));
             if tier == 0 {
                 table.extend(self.tail_slot(lease, layer));
                 for own in &lease.open {
@@ -242,7 +217,7 @@ impl Manager {
     }
 
     /// The slot that a lease uses for one layer of one block of its path.
-    fn step_slot(&self, tier: TierId, step: &Step, layer: u16) -> Slot {
+    fn step_slot(&self, tier: TierId, step: Step, layer: u16) -> Slot {
         if let (0, Some(own)) = (tier, step.own) {
             let own = &self.owns[own];
             if own.layers.contains(layer) || !self.tiers[0].spec.layer_slots {
@@ -259,7 +234,7 @@ impl Manager {
         match lease.tail_from {
             TailFrom::Open => None,
             TailFrom::Shared(own) => Some(self.own_slot(&self.owns[own], layer)),
-            TailFrom::Block(step) => Some(self.step_slot(0, &step, layer)),
+            TailFrom::Block(step) => Some(self.step_slot(0, step, layer)),
         }
     }
 
@@ -306,12 +281,12 @@ impl Manager {
         }
     }
 
-    /// Lets go of consecutive steps of a path: their own slots and their pins.
-    pub(super) fn let_go(&mut self, steps: &[Step]) {
-        for own in steps.iter().filter_map(|step| step.own) {
+    /// Lets go of a path, or of its end: its own slots and its pins.
+    pub(super) fn let_go(&mut self, path: &Path) {
+        for own in path.owns() {
             self.unref_own(own);
         }
-        self.unpin(&blocks(steps));
+        self.unpin(path.blocks());
     }
 
     /// Ends a lease. Returns the moves that still read slots of a tier that the engine owns: it
@@ -328,7 +303,7 @@ impl Manager {
         self.store_engine_blocks(id, now);
         let lease = self.leases.remove(&id).expect("seen above");
         let reading = self.reads_of(&lease);
-        self.touch(&blocks(&lease.path), now, false);
+        self.touch(lease.path.blocks(), now, false);
         self.abandon_lease(&lease);
         self.forget_lease_hints(id);
         self.write_ahead(now);
@@ -343,7 +318,7 @@ impl Manager {
         match lease.tail_from {
             TailFrom::Open => {}
             TailFrom::Shared(own) => self.unref_own(own),
-            TailFrom::Block(step) => self.let_go(&[step]),
+            TailFrom::Block(step) => self.let_go(&step.into()),
         }
         self.let_go(&lease.path);
     }
@@ -358,7 +333,7 @@ impl Manager {
             TailFrom::Shared(own) => Some(own),
             TailFrom::Block(step) => step.own,
         };
-        let all = lease.path.iter().filter_map(|step| step.own).chain(cut);
+        let all = lease.path.owns().chain(cut);
         let named = |own: &OwnId| self.owns[*own].slot != NO_SLOT;
         let owns: BTreeSet<OwnId> = all.chain(lease.open.iter().copied()).filter(named).collect();
         let touches = |end| matches!(end, super::moves::End::Own(own) if owns.contains(&own));

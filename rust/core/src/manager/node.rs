@@ -380,6 +380,19 @@ impl Manager {
                 self.told.remember(names.next(self.trie.tokens(block)), uses);
             }
         }
+        self.forget_beside(blocks.clone(), before);
+        self.trie.cut(blocks.end - 1, blocks.end - blocks.start);
+    }
+    /// What tables beside the trie say of blocks that leave it.
+    fn forget_beside(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
+        let silent = self.sessions.is_empty()
+            && self.keys.is_empty()
+            && self.refused.is_empty()
+            && self.hints.silent()
+            && self.prices.silent();
+        if silent {
+            return;
+        }
         for block in blocks.clone().rev() {
             let parent = if block > blocks.start { Some(block - 1) } else { before };
             self.sessions.forget(block, parent);
@@ -388,6 +401,5 @@ impl Manager {
             self.forget_hints(block, parent);
             self.prices.forget(block);
         }
-        self.trie.cut(blocks.end - 1, blocks.end - blocks.start);
     }
 }

@@ -41,6 +41,11 @@ impl Prices {
         self.known.is_empty()
     }
 
+    /// Whether there is nothing to forget.
+    pub(super) fn silent(&self) -> bool {
+        self.known.is_empty() && self.unknown.is_empty()
+    }
+
     pub(super) fn forget(&mut self, block: BlockId) {
         self.known.remove(&block);
         self.unknown.remove(&block);

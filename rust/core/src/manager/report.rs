@@ -178,7 +178,7 @@ impl Manager {
         }
         let mut blocks = std::collections::BTreeSet::new();
         for lease in self.leases.values() {
-            blocks.extend(lease.path.iter().map(|step| step.block));
+            blocks.extend(lease.path.blocks().iter().copied());
         }
         let shared: u64 = blocks
             .into_iter()
@@ -193,7 +193,7 @@ impl Manager {
     pub(super) fn track_session(&mut self, id: LeaseId) {
         let lease = &self.leases[&id];
         let Some(session) = lease.session else { return };
-        let path: Vec<BlockId> = lease.path.iter().map(|step| step.block).collect();
+        let path = lease.path.blocks().to_vec();
         let ranked = self.tiers.iter().any(|tier| tier.retention.policy().sessions());
         let old = if ranked { self.path_to(self.sessions.tip(session)) } else { Vec::new() };
         if self.sessions.extend(session, &path) && ranked {

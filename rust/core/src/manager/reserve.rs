@@ -10,10 +10,11 @@ use crate::error::{Error, Result};
 use crate::time::Nanos;
 
 use super::Manager;
-use super::lease::{Action, Step, TailFrom};
+use super::lease::{Action, TailFrom};
 use super::load::Passage;
 use super::moves::{self, End, MoveKind};
 use super::own::OwnId;
+use super::path::Step;
 use super::survey::Need;
 
 impl Manager {
@@ -93,7 +94,7 @@ impl Manager {
         lease.awaits.extend(awaits);
         lease.tail_from = TailFrom::Open;
         match (step, shared) {
-            (Some(step), _) => self.let_go(&[step]),
+            (Some(step), _) => self.let_go(&step.into()),
             (None, Some(own)) => self.unref_own(own),
             (None, None) => {}
         }
@@ -161,7 +162,7 @@ impl Manager {
                 return own;
             }
             let own = self.new_own(0, self.all_layers());
-            self.lease_mut(id).path[at].own = Some(own);
+            self.lease_mut(id).path.change(at, |step| step.own = Some(own));
             return own;
         }
         if let Some(&own) = lease.open.get(at - known) {
@@ -201,9 +202,9 @@ impl Manager {
                 within.start, within.end
             )));
         }
-        let path = self.leases[&id].path.iter().copied().enumerate();
+        let apart = self.leases[&id].path.apart();
         let steps: Vec<(usize, Step)> =
-            path.filter(|(at, step)| step.deferred && within.contains(at)).collect();
+            apart.filter(|(at, step)| step.deferred && within.contains(at)).collect();
         for (at, step) in &steps {
             if step.compute.without(asked).is_none() {
                 return Err(Error::config(format!(
@@ -239,7 +240,7 @@ impl Manager {
         let own = step.own.expect("a deferred step has an own slot");
         if need.lacks.is_empty() {
             // Somebody else has brought the block meanwhile.
-            self.lease_mut(id).path[at] = Step::shared(step.block);
+            self.lease_mut(id).path.change(at, |step| *step = Step::shared(step.block));
             self.unref_own(own);
             let arriving = self.bringing(0, step.block, self.all_layers());
             self.lease_mut(id).awaits.extend(arriving);
@@ -274,8 +275,7 @@ impl Manager {
         }
         self.retell(id, at, parts);
         let lease = self.lease_mut(id);
-        lease.path[at].deferred = !rest.is_empty();
-        lease.path[at].compute = rest;
+        lease.path.change(at, |step| (step.deferred, step.compute) = (!rest.is_empty(), rest));
         lease.awaits.extend(&moves);
         moves
     }

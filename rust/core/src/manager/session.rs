@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
+
 use crate::block::BlockId;
 
 /// A session's number.
@@ -25,8 +27,8 @@ struct Session {
 pub(super) struct Sessions {
     all: BTreeMap<SessionId, Session>,
     names: BTreeMap<String, SessionId>,
-    through: BTreeMap<BlockId, Vec<SessionId>>,
-    tips: BTreeMap<BlockId, Vec<SessionId>>,
+    through: FxHashMap<BlockId, Vec<SessionId>>,
+    tips: FxHashMap<BlockId, Vec<SessionId>>,
     next: SessionId,
 }
 
@@ -49,6 +51,11 @@ impl Sessions {
         }
         self.all.insert(id, Session { name: name.map(str::to_owned), ..Session::default() });
         Some(id)
+    }
+
+    /// Whether there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty() && self.tips.is_empty() && self.through.is_empty()
     }
 
     /// The session of that name.
@@ -139,7 +146,7 @@ impl Sessions {
     }
 }
 
-fn remove(of: &mut BTreeMap<BlockId, Vec<SessionId>>, block: Option<BlockId>, id: SessionId) {
+fn remove(of: &mut FxHashMap<BlockId, Vec<SessionId>>, block: Option<BlockId>, id: SessionId) {
     let Some(block) = block else { return };
     if let Some(ids) = of.get_mut(&block) {
         ids.retain(|other| *other != id);

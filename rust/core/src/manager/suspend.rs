@@ -34,16 +34,15 @@ impl Manager {
         self.store_engine_blocks(id, now);
         let lease = self.leases[&id].clone();
         let mut tokens: Vec<Token> = Vec::with_capacity(self.lease_tokens(id)?);
-        for step in &lease.path {
-            tokens.extend_from_slice(self.trie.tokens(step.block));
+        for &block in lease.path.blocks() {
+            tokens.extend_from_slice(self.trie.tokens(block));
         }
         tokens.extend_from_slice(&lease.tail);
         let touching = self.reads_of(&lease);
-        let blocks: Vec<BlockId> = lease.path.iter().map(|step| step.block).collect();
-        self.touch(&blocks, now, false);
+        self.touch(lease.path.blocks(), now, false);
         self.empty_lease(id, Hold::Suspended(tokens));
         self.abandon_lease(&lease);
-        for &block in blocks.iter().rev() {
+        for &block in lease.path.blocks().iter().rev() {
             if self.trie.alive(block) {
                 self.leave_first(block, now);
             }

@@ -190,8 +190,8 @@ impl Manager {
         if !self.engine_owned() || !self.writes(0) || self.leases[&id].suspended() {
             return;
         }
-        for at in 0..self.leases[&id].path.len() {
-            let step = self.leases[&id].path[at];
+        let apart: Vec<_> = self.leases[&id].path.apart().collect();
+        for (_, step) in apart {
             let ready = !step.fresh && step.compute.is_empty();
             if let (Some(own), true) = (step.own, ready)
                 && self.owns[own].slot != crate::block::NO_SLOT

@@ -11,8 +11,8 @@ use crate::time::Nanos;
 
 use super::super::Manager;
 use super::super::acquire::LoadMode;
-use super::super::lease::Step;
 use super::super::moves::{Draft, End, MoveKind};
+use super::super::path::Step;
 use super::rejected;
 
 /// One in so many slots of a tier may be taken by what is on its way unasked.

@@ -142,7 +142,7 @@ impl Manager {
             return refs > 0;
         }
         let mine = self.leases.values().filter(|lease| lease.session == over);
-        let holds = mine.filter(|lease| lease.path.iter().any(|step| step.block == block));
+        let holds = mine.filter(|lease| lease.path.blocks().contains(&block));
         holds.count() < refs as usize
     }
 }

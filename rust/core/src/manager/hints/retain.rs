@@ -231,7 +231,7 @@ impl Manager {
         if wishes.is_empty() {
             return;
         }
-        let path: Vec<BlockId> = lease.path[from..].iter().map(|step| step.block).collect();
+        let path: Vec<BlockId> = lease.path.blocks()[from..].to_vec();
         let prompt = self.prompt(id);
         for (at, &block) in (from..).zip(&path) {
             let first = (at * self.block_tokens()) as u64;
