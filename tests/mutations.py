@@ -69,8 +69,8 @@ MUTATIONS = (
     Mutation(
         "a fork does not pin what it shares",
         "manager/branch.rs",
-        "        self.pin(&blocks(steps));\n",
-        "        let _ = blocks(steps);\n",
+        "        self.pin(path.blocks());\n        for own in path.owns()",
+        "        for own in path.owns()",
     ),
     Mutation(
         "a request without room leaves its pins behind",

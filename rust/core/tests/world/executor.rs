@@ -94,6 +94,8 @@ impl World {
         if !ok && !was_hung {
             let hung = id.is_multiple_of(3);
             let cancelled = !hung && id.is_multiple_of(5);
+            // It has ended on one rank only.
+            let elsewhere = !hung && ranks > 1 && id.is_multiple_of(2);
             let what = if cancelled { "cancelled move" } else { "failed move" };
             self.count(if hung { "hung move" } else { what });
             if started && !cancelled && id.is_multiple_of(4) && move_.layers.len() > 1 {
@@ -112,7 +114,7 @@ impl World {
             let outcome = Outcome { ok: false, hung, cancelled, error, ..Outcome::default() };
             self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
             self.after_failure();
-            if hung {
+            if hung || elsewhere {
                 self.running.get_mut(&id).unwrap().hung = true;
                 return;
             }
