@@ -13,8 +13,8 @@ struct bf16 { unsigned short bits; };
 struct fp8 { unsigned char bits; };
 struct int8 { signed char bits; };
 
-// The number that a quantised format's largest code stands for, at scale 1.
-template <class T> constexpr float LARGEST = 0.f;
+// The number that a quantised format's largest code stands for, at scale 1; others have no codes.
+template <class T> constexpr float LARGEST = 1.f;
 template <> constexpr float LARGEST<fp8> = 448.f;
 template <> constexpr float LARGEST<int8> = 127.f;
 

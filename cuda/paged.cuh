@@ -13,7 +13,7 @@
 
 constexpr unsigned MOST_THREADS = 1024;
 constexpr unsigned VECTOR = 16 / sizeof(ROW);
-constexpr bool QUANTISED = LARGEST<CELL> > 0.f;
+constexpr bool QUANTISED = sizeof(CELL) == 1;
 
 template <class T, unsigned N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack {
     T at[N];
