@@ -5,7 +5,6 @@ Small enough for a loop over single numbers and for a thread per CUDA thread.
 
 from __future__ import annotations
 
-import math
 from copy import deepcopy
 from dataclasses import replace
 
@@ -166,7 +165,7 @@ def copied(made):
 
 
 def written(call):
-    """Everything that a call may write, as bytes: the whole pool, rows with what lies beside them."""
+    """Everything that a call may write, as bytes, with what lies beside it."""
     tensors = [call.plane.cells, call.plane.scales, call.rows, call.skipped]
     return [
         torch.empty(0, dtype=torch.uint8).set_(each.untyped_storage())
@@ -181,8 +180,3 @@ def extent(tensor):
         return 0
     reach = sum((n - 1) * by for n, by in zip(tensor.shape, tensor.stride(), strict=True))
     return (reach + 1) * tensor.element_size()
-
-
-def lanes(call):
-    """Threads of one token."""
-    return math.prod(call.plane.cells.shape[2:])

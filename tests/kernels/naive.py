@@ -76,51 +76,65 @@ class Numbers:
 
 def run(call):
     """Do what a call says, number by number."""
-    cells = Numbers(call.plane.cells)
-    rows = Numbers(call.rows) if call.rows.numel() else None
-    blocks, block_tokens, heads, dim = call.plane.cells.shape
     for i, slot in enumerate(call.slots.tolist()):
         by = int(call.turns[i]) if call.rope is not None else 0
-        inside = 0 <= slot < blocks * block_tokens
-        if call.rope is not None:
-            back = call.kernel == "rerotate" and by < 0
-            inside = inside and 0 <= (-by if back else by) < call.rope.length
+        inside = 0 <= slot < call.plane.capacity and in_tables(call, by)
         call.skipped[i] = 0 if inside else 1
         if call.deviation is not None:
             call.deviation[i] = 0.0
-        if not inside:
-            continue
-        block, token = divmod(slot, block_tokens)
-        stood = [
-            [
-                decoded(cells[block, token, h, d], cells.dtype) * scale(call, slot, h)
-                for d in range(dim)
-            ]
-            for h in range(heads)
+        if inside and call.kernel == "paged_gather":
+            gather(call, i, slot)
+        elif inside:
+            replace(call, i, slot, by)
+
+
+def in_tables(call, by):
+    """Whether the tables know a position, or a delta."""
+    if call.rope is None:
+        return True
+    return 0 <= (abs(by) if call.kernel == "rerotate" else by) < call.rope.length
+
+
+def gather(call, i, slot):
+    """Row i becomes what stands in the slot."""
+    cells, rows = Numbers(call.plane.cells), Numbers(call.rows)
+    stood = read(call, slot)
+    for h, d in np.ndindex(*call.rows.shape[1:]):
+        bits = cells[*divmod(slot, call.plane.cells.shape[1]), h, d]
+        rows[i, h, d] = bits if cells.dtype == rows.dtype else encoded(stood[h][d], rows.dtype)
+
+
+def replace(call, i, slot, by):
+    """The slot becomes row i, or what it was, turned by `by`."""
+    heads, dim = call.plane.cells.shape[2:]
+    stood = fresh = read(call, slot)
+    if call.kernel != "rerotate":
+        rows = Numbers(call.rows)
+        fresh = [[decoded(rows[i, h, d], rows.dtype) for d in range(dim)] for h in range(heads)]
+    if call.rope is not None:
+        fresh = [turned(head, call.rope, by) for head in fresh]
+    if call.deviation is not None:
+        call.deviation[i] = sum(
+            (float(fresh[h][d]) - float(stood[h][d])) ** 2 for h, d in np.ndindex(heads, dim)
+        )
+    note_scales(call, slot, fresh)
+    cells = Numbers(call.plane.cells)
+    for h, d in np.ndindex(heads, dim):
+        bits = encoded(fresh[h][d] * (F32(1) / scale(call, slot, h)), cells.dtype)
+        cells[*divmod(slot, call.plane.cells.shape[1]), h, d] = bits
+
+
+def read(call, slot):
+    """What stands in a slot, head by head."""
+    cells = Numbers(call.plane.cells)
+    _, block_tokens, heads, dim = call.plane.cells.shape
+    return [
+        [
+            decoded(cells[*divmod(slot, block_tokens), h, d], cells.dtype) * scale(call, slot, h)
+            for d in range(dim)
         ]
-        if call.kernel == "paged_gather":
-            for h in range(heads):
-                for d in range(dim):
-                    same = cells.dtype == rows.dtype
-                    bits = cells[block, token, h, d]
-                    rows[i, h, d] = bits if same else encoded(stood[h][d], rows.dtype)
-            continue
-        fresh = stood
-        if call.kernel != "rerotate":
-            fresh = [[decoded(rows[i, h, d], rows.dtype) for d in range(dim)] for h in range(heads)]
-        if call.rope is not None:
-            fresh = [turned(head, call.rope, by) for head in fresh]
-        if call.deviation is not None:
-            call.deviation[i] = sum(
-                (float(fresh[h][d]) - float(stood[h][d])) ** 2
-                for h in range(heads)
-                for d in range(dim)
-            )
-        note_scales(call, slot, fresh)
-        for h in range(heads):
-            inverse = F32(1) / scale(call, slot, h)
-            for d in range(dim):
-                cells[block, token, h, d] = encoded(fresh[h][d] * inverse, cells.dtype)
+        for h in range(heads)
+    ]
 
 
 def turned(head, rope, by):

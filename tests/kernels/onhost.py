@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from kvtrie.kernels.launch import Launch
 
 HERE = Path(__file__).parent
 CUDA = HERE.parent.parent / "cuda"
+GPP = shutil.which("g++")
 THREADS = 48  # of a block: several tokens where heads are small
 SANITIZERS = {
     "none": (),
@@ -28,18 +30,15 @@ SANITIZERS = {
 STRICT = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1"}
 
 
-class Broken(Exception):
+class BrokenHostError(Exception):
     """The host program ended: what it said is the message."""
 
 
 def compiled(source, to, *, sanitizer="none", macros=(), cuda=CUDA):
     """One object file."""
-    subprocess.run(
-        ["g++", "-std=c++20", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"]
-        + [*SANITIZERS[sanitizer], *(f"-D{each}" for each in macros)]
-        + [f"-I{cuda}", "-c", str(HERE / source), "-o", str(to)],
-        check=True,
-    )
+    flags = ["-std=c++20", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    flags += [*SANITIZERS[sanitizer], *(f"-D{each}" for each in macros), f"-I{cuda}"]
+    subprocess.run([GPP, *flags, "-c", HERE / source, "-o", to], check=True)
     return to
 
 
@@ -55,7 +54,7 @@ class Host:
         kernels = compiled(
             "kernels.cpp", pair.with_suffix(".o"), sanitizer=sanitizer, macros=formats, cuda=cuda
         )
-        command = ["g++", "-pthread", *SANITIZERS[sanitizer], runner, kernels, "-o", pair]
+        command = [GPP, "-pthread", *SANITIZERS[sanitizer], runner, kernels, "-o", pair]
         subprocess.run(command, check=True)
         self.log = pair.with_suffix(".log")
         with self.log.open("wb") as log:
@@ -71,7 +70,7 @@ class Host:
         """Do what a call says, as the kernel does it.
 
         Raises:
-            Broken: a sanitizer stopped it, or it crashed.
+            BrokenHostError: a sanitizer stopped it, or it crashed.
         """
         what = Launch.of(call, threads=threads)
         words = [KERNELS.index(call.kernel), what.grid, *what.block, len(what.arguments)]
@@ -94,7 +93,7 @@ class Host:
             answers = []
         if [len(each) for each in answers] != [len(memory) for memory in buffers]:
             self._end()
-            raise Broken(self.log.read_text())
+            raise BrokenHostError(self.log.read_text())
         for memory, answer in zip(buffers, answers, strict=True):
             memory[:] = answer
 
@@ -102,10 +101,10 @@ class Host:
         """End the process.
 
         Raises:
-            Broken: it did not end well.
+            BrokenHostError: it did not end well.
         """
         if self._end():
-            raise Broken(self.log.read_text())
+            raise BrokenHostError(self.log.read_text())
 
     def _end(self):
         with contextlib.suppress(BrokenPipeError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import itertools
 import re
+from pathlib import Path
 
 import pytest
 from cuda.bindings import nvrtc
@@ -47,17 +49,15 @@ def test_a_second_compilation_comes_from_the_cache(tmp_path):
 def test_rows_and_cells_move_in_sixteen_bytes(kernel):
     ptx = _ptx(cubin.text(kernel), "bf16", "bf16")
     moved = re.findall(r"((?:ld|st)\.global\S*)\s", ptx)
-    wide = [each for each in moved if each.endswith("v4.u32") or each.endswith("v4.b32")]
+    wide = [each for each in moved if each.endswith(("v4.u32", "v4.b32"))]
     assert sum(each.startswith("ld") for each in wide) >= 2
     assert sum(each.startswith("st") for each in wide) >= 2
     assert not [each for each in moved if each.endswith(("16", "f16x2"))]
 
 
 def test_the_extension_carries_every_file():
-    from pathlib import Path
-
     folder = Path(__file__).parent.parent.parent / "cuda"
-    assert TEXTS == {file.name: file.read_text() for file in folder.iterdir()}
+    assert {file.name: file.read_text() for file in folder.iterdir()} == TEXTS
 
 
 def test_errors_name_the_file_and_line():
@@ -73,8 +73,6 @@ def test_errors_name_the_file_and_line():
 
 def test_without_a_driver_nothing_hangs():
     try:
-        import ctypes
-
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         with pytest.raises(ConfigError, match="no CUDA driver"):

@@ -1,4 +1,4 @@
-"""Torch twins against a loop over single numbers: the same bits everywhere, also where untouched."""
+"""Torch twins against a loop over single numbers: the same bits, also where nothing is written."""
 
 from __future__ import annotations
 
