@@ -38,6 +38,7 @@ from kvtrie.shape import ModelShape
 from kvtrie.tier import Tier
 
 __all__ = [
+    "KERNELS",
     "BlockManager",
     "Committed",
     "Copy",
@@ -65,6 +66,7 @@ __all__ = [
     "__version__",
 ]
 
+KERNELS: dict[str, str]
 __version__: str
 
 @type_check_only
