@@ -23,7 +23,7 @@ WORLDS = {
 }
 
 
-def world(gpu=6, host=60, disk=0, write="back", staging=0, layer_slots=False):
+def world(*, gpu=6, host=60, disk=0, write="back", staging=0, layer_slots=False):
     tiers = [
         Tier("gpu", blocks=gpu, write=write, layer_slots=layer_slots),
         Tier("host", blocks=host, layer_slots=layer_slots),
