@@ -105,6 +105,8 @@ pub struct Manager {
     leases: BTreeMap<LeaseId, Lease>,
     next_lease: LeaseId,
     moves: BTreeMap<MoveId, Move>,
+    /// By move: those that wait for it.
+    waiters: BTreeMap<MoveId, Vec<MoveId>>,
     next_move: MoveId,
     /// Moves ready to be handed out, in topological order.
     queue: VecDeque<MoveId>,
@@ -165,6 +167,7 @@ impl Manager {
             leases: BTreeMap::new(),
             next_lease: 1,
             moves: BTreeMap::new(),
+            waiters: BTreeMap::new(),
             next_move: 1,
             queue: VecDeque::new(),
             parked: BTreeSet::new(),
@@ -229,6 +232,19 @@ impl Manager {
         let bytes = tokens.saturating_mul(self.settings.layer_bytes) * u64::from(layers)
             / u64::from(self.settings.block_tokens);
         Ok(self.lanes.transmit(id, bytes, now, layers))
+    }
+
+    /// Takes what a lane has turned out to do, for all predictions from now on; what is queued
+    /// keeps its times, and the lane its queue.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if no lane has that name.
+    pub fn set_lane(&mut self, lane: &str, bytes_per_s: u64, latency_ns: Nanos) -> Result<()> {
+        self.open()?;
+        if self.lanes.set(lane, bytes_per_s, latency_ns) {
+            return Ok(());
+        }
+        Err(Error::config(format!("there is no lane '{lane}'")))
     }
 
     /// Forgets all blocks, leases and moves; settings, lanes' queues and counters stay.
