@@ -12,7 +12,7 @@ UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 LOCKED := $(VENV)/.stamp-locked
 BUILT := $(VENV)/.stamp-built
 MODEL := $(VENV)/.stamp-model
-RUST := $(wildcard Cargo.toml Cargo.lock) $(shell find rust -name '*.rs' -o -name Cargo.toml)
+RUST := $(wildcard Cargo.toml Cargo.lock) $(shell find rust -name '*.rs' -o -name Cargo.toml) $(wildcard cuda/*)
 
 # Their modules are declared by a macro, which cargo fmt does not look into.
 POLICIES := $(wildcard rust/core/src/policy/*.rs)
@@ -24,7 +24,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench bench-core bench-scaling bench-instructions bench-policies peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults docs fmt lock clean
+.PHONY: help run test bench bench-core bench-scaling bench-instructions bench-policies bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -53,6 +53,12 @@ peers: $(LOCKED) ## install other block managers for bench-core (Linux x86-64, P
 
 bench-instructions: $(BUILT) ## instructions per call under callgrind, against the record; ARGS="--record"
 	$(BIN)/python benches/instructions.py $(ARGS)
+
+bench-gpu: $(BUILT) ## kernels and copies on a CUDA device, in minutes; ARGS="--only link --json"
+	$(BIN)/python -m benches.gpu $(ARGS)
+
+wheel: $(LOCKED) ## the abi3 wheel, in dist/, for benches/gpu/run.sh on another machine
+	$(BIN)/maturin build --quiet --release --out dist
 
 bench-policies: $(BUILT) ## the table of all policies; ARGS="--trace FILE --json"
 	$(BIN)/python benches/policies.py $(ARGS)
@@ -103,7 +109,7 @@ lock: $(LOCKED) ## pin the newest versions that pyproject.toml allows
 	    --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements.lock
 
 clean: ## remove the environment, the builds and the caches
-	rm -rf $(VENV) target site .hypothesis .benchmarks .pytest_cache .ruff_cache .mypy_cache \
+	rm -rf $(VENV) target site dist .hypothesis .benchmarks .pytest_cache .ruff_cache .mypy_cache \
 	    .import_linter_cache python/kvtrie/_kvtrie*.so
 	find python tests benches -path benches/peers/envs -prune -o \
 	    -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -35,9 +35,10 @@ from kvtrie.cost import Cost
 from kvtrie.hint import Hint
 from kvtrie.scope import Scope
 from kvtrie.shape import ModelShape
-from kvtrie.tier import Tier
+from kvtrie.tier import Lane, Tier
 
 __all__ = [
+    "KERNELS",
     "BlockManager",
     "Committed",
     "Copy",
@@ -65,6 +66,7 @@ __all__ = [
     "__version__",
 ]
 
+KERNELS: dict[str, str]
 __version__: str
 
 @type_check_only
@@ -312,6 +314,19 @@ class BlockManager:
             tokens: how many given tokens' KV.
             now: the time; it starts behind everything in the lane's queue.
             layers: how many layers of it; None means all.
+        """
+
+    def set_lane(self, lane: Lane) -> None:
+        """Takes what a lane has turned out to do, for all predictions from now on.
+
+        What is queued keeps its predicted times; lanes of one name are one; `shares` stays as it
+        was.
+
+        Args:
+            lane: its name, its bandwidth and its latency.
+
+        Raises:
+            ConfigError: there is no lane of that name.
         """
 
     def mark(

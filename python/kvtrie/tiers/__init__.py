@@ -84,6 +84,7 @@ def open_pools(
     *,
     rank: int = 0,
     ranks: int = 1,
+    staging: int = 0,
 ) -> tuple[Pool | Storage | None, ...]:
     """What kvtrie keeps bytes in: memory for `gpu` and `host`, files for a `disk` with a path.
 
@@ -93,6 +94,8 @@ def open_pools(
         block_tokens: tokens per block, as the manager has it.
         rank: the tensor-parallel rank whose part of the KV this is: several may have one path.
         ranks: how many there are, as the manager has it.
+        staging: blocks of host memory beyond the tier's budget, in which a `LayerwiseEngine` keeps
+            what running passes compute; as many as one batch fills.
 
     Returns:
         One entry per tier, None where an engine or nobody owns the bytes or they lie elsewhere:
@@ -119,7 +122,7 @@ def open_pools(
         elif tier.kind == "gpu":
             pools.append(gpu_pool(model, tier, block_tokens))
         elif tier.kind == "host":
-            pools.append(host_pool(model, tier, block_tokens))
+            pools.append(host_pool(model, tier, block_tokens, spare=staging))
         else:
             raise ConfigError(f"tier kind {tier.kind!r} has no pool: gpu, host, disk or remote")
     return tuple(pools)

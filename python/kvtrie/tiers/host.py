@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["host_pool"]
 
 
-def host_pool(model: ModelShape, tier: Tier, block_tokens: int) -> Pool:
+def host_pool(model: ModelShape, tier: Tier, block_tokens: int, *, spare: int = 0) -> Pool:
     """Allocate the memory of a `host` tier.
 
     Args:
         model: the shape whose KV is kept.
         tier: its budget, layout and form of slots.
         block_tokens: tokens per block.
+        spare: blocks of memory beyond the budget.
     """
     pinned = torch.cuda.is_available()
-    return Pool.of_tier(model, tier, block_tokens, device="cpu", pinned=pinned)
+    return Pool.of_tier(model, tier, block_tokens, device="cpu", pinned=pinned, spare=spare)

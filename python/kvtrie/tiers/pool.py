@@ -2,9 +2,12 @@
 
 A *unit* is one layer of one block. A slot that holds whole blocks is `layers` consecutive units;
 with layer slots each unit is a slot of its own, so both forms are addressed the same way and any
-layer of any block may sit in any unit of the second.
-Invariant: allocated and touched once, never resized; bytes move only by `copy_from` and `write`.
-Cost: a copy is one call per run of neighbouring units; a gather or scatter one call per tensor.
+layer of any block may sit in any unit of the second. A pool may have spare blocks, which no slot
+stands for: bytes that come layer by layer wait there, and `adopt` makes them those of a slot.
+Invariant: allocated and touched once, never resized; bytes move only by `copy_from` and `scatter`;
+slots and spare blocks never share memory.
+Cost: a copy is one call per run of neighbouring units; a gather or scatter one call per tensor;
+`adopt` exchanges two numbers.
 """
 
 from __future__ import annotations
@@ -16,17 +19,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kvtrie.errors import ConfigError
+from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.layout import DTYPE_BYTES, Layout
 from kvtrie.tiers.form import Form
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from numpy.typing import NDArray
 
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "copy_rows"]
 
 
 class Pool:
@@ -40,6 +45,7 @@ class Pool:
         form: how the bytes lie.
         layers: layers of the model.
         layer_slots: whether a slot is one layer of a block instead of the whole block.
+        spare: blocks of memory beyond those that slots stand for.
 
     Raises:
         ConfigError: an order of axes other than kvtrie's own, or numbers that cannot be.
@@ -55,9 +61,14 @@ class Pool:
         layer_slots: bool = False,
         device: torch.device | str = "cpu",
         pinned: bool = False,
+        spare: int = 0,
     ) -> None:
         if blocks < 1 or block_tokens < 1:
             raise ConfigError(f"a pool of {blocks} blocks of {block_tokens} tokens holds nothing")
+        if spare < 0 or (spare and layer_slots):
+            raise ConfigError(
+                f"{spare} spare blocks: at least 0 wanted, and 0 where a slot is one layer"
+            )
         form = Form.of(model, layout, block_tokens)
         layout = form.layout
         if layout.order != Layout().order or layout.strides is not None:
@@ -70,11 +81,18 @@ class Pool:
         self.blocks = blocks
         self.block_tokens = block_tokens
         self.layer_slots = layer_slots
+        self.spare = spare
+        # Where the block of each slot lies, in blocks; None where no slot has ever moved.
+        self._place = np.arange(blocks, dtype=np.int64) if spare else None
+        self._free = list(range(blocks + spare - 1, blocks - 1, -1))
         heads, key_dim, value_dim = form.heads, form.head_dim, form.v_head_dim
         sizes = form.planes()
         self.planes: tuple[torch.Tensor, ...] = tuple(
             torch.empty(
-                (blocks * model.layers, size), dtype=torch.uint8, device=device, pin_memory=pinned
+                ((blocks + spare) * model.layers, size),
+                dtype=torch.uint8,
+                device=device,
+                pin_memory=pinned,
             )
             for size in sizes
         )
@@ -96,6 +114,7 @@ class Pool:
         *,
         device: torch.device | str,
         pinned: bool,
+        spare: int = 0,
     ) -> Pool:
         """The memory that `tier` asks for, its budget given in blocks or in bytes."""
         return cls(
@@ -106,6 +125,7 @@ class Pool:
             layer_slots=tier.layer_slots,
             device=device,
             pinned=pinned,
+            spare=spare,
         )
 
     @property
@@ -127,7 +147,65 @@ class Pool:
             first, count = slot * self.layers + layer_lo, layer_hi - layer_lo
         if not 0 <= first <= first + count <= self.blocks * self.layers:
             raise ConfigError(f"slot {slot} lies beyond a pool of {self.blocks} blocks")
+        if self._place is not None:
+            first = int(self._place[slot]) * self.layers + layer_lo
         return np.arange(first, first + count, dtype=np.int64)
+
+    def layer_units(self, slots: NDArray[np.int64], layer: int) -> NDArray[np.int64]:
+        """The units of one layer of many blocks; of layer slots, the slots themselves.
+
+        Args:
+            slots: int64 `(n,)`.
+            layer: the layer.
+
+        Raises:
+            ConfigError: a slot or a layer beyond the pool.
+        """
+        most = self.blocks * (self.layers if self.layer_slots else 1)
+        if len(slots) and not 0 <= slots.min() <= slots.max() < most:
+            raise ConfigError(f"slots {slots.min()} to {slots.max()}, 0 to {most - 1} wanted")
+        if not 0 <= layer < self.layers:
+            raise ConfigError(f"layer {layer}, 0 to {self.layers - 1} wanted")
+        if self.layer_slots:
+            return slots
+        return (slots if self._place is None else self._place[slots]) * self.layers + layer
+
+    def set_aside(self, blocks: int) -> list[int]:
+        """Take spare blocks: all of them, or none.
+
+        Returns:
+            Their numbers, for `spare_units`, `adopt` and `put_back`.
+
+        Raises:
+            NoSpaceError: not so many are spare.
+        """
+        if blocks > len(self._free):
+            used = self.spare - len(self._free)
+            raise NoSpaceError(
+                f"{blocks} spare blocks wanted, {len(self._free)} of {self.spare} are free: wait "
+                "for what is being stored, or open the pools with more",
+                tier="staging",
+                wanted=blocks,
+                free=len(self._free),
+                coming=0,
+                leased=used,
+            )
+        return [self._free.pop() for _ in range(blocks)]
+
+    def put_back(self, spares: Iterable[int]) -> None:
+        """Give spare blocks back."""
+        self._free.extend(spares)
+
+    def spare_units(self, spares: Sequence[int], layer: int) -> NDArray[np.int64]:
+        """The units of one layer of spare blocks, int64 `(n,)`."""
+        return np.asarray(spares, dtype=np.int64) * self.layers + layer
+
+    def adopt(self, slot: int, spare: int) -> None:
+        """Make the bytes of a spare block those of a slot; what the slot had is spare then."""
+        if self._place is None:
+            raise ConfigError("a pool without spare blocks adopts none")
+        self._place[slot], spare = spare, int(self._place[slot])
+        self._free.append(spare)
 
     def table(self, slots: NDArray[np.uint32]) -> torch.Tensor:
         """The units of a block table, int64 `(layers, blocks)` on the pool's device.
@@ -135,7 +213,12 @@ class Pool:
         Args:
             slots: uint32 `(blocks,)`, or `(layers, blocks)` where the pool has layer slots.
         """
-        table = torch.from_numpy(slots.astype(np.int64)).to(self.device)  # type: ignore[no-untyped-call]
+        places = slots.astype(np.int64)
+        if self._place is not None:
+            # A block that is not on this tier has no place: it keeps a number beyond all of them.
+            places = self._place[np.minimum(places, self.blocks - 1)]
+            places[slots >= self.blocks] = slots[slots >= self.blocks]
+        table = torch.from_numpy(places).to(self.device)  # type: ignore[no-untyped-call]
         if self.layer_slots:
             return table
         return table * self.layers + torch.arange(self.layers, device=self.device)[:, None]
@@ -184,12 +267,23 @@ class Pool:
         """
         if source.layout != self.layout:
             raise ConfigError(f"cannot copy between {source.layout} and {self.layout}")
-        breaks = np.flatnonzero((np.diff(units) != 1) | (np.diff(source_units) != 1)) + 1
-        for begin, end in pairwise((0, *breaks.tolist(), len(units))):
-            to, of = int(units[begin]), int(source_units[begin])
-            for plane, other in zip(self.planes, source.planes, strict=True):
-                plane[to : to + end - begin].copy_(other[of : of + end - begin], non_blocking=True)
+        for plane, other in zip(self.planes, source.planes, strict=True):
+            copy_rows(other, source_units, plane, units)
 
     def _rows(self, plane: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
         rows = plane.view(getattr(torch, self.layout.dtype))
         return rows.view(math.prod(rows.shape) // (heads * dim), heads, dim)
+
+
+def copy_rows(
+    source: torch.Tensor,
+    source_rows: NDArray[np.int64],
+    target: torch.Tensor,
+    rows: NDArray[np.int64],
+) -> None:
+    """Copy rows of one tensor to rows of another, neighbours at once; on a GPU without waiting."""
+    breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(source_rows) != 1)) + 1
+    for begin, end in pairwise((0, *breaks.tolist(), len(rows))):
+        to, of = int(rows[begin]), int(source_rows[begin])
+        part = source[of : of + end - begin]
+        target[to : to + end - begin].copy_(part, non_blocking=True)

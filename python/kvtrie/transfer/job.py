@@ -3,8 +3,10 @@
 Moves between two pools that are free to run share a job, so that layer 0 of all of them is there
 before layer 1 of any. Single layers of one block that go to a storage share one, so that they are
 written at once. Any other move that waits for another, or touches a storage, is a job of its own.
+Loads of a lease that carries them out itself, layer by layer, are kept apart from the others'.
 Invariant: all moves of a job have the same source tier, destination tier and number of layers.
-Cost: grouping is one pass over the columns of the moves, without a call into the manager.
+Cost: grouping is one pass over the columns of the moves, without a call into the manager; of loads
+apart, a few operations on whole columns.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from kvtrie.errors import TransferError
 from kvtrie.tiers import Pool, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "Place", "Urgency", "group"]
 
-_STORE = 1
+_LOAD, _STORE = 0, 1
 _STAGING = threading.local()
 
 Place: TypeAlias = tuple[int, int]
@@ -53,6 +55,7 @@ class Job:
 
     Attributes:
         source: the pool or storage to copy from, and `target` the one to copy to.
+        tiers: the indices of both, in the manager's order.
         ids: the moves' ids.
         store: whether they go to a slower tier.
         urgency: when it starts.
@@ -68,10 +71,16 @@ class Job:
         started_ns: when a thread took the job; None before.
         worker: that thread; None for the caller's own.
         failed: set once the job has been reported failed, though it may still run.
+        lease: the lease whose engine carries it out, layer by layer; 0 for the executor's threads.
+        begun: set once a job apart has left the queue to run.
+        over: set once it has ended.
+        lost: set when what it waited for has failed, or it was cancelled: it will never run.
+        staged: by move, the spare block of the target that holds its bytes already.
     """
 
     source: Pool | Storage
     target: Pool | Storage
+    tiers: tuple[int, int] = (0, 1)
     ids: list[int] = field(default_factory=list[int])
     store: bool = False
     urgency: Urgency = Urgency.DEMAND
@@ -86,10 +95,33 @@ class Job:
     started_ns: int | None = None
     worker: threading.Thread | None = None
     failed: bool = False
+    lease: int = 0
+    begun: bool = False
+    over: bool = False
+    lost: bool = False
+    staged: dict[int, int] = field(default_factory=dict[int, int])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that it copies."""
+        pool = self.source if isinstance(self.source, Pool) else self.target
+        if not isinstance(pool, Pool):
+            return 0
+        lo, hi = self.layers
+        unit = sum(plane.shape[1] for plane in pool.planes)
+        return len(self.ids) * (hi - lo) * unit
+
+    def let_go(self) -> None:
+        """Give back the spare blocks that it did not come to use."""
+        if self.staged and isinstance(self.target, Pool):
+            self.target.put_back(self.staged.values())
+            self.staged.clear()
 
     def drop(self, ident: int) -> None:
         """Take one move out of a job that has not started."""
         at = self.ids.index(ident)
+        if ident in self.staged and isinstance(self.target, Pool):
+            self.target.put_back([self.staged.pop(ident)])
         for column in (self.ids, self.firsts, self.slots, self.keys, self.labels):
             if column:
                 del column[at]
@@ -111,14 +143,38 @@ class Job:
             self._through_storage()
             yield hi - lo
             return
-        sources = np.stack([self._units(self.source, slot) for slot, _ in self.slots])
-        targets = np.stack([self._units(self.target, slot) for _, slot in self.slots])
+        slots = self._adopted(self.target) if self.staged else self.slots
+        if not slots:
+            yield hi - lo
+            return
+        sources = np.stack([self._units(self.source, slot) for slot, _ in slots])
+        targets = np.stack([self._units(self.target, slot) for _, slot in slots])
         for first in range(0, hi - lo, layers_per_report):
             piece = slice(first, first + layers_per_report)
             self.target.copy_from(
                 self.source, sources[:, piece].reshape(-1), targets[:, piece].reshape(-1)
             )
             yield min(hi - lo, piece.stop)
+
+    def read_layer(self, layer: int) -> None:
+        """Read one layer of a block from a storage into the target's memory."""
+        if not isinstance(self.target, Pool) or isinstance(self.source, Pool):
+            raise TransferError("a layer is read from a storage into a pool")
+        (source, target), key = self.slots[0], self.keys[0]
+        unit = int(self.target.units(target, layer, layer + 1)[0])
+        memory = _plane(self.target)[unit : unit + 1]
+        self.source.read(key, source, (layer, layer + 1), memory)
+
+    def _adopted(self, target: Pool) -> list[tuple[int, int]]:
+        """Let slots take over what has come down for them; what is left to copy."""
+        left: list[tuple[int, int]] = []
+        for ident, (source, slot) in zip(self.ids, self.slots, strict=True):
+            spare = self.staged.pop(ident, None)
+            if spare is None:
+                left.append((source, slot))
+            else:
+                target.adopt(slot, spare)
+        return left
 
     def _units(self, pool: Pool, slot: int) -> NDArray[np.int64]:
         return pool.units(slot, *self.layers)
@@ -165,7 +221,11 @@ def _plane(pool: Pool) -> torch.Tensor:
 
 
 def group(
-    moves: Moves, tiers: Sequence[Pool | Storage], pending: set[int], limit: int
+    moves: Moves,
+    tiers: Sequence[Pool | Storage],
+    pending: set[int],
+    limit: int,
+    apart: Collection[int] = (),
 ) -> list[Job]:
     """Turn the columns of `moves` into jobs, in an order that respects every `after`.
 
@@ -173,9 +233,15 @@ def group(
         moves: what the manager handed out.
         tiers: the pool or storage of each tier.
         pending: ids of moves that have not ended; the new ones are added.
-        limit: the most moves of one job.
+        limit: the most moves of one job; loads apart are not limited.
+        apart: leases that carry out their loads themselves.
     """
     jobs: list[Job] = []
+    if apart:
+        jobs, rest = _swept(moves, tiers, apart)
+        for job in jobs:
+            pending.update(job.ids)
+        moves = moves[rest]
     open_jobs: dict[tuple[object, ...], Job] = {}
     rows = zip(
         moves.id.tolist(),
@@ -201,14 +267,23 @@ def group(
         if lease:
             urgency = Urgency.DEMAND
         before = after if after in pending else 0
+        own = lease if kind == _LOAD and lease in apart else 0
         way: tuple[object, ...] | None = None
         if store and not pools:
             way = (src, dst, dst_slot, key.tobytes(), before)
-        elif pools and not before:
+        elif pools and not before and not own:
             way = (src, dst, lo, hi, urgency)
         job = None if way is None else open_jobs.get(way)
         if job is None or not (len(job.ids) < limit if pools else job.adjoins(lo, hi)):
-            job = Job(source, target, store=store, after=before, layers=(lo, hi))
+            job = Job(
+                source,
+                target,
+                (int(src), int(dst)),
+                store=store,
+                after=before,
+                layers=(lo, hi),
+                lease=own,
+            )
             if not pools:
                 job.place = (int(dst), dst_slot) if store else (int(src), src_slot)
             jobs.append(job)
@@ -222,3 +297,38 @@ def group(
         job.labels.append(label)
         pending.add(ident)
     return jobs
+
+
+def _swept(
+    moves: Moves, tiers: Sequence[Pool | Storage], apart: Collection[int]
+) -> tuple[list[Job], NDArray[np.bool_]]:
+    """Loads apart that go from pool to pool and wait for nothing: a job per range of layers.
+
+    Returns:
+        The jobs, and which moves are none of them.
+    """
+    pools = np.array([isinstance(tier, Pool) for tier in tiers])
+    free = (moves.kind == _LOAD) & (moves.after == 0) & pools[moves.src] & pools[moves.dst]
+    free &= np.isin(moves.lease, np.fromiter(apart, dtype=np.uint64))
+    at = np.flatnonzero(free)
+    jobs: list[Job] = []
+    columns = (moves.lease, moves.src, moves.dst, moves.layer_lo, moves.layer_hi)
+    ways = np.stack([column[at].astype(np.int64) for column in columns], axis=1)
+    while len(at) > 0:
+        same = (ways == ways[0]).all(axis=1)
+        lease, src, dst, lo, hi = (int(number) for number in ways[0])
+        own, (at, ways) = at[same], (at[~same], ways[~same])
+        jobs.append(
+            Job(
+                tiers[src],
+                tiers[dst],
+                (src, dst),
+                ids=moves.id[own].tolist(),
+                layers=(lo, hi),
+                slots=list(
+                    zip(moves.src_slot[own].tolist(), moves.dst_slot[own].tolist(), strict=True)
+                ),
+                lease=lease,
+            )
+        )
+    return jobs, ~free

@@ -2,7 +2,8 @@
 
 What a request waits for comes before what it may want later, and both before what is only written
 down; a store that something waits for is as urgent as whatever waits.
-Jobs at one slot of a storage run one at a time, in the order in which they came.
+Jobs at one slot of a storage run one at a time, in the order in which they came. Those of a lease
+that carries out its loads itself wait here for their turn too, but are taken by name.
 Invariant: a job leaves the queue once: to run, cancelled, or because what it waits for failed.
 Cost: constant per job and step, except for cancelling, which looks at every job.
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from kvtrie.transfer.job import Urgency
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
     from kvtrie.transfer.job import Job, Place
 
@@ -33,6 +34,9 @@ class Queue:
         self._ready: dict[Urgency, OrderedDict[Job, None]] = {
             urgency: OrderedDict() for urgency in Urgency
         }
+        self._apart: OrderedDict[Job, None] = (
+            OrderedDict()
+        )  # ready too, for whoever carries out its own loads
         self._waiting: dict[int, list[Job]] = {}
         # By place, in order: the first one runs or is ready, the others wait for its end.
         self._lines: dict[Place, list[Job]] = {}
@@ -51,15 +55,48 @@ class Queue:
         else:
             self._offer(job)
 
-    def pop(self) -> Job | None:
-        """The job to start next, which leaves the queue."""
+    def pop(self, may: Callable[[Job], bool] | None = None) -> Job | None:
+        """The job to start next, which leaves the queue.
+
+        Args:
+            may: whether a job may start now; None lets all of them.
+        """
         for jobs in self._ready.values():
-            if jobs:
-                job, _ = jobs.popitem(last=False)
-                for ident in job.ids:
-                    del self._of[ident]
-                return job
+            for job in jobs:
+                if may is None or may(job):
+                    self._leave(job)
+                    return job
         return None
+
+    def free(self, job: Job) -> bool:
+        """Whether a job apart may start."""
+        return job in self._apart
+
+    def take(self, job: Job) -> None:
+        """A job apart that may start leaves the queue."""
+        self._leave(job)
+
+    def hand_over(self, job: Job) -> None:
+        """A job apart becomes anybody's."""
+        free = job in self._apart
+        if free:
+            del self._apart[job]
+        job.lease = 0
+        if free:
+            self._ready[job.urgency][job] = None
+
+    def job_of(self, ident: int) -> Job | None:
+        """The job that waits here with a move."""
+        return self._of.get(ident)
+
+    def _leave(self, job: Job) -> None:
+        del self._of_state(job)[job]
+        for ident in job.ids:
+            del self._of[ident]
+
+    def _of_state(self, job: Job) -> OrderedDict[Job, None]:
+        """Where a job stands while it may start."""
+        return self._apart if job.lease else self._ready[job.urgency]
 
     def ended(self, ident: int, *, ok: bool) -> list[int]:
         """A move has ended: what waited for it may start, or never will.
@@ -69,12 +106,14 @@ class Queue:
         """
         lost: list[int] = []
         ends = [ident]
-        while ends:
+        while ends and self._waiting:
             for job in self._waiting.pop(ends.pop(), ()):
                 job.after = 0
                 if ok:
                     self._offer(job)
                     continue
+                job.lost = True
+                job.let_go()
                 for child in job.ids:
                     del self._of[child]
                 lost += job.ids
@@ -112,9 +151,10 @@ class Queue:
         job.drop(ident)
         if job.ids:
             return
+        job.lost = True
         if not job.after:
-            if job in self._ready[job.urgency]:
-                del self._ready[job.urgency][job]
+            if job in self._of_state(job):
+                del self._of_state(job)[job]
                 self._advance(job)
             elif job.place is not None:
                 self._lines[job.place].remove(job)
@@ -141,7 +181,7 @@ class Queue:
             if len(line) > 1:
                 self._raise(line[0], job.urgency)
                 return
-        self._ready[job.urgency][job] = None
+        self._of_state(job)[job] = None
 
     def _advance(self, job: Job) -> None:
         """The first job at a place is gone."""
@@ -153,7 +193,7 @@ class Queue:
             del self._lines[job.place]
             return
         line[0].urgency = min(other.urgency for other in line)
-        self._ready[line[0].urgency][line[0]] = None
+        self._of_state(line[0])[line[0]] = None
 
     def _raise(self, job: Job, urgency: Urgency) -> None:
         """A job that waits for no move becomes more urgent, and whoever has its place before it."""

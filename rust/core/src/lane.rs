@@ -94,6 +94,16 @@ impl Lanes {
         self.lanes.iter().position(|lane| lane.spec.name == name)
     }
 
+    /// Gives all lanes of a name another bandwidth and latency; tells whether there is one.
+    pub fn set(&mut self, name: &str, bytes_per_s: u64, latency_ns: Nanos) -> bool {
+        let mut found = false;
+        for lane in self.lanes.iter_mut().filter(|lane| lane.spec.name == name) {
+            (lane.spec.bytes_per_s, lane.spec.latency_ns) = (bytes_per_s, latency_ns);
+            found = true;
+        }
+        found
+    }
+
     /// Queues `bytes` behind everything in the lane's queue and returns the times of its `layers`
     /// equal parts (at least one). Latency counts once, and fractions are rounded up.
     pub fn transmit(&mut self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
@@ -174,6 +184,16 @@ mod tests {
         let third = lanes.transmit(lane, 0, 500, 1);
         assert_eq!((third.end, lanes.free_at(lane)), (505, 505));
         assert_eq!((lanes.busy(lane), lanes.bytes(lane)), (105 + 25 + 5, 120));
+    }
+
+    #[test]
+    fn a_lane_that_learns_keeps_its_queue() {
+        let mut lanes = Lanes::default();
+        let lane = lanes.add(spec("up", 1_000_000_000, 5, None));
+        assert_eq!(lanes.transmit(lane, 100, 0, 1).end, 105);
+        assert!(lanes.set("up", 500_000_000, 7));
+        assert_eq!(lanes.transmit(lane, 100, 0, 1).end, 105 + 207);
+        assert!(!lanes.set("down", 1, 0));
     }
 
     #[test]

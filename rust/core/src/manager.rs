@@ -15,6 +15,7 @@ mod explain;
 mod fail;
 mod hints;
 mod index;
+mod keys;
 mod lease;
 mod load;
 mod log;
@@ -104,6 +105,8 @@ pub struct Manager {
     leases: BTreeMap<LeaseId, Lease>,
     next_lease: LeaseId,
     moves: BTreeMap<MoveId, Move>,
+    /// By move: those that wait for it.
+    waiters: BTreeMap<MoveId, Vec<MoveId>>,
     next_move: MoveId,
     /// Moves ready to be handed out, in topological order.
     queue: VecDeque<MoveId>,
@@ -120,7 +123,7 @@ pub struct Manager {
     told: Told,
     meter: Meter,
     events: VecDeque<Event>,
-    keys: BTreeMap<BlockId, crate::record::Key>,
+    keys: keys::Keys,
     refused: Refused,
     hints: Hints,
     prices: Prices,
@@ -164,6 +167,7 @@ impl Manager {
             leases: BTreeMap::new(),
             next_lease: 1,
             moves: BTreeMap::new(),
+            waiters: BTreeMap::new(),
             next_move: 1,
             queue: VecDeque::new(),
             parked: BTreeSet::new(),
@@ -175,7 +179,7 @@ impl Manager {
             told,
             meter,
             events: VecDeque::new(),
-            keys: BTreeMap::new(),
+            keys: keys::Keys::default(),
             refused: Refused::default(),
             hints,
             prices: Prices::default(),
@@ -228,6 +232,19 @@ impl Manager {
         let bytes = tokens.saturating_mul(self.settings.layer_bytes) * u64::from(layers)
             / u64::from(self.settings.block_tokens);
         Ok(self.lanes.transmit(id, bytes, now, layers))
+    }
+
+    /// Takes what a lane has turned out to do, for all predictions from now on; what is queued
+    /// keeps its times, and the lane its queue.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if no lane has that name.
+    pub fn set_lane(&mut self, lane: &str, bytes_per_s: u64, latency_ns: Nanos) -> Result<()> {
+        self.open()?;
+        if self.lanes.set(lane, bytes_per_s, latency_ns) {
+            return Ok(());
+        }
+        Err(Error::config(format!("there is no lane '{lane}'")))
     }
 
     /// Forgets all blocks, leases and moves; settings, lanes' queues and counters stay.

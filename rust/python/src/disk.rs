@@ -70,7 +70,7 @@ fn raise(error: Error) -> PyErr {
 }
 
 fn device(faults: Option<&Bound<'_, Faults>>) -> Arc<dyn Device> {
-    faults.map_or_else(|| Arc::new(System) as Arc<dyn Device>, |faults| faults.get().device())
+    faults.map_or_else(|| Arc::new(System::default()) as Arc<dyn Device>, |faults| faults.get().device())
 }
 
 fn durability(name: &str) -> PyResult<Durability> {
@@ -130,13 +130,13 @@ impl DiskStore {
     /// Opens the store of a folder as its manifest describes it; for tools.
     #[staticmethod]
     fn inspect(py: Python<'_>, folder: PathBuf) -> PyResult<Self> {
-        py.detach(|| Store::inspect(Arc::new(System), &folder)).map(Self::of).map_err(raise)
+        py.detach(|| Store::inspect(Arc::new(System::default()), &folder)).map(Self::of).map_err(raise)
     }
 
     /// The stores in a folder: each one's own folder, and why it cannot be read if so.
     #[staticmethod]
     fn stores(py: Python<'_>, folder: PathBuf) -> PyResult<Vec<(PathBuf, Option<String>)>> {
-        let listed = py.detach(|| kvtrie_store::stores(&System, &folder)).map_err(raise)?;
+        let listed = py.detach(|| kvtrie_store::stores(&System::default(), &folder)).map_err(raise)?;
         let told = |settings: Result<_, Error>| settings.err().map(|error| error.to_string());
         Ok(listed.into_iter().map(|store| (store.folder, told(store.settings))).collect())
     }

@@ -43,7 +43,7 @@ impl Faults {
     #[new]
     #[pyo3(signature = (seed=0))]
     fn new(seed: u64) -> Self {
-        Self { device: Arc::new(store::Faults::new(Arc::new(System), seed)) }
+        Self { device: Arc::new(store::Faults::new(Arc::new(System::default()), seed)) }
     }
 
     /// Lets a kind of fault come: in so many of a thousand calls, or once behind `after` calls.

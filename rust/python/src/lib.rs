@@ -15,6 +15,7 @@ mod faults;
 mod hint;
 mod histogram;
 mod index;
+mod kernels;
 mod lease;
 mod manager;
 mod mark;
@@ -81,6 +82,7 @@ mod _kvtrie {
                 c"kvtrie._kvtrie is a debug build, tens of times slower: build with --release";
             PyErr::warn(module.py(), &warning, message, 1)?;
         }
+        module.add("KERNELS", std::collections::BTreeMap::from(crate::kernels::KERNELS))?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -311,6 +311,14 @@ impl BlockManager {
         Ok(sent.into())
     }
 
+    /// Takes what a lane has turned out to do.
+    fn set_lane(&self, lane: &Bound<'_, PyAny>) -> PyResult<()> {
+        let spec = crate::settings::lane(lane)?;
+        self.shared.call(lane.py(), |manager| {
+            manager.set_lane(&spec.name, spec.bytes_per_s, spec.latency_ns)
+        })
+    }
+
     /// Sets or clears the presence of a sequence's full blocks on a tier.
     #[pyo3(signature = (
         tokens, tier, *, present, now, ready=None, first=None, per_layer=None, scope=None

@@ -120,7 +120,7 @@ fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
     })
 }
 
-fn lane(lane: &Bound<'_, PyAny>) -> PyResult<LaneSpec> {
+pub(crate) fn lane(lane: &Bound<'_, PyAny>) -> PyResult<LaneSpec> {
     // A bandwidth is often written as 12e9.
     let whole =
         lane.py().get_type::<pyo3::types::PyInt>().call1((lane.getattr("bytes_per_s")?,))?;

@@ -4,10 +4,13 @@
 //! method takes `&self` and may be called from several threads at once.
 //! Cost: one dynamic call per operation.
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::Arc;
+
+use crate::work::Work;
 
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +41,19 @@ pub struct Item {
     pub folder: bool,
 }
 
+/// How bytes travel between segments and memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Travel {
+    /// Whether they pass the system's page cache by.
+    pub direct: bool,
+    /// What keeps several operations under way: `io_uring`, `threads` or `none`.
+    pub queue: &'static str,
+    /// Why it is not what was asked for.
+    pub reasons: Vec<String>,
+}
+
 /// An open file. A lock that it holds goes when it is dropped.
-pub trait File: Send + Sync + Debug {
+pub trait File: Any + Send + Sync + Debug {
     /// Reads at `at` and returns how many bytes came; 0 at the end of the file.
     ///
     /// # Errors
@@ -81,6 +95,11 @@ pub trait File: Send + Sync + Debug {
     /// # Errors
     /// What the device says.
     fn try_lock(&self) -> io::Result<bool>;
+
+    /// Whether operations of a queue want memory, length and place in whole pages.
+    fn paged(&self) -> bool {
+        false
+    }
 }
 
 /// Where files live.
@@ -90,6 +109,28 @@ pub trait Device: Send + Sync + Debug {
     /// # Errors
     /// What the device says.
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>>;
+
+    /// Opens a file for the operations of a queue.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn open_bulk(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
+        self.open(path, access)
+    }
+
+    /// Does all of a work's operations, several at once where the device can; returns when none is
+    /// under way. The work is asked and told by the calling thread only.
+    fn run(&self, work: &mut dyn Work<'_>) {
+        while let Some(mut op) = work.next() {
+            let moved = op.perform();
+            work.done(op, moved);
+        }
+    }
+
+    /// How bytes travel.
+    fn travel(&self) -> Travel {
+        Travel { direct: false, queue: "none", reasons: Vec::new() }
+    }
 
     /// Renames a file, over another one if there is one.
     ///

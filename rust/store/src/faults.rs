@@ -3,13 +3,16 @@
 //! Invariant: the same seed and the same calls give the same faults; what it lets through is done
 //! by the device inside. Cost: one lock per call; nothing is built into a store that has no faults.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::claim::lock;
-use crate::device::{Access, Device, File, Item, Size};
+use crate::device::{Access, Device, File, Item, Size, Travel};
+use crate::pages::SIZE;
+use crate::work::{Op, Work};
 
 /// What can go wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -204,13 +207,57 @@ impl Shared {
         if self.comes(fault) { Err(error.into()) } else { Ok(()) }
     }
 
+    /// Where the operations of a queue are concerned; the device inside does what is let through.
+    fn meet(&self, op: &mut Op<'_>) -> io::Result<()> {
+        if op.writes() {
+            self.pass(Call::Write);
+            self.fail(Fault::Write, rustix::io::Errno::IO)?;
+            self.fail(Fault::NoSpace, rustix::io::Errno::NOSPC)?;
+            op.most = self.short(Fault::ShortWrite, op.rest().len());
+        } else {
+            self.pass(Call::Read);
+            self.fail(Fault::Read, rustix::io::Errno::IO)?;
+            op.most = self.short(Fault::ShortRead, op.rest().len());
+        }
+        Ok(())
+    }
+
     /// How many of `length` bytes go, if fewer than all.
     fn short(&self, fault: Fault, length: usize) -> usize {
         if length < 2 || !self.comes(fault) {
             return length;
         }
         let most = length as u64 - 1;
-        1 + usize::try_from(lock(&self.plan).below(most)).unwrap_or(0)
+        let short = 1 + usize::try_from(lock(&self.plan).below(most)).unwrap_or(0);
+        // Devices move sectors: half of the time the rest begins on a page, as direct I/O wants it.
+        let pages = short - short % SIZE;
+        if pages > 0 && lock(&self.plan).below(2) == 0 { pages } else { short }
+    }
+}
+
+/// A work some of whose operations fail.
+struct Harmed<'w, 'a> {
+    work: &'w mut dyn Work<'a>,
+    shared: &'w Shared,
+}
+
+impl<'a> Work<'a> for Harmed<'_, 'a> {
+    fn next(&mut self) -> Option<Op<'a>> {
+        loop {
+            let mut op = self.work.next()?;
+            let file: &dyn Any = &*op.file;
+            if let Some(faulty) = file.downcast_ref::<FaultyFile>() {
+                op.file = Arc::clone(&faulty.inner);
+            }
+            match self.shared.meet(&mut op) {
+                Ok(()) => return Some(op),
+                Err(error) => self.work.done(op, Err(error)),
+            }
+        }
+    }
+
+    fn done(&mut self, op: Op<'a>, moved: io::Result<usize>) {
+        self.work.done(op, moved);
     }
 }
 
@@ -235,6 +282,22 @@ impl Device for Faults {
         }
         let inner = self.inner.open(path, access)?;
         Ok(Arc::new(FaultyFile { inner, shared: Arc::clone(&self.shared) }))
+    }
+
+    fn open_bulk(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
+        if access != Access::Read {
+            self.shared.fail(Fault::Denied, rustix::io::Errno::ACCESS)?;
+        }
+        let inner = self.inner.open_bulk(path, access)?;
+        Ok(Arc::new(FaultyFile { inner, shared: Arc::clone(&self.shared) }))
+    }
+
+    fn run(&self, work: &mut dyn Work<'_>) {
+        self.inner.run(&mut Harmed { work, shared: &self.shared });
+    }
+
+    fn travel(&self) -> Travel {
+        self.inner.travel()
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -307,5 +370,9 @@ impl File for FaultyFile {
 
     fn try_lock(&self) -> io::Result<bool> {
         self.inner.try_lock()
+    }
+
+    fn paged(&self) -> bool {
+        self.inner.paged()
     }
 }

@@ -6,11 +6,10 @@
 //! is in `docs/design/disk.md`.
 //!
 //! Modules build on each other in one direction: nouns (`error`, `settings`, `meta`,
-//! `claim`), bytes (`page`, `frame`), files (`device`, `system`, `faults`, `segment`), books
+//! `claim`, `pages`), bytes (`page`, `frame`), files (`work`, `device`, `system` with `ring` and
+//! `threads` under it, `faults`, `segment`), books
 //! (`table`, `scan`, `manifest`), and the store with what it can do (`open`, `read`, `write`,
 //! `rows`, `verify`, `gc`).
-
-#![forbid(unsafe_code)]
 
 mod claim;
 mod device;
@@ -22,7 +21,10 @@ mod manifest;
 mod meta;
 mod open;
 mod page;
+mod pages;
 mod read;
+#[cfg(target_os = "linux")]
+mod ring;
 mod rows;
 mod scan;
 mod segment;
@@ -30,16 +32,22 @@ mod settings;
 mod store;
 mod system;
 mod table;
+mod threads;
 mod verify;
+mod work;
 mod write;
 
-pub use device::{Access, Device, File, Item, Size};
+pub use device::{Access, Device, File, Item, Size, Travel};
 pub use error::{Error, Result};
 pub use faults::{Call, Chance, Fault, Faults};
 pub use meta::Meta;
 pub use open::{Listed, stores};
+pub use pages::Pages;
+pub use read::Wanted;
 pub use rows::{Kept, Row};
 pub use settings::{Durability, PAGE, SEGMENT, Settings};
 pub use store::Store;
-pub use system::System;
+pub use system::{Queue, System};
 pub use verify::{Finding, Progress};
+pub use work::{Bytes, Op, Work};
+pub use write::Given;

@@ -193,6 +193,8 @@ impl Store {
             found.end = scan::frames(&**file, found.end, &settings, &mut table, &mut reasons)
                 .map_err(failed)?;
         }
+        // A file system that refuses direct I/O says so now, not at the first block.
+        drop(device.open_bulk(&folder.join(LOCK), Access::Read));
         let access = if guard.is_some() { Access::Write } else { Access::Read };
         let segments = Segments::new(Arc::clone(&device), folder.clone(), &settings, access);
         let settings = Arc::new(settings);

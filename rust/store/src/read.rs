@@ -1,18 +1,74 @@
 //! Reading: layers into the caller's memory, proved there.
 //!
+//! Header pages and layers of several blocks are under way together; a layer's checksum is taken as
+//! soon as it is there, while the device goes on.
 //! Invariant: what is read was proved against its key, every time and over the bytes that the
-//! caller gets. Cost: one read of the header pages and one of the layers, or one per layer where a
-//! layer does not end on a page; a hash of all of it.
+//! caller gets. Cost: one operation for the header pages and one per piece of about a megabyte; a
+//! hash of all of it; a copy where memory or layers are no whole pages and the device wants them.
+
+use std::collections::VecDeque;
+use std::io;
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::Key;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::claim::lock;
+use crate::claim::{Claim, lock};
 use crate::error::{Error, Result};
 use crate::page;
-use crate::settings::hex;
+use crate::pages::{Pages, paged};
+use crate::settings::{Settings, hex};
 use crate::store::Store;
+use crate::work::{Bytes, Op, Step, Work};
+
+/// Layers of one operation have about so many bytes together, or it is one layer.
+pub(crate) const PIECE: usize = 1 << 20;
+
+/// Layers of a block to read.
+#[derive(Debug)]
+pub struct Wanted<'a> {
+    /// Its name.
+    pub key: &'a Key,
+    /// Where it stands.
+    pub slot: u32,
+    /// The layers.
+    pub layers: Layers,
+    /// Where they go, one behind another.
+    pub out: &'a mut [u8],
+}
+
+/// The first layers of `layers` that go in one operation.
+pub(crate) fn piece(settings: &Settings, layers: Layers) -> Layers {
+    let most = u16::try_from(PIECE / settings.stride()).unwrap_or(u16::MAX).max(1);
+    Layers::new(layers.lo, layers.hi.min(layers.lo.saturating_add(most)))
+}
+
+/// A block that is being read.
+struct Block<'s, 'a> {
+    at: usize,
+    key: &'a Key,
+    slot: u32,
+    layers: Layers,
+    /// Layers that were not asked of the device yet, and their memory.
+    left: Layers,
+    out: &'a mut [u8],
+    sums: Vec<u64>,
+    header: Option<Pages>,
+    under_way: usize,
+    error: Option<Error>,
+    _claim: Claim<'s>,
+}
+
+/// Several blocks that are being read.
+struct Reads<'s, 'a> {
+    store: &'s Store,
+    waiting: VecDeque<(usize, Wanted<'a>)>,
+    blocks: Vec<Option<Block<'s, 'a>>>,
+    active: usize,
+    depth: usize,
+    again: VecDeque<Op<'a>>,
+    results: Vec<Result<()>>,
+}
 
 impl Store {
     /// Reads layers of a block into `out` and proves them. On an error `out` holds anything.
@@ -22,8 +78,29 @@ impl Store {
     /// what is damaged is removed if this is the writer. [`Error::Io`] if the device failed;
     /// [`Error::Config`] for wrong arguments.
     pub fn read(&self, key: &Key, slot: u32, layers: Layers, out: &mut [u8]) -> Result<()> {
-        self.check(slot, layers, out.len())?;
-        let _claim = self.claims.one(slot);
+        let wanted = vec![Wanted { key, slot, layers, out }];
+        self.read_many(wanted, 1).pop().unwrap_or(Ok(()))
+    }
+
+    /// Reads several blocks, up to `depth` of them at once, each as [`Store::read`] does; returns
+    /// what came of each, in the order given.
+    pub fn read_many(&self, wanted: Vec<Wanted<'_>>, depth: usize) -> Vec<Result<()>> {
+        let mut reads = Reads {
+            store: self,
+            results: wanted.iter().map(|_| Ok(())).collect(),
+            waiting: wanted.into_iter().enumerate().collect(),
+            blocks: Vec::new(),
+            active: 0,
+            depth: depth.max(1),
+            again: VecDeque::new(),
+        };
+        self.device.run(&mut reads);
+        reads.results
+    }
+
+    /// The block's layers are in the table, or why they are not.
+    fn look(&self, wanted: &Wanted<'_>) -> Result<()> {
+        let Wanted { key, slot, layers, .. } = *wanted;
         let found = lock(&self.table).get(slot);
         let Some(entry) = found.filter(|entry| entry.key == *key) else {
             let holds = found.map_or("nothing".into(), |entry| hex(&entry.key[..8]));
@@ -31,35 +108,6 @@ impl Store {
         };
         if !entry.layers.covers(layers) {
             return Err(Error::bad(slot, format!("holds layers {}, not {layers}", entry.layers)));
-        }
-        self.fetch(key, slot, layers, out).inspect_err(|error| self.discard(slot, error))
-    }
-
-    /// Reads and proves; the slot is claimed.
-    pub(crate) fn fetch(&self, key: &Key, slot: u32, layers: Layers, out: &mut [u8]) -> Result<()> {
-        let settings = &*self.settings;
-        let both = self.headers(slot)?;
-        let (_, page) = page::choose(settings, slot, key, None, &both)
-            .map_err(|reason| Error::bad(slot, reason))?;
-        if !page.layers.covers(layers) {
-            let reason = format!("header of layers {}, not {layers}", page.layers);
-            return Err(Error::bad(slot, reason));
-        }
-        let each = settings.layer_bytes;
-        if settings.stride() == each {
-            self.segments.read(slot, settings.layer_at(layers.lo), out)?;
-        } else {
-            for (layer, bytes) in layers.iter().zip(out.chunks_exact_mut(each)) {
-                self.segments.read(slot, settings.layer_at(layer), bytes)?;
-            }
-        }
-        for (layer, bytes) in layers.iter().zip(out.chunks_exact(each)) {
-            let (stated, found) = (page.sum(layer), xxh3_64(bytes));
-            if stated != found {
-                let reason =
-                    format!("layer {layer} has checksum {found:#018x}, not {stated:#018x}");
-                return Err(Error::bad(slot, reason));
-            }
         }
         Ok(())
     }
@@ -71,14 +119,222 @@ impl Store {
         Ok(both)
     }
 
-    /// Reads layers and proves them, one at a time.
+    /// Reads layers and proves them, one at a time; the slot is claimed.
     pub(crate) fn prove(&self, key: &Key, slot: u32, layers: Layers) -> Result<()> {
         if layers.is_empty() {
             return Ok(());
         }
-        let mut bytes = vec![0; self.settings.layer_bytes];
-        let mut each =
-            layers.iter().map(|at| self.fetch(key, slot, Layers::new(at, at + 1), &mut bytes));
-        each.try_for_each(|proved| proved)
+        let settings = &*self.settings;
+        let both = self.headers(slot)?;
+        let mut bytes = vec![0; settings.layer_bytes];
+        layers.iter().try_for_each(|layer| {
+            self.segments.read(slot, settings.layer_at(layer), &mut bytes)?;
+            let one = Layers::new(layer, layer + 1);
+            self.compare(key, slot, one, &both, &[xxh3_64(&bytes)])
+        })
+    }
+
+    /// Whether the header pages of a slot say so of these layers of the block.
+    fn compare(
+        &self,
+        key: &Key,
+        slot: u32,
+        layers: Layers,
+        both: &[u8],
+        sums: &[u64],
+    ) -> Result<()> {
+        let (_, page) = page::choose(&self.settings, slot, key, None, both)
+            .map_err(|reason| Error::bad(slot, reason))?;
+        if !page.layers.covers(layers) {
+            let reason = format!("header of layers {}, not {layers}", page.layers);
+            return Err(Error::bad(slot, reason));
+        }
+        for (layer, &found) in layers.iter().zip(sums) {
+            let stated = page.sum(layer);
+            if stated != found {
+                let reason =
+                    format!("layer {layer} has checksum {found:#018x}, not {stated:#018x}");
+                return Err(Error::bad(slot, reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Work<'a> for Reads<'_, 'a> {
+    fn next(&mut self) -> Option<Op<'a>> {
+        if let Some(op) = self.again.pop_front() {
+            return Some(op);
+        }
+        loop {
+            for at in 0..self.blocks.len() {
+                let block = self.blocks[at].as_mut();
+                if let Some(block) = block.filter(|block| !block.left.is_empty()) {
+                    match block.piece(self.store, at) {
+                        Ok(op) => return Some(op),
+                        Err(error) => {
+                            block.fail(error);
+                            self.settle(at);
+                        }
+                    }
+                }
+            }
+            if self.active == self.depth {
+                return None;
+            }
+            let (at, wanted) = self.waiting.pop_front()?;
+            match self.begin(at, wanted) {
+                Ok(Some(op)) => return Some(op),
+                Ok(None) => return None,
+                Err(error) => self.results[at] = Err(error),
+            }
+        }
+    }
+
+    fn done(&mut self, op: Op<'a>, moved: io::Result<usize>) {
+        let at = op.whose;
+        let settings = &self.store.settings;
+        // What fills the last layer up to a page is no part of it.
+        let fill = if op.layers.is_empty() { 0 } else { settings.stride() - settings.layer_bytes };
+        match op.step(moved) {
+            Step::Again(op) => return self.again.push_back(op),
+            Step::Failed(op, error)
+                if error.kind() == io::ErrorKind::UnexpectedEof && op.rest().len() <= fill =>
+            {
+                if let Some(block) = &mut self.blocks[at] {
+                    block.take(settings, op);
+                }
+            }
+            Step::Whole(op) => {
+                if let Some(block) = &mut self.blocks[at] {
+                    block.take(settings, op);
+                }
+            }
+            Step::Failed(op, error) => {
+                if let Some(block) = &mut self.blocks[at] {
+                    let wanted = op.all().len();
+                    let segments = &self.store.segments;
+                    block.fail(segments.reading_failed(
+                        block.slot,
+                        op.at,
+                        op.place(),
+                        wanted,
+                        error,
+                    ));
+                }
+            }
+        }
+        if let Some(block) = &mut self.blocks[at] {
+            block.under_way -= 1;
+        }
+        self.settle(at);
+    }
+}
+
+impl<'a> Reads<'_, 'a> {
+    /// The first operation of a block; `None` if another call has its slot.
+    fn begin(&mut self, at: usize, wanted: Wanted<'a>) -> Result<Option<Op<'a>>> {
+        let store = self.store;
+        store.check(wanted.slot, wanted.layers, wanted.out.len())?;
+        // Whoever waits for a slot holds none, so that no two calls wait for each other.
+        let claim = if self.active == 0 {
+            store.claims.one(wanted.slot)
+        } else if let Some(claim) = store.claims.all(wanted.slot..wanted.slot + 1) {
+            claim
+        } else {
+            self.waiting.push_front((at, wanted));
+            return Ok(None);
+        };
+        store.look(&wanted)?;
+        let Wanted { key, slot, layers, out } = wanted;
+        let place = self.blocks.iter().position(Option::is_none).unwrap_or(self.blocks.len());
+        let file =
+            store.segments.bulk(slot, false).inspect_err(|error| store.discard(slot, error))?;
+        let pages = Pages::new(2 * store.settings.header_bytes());
+        let start = store.segments.start(slot);
+        let op = Op::new(file, start, Bytes::IntoPages(pages, None), place, Layers::NONE);
+        let block = Block {
+            at,
+            key,
+            slot,
+            layers,
+            left: layers,
+            out,
+            sums: vec![0; usize::from(layers.len())],
+            header: None,
+            under_way: 1,
+            error: None,
+            _claim: claim,
+        };
+        if place == self.blocks.len() {
+            self.blocks.push(Some(block));
+        } else {
+            self.blocks[place] = Some(block);
+        }
+        self.active += 1;
+        Ok(Some(op))
+    }
+
+    /// Ends a block of which nothing is under way and nothing is left.
+    fn settle(&mut self, at: usize) {
+        let ended = |block: &mut Block<'_, '_>| block.under_way == 0 && block.left.is_empty();
+        let Some(mut block) = self.blocks[at].take_if(ended) else { return };
+        self.active -= 1;
+        let proved = match (block.error.take(), &block.header) {
+            (None, Some(both)) => {
+                self.store.compare(block.key, block.slot, block.layers, both, &block.sums)
+            }
+            (error, _) => error.map_or(Ok(()), Err),
+        };
+        self.results[block.at] = proved.inspect_err(|error| self.store.discard(block.slot, error));
+    }
+}
+
+impl<'a> Block<'_, 'a> {
+    fn fail(&mut self, error: Error) {
+        self.error.get_or_insert(error);
+        self.left = Layers::NONE;
+    }
+
+    /// The next layers as an operation.
+    fn piece(&mut self, store: &Store, whose: usize) -> Result<Op<'a>> {
+        let settings = &store.settings;
+        let (each, stride) = (settings.layer_bytes, settings.stride());
+        let file = store.segments.bulk(self.slot, false)?;
+        let layers = piece(settings, self.left);
+        self.left.lo = layers.hi;
+        let (out, rest) = std::mem::take(&mut self.out).split_at_mut(settings.bytes_of(layers));
+        self.out = rest;
+        let fits = stride == each && (!file.paged() || paged(out));
+        let bytes = if fits {
+            Bytes::Into(out)
+        } else {
+            Bytes::IntoPages(Pages::new(usize::from(layers.len()) * stride), Some(out))
+        };
+        self.under_way += 1;
+        let at = store.segments.start(self.slot) + settings.layer_at(layers.lo);
+        Ok(Op::new(file, at, bytes, whose, layers))
+    }
+
+    /// Takes what an operation brought.
+    fn take(&mut self, settings: &Settings, op: Op<'a>) {
+        let (each, stride) = (settings.layer_bytes, settings.stride());
+        let first = usize::from(op.layers.lo.saturating_sub(self.layers.lo));
+        match op.bytes {
+            Bytes::IntoPages(pages, None) => self.header = Some(pages),
+            Bytes::IntoPages(pages, Some(out)) => {
+                let both = pages.chunks_exact(stride).zip(out.chunks_exact_mut(each));
+                for ((from, to), sum) in both.zip(&mut self.sums[first..]) {
+                    to.copy_from_slice(&from[..each]);
+                    *sum = xxh3_64(to);
+                }
+            }
+            Bytes::Into(out) => {
+                for (layer, sum) in out.chunks_exact(each).zip(&mut self.sums[first..]) {
+                    *sum = xxh3_64(layer);
+                }
+            }
+            Bytes::From(_) | Bytes::FromPages(_) => {}
+        }
     }
 }

@@ -114,7 +114,7 @@ impl Segments {
         if self.access != Access::Read && !known && !create {
             return Ok(None);
         }
-        let file = match self.device.open(&self.path(segment), self.access) {
+        let file = match self.device.open_bulk(&self.path(segment), self.access) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
@@ -136,6 +136,51 @@ impl Segments {
         format!("{what} {bytes} bytes of slot {slot} at {at} of {}", path.display())
     }
 
+    /// A slot's file, for the operations of a queue.
+    pub(crate) fn bulk(&self, slot: u32, create: bool) -> Result<Arc<dyn File>> {
+        let segment = self.of(slot);
+        if create {
+            lock(&self.state).dirty.insert(segment);
+        }
+        match self.file(segment, create) {
+            Ok(Some(file)) => Ok(file),
+            Ok(None) => Err(Error::bad(slot, format!("{} is gone", name(segment)))),
+            Err(error) => {
+                Err(Error::io(format!("opening {}", self.path(segment).display()), error))
+            }
+        }
+    }
+
+    /// What an operation's failure to read `wanted` bytes at `at` means, that ended at `end`.
+    pub(crate) fn reading_failed(
+        &self,
+        slot: u32,
+        at: u64,
+        end: u64,
+        wanted: usize,
+        error: io::Error,
+    ) -> Error {
+        if error.kind() == io::ErrorKind::UnexpectedEof {
+            let name = name(self.of(slot));
+            return Error::bad(
+                slot,
+                format!("{name} ends at {end}, {wanted} bytes wanted at {at}"),
+            );
+        }
+        Error::io(self.doing("reading", slot, wanted, at), error)
+    }
+
+    /// What an operation's failure to write means.
+    pub(crate) fn writing_failed(
+        &self,
+        slot: u32,
+        at: u64,
+        bytes: usize,
+        error: io::Error,
+    ) -> Error {
+        Error::io(self.doing("writing", slot, bytes, at), error)
+    }
+
     /// Fills `buffer` from a slot. A file that ends before is damaged, not slow.
     pub(crate) fn read(&self, slot: u32, within: u64, buffer: &mut [u8]) -> Result<()> {
         let at = self.start(slot) + within;
@@ -146,10 +191,8 @@ impl Segments {
         };
         let got = read_full(&*file, buffer, at).map_err(failed)?;
         if got < wanted {
-            let end = at + got as u64;
-            let name = name(self.of(slot));
-            let reason = format!("{name} ends at {end}, {wanted} bytes wanted at {at}");
-            return Err(Error::bad(slot, reason));
+            let ends = io::ErrorKind::UnexpectedEof.into();
+            return Err(self.reading_failed(slot, at, at + got as u64, wanted, ends));
         }
         Ok(())
     }
@@ -158,7 +201,7 @@ impl Segments {
     pub(crate) fn write(&self, slot: u32, within: u64, buffers: &mut [IoSlice<'_>]) -> Result<()> {
         let at = self.start(slot) + within;
         let bytes = buffers.iter().map(|buffer| buffer.len()).sum();
-        let failed = |error| Error::io(self.doing("writing", slot, bytes, at), error);
+        let failed = |error| self.writing_failed(slot, at, bytes, error);
         let segment = self.of(slot);
         lock(&self.state).dirty.insert(segment);
         let file = self.file(segment, true).map_err(failed)?;
@@ -171,9 +214,15 @@ impl Segments {
         *lock(&self.failed[self.of(slot) as usize % SYNCS])
     }
 
-    /// Makes a slot's segment durable, if no sync has failed since `failures` was asked.
-    pub(crate) fn sync(&self, slot: u32, failures: u64) -> Result<()> {
+    /// Makes a slot's segment durable, if no sync has failed since `failures` was asked; returns
+    /// how many have failed.
+    pub(crate) fn sync(&self, slot: u32, failures: u64) -> Result<u64> {
         let now = self.sync_segment(self.of(slot))?;
+        self.unharmed(slot, failures, now).map(|()| now)
+    }
+
+    /// Whether as many syncs of a slot's segment have failed `now` as when `failures` was asked.
+    pub(crate) fn unharmed(&self, slot: u32, failures: u64, now: u64) -> Result<()> {
         if now == failures {
             return Ok(());
         }
@@ -241,7 +290,7 @@ mod tests {
     #[test]
     fn a_failed_sync_fails_all_that_were_waiting_for_one() {
         let folder = tempfile::tempdir().unwrap();
-        let faults = Arc::new(Faults::new(Arc::new(System), 0));
+        let faults = Arc::new(Faults::new(Arc::new(System::default()), 0));
         let settings = Settings {
             identity: [0; 32],
             about: String::new(),

@@ -6,9 +6,10 @@
 use kvtrie_core::block::Layers;
 
 use crate::error::{Error, Result};
+use crate::pages::SIZE;
 
 /// Offsets and strides are multiples of this, so that direct I/O stays possible.
-pub const PAGE: u64 = 4096;
+pub const PAGE: u64 = SIZE as u64;
 
 /// As large as a segment becomes, if a slot is not larger.
 pub const SEGMENT: u64 = 1 << 30;

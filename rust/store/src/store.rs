@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use kvtrie_core::block::Layers;
 
 use crate::claim::{Claims, lock};
-use crate::device::{Device, File};
+use crate::device::{Device, File, Travel};
 use crate::error::{Error, Result};
 use crate::frame;
 use crate::manifest::Manifest;
@@ -61,6 +61,12 @@ impl Store {
     #[must_use]
     pub fn read_only(&self) -> bool {
         self.refusal.is_some()
+    }
+
+    /// How bytes travel, and why not as was asked for.
+    #[must_use]
+    pub fn travel(&self) -> Travel {
+        self.device.travel()
     }
 
     /// How many blocks there are.

@@ -1,36 +1,221 @@
 //! The operating system's files.
 //!
-//! Invariant: nothing is kept here; every call is one system call or a few.
-//! Cost: the system calls.
+//! Bulk files are opened past the page cache where the file system allows it, and a second time
+//! through it, for what is no whole pages: the rest of an operation that moved too little. The
+//! system keeps both views of a file equal.
+//! Invariant: whatever direct I/O or the kernel's queue refuse is done another way, with the reason
+//! kept. Cost: the system calls.
 
+use std::collections::VecDeque;
 use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, IoSlice};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::device::{Access, Device, File, Item, Size};
+use rayon::ThreadPool;
+
+use crate::claim::lock;
+use crate::device::{Access, Device, File, Item, Size, Travel};
+use crate::pages::paged;
+use crate::settings::PAGE;
+use crate::threads;
+use crate::work::{Op, Work};
 
 /// As many buffers as one call takes.
 const MOST_BUFFERS: usize = 1024;
 
+/// What keeps several operations under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Queue {
+    /// The kernel's queue where it has one, threads otherwise.
+    #[default]
+    Best,
+    /// Threads.
+    Threads,
+}
+
 /// Files as the operating system has them.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct System;
+#[derive(Debug)]
+pub struct System {
+    asked: bool,
+    refused: Arc<Refused>,
+    #[cfg(target_os = "linux")]
+    rings: Option<crate::ring::Rings>,
+    no_ring: Option<String>,
+    pool: OnceLock<ThreadPool>,
+}
+
+/// Why direct I/O is not to be had.
+#[derive(Debug, Default)]
+struct Refused {
+    once: AtomicBool,
+    why: Mutex<Option<String>>,
+}
 
 #[derive(Debug)]
-struct SystemFile(fs::File);
+struct SystemFile {
+    plain: fs::File,
+    direct: Option<fs::File>,
+    refused: Arc<Refused>,
+}
+
+impl Refused {
+    fn note(&self, what: &str, error: &io::Error) {
+        lock(&self.why).get_or_insert_with(|| format!("direct I/O: {what}: {error}"));
+        self.once.store(true, Ordering::Release);
+    }
+}
+
+impl Default for System {
+    fn default() -> Self {
+        Self::new(true, Queue::Best)
+    }
+}
+
+impl System {
+    /// Files whose bulk bytes pass the page cache by if `direct`, with this queue.
+    #[must_use]
+    pub fn new(direct: bool, queue: Queue) -> Self {
+        let mut system = Self {
+            asked: direct,
+            refused: Arc::default(),
+            #[cfg(target_os = "linux")]
+            rings: None,
+            no_ring: None,
+            pool: OnceLock::new(),
+        };
+        if queue == Queue::Best {
+            system.take_rings();
+        }
+        system
+    }
+
+    #[cfg(target_os = "linux")]
+    fn take_rings(&mut self) {
+        let rings = crate::ring::Rings::default();
+        match rings.probe() {
+            Ok(()) => self.rings = Some(rings),
+            Err(error) => self.no_ring = Some(format!("io_uring: {error}")),
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn take_rings(&mut self) {
+        self.no_ring = Some("io_uring: not on this system".into());
+    }
+
+    #[cfg(target_os = "linux")]
+    fn in_rings(&self, work: &mut dyn Work<'_>) -> bool {
+        self.rings.as_ref().is_some_and(|rings| rings.run(work, &descriptor).is_ok())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn in_rings(&self, _work: &mut dyn Work<'_>) -> bool {
+        false
+    }
+
+    fn pool(&self) -> io::Result<&ThreadPool> {
+        if let Some(pool) = self.pool.get() {
+            return Ok(pool);
+        }
+        let made = threads::pool()?;
+        Ok(self.pool.get_or_init(|| made))
+    }
+}
+
+/// The descriptor that an operation goes by.
+fn descriptor(op: &mut Op<'_>) -> RawFd {
+    let file = system_file(&*op.file);
+    let refused = file.refused.once.load(Ordering::Acquire);
+    let whole = paged(op.rest()) && op.place().is_multiple_of(PAGE);
+    let direct = file.direct.as_ref().filter(|_| whole && !refused);
+    op.direct = direct.is_some();
+    direct.unwrap_or(&file.plain).as_raw_fd()
+}
+
+fn system_file(file: &dyn File) -> &SystemFile {
+    let file: &dyn std::any::Any = file;
+    file.downcast_ref().expect("the system runs operations on its own files")
+}
+
+fn perform(op: &mut Op<'_>) -> io::Result<usize> {
+    descriptor(op);
+    let file = Arc::clone(&op.file);
+    let file = system_file(&*file);
+    let file = file.direct.as_ref().filter(|_| op.direct).unwrap_or(&file.plain);
+    let place = op.place();
+    if op.writes() { file.write_at(op.rest(), place) } else { file.read_at(op.rest_mut(), place) }
+}
+
+/// A work whose operations that direct I/O refused go the other way.
+struct Mended<'w, 'a> {
+    work: &'w mut dyn Work<'a>,
+    again: VecDeque<Op<'a>>,
+}
+
+impl<'a> Work<'a> for Mended<'_, 'a> {
+    fn next(&mut self) -> Option<Op<'a>> {
+        self.again.pop_front().or_else(|| self.work.next())
+    }
+
+    fn done(&mut self, op: Op<'a>, moved: io::Result<usize>) {
+        match moved {
+            Err(error) if op.direct && error.kind() == io::ErrorKind::InvalidInput => {
+                let what = if op.writes() { "writing" } else { "reading" };
+                system_file(&*op.file).refused.note(what, &error);
+                self.again.push_back(op);
+            }
+            other => self.work.done(op, other),
+        }
+    }
+}
 
 impl Device for System {
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
-        let write = access != Access::Read;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(write)
-            .create(write)
-            .truncate(access == Access::Fresh)
-            .open(path)?;
-        Ok(Arc::new(SystemFile(file)))
+        let plain = options(access).open(path)?;
+        Ok(Arc::new(SystemFile { plain, direct: None, refused: Arc::clone(&self.refused) }))
+    }
+
+    fn open_bulk(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
+        let plain = options(access).open(path)?;
+        let mut direct = None;
+        if self.asked && !self.refused.once.load(Ordering::Acquire) {
+            match past_the_cache(path, access) {
+                Ok(file) => direct = Some(file),
+                Err(error) => self.refused.note("opening", &error),
+            }
+        }
+        Ok(Arc::new(SystemFile { plain, direct, refused: Arc::clone(&self.refused) }))
+    }
+
+    fn run(&self, work: &mut dyn Work<'_>) {
+        let mut work = Mended { work, again: VecDeque::new() };
+        if self.in_rings(&mut work) {
+            return;
+        }
+        if let Ok(pool) = self.pool() {
+            return threads::run(pool, &mut work, &perform);
+        }
+        while let Some(mut op) = work.next() {
+            let moved = perform(&mut op);
+            work.done(op, moved);
+        }
+    }
+
+    fn travel(&self) -> Travel {
+        #[cfg(target_os = "linux")]
+        let ring = self.rings.is_some();
+        #[cfg(not(target_os = "linux"))]
+        let ring = false;
+        let why = lock(&self.refused.why).clone();
+        Travel {
+            direct: self.asked && why.is_none(),
+            queue: if ring { "io_uring" } else { "threads" },
+            reasons: self.no_ring.iter().cloned().chain(why).collect(),
+        }
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -61,33 +246,52 @@ impl Device for System {
     }
 }
 
+fn options(access: Access) -> OpenOptions {
+    let write = access != Access::Read;
+    let mut options = OpenOptions::new();
+    options.read(true).write(write).create(write).truncate(access == Access::Fresh);
+    options
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn past_the_cache(path: &Path, access: Access) -> io::Result<fs::File> {
+    let flag = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+    let write = access != Access::Read;
+    OpenOptions::new().read(true).write(write).custom_flags(flag).open(path)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn past_the_cache(_path: &Path, _access: Access) -> io::Result<fs::File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 impl File for SystemFile {
     fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
-        self.0.read_at(buffer, at)
+        self.plain.read_at(buffer, at)
     }
 
     fn write_at(&self, buffers: &[IoSlice<'_>], at: u64) -> io::Result<usize> {
         let few = &buffers[..buffers.len().min(MOST_BUFFERS)];
-        Ok(rustix::io::pwritev(&self.0, few, at)?)
+        Ok(rustix::io::pwritev(&self.plain, few, at)?)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.set_len(len)
+        self.plain.set_len(len)
     }
 
     fn size(&self) -> io::Result<Size> {
-        let data = self.0.metadata()?;
+        let data = self.plain.metadata()?;
         Ok(Size { len: data.len(), allocated: data.blocks() * 512 })
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.plain.sync_data()
     }
 
     #[cfg(any(target_os = "linux", target_os = "android"))]
     fn punch(&self, at: u64, len: u64) -> io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate};
-        Ok(fallocate(&self.0, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)?)
+        Ok(fallocate(&self.plain, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)?)
     }
 
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -96,10 +300,66 @@ impl File for SystemFile {
     }
 
     fn try_lock(&self) -> io::Result<bool> {
-        match self.0.try_lock() {
+        match self.plain.try_lock() {
             Ok(()) => Ok(true),
             Err(TryLockError::WouldBlock) => Ok(false),
             Err(TryLockError::Error(error)) => Err(error),
         }
+    }
+
+    fn paged(&self) -> bool {
+        self.direct.is_some() && !self.refused.once.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::io;
+
+    use kvtrie_core::block::Layers;
+
+    use super::{Mended, System, descriptor, system_file};
+    use crate::device::{Access, Device};
+    use crate::pages::Pages;
+    use crate::work::{Bytes, Op, Work};
+
+    struct Nothing(Vec<io::Result<usize>>);
+
+    impl<'a> Work<'a> for Nothing {
+        fn next(&mut self) -> Option<Op<'a>> {
+            None
+        }
+
+        fn done(&mut self, _op: Op<'a>, moved: io::Result<usize>) {
+            self.0.push(moved);
+        }
+    }
+
+    #[test]
+    fn what_direct_io_refuses_goes_through_the_cache_and_is_told() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let system = System::default();
+        let open = system.open_bulk(file.path(), Access::Read).unwrap();
+        if !system.travel().direct {
+            return;
+        }
+        let bytes = || Bytes::IntoPages(Pages::new(4096), None);
+        let mut op = Op::new(open, 0, bytes(), 0, Layers::NONE);
+        descriptor(&mut op);
+        assert!(op.direct && op.file.paged());
+        let mut told = Nothing(Vec::new());
+        let mut work = Mended { work: &mut told, again: VecDeque::new() };
+        let refused = || Err(io::ErrorKind::InvalidInput.into());
+        work.done(op, refused());
+        let mut op = work.next().unwrap();
+        assert!(work.next().is_none());
+        descriptor(&mut op);
+        assert!(!op.direct && !system_file(&*op.file).plain.metadata().unwrap().is_dir());
+        let travel = system.travel();
+        assert!(!travel.direct && travel.reasons[0].contains("direct I/O: reading"), "{travel:?}");
+        // The other way it is an error like any other.
+        work.done(op, refused());
+        assert!(work.next().is_none() && told.0.len() == 1);
     }
 }

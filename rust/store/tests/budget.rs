@@ -9,12 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::{Record, scope_key};
-use kvtrie_store::{Access, Device, Durability, File, Item, Kept, Meta, Settings, Store, System};
+use kvtrie_store::{
+    Access, Device, Durability, File, Item, Kept, Meta, Settings, Store, System, Work,
+};
 use rig::{Block, Random, bytes};
 
 /// A device that weighs the folder before each rename: that is when two manifests stand there.
 #[derive(Debug)]
 struct Scale {
+    files: System,
     folder: PathBuf,
     most: AtomicU64,
     renames: AtomicU64,
@@ -31,29 +34,37 @@ fn weigh(folder: &Path) -> u64 {
 
 impl Device for Scale {
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
-        System.open(path, access)
+        self.files.open(path, access)
+    }
+
+    fn open_bulk(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
+        self.files.open_bulk(path, access)
+    }
+
+    fn run(&self, work: &mut dyn Work<'_>) {
+        self.files.run(work);
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.most.fetch_max(weigh(&self.folder), Ordering::Relaxed);
         self.renames.fetch_add(1, Ordering::Relaxed);
-        System.rename(from, to)
+        self.files.rename(from, to)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        System.remove(path)
+        self.files.remove(path)
     }
 
     fn make_folder(&self, path: &Path) -> io::Result<()> {
-        System.make_folder(path)
+        self.files.make_folder(path)
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        System.sync_folder(path)
+        self.files.sync_folder(path)
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<Item>> {
-        System.list(path)
+        self.files.list(path)
     }
 }
 
@@ -75,7 +86,12 @@ fn fill(durability: Durability, layer_bytes: usize, blocks: u32) {
     let about = "x".repeat(16 << 10);
     let settings = Settings { about, ..rig::settings(blocks, layer_bytes, durability) };
     let own = folder.path().join(settings.folder_name());
-    let scale = Arc::new(Scale { folder: own.clone(), most: 0.into(), renames: 0.into() });
+    let scale = Arc::new(Scale {
+        files: System::default(),
+        folder: own.clone(),
+        most: 0.into(),
+        renames: 0.into(),
+    });
     let budget = settings.bytes_for(blocks);
     let store = Store::open(Arc::clone(&scale) as Arc<dyn Device>, folder.path(), settings.clone());
     let store = store.unwrap();
@@ -126,7 +142,7 @@ fn files_stay_within_the_budget() {
 fn a_hole_in_the_middle_gives_its_space_back() {
     let folder = tempfile::tempdir().unwrap();
     let settings = rig::settings(9, 64 << 10, Durability::Flush);
-    let store = Store::open(Arc::new(System), folder.path(), settings.clone()).unwrap();
+    let store = Store::open(Arc::new(System::default()), folder.path(), settings.clone()).unwrap();
     let all = Layers::new(0, 4);
     let blocks: Vec<Block> = (0..9).map(|token| longest(&settings, token)).collect();
     for slot in 0..9 {
@@ -143,7 +159,7 @@ fn a_hole_in_the_middle_gives_its_space_back() {
         rig::write(&store, &blocks[slot as usize], slot, all, 1).unwrap();
     }
     drop(store);
-    let store = Store::open(Arc::new(System), folder.path(), settings).unwrap();
+    let store = Store::open(Arc::new(System::default()), folder.path(), settings).unwrap();
     assert_eq!(store.blocks(), 7);
     assert_eq!(store.verify(|_| {}), vec![]);
 }

@@ -27,7 +27,7 @@ fn path(count: u32) -> Vec<Block> {
 }
 
 fn system(folder: &Path, settings: &Settings) -> Result<Store, Error> {
-    Store::open(Arc::new(System), folder, settings.clone())
+    Store::open(Arc::new(System::default()), folder, settings.clone())
 }
 
 #[test]
@@ -61,19 +61,19 @@ fn one_writes_and_the_others_read() {
 #[test]
 fn a_folder_lists_its_stores() {
     let folder = tempfile::tempdir().unwrap();
-    assert_eq!(stores(&System, &folder.path().join("none")).unwrap().len(), 0);
+    assert_eq!(stores(&System::default(), &folder.path().join("none")).unwrap().len(), 0);
     let one = settings(4, 700, Durability::Flush);
     let two = Settings { identity: [0xfe; 32], about: "other".into(), ..one.clone() };
     drop(system(folder.path(), &one).unwrap());
     drop(system(folder.path(), &two).unwrap());
     std::fs::create_dir(folder.path().join("ffffffffffffffff")).unwrap();
     std::fs::create_dir(folder.path().join("else")).unwrap();
-    let found = stores(&System, folder.path()).unwrap();
+    let found = stores(&System::default(), folder.path()).unwrap();
     assert_eq!(found.len(), 3);
     assert_eq!(found[0].settings.as_ref().unwrap(), &one);
     assert_eq!(found[1].settings.as_ref().unwrap(), &two);
     assert!(found[2].settings.is_err());
-    let store = Store::inspect(Arc::new(System), &found[1].folder).unwrap();
+    let store = Store::inspect(Arc::new(System::default()), &found[1].folder).unwrap();
     assert_eq!(store.settings().about, "other");
     assert!(matches!(store.remove(0), Err(Error::ReadOnly(why)) if why.contains("looking")));
 }
@@ -460,9 +460,10 @@ fn short_reads_and_writes_are_continued() {
 fn a_read_that_fails_once_removes_nothing() {
     let faults = Arc::new(Faults::new(Memory::default().device(), 3));
     let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
-    let store = open(&device, &settings(4, 700, Durability::Flush));
+    let store = open(&device, &settings(4, 1 << 20, Durability::Flush));
     let block = first(0);
     write(&store, &block, 0, ALL, 1).unwrap();
+    // One operation for the header pages and, at this size, one for each layer.
     for after in 0..5 {
         faults.inject(Fault::Read, Chance::After(after));
         let failed = read(&store, &block.key, 0, ALL).unwrap_err();

@@ -30,7 +30,7 @@ fn blocks() -> Vec<Block> {
 }
 
 fn open(folder: &Path) -> Store {
-    Store::open(Arc::new(System), folder, settings()).unwrap()
+    Store::open(Arc::new(System::default()), folder, settings()).unwrap()
 }
 
 /// Writes until it is killed, and says before and after each write what it does.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
-use kvtrie_store::{Device, Durability, Error, Kept, Meta, Settings, Store, System};
+use kvtrie_store::{Device, Durability, Error, Kept, Meta, Queue, Settings, Store, System};
 use proptest::prelude::*;
 use rig::memory::Memory;
 use rig::{Block, Model, behind, bytes, first, read};
@@ -217,10 +217,12 @@ proptest! {
         list in prop::collection::vec(ops(), 1..40),
         layer_bytes in prop_oneof![Just(700_usize), Just(4096)],
         durability in 0..3_usize,
+        direct in any::<bool>(),
+        queue in prop_oneof![Just(Queue::Best), Just(Queue::Threads)],
     ) {
         let folder = tempfile::tempdir().unwrap();
         let settings = rig::settings(SLOTS, layer_bytes, DURABILITIES[durability]);
-        run(Arc::new(System), folder.path(), settings, &list);
+        run(Arc::new(System::new(direct, queue)), folder.path(), settings, &list);
     }
 }
 
@@ -230,7 +232,7 @@ fn slots_lie_in_several_segments() {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings { layers: 64, ..rig::settings(7, 5 << 20, Durability::Flush) };
     assert_eq!(settings.per_segment(), 3);
-    let device: Arc<dyn Device> = Arc::new(System);
+    let device: Arc<dyn Device> = Arc::new(System::default());
     let blocks = blocks();
     {
         let store = Store::open(Arc::clone(&device), folder.path(), settings.clone()).unwrap();
@@ -264,7 +266,7 @@ fn slots_lie_in_several_segments() {
     let own = store.folder().to_path_buf();
     drop(store);
     let fewer = Settings { blocks: 2, ..settings.clone() };
-    let store = Store::open(Arc::new(System), folder.path(), fewer).unwrap();
+    let store = Store::open(Arc::new(System::default()), folder.path(), fewer).unwrap();
     let reasons = store.reasons();
     assert!(reasons.len() == 1 && reasons[0].contains("slot 6, there are 2"), "{reasons:?}");
     assert!(own.join("segment-00000").exists());

@@ -13,8 +13,8 @@ use kvtrie_core::record::Record;
 use kvtrie_store::{Access, Device, Durability, File, Item, Meta, Settings, Size, Store, System};
 
 /// A device whose segments keep nothing, so that only the manifest counts.
-#[derive(Debug)]
-struct Hollow;
+#[derive(Debug, Default)]
+struct Hollow(System);
 
 #[derive(Debug)]
 struct Nothing;
@@ -22,27 +22,27 @@ struct Nothing;
 impl Device for Hollow {
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
         let segment = path.file_name().is_some_and(|name| name.to_string_lossy().contains("seg"));
-        if segment { Ok(Arc::new(Nothing)) } else { System.open(path, access) }
+        if segment { Ok(Arc::new(Nothing)) } else { self.0.open(path, access) }
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        System.rename(from, to)
+        self.0.rename(from, to)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        System.remove(path)
+        self.0.remove(path)
     }
 
     fn make_folder(&self, path: &Path) -> io::Result<()> {
-        System.make_folder(path)
+        self.0.make_folder(path)
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        System.sync_folder(path)
+        self.0.sync_folder(path)
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<Item>> {
-        System.list(path)
+        self.0.list(path)
     }
 }
 
@@ -85,7 +85,7 @@ fn restart(blocks: u32, out: &mut dyn Write) {
         block_tokens: 16,
         ..rig::settings(blocks, 1, Durability::Flush)
     };
-    let store = Store::open(Arc::new(Hollow), folder.path(), settings.clone()).unwrap();
+    let store = Store::open(Arc::<Hollow>::default(), folder.path(), settings.clone()).unwrap();
     let mut last = [0; 32];
     for slot in 0..blocks {
         let scope = (slot % 1000 == 0).then(|| kvtrie_core::record::Owner {
@@ -101,7 +101,7 @@ fn restart(blocks: u32, out: &mut dyn Write) {
     }
     store.close().unwrap();
     let start = Instant::now();
-    let store = Store::open(Arc::new(Hollow), folder.path(), settings).unwrap();
+    let store = Store::open(Arc::<Hollow>::default(), folder.path(), settings).unwrap();
     let opened = start.elapsed();
     let rows = store.rows(0).unwrap();
     let listed = start.elapsed();

@@ -210,7 +210,8 @@ impl Manager {
 
     /// Nothing waits any longer for a move that has ended.
     fn waited_for(&mut self, id: MoveId) {
-        for other in self.moves.values_mut() {
+        for waiter in self.waiters.remove(&id).unwrap_or_default() {
+            let Some(other) = self.moves.get_mut(&waiter) else { continue };
             other.deps.retain(|dep| *dep != id);
             if other.after == id && !other.issued {
                 other.after = NO_MOVE;

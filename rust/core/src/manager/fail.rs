@@ -24,11 +24,10 @@ impl Manager {
         self.queue.retain(|queued| *queued != id);
         self.parked.remove(&id);
         self.meter.tier(known.dst).failed += 1;
-        let dependents: Vec<MoveId> = self
-            .moves
-            .values()
-            .filter(|other| other.deps.contains(&id) && !other.failed)
-            .map(|other| other.id)
+        let waiters = self.waiters.get(&id).into_iter().flatten();
+        let dependents: Vec<MoveId> = waiters
+            .copied()
+            .filter(|other| self.moves.get(other).is_some_and(|m| !m.failed))
             .collect();
         for dependent in dependents {
             // The first half of a store that passes through host fails as the store would.

@@ -4,11 +4,9 @@
 //! Invariant: a row that is taken in is proved by its chain of keys up to a scope of this model.
 //! Cost: O(blocks · log n), and one hash each.
 
-use rustc_hash::FxHashMap;
-
 use crate::block::{BlockId, Layers, Slot, Structure, TierId};
 use crate::error::{Error, Result};
-use crate::record::{Key, Label, Record};
+use crate::record::{Label, Record};
 use crate::scope::Scope;
 use crate::tier::State;
 use crate::time::{Nanos, stamp};
@@ -63,14 +61,13 @@ impl Manager {
         self.check_tier(tier)?;
         self.check_index(tier)?;
         let now = self.tick(now);
-        let mut known: FxHashMap<Key, BlockId> =
-            self.keys.iter().map(|(&block, &key)| (key, block)).collect();
+        let mut known = self.by_key();
         let mut loaded = 0;
         for row in rows {
             let key = row.label.record.key();
             let parent = known.get(&row.label.record.parent).copied();
             if let Some((block, fresh)) = self.load_row(tier, row, parent, now) {
-                self.keys.insert(block, key);
+                self.keys.put(block, self.trie.depth(block), key);
                 known.insert(key, block);
                 loaded += usize::from(fresh);
             }

@@ -189,6 +189,9 @@ impl Manager {
         let kept = block.filter(|_| to_far);
         let label = kept.map(|block| Box::new(self.label(block, now)));
         let ranks = self.settings.ranks as usize;
+        for &dep in &deps {
+            self.waiters.entry(dep).or_default().push(id);
+        }
         self.moves.insert(
             id,
             Move {

@@ -1,7 +1,10 @@
 //! Names for outside: the keys and records under which blocks stand on storage.
 //!
-//! Invariant: a key is hashed once in a block's life. Cost: one hash per block of the path that has
-//! no key yet.
+//! Invariant: a path that comes back has the same keys. Cost: one hash per block behind the next one
+//! above whose key is kept, sixteen at most once a key below was asked for.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::block::BlockId;
 use crate::record::{Key, Label, Owner, Record, Standing, scope_key};
@@ -12,27 +15,35 @@ use super::Manager;
 impl Manager {
     /// Content hash of a block: over the model, the scope and all tokens up to its end.
     pub(super) fn key(&mut self, block: BlockId) -> Key {
-        let mut path = vec![block];
-        while let Some(parent) = self.trie.parent(*path.last().expect("not empty")) {
-            if self.keys.contains_key(&parent) {
-                path.push(parent);
+        let mut path: SmallVec<[BlockId; 16]> = SmallVec::new();
+        let (mut next, mut above) = (Some(block), None);
+        while let Some(block) = next {
+            above = self.keys.get(block);
+            if above.is_some() {
                 break;
             }
-            path.push(parent);
+            path.push(block);
+            next = self.trie.parent(block);
         }
-        let mut key = None;
         for &block in path.iter().rev() {
-            key = Some(match (self.keys.get(&block), key) {
-                (Some(known), _) => *known,
-                (None, above) => self.hash(block, above),
-            });
-            self.keys.insert(block, key.expect("just set"));
+            let key = self.record_behind(block, above).key();
+            self.keys.put(block, self.trie.depth(block), key);
+            above = Some(key);
         }
-        key.expect("the path has a block")
+        above.expect("the path has a block")
     }
 
-    fn hash(&self, block: BlockId, above: Option<Key>) -> Key {
-        self.record_behind(block, above).key()
+    /// Every block by its key. Cost: one hash per block of the trie.
+    pub(super) fn by_key(&self) -> FxHashMap<Key, BlockId> {
+        let mut known = FxHashMap::default();
+        let firsts = self.scopes.all().iter().flat_map(|scope| self.trie.firsts(scope.root));
+        let mut open: Vec<(BlockId, Option<Key>)> = firsts.map(|block| (block, None)).collect();
+        while let Some((block, above)) = open.pop() {
+            let key = self.record_behind(block, above).key();
+            known.insert(key, block);
+            open.extend(self.trie.children(block).map(|child| (child, Some(key))));
+        }
+        known
     }
 
     /// What a store has to keep beside the bytes of a block.

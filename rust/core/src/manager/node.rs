@@ -396,7 +396,7 @@ impl Manager {
         for block in blocks.clone().rev() {
             let parent = if block > blocks.start { Some(block - 1) } else { before };
             self.sessions.forget(block, parent);
-            self.keys.remove(&block);
+            self.keys.forget(block);
             self.refused.forget(block);
             self.forget_hints(block, parent);
             self.prices.forget(block);

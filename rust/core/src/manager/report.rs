@@ -193,12 +193,12 @@ impl Manager {
     pub(super) fn track_session(&mut self, id: LeaseId) {
         let lease = &self.leases[&id];
         let Some(session) = lease.session else { return };
-        let path = lease.path.blocks().to_vec();
+        let path = lease.path.blocks();
         let ranked = self.tiers.iter().any(|tier| tier.retention.policy().sessions());
         let old = if ranked { self.path_to(self.sessions.tip(session)) } else { Vec::new() };
-        if self.sessions.extend(session, &path) && ranked {
-            self.sessions.carry(session, &old, &path);
-            for block in old.into_iter().chain(path) {
+        let Some(before) = self.sessions.extend(session, path) else { return };
+        if ranked {
+            for block in self.sessions.carry(&old, before, path) {
                 self.refresh(block);
             }
         }

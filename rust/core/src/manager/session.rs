@@ -1,11 +1,12 @@
 //! Conversations: which path each one has reached, and how long it is.
 //!
-//! Invariant: a session's tip is the last living block of its path. Which sessions pass through a
-//! block is tracked only where a policy ranks by it, at O(path) per extension.
+//! Invariant: a session's tip is the last living block of its path. How long the sessions are that
+//! pass through a block is tracked only where a policy ranks by it, at O(path) per extension.
 
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::block::BlockId;
 
@@ -27,7 +28,8 @@ struct Session {
 pub(super) struct Sessions {
     all: BTreeMap<SessionId, Session>,
     names: BTreeMap<String, SessionId>,
-    through: FxHashMap<BlockId, Vec<SessionId>>,
+    /// Of the sessions through a block, each length and how many have it, the shortest first.
+    through: FxHashMap<BlockId, SmallVec<[(u32, u32); 2]>>,
     tips: FxHashMap<BlockId, Vec<SessionId>>,
     next: SessionId,
 }
@@ -78,8 +80,7 @@ impl Sessions {
 
     /// The length of the shortest session through a block: its position weighs most there.
     pub(super) fn shortest(&self, block: BlockId) -> Option<u32> {
-        let through = self.through.get(&block)?;
-        through.iter().filter_map(|id| self.all.get(id)).map(|session| session.length).min()
+        Some(self.through.get(&block)?.first()?.0)
     }
 
     /// The last living block of a session's path.
@@ -87,32 +88,57 @@ impl Sessions {
         self.all.get(&id)?.tip
     }
 
-    /// A session's path is now `path`. Returns whether it changed.
-    pub(super) fn extend(&mut self, id: SessionId, path: &[BlockId]) -> bool {
-        let Some(session) = self.all.get_mut(&id) else { return false };
+    /// A session's path is now `path`. Returns the former length if it changed.
+    pub(super) fn extend(&mut self, id: SessionId, path: &[BlockId]) -> Option<u32> {
+        let session = self.all.get_mut(&id)?;
         let length = u32::try_from(path.len()).unwrap_or(u32::MAX);
         let tip = path.last().copied();
         if session.length == length && session.tip == tip {
-            return false;
+            return None;
         }
-        session.length = length;
+        let before = std::mem::replace(&mut session.length, length);
         let old = std::mem::replace(&mut session.tip, tip);
         remove(&mut self.tips, old, id);
         if let Some(tip) = tip {
             self.tips.entry(tip).or_default().push(id);
         }
-        true
+        Some(before)
     }
 
-    /// For prices that depend on sessions: the blocks of `old` no longer carry the session,
-    /// those of `new` do.
-    pub(super) fn carry(&mut self, id: SessionId, old: &[BlockId], new: &[BlockId]) {
-        for &block in old {
-            remove(&mut self.through, Some(block), id);
+    /// For prices that depend on sessions: a session of the length `before` passed through the
+    /// blocks of `old`, one as long as `new` passes through those of `new`. Returns the blocks
+    /// whose shortest session is another one now.
+    pub(super) fn carry(&mut self, old: &[BlockId], before: u32, new: &[BlockId]) -> Vec<BlockId> {
+        let length = u32::try_from(new.len()).unwrap_or(u32::MAX);
+        let same = old.iter().zip(new).take_while(|(a, b)| a == b).count();
+        let mut changed = Vec::new();
+        let ends = old[same..].iter().map(|&block| (block, Some(before), None));
+        let stays = new[..same].iter().map(|&block| (block, Some(before), Some(length)));
+        let begins = new[same..].iter().map(|&block| (block, None, Some(length)));
+        for (block, less, more) in ends.chain(stays).chain(begins) {
+            let lengths = self.through.entry(block).or_default();
+            let shortest = lengths.first().map(|known| known.0);
+            if let Some(length) = more {
+                match lengths.binary_search_by_key(&length, |known| known.0) {
+                    Ok(at) => lengths[at].1 += 1,
+                    Err(at) => lengths.insert(at, (length, 1)),
+                }
+            }
+            let less = less.map(|less| lengths.binary_search_by_key(&less, |known| known.0));
+            if let Some(Ok(at)) = less {
+                lengths[at].1 -= 1;
+                if lengths[at].1 == 0 {
+                    lengths.remove(at);
+                }
+            }
+            if lengths.first().map(|known| known.0) != shortest {
+                changed.push(block);
+            }
+            if lengths.is_empty() {
+                self.through.remove(&block);
+            }
         }
-        for &block in new {
-            self.through.entry(block).or_default().push(id);
-        }
+        changed
     }
 
     /// A block is gone; sessions that ended in it end in its parent.
@@ -152,6 +178,69 @@ fn remove(of: &mut FxHashMap<BlockId, Vec<SessionId>>, block: Option<BlockId>, i
         ids.retain(|other| *other != id);
         if ids.is_empty() {
             of.remove(&block);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::Sessions;
+    use crate::block::BlockId;
+
+    proptest! {
+        /// Beside a list of what every session has left of its path: blocks of a tree are numbered
+        /// as they come, and leaves go.
+        #[test]
+        fn the_shortest_session_through_a_block_is_known(
+            steps in prop::collection::vec((0_usize..4, prop::collection::vec(0_u8..2, 0..5), any::<bool>()), 1..60),
+        ) {
+            let mut sessions = Sessions::default();
+            let ids: Vec<_> = (0..4).filter_map(|at| sessions.open(None, Some(at))).collect();
+            let mut held: [(Vec<BlockId>, u32); 4] = Default::default();
+            let (mut tree, mut next) = (BTreeMap::<Vec<u8>, BlockId>::new(), 0);
+            for (who, way, goes) in steps {
+                if goes {
+                    let leaf = |at: &Vec<u8>| !tree.keys().any(|other| other.len() > at.len() && other.starts_with(at));
+                    let Some(gone) = tree.keys().find(|at| at.starts_with(&way) && leaf(at)).cloned() else { continue };
+                    let parent = tree.get(&gone[..gone.len() - 1]).copied();
+                    let block = tree.remove(&gone).unwrap();
+                    sessions.forget(block, parent);
+                    for (path, length) in &mut held {
+                        if path.last() == Some(&block) {
+                            path.pop();
+                            // A session without a block is over.
+                            *length = if path.is_empty() { 0 } else { *length };
+                        }
+                    }
+                } else if sessions.all.contains_key(&ids[who]) {
+                    let new: Vec<BlockId> = (1..=way.len()).map(|to| {
+                        *tree.entry(way[..to].to_vec()).or_insert_with(|| { next += 1; next })
+                    }).collect();
+                    let (path, length) = &mut held[who];
+                    if let Some(before) = sessions.extend(ids[who], &new) {
+                        prop_assert_eq!(before, *length);
+                        let shortest = |sessions: &Sessions| -> Vec<_> {
+                            (0..=next).map(|block| sessions.shortest(block)).collect()
+                        };
+                        let then = shortest(&sessions);
+                        let mut changed = sessions.carry(path, before, &new);
+                        changed.sort_unstable();
+                        let now = shortest(&sessions);
+                        let differ: Vec<BlockId> = (0..=next).filter(|&at| then[at as usize] != now[at as usize]).collect();
+                        prop_assert_eq!(changed, differ);
+                        *length = u32::try_from(new.len()).unwrap();
+                    }
+                    *path = new;
+                }
+                for &block in tree.values() {
+                    let through = held.iter().filter(|(path, _)| path.contains(&block));
+                    prop_assert_eq!(sessions.shortest(block), through.map(|held| held.1).min());
+                }
+            }
         }
     }
 }

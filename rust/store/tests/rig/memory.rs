@@ -5,7 +5,7 @@ use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use kvtrie_store::{Access, Device, File, Item, Size};
+use kvtrie_store::{Access, Device, File, Item, Op as Job, Size, Work};
 
 use super::Random;
 
@@ -159,6 +159,26 @@ impl Device for Memory {
             }
         };
         Ok(Arc::new(MemoryFile { state: Arc::clone(&self.0), file, locks: Mutex::new(false) }))
+    }
+
+    /// Up to eight operations are under way, and any of them comes next.
+    fn run<'a>(&self, work: &mut dyn Work<'a>) {
+        let mut random = Random(self.clock() as u64);
+        let mut under_way: Vec<Job<'a>> = Vec::new();
+        loop {
+            while under_way.len() < 8
+                && let Some(job) = work.next()
+            {
+                under_way.push(job);
+            }
+            if under_way.is_empty() {
+                return;
+            }
+            let at = usize::try_from(random.below(under_way.len() as u64)).unwrap();
+            let mut job = under_way.swap_remove(at);
+            let moved = job.perform();
+            work.done(job, moved);
+        }
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {

@@ -1,0 +1,89 @@
+"""The kernels and copies on a CUDA device: one table, in minutes; `--json` for scripts.
+
+Without a device it says so and measures nothing. `--rehearse` runs every part with small sizes on
+the CPU, to prove this program; its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, replace
+from itertools import chain
+
+import torch
+
+from benches.core.place import place
+from benches.gpu import bandwidth, link, overlap
+from benches.gpu.clock import Clock, Row
+from kvtrie.cli.progress import watched
+
+SMALL = overlap.Size(hidden=64, heads=4, kv_heads=2, dim=16, inner=64, layers=3, cached=32)
+
+
+def parts(clock: Clock) -> dict[str, object]:
+    """What is measured, by name; each gives rows."""
+    if not clock.cuda:
+        return {
+            "bandwidth": lambda: bandwidth.measure(clock, 256),
+            "link": lambda: link.measure(clock, 2),
+            "overlap": lambda: overlap.measure(clock, SMALL, (16,)),
+        }
+    return {
+        "bandwidth": lambda: bandwidth.measure(clock, 65_536),
+        "link": lambda: link.measure(clock, 512),
+        "overlap": lambda: overlap.measure(clock, overlap.Size(), (512, 1024, 2048, 4096)),
+    }
+
+
+def main() -> None:
+    """Reads arguments, measures, prints."""
+    parser = argparse.ArgumentParser(prog="python -m benches.gpu", description=__doc__)
+    parser.add_argument("--only", action="append", choices=["bandwidth", "link", "overlap"])
+    parser.add_argument("--json", action="store_true", help="one document instead of a table")
+    parser.add_argument("--rehearse", action="store_true", help="small sizes on the CPU")
+    told = parser.parse_args()
+    if not torch.cuda.is_available() and not told.rehearse:
+        said = "not run: no CUDA device"
+        print(json.dumps({"not_run": said}) if told.json else said)
+        return
+    device = torch.device("cpu" if told.rehearse else "cuda")
+    clock = Clock(device)
+    chosen = {name: run for name, run in parts(clock).items() if name in (told.only or [name])}
+    rows = {
+        name: [row if clock.cuda else replace(row, goal=None) for row in chosen[name]()]
+        for name in watched(list(chosen), "measuring", quiet=told.json)
+    }
+    about = place() | {
+        "device": torch.cuda.get_device_name(device)
+        if clock.cuda
+        else "none: a rehearsal on the CPU, whose figures mean nothing",
+        "torch": torch.__version__,
+    }
+    if told.json:
+        document = {
+            name: [asdict(row) | {"ok": row.ok} for row in each] for name, each in rows.items()
+        }
+        print(json.dumps({"about": about, **document}, indent=2))
+        return
+    print(", ".join(f"{name} {about[name]}" for name in ("date", "device", "torch")))
+    for row in chain.from_iterable(rows.values()):
+        print(line(row))
+    missed = [row for row in chain.from_iterable(rows.values()) if row.ok is False]
+    sys.exit(1 if missed and clock.cuda else 0)
+
+
+def line(row: Row) -> str:
+    """A row as people read it."""
+    beside = "" if row.ratio is None else f"{row.ratio:8.1%} of {row.of}"
+    if row.of.startswith("index_"):
+        beside = f"{row.ratio:8.2f} × {row.of}"
+    if row.of.startswith("hidden"):
+        beside = f"{row.ratio:8.1%} {row.of}"
+    goal = "" if row.goal is None else f", goal {row.goal:.0%}: {'reached' if row.ok else 'missed'}"
+    return f"{row.what:<44} {row.figure:10.1f} {row.unit:<5}{beside}{goal}"
+
+
+if __name__ == "__main__":
+    main()

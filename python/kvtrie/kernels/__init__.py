@@ -1,0 +1,26 @@
+"""Work on paged KV where it lies: gather, scatter, turn to other positions, recompute into place.
+
+Each verb takes one layer of a pool (`Pages`) and a slot per token. On a CUDA device it runs a
+kernel of `cuda/`, compiled at first use; on the CPU it runs the torch twin that says what the
+kernel means.
+Invariant: what is wrong is refused before anything is written. Cost: on a device a launch per
+plane (K, V), without waiting for the device.
+"""
+
+from kvtrie.kernels.cubin import ARCHS, compiled
+from kvtrie.kernels.pages import Pages, Plane
+from kvtrie.kernels.rope import Rope
+from kvtrie.kernels.verbs import Recomputed, gather, recompute, rerotate, scatter
+
+__all__ = [
+    "ARCHS",
+    "Pages",
+    "Plane",
+    "Recomputed",
+    "Rope",
+    "compiled",
+    "gather",
+    "recompute",
+    "rerotate",
+    "scatter",
+]

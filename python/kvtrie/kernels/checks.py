@@ -1,0 +1,179 @@
+"""Checks: what is refused on the host, before a kernel or a twin touches anything.
+
+Numbers that lie on a device (slots, positions) are not read here, which would wait for it: there
+the kernel passes over what is out of range and says so.
+Invariant: a call that passes can read and write only its own tensors. Cost: arithmetic on shapes;
+slots and positions on the CPU are looked through once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.kernels.formats import CELLS, LARGEST, ROWS, VECTOR_BYTES
+
+if TYPE_CHECKING:
+    from kvtrie.kernels.pages import Covers, Plane
+    from kvtrie.kernels.rope import Rope
+
+__all__ = ["MOST_THREADS", "check_indices", "check_plane", "check_rope", "check_rows", "vector"]
+
+MOST_THREADS = 1024
+"""Threads of a block, which serves whole tokens."""
+
+_AXES = ("blocks", "block_tokens", "heads", "dim")
+_INDICES = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
+
+def vector(dtype: torch.dtype) -> int:
+    """Numbers that a lane takes at a time, 16 bytes of this format."""
+    return VECTOR_BYTES // dtype.itemsize
+
+
+def check_plane(plane: Plane, covers: Covers, step: int) -> None:
+    """Look at a plane that is read and written `step` numbers at a time.
+
+    Raises:
+        ConfigError: formats, scales, strides or sizes that kernels cannot serve.
+    """
+    cells = plane.cells
+    if len(cells.shape) != len(_AXES) or cells.dtype not in CELLS:
+        raise ConfigError(
+            f"cells are ({', '.join(_AXES)}) of {_names(CELLS)}, not "
+            f"{cells.dtype} {tuple(cells.shape)}"
+        )
+    heads, dim = cells.shape[2:]
+    if plane.capacity >= 2**31:
+        raise ConfigError(f"a plane of {plane.capacity} slots: below 2**31 wanted")
+    if dim % (2 * step) or dim == 0:
+        raise ConfigError(f"a head of {dim} numbers is no multiple of {2 * step}")
+    if heads * dim // (2 * step) > MOST_THREADS:
+        raise ConfigError(
+            f"a token of {heads} heads of {dim} takes {heads * dim // (2 * step)} threads of "
+            f"{2 * step} numbers, at most {MOST_THREADS} wanted"
+        )
+    _check_strides("cells", cells, min(VECTOR_BYTES, step * cells.element_size()))
+    wanted = {
+        "none": None,
+        "tensor": (1,),
+        "head": (heads,),
+        "token": (plane.capacity,),
+        "group": (plane.capacity, heads),
+    }[covers]
+    if (wanted is None) != (cells.dtype not in LARGEST):
+        raise ConfigError(f"cells of {cells.dtype} and scales by {covers!r} do not go together")
+    scales = plane.scales
+    if wanted is None and scales is None:
+        return
+    if (
+        scales is None
+        or tuple(scales.shape) != wanted
+        or scales.dtype != torch.float32
+        or not scales.is_contiguous()
+    ):
+        given = None if scales is None else f"{scales.dtype} {tuple(scales.shape)}"
+        raise ConfigError(f"scales by {covers!r} are contiguous float32 {wanted} here, not {given}")
+    _same_device("scales", scales, cells)
+
+
+def check_rows(rows: torch.Tensor, plane: Plane, tokens: int) -> None:
+    """Look at the rows of `tokens` tokens.
+
+    Raises:
+        ConfigError: a format, shape, stride or device that does not fit the plane.
+    """
+    wanted = (tokens, *plane.cells.shape[2:])
+    if rows.dtype not in ROWS or tuple(rows.shape) != wanted:
+        raise ConfigError(
+            f"rows are {wanted} of {_names(ROWS)} here, not {rows.dtype} {tuple(rows.shape)}"
+        )
+    _check_strides("rows", rows, VECTOR_BYTES)
+    _same_device("rows", rows, plane.cells)
+
+
+def check_rope(rope: Rope, plane: Plane, step: int) -> None:
+    """Look whether tables fit the plane's heads.
+
+    Raises:
+        ConfigError: a part that turns which is too wide, not at an end, or no multiple of 2 steps.
+    """
+    dim = plane.cells.shape[3]
+    ends = rope.first == 0 or rope.first + rope.width == dim
+    if rope.width % (2 * step) or rope.first + rope.width > dim or not ends:
+        raise ConfigError(
+            f"numbers {rope.first} to {rope.first + rope.width} of a head of {dim} cannot turn: "
+            f"at either end, a multiple of {2 * step} wanted"
+        )
+    _same_device("the tables of cosines", rope.cos, plane.cells)
+
+
+def check_indices(
+    name: str,
+    given: torch.Tensor,
+    tokens: int,
+    bounds: tuple[int, int],
+    device: torch.device,
+    *,
+    distinct: bool = False,
+) -> torch.Tensor:
+    """Integers, one per token, as int64 on the device; looked through if they are on the CPU.
+
+    Args:
+        name: what they are.
+        given: integers `(tokens,)`.
+        tokens: how many there must be.
+        bounds: the least that is allowed, and one more than the largest.
+        device: where the cells are; the integers lie there or on the CPU.
+        distinct: whether all must differ.
+
+    Raises:
+        ConfigError: others, or one out of bounds, or one twice.
+    """
+    if given.dtype not in _INDICES or tuple(given.shape) != (tokens,):
+        raise ConfigError(f"{name} are {tokens} integers, not {given.dtype} {tuple(given.shape)}")
+    if given.device.type != "cpu":
+        if given.device != device:
+            raise ConfigError(f"{name} are on {given.device}, cells on {device}")
+        return given.long().contiguous()
+    low, high = bounds
+    outside = torch.nonzero((given < low) | (given >= high)).view(-1)
+    if outside.numel():
+        at = int(outside[0])
+        raise ConfigError(
+            f"{name}[{at}] is {int(given[at])}, {low} to {high - 1} wanted "
+            f"({outside.numel()} of {tokens} are outside)"
+        )
+    if distinct:
+        ordered = given.sort().values
+        twice = torch.nonzero(ordered[1:] == ordered[:-1]).view(-1)
+        if twice.numel():
+            raise ConfigError(f"{name} name {int(ordered[twice[0]])} twice")
+    return given.long().contiguous().to(device)
+
+
+def _check_strides(name: str, tensor: torch.Tensor, align: int) -> None:
+    strides = [
+        stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1
+    ]
+    width = tensor.element_size()
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ConfigError(
+            f"the numbers of a head lie side by side in {name}, not every {tensor.stride(-1)}"
+        )
+    if tensor.data_ptr() % align or any(stride * width % align for stride in strides[:-1]):
+        raise ConfigError(
+            f"heads in {name} start at multiples of {align} bytes, not with strides "
+            f"{tensor.stride()} of {width} bytes from address {tensor.data_ptr():#x} on"
+        )
+
+
+def _same_device(name: str, tensor: torch.Tensor, cells: torch.Tensor) -> None:
+    if tensor.device != cells.device:
+        raise ConfigError(f"{name} are on {tensor.device}, cells on {cells.device}")
+
+
+def _names(formats: dict[torch.dtype, str]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in formats)

@@ -1,0 +1,119 @@
+"""Cubin: a kernel compiled for one architecture, by NVRTC, with or without a GPU in the machine.
+
+Compiled to machine code for a named architecture: that needs no driver, and a driver takes it
+even where it is older than the compiler. Kept in the program cache of cuda.core
+(`~/.cache/cuda-python/program-cache`), which is shared between processes and keyed by text,
+options and compiler.
+Invariant: the text comes from the extension; no files are looked for. Cost: about 0.1 s for each
+kernel and pair of formats at first use, under a millisecond from the cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from kvtrie._kvtrie import KERNELS
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import TextIO
+
+    from kvtrie.kernels.call import Kernel
+
+__all__ = ["ARCHS", "compiled", "core", "loaded", "text"]
+
+ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+"""Architectures that every kernel is compiled for in tests; others of compute 8.0 and up work."""
+
+_INCLUDE = re.compile(r'#include "(\w+\.cuh)"\n')
+
+
+def core() -> Any:  # noqa: ANN401 - the module cuda.core, which types cannot follow
+    """NVIDIA's Python face of the driver and of NVRTC.
+
+    Raises:
+        ConfigError: the extra `cuda` is not installed.
+    """
+    try:
+        importlib.import_module("cuda.core.utils")
+        return importlib.import_module("cuda.core")
+    except ImportError as error:
+        raise ConfigError(
+            f"kernels need the extra `cuda` ({error}): install kvtrie[cuda]"
+        ) from error
+
+
+def text(kernel: Kernel) -> str:
+    """The source of a kernel with what it includes put in its place."""
+    return _with_includes(f"{kernel}.cu")
+
+
+def compiled(
+    kernel: Kernel,
+    arch: str,
+    row: str,
+    cell: str,
+    *,
+    cache: Path | str | None = None,
+    logs: TextIO | None = None,
+) -> Any:  # noqa: ANN401 - cuda.core's ObjectCode, without importing cuda.core
+    """Compile a kernel, or take it from the cache.
+
+    Args:
+        kernel: its name.
+        arch: as in `ARCHS`.
+        row: format of rows: "fp32", "fp16" or "bf16".
+        cell: format of the pool: those, "fp8" or "int8".
+        cache: folder of the cache; None takes that of cuda.core.
+        logs: where the compiler's report goes; with it the cache is passed over.
+
+    Returns:
+        An `ObjectCode` of cuda.core; `.code` is the cubin.
+
+    Raises:
+        ConfigError: the extra `cuda` is not installed.
+    """
+    cuda = core()
+    options = cuda.ProgramOptions(
+        std="c++17",
+        arch=arch,
+        name=f"{kernel}.cu",
+        define_macro=[("ROW", row), ("CELL", cell)],
+        fma=False,  # products are rounded as the twins round them: the same bits everywhere
+        ptxas_options=["-v"] if logs else None,
+    )
+    program = cuda.Program(text(kernel), "c++", options)
+    if logs is not None:
+        return program.compile("cubin", logs=logs)
+    with cuda.utils.FileStreamProgramCache(cache) as kept:
+        return program.compile("cubin", cache=kept)
+
+
+@functools.cache
+def loaded(kernel: Kernel, arch: str, row: str, cell: str) -> Any:  # noqa: ANN401 - as above
+    """A kernel ready to launch, compiled at most once per process.
+
+    Raises:
+        ConfigError: no CUDA driver, or as `compiled`.
+    """
+    try:
+        ctypes.CDLL("libcuda.so.1")  # asked first: without it cuda.core's first call hangs
+    except OSError as error:
+        raise ConfigError(f"no CUDA driver on this machine: {error}") from error
+    return compiled(kernel, arch, row, cell).get_kernel(kernel)
+
+
+def _with_includes(name: str) -> str:
+    lines = KERNELS[name].replace("#pragma once\n", "\n")
+    found = _INCLUDE.search(lines)
+    if found is None:
+        return f'#line 1 "{name}"\n{lines}'
+    after = lines.count("\n", 0, found.end()) + 1
+    head, tail = lines[: found.start()], lines[found.end() :]
+    included = _with_includes(found[1])
+    return f'#line 1 "{name}"\n{head}{included}#line {after} "{name}"\n{tail}'

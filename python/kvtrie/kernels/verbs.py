@@ -1,0 +1,216 @@
+"""Verbs: what callers ask of paged KV. Checked first, then run by kernels or by their twins.
+
+Slots and positions may lie on the CPU, then they are looked through and wrong ones refused; or on
+the device, then the kernel passes over wrong ones and the answer's flags say which.
+Invariant: a call that raises has written nothing. Cost: one launch per plane; the CPU's twins take
+several passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.kernels import checks, twin
+from kvtrie.kernels.call import Call, Kernel
+from kvtrie.kernels.launch import launch, step_format
+from kvtrie.kernels.rope import Rope
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtrie.kernels.pages import Pages
+
+__all__ = ["Recomputed", "gather", "recompute", "rerotate", "scatter"]
+
+
+class Recomputed(NamedTuple):
+    """What `recompute` says.
+
+    Attributes:
+        skipped: uint8 `(n,)`, 1 where a token was passed over.
+        deviation: fp32 `(planes, n)`, per token the squared distance from what stood there; None
+            where it was not asked for.
+    """
+
+    skipped: torch.Tensor
+    deviation: torch.Tensor | None
+
+
+def gather(
+    pages: Pages, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Copy tokens out of their slots, into rows of fp32, fp16 or bf16.
+
+    Args:
+        pages: where from.
+        slots: integers `(n,)`.
+        keys: K `(n, heads, head_dim)`, or latent vectors, written; heads side by side or strided.
+        values: V likewise; None for latent pages.
+
+    Returns:
+        uint8 `(n,)`, 1 where a slot was out of range and the row was left alone.
+
+    Raises:
+        ConfigError: what kernels cannot serve; nothing is written then.
+    """
+    return _rows("paged_gather", pages, slots, keys, values)
+
+
+def scatter(
+    pages: Pages, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Copy rows of tokens into their slots, in the pool's format; arguments as in `gather`.
+
+    Slots must differ. Codes are `narrow(x * (1 / scale))`; where slots have scales of their own,
+    scale is `max(largest |x| / largest code, 2^-126)`.
+
+    Returns:
+        uint8 `(n,)`, 1 where a slot was out of range and nothing was written.
+
+    Raises:
+        ConfigError: what kernels cannot serve; nothing is written then.
+    """
+    return _rows("paged_scatter", pages, slots, keys, values)
+
+
+def rerotate(pages: Pages, slots: torch.Tensor, deltas: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Turn keys where they stand, each by `delta` positions, in fp32.
+
+    R(p + delta) = R(delta) R(p): a key computed at position p becomes that of p + delta. The
+    tables must be pure rotations (cos^2 + sin^2 = 1).
+
+    Args:
+        pages: whose keys (or latent vectors).
+        slots: integers `(n,)`, all different.
+        deltas: integers `(n,)`, above -length and below length of the tables.
+        rope: the model's tables.
+
+    Returns:
+        uint8 `(n,)`, 1 where a slot or a delta was out of range and the key was left alone.
+
+    Raises:
+        ConfigError: keys stored without rotation, or what kernels cannot serve; nothing is
+            written then.
+    """
+    if not pages.turned:
+        raise ConfigError("keys of this layout are stored unrotated: there is nothing to turn")
+    plane = pages.planes[0]
+    tokens, device = _tokens(slots), plane.cells.device
+    step = checks.vector(step_format(plane.cells.dtype))
+    checks.check_plane(plane, pages.covers, step)
+    checks.check_rope(rope, plane, step)
+    where = checks.check_indices("slots", slots, tokens, (0, plane.capacity), device, distinct=True)
+    bounds = (1 - rope.length, rope.length)
+    turns = checks.check_indices("deltas", deltas, tokens, bounds, device)
+    skipped = torch.empty(tokens, dtype=torch.uint8, device=device)
+    rows = plane.cells.new_empty(0)
+    _run([Call("rerotate", plane, pages.covers, where, skipped, rows, turns, rope)])
+    return skipped
+
+
+def recompute(
+    pages: Pages,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor | None = None,
+    *,
+    positions: torch.Tensor | None = None,
+    rope: Rope | None = None,
+    deviation: bool = False,
+) -> Recomputed:
+    """Put freshly computed tokens into their slots: turn K, quantise, scatter, in one pass.
+
+    Args:
+        pages: where to.
+        slots: integers `(n,)`, all different.
+        keys: K `(n, heads, head_dim)` before rotation, or latent vectors.
+        values: V likewise; None for latent pages.
+        positions: integers `(n,)`, each token's position; with `rope` only.
+        rope: the model's tables; None stores K as it comes.
+        deviation: whether to measure, per token and plane, the sum of (fresh - what stood)^2, in
+            fp32 and before fresh is rounded.
+
+    Returns:
+        The flags of tokens passed over, and the deviation.
+
+    Raises:
+        ConfigError: rotation of keys that the layout stores unrotated, or what kernels cannot
+            serve; nothing is written then.
+    """
+    if rope is not None and not pages.turned:
+        raise ConfigError("keys of this layout are stored unrotated: leave rope out")
+    if (rope is None) != (positions is None):
+        raise ConfigError("positions and rope come together or not at all")
+    calls = _calls("scatter_fused_recompute", pages, slots, keys, values)
+    tokens, device = keys.shape[0], keys.device
+    if rope is not None and positions is not None:
+        checks.check_rope(rope, pages.planes[0], checks.vector(keys.dtype))
+        turns = checks.check_indices("positions", positions, tokens, (0, rope.length), device)
+        still = Rope(rope.cos[:, :0].contiguous(), rope.sin[:, :0].contiguous())
+        calls = [
+            replace(call, turns=turns, rope=by)
+            for call, by in zip(calls, (rope, still), strict=False)
+        ]
+    measured = torch.zeros((len(calls), tokens), device=device) if deviation else None
+    if measured is not None:
+        calls = [replace(call, deviation=measured[at]) for at, call in enumerate(calls)]
+    _run(calls)
+    return Recomputed(calls[0].skipped, measured)
+
+
+def _rows(
+    kernel: Kernel,
+    pages: Pages,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor | None,
+) -> torch.Tensor:
+    calls = _calls(kernel, pages, slots, keys, values)
+    _run(calls)
+    return calls[0].skipped
+
+
+def _calls(
+    kernel: Kernel,
+    pages: Pages,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor | None,
+) -> list[Call]:
+    given = [keys] if values is None else [keys, values]
+    if len(given) != len(pages.planes):
+        raise ConfigError(f"{len(given)} tensors of rows for pages of {len(pages.planes)} planes")
+    tokens = _tokens(slots)
+    for rows, plane in zip(given, pages.planes, strict=True):
+        checks.check_rows(rows, plane, tokens)
+        checks.check_plane(plane, pages.covers, checks.vector(rows.dtype))
+    device, capacity = keys.device, pages.planes[0].capacity
+    where = checks.check_indices(
+        "slots", slots, tokens, (0, capacity), device, distinct=kernel != "paged_gather"
+    )
+    skipped = torch.empty(tokens, dtype=torch.uint8, device=device)
+    nothing = where.new_empty(0)
+    return [
+        Call(kernel, plane, pages.covers, where, skipped, rows, nothing)
+        for rows, plane in zip(given, pages.planes, strict=True)
+    ]
+
+
+def _tokens(slots: torch.Tensor) -> int:
+    if slots.dim() != 1:
+        raise ConfigError(f"slots are (n,), one per token, not {tuple(slots.shape)}")
+    return slots.shape[0]
+
+
+def _run(calls: Sequence[Call]) -> None:
+    for call in calls:
+        if call.slots.shape[0] == 0:
+            continue
+        if call.slots.device.type == "cuda":
+            launch(call)
+        else:
+            twin.run(call)

@@ -1,0 +1,199 @@
+"""Connector: the copies of one layer of many blocks between a lower tier's memory and the first.
+
+`PagedConnector` copies straight between slots. `BufferedConnector` also lays a layer's match out in
+one contiguous buffer, in logical order, where fusion may change it: slots keep what was stored.
+Invariant: each `send` to a generator copies one layer; staging memory is never exceeded.
+Cost: direct, one copy per run of neighbouring units; staged (`use_gpu`), the link moves whole
+pieces, and the first tier's memory is read or written by one gather or scatter per piece.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from kvtrie.errors import NoSpaceError
+from kvtrie.tiers.pool import copy_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from kvtrie.tiers import Pool
+
+__all__ = ["BufferedConnector", "Copies", "LayerBuffer", "PagedConnector"]
+
+
+class Copies(NamedTuple):
+    """One layer of some blocks.
+
+    Attributes:
+        below: the pool of the lower tier.
+        below_units: int64 `(n,)`, the units there.
+        units: int64 `(n,)`, the units on the first tier.
+    """
+
+    below: Pool
+    below_units: NDArray[np.int64]
+    units: NDArray[np.int64]
+
+
+class LayerBuffer(NamedTuple):
+    """One layer of a match in logical order; whoever has it may change it.
+
+    Attributes:
+        keys: K `(tokens, kv_heads, head_dim)`.
+        values: V `(tokens, kv_heads, v_head_dim)`.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return self.keys.nbytes + self.values.nbytes
+
+
+class PagedConnector:
+    """Copies between slots, straight or through staging buffers beside the first tier.
+
+    Args:
+        pool: the memory of the first tier.
+        use_gpu: copy through two buffers, one for loads and one for stores.
+        staging_bytes: the most that each of them takes.
+
+    Raises:
+        NoSpaceError: with `use_gpu`, not even one unit fits.
+    """
+
+    buffered = False
+
+    def __init__(self, pool: Pool, *, use_gpu: bool = False, staging_bytes: int = 64 << 20) -> None:
+        self.pool = pool
+        self.use_gpu = use_gpu
+        unit = sum(plane.shape[1] for plane in pool.planes)
+        self.rows = staging_bytes // unit
+        if use_gpu and not self.rows:
+            raise NoSpaceError(
+                f"staging of {staging_bytes} bytes holds no unit of {unit}",
+                tier="staging",
+                wanted=1,
+                free=0,
+                coming=0,
+                leased=0,
+            )
+        self._load: tuple[torch.Tensor, ...] = ()
+        self._store: tuple[torch.Tensor, ...] = ()
+
+    def batched_to_gpu(self) -> Generator[None, Sequence[Copies], None]:
+        """Copies one layer up with each `send`; the first `next` starts it."""
+        copies = yield
+        while True:
+            for below, below_units, units in copies:
+                if not self.use_gpu:
+                    self.pool.copy_from(below, below_units, units)
+                    continue
+                self._load = self._load or self._staging()
+                for piece in self._pieces(len(units)):
+                    self._up(below, below_units[piece], units[piece])
+            copies = yield
+
+    def batched_from_gpu(self) -> Generator[None, Sequence[Copies], None]:
+        """Copies one layer down with each `send`; the first `next` starts it."""
+        copies = yield
+        while True:
+            for below, below_units, units in copies:
+                if not self.use_gpu:
+                    below.copy_from(self.pool, units, below_units)
+                    continue
+                self._store = self._store or self._staging()
+                for piece in self._pieces(len(units)):
+                    self._down(below, below_units[piece], units[piece])
+            copies = yield
+
+    def release(self) -> None:
+        """Give the staging buffers back; the next layer that needs one takes it anew."""
+        self._load = self._store = ()
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of staging memory that are held now."""
+        return sum(part.nbytes for part in (*self._load, *self._store))
+
+    def _staging(self) -> tuple[torch.Tensor, ...]:
+        device = self.pool.device
+        return tuple(
+            torch.empty((self.rows, plane.shape[1]), dtype=torch.uint8, device=device)
+            for plane in self.pool.planes
+        )
+
+    def _pieces(self, units: int) -> Iterator[slice]:
+        return (slice(at, min(at + self.rows, units)) for at in range(0, units, self.rows))
+
+    def _up(self, below: Pool, below_units: NDArray[np.int64], units: NDArray[np.int64]) -> None:
+        to = torch.from_numpy(units).to(self.pool.device)  # type: ignore[no-untyped-call]
+        for plane, other, staging in zip(self.pool.planes, below.planes, self._load, strict=True):
+            part = staging[: len(units)]
+            copy_rows(other, below_units, part, np.arange(len(units)))
+            plane.index_copy_(0, to, part)
+
+    def _down(self, below: Pool, below_units: NDArray[np.int64], units: NDArray[np.int64]) -> None:
+        of = torch.from_numpy(units).to(self.pool.device)  # type: ignore[no-untyped-call]
+        for plane, other, staging in zip(self.pool.planes, below.planes, self._store, strict=True):
+            part = staging[: len(units)]
+            torch.index_select(plane, 0, of, out=part)
+            copy_rows(part, np.arange(len(units)), other, below_units)
+
+
+class BufferedConnector(PagedConnector):
+    """A `PagedConnector` that also gathers each layer's match into a buffer for fusion.
+
+    Attributes:
+        held: bytes of the buffers that are out.
+    """
+
+    buffered = True
+
+    def __init__(self, pool: Pool, *, use_gpu: bool = False, staging_bytes: int = 64 << 20) -> None:
+        super().__init__(pool, use_gpu=use_gpu, staging_bytes=staging_bytes)
+        self.staging_bytes = staging_bytes
+        self.held = 0
+
+    def buffer_bytes(self, tokens: int) -> int:
+        """Bytes of one layer's buffer."""
+        rows = (self.pool.keys, self.pool.values)
+        return sum(tokens * row.shape[1] * row.shape[2] * row.element_size() for row in rows)
+
+    def layers_at_once(self, tokens: int) -> int:
+        """How many layers' buffers of a match fit beside each other.
+
+        Raises:
+            NoSpaceError: none.
+        """
+        size = self.buffer_bytes(tokens)
+        if size > self.staging_bytes:
+            raise NoSpaceError(
+                f"a layer of {tokens} tokens is {size} bytes, staging has {self.staging_bytes}",
+                tier="staging",
+                wanted=1,
+                free=0,
+                coming=0,
+                leased=0,
+            )
+        return self.staging_bytes // size if size else self.pool.layers + 1
+
+    def lay_out(self, units: torch.Tensor, tokens: int) -> LayerBuffer:
+        """The first tokens of some units of one layer, copied out in logical order."""
+        size, device = self.pool.block_tokens, self.pool.device
+        at = torch.arange(tokens, device=device)
+        buffer = LayerBuffer(*self.pool.gather(units[at // size], at % size))
+        self.held += buffer.nbytes
+        return buffer
+
+    def take_back(self, buffer: LayerBuffer) -> None:
+        """A buffer is over."""
+        self.held -= buffer.nbytes

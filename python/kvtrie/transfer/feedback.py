@@ -1,0 +1,144 @@
+"""Feedback: what lanes and layers were predicted to take, and what they took.
+
+A lane's speed is learned from its busy periods: the time in which at least one copy ran on it, the
+bytes that came through, and how many copies there were. `time = copies × latency + bytes /
+bandwidth` is fitted by least squares over the last periods, old ones counting less.
+Invariant: nothing is learned from a copy that failed, and nothing from too little.
+Cost: a few additions per copy; a fit of two unknowns per busy period.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from kvtrie import BlockManager, Lane
+    from kvtrie.transfer.job import Job
+
+__all__ = ["Feedback", "Sight"]
+
+_NS = 1_000_000_000
+_KEEP = 0.9  # of what earlier periods count, with each new one
+_COPIES = 16  # copies after which a period ends though the lane is still busy
+_BYTES = 1 << 20  # below so many bytes a period says more about threads than about a lane
+_LAYERS = 4096
+
+
+class Sight(NamedTuple):
+    """When a layer of a lease was there.
+
+    Attributes:
+        lease: the lease's id.
+        layer: the layer.
+        predicted_ns: when its plan said it would be.
+        seen_ns: when it was.
+    """
+
+    lease: int
+    layer: int
+    predicted_ns: int
+    seen_ns: int
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What a lane has done: weighted sums over busy periods, and the period that runs."""
+
+    lane: Lane
+    running: int = 0
+    since: int = 0
+    copies: int = 0
+    bytes: int = 0
+    periods: float = 0.0
+    cc: float = 0.0
+    cb: float = 0.0
+    bb: float = 0.0
+    ct: float = 0.0
+    bt: float = 0.0
+
+    def close(self, now: int) -> bool:
+        """A period ends; tells whether it counts."""
+        copies, size, took = self.copies, self.bytes, now - self.since
+        self.copies, self.bytes, self.since = 0, 0, now
+        if took <= 0 or size < _BYTES:
+            return False
+        for name, added in (
+            ("cc", copies * copies),
+            ("cb", copies * size),
+            ("bb", size * size),
+            ("ct", copies * took),
+            ("bt", size * took),
+            ("periods", 1.0),
+        ):
+            setattr(self, name, _KEEP * getattr(self, name) + added)
+        return True
+
+    def fit(self) -> Lane:
+        """The lane with the speed that fits best; its latency stays where periods are alike."""
+        det = self.cc * self.bb - self.cb * self.cb
+        latency = float(self.lane.latency_ns)
+        if det > 1e-3 * self.cc * self.bb:
+            latency = max(0.0, (self.ct * self.bb - self.bt * self.cb) / det)
+        slope = (self.bt - latency * self.cb) / self.bb
+        if slope <= 0:
+            latency, slope = 0.0, self.bt / self.bb
+        return replace(self.lane, bytes_per_s=_NS / slope, latency_ns=int(latency))
+
+
+@dataclass(slots=True)
+class Feedback:
+    """What was seen of a manager's lanes and of its leases' layers.
+
+    Args:
+        manager: whose.
+        learn: whether the manager's lanes take what was seen.
+
+    Attributes:
+        layers: the last layers that were waited for, with their predicted and their real times.
+    """
+
+    manager: BlockManager
+    learn: bool = False
+    layers: deque[Sight] = field(default_factory=lambda: deque[Sight](maxlen=_LAYERS))
+    _lanes: dict[str, _Sums] = field(default_factory=dict[str, _Sums])
+
+    def began(self, job: Job, now: int) -> None:
+        """A copy starts on its lane."""
+        sums = self._sums(job)
+        if not sums.running:
+            sums.since, sums.copies, sums.bytes = now, 0, 0
+        sums.running += 1
+
+    def ended(self, job: Job, now: int, *, brought: int) -> None:
+        """A copy that began is over, and has brought so many bytes; 0 if it failed."""
+        sums = self._sums(job)
+        sums.running -= 1
+        if brought:
+            sums.copies += 1
+            sums.bytes += brought
+        if sums.running and sums.copies < _COPIES:
+            return
+        if sums.close(now) and self.learn and sums.periods > 2:  # noqa: PLR2004 - of two unknowns
+            self.manager.set_lane(sums.fit())
+
+    def saw(self, sight: Sight) -> None:
+        """A layer is there."""
+        self.layers.append(sight)
+
+    def lanes(self) -> dict[str, Lane]:
+        """The lanes of which something was seen, with the speeds that fit it."""
+        return {name: sums.fit() for name, sums in self._lanes.items() if sums.periods}
+
+    def error_ns(self) -> float | None:
+        """Mean of seen minus predicted over the last layers; None if there were none."""
+        if not self.layers:
+            return None
+        return sum(one.seen_ns - one.predicted_ns for one in self.layers) / len(self.layers)
+
+    def _sums(self, job: Job) -> _Sums:
+        source, target = job.tiers
+        lower = self.manager.tiers[max(source, target)].lanes()
+        lane = lower[1 if job.store else 0]
+        return self._lanes.setdefault(lane.name, _Sums(lane))

@@ -1,0 +1,348 @@
+"""LayerwiseEngine: loads and stores that stagger through a forward pass, layer by layer.
+
+A face over what is there: leases and plans decide, and the executor's moves are carried out, here
+in the order of layers and beside the computation. Three streams: the caller's own, one that loads
+and one that stores.
+Invariant: `retrieve_layer` yields layers + 2 times and `store_layer` layers + 1 times, whatever was
+found; an aborted one gives everything back. Cost: per pass one claim of the lease's moves and one
+report of their end; per layer a call on a stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvtrie.errors import ConfigError
+from kvtrie.tiers import Pool
+from kvtrie.transfer.connector import BufferedConnector, PagedConnector
+from kvtrie.transfer.retrieval import Retrieval
+from kvtrie.transfer.storing import Storing
+from kvtrie.transfer.stream import Current, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Sequence
+    from types import TracebackType
+    from typing import Any, Self
+
+    from kvtrie import Committed, Lease
+    from kvtrie.transfer.connector import LayerBuffer
+    from kvtrie.transfer.executor import Executor
+
+__all__ = ["Layerwise", "LayerwiseEngine", "Request"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layerwise:
+    """How a `LayerwiseEngine` works.
+
+    Attributes:
+        use_layerwise: start a pass when layer 0 is there; otherwise when all layers are.
+        blending: lay each layer's match out in one buffer, for fusion.
+        use_gpu: copy through staging buffers beside the first tier, instead of straight.
+        look_ahead: layers that are on their way while one computes; with `blending` as many as
+            staging holds.
+        staging_bytes: the most that staging buffers of one direction take.
+        readers: threads that read from storages, per request.
+
+    Raises:
+        ConfigError: a number that cannot be.
+    """
+
+    use_layerwise: bool = True
+    blending: bool = False
+    use_gpu: bool = False
+    look_ahead: int = 2
+    staging_bytes: int = 256 << 20
+    readers: int = 4
+
+    def __post_init__(self) -> None:
+        if self.look_ahead < 0 or self.staging_bytes < 1 or self.readers < 1:
+            raise ConfigError(
+                f"look_ahead is {self.look_ahead}, staging_bytes {self.staging_bytes}, readers "
+                f"{self.readers}: at least 0, 1 and 1 wanted"
+            )
+
+
+class Request(NamedTuple):
+    """One request of a batch.
+
+    Attributes:
+        lease: what it holds.
+        tokens: the tokens that the pass computes behind what the lease holds.
+    """
+
+    lease: Lease
+    tokens: Any
+
+
+class LayerwiseEngine:
+    """Moves KV beside the passes of one model.
+
+    One thread drives it: the one that runs the passes.
+
+    Args:
+        executor: whose manager and pools.
+        settings: how; `Layerwise()` by default.
+
+    Attributes:
+        connector: makes the copies: `PagedConnector`, or `BufferedConnector` with `blending`.
+        current: the caller's stream.
+        load: the stream of loads.
+        store: the stream of stores.
+        layerwise_retrievers: a generator per request of the batch that runs.
+        layerwise_storers: likewise.
+
+    Raises:
+        ConfigError: the first tier has no memory.
+    """
+
+    def __init__(self, executor: Executor, settings: Layerwise | None = None) -> None:
+        pool = executor.pools[0]
+        if not isinstance(pool, Pool):
+            raise ConfigError("the first tier has no memory to load into")
+        self.settings = settings or Layerwise()
+        self.executor = executor
+        self.layers = pool.layers
+        path = BufferedConnector if self.settings.blending else PagedConnector
+        self.connector = path(
+            pool, use_gpu=self.settings.use_gpu, staging_bytes=self.settings.staging_bytes
+        )
+        self.current = Current(pool.device)
+        self.load = Stream("kvtrie-load", pool.device)
+        self.store = Stream("kvtrie-store", pool.device)
+        self.layerwise_retrievers: list[Generator[int]] = []
+        self.layerwise_storers: list[Generator[int | Committed]] = []
+        self._batch: list[Request] = []
+        self._retrievals: list[Retrieval] = []
+        self._alone: set[Retrieval] = set()
+        self._storings: list[Storing] = []
+        executor.before_close(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def acquire(self, tokens: Any, **options: Any) -> Lease:  # noqa: ANN401 - as the manager's
+        """`BlockManager.acquire`, whose loads wait for `retrieve_layer`.
+
+        Whoever gets a lease elsewhere loses nothing but the order: its loads start at once.
+        """
+        options.setdefault("now", self.executor.clock())
+        return self.executor.apart(partial(self.executor.manager.acquire, tokens, **options))
+
+    def retrieve_layer(self, lease: Lease, *, sync: bool = True) -> Generator[int]:
+        """Bring what a lease loads, layer by layer.
+
+        Args:
+            lease: whose loads.
+            sync: whether the caller's stream waits for each layer before it is yielded; otherwise
+                somebody else does, as `wait_for_layer_load` for a batch.
+
+        Yields:
+            The hit count in tokens; each layer's index, when it is there; the hit count again, when
+            nothing is on its way any more. That is `layers + 2` times, also without a hit.
+
+        Raises:
+            TransferError: a layer does not come. What is left is given back: release the lease and
+                acquire again.
+        """
+        retrieval = self._open(lease)
+        self._alone.add(retrieval)
+        ahead = self._ahead(retrieval.tokens) if sync else 0
+        try:
+            yield from self._retrieve(retrieval, ahead, sync=sync)
+        finally:
+            retrieval.close()
+            self._alone.discard(retrieval)
+
+    def store_layer(self, lease: Lease, tokens: Any) -> Generator[int | Committed]:  # noqa: ANN401
+        """Bring down what a pass computes, layer by layer, and commit it.
+
+        Each step is to be made when its layer has been computed, or handed to the GPU.
+
+        Args:
+            lease: with room for the tokens.
+            tokens: what the pass computes behind what the lease holds.
+
+        Yields:
+            Each layer's index, when its copy has been started; what `Lease.commit` gave, when all
+            is down. That is `layers + 1` times.
+
+        Raises:
+            NoSpaceError: the host has no room for all layers of all blocks; before the first layer.
+            ConfigError: the first tier is not written through to memory.
+            TransferError: a copy failed; nothing is committed.
+        """
+        storing = self._storing(lease, tokens)
+        try:
+            for layer in range(self.layers):
+                storing.save(layer, self.current)
+                yield layer
+            yield storing.commit()
+        finally:
+            storing.close()
+
+    def start_load_kv(self, batch: Sequence[Request]) -> list[int]:
+        """Begin a pass over several requests: their first layers are on their way.
+
+        Returns:
+            The hit count of each, in tokens.
+
+        Raises:
+            ConfigError: the pass before it has not been ended by `wait_for_save` or `abort`.
+        """
+        if self._batch:
+            raise ConfigError(f"a pass over {len(self._batch)} requests has not ended")
+        self._batch = list(batch)
+        try:
+            self._retrievals = [self._open(request.lease) for request in batch]
+            ahead = self._ahead(sum(one.tokens for one in self._retrievals))
+            # A step brings one layer of each request; the wait for it comes with the last of them.
+            self.layerwise_retrievers = [
+                self._retrieve(one, max(0, ahead - 1), sync=False) for one in self._retrievals
+            ]
+            hits = [next(one) for one in self.layerwise_retrievers]
+            for one in self.layerwise_retrievers:
+                next(one)
+        except BaseException:
+            self.abort()
+            raise
+        return hits
+
+    def wait_for_layer_load(self, layer: int) -> None:
+        """Before a layer computes: start the next one's loads, and wait for its own.
+
+        The caller's stream waits once, with the last request, for all of them.
+
+        Raises:
+            TransferError: a request's layer does not come; call `abort`.
+        """
+        if layer + 1 < self.layers:
+            for one in self.layerwise_retrievers:
+                next(one)
+        # The last one's point on the load stream lies behind all the others'.
+        for at, retrieval in enumerate(reversed(self._retrievals)):
+            retrieval.wait(self._wanted(layer), self.current, last=at == 0)
+        if layer + 1 == self.layers:
+            for one in self.layerwise_retrievers:
+                next(one)
+
+    def save_kv_layer(self, layer: int) -> None:
+        """After a layer has been computed: start its stores.
+
+        The store stream waits for the caller's once, with the first request.
+
+        Raises:
+            NoSpaceError: at the first layer: the host has no room for all of them.
+        """
+        if layer == 0:
+            self._storings = []
+            for request in self._batch:
+                self._storings.append(self._storing(request.lease, request.tokens))
+        for at, storing in enumerate(self._storings):
+            storing.save(layer, self.current if at == 0 else None)
+
+    def wait_for_save(self) -> list[Committed]:
+        """End a pass: what it computed is down and committed.
+
+        Returns:
+            For each request of the batch what `Lease.commit` gave.
+
+        Raises:
+            TransferError: a copy failed; call `abort`.
+        """
+        committed = [storing.commit() for storing in self._storings]
+        self._end()
+        return committed
+
+    def buffer(self, lease: Lease, layer: int) -> LayerBuffer:
+        """With `blending`: the match of a lease at the layer that was waited for last.
+
+        Raises:
+            ConfigError: nothing is retrieved for that lease, or not into buffers.
+        """
+        for retrieval in (*self._retrievals, *self._alone):
+            if retrieval.lease.id == lease.id:
+                return retrieval.buffer(layer)
+        raise ConfigError(f"nothing is retrieved for lease {lease.id}")
+
+    def abort(self) -> None:
+        """Give back whatever the pass that runs has taken. Its leases are their owner's."""
+        self._end()
+
+    def close(self) -> None:
+        """Abort what runs and end the streams. Closing twice does nothing."""
+        self._end()
+        for retrieval in list(self._alone):
+            retrieval.close()
+        self.load.close()
+        self.store.close()
+
+    def _end(self) -> None:
+        for retrieval in self._retrievals:
+            retrieval.close()
+        for storing in self._storings:
+            storing.close()
+        self.layerwise_retrievers, self._retrievals, self._storings = [], [], []
+        self._batch = []
+        self.connector.release()
+
+    def _open(self, lease: Lease) -> Retrieval:
+        return Retrieval(
+            self.executor,
+            lease,
+            self.load,
+            self.connector,
+            readers=self.settings.readers,
+            rush=self._rush,
+            help_on=self._help,
+        )
+
+    def _rush(self) -> None:
+        for retrieval in (*self._retrievals, *self._alone):
+            retrieval.hasten()
+
+    def _help(self, leases: Collection[int], layer: int) -> None:
+        """Bring a layer of what some leases load: a third one, which this thread serves, waits."""
+        for retrieval in (*self._retrievals, *self._alone):
+            if retrieval.lease.id in leases:
+                retrieval.issue(layer + 1)
+        for lease in leases:
+            self.executor.disclaim(lease)
+
+    def _storing(self, lease: Lease, tokens: Any) -> Storing:  # noqa: ANN401 - as above
+        return Storing(self.executor, lease, tokens, self.store, self.connector, quiet=self._quiet)
+
+    def _retrieve(self, retrieval: Retrieval, ahead: int, *, sync: bool) -> Generator[int]:
+        yield retrieval.tokens
+        for layer in range(self.layers):
+            retrieval.issue(max(layer + 1 + ahead, self._wanted(layer) + 1))
+            if sync:
+                retrieval.wait(self._wanted(layer), self.current)
+            yield layer
+        retrieval.finish()
+        yield retrieval.tokens
+
+    def _wanted(self, layer: int) -> int:
+        """The layer that has to be there for this one to compute."""
+        return layer if self.settings.use_layerwise else self.layers - 1
+
+    def _ahead(self, tokens: int) -> int:
+        """How many layers may be on their way beside the one that computes."""
+        if isinstance(self.connector, BufferedConnector):
+            return min(self.settings.look_ahead, self.connector.layers_at_once(tokens) - 1)
+        return self.settings.look_ahead
+
+    def _quiet(self) -> bool:
+        """Whether no load is on its way that somebody waits for."""
+        running = any(one.out for one in (*self._retrievals, *self._alone))
+        return not running and self.executor.quiet()

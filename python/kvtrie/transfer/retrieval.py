@@ -1,0 +1,446 @@
+"""Retrieval: what a lease loads, one layer of all its blocks after another.
+
+A block that comes from a storage is read into the host's memory and copied on from there in the
+same pass, layer by layer: the second copy does not wait for the end of the first.
+Invariant: a layer counts as there when all that the lease awaits has brought it; an aborted
+retrieval gives every move back, and blames nobody for what it did not do.
+Cost: per layer one call on the load stream and a few operations on arrays, whatever the number of
+blocks in memory; per block on a storage and layer one read.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kvtrie.errors import ConfigError, TransferError
+from kvtrie.tiers import Pool
+from kvtrie.transfer.connector import BufferedConnector, Copies
+from kvtrie.transfer.feedback import Sight
+from kvtrie.transfer.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from numpy.typing import NDArray
+
+    from kvtrie import Lease
+    from kvtrie.transfer.connector import LayerBuffer, PagedConnector
+    from kvtrie.transfer.executor import Executor
+    from kvtrie.transfer.job import Job
+    from kvtrie.transfer.stream import Current, Event
+
+__all__ = ["LayerGet", "Retrieval"]
+
+
+class LayerGet:
+    """One layer of many blocks on its way from storages into host memory.
+
+    Each reader goes through its share of the blocks, behind what it was given before.
+
+    Attributes:
+        error: why the layer does not come, as far as that is known.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        readers: Sequence[Stream],
+        shares: Sequence[Sequence[Job]],
+        layer: int,
+    ) -> None:
+        self._executor = executor
+        self._layer = layer
+        self._left = len(shares)
+        self.error: BaseException | None = None
+        self._jobs = [job for share in shares for job in share]
+        for reader, share in zip(readers, shares, strict=False):
+            reader.submit(partial(self._read, share))
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is read any more, but for what hangs."""
+        return not self._left or any(job.failed for job in self._jobs)
+
+    def result(self) -> None:
+        """Block until the layer is there.
+
+        Raises:
+            TransferError: a read failed, or hangs beyond the executor's deadline.
+        """
+        self._executor.until(lambda: self.over, f"layer {self._layer} is not read")
+        if self._left:
+            raise TransferError("a read hangs")
+        if self.error is not None:
+            raise self.error
+
+    def _read(self, share: Sequence[Job]) -> None:
+        for job in share:
+            if self.error is not None or job.failed:
+                break
+            try:
+                self._read_one(job)
+            except BaseException as caught:  # noqa: BLE001 - told to whoever asks for the result
+                self.error = caught
+                if not job.over:
+                    self._executor.end(job, f"{type(caught).__name__}: {caught}")
+            else:
+                if job.failed:
+                    self._executor.end(job)
+        self._executor.tell(self._done)
+
+    def _read_one(self, job: Job) -> None:
+        self._executor.copying(job)
+        brought = 0
+        try:
+            job.read_layer(self._layer)
+            brought = job.bytes // (job.layers[1] - job.layers[0])
+        finally:
+            self._executor.copied(job, brought, self._layer + 1)
+
+    def _done(self) -> None:
+        self._left -= 1
+
+
+class Retrieval:
+    """The loads of one lease.
+
+    Args:
+        executor: whose moves they are.
+        lease: made by `Executor.apart`, or by anybody; what others carry out is waited for.
+        load: the stream that copies.
+        connector: how.
+        readers: how many threads read from storages.
+        rush: brings, on the load stream, all that any retrieval has begun to its end.
+        help_on: lets the retrievals of some leases, or the executor, bring a layer.
+
+    Attributes:
+        tokens: the hit count: tokens that the plan covers.
+        issued: layers that are on their way or there.
+        out: calls of it that the load stream has still to make.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        lease: Lease,
+        load: Stream,
+        connector: PagedConnector,
+        *,
+        readers: int,
+        rush: Callable[[], None],
+        help_on: Callable[[Collection[int], int], None],
+    ) -> None:
+        self._rush = rush
+        self._help = help_on
+        self._executor = executor
+        self._load = load
+        self._connector = connector
+        self._up = connector.batched_to_gpu()
+        next(self._up)
+        self.lease = lease
+        self.tokens = lease.matched
+        self.layers = connector.pool.layers
+        self.issued = 0
+        self.out = 0
+        self._events: list[Event] = []
+        self._buffers: dict[int, LayerBuffer] = {}
+        self._slots: dict[Job, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._reads: dict[int, list[LayerGet]] = {}
+        self._read_to: dict[Job, int] = {}
+        self._next: dict[Job, int] = {}
+        self._mine: set[int] = set()
+        self._most = readers
+        self._readers: list[Stream] = []
+        self._table: torch.Tensor | None = None
+        self._error: BaseException | None = None
+        self._closed = False
+        self._foreign = set[int](lease.after.tolist())
+        self._holes = len(lease.plan.recompute())
+        self._jobs = self._news()
+        self._alone = not self._foreign  # what others bring is laid out when it is waited for
+        plan = lease.plan
+        self._predicted = [plan.ready(layer) for layer in range(self.layers)] if self._jobs else []
+
+    def issue(self, layers: int) -> None:
+        """Start what brings the layers before `layers`, each behind the one before it."""
+        for layer in range(self.issued, min(layers, self.layers)):
+            reads = [job for job in self._jobs if _stored(job) and _has(job, layer)]
+            # One that could not begin earlier lacks layers before this: it is read when it is due.
+            reads = [
+                job
+                for job in reads
+                if self._read_to.get(job, job.layers[0]) == layer
+                and not job.over
+                and self._starts(job)
+            ]
+            if reads:
+                self._read(reads, layer)
+            self._events.append(self._submit(partial(self._bring, layer)))
+            self.issued = layer + 1
+
+    def layerwise_batched_get(self, jobs: Sequence[Job], layer: int) -> LayerGet:
+        """Start reading one layer of many blocks into host memory; `result()` waits for it."""
+        if not self._readers:
+            count, host = min(self._most, len(jobs)), torch.device("cpu")
+            self._readers = [Stream(f"kvtrie-read-{at}", host) for at in range(count)]
+        shares = [jobs[at :: len(self._readers)] for at in range(len(self._readers))]
+        return LayerGet(self._executor, self._readers, [one for one in shares if one], layer)
+
+    def wait(self, layer: int, current: Current, *, last: bool = True) -> None:
+        """Let the computation wait for a layer.
+
+        Args:
+            layer: which; it must have been issued.
+            current: the caller's stream.
+            last: whether it waits for this one's copies; otherwise it has waited for those of a
+                later request of the batch.
+
+        Raises:
+            TransferError: it will not come.
+        """
+        for passed in [at for at in self._buffers if at < layer]:
+            self._take_back(passed)
+        if last:
+            current.wait(self._events[layer])
+        if self._error is None and self._foreign:
+            self._await_others(layer, current)
+        if self._error is not None:
+            raise TransferError(
+                f"lease {self.lease.id}: layer {layer} of {self.layers} does not come: "
+                f"{self._error}; release it and acquire again"
+            ) from self._error
+
+    def buffer(self, layer: int) -> LayerBuffer:
+        """The match at a layer, laid out in one piece; the next `wait` takes it back.
+
+        Raises:
+            ConfigError: the connector lays nothing out.
+        """
+        if not isinstance(self._connector, BufferedConnector):
+            raise ConfigError("layers are laid out in buffers with blending=True only")
+        if layer not in self._buffers:
+            self._lay_out(layer)
+        return self._buffers[layer]
+
+    def finish(self) -> None:
+        """Block until nothing of it is on its way."""
+        self._events[-1].join()
+        self._executor.wait(self.lease)
+
+    def close(self) -> None:
+        """End it: what has not come is given back, and can be asked for again."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._error is None:
+            self._error = TransferError("the retrieval was abandoned")
+        self._load.submit(self._load.settle).join()
+        reads = [get for gets in self._reads.values() for get in gets]
+        self._executor.until(lambda: all(read.over for read in reads), "reads do not end")
+        hung = any(job.failed for job in self._read_to)
+        for job in (*self._jobs, *self._executor.claim(self.lease.id)):
+            if job.begun and not job.over and not job.failed:
+                self._executor.end(job, "nobody wants it any more", cancelled=True)
+            elif not job.begun and not job.lost:
+                self._executor.cancel(job.ids)
+        self._jobs = []
+        self._executor.disclaim(self.lease.id)
+        for reader in self._readers:
+            reader.close(wait=not hung)
+        for layer in list(self._buffers):
+            self._take_back(layer)
+
+    def _submit(self, call: Callable[[], None]) -> Event:
+        def guarded() -> None:
+            try:
+                if self._error is None:
+                    call()
+            except BaseException as caught:  # noqa: BLE001 - told by `wait`
+                self._error = caught
+            finally:
+                self._executor.tell(partial(self._count, -1))
+
+        self._executor.tell(partial(self._count, 1))
+        return self._load.submit(guarded)
+
+    def _count(self, more: int) -> None:
+        self.out += more
+
+    def _starts(self, job: Job) -> bool:
+        """Begin a job if that needs no waiting; tells whether it has begun."""
+        if not job.begun and self._executor.startable(job):
+            self._begin(job)
+        return job.begun
+
+    def _begin(self, job: Job) -> None:
+        """Begin a job, whatever that has to wait for."""
+        if job.begun:
+            return
+        # What it waits for may be a job whose next layers are not wanted yet: those come first.
+        if job.after and self._executor.leases_of([job.after]):
+            self._rush()
+        if not self._executor.begin(job):
+            reads = [get.error for gets in self._reads.values() for get in gets if get.error]
+            raise reads[0] if reads else TransferError("what it waited for has failed")
+
+    def _read(self, jobs: Sequence[Job], layer: int) -> None:
+        """Start to read a layer of jobs that have begun."""
+        for job in jobs:
+            self._read_to[job] = layer + 1
+        self._reads.setdefault(layer, []).append(self.layerwise_batched_get(jobs, layer))
+
+    def _bring(self, layer: int) -> None:
+        """On the load stream: bring a layer of all blocks, and what came late as far."""
+        self._jobs = [job for job in self._jobs if not job.over]
+        for job in list(self._jobs):
+            if _stored(job) and _has(job, layer):
+                self._begin(job)
+        self._advance([job for job in self._jobs if not job.over], layer)
+        if isinstance(self._connector, BufferedConnector) and self._alone:
+            self._lay_out(layer)
+        # On a GPU the copies are only known to have ended where the stream has been waited for.
+        if self._predicted and (self._load.cuda is None or layer == self.layers - 1):
+            now = self._executor.clock()
+            self._executor.feedback.saw(Sight(self.lease.id, layer, self._predicted[layer], now))
+
+    def hasten(self) -> None:
+        """On the load stream: bring all layers of what has begun, for others wait for its end."""
+        able = [job for job in self._jobs if not job.over and (not _stored(job) or job.begun)]
+        read = {ident for job in able if _stored(job) for ident in job.ids}
+        able = [job for job in able if _stored(job) or job.after in read or self._starts(job)]
+        self._advance(able, self.layers - 1)
+
+    def _advance(self, jobs: Sequence[Job], layer: int) -> None:
+        """Bring jobs, of which those that read have begun, up to a layer."""
+        first = min((self._next.get(job, job.layers[0]) for job in jobs), default=layer + 1)
+        for at in range(first, layer + 1):
+            here = [job for job in jobs if _has(job, at) and self._next.get(job, at) <= at]
+            self._bring_layer([job for job in here if not job.over], at)
+
+    def _bring_layer(self, jobs: Sequence[Job], layer: int) -> None:
+        stored = [job for job in jobs if _stored(job)]
+        late = [job for job in stored if self._read_to.get(job, job.layers[0]) <= layer]
+        if late:
+            self._read(late, layer)
+        for get in self._reads.pop(layer, ()):
+            get.result()
+        read = {ident for job in stored for ident in job.ids}
+        memory = [job for job in jobs if not _stored(job)]
+        for job in memory:
+            if job.after not in read:
+                self._begin(job)
+        self._copy(memory, layer)
+        ended = [job for job in jobs if job.layers[1] == layer + 1]
+        if ended:
+            self._load.settle()
+        # What was read first: the copies behind it may only be told to have ended afterwards.
+        for job in sorted(ended, key=_stored, reverse=True):
+            self._begin(job)
+            self._executor.end(job)
+            self._slots.pop(job, None)
+        for job in jobs:
+            self._next[job] = layer + 1
+
+    def _copy(self, memory: Sequence[Job], layer: int) -> None:
+        for job in memory:
+            self._executor.copying(job)
+        came = False
+        try:
+            self._up.send([self._copies(job, layer) for job in memory])
+            came = True
+        except BaseException as caught:
+            for job in memory:
+                if job.begun:
+                    self._executor.end(job, f"{type(caught).__name__}: {caught}")
+            raise
+        finally:
+            for job in memory:
+                brought = job.bytes // (job.layers[1] - job.layers[0]) if came else 0
+                self._executor.copied(job, brought, layer + 1)
+
+    def _copies(self, job: Job, layer: int) -> Copies:
+        if job not in self._slots:
+            both = np.array(job.slots, dtype=np.int64)
+            self._slots[job] = both[:, 0], both[:, 1]
+        below, above = self._slots[job]
+        source = job.source
+        assert isinstance(source, Pool)  # noqa: S101 - storages are read, not copied
+        return Copies(
+            source,
+            source.layer_units(below, layer),
+            self._connector.pool.layer_units(above, layer),
+        )
+
+    def _news(self) -> list[Job]:
+        """Loads that have been handed out since; what they carry is nobody else's."""
+        jobs = self._executor.claim(self.lease.id)
+        for job in jobs:
+            self._mine.update(job.ids)
+            self._foreign.difference_update(job.ids)
+        return jobs
+
+    def _await_others(self, layer: int, current: Current) -> None:
+        """Moves of other requests, stores that free a slot, and own loads that came later."""
+        executor, lease = self._executor, self.lease
+        while self._error is None:
+            if news := self._news():
+                self._submit(partial(self._catch_up, news, self.issued - 1)).join()
+            if self._there(layer):
+                break
+            if others := executor.leases_of(self._foreign):
+                self._help(others, layer)
+            executor.until(
+                lambda: (
+                    executor.claimable(lease.id)
+                    or self._there(layer)
+                    or executor.stalled(self._foreign)
+                ),
+                f"lease {lease.id} awaits moves that nobody carries out",
+            )
+            if executor.stalled(self._foreign):
+                # Room in transit is short: what is half there must be there before more can come.
+                self._submit(self._rush).join()
+        holes = len(lease.plan.recompute())
+        if self._error is None and (lease.matched < self.tokens or holes > self._holes):
+            self._error = TransferError(
+                f"{lease.matched} of {self.tokens} tokens are left, {holes} to be computed"
+            )
+        current.wait(self._load.submit(lambda: None))
+
+    def _there(self, layer: int) -> bool:
+        """Whether what others carry has brought a layer."""
+        self._foreign = set[int](self.lease.after.tolist()) - self._mine
+        return self._executor.layer_there(self._foreign, layer)
+
+    def _catch_up(self, jobs: list[Job], layer: int) -> None:
+        """On the load stream: bring what came late as far as everything else is."""
+        for job in jobs:
+            if _stored(job):
+                self._begin(job)
+        self._advance(jobs, layer)
+        self._jobs += [job for job in jobs if not job.over]
+
+    def _lay_out(self, layer: int) -> None:
+        assert isinstance(self._connector, BufferedConnector)  # noqa: S101 - its callers look
+        pool = self._connector.pool
+        if self._table is None:
+            blocks = self.tokens // pool.block_tokens
+            self._table = pool.table(self.lease.slots(0))[:, :blocks]
+        self._buffers[layer] = self._connector.lay_out(self._table[layer], self.tokens)
+
+    def _take_back(self, layer: int) -> None:
+        assert isinstance(self._connector, BufferedConnector)  # noqa: S101 - it has laid it out
+        self._connector.take_back(self._buffers.pop(layer))
+
+
+def _stored(job: Job) -> bool:
+    """Whether it reads from a storage."""
+    return not isinstance(job.source, Pool)
+
+
+def _has(job: Job, layer: int) -> bool:
+    return job.layers[0] <= layer < job.layers[1]

@@ -1,0 +1,132 @@
+"""Storing: what one pass computes, brought down to the host while later layers compute.
+
+Its blocks wait in spare blocks of the host's pool, since nothing is cached before all layers are
+written. With the commit the manager's stores come, and their slots take the spare blocks over.
+Invariant: room for all layers is taken before the first one, or none; an aborted storing gives all
+of it back. Cost: per layer one call on the store stream and a few operations on arrays.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie.errors import ConfigError, TransferError
+from kvtrie.tiers import Pool
+from kvtrie.transfer.connector import Copies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from kvtrie import Committed, Lease
+    from kvtrie.transfer.connector import PagedConnector
+    from kvtrie.transfer.executor import Executor
+    from kvtrie.transfer.stream import Current, Stream
+
+__all__ = ["Storing"]
+
+_BELOW = 1
+
+
+class Storing:
+    """The tokens that a pass computes behind what a lease holds.
+
+    Args:
+        executor: whose manager commits them.
+        lease: with room for them.
+        tokens: the tokens, as `Lease.commit` takes them.
+        store: the stream that copies.
+        connector: how.
+        quiet: whether no load is on its way that somebody waits for.
+
+    Raises:
+        ConfigError: tiers that do not store what is committed, or no pool to store it to.
+        NoSpaceError: the host's pool has fewer spare blocks than the pass fills.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        lease: Lease,
+        tokens: Any,  # noqa: ANN401 - whatever the manager takes as tokens
+        store: Stream,
+        connector: PagedConnector,
+        *,
+        quiet: Callable[[], bool],
+    ) -> None:
+        manager, pool = executor.manager, connector.pool
+        below = executor.pools[_BELOW] if len(executor.pools) > _BELOW else None
+        if not isinstance(below, Pool) or manager.tiers[0].write != "through":
+            raise ConfigError(
+                "store_layer writes through to memory: the first tier wants write='through', not "
+                f"{manager.tiers[0].write!r}, and a second tier of kind 'host'"
+            )
+        size, held = manager.block_tokens, lease.tokens
+        first, last = held // size, (held + len(tokens)) // size
+        room = lease.room
+        if room is not None and len(tokens) > room:
+            raise ConfigError(f"{len(tokens)} tokens to store, the lease has room for {room}")
+        self._executor = executor
+        self._lease = lease
+        self._tokens = tokens
+        self._store = store
+        self._quiet = quiet
+        self._below = below
+        self._pool = pool
+        self._blocks = range(first, last)
+        table = lease.slots(0)[..., first:last].astype(np.int64)
+        self._slots = np.broadcast_to(table, (pool.layers, last - first))
+        self._down = connector.batched_from_gpu()
+        next(self._down)
+        self._error: BaseException | None = None
+        self._spares = below.set_aside(len(self._blocks))
+
+    def save(self, layer: int, current: Current | None) -> None:
+        """Start copying a layer down.
+
+        Args:
+            layer: which.
+            current: the caller's stream, which has computed it; None where an earlier request of
+                the batch has made the store stream wait for it.
+        """
+        if current is not None:
+            self._store.wait(current.record())
+        if self._spares:
+            self._store.submit(partial(self._copy, layer))
+
+    def commit(self) -> Committed:
+        """Block until all layers are down, and commit the tokens.
+
+        Raises:
+            TransferError: a copy failed. Nothing is committed then.
+        """
+        self._store.synchronize()
+        if self._error is not None:
+            raise TransferError(
+                f"lease {self._lease.id}: what it computed could not be stored: {self._error}"
+            ) from self._error
+        spares, self._spares = self._spares, []
+        staged = list(zip(self._blocks, spares, strict=True))
+        return self._executor.commit(self._lease, self._tokens, staged, _BELOW)
+
+    def _copy(self, layer: int) -> None:
+        if self._error is not None:
+            return
+        try:
+            # Both directions at once cost each of them: what a pass waits for comes first.
+            self._executor.until(self._quiet, "loads do not end")
+            units = self._pool.layer_units(self._slots[layer], layer)
+            below = self._below.spare_units(self._spares, layer)
+            self._down.send([Copies(self._below, below, units)])
+        except BaseException as caught:  # noqa: BLE001 - told by `commit`
+            self._error = caught
+
+    def close(self) -> None:
+        """Give back what was not committed. Closing twice does nothing."""
+        if self._spares:
+            self._store.synchronize()
+            self._below.put_back(self._spares)
+            self._spares = []

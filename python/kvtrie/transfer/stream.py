@@ -1,0 +1,175 @@
+"""Stream: calls that run one after another beside the caller, on a thread or on a GPU.
+
+On a GPU the thread only hands copies to a CUDA stream of its own; without one it makes them. So the
+same program overlaps copies with computation in both worlds.
+Invariant: calls run in the order in which they came; a call behind `wait` starts after the event;
+what a call raises is told to whoever waits for it. Cost: a queue and a wake-up per call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvtrie.errors import TransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Current", "Event", "Stream"]
+
+
+class Event:
+    """A point in a stream that is passed once."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self.cuda: torch.cuda.Event | torch.Event | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the stream's thread has passed it; its GPU may still be on the way."""
+        return self._over.is_set()
+
+    def mark(self, cuda: torch.cuda.Stream | None, error: BaseException | None = None) -> None:
+        """The stream has come here."""
+        self.error = error
+        if cuda is not None:
+            self.cuda = cuda.record_event()
+        self._over.set()
+
+    def join(self) -> None:
+        """Block until the stream's thread has passed.
+
+        Raises:
+            BaseException: whatever the call before the event has raised.
+        """
+        self._over.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class Stream:
+    """A queue of calls with a thread of its own.
+
+    Args:
+        name: the thread's name.
+        device: where the copies end or begin; on a GPU the stream has a CUDA stream there.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.cuda = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._calls: deque[tuple[Callable[[], object], Event]] = deque()
+        self._changed = threading.Condition()
+        self._busy = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing waits to run."""
+        with self._changed:
+            return not self._busy and not self._calls
+
+    def submit(self, call: Callable[[], object]) -> Event:
+        """Run a call behind those that came before.
+
+        Raises:
+            TransferError: the stream is closed.
+        """
+        event = Event()
+        with self._changed:
+            if self._closed:
+                raise TransferError("the stream is closed")
+            self._calls.append((call, event))
+            self._changed.notify_all()
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Let whatever is submitted from now on wait for a point of another stream."""
+
+        def until() -> None:
+            event.join()
+            if self.cuda is not None and event.cuda is not None:
+                self.cuda.wait_event(event.cuda)
+
+        self.submit(until)
+
+    def synchronize(self) -> None:
+        """Block until everything that was submitted is done, on the GPU too."""
+        self.submit(self.settle).join()
+
+    def settle(self) -> None:
+        """Within a call: block until the GPU has done what was handed to it."""
+        if self.cuda is not None:
+            self.cuda.synchronize()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Run what was submitted, then end the thread. Closing twice does nothing.
+
+        Args:
+            wait: block until the thread has ended; a call that hangs would be waited for too.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if wait and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._calls:
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                call, event = self._calls.popleft()
+                self._busy = True
+            error: BaseException | None = None
+            try:
+                with torch.cuda.stream(self.cuda) if self.cuda is not None else nullcontext():
+                    call()
+            except BaseException as caught:  # noqa: BLE001 - told to whoever waits
+                error = caught
+            event.mark(self.cuda, error)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+
+class Current:
+    """The caller's own stream: its thread, and on a GPU torch's current CUDA stream.
+
+    Args:
+        device: where the computation runs.
+
+    Attributes:
+        waits: how often it waited for another stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+        self.waits = 0
+
+    def record(self) -> Event:
+        """The point where the computation is now."""
+        event = Event()
+        event.mark(None if self._device is None else torch.cuda.current_stream(self._device))
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Let the computation wait for a point of another stream.
+
+        Raises:
+            BaseException: whatever the call before the event has raised.
+        """
+        self.waits += 1
+        event.join()
+        if self._device is not None and event.cuda is not None:
+            torch.cuda.current_stream(self._device).wait_event(event.cuda)

@@ -1,0 +1,94 @@
+//! Keys of blocks that were hashed before: those of every sixteenth block of a path, and of the
+//! blocks that were asked for last.
+//!
+//! Invariant: a key that is kept is its block's; whatever is not kept can be hashed again from one
+//! that is, fifteen blocks above at most. Cost: O(log n); about three bytes per block that was ever
+//! asked for, and 36 KB for the last ones.
+
+use std::collections::BTreeMap;
+
+use crate::block::BlockId;
+use crate::record::Key;
+
+/// Blocks of a path from one kept key to the next.
+const EVERY: u32 = 16;
+
+/// Blocks whose keys are kept because they were asked for last.
+const RECENT: usize = 1024;
+
+/// Keys by block.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Keys {
+    kept: BTreeMap<BlockId, Key>,
+    /// Empty until the first key comes; then each block has one place.
+    recent: Vec<Option<(BlockId, Key)>>,
+}
+
+impl Keys {
+    pub(super) fn is_empty(&self) -> bool {
+        self.recent.is_empty()
+    }
+
+    /// A block's key, if it is kept.
+    pub(super) fn get(&self, block: BlockId) -> Option<Key> {
+        let recent = self.recent.get(block as usize % RECENT).copied().flatten();
+        let recent = recent.filter(|&(whose, _)| whose == block).map(|(_, key)| key);
+        recent.or_else(|| self.kept.get(&block).copied())
+    }
+
+    /// Keeps the key of a block that stands behind `depth` others.
+    pub(super) fn put(&mut self, block: BlockId, depth: u32, key: Key) {
+        if depth.is_multiple_of(EVERY) {
+            self.kept.insert(block, key);
+        }
+        self.recent.resize(RECENT, None);
+        self.recent[block as usize % RECENT] = Some((block, key));
+    }
+
+    /// The block is gone: its id may come back for another.
+    pub(super) fn forget(&mut self, block: BlockId) {
+        self.kept.remove(&block);
+        if let Some(place) = self.recent.get_mut(block as usize % RECENT)
+            && place.is_some_and(|(whose, _)| whose == block)
+        {
+            *place = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::collections::btree_map::Entry;
+
+    use proptest::prelude::*;
+
+    use super::{EVERY, Keys};
+
+    proptest! {
+        /// Beside a map of all keys: nothing wrong is told, and what must be kept is.
+        #[test]
+        fn it_tells_no_key_that_is_not_the_blocks(
+            steps in prop::collection::vec((0_u32..5000, 0_u32..40, 0_u8..4), 1..200),
+        ) {
+            let (mut keys, mut all) = (Keys::default(), BTreeMap::new());
+            for (at, (block, depth, what)) in steps.into_iter().enumerate() {
+                let key = [u8::try_from(at).unwrap(); 32];
+                if what == 0 {
+                    keys.forget(block);
+                    all.remove(&block);
+                } else if let Entry::Vacant(unknown) = all.entry(block) {
+                    keys.put(block, depth, key);
+                    unknown.insert((depth, key));
+                    prop_assert_eq!(keys.get(block), Some(key));
+                }
+                for block in 0..5000 {
+                    let known = all.get(&block);
+                    prop_assert!(keys.get(block).is_none_or(|key| known.unwrap().1 == key));
+                    let must = known.is_some_and(|(depth, _)| depth.is_multiple_of(EVERY));
+                    prop_assert!(!must || keys.get(block).is_some());
+                }
+            }
+        }
+    }
+}

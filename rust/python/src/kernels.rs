@@ -1,0 +1,13 @@
+//! The kernels' texts, carried in the extension so that an installed package needs no data files.
+//!
+//! Invariant: each file of `cuda/` is here under its name. Cost: one dictionary at import.
+
+/// File name and text of every kernel and of what kernels include.
+pub(crate) const KERNELS: [(&str, &str); 6] = [
+    ("numbers.cuh", include_str!("../../../cuda/numbers.cuh")),
+    ("paged.cuh", include_str!("../../../cuda/paged.cuh")),
+    ("paged_gather.cu", include_str!("../../../cuda/paged_gather.cu")),
+    ("paged_scatter.cu", include_str!("../../../cuda/paged_scatter.cu")),
+    ("rerotate.cu", include_str!("../../../cuda/rerotate.cu")),
+    ("scatter_fused_recompute.cu", include_str!("../../../cuda/scatter_fused_recompute.cu")),
+];

@@ -1,0 +1,160 @@
+//! The kernel's own queue: `io_uring`.
+//!
+//! Invariant: while the kernel knows an operation, its memory and its file stay where they are and
+//! belong to it alone; `run` never returns or unwinds before the kernel has given all of them back.
+//! Cost: one system call for several operations; none allocates.
+
+#![expect(
+    unsafe_code,
+    reason = "the kernel is handed addresses; the invariant above keeps them good"
+)]
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Mutex;
+
+use io_uring::{IoUring, opcode, types};
+
+use crate::claim::lock;
+use crate::work::{Op, Work};
+
+/// As many operations are under way in one ring.
+const DEPTH: u32 = 64;
+
+/// The most bytes that one operation moves; the kernel counts them in 31 bits.
+const MOST: u32 = 1 << 30;
+
+/// Rings that nobody uses now.
+#[derive(Default)]
+pub(crate) struct Rings {
+    /// A child made by `fork` shares the kernel's side of a ring, so each knows its process.
+    idle: Mutex<Vec<(u32, IoUring)>>,
+}
+
+impl std::fmt::Debug for Rings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Rings({} idle)", lock(&self.idle).len())
+    }
+}
+
+/// Operations that the kernel knows.
+struct Flight<'r, 'a> {
+    ring: &'r mut IoUring,
+    ops: Vec<Option<Op<'a>>>,
+    free: Vec<usize>,
+}
+
+impl Rings {
+    /// Whether the kernel has rings; one is kept.
+    pub(crate) fn probe(&self) -> io::Result<()> {
+        let ring = Self::make()?;
+        lock(&self.idle).push((std::process::id(), ring));
+        Ok(())
+    }
+
+    fn make() -> io::Result<IoUring> {
+        let ring = IoUring::new(DEPTH)?;
+        let mut probe = io_uring::Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        if probe.is_supported(opcode::Read::CODE) && probe.is_supported(opcode::Write::CODE) {
+            Ok(ring)
+        } else {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
+
+    /// Does all of a work's operations; `file` gives an operation's descriptor.
+    ///
+    /// # Errors
+    /// No ring could be made; the work was not asked then.
+    pub(crate) fn run<'a>(
+        &self,
+        work: &mut dyn Work<'a>,
+        file: &dyn Fn(&mut Op<'a>) -> RawFd,
+    ) -> io::Result<()> {
+        let process = std::process::id();
+        let found = lock(&self.idle).pop();
+        let mut ring = match found {
+            Some((owner, ring)) if owner == process => ring,
+            other => {
+                std::mem::forget(other);
+                Self::make()?
+            }
+        };
+        let mut flight = Flight {
+            ring: &mut ring,
+            ops: std::iter::repeat_with(|| None).take(DEPTH as usize).collect(),
+            free: (0..DEPTH as usize).rev().collect(),
+        };
+        loop {
+            while let Some(&at) = flight.free.last()
+                && let Some(op) = work.next()
+            {
+                flight.free.pop();
+                flight.begin(at, op, file);
+            }
+            if flight.free.len() == DEPTH as usize {
+                break;
+            }
+            for (op, moved) in flight.wait() {
+                work.done(op, moved);
+            }
+        }
+        drop(flight);
+        lock(&self.idle).push((process, ring));
+        Ok(())
+    }
+}
+
+impl<'a> Flight<'_, 'a> {
+    fn begin(&mut self, at: usize, mut op: Op<'a>, file: &dyn Fn(&mut Op<'a>) -> RawFd) {
+        let fd = types::Fd(file(&mut op));
+        let place = op.place();
+        let length = u32::try_from(op.rest().len()).unwrap_or(MOST).min(MOST);
+        let entry = if op.writes() {
+            opcode::Write::new(fd, op.rest().as_ptr(), length).offset(place).build()
+        } else {
+            opcode::Read::new(fd, op.rest_mut().as_mut_ptr(), length).offset(place).build()
+        };
+        let entry = entry.user_data(at as u64);
+        self.ops[at] = Some(op);
+        // SAFETY: the operation holds the memory and the file until its completion is seen, and
+        // dropping `self` waits for that. The queue is as long as there are places in `ops`.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        assert!(pushed.is_ok(), "a ring has room for {DEPTH} operations");
+    }
+
+    /// Submits what is new, waits for one completion and takes all that are there.
+    fn wait(&mut self) -> Vec<(Op<'a>, io::Result<usize>)> {
+        while let Err(error) = self.ring.submit_and_wait(1) {
+            let passes = matches!(
+                error.kind(),
+                io::ErrorKind::Interrupted
+                    | io::ErrorKind::WouldBlock
+                    | io::ErrorKind::ResourceBusy
+            );
+            if !passes {
+                // Whether the kernel still writes to memory that we would give back cannot be known.
+                std::process::abort();
+            }
+        }
+        let mut done = Vec::new();
+        for entry in self.ring.completion() {
+            let at = usize::try_from(entry.user_data()).expect("a place in `ops`");
+            let op = self.ops[at].take().expect("a completion has an operation");
+            self.free.push(at);
+            let result = entry.result();
+            let moved = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
+            done.push((op, moved));
+        }
+        done
+    }
+}
+
+impl Drop for Flight<'_, '_> {
+    fn drop(&mut self) {
+        while self.free.len() < DEPTH as usize {
+            drop(self.wait());
+        }
+    }
+}

@@ -1,0 +1,119 @@
+"""Kernels on the host: builds host.cpp for a pair of formats and talks to it.
+
+Invariant: a call's tensors become what the kernel leaves in them, exactly as on a device. Cost:
+half a second of g++ per pair, a second or two under a sanitizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+from cases import KERNELS, extent
+
+from kvtrie.kernels.launch import Launch
+
+HERE = Path(__file__).parent
+CUDA = HERE.parent.parent / "cuda"
+GPP = shutil.which("g++")
+THREADS = 48  # of a block: several tokens where heads are small
+SANITIZERS = {
+    "none": (),
+    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "thread": ("-fsanitize=thread",),
+}
+STRICT = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1"}
+
+
+class BrokenHostError(Exception):
+    """The host program ended: what it said is the message."""
+
+
+def compiled(source, to, *, sanitizer="none", macros=(), cuda=CUDA):
+    """One object file."""
+    flags = ["-std=c++20", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    flags += [*SANITIZERS[sanitizer], *(f"-D{each}" for each in macros), f"-I{cuda}"]
+    subprocess.run([GPP, *flags, "-c", HERE / source, "-o", to], check=True)
+    return to
+
+
+class Host:
+    """A process that runs the kernels for one pair of formats."""
+
+    def __init__(self, folder, row, cell, *, sanitizer="none", cuda=CUDA):
+        runner = folder / f"host-{sanitizer}.o"
+        if not runner.exists():
+            compiled("host.cpp", runner, sanitizer=sanitizer)
+        pair = folder / f"{row}-{cell}-{sanitizer}"
+        formats = (f"ROW={row}", f"CELL={cell}")
+        kernels = compiled(
+            "kernels.cpp", pair.with_suffix(".o"), sanitizer=sanitizer, macros=formats, cuda=cuda
+        )
+        command = [GPP, "-pthread", *SANITIZERS[sanitizer], runner, kernels, "-o", pair]
+        subprocess.run(command, check=True)
+        self.log = pair.with_suffix(".log")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [pair],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=os.environ | STRICT,
+            )
+
+    def run(self, call, *, threads=THREADS):
+        """Do what a call says, as the kernel does it.
+
+        Raises:
+            BrokenHostError: a sanitizer stopped it, or it crashed.
+        """
+        what = Launch.of(call, threads=threads)
+        words = [KERNELS.index(call.kernel), what.grid, *what.block, len(what.arguments)]
+        request = [np.array(words, np.int64).tobytes()]
+        buffers = []
+        for each in what.arguments:
+            if isinstance(each, int):
+                request.append(np.array([-1, each], np.int64).tobytes())
+            elif not extent(each):
+                request.append(np.array([-1, 0], np.int64).tobytes())
+            else:
+                memory = (ctypes.c_char * extent(each)).from_address(each.data_ptr())
+                buffers.append(memory)
+                request += [np.array([len(memory)], np.int64).tobytes(), bytes(memory)]
+        try:
+            self.process.stdin.write(b"".join(request))
+            self.process.stdin.flush()
+            answers = [self.process.stdout.read(len(memory)) for memory in buffers]
+        except BrokenPipeError:
+            answers = []
+        if [len(each) for each in answers] != [len(memory) for memory in buffers]:
+            self._end()
+            raise BrokenHostError(self.log.read_text())
+        for memory, answer in zip(buffers, answers, strict=True):
+            memory[:] = answer
+
+    def close(self):
+        """End the process.
+
+        Raises:
+            BrokenHostError: it did not end well.
+        """
+        if self._end():
+            raise BrokenHostError(self.log.read_text())
+
+    def _end(self):
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+        return self.process.wait()
+
+
+def pair_of(call):
+    """The formats, as CUDA names them, that a call's kernel is compiled for."""
+    what = Launch.of(call)
+    return what.row, what.cell

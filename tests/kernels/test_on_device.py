@@ -1,0 +1,114 @@
+"""Kernels on a CUDA device against the torch twins on the CPU: the same bits, deviation aside."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+
+import pytest
+import torch
+from cases import KERNELS, calls, copied, written
+from hypothesis import given
+
+from kvtrie.kernels import Pages, Rope, recompute, scatter, twin
+from kvtrie.kernels.launch import launch
+from kvtrie.layout import Layout
+
+pytestmark = pytest.mark.gpu
+
+
+def moved(thing, device, memo):
+    """A call with all tensors on a device; those that shared a memory still do."""
+    if isinstance(thing, torch.Tensor):
+        storage = thing.untyped_storage()
+        if not storage.nbytes():
+            return thing.to(device)
+        if storage.data_ptr() not in memo:
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            memo[storage.data_ptr()] = whole.to(device)
+        flat = memo[storage.data_ptr()].view(thing.dtype)
+        return flat.as_strided(thing.shape, thing.stride(), thing.storage_offset())
+    if is_dataclass(thing):
+        named = {each.name: getattr(thing, each.name) for each in fields(thing)}
+        return replace(thing, **{name: moved(each, device, memo) for name, each in named.items()})
+    return thing
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_do_what_twins_do(kernel):
+    @given(calls(kernel=kernel))
+    def check(made):
+        theirs, memo = copied(made), {}
+        for call, other in zip(made, theirs, strict=True):
+            there = moved(call, "cuda", memo)
+            launch(there)
+            twin.run(other)
+            for mine, its in zip(written(there), written(other), strict=True):
+                assert torch.equal(mine.cpu(), its)
+            if other.deviation is not None:
+                torch.testing.assert_close(
+                    there.deviation.cpu(), other.deviation, rtol=1e-5, atol=1e-7
+                )
+
+    check()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "int8"])
+@pytest.mark.parametrize(("heads", "dim"), [(8, 128), (32, 64), (2, 256), (40, 96), (1, 576)])
+def test_real_sizes(dtype, heads, dim):
+    torch.manual_seed(0)
+    quantised = dtype in {"float8_e4m3fn", "int8"}
+    latent = dim == 576
+    layout = Layout(dtype=dtype, scales="group" if quantised else "none", latent=latent)
+    sizes = {"blocks": 64, "block_tokens": 16, "heads": heads, "head_dim": dim}
+    [size] = layout.planes(16, heads, dim)
+    there = torch.zeros(64 * size, dtype=torch.uint8, device="cuda")
+    on_device = Pages.of([there], layout, **sizes)
+    on_host = Pages.of([torch.zeros(64 * size, dtype=torch.uint8)], layout, **sizes)
+    slots, positions = torch.randperm(1024)[:777], torch.randint(0, 4096, (777,))
+    fresh = [torch.randn(777, heads, dim).bfloat16() for _ in on_host.planes]
+    rope = Rope.of(4096, 64, first=dim - 64, neighbours=latent)
+    device_rope = replace(rope, cos=rope.cos.cuda(), sin=rope.sin.cuda())
+    said = recompute(on_host, slots, *fresh, positions=positions, rope=rope, deviation=True)
+    also = recompute(
+        on_device,
+        slots.cuda(),
+        *(each.cuda() for each in fresh),
+        positions=positions.cuda(),
+        rope=device_rope,
+        deviation=True,
+    )
+    assert not also.skipped.any()
+    torch.testing.assert_close(also.deviation.cpu(), said.deviation, rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(on_device.planes, on_host.planes, strict=True):
+        word = torch.uint8 if quantised else {2: torch.int16, 4: torch.int32}[mine.cells.itemsize]
+        assert torch.equal(mine.cells.cpu().view(word), theirs.cells.view(word))
+        if quantised:
+            assert torch.equal(mine.scales.cpu(), theirs.scales)
+
+
+def test_slots_on_the_device_are_skipped_with_a_flag():
+    layout = Layout(dtype="bfloat16")
+    memory = [torch.zeros(4 * layout.planes(16, 8, 128)[0], dtype=torch.uint8, device="cuda")]
+    pages = Pages.of(memory, layout, blocks=4, block_tokens=16, heads=8, head_dim=128)
+    rows = torch.ones(4, 8, 128, dtype=torch.bfloat16, device="cuda")
+    slots = torch.tensor([5, -1, 64, 2**40], device="cuda")
+    assert scatter(pages, slots, rows, rows).tolist() == [0, 1, 1, 1]
+    cells = pages.planes[0].cells.reshape(64, -1)
+    assert cells[5].all()
+    assert not cells[torch.arange(64, device="cuda") != 5].any()
+
+
+def test_a_graph_replays_a_kernel():
+    layout = Layout(dtype="bfloat16")
+    memory = [torch.zeros(4 * layout.planes(16, 8, 128)[0], dtype=torch.uint8, device="cuda")]
+    pages = Pages.of(memory, layout, blocks=4, block_tokens=16, heads=8, head_dim=128)
+    rows = torch.ones(4, 8, 128, dtype=torch.bfloat16, device="cuda")
+    slots = torch.arange(4, device="cuda")
+    scatter(pages, slots, rows, rows)  # compiled before it is captured
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        scatter(pages, slots, rows, rows)
+    slots += 10
+    rows *= 3
+    graph.replay()
+    assert (pages.planes[1].cells.reshape(64, -1)[10:14] == 3).all()
