@@ -346,9 +346,15 @@ class Ledger:
             assert not parent or whole == ALL, f"{block} stands behind a hole"
 
     def check_failure(self, before, flight):
-        """Copies that were usable before a move failed still are, but for those that it names."""
+        """Copies that were usable before a move failed still are, but for those that it names.
+
+        What a move has brought that hangs it may write again: that is not usable.
+        """
+        move = flight.move
+        hangs = not flight.own and move.id in self.witness.flights
         for (tier, block), copy in before.items():
-            source = flight.move.kind == 0 and (tier, block) == (flight.move.src, flight.block)
+            source = move.kind == 0 and (tier, block) == (move.src, flight.block)
+            target = hangs and (tier, block) == (move.dst, flight.block)
             left = any((tier, block) == (at, gone) for at, gone, _ in self.events)
             lost = not self.shape.holes and any(
                 frozenset().union(*(each.get(front, ()) for each in self.world.layers)) != ALL
@@ -356,7 +362,11 @@ class Ledger:
             )
             if source or left or lost or copy.layer_lo == copy.layer_hi:
                 continue
+            if target and copy.layer_lo == move.layer_lo:
+                now = self.witness.copies.get((tier, block))
+                assert now is None or now.layer_lo == now.layer_hi
+                continue
             now = self.witness.copies[tier, block]
-            assert now.layer_lo <= copy.layer_lo
-            assert now.layer_hi >= copy.layer_hi
             assert now.slot == copy.slot
+            assert now.layer_lo <= copy.layer_lo
+            assert now.layer_hi >= (min(copy.layer_hi, move.layer_lo) if target else copy.layer_hi)
