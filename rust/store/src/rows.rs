@@ -1,12 +1,14 @@
 //! What a store holds, for a manager that starts, and what a manager keeps when it stops.
 //!
 //! Invariant: ages grow by the wall clock between writing and reading, and by nothing if it went
-//! backwards; parents come before their children. Cost: one pass over the manifest and a sort.
+//! backwards; parents come before their children. Cost: one pass over the manifest, a hash per block
+//! and a sort of small numbers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::{Key, Record};
+use rustc_hash::FxHashMap;
 
 use crate::claim::lock;
 use crate::error::{Error, Result};
@@ -21,7 +23,7 @@ pub struct Row {
     /// Its name.
     pub key: Key,
     /// Its record; hashing it gave the key.
-    pub record: Vec<u8>,
+    pub record: Record,
     /// The layers that are there.
     pub layers: Layers,
     /// What was kept about it, as of now.
@@ -46,7 +48,6 @@ impl Store {
     /// What the device says.
     pub fn rows(&self, wall_now: u64) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
-        let mut parents = Vec::new();
         {
             let manifest = lock(&self.manifest);
             let blocks = lock(&self.table).by_frame();
@@ -58,11 +59,10 @@ impl Store {
                     self.note(format!("slot {slot}: its frame at {} is damaged", entry.at));
                     return Ok(());
                 };
-                parents.push(record.scope.is_none().then_some(record.parent));
                 rows.push(Row {
                     slot,
                     key: entry.key,
-                    record: put.record.to_vec(),
+                    record,
                     layers: entry.layers,
                     meta: put.meta.later(wall_now.saturating_sub(put.stamp)),
                     rooted: false,
@@ -70,7 +70,7 @@ impl Store {
                 Ok(())
             })?;
         }
-        Ok(sorted(rows, &parents))
+        Ok(sorted(rows))
     }
 
     /// Rewrites the manifest: exactly these blocks stay, with what is known about them now; every
@@ -96,10 +96,10 @@ impl Store {
     }
 }
 
-/// `parents[i]` is the key before row `i`, or `None` for the first block of a scope.
-fn sorted(rows: Vec<Row>, parents: &[Option<Key>]) -> Vec<Row> {
-    let known: HashMap<Key, usize> =
-        rows.iter().enumerate().map(|(at, row)| (row.key, at)).collect();
+fn sorted(mut rows: Vec<Row>) -> Vec<Row> {
+    let mut known: FxHashMap<Key, u32> = FxHashMap::default();
+    known.reserve(rows.len());
+    known.extend(rows.iter().zip(0..).map(|(row, at)| (row.key, at)));
     // Depth and whether the path is whole; a key is a hash of its parent's, so paths have an end.
     let mut places: Vec<Option<(bool, u32)>> = vec![None; rows.len()];
     let mut path = Vec::new();
@@ -110,10 +110,13 @@ fn sorted(rows: Vec<Row>, parents: &[Option<Key>]) -> Vec<Row> {
                 break place;
             }
             path.push(at);
-            match parents[at].map(|parent| known.get(&parent)) {
-                None => break (true, 0),
-                Some(None) => break (false, 0),
-                Some(Some(&parent)) => at = parent,
+            let record = &rows[at].record;
+            if record.scope.is_some() {
+                break (true, 0);
+            }
+            match known.get(&record.parent) {
+                None => break (false, 0),
+                Some(&parent) => at = parent as usize,
             }
         };
         for at in path.drain(..).rev() {
@@ -121,14 +124,13 @@ fn sorted(rows: Vec<Row>, parents: &[Option<Key>]) -> Vec<Row> {
             places[at] = Some(place);
         }
     }
-    let mut order: Vec<_> = rows.into_iter().zip(places).collect();
-    order.sort_by_key(|(row, place)| {
+    let mut order: Vec<(bool, u32, u32, u32)> = Vec::with_capacity(rows.len());
+    for ((row, place), at) in rows.iter_mut().zip(places).zip(0..) {
         let (rooted, depth) = place.unwrap_or_default();
-        (!rooted, depth, row.slot)
-    });
-    let finish = |(row, place): (Row, Option<(bool, u32)>)| Row {
-        rooted: place.unwrap_or_default().0,
-        ..row
-    };
-    order.into_iter().map(finish).collect()
+        row.rooted = rooted;
+        order.push((!rooted, depth, row.slot, at));
+    }
+    order.sort_unstable();
+    let mut rows: Vec<Option<Row>> = rows.into_iter().map(Some).collect();
+    order.into_iter().filter_map(|(.., at)| rows[at as usize].take()).collect()
 }
