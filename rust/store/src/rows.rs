@@ -41,6 +41,9 @@ pub struct Kept {
     pub meta: Meta,
 }
 
+/// Fewer rows are not worth a thread.
+const FEW: usize = 10_000;
+
 impl Store {
     /// All blocks: those whose path is whole first, each behind its parent.
     ///
@@ -53,9 +56,8 @@ impl Store {
             let blocks = lock(&self.table).by_frame();
             rows.reserve(blocks.len());
             manifest.each(&blocks, |slot, entry, put| {
-                let proved = put.and_then(|put| Some((put, Record::decode(put.record)?)));
-                let proved = proved.filter(|(_, record)| record.key() == entry.key);
-                let Some((put, record)) = proved else {
+                let found = put.and_then(|put| Some((put, Record::decode(put.record)?)));
+                let Some((put, record)) = found else {
                     self.note(format!("slot {slot}: its frame at {} is damaged", entry.at));
                     return Ok(());
                 };
@@ -69,6 +71,10 @@ impl Store {
                 });
                 Ok(())
             })?;
+        }
+        for at in unproved(&rows).into_iter().rev() {
+            let slot = rows.remove(at).slot;
+            self.note(format!("slot {slot}: its record does not give its key"));
         }
         Ok(sorted(rows))
     }
@@ -94,6 +100,25 @@ impl Store {
             true
         })
     }
+}
+
+/// The rows whose record does not give their key, by their places; hashed on all cores.
+fn unproved(rows: &[Row]) -> Vec<usize> {
+    let find = |(first, rows): (usize, &[Row])| -> Vec<usize> {
+        let wrong = |(_, row): &(usize, &Row)| row.record.key() != row.key;
+        (first..).zip(rows).filter(wrong).map(|(at, _)| at).collect()
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let each = rows.len().div_ceil(cores).max(FEW);
+    let parts = rows.chunks(each).enumerate().map(|(part, rows)| (part * each, rows));
+    if rows.len() <= FEW {
+        return parts.flat_map(find).collect();
+    }
+    // Threads of this call alone: a child made by `fork` has none of its parent's.
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = parts.map(|part| scope.spawn(move || find(part))).collect();
+        parts.into_iter().flat_map(|part| part.join().expect("hashing does not fail")).collect()
+    })
 }
 
 fn sorted(mut rows: Vec<Row>) -> Vec<Row> {
@@ -124,13 +149,24 @@ fn sorted(mut rows: Vec<Row>) -> Vec<Row> {
             places[at] = Some(place);
         }
     }
-    let mut order: Vec<(bool, u32, u32, u32)> = Vec::with_capacity(rows.len());
-    for ((row, place), at) in rows.iter_mut().zip(places).zip(0..) {
+    let mut order: Vec<(bool, u32, u32, usize)> = Vec::with_capacity(rows.len());
+    for (at, (row, place)) in rows.iter_mut().zip(places).enumerate() {
         let (rooted, depth) = place.unwrap_or_default();
         row.rooted = rooted;
         order.push((!rooted, depth, row.slot, at));
     }
     order.sort_unstable();
-    let mut rows: Vec<Option<Row>> = rows.into_iter().map(Some).collect();
-    order.into_iter().filter_map(|(.., at)| rows[at as usize].take()).collect()
+    // In place: a second copy of all rows would cost as much as reading them.
+    for start in 0..order.len() {
+        let mut at = start;
+        loop {
+            let from = std::mem::replace(&mut order[at].3, at);
+            if from == start || from == at {
+                break;
+            }
+            rows.swap(at, from);
+            at = from;
+        }
+    }
+    rows
 }
