@@ -24,7 +24,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench bench-core bench-scaling bench-instructions bench-policies bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults docs fmt lock clean
+.PHONY: help run test bench bench-core bench-scaling bench-instructions bench-policies bench-disk bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -50,6 +50,9 @@ bench-scaling: $(BUILT) ## cost per call from a thousand to four million blocks,
 
 peers: $(LOCKED) ## install other block managers for bench-core (Linux x86-64, Python 3.11); ARGS="dynamo"
 	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh $(or $(ARGS),dynamo sglang vllm lmcache)
+
+bench-disk: $(BUILT) ## the disk tier and fio in turn, with ratios; needs fio; ARGS="--pairs 3 --seconds 2"
+	$(BIN)/python -m benches.disk $(ARGS)
 
 bench-instructions: $(BUILT) ## instructions per call under callgrind, against the record; ARGS="--record"
 	$(BIN)/python benches/instructions.py $(ARGS)
