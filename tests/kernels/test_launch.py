@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cases import KERNELS, calls
-from hypothesis import given
+from hypothesis import given, settings
 
 from kvtrie._kvtrie import KERNELS as TEXTS
 from kvtrie.kernels import launch
@@ -53,6 +53,7 @@ def test_a_launch_asks_for_the_card_and_the_formats(kernel, monkeypatch):
     cell = torch.float8_e4m3fn
 
     @given(calls(kernel=kernel, rows=torch.float32, cells=cell))
+    @settings(max_examples=5)
     def check(made):
         launch.launch(made[0])
         stream, config, what, *arguments = seen.pop()
