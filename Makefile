@@ -24,7 +24,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench bench-core bench-scaling bench-instructions bench-policies bench-disk bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults docs fmt lock clean
+.PHONY: help run test bench bench-core bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -44,6 +44,9 @@ bench: $(BUILT) ## criterion, then pytest-benchmark, then the time of `import kv
 
 bench-core: $(BUILT) ## ours and the peers in one run, with ratios; ARGS="--only request --without-peers"
 	$(BIN)/python -m benches.core $(ARGS)
+
+bench-transfer: $(BUILT) ## layer-wise bookkeeping of 32k tokens, ours beside the peer's or its stand-in
+	$(BIN)/python -m benches.transfer $(ARGS)
 
 bench-scaling: $(BUILT) ## cost per call from a thousand to four million blocks, and its picture
 	$(BIN)/python -m benches.scaling $(ARGS)
