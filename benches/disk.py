@@ -266,6 +266,8 @@ def measure(verb, given, sides, step):
         "depth": shape.depth,
         "pairs": given.pairs,
         "seconds": given.seconds,
+        "date": place()["date"],
+        "load": place()["load"][0],
         "page_cache_dropped": dropped,
         "ours_bytes_per_s": statistics.median(speed for speed, _ in mine),
         "fio_bytes_per_s": statistics.median(speed for speed, _ in theirs),
@@ -280,17 +282,27 @@ def measure(verb, given, sides, step):
     }
 
 
+def others(rows, path):
+    """What was measured before and not now."""
+    if not path.exists():
+        return []
+    played = {(row["size"], row["verb"], row["io"]) for row in rows}
+    known = json.loads(path.read_text())["rows"]
+    return [row for row in known if (row["size"], row["verb"], row["io"]) not in played]
+
+
 def markdown(rows, context):
     """The table of the docs."""
     lines = [
         FROM,
         "",
         (
-            f"{context['date'][:10]}, {context['cores']} cores ({context['cpu']}), load "
-            f"{context['load'][0]} to {context['load_at_end'][0]}, "
-            f"{context['data_bytes'] >> 30} GiB of data, {context['file_system']}, "
-            f"{rows[0]['pairs']} pairs of {rows[0]['seconds']} s, queue {context['queue']}, page "
-            f"cache {'' if rows[0]['page_cache_dropped'] else 'not '}dropped before each run."
+            f"{context['date'][:10]}, {context['cores']} cores ({context['cpu']}), "
+            f"{context['data_bytes'] >> 30} GiB of data, {context['file_system']}, queue "
+            f"{context['queue']}, {rows[0]['pairs']} pairs of {rows[0]['seconds']} s, page cache "
+            f"{'' if rows[0]['page_cache_dropped'] else 'not '}dropped before each run. Other work "
+            f"ran beside it: load {min(row['load'] for row in rows)} to "
+            f"{max(row['load'] for row in rows)}."
         ),
         "",
         (
@@ -400,7 +412,7 @@ def main():
             "file_system": file_system(folder),
         }
         rows, context["queue"] = play(given, Path(folder), bar)
-        context["load_at_end"] = [round(each, 2) for each in os.getloadavg()]
+    rows = [*rows, *others(rows, given.out)]
     document = {"context": context, "rows": rows}
     given.out.write_text(json.dumps(document, indent=1) + "\n")
     text = given.docs.read_text()
