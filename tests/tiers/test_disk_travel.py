@@ -1,4 +1,4 @@
-"""How a disk's bytes travel: several blocks a call, either queue, direct or buffered, costs kept."""
+"""How a disk's bytes travel: several blocks a call, either queue, both ways; costs are kept."""
 
 import numpy as np
 import pytest
