@@ -100,7 +100,7 @@ fuzz-coverage: ## share of lines and branches of the core that a short fuzz run 
 	else echo "coverage: not run, there is no cargo-llvm-cov"; fi
 
 faults: $(BUILT) ## devices that fail, by kind: how many faults, misses, wrong blocks; ARGS="--cases 500"
-	$(BIN)/python tests/faults.py $(ARGS)
+	$(BIN)/python tests/faults.py --store-cases 10000 $(ARGS)
 
 docs: $(LOCKED) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
