@@ -45,11 +45,12 @@ def _run(given: argparse.Namespace) -> int:
         from rich.console import Console
         from rich.progress import Progress
 
-        from kvtrie.transfer.profile import time_lane as _
+        from kvtrie.transfer import profile
     except ImportError as error:
         raise ConfigError(
             f"{error.name} is not installed; profiling needs: pip install 'kvtrie[hf,cli]'"
         ) from error
+    assert profile  # noqa: S101 - imported to say early what is missing
     with Progress(console=Console(stderr=True), disable=given.json, transient=True) as bar:
         task = bar.add_task("Profiling", total=None)
 
@@ -120,7 +121,7 @@ def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str,
 def _toml(told: dict[str, Any]) -> str:
     """Plain values first, then a table for each dictionary; strings and numbers read as in JSON."""
     text = ""
-    tables: list[tuple[str, dict[str, Any]]] = []
+    tables: list[tuple[str, Any]] = []
     for name, value in told.items():
         if not isinstance(value, dict):
             text += f"{name} = {json.dumps(value)}\n"

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "Timing", "load_profile", "time_lane", "time_prefill"]
 
 _NS = 1_000_000_000
-_HALVES = 4
+_QUARTERS = 4
+_WARM = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Timing:
         """
         if len(samples) < 2:  # noqa: PLR2004 - a spread needs two
             raise ConfigError(f"{len(samples)} runs have no spread: at least 2 wanted")
-        low, _, high = quantiles(samples, n=_HALVES)
+        low, _, high = quantiles(samples, n=_QUARTERS)
         return cls(median(samples), (high - low) / 2, len(samples))
 
 
@@ -240,7 +241,8 @@ def _names(pool: Pool) -> list[tuple[bytes, bytes]]:
 
 
 def _time(call: Callable[[], object], repeats: int) -> Timing:
-    call()
+    for _ in range(_WARM):
+        call()
     samples: list[float] = []
     for _ in range(max(2, repeats)):
         start = time.perf_counter_ns()
