@@ -9,9 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use kvtrie_core::block::Layers;
 use kvtrie_core::manager::Row;
 use kvtrie_core::record::{Key, Label, Standing, Wanted, sound};
-use kvtrie_store::{
-    Device, Durability, Error, Given, Kept, Meta, Settings, Store, System,
-};
+use kvtrie_store::{Device, Durability, Error, Given, Kept, Meta, Settings, Store, System};
 use numpy::{PyReadonlyArray2, PyReadwriteArray2};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -80,11 +78,7 @@ fn raise(error: Error) -> PyErr {
     }
 }
 
-fn device(
-    faults: Option<&Bound<'_, Faults>>,
-    io: &str,
-    queue: &str,
-) -> PyResult<Arc<dyn Device>> {
+fn device(faults: Option<&Bound<'_, Faults>>, io: &str, queue: &str) -> PyResult<Arc<dyn Device>> {
     let direct = match io {
         "direct" => true,
         "buffered" => false,
@@ -169,13 +163,16 @@ impl DiskStore {
     /// Opens the store of a folder as its manifest describes it; for tools.
     #[staticmethod]
     fn inspect(py: Python<'_>, folder: PathBuf) -> PyResult<Self> {
-        py.detach(|| Store::inspect(Arc::new(System::default()), &folder)).map(Self::of).map_err(raise)
+        py.detach(|| Store::inspect(Arc::new(System::default()), &folder))
+            .map(Self::of)
+            .map_err(raise)
     }
 
     /// The stores in a folder: each one's own folder, and why it cannot be read if so.
     #[staticmethod]
     fn stores(py: Python<'_>, folder: PathBuf) -> PyResult<Vec<(PathBuf, Option<String>)>> {
-        let listed = py.detach(|| kvtrie_store::stores(&System::default(), &folder)).map_err(raise)?;
+        let listed =
+            py.detach(|| kvtrie_store::stores(&System::default(), &folder)).map_err(raise)?;
         let told = |settings: Result<_, Error>| settings.err().map(|error| error.to_string());
         Ok(listed.into_iter().map(|store| (store.folder, told(store.settings))).collect())
     }
@@ -292,7 +289,12 @@ impl DiskStore {
         let keys: Vec<Key> = blocks.iter().map(|block| key(&block.0)).collect::<PyResult<_>>()?;
         let wanted = keys.iter().zip(&mut blocks).map(|(key, (_, slot, layers, memory))| {
             let out = memory.as_slice_mut().map_err(|_| contiguous())?;
-            Ok(kvtrie_store::Wanted { key, slot: *slot, layers: Layers::new(layers.0, layers.1), out })
+            Ok(kvtrie_store::Wanted {
+                key,
+                slot: *slot,
+                layers: Layers::new(layers.0, layers.1),
+                out,
+            })
         });
         let wanted = wanted.collect::<PyResult<Vec<_>>>()?;
         self.run(py, |store| Ok(told(store.read_many(wanted, depth))))
