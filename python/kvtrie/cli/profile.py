@@ -122,13 +122,13 @@ def _toml(told: dict[str, Any]) -> str:
     """Plain values first, then a table for each dictionary; strings and numbers read as in JSON."""
     text = ""
     tables: list[tuple[str, Any]] = []
-    for name, value in told.items():
-        if not isinstance(value, dict):
-            text += f"{name} = {json.dumps(value)}\n"
-        elif name == "lanes":
-            tables += [(f'lanes."{lane}"', figures) for lane, figures in told["lanes"].items()]
+    for name in told:
+        if name == "lanes":
+            tables += [(f'lanes."{lane}"', told[name][lane]) for lane in told[name]]
+        elif name in {"cost", "both"}:
+            tables.append((name, told[name]))
         else:
-            tables.append((name, value))
+            text += f"{name} = {json.dumps(told[name])}\n"
     for name, table in tables:
         text += f"\n[{name}]\n"
         text += "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
