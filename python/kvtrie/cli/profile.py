@@ -122,13 +122,13 @@ def _toml(told: dict[str, Any]) -> str:
     """Plain values first, then a table for each dictionary; strings and numbers read as in JSON."""
     text = ""
     tables: list[tuple[str, Any]] = []
-    for name in told:
+    for name, value in told.items():
         if name == "lanes":
-            tables += [(f'lanes."{lane}"', told[name][lane]) for lane in told[name]]
+            tables += [(f'lanes."{lane}"', figures) for lane, figures in value.items()]
         elif name in {"cost", "both"}:
-            tables.append((name, told[name]))
+            tables.append((name, value))
         else:
-            text += f"{name} = {json.dumps(told[name])}\n"
+            text += f"{name} = {json.dumps(value)}\n"
     for name, table in tables:
         text += f"\n[{name}]\n"
         text += "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
