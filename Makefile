@@ -24,7 +24,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench bench-core bench-scaling bench-instructions bench-policies bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults docs fmt lock clean
+.PHONY: help run test bench bench-core bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -45,11 +45,17 @@ bench: $(BUILT) ## criterion, then pytest-benchmark, then the time of `import kv
 bench-core: $(BUILT) ## ours and the peers in one run, with ratios; ARGS="--only request --without-peers"
 	$(BIN)/python -m benches.core $(ARGS)
 
+bench-transfer: $(BUILT) ## layer-wise bookkeeping of 32k tokens, ours beside the peer's or its stand-in
+	$(BIN)/python -m benches.transfer $(ARGS)
+
 bench-scaling: $(BUILT) ## cost per call from a thousand to four million blocks, and its picture
 	$(BIN)/python -m benches.scaling $(ARGS)
 
 peers: $(LOCKED) ## install other block managers for bench-core (Linux x86-64, Python 3.11); ARGS="dynamo"
 	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh $(or $(ARGS),dynamo sglang vllm lmcache)
+
+bench-disk: $(BUILT) ## the disk tier and fio in turn, with ratios; needs fio; ARGS="--pairs 3 --seconds 2"
+	$(BIN)/python -m benches.disk $(ARGS)
 
 bench-instructions: $(BUILT) ## instructions per call under callgrind, against the record; ARGS="--record"
 	$(BIN)/python benches/instructions.py $(ARGS)
@@ -94,7 +100,7 @@ fuzz-coverage: ## share of lines and branches of the core that a short fuzz run 
 	else echo "coverage: not run, there is no cargo-llvm-cov"; fi
 
 faults: $(BUILT) ## devices that fail, by kind: how many faults, misses, wrong blocks; ARGS="--cases 500"
-	$(BIN)/python tests/faults.py $(ARGS)
+	$(BIN)/python tests/faults.py --store-cases 10000 $(ARGS)
 
 docs: $(LOCKED) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

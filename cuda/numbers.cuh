@@ -45,7 +45,8 @@ __device__ inline float widen(int8 x) { return x.bits; }
 __device__ inline float widen(fp8 x) {
     const unsigned size = x.bits & 0x7fu;
     const float exact = __uint_as_float(size << 20) * power_of_two(120);
-    return copysignf(size == 0x7f ? __uint_as_float(0x7fffffff) : exact, x.bits & 0x80 ? -1.f : 1.f);
+    const float wide = size == 0x7f ? __uint_as_float(0x7fffffff) : exact;
+    return copysignf(wide, x.bits & 0x80 ? -1.f : 1.f);
 }
 
 __device__ inline float widen(fp16 x) {

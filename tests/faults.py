@@ -2,8 +2,10 @@
 
 First an engine without a model over memory, storages and files that fail, through the executor: it
 compares every byte that a plan calls reused (`tests/transfer/skeptic.py`), until there were so many
-faults of each kind. Then the disk tier's own campaign, in Rust, below its files: so many stores of
-each kind. Misses are the tokens computed beyond what the same requests compute without faults.
+faults of each kind. Then the disk tier's own campaigns, in Rust: so many stores of each kind below
+its files, so many faults of each kind below both its queues and in what lies on the device, and so
+many writers that are killed. Misses are the tokens computed beyond what the same requests compute
+without faults.
 Exit status 1 if a block is wrong or a request does not end.
 Cost: about two seconds per hundred faults and kind, and as much per hundred stores of all kinds.
 """
@@ -133,16 +135,17 @@ def campaign(kind, wanted, advance):
     return row, seed
 
 
-def below_the_files(cases):
-    """The campaign of the disk tier's files: what it printed, and whether it went well."""
+def below_the_files(cases, kills):
+    """The campaigns of the disk tier's files: what they printed, and whether all went well."""
     cargo = shutil.which("cargo")
     if cargo is None:
         return "cargo is not on the path\n", False
-    test = ("-p", "kvtrie-store", "--test", "faults", "--", "--ignored", "--nocapture")
+    tests = ("--test", "faults", "--test", "campaign", "--test", "kill")
+    test = ("-p", "kvtrie-store", *tests, "--", "--ignored", "--nocapture")
     told = subprocess.run(
         [cargo, "test", "--quiet", *test],
         cwd=ROOT,
-        env={**os.environ, "KVTRIE_FAULTS": str(cases)},
+        env={**os.environ, "KVTRIE_FAULTS": str(cases), "KVTRIE_KILLS": str(kills)},
         capture_output=True,
         text=True,
         check=False,
@@ -166,6 +169,11 @@ def main(arguments=None):
     """Run the campaign; tells the exit status."""
     parser = argparse.ArgumentParser(description="Serve requests while devices fail.")
     parser.add_argument("--cases", type=int, default=600, help="faults or stores of each kind")
+    parser.add_argument(
+        "--store-cases", type=int, help="of each kind in Rust; as --cases if not given"
+    )
+    parser.add_argument("--kills", type=int, default=500, help="writers that are killed")
+    parser.add_argument("--rust-only", action="store_true", help="leave out the executor's part")
     parser.add_argument("--python-only", action="store_true", help="leave out the part in Rust")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args(arguments)
@@ -179,10 +187,11 @@ def main(arguments=None):
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
+    kinds = () if given.rust_only else KINDS
     rows, most = [], 0
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=given.cases * len(KINDS))
-        for kind in KINDS:
+        task = bar.add_task("", total=given.cases * len(kinds))
+        for kind in kinds:
             bar.update(task, description=kind.name)
             row, engines = campaign(kind, given.cases, lambda done: bar.advance(task, done))
             rows.append(row)
@@ -198,7 +207,9 @@ def main(arguments=None):
         with ExitStack() as waiting:
             if console.is_terminal:
                 waiting.enter_context(console.status("below the files of the disk tier"))
-            document["store"], went_well = below_the_files(given.cases)
+            document["store"], went_well = below_the_files(
+                given.store_cases or given.cases, given.kills
+            )
         console.print("\nDevices that fail below the files of the disk tier", markup=False)
         console.print(document["store"], markup=False, highlight=False, soft_wrap=True)
         ok = ok and went_well

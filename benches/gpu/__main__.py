@@ -11,6 +11,7 @@ import json
 import sys
 from dataclasses import asdict, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,10 +20,13 @@ from benches.gpu import bandwidth, link, overlap
 from benches.gpu.clock import Clock, Row
 from kvtrie.cli.progress import watched
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
 SMALL = overlap.Size(hidden=64, heads=4, kv_heads=2, dim=16, inner=64, layers=3, cached=32)
 
 
-def parts(clock: Clock) -> dict[str, object]:
+def parts(clock: Clock) -> dict[str, Callable[[], Iterable[Row]]]:
     """What is measured, by name; each gives rows."""
     if not clock.cuda:
         return {
@@ -51,10 +55,14 @@ def main() -> None:
     device = torch.device("cpu" if told.rehearse else "cuda")
     clock = Clock(device)
     chosen = {name: run for name, run in parts(clock).items() if name in (told.only or [name])}
-    rows = {
-        name: [row if clock.cuda else replace(row, goal=None) for row in chosen[name]()]
-        for name in watched(list(chosen), "measuring", quiet=told.json)
-    }
+    rows: dict[str, list[Row]] = {}
+    stopped: dict[str, str] = {}
+    for name in watched(list(chosen), "measuring", quiet=told.json):
+        rows[name], error = collected(chosen[name])
+        if error:
+            stopped[name] = error
+    if not clock.cuda:
+        rows = {name: [replace(row, goal=None) for row in each] for name, each in rows.items()}
     about = place() | {
         "device": torch.cuda.get_device_name(device)
         if clock.cuda
@@ -65,13 +73,26 @@ def main() -> None:
         document = {
             name: [asdict(row) | {"ok": row.ok} for row in each] for name, each in rows.items()
         }
-        print(json.dumps({"about": about, **document}, indent=2))
-        return
+        print(json.dumps({"about": about, **document, "stopped": stopped}, indent=2))
+        sys.exit(1 if stopped else 0)
     print(", ".join(f"{name} {about[name]}" for name in ("date", "device", "torch")))
     for row in chain.from_iterable(rows.values()):
         print(line(row))
+    for name, error in stopped.items():
+        print(f"{name} stopped: {error}")
     missed = [row for row in chain.from_iterable(rows.values()) if row.ok is False]
-    sys.exit(1 if missed and clock.cuda else 0)
+    sys.exit(1 if missed or stopped else 0)
+
+
+def collected(run: Callable[[], Iterable[Row]]) -> tuple[list[Row], str]:
+    """The rows of a part, and why it stopped before its end; a part that fails costs no other."""
+    rows: list[Row] = []
+    try:
+        for row in run():
+            rows.append(row)  # noqa: PERF402 - what came before an error is kept
+    except Exception as error:  # noqa: BLE001 - told, and the run ends with 1
+        return rows, f"{type(error).__name__}: {error}"
+    return rows, ""
 
 
 def line(row: Row) -> str:

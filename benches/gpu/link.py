@@ -33,24 +33,15 @@ def measure(clock: Clock, blocks: int) -> Iterator[Row]:
     yield from _one_way(clock, "to the device", here, there)
     yield from _one_way(clock, "to the host", there, here)
     yield _both_ways(clock, here, there)
+    if clock.cuda:  # the driver's own call, which a CPU does not have
+        yield _batched(clock, "to the device", here, there)
+        yield _batched(clock, "to the host", there, here)
 
 
 def _one_way(clock: Clock, way: str, source: Pool, target: Pool) -> Iterator[Row]:
     (of,), (to,) = source.planes, target.planes
     size = of.numel()
-    stream = clock.stream()
-
-    def on_stream(work):
-        def run() -> None:
-            if stream is not None:
-                stream.wait_stream(torch.cuda.current_stream(clock.device))
-            with clock.on(stream):
-                work()
-            if stream is not None:
-                torch.cuda.current_stream(clock.device).wait_stream(stream)
-
-        return run
-
+    on_stream = _on(clock, clock.stream())
     link = clock.seconds(on_stream(lambda: to.copy_(of, non_blocking=True)), graph=False)
     yield Row(f"link, {way}", size / link / 1e9, "GB/s")
     slots = torch.randperm(source.blocks).tolist()
@@ -67,29 +58,47 @@ def _one_way(clock: Clock, way: str, source: Pool, target: Pool) -> Iterator[Row
 
         seconds = clock.seconds(on_stream(copy), graph=False)
         yield Row(f"{what}, {way}", size / seconds / 1e9, "GB/s", "link", link / seconds, goal)
-    if stream is not None:
-        batch = _batch(stream, of, to, slots)
-        seconds = clock.seconds(on_stream(batch), graph=False)
-        what = f"layers in one batch, {way}"
-        yield Row(what, size / seconds / 1e9, "GB/s", "link", link / seconds, GOAL)
     packed = _packed(clock, source, target)
     seconds = clock.seconds(on_stream(packed), graph=False)
     what = f"layers packed by a kernel, {way}"
     yield Row(what, size / seconds / 1e9, "GB/s", "link", link / seconds, GOAL)
 
 
-def _batch(stream: torch.cuda.Stream, of: torch.Tensor, to: torch.Tensor, slots: list[int]):
+def _on(clock: Clock, stream: torch.cuda.Stream | None):
+    """Puts work on a stream that begins and ends with the current one."""
+
+    def on_stream(work):
+        def run() -> None:
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream(clock.device))
+            with clock.on(stream):
+                work()
+            if stream is not None:
+                torch.cuda.current_stream(clock.device).wait_stream(stream)
+
+        return run
+
+    return on_stream
+
+
+def _batched(clock: Clock, way: str, source: Pool, target: Pool) -> Row:
     """Every layer of every block, in one call of the driver."""
-    cuda = core()
-    units = [slot * LAYERS + layer for slot in slots for layer in range(LAYERS)]
-    size = of.shape[1]
+    cuda, stream = core(), torch.cuda.Stream(clock.device)
+    (of,), (to,) = source.planes, target.planes
+    order = torch.randperm(len(of)).tolist()
 
-    def buffers(memory: torch.Tensor, order: list[int]):
-        return [cuda.Buffer.from_handle(memory[at].data_ptr(), size, mr=None) for at in order]
+    def buffers(memory: torch.Tensor, units: list[int]):
+        size = memory.shape[1]
+        return [cuda.Buffer.from_handle(memory[at].data_ptr(), size) for at in units]
 
-    sources, targets = buffers(of, units), buffers(to, units[::-1])
+    sources, targets = buffers(of, order), buffers(to, order[::-1])
     through = cuda.Stream.from_handle(stream.cuda_stream)
-    return lambda: cuda.utils.copy_batch(through, sources, targets)
+    on_stream = _on(clock, stream)
+    link = clock.seconds(on_stream(lambda: to.copy_(of, non_blocking=True)), graph=False)
+    batch = on_stream(lambda: cuda.utils.copy_batch(through, sources, targets))
+    seconds = clock.seconds(batch, graph=False)
+    rate = of.numel() / seconds / 1e9
+    return Row(f"layers in one batch, {way}", rate, "GB/s", "link", link / seconds, GOAL)
 
 
 def _packed(clock: Clock, source: Pool, target: Pool):

@@ -1015,6 +1015,8 @@ class DiskStore:
         slots: how many blocks it may hold.
         slot_bytes: bytes that a block takes on disk.
         disk_bytes: bytes that its files take now.
+        travel: whether bytes pass the page cache by, which queue moves them, and why it is not
+            what was asked for.
     """
 
     def __new__(
@@ -1028,6 +1030,8 @@ class DiskStore:
         block_tokens: int,
         blocks: int,
         durability: str = "flush",
+        io: str = "direct",
+        queue: str = "best",
         faults: Faults | None = None,
     ) -> Self: ...
     @staticmethod
@@ -1063,6 +1067,31 @@ class DiskStore:
     def slot_bytes(self) -> int: ...
     @property
     def disk_bytes(self) -> int: ...
+    @property
+    def travel(self) -> tuple[bool, str, list[str]]: ...
+    def read_many(
+        self,
+        blocks: Sequence[tuple[bytes, int, tuple[int, int], NDArray[np.uint8]]],
+        *,
+        depth: int = 8,
+    ) -> list[str | None]:
+        """Reads blocks as `read` does, given as its arguments, up to `depth` of them at once.
+
+        Tells of each why it failed, or None.
+        """
+
+    def write_many(
+        self,
+        blocks: Sequence[tuple[bytes, int, tuple[int, int], NDArray[np.uint8], bytes]],
+        wall: int,
+        *,
+        depth: int = 8,
+    ) -> list[str | None]:
+        """Writes blocks as `write` does, given as its arguments, up to `depth` of them at once.
+
+        Tells of each why it failed, or None.
+        """
+
     def read(
         self, key: bytes, slot: int, layers: tuple[int, int], memory: NDArray[np.uint8]
     ) -> None:
@@ -1130,7 +1159,7 @@ class Faults:
     Kinds: read, write, sync (`EIO`), short-read, short-write, no-space, denied.
     """
 
-    def __new__(cls, seed: int = 0) -> Self: ...
+    def __new__(cls, seed: int = 0, *, direct: bool = True, queue: str = "best") -> Self: ...
     def inject(self, kind: str, *, per_mille: int | None = None, after: int | None = None) -> None:
         """Lets a kind come: in so many of a thousand calls, or once behind `after` calls."""
 

@@ -91,6 +91,9 @@ class Tier:
         layout: how its bytes lie; None takes kvtrie's own. The core does not read it.
         durability: what a block on disk survives: "none" a clean close, "flush" the death of the
             process, "fsync" the loss of power. The core does not read it.
+        io: "direct" moves a disk's bytes between device and memory without the system's page
+            cache, where the file system allows it; "buffered" uses the cache. The core does not
+            read it.
 
     Raises:
         ConfigError: no room or room stated twice, an unknown word, a number that cannot be.
@@ -113,6 +116,7 @@ class Tier:
     policy: str | None = None
     layout: Layout | None = None
     durability: Literal["none", "flush", "fsync"] = "flush"
+    io: Literal["direct", "buffered"] = "direct"
 
     def __post_init__(self) -> None:
         words = {
@@ -120,6 +124,7 @@ class Tier:
             "owner": (self.owner, ("kvtrie", "engine", "none")),
             "write": (self.write, ("back", "through", "never")),
             "durability": (self.durability, ("none", "flush", "fsync")),
+            "io": (self.io, ("direct", "buffered")),
         }
         for name, (word, known) in words.items():
             if word not in known:

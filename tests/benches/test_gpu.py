@@ -35,12 +35,21 @@ def test_without_a_device_nothing_is_measured(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("name", ["bandwidth", "link", "overlap"])
 def test_every_part_runs_through(name):
-    rows = list(gpu.parts(Clock(torch.device("cpu")))[name]())
+    rows, stopped = gpu.collected(gpu.parts(Clock(torch.device("cpu")))[name])
     assert rows
+    assert not stopped
     for row in rows:
         assert math.isfinite(row.figure)
         assert row.figure > 0
         assert row.what in gpu.line(row)
+
+
+def test_a_part_that_fails_says_so_and_keeps_its_rows():
+    def part():
+        yield Row("x", 1.0, "GB/s")
+        raise RuntimeError("out of memory")
+
+    assert gpu.collected(part) == ([Row("x", 1.0, "GB/s")], "RuntimeError: out of memory")
 
 
 def test_a_goal_is_reached_or_missed():

@@ -111,7 +111,7 @@ def _pages(draw, cell, step):
 def _ropes(draw, dim, step):
     width = 2 * step * draw(st.integers(1, dim // (2 * step)))
     return Rope.of(
-        draw(st.integers(1, 40)),
+        draw(st.integers(2, 40)),
         width,
         theta=draw(st.sampled_from([100.0, 10_000.0])),
         first=draw(st.sampled_from([0, dim - width])),
@@ -121,9 +121,11 @@ def _ropes(draw, dim, step):
 
 @st.composite
 def _indices(draw, tokens, inside, *, distinct):
-    """Some of `inside`, with others that are nowhere near it in between."""
-    chosen = st.lists(st.sampled_from(inside), max_size=tokens, unique=distinct)
-    found = draw(chosen)
+    """Mostly some of `inside`, with others that are nowhere near it in between."""
+    most = min(tokens, len(inside)) if distinct else tokens
+    found = draw(
+        st.lists(st.sampled_from(inside), min_size=most - most // 3, max_size=most, unique=distinct)
+    )
     far = draw(
         st.lists(
             st.sampled_from([*FAR, inside.stop, inside.start - 1]),

@@ -14,9 +14,11 @@ from cases import KERNELS, calls, copied, written
 from hypothesis import given, settings
 from onhost import CUDA, GPP, BrokenHostError, Host, pair_of
 
-from kvtrie.kernels import Plane, twin
+from kvtrie.kernels import Plane, Rope, twin
 from kvtrie.kernels.call import Call
 from kvtrie.kernels.formats import CELLS, ROWS
+
+EXAMPLES = settings.default.max_examples  # as the profile says: fast, ci or deep
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="no g++")
 
@@ -53,7 +55,7 @@ def same(made, run):
 @pytest.mark.parametrize("row", list(ROWS), ids=ROWS.get)
 def test_kernels_do_what_twins_do(hosts, row, cell):
     @given(calls(rows=row, cells=cell))
-    @settings(max_examples=12)
+    @settings(max_examples=EXAMPLES // 2)
     def check(made):
         same(made, hosts(*pair_of(made[0])).run)
 
@@ -67,11 +69,34 @@ def test_kernels_do_what_twins_do(hosts, row, cell):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_sanitizers_have_nothing_to_say(hosts, sanitizer, row, cell, kernel):
     @given(calls(kernel=kernel, rows=row, cells=cell))
-    @settings(max_examples=5)
+    @settings(max_examples=EXAMPLES // 5)
     def check(made):
         same(made, hosts(*pair_of(made[0]), sanitizer).run)
 
     check()
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize(("width", "first"), [(64, 0), (32, 0), (16, 48)])
+@pytest.mark.parametrize("kernel", ["rerotate", "scatter_fused_recompute"])
+def test_every_pair_of_a_head_turns(hosts, kernel, width, first, neighbours):
+    torch.manual_seed(0)
+    rope = Rope.of(50, width, theta=100.0, first=first, neighbours=neighbours)
+    call = Call(
+        kernel,
+        Plane(torch.randn(3, 2, 2, 64).bfloat16()),
+        "none",
+        slots=torch.tensor([4, 0, 5]),
+        skipped=torch.zeros(3, dtype=torch.uint8),
+        rows=torch.randn(3, 2, 64).bfloat16(),
+        turns=torch.tensor([49, 1, -17 if kernel == "rerotate" else 17]),
+        rope=rope,
+    )
+    before = call.plane.cells.clone()
+    same([call], hosts("bf16", "bf16").run)
+    turned = (call.plane.cells != before).view(6, 2, 64)
+    assert turned[[4, 0, 5], :, first : first + width].float().mean() > 0.9
+    assert not turned[[1, 2, 3]].any()
 
 
 @pytest.mark.parametrize("cell", [torch.float8_e4m3fn, torch.float16, torch.bfloat16], ids=str)

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from kvtrie import __version__
-from kvtrie.cli import demo, disk, replay, show, top
+from kvtrie.cli import demo, disk, profile, replay, show, top
 from kvtrie.errors import KvtrieError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _COMMANDS = {
     "stats": show.STATS,
     "top": top.COMMAND,
     "disk": disk.COMMAND,
+    "profile": profile.COMMAND,
 }
 _REFUSED = 2
 _INTERRUPTED = 130

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvtrie.errors import ConfigError
+from kvtrie.tiers.chunks import CacheStore
 from kvtrie.tiers.disk import DiskStorage
 from kvtrie.tiers.form import Form, Formed, agree
 from kvtrie.tiers.gpu import gpu_pool
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kvtrie.tier import Tier
 
 __all__ = [
+    "CacheStore",
     "DiskStorage",
     "Form",
     "Formed",

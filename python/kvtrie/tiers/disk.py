@@ -4,8 +4,9 @@ What lies where is in `docs/design/disk.md`. Every layer is proved on every read
 foreign file is a miss with a logged reason and is removed, never a hit.
 Invariant: KV of another model, layout, block size or rank is not found. One process writes to a
 store; the next one reads only, and says so.
-Cost: a read or write is one call that leaves the interpreter to other threads and copies nothing;
-memory of a GPU goes through the host, by one copy more.
+Cost: a read or write is one call that leaves the interpreter to other threads and, where memory
+and layers are whole pages (those of a `Pool` start on one), copies nothing; memory of a GPU goes
+through the host, by one copy more.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class DiskStorage:
         layout: how a layer of a block lies in the pools; None is kvtrie's own.
         durability: what a finished write survives: "none" a clean close, "flush" the death of the
             process, "fsync" the loss of power.
+        io: "direct" past the system's page cache, where the file system allows it, or "buffered".
+        queue: what keeps several operations under way: "best" is the kernel's queue where it has
+            one, or else "threads".
         rank: the tensor-parallel rank whose part of the KV this is.
         clock: the wall clock in nanoseconds; ages grow by it between two processes.
         faults: a device that fails as it is told, for tests.
@@ -59,6 +63,8 @@ class DiskStorage:
         form: how the bytes lie.
         store: the files.
         read_only: whether another process writes here, or nobody may.
+
+    How bytes travel, and why not as was asked for, is in `store.travel`.
 
     Raises:
         ConfigError: a layout with K and V apart, numbers that cannot be.
@@ -74,6 +80,8 @@ class DiskStorage:
         *,
         layout: Layout | None = None,
         durability: Literal["none", "flush", "fsync"] = "flush",
+        io: Literal["direct", "buffered"] = "direct",
+        queue: Literal["best", "threads"] = "best",
         rank: int = 0,
         clock: Callable[[], int] = time.time_ns,
         faults: Faults | None = None,
@@ -94,6 +102,8 @@ class DiskStorage:
             block_tokens=block_tokens,
             blocks=blocks,
             durability=durability,
+            io=io,
+            queue=queue,
             faults=faults,
         )
         self.read_only = self.store.read_only
@@ -101,6 +111,8 @@ class DiskStorage:
         if self.read_only:
             why = "another process writes here, or nobody may"
             _LOG.warning("%s: %s: opened read-only", self.store.folder, why)
+        for reason in self.store.travel[2]:
+            _LOG.info("%s: %s", self.store.folder, reason)
         self._log()
 
     @classmethod
@@ -133,6 +145,7 @@ class DiskStorage:
             block_tokens,
             layout=tier.layout,
             durability=tier.durability,
+            io=tier.io,
             rank=rank,
         )
 

@@ -213,6 +213,7 @@ class LayerwiseEngine:
             hits = [next(one) for one in self.layerwise_retrievers]
             for one in self.layerwise_retrievers:
                 next(one)
+            self.load.wake()
         except BaseException:
             self.abort()
             raise
@@ -232,6 +233,7 @@ class LayerwiseEngine:
         # The last one's point on the load stream lies behind all the others'.
         for at, retrieval in enumerate(reversed(self._retrievals)):
             retrieval.wait(self._wanted(layer), self.current, last=at == 0)
+        self.load.wake()
         if layer + 1 == self.layers:
             for one in self.layerwise_retrievers:
                 next(one)
@@ -320,7 +322,9 @@ class LayerwiseEngine:
             self.executor.disclaim(lease)
 
     def _storing(self, lease: Lease, tokens: Any) -> Storing:  # noqa: ANN401 - as above
-        return Storing(self.executor, lease, tokens, self.store, self.connector, quiet=self._quiet)
+        return Storing(
+            self.executor, lease, tokens, self.store, self.connector, behind_loads=self._join_loads
+        )
 
     def _retrieve(self, retrieval: Retrieval, ahead: int, *, sync: bool) -> Generator[int]:
         yield retrieval.tokens
@@ -328,6 +332,7 @@ class LayerwiseEngine:
             retrieval.issue(max(layer + 1 + ahead, self._wanted(layer) + 1))
             if sync:
                 retrieval.wait(self._wanted(layer), self.current)
+                self.load.wake()
             yield layer
         retrieval.finish()
         yield retrieval.tokens
@@ -342,7 +347,8 @@ class LayerwiseEngine:
             return min(self.settings.look_ahead, self.connector.layers_at_once(tokens) - 1)
         return self.settings.look_ahead
 
-    def _quiet(self) -> bool:
-        """Whether no load is on its way that somebody waits for."""
-        running = any(one.out for one in (*self._retrievals, *self._alone))
-        return not running and self.executor.quiet()
+    def _join_loads(self) -> None:
+        """Block while a load is on its way that somebody waits for."""
+        for retrieval in (*self._retrievals, *self._alone):
+            retrieval.join()
+        self.executor.until(self.executor.quiet, "loads do not end")

@@ -98,6 +98,10 @@ class Queue:
         """Where a job stands while it may start."""
         return self._apart if job.lease else self._ready[job.urgency]
 
+    def awaited(self, ids: Collection[int]) -> list[int]:
+        """Those of the moves that something here waits for."""
+        return [ident for ident in ids if ident in self._waiting] if self._waiting else []
+
     def ended(self, ident: int, *, ok: bool) -> list[int]:
         """A move has ended: what waited for it may start, or never will.
 

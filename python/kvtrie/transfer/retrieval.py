@@ -120,7 +120,6 @@ class Retrieval:
     Attributes:
         tokens: the hit count: tokens that the plan covers.
         issued: layers that are on their way or there.
-        out: calls of it that the load stream has still to make.
     """
 
     def __init__(
@@ -145,10 +144,9 @@ class Retrieval:
         self.tokens = lease.matched
         self.layers = connector.pool.layers
         self.issued = 0
-        self.out = 0
         self._events: list[Event] = []
         self._buffers: dict[int, LayerBuffer] = {}
-        self._slots: dict[Job, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._units: dict[Job, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._reads: dict[int, list[LayerGet]] = {}
         self._read_to: dict[Job, int] = {}
         self._next: dict[Job, int] = {}
@@ -214,6 +212,11 @@ class Retrieval:
                 f"{self._error}; release it and acquire again"
             ) from self._error
 
+    def join(self) -> None:
+        """Block until everything that was issued has been copied, or handed to the GPU."""
+        if self._events:
+            self._events[-1].join()
+
     def buffer(self, layer: int) -> LayerBuffer:
         """The match at a layer, laid out in one piece; the next `wait` takes it back.
 
@@ -261,14 +264,8 @@ class Retrieval:
                     call()
             except BaseException as caught:  # noqa: BLE001 - told by `wait`
                 self._error = caught
-            finally:
-                self._executor.tell(partial(self._count, -1))
 
-        self._executor.tell(partial(self._count, 1))
-        return self._load.submit(guarded)
-
-    def _count(self, more: int) -> None:
-        self.out += more
+        return self._load.submit(guarded, wake=False)
 
     def _starts(self, job: Job) -> bool:
         """Begin a job if that needs no waiting; tells whether it has begun."""
@@ -341,7 +338,7 @@ class Retrieval:
         for job in sorted(ended, key=_stored, reverse=True):
             self._begin(job)
             self._executor.end(job)
-            self._slots.pop(job, None)
+            self._units.pop(job, None)
         for job in jobs:
             self._next[job] = layer + 1
 
@@ -363,17 +360,16 @@ class Retrieval:
                 self._executor.copied(job, brought, layer + 1)
 
     def _copies(self, job: Job, layer: int) -> Copies:
-        if job not in self._slots:
-            both = np.array(job.slots, dtype=np.int64)
-            self._slots[job] = both[:, 0], both[:, 1]
-        below, above = self._slots[job]
-        source = job.source
+        source, first = job.source, job.layers[0]
         assert isinstance(source, Pool)  # noqa: S101 - storages are read, not copied
-        return Copies(
-            source,
-            source.layer_units(below, layer),
-            self._connector.pool.layer_units(above, layer),
-        )
+        if job not in self._units:
+            both = np.array(job.slots, dtype=np.int64)
+            self._units[job] = (
+                source.layer_units(both[:, 0], first),
+                self._connector.pool.layer_units(both[:, 1], first),
+            )
+        below, above = self._units[job]
+        return Copies(source, below + (layer - first), above + (layer - first))
 
     def _news(self) -> list[Job]:
         """Loads that have been handed out since; what they carry is nobody else's."""

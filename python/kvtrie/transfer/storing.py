@@ -40,7 +40,7 @@ class Storing:
         tokens: the tokens, as `Lease.commit` takes them.
         store: the stream that copies.
         connector: how.
-        quiet: whether no load is on its way that somebody waits for.
+        behind_loads: blocks while a load is on its way that somebody waits for.
 
     Raises:
         ConfigError: tiers that do not store what is committed, or no pool to store it to.
@@ -55,7 +55,7 @@ class Storing:
         store: Stream,
         connector: PagedConnector,
         *,
-        quiet: Callable[[], bool],
+        behind_loads: Callable[[], None],
     ) -> None:
         manager, pool = executor.manager, connector.pool
         below = executor.pools[_BELOW] if len(executor.pools) > _BELOW else None
@@ -73,7 +73,7 @@ class Storing:
         self._lease = lease
         self._tokens = tokens
         self._store = store
-        self._quiet = quiet
+        self._behind_loads = behind_loads
         self._below = below
         self._pool = pool
         self._blocks = range(first, last)
@@ -117,7 +117,7 @@ class Storing:
             return
         try:
             # Both directions at once cost each of them: what a pass waits for comes first.
-            self._executor.until(self._quiet, "loads do not end")
+            self._behind_loads()
             units = self._pool.layer_units(self._slots[layer], layer)
             below = self._below.spare_units(self._spares, layer)
             self._down.send([Copies(self._below, below, units)])

@@ -3,7 +3,9 @@
 On a GPU the thread only hands copies to a CUDA stream of its own; without one it makes them. So the
 same program overlaps copies with computation in both worlds.
 Invariant: calls run in the order in which they came; a call behind `wait` starts after the event;
-what a call raises is told to whoever waits for it. Cost: a queue and a wake-up per call.
+what a call raises is told to whoever waits for it.
+Cost: a queue and a wake-up per call; who waits for calls that have not begun makes them itself, so
+that a wait costs no change of threads.
 """
 
 from __future__ import annotations
@@ -24,32 +26,40 @@ __all__ = ["Current", "Event", "Stream"]
 
 
 class Event:
-    """A point in a stream that is passed once."""
+    """A point in a stream that is passed once.
 
-    def __init__(self) -> None:
-        self._over = threading.Event()
+    Args:
+        stream: whose; None for the caller's own.
+
+    Attributes:
+        passed: whether the stream has made the calls before it; its GPU may still be on the way.
+        cuda: the same point on the GPU.
+        error: what the call before it has raised.
+    """
+
+    __slots__ = ("_stream", "cuda", "error", "passed")
+
+    def __init__(self, stream: Stream | None = None) -> None:
+        self._stream = stream
+        self.passed = False
         self.cuda: torch.cuda.Event | torch.Event | None = None
         self.error: BaseException | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Whether the stream's thread has passed it; its GPU may still be on the way."""
-        return self._over.is_set()
 
     def mark(self, cuda: torch.cuda.Stream | None, error: BaseException | None = None) -> None:
         """The stream has come here."""
         self.error = error
         if cuda is not None:
             self.cuda = cuda.record_event()
-        self._over.set()
+        self.passed = True
 
     def join(self) -> None:
-        """Block until the stream's thread has passed.
+        """Block until the stream has made the calls before it.
 
         Raises:
             BaseException: whatever the call before the event has raised.
         """
-        self._over.wait()
+        if self._stream is not None:
+            self._stream.run_to(self)
         if self.error is not None:
             raise self.error
 
@@ -77,22 +87,46 @@ class Stream:
         with self._changed:
             return not self._busy and not self._calls
 
-    def submit(self, call: Callable[[], object]) -> Event:
+    def submit(self, call: Callable[[], object], *, wake: bool = True) -> Event:
         """Run a call behind those that came before.
+
+        Args:
+            call: what to run.
+            wake: whether the thread is to begin at once; otherwise it does with the next `wake`.
 
         Raises:
             TransferError: the stream is closed.
         """
-        event = Event()
+        event = Event(self)
         with self._changed:
             if self._closed:
                 raise TransferError("the stream is closed")
             self._calls.append((call, event))
-            self._changed.notify_all()
+            if wake:
+                self._changed.notify_all()
         return event
+
+    def wake(self) -> None:
+        """Let the thread begin with what it was given."""
+        with self._changed:
+            if self._calls and not self._busy:
+                self._changed.notify_all()
+
+    def run_to(self, event: Event) -> None:
+        """Block until an event of this stream has passed, making calls that have not begun."""
+        while not event.passed:
+            with self._changed:
+                while not event.passed and (self._busy or not self._calls):
+                    self._changed.wait()
+                if event.passed:
+                    return
+                call, after = self._take()
+            self._make(call, after)
 
     def wait(self, event: Event) -> None:
         """Let whatever is submitted from now on wait for a point of another stream."""
+        if event.passed and event.error is None and (self.cuda is None or event.cuda is None):
+            return
 
         def until() -> None:
             event.join()
@@ -125,22 +159,28 @@ class Stream:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._calls:
-                    if self._closed:
+                while self._busy or not self._calls:
+                    if self._closed and not self._calls:
                         return
                     self._changed.wait()
-                call, event = self._calls.popleft()
-                self._busy = True
-            error: BaseException | None = None
-            try:
-                with torch.cuda.stream(self.cuda) if self.cuda is not None else nullcontext():
-                    call()
-            except BaseException as caught:  # noqa: BLE001 - told to whoever waits
-                error = caught
-            event.mark(self.cuda, error)
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
+                call, event = self._take()
+            self._make(call, event)
+
+    def _take(self) -> tuple[Callable[[], object], Event]:
+        self._busy = True
+        return self._calls.popleft()
+
+    def _make(self, call: Callable[[], object], event: Event) -> None:
+        error: BaseException | None = None
+        try:
+            with torch.cuda.stream(self.cuda) if self.cuda is not None else nullcontext():
+                call()
+        except BaseException as caught:  # noqa: BLE001 - told to whoever waits
+            error = caught
+        event.mark(self.cuda, error)
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
 
 
 class Current:

@@ -42,6 +42,7 @@ mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use rustc_hash::FxHashMap;
 use slotmap::SlotMap;
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Structure, TierId};
@@ -102,7 +103,7 @@ pub struct Manager {
     tiers: Vec<Tier>,
     lanes: Lanes,
     owns: SlotMap<OwnId, Own>,
-    leases: BTreeMap<LeaseId, Lease>,
+    leases: FxHashMap<LeaseId, Box<Lease>>,
     next_lease: LeaseId,
     moves: BTreeMap<MoveId, Move>,
     /// By move: those that wait for it.
@@ -164,7 +165,7 @@ impl Manager {
             tiers,
             lanes,
             owns: SlotMap::with_key(),
-            leases: BTreeMap::new(),
+            leases: FxHashMap::default(),
             next_lease: 1,
             moves: BTreeMap::new(),
             waiters: BTreeMap::new(),

@@ -28,7 +28,7 @@ pub struct Owner {
 }
 
 /// How a block stood when it was last seen: what ranks it besides its place.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Standing {
     /// Nanoseconds since its last use.
     pub age: Nanos,
@@ -38,6 +38,14 @@ pub struct Standing {
     pub session_blocks: u32,
     /// What hints say of it, if they do.
     pub wanted: Option<Wanted>,
+    /// What the user says that a token of it costs, finite and above 0, if the user does.
+    pub cost: Option<f64>,
+}
+
+/// A cost that may be one.
+#[must_use]
+pub fn sound(cost: f64) -> Option<f64> {
+    (cost.is_finite() && cost > 0.0).then_some(cost)
 }
 
 /// How much a block is wanted, and for how long.
@@ -65,7 +73,7 @@ impl Wanted {
 }
 
 /// What goes with a block to a store: what it is and how it stood.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Label {
     /// What it is.
     pub record: Record,
@@ -102,18 +110,17 @@ impl Record {
     /// The key of the block.
     #[must_use]
     pub fn key(&self) -> Key {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&self.parent);
-        hasher.update(&(self.tokens.len() as u64).to_le_bytes());
-        for token in &self.tokens {
-            hasher.update(&token.to_le_bytes());
-        }
+        // One run of bytes: hashing it piece by piece takes twice as long.
+        let mut bytes = Vec::with_capacity(40 + 4 * self.tokens.len());
+        bytes.extend(self.parent);
+        bytes.extend((self.tokens.len() as u64).to_le_bytes());
+        bytes.extend(self.tokens.iter().flat_map(|token| token.to_le_bytes()));
         for (offset, digest) in &self.digests {
-            hasher.update(&offset.to_le_bytes());
-            hasher.update(&(digest.len() as u64).to_le_bytes());
-            hasher.update(digest);
+            bytes.extend(offset.to_le_bytes());
+            bytes.extend((digest.len() as u64).to_le_bytes());
+            bytes.extend(digest);
         }
-        *hasher.finalize().as_bytes()
+        *blake3::hash(&bytes).as_bytes()
     }
 
     /// The record as bytes: version `u8`, scope `u8` (0 none, 1 follows, 2 follows and is
@@ -185,16 +192,18 @@ impl Record {
 
 impl Label {
     /// The label as bytes: age `u64`, time to live `u64`, uses `u32`, session's blocks `u32`, priority
-    /// `u8` as [`Wanted::kept`] has it and seven zeros, then the record.
+    /// `u8` as [`Wanted::kept`] has it, 1 as `u8` if there is a cost or else 0, six zeros, the cost as
+    /// a float if there is one, then the record.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let Standing { age, uses, session_blocks, wanted } = self.standing;
+        let Standing { age, uses, session_blocks, wanted, cost } = self.standing;
         let (priority, ttl) = Wanted::kept(wanted);
         let mut out = age.to_le_bytes().to_vec();
         out.extend(ttl.to_le_bytes());
         out.extend(uses.to_le_bytes());
         out.extend(session_blocks.to_le_bytes());
-        out.extend([priority, 0, 0, 0, 0, 0, 0, 0]);
+        out.extend([priority, u8::from(cost.is_some()), 0, 0, 0, 0, 0, 0]);
+        out.extend(cost.iter().flat_map(|cost| cost.to_le_bytes()));
         out.extend(self.record.encode());
         out
     }
@@ -207,10 +216,15 @@ impl Label {
         let (age, ttl) = (eight()?, eight()?);
         let mut four = || Some(u32::from_le_bytes(take(&mut rest, 4)?.try_into().ok()?));
         let (uses, session_blocks) = (four()?, four()?);
-        let [priority, 0, 0, 0, 0, 0, 0, 0] = *take(&mut rest, 8)? else { return None };
+        let [priority, priced, 0, 0, 0, 0, 0, 0] = *take(&mut rest, 8)? else { return None };
+        let cost = match priced {
+            0 => None,
+            1 => Some(sound(f64::from_le_bytes(take(&mut rest, 8)?.try_into().ok()?))?),
+            _ => return None,
+        };
         let wanted = Wanted::found((priority, ttl));
         let record = Record::decode(rest)?;
-        Some(Self { record, standing: Standing { age, uses, session_blocks, wanted } })
+        Some(Self { record, standing: Standing { age, uses, session_blocks, wanted, cost } })
     }
 }
 
@@ -279,7 +293,8 @@ mod tests {
                 priority: u8::try_from(uses % 101).expect("at most 100"),
                 ttl: age.max(1),
             });
-            let standing = Standing { age, uses, session_blocks: !uses, wanted };
+            let cost = (uses % 2 > 0).then(|| f64::from(uses) / 7.0);
+            let standing = Standing { age, uses, session_blocks: !uses, wanted, cost };
             let label = Label { record, standing };
             prop_assert_eq!(Label::decode(&label.encode()), Some(label));
         }

@@ -8,14 +8,14 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::manager::Row;
-use kvtrie_core::record::{Key, Label, Record, Standing, Wanted};
-use kvtrie_store::{Device, Durability, Error, Kept, Meta, Settings, Store, System};
+use kvtrie_core::record::{Key, Label, Standing, Wanted, sound};
+use kvtrie_store::{Device, Durability, Error, Given, Kept, Meta, Settings, Store, System};
 use numpy::{PyReadonlyArray2, PyReadwriteArray2};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::{ClosedError, TransferError, bad};
-use crate::faults::Faults;
+use crate::faults::{Faults, queue};
 use crate::index::Index;
 use crate::number;
 
@@ -25,6 +25,15 @@ type Listed<'py> = (u32, Bound<'py, PyBytes>, u16, u16, u64, u32, bool);
 
 /// A block that could not be proved: slot, key, reason.
 type Finding<'py> = (u32, Bound<'py, PyBytes>, String);
+
+/// A block to read: key, slot, layers, memory.
+type Reading<'py> = (Vec<u8>, u32, (u16, u16), PyReadwriteArray2<'py, u8>);
+
+/// A block to write: key, slot, layers, memory, label.
+type Writing<'py> = (Vec<u8>, u32, (u16, u16), PyReadonlyArray2<'py, u8>, Vec<u8>);
+
+/// Of each block of a call, why it failed if it did.
+type Told = Vec<Option<String>>;
 
 /// The files of one store.
 #[pyclass(frozen, module = "kvtrie")]
@@ -69,8 +78,30 @@ fn raise(error: Error) -> PyErr {
     }
 }
 
-fn device(faults: Option<&Bound<'_, Faults>>) -> Arc<dyn Device> {
-    faults.map_or_else(|| Arc::new(System::default()) as Arc<dyn Device>, |faults| faults.get().device())
+fn device(faults: Option<&Bound<'_, Faults>>, io: &str, queue: &str) -> PyResult<Arc<dyn Device>> {
+    let direct = match io {
+        "direct" => true,
+        "buffered" => false,
+        other => return Err(bad(format!("io is direct or buffered, not '{other}'"))),
+    };
+    let queue = self::queue(queue)?;
+    Ok(match faults {
+        Some(faults) => faults.get().device(),
+        None => Arc::new(System::new(direct, queue)),
+    })
+}
+
+fn told(results: Vec<Result<(), Error>>) -> Told {
+    results.into_iter().map(|result| result.err().map(|error| error.to_string())).collect()
+}
+
+fn label(bytes: &[u8]) -> PyResult<Label> {
+    Label::decode(bytes)
+        .ok_or_else(|| bad(format!("{} bytes are no label of a block", bytes.len())))
+}
+
+fn contiguous() -> PyErr {
+    bad("memory of layers is contiguous")
 }
 
 fn durability(name: &str) -> PyResult<Durability> {
@@ -83,9 +114,9 @@ fn durability(name: &str) -> PyResult<Durability> {
 }
 
 fn meta(standing: Standing) -> Meta {
-    let Standing { age, uses, session_blocks, wanted } = standing;
+    let Standing { age, uses, session_blocks, wanted, cost } = standing;
     let (priority, ttl) = Wanted::kept(wanted);
-    Meta { age, uses, session_blocks, priority, ttl, ..Meta::default() }
+    Meta { age, uses, session_blocks, priority, ttl, cost: cost.unwrap_or(f64::NAN) }
 }
 
 fn key(bytes: &[u8]) -> PyResult<Key> {
@@ -99,7 +130,7 @@ impl DiskStore {
     #[new]
     #[pyo3(signature = (
         folder, *, identity, about, layers, layer_bytes, block_tokens, blocks,
-        durability="flush", faults=None
+        durability="flush", io="direct", queue="best", faults=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "settings, all by name")]
     fn new(
@@ -112,6 +143,8 @@ impl DiskStore {
         block_tokens: u32,
         blocks: u32,
         durability: &str,
+        io: &str,
+        queue: &str,
         faults: Option<&Bound<'_, Faults>>,
     ) -> PyResult<Self> {
         let settings = Settings {
@@ -123,20 +156,23 @@ impl DiskStore {
             blocks,
             durability: self::durability(durability)?,
         };
-        let device = device(faults);
+        let device = device(faults, io, queue)?;
         py.detach(|| Store::open(device, &folder, settings)).map(Self::of).map_err(raise)
     }
 
     /// Opens the store of a folder as its manifest describes it; for tools.
     #[staticmethod]
     fn inspect(py: Python<'_>, folder: PathBuf) -> PyResult<Self> {
-        py.detach(|| Store::inspect(Arc::new(System::default()), &folder)).map(Self::of).map_err(raise)
+        py.detach(|| Store::inspect(Arc::new(System::default()), &folder))
+            .map(Self::of)
+            .map_err(raise)
     }
 
     /// The stores in a folder: each one's own folder, and why it cannot be read if so.
     #[staticmethod]
     fn stores(py: Python<'_>, folder: PathBuf) -> PyResult<Vec<(PathBuf, Option<String>)>> {
-        let listed = py.detach(|| kvtrie_store::stores(&System::default(), &folder)).map_err(raise)?;
+        let listed =
+            py.detach(|| kvtrie_store::stores(&System::default(), &folder)).map_err(raise)?;
         let told = |settings: Result<_, Error>| settings.err().map(|error| error.to_string());
         Ok(listed.into_iter().map(|store| (store.folder, told(store.settings))).collect())
     }
@@ -164,6 +200,13 @@ impl DiskStore {
     #[getter]
     fn read_only(&self) -> bool {
         self.read_only
+    }
+
+    /// How bytes travel: whether past the page cache, by which queue, why not as was asked for.
+    #[getter]
+    fn travel(&self, py: Python<'_>) -> PyResult<(bool, &'static str, Vec<String>)> {
+        let travel = self.run(py, |store| Ok(store.travel()))?;
+        Ok((travel.direct, travel.queue, travel.reasons))
     }
 
     #[getter]
@@ -211,7 +254,7 @@ impl DiskStore {
         mut memory: PyReadwriteArray2<'_, u8>,
     ) -> PyResult<()> {
         let (key, layers) = (self::key(key)?, Layers::new(layers.0, layers.1));
-        let bytes = memory.as_slice_mut().map_err(|_| bad("memory of layers is contiguous"))?;
+        let bytes = memory.as_slice_mut().map_err(|_| contiguous())?;
         self.run(py, |store| store.read(&key, slot, layers, bytes))
     }
 
@@ -228,26 +271,68 @@ impl DiskStore {
         wall: u64,
     ) -> PyResult<()> {
         let (key, layers) = (self::key(key)?, Layers::new(layers.0, layers.1));
-        let bytes = memory.as_slice().map_err(|_| bad("memory of layers is contiguous"))?;
-        let label = Label::decode(label)
-            .ok_or_else(|| bad(format!("{} bytes are no label of a block", label.len())))?;
+        let bytes = memory.as_slice().map_err(|_| contiguous())?;
+        let label = self::label(label)?;
         let record = label.record.encode();
         let meta = meta(label.standing);
         self.run(py, |store| store.write(&key, slot, layers, &record, meta, bytes, wall))
+    }
+
+    /// Reads several blocks, up to `depth` at once; tells of each why it failed, or None.
+    #[pyo3(signature = (blocks, *, depth=8))]
+    fn read_many(
+        &self,
+        py: Python<'_>,
+        mut blocks: Vec<Reading<'_>>,
+        depth: usize,
+    ) -> PyResult<Told> {
+        let keys: Vec<Key> = blocks.iter().map(|block| key(&block.0)).collect::<PyResult<_>>()?;
+        let wanted = keys.iter().zip(&mut blocks).map(|(key, (_, slot, layers, memory))| {
+            let out = memory.as_slice_mut().map_err(|_| contiguous())?;
+            Ok(kvtrie_store::Wanted {
+                key,
+                slot: *slot,
+                layers: Layers::new(layers.0, layers.1),
+                out,
+            })
+        });
+        let wanted = wanted.collect::<PyResult<Vec<_>>>()?;
+        self.run(py, |store| Ok(told(store.read_many(wanted, depth))))
+    }
+
+    /// Writes several blocks, up to `depth` at once; tells of each why it failed, or None.
+    #[pyo3(signature = (blocks, wall, *, depth=8))]
+    fn write_many(
+        &self,
+        py: Python<'_>,
+        blocks: Vec<Writing<'_>>,
+        wall: u64,
+        depth: usize,
+    ) -> PyResult<Told> {
+        let known = blocks.iter().map(|block| Ok((key(&block.0)?, self::label(&block.4)?)));
+        let known: Vec<(Key, Label)> = known.collect::<PyResult<_>>()?;
+        let records: Vec<Vec<u8>> = known.iter().map(|(_, label)| label.record.encode()).collect();
+        let given = known.iter().zip(&records).zip(&blocks);
+        let given = given.map(|(((key, label), record), (_, slot, layers, memory, _))| {
+            let bytes = memory.as_slice().map_err(|_| contiguous())?;
+            let layers = Layers::new(layers.0, layers.1);
+            Ok(Given { key, slot: *slot, layers, record, meta: meta(label.standing), bytes })
+        });
+        let given = given.collect::<PyResult<Vec<_>>>()?;
+        self.run(py, |store| Ok(told(store.write_many(given, wall, depth))))
     }
 
     /// What is here, for a manager that starts; `wall` is the wall clock in nanoseconds.
     fn index(&self, py: Python<'_>, wall: u64) -> PyResult<Index> {
         let rows = self.run(py, |store| store.rows(wall))?;
         let row = |row: kvtrie_store::Row| {
-            let Meta { age, uses, session_blocks, priority, ttl, .. } = row.meta;
+            let Meta { age, uses, session_blocks, priority, ttl, cost } = row.meta;
             let wanted = Wanted::found((priority, ttl));
-            let standing = Standing { age, uses, session_blocks, wanted };
-            let record = Record::decode(&row.record)?;
-            let label = Label { record, standing };
-            Some(Row { label, slot: row.slot, layers: row.layers })
+            let standing = Standing { age, uses, session_blocks, wanted, cost: sound(cost) };
+            let label = Label { record: row.record, standing };
+            Row { label, slot: row.slot, layers: row.layers }
         };
-        Ok(Index::from(rows.into_iter().filter_map(row).collect::<Vec<Row>>()))
+        Ok(Index::from(rows.into_iter().map(row).collect::<Vec<Row>>()))
     }
 
     /// Keeps exactly the blocks of an index, with their ages and uses; every other slot is free.

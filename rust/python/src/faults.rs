@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use kvtrie_store::{self as store, Call, Chance, Device, Fault, System};
+use kvtrie_store::{self as store, Call, Chance, Device, Fault, Queue, System};
 use pyo3::prelude::*;
 
 use crate::error::bad;
@@ -29,6 +29,15 @@ fn fault(name: &str) -> PyResult<Fault> {
     })
 }
 
+/// What keeps several operations under way, by the name users write.
+pub(crate) fn queue(name: &str) -> PyResult<Queue> {
+    match name {
+        "best" => Ok(Queue::Best),
+        "threads" => Ok(Queue::Threads),
+        other => Err(bad(format!("queue is best or threads, not '{other}'"))),
+    }
+}
+
 fn call(name: &str) -> PyResult<Call> {
     match name {
         "read" => Ok(Call::Read),
@@ -41,9 +50,11 @@ fn call(name: &str) -> PyResult<Call> {
 #[pymethods]
 impl Faults {
     #[new]
-    #[pyo3(signature = (seed=0))]
-    fn new(seed: u64) -> Self {
-        Self { device: Arc::new(store::Faults::new(Arc::new(System::default()), seed)) }
+    #[pyo3(signature = (seed=0, *, direct=true, queue="best"))]
+    fn new(seed: u64, direct: bool, queue: &str) -> PyResult<Self> {
+        let queue = self::queue(queue)?;
+        let inner = Arc::new(System::new(direct, queue));
+        Ok(Self { device: Arc::new(store::Faults::new(inner, seed)) })
     }
 
     /// Lets a kind of fault come: in so many of a thousand calls, or once behind `after` calls.

@@ -121,9 +121,14 @@ pub trait Device: Send + Sync + Debug {
     /// Does all of a work's operations, several at once where the device can; returns when none is
     /// under way. The work is asked and told by the calling thread only.
     fn run(&self, work: &mut dyn Work<'_>) {
-        while let Some(mut op) = work.next() {
-            let moved = op.perform();
-            work.done(op, moved);
+        loop {
+            while let Some(mut op) = work.next() {
+                let moved = op.perform();
+                work.done(op, moved);
+            }
+            if !work.between() {
+                return;
+            }
         }
     }
 

@@ -259,6 +259,10 @@ impl<'a> Work<'a> for Harmed<'_, 'a> {
     fn done(&mut self, op: Op<'a>, moved: io::Result<usize>) {
         self.work.done(op, moved);
     }
+
+    fn between(&mut self) -> bool {
+        self.work.between()
+    }
 }
 
 impl Plan {

@@ -1,7 +1,7 @@
 //! Reading: layers into the caller's memory, proved there.
 //!
-//! Header pages and layers of several blocks are under way together; a layer's checksum is taken as
-//! soon as it is there, while the device goes on.
+//! Header pages and layers of several blocks are under way together; checksums of what is there are
+//! taken when the device has been given more to do.
 //! Invariant: what is read was proved against its key, every time and over the bytes that the
 //! caller gets. Cost: one operation for the header pages and one per piece of about a megabyte; a
 //! hash of all of it; a copy where memory or layers are no whole pages and the device wants them.
@@ -55,6 +55,10 @@ struct Block<'s, 'a> {
     sums: Vec<u64>,
     header: Option<Pages>,
     under_way: usize,
+    /// Operations that came back and were not looked at.
+    unseen: usize,
+    /// Whether the device has nothing more to do for it.
+    moved: bool,
     error: Option<Error>,
     _claim: Claim<'s>,
 }
@@ -64,9 +68,13 @@ struct Reads<'s, 'a> {
     store: &'s Store,
     waiting: VecDeque<(usize, Wanted<'a>)>,
     blocks: Vec<Option<Block<'s, 'a>>>,
+    /// Blocks whose slots are claimed, and those of them that the device still works for.
+    held: usize,
     active: usize,
     depth: usize,
     again: VecDeque<Op<'a>>,
+    /// Operations whose bytes are there and were not looked at.
+    there: VecDeque<Op<'a>>,
     results: Vec<Result<()>>,
 }
 
@@ -90,9 +98,11 @@ impl Store {
             results: wanted.iter().map(|_| Ok(())).collect(),
             waiting: wanted.into_iter().enumerate().collect(),
             blocks: Vec::new(),
+            held: 0,
             active: 0,
             depth: depth.max(1),
             again: VecDeque::new(),
+            there: VecDeque::new(),
         };
         self.device.run(&mut reads);
         reads.results
@@ -179,7 +189,7 @@ impl<'a> Work<'a> for Reads<'_, 'a> {
                     }
                 }
             }
-            if self.active == self.depth {
+            if self.active == self.depth || self.held == 2 * self.depth {
                 return None;
             }
             let (at, wanted) = self.waiting.pop_front()?;
@@ -196,38 +206,37 @@ impl<'a> Work<'a> for Reads<'_, 'a> {
         let settings = &self.store.settings;
         // What fills the last layer up to a page is no part of it.
         let fill = if op.layers.is_empty() { 0 } else { settings.stride() - settings.layer_bytes };
+        let block = self.blocks[at].as_mut().expect("its block is held while it is under way");
         match op.step(moved) {
             Step::Again(op) => return self.again.push_back(op),
+            Step::Whole(op) => {
+                block.unseen += 1;
+                self.there.push_back(op);
+            }
             Step::Failed(op, error)
                 if error.kind() == io::ErrorKind::UnexpectedEof && op.rest().len() <= fill =>
             {
-                if let Some(block) = &mut self.blocks[at] {
-                    block.take(settings, op);
-                }
-            }
-            Step::Whole(op) => {
-                if let Some(block) = &mut self.blocks[at] {
-                    block.take(settings, op);
-                }
+                block.unseen += 1;
+                self.there.push_back(op);
             }
             Step::Failed(op, error) => {
-                if let Some(block) = &mut self.blocks[at] {
-                    let wanted = op.all().len();
-                    let segments = &self.store.segments;
-                    block.fail(segments.reading_failed(
-                        block.slot,
-                        op.at,
-                        op.place(),
-                        wanted,
-                        error,
-                    ));
-                }
+                let (segments, wanted) = (&self.store.segments, op.all().len());
+                let end = op.place();
+                block.fail(segments.reading_failed(block.slot, op.at, end, wanted, error));
             }
         }
-        if let Some(block) = &mut self.blocks[at] {
-            block.under_way -= 1;
-        }
+        block.under_way -= 1;
         self.settle(at);
+    }
+
+    fn between(&mut self) -> bool {
+        let Some(op) = self.there.pop_front() else { return false };
+        let at = op.whose;
+        let block = self.blocks[at].as_mut().expect("its block is held until all is seen");
+        block.take(&self.store.settings, op);
+        block.unseen -= 1;
+        self.settle(at);
+        true
     }
 }
 
@@ -237,7 +246,7 @@ impl<'a> Reads<'_, 'a> {
         let store = self.store;
         store.check(wanted.slot, wanted.layers, wanted.out.len())?;
         // Whoever waits for a slot holds none, so that no two calls wait for each other.
-        let claim = if self.active == 0 {
+        let claim = if self.held == 0 {
             store.claims.one(wanted.slot)
         } else if let Some(claim) = store.claims.all(wanted.slot..wanted.slot + 1) {
             claim
@@ -263,6 +272,8 @@ impl<'a> Reads<'_, 'a> {
             sums: vec![0; usize::from(layers.len())],
             header: None,
             under_way: 1,
+            unseen: 0,
+            moved: false,
             error: None,
             _claim: claim,
         };
@@ -271,15 +282,21 @@ impl<'a> Reads<'_, 'a> {
         } else {
             self.blocks[place] = Some(block);
         }
+        self.held += 1;
         self.active += 1;
         Ok(Some(op))
     }
 
-    /// Ends a block of which nothing is under way and nothing is left.
+    /// Ends a block of which nothing is under way, left or unseen.
     fn settle(&mut self, at: usize) {
-        let ended = |block: &mut Block<'_, '_>| block.under_way == 0 && block.left.is_empty();
+        if let Some(block) = &mut self.blocks[at] {
+            let moved = block.under_way == 0 && block.left.is_empty();
+            self.active -= usize::from(moved && !block.moved);
+            block.moved = moved;
+        }
+        let ended = |block: &mut Block<'_, '_>| block.moved && block.unseen == 0;
         let Some(mut block) = self.blocks[at].take_if(ended) else { return };
-        self.active -= 1;
+        self.held -= 1;
         let proved = match (block.error.take(), &block.header) {
             (None, Some(both)) => {
                 self.store.compare(block.key, block.slot, block.layers, both, &block.sums)

@@ -93,7 +93,18 @@ impl Rings {
                 flight.free.pop();
                 flight.begin(at, op, file);
             }
+            flight.submit();
+            let mut more = false;
+            while work.between() {
+                more = true;
+                if !flight.ring.completion().is_empty() {
+                    break;
+                }
+            }
             if flight.free.len() == DEPTH as usize {
+                if more {
+                    continue;
+                }
                 break;
             }
             for (op, moved) in flight.wait() {
@@ -124,9 +135,15 @@ impl<'a> Flight<'_, 'a> {
         assert!(pushed.is_ok(), "a ring has room for {DEPTH} operations");
     }
 
-    /// Submits what is new, waits for one completion and takes all that are there.
-    fn wait(&mut self) -> Vec<(Op<'a>, io::Result<usize>)> {
-        while let Err(error) = self.ring.submit_and_wait(1) {
+    /// Submits what is new, if there is anything.
+    fn submit(&mut self) {
+        if !self.ring.submission().is_empty() {
+            self.enter(0);
+        }
+    }
+
+    fn enter(&mut self, wait_for: usize) {
+        while let Err(error) = self.ring.submit_and_wait(wait_for) {
             let passes = matches!(
                 error.kind(),
                 io::ErrorKind::Interrupted
@@ -138,6 +155,11 @@ impl<'a> Flight<'_, 'a> {
                 std::process::abort();
             }
         }
+    }
+
+    /// Waits for one completion and takes all that are there.
+    fn wait(&mut self) -> Vec<(Op<'a>, io::Result<usize>)> {
+        self.enter(1);
         let mut done = Vec::new();
         for entry in self.ring.completion() {
             let at = usize::try_from(entry.user_data()).expect("a place in `ops`");

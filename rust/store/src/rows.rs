@@ -1,12 +1,14 @@
 //! What a store holds, for a manager that starts, and what a manager keeps when it stops.
 //!
 //! Invariant: ages grow by the wall clock between writing and reading, and by nothing if it went
-//! backwards; parents come before their children. Cost: one pass over the manifest and a sort.
+//! backwards; parents come before their children. Cost: one pass over the manifest, a hash per block
+//! and a sort of small numbers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::{Key, Record};
+use rustc_hash::FxHashMap;
 
 use crate::claim::lock;
 use crate::error::{Error, Result};
@@ -21,7 +23,7 @@ pub struct Row {
     /// Its name.
     pub key: Key,
     /// Its record; hashing it gave the key.
-    pub record: Vec<u8>,
+    pub record: Record,
     /// The layers that are there.
     pub layers: Layers,
     /// What was kept about it, as of now.
@@ -39,6 +41,9 @@ pub struct Kept {
     pub meta: Meta,
 }
 
+/// Fewer rows are not worth a thread.
+const FEW: usize = 10_000;
+
 impl Store {
     /// All blocks: those whose path is whole first, each behind its parent.
     ///
@@ -46,23 +51,20 @@ impl Store {
     /// What the device says.
     pub fn rows(&self, wall_now: u64) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
-        let mut parents = Vec::new();
         {
             let manifest = lock(&self.manifest);
             let blocks = lock(&self.table).by_frame();
             rows.reserve(blocks.len());
             manifest.each(&blocks, |slot, entry, put| {
-                let proved = put.and_then(|put| Some((put, Record::decode(put.record)?)));
-                let proved = proved.filter(|(_, record)| record.key() == entry.key);
-                let Some((put, record)) = proved else {
+                let found = put.and_then(|put| Some((put, Record::decode(put.record)?)));
+                let Some((put, record)) = found else {
                     self.note(format!("slot {slot}: its frame at {} is damaged", entry.at));
                     return Ok(());
                 };
-                parents.push(record.scope.is_none().then_some(record.parent));
                 rows.push(Row {
                     slot,
                     key: entry.key,
-                    record: put.record.to_vec(),
+                    record,
                     layers: entry.layers,
                     meta: put.meta.later(wall_now.saturating_sub(put.stamp)),
                     rooted: false,
@@ -70,7 +72,11 @@ impl Store {
                 Ok(())
             })?;
         }
-        Ok(sorted(rows, &parents))
+        for at in unproved(&rows).into_iter().rev() {
+            let slot = rows.remove(at).slot;
+            self.note(format!("slot {slot}: its record does not give its key"));
+        }
+        Ok(sorted(rows))
     }
 
     /// Rewrites the manifest: exactly these blocks stay, with what is known about them now; every
@@ -96,10 +102,29 @@ impl Store {
     }
 }
 
-/// `parents[i]` is the key before row `i`, or `None` for the first block of a scope.
-fn sorted(rows: Vec<Row>, parents: &[Option<Key>]) -> Vec<Row> {
-    let known: HashMap<Key, usize> =
-        rows.iter().enumerate().map(|(at, row)| (row.key, at)).collect();
+/// The rows whose record does not give their key, by their places; hashed on all cores.
+fn unproved(rows: &[Row]) -> Vec<usize> {
+    let find = |(first, rows): (usize, &[Row])| -> Vec<usize> {
+        let wrong = |(_, row): &(usize, &Row)| row.record.key() != row.key;
+        (first..).zip(rows).filter(wrong).map(|(at, _)| at).collect()
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let each = rows.len().div_ceil(cores).max(FEW);
+    let parts = rows.chunks(each).enumerate().map(|(part, rows)| (part * each, rows));
+    if rows.len() <= FEW {
+        return parts.flat_map(find).collect();
+    }
+    // Threads of this call alone: a child made by `fork` has none of its parent's.
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = parts.map(|part| scope.spawn(move || find(part))).collect();
+        parts.into_iter().flat_map(|part| part.join().expect("hashing does not fail")).collect()
+    })
+}
+
+fn sorted(mut rows: Vec<Row>) -> Vec<Row> {
+    let mut known: FxHashMap<Key, u32> = FxHashMap::default();
+    known.reserve(rows.len());
+    known.extend(rows.iter().zip(0..).map(|(row, at)| (row.key, at)));
     // Depth and whether the path is whole; a key is a hash of its parent's, so paths have an end.
     let mut places: Vec<Option<(bool, u32)>> = vec![None; rows.len()];
     let mut path = Vec::new();
@@ -110,10 +135,13 @@ fn sorted(rows: Vec<Row>, parents: &[Option<Key>]) -> Vec<Row> {
                 break place;
             }
             path.push(at);
-            match parents[at].map(|parent| known.get(&parent)) {
-                None => break (true, 0),
-                Some(None) => break (false, 0),
-                Some(Some(&parent)) => at = parent,
+            let record = &rows[at].record;
+            if record.scope.is_some() {
+                break (true, 0);
+            }
+            match known.get(&record.parent) {
+                None => break (false, 0),
+                Some(&parent) => at = parent as usize,
             }
         };
         for at in path.drain(..).rev() {
@@ -121,14 +149,24 @@ fn sorted(rows: Vec<Row>, parents: &[Option<Key>]) -> Vec<Row> {
             places[at] = Some(place);
         }
     }
-    let mut order: Vec<_> = rows.into_iter().zip(places).collect();
-    order.sort_by_key(|(row, place)| {
+    let mut order: Vec<(bool, u32, u32, usize)> = Vec::with_capacity(rows.len());
+    for (at, (row, place)) in rows.iter_mut().zip(places).enumerate() {
         let (rooted, depth) = place.unwrap_or_default();
-        (!rooted, depth, row.slot)
-    });
-    let finish = |(row, place): (Row, Option<(bool, u32)>)| Row {
-        rooted: place.unwrap_or_default().0,
-        ..row
-    };
-    order.into_iter().map(finish).collect()
+        row.rooted = rooted;
+        order.push((!rooted, depth, row.slot, at));
+    }
+    order.sort_unstable();
+    // In place: a second copy of all rows would cost as much as reading them.
+    for start in 0..order.len() {
+        let mut at = start;
+        loop {
+            let from = std::mem::replace(&mut order[at].3, at);
+            if from == start || from == at {
+                break;
+            }
+            rows.swap(at, from);
+            at = from;
+        }
+    }
+    rows
 }

@@ -171,6 +171,10 @@ impl<'a> Work<'a> for Mended<'_, 'a> {
             other => self.work.done(op, other),
         }
     }
+
+    fn between(&mut self) -> bool {
+        self.work.between()
+    }
 }
 
 impl Device for System {
@@ -199,9 +203,14 @@ impl Device for System {
         if let Ok(pool) = self.pool() {
             return threads::run(pool, &mut work, &perform);
         }
-        while let Some(mut op) = work.next() {
-            let moved = perform(&mut op);
-            work.done(op, moved);
+        loop {
+            while let Some(mut op) = work.next() {
+                let moved = perform(&mut op);
+                work.done(op, moved);
+            }
+            if !work.between() {
+                return;
+            }
         }
     }
 

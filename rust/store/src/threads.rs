@@ -43,7 +43,11 @@ pub(crate) fn run<'a>(
                 });
                 flying += 1;
             }
+            let more = work.between();
             if flying == 0 {
+                if more {
+                    continue;
+                }
                 return;
             }
             let Ok((op, moved)) = take.recv() else { return };

@@ -55,6 +55,12 @@ pub trait Work<'a> {
 
     /// Takes an operation back, with how many bytes moved this time.
     fn done(&mut self, op: Op<'a>, moved: io::Result<usize>);
+
+    /// Time for what takes time, while the device is busy with all that there is room for. Tells
+    /// whether there was anything to do.
+    fn between(&mut self) -> bool {
+        false
+    }
 }
 
 impl<'a> Op<'a> {

@@ -1,6 +1,6 @@
 //! Writing: a fresh block into a slot, or further layers of the block that is there.
 //!
-//! Layers of several blocks are under way together; the checksums of the next ones are taken while
+//! Layers of several blocks are under way together; the checksums of the next blocks are taken while
 //! the device writes the last ones.
 //! Invariant: a block counts from its PUT frame on, which is written after its bytes and its
 //! header. What was durable is never written over: an extension uses other pages.
@@ -63,6 +63,8 @@ struct Block<'s, 'a> {
     /// Failed syncs of the segment when it began.
     failures: u64,
     under_way: usize,
+    /// Whether the device works for it.
+    active: bool,
     error: Option<Error>,
     _claim: Claim<'s>,
 }
@@ -75,9 +77,12 @@ struct Writes<'s, 'a> {
     blocks: Vec<Option<Block<'s, 'a>>>,
     /// Written, and not yet durable.
     unsynced: Vec<Block<'s, 'a>>,
+    held: usize,
     active: usize,
     depth: usize,
     again: VecDeque<Op<'a>>,
+    /// Operations whose checksums were taken ahead.
+    ready: VecDeque<Op<'a>>,
     results: Vec<Result<()>>,
 }
 
@@ -122,9 +127,11 @@ impl Store {
             waiting: given.into_iter().enumerate().collect(),
             blocks: Vec::new(),
             unsynced: Vec::new(),
+            held: 0,
             active: 0,
             depth: depth.max(1),
             again: VecDeque::new(),
+            ready: VecDeque::new(),
         };
         while !writes.waiting.is_empty() {
             self.device.run(&mut writes);
@@ -182,6 +189,7 @@ impl Store {
                     sequence: 0,
                     failures,
                     under_way: 0,
+                    active: false,
                     error: None,
                     _claim: claim,
                 }))
@@ -211,6 +219,7 @@ impl Store {
             sequence: 0,
             failures: self.segments.failures(given.slot),
             under_way: 0,
+            active: false,
             error: None,
             _claim: claim,
         })
@@ -256,29 +265,15 @@ impl<'a> Work<'a> for Writes<'_, 'a> {
         if let Some(op) = self.again.pop_front() {
             return Some(op);
         }
-        loop {
-            for at in 0..self.blocks.len() {
-                let block = self.blocks[at].as_mut();
-                if let Some(block) = block.filter(|block| block.header.is_some()) {
-                    match block.operation(self.store, at) {
-                        Ok(op) => return Some(op),
-                        Err(error) => {
-                            block.fail(error);
-                            self.settle(at);
-                        }
-                    }
-                }
-            }
-            if self.active == self.depth || self.unsynced.len() == MOST_UNSYNCED {
-                return None;
-            }
-            let (at, given) = self.waiting.pop_front()?;
-            match self.begin(at, given) {
-                Ok(true) => {}
-                Ok(false) => return None,
-                Err(error) => self.results[at] = Err(error),
-            }
+        let op = self.ready.pop_front().or_else(|| self.prepare())?;
+        let block = self.blocks[op.whose].as_mut().expect("its block is held until it ends");
+        if !block.active && self.active == self.depth {
+            self.ready.push_front(op);
+            return None;
         }
+        self.active += usize::from(!block.active);
+        block.active = true;
+        Some(op)
     }
 
     fn done(&mut self, op: Op<'a>, moved: io::Result<usize>) {
@@ -298,15 +293,51 @@ impl<'a> Work<'a> for Writes<'_, 'a> {
         }
         self.settle(at);
     }
+
+    fn between(&mut self) -> bool {
+        // As much ahead as the device has, so that it never waits for a checksum.
+        let ahead = self.ready.len() < 4 * self.depth;
+        let op = if ahead { self.prepare() } else { None };
+        let more = op.is_some();
+        self.ready.extend(op);
+        more
+    }
 }
 
 impl<'a> Writes<'_, 'a> {
+    /// The next operation, its checksums taken.
+    fn prepare(&mut self) -> Option<Op<'a>> {
+        loop {
+            for at in 0..self.blocks.len() {
+                let block = self.blocks[at].as_mut();
+                if let Some(block) = block.filter(|block| block.header.is_some()) {
+                    match block.operation(self.store, at) {
+                        Ok(op) => return Some(op),
+                        Err(error) => {
+                            block.fail(error);
+                            self.settle(at);
+                        }
+                    }
+                }
+            }
+            if self.held >= 2 * self.depth || self.unsynced.len() >= MOST_UNSYNCED {
+                return None;
+            }
+            let (at, given) = self.waiting.pop_front()?;
+            match self.begin(at, given) {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(error) => self.results[at] = Err(error),
+            }
+        }
+    }
+
     /// Takes a block up; false if another call has its slot, or this one until it is durable.
     fn begin(&mut self, at: usize, given: Given<'a>) -> Result<bool> {
         let store = self.store;
         store.check_given(&given)?;
         // Whoever waits for a slot holds none, so that no two calls wait for each other.
-        let claim = if self.active == 0 && self.unsynced.is_empty() {
+        let claim = if self.held == 0 && self.unsynced.is_empty() {
             store.claims.one(given.slot)
         } else if let Some(claim) = store.claims.all(given.slot..given.slot + 1) {
             claim
@@ -316,7 +347,7 @@ impl<'a> Writes<'_, 'a> {
         };
         let Some(block) = store.plan(given, claim)? else { return Ok(true) };
         let block = Block { at, ..block };
-        self.active += 1;
+        self.held += 1;
         if let Some(place) = self.blocks.iter().position(Option::is_none) {
             self.blocks[place] = Some(block);
         } else {
@@ -329,7 +360,8 @@ impl<'a> Writes<'_, 'a> {
     fn settle(&mut self, at: usize) {
         let ended = |block: &mut Block<'_, '_>| block.under_way == 0 && block.header.is_none();
         let Some(mut block) = self.blocks[at].take_if(ended) else { return };
-        self.active -= 1;
+        self.held -= 1;
+        self.active -= usize::from(block.active);
         match block.error.take() {
             Some(error) => self.results[block.at] = Err(error),
             None if self.store.settings.durability == Durability::Fsync => {

@@ -135,7 +135,7 @@ fn look(image: Image, durability: Durability, versions: &Versions) -> Model {
     let blocks = blocks();
     for row in store.rows(0).unwrap() {
         let known = blocks.iter().find(|block| block.key == row.key).unwrap();
-        assert_eq!(known.record, row.record);
+        assert_eq!(known.record, row.record.encode());
         for at in row.layers.iter() {
             let bytes = match read(&store, &row.key, row.slot, Layers::new(at, at + 1)) {
                 Ok(bytes) => bytes,

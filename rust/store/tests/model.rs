@@ -168,7 +168,7 @@ impl World {
             let (meta, stamp) = self.meta[&row.slot];
             let meta = meta.later(self.now - stamp);
             assert_eq!(format!("{:?}", row.meta), format!("{meta:?}"));
-            let record = kvtrie_core::record::Record::decode(&row.record).unwrap();
+            let record = &row.record;
             let rooted = record.scope.is_some() || seen.contains(&record.parent);
             assert_eq!(rooted, row.rooted);
             broken |= !row.rooted;

@@ -98,7 +98,7 @@ impl Manager {
         let unconfirmed = taken.path.fresh();
         self.leases.insert(
             id,
-            Lease {
+            Box::new(Lease {
                 id,
                 scope: ask.scope.clone(),
                 scope_id,
@@ -114,7 +114,7 @@ impl Manager {
                 hold: Hold::Active,
                 visit: self.told.visit,
                 acquired: now,
-            },
+            }),
         );
         self.track_session(id);
         self.grant(id, 0, now);
@@ -129,8 +129,8 @@ impl Manager {
         (reserve, load): (usize, LoadMode),
         now: Nanos,
     ) -> Result<()> {
-        let Lease { scope, scope_id, .. } = &self.leases[&id];
-        let (scope, scope_id) = (scope.clone(), *scope_id);
+        let Lease { ref scope, scope_id, .. } = *self.leases[&id];
+        let scope = scope.clone();
         let ask = Acquire { tokens, scope, reserve, load, ..Acquire::default() };
         let taken = self.take(&ask, Some(scope_id), id, now)?;
         let matched = taken.path.len() * self.block_tokens();

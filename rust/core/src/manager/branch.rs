@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::time::Nanos;
 
 use super::Manager;
-use super::lease::{Action, Hold, Plan, Span, TailFrom};
+use super::lease::{Action, Hold, Lease, Plan, Span, TailFrom};
 use super::moves::{End, Move};
 use super::path::Path;
 
@@ -39,7 +39,7 @@ impl Manager {
         }
         let mut forks = Vec::with_capacity(n);
         for _ in 0..n {
-            let mut copy = self.leases[&id].clone();
+            let mut copy: Box<Lease> = self.leases[&id].clone();
             copy.id = self.next_lease;
             self.next_lease += 1;
             copy.open = Vec::new();

@@ -66,7 +66,7 @@ pub(super) struct Draft {
     looked_at: Option<(TierId, u64)>,
     /// Victims are dropped, not written.
     dropping: bool,
-    touched: FxHashSet<(TierId, BlockId)>,
+    touched: Vec<(TierId, BlockId)>,
     guarded: FxHashSet<(TierId, BlockId)>,
     /// Blocks for whose copies room is being made below: they must not go meanwhile.
     moving: Vec<BlockId>,
@@ -186,14 +186,14 @@ impl Manager {
 
     fn take_out(&mut self, draft: &mut Draft, tier: TierId, block: BlockId) {
         if self.tiers[tier].retention.unlink(block).is_some() {
-            draft.touched.insert((tier, block));
+            draft.touched.push((tier, block));
         }
     }
 
     fn put_in(&mut self, draft: &mut Draft, tier: TierId, entry: Entry) {
         let band = self.band(tier, entry.id);
         self.tiers[tier].retention.link(entry, band);
-        draft.touched.insert((tier, entry.id));
+        draft.touched.push((tier, entry.id));
     }
 
     /// The layers that stand on a tier in the draft's view, whether usable or not.

@@ -178,7 +178,8 @@ impl Manager {
     /// Tells the leases that use an own slot that it is another one now.
     fn tell_moved(&mut self, own: OwnId, reason: &str) {
         let size = self.block_tokens();
-        for lease in self.leases.values() {
+        let mut failed = Vec::new();
+        for lease in self.leases_in_order() {
             let path = lease.path.steps().map(|step| step.own);
             let cut = match lease.tail_from {
                 TailFrom::Open => None,
@@ -187,7 +188,7 @@ impl Manager {
             };
             let mut table = path.chain(cut).chain(lease.open.iter().copied().map(Some));
             let Some(at) = table.position(|slot| slot == Some(own)) else { continue };
-            self.failed.push(Failed {
+            failed.push(Failed {
                 lease: lease.id,
                 block: lease.path.blocks().get(at).map(|&block| self.trie.handle(block)),
                 start: (at * size) as u64,
@@ -195,6 +196,7 @@ impl Manager {
                 reason: format!("its slot is another one now: {reason}"),
             });
         }
+        self.failed.extend(failed);
     }
 
     /// Nobody will name this slot: the moves that wait for its name never start.

@@ -15,7 +15,7 @@ use super::Manager;
 use super::settings::DropOrder;
 
 /// One block of a tier that outlives its manager.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// What it is and how it stood.
     pub label: Label,
@@ -135,6 +135,9 @@ impl Manager {
         self.place(tier, block, (row.slot, row.layers), None, None, now);
         if let Some(wanted) = standing.wanted {
             self.want_again(block, wanted, now);
+        }
+        if let Some(cost) = standing.cost {
+            self.price_again(block, cost);
         }
         self.refresh(block);
         Some((block, true))

@@ -147,7 +147,15 @@ impl Manager {
     /// [`Error::Closed`] if it is released or never was.
     pub fn lease(&self, id: LeaseId) -> Result<&Lease> {
         self.open()?;
-        self.leases.get(&id).ok_or_else(|| Error::closed(format!("lease {id} is not held")))
+        let lease = self.leases.get(&id).map(|lease| &**lease);
+        lease.ok_or_else(|| Error::closed(format!("lease {id} is not held")))
+    }
+
+    /// All leases, the oldest first.
+    pub(super) fn leases_in_order(&self) -> Vec<&Lease> {
+        let mut leases: Vec<&Lease> = self.leases.values().map(|lease| &**lease).collect();
+        leases.sort_unstable_by_key(|lease| lease.id);
+        leases
     }
 
     pub(super) fn active(&self, id: LeaseId) -> Result<&Lease> {

@@ -129,9 +129,9 @@ impl Manager {
         }
         if out.iter().any(|handed| handed.lease == 0) {
             let mut awaited: BTreeMap<MoveId, LeaseId> = BTreeMap::new();
-            for &lease in self.leases.keys() {
-                for id in self.awaits(lease)? {
-                    awaited.entry(id).or_insert(lease);
+            for lease in self.leases_in_order() {
+                for id in self.awaits(lease.id)? {
+                    awaited.entry(id).or_insert(lease.id);
                 }
             }
             for handed in out.iter_mut().filter(|handed| handed.lease == 0) {

@@ -55,6 +55,7 @@ impl Manager {
             uses: node.uses,
             session_blocks: self.session_blocks(block).unwrap_or(0),
             wanted: self.wanted_of(block, now),
+            cost: self.price(block),
         };
         Label { record: self.record_behind(block, above), standing }
     }

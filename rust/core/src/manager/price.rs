@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::block::{BlockId, Handle};
 use crate::error::{Error, Result};
+use crate::record::sound;
 use crate::time::Nanos;
 
 use super::Manager;
@@ -57,6 +58,13 @@ impl Manager {
         if self.prices.known.is_empty() { None } else { self.prices.known.get(&block).copied() }
     }
 
+    /// A block has the price that was kept of it, unless the user has said another.
+    pub(super) fn price_again(&mut self, block: BlockId, cost: f64) {
+        if self.settings.priced && sound(cost).is_some() && self.prices.unknown.remove(&block) {
+            self.prices.known.insert(block, cost);
+        }
+    }
+
     pub(super) fn await_prices(&mut self, blocks: &[BlockId]) {
         if self.settings.priced {
             self.prices.unknown.extend(blocks);
@@ -99,7 +107,7 @@ impl Manager {
                 costs.len()
             )));
         }
-        if let Some(at) = costs.iter().position(|cost| !(cost.is_finite() && *cost > 0.0)) {
+        if let Some(at) = costs.iter().position(|&cost| sound(cost).is_none()) {
             return Err(Error::config(format!(
                 "cost {at}, of block {:#x}, is {}: finite and above 0 wanted",
                 blocks[at].0, costs[at]

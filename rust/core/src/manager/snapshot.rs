@@ -29,7 +29,7 @@ impl Manager {
                 stack.extend(self.trie.children(block));
             }
         }
-        for lease in self.leases.values() {
+        for lease in self.leases_in_order() {
             writeln!(out, "{lease:?}")?;
         }
         writeln!(out, "{:?}", self.owns)?;

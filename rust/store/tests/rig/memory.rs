@@ -171,7 +171,11 @@ impl Device for Memory {
             {
                 under_way.push(job);
             }
+            let more = random.below(2) == 0 && work.between();
             if under_way.is_empty() {
+                if more || work.between() {
+                    continue;
+                }
                 return;
             }
             let at = usize::try_from(random.below(under_way.len() as u64)).unwrap();

@@ -1,0 +1,430 @@
+"""The disk tier beside fio: the same sizes and depths, in turn, in one run.
+
+A pair is one run of fio and one of ours on the same folder, in turn first. Ours reads and writes
+through `DiskStore` as the tier does: keys, headers, checksums of every layer, manifest. The page
+cache is dropped before each run where that is permitted; each run goes over blocks in a random
+order, none twice before all others. Absolute speed wobbles, so the median of the pairs' ratios
+counts.
+Invariant: both sides move blocks of one size, keep as many under way, and meet files of one length
+that were written before. Cost: two runs of `--seconds` per pair, and the data once per size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from benches.core.place import place
+from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie._kvtrie import DiskStore
+
+ROOT = Path(__file__).resolve().parent.parent
+GOAL = 0.95
+MIB = 1 << 20
+TOKENS = 16
+BATCH = 256 * MIB
+DROP = Path("/proc/sys/vm/drop_caches")
+FROM = "<!-- disk: written by make bench-disk -->"
+TO = "<!-- disk: end -->"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One size of blocks.
+
+    Attributes:
+        name: for people.
+        layers: layers of a block.
+        layer_bytes: bytes of a layer.
+        depth: blocks under way.
+    """
+
+    name: str
+    layers: int
+    layer_bytes: int
+    depth: int
+
+    @property
+    def size(self):
+        """Bytes of a block."""
+        return self.layers * self.layer_bytes
+
+
+def shapes(depths):
+    """32 MiB is a chunk of 256 tokens of a model with 8 B weights, 1 MiB a block of a small one."""
+    return [
+        Shape("32 MiB", 32, MIB, depths[0]),
+        Shape("1 MiB", 16, 64 * 1024, depths[1]),
+    ]
+
+
+def drop_caches():
+    """Forget the page cache; tells whether that was permitted."""
+    os.sync()
+    try:
+        DROP.write_text("3\n")
+    except OSError:
+        return False
+    return True
+
+
+class Ours:
+    """A store full of blocks, and memory to move a batch of them."""
+
+    def __init__(self, folder, shape, total, io):
+        self.shape, self.io = shape, io
+        self.blocks = max(total // shape.size, 4 * shape.depth)
+        self.keys, self.labels = named(self.blocks)
+        self.store = DiskStore(
+            folder,
+            identity=shape.name.encode().ljust(32),
+            about=json.dumps({"bench": shape.name}),
+            layers=shape.layers,
+            layer_bytes=shape.layer_bytes,
+            block_tokens=TOKENS,
+            blocks=self.blocks,
+            io=io,
+        )
+        batch = max(BATCH // shape.size, 2)
+        self.memory = [self._memory(batch, seed) for seed in range(2)]
+        self.draw = np.random.default_rng(1)
+        # Which block stands in each slot. One that is there already is not written again, so a
+        # write puts the next one there.
+        self.held = np.arange(-1, self.blocks - 1)
+
+    def _memory(self, batch, seed):
+        size, shape = self.shape.size, self.shape
+        # Ordinary pages, as fio's buffers have them; a pool's are large where the system has such.
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        paged = np.frombuffer(mmap.mmap(-1, batch * size, flags=private), np.uint8)
+        # Nothing that a device could make smaller; fio's buffers are random too.
+        paged.view(np.uint64)[:] = np.random.default_rng(seed).integers(
+            0, 1 << 64, batch * size // 8, dtype=np.uint64
+        )
+        return paged.reshape(batch, shape.layers, shape.layer_bytes)
+
+    def fill(self, advance):
+        """Write every block once."""
+        slots = np.arange(self.blocks)
+        memory = self.memory[0]
+        for first in range(0, self.blocks, len(memory)):
+            batch = slots[first : first + len(memory)]
+            self._call("write", batch, memory, self.shape.depth)
+            advance(len(batch) * self.shape.size)
+        self.store.sync()
+
+    def _call(self, verb, slots, memory, depth):
+        layers = (0, self.shape.layers)
+        if verb == "read":
+            told = self.store.read_many(
+                [
+                    (self.keys[self.held[slot]], slot, layers, block)
+                    for slot, block in zip(slots.tolist(), memory, strict=False)
+                ],
+                depth=depth,
+            )
+        else:
+            self.held[slots] = (self.held[slots] + 1) % self.blocks
+            told = self.store.write_many(
+                [
+                    (self.keys[self.held[slot]], slot, layers, block, self.labels[self.held[slot]])
+                    for slot, block in zip(slots.tolist(), memory, strict=False)
+                ],
+                time.time_ns(),
+                depth=depth,
+            )
+        if failed := [why for why in told if why]:
+            raise SystemExit(f"{verb} failed: {failed[0]}")
+
+    def run(self, verb, seconds):
+        """Bytes per second, and the share of one core, over some seconds."""
+        order = self.draw.permutation(self.blocks)
+        threads = min(2, self.shape.depth)
+        moved, lock, at = [0] * threads, threading.Lock(), [0]
+        stop = time.perf_counter() + seconds
+
+        def work(mine):
+            memory = self.memory[mine]
+            depth = self.shape.depth // threads
+            while time.perf_counter() < stop:
+                with lock:
+                    if at[0] >= self.blocks:
+                        at[0] = 0
+                    first = at[0]
+                    at[0] += len(memory)
+                batch = order[first : first + len(memory)]
+                self._call(verb, batch, memory, depth)
+                moved[mine] += len(batch) * self.shape.size
+
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        began = time.perf_counter()
+        workers = [threading.Thread(target=work, args=(mine,)) for mine in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        took = time.perf_counter() - began
+        now = resource.getrusage(resource.RUSAGE_SELF)
+        busy = now.ru_utime - used.ru_utime + now.ru_stime - used.ru_stime
+        return sum(moved) / took, busy / took
+
+
+def named(count):
+    """Keys and labels of so many blocks, from a manager that counts them as present."""
+    model = ModelShape(layers=1, kv_heads=1, head_dim=64, dtype="float16")
+    manager = BlockManager(model, [Tier("disk", blocks=count, owner="none")], block_tokens=TOKENS)
+    tokens = np.arange(count * TOKENS, dtype=np.uint32)
+    manager.mark(tokens, "disk", present=True, now=1)
+    index = manager.index(now=2)
+    return [key.tobytes() for key in index.key], [row[0] for row in index]
+
+
+class Fio:
+    """fio on a file of the same length."""
+
+    def __init__(self, folder, shape, total, io):
+        self.path, self.shape = folder / "fio", shape
+        self.size = max(total // shape.size, 4 * shape.depth) * shape.size
+        self.direct = int(io == "direct")
+
+    def _play(self, *options):
+        told = subprocess.run(
+            [
+                shutil.which("fio") or "fio",
+                "--name=kvtrie",
+                f"--filename={self.path}",
+                f"--size={self.size}",
+                f"--bs={self.shape.size}",
+                f"--iodepth={self.shape.depth}",
+                f"--direct={self.direct}",
+                "--ioengine=io_uring",
+                "--output-format=json",
+                *options,
+            ],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        return json.loads(told[told.index("{") :])["jobs"][0]
+
+    def fill(self):
+        """Write the file once."""
+        self._play("--rw=write", "--end_fsync=1")
+
+    def run(self, verb, seconds):
+        """Bytes per second, and the share of one core, over some seconds."""
+        job = self._play(
+            f"--rw=rand{verb}", "--time_based", f"--runtime={seconds}", "--randrepeat=0"
+        )
+        return job[verb]["bw_bytes"], (job["usr_cpu"] + job["sys_cpu"]) / 100
+
+
+def quartiles(values):
+    """First quartile, median, third quartile."""
+    if len(values) == 1:
+        return values * 3
+    return statistics.quantiles(values, n=4, method="inclusive")
+
+
+def measure(verb, given, sides, step):
+    """Pairs of runs as one row."""
+    fio, ours = sides
+    shape, io = ours.shape, ours.io
+    theirs, mine = [], []
+    dropped = True
+    for pair in range(given.pairs):
+        turn = [(fio, theirs), (ours, mine)]
+        for side, results in turn if pair % 2 == 0 else turn[::-1]:
+            dropped = drop_caches() and dropped
+            results.append(side.run(verb, given.seconds))
+            step()
+    ratios = [our[0] / their[0] for our, their in zip(mine, theirs, strict=True)]
+    low, middle, high = quartiles(ratios)
+    return {
+        "size": shape.name,
+        "verb": verb,
+        "io": io,
+        "depth": shape.depth,
+        "pairs": given.pairs,
+        "seconds": given.seconds,
+        "date": place()["date"],
+        "load": place()["load"][0],
+        "page_cache_dropped": dropped,
+        "ours_bytes_per_s": statistics.median(speed for speed, _ in mine),
+        "fio_bytes_per_s": statistics.median(speed for speed, _ in theirs),
+        "ours_cpu": statistics.median(cpu for _, cpu in mine),
+        "fio_cpu": statistics.median(cpu for _, cpu in theirs),
+        "ratio": middle,
+        "ratio_low": low,
+        "ratio_high": high,
+        "ratios": ratios,
+        "goal": GOAL if io == "direct" else None,
+        "ok": middle >= GOAL if io == "direct" else None,
+    }
+
+
+def others(rows, path):
+    """What was measured before and not now."""
+    if not path.exists():
+        return []
+    played = {(row["size"], row["verb"], row["io"]) for row in rows}
+    known = json.loads(path.read_text())["rows"]
+    return [row for row in known if (row["size"], row["verb"], row["io"]) not in played]
+
+
+def markdown(rows, context):
+    """The table of the docs."""
+    lines = [
+        FROM,
+        "",
+        (
+            f"{context['date'][:10]}, {context['cores']} cores ({context['cpu']}), "
+            f"{context['data_bytes'] >> 30} GiB of data, {context['file_system']}, queue "
+            f"{context['queue']}, {rows[0]['pairs']} pairs of {rows[0]['seconds']} s, page cache "
+            f"{'' if rows[0]['page_cache_dropped'] else 'not '}dropped before each run. Other work "
+            f"ran beside it: load {min(row['load'] for row in rows)} to "
+            f"{max(row['load'] for row in rows)}."
+        ),
+        "",
+        (
+            "| Blocks | | I/O | Depth | Ours, GB/s | fio, GB/s | Ratio, median (quartiles) "
+            "| Goal | Cores used: ours, fio |"
+        ),
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['size']} | {row['verb']} | {row['io']} | {row['depth']} "
+        f"| {row['ours_bytes_per_s'] / 1e9:.2f} | {row['fio_bytes_per_s'] / 1e9:.2f} "
+        f"| {row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f}) "
+        f"| {row['goal'] or '-'} | {row['ours_cpu']:.2f}, {row['fio_cpu']:.2f} |"
+        for row in rows
+    ]
+    return "\n".join([*lines, "", TO])
+
+
+def printed(rows):
+    """The table of the screen."""
+    table = Table("blocks", "", "I/O", title="The disk tier beside fio")
+    for name in ("ours GB/s", "fio GB/s", "ratio", "quartiles", "cores", "of fio"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row["size"],
+            row["verb"],
+            row["io"],
+            f"{row['ours_bytes_per_s'] / 1e9:.2f}",
+            f"{row['fio_bytes_per_s'] / 1e9:.2f}",
+            f"{row['ratio']:.3f}",
+            f"{row['ratio_low']:.3f} to {row['ratio_high']:.3f}",
+            f"{row['ours_cpu']:.2f}",
+            f"{row['fio_cpu']:.2f}",
+        )
+    return table
+
+
+def file_system(folder):
+    """The kind of file system that a folder is on."""
+    told = subprocess.run(
+        [shutil.which("stat") or "stat", "-f", "-c", "%T", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return told.stdout.strip() or "unknown file system"
+
+
+def play(given, folder, bar):
+    """All cells; their rows, and by what queue ours went."""
+    rows: list[dict[str, Any]] = []
+    queue = ""
+    cells = list(product(shapes(given.depths), given.io))
+    step = bar.add_task("", total=len(cells) * len(given.verbs) * given.pairs * 2)
+    for shape, io in cells:
+        own = folder / f"{shape.layers}-{io}"
+        own.mkdir()
+        ours = Ours(own, shape, given.data_bytes, io)
+        fio = Fio(own, shape, given.data_bytes, io)
+        bar.update(step, description=f"{shape.name}, {io}: filling")
+        fio.fill()
+        ours.fill(lambda _bytes: None)
+        for verb in given.verbs:
+            bar.update(step, description=f"{shape.name}, {io}: {verb}")
+            sides = (fio, ours)
+            rows.append(measure(verb, given, sides, lambda: bar.advance(step)))
+        direct, queue, reasons = ours.store.travel
+        if direct != (io == "direct"):
+            raise SystemExit(f"asked for {io}: {'; '.join(reasons)}. Give another --folder")
+        ours.store.close()
+        shutil.rmtree(own)
+    return rows, queue
+
+
+def main():
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--seconds", type=int, default=5, help="of each run")
+    parser.add_argument("--data-bytes", type=int, default=6 << 30, help="of each side")
+    parser.add_argument("--depths", type=int, nargs=2, default=[4, 8], help="at 32 and at 1 MiB")
+    parser.add_argument("--io", nargs="+", default=["direct", "buffered"])
+    parser.add_argument("--verbs", nargs="+", default=["read", "write"])
+    parser.add_argument("--folder", type=Path, help="where the files go; the default is temporary")
+    parser.add_argument("--json", action="store_true", help="print the document, not the table")
+    parser.add_argument("--out", type=Path, default=ROOT / "benches/results/disk.json")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs/benchmarks.md")
+    given = parser.parse_args()
+    if shutil.which("fio") is None:
+        parser.error("fio is not on the path: it is in your distribution's packages")
+    if min(given.pairs, given.seconds, *given.depths) < 1:
+        parser.error("pairs, seconds and depths are at least 1")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with (
+        tempfile.TemporaryDirectory(dir=given.folder) as folder,
+        Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+    ):
+        context = place() | {
+            "data_bytes": given.data_bytes,
+            "pool_bytes": 2 * BATCH,
+            "file_system": file_system(folder),
+        }
+        rows, context["queue"] = play(given, Path(folder), bar)
+    rows = [*rows, *others(rows, given.out)]
+    document = {"context": context, "rows": rows}
+    given.out.write_text(json.dumps(document, indent=1) + "\n")
+    text = given.docs.read_text()
+    if FROM in text:
+        before, after = text.split(FROM)[0], text.split(TO)[1]
+        given.docs.write_text(before + markdown(rows, context) + after)
+    if given.json:
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        Console().print(printed(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""`kvtrie profile`: measures this machine and writes what managers, lanes and simulators take."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+__all__ = ["COMMAND"]
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", choices=("none", "tiny", "demo"), default="demo", help="whose prefill is timed"
+    )
+    parser.add_argument("--block-tokens", type=int, default=16, metavar="N")
+    parser.add_argument(
+        "--longest", type=int, default=4096, metavar="N", help="longest context (default: 4096)"
+    )
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="runs per number")
+    parser.add_argument("--blocks", type=int, default=64, metavar="N", help="blocks of a copy")
+    parser.add_argument("--disk", type=Path, metavar="FOLDER", help="measure the disk there, too")
+    parser.add_argument(
+        "--out", type=Path, default=Path("kvtrie.toml"), metavar="FILE", help="where to write it"
+    )
+    parser.add_argument("--json", action="store_true", help="print the same as one JSON document")
+    parser.set_defaults(run=_run)
+
+
+def _run(given: argparse.Namespace) -> int:
+    if min(given.repeats, given.longest, given.block_tokens, given.blocks) < 1:
+        raise ConfigError(
+            f"repeats {given.repeats}, longest {given.longest}, block tokens "
+            f"{given.block_tokens}, blocks {given.blocks}: at least 1 wanted, and 2 repeats"
+        )
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        from kvtrie.transfer import profile
+    except ImportError as error:
+        raise ConfigError(
+            f"{error.name} is not installed; profiling needs: pip install 'kvtrie[hf,cli]'"
+        ) from error
+    assert profile  # noqa: S101 - imported to say early what is missing
+    with Progress(console=Console(stderr=True), disable=given.json, transient=True) as bar:
+        task = bar.add_task("Profiling", total=None)
+
+        def tell(what: str) -> None:
+            bar.update(task, description=what, advance=1)
+
+        told = measure(given, tell)
+    given.out.write_text(_toml(told))
+    text = json.dumps(told) + "\n" if given.json else _toml(told) + f"\nWritten to {given.out}.\n"
+    sys.stdout.write(text)
+    return 0
+
+
+def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Everything that was asked for, as the file has it."""
+    from kvtrie.shape import ModelShape
+    from kvtrie.tier import Tier
+    from kvtrie.tiers import DiskStorage, gpu_pool, host_pool
+    from kvtrie.transfer.profile import time_lane, time_prefill
+
+    told: dict[str, Any] = {"model": given.model, "block_tokens": given.block_tokens}
+    shape = ModelShape(layers=30, kv_heads=3, head_dim=64)
+    if given.model != "none":
+        from rich.console import Console
+
+        from kvtrie.demo.model import smollm, tiny
+
+        console = Console(stderr=True, quiet=given.json)
+        model = (tiny() if given.model == "tiny" else smollm(console)).model
+        shape = ModelShape.from_config(model.config)
+        contexts = [0]
+        while 2 * max(1, contexts[-1]) <= given.longest:
+            contexts.append(max(given.block_tokens, 2 * contexts[-1]))
+        rows: list[list[float]] = []
+        spreads: list[float] = []
+        tell(f"Prefill behind {contexts[0]} tokens")
+        timings = time_prefill(model, given.block_tokens, contexts, repeats=given.repeats)
+        for context, timing in timings:
+            tell(f"Prefill behind {2 * context or given.block_tokens} tokens")
+            # Longer contexts cost no less: what falls is noise.
+            rows.append([context, max(timing.median, rows[-1][1] if rows else 0.0)])
+            spreads.append(round(timing.spread / timing.median, 4))
+        table = [[int(at), round(ns / rows[0][1], 6)] for at, ns in rows]
+        told["cost"] = {"ns_per_token": round(rows[0][1], 1), "table": table, "spread": spreads}
+    host = Tier("host", blocks=given.blocks)
+    fast = gpu_pool(shape, Tier("gpu", blocks=given.blocks), given.block_tokens)
+    below = host_pool(shape, host, given.block_tokens)
+    pairs: list[tuple[Any, Any, Tier]] = [(fast, below, host)]
+    with tempfile.TemporaryDirectory(dir=given.disk) as folder:
+        if given.disk is not None:
+            disk = Tier("disk", blocks=given.blocks, path=folder)
+            pairs.append((below, DiskStorage.of_tier(shape, disk, given.block_tokens), disk))
+        lanes: dict[str, Any] = {}
+        both: dict[str, float] = {}
+        for upper, lower, tier in pairs:
+            for name, figures in time_lane(upper, lower, tier, repeats=given.repeats):
+                tell(f"Copies: {tier.kind}")
+                if name == "both":
+                    both[tier.kind] = figures
+                else:
+                    lanes[name] = figures
+    told["device"] = fast.device.type
+    told["lanes"] = lanes
+    told["both"] = both
+    return told
+
+
+def _toml(told: dict[str, Any]) -> str:
+    """Plain values first, then a table for each dictionary; strings and numbers read as in JSON."""
+    text = ""
+    tables: list[tuple[str, Any]] = []
+    for name, value in told.items():
+        if not isinstance(value, dict):
+            text += f"{name} = {json.dumps(value)}\n"
+        elif name == "lanes":
+            tables += [(f'lanes."{lane}"', figures) for lane, figures in told["lanes"].items()]
+        else:
+            tables.append((name, value))
+    for name, table in tables:
+        text += f"\n[{name}]\n"
+        text += "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+    return text
+
+
+COMMAND = ("measure this machine: prefill over context, and every lane's speed", _arguments)
+"""What the command does, and the function that adds its arguments."""

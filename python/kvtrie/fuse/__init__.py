@@ -1,0 +1,1 @@
+"""Fusion of chunks: what cuts texts into pieces whose KV is reused at any position."""

@@ -1,0 +1,99 @@
+"""Chunkers: ways to cut a text into the pieces whose KV is kept and reused.
+
+Invariant: the pieces, one after another, are the text, and none is empty; equal stretches between
+borders give equal pieces, wherever they stand. Cost: one pass over the tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["BySeparator", "BySize", "Given"]
+
+
+@dataclass(frozen=True, slots=True)
+class BySeparator:
+    """Cuts behind each occurrence of a separator, which stays at the end of its piece.
+
+    Attributes:
+        separator: its tokens.
+
+    Raises:
+        ConfigError: no token.
+    """
+
+    separator: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "separator", tuple(self.separator))
+        if not self.separator:
+            raise ConfigError("a separator of 0 tokens separates nothing")
+
+    def __call__(self, tokens: Sequence[int] | NDArray[np.integer[Any]]) -> list[NDArray[np.int64]]:
+        """The pieces of `tokens`, int64 each."""
+        text, mark = np.asarray(tokens, dtype=np.int64), np.array(self.separator)
+        cuts: list[int] = []
+        if len(text) >= len(mark):
+            windows = np.lib.stride_tricks.sliding_window_view(text, len(mark))
+            for at in np.flatnonzero((windows == mark).all(axis=1)).tolist():
+                if not cuts or at >= cuts[-1]:  # one that overlaps the last is part of it
+                    cuts.append(at + len(mark))
+        return _pieces(text, cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class BySize:
+    """Cuts at the last end of a sentence within `size` tokens, or at `size` where there is none.
+
+    Attributes:
+        size: the most tokens of a piece.
+        ends: tokens that end a sentence, and stay in it.
+
+    Raises:
+        ConfigError: a size below 1.
+    """
+
+    size: int
+    ends: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ends", frozenset(self.ends))
+        if self.size < 1:
+            raise ConfigError(f"pieces of {self.size} tokens: at least 1 wanted")
+
+    def __call__(self, tokens: Sequence[int] | NDArray[np.integer[Any]]) -> list[NDArray[np.int64]]:
+        """The pieces of `tokens`, int64 each."""
+        text = np.asarray(tokens, dtype=np.int64)
+        borders = np.flatnonzero(np.isin(text, list(self.ends))) + 1
+        cuts: list[int] = []
+        start = 0
+        while len(text) - start > self.size:
+            inside = borders[(borders > start) & (borders <= start + self.size)]
+            start = int(inside[-1]) if len(inside) else start + self.size
+            cuts.append(start)
+        return _pieces(text, cuts)
+
+
+class Given:
+    """Takes the pieces that the caller has cut already; empty ones are left out."""
+
+    def __call__(
+        self, chunks: Iterable[Sequence[int] | NDArray[np.integer[Any]]]
+    ) -> list[NDArray[np.int64]]:
+        """The pieces, int64 each."""
+        pieces = [np.asarray(chunk, dtype=np.int64) for chunk in chunks]
+        return [piece for piece in pieces if len(piece)]
+
+
+def _pieces(text: NDArray[np.int64], cuts: list[int]) -> list[NDArray[np.int64]]:
+    return [piece for piece in np.split(text, cuts) if len(piece)]

@@ -1,0 +1,387 @@
+"""Carrier: the queue of a manager's moves, the threads that carry them out, and their reports.
+
+Invariants: a move starts only after its `after` has ended well; every move handed out is reported
+exactly once as done or failed; what still runs when it is reported failed is reported again when
+it ends, and its slots stay untouched until then; nobody waits for a device that hangs longer than
+the deadline; no store that nobody waits for starts while a load that somebody waits for runs.
+Cost: one lock, held for bookkeeping and calls into the manager (microseconds), never for a copy.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvtrie.errors import ClosedError, ConfigError, TransferError
+from kvtrie.tiers import Form, Formed, Pool, agree
+from kvtrie.transfer.budget import Budget
+from kvtrie.transfer.feedback import Feedback
+from kvtrie.transfer.job import Job, Urgency, group
+from kvtrie.transfer.queue import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from kvtrie import BlockManager
+    from kvtrie.tiers import Storage
+
+__all__ = ["Carrier", "Progress"]
+
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far some moves are, as `Executor` tells it.
+
+    Attributes:
+        ids: the moves, which are equally far.
+        layers_done: layers that are copied, the first ones of each.
+        layers: layers of each move.
+        error: why they failed; None while all is well.
+        pending: moves of the executor that have not ended.
+    """
+
+    ids: tuple[int, ...]
+    layers_done: int
+    layers: int
+    error: str | None
+    pending: int
+
+
+class Carrier:
+    """What an `Executor` stands on: its arguments are explained there."""
+
+    def __init__(
+        self,
+        manager: BlockManager,
+        pools: Sequence[Pool | Storage | None],
+        *,
+        workers: int,
+        deadline_s: float | None,
+        clock: Callable[[], int],
+        layers_per_report: int,
+        moves_per_job: int,
+        progress: Callable[[Progress], None] | None,
+        learn: bool,
+    ) -> None:
+        given = [pool for pool in pools if pool is not None]
+        if len(given) != len(manager.tiers):
+            raise ConfigError(f"{len(given)} pools given for {len(manager.tiers)} tiers")
+        if workers < 0 or layers_per_report < 1 or moves_per_job < 1:
+            raise ConfigError("workers is at least 0, layers and moves per report at least 1")
+        if deadline_s is not None and deadline_s <= 0:
+            raise ConfigError(f"a deadline of {deadline_s} s has passed before a move starts")
+        self.manager = manager
+        self.pools = tuple(given)
+        self._look()
+        self.clock = clock
+        self._deadline_ns = None if deadline_s is None else int(deadline_s * _NS)
+        self._layers_per_report = layers_per_report
+        self._moves_per_job = moves_per_job
+        self._changed = threading.Condition()
+        self._tell = progress
+        self._queue = Queue()
+        self._budget = Budget(manager.tiers)
+        self._unhurried = True
+        self.feedback = Feedback(manager, learn=learn)
+        self._pending: set[int] = set()
+        self._apart: dict[int, list[Job]] = {}
+        self._layers: dict[int, int] = {}
+        self._running: list[Job] = []
+        self._closed = False
+        self._broken: BaseException | None = None
+        devices = (pool.device for pool in self.pools if isinstance(pool, Pool))
+        cuda = next((device for device in devices if device.type == "cuda"), None)
+        self._compute = None if cuda is None else torch.cuda.current_stream(cuda)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"kvtrie-transfer-{index}", daemon=True)
+            for index in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _look(self) -> None:
+        """Whether the pools may exchange bytes, and are of the manager's blocks."""
+        forms = [
+            (f"tier {at} ({tier.kind})", pool.form)
+            for at, (tier, pool) in enumerate(zip(self.manager.tiers, self.pools, strict=True))
+            if isinstance(pool, Formed)
+        ]
+        agree(forms)
+        for name, form in forms[:1]:
+            managed = Form.of(self.manager.model, form.layout, self.manager.block_tokens)
+            agree([("the manager", managed), (name, form)])
+
+    def _until(self, done: Callable[[], bool], stuck: str) -> None:
+        while True:
+            with self._changed:
+                news = self._poll()
+                if done():
+                    return
+                job = self._next(None) if not self._threads else None
+                if job is None and not news:
+                    if len(self._pending) == self._late():
+                        raise TransferError(stuck)
+                    self._changed.wait(self._patience())
+            if job is not None:
+                self._carry_out(job, self._compute)
+
+    def _poll(self) -> bool:
+        """Look after everything; tells whether there was anything to do."""
+        if self._broken is not None:
+            raise TransferError(f"a worker could not report: {self._broken}") from self._broken
+        if self._closed:
+            raise TransferError("the executor is closed")
+        for lease in [lease for lease, jobs in self._apart.items() if jobs]:
+            try:
+                self.manager.lease(lease)
+            except ClosedError:  # released before anybody retrieved it
+                self._disclaim(lease)
+        return any([self._expire(), self._take(), self._give_up()])
+
+    def _disclaim(self, lease: int) -> None:
+        """Carry out the loads of a lease that nobody has claimed like anybody's."""
+        for job in self._apart.pop(lease, ()):
+            self._queue.hand_over(job)
+        self._changed.notify_all()
+
+    def _take(self, staged: dict[int, int] | None = None, target: int = 0) -> bool:
+        """Accept what the manager hands out. The lock is held: no completion can slip between.
+
+        Args:
+            staged: by slot of the first tier, a spare block that holds its bytes; what is stored to
+                `target` whole takes one out.
+            target: the tier whose spare blocks they are.
+        """
+        if self._closed or self._broken is not None:
+            return False
+        moves = self.manager.moves()
+        if not len(moves):
+            return False
+        event = self._compute.record_event() if self._compute is not None else None
+        jobs = group(moves, self.pools, self._pending, self._moves_per_job, self._apart)
+        if staged:
+            _stage(jobs, self.pools[0], self.pools[target], staged)
+        for job in jobs:
+            job.event = event
+            self._queue.add(job)
+            if job.lease:
+                self._apart[job.lease].append(job)
+        self._changed.notify_all()
+        return True
+
+    def _next(self, worker: threading.Thread | None) -> Job | None:
+        job = self._queue.pop(self._may)
+        if job is not None:
+            job.started_ns = self.clock()
+            job.worker = worker
+            self._running.append(job)
+            if job.urgency != Urgency.DEMAND and self._unhurried:
+                self._budget.spend(job, self.clock())
+            self.feedback.began(job, job.started_ns)
+        return job
+
+    def _may(self, job: Job) -> bool:
+        """Whether a job may start now."""
+        if job.urgency == Urgency.DEMAND:
+            return True
+        if job.store and self._loading():
+            return False
+        return not self._unhurried or self._budget.free_at(job) <= self.clock()
+
+    def _loading(self) -> bool:
+        """Whether a load copies that a lease waits for."""
+        return any(
+            job.urgency == Urgency.DEMAND
+            and not job.store
+            and not job.failed
+            and job.started_ns is not None
+            for job in self._running
+        )
+
+    def _work(self) -> None:
+        compute = self._compute
+        stream = None if compute is None else torch.cuda.Stream(compute.device)
+        worker = threading.current_thread()
+        while True:
+            with self._changed:
+                job = self._next(worker)
+                while job is None:
+                    if self._closed or self._broken is not None:
+                        return
+                    self._changed.wait(self._patience())
+                    self._expire()
+                    job = self._next(worker)
+            self._carry_out(job, stream)
+
+    def _carry_out(self, job: Job, stream: torch.cuda.Stream | None) -> None:
+        try:
+            with torch.cuda.stream(stream) if stream is not None else nullcontext():
+                if stream is not None and job.event is not None:
+                    stream.wait_event(job.event)
+                for done in job.run(self._layers_per_report):
+                    if stream is not None:
+                        stream.synchronize()
+                    if done < job.layers[1] - job.layers[0]:
+                        self._progress(job, done)
+        except BaseException as caught:  # whatever a tier raises fails its moves
+            self._end(job, f"{type(caught).__name__}: {caught}")
+            if job.worker is None and not isinstance(caught, Exception):
+                raise  # Ctrl-C is the caller's
+        else:
+            self._end(job, None)
+
+    def _progress(self, job: Job, layers_done: int) -> None:
+        with self._changed:
+            late = job.failed
+            if not late:
+                self._layers.update(dict.fromkeys(job.ids, job.layers[0] + layers_done))
+                self._report(job.ids, layers_done=layers_done)
+                self._changed.notify_all()
+        if not late:
+            self._told(job, layers_done, None)
+
+    def _end(self, job: Job, error: str | None, *, cancelled: bool = False) -> None:
+        with self._changed:
+            self._running.remove(job)
+            self._queue.done(job)
+            self._pending.difference_update(job.ids)
+            for ident in job.ids if self._layers else ():
+                self._layers.pop(ident, None)
+            job.let_go()
+            job.over = True
+            if job.failed:
+                error = "the move ended past its deadline"
+            if not job.lease:
+                self.feedback.ended(job, self.clock(), brought=job.bytes if error is None else 0)
+            self._report(job.ids, error=error, cancelled=cancelled and not job.failed)
+            self._release(job.ids, ok=error is None)
+            try:
+                self._take()
+            except Exception as broken:  # noqa: BLE001 - told to whoever waits
+                self._break(broken)
+            self._changed.notify_all()
+        self._told(job, job.layers[1] - job.layers[0] if error is None else 0, error)
+
+    def _release(self, ids: Collection[int], *, ok: bool) -> None:
+        """Start what waited for moves that ended well; forget what waited for failed ones."""
+        for ident in self._queue.awaited(ids):
+            self._pending.difference_update(self._queue.ended(ident, ok=ok))
+
+    def _cancel(self, ids: Collection[int] | None, why: str, *, blame: bool = False) -> int:
+        gone, with_them = self._queue.cancel(ids)
+        if gone:
+            self._pending.difference_update(gone, with_them)
+            self._report(gone, error=why, cancelled=not blame)
+            self._changed.notify_all()
+        return len(gone) + len(with_them)
+
+    def _give_up(self) -> bool:
+        """Cancel what moves that hang keep from starting; tells whether there was any.
+
+        That is what stands behind them at a storage and, while every worker hangs, everything. A
+        store whose end somebody waits for is blamed then: the manager would only ask for another
+        block's in its place, and then for that of the first again, without end.
+        """
+        hung = [job for job in self._running if job.failed]
+        behind = [ident for job in hung for ident in self._queue.behind(job)]
+        gone = self._cancel(behind, "the move before it at its place hangs")
+        if self._threads and len(hung) == len(self._threads):
+            awaited = [
+                ident
+                for job in self._queue
+                if job.store and job.urgency == Urgency.DEMAND
+                for ident in job.ids
+            ]
+            why = "every worker hangs"
+            gone += self._cancel(awaited, why, blame=True) + self._cancel(None, why)
+        return gone > 0
+
+    def _expire(self) -> bool:
+        """Report failed what runs past its deadline; tells whether there was any."""
+        if self._deadline_ns is None:
+            return False
+        now, before = self.clock(), self._late()
+        for job in self._running:
+            started = job.started_ns
+            if job.failed or started is None or now - started < self._deadline_ns:
+                continue
+            job.failed = True
+            self._report(job.ids, error=f"no end after {(now - started) / _NS:.3f} s", hung=True)
+            self._release(job.ids, ok=False)
+            self._changed.notify_all()
+        return self._late() > before
+
+    def _late(self) -> int:
+        """Moves that still run though they were reported failed."""
+        return sum(len(job.ids) for job in self._running if job.failed)
+
+    def _patience(self) -> float | None:
+        """Seconds until a deadline or until a budget lets something start; None for neither."""
+        now = self.clock()
+        running = [job.started_ns for job in self._running if not job.failed]
+        starts = [started for started in running if started is not None]
+        times = [self._budget.free_at(job) for job in self._queue] if self._budget.limited else []
+        times = [time for time in times if time > now]
+        if self._deadline_ns is not None and starts:
+            times.append(min(starts) + self._deadline_ns)
+        return max(0.0, (min(times) - now) / _NS) if times else None
+
+    def _report(
+        self,
+        ids: Sequence[int],
+        *,
+        layers_done: int | None = None,
+        error: str | None = None,
+        hung: bool = False,
+        cancelled: bool = False,
+    ) -> None:
+        try:
+            self.manager.complete(
+                ids,
+                now=self.clock(),
+                ok=error is None,
+                layers_done=layers_done,
+                error=error,
+                hung=hung,
+                cancelled=cancelled,
+            )
+        except Exception as broken:  # noqa: BLE001 - told to whoever waits, also across threads
+            self._break(broken)
+
+    def _told(self, job: Job, layers_done: int, error: str | None) -> None:
+        """Tell the caller, outside the lock: what it does with the news is its own time."""
+        if self._tell is None:
+            return
+        layers = job.layers[1] - job.layers[0]
+        try:
+            self._tell(Progress(tuple(job.ids), layers_done, layers, error, len(self._pending)))
+        except Exception as broken:  # noqa: BLE001 - as above
+            with self._changed:
+                self._break(broken)
+
+    def _break(self, broken: BaseException) -> None:
+        self._broken = broken
+        self._changed.notify_all()
+
+
+def _stage(
+    jobs: Iterable[Job], first: Pool | Storage, target: Pool | Storage, staged: dict[int, int]
+) -> None:
+    """Give stores that bring whole blocks the spare blocks that hold their bytes already."""
+    if not isinstance(target, Pool) or not isinstance(first, Pool):
+        return
+    for job in jobs:
+        if not job.store or job.source is not first or job.target is not target:
+            continue
+        if job.layers != (0, first.layers):
+            continue
+        for ident, (slot, _) in zip(job.ids, job.slots, strict=True):
+            spare = staged.pop(slot, None)
+            if spare is not None:
+                job.staged[ident] = spare

@@ -1,0 +1,66 @@
+"""What a launch hands to the driver, seen without one."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from cases import KERNELS, calls
+from hypothesis import given, settings
+
+from kvtrie._kvtrie import KERNELS as TEXTS
+from kvtrie.kernels import launch
+from kvtrie.kernels.checks import MOST_THREADS
+from kvtrie.kernels.formats import CELLS
+from kvtrie.kernels.launch import Launch
+
+SIGNATURE = re.compile(r"__launch_bounds__\(MOST_THREADS\) (\w+)\((.*?)\) \{", re.DOTALL)
+
+
+def parameters(kernel):
+    """The kernel's parameters, in order: whether each is a pointer."""
+    name, listed = SIGNATURE.search(TEXTS[f"{kernel}.cu"]).groups()
+    assert name == kernel
+    return ["*" in each for each in listed.split(",")]
+
+
+@given(calls())
+def test_arguments_fit_the_signature(made):
+    for call in made:
+        what = Launch.of(call)
+        for given_, pointer in zip(what.arguments, parameters(call.kernel), strict=True):
+            assert isinstance(given_, int if not pointer else (torch.Tensor, int))
+            assert pointer or given_ >= 0
+            assert not pointer or isinstance(given_, torch.Tensor) or given_ == 0
+        x, y, z = what.block
+        assert x * y * z <= MOST_THREADS
+        assert z <= 64
+        assert (what.grid - 1) * z < len(call.slots) <= what.grid * z
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_launch_asks_for_the_card_and_the_formats(kernel, monkeypatch):
+    seen = []
+    fake = SimpleNamespace(LaunchConfig=lambda **to: to, launch=lambda *to: seen.append(to))
+    monkeypatch.setattr(launch, "core", lambda: fake)
+    monkeypatch.setattr(launch, "loaded", lambda *what: what)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (12, 0))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "stream")
+    cell = torch.float8_e4m3fn
+
+    @given(calls(kernel=kernel, rows=torch.float32, cells=cell))
+    @settings(max_examples=5)
+    def check(made):
+        launch.launch(made[0])
+        stream, config, what, *arguments = seen.pop()
+        row = "bf16" if kernel == "rerotate" else "fp32"
+        assert (stream, what) == ("stream", (kernel, "sm_120", row, CELLS[cell]))
+        assert config == {"grid": Launch.of(made[0]).grid, "block": Launch.of(made[0]).block}
+        assert arguments[0] == made[0].plane.cells.data_ptr()
+        assert all(type(each) is int for each in arguments)
+
+    check()

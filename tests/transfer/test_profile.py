@@ -1,0 +1,37 @@
+"""The profile: what it writes is what managers and lanes take. Nothing asserts a time."""
+
+import pytest
+
+from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.cli import main
+from kvtrie.errors import ConfigError
+from kvtrie.transfer.profile import Timing, load_profile
+
+
+def test_a_profile_is_measured_and_taken(tmp_path, capsys):
+    out = tmp_path / "p.toml"
+    words = f"profile --model tiny --longest 32 --blocks 4 --repeats 2 --disk {tmp_path}"
+    assert main([*words.split(), "--out", str(out)]) == 0
+    assert "host read" in capsys.readouterr().out
+    profile = load_profile(out)
+    assert [at for at, _ in profile.cost.table] == [0, 16, 32]
+    assert set(profile.lanes) == {"host read", "host store", "disk read", "disk store"}
+    assert set(profile.both) == {"host", "disk"}
+    lanes = {"read": profile.lanes["host read"], "store": profile.lanes["host store"]}
+    tiers = [Tier("gpu", blocks=4), Tier("host", blocks=4, **lanes)]
+    manager = BlockManager(ModelShape(2, 1, 4), tiers, cost=profile.cost)
+    assert manager.tiers[1].lanes()[0].bytes_per_s == profile.lanes["host read"].bytes_per_s
+
+
+def test_spread_is_half_the_distance_of_the_quartiles():
+    timing = Timing.of([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (timing.median, timing.spread, timing.runs) == (3.0, 1.5, 5)
+    with pytest.raises(ConfigError, match="1 runs have no spread"):
+        Timing.of([1.0])
+
+
+def test_other_files_are_refused(tmp_path):
+    wrong = tmp_path / "x.toml"
+    wrong.write_text("[cost]\nper_token = 1\n")
+    with pytest.raises(ConfigError, match="is no profile"):
+        load_profile(wrong)
