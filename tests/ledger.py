@@ -307,8 +307,7 @@ class Ledger:
                 assert tier.copies == sum(settled)
                 assert tier.retained == sum(
                     self.world.priority(block, self.now) > NORMAL
-                    for where, block in self.witness.copies
-                    if where == at
+                    for block in self.world.present[at]
                 )
             assert tier.regrets == 0 < tier.compared
 
@@ -348,13 +347,14 @@ class Ledger:
     def check_failure(self, before, flight):
         """Copies that were usable before a move failed still are, but for those that it names.
 
-        What a move has brought that hangs it may write again: that is not usable.
+        What a move has brought that hangs it may write again: that is not usable. On the first tier
+        nothing of a block stays that did not come whole.
         """
         move = flight.move
-        hangs = not flight.own and move.id in self.witness.flights
+        void = move.dst == 0 or move.id in self.witness.flights
         for (tier, block), copy in before.items():
             source = move.kind == 0 and (tier, block) == (move.src, flight.block)
-            target = hangs and (tier, block) == (move.dst, flight.block)
+            target = not flight.own and (tier, block) == (move.dst, flight.block)
             left = any((tier, block) == (at, gone) for at, gone, _ in self.events)
             lost = not self.shape.holes and any(
                 frozenset().union(*(each.get(front, ()) for each in self.world.layers)) != ALL
@@ -362,11 +362,11 @@ class Ledger:
             )
             if source or left or lost or copy.layer_lo == copy.layer_hi:
                 continue
-            if target and copy.layer_lo == move.layer_lo:
+            if target and void and copy.layer_lo == move.layer_lo:
                 now = self.witness.copies.get((tier, block))
                 assert now is None or now.layer_lo == now.layer_hi
                 continue
             now = self.witness.copies[tier, block]
             assert now.slot == copy.slot
             assert now.layer_lo <= copy.layer_lo
-            assert now.layer_hi >= (min(copy.layer_hi, move.layer_lo) if target else copy.layer_hi)
+            assert now.layer_hi >= copy.layer_hi
