@@ -64,7 +64,7 @@ pub(super) struct Draft {
     spare: Vec<u64>,
     /// On this tier victims are only looked at; so many of its slots are spare in fact.
     looked_at: Option<(TierId, u64)>,
-    /// Victims are dropped, not written.
+    /// Victims are dropped if they can be, not written.
     dropping: bool,
     touched: Vec<(TierId, BlockId)>,
     guarded: FxHashSet<(TierId, BlockId)>,
@@ -95,7 +95,8 @@ impl Manager {
     }
 
     /// Makes room for so many slots of each tier while some copies stay, or changes nothing.
-    /// Where writing victims down does not leave enough, they are dropped: retention is soft.
+    /// Where writing victims down does not leave enough, those that can be are dropped: retention is
+    /// soft.
     ///
     /// # Errors
     /// [`Error::NoSpace`] for the first tier that cannot do it.
@@ -334,6 +335,10 @@ impl Manager {
             self.leave(draft, Victim::one(tier, block, out, Fate::Clean));
             return;
         }
+        // What cannot be dropped, for something behind it is on its way, is still written.
+        if draft.dropping && self.drop_whole(draft, tier, block, have) {
+            return;
+        }
         draft.moving.push(block);
         let written = self.can_write(draft, tier, block, dirty, now);
         draft.moving.pop();
@@ -374,7 +379,7 @@ impl Manager {
         let node = *self.node(block);
         let spec = &self.tiers[tier].spec;
         let worth = node.uses >= spec.admit_after && self.refused.may_write(block, tier + 1);
-        if tier == self.last() || spec.write == Write::Never || !worth || draft.dropping {
+        if tier == self.last() || spec.write == Write::Never || !worth {
             return false;
         }
         let below = tier + 1;
@@ -445,16 +450,16 @@ impl Manager {
     }
 
     /// Drops `out` of a last copy. A leaf-only block goes from all tiers at once, since what is
-    /// left of it would serve nobody.
-    fn drop_whole(&mut self, draft: &mut Draft, tier: TierId, block: BlockId, out: Layers) {
+    /// left of it would serve nobody. Whether it goes.
+    fn drop_whole(&mut self, draft: &mut Draft, tier: TierId, block: BlockId, out: Layers) -> bool {
         let looked_at = draft.looked_at.is_some_and(|(at, _)| at == tier);
         if looked_at || self.structure(block) == Structure::Holes {
             self.leave(draft, Victim::one(tier, block, out, Fate::Drop));
-            return;
+            return true;
         }
         let gone = if draft.dropping { self.subtree(block) } else { vec![block] };
         if !gone.iter().all(|&block| self.droppable(draft, block, &gone)) {
-            return;
+            return false;
         }
         for &block in gone.iter().rev() {
             for tier in 0..self.tiers.len() {
@@ -465,6 +470,7 @@ impl Manager {
                 }
             }
         }
+        true
     }
 
     /// Whether a leaf-only block may vanish: nobody uses it and nothing stays behind it.
