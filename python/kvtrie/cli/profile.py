@@ -123,12 +123,12 @@ def _toml(told: dict[str, Any]) -> str:
     text = ""
     tables: list[tuple[str, Any]] = []
     for name, value in told.items():
-        if not isinstance(value, dict):
-            text += f"{name} = {json.dumps(value)}\n"
-        elif name == "lanes":
-            tables += [(f'lanes."{lane}"', figures) for lane, figures in told["lanes"].items()]
-        else:
+        if name == "lanes":
+            tables += [(f'lanes."{lane}"', figures) for lane, figures in value.items()]
+        elif name in {"cost", "both"}:
             tables.append((name, value))
+        else:
+            text += f"{name} = {json.dumps(value)}\n"
     for name, table in tables:
         text += f"\n[{name}]\n"
         text += "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())

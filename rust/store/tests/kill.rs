@@ -33,7 +33,7 @@ fn blocks() -> Vec<Block> {
 
 fn open(folder: &Path, round: u64) -> Store {
     let queue = if round.is_multiple_of(2) { Queue::Best } else { Queue::Threads };
-    let system = System::new(round % 3 > 0, queue);
+    let system = System::new(!round.is_multiple_of(3), queue);
     Store::open(Arc::new(system), folder, settings()).unwrap()
 }
 
