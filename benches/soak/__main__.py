@@ -32,7 +32,7 @@ from kvtrie.cli.progress import watched
 from kvtrie.errors import KvtrieError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 LEAST_WARM_S = 20
 MINUTE = 60
@@ -46,29 +46,29 @@ class Soaked(NamedTuple):
     end: Sample
 
 
-def soak(engine: Engine, given: argparse.Namespace) -> Soaked:
+def soak(engine: Engine, given: argparse.Namespace, clock: Callable[[], float]) -> Soaked:
     """Serve until the end or until something goes wrong.
 
-    A tick is a second, or a request where so many of these are asked for.
+    A tick is a second by the clock, or a request where so many of these are asked for.
     """
     stream = asks(given.seed, engine.most)
     ticks = given.requests or round(MINUTE * given.minutes)
     warm_at = ticks // 2 if given.requests else max(LEAST_WARM_S, ticks // 10)
     minutes: list[str] = []
-    start = last = Sample.of(engine)
+    start = last = Sample.of(engine, clock())
     warm = None
     try:
         for tick in watched(range(1, ticks + 1), "soak", quiet=False):
             due = start.at_s + tick
             engine.serve(next(stream))
-            while engine.healthy and not given.requests and monotonic() < due:
+            while engine.healthy and not given.requests and clock() < due:
                 engine.serve(next(stream))
             if tick % MINUTE == 0 or tick in (warm_at, ticks) or not engine.healthy:
                 engine.settle()
             if tick == warm_at:
-                warm = Sample.of(engine)
+                warm = Sample.of(engine, clock())
             if tick % MINUTE == 0:
-                now = Sample.of(engine)
+                now = Sample.of(engine, clock())
                 minutes.append(now.told(last))
                 print(f"{len(minutes):>4}  {minutes[-1]}", file=sys.stderr, flush=True)
                 last = now
@@ -76,7 +76,7 @@ def soak(engine: Engine, given: argparse.Namespace) -> Soaked:
                 break
     except KvtrieError as error:
         engine.what.append(f"{type(error).__name__}: {error}")
-    end = Sample.of(engine)
+    end = Sample.of(engine, clock())
     return Soaked(minutes, warm or end, end)
 
 
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         engine = Engine(given.blocks, Path(folder))
         with closing(engine):
             context = place() | {"blocks": given.blocks, "travel": engine.pools[2].store.travel}
-            done = soak(engine, given)
+            done = soak(engine, given, monotonic)
     rows = checks(done.warm, done.end)
     ok = engine.healthy and all(row.ok for row in rows)
     if given.json:

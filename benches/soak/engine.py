@@ -183,7 +183,9 @@ class Engine:
         self.checked += bits.nbytes
         if other.any():
             layers, at = (axis[other].tolist() for axis in np.nonzero(which))
-            wrong = sorted({(token // SIZE, layer) for token, layer in zip(at, layers, strict=True)})
+            wrong = sorted(
+                {(token // SIZE, layer) for token, layer in zip(at, layers, strict=True)}
+            )
             self.wrong += len(wrong)
             told = [f"block {block}, layer {layer}" for block, layer in wrong[:TOLD]]
             self._note([f"request {self.requests}: other bytes in {place}" for place in told])

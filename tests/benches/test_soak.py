@@ -1,14 +1,16 @@
 """The soak: a small one is well, and a single wrong byte anywhere ends it."""
 
 import json
+from argparse import Namespace
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
 
 from benches.soak import __main__ as door
-from benches.soak.engine import SHAPE, SIZE, Ask, Engine, asks
+from benches.soak.engine import ROUND, SHAPE, SIZE, Ask, Engine, asks
 from benches.soak.pattern import Pattern
 from benches.soak.sample import Sample, checks
 from kvtrie._kvtrie import DiskStore
@@ -56,17 +58,30 @@ def test_a_small_soak_is_well(capsys):
     assert "requests/s" in told.err
 
 
+def test_a_soak_keeps_to_its_minutes(tmp_path):
+    given = Namespace(minutes=3.0, requests=None, seed=0)
+    now = count(0.0, 0.5)
+    with closing(Engine(ROOMS, tmp_path)) as engine:
+        done = door.soak(engine, given, lambda: next(now))
+    assert engine.healthy
+    assert len(done.minutes) == 3
+    assert 20 <= done.warm.at_s < 30
+    assert 180 <= done.end.at_s < 200
+    assert 0 < done.warm.requests < done.end.requests
+
+
 def test_a_wrong_byte_on_the_way_is_exit_status_1(monkeypatch, capsys):
-    copy, copies = Pool.copy_from, []
+    copy, loads = Pool.copy_from, []
 
     def careless(self, source, source_units, units):
         copy(self, source, source_units, units)
-        copies.append(len(units))
-        if len(copies) == 100:
-            self.planes[0][int(units[-1]), -1] ^= 1
+        if self.blocks == ROOMS[0] != source.blocks:
+            loads.append(len(units))
+            if len(loads) == 20:
+                self.planes[0][int(units[-1]), 0] ^= 1
 
     monkeypatch.setattr(Pool, "copy_from", careless)
-    assert door.main(["--requests", "2000", "--blocks", *map(str, ROOMS)]) == 1
+    assert door.main(["--requests", "400", "--blocks", *map(str, ROOMS)]) == 1
     out = capsys.readouterr().out
     assert "other bytes in block" in out
     assert "not so" in out
@@ -99,8 +114,8 @@ def test_a_flipped_bit_on_disk_is_a_miss_and_told(engine, tmp_path):
     engine.serve(ask)
     engine.settle()
     assert engine.wrong == 0
-    assert "damaged" in engine.what[0]
-    assert Sample.of(engine).failed > 0
+    assert "layer 7 has checksum" in engine.what[0]
+    assert Sample.of(engine, 0.0).failed > 0
 
 
 def test_every_part_of_a_place_has_bytes_of_its_own():
@@ -118,15 +133,14 @@ def test_every_part_of_a_place_has_bytes_of_its_own():
 
 def test_traces_go_on_with_new_tokens():
     first, again = asks(3, 100), asks(3, 100)
-    seen, new = set(), 0
-    for _ in range(2100):  # beyond a round
+    rounds = set(), set()
+    for number in range(ROUND + 100):
         ask, same = next(first), next(again)
         assert isinstance(ask, Ask)
         assert np.array_equal(ask.tokens, same.tokens)
         assert 1 <= ask.prompt < len(ask.tokens) <= 100
-        new = len(set(ask.tokens.tolist()) - seen)
-        seen.update(ask.tokens.tolist())
-    assert new
+        rounds[number // ROUND].update(ask.tokens.tolist())
+    assert rounds[0].isdisjoint(rounds[1])
 
 
 WELL = Sample(
