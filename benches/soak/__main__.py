@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benches.soak", description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--requests", type=int, help="so many instead; half of them to warm up")
-    parser.add_argument("--blocks", type=int, nargs=3, default=[256, 1024, 4096], help="per tier")
+    parser.add_argument("--blocks", type=int, nargs=3, default=[256, 768, 2048], help="per tier")
     parser.add_argument("--seed", type=int, default=0, help="of the first trace")
     parser.add_argument("--folder", type=Path, help="where the files go; the default is temporary")
     parser.add_argument("--json", action="store_true", help="print the document, not the table")

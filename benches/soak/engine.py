@@ -34,6 +34,7 @@ SCALE = 512 // SIZE  # tokens of the trace that one of ours stands for
 HEADS = SHAPE.kv_heads, SHAPE.head_dim
 WORDS = SHAPE.kv_heads * SHAPE.head_dim * 2 // 8
 AT_ONCE = 4
+WORKERS = 2
 ROUND = 2000
 TOLD = 5
 PATIENCE_S = 60.0
@@ -93,7 +94,7 @@ class Engine:
         ]
         self.manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
         self.pools = open_pools(SHAPE, tiers, SIZE)
-        self.executor = Executor(self.manager, self.pools, deadline_s=PATIENCE_S)
+        self.executor = Executor(self.manager, self.pools, workers=WORKERS, deadline_s=PATIENCE_S)
         self.most = gpu // AT_ONCE * SIZE
         self.requests = self.read = self.checked = self.wrong = 0
         self.what: list[str] = []

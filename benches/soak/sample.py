@@ -6,11 +6,13 @@ Cost: one collection of garbage.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benches.measure import resident_bytes
+from benches.soak.engine import WORKERS
 
 if TYPE_CHECKING:
     from benches.soak.engine import Engine
@@ -36,7 +38,9 @@ class Sample:
         disk_read: bytes read from disk.
         disk_written: bytes written to it.
         resident: bytes of memory.
-        descriptors: open files of the process.
+        descriptors: open files of the process, rings aside.
+        rings: queues of io_uring. The disk tier makes another one when more of its calls run at
+            once than ever before, and keeps it: that may take longer than any warm-up.
     """
 
     at_s: float
@@ -52,11 +56,15 @@ class Sample:
     disk_written: int
     resident: int
     descriptors: int
+    rings: int
 
     @classmethod
     def of(cls, engine: Engine, at_s: float) -> Sample:
         """How an engine stands now, which is `at_s`."""
         stats = engine.manager.stats()
+        resident = resident_bytes()
+        files = open_files()
+        rings = sum("io_uring" in name for name in files)
         return cls(
             at_s=at_s,
             requests=engine.requests,
@@ -69,8 +77,9 @@ class Sample:
             wanted=stats.blocks_wanted,
             disk_read=stats.tiers["disk"].bytes_read,
             disk_written=stats.tiers["disk"].bytes_written,
-            resident=resident_bytes(),
-            descriptors=sum(1 for _ in DESCRIPTORS.iterdir()),
+            resident=resident,
+            descriptors=len(files) - rings,
+            rings=rings,
         )
 
     def told(self, before: Sample) -> str:
@@ -88,6 +97,15 @@ class Sample:
             f"{found:.0%} found, {self.resident / 1e6:.1f} MB resident, "
             f"{self.descriptors} descriptors"
         )
+
+
+def open_files() -> list[str]:
+    """What each of the process's descriptors stands for."""
+    names: list[str] = []
+    for link in DESCRIPTORS.iterdir():
+        with suppress(FileNotFoundError):  # the one that listed them is closed
+            names.append(str(link.readlink()))
+    return names
 
 
 @dataclass(frozen=True)
@@ -119,6 +137,7 @@ def checks(warm: Sample, end: Sample) -> list[Check]:
         Check("failed moves", warm.failed, end.failed, "0", end.failed == 0),
         Check("resident bytes", warm.resident, end.resident, kept, flat),
         Check("descriptors", warm.descriptors, end.descriptors, "the same", same),
+        Check("rings", warm.rings, end.rings, f"at most {WORKERS}", end.rings <= WORKERS),
         *(
             Check(f"{tier}: evictions", full, end.evicted[tier], "some in the warm-up", full > 0)
             for tier, full in warm.evicted.items()

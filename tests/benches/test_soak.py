@@ -14,7 +14,9 @@ from benches.soak.engine import ROUND, SHAPE, SIZE, Ask, Engine, asks
 from benches.soak.pattern import Pattern
 from benches.soak.sample import Sample, checks
 from kvtrie._kvtrie import DiskStore
+from kvtrie.errors import TransferError
 from kvtrie.tiers import Pool
+from kvtrie.transfer import Executor
 
 ROOMS = [32, 48, 64]
 PAGE = 4096
@@ -88,6 +90,18 @@ def test_a_wrong_byte_on_the_way_is_exit_status_1(monkeypatch, capsys):
     assert "it failed" in out
 
 
+def test_what_hangs_is_told_with_the_figures(monkeypatch, capsys):
+    def hangs(_executor, lease):
+        raise TransferError(f"lease {lease.id} awaits moves that hang")
+
+    monkeypatch.setattr(Executor, "wait", hangs)
+    assert door.main(["--requests", "10", "--json", "--blocks", *map(str, ROOMS)]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert not document["ok"]
+    [told] = document["what"]
+    assert told.startswith("TransferError: lease ")
+
+
 @pytest.mark.parametrize("tier", [0, 1])
 def test_a_flipped_bit_in_memory_is_noticed(engine, tier):
     ask, slot = standing(engine, tier)
@@ -157,6 +171,7 @@ WELL = Sample(
     disk_written=7,
     resident=1000,
     descriptors=9,
+    rings=1,
 )
 LATER = replace(WELL, at_s=120.0, requests=20, hits={"gpu": 6, "host": 6, "disk": 6})
 
@@ -169,6 +184,8 @@ LATER = replace(WELL, at_s=120.0, requests=20, hits={"gpu": 6, "host": 6, "disk"
         ({}, {"resident": 1021}, ["resident bytes"]),
         ({}, {"resident": 979}, ["resident bytes"]),
         ({}, {"descriptors": 10}, ["descriptors"]),
+        ({}, {"rings": 2}, []),
+        ({}, {"rings": 3}, ["rings"]),
         ({}, {"wrong": 1}, ["wrong blocks"]),
         ({}, {"failed": 1}, ["failed moves"]),
         ({"evicted": {"gpu": 5, "host": 5, "disk": 0}}, {}, ["disk: evictions"]),
