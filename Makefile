@@ -4,6 +4,7 @@
 PYTHON ?= python3
 ARGS ?=
 OPS ?=
+MINUTES ?= 30
 SCHEDULES ?= 100000
 
 VENV := .venv
@@ -24,7 +25,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench bench-core bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults docs fmt lock clean
+.PHONY: help run test bench bench-core bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -101,6 +102,9 @@ fuzz-coverage: ## share of lines and branches of the core that a short fuzz run 
 
 faults: $(BUILT) ## devices that fail, by kind: how many faults, misses, wrong blocks; ARGS="--cases 500"
 	$(BIN)/python tests/faults.py --store-cases 10000 $(ARGS)
+
+soak: $(BUILT) ## three full tiers under endless traces, every byte compared, for MINUTES=10; ARGS="--json"
+	$(BIN)/python -m benches.soak --minutes $(MINUTES) $(ARGS)
 
 docs: $(LOCKED) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

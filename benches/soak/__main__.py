@@ -1,0 +1,143 @@
+"""The soak: three full tiers of real bytes under traces without end, and every block compared.
+
+    make soak MINUTES=10
+
+The first tenth, at least twenty seconds, is the warm-up; by its end every tier must have evicted.
+From then on resident memory stays within two per cent and the number of open files the same. All
+bytes that a request finds are compared with what they must be. Each minute one line tells the
+throughput. The first wrong block or failed move ends it. Needs Linux's `/proc`.
+Exit status 1 if a check fails.
+Cost: the minutes that are asked for, both workers and one more core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from benches.core.place import place
+from benches.soak.engine import AT_ONCE, Engine, asks
+from benches.soak.sample import DESCRIPTORS, Check, Sample, checks
+from kvtrie.cli.progress import watched
+from kvtrie.errors import KvtrieError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+LEAST_WARM_S = 20
+MINUTE = 60
+
+
+class Soaked(NamedTuple):
+    """What came of a soak: lines of the minutes, samples of the warm-up's end and of the end."""
+
+    minutes: list[str]
+    warm: Sample
+    end: Sample
+
+
+def soak(engine: Engine, given: argparse.Namespace, clock: Callable[[], float]) -> Soaked:
+    """Serve until the end or until something goes wrong.
+
+    A tick is a second by the clock, or a request where so many of these are asked for.
+    """
+    stream = asks(given.seed, engine.most)
+    ticks = given.requests or round(MINUTE * given.minutes)
+    warm_at = ticks // 2 if given.requests else max(LEAST_WARM_S, ticks // 10)
+    minutes: list[str] = []
+    start = last = Sample.of(engine, clock())
+    warm = None
+    try:
+        for tick in watched(range(1, ticks + 1), "soak", quiet=False):
+            due = start.at_s + tick
+            engine.serve(next(stream))
+            while engine.healthy and not given.requests and clock() < due:
+                engine.serve(next(stream))
+            if tick % MINUTE == 0 or tick in (warm_at, ticks) or not engine.healthy:
+                engine.settle()
+            if tick == warm_at:
+                warm = Sample.of(engine, clock())
+            if tick % MINUTE == 0:
+                now = Sample.of(engine, clock())
+                minutes.append(now.told(last))
+                print(f"{len(minutes):>4}  {minutes[-1]}", file=sys.stderr, flush=True)
+                last = now
+            if not engine.healthy:
+                break
+    except KvtrieError as error:
+        engine.what.append(f"{type(error).__name__}: {error}")
+    end = Sample.of(engine, clock())
+    return Soaked(minutes, warm or end, end)
+
+
+def table_of(rows: Sequence[Check]) -> Table:
+    """The checks for people."""
+    table = Table("", title="The soak")
+    for name in ("after the warm-up", "at the end", "wanted", ""):
+        table.add_column(name, justify="right")
+    for row in rows:
+        numbers = (f"{number:,}".replace(",", " ") for number in (row.warm, row.end))
+        table.add_row(row.what, *numbers, row.wanted, "" if row.ok else "not so")
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve, compare, print."""
+    parser = argparse.ArgumentParser(prog="benches.soak", description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--requests", type=int, help="so many instead; half of them to warm up")
+    parser.add_argument("--blocks", type=int, nargs=3, default=[256, 768, 2048], help="per tier")
+    parser.add_argument("--seed", type=int, default=0, help="of the first trace")
+    parser.add_argument("--folder", type=Path, help="where the files go; the default is temporary")
+    parser.add_argument("--json", action="store_true", help="print the document, not the table")
+    given = parser.parse_args(arguments)
+    if given.requests is None and not given.minutes >= 1:
+        parser.error(f"--minutes is {given.minutes}, at least 1 wanted")
+    if given.requests is not None and given.requests < 2:
+        parser.error(f"--requests is {given.requests}, at least 2 wanted")
+    if min(given.blocks) < 4 * AT_ONCE:
+        parser.error(f"--blocks are {given.blocks}, each at least {4 * AT_ONCE} wanted")
+    if not DESCRIPTORS.exists():
+        parser.error(f"there is no {DESCRIPTORS}: the soak runs on Linux")
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        engine = Engine(given.blocks, Path(folder))
+        with closing(engine):
+            context = place() | {"blocks": given.blocks, "travel": engine.pools[2].store.travel}
+            done = soak(engine, given, monotonic)
+    rows = checks(done.warm, done.end)
+    ok = engine.healthy and all(row.ok for row in rows)
+    if given.json:
+        document = {
+            "place": context,
+            "minutes": done.minutes,
+            "warm": asdict(done.warm),
+            "end": asdict(done.end),
+            "checks": [asdict(row) for row in rows],
+            "what": engine.what,
+            "ok": ok,
+        }
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        console = Console(width=100)
+        console.print(table_of(rows))
+        for what in engine.what:
+            console.print(what, markup=False)
+        console.print(
+            f"{done.end.requests} requests, {done.end.read} blocks read and "
+            f"{done.end.checked / 1e9:.1f} GB compared: {'all is well' if ok else 'it failed'}"
+        )
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

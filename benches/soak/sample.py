@@ -1,0 +1,149 @@
+"""Sample: how an engine and its process stand at one moment, and what must hold of two of them.
+
+Invariant: a sample is taken while no request is under way, so that what differs has stayed.
+Cost: one collection of garbage.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benches.measure import resident_bytes
+from benches.soak.engine import WORKERS
+
+if TYPE_CHECKING:
+    from benches.soak.engine import Engine
+
+FLAT = 0.02
+DESCRIPTORS = Path("/proc/self/fd")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Counts since the start, and what the process holds now.
+
+    Attributes:
+        at_s: seconds, of a clock without a date.
+        requests: requests that have ended.
+        read: blocks that were found and compared.
+        checked: bytes that were compared.
+        wrong: blocks with other bytes than they must have.
+        failed: moves that failed.
+        hits: blocks found, per tier.
+        evicted: evictions, per tier.
+        wanted: blocks that were asked for.
+        disk_read: bytes read from disk.
+        disk_written: bytes written to it.
+        resident: bytes of memory.
+        descriptors: open files of the process, rings aside.
+        rings: queues of io_uring. The disk tier makes another one when more of its calls run at
+            once than ever before, and keeps it: that may take longer than any warm-up.
+    """
+
+    at_s: float
+    requests: int
+    read: int
+    checked: int
+    wrong: int
+    failed: int
+    hits: dict[str, int]
+    evicted: dict[str, int]
+    wanted: int
+    disk_read: int
+    disk_written: int
+    resident: int
+    descriptors: int
+    rings: int
+
+    @classmethod
+    def of(cls, engine: Engine, at_s: float) -> Sample:
+        """How an engine stands now, which is `at_s`."""
+        stats = engine.manager.stats()
+        resident = resident_bytes()
+        files = open_files()
+        rings = sum("io_uring" in name for name in files)
+        return cls(
+            at_s=at_s,
+            requests=engine.requests,
+            read=engine.read,
+            checked=engine.checked,
+            wrong=engine.wrong,
+            failed=sum(tier.failed for tier in stats.tiers.values()),
+            hits={name: tier.hits for name, tier in stats.tiers.items()},
+            evicted={name: tier.evicted for name, tier in stats.tiers.items()},
+            wanted=stats.blocks_wanted,
+            disk_read=stats.tiers["disk"].bytes_read,
+            disk_written=stats.tiers["disk"].bytes_written,
+            resident=resident,
+            descriptors=len(files) - rings,
+            rings=rings,
+        )
+
+    def told(self, before: Sample) -> str:
+        """What happened since an earlier sample, in a line."""
+        seconds = self.at_s - before.at_s
+        hits = sum(self.hits.values()) - sum(before.hits.values())
+        found = hits / max(1, self.wanted - before.wanted)
+        checked, disk_read, disk_written = (
+            (getattr(self, name) - getattr(before, name)) / seconds / 1e6
+            for name in ("checked", "disk_read", "disk_written")
+        )
+        return (
+            f"{(self.requests - before.requests) / seconds:.0f} requests/s, {checked:.0f} MB/s "
+            f"compared, disk {disk_read:.0f} MB/s read and {disk_written:.0f} written, "
+            f"{found:.0%} found, {self.resident / 1e6:.1f} MB resident, "
+            f"{self.descriptors} descriptors"
+        )
+
+
+def open_files() -> list[str]:
+    """What each of the process's descriptors stands for."""
+    names: list[str] = []
+    for link in DESCRIPTORS.iterdir():
+        with suppress(FileNotFoundError):  # the one that listed them is closed
+            names.append(str(link.readlink()))
+    return names
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that must hold.
+
+    Attributes:
+        what: what is compared.
+        warm: its figure when the warm-up ended.
+        end: its figure at the end.
+        wanted: what must hold, for people.
+        ok: whether it does.
+    """
+
+    what: str
+    warm: int
+    end: int
+    wanted: str
+    ok: bool
+
+
+def checks(warm: Sample, end: Sample) -> list[Check]:
+    """What must hold of the end of the warm-up and the end."""
+    flat = abs(end.resident - warm.resident) <= FLAT * warm.resident
+    same = end.descriptors == warm.descriptors
+    kept = f"± {FLAT:.0%}"
+    return [
+        Check("wrong blocks", warm.wrong, end.wrong, "0", end.wrong == 0),
+        Check("failed moves", warm.failed, end.failed, "0", end.failed == 0),
+        Check("resident bytes", warm.resident, end.resident, kept, flat),
+        Check("descriptors", warm.descriptors, end.descriptors, "the same", same),
+        Check("rings", warm.rings, end.rings, f"at most {WORKERS}", end.rings <= WORKERS),
+        *(
+            Check(f"{tier}: evictions", full, end.evicted[tier], "some in the warm-up", full > 0)
+            for tier, full in warm.evicted.items()
+        ),
+        *(
+            Check(f"{tier}: blocks found", hits, end.hits[tier], "more", end.hits[tier] > hits)
+            for tier, hits in warm.hits.items()
+        ),
+    ]
