@@ -124,6 +124,10 @@ impl Segments {
         }
         let mut state = lock(&self.state);
         state.known.insert(segment);
+        // Somebody may have opened it meanwhile.
+        if let Some((_, first)) = state.open.iter().find(|&&(number, _)| number == segment) {
+            return Ok(Some(Arc::clone(first)));
+        }
         if state.open.len() >= MOST_OPEN {
             state.open.remove(0);
         }
