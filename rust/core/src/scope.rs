@@ -8,6 +8,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use smallvec::SmallVec;
+
 use crate::block::{Structure, Token};
 use crate::error::{Error, Result};
 use crate::trie::{RunId, Trie};
@@ -46,11 +48,23 @@ pub struct Known {
     pub chosen: bool,
 }
 
+/// What tells one scope from another.
+type Name = SmallVec<[u8; 64]>;
+
+/// A scope's tenant behind its length, then its adapter. One string that is never empty: to compare
+/// two empty ones takes processors with masked loads longer than a short lookup.
+fn name(scope: &Scope) -> Name {
+    let mut name = Name::from_slice(&(scope.tenant.len() as u64).to_le_bytes());
+    name.extend_from_slice(&scope.tenant);
+    name.extend_from_slice(scope.lora.as_bytes());
+    name
+}
+
 /// All scopes seen so far, and the interned digests.
 #[derive(Clone, Debug, Default)]
 pub struct Scopes {
     known: Vec<Known>,
-    ids: BTreeMap<(Vec<u8>, String), ScopeId>,
+    ids: BTreeMap<Name, ScopeId>,
     pairs: Vec<(Token, Vec<u8>)>,
     interned: BTreeMap<(Token, Vec<u8>), Token>,
 }
@@ -73,7 +87,7 @@ impl Scopes {
     /// # Errors
     /// [`Error::Config`] if it was used with another structure.
     pub fn find(&self, scope: &Scope) -> Result<Option<ScopeId>> {
-        let Some(&id) = self.ids.get(&(scope.tenant.clone(), scope.lora.clone())) else {
+        let Some(&id) = self.ids.get(&name(scope)) else {
             return Ok(None);
         };
         let fixed = self.known[id as usize].structure;
@@ -102,7 +116,7 @@ impl Scopes {
             structure: scope.structure.unwrap_or(default),
             chosen: scope.structure.is_some(),
         });
-        self.ids.insert((scope.tenant.clone(), scope.lora.clone()), id);
+        self.ids.insert(name(scope), id);
         id
     }
 
