@@ -18,7 +18,7 @@ from benches.gpu.clock import Clock, Row
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here, to be measured")
 def test_without_a_device_nothing_is_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["benches.gpu", "--json"])
     gpu.main()
