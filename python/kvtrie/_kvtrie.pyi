@@ -227,8 +227,9 @@ class BlockManager:
             keep: so many tokens at the end stay to be computed.
             reserve: room for so many tokens behind the prompt's end; room for what did not match
                 is always included.
-            load: "plan" loads or computes, whichever is ready sooner; "all" loads all it can;
-                "none" loads nothing until `Lease.load`.
+            load: "plan" loads or computes, whichever is ready sooner; "all" loads all it can, and
+                in a leaf-only scope the match ends where it cannot; "none" loads nothing until
+                `Lease.load`.
             deadline: loads that would be ready later are not planned.
 
         Raises:

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::block::{LeaseId, MoveId, TierId, Token};
+use crate::block::{LeaseId, MoveId, Structure, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::time::Nanos;
@@ -25,7 +25,7 @@ pub enum LoadMode {
     /// Load or recompute, whichever is ready sooner.
     #[default]
     Plan,
-    /// Load all that can be loaded.
+    /// Load all that can be loaded; in a leaf-only scope the match ends where that is not.
     All,
     /// Load nothing until [`Manager::load`] says so.
     None,
@@ -160,7 +160,7 @@ impl Manager {
         id: LeaseId,
         now: Nanos,
     ) -> Result<Taken> {
-        let path = match scope {
+        let mut path = match scope {
             Some(scope) => {
                 let content = self.scopes.content(&ask.scope, 0, ask.tokens);
                 self.path(scope, &content, ask.keep)
@@ -169,14 +169,19 @@ impl Manager {
         };
         let mut needs = self.survey(&path, now);
         let mut plan = self.decide_loads(&mut needs, now, ask.load, ask.deadline);
-        let rest = (ask.tokens.len() - path.len() * self.block_tokens())
-            .checked_add(ask.reserve)
-            .ok_or_else(|| Error::config(format!("reserve of {} tokens", ask.reserve)))?;
-        let open = if self.engine_owned() { 0 } else { rest.div_ceil(self.block_tokens()) };
+        let mut open = self.behind(path.len(), ask)?;
         self.pin(&path);
         let mut room = self.room_for(&needs, open, now);
         if room.is_err() && self.avoid_transit(&mut needs) {
-            // Its own sources may fill the host: what would pass through it is computed instead.
+            // Its own sources may fill the host: what would pass through it is computed instead,
+            // with all behind it for an engine that loads all of a prefix or none.
+            if let Some(end) = self.prefix(&needs, scope, ask.load) {
+                self.unpin(&path);
+                path.truncate(end);
+                needs.retain(|need| need.at < end);
+                open = self.behind(end, ask)?;
+                self.pin(&path);
+            }
             plan = self.decide_loads(&mut needs, now, ask.load, ask.deadline);
             room = self.room_for(&needs, open, now);
         }
@@ -219,6 +224,22 @@ impl Manager {
             taken.open.push(own);
         }
         Ok(taken)
+    }
+
+    /// How many blocks a request needs behind `matched` ones.
+    fn behind(&self, matched: usize, ask: &Acquire<'_>) -> Result<usize> {
+        let rest = (ask.tokens.len() - matched * self.block_tokens())
+            .checked_add(ask.reserve)
+            .ok_or_else(|| Error::config(format!("reserve of {} tokens", ask.reserve)))?;
+        Ok(if self.engine_owned() { 0 } else { rest.div_ceil(self.block_tokens()) })
+    }
+
+    /// Where a prefix that is to be loaded whole ends, if not at the path's end.
+    fn prefix(&self, needs: &[Need], scope: Option<ScopeId>, load: LoadMode) -> Option<usize> {
+        let prefix_only = scope.is_some_and(|id| {
+            load == LoadMode::All && self.scopes.get(id).structure == Structure::LeafOnly
+        });
+        needs.iter().find(|need| prefix_only && !need.compute.is_empty()).map(|need| need.at)
     }
 
     /// Makes room for what was decided and `open` further blocks, or changes nothing. Returns the

@@ -1,5 +1,6 @@
 //! Bytes move between neighbours; disk and the first tier, remote and everything, meet in the host.
 
+use kvtrie_core::block::Structure;
 use kvtrie_core::manager::{Acquire, Action, LoadMode, MoveKind, Settings};
 use kvtrie_core::tier::{Kind, TierSpec, Write};
 
@@ -61,7 +62,7 @@ fn remote_below_the_host_needs_no_transit() {
 #[test]
 fn without_a_host_slot_to_pass_through_what_would_be_loaded_is_computed() {
     let tiers = vec![tier(Kind::Gpu, 4), tier(Kind::Host, 1), tier(Kind::Disk, 4)];
-    let mut rig = Rig::new(settings(tiers));
+    let mut rig = Rig::new(Settings { structure: Structure::Holes, ..settings(tiers) });
     rig.mark(&tokens(1, 1), HOST);
     rig.mark(&tokens(2, 1), DISK);
     let reading = rig.acquire(&tokens(1, 1));
@@ -139,6 +140,31 @@ fn a_path_on_disk_that_is_longer_than_the_host_is_served_all_the_same() {
         let held = rig.manager.lease_tokens(id).unwrap();
         rig.commit(id, &prompt[held..]);
         assert_eq!(rig.on(&prompt, GPU), [ALL; 6]);
+        rig.release(id);
+    }
+}
+
+#[test]
+fn an_engine_that_loads_all_of_a_prefix_is_given_none_with_a_gap() {
+    // The only host slot is another request's source, so that nothing passes from disk.
+    for (structure, matched) in [(Structure::LeafOnly, 1), (Structure::Holes, 3)] {
+        let tiers = vec![tier(Kind::Gpu, 8), tier(Kind::Host, 1), tier(Kind::Disk, 4)];
+        let mut rig = Rig::new(Settings { structure, ..settings(tiers) });
+        let prompt = tokens(1, 3);
+        rig.serve(&prompt[..SIZE]);
+        rig.mark(&prompt, DISK);
+        rig.mark(&tokens(2, 1), HOST);
+        let reading = rig.acquire(&tokens(2, 1));
+        let id = rig.acquire(&prompt);
+        let lease = rig.manager.lease(id).unwrap();
+        assert_eq!(lease.matched(), matched * SIZE, "{structure:?}");
+        let computed = lease.plan().spans.iter().any(|span| span.action == Action::Recompute);
+        assert_eq!(computed, structure == Structure::Holes);
+        rig.run();
+        let held = rig.manager.lease_tokens(id).unwrap();
+        rig.commit(id, &prompt[held..]);
+        assert_eq!(rig.on(&prompt, GPU), [ALL; 3]);
+        rig.release(reading);
         rig.release(id);
     }
 }
