@@ -52,6 +52,7 @@ def test_every_answer_is_as_without_kvtrie(finished):
         assert max(turn["difference"] for turn in document["turns"]) < 1e-4
         for turn in document["turns"]:
             assert round(sum(turn["reused"])) + turn["end"] <= turn["prompt"]
+            assert turn["sooner"] >= 0
         holes = sum(turn["holes"] for turn in document["turns"])
         assert holes == 0 or options.structure == "holes"
         for tier in range(3):
@@ -104,6 +105,7 @@ def turn(**changes):
         "prompt": 10,
         "reused": (5.0, 0.0),
         "holes": 2,
+        "sooner": 0,
         "earlier": 0.0,
         "end": 3,
         "first_s": 1.0,

@@ -200,8 +200,8 @@ def _greet(
     kinds = "".join(f"{tier.kind:>6}" for tier in manager.tiers)
     over = f"{'reused from':{len(kinds)}}"
     console.print(
-        f"\n[dim]                  │ {over} │ recomputed  │ first token, ms │\n"
-        f"chat turn  prompt │{kinds}  │ holes   end │ kvtrie  without │ answer[/]"
+        f"\n[dim]                  │ {over} │     recomputed      │ first token, ms │\n"
+        f"chat turn  prompt │{kinds}  │ holes  sooner   end │ kvtrie  without │ answer[/]"
     )
 
 
@@ -212,7 +212,7 @@ def _tell(console: Console, speaker: Speaker, turn: Turn) -> None:
     text = " ".join(speaker.text(turn.answer).split())
     console.print(
         f"{turn.chat:4d} {turn.turn:4d} {turn.prompt:7d} │{reused}  │ "
-        f"{holes} {turn.end:5d} │ {turn.first_s * 1e3:6.0f}  {turn.uncached_s * 1e3:7.0f} │ "
+        f"{holes}  {turn.sooner:6d} {turn.end:5d} │ {turn.first_s * 1e3:6.0f}  {turn.uncached_s * 1e3:7.0f} │ "
         f"{mark[turn.verdict]} {escape(text)}",
         no_wrap=True,
         soft_wrap=False,
@@ -223,7 +223,7 @@ def _tell(console: Console, speaker: Speaker, turn: Turn) -> None:
 def _verdict(turns: Sequence[Turn]) -> tuple[bool, str]:
     wrong = [turn for turn in turns if turn.verdict == "differs"]
     ties = sum(turn.verdict == "tie" for turn in turns)
-    recovered = sum(turn.holes for turn in turns)
+    holes, sooner = sum(turn.holes for turn in turns), sum(turn.sooner for turn in turns)
     largest = max(turn.difference for turn in turns)
     if wrong:
         return False, (
@@ -235,10 +235,11 @@ def _verdict(turns: Sequence[Turn]) -> tuple[bool, str]:
     earlier = round(sum(turn.earlier for turn in turns))
     left = f", {earlier} of them left on disk by an earlier run," if earlier else ""
     first, uncached = sum(turn.first_s for turn in turns), sum(turn.uncached_s for turn in turns)
+    chosen = f", {sooner} since that was sooner than loading them" if sooner else ""
     tied = f" ({ties} by the tie rule: margin below {TIE}, logits within {AGREE})" if ties else ""
     return True, (
         f"All {len(turns)} answers equal the uncached ones{tied}; logits differ by at most "
         f"{largest:.1e}. Of {asked} prompt tokens {round(reused)} were reused{left} and "
-        f"{recovered} recomputed in holes. The first tokens took {first:.1f} s in all, without "
-        f"kvtrie {uncached:.1f} s."
+        f"{holes} recomputed in holes{chosen}. The first tokens took {first:.1f} s in all, "
+        f"without kvtrie {uncached:.1f} s."
     )

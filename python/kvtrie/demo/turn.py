@@ -43,6 +43,8 @@ class Turn:
         reused: tokens reused from each tier, in the tiers' order; a token of which a third of
             the layers came from a tier counts as a third there.
         holes: tokens that had been dropped within the match and were computed at their positions.
+        sooner: tokens within the match that were computed since loading them would have taken
+            longer.
         earlier: tokens reused that an earlier run had left on disk, each counted once, when it is
             first used again.
         end: tokens behind the match, which any cache has to compute.
@@ -58,6 +60,7 @@ class Turn:
     prompt: int
     reused: tuple[float, ...]
     holes: int
+    sooner: int
     earlier: float
     end: int
     first_s: float
@@ -93,7 +96,7 @@ def take(
     """
     ids = torch.tensor([list(prompt)])
     tokens, logits, uncached_s = _answer(speaker, ids, None, answer_tokens, time.perf_counter())
-    left = _left(executor, prompt, since)
+    left, dropped = _left(executor, prompt, since)
     started = time.perf_counter()
     with KvtrieCache(
         speaker.model, executor, ids, reserve=answer_tokens, sessions=[f"chat {chat}"]
@@ -110,7 +113,8 @@ def take(
         turn=turn,
         prompt=len(prompt),
         reused=reused,
-        holes=cache.recovered,
+        holes=dropped,
+        sooner=cache.recovered - dropped,
         earlier=earlier,
         end=len(prompt) - matched,
         first_s=first_s,
@@ -121,8 +125,11 @@ def take(
     )
 
 
-def _left(executor: Executor, prompt: Sequence[int], since: int) -> set[int]:
-    """Indices of the prompt's blocks that stand somewhere and were not used since then."""
+def _left(executor: Executor, prompt: Sequence[int], since: int) -> tuple[set[int], int]:
+    """Indices of the prompt's blocks that stand somewhere and were not used since then.
+
+    And the number of tokens within the match of which some layer stands nowhere.
+    """
     now = executor.clock()
     match = executor.manager.lookup(prompt, now=now)
 
@@ -130,8 +137,14 @@ def _left(executor: Executor, prompt: Sequence[int], since: int) -> set[int]:
         tier = block.copies[0].tier
         return executor.manager.explain(block, now=now, tier=tier).idle
 
+    def stands(block: MatchedBlock) -> bool:
+        layers = {at for copy in block.copies for at in range(copy.coming_lo, copy.coming_hi)}
+        return len(layers) == executor.manager.model.layers
+
     blocks = enumerate(match.blocks)
-    return {at for at, block in blocks if block.copies and now - idle(block) < since}
+    left = {at for at, block in blocks if block.copies and now - idle(block) < since}
+    dropped = sum(not stands(block) for block in match.blocks)
+    return left, dropped * executor.manager.block_tokens
 
 
 def pace(speaker: Speaker, tokens: Sequence[int]) -> float:

@@ -68,7 +68,8 @@ class KvtrieCache(Cache):
         sessions: the conversation of each row, for retention.
 
     Attributes:
-        recovered: tokens that had been dropped within a match and were computed on opening.
+        recovered: tokens within a match that were computed on opening: they had been dropped, or
+            the plan found that sooner than loading them.
 
     Raises:
         ConfigError: padding elsewhere than on the left, a model whose KV the pool cannot hold.
