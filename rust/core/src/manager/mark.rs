@@ -6,11 +6,12 @@ use crate::block::{BlockId, Handle, Layers, NO_SLOT, Slot, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::Scope;
 use crate::tier::{Owner, Residency, State};
-use crate::time::Nanos;
+use crate::time::{Nanos, stamp};
 
 use super::Manager;
 use super::meter::Cause;
 use super::moves::Arrival;
+use super::node::Node;
 
 /// Whether the blocks of a sequence stand on a tier, and from when on.
 #[derive(Clone, Debug)]
@@ -134,19 +135,43 @@ impl Manager {
         };
         let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]).into_owned();
         let pinned = path.len();
-        for tokens in content[pinned * size..].chunks_exact(size) {
-            let block = self.new_node(scope, path.last().copied(), tokens, now);
-            path.push(block);
-        }
-        for &block in &path {
+        let node = Node { scope, refs: 0, uses: 1, access: stamp(now), session_blocks: 0 };
+        self.new_nodes(node, path.last().copied(), &content[pinned * size..], &mut path);
+        let late = mark.ready.is_some_and(|ready| ready > now);
+        let plain = !late && !self.tiers[mark.tier].spec.layer_slots;
+        let (known, new) = path.split_at(if plain { pinned } else { path.len() });
+        for &block in known {
             if self.residency(mark.tier, block).state == State::Absent {
                 let all = self.all_layers();
                 self.place(mark.tier, block, (NO_SLOT, all), mark.ready, mark.first, now);
             }
         }
+        self.place_new(mark.tier, new, known.last().copied());
         self.touch(&path, now, false);
         self.unpin(&path[..pinned]);
         Ok(path.iter().map(|&block| self.trie.handle(block)).collect())
+    }
+
+    /// Puts new blocks, of which nothing stands anywhere, whole on a tier. Their own entries are
+    /// made when they are touched.
+    fn place_new(&mut self, tier: TierId, blocks: &[BlockId], parent: Option<BlockId>) {
+        for &block in blocks {
+            let grant = self.tiers[tier].space.take().expect("room was made");
+            self.tiers[tier].here.put(block, grant.slot);
+        }
+        if self.told.watched {
+            for &block in blocks {
+                self.notice(tier, block);
+            }
+        }
+        if !self.hints.quiet() {
+            for &block in blocks {
+                self.attend(tier, block);
+            }
+        }
+        if let (Some(parent), false) = (parent, blocks.is_empty()) {
+            self.refresh_on(tier, parent);
+        }
     }
 
     /// Puts layers of a block on a tier, into a given slot or the next free one.

@@ -266,7 +266,7 @@ impl Manager {
     ) {
         let root = self.scopes.get(node.scope).root;
         let size = self.block_tokens();
-        if !self.told.printing {
+        if !self.told.printing() {
             self.trie.extend(root, parent, tokens, node, path);
             return;
         }

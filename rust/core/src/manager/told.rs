@@ -39,8 +39,6 @@ pub(super) struct Told {
     pub(super) watched: bool,
     /// Whether a policy counts the turns of conversations.
     turning: bool,
-    /// Whether a policy asks for prints.
-    pub(super) printing: bool,
     /// How many requests took their path.
     requests: u64,
     /// The one that is served.
@@ -64,7 +62,6 @@ impl Told {
         Self {
             watched,
             turning: rules().any(|(rule, _)| rule.turns()),
-            printing: remembered > 0 || watched,
             requests: 0,
             visit: Visit::default(),
             prints: Vec::new(),
@@ -88,6 +85,11 @@ impl Told {
             let turn = turn + u32::from(by != self.visit.number);
             put(&mut self.turns, block, (turn, self.visit.number));
         }
+    }
+
+    /// Whether the names of new blocks matter: to a policy, or since some are remembered.
+    pub(super) fn printing(&self) -> bool {
+        self.meets() || self.gone.as_ref().is_some_and(|gone| !gone.is_empty())
     }
 
     /// Whether it wants to meet what is new.
@@ -199,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_turn_is_a_request_that_made_the_path_longer() {
-        let mut told = Told { turning: true, printing: true, watched: true, ..Told::new(&[]) };
+        let mut told = Told { turning: true, watched: true, ..Told::new(&[]) };
         told.visit(&[], 2);
         assert_eq!((told.visit.turn, told.visit.added, told.visit.blocks), (0, 2, 2));
         told.meet(None, 0, 1);

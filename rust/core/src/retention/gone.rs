@@ -26,6 +26,7 @@ pub struct Gone {
     /// Empty until something is written to it.
     pieces: Vec<Vec<Line>>,
     lines: usize,
+    empty: bool,
 }
 
 /// Zero is an empty way.
@@ -43,11 +44,18 @@ impl Gone {
     #[must_use]
     pub fn new(capacity: u64) -> Self {
         let lines = usize::try_from(capacity.div_ceil(BLOCKS)).unwrap_or(usize::MAX).max(1);
-        Self { pieces: vec![Vec::new(); lines.div_ceil(PIECE)], lines }
+        Self { pieces: vec![Vec::new(); lines.div_ceil(PIECE)], lines, empty: true }
+    }
+
+    /// Whether nothing has gone yet.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.empty
     }
 
     /// Remembers how often a block was used that is gone now.
     pub fn remember(&mut self, name: Name, uses: u32) {
+        self.empty = false;
         let (line, at, ghost) = self.find(name);
         let piece = &mut self.pieces[line / PIECE];
         if piece.is_empty() {
@@ -110,12 +118,13 @@ mod tests {
     #[test]
     fn uses_come_back_once_and_are_capped() {
         let mut gone = Gone::new(100);
+        assert!(gone.is_empty());
         for (at, uses) in [(1, 1), (2, 7), (3, 99)] {
             gone.remember(first(at), uses);
         }
         let recalled = [1, 2, 3, 4].map(|at| gone.recall(first(at)));
         assert_eq!(recalled, [1, 7, 32, 0]);
-        assert_eq!(gone.recall(first(2)), 0);
+        assert!(gone.recall(first(2)) == 0 && !gone.is_empty());
         assert_eq!(gone.bytes(), 13 * 64);
     }
 

@@ -3,7 +3,7 @@
 //! A print is made of the block's tokens, those of the block before it and its place, so that it
 //! costs the same however long the path is. Blocks of a group follow one another: what is kept by
 //! group lies together. Invariant: a path that comes back has the same names; no decision about
-//! whose KV matches rests on them. Cost: one multiplication per token.
+//! whose KV matches rests on them. Cost: one multiplication per four tokens.
 
 use crate::block::{BlockId, Token};
 
@@ -14,15 +14,22 @@ const FACTOR: u64 = 0xD6E8_FEB8_6659_FD93;
 
 /// What a block's tokens, or a scope's number, add to its print and to that of the next one.
 fn content(tokens: &[Token]) -> u64 {
-    // Every word is mixed for itself, with its place: the processor does several at once.
-    let mut pairs = tokens.chunks_exact(2);
+    // Every four tokens are mixed for themselves, with their place: the processor does several at
+    // once.
+    let pair = |low: Token, high: Token| u64::from(low) | u64::from(high) << 32;
+    let mut fours = tokens.chunks_exact(4);
     let (mut sum, mut place) = (0_u64, SEED);
-    for pair in pairs.by_ref() {
-        sum = sum.wrapping_add(mix(place ^ (u64::from(pair[0]) << 32 | u64::from(pair[1]))));
+    for four in fours.by_ref() {
+        sum = sum.wrapping_add(fold(pair(four[0], four[1]) ^ place, pair(four[2], four[3])));
         place = place.wrapping_add(SEED);
     }
-    let last = pairs.remainder().first().map_or(1 << 40, |&token| u64::from(token));
-    sum.wrapping_add(mix(place ^ last))
+    let rest = fours.remainder();
+    if rest.is_empty() {
+        return sum;
+    }
+    let at = |at: usize| rest.get(at).copied().unwrap_or(Token::MAX);
+    let length = u64::try_from(rest.len()).expect("below four");
+    sum.wrapping_add(fold(pair(at(0), at(1)) ^ place, pair(at(2), 0) ^ length << 32))
 }
 
 /// Blocks of a path that belong together, from a multiple of so many on.
@@ -122,15 +129,10 @@ fn print(before: u64, content: u64, depth: u32) -> u64 {
     fold(fold(SEED ^ u64::from(depth), before), content)
 }
 
-fn mix(word: u64) -> u64 {
-    let word = word.wrapping_mul(FACTOR);
-    (word ^ word >> 32).wrapping_mul(FACTOR)
-}
-
 fn fold(state: u64, word: u64) -> u64 {
-    let wide = u128::from(state ^ word) * u128::from(FACTOR);
+    let wide = u128::from(state ^ SEED.rotate_left(32)) * u128::from(word ^ FACTOR);
     let (low, high) = (wide & u128::from(u64::MAX), wide >> 64);
-    u64::try_from(low ^ high).expect("both halves fit").wrapping_add(SEED)
+    u64::try_from(low ^ high).expect("both halves fit")
 }
 
 #[cfg(test)]
