@@ -195,7 +195,7 @@ impl Manager {
         self.told.visit(&path, ask.tokens.len() / self.block_tokens());
         let mut taken = Taken {
             path: Path::of(path),
-            open: Vec::with_capacity(open),
+            open: Vec::new(),
             awaits: BTreeSet::new(),
             plan: Plan::default(),
         };
@@ -219,10 +219,7 @@ impl Manager {
         }
         self.spans(taken.path.len(), &needs, &moves, &mut plan, now);
         taken.plan = plan;
-        for _ in 0..open {
-            let own = self.new_own(0, self.all_layers());
-            taken.open.push(own);
-        }
+        taken.open = self.new_owns(0, open);
         Ok(taken)
     }
 

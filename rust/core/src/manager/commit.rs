@@ -250,8 +250,9 @@ impl Manager {
         self.meter.asked.inserted += (path.len() - known) as u64;
         let end = self.leases[&id].path.len();
         self.lease_mut(id).path.extend(&path);
+        let settled = self.settle_owns(&path[known..], owns.get(known..).unwrap_or_default(), now);
         for (at, (&block, &own)) in path.iter().zip(&owns).enumerate() {
-            if at < known || !self.settle_own(block, own, now) {
+            if at < known || at >= known + settled {
                 let left = self.offer_own(block, own, now, out);
                 self.lease_mut(id).path.change(end + at, |step| step.own = left);
             }
@@ -259,20 +260,31 @@ impl Manager {
         self.grant(id, end, now);
     }
 
-    /// Turns a whole slot of a lease's own into the residency of a new block, which the lease pins:
-    /// no entry changes by it.
-    fn settle_own(&mut self, block: BlockId, own: OwnId, now: Nanos) -> bool {
-        let Own { slot, layers, refs, busy, .. } = self.owns[own];
-        let plain = !self.engine_owned() && !self.tiers[0].spec.layer_slots;
-        if !plain || layers != self.all_layers() || refs > 1 || busy > 0 {
-            return false;
+    /// Turns whole slots of a lease's own into the residencies of new blocks, which the lease pins:
+    /// no entry changes by it. Stops at the first slot that is not whole or not the lease's alone;
+    /// returns how many came before it.
+    fn settle_owns(&mut self, blocks: &[BlockId], owns: &[OwnId], now: Nanos) -> usize {
+        if self.engine_owned() || self.tiers[0].spec.layer_slots {
+            return 0;
         }
-        self.owns.remove(own);
-        self.tiers[0].here.put(block, slot);
-        self.notice(0, block);
-        self.attend(0, block);
-        self.write_through(0, block, None, now);
-        true
+        let all = self.all_layers();
+        let mut settled = 0;
+        for (&block, &own) in blocks.iter().zip(owns) {
+            let Own { slot, layers, refs, busy, .. } = self.owns[own];
+            if layers != all || refs > 1 || busy > 0 {
+                break;
+            }
+            self.owns.remove(own);
+            self.tiers[0].here.put(block, slot);
+            settled += 1;
+        }
+        self.greet(0, &blocks[..settled]);
+        if self.writes_through(0) {
+            for &block in &blocks[..settled] {
+                self.write_through(0, block, None, now);
+            }
+        }
+        settled
     }
 
     /// Turns a lease's own slot into the block's residency, if there is none of those layers.

@@ -69,8 +69,8 @@ impl Manager {
         for block in blocks.clone().rev() {
             let slot = self.clear(tier, block);
             self.tiers[tier].space.give(slot);
-            self.attend(tier, block);
         }
+        self.attend_all(tier, blocks.clone().rev());
         if last_copy {
             self.forget(blocks, before);
         }

@@ -159,16 +159,7 @@ impl Manager {
             let grant = self.tiers[tier].space.take().expect("room was made");
             self.tiers[tier].here.put(block, grant.slot);
         }
-        if self.told.watched {
-            for &block in blocks {
-                self.notice(tier, block);
-            }
-        }
-        if !self.hints.quiet() {
-            for &block in blocks {
-                self.attend(tier, block);
-            }
-        }
+        self.greet(tier, blocks);
         if let (Some(parent), false) = (parent, blocks.is_empty()) {
             self.refresh_on(tier, parent);
         }

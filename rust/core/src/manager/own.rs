@@ -10,7 +10,7 @@ use slotmap::new_key_type;
 use crate::block::{Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::Owner;
 
-use super::Manager;
+use super::{Manager, Tier};
 
 new_key_type! {
     /// An own slot, for as long as it lives.
@@ -36,6 +36,21 @@ impl Manager {
             self.take_slots(tier, NO_SLOT, layers)
         };
         self.owns.insert(Own { tier, slot, layers, refs: 1, busy: 0 })
+    }
+
+    /// Takes room for `count` whole blocks.
+    pub(super) fn new_owns(&mut self, tier: TierId, count: usize) -> Vec<OwnId> {
+        let layers = self.all_layers();
+        let Tier { spec, space, .. } = &mut self.tiers[tier];
+        if spec.layer_slots || spec.owner == Owner::Engine {
+            return (0..count).map(|_| self.new_own(tier, layers)).collect();
+        }
+        self.owns.reserve(count);
+        let own = |_| {
+            let slot = space.take().expect("room was made").slot;
+            self.owns.insert(Own { tier, slot, layers, refs: 1, busy: 0 })
+        };
+        (0..count).map(own).collect()
     }
 
     /// Takes slots for `layers` and returns the slot or the row, `into` if that exists already.

@@ -46,10 +46,8 @@ impl Manager {
         if adopts {
             self.adopt_tail(id);
         }
-        for _ in 0..more {
-            let own = self.new_own(0, self.all_layers());
-            self.lease_mut(id).open.push(own);
-        }
+        let owns = self.new_owns(0, more);
+        self.lease_mut(id).open.extend(owns);
         self.copy_tail(id, now);
         self.write_ahead(now);
         Ok(())

@@ -30,7 +30,9 @@ impl Manager {
     /// Takes a block off a tier where it is whole and quiet. Returns its slot.
     pub(super) fn clear(&mut self, tier: TierId, block: BlockId) -> Slot {
         let slot = self.tiers[tier].here.clear(block);
-        self.recount(tier, block, self.all_layers());
+        if self.tiers.len() > 1 {
+            self.recount(tier, block, self.all_layers());
+        }
         slot
     }
 

@@ -149,6 +149,16 @@ impl Manager {
         }
     }
 
+    /// New blocks stand on a tier: policies that watch and what was said of them take note.
+    pub(super) fn greet(&mut self, tier: TierId, blocks: &[BlockId]) {
+        if self.told.watched {
+            for &block in blocks {
+                self.notice(tier, block);
+            }
+        }
+        self.attend_all(tier, blocks.iter().copied());
+    }
+
     /// Tells the policies that watch that a block on their tiers is used.
     pub(super) fn notice_use(&mut self, block: BlockId) {
         if !self.told.watched {

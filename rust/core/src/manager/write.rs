@@ -18,6 +18,11 @@ use super::moves::End;
 use super::own::OwnId;
 
 impl Manager {
+    /// Whether what comes to a tier is copied down at once.
+    pub(super) fn writes_through(&self, tier: TierId) -> bool {
+        self.writes(tier) && self.tiers[tier].spec.write == Write::Through
+    }
+
     /// Copies a block down as soon as it stands on a tier that writes through.
     pub(super) fn write_through(
         &mut self,
@@ -26,7 +31,7 @@ impl Manager {
         source: Option<OwnId>,
         now: Nanos,
     ) {
-        if self.writes(tier) && self.tiers[tier].spec.write == Write::Through {
+        if self.writes_through(tier) {
             self.write_down(tier, block, source, Stamp::MAX, now);
         }
     }

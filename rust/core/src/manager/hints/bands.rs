@@ -34,6 +34,19 @@ impl Manager {
         self.hints.quotas.share(tenant, tier)
     }
 
+    /// As `attend`, for many blocks.
+    pub(in crate::manager) fn attend_all(
+        &mut self,
+        tier: TierId,
+        blocks: impl IntoIterator<Item = BlockId>,
+    ) {
+        if !self.hints.quiet() {
+            for block in blocks {
+                self.attend(tier, block);
+            }
+        }
+    }
+
     /// A block's presence on a tier or what is said of it has changed: whether it is retained there,
     /// and what its tenant holds. Its entry is to be refreshed. Returns whether the tier retains as
     /// many blocks as it may, and so not this one.
