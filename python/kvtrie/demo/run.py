@@ -212,7 +212,8 @@ def _tell(console: Console, speaker: Speaker, turn: Turn) -> None:
     text = " ".join(speaker.text(turn.answer).split())
     console.print(
         f"{turn.chat:4d} {turn.turn:4d} {turn.prompt:7d} │{reused}  │ "
-        f"{holes}  {turn.sooner:6d} {turn.end:5d} │ {turn.first_s * 1e3:6.0f}  {turn.uncached_s * 1e3:7.0f} │ "
+        f"{holes}  {turn.sooner:6d} {turn.end:5d} │ "
+        f"{turn.first_s * 1e3:6.0f}  {turn.uncached_s * 1e3:7.0f} │ "
         f"{mark[turn.verdict]} {escape(text)}",
         no_wrap=True,
         soft_wrap=False,

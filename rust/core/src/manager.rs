@@ -105,16 +105,16 @@ pub struct Manager {
     owns: SlotMap<OwnId, Own>,
     leases: FxHashMap<LeaseId, Box<Lease>>,
     next_lease: LeaseId,
-    moves: BTreeMap<MoveId, Move>,
+    moves: FxHashMap<MoveId, Box<Move>>,
     /// By move: those that wait for it.
-    waiters: BTreeMap<MoveId, Vec<MoveId>>,
+    waiters: FxHashMap<MoveId, Vec<MoveId>>,
     next_move: MoveId,
     /// Moves ready to be handed out, in topological order.
     queue: VecDeque<MoveId>,
     /// Moves that wait for more than one other.
     parked: BTreeSet<MoveId>,
     /// Copies under way, by tier and block.
-    arriving: BTreeMap<(TierId, BlockId), Arrival>,
+    arriving: FxHashMap<(TierId, BlockId), Arrival>,
     /// Marked copies that no move brings, by ready time.
     marked: BTreeSet<(Nanos, TierId, BlockId)>,
     failed: Vec<Failed>,
@@ -167,12 +167,12 @@ impl Manager {
             owns: SlotMap::with_key(),
             leases: FxHashMap::default(),
             next_lease: 1,
-            moves: BTreeMap::new(),
-            waiters: BTreeMap::new(),
+            moves: FxHashMap::default(),
+            waiters: FxHashMap::default(),
             next_move: 1,
             queue: VecDeque::new(),
             parked: BTreeSet::new(),
-            arriving: BTreeMap::new(),
+            arriving: FxHashMap::default(),
             marked: BTreeSet::new(),
             failed: Vec::new(),
             outcomes: BTreeMap::new(),

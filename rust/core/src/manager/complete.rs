@@ -63,7 +63,7 @@ impl Manager {
             self.check_report(id, outcome, &ids[..at])?;
         }
         let now = self.tick(now);
-        let mut ended = 0;
+        let mut ended = Vec::new();
         for &id in ids {
             let Some(known) = self.moves.get_mut(&id) else { continue };
             if known.failed {
@@ -81,7 +81,7 @@ impl Manager {
                 self.land(id);
                 if self.all_ranks(id) {
                     self.finish(id, now);
-                    ended += 1;
+                    ended.push(id);
                 }
             } else {
                 let reason = outcome.error.unwrap_or("the executor reported a failure").to_owned();
@@ -94,10 +94,11 @@ impl Manager {
                 }
             }
         }
+        self.no_longer_awaited(&ended);
         self.unpark();
         self.sink(now);
         self.write_ahead(now);
-        Ok(ended)
+        Ok(ended.len())
     }
 
     /// What failed since the last call.
@@ -208,7 +209,7 @@ impl Manager {
         self.waited_for(id);
     }
 
-    /// Nothing waits any longer for a move that has ended.
+    /// No move waits any longer for one that has ended.
     fn waited_for(&mut self, id: MoveId) {
         for waiter in self.waiters.remove(&id).unwrap_or_default() {
             let Some(other) = self.moves.get_mut(&waiter) else { continue };
@@ -217,8 +218,14 @@ impl Manager {
                 other.after = NO_MOVE;
             }
         }
-        for lease in self.leases.values_mut() {
-            lease.awaits.remove(&id);
+    }
+
+    /// No lease waits any longer for these moves.
+    fn no_longer_awaited(&mut self, ended: &[MoveId]) {
+        for lease in self.leases.values_mut().filter(|lease| !lease.awaits.is_empty()) {
+            for id in ended {
+                lease.awaits.remove(id);
+            }
         }
     }
 
@@ -316,6 +323,7 @@ impl Manager {
             self.end(&known, now);
             self.remember(id, false);
             self.waited_for(id);
+            self.no_longer_awaited(&[id]);
         }
     }
 

@@ -201,8 +201,10 @@ impl Manager {
 
     /// Nobody will name this slot: the moves that wait for its name never start.
     pub(super) fn cancel_unnamed(&mut self, own: OwnId) {
-        let touches = |known: &&Move| [known.from, known.to].contains(&End::Own(own));
-        let waiting: Vec<MoveId> = self.moves.values().filter(touches).map(|m| m.id).collect();
+        let touches = |known: &Move| [known.from, known.to].contains(&End::Own(own));
+        let waiting = self.moves.values().filter(|known| touches(known));
+        let mut waiting: Vec<MoveId> = waiting.map(|known| known.id).collect();
+        waiting.sort_unstable();
         let (now, told) = (self.clock.last(), self.failed.len());
         for id in waiting {
             self.fail(id, "its slot was never named", false, now);

@@ -187,14 +187,24 @@ impl Manager {
     /// # Errors
     /// [`Error::Closed`].
     pub fn awaits(&self, id: LeaseId) -> Result<Vec<MoveId>> {
-        let lease = self.lease(id)?;
-        let mut awaits = lease.awaits.clone();
+        let mut awaits = Vec::new();
+        self.each_await(self.lease(id)?, |id| awaits.push(id));
+        awaits.sort_unstable();
+        awaits.dedup();
+        Ok(awaits)
+    }
+
+    /// Names what a lease awaits, some of it perhaps more than once.
+    pub(super) fn each_await(&self, lease: &Lease, mut name: impl FnMut(MoveId)) {
+        lease.awaits.iter().copied().for_each(&mut name);
+        if self.tiers[0].space.quiet() {
+            return;
+        }
         let computed = lease.path.apart().filter(|(_, step)| !step.compute.is_empty());
         let computed = computed.filter_map(|(_, step)| step.own);
         for own in computed.chain(lease.open.iter().copied()) {
-            awaits.append(&mut self.own_waits(own));
+            self.own_waits(own).into_iter().for_each(&mut name);
         }
-        Ok(awaits.into_iter().collect())
     }
 
     /// The block table of a lease on a tier, in logical order; with layer slots one row of it per
@@ -346,6 +356,8 @@ impl Manager {
         let owns: BTreeSet<OwnId> = all.chain(lease.open.iter().copied()).filter(named).collect();
         let touches = |end| matches!(end, super::moves::End::Own(own) if owns.contains(&own));
         let under_way = self.moves.values().filter(|m| touches(m.from) || touches(m.to));
-        under_way.map(|m| m.id).collect()
+        let mut reads: Vec<MoveId> = under_way.map(|m| m.id).collect();
+        reads.sort_unstable();
+        reads
     }
 }

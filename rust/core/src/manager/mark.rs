@@ -2,6 +2,8 @@
 //!
 //! Invariant: a marked copy is a copy like any other. Cost: O(blocks · log n).
 
+use smallvec::SmallVec;
+
 use crate::block::{BlockId, Handle, Layers, NO_SLOT, Slot, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::Scope;
@@ -189,8 +191,8 @@ impl Manager {
             let first = first.unwrap_or(ready).min(ready);
             let arrival = Arrival {
                 target: layers,
-                moves: Vec::new(),
-                landed: Vec::new(),
+                moves: SmallVec::new(),
+                landed: SmallVec::new(),
                 first,
                 ready,
                 failed: false,

@@ -4,7 +4,8 @@
 //! which it names as `after`. Invariant: the queue is in topological order, and an endpoint is
 //! busy until its move has ended. Cost: O(log moves) each.
 
-use std::collections::{BTreeMap, BTreeSet};
+use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
@@ -76,11 +77,11 @@ pub struct Move {
     pub(super) leaves: Option<(TierId, Slot, Layers)>,
     /// It failed, and its block is back in that slot.
     pub(super) returned: bool,
-    pub(super) deps: Vec<MoveId>,
+    pub(super) deps: SmallVec<[MoveId; 2]>,
     pub(super) issued: bool,
     pub(super) failed: bool,
     pub(super) done_ranks: u64,
-    pub(super) progress: Vec<u16>,
+    pub(super) progress: SmallVec<[u16; 2]>,
     pub(super) landed: u16,
     pub(super) started: Nanos,
     /// When it was handed out.
@@ -91,8 +92,8 @@ pub struct Move {
 #[derive(Clone, Debug)]
 pub(super) struct Arrival {
     pub(super) target: Layers,
-    pub(super) moves: Vec<MoveId>,
-    pub(super) landed: Vec<Layers>,
+    pub(super) moves: SmallVec<[MoveId; 2]>,
+    pub(super) landed: SmallVec<[Layers; 2]>,
     pub(super) first: Nanos,
     pub(super) ready: Nanos,
     pub(super) failed: bool,
@@ -125,14 +126,14 @@ impl Manager {
             })?;
             known.issued = true;
             known.handed = self.clock.last();
-            out.push(known.clone());
+            out.push(Move::clone(known));
         }
         if out.iter().any(|handed| handed.lease == 0) {
-            let mut awaited: BTreeMap<MoveId, LeaseId> = BTreeMap::new();
+            let mut awaited: FxHashMap<MoveId, LeaseId> = FxHashMap::default();
             for lease in self.leases_in_order() {
-                for id in self.awaits(lease.id)? {
+                self.each_await(lease, |id| {
                     awaited.entry(id).or_insert(lease.id);
-                }
+                });
             }
             for handed in out.iter_mut().filter(|handed| handed.lease == 0) {
                 handed.lease = awaited.get(&handed.id).copied().unwrap_or(0);
@@ -167,9 +168,10 @@ impl Manager {
         self.next_move += 1;
         let Draft { kind, lease, block, src, dst, layers, tokens, deps } = draft;
         // One store can both bring the source and free the destination.
-        let deps: BTreeSet<MoveId> =
+        let mut deps: SmallVec<[MoveId; 2]> =
             deps.into_iter().filter(|dep| self.moves.contains_key(dep)).collect();
-        let deps: Vec<MoveId> = deps.into_iter().collect();
+        deps.sort_unstable();
+        deps.dedup();
         let start = deps.iter().map(|dep| self.moves[dep].ready).fold(now, Nanos::max);
         let bytes = self.settings.layer_bytes * u64::from(layers.len()) * u64::from(tokens)
             / u64::from(self.settings.block_tokens);
@@ -194,7 +196,7 @@ impl Manager {
         }
         self.moves.insert(
             id,
-            Move {
+            Box::new(Move {
                 id,
                 kind,
                 lease,
@@ -218,11 +220,11 @@ impl Manager {
                 issued: false,
                 failed: false,
                 done_ranks: 0,
-                progress: vec![0; ranks],
+                progress: smallvec![0; ranks],
                 landed: 0,
                 started: now,
                 handed: now,
-            },
+            }),
         );
         self.meter.tier(dst.0).moves += 1;
         if dst.1 == NO_SLOT || src.1 == NO_SLOT || !self.enqueue(id) {
@@ -287,8 +289,8 @@ impl Manager {
         let ready = times.map(|m| m.ready).max().unwrap_or(0);
         let arrival = self.arriving.entry((tier, block)).or_insert(Arrival {
             target: have,
-            moves: Vec::new(),
-            landed: Vec::new(),
+            moves: SmallVec::new(),
+            landed: SmallVec::new(),
             first,
             ready,
             failed: false,

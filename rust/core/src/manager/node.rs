@@ -189,6 +189,9 @@ impl Manager {
         }
         let wanted = (alive && self.evictable(tier, block))
             .then(|| self.entry(tier, block, self.residency(tier, block).have));
+        if known.is_none() && wanted.is_none() {
+            return;
+        }
         let band = self.band(tier, block);
         if known != wanted || (known.is_some() && self.tiers[tier].retention.band(block) != band) {
             let retention = &mut self.tiers[tier].retention;

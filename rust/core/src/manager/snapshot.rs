@@ -5,6 +5,8 @@
 
 use std::fmt::Write;
 
+use rustc_hash::FxHashMap;
+
 use crate::block::BlockId;
 use crate::tier::State;
 
@@ -33,11 +35,11 @@ impl Manager {
             writeln!(out, "{lease:?}")?;
         }
         writeln!(out, "{:?}", self.owns)?;
-        for known in self.moves.values() {
+        for (_, known) in in_order(&self.moves) {
             writeln!(out, "{known:?}")?;
         }
         writeln!(out, "{:?} {:?} {:?}", self.queue, self.parked, self.marked)?;
-        writeln!(out, "{:?} {:?}", self.arriving, self.failed)?;
+        writeln!(out, "{:?} {:?}", in_order(&self.arriving), self.failed)?;
         writeln!(out, "{:?} {:?}", self.sessions, self.refused)?;
         self.write_hints(out)?;
         writeln!(out, "{:?}", self.prices)?;
@@ -67,4 +69,11 @@ impl Manager {
         }
         writeln!(out)
     }
+}
+
+/// A table's rows by their keys.
+fn in_order<K: Ord, V>(table: &FxHashMap<K, V>) -> Vec<(&K, &V)> {
+    let mut rows: Vec<(&K, &V)> = table.iter().collect();
+    rows.sort_unstable_by_key(|(key, _)| *key);
+    rows
 }

@@ -6,7 +6,9 @@
 
 use std::cmp::Reverse;
 
-use crate::block::{BlockId, Layers, LeaseId, Structure, TierId};
+use smallvec::SmallVec;
+
+use crate::block::{BlockId, Layers, LeaseId, Slot, Structure, TierId};
 use crate::error::Result;
 use crate::tier::{State, Write};
 use crate::time::{Nanos, Stamp};
@@ -100,12 +102,15 @@ impl Manager {
         source: Option<OwnId>,
         now: Nanos,
     ) {
-        let slots: Vec<_> = match source {
-            Some(own) => dirty.iter().map(|l| self.own_slot(&self.owns[own], l)).collect(),
-            None => dirty.iter().map(|layer| self.slot_of(tier, block, layer)).collect(),
+        let each = self.tiers[tier].spec.layer_slots;
+        let layers = if each { dirty } else { Layers::new(dirty.lo, dirty.lo + 1) };
+        let slots: SmallVec<[Slot; 1]> = match source {
+            Some(own) => layers.iter().map(|l| self.own_slot(&self.owns[own], l)).collect(),
+            None => layers.iter().map(|layer| self.slot_of(tier, block, layer)).collect(),
         };
         let end = source.map_or(End::Here, End::Own);
-        self.store(tier, block, dirty, now, |at| (slots[usize::from(at - dirty.lo)], end));
+        let slot = |at: u16| slots[if each { usize::from(at - dirty.lo) } else { 0 }];
+        self.store(tier, block, dirty, now, |at| (slot(at), end));
     }
 
     /// Copies to the next tier what stands nowhere below, the youngest first and parents before

@@ -76,7 +76,7 @@ impl Manager {
 
     /// Whether more blocks may be on their way to a tier.
     fn crowded(&self, tier: TierId) -> bool {
-        let coming = self.arriving.range((tier, BlockId::MIN)..=(tier, BlockId::MAX)).count();
+        let coming = self.arriving.keys().filter(|(at, _)| *at == tier).count();
         (coming as u64 + 1) * PART > u64::from(self.tiers[tier].spec.blocks)
     }
 
