@@ -188,7 +188,10 @@ class Pool:
                 coming=0,
                 leased=used,
             )
-        return [self._free.pop() for _ in range(blocks)]
+        first = len(self._free) - blocks
+        taken = self._free[first:]
+        del self._free[first:]
+        return taken
 
     def put_back(self, spares: Iterable[int]) -> None:
         """Give spare blocks back."""
@@ -198,12 +201,13 @@ class Pool:
         """The units of one layer of spare blocks, int64 `(n,)`."""
         return np.asarray(spares, dtype=np.int64) * self.layers + layer
 
-    def adopt(self, slot: int, spare: int) -> None:
-        """Make the bytes of a spare block those of a slot; what the slot had is spare then."""
+    def adopt(self, slots: NDArray[np.integer], spares: NDArray[np.int64]) -> None:
+        """Make the bytes of spare blocks those of slots; what the slots had is spare then."""
         if self._place is None:
             raise ConfigError("a pool without spare blocks adopts none")
-        self._place[slot], spare = spare, int(self._place[slot])
-        self._free.append(spare)
+        had = self._place[slots].tolist()
+        self._place[slots] = spares
+        self._free.extend(had)
 
     def table(self, slots: NDArray[np.uint32]) -> torch.Tensor:
         """The units of a block table, int64 `(layers, blocks)` on the pool's device.

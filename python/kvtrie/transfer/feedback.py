@@ -103,6 +103,9 @@ class Feedback:
     learn: bool = False
     layers: deque[Sight] = field(default_factory=lambda: deque[Sight](maxlen=_LAYERS))
     _lanes: dict[str, _Sums] = field(default_factory=dict[str, _Sums])
+    _ways: dict[tuple[int, int, bool], _Sums] = field(
+        default_factory=dict[tuple[int, int, bool], _Sums]
+    )
 
     def began(self, job: Job, now: int) -> None:
         """A copy starts on its lane."""
@@ -138,7 +141,9 @@ class Feedback:
         return sum(one.seen_ns - one.predicted_ns for one in self.layers) / len(self.layers)
 
     def _sums(self, job: Job) -> _Sums:
-        source, target = job.tiers
-        lower = self.manager.tiers[max(source, target)].lanes()
-        lane = lower[1 if job.store else 0]
-        return self._lanes.setdefault(lane.name, _Sums(lane))
+        way = (*job.tiers, job.store)
+        sums = self._ways.get(way)
+        if sums is None:
+            lane = self.manager.tiers[max(job.tiers)].lanes()[1 if job.store else 0]
+            sums = self._ways[way] = self._lanes.setdefault(lane.name, _Sums(lane))
+        return sums

@@ -363,10 +363,9 @@ class Retrieval:
         source, first = job.source, job.layers[0]
         assert isinstance(source, Pool)  # noqa: S101 - storages are read, not copied
         if job not in self._units:
-            both = np.array(job.slots, dtype=np.int64)
             self._units[job] = (
-                source.layer_units(both[:, 0], first),
-                self._connector.pool.layer_units(both[:, 1], first),
+                source.layer_units(job.slots[:, 0], first),
+                self._connector.pool.layer_units(job.slots[:, 1], first),
             )
         below, above = self._units[job]
         return Copies(source, below + (layer - first), above + (layer - first))
