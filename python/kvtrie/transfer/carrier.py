@@ -87,7 +87,6 @@ class Carrier:
         self._tell = progress
         self._queue = Queue()
         self._budget = Budget(manager.tiers)
-        self._unhurried = True
         self.feedback = Feedback(manager, learn=learn)
         self._pending: set[int] = set()
         self._apart: dict[int, list[Job]] = {}
@@ -175,7 +174,7 @@ class Carrier:
             job.started_ns = self.clock()
             job.worker = worker
             self._running.append(job)
-            if job.urgency != Urgency.DEMAND and self._unhurried:
+            if job.urgency != Urgency.DEMAND:
                 self._budget.spend(job, self.clock())
             self.feedback.began(job, job.started_ns)
         return job
@@ -186,7 +185,7 @@ class Carrier:
             return True
         if job.store and self._loading():
             return False
-        return not self._unhurried or self._budget.free_at(job) <= self.clock()
+        return self._budget.free_at(job) <= self.clock()
 
     def _loading(self) -> bool:
         """Whether a load copies that a lease waits for."""

@@ -158,18 +158,15 @@ class Executor(Carrier):
     def flush(self) -> None:
         """Copy down what stands only above, as far as there is room, and wait for it.
 
-        Afterwards a tier that outlives the process holds whole prefixes; see `save`.
+        Afterwards a tier that outlives the process holds whole prefixes; see `save`. It takes as
+        long as the `io_budget` of the tiers makes it take.
         """
-        self._unhurried = False  # the caller waits for these stores
-        try:
-            # A tier empties into the next one while that one is still being written: twice each.
-            for _ in range(2 * len(self.pools)):
-                self.drain()
-                if not self.manager.flush(now=self.clock()):
-                    break
+        # A tier empties into the next one while that one is still being written: twice each.
+        for _ in range(2 * len(self.pools)):
             self.drain()
-        finally:
-            self._unhurried = True
+            if not self.manager.flush(now=self.clock()):
+                break
+        self.drain()
 
     def save(self) -> None:
         """Flush, and let every lasting tier write down what it holds now, with ages and uses.
@@ -338,7 +335,7 @@ class Executor(Carrier):
         with self._changed:
             return not self._loading()
 
-    def commit(
+    def batched_put(
         self,
         lease: Lease,
         tokens: Any,  # noqa: ANN401

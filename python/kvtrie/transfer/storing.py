@@ -109,7 +109,9 @@ class Storing:
                 f"lease {self._lease.id}: what it computed could not be stored: {self._error}"
             ) from self._error
         spares, self._spares = self._spares, []
-        return self._executor.commit(self._lease, self._tokens, self._blocks, spares, _BELOW)
+        return self._executor.batched_put(
+            self._lease, self._tokens, self._blocks, spares, _BELOW
+        )
 
     def _copy(self, layer: int) -> None:
         if self._error is not None:
