@@ -933,7 +933,9 @@ class Moves:
         Ids stay: report progress by `layers_done` until all layers of a move are done.
         """
 
-    def together(self, tiers: Sequence[int] | NDArray[np.integer[Any]]) -> tuple[list[Moves], Moves]:
+    def together(
+        self, tiers: Sequence[int] | NDArray[np.integer[Any]]
+    ) -> tuple[list[Moves], Moves]:
         """Moves that can be copied at once.
 
         Args:

@@ -495,7 +495,22 @@ def test_a_lane_learns_what_its_copies_show():
     assert learned.latency_ns == pytest.approx(1_000_000, rel=1e-2)
     sent = manager.transmit("up", 4, now=now)
     assert sent.end - now == pytest.approx(1_000_000, rel=0.01)
+    for size in (4 << 20, 8 << 20, 2 << 20, 16 << 20) * 20:  # as a GPU tells it: 2 ms, 1 ns per KiB
+        feedback.took(Copy(), size, 2_000_000 + size // 1024)
+    learned = feedback.lanes()["up"]
+    assert learned.bytes_per_s == pytest.approx(1024 * 1e9, rel=0.01)
+    assert learned.latency_ns == pytest.approx(2_000_000, rel=0.01)
     executor.close()
+
+
+def test_a_lane_learns_from_what_a_pass_stores():
+    manager, pools = world(gpu=5000, host=9000, write="through", staging=5000)
+    with Executor(manager, pools) as executor, LayerwiseEngine(executor) as engine:
+        tokens = prompt(1, 5000)  # a layer of it is more than a megabyte
+        with engine.acquire(tokens, keep=0) as lease:
+            assert len(list(engine.store_layer(lease, tokens))) == LAYERS + 1
+        executor.drain()
+        assert [*executor.feedback.lanes()] == [manager.tiers[1].lanes()[1].name]
 
 
 def test_predicted_and_seen_times_are_recorded():

@@ -127,6 +127,11 @@ class Pool:
         )
 
     @property
+    def unit_bytes(self) -> int:
+        """Bytes of one layer of a block."""
+        return sum(plane.shape[1] for plane in self.planes)
+
+    @property
     def device(self) -> torch.device:
         """Where the memory is."""
         return self.keys.device
@@ -197,9 +202,9 @@ class Pool:
         """Give spare blocks back."""
         self._free.extend(spares)
 
-    def spare_units(self, spares: Sequence[int], layer: int) -> NDArray[np.int64]:
-        """The units of one layer of spare blocks, int64 `(n,)`."""
-        return np.asarray(spares, dtype=np.int64) * self.layers + layer
+    def spare_units(self, spares: Sequence[int]) -> NDArray[np.int64]:
+        """The units of the first layer of spare blocks, int64 `(n,)`; other layers' lie behind."""
+        return np.asarray(spares, dtype=np.int64) * self.layers
 
     def adopt(self, slots: NDArray[np.integer], spares: NDArray[np.int64]) -> None:
         """Make the bytes of spare blocks those of slots; what the slots had is spare then."""

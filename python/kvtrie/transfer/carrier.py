@@ -345,9 +345,7 @@ class Carrier:
         except Exception as broken:  # noqa: BLE001 - told to whoever waits, also across threads
             self._break(broken)
 
-    def _told(
-        self, ids: Sequence[int], layers_done: int, layers: int, error: str | None
-    ) -> None:
+    def _told(self, ids: Sequence[int], layers_done: int, layers: int, error: str | None) -> None:
         """Tell the caller, outside the lock: what it does with the news is its own time."""
         if self._tell is None or not ids:
             return
@@ -360,4 +358,3 @@ class Carrier:
     def _break(self, broken: BaseException) -> None:
         self._broken = broken
         self._changed.notify_all()
-

@@ -279,20 +279,33 @@ class Executor(Carrier):
             job.started_ns = self.clock()
             self.feedback.began(job, job.started_ns)
 
-    def copied(self, job: Job, brought: int, layer: int) -> None:
+    def copied(
+        self,
+        job: Job,
+        brought: int,
+        layer: int,
+        *,
+        handed: bool = False,
+    ) -> None:
         """A job apart has stopped copying.
 
         Args:
             job: which.
             brought: bytes that have come; 0 if that failed.
             layer: its layers below this one are there, which others may wait for.
+            handed: they were only handed to a GPU, and `took` tells how long they took.
         """
         with self._changed:
             job.started_ns = None
-            self.feedback.ended(job, self.clock(), brought=brought)
+            self.feedback.ended(job, self.clock(), brought=0 if handed else brought)
             if brought:
                 job.there = layer
             self._changed.notify_all()
+
+    def took(self, job: Job, brought: int, ns: int) -> None:
+        """A GPU has copied so many bytes of a job, and of others like it, in so many ns."""
+        with self._changed:
+            self.feedback.took(job, brought, ns)
 
     def tell(self, change: Callable[[], object]) -> None:
         """Change something that others look at within `until`."""

@@ -5,8 +5,8 @@ before layer 1 of any. Single layers of one block that go to a storage share one
 written at once. Any other move that waits for another, or touches a storage, is a job of its own.
 Loads of a lease that carries them out itself, layer by layer, are kept apart from the others'.
 Invariant: all moves of a job have the same source tier, destination tier and number of layers.
-Cost: grouping is one call for moves between pools, whatever their number, and one step for each that
-waits or touches a storage; no call into the manager.
+Cost: grouping is one call for moves between pools, whatever their number, and one step for each
+that waits or touches a storage; no call into the manager.
 """
 
 from __future__ import annotations
@@ -108,8 +108,7 @@ class Job:
         if not isinstance(pool, Pool):
             return 0
         lo, hi = self.layers
-        unit = sum(plane.shape[1] for plane in pool.planes)
-        return len(self.ids) * (hi - lo) * unit
+        return len(self.ids) * (hi - lo) * pool.unit_bytes
 
     def drop(self, ident: int) -> None:
         """Take one move out of a job that has not started."""
