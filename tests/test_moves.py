@@ -139,6 +139,41 @@ def test_moves_of_one_layer_are_cut_to_it():
     assert manager.complete(moves.id, now=3, layers_done=4) == 2
 
 
+@pytest.mark.parametrize("tiers", [[0, 1], [1, 0, 2], [0], []])
+@pytest.mark.parametrize("layer_slots", [False, True])
+def test_moves_that_can_be_copied_at_once_are_together(layer_slots, tiers):
+    manager = two_tiers(gpu=4, host=4, layer_slots=layer_slots)
+    for at in range(3):
+        serve(manager, tokens(2, start=100 * at), now=at + 1)
+    lease = manager.acquire(tokens(2), now=9, load="all", keep=0)
+    moves = manager.moves()
+    assert Moves.LOAD in moves.kind
+    assert moves.after.any()
+    parts, others = moves.together(tiers)
+
+    def way(move):
+        return (move.kind, move.lease, move.src, move.dst, move.layer_lo, move.layer_hi)
+
+    free = [m for m in moves if not m.after and {m.src, m.dst} <= set(tiers)]
+    expected = {}
+    for move in free:
+        expected.setdefault(way(move), []).append(move)
+    assert [list(part) for part in parts] == list(expected.values())
+    assert list(others) == [move for move in moves if move not in free]
+    lease.release()
+    with pytest.raises(ConfigError, match="tier 0 is 256, 0 to 255 wanted"):
+        moves.together([256])
+
+
+def test_moves_of_one_way_are_one_part():
+    manager, lease = demoting()
+    moves = manager.moves()
+    parts, others = moves.together([0, 1])
+    assert [part.id.tolist() for part in parts] == [moves.id.tolist()]
+    assert (len(others), manager.moves().together([0, 1])[0]) == (0, [])
+    lease.release()
+
+
 def test_a_limit_hands_out_the_first_moves():
     manager, _ = demoting()
     first, second = manager.moves(1), manager.moves(5)

@@ -933,6 +933,22 @@ class Moves:
         Ids stay: report progress by `layers_done` until all layers of a move are done.
         """
 
+    def together(
+        self, tiers: Sequence[int] | NDArray[np.integer[Any]]
+    ) -> tuple[list[Moves], Moves]:
+        """Moves that can be copied at once.
+
+        Args:
+            tiers: indices of the tiers between which that is so.
+
+        Returns:
+            The moves between these tiers that wait for none: in each part all have the same kind,
+            lease, tiers and layers. And all others, in their order.
+
+        Raises:
+            ConfigError: a tier that is no number from 0 to 255.
+        """
+
     def to_bytes(self) -> bytes:
         """The columns as bytes.
 

@@ -425,26 +425,51 @@ class Time:
         return self.now
 
 
-def test_background_copies_keep_to_the_budget_of_their_tiers():
+def budgeted(*, write="back"):
+    """Tiers of which the second may take a block per second, and a clock that is told."""
     block = SHAPE.block_bytes(SIZE)
-    tiers = [Tier("gpu", blocks=6, write="through"), Tier("host", blocks=60, io_budget=block)]
+    tiers = [Tier("gpu", blocks=6, write=write), Tier("host", blocks=60, io_budget=block)]
     manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
-    time = Time()
     gpu, _ = open_pools(SHAPE, tiers, SIZE)
     host = Gate(SHAPE, 60, SIZE)
     host.open()
-    with Executor(manager, [gpu, host], clock=time, moves_per_job=1) as executor:
+    time = Time()
+    return Executor(manager, [gpu, host], clock=time, moves_per_job=1), host, time
+
+
+def one_a_second(executor, host, time, blocks):
+    """As many copies come as seconds have passed, and one at once."""
+    for done in range(1, blocks + 1):
+        assert host.entered.acquire(timeout=30)
+        assert len(host.diary) == done
+        time.now += 1_000_000_000
+        with executor._changed:
+            executor._changed.notify_all()
+
+
+def test_background_copies_keep_to_the_budget_of_their_tiers():
+    executor, host, time = budgeted(write="through")
+    with executor:
         tokens = prompt(1, 3)
-        with manager.acquire(tokens, now=time(), keep=0) as lease:
+        with executor.manager.acquire(tokens, now=time(), keep=0) as lease:
             lease.commit(tokens, now=time())
         executor.poll()
-        for done in (1, 2, 3):  # a block per second
-            assert host.entered.acquire(timeout=30)
-            assert len(host.diary) == done
-            time.now += 1_000_000_000
-            with executor._changed:
-                executor._changed.notify_all()
+        one_a_second(executor, host, time, 3)
         executor.drain()
+
+
+@pytest.mark.parametrize("what", ["flush", "save"])
+def test_what_is_written_down_at_the_end_keeps_to_the_budget_too(what):
+    executor, host, time = budgeted()
+    with executor:
+        tokens = prompt(1, 3)
+        with executor.manager.acquire(tokens, now=time(), keep=0) as lease:
+            lease.commit(tokens, now=time())
+        assert host.diary == []
+        ending = threading.Thread(target=getattr(executor, what))
+        ending.start()
+        one_a_second(executor, host, time, 3)
+        ending.join()
 
 
 def test_a_lane_learns_what_its_copies_show():
@@ -470,7 +495,22 @@ def test_a_lane_learns_what_its_copies_show():
     assert learned.latency_ns == pytest.approx(1_000_000, rel=1e-2)
     sent = manager.transmit("up", 4, now=now)
     assert sent.end - now == pytest.approx(1_000_000, rel=0.01)
+    for size in (4 << 20, 8 << 20, 2 << 20, 16 << 20) * 20:  # as a GPU tells it: 2 ms, 1 ns per KiB
+        feedback.took(Copy(), size, 2_000_000 + size // 1024)
+    learned = feedback.lanes()["up"]
+    assert learned.bytes_per_s == pytest.approx(1024 * 1e9, rel=0.01)
+    assert learned.latency_ns == pytest.approx(2_000_000, rel=0.01)
     executor.close()
+
+
+def test_a_lane_learns_from_what_a_pass_stores():
+    manager, pools = world(gpu=5000, host=9000, write="through", staging=5000)
+    with Executor(manager, pools) as executor, LayerwiseEngine(executor) as engine:
+        tokens = prompt(1, 5000)  # a layer of it is more than a megabyte
+        with engine.acquire(tokens, keep=0) as lease:
+            assert len(list(engine.store_layer(lease, tokens))) == LAYERS + 1
+        executor.drain()
+        assert [*executor.feedback.lanes()] == [manager.tiers[1].lanes()[1].name]
 
 
 def test_predicted_and_seen_times_are_recorded():

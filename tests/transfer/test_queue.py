@@ -1,5 +1,6 @@
 """The queue: every job leaves once, the most urgent first, and nothing waits for what is gone."""
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -18,7 +19,7 @@ def job(*ids, urgency=BACKGROUND, after=0, place=None):
         urgency=urgency,
         after=after,
         place=place,
-        slots=[(ident, -ident) for ident in ids],
+        slots=np.array([(ident, -ident) for ident in ids]),
         keys=[b"key %d" % ident for ident in ids],
         labels=[b"label %d" % ident for ident in ids],
     )
@@ -101,7 +102,7 @@ def test_cancelling_cuts_a_job_and_leaves_it_in_its_place():
     first = job(1, 2, 3)
     given = queue(first, job(4))
     assert given.cancel([2, 77]) == ([2], [])
-    assert (first.ids, first.slots) == ([1, 3], [(1, -1), (3, -3)])
+    assert (first.ids, first.slots.tolist()) == ([1, 3], [[1, -1], [3, -3]])
     assert (first.keys, first.labels) == ([b"key 1", b"key 3"], [b"label 1", b"label 3"])
     assert given.cancel([1]) == ([1], [])
     assert order(given) == [[3], [4]]
@@ -336,7 +337,7 @@ class Machine(RuleBasedStateMachine):
         assert [each.ids for each in self.queue] == [each.ids for each in self.model.ready()]
         assert len(self.queue) == sum(len(each.ids) for each in self.model.jobs)
         for each in self.queue:
-            assert each.slots == [(ident, -ident) for ident in each.ids]
+            assert each.slots.tolist() == [[ident, -ident] for ident in each.ids]
         assert len(self.left) + len(self.queue) == self.made
 
     def teardown(self):

@@ -127,6 +127,11 @@ class Pool:
         )
 
     @property
+    def unit_bytes(self) -> int:
+        """Bytes of one layer of a block."""
+        return sum(plane.shape[1] for plane in self.planes)
+
+    @property
     def device(self) -> torch.device:
         """Where the memory is."""
         return self.keys.device
@@ -188,22 +193,26 @@ class Pool:
                 coming=0,
                 leased=used,
             )
-        return [self._free.pop() for _ in range(blocks)]
+        first = len(self._free) - blocks
+        taken = self._free[first:]
+        del self._free[first:]
+        return taken
 
     def put_back(self, spares: Iterable[int]) -> None:
         """Give spare blocks back."""
         self._free.extend(spares)
 
-    def spare_units(self, spares: Sequence[int], layer: int) -> NDArray[np.int64]:
-        """The units of one layer of spare blocks, int64 `(n,)`."""
-        return np.asarray(spares, dtype=np.int64) * self.layers + layer
+    def spare_units(self, spares: Sequence[int]) -> NDArray[np.int64]:
+        """The units of the first layer of spare blocks, int64 `(n,)`; other layers' lie behind."""
+        return np.asarray(spares, dtype=np.int64) * self.layers
 
-    def adopt(self, slot: int, spare: int) -> None:
-        """Make the bytes of a spare block those of a slot; what the slot had is spare then."""
+    def adopt(self, slots: NDArray[np.integer], spares: NDArray[np.int64]) -> None:
+        """Make the bytes of spare blocks those of slots; what the slots had is spare then."""
         if self._place is None:
             raise ConfigError("a pool without spare blocks adopts none")
-        self._place[slot], spare = spare, int(self._place[slot])
-        self._free.append(spare)
+        had = self._place[slots].tolist()
+        self._place[slots] = spares
+        self._free.extend(had)
 
     def table(self, slots: NDArray[np.uint32]) -> torch.Tensor:
         """The units of a block table, int64 `(layers, blocks)` on the pool's device.

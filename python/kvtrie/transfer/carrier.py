@@ -24,9 +24,9 @@ from kvtrie.transfer.job import Job, Urgency, group
 from kvtrie.transfer.queue import Queue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from kvtrie import BlockManager
+    from kvtrie import BlockManager, Moves
     from kvtrie.tiers import Storage
 
 __all__ = ["Carrier", "Progress"]
@@ -87,11 +87,9 @@ class Carrier:
         self._tell = progress
         self._queue = Queue()
         self._budget = Budget(manager.tiers)
-        self._unhurried = True
         self.feedback = Feedback(manager, learn=learn)
         self._pending: set[int] = set()
         self._apart: dict[int, list[Job]] = {}
-        self._layers: dict[int, int] = {}
         self._running: list[Job] = []
         self._closed = False
         self._broken: BaseException | None = None
@@ -150,30 +148,25 @@ class Carrier:
             self._queue.hand_over(job)
         self._changed.notify_all()
 
-    def _take(self, staged: dict[int, int] | None = None, target: int = 0) -> bool:
-        """Accept what the manager hands out. The lock is held: no completion can slip between.
-
-        Args:
-            staged: by slot of the first tier, a spare block that holds its bytes; what is stored to
-                `target` whole takes one out.
-            target: the tier whose spare blocks they are.
-        """
+    def _take(self) -> bool:
+        """Accept what the manager hands out. The lock is held: no completion can slip between."""
         if self._closed or self._broken is not None:
             return False
         moves = self.manager.moves()
         if not len(moves):
             return False
+        self._accept(moves)
+        return True
+
+    def _accept(self, moves: Moves) -> None:
         event = self._compute.record_event() if self._compute is not None else None
         jobs = group(moves, self.pools, self._pending, self._moves_per_job, self._apart)
-        if staged:
-            _stage(jobs, self.pools[0], self.pools[target], staged)
         for job in jobs:
             job.event = event
             self._queue.add(job)
             if job.lease:
                 self._apart[job.lease].append(job)
         self._changed.notify_all()
-        return True
 
     def _next(self, worker: threading.Thread | None) -> Job | None:
         job = self._queue.pop(self._may)
@@ -181,7 +174,7 @@ class Carrier:
             job.started_ns = self.clock()
             job.worker = worker
             self._running.append(job)
-            if job.urgency != Urgency.DEMAND and self._unhurried:
+            if job.urgency != Urgency.DEMAND:
                 self._budget.spend(job, self.clock())
             self.feedback.began(job, job.started_ns)
         return job
@@ -192,7 +185,7 @@ class Carrier:
             return True
         if job.store and self._loading():
             return False
-        return not self._unhurried or self._budget.free_at(job) <= self.clock()
+        return self._budget.free_at(job) <= self.clock()
 
     def _loading(self) -> bool:
         """Whether a load copies that a lease waits for."""
@@ -240,20 +233,17 @@ class Carrier:
         with self._changed:
             late = job.failed
             if not late:
-                self._layers.update(dict.fromkeys(job.ids, job.layers[0] + layers_done))
+                job.there = job.layers[0] + layers_done
                 self._report(job.ids, layers_done=layers_done)
                 self._changed.notify_all()
         if not late:
-            self._told(job, layers_done, None)
+            self._told(job.ids, layers_done, job.layers[1] - job.layers[0], None)
 
     def _end(self, job: Job, error: str | None, *, cancelled: bool = False) -> None:
         with self._changed:
             self._running.remove(job)
             self._queue.done(job)
             self._pending.difference_update(job.ids)
-            for ident in job.ids if self._layers else ():
-                self._layers.pop(ident, None)
-            job.let_go()
             job.over = True
             if job.failed:
                 error = "the move ended past its deadline"
@@ -266,7 +256,8 @@ class Carrier:
             except Exception as broken:  # noqa: BLE001 - told to whoever waits
                 self._break(broken)
             self._changed.notify_all()
-        self._told(job, job.layers[1] - job.layers[0] if error is None else 0, error)
+        layers = job.layers[1] - job.layers[0]
+        self._told(job.ids, layers if error is None else 0, layers, error)
 
     def _release(self, ids: Collection[int], *, ok: bool) -> None:
         """Start what waited for moves that ended well; forget what waited for failed ones."""
@@ -354,13 +345,12 @@ class Carrier:
         except Exception as broken:  # noqa: BLE001 - told to whoever waits, also across threads
             self._break(broken)
 
-    def _told(self, job: Job, layers_done: int, error: str | None) -> None:
+    def _told(self, ids: Sequence[int], layers_done: int, layers: int, error: str | None) -> None:
         """Tell the caller, outside the lock: what it does with the news is its own time."""
-        if self._tell is None:
+        if self._tell is None or not ids:
             return
-        layers = job.layers[1] - job.layers[0]
         try:
-            self._tell(Progress(tuple(job.ids), layers_done, layers, error, len(self._pending)))
+            self._tell(Progress(tuple(ids), layers_done, layers, error, len(self._pending)))
         except Exception as broken:  # noqa: BLE001 - as above
             with self._changed:
                 self._break(broken)
@@ -368,20 +358,3 @@ class Carrier:
     def _break(self, broken: BaseException) -> None:
         self._broken = broken
         self._changed.notify_all()
-
-
-def _stage(
-    jobs: Iterable[Job], first: Pool | Storage, target: Pool | Storage, staged: dict[int, int]
-) -> None:
-    """Give stores that bring whole blocks the spare blocks that hold their bytes already."""
-    if not isinstance(target, Pool) or not isinstance(first, Pool):
-        return
-    for job in jobs:
-        if not job.store or job.source is not first or job.target is not target:
-            continue
-        if job.layers != (0, first.layers):
-            continue
-        for ident, (slot, _) in zip(job.ids, job.slots, strict=True):
-            spare = staged.pop(slot, None)
-            if spare is not None:
-                job.staged[ident] = spare

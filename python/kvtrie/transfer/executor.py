@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvtrie.errors import TransferError
 from kvtrie.tiers import Lasting, Pool
 from kvtrie.transfer.carrier import Carrier, Progress
@@ -156,18 +158,15 @@ class Executor(Carrier):
     def flush(self) -> None:
         """Copy down what stands only above, as far as there is room, and wait for it.
 
-        Afterwards a tier that outlives the process holds whole prefixes; see `save`.
+        Afterwards a tier that outlives the process holds whole prefixes; see `save`. It takes as
+        long as the `io_budget` of the tiers makes it take.
         """
-        self._unhurried = False  # the caller waits for these stores
-        try:
-            # A tier empties into the next one while that one is still being written: twice each.
-            for _ in range(2 * len(self.pools)):
-                self.drain()
-                if not self.manager.flush(now=self.clock()):
-                    break
+        # A tier empties into the next one while that one is still being written: twice each.
+        for _ in range(2 * len(self.pools)):
             self.drain()
-        finally:
-            self._unhurried = True
+            if not self.manager.flush(now=self.clock()):
+                break
+        self.drain()
 
     def save(self) -> None:
         """Flush, and let every lasting tier write down what it holds now, with ages and uses.
@@ -280,20 +279,33 @@ class Executor(Carrier):
             job.started_ns = self.clock()
             self.feedback.began(job, job.started_ns)
 
-    def copied(self, job: Job, brought: int, layer: int) -> None:
+    def copied(
+        self,
+        job: Job,
+        brought: int,
+        layer: int,
+        *,
+        handed: bool = False,
+    ) -> None:
         """A job apart has stopped copying.
 
         Args:
             job: which.
             brought: bytes that have come; 0 if that failed.
             layer: its layers below this one are there, which others may wait for.
+            handed: they were only handed to a GPU, and `took` tells how long they took.
         """
         with self._changed:
             job.started_ns = None
-            self.feedback.ended(job, self.clock(), brought=brought)
+            self.feedback.ended(job, self.clock(), brought=0 if handed else brought)
             if brought:
-                self._layers.update(dict.fromkeys(job.ids, layer))
+                job.there = layer
             self._changed.notify_all()
+
+    def took(self, job: Job, brought: int, ns: int) -> None:
+        """A GPU has copied so many bytes of a job, and of others like it, in so many ns."""
+        with self._changed:
+            self.feedback.took(job, brought, ns)
 
     def tell(self, change: Callable[[], object]) -> None:
         """Change something that others look at within `until`."""
@@ -316,7 +328,11 @@ class Executor(Carrier):
     def layer_there(self, ids: Collection[int], layer: int) -> bool:
         """Whether each of these moves, of which none has ended, has brought this layer."""
         with self._changed:
-            return all(self._layers.get(ident, 0) > layer for ident in ids)
+            left = set(ids)
+            for job in self._running if left else ():
+                if job.there > layer:
+                    left.difference_update(job.ids)
+            return not left
 
     def stalled(self, ids: Collection[int]) -> bool:
         """Whether moves, of which none has ended, wait for what engines carry out themselves.
@@ -332,35 +348,57 @@ class Executor(Carrier):
         with self._changed:
             return not self._loading()
 
-    def commit(
+    def batched_put(
         self,
         lease: Lease,
         tokens: Any,  # noqa: ANN401
-        staged: Sequence[tuple[int, int]],
+        blocks: range,
+        spares: Sequence[int],
         target: int,
     ) -> Committed:
         """Commit tokens of a lease whose blocks have been brought down, layer by layer, already.
 
+        The stores that the manager asks for then copy nothing: the slots that they would fill take
+        over what has come down.
+
         Args:
             lease: whose tokens.
             tokens: the tokens, as `Lease.commit` takes them.
-            staged: by index of a block on the lease's path, the spare block of the next tier's pool
-                that holds its bytes. They are the executor's from now on.
+            blocks: the blocks, by index on the lease's path.
+            spares: of each, the spare block of a pool that holds its bytes; the executor's from now
+                on.
             target: the tier of that pool.
         """
         pool = self.pools[target]
-        spares = dict(staged)
+        assert isinstance(pool, Pool)  # noqa: S101 - its caller looks
+        left = np.asarray(spares, dtype=np.int64)
         try:
             with self._changed:
                 self._poll()
-                table = lease.slots(0)
+                held = lease.slots(0)[blocks.start : blocks.stop]
                 committed = lease.commit(tokens, now=self.clock())
-                by_slot = {int(table[at]): spare for at, spare in spares.items()}
-                self._take(by_slot, target)
-                spares = dict(enumerate(by_slot.values()))
+                moves = self.manager.moves()
+                rows = np.flatnonzero(
+                    (moves.src == 0)
+                    & (moves.dst == target)
+                    & (moves.layer_lo == 0)
+                    & (moves.layer_hi == pool.layers)
+                    & (moves.after == 0)
+                )
+                _, of, at = np.intersect1d(
+                    held, moves.src_slot[rows], assume_unique=True, return_indices=True
+                )
+                rows = rows[at]
+                taken, left = left[of], np.delete(left, of)
+                pool.adopt(moves.dst_slot[rows], taken)
+                if len(rows) < len(moves):
+                    self._accept(moves[np.delete(np.arange(len(moves)), rows)])
+                ids = moves.id[rows].tolist()
+                self._report(ids)
+                self._take()
         finally:
-            if isinstance(pool, Pool):
-                pool.put_back(spares.values())
+            pool.put_back(left.tolist())
+        self._told(ids, pool.layers, pool.layers, None)
         return committed
 
     def before_close(self, close: Callable[[], None]) -> None:

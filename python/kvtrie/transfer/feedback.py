@@ -62,6 +62,10 @@ class _Sums:
         """A period ends; tells whether it counts."""
         copies, size, took = self.copies, self.bytes, now - self.since
         self.copies, self.bytes, self.since = 0, 0, now
+        return self.add(copies, size, took)
+
+    def add(self, copies: int, size: int, took: int) -> bool:
+        """So many bytes have come in so many nanoseconds; tells whether that counts."""
         if took <= 0 or size < _BYTES:
             return False
         for name, added in (
@@ -103,6 +107,9 @@ class Feedback:
     learn: bool = False
     layers: deque[Sight] = field(default_factory=lambda: deque[Sight](maxlen=_LAYERS))
     _lanes: dict[str, _Sums] = field(default_factory=dict[str, _Sums])
+    _ways: dict[tuple[int, int, bool], _Sums] = field(
+        default_factory=dict[tuple[int, int, bool], _Sums]
+    )
 
     def began(self, job: Job, now: int) -> None:
         """A copy starts on its lane."""
@@ -120,8 +127,14 @@ class Feedback:
             sums.bytes += brought
         if sums.running and sums.copies < _COPIES:
             return
-        if sums.close(now) and self.learn and sums.periods > 2:  # noqa: PLR2004 - of two unknowns
-            self.manager.set_lane(sums.fit())
+        if sums.close(now):
+            self._teach(sums)
+
+    def took(self, job: Job, size: int, ns: int) -> None:
+        """A GPU has copied so many bytes in so many nanoseconds, one copy behind the other."""
+        sums = self._sums(job)
+        if sums.add(1, size, ns):
+            self._teach(sums)
 
     def saw(self, sight: Sight) -> None:
         """A layer is there."""
@@ -137,8 +150,14 @@ class Feedback:
             return None
         return sum(one.seen_ns - one.predicted_ns for one in self.layers) / len(self.layers)
 
+    def _teach(self, sums: _Sums) -> None:
+        if self.learn and sums.periods > 2:  # noqa: PLR2004 - of two unknowns
+            self.manager.set_lane(sums.fit())
+
     def _sums(self, job: Job) -> _Sums:
-        source, target = job.tiers
-        lower = self.manager.tiers[max(source, target)].lanes()
-        lane = lower[1 if job.store else 0]
-        return self._lanes.setdefault(lane.name, _Sums(lane))
+        way = (*job.tiers, job.store)
+        sums = self._ways.get(way)
+        if sums is None:
+            lane = self.manager.tiers[max(job.tiers)].lanes()[1 if job.store else 0]
+            sums = self._ways[way] = self._lanes.setdefault(lane.name, _Sums(lane))
+        return sums

@@ -5,8 +5,8 @@ before layer 1 of any. Single layers of one block that go to a storage share one
 written at once. Any other move that waits for another, or touches a storage, is a job of its own.
 Loads of a lease that carries them out itself, layer by layer, are kept apart from the others'.
 Invariant: all moves of a job have the same source tier, destination tier and number of layers.
-Cost: grouping is one pass over the columns of the moves, without a call into the manager; of loads
-apart, a few operations on whole columns.
+Cost: grouping is one call for moves between pools, whatever their number, and one step for each
+that waits or touches a storage; no call into the manager.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvtrie import Moves
+    from kvtrie import Move, Moves
 
 __all__ = ["Job", "Place", "Urgency", "group"]
 
@@ -64,7 +64,7 @@ class Job:
         layers: the range of layers, for one move or for all of them; of single layers that are
             written at once, of the first in `firsts`.
         firsts: the first layer of each move.
-        slots: source and destination slot of each move.
+        slots: int64 `(moves, 2)`, source and destination slot of each.
         keys: 32 bytes per move that name the block on a storage.
         labels: what a storage keeps beside each block.
         event: on a GPU, the point of the compute stream that the copy must not overtake.
@@ -75,7 +75,7 @@ class Job:
         begun: set once a job apart has left the queue to run.
         over: set once it has ended.
         lost: set when what it waited for has failed, or it was cancelled: it will never run.
-        staged: by move, the spare block of the target that holds its bytes already.
+        there: its layers below this one have come; 0 before the first one has.
     """
 
     source: Pool | Storage
@@ -88,7 +88,7 @@ class Job:
     after: int = 0
     layers: tuple[int, int] = (0, 0)
     firsts: list[int] = field(default_factory=list[int])
-    slots: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    slots: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     keys: list[bytes] = field(default_factory=list[bytes])
     labels: list[bytes] = field(default_factory=list[bytes])
     event: torch.Event | None = None
@@ -99,7 +99,7 @@ class Job:
     begun: bool = False
     over: bool = False
     lost: bool = False
-    staged: dict[int, int] = field(default_factory=dict[int, int])
+    there: int = 0
 
     @property
     def bytes(self) -> int:
@@ -108,29 +108,29 @@ class Job:
         if not isinstance(pool, Pool):
             return 0
         lo, hi = self.layers
-        unit = sum(plane.shape[1] for plane in pool.planes)
-        return len(self.ids) * (hi - lo) * unit
-
-    def let_go(self) -> None:
-        """Give back the spare blocks that it did not come to use."""
-        if self.staged and isinstance(self.target, Pool):
-            self.target.put_back(self.staged.values())
-            self.staged.clear()
+        return len(self.ids) * (hi - lo) * pool.unit_bytes
 
     def drop(self, ident: int) -> None:
         """Take one move out of a job that has not started."""
         at = self.ids.index(ident)
-        if ident in self.staged and isinstance(self.target, Pool):
-            self.target.put_back([self.staged.pop(ident)])
-        for column in (self.ids, self.firsts, self.slots, self.keys, self.labels):
+        self.slots = np.delete(self.slots, at, axis=0)
+        for column in (self.ids, self.firsts, self.keys, self.labels):
             if column:
                 del column[at]
 
-    def adjoins(self, layer_lo: int, layer_hi: int) -> bool:
-        """Whether this is a single layer next to the single layers of this job."""
-        lo, hi = self.layers
-        single = hi - lo == 1 == layer_hi - layer_lo
-        return single and layer_lo in {min(self.firsts) - 1, max(self.firsts) + 1}
+    def adjoins(self, layers: tuple[int, int]) -> bool:
+        """Whether that is a single layer next to the single layers of this job."""
+        single = all(hi - lo == 1 for lo, hi in (self.layers, layers))
+        return single and layers[0] in {min(self.firsts) - 1, max(self.firsts) + 1}
+
+    def add(self, move: Move) -> None:
+        """Take in a move that is not free to run with others, or touches a storage."""
+        self.urgency = min(self.urgency, _urgency(move))
+        self.ids.append(move.id)
+        self.firsts.append(move.layer_lo)
+        self.slots = np.append(self.slots, [[move.src_slot, move.dst_slot]], axis=0)
+        self.keys.append(move.key)
+        self.labels.append(move.label)
 
     def run(self, layers_per_report: int) -> Iterator[int]:
         """Copy the bytes, front layers first.
@@ -143,12 +143,9 @@ class Job:
             self._through_storage()
             yield hi - lo
             return
-        slots = self._adopted(self.target) if self.staged else self.slots
-        if not slots:
-            yield hi - lo
-            return
-        sources = np.stack([self._units(self.source, slot) for slot, _ in slots])
-        targets = np.stack([self._units(self.target, slot) for _, slot in slots])
+        beside = np.arange(hi - lo)
+        sources = self.source.layer_units(self.slots[:, 0], lo)[:, None] + beside
+        targets = self.target.layer_units(self.slots[:, 1], lo)[:, None] + beside
         for first in range(0, hi - lo, layers_per_report):
             piece = slice(first, first + layers_per_report)
             self.target.copy_from(
@@ -160,27 +157,16 @@ class Job:
         """Read one layer of a block from a storage into the target's memory."""
         if not isinstance(self.target, Pool) or isinstance(self.source, Pool):
             raise TransferError("a layer is read from a storage into a pool")
-        (source, target), key = self.slots[0], self.keys[0]
+        (source, target), key = self.slots[0].tolist(), self.keys[0]
         unit = int(self.target.units(target, layer, layer + 1)[0])
         memory = _plane(self.target)[unit : unit + 1]
         self.source.read(key, source, (layer, layer + 1), memory)
-
-    def _adopted(self, target: Pool) -> list[tuple[int, int]]:
-        """Let slots take over what has come down for them; what is left to copy."""
-        left: list[tuple[int, int]] = []
-        for ident, (source, slot) in zip(self.ids, self.slots, strict=True):
-            spare = self.staged.pop(ident, None)
-            if spare is None:
-                left.append((source, slot))
-            else:
-                target.adopt(slot, spare)
-        return left
 
     def _units(self, pool: Pool, slot: int) -> NDArray[np.int64]:
         return pool.units(slot, *self.layers)
 
     def _through_storage(self) -> None:
-        source, target = self.slots[0]
+        source, target = self.slots[0].tolist()
         key, label = self.keys[0], self.labels[0]
         if isinstance(self.source, Pool) and not isinstance(self.target, Pool):
             if len(self.ids) == 1:
@@ -196,7 +182,7 @@ class Job:
 
     def _joined(self, pool: Pool) -> tuple[tuple[int, int], torch.Tensor]:
         """Single layers of one block side by side, in memory that the next job uses again."""
-        rows = sorted(zip(self.firsts, (slot for slot, _ in self.slots), strict=True))
+        rows = sorted(zip(self.firsts, self.slots[:, 0].tolist(), strict=True))
         lo, hi = rows[0][0], rows[-1][0] + 1
         units = np.concatenate([pool.units(slot, layer, layer + 1) for layer, slot in rows])
         plane = _plane(pool)
@@ -236,99 +222,57 @@ def group(
         limit: the most moves of one job; loads apart are not limited.
         apart: leases that carry out their loads themselves.
     """
+    pending.update(moves.id.tolist())
+    parts, others = moves.together([at for at, tier in enumerate(tiers) if isinstance(tier, Pool)])
     jobs: list[Job] = []
-    if apart:
-        jobs, rest = _swept(moves, tiers, apart)
-        for job in jobs:
-            pending.update(job.ids)
-        moves = moves[rest]
-    open_jobs: dict[tuple[object, ...], Job] = {}
-    rows = zip(
-        moves.id.tolist(),
-        moves.src.tolist(),
-        moves.dst.tolist(),
-        moves.src_slot.tolist(),
-        moves.dst_slot.tolist(),
-        moves.layer_lo.tolist(),
-        moves.layer_hi.tolist(),
-        moves.after.tolist(),
-        moves.key,
-        moves.label,
-        moves.kind.tolist(),
-        moves.lease.tolist(),
-        strict=True,
-    )
-    for ident, src, dst, src_slot, dst_slot, lo, hi, after, key, label, kind, lease in rows:
-        source = tiers[int(src)]
-        target = tiers[int(dst)]
-        pools = isinstance(source, Pool) and isinstance(target, Pool)
-        store = kind == _STORE
-        urgency = Urgency.BACKGROUND if store else Urgency.PREFETCH
-        if lease:
-            urgency = Urgency.DEMAND
-        before = after if after in pending else 0
-        own = lease if kind == _LOAD and lease in apart else 0
-        way: tuple[object, ...] | None = None
-        if store and not pools:
-            way = (src, dst, dst_slot, key.tobytes(), before)
-        elif pools and not before and not own:
-            way = (src, dst, lo, hi, urgency)
-        job = None if way is None else open_jobs.get(way)
-        if job is None or not (len(job.ids) < limit if pools else job.adjoins(lo, hi)):
-            job = Job(
-                source,
-                target,
-                (int(src), int(dst)),
-                store=store,
-                after=before,
-                layers=(lo, hi),
-                lease=own,
-            )
-            if not pools:
-                job.place = (int(dst), dst_slot) if store else (int(src), src_slot)
+    for part in parts:
+        ids, slots = part.id.tolist(), _slots(part)
+        most = len(ids) if _own(part[0], apart) else limit
+        for at in range(0, len(ids), most):
+            job = _job(part[0], tiers, apart)
+            job.ids, job.slots = ids[at : at + most], slots[at : at + most]
             jobs.append(job)
-            if way is not None:
-                open_jobs[way] = job
-        job.urgency = min(job.urgency, urgency) if job.ids else urgency
-        job.ids.append(ident)
-        job.firsts.append(lo)
-        job.slots.append((src_slot, dst_slot))
-        job.keys.append(key.tobytes())
-        job.labels.append(label)
-        pending.add(ident)
+    down: dict[tuple[object, ...], Job] = {}
+    for move in others:
+        job = _job(move, tiers, apart)
+        job.after = move.after if move.after in pending else 0
+        if not (isinstance(job.source, Pool) and isinstance(job.target, Pool)):
+            slot = move.dst_slot if job.store else move.src_slot
+            job.place = (job.tiers[job.store], slot)
+            # Single layers of one block are written at once.
+            way = (*job.tiers, slot, move.key, job.after)
+            if job.store:
+                before = down.get(way)
+                job = before if before is not None and before.adjoins(job.layers) else job
+                down[way] = job
+        if not job.ids:
+            jobs.append(job)
+        job.add(move)
     return jobs
 
 
-def _swept(
-    moves: Moves, tiers: Sequence[Pool | Storage], apart: Collection[int]
-) -> tuple[list[Job], NDArray[np.bool_]]:
-    """Loads apart that go from pool to pool and wait for nothing: a job per range of layers.
+def _own(move: Move, apart: Collection[int]) -> int:
+    return move.lease if move.kind == _LOAD and move.lease in apart else 0
 
-    Returns:
-        The jobs, and which moves are none of them.
-    """
-    pools = np.array([isinstance(tier, Pool) for tier in tiers])
-    free = (moves.kind == _LOAD) & (moves.after == 0) & pools[moves.src] & pools[moves.dst]
-    free &= np.isin(moves.lease, np.fromiter(apart, dtype=np.uint64))
-    at = np.flatnonzero(free)
-    jobs: list[Job] = []
-    columns = (moves.lease, moves.src, moves.dst, moves.layer_lo, moves.layer_hi)
-    ways = np.stack([column[at].astype(np.int64) for column in columns], axis=1)
-    while len(at) > 0:
-        same = (ways == ways[0]).all(axis=1)
-        lease, src, dst, lo, hi = (int(number) for number in ways[0])
-        own, (at, ways) = at[same], (at[~same], ways[~same])
-        jobs.append(
-            Job(
-                tiers[src],
-                tiers[dst],
-                (src, dst),
-                ids=moves.id[own].tolist(),
-                layers=(lo, hi),
-                slots=list(
-                    zip(moves.src_slot[own].tolist(), moves.dst_slot[own].tolist(), strict=True)
-                ),
-                lease=lease,
-            )
-        )
-    return jobs, ~free
+
+def _urgency(move: Move) -> Urgency:
+    if move.lease:
+        return Urgency.DEMAND
+    return Urgency.BACKGROUND if move.kind == _STORE else Urgency.PREFETCH
+
+
+def _job(move: Move, tiers: Sequence[Pool | Storage], apart: Collection[int]) -> Job:
+    """A job for moves of one way, of which it has none yet."""
+    return Job(
+        tiers[move.src],
+        tiers[move.dst],
+        (move.src, move.dst),
+        store=move.kind == _STORE,
+        urgency=_urgency(move),
+        layers=(move.layer_lo, move.layer_hi),
+        lease=_own(move, apart),
+    )
+
+
+def _slots(moves: Moves) -> NDArray[np.int64]:
+    return np.stack([moves.src_slot, moves.dst_slot], axis=1).astype(np.int64)

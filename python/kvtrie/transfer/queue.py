@@ -40,15 +40,17 @@ class Queue:
         self._waiting: dict[int, list[Job]] = {}
         # By place, in order: the first one runs or is ready, the others wait for its end.
         self._lines: dict[Place, list[Job]] = {}
+        # Who carries a move, but for jobs that nobody has looked for: most run before anybody does.
         self._of: dict[int, Job] = {}
+        self._new: dict[Job, None] = {}
 
     def __len__(self) -> int:
         """How many moves wait to start."""
-        return len(self._of)
+        return len(self._of) + sum(len(job.ids) for job in self._new)
 
     def add(self, job: Job) -> None:
         """Take a job in; one that waits for a move stays until `ended` tells how that went."""
-        self._of.update(dict.fromkeys(job.ids, job))
+        self._new[job] = None
         if job.after:
             self._waiting.setdefault(job.after, []).append(job)
             self._hurry(job.after, job.urgency)
@@ -87,12 +89,26 @@ class Queue:
 
     def job_of(self, ident: int) -> Job | None:
         """The job that waits here with a move."""
-        return self._of.get(ident)
+        return self._jobs().get(ident)
+
+    def _jobs(self) -> dict[int, Job]:
+        """Who carries each move."""
+        for job in self._new:
+            self._of.update(dict.fromkeys(job.ids, job))
+        self._new.clear()
+        return self._of
+
+    def _forget(self, job: Job) -> None:
+        """A job's moves are no longer here."""
+        if job in self._new:
+            del self._new[job]
+            return
+        for ident in job.ids:
+            del self._of[ident]
 
     def _leave(self, job: Job) -> None:
         del self._of_state(job)[job]
-        for ident in job.ids:
-            del self._of[ident]
+        self._forget(job)
 
     def _of_state(self, job: Job) -> OrderedDict[Job, None]:
         """Where a job stands while it may start."""
@@ -117,9 +133,7 @@ class Queue:
                     self._offer(job)
                     continue
                 job.lost = True
-                job.let_go()
-                for child in job.ids:
-                    del self._of[child]
+                self._forget(job)
                 lost += job.ids
                 ends += job.ids
         return lost
@@ -139,11 +153,14 @@ class Queue:
         Returns:
             The moves taken out, and those that waited for one of them and leave with it.
         """
-        asked = dict.fromkeys(self._of if ids is None else map(int, ids))
-        gone = [ident for ident in asked if ident in self._of]
+        if not self:
+            return [], []
+        carried = self._jobs()
+        asked = dict.fromkeys(carried if ids is None else map(int, ids))
+        gone = [ident for ident in asked if ident in carried]
         with_them: list[int] = []
         for ident in gone:
-            job = self._of.pop(ident, None)
+            job = carried.pop(ident, None)
             if job is not None:
                 self._cut(job, ident)
                 with_them += self.ended(ident, ok=False)
@@ -170,7 +187,7 @@ class Queue:
 
     def _hurry(self, ident: int, urgency: Urgency) -> None:
         """Whoever carries this move is awaited by something of that urgency."""
-        job = self._of.get(ident)
+        job = self._jobs().get(ident)
         while job is not None and job.urgency > urgency:
             if not job.after:
                 self._raise(job, urgency)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from kvtrie.errors import ConfigError, TransferError
@@ -25,6 +24,7 @@ from kvtrie.transfer.stream import Stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from kvtrie import Lease
@@ -345,28 +345,30 @@ class Retrieval:
     def _copy(self, memory: Sequence[Job], layer: int) -> None:
         for job in memory:
             self._executor.copying(job)
-        came = False
+        came, begin = False, self._load.mark()
+        each = [job.bytes // (job.layers[1] - job.layers[0]) for job in memory]
         try:
             self._up.send([self._copies(job, layer) for job in memory])
             came = True
+            if begin is not None and memory:
+                self._load.measure(begin, partial(self._executor.took, memory[0], sum(each)))
         except BaseException as caught:
             for job in memory:
                 if job.begun:
                     self._executor.end(job, f"{type(caught).__name__}: {caught}")
             raise
         finally:
-            for job in memory:
-                brought = job.bytes // (job.layers[1] - job.layers[0]) if came else 0
-                self._executor.copied(job, brought, layer + 1)
+            for job, size in zip(memory, each, strict=True):
+                handed = begin is not None
+                self._executor.copied(job, size if came else 0, layer + 1, handed=handed)
 
     def _copies(self, job: Job, layer: int) -> Copies:
         source, first = job.source, job.layers[0]
         assert isinstance(source, Pool)  # noqa: S101 - storages are read, not copied
         if job not in self._units:
-            both = np.array(job.slots, dtype=np.int64)
             self._units[job] = (
-                source.layer_units(both[:, 0], first),
-                self._connector.pool.layer_units(both[:, 1], first),
+                source.layer_units(job.slots[:, 0], first),
+                self._connector.pool.layer_units(job.slots[:, 1], first),
             )
         below, above = self._units[job]
         return Copies(source, below + (layer - first), above + (layer - first))

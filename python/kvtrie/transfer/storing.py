@@ -16,6 +16,7 @@ import numpy as np
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import Pool
 from kvtrie.transfer.connector import Copies
+from kvtrie.transfer.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,11 +79,14 @@ class Storing:
         self._pool = pool
         self._blocks = range(first, last)
         table = lease.slots(0)[..., first:last].astype(np.int64)
-        self._slots = np.broadcast_to(table, (pool.layers, last - first))
+        # Of layer slots a row per layer, otherwise the first layer's units, which others' follow.
+        self._units = table if pool.layer_slots else pool.layer_units(table, 0)
         self._down = connector.batched_from_gpu()
         next(self._down)
         self._error: BaseException | None = None
         self._spares = below.set_aside(len(self._blocks))
+        self._below_units = below.spare_units(self._spares)
+        self._way = Job(pool, below, (0, _BELOW), store=True)
 
     def save(self, layer: int, current: Current | None) -> None:
         """Start copying a layer down.
@@ -109,8 +113,7 @@ class Storing:
                 f"lease {self._lease.id}: what it computed could not be stored: {self._error}"
             ) from self._error
         spares, self._spares = self._spares, []
-        staged = list(zip(self._blocks, spares, strict=True))
-        return self._executor.commit(self._lease, self._tokens, staged, _BELOW)
+        return self._executor.batched_put(self._lease, self._tokens, self._blocks, spares, _BELOW)
 
     def _copy(self, layer: int) -> None:
         if self._error is not None:
@@ -118,9 +121,16 @@ class Storing:
         try:
             # Both directions at once cost each of them: what a pass waits for comes first.
             self._behind_loads()
-            units = self._pool.layer_units(self._slots[layer], layer)
-            below = self._below.spare_units(self._spares, layer)
-            self._down.send([Copies(self._below, below, units)])
+            units = self._units[layer] if self._pool.layer_slots else self._units + layer
+            self._executor.copying(self._way)
+            begin, came = self._store.mark(), 0
+            try:
+                self._down.send([Copies(self._below, self._below_units + layer, units)])
+                came = len(units) * self._below.unit_bytes
+                if begin is not None:
+                    self._store.measure(begin, partial(self._executor.took, self._way, came))
+            finally:
+                self._executor.copied(self._way, came, layer + 1, handed=begin is not None)
         except BaseException as caught:  # noqa: BLE001 - told by `commit`
             self._error = caught
 

@@ -76,6 +76,7 @@ class Stream:
         self.cuda = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._calls: deque[tuple[Callable[[], object], Event]] = deque()
         self._changed = threading.Condition()
+        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event, Callable[[int], object]]] = []
         self._busy = False
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -143,6 +144,23 @@ class Stream:
         """Within a call: block until the GPU has done what was handed to it."""
         if self.cuda is not None:
             self.cuda.synchronize()
+            spans, self._spans = self._spans, []
+            for begin, end, tell in spans:
+                tell(int(begin.elapsed_time(end) * 1e6))
+
+    def mark(self) -> torch.cuda.Event | None:
+        """Within a call, on a GPU: the point where the stream is now, for `measure`."""
+        if self.cuda is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self.cuda)
+        return event
+
+    def measure(self, begin: torch.cuda.Event, tell: Callable[[int], object]) -> None:
+        """Within a call: tell, when the stream settles, the nanoseconds from a mark to here."""
+        end = self.mark()
+        if end is not None:
+            self._spans.append((begin, end, tell))
 
     def close(self, *, wait: bool = True) -> None:
         """Run what was submitted, then end the thread. Closing twice does nothing.

@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple, PyType};
 
+use crate::arrays::numbers;
 use crate::number;
 
 pub(crate) use row::Move;
@@ -33,6 +34,13 @@ struct Columns {
     after: Py<PyArray1<u64>>,
     tokens: Py<PyArray1<u32>>,
     label: Py<PyList>,
+}
+
+/// Kind, lease, tiers and layers of a move.
+type Way = (u8, u64, u8, u8, u16, u16);
+
+fn way(row: &Move) -> Way {
+    (row.kind, row.lease, row.src, row.dst, row.layer_lo, row.layer_hi)
 }
 
 /// Moves in topological order, as columns of equal length.
@@ -181,6 +189,44 @@ impl Moves {
         let cut =
             |row: &Move| Move { layer_lo: layer, layer_hi: layer.saturating_add(1), ..row.clone() };
         Self::from(self.rows.iter().filter(carries).map(cut).collect::<Vec<_>>())
+    }
+
+    /// Those between the given tiers that wait for none, split by what they have in common: kind,
+    /// lease, tiers and layers; and the others.
+    fn together<'py>(
+        slf: &Bound<'py, Self>,
+        tiers: &Bound<'py, PyAny>,
+    ) -> PyResult<(Vec<Bound<'py, Self>>, Bound<'py, Self>)> {
+        let py = slf.py();
+        let tiers = numbers(tiers, "tier", u64::from(u8::MAX))?;
+        let among = |tier: u8| tiers.contains(&u64::from(tier));
+        let mut parts: Vec<(Way, Vec<Move>)> = Vec::new();
+        let mut others = Vec::new();
+        let rows = &slf.get().rows;
+        if let Some(first) = rows.first().map(way)
+            && rows.iter().all(|row| row.after == 0 && way(row) == first)
+            && among(rows[0].src)
+            && among(rows[0].dst)
+        {
+            return Ok((vec![slf.clone()], Bound::new(py, Self::from(others))?));
+        }
+        let mut last = 0;
+        for row in rows {
+            if row.after != 0 || !among(row.src) || !among(row.dst) {
+                others.push(row.clone());
+                continue;
+            }
+            let own = way(row);
+            if parts.get(last).is_none_or(|(other, _)| *other != own) {
+                last = parts.iter().position(|(other, _)| *other == own).unwrap_or_else(|| {
+                    parts.push((own, Vec::new()));
+                    parts.len() - 1
+                });
+            }
+            parts[last].1.push(row.clone());
+        }
+        let parts = parts.into_iter().map(|(_, rows)| Bound::new(py, Self::from(rows)));
+        Ok((parts.collect::<PyResult<_>>()?, Bound::new(py, Self::from(others))?))
     }
 
     /// The columns as bytes, for a worker process.
