@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from kvtrie import BlockManager, Lane
+    from kvtrie import BlockManager, Lane, Tier
     from kvtrie.transfer.job import Job
 
 __all__ = ["Feedback", "Sight"]
@@ -47,6 +47,7 @@ class _Sums:
     """What a lane has done: weighted sums over busy periods, and the period that runs."""
 
     lane: Lane
+    tier: Tier
     running: int = 0
     since: int = 0
     copies: int = 0
@@ -121,7 +122,9 @@ class Feedback:
         if sums.running and sums.copies < _COPIES:
             return
         if sums.close(now) and self.learn and sums.periods > 2:  # noqa: PLR2004 - of two unknowns
-            self.manager.set_lane(sums.fit())
+            self.manager.set_lane(
+                sums.tier.pace(sums.fit(), self.manager.model, self.manager.block_tokens)
+            )
 
     def saw(self, sight: Sight) -> None:
         """A layer is there."""
@@ -139,6 +142,6 @@ class Feedback:
 
     def _sums(self, job: Job) -> _Sums:
         source, target = job.tiers
-        lower = self.manager.tiers[max(source, target)].lanes()
-        lane = lower[1 if job.store else 0]
-        return self._lanes.setdefault(lane.name, _Sums(lane))
+        lower = self.manager.tiers[max(source, target)]
+        lane = lower.lanes()[1 if job.store else 0]
+        return self._lanes.setdefault(lane.name, _Sums(lane, lower))
