@@ -98,7 +98,8 @@ def test_without_a_driver_nothing_hangs():
 def vectors(row, cell, kernel):
     """Accesses to global memory that a thread needs, by their bytes.
 
-    Two vectors of 16 bytes of a row and as many numbers of a cell; besides them a slot, the flag, and where cells are codes a scale.
+    Two vectors of 16 bytes of a row and as many numbers of a cell; besides them a slot, the flag,
+    and where cells are codes a scale.
     """
     sizes = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
     quantised = sizes[cell] == 1
