@@ -25,7 +25,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench bench-core bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test bench bench-core bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-formats bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -60,6 +60,9 @@ bench-disk: $(BUILT) ## the disk tier and fio in turn, with ratios; needs fio; A
 
 bench-instructions: $(BUILT) ## instructions per call under callgrind, against the record; ARGS="--record"
 	$(BIN)/python benches/instructions.py $(ARGS)
+
+bench-formats: $(BUILT) ## logits of a real model behind a host tier in each format; ARGS="--tiny"
+	$(BIN)/python -m benches.formats $(ARGS)
 
 bench-gpu: $(BUILT) ## kernels and copies on a CUDA device, in minutes; ARGS="--only link --json"
 	$(BIN)/python -m benches.gpu $(ARGS)

@@ -1,8 +1,10 @@
-// Paged: what the kernels share about one plane (K, V, or latent vectors) of one layer of a pool.
+// Paged: what the kernels share about the planes (K and V, or latent vectors) of layers of a pool.
 //
 // A block of threads serves whole tokens: x runs over the lanes of a head, y over its heads, z
-// over tokens. A lane owns two vectors of a head, `lo` and `hi`; in the part of K that turns with
-// the position they are the two halves of the same rotary pairs, so nobody else touches them.
+// over tokens. The grid's x runs over tokens too, y over layers, z over planes, which differ in
+// where they begin alone. A lane owns two vectors of a head, `lo` and `hi`; in the part of K that
+// turns with the position they are the two halves of the same rotary pairs, so nobody else
+// touches them.
 // Invariant: the head is blockDim.x * 2 * VECTOR numbers wide, a block has at most MOST_THREADS,
 // and every vector is aligned; the host refuses what breaks this. A place outside the pool is
 // never touched. Cost: each number is read once and written once, 16 bytes of a ROW at a time.
@@ -56,11 +58,39 @@ __device__ inline Lane rotary_lane(unsigned first, unsigned width) {
     return {lo, lo + (blockDim.x - turning) * VECTOR, false};
 }
 
+// How far apart neighbours are, in numbers: of cells, or of their scales.
+struct Strides {
+    long long layer, block, token, head;
+};
+
 // Where this thread's head of a slot begins: slot = block * block_tokens + token of the block.
-__device__ inline long long cell_of(long long slot, long long block_tokens, long long block_stride,
-                                    long long token_stride, long long head_stride) {
+__device__ inline long long place(long long slot, long long block_tokens, const Strides& by) {
     const unsigned at = static_cast<unsigned>(slot), tokens = static_cast<unsigned>(block_tokens);
-    return at / tokens * block_stride + at % tokens * token_stride + threadIdx.y * head_stride;
+    return blockIdx.y * by.layer + at / tokens * by.block + at % tokens * by.token +
+           threadIdx.y * by.head;
+}
+
+// Where this thread's head of row i begins.
+__device__ inline long long row_of(long long i, long long layer_stride, long long row_stride,
+                                   long long head_stride) {
+    return blockIdx.y * layer_stride + i * row_stride + threadIdx.y * head_stride;
+}
+
+// Whether this thread speaks for its token: one does, of all layers and planes.
+__device__ inline bool speaks() {
+    return threadIdx.x + threadIdx.y == 0 && blockIdx.y + blockIdx.z == 0;
+}
+
+// This grid layer's plane.
+template <class T> __device__ inline T* plane_of(T* first, T* second) {
+    return blockIdx.z ? second : first;
+}
+
+// What a code of this thread's head is worth.
+__device__ inline float scale_of(const float* scales, long long slot, long long block_tokens,
+                                 const Strides& by) {
+    if constexpr (QUANTISED) return scales[place(slot, block_tokens, by)];
+    return 1.f;
 }
 
 template <unsigned N, class T> __device__ inline Pack<T, N> load(const T* from) {
@@ -154,21 +184,23 @@ template <class Join> __device__ inline float over(unsigned span, float mine, Jo
     return part[at - place];
 }
 
-// The scale that fresh numbers are stored at; all threads of the block must call. Where every
-// slot has its own (`per_slot` is not 0) it is the least that keeps them inside CELL, and noted:
-// one for the head where heads have their own, else one for the token.
+// Whose scale is found as numbers are written: nobody's (scales are given), a token's, a head's.
+enum Found : long long { GIVEN = 0, TOKEN = 1, HEAD = 2 };
+
+// The scale that fresh numbers are stored at; all threads of the block must call. One that is found
+// is the least that keeps them inside CELL, and noted.
 __device__ inline float fresh_scale(const Pair& fresh, bool inside, float* scales, long long slot,
-                                    long long per_slot, long long per_head) {
+                                    long long block_tokens, const Strides& by, long long found) {
     if constexpr (QUANTISED) {
-        float* noted = scales + (inside ? slot : 0) * per_slot + threadIdx.y * per_head;
-        if (!per_slot) return *noted;
+        float* noted = scales + place(inside ? slot : 0, block_tokens, by);
+        if (found == GIVEN) return *noted;
         float largest = 0.f;
         for (unsigned k = 0; k < VECTOR; ++k)
             largest = fmaxf(largest, fmaxf(fabsf(fresh.lo[k]), fabsf(fresh.hi[k])));
-        const unsigned span = per_head ? blockDim.x : blockDim.x * blockDim.y;
+        const unsigned span = found == HEAD ? blockDim.x : blockDim.x * blockDim.y;
         largest = over(span, largest, Larger());
         const float scale = fmaxf(largest / LARGEST<CELL>, power_of_two(-126));
-        if (inside && threadIdx.x == 0 && (per_head || threadIdx.y == 0)) *noted = scale;
+        if (inside && threadIdx.x == 0 && (found == HEAD || threadIdx.y == 0)) *noted = scale;
         return scale;
     }
     return 1.f;

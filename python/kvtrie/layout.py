@@ -32,6 +32,8 @@ DTYPE_BYTES = {
 }
 """Bytes of one number, by torch's name of the dtype."""
 
+_SCALE_BYTES = 4
+_VECTOR_BYTES = 16
 _AXES: tuple[Axis, ...] = ("block", "layer", "kv", "token", "head", "dim")
 
 
@@ -46,7 +48,10 @@ class Layout:
             except for the padding that `alignment` asks for.
         dtype: torch's name of the stored numbers' type.
         kv: "joined" keeps K and V of a layer side by side in one tensor, "split" in two tensors.
-        scales: what one quantisation scale covers; "none" for plain numbers.
+        scales: what one quantisation scale covers, an fp32 number; "none" for plain numbers. Those
+            of a "token" (all its heads) or "group" (one head of a token), of K and then of V, stand
+            behind the numbers of each layer of each block; those of a "head" or of the whole
+            "tensor" are kept elsewhere.
         latent: True where one compressed vector per token stands for both K and V.
         alignment: every layer of a block starts at a multiple of this many bytes.
         rope: "rotated" where stored keys carry their position's rotation, "plain" where they are
@@ -87,7 +92,8 @@ class Layout:
         """Bytes that one layer of one block takes in each of the layout's tensors.
 
         Padding keeps rows whole: a plane is a multiple of both `alignment` and a token's row, so
-        tokens of all layers and blocks are evenly spaced and one index reaches any of them.
+        tokens of all layers and blocks are evenly spaced and one index reaches any of them. With
+        scales behind the numbers it is a multiple of 16 bytes instead of a row.
 
         Args:
             block_tokens: tokens per block.
@@ -103,24 +109,32 @@ class Layout:
         """
         width = DTYPE_BYTES[self.dtype] * kv_heads
         key_row, value_row = width * head_dim, width * (v_head_dim or head_dim)
+        found = block_tokens * {"token": 1, "group": kv_heads}.get(self.scales, 0)
         if self.latent:
-            return (self._padded(block_tokens * key_row, key_row),)
+            return (self._padded(block_tokens * key_row, key_row, found),)
         if self.kv == "split":
             return (
-                self._padded(block_tokens * key_row, key_row),
-                self._padded(block_tokens * value_row, value_row),
+                self._padded(block_tokens * key_row, key_row, found),
+                self._padded(block_tokens * value_row, value_row, found),
             )
         if key_row != value_row:
             raise ConfigError(
                 f"K has {head_dim} numbers per head and V {v_head_dim}: use Layout(kv='split')"
             )
-        return (self._padded(2 * block_tokens * key_row, key_row),)
+        return (self._padded(2 * block_tokens * key_row, key_row, 2 * found),)
+
+    @staticmethod
+    def scales_at(numbers: int) -> int:
+        """The byte where scales begin behind so many bytes of numbers."""
+        return -(-numbers // _SCALE_BYTES) * _SCALE_BYTES
 
     def digest(self) -> bytes:
         """32 bytes that name this layout; equal exactly for equal layouts."""
         fields = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(fields.encode(), digest_size=32, person=b"kvtrie-layout").digest()
 
-    def _padded(self, size: int, row: int) -> int:
+    def _padded(self, size: int, row: int, scales: int) -> int:
+        if scales:
+            size, row = self.scales_at(size) + _SCALE_BYTES * scales, _VECTOR_BYTES
         step = math.lcm(self.alignment, row) if self.alignment > 1 else row
         return -(-size // step) * step

@@ -7,7 +7,7 @@ made.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from kvtrie._kvtrie import DiskStore
@@ -88,7 +88,9 @@ class Tier:
         layer_slots: one slot per layer of a block instead of one per block, so that single layers
             can leave.
         policy: this tier's policy; None takes the manager's.
-        layout: how its bytes lie; None takes kvtrie's own. The core does not read it.
+        layout: how its bytes lie, and in which format, which below the first tier may be another
+            than the model's: a block takes as many bytes as the layout says. None takes kvtrie's
+            own. The core does not read it.
         durability: what a block on disk survives: "none" a clean close, "flush" the death of the
             process, "fsync" the loss of power. The core does not read it.
         io: "direct" moves a disk's bytes between device and memory without the system's page
@@ -161,6 +163,22 @@ class Tier:
         read = self.read or Lane(f"{self.kind} read", speed, latency)
         store = self.store or Lane(f"{self.kind} store", speed, latency)
         return read, store
+
+    def paced(self, model: ModelShape, block_tokens: int) -> tuple[Lane, Lane]:
+        """The lanes as a manager takes them; see `pace`."""
+        read, store = self.lanes()
+        return self.pace(read, model, block_tokens), self.pace(store, model, block_tokens)
+
+    def pace(self, lane: Lane, model: ModelShape, block_tokens: int) -> Lane:
+        """A lane counted in bytes of the model's own KV, as a manager counts.
+
+        It carries so many more of them as the tier's format is smaller.
+        """
+        if self.layout is None:
+            return lane
+        share = model.layer_bytes(block_tokens) / self._layer_bytes(model, block_tokens)
+        speed = min(lane.bytes_per_s * share, 2.0**62)
+        return lane if share == 1 else replace(lane, bytes_per_s=speed)
 
     def room(self, model: ModelShape, block_tokens: int) -> int:
         """Room in blocks for the KV of a model, in the tier's layout, padding counted.

@@ -19,6 +19,7 @@ from transformers import (
 from kvtrie import BlockManager, Cost, ModelShape, Tier
 from kvtrie.engines.transformers import KvtrieCache
 from kvtrie.errors import ConfigError, NoSpaceError
+from kvtrie.layout import Layout
 from kvtrie.tiers import Pool, open_pools
 from kvtrie.transfer import Executor
 
@@ -527,3 +528,42 @@ def test_closing_twice_and_forgetting_the_hook(llama):
     cache.close()
     assert cache.leases == ()
     assert len(llama.base_model._forward_pre_hooks) == hooks
+
+
+@pytest.mark.parametrize(
+    ("layout", "most"),
+    [
+        (Layout(dtype="bfloat16"), 0.01),
+        (Layout(dtype="int8", scales="group"), 0.02),
+        (Layout(dtype="int8", scales="token"), 0.02),
+        (Layout(dtype="float8_e4m3fn", scales="group"), 0.1),
+    ],
+    ids=lambda given: f"{given.dtype} by {given.scales}" if isinstance(given, Layout) else "",
+)
+def test_logits_behind_a_quantised_host_stay_near(llama, layout, most):
+    """The error of logits (root mean square), as a share of their spread, behind a whole prompt.
+
+    This model is random, with weights drawn wide: it forgives less than a trained one.
+    """
+    shape = ModelShape.from_config(llama.config)
+    tiers = [Tier("gpu", blocks=22), Tier("host", blocks=60, layout=layout)]
+    dear = Cost(ns_per_token=1e9)
+    manager = BlockManager(shape, tiers, block_tokens=BLOCK, cost=dear)
+    executor = Executor(manager, open_pools(shape, tiers, BLOCK), workers=0)
+    for seed in range(3):
+        ids = some(seed, 1, 75)
+        truth, _ = full(llama, ids)
+        for one in (ids, some(90 + seed, 1, 170)):  # the second pushes the first one down
+            with KvtrieCache(llama, executor, one) as cache, torch.no_grad():
+                llama(one, past_key_values=cache)
+        executor.drain()
+        before = manager.stats().tiers["host"].hits
+        with KvtrieCache(llama, executor, ids) as cache, torch.no_grad():
+            past = cache.get_seq_length()
+            assert past == 72
+            logits = llama(ids[:, past:], past_key_values=cache).logits
+        assert manager.stats().tiers["host"].hits > before
+        assert not manager.failed()
+        assert cache.recovered == 0
+        wrong = logits - truth[:, past:]
+        assert 0 < wrong.square().mean().sqrt() < most * truth.std()

@@ -24,41 +24,57 @@ FAR = (-1, -(2**40), 2**31, 2**40, 2**62)
 
 @st.composite
 def calls(draw, kernel=None, rows=None, cells=None):
-    """One call per plane, over memory of their own; several are K and V of the same tokens."""
+    """Calls over memory of their own, as verbs make them: K and V together where they lie alike."""
     kernel = kernel or draw(st.sampled_from(KERNELS))
     cell = cells or draw(st.sampled_from(list(CELLS)))
     row = rows or draw(st.sampled_from(list(ROWS)))
     step = 16 // (step_format(cell) if kernel == "rerotate" else row).itemsize
     torch.manual_seed(draw(st.integers(0, 2**16)))
-    pages = draw(_pages(cell, step))
+    pages = draw(_pages(cell, step, one_layer=kernel == "scatter_fused_recompute"))
     tokens = draw(st.integers(1, 9))
     capacity = pages.planes[0].capacity
     slots = draw(_indices(tokens, range(capacity), distinct=True))
     skipped = torch.full((tokens,), 7, dtype=torch.uint8)
     nothing = torch.empty(0, dtype=torch.int64)
-    made = []
-    for plane in pages.planes:
-        fresh = _rows(draw, (tokens, *plane.cells.shape[2:]), row, pages.covers)
-        fresh = torch.empty(0, dtype=cell) if kernel == "rerotate" else fresh
-        made.append(Call(kernel, plane, pages.covers, slots, skipped, fresh, nothing))
-    if kernel == "rerotate":
-        made = made[:1]
+    planes = pages.planes[:1] if kernel == "rerotate" else pages.planes
+    given = []
+    form = draw(st.sampled_from(["dense", "heads first", "with others"]))
+    for plane in planes:
+        layers, _, _, heads, dim = plane.cells.shape
+        given.append(_rows(draw, (layers, tokens, heads, dim), row, pages.covers, form))
+    alike = len({plane.cells.shape for plane in planes}) == 1
+    parts = [slice(None)] if alike else [slice(0, 1), slice(1, 2)]
+    made = [
+        Call(
+            kernel,
+            planes[part],
+            pages.covers,
+            slots,
+            skipped,
+            () if kernel == "rerotate" else tuple(given[part]),
+            nothing,
+            keys=part.start in {None, 0},
+        )
+        for part in parts
+    ]
     if kernel == "scatter_fused_recompute" and draw(st.booleans()):
-        made = [replace(call, deviation=torch.full((tokens,), -1.0)) for call in made]
+        made = [
+            replace(call, deviation=torch.full((len(call.planes), tokens), -1.0)) for call in made
+        ]
     if kernel == "rerotate" or (kernel == "scatter_fused_recompute" and draw(st.booleans())):
-        rope = draw(_ropes(pages.planes[0].cells.shape[3], step))
+        rope = draw(_ropes(planes[0].cells.shape[4], step))
         least = 1 - rope.length if kernel == "rerotate" else 0
         turns = draw(_indices(tokens, range(least, rope.length), distinct=False))
-        made[0] = replace(made[0], rope=rope, turns=turns)
+        made = [replace(call, rope=rope, turns=turns) for call in made]
     return made
 
 
 @st.composite
-def _pages(draw, cell, step):
+def _pages(draw, cell, step, *, one_layer):
     heads, dim = draw(st.integers(1, 3)), 2 * step * draw(st.integers(1, 3))
     latent = draw(st.booleans())
     split = not latent and draw(st.booleans())
-    v_head_dim = 2 * step if split else None
+    v_head_dim = 2 * step if split and draw(st.booleans()) else None
     inner = draw(st.permutations(["kv", "token", "head"]))
     order = draw(
         st.sampled_from(
@@ -82,19 +98,25 @@ def _pages(draw, cell, step):
     )
     if "kv" in order[:2] or order[3] == "layer":
         layout = replace(layout, alignment=1)
-    layers, blocks = draw(st.integers(1, 2)), draw(st.integers(1, 4))
+    layers, blocks = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    lo = draw(st.integers(0, layers - 1))
+    hi = lo + 1 if one_layer else draw(st.integers(lo + 1, layers))
     block_tokens = draw(st.integers(1, 7))
     sizes = layout.planes(block_tokens, heads, dim, v_head_dim)
     planes = 1 if latent else 2
     by = {
         "none": None,
-        "tensor": (1,),
-        "head": (heads,),
-        "token": (blocks * block_tokens,),
-        "group": (blocks * block_tokens, heads),
+        "tensor": (hi - lo, 1),
+        "head": (hi - lo, heads),
+        "token": (hi - lo, blocks, block_tokens),
+        "group": (hi - lo, blocks, block_tokens, heads),
     }[layout.scales]
-    return Pages.of(
-        [_memory(blocks * layers * size, cell) for size in sizes],
+    in_one_piece = order[:2] in {("block", "layer"), ("layer", "block")}
+    if layout.scales in {"token", "group"} and in_one_piece and draw(st.booleans()):
+        by = None  # behind the numbers
+    memory = [_memory(blocks * layers * size, cell) for size in sizes]
+    pages = Pages.of(
+        memory,
         layout,
         blocks=blocks,
         block_tokens=block_tokens,
@@ -102,9 +124,14 @@ def _pages(draw, cell, step):
         head_dim=dim,
         v_head_dim=v_head_dim,
         layers=layers,
-        layer=draw(st.integers(0, layers - 1)),
+        layer=(lo, hi),
         scales=[torch.rand(by) + 0.01 for _ in range(planes)] if by else (),
     )
+    for plane in pages.planes if by is None else ():
+        if plane.scales is not None:
+            own = plane.scales if layout.scales == "group" else plane.scales[..., 0]
+            own.copy_(torch.rand(own.shape) + 0.01)
+    return pages
 
 
 @st.composite
@@ -144,20 +171,19 @@ def _memory(size, cell):
     return torch.randn(size // cell.itemsize).to(cell).view(torch.uint8)
 
 
-def _rows(draw, shape, row, covers):
+def _rows(draw, shape, row, covers, form):
     """Rows, side by side or head by head, some of them all zeros."""
-    tokens, heads, dim = shape
+    layers, tokens, heads, dim = shape
     rows = torch.randn(shape) * draw(st.sampled_from([1e-3, 1.0, 300.0]))
     if covers in {"token", "group"} and draw(st.booleans()):
-        rows[0] = 0.0
+        rows[:, 0] = 0.0
     rows = rows.to(row)
-    form = draw(st.sampled_from(["dense", "heads first", "with others"]))
     if form == "heads first":
-        return rows.transpose(0, 1).contiguous().transpose(0, 1)
+        return rows.transpose(1, 2).contiguous().transpose(1, 2)
     if form == "with others":
-        wide = torch.zeros((tokens, heads + 2, dim), dtype=row)
-        wide[:, 1:-1] = rows
-        return wide[:, 1:-1]
+        wide = torch.zeros((layers, tokens, heads + 2, dim), dtype=row)
+        wide[:, :, 1:-1] = rows
+        return wide[:, :, 1:-1]
     return rows
 
 
@@ -168,7 +194,9 @@ def copied(made):
 
 def written(call):
     """Everything that a call may write, as bytes, with what lies beside it."""
-    tensors = [call.plane.cells, call.plane.scales, call.rows, call.skipped]
+    tensors = [call.skipped, *call.rows]
+    for plane in call.planes:
+        tensors += [plane.cells, plane.scales]
     return [
         torch.empty(0, dtype=torch.uint8).set_(each.untyped_storage())
         for each in tensors

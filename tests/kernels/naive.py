@@ -76,9 +76,32 @@ class Numbers:
 
 def run(call):
     """Do what a call says, number by number."""
+    for at, plane in enumerate(call.planes):
+        for layer in range(len(plane.cells)):
+            run_plane(Part(call, at, layer))
+
+
+class Part:
+    """One layer of one plane of a call."""
+
+    def __init__(self, call, at, layer):
+        plane = call.planes[at]
+        self.kernel, self.covers = call.kernel, call.covers
+        self.slots, self.turns = call.slots, call.turns
+        self.rope, self.turning = call.rope, call.keys and at == 0
+        self.cells = plane.cells[layer]
+        self.scales = None if plane.scales is None else plane.scales[layer]
+        self.rows = call.rows[at][layer] if call.rows else None
+        self.skipped = call.skipped
+        self.deviation = None if call.deviation is None else call.deviation[at]
+
+
+def run_plane(call):
+    """Do what a call says for one layer of a plane."""
+    capacity = call.cells.shape[0] * call.cells.shape[1]
     for i, slot in enumerate(call.slots.tolist()):
         by = int(call.turns[i]) if call.rope is not None else 0
-        inside = 0 <= slot < call.plane.capacity and in_tables(call, by)
+        inside = 0 <= slot < capacity and in_tables(call, by)
         call.skipped[i] = 0 if inside else 1
         if call.deviation is not None:
             call.deviation[i] = 0.0
@@ -97,37 +120,37 @@ def in_tables(call, by):
 
 def gather(call, i, slot):
     """Row i becomes what stands in the slot."""
-    cells, rows = Numbers(call.plane.cells), Numbers(call.rows)
+    cells, rows = Numbers(call.cells), Numbers(call.rows)
     stood = read(call, slot)
     for h, d in np.ndindex(*call.rows.shape[1:]):
-        bits = cells[*divmod(slot, call.plane.cells.shape[1]), h, d]
+        bits = cells[*divmod(slot, call.cells.shape[1]), h, d]
         rows[i, h, d] = bits if cells.dtype == rows.dtype else encoded(stood[h][d], rows.dtype)
 
 
 def replace(call, i, slot, by):
     """The slot becomes row i, or what it was, turned by `by`."""
-    heads, dim = call.plane.cells.shape[2:]
+    heads, dim = call.cells.shape[2:]
     stood = fresh = read(call, slot)
     if call.kernel != "rerotate":
         rows = Numbers(call.rows)
         fresh = [[decoded(rows[i, h, d], rows.dtype) for d in range(dim)] for h in range(heads)]
-    if call.rope is not None:
+    if call.rope is not None and call.turning:
         fresh = [turned(head, call.rope, by) for head in fresh]
     if call.deviation is not None:
         call.deviation[i] = sum(
             (float(fresh[h][d]) - float(stood[h][d])) ** 2 for h, d in np.ndindex(heads, dim)
         )
     note_scales(call, slot, fresh)
-    cells = Numbers(call.plane.cells)
+    cells = Numbers(call.cells)
     for h, d in np.ndindex(heads, dim):
         bits = encoded(fresh[h][d] * (F32(1) / scale(call, slot, h)), cells.dtype)
-        cells[*divmod(slot, call.plane.cells.shape[1]), h, d] = bits
+        cells[*divmod(slot, call.cells.shape[1]), h, d] = bits
 
 
 def read(call, slot):
     """What stands in a slot, head by head."""
-    cells = Numbers(call.plane.cells)
-    _, block_tokens, heads, dim = call.plane.cells.shape
+    cells = Numbers(call.cells)
+    _, block_tokens, heads, dim = call.cells.shape
     return [
         [
             decoded(cells[*divmod(slot, block_tokens), h, d], cells.dtype) * scale(call, slot, h)
@@ -156,21 +179,20 @@ def turned(head, rope, by):
 
 def scale(call, slot, h):
     """What a code of this slot and head is worth."""
-    scales = call.plane.scales
-    if scales is None:
+    if call.scales is None:
         return F32(1)
-    at = {"tensor": 0, "head": h, "token": slot, "group": (slot, h)}[call.covers]
-    return F32(scales[at])
+    block, token = divmod(slot, call.cells.shape[1])
+    return decoded(Numbers(call.scales)[block, token, h], torch.float32)
 
 
 def note_scales(call, slot, fresh):
     """Scales of a slot's own become the least that keep what is written inside the format."""
     if call.covers not in {"token", "group"}:
         return
-    largest = F32(LARGEST[call.plane.cells.dtype])
+    largest = F32(LARGEST[call.cells.dtype])
     peaks = [max(abs(x) for x in head) for head in fresh]
     if call.covers == "token":
-        call.plane.scales[slot] = float(max(max(peaks) / largest, F32(2.0**-126)))
-        return
+        peaks = [max(peaks)] * len(peaks)
+    scales, place = Numbers(call.scales), divmod(slot, call.cells.shape[1])
     for h, peak in enumerate(peaks):
-        call.plane.scales[slot, h] = float(max(peak / largest, F32(2.0**-126)))
+        scales[*place, h] = encoded(max(peak / largest, F32(2.0**-126)), torch.float32)

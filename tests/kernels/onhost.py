@@ -73,18 +73,19 @@ class Host:
             BrokenHostError: a sanitizer stopped it, or it crashed.
         """
         what = Launch.of(call, threads=threads)
-        words = [KERNELS.index(call.kernel), what.grid, *what.block, len(what.arguments)]
-        request = [np.array(words, np.int64).tobytes()]
-        buffers = []
+        ranges = joined(each for each in what.arguments if not isinstance(each, int))
+        buffers = [(ctypes.c_char * (end - begin)).from_address(begin) for begin, end in ranges]
+        request = [words(KERNELS.index(call.kernel), *what.grid, *what.block, len(buffers))]
+        for memory in buffers:
+            request += [words(len(memory)), bytes(memory)]
+        request.append(words(len(what.arguments)))
         for each in what.arguments:
-            if isinstance(each, int):
-                request.append(np.array([-1, each], np.int64).tobytes())
-            elif not extent(each):
-                request.append(np.array([-1, 0], np.int64).tobytes())
-            else:
-                memory = (ctypes.c_char * extent(each)).from_address(each.data_ptr())
-                buffers.append(memory)
-                request += [np.array([len(memory)], np.int64).tobytes(), bytes(memory)]
+            if isinstance(each, int) or not extent(each):
+                request.append(words(-1, each if isinstance(each, int) else 0))
+                continue
+            at = each.data_ptr()
+            [which] = [n for n, (begin, end) in enumerate(ranges) if begin <= at < end]
+            request.append(words(which, at - ranges[which][0]))
         try:
             self.process.stdin.write(b"".join(request))
             self.process.stdin.flush()
@@ -111,6 +112,24 @@ class Host:
             self.process.stdin.close()
         self.process.stdout.close()
         return self.process.wait()
+
+
+def words(*numbers):
+    return np.array(numbers, np.int64).tobytes()
+
+
+def joined(tensors):
+    """The ranges of addresses that tensors cover, those that overlap as one."""
+    spans = sorted((each.data_ptr(), each.data_ptr() + extent(each)) for each in tensors)
+    ranges = []
+    for begin, end in spans:
+        if begin == end:
+            continue
+        if ranges and begin < ranges[-1][1]:
+            ranges[-1] = (ranges[-1][0], max(end, ranges[-1][1]))
+        else:
+            ranges.append((begin, end))
+    return ranges
 
 
 def pair_of(call):

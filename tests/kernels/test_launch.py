@@ -38,7 +38,8 @@ def test_arguments_fit_the_signature(made):
         x, y, z = what.block
         assert x * y * z <= MOST_THREADS
         assert z <= 64
-        assert (what.grid - 1) * z < len(call.slots) <= what.grid * z
+        assert (what.grid[0] - 1) * z < len(call.slots) <= what.grid[0] * z
+        assert what.grid[1:] == (len(call.planes[0].cells), len(call.planes))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -60,7 +61,7 @@ def test_a_launch_asks_for_the_card_and_the_formats(kernel, monkeypatch):
         row = "bf16" if kernel == "rerotate" else "fp32"
         assert (stream, what) == ("stream", (kernel, "sm_120", row, CELLS[cell]))
         assert config == {"grid": Launch.of(made[0]).grid, "block": Launch.of(made[0]).block}
-        assert arguments[0] == made[0].plane.cells.data_ptr()
+        assert arguments[0] == made[0].planes[0].cells.data_ptr()
         assert all(type(each) is int for each in arguments)
 
     check()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from cases import KERNELS, calls, copied, written
 from hypothesis import given
 
-from kvtrie.kernels import Pages, Rope, recompute, scatter, twin
+from kvtrie import ModelShape
+from kvtrie.kernels import Pages, Rope, gather, recompute, scatter, twin
 from kvtrie.kernels.launch import launch
 from kvtrie.layout import Layout
+from kvtrie.tiers import Pool
 
 pytestmark = pytest.mark.gpu
 
@@ -112,3 +115,38 @@ def test_a_graph_replays_a_kernel():
     rows *= 3
     graph.replay()
     assert (pages.planes[1].cells.reshape(64, -1)[10:14] == 3).all()
+
+
+@pytest.mark.parametrize("kv", ["joined", "split"])
+def test_several_layers_move_in_one_launch(kv):
+    layout = Layout(dtype="int8", scales="group", kv=kv)
+    memory = [
+        torch.zeros(12 * size, dtype=torch.uint8, device="cuda")
+        for size in layout.planes(16, 8, 64)
+    ]
+    sizes = {"blocks": 4, "block_tokens": 16, "heads": 8, "head_dim": 64, "layers": 3}
+    pages = Pages.of(memory, layout, **sizes, layer=(1, 3))
+    rows = torch.randn(2, 2, 40, 8, 64, device="cuda").bfloat16()
+    slots = torch.randperm(64, device="cuda")[:40]
+    assert not scatter(pages, slots, rows[0], rows[1]).any()
+    read = torch.empty_like(rows)
+    assert not gather(pages, slots, read[0], read[1]).any()
+    assert ((read - rows).abs() <= rows.abs().amax(-1, keepdim=True) / 100).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_pools_convert_on_the_device_as_on_the_host(dtype):
+    model = ModelShape(layers=3, kv_heads=2, head_dim=64, dtype="bfloat16")
+    small = Layout(dtype=dtype, scales="group")
+    near, far = Pool(model, 4, 16), Pool(model, 4, 16, device="cuda")
+    near.keys.normal_()
+    far.planes[0].copy_(near.planes[0])
+    host, pinned = Pool(model, 4, 16, layout=small), Pool(model, 4, 16, layout=small, pinned=True)
+    here, there = np.array([4, 0, 9, 7]), np.array([1, 2, 3, 10])
+    host.copy_from(near, here, there)
+    pinned.copy_from(far, here, there)
+    torch.cuda.synchronize()
+    assert torch.equal(pinned.planes[0], host.planes[0])
+    near.copy_from(host, there, here)
+    far.copy_from(pinned, there, here)
+    assert torch.equal(far.planes[0].cpu(), near.planes[0])

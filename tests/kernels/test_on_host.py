@@ -84,17 +84,17 @@ def test_every_pair_of_a_head_turns(hosts, kernel, width, first, neighbours):
     rope = Rope.of(50, width, theta=100.0, first=first, neighbours=neighbours)
     call = Call(
         kernel,
-        Plane(torch.randn(3, 2, 2, 64).bfloat16()),
+        (Plane(torch.randn(1, 3, 2, 2, 64).bfloat16()),),
         "none",
         slots=torch.tensor([4, 0, 5]),
         skipped=torch.zeros(3, dtype=torch.uint8),
-        rows=torch.randn(3, 2, 64).bfloat16(),
+        rows=() if kernel == "rerotate" else (torch.randn(1, 3, 2, 64).bfloat16(),),
         turns=torch.tensor([49, 1, -17 if kernel == "rerotate" else 17]),
         rope=rope,
     )
-    before = call.plane.cells.clone()
+    before = call.planes[0].cells.clone()
     same([call], hosts("bf16", "bf16").run)
-    turned = (call.plane.cells != before).view(6, 2, 64)
+    turned = (call.planes[0].cells != before).view(6, 2, 64)
     assert turned[[4, 0, 5], :, first : first + width].float().mean() > 0.9
     assert not turned[[1, 2, 3]].any()
 
@@ -107,7 +107,7 @@ def test_every_code_reads_as_torch_reads_it(hosts, cell):
     hosts("fp32", CELLS[cell]).run(call)
     wide = codes.float()
     numeric = ~wide.isnan()
-    read = call.rows.view(-1)
+    read = call.rows[0].view(-1)
     assert torch.equal(read.isnan(), wide.isnan())
     assert torch.equal(read[numeric].view(torch.int32), wide[numeric].view(torch.int32))
 
@@ -125,7 +125,7 @@ def test_numbers_round_as_torch_rounds_them(hosts, cell):
     hosts("fp32", CELLS[cell]).run(call)
     near = (x.clamp(-448, 448) if cell.itemsize == 1 else x).to(cell)
     word = torch.uint8 if cell.itemsize == 1 else torch.int16
-    wrote = call.plane.cells.reshape(-1)
+    wrote = call.planes[0].cells.reshape(-1)
     assert torch.equal(wrote.float().isnan(), x.isnan())
     assert torch.equal(wrote.view(word)[~x.isnan()], near.view(word)[~x.isnan()])
 
@@ -133,12 +133,12 @@ def test_numbers_round_as_torch_rounds_them(hosts, cell):
 def numbers(kernel, cell, x, codes):
     """A call over all of `x`, one head of 64 numbers per token, at scale 1."""
     covers = "tensor" if cell.itemsize == 1 else "none"
-    scales = torch.ones(1) if covers == "tensor" else None
-    cells = torch.nn.functional.pad(codes.view(torch.uint8), (0, -len(codes) % 64 * cell.itemsize))
-    plane = Plane(cells.view(cell).view(-1, 1, 1, 64), scales)
-    rows = x.view(-1, 1, 64)
-    slots, skipped = torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.uint8)
-    return Call(kernel, plane, covers, slots, skipped, rows, slots.new_empty(0))
+    padded = torch.nn.functional.pad(codes.view(torch.uint8), (0, -len(codes) % 64 * cell.itemsize))
+    cells = padded.view(cell).view(1, -1, 1, 1, 64)
+    plane = Plane(cells, torch.ones(1).expand(cells.shape[:-1]) if covers == "tensor" else None)
+    rows = x.view(1, -1, 1, 64)
+    slots, skipped = torch.arange(rows.shape[1]), torch.zeros(rows.shape[1], dtype=torch.uint8)
+    return Call(kernel, (plane,), covers, slots, skipped, (rows,), slots.new_empty(0))
 
 
 def test_a_step_beyond_a_buffer_is_seen(tmp_path):
@@ -154,7 +154,7 @@ def test_a_missing_barrier_is_seen(tmp_path):
     text = "        __syncthreads();\n        if (place"
     host = mutated(tmp_path, "paged.cuh", text, "        if (place", "thread")
     with pytest.raises(BrokenHostError, match=r"data race(.|\n)*paged\.cuh"):
-        host.run(plain("scatter_fused_recompute", torch.arange(4), deviation=torch.zeros(4)))
+        host.run(plain("scatter_fused_recompute", torch.arange(4), deviation=torch.zeros(1, 4)))
 
 
 def mutated(folder, file, text, other, sanitizer):
@@ -169,6 +169,6 @@ def mutated(folder, file, text, other, sanitizer):
 
 def plain(kernel, slots, **more):
     """A call over two blocks of four tokens, two heads of 16 numbers."""
-    plane = Plane(torch.randn(2, 4, 2, 16))
-    rows, skipped = torch.randn(len(slots), 2, 16), torch.zeros(len(slots), dtype=torch.uint8)
-    return Call(kernel, plane, "none", slots, skipped, rows, slots.new_empty(0), **more)
+    planes = (Plane(torch.randn(1, 2, 4, 2, 16)),)
+    rows, skipped = torch.randn(1, len(slots), 2, 16), torch.zeros(len(slots), dtype=torch.uint8)
+    return Call(kernel, planes, "none", slots, skipped, (rows,), slots.new_empty(0), **more)

@@ -178,11 +178,11 @@ REFUSED = {
     ),
     "scales of another shape": (
         lambda: scatter(
-            Pages((Plane(torch.zeros(1, 4, 2, 16, dtype=torch.int8), torch.ones(3)),), "head"),
+            Pages((Plane(torch.zeros(1, 4, 2, 16, dtype=torch.int8), torch.ones(2)),), "head"),
             torch.tensor([0]),
             torch.zeros(1, 2, 16),
         ),
-        r"contiguous float32 \(2,\) here, not torch.float32 \(3,\)",
+        r"float32 \(1, 4, 2\) here, not torch.float32 \(2,\)",
     ),
     "a position beyond the tables": (
         lambda: recompute(

@@ -182,7 +182,6 @@ def test_every_page_is_touched_on_opening():
     ("layout", "told"),
     [
         (Layout(alignment=512), "alignment 1 and 512"),
-        (Layout(dtype="float16"), "dtype float32 and float16"),
         (Layout(kv="split", rope="plain"), "kv joined and split, rope rotated and plain"),
     ],
 )
@@ -200,7 +199,10 @@ def test_tiers_whose_bytes_lie_differently_are_refused(layout, told, at, tmp_pat
             f"{name} {there} and {here}"
             for name, here, _, there in (one.split() for one in told.split(", "))
         )
-    pair = f"tier 0 (gpu) and tier {at or 1} ({tiers[at or 1].kind}) differ: {told}"
+    above, below = at - 1 if at else 0, at or 1
+    pair = (
+        f"tier {above} ({tiers[above].kind}) and tier {below} ({tiers[below].kind}) differ: {told}"
+    )
     with pytest.raises(ConfigError) as refused:
         open_pools(SHAPE, tiers, 8)
     assert str(refused.value) == pair

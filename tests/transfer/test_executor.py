@@ -212,7 +212,10 @@ def test_pools_that_cannot_exchange_bytes_are_refused(kind, wrong, told, tmp_pat
         other = DiskStorage(tmp_path, shape, 12, size, layout=layout)
     with pytest.raises(ConfigError) as refused:
         Executor(manager, [gpu, other])
-    assert str(refused.value) == f"tier 0 (gpu) and tier 1 (host) differ: {told}"
+    said = f"differ: {told}"
+    if kind == "host" and "dtype" in wrong:  # memory converts, but not heads as small as these
+        said = "cannot exchange KV: a head of 4 numbers is no multiple of 8"
+    assert str(refused.value) == f"tier 0 (gpu) and tier 1 (host) {said}"
     if "layout" not in wrong and "dtype" not in wrong:
         with pytest.raises(ConfigError) as refused:
             Executor(manager, [other, other])

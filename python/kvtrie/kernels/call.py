@@ -1,4 +1,4 @@
-"""Call: one kernel over one plane, with everything that it reads and writes.
+"""Call: one kernel over planes that lie alike, with everything that it reads and writes.
 
 Invariant: what stands in a call has been looked at (`checks`); the kernel and its twin take the
 same call and leave the same numbers. Cost: none.
@@ -22,26 +22,29 @@ Kernel: TypeAlias = Literal["paged_gather", "paged_scatter", "rerotate", "scatte
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """What to do with one plane.
+    """What to do with one or two planes, in one launch.
 
     Attributes:
         kernel: which.
-        plane: the pool's side.
-        covers: what one of its scales covers.
+        planes: the pool's side, `(layers, blocks, block_tokens, heads, dim)` each; two have the
+            same shape and strides.
+        covers: what one of their scales covers.
         slots: int64 `(n,)`.
         skipped: uint8 `(n,)`, becomes 1 where a token was passed over and 0 elsewhere.
-        rows: `(n, heads, dim)`, read or written; empty for `rerotate`.
+        rows: per plane `(layers, n, heads, dim)`, of the same strides; none for `rerotate`.
         turns: int64 `(n,)`, positions or deltas; empty where nothing turns.
         rope: what turns; None where nothing does.
-        deviation: fp32 `(n,)`, written; None where nobody asked.
+        keys: whether the first plane is the one that turns; a second one never does.
+        deviation: fp32 `(planes, n)`, written; None where nobody asked.
     """
 
     kernel: Kernel
-    plane: Plane
+    planes: tuple[Plane, ...]
     covers: Covers
     slots: torch.Tensor
     skipped: torch.Tensor
-    rows: torch.Tensor
+    rows: tuple[torch.Tensor, ...]
     turns: torch.Tensor
     rope: Rope | None = None
+    keys: bool = True
     deviation: torch.Tensor | None = None

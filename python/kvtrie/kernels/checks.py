@@ -25,6 +25,7 @@ MOST_THREADS = 1024
 """Threads of a block, which serves whole tokens."""
 
 _AXES = ("blocks", "block_tokens", "heads", "dim")
+_MOST_LAYERS = 65_535
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
@@ -40,14 +41,19 @@ def check_plane(plane: Plane, covers: Covers, step: int) -> None:
         ConfigError: formats, scales, strides or sizes that kernels cannot serve.
     """
     cells = plane.cells
-    if len(cells.shape) != len(_AXES) or cells.dtype not in CELLS:
+    beyond = len(cells.shape) - len(_AXES)
+    if beyond not in {0, 1} or cells.dtype not in CELLS:
         raise ConfigError(
-            f"cells are ({', '.join(_AXES)}) of {_names(CELLS)}, not "
+            f"cells are ([layers,] {', '.join(_AXES)}) of {_names(CELLS)}, not "
             f"{cells.dtype} {tuple(cells.shape)}"
         )
-    heads, dim = cells.shape[2:]
-    if plane.capacity >= 2**31:
-        raise ConfigError(f"a plane of {plane.capacity} slots: below 2**31 wanted")
+    heads, dim = cells.shape[-2:]
+    layers = len(cells) if beyond else 1
+    if plane.capacity >= 2**31 or layers > _MOST_LAYERS:
+        raise ConfigError(
+            f"a plane of {plane.capacity} slots and {layers} layers: below 2**31 and at most "
+            f"{_MOST_LAYERS} wanted"
+        )
     if dim % (2 * step) or dim == 0:
         raise ConfigError(f"a head of {dim} numbers is no multiple of {2 * step}")
     if heads * dim // (2 * step) > MOST_THREADS:
@@ -56,36 +62,31 @@ def check_plane(plane: Plane, covers: Covers, step: int) -> None:
             f"{2 * step} numbers, at most {MOST_THREADS} wanted"
         )
     _check_strides("cells", cells, min(VECTOR_BYTES, step * cells.element_size()))
-    wanted = {
-        "none": None,
-        "tensor": (1,),
-        "head": (heads,),
-        "token": (plane.capacity,),
-        "group": (plane.capacity, heads),
-    }[covers]
-    if (wanted is None) != (cells.dtype not in LARGEST):
+    if (covers == "none") != (cells.dtype not in LARGEST):
         raise ConfigError(f"cells of {cells.dtype} and scales by {covers!r} do not go together")
-    scales = plane.scales
-    if wanted is None and scales is None:
+    scales, wanted = plane.scales, tuple(cells.shape[:-1])
+    if covers == "none" and scales is None:
         return
-    if (
-        scales is None
-        or tuple(scales.shape) != wanted
-        or scales.dtype != torch.float32
-        or not scales.is_contiguous()
-    ):
+    if scales is None or tuple(scales.shape) != wanted or scales.dtype != torch.float32:
         given = None if scales is None else f"{scales.dtype} {tuple(scales.shape)}"
-        raise ConfigError(f"scales by {covers!r} are contiguous float32 {wanted} here, not {given}")
+        raise ConfigError(f"scales by {covers!r} are float32 {wanted} here, not {given}")
+    # Axes along which every scale has a place of its own.
+    own = {"token": scales.dim() - 1, "group": scales.dim()}.get(covers, 0)
+    if any(scales.shape[at] > 1 and scales.stride(at) == 0 for at in range(own)):
+        raise ConfigError(
+            f"scales by {covers!r} are written each by itself, not shared by strides "
+            f"{scales.stride()}"
+        )
     _same_device("scales", scales, cells)
 
 
 def check_rows(rows: torch.Tensor, plane: Plane, tokens: int) -> None:
-    """Look at the rows of `tokens` tokens.
+    """Look at the rows of `tokens` tokens in every layer.
 
     Raises:
         ConfigError: a format, shape, stride or device that does not fit the plane.
     """
-    wanted = (tokens, *plane.cells.shape[2:])
+    wanted = (*plane.cells.shape[:-4], tokens, *plane.cells.shape[-2:])
     if rows.dtype not in ROWS or tuple(rows.shape) != wanted:
         raise ConfigError(
             f"rows are {wanted} of {_names(ROWS)} here, not {rows.dtype} {tuple(rows.shape)}"
@@ -100,7 +101,7 @@ def check_rope(rope: Rope, plane: Plane, step: int) -> None:
     Raises:
         ConfigError: a part that turns which is too wide, not at an end, or no multiple of 2 steps.
     """
-    dim = plane.cells.shape[3]
+    dim = plane.cells.shape[-1]
     ends = rope.first == 0 or rope.first + rope.width == dim
     if rope.width % (2 * step) or rope.first + rope.width > dim or not ends:
         raise ConfigError(

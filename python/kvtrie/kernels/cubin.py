@@ -3,7 +3,8 @@
 Compiled to machine code for a named architecture: that needs no driver, and a driver takes it
 even where it is older than the compiler. Kept in the program cache of cuda.core
 (`~/.cache/cuda-python/program-cache`), which is shared between processes and keyed by text,
-options and compiler.
+options and compiler; each entry is proved when it is taken, and made anew if it is not what was
+kept.
 Invariant: the text comes from the extension; no files are looked for. Cost: about 0.1 s for each
 kernel and pair of formats at first use, under a millisecond from the cache.
 """
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import importlib
+import logging
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +33,8 @@ __all__ = ["ARCHS", "compiled", "core", "loaded", "text"]
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """Architectures that every kernel is compiled for in tests; others of compute 8.0 and up work."""
 
+_LOG = logging.getLogger(__name__)
+_PROOF_BYTES = 32
 _INCLUDE = re.compile(r'#include "(\w+\.cuh)"\n')
 
 
@@ -90,8 +95,26 @@ def compiled(
     program = cuda.Program(text(kernel), "c++", options)
     if logs is not None:
         return program.compile("cubin", logs=logs)
-    with cuda.utils.FileStreamProgramCache(cache) as kept:
-        return program.compile("cubin", cache=kept)
+    try:
+        with cuda.utils.FileStreamProgramCache(cache) as kept:
+            key = cuda.utils.make_program_cache_key(
+                code=text(kernel), code_type="c++", options=options, target_type="cubin"
+            )
+            entry: bytes = kept.get(key) or b""
+            proof, code = entry[:_PROOF_BYTES], entry[_PROOF_BYTES:]
+            if proof == _proof(key, code):
+                return cuda.ObjectCode.from_cubin(code, name=options.name)
+            made = program.compile("cubin")
+            kept[key] = _proof(key, made.code) + made.code
+            return made
+    except OSError as error:
+        _LOG.warning("compiled kernels cannot be kept: %s", error)
+        return program.compile("cubin")
+
+
+def _proof(key: bytes, code: bytes) -> bytes:
+    """What stands before a cubin in the cache: damaged and foreign entries do not have it."""
+    return hashlib.blake2b(key + code, digest_size=_PROOF_BYTES).digest()
 
 
 @functools.cache

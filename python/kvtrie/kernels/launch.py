@@ -16,11 +16,14 @@ from kvtrie.kernels.cubin import core, loaded
 from kvtrie.kernels.formats import CELLS, ROWS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvtrie.kernels.call import Call
 
 __all__ = ["Launch", "step_format"]
 
 _THREADS = 256  # enough to hide a block's start; a wider token takes more
+_FOUND = {"token": 1, "group": 2}  # as `Found` in paged.cuh
 
 
 def step_format(cells: torch.dtype) -> torch.dtype:
@@ -35,36 +38,36 @@ class Launch:
     Attributes:
         row: format of rows, as CUDA names it.
         cell: format of cells.
-        grid: blocks of threads.
+        grid: blocks of threads along tokens, layers and planes.
         block: threads along lanes, heads and tokens.
         arguments: numbers and tensors (their addresses count).
     """
 
     row: str
     cell: str
-    grid: int
+    grid: tuple[int, int, int]
     block: tuple[int, int, int]
     arguments: tuple[torch.Tensor | int, ...]
 
     @classmethod
     def of(cls, call: Call, *, threads: int = _THREADS) -> Launch:
         """What starts a call's kernel, in blocks of about so many threads."""
-        cells = call.plane.cells
-        rows = step_format(cells.dtype) if call.kernel == "rerotate" else call.rows.dtype
-        _, block_tokens, heads, dim = cells.shape
+        cells = call.planes[0].cells
+        rows = step_format(cells.dtype) if call.kernel == "rerotate" else call.rows[0].dtype
+        layers, _, block_tokens, heads, dim = cells.shape
         lanes = dim // (2 * vector(rows))
         tokens = call.slots.shape[0]
         deep = max(1, min(64, threads // (lanes * heads), tokens))
         return cls(
             row=ROWS[rows],
             cell=CELLS[cells.dtype],
-            grid=-(-tokens // deep),
+            grid=(-(-tokens // deep), layers, len(call.planes)),
             block=(lanes, heads, deep),
             arguments=(
-                cells,
-                *cells.stride()[:3],
+                *_both(call, [plane.cells for plane in call.planes]),
+                *cells.stride()[:4],
                 block_tokens,
-                call.plane.capacity,
+                call.planes[0].capacity,
                 *_scales(call),
                 *_between(call),
                 call.slots,
@@ -88,24 +91,30 @@ def launch(call: Call) -> None:
         cuda.launch(torch.cuda.current_stream(device), config, kernel, *arguments)
 
 
-def _scales(call: Call) -> tuple[torch.Tensor | int, int, int]:
-    """Scales, and how far apart those of two slots and of two heads are."""
-    if call.plane.scales is None:
-        return 0, 0, 0
-    heads = call.plane.cells.shape[2]
-    apart = {"tensor": (0, 0), "head": (0, 1), "token": (1, 0), "group": (heads, 1)}
-    return (call.plane.scales, *apart[call.covers])
+def _both(call: Call, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor | int, ...]:
+    """What each plane has of its own, as the kernel's arguments; `rerotate` takes keys alone."""
+    missing = (1 if call.kernel == "rerotate" else 2) - len(given)
+    return (*given, *([0] * missing))
+
+
+def _scales(call: Call) -> tuple[torch.Tensor | int, ...]:
+    """Scales, how far apart they are, and, where numbers are written, whether they are found."""
+    scales = [plane.scales for plane in call.planes if plane.scales is not None]
+    apart = scales[0].stride() if scales else (0, 0, 0, 0)
+    found = () if call.kernel == "paged_gather" else (_FOUND.get(call.covers, 0),)
+    return (*_both(call, scales), *apart, *found)
 
 
 def _between(call: Call) -> tuple[torch.Tensor | int, ...]:
-    rows = () if call.kernel == "rerotate" else (call.rows, *call.rows.stride()[:2])
+    rows = (*_both(call, call.rows), *call.rows[0].stride()[:3]) if call.rows else ()
     if call.kernel in {"paged_gather", "paged_scatter"}:
         return rows
+    fused = call.kernel == "scatter_fused_recompute"
     rope = call.rope
     if rope is None:
-        return (*rows, 0, 0, 0, 0, 0, 0, 0)
+        return (*rows, 0, 0, 0, 0, 0, 0, 0, *((0,) if fused else ()))
     tables = (rope.cos, rope.sin, rope.length, rope.first, rope.width, int(rope.neighbours))
-    return (*rows, call.turns, *tables)
+    return (*rows, call.turns, *tables, *((int(call.keys),) if fused else ()))
 
 
 def _after(call: Call) -> tuple[torch.Tensor | int, ...]:

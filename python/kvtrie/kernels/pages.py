@@ -1,4 +1,4 @@
-"""Pages: one layer of a pool as tensors that kernels and twins address by slot.
+"""Pages: layers of a pool as tensors that kernels and twins address by slot.
 
 A slot is a token's place: `block * block_tokens + token of the block`.
 Invariant: views only; the pool's bytes lie where its `Layout` says. Cost: no copy.
@@ -25,16 +25,19 @@ __all__ = ["Covers", "Pages", "Plane"]
 
 Covers: TypeAlias = Literal["none", "tensor", "head", "token", "group"]
 _INSIDE: set[Axis] = {"kv", "token", "head", "dim"}
+_AXES: tuple[Axis, ...] = ("block", "token", "head", "dim")
+_SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plane:
-    """K, V or latent vectors of one layer of a pool.
+    """K, V or latent vectors of one layer of a pool, or of several.
 
     Attributes:
-        cells: `(blocks, block_tokens, heads, dim)`, strided as the layout wants.
-        scales: fp32, what one code of a cell is worth: `(1,)` for the plane, `(heads,)`,
-            `(capacity,)` by slot, or `(capacity, heads)`; None for plain numbers.
+        cells: `(blocks, block_tokens, heads, dim)`, strided as the layout wants; of several layers
+            `(layers, blocks, block_tokens, heads, dim)`.
+        scales: fp32, what one code of each head is worth, of the cells' shape without `dim`; heads,
+            tokens or blocks that share one have stride 0. None for plain numbers.
     """
 
     cells: torch.Tensor
@@ -42,13 +45,13 @@ class Plane:
 
     @property
     def capacity(self) -> int:
-        """Slots: tokens that fit."""
-        return self.cells.shape[0] * self.cells.shape[1]
+        """Slots: tokens that fit, each with all its layers."""
+        return self.cells.shape[-4] * self.cells.shape[-3]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pages:
-    """One layer of a pool.
+    """One layer of a pool, or several that lie evenly apart.
 
     Attributes:
         planes: K and V, or the latent vectors alone.
@@ -74,10 +77,10 @@ class Pages:
         head_dim: int,
         v_head_dim: int | None = None,
         layers: int = 1,
-        layer: int = 0,
+        layer: int | tuple[int, int] = 0,
         scales: Sequence[torch.Tensor] = (),
     ) -> Self:
-        """The pages of one layer in a pool's memory.
+        """The pages of one layer, or of a range of layers, in a pool's memory.
 
         Args:
             memory: the pool's bytes, contiguous uint8: one tensor, or K's and V's where the layout
@@ -89,14 +92,19 @@ class Pages:
             head_dim: numbers per head of K, or of the latent vector.
             v_head_dim: numbers per head of V where they differ.
             layers: layers in a block.
-            layer: which of them.
-            scales: one tensor per plane where the layout quantises; made here, empty, where slots
-                have scales of their own and none are given.
+            layer: which of them; `(lo, hi)` is a range, which verbs take as one piece: rows are
+                `(hi - lo, n, heads, dim)` then.
+            scales: one tensor per plane where the layout quantises: `(1,)` for "tensor",
+                `(heads,)` for "head", `(blocks, block_tokens)` for "token" and `(blocks,
+                block_tokens, heads)` for "group"; a range of layers puts its own axis before. The
+                last two are found behind the numbers, where `Layout.planes` has room for them,
+                unless they are given.
 
         Raises:
             ConfigError: numbers that the layout cannot serve, or memory that is too small.
         """
-        if not 0 <= layer < layers or min(blocks, block_tokens, heads, head_dim) < 1:
+        lo, hi = (layer, layer + 1) if isinstance(layer, int) else layer
+        if not 0 <= lo < hi <= layers or min(blocks, block_tokens, heads, head_dim) < 1:
             raise ConfigError(
                 f"layer {layer} of {layers} in {blocks} blocks of {block_tokens} tokens, {heads} "
                 f"heads of {head_dim} cannot be"
@@ -106,28 +114,42 @@ class Pages:
             raise ConfigError(f"the layout lies in {len(sizes)} tensors, {len(memory)} given")
         joined = layout.kv == "joined" and not layout.latent
         cells: list[torch.Tensor] = []
+        behind: list[torch.Tensor] = []
+        found = layout.scales in {"token", "group"} and not scales
         for plane in range(1 if layout.latent else 2):
             at = 0 if joined else plane
             dim = (v_head_dim or head_dim) if plane else head_dim
             shape: dict[Axis, int] = {
                 "block": blocks,
-                "layer": layers,
+                "layer": hi - lo,
                 "kv": 2 if joined else 1,
                 "token": block_tokens,
                 "head": heads,
                 "dim": dim,
             }
-            start: dict[Axis, int] = {"layer": layer, "kv": plane if joined else 0}
-            cells.append(_cells(memory[at], layout, shape, start, sizes[at]))
-        if layout.scales in {"token", "group"} and not scales:
-            by_slot = (blocks * block_tokens, *((heads,) if layout.scales == "group" else ()))
-            scales = [torch.ones(by_slot, device=each.device) for each in cells]
-        if len(scales) != (0 if layout.scales == "none" else len(cells)):
+            start: dict[Axis, int] = {"layer": lo, "kv": plane if joined else 0}
+            whole: dict[Axis, int] = {**shape, "layer": layers}
+            strides = _strides(layout, whole, sizes[at])
+            cells.append(_cells(memory[at], layout, shape, start, strides))
+            if found:
+                behind.append(_behind(memory[at], layout, shape, start, strides))
+        given = [
+            _spread(each, cells[at], layout.scales) for at, each in enumerate(scales)
+        ] or behind
+        if len(given) != (0 if layout.scales == "none" else len(cells)):
             raise ConfigError(
-                f"scales by {layout.scales!r}: {len(scales)} tensors given for {len(cells)} planes"
+                f"scales by {layout.scales!r}: {len(given)} tensors given for {len(cells)} planes"
             )
-        planes = (Plane(each, scales[at] if scales else None) for at, each in enumerate(cells))
+        if isinstance(layer, int):
+            cells, given = [each[0] for each in cells], [each[0] for each in given]
+        planes = (Plane(each, given[at] if given else None) for at, each in enumerate(cells))
         return cls(tuple(planes), layout.scales, layout.rope == "rotated")
+
+    @property
+    def layers(self) -> int | None:
+        """Layers of a range; None for one layer without an axis of its own."""
+        cells = self.planes[0].cells
+        return len(cells) if len(cells.shape) > len(_AXES) else None
 
 
 def _cells(
@@ -135,7 +157,7 @@ def _cells(
     layout: Layout,
     shape: dict[Axis, int],
     start: dict[Axis, int],
-    layer_bytes: int,
+    strides: dict[Axis, int],
 ) -> torch.Tensor:
     width = DTYPE_BYTES[layout.dtype]
     aligned = memory.storage_offset() % width == 0
@@ -144,19 +166,56 @@ def _cells(
             f"a pool's memory is contiguous uint8 from a multiple of {width} bytes on, not "
             f"{memory.dtype} {tuple(memory.shape)} at byte {memory.storage_offset()}"
         )
-    strides = _strides(layout, shape, width, layer_bytes)
     if strides["dim"] != width or any(stride % width for stride in strides.values()):
         raise ConfigError(
             f"the numbers of a head lie side by side, {width} bytes each: strides "
             f"{tuple(strides.values())} along {layout.order} do not fit"
         )
     begin = sum(at * strides[axis] for axis, at in start.items())
-    axes: tuple[Axis, ...] = ("block", "token", "head", "dim")
+    return _viewed(memory, getattr(torch, layout.dtype), begin, shape, strides)
+
+
+def _behind(
+    memory: torch.Tensor,
+    layout: Layout,
+    shape: dict[Axis, int],
+    start: dict[Axis, int],
+    strides: dict[Axis, int],
+) -> torch.Tensor:
+    """The scales behind the numbers of each layer of each block, as a view of the cells' shape."""
+    if layout.strides is not None or set(layout.order[2:]) != _INSIDE:
+        raise ConfigError(
+            f"scales by {layout.scales!r} stand behind a layer of a block that lies in one piece: "
+            f"with the order {layout.order} and strides {layout.strides} they must be given"
+        )
+    heads = shape["head"] if layout.scales == "group" else 1
+    dense = DTYPE_BYTES[layout.dtype] * math.prod(shape[axis] for axis in _INSIDE)
+    plane = _SCALE_BYTES * shape["token"] * heads
+    begin = start["layer"] * strides["layer"] + layout.scales_at(dense) + start["kv"] * plane
+    apart: dict[Axis, int] = {
+        "layer": strides["layer"],
+        "block": strides["block"],
+        "token": _SCALE_BYTES * heads,
+        "head": _SCALE_BYTES if heads > 1 else 0,
+    }
+    return _viewed(memory, torch.float32, begin, shape, apart)
+
+
+def _viewed(
+    memory: torch.Tensor,
+    dtype: torch.dtype,
+    begin: int,
+    shape: dict[Axis, int],
+    strides: dict[Axis, int],
+) -> torch.Tensor:
+    """Numbers in a pool's bytes, from byte `begin` on, `strides` bytes apart, along those axes."""
+    width = dtype.itemsize
+    along: tuple[Axis, ...] = ("layer", *_AXES)
+    axes: list[Axis] = [axis for axis in along if axis in strides]
     last = begin + sum((shape[axis] - 1) * strides[axis] for axis in axes) + width
     if last > memory.numel():
         raise ConfigError(f"the layer ends at byte {last} of a pool of {memory.numel()} bytes")
-    usable = memory.view(-1)[: memory.numel() // width * width]
-    numbers = usable.view(getattr(torch, layout.dtype))
+    numbers = memory.view(-1)[: memory.numel() // width * width].view(dtype)
     return numbers.as_strided(
         [shape[axis] for axis in axes],
         [strides[axis] // width for axis in axes],
@@ -164,9 +223,24 @@ def _cells(
     )
 
 
-def _strides(
-    layout: Layout, shape: dict[Axis, int], width: int, layer_bytes: int
-) -> dict[Axis, int]:
+def _spread(scales: torch.Tensor, cells: torch.Tensor, covers: Covers) -> torch.Tensor:
+    """Given scales as a view of the cells' shape; what they share has stride 0."""
+    layers, blocks, tokens, heads, _ = cells.shape
+    wanted = {
+        "tensor": (layers, 1, 1, 1),
+        "head": (layers, 1, 1, heads),
+        "token": (layers, blocks, tokens, 1),
+        "group": (layers, blocks, tokens, heads),
+    }.get(covers, ())
+    if not wanted or scales.numel() != math.prod(wanted) or not scales.is_contiguous():
+        raise ConfigError(
+            f"scales by {covers!r} for {layers} layers, {blocks} blocks of {tokens} tokens and "
+            f"{heads} heads are a contiguous {wanted}, not {tuple(scales.shape)}"
+        )
+    return scales.view(wanted).expand(layers, blocks, tokens, heads)
+
+
+def _strides(layout: Layout, shape: dict[Axis, int], layer_bytes: int) -> dict[Axis, int]:
     if layout.strides is not None:
         return dict(zip(layout.order, layout.strides, strict=True))
     inside = set(layout.order[2:]) == _INSIDE
@@ -175,9 +249,9 @@ def _strides(
             f"an alignment of {layout.alignment} in the order {layout.order} needs strides: only "
             "layers of a block that lie in one piece are padded"
         )
-    dense = width * math.prod(shape[axis] for axis in _INSIDE)
+    step = DTYPE_BYTES[layout.dtype]
+    dense = step * math.prod(shape[axis] for axis in _INSIDE)
     strides: dict[Axis, int] = {}
-    step = width
     for at in reversed(range(len(layout.order))):
         if inside and at == 1:
             step += layer_bytes - dense

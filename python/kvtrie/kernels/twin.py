@@ -15,6 +15,7 @@ from kvtrie.kernels.formats import LARGEST
 
 if TYPE_CHECKING:
     from kvtrie.kernels.call import Call
+    from kvtrie.kernels.pages import Covers, Plane
     from kvtrie.kernels.rope import Rope
 
 __all__ = ["run"]
@@ -28,22 +29,23 @@ def run(call: Call) -> None:
     inside = _inside(call)
     call.skipped.copy_(~inside)
     slots = call.slots[inside]
-    if call.kernel == "paged_gather":
-        call.rows[inside] = _read(call, slots, call.rows.dtype)
-        return
-    turns_in_place = call.kernel == "rerotate"
-    fresh = _read(call, slots, torch.float32) if turns_in_place else call.rows[inside]
-    if call.rope is not None:
-        fresh = _turn(fresh.float(), call.rope, call.turns[inside])
-    if call.deviation is not None:
-        stood = _read(call, slots, torch.float32)
-        call.deviation.zero_()
-        call.deviation[inside] = (fresh.float() - stood).square().sum(dim=(1, 2))
-    _write(call, slots, fresh)
+    for at, plane in enumerate(call.planes):
+        if call.kernel == "paged_gather":
+            call.rows[at][:, inside] = _read(plane, slots, call.rows[at].dtype)
+            continue
+        turns_in_place = call.kernel == "rerotate"
+        fresh = _read(plane, slots, torch.float32) if turns_in_place else call.rows[at][:, inside]
+        if call.rope is not None and call.keys and at == 0:
+            fresh = _turn(fresh.float(), call.rope, call.turns[inside])
+        if call.deviation is not None:
+            stood = _read(plane, slots, torch.float32)
+            call.deviation[at].zero_()
+            call.deviation[at, inside] = (fresh.float() - stood).square().sum(dim=(0, 2, 3))
+        _write(plane, call.covers, slots, fresh)
 
 
 def _inside(call: Call) -> torch.Tensor:
-    inside = (call.slots >= 0) & (call.slots < call.plane.capacity)
+    inside = (call.slots >= 0) & (call.slots < call.planes[0].capacity)
     if call.rope is not None:
         least = -call.rope.length if call.kernel == "rerotate" else -1
         inside &= (call.turns > least) & (call.turns < call.rope.length)
@@ -67,38 +69,32 @@ def _turn(keys: torch.Tensor, rope: Rope, by: torch.Tensor) -> torch.Tensor:
     return turned
 
 
-def _scales(call: Call, slots: torch.Tensor) -> torch.Tensor:
-    """What a code at each slot and head is worth: something that spreads to `(n, heads, 1)`."""
-    scales = call.plane.scales
-    if scales is None:
-        return torch.ones((1, 1, 1), device=slots.device)
-    if call.covers == "group":
-        return scales[slots][:, :, None]
-    if call.covers == "token":
-        return scales[slots][:, None, None]
-    return scales[None, :, None]
-
-
-def _read(call: Call, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    plane = call.plane
-    tokens = plane.cells.shape[1]
-    cells = plane.cells[slots // tokens, slots % tokens]
+def _read(plane: Plane, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What stands in slots of every layer, `(layers, n, heads, dim)`."""
+    where = _places(plane, slots)
+    cells = plane.cells[where]
     if plane.scales is None:
         return cells.to(dtype)
-    return (cells.float() * _scales(call, slots)).to(dtype)
+    return (cells.float() * plane.scales[where][..., None]).to(dtype)
 
 
-def _write(call: Call, slots: torch.Tensor, fresh: torch.Tensor) -> None:
-    plane = call.plane
+def _write(plane: Plane, covers: Covers, slots: torch.Tensor, fresh: torch.Tensor) -> None:
+    where = _places(plane, slots)
     if plane.scales is not None:
         fresh = fresh.float()
         largest = LARGEST[plane.cells.dtype]
-        if call.covers in {"token", "group"}:
-            over = (1, 2) if call.covers == "token" else (2,)
-            least = (fresh.abs().amax(dim=over) / largest).clamp(min=_LEAST_SCALE)
-            plane.scales[slots] = least
-        fresh = (fresh * (1.0 / _scales(call, slots))).clamp(-largest, largest)
+        if covers == "token":
+            least = (fresh.abs().amax(dim=(2, 3)) / largest).clamp(min=_LEAST_SCALE)
+            plane.scales[..., 0][where] = least
+        if covers == "group":
+            plane.scales[where] = (fresh.abs().amax(dim=3) / largest).clamp(min=_LEAST_SCALE)
+        scales = plane.scales[where][..., None]
+        fresh = (fresh * (1.0 / scales)).clamp(-largest, largest)
         if plane.cells.dtype == torch.int8:
             fresh = fresh.round()
-    tokens = plane.cells.shape[1]
-    plane.cells[slots // tokens, slots % tokens] = fresh.to(plane.cells.dtype)
+    plane.cells[where] = fresh.to(plane.cells.dtype)
+
+
+def _places(plane: Plane, slots: torch.Tensor) -> tuple[slice, torch.Tensor, torch.Tensor]:
+    tokens = plane.cells.shape[2]
+    return slice(None), slots // tokens, slots % tokens

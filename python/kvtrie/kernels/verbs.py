@@ -2,8 +2,8 @@
 
 Slots and positions may lie on the CPU, then they are looked through and wrong ones refused; or on
 the device, then the kernel passes over wrong ones and the answer's flags say which.
-Invariant: a call that raises has written nothing. Cost: one launch per plane; the CPU's twins take
-several passes.
+Invariant: a call that raises has written nothing. Cost: one launch for K and V and all layers of
+the pages; two where K and V differ in width or strides; the CPU's twins take several passes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from kvtrie.errors import ConfigError
 from kvtrie.kernels import checks, twin
 from kvtrie.kernels.call import Call, Kernel
 from kvtrie.kernels.launch import launch, step_format
-from kvtrie.kernels.rope import Rope
+from kvtrie.kernels.pages import Plane
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvtrie.kernels.pages import Pages
+    from kvtrie.kernels.rope import Rope
 
 __all__ = ["Recomputed", "gather", "recompute", "rerotate", "scatter"]
+
+_AXES = 4  # of a plane of one layer
 
 
 class Recomputed(NamedTuple):
@@ -49,6 +52,7 @@ def gather(
         pages: where from.
         slots: integers `(n,)`.
         keys: K `(n, heads, head_dim)`, or latent vectors, written; heads side by side or strided.
+            Of pages of several layers `(layers, n, heads, head_dim)`.
         values: V likewise; None for latent pages.
 
     Returns:
@@ -107,8 +111,8 @@ def rerotate(pages: Pages, slots: torch.Tensor, deltas: torch.Tensor, rope: Rope
     bounds = (1 - rope.length, rope.length)
     turns = checks.check_indices("deltas", deltas, tokens, bounds, device)
     skipped = torch.empty(tokens, dtype=torch.uint8, device=device)
-    rows = plane.cells.new_empty(0)
-    _run([Call("rerotate", plane, pages.covers, where, skipped, rows, turns, rope)])
+    keys = (_layered(plane),)
+    _run([Call("rerotate", keys, pages.covers, where, skipped, (), turns, rope)])
     return skipped
 
 
@@ -145,19 +149,18 @@ def recompute(
         raise ConfigError("keys of this layout are stored unrotated: leave rope out")
     if (rope is None) != (positions is None):
         raise ConfigError("positions and rope come together or not at all")
+    if pages.layers is not None:
+        raise ConfigError(f"a pass computes layer by layer: these pages are {pages.layers} layers")
     calls = _calls("scatter_fused_recompute", pages, slots, keys, values)
     tokens, device = keys.shape[0], keys.device
     if rope is not None and positions is not None:
         checks.check_rope(rope, pages.planes[0], checks.vector(keys.dtype))
         turns = checks.check_indices("positions", positions, tokens, (0, rope.length), device)
-        still = Rope(rope.cos[:, :0].contiguous(), rope.sin[:, :0].contiguous())
-        calls = [
-            replace(call, turns=turns, rope=by)
-            for call, by in zip(calls, (rope, still), strict=False)
-        ]
-    measured = torch.zeros((len(calls), tokens), device=device) if deviation else None
+        calls = [replace(call, turns=turns, rope=rope) for call in calls]
+    measured = torch.zeros((len(pages.planes), tokens), device=device) if deviation else None
     if measured is not None:
-        calls = [replace(call, deviation=measured[at]) for at, call in enumerate(calls)]
+        parts = measured.chunk(len(calls))
+        calls = [replace(call, deviation=part) for call, part in zip(calls, parts, strict=True)]
     _run(calls)
     return Recomputed(calls[0].skipped, measured)
 
@@ -194,10 +197,42 @@ def _calls(
     )
     skipped = torch.empty(tokens, dtype=torch.uint8, device=device)
     nothing = where.new_empty(0)
+    planes = [_layered(plane) for plane in pages.planes]
+    if pages.layers is None:
+        given = [rows[None] for rows in given]
+    together = [slice(0, 1), slice(1, 2)][: len(planes)]
+    if len(planes) == 1 or _lie_alike(planes, given):
+        together = [slice(0, len(planes))]
     return [
-        Call(kernel, plane, pages.covers, where, skipped, rows, nothing)
-        for rows, plane in zip(given, pages.planes, strict=True)
+        Call(
+            kernel,
+            tuple(planes[which]),
+            pages.covers,
+            where,
+            skipped,
+            tuple(given[which]),
+            nothing,
+            keys=which.start == 0,
+        )
+        for which in together
     ]
+
+
+def _layered(plane: Plane) -> Plane:
+    """The plane with an axis of layers."""
+    if len(plane.cells.shape) > _AXES:
+        return plane
+    return Plane(plane.cells[None], None if plane.scales is None else plane.scales[None])
+
+
+def _lie_alike(planes: Sequence[Plane], rows: Sequence[torch.Tensor]) -> bool:
+    """Whether one launch can serve two planes: they differ in where they begin alone."""
+    cells = [plane.cells for plane in planes]
+    scales = [plane.scales for plane in planes if plane.scales is not None]
+    return all(
+        one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
+        for one, other in (cells, rows, scales or cells)
+    )
 
 
 def _tokens(slots: torch.Tensor) -> int:

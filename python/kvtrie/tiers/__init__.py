@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
+_MEMORY = ("gpu", "host")
+
 __all__ = [
     "CacheStore",
     "DiskStorage",
@@ -105,15 +107,24 @@ def open_pools(
 
     Raises:
         ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`, tiers whose
-            bytes would lie differently, or a rank that is not there. Nothing is opened then.
+            bytes would lie differently, a format that KV cannot be converted to, or a rank that is
+            not there. Nothing is opened then.
     """
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
-    agree(
-        (f"tier {at} ({tier.kind})", Form.of(model, tier.layout, block_tokens))
+    mine = [
+        (at, tier, Form.of(model, tier.layout, block_tokens))
         for at, tier in enumerate(tiers)
         if tier.owner == "kvtrie" and (tier.kind in ("gpu", "host") or tier.path is not None)
-    )
+    ]
+    first = [
+        ("the model", Form.first(model, form.layout, block_tokens), False)
+        for at, _, form in mine
+        if at == 0
+    ]
+    named = [(f"tier {at} ({tier.kind})", form, tier.kind in _MEMORY) for at, tier, form in mine]
+    agree([*first, *((name, form, False) for name, form, _ in named[: len(first)])])
+    agree(named)
     pools: list[Pool | Storage | None] = []
     for tier in tiers:
         if tier.owner == "kvtrie" and tier.kind == "disk" and tier.path is not None:

@@ -4,10 +4,12 @@ A *unit* is one layer of one block. A slot that holds whole blocks is `layers` c
 with layer slots each unit is a slot of its own, so both forms are addressed the same way and any
 layer of any block may sit in any unit of the second. A pool may have spare blocks, which no slot
 stands for: bytes that come layer by layer wait there, and `adopt` makes them those of a slot.
+A pool below the first tier may keep KV in a format of its own (`Layout.dtype`, `Layout.scales`):
+copies between pools convert then.
 Invariant: allocated and touched once, never resized; bytes move only by `copy_from` and `scatter`;
 slots and spare blocks never share memory.
-Cost: a copy is one call per run of neighbouring units; a gather or scatter one call per tensor;
-`adopt` exchanges two numbers.
+Cost: a copy is one call per run of neighbouring units, or what `conversion` says; a gather or
+scatter one call per tensor; `adopt` exchanges two numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from __future__ import annotations
 import math
 import mmap
 from contextlib import suppress
-from itertools import pairwise
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,17 +26,20 @@ import torch
 
 from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.layout import DTYPE_BYTES, Layout
-from kvtrie.tiers.form import Form
+from kvtrie.tiers import conversion
+from kvtrie.tiers.form import FORMAT, Form
+from kvtrie.tiers.rows import copy_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
+    from kvtrie.kernels import Pages
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
-__all__ = ["Pool", "copy_rows"]
+__all__ = ["Pool"]
 
 _PAGE = 4096
 
@@ -44,15 +50,14 @@ class Pool:
     Attributes:
         planes: the bytes, uint8 `(units, bytes per unit)`: one tensor, or K's and V's where the
             layout splits them.
-        keys: K of every token, `(rows, kv_heads, head_dim)`, a view into `planes`.
-        values: V likewise, `(rows, kv_heads, v_head_dim)`; the same tensor as `keys` when joined.
         form: how the bytes lie.
         layers: layers of the model.
         layer_slots: whether a slot is one layer of a block instead of the whole block.
         spare: blocks of memory beyond those that slots stand for.
 
     Raises:
-        ConfigError: an order of axes other than kvtrie's own, or numbers that cannot be.
+        ConfigError: an order of axes other than kvtrie's own, a format that KV of the model cannot
+            be converted to, or numbers that cannot be.
     """
 
     def __init__(
@@ -77,8 +82,9 @@ class Pool:
         layout = form.layout
         if layout.order != Layout().order or layout.strides is not None:
             raise ConfigError(f"pools keep the order {Layout().order}, not {layout.order}")
-        if layout.dtype != model.dtype:
-            raise ConfigError(f"the model's KV is {model.dtype}, the layout says {layout.dtype}")
+        plain = replace(layout, dtype=model.dtype, scales="none")
+        if layout != plain:
+            conversion.check(Form.of(model, plain, block_tokens), form)
         self.form = form
         self.layout = layout
         self.layers = model.layers
@@ -89,18 +95,15 @@ class Pool:
         # Where the block of each slot lies, in blocks; None where no slot has ever moved.
         self._place = np.arange(blocks, dtype=np.int64) if spare else None
         self._free = list(range(blocks + spare - 1, blocks - 1, -1))
-        heads, key_dim, value_dim = form.heads, form.head_dim, form.v_head_dim
         sizes = form.planes()
         self.planes: tuple[torch.Tensor, ...] = tuple(
             _paged((blocks + spare) * model.layers, size, device, pinned=pinned) for size in sizes
         )
         for plane in self.planes:
             plane.zero_()  # touch every page now; the first copy would pay for it otherwise
-        self.keys = self._rows(self.planes[0], heads, key_dim)
-        self.values = self._rows(self.planes[-1], heads, value_dim)
-        width = DTYPE_BYTES[layout.dtype] * heads
-        self._key_rows = sizes[0] // (width * key_dim)
-        self._value_rows = sizes[-1] // (width * value_dim)
+        width = DTYPE_BYTES[layout.dtype] * form.heads
+        self._key_rows = sizes[0] // (width * form.head_dim)
+        self._value_rows = sizes[-1] // (width * form.v_head_dim)
         self._value_shift = 0 if layout.latent or layout.kv == "split" else block_tokens
 
     @classmethod
@@ -134,7 +137,26 @@ class Pool:
     @property
     def device(self) -> torch.device:
         """Where the memory is."""
-        return self.keys.device
+        return self.planes[0].device
+
+    @cached_property
+    def keys(self) -> torch.Tensor:
+        """K of every token, `(rows, kv_heads, head_dim)`, a view into `planes`.
+
+        Raises:
+            ConfigError: a quantised pool, which holds codes; `pages` reads them.
+        """
+        return self._rows(self.planes[0], self.form.heads, self.form.head_dim)
+
+    @cached_property
+    def values(self) -> torch.Tensor:
+        """V likewise, `(rows, kv_heads, v_head_dim)`; the same memory as `keys` when joined."""
+        return self._rows(self.planes[-1], self.form.heads, self.form.v_head_dim)
+
+    @cached_property
+    def pages(self) -> Pages:
+        """The memory for kernels: a block is a unit, a slot `unit * block_tokens + offset`."""
+        return conversion.pages(self.form, self.planes, len(self.planes[0]))
 
     def units(self, slot: int, layer_lo: int, layer_hi: int) -> NDArray[np.int64]:
         """The units of layers `[layer_lo, layer_hi)` of the block (or the one layer) at `slot`.
@@ -269,31 +291,27 @@ class Pool:
     ) -> None:
         """Copy whole units from another pool (or this one); on a GPU without waiting.
 
+        Numbers in another format are converted.
+
         Raises:
-            ConfigError: pools of different layouts, which raw copies cannot serve.
+            ConfigError: pools whose layouts differ in more than the format.
         """
         if source.layout != self.layout:
-            raise ConfigError(f"cannot copy between {source.layout} and {self.layout}")
+            if source.form.apart(self.form, but=FORMAT):
+                raise ConfigError(f"cannot copy between {source.layout} and {self.layout}")
+            conversion.convert(source, source_units, self, units)
+            return
         for plane, other in zip(self.planes, source.planes, strict=True):
             copy_rows(other, source_units, plane, units)
 
     def _rows(self, plane: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
+        if self.layout.scales != "none":
+            raise ConfigError(
+                f"the pool holds codes of {self.layout.dtype} with scales by "
+                f"{self.layout.scales!r}: read it through `pages`"
+            )
         rows = plane.view(getattr(torch, self.layout.dtype))
         return rows.view(math.prod(rows.shape) // (heads * dim), heads, dim)
-
-
-def copy_rows(
-    source: torch.Tensor,
-    source_rows: NDArray[np.int64],
-    target: torch.Tensor,
-    rows: NDArray[np.int64],
-) -> None:
-    """Copy rows of one tensor to rows of another, neighbours at once; on a GPU without waiting."""
-    breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(source_rows) != 1)) + 1
-    for begin, end in pairwise((0, *breaks.tolist(), len(rows))):
-        to, of = int(rows[begin]), int(source_rows[begin])
-        part = source[of : of + end - begin]
-        target[to : to + end - begin].copy_(part, non_blocking=True)
 
 
 def _paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:

@@ -105,15 +105,17 @@ class Carrier:
 
     def _look(self) -> None:
         """Whether the pools may exchange bytes, and are of the manager's blocks."""
+        model, size = self.manager.model, self.manager.block_tokens
+        memory = [isinstance(pool, Pool) for pool in self.pools]
         forms = [
-            (f"tier {at} ({tier.kind})", pool.form)
+            (f"tier {at} ({tier.kind})", pool.form, memory[at])
             for at, (tier, pool) in enumerate(zip(self.manager.tiers, self.pools, strict=True))
             if isinstance(pool, Formed)
         ]
+        for name, form, _ in forms[:1]:
+            managed = Form.first(model, form.layout, size)
+            agree([("the manager", managed, False), (name, form, False)])
         agree(forms)
-        for name, form in forms[:1]:
-            managed = Form.of(self.manager.model, form.layout, self.manager.block_tokens)
-            agree([("the manager", managed), (name, form)])
 
     def _until(self, done: Callable[[], bool], stuck: str) -> None:
         while True:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kvtrie.errors import NoSpaceError
-from kvtrie.tiers.pool import copy_rows
+from kvtrie.tiers.rows import copy_rows
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -94,7 +94,9 @@ class PagedConnector:
         copies = yield
         while True:
             for below, below_units, units in copies:
-                if not self.use_gpu:
+                if (
+                    not self.use_gpu or below.layout != self.pool.layout
+                ):  # or convert, piece by piece
                     self.pool.copy_from(below, below_units, units)
                     continue
                 self._load = self._load or self._staging()
@@ -107,7 +109,7 @@ class PagedConnector:
         copies = yield
         while True:
             for below, below_units, units in copies:
-                if not self.use_gpu:
+                if not self.use_gpu or below.layout != self.pool.layout:
                     below.copy_from(self.pool, units, below_units)
                     continue
                 self._store = self._store or self._staging()

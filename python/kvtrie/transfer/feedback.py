@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from kvtrie import BlockManager, Lane
+    from kvtrie import BlockManager, Lane, Tier
     from kvtrie.transfer.job import Job
 
 __all__ = ["Feedback", "Sight"]
@@ -47,6 +47,7 @@ class _Sums:
     """What a lane has done: weighted sums over busy periods, and the period that runs."""
 
     lane: Lane
+    tier: Tier
     running: int = 0
     since: int = 0
     copies: int = 0
@@ -152,12 +153,14 @@ class Feedback:
 
     def _teach(self, sums: _Sums) -> None:
         if self.learn and sums.periods > 2:  # noqa: PLR2004 - of two unknowns
-            self.manager.set_lane(sums.fit())
+            lane = sums.tier.pace(sums.fit(), self.manager.model, self.manager.block_tokens)
+            self.manager.set_lane(lane)
 
     def _sums(self, job: Job) -> _Sums:
         way = (*job.tiers, job.store)
         sums = self._ways.get(way)
         if sums is None:
-            lane = self.manager.tiers[max(job.tiers)].lanes()[1 if job.store else 0]
-            sums = self._ways[way] = self._lanes.setdefault(lane.name, _Sums(lane))
+            lower = self.manager.tiers[max(job.tiers)]
+            lane = lower.lanes()[1 if job.store else 0]
+            sums = self._ways[way] = self._lanes.setdefault(lane.name, _Sums(lane, lower))
         return sums

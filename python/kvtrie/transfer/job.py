@@ -103,8 +103,9 @@ class Job:
 
     @property
     def bytes(self) -> int:
-        """Bytes that it copies."""
-        pool = self.source if isinstance(self.source, Pool) else self.target
+        """Bytes that it copies, in the format of the lower tier: what its lane carries."""
+        lower, upper = (self.target, self.source) if self.store else (self.source, self.target)
+        pool = lower if isinstance(lower, Pool) else upper
         if not isinstance(pool, Pool):
             return 0
         lo, hi = self.layers

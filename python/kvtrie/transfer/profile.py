@@ -125,7 +125,8 @@ def time_lane(
     stores(0, blocks)  # a storage can only give what it was given
     for lane, copy in ((read, loads), (store, stores)):
         few, many = (_time(partial(copy, 0, n), repeats) for n in (1, blocks))
-        unit = fast.layers * sum(plane.shape[1] for plane in fast.planes)
+        carried = slow if isinstance(slow, Pool) else fast
+        unit = fast.layers * sum(plane.shape[1] for plane in carried.planes)
         slope = max(1e-9, (many.median - few.median) / max(1, blocks - 1) / unit)
         if blocks == 1:
             slope = many.median / unit

@@ -88,8 +88,9 @@ pub(crate) fn kind(name: &str) -> PyResult<Kind> {
 
 fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
     let word = |name: &str| tier.getattr(name)?.extract::<String>();
-    let (read, store) = tier.call_method0("lanes")?.extract()?;
-    let blocks = tier.call_method1("room", (given.model, given.real_tokens()?))?;
+    let block = (given.model, given.real_tokens()?);
+    let (read, store) = tier.call_method1("paced", block)?.extract()?;
+    let blocks = tier.call_method1("room", block)?;
     Ok(TierSpec {
         kind: kind(&word("kind")?)?,
         blocks: small(&blocks, "blocks of a tier", u32::MAX)?,
