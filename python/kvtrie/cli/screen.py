@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "save_picture"]
 
-_WIDTH = 132
+_WIDTH = 140
 _BAR = 8
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _TIMES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _NO_TENTHS = 99.95
-_LATE = 7
-_LOADS, _STORES = (f"{what} p50 {'p99':>{_LATE}}" for what in ("load", "store"))
+_LATE = 6
 _WIDE = {
     "policy",
     "slots",
@@ -89,8 +88,8 @@ def _row(tier: TierView, *, several: bool) -> dict[str, str]:
         "ever": f"{tier.hits_ever:.1%}",
         "evict/s": _number(tier.evictions),
         "evict age": _time(tier.age),
-        _LOADS: _pair(tier.loads),
-        _STORES: _pair(tier.stores),
+        "load p50 p99": _pair(tier.loads),
+        "store p50 p99": _pair(tier.stores),
         "read/s": _number(tier.read) + "B",
         "written/s": _number(tier.written) + "B",
     }
