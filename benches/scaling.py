@@ -1,12 +1,13 @@
 """How a call's cost grows with the blocks that are cached: flat or logarithmic is what is wanted.
 
     make bench-scaling
+    make bench-scaling ARGS="--redraw"
 
 Managers full of unrelated sequences of 32 blocks, from a thousand blocks to four million: the
 median of a lookup, of an acquire and release that hit, of a sequence evicted and one inserted, of
 the commit of one token. While the largest is filled, every call's own CPU time is taken too: the
 worst one is what a scheduler may have to wait for. Writes benches/results/scaling.json and
-docs/images/scaling.png. Cost: two minutes, 2 GB.
+docs/images/scaling.png; `--redraw` draws again what was written. Cost: two minutes, 2 GB.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ LABELS = {
     "replace": "evict 32 blocks, insert 32",
     "token": "commit of one token",
 }
+LABEL_APART = 0.04  # of the picture's height, between two labels
 # Four hues of the same lightness that color-blind eyes tell apart.
 HUES = {"lookup": "#0072b2", "hit": "#d55e00", "replace": "#009e73", "token": "#cc79a7"}
 
@@ -139,11 +141,17 @@ def picture(sizes: list[int], measured: list[dict[str, float]], path: Path) -> N
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
+    # Whole decades, so that slopes are not stretched.
+    lowest, highest = (pick(pick(each.values()) for each in measured) for pick in (min, max))
+    low, high = np.floor(np.log10(lowest)), np.ceil(np.log10(highest))
+    axes.set_ylim(10**low, 10**high)
+    ends = {name: float(np.log10(measured[-1][name])) for name in LABELS}
+    heights = spread(ends, apart=LABEL_APART * float(high - low))
     for name, label in LABELS.items():
         us = [each[name] for each in measured]
         axes.plot(sizes, us, color=HUES[name], marker="o", markersize=4, linewidth=1.8)
         axes.annotate(
-            *(f"{label}", (sizes[-1], us[-1])),
+            *(label, (sizes[-1], 10 ** heights[name])),
             xytext=(8, 0),
             textcoords="offset points",
             va="center",
@@ -156,9 +164,6 @@ def picture(sizes: list[int], measured: list[dict[str, float]], path: Path) -> N
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlim(sizes[0] * 0.8, sizes[-1] * 80)
-    # Whole decades, so that slopes are not stretched.
-    lowest, highest = (pick(pick(each.values()) for each in measured) for pick in (min, max))
-    axes.set_ylim(10 ** np.floor(np.log10(lowest)), 10 ** np.ceil(np.log10(highest)))
     axes.set_xlabel("blocks cached", loc="left")
     axes.set_ylabel("µs a call, median")
     axes.set_title("What a call costs as the cache grows", loc="left", fontsize=11)
@@ -168,6 +173,27 @@ def picture(sizes: list[int], measured: list[dict[str, float]], path: Path) -> N
         axes.spines[side].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def spread(ends: dict[str, float], apart: float) -> dict[str, float]:
+    """Heights of labels in the order of their lines' ends, each at least so far from the next.
+
+    Labels that would touch share the way evenly: a group of them stands around its mean.
+    """
+    groups: list[list[str]] = []
+    for name in sorted(ends, key=ends.__getitem__):
+        groups.append([name])
+        while len(groups) > 1:
+            under, over = (_stack(group, ends, apart) for group in groups[-2:])
+            if min(over.values()) - max(under.values()) >= apart - 1e-9:
+                break
+            groups[-2:] = [groups[-2] + groups[-1]]
+    return {name: at for group in groups for name, at in _stack(group, ends, apart).items()}
+
+
+def _stack(group: list[str], ends: dict[str, float], apart: float) -> dict[str, float]:
+    middle = sum(ends[name] for name in group) / len(group)
+    return {name: middle + apart * (i - (len(group) - 1) / 2) for i, name in enumerate(group)}
 
 
 def words(size: int) -> str:
@@ -183,7 +209,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the document, not the table")
     parser.add_argument("--out", type=Path, default=ROOT / "benches/results/scaling.json")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs/images/scaling.png")
+    parser.add_argument("--redraw", action="store_true", help="only draw what --out holds")
     given = parser.parse_args()
+    if given.redraw:
+        rows = json.loads(given.out.read_text())["rows"]
+        sizes = [row.pop("blocks") for row in rows]
+        picture(sizes, rows, given.picture)
+        return 0
     sizes, told = sorted(given.sizes), Console(stderr=True)
     if sizes[0] < 16 * LENGTH:
         parser.error(f"{sizes[0]} blocks: at least {16 * LENGTH} are needed")

@@ -12,7 +12,7 @@ from test_cli import refused, run
 from kvtrie.cli.scrape import Scrape, quantile
 from kvtrie.cli.screen import draw
 from kvtrie.cli.top import Pace, watch
-from kvtrie.cli.view import View
+from kvtrie.cli.view import MachineView, TierView, View
 from kvtrie.metrics import Collector
 from kvtrie.sim.trace import write_trace
 from kvtrie.sim.workloads import conversations
@@ -74,6 +74,33 @@ def test_a_view_is_of_the_time_between_two_scrapes():
     manager.close()
     closed = View.between(after, Scrape.of(collector.collect()))
     assert "closed or broken" in text(draw(closed, "title", 140))
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_large_figures_fit_a_terminal(width):
+    tier = TierView(
+        machine="0",
+        tier="remote",
+        policy="checkerboard",
+        slots=4_000_000,
+        used=1.0,
+        clean=1.0,
+        hits=1.0,
+        hits_ever=1.0,
+        evictions=99_940.0,
+        age=99.9 * 60,
+        loads=(0.9994, 59.94 * 60),
+        stores=(9.94, 99.94),
+        read=999e6,
+        written=99.9e9,
+    )
+    machine = MachineView("0", up=True, time=9e5, requests=9.99e5, hits=1.0, hits_ever=1.0,
+                          blocks=4_000_000, leases=1000, moves=1000)  # fmt: skip
+    shown = text(draw(View((machine,), (tier,)), "title", width), width)
+    assert "…" not in shown
+    assert shown.count("\n") == 6
+    assert all(figure in shown for figure in ("99.9k", "100%", "999ms 59.9min", "4,000,000 blocks"))
+    assert width == 80 or all(figure in shown for figure in ("999MB", "99.9GB", "checkerboard"))
 
 
 class Time:

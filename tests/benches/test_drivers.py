@@ -1,9 +1,12 @@
 """Our drivers print what the rows are read from, on traces of seconds. Nothing asserts a time."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benches import scaling
 from benches.core.referee import parse
@@ -109,6 +112,24 @@ def test_scaling_writes_numbers_and_a_picture(tmp_path, monkeypatch, capsys):
     assert set(told["worst_call"]["calls"]) == {"acquire", "commit", "release"}
     assert drawn.read_bytes().startswith(b"\x89PNG")
     assert "worst commit while filling to 2,048 blocks" in capsys.readouterr().out
+    before, again = drawn.read_bytes(), out.read_text()
+    drawn.unlink()
+    monkeypatch.setattr("sys.argv", ["scaling", *words.split(), "--redraw"])
+    assert scaling.main() == 0
+    assert (drawn.read_bytes(), out.read_text()) == (before, again)
+
+
+@given(st.lists(st.floats(-9, 9), min_size=1, max_size=9), st.floats(0.01, 2))
+def test_labels_of_a_picture_keep_their_order_and_do_not_touch(ends, apart):
+    named = {str(i): end for i, end in enumerate(ends)}
+    at = scaling.spread(named, apart)
+    order = sorted(named, key=named.__getitem__)
+    heights = [at[name] for name in order]
+    assert all(over - under >= apart * 0.999 for under, over in pairwise(heights))
+    assert sum(heights) == pytest.approx(sum(ends), abs=1e-6)
+    far = [abs(a - b) >= apart for a, b in pairwise(sorted(ends))]
+    if all(far):
+        assert at == pytest.approx(named)
 
 
 def test_scaling_refuses_what_is_too_small(monkeypatch, capsys):

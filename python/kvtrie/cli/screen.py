@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "save_picture"]
 
-_WIDTH = 132
+_WIDTH = 140
 _BAR = 8
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _TIMES = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_NO_TENTHS = 99.95
+_LATE = 6
 _WIDE = {
     "policy",
     "slots",
@@ -45,7 +47,8 @@ def draw(view: View, title: str, width: int) -> Group:
         table.add_column(head, justify="left" if left else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(row[head] for head in heads))
-    return Group(Text(title, style="bold"), *map(_line, view.machines), Text(), table)
+    lines = [line for machine in view.machines for line in _lines(machine)]
+    return Group(Text(title, style="bold"), *lines, Text(), table)
 
 
 def save_picture(path: Path, view: View, title: str) -> None:
@@ -57,15 +60,20 @@ def save_picture(path: Path, view: View, title: str) -> None:
     path.write_text(picture, encoding="utf-8")
 
 
-def _line(machine: MachineView) -> Text:
+def _lines(machine: MachineView) -> list[Text]:
     if not machine.up:
-        return Text(f"machine {machine.machine}: closed or broken", style="red")
-    return Text(
-        f"machine {machine.machine} at {_time(machine.time)}: "
-        f"{_number(machine.requests)} requests/s, {machine.hits:.1%} of blocks found, "
-        f"{machine.hits_ever:.1%} ever; {machine.blocks} blocks, {machine.leases} leases, "
-        f"{machine.moves} moves in flight"
-    )
+        return [Text(f"machine {machine.machine}: closed or broken", style="red")]
+    return [
+        Text(
+            f"machine {machine.machine} at {_time(machine.time)}: "
+            f"{_number(machine.requests)} requests/s, {machine.hits:.1%} of blocks found, "
+            f"{machine.hits_ever:.1%} ever"
+        ),
+        Text(
+            f"{machine.blocks:,} blocks, {machine.leases} leases, {machine.moves} moves in flight",
+            style="dim",
+        ),
+    ]
 
 
 def _row(tier: TierView, *, several: bool) -> dict[str, str]:
@@ -73,7 +81,7 @@ def _row(tier: TierView, *, several: bool) -> dict[str, str]:
     return {
         "tier": f"{tier.machine}:{tier.tier}" if several else tier.tier,
         "policy": tier.policy,
-        "slots": str(tier.slots),
+        "slots": f"{tier.slots:,}",
         "used": f"[cyan]{'█' * full}[/][dim]{'░' * (_BAR - full)}[/] {tier.used:.0%}",
         "clean": f"{tier.clean:.0%}",
         "hits": f"{tier.hits:.1%}",
@@ -82,16 +90,16 @@ def _row(tier: TierView, *, several: bool) -> dict[str, str]:
         "evict age": _time(tier.age),
         "load p50 p99": _pair(tier.loads),
         "store p50 p99": _pair(tier.stores),
-        "read/s": _number(tier.read),
-        "written/s": _number(tier.written),
+        "read/s": _number(tier.read) + "B",
+        "written/s": _number(tier.written) + "B",
     }
 
 
 def _number(value: float) -> str:
     for unit, name in _UNITS:
         if value >= unit:
-            return f"{value / unit:.1f}{name}"
-    return f"{value:.1f}"
+            return _short(value / unit) + name
+    return _short(value)
 
 
 def _time(seconds: float | None) -> str:
@@ -99,9 +107,14 @@ def _time(seconds: float | None) -> str:
         return "-"
     for unit, name in _TIMES:
         if seconds >= unit:
-            return f"{seconds / unit:.1f}{name}"
+            return _short(seconds / unit) + name
     return "0"
 
 
+def _short(value: float) -> str:
+    """Three figures, where there are as many."""
+    return f"{value:.0f}" if value >= _NO_TENTHS else f"{value:.1f}"
+
+
 def _pair(times: tuple[float, float] | None) -> str:
-    return "-" if times is None else f"{_time(times[0])} {_time(times[1])}"
+    return "-" if times is None else f"{_time(times[0])} {_time(times[1]):>{_LATE}}"

@@ -84,7 +84,8 @@ def _run(given: argparse.Namespace) -> int:
         from kvtrie.metrics import Collector
     except ImportError as error:
         raise ConfigError(f"{error}; top needs: {_NEEDS}") from error
-    shown = _Shown(_printed if given.json else None, Scrape({}), given.url or given.replay)
+    title = given.url or Path(given.replay).name
+    shown = _Shown(_printed if given.json else None, Scrape({}), title)
     with shown:
         if given.url is not None:
             watch(given.url, shown.show, refresh=given.refresh, length=given.length)
@@ -121,6 +122,8 @@ class _Shown:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
+            if self.view is not None and not self._live.console.is_terminal:
+                self._live.console.line()
 
     def show(self, scrape: Scrape) -> None:
         """Show what happened since the last call."""
