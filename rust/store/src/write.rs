@@ -395,7 +395,9 @@ impl<'a> Writes<'_, 'a> {
         }
         for (block, upto) in published {
             self.results[block.at] = store.commit(upto).inspect_err(|_| {
-                let _manifest = lock(&store.manifest);
+                let mut manifest = lock(&store.manifest);
+                // Another call may have written it anew meanwhile, with this block's frame in it.
+                manifest.damaged = true;
                 lock(&store.table).shrink(block.given.slot, block.before);
             });
         }
