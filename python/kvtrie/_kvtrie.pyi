@@ -1008,6 +1008,7 @@ class DiskStore:
 
     Attributes:
         folder: its own folder.
+        second: the folder on another device where every other slot lies; None if there is none.
         read_only: whether it may not write: another process does, or the folder forbids it.
         about: what its KV means, as JSON.
         layers: layers of a block.
@@ -1033,6 +1034,7 @@ class DiskStore:
         durability: str = "flush",
         io: str = "direct",
         queue: str = "best",
+        second: str | PathLike[str] | None = None,
         faults: Faults | None = None,
     ) -> Self: ...
     @staticmethod
@@ -1044,14 +1046,18 @@ class DiskStore:
         """The stores in a folder: each one's own folder, and why it cannot be read if so."""
 
     @staticmethod
-    def blocks_in(budget: int, layers: int, layer_bytes: int, block_tokens: int) -> int:
-        """How many blocks fit into a budget in bytes, all files counted.
+    def blocks_in(
+        budget: int, layers: int, layer_bytes: int, block_tokens: int, *, second: bool = False
+    ) -> int:
+        """How many blocks fit into a budget in bytes, all files counted, of both folders if `second`.
 
         `layer_bytes` are those of the layout, padding included.
         """
 
     @property
     def folder(self) -> Path: ...
+    @property
+    def second(self) -> Path | None: ...
     @property
     def read_only(self) -> bool: ...
     @property

@@ -4,6 +4,7 @@
 //! while bytes move. Cost: one short lock per call.
 
 use std::collections::BTreeSet;
+use std::iter::StepBy;
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -23,7 +24,7 @@ pub(crate) struct Claims {
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
     claims: &'a Claims,
-    slots: Range<u32>,
+    slots: StepBy<Range<u32>>,
 }
 
 impl Claims {
@@ -33,13 +34,18 @@ impl Claims {
         let taken = |busy: &mut BTreeSet<u32>| busy.contains(&slot);
         let mut busy = self.given.wait_while(busy, taken).unwrap_or_else(PoisonError::into_inner);
         busy.insert(slot);
-        Claim { claims: self, slots: slot..slot + 1 }
+        Claim { claims: self, slots: (slot..slot + 1).step_by(1) }
+    }
+
+    /// Claims a slot unless a call has it.
+    pub(crate) fn now(&self, slot: u32) -> Option<Claim<'_>> {
+        self.all((slot..slot + 1).step_by(1))
     }
 
     /// Claims all of `slots`, or none if a call has one of them.
-    pub(crate) fn all(&self, slots: Range<u32>) -> Option<Claim<'_>> {
+    pub(crate) fn all(&self, slots: StepBy<Range<u32>>) -> Option<Claim<'_>> {
         let mut busy = lock(&self.busy);
-        if busy.range(slots.clone()).next().is_some() {
+        if slots.clone().any(|slot| busy.contains(&slot)) {
             return None;
         }
         busy.extend(slots.clone());

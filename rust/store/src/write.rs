@@ -339,7 +339,7 @@ impl<'a> Writes<'_, 'a> {
         // Whoever waits for a slot holds none, so that no two calls wait for each other.
         let claim = if self.held == 0 && self.unsynced.is_empty() {
             store.claims.one(given.slot)
-        } else if let Some(claim) = store.claims.all(given.slot..given.slot + 1) {
+        } else if let Some(claim) = store.claims.now(given.slot) {
             claim
         } else {
             self.waiting.push_front((at, given));
