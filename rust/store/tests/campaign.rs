@@ -2,7 +2,8 @@
 //! queues, counted; what is small enough is gone through whole.
 //!
 //! `cargo test -p kvtrie-store --test campaign -- --ignored --nocapture` runs `KVTRIE_FAULTS` cases of
-//! each kind (10 000); the test that is always run, a few. A tmpfs of its own needs `unshare`.
+//! each kind (10 000); the test that is always run, a few. A full disk is an ext4 in a file where a
+//! loop device may be had, which takes root, otherwise a tmpfs; either needs `unshare`.
 
 mod rig;
 
@@ -355,11 +356,11 @@ fn below_a_queue(queue: Queue, fault: Fault, cases: u64) -> Tally {
     tally
 }
 
-/// Runs this test again as another process, behind `before`; what it tells as numbers.
-fn elsewhere(before: &str, role: &str, folder: &Path, cases: u64) -> Option<Tally> {
+/// Runs this test again as another process, in namespaces of its own and behind `before`; what it tells as numbers.
+fn elsewhere(own: &str, before: &str, role: &str, folder: &Path, cases: u64) -> Option<Tally> {
     let me = std::env::current_exe().unwrap();
     let told = Command::new("unshare")
-        .args(["-Urm", "sh", "-c"])
+        .args([own, "sh", "-c"])
         .arg(format!("{before} && exec {} --exact another_process --nocapture", me.display()))
         .env(ROLE, role)
         .env(FOLDER, folder)
@@ -375,11 +376,19 @@ fn elsewhere(before: &str, role: &str, folder: &Path, cases: u64) -> Option<Tall
     Some(Tally { faults, right, misses, wrong, whole: false })
 }
 
-/// Blocks written to a file system without room, by both queues in turn.
-fn full_disk(cases: u64) -> Option<Tally> {
-    let folder = tempfile::tempdir().unwrap();
-    let place = folder.path().display();
-    elsewhere(&format!("mount -t tmpfs -o size=1500k none {place}"), "full", folder.path(), cases)
+/// Blocks written to a file system without room, by both queues in turn; and which one it was.
+fn full_disk(cases: u64) -> (&'static str, Option<Tally>) {
+    let (folder, file) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+    let (place, image) = (folder.path().display(), file.path().display());
+    let ext4 = format!(
+        "truncate -s 3M {image} && mkfs.ext4 -q -F -m 0 -b 1024 -J size=1 {image} && \
+         mount -o loop {image} {place}"
+    );
+    if let Some(tally) = elsewhere("-m", &ext4, "full", folder.path(), cases) {
+        return ("full disk, ext4", Some(tally));
+    }
+    let tmpfs = format!("mount -t tmpfs -o size=1500k none {place}");
+    ("full disk, tmpfs", elsewhere("-Urm", &tmpfs, "full", folder.path(), cases))
 }
 
 /// A store in a file system that became read-only, opened again and again.
@@ -387,7 +396,7 @@ fn read_only_folder(cases: u64) -> Option<Tally> {
     let folder = tempfile::tempdir().unwrap();
     let (place, inner) = (folder.path().display(), folder.path().join("in"));
     let mount = format!("mount -t tmpfs none {place} && mkdir {}", inner.display());
-    elsewhere(&mount, "read-only", &inner, cases)
+    elsewhere("-Urm", &mount, "read-only", &inner, cases)
 }
 
 /// Another process holds the store while this one opens it.
@@ -423,7 +432,7 @@ fn two_processes(cases: u64) -> Tally {
 }
 
 fn fill_up(folder: &Path, cases: u64) -> Tally {
-    // Twenty slots of 72 KiB for files of at most 1500 KiB: the last ones have no room.
+    // Slots of 72 KiB, 2160 KiB together, for files of at most 1500 or 1900 KiB.
     let settings = Settings { blocks: 30, ..settings(16 << 10) };
     let mut chain = vec![first(0)];
     (1..40).for_each(|token| chain.push(behind(&chain[chain.len() - 1], token)));
@@ -521,7 +530,8 @@ fn campaign(cases: u64, short: bool, out: &mut dyn Write) {
     tell("one of two folders", Some(second_folder(cases)));
     tell("clock jumps", Some(clock_jumps(cases)));
     tell("two processes", Some(two_processes(cases)));
-    tell("full disk", full_disk(cases));
+    let (name, tally) = full_disk(cases);
+    tell(name, tally);
     tell("read-only folder", read_only_folder(cases));
     for (queue, name) in [(Queue::Best, "io_uring"), (Queue::Threads, "threads")] {
         for fault in
