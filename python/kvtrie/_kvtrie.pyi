@@ -1049,9 +1049,9 @@ class DiskStore:
     def blocks_in(
         budget: int, layers: int, layer_bytes: int, block_tokens: int, *, second: bool = False
     ) -> int:
-        """How many blocks fit into a budget in bytes, all files counted, of both folders if `second`.
+        """How many blocks fit into a budget in bytes, all files counted.
 
-        `layer_bytes` are those of the layout, padding included.
+        `layer_bytes` are those of the layout, padding included; `second` counts two folders.
         """
 
     @property
@@ -1175,6 +1175,9 @@ class Faults:
 
     def injected(self, kind: str) -> int:
         """How many faults of a kind came."""
+
+    def most_at_once(self) -> tuple[int, int]:
+        """The most operations under way at once since the last call, and files that had some."""
 
     def close_gate(self, calls: Sequence[str]) -> None:
         """Stops these kinds of calls (read, write, sync) until the gate is opened."""
