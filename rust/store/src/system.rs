@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rayon::ThreadPool;
-use rustix::fs::Advice;
 
 use crate::claim::lock;
 use crate::device::{Access, Device, File, Item, Size, Travel};
@@ -24,9 +23,6 @@ use crate::pages::paged;
 use crate::settings::PAGE;
 use crate::threads;
 use crate::work::{Op, Work};
-
-/// The system's cache reads ahead by about so much; of longer reads it is told at once.
-const AHEAD: usize = 128 << 10;
 
 /// As many buffers as one call takes.
 const MOST_BUFFERS: usize = 1024;
@@ -137,11 +133,6 @@ fn descriptor(op: &mut Op<'_>) -> RawFd {
     let whole = paged(op.rest()) && op.place().is_multiple_of(PAGE);
     let direct = file.direct.as_ref().filter(|_| whole && !refused);
     op.direct = direct.is_some();
-    if !op.direct && !op.writes() && op.rest().len() >= AHEAD {
-        let length = std::num::NonZeroU64::new(op.rest().len() as u64);
-        // It helps or it does not: the read says what is wrong.
-        let _ = rustix::fs::fadvise(&file.plain, op.place(), length, Advice::WillNeed);
-    }
     direct.unwrap_or(&file.plain).as_raw_fd()
 }
 
