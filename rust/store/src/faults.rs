@@ -148,6 +148,7 @@ impl Faults {
 
     /// The most operations of queues that were under way at once since the last call, and the most
     /// files that had some.
+    #[must_use = "it is forgotten then"]
     pub fn most_at_once(&self) -> (usize, usize) {
         std::mem::take(&mut lock(&self.shared.plan).most)
     }

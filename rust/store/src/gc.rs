@@ -4,10 +4,8 @@
 //! Cost: a rewrite of the manifest, and one call to the device per run of free slots.
 
 use std::io;
-use std::iter::StepBy;
-use std::ops::Range;
 
-use crate::claim::lock;
+use crate::claim::{Slots, lock, slots};
 use crate::error::{Error, Result};
 use crate::manifest::NEXT;
 use crate::segment::name;
@@ -79,7 +77,7 @@ impl Store {
         Ok(())
     }
 
-    fn slots_of(&self, segment: u32) -> StepBy<Range<u32>> {
+    fn slots_of(&self, segment: u32) -> Slots {
         self.segments.slots(segment, self.settings.blocks)
     }
 
@@ -108,30 +106,32 @@ impl Store {
         };
         let turns = self.settings.folders();
         for slot in used {
-            self.punch(segment, (start..slot).step_by(turns as usize))?;
+            self.punch(segment, &self::slots(start, slot, turns))?;
             start = slot + turns;
         }
-        let tail = (start..last + 1).step_by(turns as usize);
+        let tail = self::slots(start, last + 1, turns);
         match self.claims.all(tail.clone()) {
             Some(_claim) if self.free(tail.clone()) => self.cut(segment, slots.len() - tail.len()),
-            _ => self.punch(segment, tail),
+            _ => self.punch(segment, &tail),
         }
     }
 
-    fn free(&self, mut slots: StepBy<Range<u32>>) -> bool {
+    fn free(&self, mut slots: Slots) -> bool {
         let table = lock(&self.table);
         slots.all(|slot| table.get(slot).is_none())
     }
 
     /// Punches the slots that are free and at rest; a run that is not is taken slot by slot.
-    fn punch(&self, segment: u32, slots: StepBy<Range<u32>>) -> Result<()> {
+    fn punch(&self, segment: u32, slots: &Slots) -> Result<()> {
         let Some(first) = slots.clone().next() else { return Ok(()) };
         let claim = self.claims.all(slots.clone()).filter(|_| self.free(slots.clone()));
         if claim.is_none() {
             return if slots.len() == 1 {
                 Ok(())
             } else {
-                slots.clone().try_for_each(|slot| self.punch(segment, (slot..slot + 1).step_by(1)))
+                slots
+                    .clone()
+                    .try_for_each(|slot| self.punch(segment, &self::slots(slot, slot + 1, 1)))
             };
         }
         let at = self.segments.start(first);

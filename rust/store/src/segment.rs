@@ -7,12 +7,10 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
-use std::iter::StepBy;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use crate::claim::lock;
+use crate::claim::{self, Slots, lock};
 use crate::device::{Access, Device, File, read_full, write_full};
 use crate::error::{Error, Result};
 use crate::settings::Settings;
@@ -105,11 +103,11 @@ impl Segments {
     }
 
     /// The slots below `end` that lie in a segment, one behind another.
-    pub(crate) fn slots(&self, segment: u32, end: u32) -> StepBy<Range<u32>> {
+    pub(crate) fn slots(&self, segment: u32, end: u32) -> Slots {
         let (turns, per) = (u64::from(self.turns()), u64::from(self.per_segment));
         let first = u64::from(segment) / turns * per * turns + u64::from(segment) % turns;
         let bounded = |slot: u64| u32::try_from(slot).unwrap_or(u32::MAX).min(end);
-        (bounded(first)..bounded(first + per * turns)).step_by(self.folders.len())
+        claim::slots(bounded(first), bounded(first + per * turns), self.turns())
     }
 
     /// Where a slot starts in its segment.

@@ -234,10 +234,10 @@ fn second_folder(cases: u64) -> Tally {
             1 => image.replace(folder, &older),
             2 => image.replace(two, &stranger),
             _ => {
-                let file = image.names.iter().filter(|(path, _)| path.starts_with(folder));
-                let files: Vec<usize> = file.map(|(_, &file)| file).collect();
-                let file = files[usize::try_from(random.below(files.len() as u64)).unwrap()];
-                let content = image.files.get_mut(&file).unwrap();
+                let inside = image.names.iter().filter(|(path, _)| path.starts_with(folder));
+                let numbers: Vec<usize> = inside.map(|(_, &number)| number).collect();
+                let at = usize::try_from(random.below(numbers.len() as u64)).unwrap();
+                let content = image.files.get_mut(&numbers[at]).unwrap();
                 let end = random.below(content.len().max(1) as u64);
                 content.truncate(usize::try_from(end).unwrap());
             }

@@ -29,7 +29,7 @@ fn blocks(count: u32) -> Vec<Block> {
 }
 
 struct Two {
-    _folder: tempfile::TempDir,
+    _root: tempfile::TempDir,
     one: PathBuf,
     two: PathBuf,
 }
@@ -38,7 +38,7 @@ impl Two {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (one, two) = (folder.path().join("one"), folder.path().join("two"));
-        Self { _folder: folder, one, two }
+        Self { _root: folder, one, two }
     }
 
     fn open(&self) -> Result<Store, Error> {
@@ -125,7 +125,9 @@ fn both_devices_have_work_at_once() {
         let (operations, files) = faults.most_at_once();
         assert!(operations >= 4 && files == 2, "{operations} in {files}");
         let mut memory = data.clone();
-        memory.iter_mut().for_each(|bytes| bytes.fill(0));
+        for bytes in &mut memory {
+            bytes.fill(0);
+        }
         let wanted = blocks.iter().zip(&mut memory).zip(0..).map(|((block, out), slot)| Wanted {
             key: &block.key,
             slot,
