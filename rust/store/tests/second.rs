@@ -1,4 +1,4 @@
-//! Two folders: blocks lie in both, both devices are busy at once, and after a restart everything is
+//! Pair folders: blocks lie in both, both devices are busy at once, and after a restart everything is
 //! found again or refused with a reason; what is refused is all there when the folders are right.
 
 mod rig;
@@ -28,13 +28,13 @@ fn blocks(count: u32) -> Vec<Block> {
     all
 }
 
-struct Two {
+struct Pair {
     _root: tempfile::TempDir,
     one: PathBuf,
     two: PathBuf,
 }
 
-impl Two {
+impl Pair {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (one, two) = (folder.path().join("one"), folder.path().join("two"));
@@ -85,7 +85,7 @@ fn refused(store: Result<Store, Error>, says: &str) {
 
 #[test]
 fn every_other_slot_lies_in_the_second_folder_and_all_are_found_again() {
-    let folders = Two::filled(1);
+    let folders = Pair::filled(1);
     let size = |path: PathBuf| fs::metadata(path).unwrap().len();
     let half = u64::from(SLOTS / 2) * settings(None).slot_bytes();
     assert_eq!(size(folders.main().join("segment-00000")), half);
@@ -104,7 +104,7 @@ fn every_other_slot_lies_in_the_second_folder_and_all_are_found_again() {
 
 #[test]
 fn both_devices_have_work_at_once() {
-    let folders = Two::new();
+    let folders = Pair::new();
     for queue in [Queue::Best, Queue::Threads] {
         let faults = Arc::new(Faults::new(Arc::new(System::new(true, queue)), 1));
         let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
@@ -147,7 +147,7 @@ fn both_devices_have_work_at_once() {
 
 #[test]
 fn the_order_of_the_folders_does_not_matter() {
-    let folders = Two::filled(1);
+    let folders = Pair::filled(1);
     for _ in 0..2 {
         let store = open(&folders.two, Some(&folders.one)).unwrap();
         assert_eq!(store.folder(), folders.main());
@@ -159,7 +159,7 @@ fn the_order_of_the_folders_does_not_matter() {
 
 #[test]
 fn a_folder_that_is_missing_is_said_and_nothing_is_lost() {
-    let folders = Two::filled(1);
+    let folders = Pair::filled(1);
     for (gone, says) in
         [(&folders.two, "is not there, where every other"), (&folders.one, "half of")]
     {
@@ -181,7 +181,7 @@ fn a_folder_that_is_missing_is_said_and_nothing_is_lost() {
 
 #[test]
 fn halves_of_two_stores_are_not_taken_for_one() {
-    let (folders, others) = (Two::filled(1), Two::filled(2));
+    let (folders, others) = (Pair::filled(1), Pair::filled(2));
     refused(open(&folders.one, Some(&others.two)), "half of another store");
     refused(open(&others.two, Some(&folders.one)), "half of another store");
     refused(open(&folders.one, Some(&others.one)), "is not there");
@@ -191,7 +191,7 @@ fn halves_of_two_stores_are_not_taken_for_one() {
 
 #[test]
 fn a_store_of_one_folder_is_not_made_one_of_two() {
-    let folders = Two::new();
+    let folders = Pair::new();
     let store = open(&folders.one, None).unwrap();
     write(&store, &first(0), 3, ALL, 1).unwrap();
     store.close().unwrap();
@@ -209,7 +209,7 @@ fn a_store_of_one_folder_is_not_made_one_of_two() {
 
 #[test]
 fn a_beginning_that_was_cut_short_is_begun_again() {
-    let folders = Two::new();
+    let folders = Pair::new();
     folders.open().unwrap().close().unwrap();
     for (gone, path) in
         [folders.half(), folders.main()].map(|part| part.join("pair")).iter().enumerate()
@@ -225,7 +225,7 @@ fn a_beginning_that_was_cut_short_is_begun_again() {
 
 #[test]
 fn what_is_lost_in_a_second_folder_is_missed_and_the_rest_is_right() {
-    let folders = Two::filled(1);
+    let folders = Pair::filled(1);
     fs::remove_file(folders.half().join("segment-00001")).unwrap();
     let store = folders.open().unwrap();
     for (block, slot) in blocks(SLOTS).iter().zip(0..) {
@@ -245,7 +245,7 @@ fn what_is_lost_in_a_second_folder_is_missed_and_the_rest_is_right() {
 
 #[test]
 fn both_folders_keep_to_one_budget_and_give_space_back() {
-    let folders = Two::new();
+    let folders = Pair::new();
     let settings = Settings {
         second: Some(folders.two.clone()),
         ..rig::settings(31, 16 << 10, Durability::Flush)
