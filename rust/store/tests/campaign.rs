@@ -378,8 +378,9 @@ fn elsewhere(own: &str, before: &str, role: &str, folder: &Path, cases: u64) -> 
 
 /// Blocks written to a file system without room, by both queues in turn; and which one it was.
 fn full_disk(cases: u64) -> (&'static str, Option<Tally>) {
-    let (folder, file) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
-    let (place, image) = (folder.path().display(), file.path().display());
+    let (folder, inside) = (tempfile::tempdir().unwrap(), quick());
+    let (place, image) =
+        (folder.path().display(), inside.path().join("image").display().to_string());
     let ext4 = format!(
         "truncate -s 3M {image} && mkfs.ext4 -q -F -m 0 -b 1024 -J size=1 {image} && \
          mount -o loop {image} {place}"
