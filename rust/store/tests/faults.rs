@@ -197,7 +197,10 @@ fn damage(kind: Kind, memory: &Memory, settings: &Settings, random: &mut Random)
     match kind {
         Kind::FlippedBit => memory.alter(either, |bytes| {
             let at = somewhere(bytes, random);
-            bytes[at] ^= 1 << random.below(8);
+            // A segment may be cut to nothing when its slots are given back.
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= 1 << random.below(8);
+            }
         }),
         Kind::Zeroed => memory.alter(either, |bytes| {
             let at = somewhere(bytes, random) / 512 * 512;
