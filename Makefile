@@ -25,7 +25,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench bench-core bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-formats bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test bench bench-core bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-restart bench-formats bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -57,6 +57,9 @@ peers: $(LOCKED) ## install other block managers for bench-core (Linux x86-64, P
 
 bench-disk: $(BUILT) ## the disk tier and fio in turn, with ratios; needs fio; ARGS="--pairs 3 --seconds 2"
 	$(BIN)/python -m benches.disk $(ARGS)
+
+bench-restart: $(BUILT) ## opening a disk of a million blocks, in three parts; ARGS="--blocks 100000"
+	$(BIN)/python -m benches.restart $(ARGS)
 
 bench-instructions: $(BUILT) ## instructions per call under callgrind, against the record; ARGS="--record"
 	$(BIN)/python benches/instructions.py $(ARGS)

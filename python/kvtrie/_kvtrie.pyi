@@ -1024,6 +1024,7 @@ class DiskStore:
 
     Attributes:
         folder: its own folder.
+        second: the folder on another device where every other slot lies; None if there is none.
         read_only: whether it may not write: another process does, or the folder forbids it.
         about: what its KV means, as JSON.
         layers: layers of a block.
@@ -1049,6 +1050,7 @@ class DiskStore:
         durability: str = "flush",
         io: str = "direct",
         queue: str = "best",
+        second: str | PathLike[str] | None = None,
         faults: Faults | None = None,
     ) -> Self: ...
     @staticmethod
@@ -1060,14 +1062,18 @@ class DiskStore:
         """The stores in a folder: each one's own folder, and why it cannot be read if so."""
 
     @staticmethod
-    def blocks_in(budget: int, layers: int, layer_bytes: int, block_tokens: int) -> int:
+    def blocks_in(
+        budget: int, layers: int, layer_bytes: int, block_tokens: int, *, second: bool = False
+    ) -> int:
         """How many blocks fit into a budget in bytes, all files counted.
 
-        `layer_bytes` are those of the layout, padding included.
+        `layer_bytes` are those of the layout, padding included; `second` counts two folders.
         """
 
     @property
     def folder(self) -> Path: ...
+    @property
+    def second(self) -> Path | None: ...
     @property
     def read_only(self) -> bool: ...
     @property
@@ -1185,6 +1191,9 @@ class Faults:
 
     def injected(self, kind: str) -> int:
         """How many faults of a kind came."""
+
+    def most_at_once(self) -> tuple[int, int]:
+        """The most operations under way at once since the last call, and files that had some."""
 
     def close_gate(self, calls: Sequence[str]) -> None:
         """Stops these kinds of calls (read, write, sync) until the gate is opened."""

@@ -71,6 +71,8 @@ class Tier:
         blocks: room in blocks; give either this or `bytes`.
         bytes: room in bytes, rounded down to whole blocks.
         path: the folder in which a disk tier keeps its files; the core does not read it.
+        second_path: a folder on another device, where a disk tier keeps every other block, so that
+            both devices work at once; the room is that of both together. The core does not read it.
         owner: who hands out slots: "kvtrie"; "engine" for the first tier of an engine with a pool
             of its own, which names its slots by `Lease.bind`; "none" where there are no bytes.
         write: when blocks are copied to the next tier: "back" when they are evicted or ahead of
@@ -105,6 +107,7 @@ class Tier:
     blocks: int | None = None
     bytes: int | None = None
     path: str | None = None
+    second_path: str | None = None
     owner: Literal["kvtrie", "engine", "none"] = "kvtrie"
     write: Literal["back", "through", "never"] = "back"
     admit_after: int = 1
@@ -144,6 +147,11 @@ class Tier:
             raise ConfigError(f"tier {self.kind!r} has {self.bytes} bytes, 1 to 2**63 wanted")
         if not 0 <= self.admit_after < 2**32:
             raise ConfigError(f"admit_after of tier {self.kind!r} is {self.admit_after}")
+        if self.second_path is not None and self.path in (None, self.second_path):
+            raise ConfigError(
+                f"second_path of tier {self.kind!r} is {self.second_path!r} and its path "
+                f"{self.path!r}: two different folders wanted"
+            )
         self._check_shares()
         if self.io_budget is not None and self.io_budget < 1:
             raise ConfigError(f"io_budget of tier {self.kind!r} is {self.io_budget} bytes/s")
@@ -194,7 +202,10 @@ class Tier:
         size = model.layers * layer
         blocks = (self.bytes or 0) // size
         if self.kind == "disk" and self.path is not None:
-            blocks = DiskStore.blocks_in(self.bytes or 0, model.layers, layer, block_tokens)
+            second = self.second_path is not None
+            blocks = DiskStore.blocks_in(
+                self.bytes or 0, model.layers, layer, block_tokens, second=second
+            )
         if not 1 <= blocks <= _MOST_BLOCKS:
             raise ConfigError(
                 f"tier {self.kind!r} has {self.bytes} bytes, which is {blocks} blocks of {size}: "

@@ -338,7 +338,8 @@ def test_a_hanging_device_stops_nobody_beyond_the_deadline(tmp_path, call):
     prompts = [prompt(seed, 2) for seed in range(8)]
     fill(tmp_path, prompts)
     settings = {"faults": faults, "clock": clock, "deadline_s": 2.0, "workers": 2}
-    with serving(tmp_path, **settings) as executor:
+    # Block by block, so that the two of a lease hang both workers.
+    with serving(tmp_path, moves_per_job=1, **settings) as executor:
         manager = executor.manager
         executor.restore()
         for seed in range(100, 106):

@@ -228,12 +228,26 @@ def finish_removals(folder: Path) -> int:
 
 
 def _remove(path: Path) -> int:
-    try:
-        freed = sum(512 * file.stat().st_blocks for file in path.iterdir())
-        shutil.rmtree(path)
-    except OSError as error:
-        raise TransferError(f"removing {path}: {error.strerror}") from error
+    freed = 0
+    # The half in another folder goes first: where it lies is written in this one.
+    for part in (*_half(path), path):
+        try:
+            freed += sum(512 * file.stat().st_blocks for file in part.iterdir())
+            shutil.rmtree(part)
+        except OSError as error:
+            raise TransferError(f"removing {part}: {error.strerror}") from error
     return freed
+
+
+def _half(removed: Path) -> list[Path]:
+    """What a store that is being removed has in a second folder; nothing that is not its own."""
+    try:
+        with closing(DiskStore.inspect(removed)) as seen:
+            second = seen.second
+    except (ConfigError, TransferError):
+        return []
+    half = second and second / f"{removed.name.removesuffix('.removed')}.second"
+    return [half] if half and half.is_dir() else []
 
 
 def _open(store: Path) -> DiskStore:
@@ -250,6 +264,7 @@ def _open(store: Path) -> DiskStore:
         layer_bytes=seen.layer_bytes,
         block_tokens=seen.block_tokens,
         blocks=seen.slots,
+        second=seen.second,
     )
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _MEMORY = ("gpu", "host")
 
 __all__ = [
+    "Batched",
     "CacheStore",
     "DiskStorage",
     "Form",
@@ -65,6 +66,26 @@ class Storage(Protocol):
         `label` is what a later manager needs to find the block again; a storage that outlives
         the process keeps it beside the block, another one may ignore it.
         """
+        ...
+
+
+@runtime_checkable
+class Batched(Storage, Protocol):
+    """A storage that keeps several blocks under way in one call, in memory of the host.
+
+    Of each block they tell why it failed, or None.
+    """
+
+    def read_many(
+        self, blocks: Sequence[tuple[bytes, int, tuple[int, int], torch.Tensor]]
+    ) -> list[str | None]:
+        """Read blocks as `read` does, given as its arguments."""
+        ...
+
+    def write_many(
+        self, blocks: Sequence[tuple[bytes, int, tuple[int, int], torch.Tensor, bytes]]
+    ) -> list[str | None]:
+        """Write blocks as `write` does, given as its arguments."""
         ...
 
 

@@ -25,7 +25,7 @@ from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers.form import Form
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import TracebackType
     from typing import Literal, Self
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["DiskStorage"]
 
 _LOG = logging.getLogger(__name__)
+_UNDER_WAY = 32 << 20  # bytes that a call keeps under way, if its blocks are neither tiny nor huge
 
 
 class DiskStorage:
@@ -55,6 +56,7 @@ class DiskStorage:
         io: "direct" past the system's page cache, where the file system allows it, or "buffered".
         queue: what keeps several operations under way: "best" is the kernel's queue where it has
             one, or else "threads".
+        second: a folder on another device, where every other slot lies; None keeps all in `folder`.
         rank: the tensor-parallel rank whose part of the KV this is.
         clock: the wall clock in nanoseconds; ages grow by it between two processes.
         faults: a device that fails as it is told, for tests.
@@ -67,7 +69,8 @@ class DiskStorage:
     How bytes travel, and why not as was asked for, is in `store.travel`.
 
     Raises:
-        ConfigError: a layout with K and V apart, numbers that cannot be.
+        ConfigError: a layout with K and V apart, numbers that cannot be, a second folder that is
+            not there or not the other half of what is in the first.
         TransferError: the folder cannot be read or made.
     """
 
@@ -82,6 +85,7 @@ class DiskStorage:
         durability: Literal["none", "flush", "fsync"] = "flush",
         io: Literal["direct", "buffered"] = "direct",
         queue: Literal["best", "threads"] = "best",
+        second: str | Path | None = None,
         rank: int = 0,
         clock: Callable[[], int] = time.time_ns,
         faults: Faults | None = None,
@@ -104,6 +108,7 @@ class DiskStorage:
             durability=durability,
             io=io,
             queue=queue,
+            second=second,
             faults=faults,
         )
         self.read_only = self.store.read_only
@@ -146,6 +151,7 @@ class DiskStorage:
             layout=tier.layout,
             durability=tier.durability,
             io=tier.io,
+            second=tier.second_path,
             rank=rank,
         )
 
@@ -187,6 +193,37 @@ class DiskStorage:
         """
         self.store.write(key, slot, layers, memory.cpu().numpy(), label, self._clock())
 
+    def read_many(
+        self, blocks: Sequence[tuple[bytes, int, tuple[int, int], torch.Tensor]]
+    ) -> list[str | None]:
+        """Read blocks as `read` does, given as its arguments, several of them at once.
+
+        The memory is the host's. Tells of each block why it failed, or None.
+        """
+        if not blocks:
+            return []
+        rows = [(key, slot, layers, memory.numpy()) for key, slot, layers, memory in blocks]
+        told = self.store.read_many(rows, depth=_depth([memory for *_, memory in blocks]))
+        for why in filter(None, told):
+            _LOG.warning("%s: %s", self.store.folder, why)
+        return told
+
+    def write_many(
+        self, blocks: Sequence[tuple[bytes, int, tuple[int, int], torch.Tensor, bytes]]
+    ) -> list[str | None]:
+        """Write blocks as `write` does, given as its arguments, several of them at once.
+
+        The memory is the host's. Tells of each block why it failed, or None.
+        """
+        if not blocks:
+            return []
+        rows = [
+            (key, slot, layers, memory.numpy(), label)
+            for key, slot, layers, memory, label in blocks
+        ]
+        depth = _depth([memory for *_, memory, _ in blocks])
+        return self.store.write_many(rows, self._clock(), depth=depth)
+
     def recall(self) -> Index:
         """What stands here, with ages as of now."""
         index = self.store.index(self._clock())
@@ -207,6 +244,11 @@ class DiskStorage:
     def _log(self) -> None:
         for reason in self.store.reasons():
             _LOG.warning("%s: %s", self.store.folder, reason)
+
+
+def _depth(memory: Sequence[torch.Tensor]) -> int:
+    """How many blocks are under way at once, so that small ones keep a device as busy as large."""
+    return min(64, max(4, _UNDER_WAY // max(one.nbytes for one in memory)))
 
 
 def _about(model: ModelShape, layout: Layout, block_tokens: int, rank: int) -> str:

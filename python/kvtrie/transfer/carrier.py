@@ -20,7 +20,7 @@ from kvtrie.errors import ClosedError, ConfigError, TransferError
 from kvtrie.tiers import Form, Formed, Pool, agree
 from kvtrie.transfer.budget import Budget
 from kvtrie.transfer.feedback import Feedback
-from kvtrie.transfer.job import Job, Urgency, group
+from kvtrie.transfer.job import Job, Urgency, group, run_together
 from kvtrie.transfer.queue import Queue
 
 if TYPE_CHECKING:
@@ -123,13 +123,13 @@ class Carrier:
                 news = self._poll()
                 if done():
                     return
-                job = self._next(None) if not self._threads else None
-                if job is None and not news:
+                jobs = self._next(None) if not self._threads else []
+                if not jobs and not news:
                     if len(self._pending) == self._late():
                         raise TransferError(stuck)
                     self._changed.wait(self._patience())
-            if job is not None:
-                self._carry_out(job, self._compute)
+            if jobs:
+                self._carry_out(jobs, self._compute)
 
     def _poll(self) -> bool:
         """Look after everything; tells whether there was anything to do."""
@@ -170,16 +170,21 @@ class Carrier:
                 self._apart[job.lease].append(job)
         self._changed.notify_all()
 
-    def _next(self, worker: threading.Thread | None) -> Job | None:
+    def _next(self, worker: threading.Thread | None) -> list[Job]:
+        """The jobs to carry out next: one, or several that go in one call of their storage."""
+        jobs: list[Job] = []
         job = self._queue.pop(self._may)
-        if job is not None:
+        while job is not None:
+            jobs.append(job)
             job.started_ns = self.clock()
             job.worker = worker
             self._running.append(job)
             if job.urgency != Urgency.DEMAND:
                 self._budget.spend(job, self.clock())
             self.feedback.began(job, job.started_ns)
-        return job
+            more = len(jobs) < self._moves_per_job and jobs[0].batchable
+            job = self._queue.pop(self._may, jobs[0]) if more else None
+        return jobs
 
     def _may(self, job: Job) -> bool:
         """Whether a job may start now."""
@@ -205,16 +210,20 @@ class Carrier:
         worker = threading.current_thread()
         while True:
             with self._changed:
-                job = self._next(worker)
-                while job is None:
+                jobs = self._next(worker)
+                while not jobs:
                     if self._closed or self._broken is not None:
                         return
                     self._changed.wait(self._patience())
                     self._expire()
-                    job = self._next(worker)
-            self._carry_out(job, stream)
+                    jobs = self._next(worker)
+            self._carry_out(jobs, stream)
 
-    def _carry_out(self, job: Job, stream: torch.cuda.Stream | None) -> None:
+    def _carry_out(self, jobs: Sequence[Job], stream: torch.cuda.Stream | None) -> None:
+        if len(jobs) > 1:
+            self._carry_out_together(jobs)
+            return
+        job = jobs[0]
         try:
             with torch.cuda.stream(stream) if stream is not None else nullcontext():
                 if stream is not None and job.event is not None:
@@ -230,6 +239,20 @@ class Carrier:
                 raise  # Ctrl-C is the caller's
         else:
             self._end(job, None)
+
+    def _carry_out_together(self, jobs: Sequence[Job]) -> None:
+        interrupt: BaseException | None = None
+        kind = TransferError.__name__
+        try:
+            told = run_together(jobs)
+        except BaseException as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
+            told, kind = [str(caught)] * len(jobs), type(caught).__name__
+            if jobs[0].worker is None and not isinstance(caught, Exception):
+                interrupt = caught
+        for job, why in zip(jobs, told, strict=True):
+            self._end(job, None if why is None else f"{kind}: {why}")
+        if interrupt is not None:
+            raise interrupt  # Ctrl-C is the caller's
 
     def _progress(self, job: Job, layers_done: int) -> None:
         with self._changed:
@@ -284,7 +307,7 @@ class Carrier:
         hung = [job for job in self._running if job.failed]
         behind = [ident for job in hung for ident in self._queue.behind(job)]
         gone = self._cancel(behind, "the move before it at its place hangs")
-        if self._threads and len(hung) == len(self._threads):
+        if self._threads and len({job.worker for job in hung} - {None}) == len(self._threads):
             awaited = [
                 ident
                 for job in self._queue

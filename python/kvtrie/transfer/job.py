@@ -20,16 +20,17 @@ import numpy as np
 import torch
 
 from kvtrie.errors import TransferError
-from kvtrie.tiers import Pool, Storage
+from kvtrie.tiers import Batched, Pool, Storage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
+    from typing import Any
 
     from numpy.typing import NDArray
 
     from kvtrie import Move, Moves
 
-__all__ = ["Job", "Place", "Urgency", "group"]
+__all__ = ["Job", "Place", "Urgency", "group", "read_together", "run_together"]
 
 _LOAD, _STORE = 0, 1
 _STAGING = threading.local()
@@ -154,14 +155,40 @@ class Job:
             )
             yield min(hi - lo, piece.stop)
 
+    @property
+    def batchable(self) -> bool:
+        """Whether its storage can move it in one call with others of its way."""
+        pool, storage = (self.source, self.target) if self.store else (self.target, self.source)
+        return (
+            len(self.ids) == 1
+            and isinstance(pool, Pool)
+            and pool.device.type == "cpu"
+            and len(pool.planes) == 1
+            and not isinstance(storage, Pool)
+            and isinstance(storage, Batched)
+        )
+
+    def joins(self, first: Job) -> bool:
+        """Whether it may go in one call with a job that is batchable."""
+        same = self.tiers == first.tiers and self.urgency == first.urgency
+        return same and self.store == first.store and self.batchable
+
+    def row(self, layers: tuple[int, int] | None = None) -> tuple[Any, ...]:
+        """Its block as `Batched.read_many` takes it; all of its layers, or some."""
+        pool = self.source if self.store else self.target
+        if not isinstance(pool, Pool):
+            raise TransferError("a move has a pool on at least one side")
+        source, target = self.slots[0].tolist()
+        layers = layers or self.layers
+        units = pool.units(source if self.store else target, *layers)
+        memory = _plane(pool)[int(units[0]) : int(units[-1]) + 1]
+        return self.keys[0], target if self.store else source, layers, memory
+
     def read_layer(self, layer: int) -> None:
         """Read one layer of a block from a storage into the target's memory."""
-        if not isinstance(self.target, Pool) or isinstance(self.source, Pool):
+        if isinstance(self.source, Pool):
             raise TransferError("a layer is read from a storage into a pool")
-        (source, target), key = self.slots[0].tolist(), self.keys[0]
-        unit = int(self.target.units(target, layer, layer + 1)[0])
-        memory = _plane(self.target)[unit : unit + 1]
-        self.source.read(key, source, (layer, layer + 1), memory)
+        self.source.read(*self.row((layer, layer + 1)))
 
     def _units(self, pool: Pool, slot: int) -> NDArray[np.int64]:
         return pool.units(slot, *self.layers)
@@ -199,6 +226,32 @@ class Job:
     def _memory(self, pool: Pool, slot: int) -> torch.Tensor:
         units = self._units(pool, slot)
         return _plane(pool)[int(units[0]) : int(units[-1]) + 1]
+
+
+def run_together(jobs: Sequence[Job]) -> list[str | None]:
+    """Move the blocks of jobs that join the first one in one call of their storage.
+
+    Returns:
+        Of each job, why it failed, or None.
+    """
+    first = jobs[0]
+    if first.store and isinstance(first.target, Batched):
+        return first.target.write_many([(*job.row(), job.labels[0]) for job in jobs])
+    if not first.store and isinstance(first.source, Batched):
+        return first.source.read_many([job.row() for job in jobs])
+    raise TransferError("this storage moves one block a call")
+
+
+def read_together(jobs: Sequence[Job], layer: int) -> list[str | None]:
+    """Read one layer of the blocks of jobs that join the first one, in one call.
+
+    Returns:
+        Of each job, why it failed, or None.
+    """
+    source = jobs[0].source
+    if not isinstance(source, Batched):
+        raise TransferError("this storage moves one block a call")
+    return source.read_many([job.row((layer, layer + 1)) for job in jobs])
 
 
 def _plane(pool: Pool) -> torch.Tensor:

@@ -57,15 +57,20 @@ class Queue:
         else:
             self._offer(job)
 
-    def pop(self, may: Callable[[Job], bool] | None = None) -> Job | None:
+    def pop(
+        self, may: Callable[[Job], bool] | None = None, behind: Job | None = None
+    ) -> Job | None:
         """The job to start next, which leaves the queue.
 
         Args:
             may: whether a job may start now; None lets all of them.
+            behind: a job that it has to join; None leaves it where it does not.
         """
         for jobs in self._ready.values():
             for job in jobs:
                 if may is None or may(job):
+                    if behind is not None and not job.joins(behind):
+                        return None
                     self._leave(job)
                     return job
         return None

@@ -19,6 +19,7 @@ from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import Pool
 from kvtrie.transfer.connector import BufferedConnector, Copies
 from kvtrie.transfer.feedback import Sight
+from kvtrie.transfer.job import read_together
 from kvtrie.transfer.stream import Stream
 
 if TYPE_CHECKING:
@@ -78,28 +79,36 @@ class LayerGet:
             raise self.error
 
     def _read(self, share: Sequence[Job]) -> None:
-        for job in share:
-            if self.error is not None or job.failed:
-                break
-            try:
-                self._read_one(job)
-            except BaseException as caught:  # noqa: BLE001 - told to whoever asks for the result
-                self.error = caught
-                if not job.over:
-                    self._executor.end(job, f"{type(caught).__name__}: {caught}")
-            else:
-                if job.failed:
+        left = list(share)
+        while left and self.error is None and not left[0].failed:
+            together = 1
+            if left[0].batchable:
+                joins = (at for at, job in enumerate(left) if job.failed or not job.joins(left[0]))
+                together = next(joins, len(left))
+            now, left = left[:together], left[together:]
+            for job in now:
+                self._executor.copying(job)
+            for job, error in zip(now, self._errors(now), strict=True):
+                brought = 0 if error else job.bytes // (job.layers[1] - job.layers[0])
+                self._executor.copied(job, brought, self._layer + 1)
+                if error is not None:
+                    self.error = self.error or error
+                    if not job.over:
+                        self._executor.end(job, f"{type(error).__name__}: {error}")
+                elif job.failed:
                     self._executor.end(job)
         self._executor.tell(self._done)
 
-    def _read_one(self, job: Job) -> None:
-        self._executor.copying(job)
-        brought = 0
+    def _errors(self, jobs: Sequence[Job]) -> Sequence[BaseException | None]:
+        """Read the layer of some blocks, several in one call; what went wrong of each."""
         try:
-            job.read_layer(self._layer)
-            brought = job.bytes // (job.layers[1] - job.layers[0])
-        finally:
-            self._executor.copied(job, brought, self._layer + 1)
+            if len(jobs) == 1:
+                jobs[0].read_layer(self._layer)
+                return [None]
+            told = read_together(jobs, self._layer)
+        except BaseException as caught:  # noqa: BLE001 - told to whoever asks for the result
+            return [caught] * len(jobs)
+        return [None if why is None else TransferError(why) for why in told]
 
     def _done(self) -> None:
         self._left -= 1

@@ -79,6 +79,11 @@ impl Faults {
         Ok(self.device.injected(fault(kind)?))
     }
 
+    /// The most operations that queues had under way at once since the last call, and the most files.
+    fn most_at_once(&self) -> (usize, usize) {
+        self.device.most_at_once()
+    }
+
     /// Stops these kinds of calls until the gate is opened.
     fn close_gate(&self, calls: &Bound<'_, PyAny>) -> PyResult<()> {
         let calls: Vec<String> = calls.extract()?;

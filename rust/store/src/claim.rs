@@ -4,12 +4,21 @@
 //! while bytes move. Cost: one short lock per call.
 
 use std::collections::BTreeSet;
+use std::iter::StepBy;
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A lock whose holder cannot leave it half-done.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Slots of one segment, one behind another there.
+pub(crate) type Slots = StepBy<Range<u32>>;
+
+/// The slots from `first` on and below `end`, where so many folders take turns.
+pub(crate) fn slots(first: u32, end: u32, turns: u32) -> Slots {
+    (first..end).step_by(turns as usize)
 }
 
 /// The slots that calls work on.
@@ -23,7 +32,7 @@ pub(crate) struct Claims {
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
     claims: &'a Claims,
-    slots: Range<u32>,
+    slots: Slots,
 }
 
 impl Claims {
@@ -33,13 +42,18 @@ impl Claims {
         let taken = |busy: &mut BTreeSet<u32>| busy.contains(&slot);
         let mut busy = self.given.wait_while(busy, taken).unwrap_or_else(PoisonError::into_inner);
         busy.insert(slot);
-        Claim { claims: self, slots: slot..slot + 1 }
+        Claim { claims: self, slots: slots(slot, slot + 1, 1) }
+    }
+
+    /// Claims a slot unless a call has it.
+    pub(crate) fn now(&self, slot: u32) -> Option<Claim<'_>> {
+        self.all(slots(slot, slot + 1, 1))
     }
 
     /// Claims all of `slots`, or none if a call has one of them.
-    pub(crate) fn all(&self, slots: Range<u32>) -> Option<Claim<'_>> {
+    pub(crate) fn all(&self, slots: Slots) -> Option<Claim<'_>> {
         let mut busy = lock(&self.busy);
-        if busy.range(slots.clone()).next().is_some() {
+        if slots.clone().any(|slot| busy.contains(&slot)) {
             return None;
         }
         busy.extend(slots.clone());

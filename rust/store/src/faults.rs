@@ -89,6 +89,9 @@ struct Plan {
     injected: BTreeMap<Fault, u64>,
     stopped: Vec<Call>,
     waiting: usize,
+    /// Operations of queues that are under way, by the place of their file in memory.
+    under_way: BTreeMap<usize, usize>,
+    most: (usize, usize),
 }
 
 #[derive(Debug)]
@@ -120,6 +123,8 @@ impl Faults {
             injected: BTreeMap::new(),
             stopped: Vec::new(),
             waiting: 0,
+            under_way: BTreeMap::new(),
+            most: (0, 0),
         };
         let shared = Shared { plan: Mutex::new(plan), gate: Condvar::new() };
         Self { inner, shared: Arc::new(shared) }
@@ -139,6 +144,13 @@ impl Faults {
     #[must_use]
     pub fn injected(&self, fault: Fault) -> u64 {
         lock(&self.shared.plan).injected.get(&fault).copied().unwrap_or(0)
+    }
+
+    /// The most operations of queues that were under way at once since the last call, and the most
+    /// files that had some.
+    #[must_use = "it is forgotten then"]
+    pub fn most_at_once(&self) -> (usize, usize) {
+        std::mem::take(&mut lock(&self.shared.plan).most)
     }
 
     /// Calls of these kinds hang until the gate opens.
@@ -222,6 +234,17 @@ impl Shared {
         Ok(())
     }
 
+    /// An operation begins or has come back.
+    fn count(&self, op: &Op<'_>, begins: bool) {
+        let file = Arc::as_ptr(&op.file).addr();
+        let mut plan = lock(&self.plan);
+        let count = plan.under_way.entry(file).or_default();
+        *count = if begins { *count + 1 } else { count.saturating_sub(1) };
+        plan.under_way.retain(|_, count| *count > 0);
+        let now = (plan.under_way.values().sum(), plan.under_way.len());
+        plan.most = (plan.most.0.max(now.0), plan.most.1.max(now.1));
+    }
+
     /// How many of `length` bytes go, if fewer than all.
     fn short(&self, fault: Fault, length: usize) -> usize {
         if length < 2 || !self.comes(fault) {
@@ -250,13 +273,17 @@ impl<'a> Work<'a> for Harmed<'_, 'a> {
                 op.file = Arc::clone(&faulty.inner);
             }
             match self.shared.meet(&mut op) {
-                Ok(()) => return Some(op),
+                Ok(()) => {
+                    self.shared.count(&op, true);
+                    return Some(op);
+                }
                 Err(error) => self.work.done(op, Err(error)),
             }
         }
     }
 
     fn done(&mut self, op: Op<'a>, moved: io::Result<usize>) {
+        self.shared.count(&op, false);
         self.work.done(op, moved);
     }
 

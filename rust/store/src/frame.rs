@@ -4,6 +4,9 @@
 //! bytes seed every checksum; of two frames of one slot the higher sequence wins, wherever it
 //! stands. Cost: one hash of a frame, about 200 bytes.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::Key;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -143,10 +146,11 @@ pub(crate) fn head(settings: &Settings, sequence: u64) -> Vec<u8> {
     out.extend(settings.blocks.to_le_bytes());
     out.extend(settings.block_tokens.to_le_bytes());
     out.extend(settings.layers.to_le_bytes());
-    out.extend([0; 2]);
+    out.extend(u16::try_from(settings.path().len()).unwrap_or(u16::MAX).to_le_bytes());
     out.extend(u32::try_from(settings.about.len()).unwrap_or(u32::MAX).to_le_bytes());
     out.extend([0; 4]);
     out.extend(settings.about.as_bytes());
+    out.extend(settings.path());
     out.resize(settings.head_bytes(), 0);
     let sum = xxh3_64(&out[16..]);
     out[8..16].copy_from_slice(&sum.to_le_bytes());
@@ -182,13 +186,15 @@ pub(crate) fn decode_head(bytes: &[u8]) -> Head {
     if version != VERSION {
         return Head::Version(version);
     }
-    let about = HEAD_FIXED;
-    let about = bytes.get(about..about + half(bytes, 88) as usize);
+    let path = HEAD_FIXED + half(bytes, 88) as usize;
+    let about = bytes.get(HEAD_FIXED..path);
     let about = about.and_then(|about| String::from_utf8(about.to_vec()).ok());
+    let second = bytes.get(path..path + usize::from(u16::from_le_bytes([bytes[86], bytes[87]])));
     let layer_bytes = usize::try_from(word(bytes, 64));
-    let (Some(about), Ok(layer_bytes)) = (about, layer_bytes) else {
+    let (Some(about), Some(second), Ok(layer_bytes)) = (about, second, layer_bytes) else {
         return Head::Bad("wrong lengths in the header".into());
     };
+    let second = (!second.is_empty()).then(|| OsStr::from_bytes(second).into());
     let settings = Settings {
         identity: std::array::from_fn(|at| bytes[24 + at]),
         about,
@@ -197,6 +203,7 @@ pub(crate) fn decode_head(bytes: &[u8]) -> Head {
         block_tokens: half(bytes, 80),
         blocks: half(bytes, 76),
         durability: Durability::default(),
+        second,
     };
     let pages = half(bytes, 72);
     if settings.check().is_err() || settings.header_bytes() != pages as usize {

@@ -4,9 +4,8 @@
 //! Cost: a rewrite of the manifest, and one call to the device per run of free slots.
 
 use std::io;
-use std::ops::Range;
 
-use crate::claim::lock;
+use crate::claim::{Slots, lock, slots};
 use crate::error::{Error, Result};
 use crate::manifest::NEXT;
 use crate::segment::name;
@@ -41,16 +40,18 @@ impl Store {
     /// # Errors
     /// What the device says.
     pub fn disk_bytes(&self) -> Result<u64> {
-        let failed = |error| Error::io(format!("measuring {}", self.folder.display()), error);
         let mut bytes = 0;
-        for item in self.device.list(&self.folder).map_err(failed)? {
-            if item.folder {
-                continue;
-            }
-            match self.device.open(&self.folder.join(item.name), crate::device::Access::Read) {
-                Ok(file) => bytes += file.size().map_err(failed)?.allocated,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(failed(error)),
+        for folder in self.folders() {
+            let failed = |error| Error::io(format!("measuring {}", folder.display()), error);
+            for item in self.device.list(&folder).map_err(failed)? {
+                if item.folder {
+                    continue;
+                }
+                match self.device.open(&folder.join(item.name), crate::device::Access::Read) {
+                    Ok(file) => bytes += file.size().map_err(failed)?.allocated,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(failed(error)),
+                }
             }
         }
         Ok(bytes)
@@ -58,40 +59,31 @@ impl Store {
 
     /// Removes a half-written manifest and what lies beyond the last slot.
     pub(crate) fn trim(&self) -> Result<()> {
-        let next = self.folder.join(NEXT);
-        match self.device.remove(&next) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Error::io(format!("removing {}", next.display()), error)),
+        for next in self.folders().into_iter().map(|folder| folder.join(NEXT)) {
+            match self.device.remove(&next) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(Error::io(format!("removing {}", next.display()), error)),
+            }
         }
-        let last = self.segments.of(self.settings.blocks - 1);
         for segment in self.segments.list()? {
-            if segment > last {
+            let slots = self.slots_of(segment);
+            if slots.len() == 0 {
                 self.segments.remove(segment)?;
-            } else if segment == last {
-                self.cut(segment, self.end_of(self.slots_of(segment)))?;
+            } else if self.slots_of(segment + self.settings.folders()).len() == 0 {
+                self.cut(segment, slots.len())?;
             }
         }
         Ok(())
     }
 
-    fn slots_of(&self, segment: u32) -> Range<u32> {
-        let per = u64::from(self.settings.per_segment());
-        let end =
-            |number: u64| u32::try_from(number * per).unwrap_or(u32::MAX).min(self.settings.blocks);
-        end(segment.into())..end(u64::from(segment) + 1)
+    fn slots_of(&self, segment: u32) -> Slots {
+        self.segments.slots(segment, self.settings.blocks)
     }
 
-    /// Where the last of these slots ends in its segment.
-    fn end_of(&self, slots: Range<u32>) -> u64 {
-        if slots.is_empty() {
-            return 0;
-        }
-        self.segments.start(slots.end - 1) + self.settings.slot_bytes()
-    }
-
-    /// Cuts a segment if it is longer.
-    fn cut(&self, segment: u32, len: u64) -> Result<()> {
+    /// Cuts a segment if it has room for more slots.
+    fn cut(&self, segment: u32, slots: usize) -> Result<()> {
+        let len = slots as u64 * self.settings.slot_bytes();
         let failed = |error| Error::io(format!("cutting {} at {len}", name(segment)), error);
         let Some(file) = self.segments.file(segment, false).map_err(failed)? else {
             return Ok(());
@@ -108,39 +100,41 @@ impl Store {
             let table = lock(&self.table);
             slots.clone().filter(|&slot| table.get(slot).is_some()).collect()
         };
-        let mut start = slots.start;
+        let (Some(mut start), Some(last)) = (slots.clone().next(), slots.clone().next_back())
+        else {
+            return Ok(());
+        };
+        let turns = self.settings.folders();
         for slot in used {
-            self.punch(segment, start..slot)?;
-            start = slot + 1;
+            self.punch(segment, &self::slots(start, slot, turns))?;
+            start = slot + turns;
         }
-        let tail = start..slots.end;
+        let tail = self::slots(start, last + 1, turns);
         match self.claims.all(tail.clone()) {
-            Some(_claim) if self.free(tail.clone()) => {
-                self.cut(segment, self.end_of(slots.start..start))
-            }
-            _ => self.punch(segment, tail),
+            Some(_claim) if self.free(tail.clone()) => self.cut(segment, slots.len() - tail.len()),
+            _ => self.punch(segment, &tail),
         }
     }
 
-    fn free(&self, mut slots: Range<u32>) -> bool {
+    fn free(&self, mut slots: Slots) -> bool {
         let table = lock(&self.table);
         slots.all(|slot| table.get(slot).is_none())
     }
 
     /// Punches the slots that are free and at rest; a run that is not is taken slot by slot.
-    fn punch(&self, segment: u32, slots: Range<u32>) -> Result<()> {
-        if slots.is_empty() {
-            return Ok(());
-        }
+    fn punch(&self, segment: u32, slots: &Slots) -> Result<()> {
+        let Some(first) = slots.clone().next() else { return Ok(()) };
         let claim = self.claims.all(slots.clone()).filter(|_| self.free(slots.clone()));
         if claim.is_none() {
             return if slots.len() == 1 {
                 Ok(())
             } else {
-                slots.clone().try_for_each(|slot| self.punch(segment, slot..slot + 1))
+                slots
+                    .clone()
+                    .try_for_each(|slot| self.punch(segment, &self::slots(slot, slot + 1, 1)))
             };
         }
-        let at = self.segments.start(slots.start);
+        let at = self.segments.start(first);
         let len = slots.len() as u64 * self.settings.slot_bytes();
         let failed =
             |error| Error::io(format!("freeing {len} bytes at {at} of {}", name(segment)), error);

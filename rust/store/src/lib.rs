@@ -8,8 +8,8 @@
 //! Modules build on each other in one direction: nouns (`error`, `settings`, `meta`,
 //! `claim`, `pages`), bytes (`page`, `frame`), files (`work`, `device`, `system` with `ring` and
 //! `threads` under it, `faults`, `segment`), books
-//! (`table`, `scan`, `manifest`), and the store with what it can do (`open`, `read`, `write`,
-//! `rows`, `verify`, `gc`).
+//! (`table`, `scan`, `manifest`), and the store with what it can do (`open` with `second`, `read`,
+//! `write`, `rows`, `verify`, `gc`).
 
 mod claim;
 mod device;
@@ -27,6 +27,7 @@ mod read;
 mod ring;
 mod rows;
 mod scan;
+mod second;
 mod segment;
 mod settings;
 mod store;

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::frame::{Head, VERSION};
 use crate::manifest::{self, Manifest};
 use crate::scan;
+use crate::second;
 use crate::segment::Segments;
 use crate::settings::Settings;
 use crate::store::Store;
@@ -109,17 +110,19 @@ impl Store {
     /// what the device says.
     pub fn open(device: Arc<dyn Device>, folder: &Path, settings: Settings) -> Result<Self> {
         settings.check()?;
+        let mut settings = settings;
+        let folder = second::in_order(&*device, folder, &mut settings)?;
         let own = folder.join(settings.folder_name());
         let path = own.join(manifest::NAME);
         let (guard, refusal) = match take_lock(&*device, &own) {
-            Ok(Ok(guard)) => (Some(guard), None),
-            Ok(Err(why)) => (None, Some(why)),
+            Ok(Ok(guard)) => (vec![guard], None),
+            Ok(Err(why)) => (vec![], Some(why)),
             Err(error) if forbidden(&error) && device.open(&path, Access::Read).is_ok() => {
-                (None, Some(format!("nothing may be written here ({error})")))
+                (vec![], Some(format!("nothing may be written here ({error})")))
             }
             Err(error) => return Err(Error::io(format!("locking {}", own.display()), error)),
         };
-        let access = if guard.is_some() { Access::Write } else { Access::Read };
+        let access = if guard.is_empty() { Access::Read } else { Access::Write };
         let file = match device.open(&path, Access::Read) {
             Ok(_) => Some(
                 device
@@ -131,11 +134,13 @@ impl Store {
         };
         let store = Self::load(device, own, settings, guard, refusal, file)?;
         if !store.read_only() {
-            let above = folder
-                .parent()
-                .map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above });
-            for parent in [Some(folder), above].into_iter().flatten() {
-                match store.device.sync_folder(parent) {
+            let above = |folder: &'_ Path| {
+                let above = folder.parent()?;
+                Some(if above.as_os_str().is_empty() { ".".into() } else { above.to_path_buf() })
+            };
+            let folders = [Some(folder), store.settings.second.clone()].into_iter().flatten();
+            for parent in folders.flat_map(|folder| [above(&folder), Some(folder)]).flatten() {
+                match store.device.sync_folder(&parent) {
                     // What is not ours to read is not ours to make.
                     Err(error) if !forbidden(&error) => {
                         return Err(Error::io(format!("syncing {}", parent.display()), error));
@@ -154,15 +159,15 @@ impl Store {
     pub fn inspect(device: Arc<dyn Device>, folder: &Path) -> Result<Self> {
         let (settings, file) = described(&*device, folder)?;
         let refusal = Some("opened for looking only".to_string());
-        Self::load(device, folder.to_path_buf(), settings, None, refusal, Some(file))
+        Self::load(device, folder.to_path_buf(), settings, vec![], refusal, Some(file))
     }
 
     fn load(
         device: Arc<dyn Device>,
         folder: PathBuf,
         settings: Settings,
-        guard: Option<Arc<dyn File>>,
-        refusal: Option<String>,
+        mut guard: Vec<Arc<dyn File>>,
+        mut refusal: Option<String>,
         file: Option<Arc<dyn File>>,
     ) -> Result<Self> {
         let path = folder.join(manifest::NAME);
@@ -175,7 +180,7 @@ impl Store {
                 Head::Good(other, ..) if other.identity != settings.identity => {
                     let name = format!("{}.{}", manifest::NAME, other.folder_name());
                     reasons.push(format!("manifest: of identity {}", other.folder_name()));
-                    if guard.is_some() {
+                    if !guard.is_empty() {
                         device.rename(&path, &folder.join(name)).map_err(failed)?;
                     }
                     found.file = None;
@@ -183,7 +188,9 @@ impl Store {
                 Head::Good(known, sequence, length) => {
                     fits(&settings, &known)?;
                     table.skip_to(sequence);
-                    found.exact = known.blocks == settings.blocks && known.about == settings.about;
+                    found.exact = known.blocks == settings.blocks
+                        && known.about == settings.about
+                        && known.second == settings.second;
                     found.end = length as u64;
                 }
                 Head::Bad(reason) => reasons.push(format!("manifest: {reason}")),
@@ -193,10 +200,29 @@ impl Store {
             found.end = scan::frames(&**file, found.end, &settings, &mut table, &mut reasons)
                 .map_err(failed)?;
         }
-        // A file system that refuses direct I/O says so now, not at the first block.
-        drop(device.open_bulk(&folder.join(LOCK), Access::Read));
-        let access = if guard.is_some() { Access::Write } else { Access::Read };
-        let segments = Segments::new(Arc::clone(&device), folder.clone(), &settings, access);
+        second::check(&*device, &folder, &settings, &table)?;
+        let part = second::part(&settings);
+        if let Some(part) = part.as_ref().filter(|_| !guard.is_empty()) {
+            match take_lock(&*device, part) {
+                Ok(Ok(file)) => guard.push(file),
+                Ok(Err(why)) => refusal = Some(why),
+                Err(error) if forbidden(&error) => {
+                    refusal =
+                        Some(format!("nothing may be written in {} ({error})", part.display()));
+                }
+                Err(error) => return Err(Error::io(format!("locking {}", part.display()), error)),
+            }
+            if refusal.is_some() {
+                guard.clear();
+            }
+        }
+        let folders: Vec<PathBuf> = [folder.clone()].into_iter().chain(part).collect();
+        for folder in &folders {
+            // A file system that refuses direct I/O says so now, not at the first block.
+            drop(device.open_bulk(&folder.join(LOCK), Access::Read));
+        }
+        let access = if guard.is_empty() { Access::Read } else { Access::Write };
+        let segments = Segments::new(Arc::clone(&device), folders, &settings, access);
         let settings = Arc::new(settings);
         let manifest = Manifest::new(
             Arc::clone(&device),
@@ -218,7 +244,7 @@ impl Store {
             synced: Mutex::new(0),
             reasons: Mutex::new(reasons),
         };
-        if store.guard.is_some() {
+        if !store.guard.is_empty() {
             store.begin(found.exact)?;
         }
         Ok(store)
@@ -226,9 +252,11 @@ impl Store {
 
     /// What a writer does first: a manifest with the right header and no tail, no leftovers.
     fn begin(&self, exact: bool) -> Result<()> {
-        self.device
-            .sync_folder(&self.folder)
-            .map_err(|error| Error::io(format!("syncing {}", self.folder.display()), error))?;
+        for folder in self.folders() {
+            self.device
+                .sync_folder(&folder)
+                .map_err(|error| Error::io(format!("syncing {}", folder.display()), error))?;
+        }
         self.segments.know(self.segments.list()?);
         {
             let mut manifest = lock(&self.manifest);
@@ -245,6 +273,7 @@ impl Store {
                 None => manifest.rewrite(&self.table, &mut |_, _| true)?,
             }
         }
+        second::join(&*self.device, &self.folder, &self.settings)?;
         self.trim()
     }
 }

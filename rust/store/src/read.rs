@@ -248,7 +248,7 @@ impl<'a> Reads<'_, 'a> {
         // Whoever waits for a slot holds none, so that no two calls wait for each other.
         let claim = if self.held == 0 {
             store.claims.one(wanted.slot)
-        } else if let Some(claim) = store.claims.all(wanted.slot..wanted.slot + 1) {
+        } else if let Some(claim) = store.claims.now(wanted.slot) {
             claim
         } else {
             self.waiting.push_front((at, wanted));

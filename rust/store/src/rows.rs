@@ -121,46 +121,43 @@ fn unproved(rows: &[Row]) -> Vec<usize> {
     })
 }
 
+/// A block, then all behind it: whoever takes rows in goes along paths instead of jumping between
+/// them. Whole paths come before those that are broken.
 fn sorted(mut rows: Vec<Row>) -> Vec<Row> {
-    let mut known: FxHashMap<Key, u32> = FxHashMap::default();
+    let mut known: FxHashMap<Key, usize> = FxHashMap::default();
     known.reserve(rows.len());
-    known.extend(rows.iter().zip(0..).map(|(row, at)| (row.key, at)));
-    // Depth and whether the path is whole; a key is a hash of its parent's, so paths have an end.
-    let mut places: Vec<Option<(bool, u32)>> = vec![None; rows.len()];
-    let mut path = Vec::new();
-    for start in 0..rows.len() {
-        let mut at = start;
-        let mut place = loop {
-            if let Some(place) = places[at] {
-                break place;
-            }
-            path.push(at);
-            let record = &rows[at].record;
-            if record.scope.is_some() {
-                break (true, 0);
-            }
-            match known.get(&record.parent) {
-                None => break (false, 0),
-                Some(&parent) => at = parent as usize,
-            }
-        };
-        for at in path.drain(..).rev() {
-            place.1 += 1;
-            places[at] = Some(place);
+    known.extend(rows.iter().enumerate().map(|(at, row)| (row.key, at)));
+    // Blocks by the place of their parent; those without one come last.
+    let none = rows.len();
+    let mut behind: Vec<(usize, bool, u32, usize)> = Vec::with_capacity(rows.len());
+    let mut starts = vec![0; rows.len() + 2];
+    for (at, row) in rows.iter().enumerate() {
+        let first = row.record.scope.is_some();
+        let parent = known.get(&row.record.parent).filter(|_| !first).map_or(none, |&at| at);
+        starts[parent + 1] += 1;
+        behind.push((parent, !first, row.slot, at));
+    }
+    behind.sort_unstable();
+    for parent in 0..=none {
+        starts[parent + 1] += starts[parent];
+    }
+    // A key is a hash of its parent's, so paths have a beginning and every block is on one.
+    let mut order = Vec::with_capacity(rows.len());
+    let mut next = Vec::new();
+    for &(_, broken, _, start) in &behind[starts[none]..] {
+        next.push(start);
+        while let Some(at) = next.pop() {
+            order.push(at);
+            rows[at].rooted = !broken;
+            let children = &behind[starts[at]..starts[at + 1]];
+            next.extend(children.iter().rev().map(|&(.., child)| child));
         }
     }
-    let mut order: Vec<(bool, u32, u32, usize)> = Vec::with_capacity(rows.len());
-    for (at, (row, place)) in rows.iter_mut().zip(places).enumerate() {
-        let (rooted, depth) = place.unwrap_or_default();
-        row.rooted = rooted;
-        order.push((!rooted, depth, row.slot, at));
-    }
-    order.sort_unstable();
     // In place: a second copy of all rows would cost as much as reading them.
     for start in 0..order.len() {
         let mut at = start;
         loop {
-            let from = std::mem::replace(&mut order[at].3, at);
+            let from = std::mem::replace(&mut order[at], at);
             if from == start || from == at {
                 break;
             }

@@ -1,15 +1,16 @@
 //! Segments: the files that slots lie in.
 //!
-//! Invariant: slot `s` lies in segment `s / per_segment` and nowhere else. A sync that fails fails
+//! Invariant: slot `s` lies in segment `s / per_segment` and nowhere else; of two folders, slots and
+//! segments go to one and the other in turn. A sync that fails fails
 //! every write to its segment that was not synced yet, because the system tells only one caller.
 //! Cost: bytes go straight between the device and the caller's memory.
 
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use crate::claim::lock;
+use crate::claim::{self, Slots, lock};
 use crate::device::{Access, Device, File, read_full, write_full};
 use crate::error::{Error, Result};
 use crate::settings::Settings;
@@ -24,7 +25,7 @@ const SYNCS: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Segments {
     device: Arc<dyn Device>,
-    folder: PathBuf,
+    folders: Vec<PathBuf>,
     per_segment: u32,
     slot_bytes: u64,
     access: Access,
@@ -57,13 +58,13 @@ pub(crate) fn number(file: &str) -> Option<u32> {
 impl Segments {
     pub(crate) fn new(
         device: Arc<dyn Device>,
-        folder: PathBuf,
+        folders: Vec<PathBuf>,
         settings: &Settings,
         access: Access,
     ) -> Self {
         Self {
             device,
-            folder,
+            folders,
             per_segment: settings.per_segment(),
             slot_bytes: settings.slot_bytes(),
             access,
@@ -74,11 +75,16 @@ impl Segments {
 
     /// The segments that exist on the device.
     pub(crate) fn list(&self) -> Result<BTreeSet<u32>> {
-        let items = self
-            .device
-            .list(&self.folder)
-            .map_err(|error| Error::io(format!("listing {}", self.folder.display()), error))?;
-        Ok(items.iter().filter_map(|item| number(&item.name)).collect())
+        let mut found = BTreeSet::new();
+        for (turn, folder) in (0..).zip(&self.folders) {
+            let items = self
+                .device
+                .list(folder)
+                .map_err(|error| Error::io(format!("listing {}", folder.display()), error))?;
+            let numbers = items.iter().filter_map(|item| number(&item.name));
+            found.extend(numbers.filter(|number| number % self.turns() == turn));
+        }
+        Ok(found)
     }
 
     /// Takes the segments on the device as known.
@@ -86,18 +92,35 @@ impl Segments {
         lock(&self.state).known = segments;
     }
 
+    fn turns(&self) -> u32 {
+        u32::try_from(self.folders.len()).unwrap_or(1)
+    }
+
     /// The segment that a slot lies in.
     pub(crate) fn of(&self, slot: u32) -> u32 {
-        slot / self.per_segment
+        let turns = self.turns();
+        slot / turns / self.per_segment * turns + slot % turns
+    }
+
+    /// The slots below `end` that lie in a segment, one behind another.
+    pub(crate) fn slots(&self, segment: u32, end: u32) -> Slots {
+        let (turns, per) = (u64::from(self.turns()), u64::from(self.per_segment));
+        let first = u64::from(segment) / turns * per * turns + u64::from(segment) % turns;
+        let bounded = |slot: u64| u32::try_from(slot).unwrap_or(u32::MAX).min(end);
+        claim::slots(bounded(first), bounded(first + per * turns), self.turns())
     }
 
     /// Where a slot starts in its segment.
     pub(crate) fn start(&self, slot: u32) -> u64 {
-        u64::from(slot % self.per_segment) * self.slot_bytes
+        u64::from(slot / self.turns() % self.per_segment) * self.slot_bytes
+    }
+
+    fn folder(&self, segment: u32) -> &Path {
+        &self.folders[(segment % self.turns()) as usize]
     }
 
     fn path(&self, segment: u32) -> PathBuf {
-        self.folder.join(name(segment))
+        self.folder(segment).join(name(segment))
     }
 
     /// The open file; `None` if there is none and `create` is not set.
@@ -120,7 +143,7 @@ impl Segments {
             Err(error) => return Err(error),
         };
         if create && !known {
-            self.device.sync_folder(&self.folder)?;
+            self.device.sync_folder(self.folder(segment))?;
         }
         let mut state = lock(&self.state);
         state.known.insert(segment);
@@ -303,9 +326,10 @@ mod tests {
             block_tokens: 1,
             blocks: 9,
             durability: Durability::Fsync,
+            second: None,
         };
         let device = Arc::clone(&faults) as Arc<dyn Device>;
-        let segments = Segments::new(device, folder.path().to_path_buf(), &settings, Access::Write);
+        let segments = Segments::new(device, vec![folder.path().into()], &settings, Access::Write);
         let (one, two) = (segments.failures(1), segments.failures(2));
         segments.write(1, 0, &mut [IoSlice::new(b"one")]).unwrap();
         segments.write(2, 0, &mut [IoSlice::new(b"two")]).unwrap();

@@ -3,6 +3,9 @@
 //! Invariant: equal settings give equal places on every machine; no place depends on `blocks`, so a
 //! budget can change without moving a byte. Cost: arithmetic.
 
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
 use kvtrie_core::block::Layers;
 
 use crate::error::{Error, Result};
@@ -22,6 +25,9 @@ const RECORD_ROOM: u64 = 1024;
 
 /// The longest `about`. Every budget has room for it, so that words cost no blocks.
 const MOST_ABOUT: usize = 16 << 10;
+
+/// The longest path of a second folder.
+const MOST_PATH: usize = 4 << 10;
 
 /// Bytes of a header page before the checksums of the layers.
 pub(crate) const PAGE_FIXED: usize = 104;
@@ -61,6 +67,8 @@ pub struct Settings {
     pub blocks: u32,
     /// What a finished write survives.
     pub durability: Durability,
+    /// A folder on another device, where every other slot lies.
+    pub second: Option<PathBuf>,
 }
 
 impl Settings {
@@ -81,6 +89,7 @@ impl Settings {
             ("block_tokens", self.block_tokens.into(), 1 << 24),
             ("blocks", self.blocks.into(), u64::from(u32::MAX) - 1),
             ("bytes of about", self.about.len() as u64, MOST_ABOUT as u64),
+            ("bytes of the second path", self.path().len() as u64, MOST_PATH as u64),
         ] {
             if value > most {
                 return Err(Error::config(format!("{name} is {value}, at most {most}")));
@@ -93,6 +102,17 @@ impl Settings {
     #[must_use]
     pub fn folder_name(&self) -> String {
         hex(&self.identity[..8])
+    }
+
+    /// How many folders the slots lie in, in turn.
+    #[must_use]
+    pub fn folders(&self) -> u32 {
+        1 + u32::from(self.second.is_some())
+    }
+
+    /// The second folder's path as bytes; empty if there is none.
+    pub(crate) fn path(&self) -> &[u8] {
+        self.second.as_ref().map_or(&[], |path| path.as_os_str().as_bytes())
     }
 
     /// The longest record of a block.
@@ -131,13 +151,14 @@ impl Settings {
     #[must_use]
     pub fn bytes_for(&self, blocks: u32) -> u64 {
         let slots = u64::from(blocks).saturating_mul(self.slot_bytes());
-        let segments = u64::from(blocks.div_ceil(self.per_segment()));
+        let beside = u64::from(self.folders() - 1);
+        let segments = u64::from(blocks.div_ceil(self.per_segment())) + beside;
         let frames = u64::from(blocks).saturating_mul(self.frame_bytes());
         slots
             .saturating_add(slots / 1024 + segments * 4 * PAGE)
             .saturating_add(frames.saturating_mul(3))
             .saturating_add(2 * (HEAD_FIXED + MOST_ABOUT) as u64 + SPARE + self.frame_bytes())
-            .saturating_add(6 * PAGE)
+            .saturating_add((6 + 8 * beside) * PAGE)
     }
 
     /// How many blocks fit into so many bytes; the inverse of [`Settings::bytes_for`].
@@ -162,7 +183,7 @@ impl Settings {
 
     /// The manifest's header.
     pub(crate) fn head_bytes(&self) -> usize {
-        (HEAD_FIXED + self.about.len()).next_multiple_of(8)
+        (HEAD_FIXED + self.about.len() + self.path().len()).next_multiple_of(8)
     }
 
     /// The seed of every checksum in the manifest: frames of another identity are no frames.
@@ -198,6 +219,8 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::{Durability, Settings};
 
     fn settings(layers: u16, layer_bytes: usize, block_tokens: u32) -> Settings {
@@ -209,6 +232,7 @@ mod tests {
             block_tokens,
             blocks: 1,
             durability: Durability::None,
+            second: None,
         }
     }
 
@@ -224,8 +248,10 @@ mod tests {
 
     #[test]
     fn blocks_in_is_the_inverse_of_bytes_for() {
-        for (layers, layer_bytes) in [(1, 1), (32, 65_536), (61, 1 << 28)] {
-            let settings = settings(layers, layer_bytes, 16);
+        let sizes = [(1, 1), (32, 65_536), (61, 1 << 28)];
+        for ((layers, layer_bytes), second) in sizes.into_iter().zip([None, Some("second"), None]) {
+            let second = second.map(PathBuf::from);
+            let settings = Settings { second, ..settings(layers, layer_bytes, 16) };
             for blocks in [0, 1, 2, 511, 512, 100_000, 40_000_000] {
                 let bytes = settings.bytes_for(blocks);
                 assert_eq!(settings.blocks_in(bytes), blocks);

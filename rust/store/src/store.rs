@@ -15,6 +15,7 @@ use crate::device::{Device, File, Travel};
 use crate::error::{Error, Result};
 use crate::frame;
 use crate::manifest::Manifest;
+use crate::second;
 use crate::segment::Segments;
 use crate::settings::{Durability, Settings};
 use crate::table::Table;
@@ -31,8 +32,8 @@ pub struct Store {
     pub(crate) settings: Arc<Settings>,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) folder: PathBuf,
-    /// Held while this is the writer.
-    pub(crate) guard: Option<Arc<dyn File>>,
+    /// Held while this is the writer, one in each folder.
+    pub(crate) guard: Vec<Arc<dyn File>>,
     /// Why this is not the writer.
     pub(crate) refusal: Option<String>,
     pub(crate) manifest: Mutex<Manifest>,
@@ -55,6 +56,11 @@ impl Store {
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// The store's own folders.
+    pub(crate) fn folders(&self) -> Vec<PathBuf> {
+        [self.folder.clone()].into_iter().chain(second::part(&self.settings)).collect()
     }
 
     /// Whether writes are refused.
@@ -220,7 +226,7 @@ impl Store {
     }
 
     fn finish(&self) -> Result<()> {
-        if self.guard.is_none() {
+        if self.guard.is_empty() {
             return Ok(());
         }
         let mut manifest = lock(&self.manifest);

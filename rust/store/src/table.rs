@@ -75,6 +75,11 @@ impl Table {
         (entry.at, entry.length) = (at, length);
     }
 
+    /// Whether a block stands in the second of two folders.
+    pub(crate) fn in_second(&self) -> bool {
+        self.slots.iter().skip(1).step_by(2).any(|entry| entry.length > 0)
+    }
+
     /// The next sequence; never given twice.
     pub(crate) fn next(&mut self) -> u64 {
         self.last += 1;

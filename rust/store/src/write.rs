@@ -339,7 +339,7 @@ impl<'a> Writes<'_, 'a> {
         // Whoever waits for a slot holds none, so that no two calls wait for each other.
         let claim = if self.held == 0 && self.unsynced.is_empty() {
             store.claims.one(given.slot)
-        } else if let Some(claim) = store.claims.all(given.slot..given.slot + 1) {
+        } else if let Some(claim) = store.claims.now(given.slot) {
             claim
         } else {
             self.waiting.push_front((at, given));
@@ -395,7 +395,9 @@ impl<'a> Writes<'_, 'a> {
         }
         for (block, upto) in published {
             self.results[block.at] = store.commit(upto).inspect_err(|_| {
-                let _manifest = lock(&store.manifest);
+                let mut manifest = lock(&store.manifest);
+                // Another call may have written it anew meanwhile, with this block's frame in it.
+                manifest.damaged = true;
                 lock(&store.table).shrink(block.given.slot, block.before);
             });
         }

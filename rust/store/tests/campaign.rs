@@ -2,7 +2,8 @@
 //! queues, counted; what is small enough is gone through whole.
 //!
 //! `cargo test -p kvtrie-store --test campaign -- --ignored --nocapture` runs `KVTRIE_FAULTS` cases of
-//! each kind (10 000); the test that is always run, a few. A tmpfs of its own needs `unshare`.
+//! each kind (10 000); the test that is always run, a few. A full disk is an ext4 in a file where a
+//! loop device may be had, which takes root, otherwise a tmpfs; either needs `unshare`.
 
 mod rig;
 
@@ -16,7 +17,7 @@ use kvtrie_store::{
     Chance, Device, Durability, Error, Fault, Faults, Given, Meta, Pages, Queue, Settings, Store,
     System, Wanted,
 };
-use rig::memory::Memory;
+use rig::memory::{Image, Memory};
 use rig::{Block, Random, behind, bytes, first, read, write};
 
 const ALL: Layers = Layers::new(0, 4);
@@ -203,6 +204,64 @@ fn swaps(cases: u64) -> Tally {
     tally
 }
 
+/// Two folders of which one is missing, another store's, older than the other, cut, or given first.
+fn second_folder(cases: u64) -> Tally {
+    let (one, two) = (Path::new("/stores"), Path::new("/second"));
+    let given = |one: &Path, two: &Path| {
+        (one.to_path_buf(), Settings { second: Some(two.to_path_buf()), ..settings(700) })
+    };
+    let blocks = blocks();
+    // In each slot the block so many further on.
+    let fill = |memory: &Memory, shift: usize| {
+        let (folder, settings) = given(one, two);
+        let store = Store::open(memory.device(), &folder, settings).unwrap();
+        for slot in 0..SLOTS {
+            let block = &blocks[(slot as usize + shift) % blocks.len()];
+            write(&store, block, slot, ALL, shift as u64).unwrap();
+        }
+        store.close().unwrap();
+        memory.image()
+    };
+    let memory = Memory::default();
+    let (older, whole) = (fill(&memory, 2), fill(&memory, 1));
+    let stranger = fill(&Memory::default(), 1);
+    let (mut tally, mut random) = (Tally::default(), Random(6));
+    for _ in 0..cases {
+        let mut image = whole.clone();
+        let folder = if random.below(2) == 0 { one } else { two };
+        match random.below(4) {
+            0 => image.replace(folder, &Image::default()),
+            1 => image.replace(folder, &older),
+            2 => image.replace(two, &stranger),
+            _ => {
+                let inside = image.names.iter().filter(|(path, _)| path.starts_with(folder));
+                let numbers: Vec<usize> = inside.map(|(_, &number)| number).collect();
+                let at = usize::try_from(random.below(numbers.len() as u64)).unwrap();
+                let content = image.files.get_mut(&numbers[at]).unwrap();
+                let end = random.below(content.len().max(1) as u64);
+                content.truncate(usize::try_from(end).unwrap());
+            }
+        }
+        let (folder, settings) =
+            if random.below(2) == 0 { given(one, two) } else { given(two, one) };
+        let memory = Memory::from_image(image);
+        tally.faults += 1;
+        let Ok(store) = Store::open(memory.device(), &folder, settings) else {
+            tally.misses += 1;
+            continue;
+        };
+        for slot in 0..SLOTS {
+            for shift in 1..3 {
+                let block = &blocks[(slot as usize + shift) % blocks.len()];
+                let right = bytes(store.settings(), block, ALL, shift as u64);
+                tally.see(read(&store, &block.key, slot, ALL), &right);
+            }
+        }
+    }
+    assert!(tally.right > 0 && tally.misses > 0);
+    tally
+}
+
 /// A wall clock that stands anywhere when a store is listed: ages never fall, and never wrap.
 fn clock_jumps(cases: u64) -> Tally {
     let memory = Memory::default();
@@ -297,11 +356,11 @@ fn below_a_queue(queue: Queue, fault: Fault, cases: u64) -> Tally {
     tally
 }
 
-/// Runs this test again as another process, behind `before`; what it tells as numbers.
-fn elsewhere(before: &str, role: &str, folder: &Path, cases: u64) -> Option<Tally> {
+/// Runs this test again as another process, in namespaces of its own and behind `before`; what it tells as numbers.
+fn elsewhere(own: &str, before: &str, role: &str, folder: &Path, cases: u64) -> Option<Tally> {
     let me = std::env::current_exe().unwrap();
     let told = Command::new("unshare")
-        .args(["-Urm", "sh", "-c"])
+        .args([own, "sh", "-c"])
         .arg(format!("{before} && exec {} --exact another_process --nocapture", me.display()))
         .env(ROLE, role)
         .env(FOLDER, folder)
@@ -317,11 +376,20 @@ fn elsewhere(before: &str, role: &str, folder: &Path, cases: u64) -> Option<Tall
     Some(Tally { faults, right, misses, wrong, whole: false })
 }
 
-/// Blocks written to a file system without room, by both queues in turn.
-fn full_disk(cases: u64) -> Option<Tally> {
-    let folder = tempfile::tempdir().unwrap();
-    let place = folder.path().display();
-    elsewhere(&format!("mount -t tmpfs -o size=1500k none {place}"), "full", folder.path(), cases)
+/// Blocks written to a file system without room, by both queues in turn; and which one it was.
+fn full_disk(cases: u64) -> (&'static str, Option<Tally>) {
+    let (folder, inside) = (tempfile::tempdir().unwrap(), quick());
+    let (place, image) =
+        (folder.path().display(), inside.path().join("image").display().to_string());
+    let ext4 = format!(
+        "truncate -s 3M {image} && mkfs.ext4 -q -F -m 0 -b 1024 -J size=1 {image} && \
+         mount -o loop {image} {place}"
+    );
+    if let Some(tally) = elsewhere("-m", &ext4, "full", folder.path(), cases) {
+        return ("full disk, ext4", Some(tally));
+    }
+    let tmpfs = format!("mount -t tmpfs -o size=1500k none {place}");
+    ("full disk, tmpfs", elsewhere("-Urm", &tmpfs, "full", folder.path(), cases))
 }
 
 /// A store in a file system that became read-only, opened again and again.
@@ -329,7 +397,7 @@ fn read_only_folder(cases: u64) -> Option<Tally> {
     let folder = tempfile::tempdir().unwrap();
     let (place, inner) = (folder.path().display(), folder.path().join("in"));
     let mount = format!("mount -t tmpfs none {place} && mkdir {}", inner.display());
-    elsewhere(&mount, "read-only", &inner, cases)
+    elsewhere("-Urm", &mount, "read-only", &inner, cases)
 }
 
 /// Another process holds the store while this one opens it.
@@ -365,7 +433,7 @@ fn two_processes(cases: u64) -> Tally {
 }
 
 fn fill_up(folder: &Path, cases: u64) -> Tally {
-    // Twenty slots of 72 KiB for files of at most 1500 KiB: the last ones have no room.
+    // Slots of 72 KiB, 2160 KiB together, for files of at most 1500 or 1900 KiB.
     let settings = Settings { blocks: 30, ..settings(16 << 10) };
     let mut chain = vec![first(0)];
     (1..40).for_each(|token| chain.push(behind(&chain[chain.len() - 1], token)));
@@ -460,9 +528,11 @@ fn campaign(cases: u64, short: bool, out: &mut dyn Write) {
     }
     tell("bits of layers", Some(data_bits(cases)));
     tell("swapped slots and layers", Some(swaps(cases)));
+    tell("one of two folders", Some(second_folder(cases)));
     tell("clock jumps", Some(clock_jumps(cases)));
     tell("two processes", Some(two_processes(cases)));
-    tell("full disk", full_disk(cases));
+    let (name, tally) = full_disk(cases);
+    tell(name, tally);
     tell("read-only folder", read_only_folder(cases));
     for (queue, name) in [(Queue::Best, "io_uring"), (Queue::Threads, "threads")] {
         for fault in

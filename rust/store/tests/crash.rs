@@ -4,12 +4,11 @@
 mod rig;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::Key;
-use kvtrie_store::{Chance, Device, Durability, Fault, Faults, Kept, Meta, Settings, Store};
+use kvtrie_store::{Chance, Device, Durability, Fault, Faults, Kept, Meta, Settings};
 use rig::memory::{Image, Memory, Op, Power};
 use rig::{Block, Model, Random, behind, first, layer, long, read, write};
 
@@ -18,6 +17,12 @@ const ALL: Layers = Layers::new(0, 4);
 
 fn settings(durability: Durability) -> Settings {
     rig::settings(SLOTS, 600, durability)
+}
+
+/// Every other seed has two folders.
+fn of_seed(seed: u64, durability: Durability) -> Settings {
+    let second = (seed % 2 == 1).then(|| "/second".into());
+    Settings { second, ..settings(durability) }
 }
 
 /// One call: when it began and ended, what it might touch, and what held after it.
@@ -48,7 +53,7 @@ fn blocks() -> Vec<Block> {
 fn work(
     start: Image,
     mut model: Model,
-    durability: Durability,
+    settings: &Settings,
     fails: bool,
     versions: &mut Versions,
     random: &mut Random,
@@ -56,7 +61,7 @@ fn work(
     let memory = Memory::from_image(start.clone());
     let faults = Arc::new(Faults::new(memory.device(), random.next()));
     let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
-    let store = rig::open(&device, &settings(durability));
+    let store = rig::open(&device, settings);
     let blocks = blocks();
     let mut steps = Vec::new();
     for _ in 0..12 {
@@ -128,9 +133,9 @@ fn work(
 }
 
 /// Opens what is left and reads everything; returns what was found.
-fn look(image: Image, durability: Durability, versions: &Versions) -> Model {
+fn look(image: Image, settings: &Settings, versions: &Versions) -> Model {
     let memory = Memory::from_image(image);
-    let store = Store::open(memory.device(), Path::new("/stores"), settings(durability)).unwrap();
+    let store = rig::open(&memory.device(), settings);
     let mut found = Model::default();
     let blocks = blocks();
     for row in store.rows(0).unwrap() {
@@ -140,7 +145,7 @@ fn look(image: Image, durability: Durability, versions: &Versions) -> Model {
             let bytes = match read(&store, &row.key, row.slot, Layers::new(at, at + 1)) {
                 Ok(bytes) => bytes,
                 // A row that cannot be read is a miss, but a promise that was broken.
-                Err(error) if durability == Durability::Fsync => panic!("{error}"),
+                Err(error) if settings.durability == Durability::Fsync => panic!("{error}"),
                 Err(_) => continue,
             };
             let version = (1..=versions[&row.key])
@@ -188,10 +193,11 @@ fn campaign(seeds: std::ops::Range<u64>, durability: Durability, fails: bool) ->
     let (mut losses, mut empty) = (0, 0);
     for seed in seeds {
         let mut random = Random(seed);
+        let settings = of_seed(seed, durability);
         let mut versions = Versions::new();
         let (mut image, mut model) = (Image::default(), Model::default());
         for _generation in 0..3 {
-            let run = work(image, model.clone(), durability, fails, &mut versions, &mut random);
+            let run = work(image, model.clone(), &settings, fails, &mut versions, &mut random);
             let log = run.memory.log();
             let mut power = Power::from_image(run.start.clone());
             let mut images = Vec::new();
@@ -216,7 +222,7 @@ fn campaign(seeds: std::ops::Range<u64>, durability: Durability, fails: bool) ->
                 power.step(op);
             }
             for (clock, image) in &images {
-                let found = look(image.clone(), durability, &versions);
+                let found = look(image.clone(), &settings, &versions);
                 losses += 1;
                 if durability == Durability::Fsync {
                     let owed = owed(&run, &model, *clock);
@@ -227,7 +233,7 @@ fn campaign(seeds: std::ops::Range<u64>, durability: Durability, fails: bool) ->
             // The next generation goes on where one of them was lost.
             let last = usize::try_from(random.below(images.len() as u64)).unwrap();
             image = images.swap_remove(last).1;
-            model = look(image.clone(), durability, &versions);
+            model = look(image.clone(), &settings, &versions);
             if durability != Durability::Fsync {
                 (image, model) = (Image::default(), Model::default());
             }
@@ -346,6 +352,6 @@ fn a_segment_whose_name_was_never_synced_is_made_durable_by_the_next_writer() {
     let mut power = Power::default();
     memory.log().iter().for_each(|op| power.step(op));
     let image = power.lose(0, None, 0, &mut Random(0));
-    let found = look(image, Durability::Fsync, &Versions::from([(block.key, 2)]));
+    let found = look(image, &settings(Durability::Fsync), &Versions::from([(block.key, 2)]));
     assert!(found.0[&1].versions.values().eq([2; 4].iter()));
 }

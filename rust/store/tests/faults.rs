@@ -65,7 +65,9 @@ struct Tally {
 
 fn settings(random: &mut Random) -> Settings {
     let durability = [Durability::None, Durability::Flush, Durability::Fsync];
-    rig::settings(SLOTS, LAYER, durability[usize::try_from(random.below(3)).unwrap()])
+    let durability = durability[usize::try_from(random.below(3)).unwrap()];
+    let second = (random.below(2) == 0).then(|| "/second".into());
+    Settings { second, ..rig::settings(SLOTS, LAYER, durability) }
 }
 
 fn blocks() -> Vec<Block> {
@@ -131,7 +133,11 @@ fn work(store: &Store, blocks: &[Block], model: &mut Model, random: &mut Random)
 
 fn case(kind: Kind, seed: u64, tally: &mut Tally) {
     let mut random = Random(seed);
-    let settings = settings(&mut random);
+    let mut settings = settings(&mut random);
+    if kind == Kind::Foreign {
+        // The other folder's segments would still be right.
+        settings.second = None;
+    }
     let blocks = blocks();
     let memory = Memory::default();
     let mut model = Model::default();
@@ -180,7 +186,8 @@ fn case(kind: Kind, seed: u64, tally: &mut Tally) {
 }
 
 fn damage(kind: Kind, memory: &Memory, settings: &Settings, random: &mut Random) {
-    let segment = "segment-00000";
+    let turn = random.below(settings.folders().into());
+    let segment = &*format!("segment-{turn:05}");
     let slot = usize::try_from(settings.slot_bytes()).unwrap();
     let named = |name: &str| memory.image().names.keys().any(|path| path.ends_with(name));
     let either = if random.below(2) == 0 && named(segment) { segment } else { "manifest" };
@@ -190,7 +197,10 @@ fn damage(kind: Kind, memory: &Memory, settings: &Settings, random: &mut Random)
     match kind {
         Kind::FlippedBit => memory.alter(either, |bytes| {
             let at = somewhere(bytes, random);
-            bytes[at] ^= 1 << random.below(8);
+            // A segment may be cut to nothing when its slots are given back.
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= 1 << random.below(8);
+            }
         }),
         Kind::Zeroed => memory.alter(either, |bytes| {
             let at = somewhere(bytes, random) / 512 * 512;

@@ -1,7 +1,7 @@
 //! A process that dies at any moment: what it had reported under `Flush` is found and right.
 //!
 //! The writer is this test binary again, told by its environment what to do: each writes by the
-//! kernel's queue or by threads, past the page cache or through it. `KVTRIE_KILLS` says how many die
+//! kernel's queue or by threads, past the page cache or through it, to one folder or to two. `KVTRIE_KILLS` says how many die
 //! in the test that `--ignored` runs (500).
 
 mod rig;
@@ -19,8 +19,10 @@ const FOLDER: &str = "KVTRIE_KILL_FOLDER";
 const ROUND: &str = "KVTRIE_KILL_ROUND";
 const SLOTS: u32 = 8;
 
-fn settings() -> Settings {
-    rig::settings(SLOTS, 40_000, Durability::Flush)
+/// With a second folder where there is one.
+fn settings(folder: &Path) -> Settings {
+    let second = Some(folder.join("second")).filter(|second| second.exists());
+    Settings { second, ..rig::settings(SLOTS, 40_000, Durability::Flush) }
 }
 
 fn blocks() -> Vec<Block> {
@@ -34,7 +36,7 @@ fn blocks() -> Vec<Block> {
 fn open(folder: &Path, round: u64) -> Store {
     let queue = if round.is_multiple_of(2) { Queue::Best } else { Queue::Threads };
     let system = System::new(!round.is_multiple_of(3), queue);
-    Store::open(Arc::new(system), folder, settings()).unwrap()
+    Store::open(Arc::new(system), folder, settings(folder)).unwrap()
 }
 
 /// Writes until it is killed, and says before and after each write what it does.
@@ -62,6 +64,12 @@ fn what_was_reported_survives_kills() {
     kills(60);
 }
 
+/// Half of the writers have one folder, half two.
+fn kills(rounds: u64) -> (u64, u64) {
+    let (one, two) = (kills_in(rounds / 2, false), kills_in(rounds - rounds / 2, true));
+    (one.0 + two.0, one.1 + two.1)
+}
+
 #[test]
 #[ignore = "a minute; KVTRIE_KILLS says how many die"]
 fn what_was_reported_survives_many_kills() {
@@ -76,8 +84,11 @@ fn what_was_reported_survives_many_kills() {
 }
 
 /// Kills so many writers; returns how many writes they reported and how many blocks were found.
-fn kills(rounds: u64) -> (u64, u64) {
+fn kills_in(rounds: u64, two: bool) -> (u64, u64) {
     let folder = tempfile::tempdir().unwrap();
+    if two {
+        std::fs::create_dir(folder.path().join("second")).unwrap();
+    }
     let blocks = blocks();
     let mut random = Random(7);
     let mut model = Model::default();

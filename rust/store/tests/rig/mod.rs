@@ -39,6 +39,7 @@ pub(crate) fn settings(blocks: u32, layer_bytes: usize, durability: Durability) 
         block_tokens: 4,
         blocks,
         durability,
+        second: None,
     }
 }
 

@@ -1,0 +1,133 @@
+//! The second folder: where every other slot lies, on another device.
+//!
+//! Its part of a store has the store's name with `.second` behind it. Both parts hold a file `pair`
+//! with one number, so that halves of two stores are never taken for one.
+//! Invariant: where blocks stand in a second folder, the numbers are there and equal, or the store is
+//! not opened. Cost: two small files, read when a store is opened.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, IoSlice};
+use std::path::{Path, PathBuf};
+
+use crate::device::{Access, Device, read_full, write_full};
+use crate::error::{Error, Result};
+use crate::manifest;
+use crate::settings::Settings;
+use crate::table::Table;
+
+/// The file with the number.
+const PAIR: &str = "pair";
+
+fn named(settings: &Settings) -> String {
+    format!("{}.second", settings.folder_name())
+}
+
+/// A store's part in its second folder, if it has one.
+pub(crate) fn part(settings: &Settings) -> Option<PathBuf> {
+    settings.second.as_ref().map(|folder| folder.join(named(settings)))
+}
+
+/// The folder of the manifest; that of the other half is in the settings afterwards. It does not
+/// matter which one was given first.
+pub(crate) fn in_order(
+    device: &dyn Device,
+    folder: &Path,
+    settings: &mut Settings,
+) -> Result<PathBuf> {
+    if let Some(second) = &mut settings.second {
+        *second = std::path::absolute(&*second)
+            .map_err(|error| Error::io(format!("finding {}", second.display()), error))?;
+    }
+    let there = |path: PathBuf| device.open(&path, Access::Read).is_ok();
+    let (name, half) = (settings.folder_name(), folder.join(named(settings)));
+    if there(folder.join(&name).join(manifest::NAME)) {
+        return Ok(folder.to_path_buf());
+    }
+    let other = settings.second.clone().filter(|other| there(other.join(&name).join(PAIR)));
+    if let Some(other) = other {
+        let folder = std::path::absolute(folder)
+            .map_err(|error| Error::io(format!("finding {}", folder.display()), error))?;
+        settings.second = Some(folder);
+        return Ok(other);
+    }
+    if there(half.join(PAIR)) {
+        return Err(Error::config(format!(
+            "{} is half of a store whose other folder was not given or is not there; remove it to \
+             begin anew",
+            half.display()
+        )));
+    }
+    Ok(folder.to_path_buf())
+}
+
+fn number(device: &dyn Device, part: &Path) -> Result<Option<String>> {
+    let path = part.join(PAIR);
+    let failed = |error| Error::io(format!("reading {}", path.display()), error);
+    let file = match device.open(&path, Access::Read) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut bytes = [0; 64];
+    let count = read_full(&*file, &mut bytes, 0).map_err(failed)?;
+    // One that was cut short says nothing.
+    Ok(std::str::from_utf8(&bytes[..count])
+        .ok()
+        .filter(|text| text.len() == 16)
+        .map(str::to_string))
+}
+
+/// Whether both folders are there and belong together.
+pub(crate) fn check(
+    device: &dyn Device,
+    own: &Path,
+    settings: &Settings,
+    table: &Table,
+) -> Result<()> {
+    let blocks = table.blocks().count();
+    let here = number(device, own)?;
+    let wrong = |what: String| Err(Error::config(format!("{what}; {blocks} blocks stand there")));
+    let (one, store) = (own.display(), settings.folder_name());
+    let Some(part) = part(settings) else {
+        return match here {
+            None => Ok(()),
+            Some(_) => wrong(format!("{one} lies in two folders: give the second one too")),
+        };
+    };
+    let two = part.display();
+    match (here, number(device, &part)?) {
+        (None, None) if blocks == 0 => Ok(()),
+        (None, None) => {
+            wrong(format!("{one} lies in one folder: give no second one, or remove it"))
+        }
+        (Some(_), None) if !table.in_second() => Ok(()),
+        (Some(_), None) => wrong(format!(
+            "{two} is not there, where every other block of {one} lies: mount its device, or remove \
+             {one} to begin anew"
+        )),
+        (Some(here), Some(there)) if here == there => Ok(()),
+        (_, Some(_)) => wrong(format!(
+            "{two} is half of another store {store} than {one}: give the folders that belong \
+             together, or remove both to begin anew"
+        )),
+    }
+}
+
+/// Gives both folders a number where one has none yet; nothing stands in the second one then.
+pub(crate) fn join(device: &dyn Device, own: &Path, settings: &Settings) -> Result<()> {
+    let Some(part) = part(settings) else { return Ok(()) };
+    let known = number(device, own)?;
+    if known.is_some() && number(device, &part)?.is_some() {
+        return Ok(());
+    }
+    let text = known.unwrap_or_else(|| format!("{:016x}", RandomState::new().hash_one(own)));
+    for folder in [own, &part] {
+        let path = folder.join(PAIR);
+        let failed = |error| Error::io(format!("writing {}", path.display()), error);
+        let file = device.open(&path, Access::Fresh).map_err(failed)?;
+        write_full(&*file, &mut [IoSlice::new(text.as_bytes())], 0).map_err(failed)?;
+        file.sync().map_err(failed)?;
+        device.sync_folder(folder).map_err(failed)?;
+    }
+    Ok(())
+}
