@@ -198,9 +198,9 @@ def test_a_copy_counts_the_bytes_that_its_lane_carries():
     seen = []
 
     class Counting(Executor):
-        def _carry_out(self, job, stream):
-            seen.append((job.store, job.bytes // len(job.ids)))
-            super()._carry_out(job, stream)
+        def _carry_out(self, jobs, stream):
+            seen.extend((job.store, job.bytes // len(job.ids)) for job in jobs)
+            super()._carry_out(jobs, stream)
 
     layout = FORMATS["int8"]
     tiers = [Tier("gpu", blocks=4), Tier("host", blocks=12, layout=layout)]
