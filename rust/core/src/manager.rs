@@ -9,6 +9,7 @@ mod audit;
 mod branch;
 mod commit;
 mod complete;
+mod convoy;
 mod draft;
 mod evict;
 mod explain;
@@ -25,6 +26,7 @@ mod meter;
 mod moves;
 mod name;
 mod node;
+mod outcomes;
 mod own;
 mod path;
 mod price;
@@ -40,7 +42,7 @@ mod suspend;
 mod told;
 mod write;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
 use rustc_hash::FxHashMap;
 use slotmap::SlotMap;
@@ -75,6 +77,7 @@ use hints::Hints;
 use meter::Meter;
 use moves::Arrival;
 use node::Node;
+use outcomes::Outcomes;
 use own::{Own, OwnId};
 use price::Prices;
 use refused::Refused;
@@ -118,8 +121,7 @@ pub struct Manager {
     /// Marked copies that no move brings, by ready time.
     marked: BTreeSet<(Nanos, TierId, BlockId)>,
     failed: Vec<Failed>,
-    /// How recent moves ended.
-    outcomes: BTreeMap<MoveId, bool>,
+    outcomes: Outcomes,
     sessions: Sessions,
     told: Told,
     meter: Meter,
@@ -175,7 +177,7 @@ impl Manager {
             arriving: FxHashMap::default(),
             marked: BTreeSet::new(),
             failed: Vec::new(),
-            outcomes: BTreeMap::new(),
+            outcomes: Outcomes::default(),
             sessions: Sessions::default(),
             told,
             meter,

@@ -7,6 +7,7 @@ mod contract {
     mod branch;
     mod commit;
     mod completion;
+    mod convoy;
     mod engine;
     mod failed_moves;
     mod failure;

@@ -14,7 +14,7 @@ use crate::time::Nanos;
 use super::Manager;
 use super::lease::{Hold, Lease, Plan, TailFrom};
 use super::load::{Load, Passage};
-use super::moves::End;
+use super::moves::{End, MoveIds};
 use super::own::OwnId;
 use super::path::{Path, Step};
 use super::survey::Need;
@@ -199,11 +199,22 @@ impl Manager {
             awaits: BTreeSet::new(),
             plan: Plan::default(),
         };
-        let mut moves = vec![Vec::new(); needs.len()];
+        let mut moves = vec![MoveIds::new(); needs.len()];
         // Loads take the slots that are free at once; what is computed can wait for stores.
-        for at in (0..needs.len()).filter(|&at| needs[at].load) {
-            let begin = |step: &mut Step| self.begin_load(&needs[at], step, id, &mut passage, now);
-            moves[at] = taken.path.change(needs[at].at, begin);
+        let mut at = 0;
+        while let Some(need) = needs.get(at) {
+            if let Some(convoy) = self.convoy(&needs[at..], id) {
+                for (id, moves) in self.set_out(&convoy, now).zip(&mut moves[at..]) {
+                    moves.push(id);
+                }
+                at += convoy.blocks.len();
+                continue;
+            }
+            if need.load {
+                let begin = |step: &mut Step| self.begin_load(need, step, id, &mut passage, now);
+                moves[at] = taken.path.change(need.at, begin);
+            }
+            at += 1;
         }
         for at in (0..needs.len()).filter(|&at| !needs[at].load && !needs[at].lacks.is_empty()) {
             let begin = |step: &mut Step| {
@@ -213,10 +224,11 @@ impl Manager {
             moves[at] = taken.path.change(needs[at].at, begin);
         }
         self.close_passage(passage);
-        for (need, moves) in needs.iter().zip(&moves) {
-            taken.awaits.extend(moves);
-            taken.awaits.extend(self.bringing(0, need.block, self.all_layers()));
+        let mut awaits: Vec<MoveId> = moves.iter().flatten().copied().collect();
+        for need in needs.iter().filter(|need| !need.load || need.lacks != self.all_layers()) {
+            awaits.extend(self.bringing(0, need.block, self.all_layers()));
         }
+        taken.awaits = awaits.into_iter().collect();
         self.spans(taken.path.len(), &needs, &moves, &mut plan, now);
         taken.plan = plan;
         taken.open = self.new_owns(0, open);
@@ -264,7 +276,7 @@ impl Manager {
         id: LeaseId,
         passage: &mut Passage,
         now: Nanos,
-    ) -> Vec<MoveId> {
+    ) -> MoveIds {
         if self.engine_owned() {
             let own = self.new_own(0, need.lacks);
             step.own = Some(own);
@@ -273,14 +285,14 @@ impl Manager {
         }
         let row = self.take_slots(0, self.residency(0, need.block).slot, need.lacks);
         self.alter(0, need.block, |here| here.slot = row);
-        let mut moves = Vec::new();
+        let mut moves = MoveIds::new();
         for (tier, layers) in need.loads() {
             let load = Load { block: need.block, from: tier, layers, lease: id };
             moves.extend(self.load_layers(load, passage, now, |manager, layer| {
                 (manager.slot_of(0, need.block, layer), End::Here)
             }));
         }
-        let bring: Vec<MoveId> =
+        let bring: MoveIds =
             moves.iter().copied().filter(|id| self.moves[id].dst == 0).collect();
         self.expect(0, need.block, need.lacks, &bring);
         moves
@@ -295,7 +307,7 @@ impl Manager {
         id: LeaseId,
         passage: &mut Passage,
         now: Nanos,
-    ) -> Vec<MoveId> {
+    ) -> MoveIds {
         let own = self.new_own(0, need.lacks);
         step.own = Some(own);
         step.fresh = true;

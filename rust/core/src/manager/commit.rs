@@ -280,8 +280,8 @@ impl Manager {
         }
         self.greet(0, &blocks[..settled]);
         if self.writes_through(0) {
-            for &block in &blocks[..settled] {
-                self.write_through(0, block, None, now);
+            for run in self.runs(&blocks[..settled]) {
+                self.write_run(0, run, now);
             }
         }
         settled

@@ -64,41 +64,54 @@ impl Manager {
         }
         let now = self.tick(now);
         let mut ended = Vec::new();
-        for &id in ids {
-            let Some(known) = self.moves.get_mut(&id) else { continue };
-            if known.failed {
-                if !outcome.hung {
-                    self.end_rank(id, outcome.rank, now);
-                }
-            } else if outcome.ok {
-                let len = known.layers.len();
-                let rank = outcome.rank as usize;
-                let done = outcome.layers_done.unwrap_or(len);
-                known.progress[rank] = known.progress[rank].max(done);
-                if known.progress[rank] == len {
-                    known.done_ranks |= 1 << outcome.rank;
-                }
-                self.land(id);
-                if self.all_ranks(id) {
-                    self.finish(id, now);
-                    ended.push(id);
-                }
-            } else {
-                let reason = outcome.error.unwrap_or("the executor reported a failure").to_owned();
-                if outcome.hung || !self.ends(&self.moves[&id], outcome) {
-                    self.withdraw(id);
-                }
-                self.fail(id, &reason, !outcome.cancelled, now);
-                if !outcome.hung {
-                    self.end_rank(id, outcome.rank, now);
-                }
+        let whole = outcome.ok && outcome.layers_done.is_none() && self.settings.ranks == 1;
+        let mut rest = ids;
+        while let Some(&id) = rest.first() {
+            let together = if whole { self.arrive(rest, now) } else { 0 };
+            let (these, others) = rest.split_at(together.max(1));
+            if together > 0 || self.take_report(id, outcome, now) {
+                ended.extend_from_slice(these);
             }
+            rest = others;
         }
         self.no_longer_awaited(&ended);
         self.unpark();
         self.sink(now);
         self.write_ahead(now);
         Ok(ended.len())
+    }
+
+    /// Takes what is said of one move. Whether it has ended well by that.
+    fn take_report(&mut self, id: MoveId, outcome: &Outcome<'_>, now: Nanos) -> bool {
+        let Some(known) = self.moves.get_mut(&id) else { return false };
+        if known.failed {
+            if !outcome.hung {
+                self.end_rank(id, outcome.rank, now);
+            }
+        } else if outcome.ok {
+            let len = known.layers.len();
+            let rank = outcome.rank as usize;
+            let done = outcome.layers_done.unwrap_or(len);
+            known.progress[rank] = known.progress[rank].max(done);
+            if known.progress[rank] == len {
+                known.done_ranks |= 1 << outcome.rank;
+            }
+            self.land(id);
+            if self.all_ranks(id) {
+                self.finish(id, now);
+                return true;
+            }
+        } else {
+            let reason = outcome.error.unwrap_or("the executor reported a failure").to_owned();
+            if outcome.hung || !self.ends(&self.moves[&id], outcome) {
+                self.withdraw(id);
+            }
+            self.fail(id, &reason, !outcome.cancelled, now);
+            if !outcome.hung {
+                self.end_rank(id, outcome.rank, now);
+            }
+        }
+        false
     }
 
     /// What failed since the last call.
@@ -121,8 +134,8 @@ impl Manager {
             return Err(Error::config(format!("there is no move {id}")));
         }
         let Some(known) = self.moves.get(&id) else {
-            return match self.outcomes.get(&id) {
-                Some(&ok) if ok != outcome.ok => Err(Error::config(format!(
+            return match self.outcomes.of(id) {
+                Some(ok) if ok != outcome.ok => Err(Error::config(format!(
                     "move {id} was reported {} before",
                     if ok { "done" } else { "failed" }
                 ))),
@@ -202,15 +215,15 @@ impl Manager {
             self.tiers[tier].space.drained(slot);
         }
         if known.kind == MoveKind::Store {
-            self.refused.took(known.dst);
+            self.refused.took(known.dst, 1);
         }
         self.end(&known, now);
-        self.remember(id, true);
+        self.outcomes.remember(id, true);
         self.waited_for(id);
     }
 
     /// No move waits any longer for one that has ended.
-    fn waited_for(&mut self, id: MoveId) {
+    pub(super) fn waited_for(&mut self, id: MoveId) {
         for waiter in self.waiters.remove(&id).unwrap_or_default() {
             let Some(other) = self.moves.get_mut(&waiter) else { continue };
             other.deps.retain(|dep| *dep != id);
@@ -321,18 +334,9 @@ impl Manager {
     pub(super) fn end_move(&mut self, id: MoveId, now: Nanos) {
         if let Some(known) = self.moves.remove(&id) {
             self.end(&known, now);
-            self.remember(id, false);
+            self.outcomes.remember(id, false);
             self.waited_for(id);
             self.no_longer_awaited(&[id]);
-        }
-    }
-
-    /// Keeps the outcome of recent moves, so that a contradiction is noticed.
-    fn remember(&mut self, id: MoveId, ok: bool) {
-        const KEPT: usize = 4096;
-        self.outcomes.insert(id, ok);
-        if self.outcomes.len() > KEPT {
-            self.outcomes.pop_first();
         }
     }
 }

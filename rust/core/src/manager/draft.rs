@@ -6,9 +6,10 @@
 //! Invariant: `spare` counts the slots that applying the draft leaves free or coming.
 //! Cost: O(log n) per victim, plus the scan over class heads.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::block::{BlockId, Layers, Structure, TierId};
 use crate::error::Result;
@@ -67,7 +68,8 @@ pub(super) struct Draft {
     /// Victims are dropped if they can be, not written.
     dropping: bool,
     touched: Vec<(TierId, BlockId)>,
-    guarded: FxHashSet<(TierId, BlockId)>,
+    /// Copies that stay: by tier and first block, the block behind the last one.
+    guarded: BTreeMap<(TierId, BlockId), BlockId>,
     /// Blocks for whose copies room is being made below: they must not go meanwhile.
     moving: Vec<BlockId>,
     /// What its victims leave for.
@@ -75,6 +77,12 @@ pub(super) struct Draft {
 }
 
 impl Draft {
+    /// Whether one of these copies stays.
+    fn guards(&self, tier: TierId, blocks: Range<BlockId>) -> bool {
+        let before = self.guarded.range((tier, 0)..(tier, blocks.end)).next_back();
+        before.is_some_and(|(_, &end)| blocks.start < end)
+    }
+
     /// What remains of a residency that loses layers.
     fn rest(&self, tier: TierId, block: BlockId) -> Option<Layers> {
         let cut = || self.cuts.iter().any(|(at, cut)| *at == tier && cut.contains(&block));
@@ -103,14 +111,14 @@ impl Manager {
     pub(super) fn make_room(
         &mut self,
         wanted: &[(TierId, u64)],
-        stay: &[(TierId, BlockId)],
+        stay: &[(TierId, Range<BlockId>)],
         now: Nanos,
     ) -> Result<()> {
         let mut refused = None;
         for dropping in [false, true] {
             let mut draft = Draft { dropping, ..self.draft() };
-            for &(tier, block) in stay {
-                self.guard(&mut draft, tier, block);
+            for (tier, blocks) in stay {
+                self.guard(&mut draft, *tier, blocks.clone());
             }
             refused = None;
             for &(tier, units) in wanted {
@@ -179,10 +187,14 @@ impl Manager {
         if self.tiers[tier].spec.layer_slots { u64::from(layers.len()) } else { 1 }
     }
 
-    /// Keeps a block of a tier out of the draft's reach.
-    pub(super) fn guard(&mut self, draft: &mut Draft, tier: TierId, block: BlockId) {
-        draft.guarded.insert((tier, block));
-        self.take_out(draft, tier, block);
+    /// Keeps blocks of a run that are on a tier out of the draft's reach. What is kept is told in
+    /// ranges that do not overlap, but for their ends.
+    pub(super) fn guard(&mut self, draft: &mut Draft, tier: TierId, blocks: Range<BlockId>) {
+        let end = draft.guarded.entry((tier, blocks.start)).or_default();
+        *end = blocks.end.max(*end);
+        for block in self.edge(tier, blocks) {
+            self.take_out(draft, tier, block);
+        }
     }
 
     fn take_out(&mut self, draft: &mut Draft, tier: TierId, block: BlockId) {
@@ -233,7 +245,7 @@ impl Manager {
         let run = self.trie.run(last);
         let plain = draft.looked_at.is_none()
             && draft.added.is_empty()
-            && draft.guarded.is_empty()
+            && !draft.guards(tier, run.start..last + 1)
             && draft.moving.is_empty()
             && !self.told.watched
             && !self.tiers[tier].spec.layer_slots
@@ -481,7 +493,7 @@ impl Manager {
             here.busy == 0
                 && here.state != State::Arriving
                 && !draft.added.contains_key(&(tier, block))
-                && !draft.guarded.contains(&(tier, block))
+                && !draft.guards(tier, block..block + 1)
         }) && !draft.moving.contains(&block);
         // What is written ahead takes nothing from the tiers that it comes from or passed.
         let ahead = draft.looked_at.is_none_or(|(at, _)| {
@@ -547,7 +559,7 @@ impl Manager {
         let free = matches!(here.state, State::Resident | State::Bad)
             && here.busy == 0
             && (tier > 0 || self.node(parent).refs == 0)
-            && !draft.guarded.contains(&(tier, parent))
+            && !draft.guards(tier, parent..parent + 1)
             && !draft.moving.contains(&parent)
             && draft.rest(tier, parent).is_none()
             && !draft.added.contains_key(&(tier, parent));

@@ -12,7 +12,7 @@ use crate::time::Nanos;
 use super::Manager;
 use super::draft::{Draft, Fate, Victim};
 use super::meter::Cause;
-use super::moves::{self, End, MoveKind};
+use super::moves::{self, End, MoveIds, MoveKind};
 use super::report::Reason;
 
 impl Manager {
@@ -147,7 +147,7 @@ impl Manager {
             let dst = self.slot_of(below, block, piece.lo);
             let waits = self.tiers[below].space.drained_by(dst);
             let mut from = (tier, slot, end);
-            let mut deps: Vec<MoveId> = waits.into_iter().collect();
+            let mut deps: MoveIds = waits.into_iter().collect();
             if let Some(host) = transit {
                 let own = self.new_own(host, self.all_layers());
                 let passing = self.own_slot(&self.owns[own], piece.lo);
@@ -160,7 +160,7 @@ impl Manager {
                         dst: (host, passing, End::Own(own)),
                         layers: piece,
                         tokens: self.settings.block_tokens,
-                        deps: self.own_waits(own).into_iter().collect(),
+                        deps: self.own_waits(own),
                     },
                     now,
                 );

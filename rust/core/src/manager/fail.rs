@@ -161,7 +161,7 @@ impl Manager {
         });
         let Some((holder, layer)) = holder else { return false };
         // The block itself must stay as it is, or its layers would not fit together again.
-        if self.make_room(&[(tier, 1)], &[(tier, block)], now).is_err() {
+        if self.make_room(&[(tier, 1)], &[(tier, block..block + 1)], now).is_err() {
             return false;
         }
         let grant = self.tiers[tier].space.take().expect("room was made");

@@ -4,19 +4,22 @@
 //! one before it has left the slot. Invariant: a transit slot lives until the last move through it
 //! has ended. Cost: O(log moves) per move.
 
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId};
+use std::ops::Range;
+
+use crate::block::{BlockId, Layers, LeaseId, NO_SLOT, Slot, TierId};
 use crate::error::Result;
 use crate::time::Nanos;
 
 use super::Manager;
-use super::moves::{self, End, MoveKind};
+use super::convoy::Convoy;
+use super::moves::{self, End, MoveIds, MoveKind};
 use super::own::OwnId;
 use super::survey::Need;
 
 /// Transit slots, each with the moves that leave it last.
 #[derive(Debug, Default)]
 pub(super) struct Passage {
-    slots: Vec<(OwnId, Vec<MoveId>)>,
+    slots: Vec<(OwnId, MoveIds)>,
     next: usize,
 }
 
@@ -38,11 +41,16 @@ impl Manager {
         units: u64,
         now: Nanos,
     ) -> Result<Passage> {
-        let mut stay = Vec::new();
+        let mut stay: Vec<(TierId, Range<BlockId>)> = Vec::new();
         let mut passing: Vec<TierId> = Vec::new();
         for need in needs.iter().filter(|need| need.load || !need.compute.is_empty()) {
             for (tier, _) in need.loads() {
-                stay.push((tier, need.block));
+                match stay.last_mut() {
+                    Some((at, blocks)) if *at == tier && self.follows(blocks, need.block) => {
+                        blocks.end += 1;
+                    }
+                    _ => stay.push((tier, need.block..need.block + 1)),
+                }
                 passing.extend(self.transit(0, tier));
             }
         }
@@ -57,8 +65,35 @@ impl Manager {
             count = 1;
             self.make_room(&[(host, each), (0, units)], &stay, now)?;
         }
-        let slots = (0..count).map(|_| (self.new_own(host, self.all_layers()), Vec::new()));
+        let slots = (0..count).map(|_| (self.new_own(host, self.all_layers()), MoveIds::new()));
         Ok(Passage { slots: slots.collect(), next: 0 })
+    }
+
+    /// Whether a block is the next one of a run behind these.
+    fn follows(&self, blocks: &Range<BlockId>, block: BlockId) -> bool {
+        blocks.end == block && self.trie.run(block).start < block
+    }
+
+    /// The loads at the front of these that can travel together.
+    pub(super) fn convoy(&self, needs: &[Need], lease: LeaseId) -> Option<Convoy> {
+        let from = |need: &Need| {
+            let whole = need.load && need.compute.is_empty() && need.lacks == self.all_layers();
+            let (&[(tier, layers)], true) = (&need.sources[..], whole) else { return None };
+            let block = need.block..need.block + 1;
+            let stands = layers == need.lacks && self.tiers[tier].here.quietly(block.clone());
+            (stands && self.tiers[0].here.nowhere(block)).then_some(tier)
+        };
+        let (first, src) = (needs.first()?, from(needs.first()?)?);
+        let mut blocks = first.block..first.block + 1;
+        let next = needs[1..].iter().zip(first.at + 1..);
+        let alike = |(need, at): &(&Need, usize)| need.at == *at && from(need) == Some(src);
+        for (need, _) in next.take_while(alike) {
+            if !self.follows(&blocks, need.block) {
+                break;
+            }
+            blocks.end += 1;
+        }
+        self.travels(src, 0).then_some(Convoy { kind: MoveKind::Load, lease, src, dst: 0, blocks })
     }
 
     /// Leaves the transit slots to the moves that pass through them.
@@ -77,8 +112,8 @@ impl Manager {
         lease: LeaseId,
         passage: &mut Passage,
         now: Nanos,
-    ) -> Vec<MoveId> {
-        let mut moves = Vec::new();
+    ) -> MoveIds {
+        let mut moves = MoveIds::new();
         for (from, layers) in need.loads() {
             let load = Load { block: need.block, from, layers: layers.meet(wanted), lease };
             moves.extend(self.load_layers(load, passage, now, |manager, layer| {
@@ -95,16 +130,16 @@ impl Manager {
         passage: &mut Passage,
         now: Nanos,
         dest: impl Fn(&Self, u16) -> (Slot, End),
-    ) -> Vec<MoveId> {
+    ) -> MoveIds {
         let Load { block, from, layers, lease } = load;
         if layers.is_empty() {
-            return Vec::new();
+            return MoveIds::new();
         }
         self.meter.tier(from).promoted += 1;
         let host = self.transit(0, from);
         let turn = passage.next % passage.slots.len().max(1);
-        let mut moves = Vec::new();
-        let mut leaving = Vec::new();
+        let mut moves = MoveIds::new();
+        let mut leaving = MoveIds::new();
         for piece in self.pieces(from, 0, host, layers) {
             let copy = |src, dst, deps| moves::Draft {
                 kind: MoveKind::Load,
@@ -124,7 +159,7 @@ impl Manager {
                 let (own, last) = &passage.slots[turn];
                 let slot = self.own_slot(&self.owns[*own], piece.lo);
                 deps.extend(self.own_waits(*own));
-                deps.extend(last);
+                deps.extend_from_slice(last);
                 let through = (host, slot, End::Own(*own));
                 hop = Some(copy(src, through, std::mem::take(&mut deps)));
                 src = through;

@@ -124,7 +124,7 @@ impl Manager {
         let absent = |block: &&BlockId| self.residency(mark.tier, **block).state == State::Absent;
         let more = path.iter().filter(absent).count() + full / size - path.len();
         let units = self.units(mark.tier, self.all_layers()) * more as u64;
-        let stay: Vec<_> = path.iter().map(|&block| (mark.tier, block)).collect();
+        let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (mark.tier, run)).collect();
         self.pin(&path);
         if let Err(error) = self.make_room(&[(mark.tier, units)], &stay, now) {
             self.unpin(&path);

@@ -9,6 +9,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
+use crate::lane::Transmission;
 use crate::record::{Key, Label};
 use crate::tier::{Kind, State};
 use crate::time::Nanos;
@@ -77,7 +78,7 @@ pub struct Move {
     pub(super) leaves: Option<(TierId, Slot, Layers)>,
     /// It failed, and its block is back in that slot.
     pub(super) returned: bool,
-    pub(super) deps: SmallVec<[MoveId; 2]>,
+    pub(super) deps: MoveIds,
     pub(super) issued: bool,
     pub(super) failed: bool,
     pub(super) done_ranks: u64,
@@ -88,11 +89,14 @@ pub struct Move {
     pub(super) handed: Nanos,
 }
 
+/// A few moves; most copies wait for none or one.
+pub(super) type MoveIds = SmallVec<[MoveId; 2]>;
+
 /// A copy under way: what will stand on the tier when all its moves have ended well.
 #[derive(Clone, Debug)]
 pub(super) struct Arrival {
     pub(super) target: Layers,
-    pub(super) moves: SmallVec<[MoveId; 2]>,
+    pub(super) moves: MoveIds,
     pub(super) landed: SmallVec<[Layers; 2]>,
     pub(super) first: Nanos,
     pub(super) ready: Nanos,
@@ -108,7 +112,7 @@ pub(super) struct Draft {
     pub(super) dst: (TierId, Slot, End),
     pub(super) layers: Layers,
     pub(super) tokens: u32,
-    pub(super) deps: Vec<MoveId>,
+    pub(super) deps: MoveIds,
 }
 
 impl Manager {
@@ -130,9 +134,10 @@ impl Manager {
         }
         if out.iter().any(|handed| handed.lease == 0) {
             let mut awaited: FxHashMap<MoveId, LeaseId> = FxHashMap::default();
-            for lease in self.leases_in_order() {
+            for lease in self.leases.values() {
                 self.each_await(lease, |id| {
-                    awaited.entry(id).or_insert(lease.id);
+                    let first = awaited.entry(id).or_insert(lease.id);
+                    *first = lease.id.min(*first);
                 });
             }
             for handed in out.iter_mut().filter(|handed| handed.lease == 0) {
@@ -163,13 +168,20 @@ impl Manager {
         Ok(ids.iter().map(times).collect())
     }
 
+    /// Adds a move and marks its ends as busy.
     pub(super) fn add_move(&mut self, draft: Draft, now: Nanos) -> MoveId {
+        self.hold(draft.src.0, draft.block, draft.src.2);
+        self.hold(draft.dst.0, draft.block, draft.dst.2);
+        self.enter(draft, now).0
+    }
+
+    /// Adds a move between ends that are marked, and says when it will have ended.
+    pub(super) fn enter(&mut self, draft: Draft, now: Nanos) -> (MoveId, Transmission) {
         let id = self.next_move;
         self.next_move += 1;
-        let Draft { kind, lease, block, src, dst, layers, tokens, deps } = draft;
+        let Draft { kind, lease, block, src, dst, layers, tokens, mut deps } = draft;
+        deps.retain(|dep| self.moves.contains_key(dep));
         // One store can both bring the source and free the destination.
-        let mut deps: SmallVec<[MoveId; 2]> =
-            deps.into_iter().filter(|dep| self.moves.contains_key(dep)).collect();
         deps.sort_unstable();
         deps.dedup();
         let start = deps.iter().map(|dep| self.moves[dep].ready).fold(now, Nanos::max);
@@ -180,8 +192,6 @@ impl Manager {
             MoveKind::Store => self.tiers[dst.0].store,
         };
         let times = self.lanes.transmit(lane, bytes, start, layers.len());
-        self.hold(src.0, block, src.2);
-        self.hold(dst.0, block, dst.2);
         let far = |tier: TierId| matches!(self.tiers[tier].spec.kind, Kind::Disk | Kind::Remote);
         let (from_far, to_far) = (far(src.0), far(dst.0));
         let key = match block {
@@ -230,7 +240,7 @@ impl Manager {
         if dst.1 == NO_SLOT || src.1 == NO_SLOT || !self.enqueue(id) {
             self.parked.insert(id);
         }
-        id
+        (id, times)
     }
 
     /// Queues a move if all it waits for but one move has ended and that one is queued. Behind one
@@ -333,8 +343,8 @@ impl Manager {
     }
 
     /// The moves that bring `layers` of a block to a tier and have not ended.
-    pub(super) fn bringing(&self, tier: TierId, block: BlockId, layers: Layers) -> Vec<MoveId> {
-        let Some(arrival) = self.arriving.get(&(tier, block)) else { return Vec::new() };
+    pub(super) fn bringing(&self, tier: TierId, block: BlockId, layers: Layers) -> MoveIds {
+        let Some(arrival) = self.arriving.get(&(tier, block)) else { return MoveIds::new() };
         let under_way = |id: &&MoveId| {
             self.moves.get(id).is_some_and(|m| !m.failed && !m.layers.meet(layers).is_empty())
         };

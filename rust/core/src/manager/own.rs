@@ -3,13 +3,12 @@
 //! Invariant: an own slot lives while a lease refers to it or a move reads or writes it, and then
 //! goes back to its tier. Cost: O(1), with layer slots O(layers).
 
-use std::collections::BTreeSet;
-
 use slotmap::new_key_type;
 
-use crate::block::{Layers, MoveId, NO_SLOT, Slot, TierId};
+use crate::block::{Layers, NO_SLOT, Slot, TierId};
 use crate::tier::Owner;
 
+use super::moves::MoveIds;
 use super::{Manager, Tier};
 
 new_key_type! {
@@ -78,16 +77,19 @@ impl Manager {
     }
 
     /// The stores that must end before an own slot may be written.
-    pub(super) fn own_waits(&self, id: OwnId) -> BTreeSet<MoveId> {
+    pub(super) fn own_waits(&self, id: OwnId) -> MoveIds {
         let own = &self.owns[id];
         if own.slot == NO_SLOT || self.tiers[own.tier].spec.owner == Owner::Engine {
-            return BTreeSet::new();
+            return MoveIds::new();
         }
         let space = &self.tiers[own.tier].space;
         if !self.tiers[own.tier].spec.layer_slots {
             return space.drained_by(own.slot).into_iter().collect();
         }
-        space.row(own.slot).iter().filter_map(|&slot| space.drained_by(slot)).collect()
+        let mut waits: MoveIds =
+            space.row(own.slot).iter().filter_map(|&slot| space.drained_by(slot)).collect();
+        waits.sort_unstable();
+        waits
     }
 
     /// A lease lets go of an own slot.

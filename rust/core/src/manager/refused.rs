@@ -46,9 +46,9 @@ impl Refused {
         *refusal = Refusal { tier, taken, times };
     }
 
-    /// A store to `tier` went well.
-    pub(super) fn took(&mut self, tier: TierId) {
-        *self.taken.entry(tier).or_default() += 1;
+    /// So many stores to `tier` went well.
+    pub(super) fn took(&mut self, tier: TierId, stores: u64) {
+        *self.taken.entry(tier).or_default() += stores;
     }
 
     /// The block was used, and so is worth as many stores again.

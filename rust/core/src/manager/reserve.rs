@@ -12,7 +12,7 @@ use crate::time::Nanos;
 use super::Manager;
 use super::lease::{Action, TailFrom};
 use super::load::Passage;
-use super::moves::{self, End, MoveKind};
+use super::moves::{self, End, MoveIds, MoveKind};
 use super::own::OwnId;
 use super::path::Step;
 use super::survey::Need;
@@ -72,7 +72,7 @@ impl Manager {
                 (None, None) => return,
             };
             let slot = self.own_slot(&self.owns[open], piece.lo);
-            let mut deps: Vec<MoveId> = self.tiers[0].space.drained_by(slot).into_iter().collect();
+            let mut deps: MoveIds = self.tiers[0].space.drained_by(slot).into_iter().collect();
             if let (End::Here, Some(block)) = (src.2, block) {
                 deps.extend(self.bringing(0, block, piece));
             }
@@ -234,7 +234,7 @@ impl Manager {
         asked: Layers,
         passage: &mut Passage,
         now: Nanos,
-    ) -> Vec<MoveId> {
+    ) -> MoveIds {
         let own = step.own.expect("a deferred step has an own slot");
         if need.lacks.is_empty() {
             // Somebody else has brought the block meanwhile.
@@ -243,13 +243,13 @@ impl Manager {
             let arriving = self.bringing(0, step.block, self.all_layers());
             self.lease_mut(id).awaits.extend(arriving);
             self.retell(id, at, vec![(self.all_layers(), Action::Reuse, 0, now, now)]);
-            return Vec::new();
+            return MoveIds::new();
         }
         let loadable = Layers::new(need.compute.hi.max(need.lacks.lo), need.lacks.hi);
         let wanted = loadable.meet(asked).meet(step.compute);
-        let Some(rest) = step.compute.without(wanted) else { return Vec::new() };
+        let Some(rest) = step.compute.without(wanted) else { return MoveIds::new() };
         if wanted.is_empty() || need.lacks != self.owns[own].layers {
-            return Vec::new();
+            return MoveIds::new();
         }
         let moves = self.load_own(need, wanted, own, id, passage, now);
         let first = moves.iter().map(|id| self.moves[id].first).min().unwrap_or(now);

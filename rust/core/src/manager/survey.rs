@@ -3,7 +3,9 @@
 //! Blocks that stand whole on the first tier need nothing and are left out. Invariant: nothing
 //! changes here. Cost: O(blocks that need something), plus the planner's.
 
-use crate::block::{BlockId, Layers, MoveId, TierId};
+use smallvec::SmallVec;
+
+use crate::block::{BlockId, Layers, TierId};
 use crate::plan::{self, Source};
 use crate::tier::State;
 use crate::time::Nanos;
@@ -11,6 +13,7 @@ use crate::time::Nanos;
 use super::Manager;
 use super::acquire::LoadMode;
 use super::lease::{Action, Plan, Span};
+use super::moves::MoveIds;
 
 /// What a block needs to stand on the first tier, and what was decided.
 #[derive(Clone, Debug)]
@@ -23,7 +26,7 @@ pub(super) struct Need {
     /// Layers that neither stand nor arrive on the first tier.
     pub(super) lacks: Layers,
     /// Where those layers can be loaded from, in ascending order of layers.
-    pub(super) sources: Vec<(TierId, Layers)>,
+    pub(super) sources: SmallVec<[(TierId, Layers); 1]>,
     /// Layers of `lacks` that the engine must compute.
     pub(super) compute: Layers,
     /// Whether it is loaded.
@@ -125,26 +128,44 @@ impl Manager {
     pub(super) fn need(&self, at: usize, block: BlockId, now: Nanos) -> Need {
         let here = if self.engine_owned() { Layers::NONE } else { self.expected(0, block) };
         let lacks = self.lacks(here);
-        let mut sources: Vec<(TierId, Layers)> = Vec::new();
+        let mut sources: SmallVec<[(TierId, Layers); 1]> = SmallVec::new();
         let mut gap_end = 0;
-        if self.stuck(0, block) {
-            gap_end = lacks.hi;
-        } else {
-            for layer in lacks.iter() {
-                let tier = (1..self.tiers.len()).find(|&t| self.expected(t, block).contains(layer));
-                match (tier, sources.last_mut()) {
-                    (None, _) => gap_end = layer + 1,
-                    (Some(tier), Some((last, run))) if *last == tier && run.hi == layer => {
-                        run.hi = layer + 1;
-                    }
-                    (Some(tier), _) => sources.push((tier, Layers::new(layer, layer + 1))),
-                }
-            }
+        let first = (1..self.tiers.len())
+            .map(|tier| (tier, self.expected(tier, block)))
+            .find(|(_, stands)| !stands.meet(lacks).is_empty());
+        match first {
+            _ if lacks.is_empty() => {}
+            None => gap_end = lacks.hi,
+            _ if self.stuck(0, block) => gap_end = lacks.hi,
+            Some((tier, stands)) if stands.covers(lacks) => sources.push((tier, lacks)),
+            Some(_) => gap_end = self.patch(block, lacks, &mut sources),
         }
         // A layer can only be computed through all layers below it.
         let compute = if gap_end > 0 { Layers::new(lacks.lo, gap_end) } else { Layers::NONE };
         let ready = self.arriving.get(&(0, block)).map_or(now, |arrival| arrival.ready.max(now));
         Need { at, block, here, lacks, sources, compute, load: false, ready }
+    }
+
+    /// Finds the layers that a block lacks where they stand in parts; returns where the last gap
+    /// ends, 0 if there is none.
+    fn patch(
+        &self,
+        block: BlockId,
+        lacks: Layers,
+        sources: &mut SmallVec<[(TierId, Layers); 1]>,
+    ) -> u16 {
+        let mut gap_end = 0;
+        for layer in lacks.iter() {
+            let tier = (1..self.tiers.len()).find(|&t| self.expected(t, block).contains(layer));
+            match (tier, sources.last_mut()) {
+                (None, _) => gap_end = layer + 1,
+                (Some(tier), Some((last, run))) if *last == tier && run.hi == layer => {
+                    run.hi = layer + 1;
+                }
+                (Some(tier), _) => sources.push((tier, Layers::new(layer, layer + 1))),
+            }
+        }
+        gap_end
     }
 
     fn plan_step(
@@ -213,7 +234,7 @@ impl Manager {
         &self,
         blocks: usize,
         needs: &[Need],
-        moves: &[Vec<MoveId>],
+        moves: &[MoveIds],
         plan: &mut Plan,
         now: Nanos,
     ) {

@@ -5,6 +5,7 @@
 //! watermark, at most once per that many evictions.
 
 use std::cmp::Reverse;
+use std::ops::Range;
 
 use smallvec::SmallVec;
 
@@ -14,9 +15,10 @@ use crate::tier::{State, Write};
 use crate::time::{Nanos, Stamp};
 
 use super::Manager;
+use super::convoy::Convoy;
 use super::draft::{Draft, Fate, Victim};
 use super::meter::Cause;
-use super::moves::End;
+use super::moves::{End, MoveKind};
 use super::own::OwnId;
 
 impl Manager {
@@ -38,6 +40,47 @@ impl Manager {
         }
     }
 
+    /// Copies consecutive blocks of a run down as soon as they stand on a tier that writes through.
+    pub(super) fn write_run(&mut self, tier: TierId, blocks: Range<BlockId>, now: Nanos) {
+        if !self.writes_through(tier) || self.write_convoy(tier, &blocks, now) {
+            return;
+        }
+        for block in blocks {
+            self.write_down(tier, block, None, Stamp::MAX, now);
+        }
+    }
+
+    /// Begins to copy blocks down together, of which nothing stands below. Whether that was all
+    /// that there was to do.
+    fn write_convoy(&mut self, tier: TierId, blocks: &Range<BlockId>, now: Nanos) -> bool {
+        let below = tier + 1;
+        let plain = self.travels(tier, below)
+            && self.refused.is_empty()
+            && self.tiers[tier].here.quietly(blocks.clone())
+            && self.tiers[below..].iter().all(|lower| lower.here.nowhere(blocks.clone()));
+        if !plain || !self.worth_writing(tier, blocks.start) {
+            return plain;
+        }
+        let mut draft = self.draft_for(Cause::Ahead);
+        if !self.room(&mut draft, below, u64::from(blocks.end - blocks.start), now) {
+            self.abandon(&draft);
+            return false;
+        }
+        self.apply(&draft, now);
+        let blocks = blocks.clone();
+        self.set_out(&Convoy { kind: MoveKind::Store, lease: 0, src: tier, dst: below, blocks }, now);
+        true
+    }
+
+    /// Whether a block of a tier has been used often enough to be written below, and would be of
+    /// use there: behind one that stands nowhere a copy would be a leaf-only scope's hole.
+    fn worth_writing(&self, tier: TierId, block: BlockId) -> bool {
+        let node = self.node(block);
+        node.uses >= self.tiers[tier].spec.admit_after
+            && (self.structure(block) == Structure::Holes
+                || self.trie.parent(block).is_none_or(|parent| self.missing(parent).is_empty()))
+    }
+
     /// Begins to copy to the next tier what stands nowhere below, out of the block's residency
     /// or of a slot of an engine, unless something used after `younger` would be lost to the last
     /// tier or have to be written for it.
@@ -49,7 +92,6 @@ impl Manager {
         younger: Stamp,
         now: Nanos,
     ) {
-        let node = *self.node(block);
         let have = match source {
             Some(own) => self.owns[own].layers,
             None => self.residency(tier, block).usable(),
@@ -65,19 +107,12 @@ impl Manager {
         let joined = self.expected(below, block).join(dirty);
         let joins =
             joined.is_some_and(|joined| self.spares(joined, |other| self.expected(other, block)));
-        let worth =
-            node.uses >= self.tiers[tier].spec.admit_after && self.refused.may_write(block, below);
-        // Behind a block that stands nowhere a copy would be a leaf-only scope's hole.
-        let reachable = self.structure(block) == Structure::Holes
-            || self.trie.parent(block).is_none_or(|parent| self.missing(parent).is_empty());
-        if !reachable {
-            return;
-        }
+        let worth = self.worth_writing(tier, block) && self.refused.may_write(block, below);
         if there.state == State::Bad || self.stuck(below, block) || !joins || !worth {
             return;
         }
         let mut draft = self.draft_for(Cause::Ahead);
-        self.guard(&mut draft, below, block);
+        self.guard(&mut draft, below, block..block + 1);
         let fresh = self.expected(below, block).is_empty();
         let units =
             if fresh || self.tiers[below].spec.layer_slots { self.units(below, dirty) } else { 0 };

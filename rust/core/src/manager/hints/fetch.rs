@@ -146,7 +146,7 @@ impl Manager {
             return Brought::No("a quarter of the tier is on its way already");
         }
         let units = self.units(tier, all);
-        if self.make_room(&[(tier, units)], &[(from, block)], now).is_err() {
+        if self.make_room(&[(tier, units)], &[(from, block..block + 1)], now).is_err() {
             return Brought::No("there is no room");
         }
         let row = self.take_slots(tier, self.residency(tier, block).slot, all);

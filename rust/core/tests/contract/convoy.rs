@@ -1,0 +1,154 @@
+//! Blocks that travel together arrive as if each had gone alone.
+//!
+//! Room is made for all of them at once, so they may take other slots of it, and what must be
+//! written for it is written before them: here nothing must. A quota of a tenant who has no block changes nothing but that every block is looked at by
+//! itself: a manager with one is the twin of a manager without.
+
+use kvtrie_core::block::{LeaseId, MoveId, Structure};
+use kvtrie_core::error::Result;
+use kvtrie_core::hint::Hint;
+use kvtrie_core::manager::{Acquire, LoadMode, Manager, Outcome, Settings};
+use kvtrie_core::tier::{Kind, TierSpec, Write};
+use kvtrie_core::time::Nanos;
+use proptest::prelude::*;
+
+use crate::rig::{GPU, settings, tier, tokens};
+
+/// One thing that happens to both.
+#[derive(Clone, Debug)]
+enum Op {
+    /// A request for the first so many blocks of a stem.
+    Ask { stem: u32, blocks: usize, load: LoadMode },
+    /// The oldest request computes what it lacks and ends.
+    End,
+    /// So many of the moves that were handed out end, well or, the last of them, not.
+    Report { moves: usize, well: bool },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let load = prop::sample::select(vec![LoadMode::All, LoadMode::Plan]);
+    prop_oneof![
+        4 => (0..4_u32, 1..9_usize, load)
+            .prop_map(|(stem, blocks, load)| Op::Ask { stem, blocks, load }),
+        3 => Just(Op::End),
+        4 => (0..12_usize, prop::bool::weighted(0.9))
+            .prop_map(|(moves, well)| Op::Report { moves, well }),
+    ]
+}
+
+fn shape() -> impl Strategy<Value = Settings> {
+    let second = prop::sample::select(vec![Write::Through, Write::Never]);
+    let below = (4..20_u32, second, any::<bool>());
+    (8..20_u32, below, any::<bool>(), prop::sample::select(vec!["lru", "retention"])).prop_map(
+        |(gpu, (host, second, disk), holes, policy)| {
+            let mut tiers = vec![
+                TierSpec { write: Write::Through, ..tier(Kind::Gpu, gpu) },
+                TierSpec { write: second, ..tier(Kind::Host, host) },
+            ];
+            // It holds all that there is.
+            tiers.extend(disk.then(|| tier(Kind::Disk, 32)));
+            let structure = if holes { Structure::Holes } else { Structure::LeafOnly };
+            Settings { structure, policy: policy.to_owned(), ..settings(tiers) }
+        },
+    )
+}
+
+/// One of the two, with what an engine and its executor know.
+struct Twin {
+    manager: Manager,
+    leases: Vec<(LeaseId, usize, u32)>,
+    running: Vec<MoveId>,
+    said: String,
+}
+
+impl Twin {
+    fn new(settings: Settings, alone: bool) -> Result<Self> {
+        let mut manager = Manager::new(settings)?;
+        if alone {
+            let (tenant, tier, share) = (b"nobody".to_vec(), GPU, None);
+            manager.hint(&[Hint::Quota { tenant, tier, blocks: Some(1), share }], 0)?;
+        }
+        Ok(Self { manager, leases: Vec::new(), running: Vec::new(), said: String::new() })
+    }
+
+    fn take(&mut self, op: &Op, now: Nanos) -> Result<()> {
+        match *op {
+            Op::Ask { stem, blocks, load } => {
+                let tokens = tokens(stem, blocks);
+                let ask = Acquire { tokens: &tokens, load, ..Acquire::default() };
+                match self.manager.acquire(&ask, now) {
+                    Ok(id) => self.leases.push((id, blocks, stem)),
+                    Err(error) => self.said = error.to_string(),
+                }
+            }
+            Op::End if !self.leases.is_empty() => {
+                let (id, blocks, stem) = self.leases.remove(0);
+                self.report(usize::MAX, true, now)?;
+                let held = self.manager.lease_tokens(id)?;
+                self.manager.commit(id, &tokens(stem, blocks)[held..], now)?;
+                self.manager.release(id, now)?;
+            }
+            Op::End => {}
+            Op::Report { moves, well } => self.report(moves, well, now)?,
+        }
+        self.manager.audit()
+    }
+
+    fn report(&mut self, moves: usize, well: bool, now: Nanos) -> Result<()> {
+        let handed = self.manager.moves(usize::MAX)?;
+        self.said = format!("{handed:?}");
+        self.running.extend(handed.iter().map(|known| known.id));
+        let mut ended: Vec<MoveId> =
+            self.running.drain(..moves.min(self.running.len())).collect();
+        if let (false, Some(last)) = (well, ended.pop()) {
+            self.manager.complete(&ended, &Outcome::default(), now)?;
+            let failed = Outcome { ok: false, error: Some("EIO"), ..Outcome::default() };
+            self.manager.complete(&[last], &failed, now)?;
+            ended.clear();
+        }
+        self.manager.complete(&ended, &Outcome::default(), now)?;
+        // What depended on a failed move has ended with it.
+        let gone = self.manager.failed()?;
+        self.said += &format!("{gone:?}");
+        Ok(())
+    }
+
+    /// All of the state but what was hinted and which slots are taken.
+    fn state(&self) -> (String, String) {
+        let text = String::from_utf8(self.manager.snapshot()).expect("text") + &self.said;
+        let lists = ["Hints", "gpu", "host", "disk", "SlotMap"];
+        let lines = text.lines().filter(|line| !lists.iter().any(|list| line.starts_with(list)));
+        let lines: Vec<String> = lines.map(without_slots).collect();
+        let tiers = 0..self.manager.settings().tiers.len();
+        let stats: Vec<_> = tiers.map(|tier| self.manager.stats(tier)).collect();
+        (lines.join("\n"), format!("{stats:?}"))
+    }
+}
+
+/// The numbers behind `slot: ` taken out.
+fn without_slots(line: &str) -> String {
+    let mut parts = line.split("slot: ");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        text + "slot " + part.trim_start_matches(|digit: char| digit.is_ascii_digit())
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn a_convoy_is_its_moves_one_by_one(
+        shape in shape(),
+        ops in prop::collection::vec(op(), 1..60),
+    ) {
+        let together = Twin::new(shape.clone(), false);
+        let alone = Twin::new(shape, true);
+        let (mut together, mut alone) = (together.unwrap(), alone.unwrap());
+        for (op, now) in ops.iter().zip((1..).map(|step| step * 1_000)) {
+            let results = [together.take(op, now), alone.take(op, now)].map(|r| format!("{r:?}"));
+            prop_assert_eq!(&results[0], &results[1]);
+            prop_assert_eq!(together.state(), alone.state(), "after {:?}", op);
+        }
+    }
+}
