@@ -40,6 +40,7 @@ mod standing;
 mod survey;
 mod suspend;
 mod told;
+mod trips;
 mod write;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -83,6 +84,7 @@ use price::Prices;
 use refused::Refused;
 use session::Sessions;
 use told::Told;
+use trips::Trips;
 
 #[derive(Debug)]
 struct Tier {
@@ -108,7 +110,7 @@ pub struct Manager {
     owns: SlotMap<OwnId, Own>,
     leases: FxHashMap<LeaseId, Box<Lease>>,
     next_lease: LeaseId,
-    moves: FxHashMap<MoveId, Box<Move>>,
+    moves: Trips,
     /// By move: those that wait for it.
     waiters: FxHashMap<MoveId, Vec<MoveId>>,
     next_move: MoveId,
@@ -169,7 +171,7 @@ impl Manager {
             owns: SlotMap::with_key(),
             leases: FxHashMap::default(),
             next_lease: 1,
-            moves: FxHashMap::default(),
+            moves: Trips::default(),
             waiters: FxHashMap::default(),
             next_move: 1,
             queue: VecDeque::new(),

@@ -4,6 +4,7 @@
 //! part of a block, arriving, bad or busy stands in a table beside. Invariants: a residency is in the
 //! table if and only if a slot does not tell it; `copies` counts what is resident. Cost: O(1).
 
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
@@ -84,10 +85,43 @@ impl Presence {
         std::mem::replace(&mut self.slots[block], NO_SLOT)
     }
 
+    /// A move begins to read a block that is here whole and quiet.
+    pub fn lend(&mut self, block: BlockId) {
+        let here = Residency { busy: 1, ..self.quiet(self.slots[block]) };
+        self.aside.insert(block, here);
+        self.slots[block] = ASIDE;
+    }
+
+    /// A move begins to bring all of a block that is not here into a slot.
+    pub fn await_in(&mut self, block: BlockId, slot: Slot) {
+        debug_assert!(self.slots[block] == NO_SLOT && slot < ASIDE);
+        let here = Residency { slot, have: Layers::NONE, busy: 1, state: State::Arriving };
+        self.aside.insert(block, here);
+        self.slots[block] = ASIDE;
+    }
+
+    /// A move that read or wrote a block has ended, and the block is here whole.
+    pub fn calm(&mut self, block: BlockId) {
+        let Entry::Occupied(mut entry) = self.aside.entry(block) else { return };
+        let here = entry.get_mut();
+        self.copies += u64::from(here.state != State::Resident);
+        *here = Residency { busy: here.busy - 1, have: self.all, state: State::Resident, ..*here };
+        if here.busy == 0 && here.slot < ASIDE {
+            self.slots[block] = here.slot;
+            entry.remove();
+        }
+    }
+
     /// Whether all these blocks are here, whole and quiet.
     #[must_use]
     pub fn quietly(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot < ASIDE)
+    }
+
+    /// Whether something of each of these blocks is here or coming.
+    #[must_use]
+    pub fn everywhere(&self, blocks: Range<BlockId>) -> bool {
+        self.all_of(blocks, |slot| slot != NO_SLOT)
     }
 
     /// Whether none of these blocks is here.
@@ -171,6 +205,7 @@ mod tests {
             assert_eq!(presence.quietly(4..5), whole);
             assert_eq!(presence.slot(4), whole.then_some(7));
             assert_eq!(presence.nowhere(4..5), expected.slot == NO_SLOT);
+            assert_eq!(presence.everywhere(4..5), expected.slot != NO_SLOT);
         }
         presence.change(4, |here| {
             *here = Residency { slot: 1, have: all, busy: 0, state: State::Resident }
@@ -183,5 +218,18 @@ mod tests {
         presence.put(5, 2);
         presence.change(4, |here| here.state = State::Bad);
         assert_eq!((presence.copies(), presence.clear(5), presence.copies()), (1, 2, 0));
+        presence.await_in(6, 8);
+        let coming = Residency { slot: 8, have: Layers::NONE, busy: 1, state: State::Arriving };
+        assert_eq!((presence.get(6), presence.copies()), (coming, 0));
+        presence.change(6, |here| here.busy += 1);
+        presence.calm(6);
+        let read = Residency { slot: 8, have: all, busy: 1, state: State::Resident };
+        assert_eq!((presence.get(6), presence.copies(), presence.quietly(6..7)), (read, 1, false));
+        presence.calm(6);
+        assert_eq!((presence.copies(), presence.slot(6), presence.aside()), (1, Some(8), 1));
+        presence.lend(6);
+        assert_eq!((presence.get(6), presence.copies()), (read, 1));
+        presence.calm(6);
+        assert!(presence.quietly(6..7));
     }
 }

@@ -293,7 +293,7 @@ impl Manager {
             }));
         }
         let bring: MoveIds =
-            moves.iter().copied().filter(|id| self.moves[id].dst == 0).collect();
+            moves.iter().copied().filter(|&id| self.moves[id].dst == 0).collect();
         self.expect(0, need.block, need.lacks, &bring);
         moves
     }

@@ -9,7 +9,8 @@ use crate::time::Nanos;
 
 use super::Manager;
 use super::lease::{Action, Hold, Lease, Plan, Span, TailFrom};
-use super::moves::{End, Move};
+use super::moves::End;
+use super::trips::Trip;
 use super::path::Path;
 
 impl Manager {
@@ -144,7 +145,7 @@ impl Manager {
 
     /// A block of a lease's path did not come: it is computed, in a leaf-only scope with all
     /// that follows. Returns the tokens concerned.
-    pub(super) fn compute_instead(&mut self, id: LeaseId, known: &Move, now: Nanos) -> (u64, u64) {
+    pub(super) fn compute_instead(&mut self, id: LeaseId, known: &Trip, now: Nanos) -> (u64, u64) {
         let size = self.block_tokens();
         let Some(block) = known.block.and_then(|handle| self.trie.resolve(handle)) else {
             return (0, 0);

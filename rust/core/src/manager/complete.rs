@@ -11,7 +11,8 @@ use crate::time::Nanos;
 
 use super::Manager;
 use super::meter::Cause;
-use super::moves::{End, Move, MoveKind};
+use super::moves::{End, MoveKind};
+use super::trips::Trip;
 
 /// What an executor says of a move.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +84,7 @@ impl Manager {
 
     /// Takes what is said of one move. Whether it has ended well by that.
     fn take_report(&mut self, id: MoveId, outcome: &Outcome<'_>, now: Nanos) -> bool {
-        let Some(known) = self.moves.get_mut(&id) else { return false };
+        let Some(known) = self.moves.get_mut(id) else { return false };
         if known.failed {
             if !outcome.hung {
                 self.end_rank(id, outcome.rank, now);
@@ -103,7 +104,7 @@ impl Manager {
             }
         } else {
             let reason = outcome.error.unwrap_or("the executor reported a failure").to_owned();
-            if outcome.hung || !self.ends(&self.moves[&id], outcome) {
+            if outcome.hung || !self.ends(&self.moves[id], outcome) {
                 self.withdraw(id);
             }
             self.fail(id, &reason, !outcome.cancelled, now);
@@ -133,7 +134,7 @@ impl Manager {
         if id == NO_MOVE || id >= self.next_move {
             return Err(Error::config(format!("there is no move {id}")));
         }
-        let Some(known) = self.moves.get(&id) else {
+        let Some(known) = self.moves.get(id) else {
             return match self.outcomes.of(id) {
                 Some(ok) if ok != outcome.ok => Err(Error::config(format!(
                     "move {id} was reported {} before",
@@ -146,8 +147,8 @@ impl Manager {
             return Err(Error::config(format!("move {id} was not handed out yet")));
         }
         let early = known.deps.iter().find(|dep| {
-            let ends = |m: &Move| before.contains(dep) && self.ends(m, outcome);
-            self.moves.get(dep).is_some_and(|m| !ends(m))
+            let ends = |m: &Trip| before.contains(dep) && self.ends(m, outcome);
+            self.moves.get(**dep).is_some_and(|m| !ends(m))
         });
         if let (true, false, Some(dep)) = (outcome.ok, known.failed, early) {
             return Err(Error::config(format!(
@@ -166,19 +167,19 @@ impl Manager {
     }
 
     /// Whether a move ends well by this report.
-    fn ends(&self, known: &Move, outcome: &Outcome<'_>) -> bool {
+    fn ends(&self, known: &Trip, outcome: &Outcome<'_>) -> bool {
         let ranks = known.done_ranks | 1 << outcome.rank;
         ranks.count_ones() == self.settings.ranks
             && outcome.layers_done.is_none_or(|done| done == known.layers.len())
     }
 
     fn all_ranks(&self, id: MoveId) -> bool {
-        self.moves[&id].done_ranks.count_ones() == self.settings.ranks
+        self.moves[id].done_ranks.count_ones() == self.settings.ranks
     }
 
     /// Layers that are there on all ranks become valid.
     fn land(&mut self, id: MoveId) {
-        let known = &self.moves[&id];
+        let known = &self.moves[id];
         let done = known.progress.iter().copied().min().unwrap_or(0);
         if done <= known.landed {
             return;
@@ -187,7 +188,7 @@ impl Manager {
         let layers = Layers::new(lo + known.landed, lo + done);
         let dst = known.dst;
         let here = (known.to == End::Here).then_some(known.block).flatten();
-        self.moves.get_mut(&id).expect("seen").landed = done;
+        self.moves.get_mut(id).expect("seen").landed = done;
         let Some(block) = here.and_then(|handle| self.trie.resolve(handle)) else { return };
         let mut have = self.residency(dst, block).have;
         let Some(arrival) = self.arriving.get_mut(&(dst, block)) else { return };
@@ -209,7 +210,7 @@ impl Manager {
 
     /// A move has ended well on all ranks.
     fn finish(&mut self, id: MoveId, now: Nanos) {
-        let known = self.moves.remove(&id).expect("under way");
+        let known = self.moves.remove(id).expect("under way");
         self.count_move(&known, now);
         if let Some((tier, slot, _)) = known.leaves {
             self.tiers[tier].space.drained(slot);
@@ -225,7 +226,7 @@ impl Manager {
     /// No move waits any longer for one that has ended.
     pub(super) fn waited_for(&mut self, id: MoveId) {
         for waiter in self.waiters.remove(&id).unwrap_or_default() {
-            let Some(other) = self.moves.get_mut(&waiter) else { continue };
+            let Some(other) = self.moves.get_mut(waiter) else { continue };
             other.deps.retain(|dep| *dep != id);
             if other.after == id && !other.issued {
                 other.after = NO_MOVE;
@@ -235,15 +236,22 @@ impl Manager {
 
     /// No lease waits any longer for these moves.
     fn no_longer_awaited(&mut self, ended: &[MoveId]) {
-        for lease in self.leases.values_mut().filter(|lease| !lease.awaits.is_empty()) {
-            for id in ended {
-                lease.awaits.remove(id);
+        let counted = ended.windows(2).all(|pair| pair[0] + 1 == pair[1]);
+        let (Some(first), Some(last)) = (ended.first(), ended.last()) else { return };
+        for lease in self.leases.values_mut() {
+            let (Some(lo), Some(hi)) = (lease.awaits.first(), lease.awaits.last()) else { continue };
+            if counted && first <= lo && hi <= last {
+                lease.awaits.clear();
+            } else {
+                for id in ended {
+                    lease.awaits.remove(id);
+                }
             }
         }
     }
 
     /// The endpoints of a move that no longer runs.
-    fn end(&mut self, known: &Move, now: Nanos) {
+    fn end(&mut self, known: &Trip, now: Nanos) {
         let block = known.block.and_then(|handle| self.trie.resolve(handle));
         for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
             match (end, block) {
@@ -323,7 +331,7 @@ impl Manager {
 
     /// A rank no longer touches the slots of a failed move.
     fn end_rank(&mut self, id: MoveId, rank: u32, now: Nanos) {
-        if let Some(known) = self.moves.get_mut(&id) {
+        if let Some(known) = self.moves.get_mut(id) {
             known.done_ranks |= 1 << rank;
             if self.all_ranks(id) {
                 self.end_move(id, now);
@@ -332,7 +340,7 @@ impl Manager {
     }
 
     pub(super) fn end_move(&mut self, id: MoveId, now: Nanos) {
-        if let Some(known) = self.moves.remove(&id) {
+        if let Some(known) = self.moves.remove(id) {
             self.end(&known, now);
             self.outcomes.remember(id, false);
             self.waited_for(id);

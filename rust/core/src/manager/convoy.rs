@@ -9,7 +9,7 @@ use std::ops::Range;
 use smallvec::{SmallVec, smallvec};
 
 use crate::block::{BlockId, Layers, LeaseId, MoveId, TierId};
-use crate::tier::{Residency, State};
+use crate::tier::State;
 use crate::time::Nanos;
 
 use super::Manager;
@@ -51,15 +51,8 @@ impl Manager {
         for block in blocks.clone() {
             let from = self.tiers[src].here.slot(block).expect("whole and quiet");
             let grant = self.tiers[dst].space.take().expect("room was made");
-            self.tiers[src].here.change(block, |here| here.busy += 1);
-            self.tiers[dst].here.change(block, |here| {
-                *here = Residency {
-                    slot: grant.slot,
-                    have: Layers::NONE,
-                    busy: 1,
-                    state: State::Arriving,
-                };
-            });
+            self.tiers[src].here.lend(block);
+            self.tiers[dst].here.await_in(block, grant.slot);
             let draft = Draft {
                 kind,
                 lease,
@@ -103,20 +96,17 @@ impl Manager {
         let most = self.trie.run(first).end - first;
         let follow = (first..first + most).zip(ids);
         let number = follow.take_while(|&(block, &id)| self.way(id) == Some((way, block))).count();
-        let all = self.all_layers();
         for (block, &id) in (first..).zip(&ids[..number]) {
-            let known = self.moves.remove(&id).expect("under way");
+            let known = self.moves.remove(id).expect("under way");
             self.count_move(&known, now);
             self.arriving.remove(&(dst, block));
-            self.tiers[src].here.change(block, |here| here.busy -= 1);
-            self.alter(dst, block, |here| {
-                (here.have, here.state) = (all, State::Resident);
-                here.busy -= 1;
-            });
+            self.tiers[src].here.calm(block);
+            self.tiers[dst].here.calm(block);
             self.outcomes.remember(id, true);
             self.waited_for(id);
         }
         let blocks = first..first + u32::try_from(number).expect("no more than the run has");
+        self.recount_run(dst, &blocks, Layers::NONE, Some(src));
         if kind == MoveKind::Store {
             self.refused.took(dst, number as u64);
         }
@@ -135,7 +125,7 @@ impl Manager {
     /// The way and the block of a move that brings all of a block, of which nothing else is under
     /// way to that tier.
     fn way(&self, id: MoveId) -> Option<(Way, BlockId)> {
-        let known = self.moves.get(&id)?;
+        let known = self.moves.get(id)?;
         let all = self.all_layers();
         let plain = (known.from, known.to) == (End::Here, End::Here)
             && known.layers == all

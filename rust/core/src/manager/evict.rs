@@ -67,9 +67,10 @@ impl Manager {
         // Another victim's leaving may have linked it again.
         self.tiers[tier].retention.unlink(blocks.end - 1);
         for block in blocks.clone().rev() {
-            let slot = self.clear(tier, block);
+            let slot = self.tiers[tier].here.clear(block);
             self.tiers[tier].space.give(slot);
         }
+        self.recount_run(tier, &blocks, self.all_layers(), None);
         self.attend_all(tier, blocks.clone().rev());
         if last_copy {
             self.forget(blocks, before);
@@ -122,7 +123,7 @@ impl Manager {
     ) {
         let stores = self.store(tier, block, dirty, now, |_| (slot, End::Leaving));
         let [by] = stores[..] else { unreachable!("one slot leaves by one store") };
-        self.moves.get_mut(&by).expect("just made").leaves = Some((tier, slot, held));
+        self.moves.get_mut(by).expect("just made").leaves = Some((tier, slot, held));
         self.tiers[tier].space.drain(slot, by);
     }
 

@@ -10,15 +10,16 @@ use crate::time::Nanos;
 use super::Manager;
 use super::complete::Failed;
 use super::lease::TailFrom;
-use super::moves::{End, Move, MoveKind};
+use super::moves::{End, MoveKind};
 use super::own::OwnId;
+use super::trips::Trip;
 
 impl Manager {
     /// A move will not bring what it should. Moves that depend on it fail with it, without blame:
     /// executors wait for `after`, so they never started.
     pub(super) fn fail(&mut self, id: MoveId, reason: &str, blame: bool, now: Nanos) {
         // A move that depends on two may have failed with the other one.
-        let Some(known) = self.moves.get_mut(&id).filter(|known| !known.failed) else { return };
+        let Some(known) = self.moves.get_mut(id).filter(|known| !known.failed) else { return };
         known.failed = true;
         let known = known.clone();
         self.queue.retain(|queued| *queued != id);
@@ -27,11 +28,11 @@ impl Manager {
         let waiters = self.waiters.get(&id).into_iter().flatten();
         let dependents: Vec<MoveId> = waiters
             .copied()
-            .filter(|other| self.moves.get(other).is_some_and(|m| !m.failed))
+            .filter(|&other| self.moves.get(other).is_some_and(|m| !m.failed))
             .collect();
         for dependent in dependents {
             // The first half of a store that passes through host fails as the store would.
-            let store = self.moves.get(&dependent).filter(|m| m.kind == MoveKind::Store);
+            let store = self.moves.get(dependent).filter(|m| m.kind == MoveKind::Store);
             if let (true, Some(store)) = (blame, store)
                 && store.block == known.block
                 && let Some(block) = store.block.and_then(|handle| self.trie.resolve(handle))
@@ -67,7 +68,7 @@ impl Manager {
 
     /// A move is about to fail and still runs: what it has landed it may write again.
     pub(super) fn withdraw(&mut self, id: MoveId) {
-        let known = &self.moves[&id];
+        let known = &self.moves[id];
         let (tier, lo) = (known.dst, known.layers.lo);
         let landed = Layers::new(lo, lo + known.landed);
         let here = (known.to == End::Here).then_some(known.block).flatten();
@@ -82,7 +83,7 @@ impl Manager {
     }
 
     /// The bytes of a source could not be delivered; it serves nobody until it is evicted.
-    fn load_failed(&mut self, known: &Move, block: BlockId) {
+    fn load_failed(&mut self, known: &Trip, block: BlockId) {
         let here = self.residency(known.src, block);
         if known.from == End::Here && known.src > 0 && here.state == State::Resident {
             self.alter(known.src, block, |here| here.state = State::Bad);
@@ -91,7 +92,7 @@ impl Manager {
     }
 
     /// The victim of a failed store stays where it was.
-    fn store_failed(&mut self, known: &Move, block: BlockId, reason: &str, now: Nanos) {
+    fn store_failed(&mut self, known: &Trip, block: BlockId, reason: &str, now: Nanos) {
         let Some((tier, slot, held)) = known.leaves else { return };
         let promised = self.tiers[tier].space.undrain(slot);
         let mut back = self.can_return(tier, block, held);
@@ -121,7 +122,7 @@ impl Manager {
             (here.slot, here.have, here.state) = (row, have, State::Resident);
             here.busy += 1;
         });
-        self.moves.get_mut(&known.id).expect("under way").returned = true;
+        self.moves.get_mut(known.id).expect("under way").returned = true;
         self.presence_changed(tier, block);
     }
 
@@ -201,7 +202,7 @@ impl Manager {
 
     /// Nobody will name this slot: the moves that wait for its name never start.
     pub(super) fn cancel_unnamed(&mut self, own: OwnId) {
-        let touches = |known: &Move| [known.from, known.to].contains(&End::Own(own));
+        let touches = |known: &Trip| [known.from, known.to].contains(&End::Own(own));
         let waiting = self.moves.values().filter(|known| touches(known));
         let mut waiting: Vec<MoveId> = waiting.map(|known| known.id).collect();
         waiting.sort_unstable();
@@ -215,7 +216,7 @@ impl Manager {
     }
 
     /// Every lease that awaited a failed move computes the block instead.
-    fn replan(&mut self, known: &Move, reason: &str, now: Nanos) {
+    fn replan(&mut self, known: &Trip, reason: &str, now: Nanos) {
         let concerned: Vec<LeaseId> = self
             .leases
             .values()

@@ -16,8 +16,9 @@ use crate::time::{Nanos, stamp};
 use super::Manager;
 use super::lease::{Action, Plan};
 use super::log::Log;
-use super::moves::{Move, MoveKind};
+use super::moves::MoveKind;
 use super::report::Reason;
+use super::trips::Trip;
 
 /// What made a copy leave a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -279,7 +280,7 @@ impl Manager {
     }
 
     /// A move has ended well.
-    pub(super) fn count_move(&mut self, known: &Move, now: Nanos) {
+    pub(super) fn count_move(&mut self, known: &Trip, now: Nanos) {
         let bytes = self.settings.layer_bytes * u64::from(known.layers.len());
         self.meter.tiers[known.src].bytes_read += bytes;
         self.meter.tiers[known.dst].bytes_written += bytes;

@@ -16,6 +16,7 @@ use crate::time::Nanos;
 
 use super::Manager;
 use super::own::OwnId;
+use super::trips::Trip;
 
 /// What a move is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,21 +73,6 @@ pub struct Move {
     pub first: Nanos,
     /// Predicted end.
     pub ready: Nanos,
-    pub(super) from: End,
-    pub(super) to: End,
-    /// What comes free when this move has ended well: tier, slot, and the layers that it held.
-    pub(super) leaves: Option<(TierId, Slot, Layers)>,
-    /// It failed, and its block is back in that slot.
-    pub(super) returned: bool,
-    pub(super) deps: MoveIds,
-    pub(super) issued: bool,
-    pub(super) failed: bool,
-    pub(super) done_ranks: u64,
-    pub(super) progress: SmallVec<[u16; 2]>,
-    pub(super) landed: u16,
-    pub(super) started: Nanos,
-    /// When it was handed out.
-    pub(super) handed: Nanos,
 }
 
 /// A few moves; most copies wait for none or one.
@@ -125,12 +111,12 @@ impl Manager {
         let mut out = Vec::with_capacity(limit.min(self.queue.len()));
         while out.len() < limit {
             let Some(id) = self.queue.pop_front() else { break };
-            let known = self.moves.get_mut(&id).ok_or_else(|| {
+            let known = self.moves.get_mut(id).ok_or_else(|| {
                 Error::invariant(format!("move {id} is queued and does not exist"))
             })?;
             known.issued = true;
             known.handed = self.clock.last();
-            out.push(Move::clone(known));
+            out.push(known.told.clone());
         }
         if out.iter().any(|handed| handed.lease == 0) {
             let mut awaited: FxHashMap<MoveId, LeaseId> = FxHashMap::default();
@@ -164,7 +150,7 @@ impl Manager {
         }
         let now = now.max(self.clock.last());
         let times =
-            |id| self.moves.get(id).map_or((now, now), |m| (m.first.max(now), m.ready.max(now)));
+            |&id: &MoveId| self.moves.get(id).map_or((now, now), |m| (m.first.max(now), m.ready.max(now)));
         Ok(ids.iter().map(times).collect())
     }
 
@@ -180,11 +166,11 @@ impl Manager {
         let id = self.next_move;
         self.next_move += 1;
         let Draft { kind, lease, block, src, dst, layers, tokens, mut deps } = draft;
-        deps.retain(|dep| self.moves.contains_key(dep));
+        deps.retain(|dep| self.moves.contains(*dep));
         // One store can both bring the source and free the destination.
         deps.sort_unstable();
         deps.dedup();
-        let start = deps.iter().map(|dep| self.moves[dep].ready).fold(now, Nanos::max);
+        let start = deps.iter().map(|dep| self.moves[*dep].ready).fold(now, Nanos::max);
         let bytes = self.settings.layer_bytes * u64::from(layers.len()) * u64::from(tokens)
             / u64::from(self.settings.block_tokens);
         let lane = match kind {
@@ -204,9 +190,8 @@ impl Manager {
         for &dep in &deps {
             self.waiters.entry(dep).or_default().push(id);
         }
-        self.moves.insert(
-            id,
-            Box::new(Move {
+        self.moves.push(Trip {
+            told: Move {
                 id,
                 kind,
                 lease,
@@ -222,20 +207,20 @@ impl Manager {
                 tokens,
                 first: times.first,
                 ready: times.end,
-                from: src.2,
-                to: dst.2,
-                leaves: None,
-                returned: false,
-                deps,
-                issued: false,
-                failed: false,
-                done_ranks: 0,
-                progress: smallvec![0; ranks],
-                landed: 0,
-                started: now,
-                handed: now,
-            }),
-        );
+            },
+            from: src.2,
+            to: dst.2,
+            leaves: None,
+            returned: false,
+            deps,
+            issued: false,
+            failed: false,
+            done_ranks: 0,
+            progress: smallvec![0; ranks],
+            landed: 0,
+            started: now,
+            handed: now,
+        });
         self.meter.tier(dst.0).moves += 1;
         if dst.1 == NO_SLOT || src.1 == NO_SLOT || !self.enqueue(id) {
             self.parked.insert(id);
@@ -246,12 +231,12 @@ impl Manager {
     /// Queues a move if all it waits for but one move has ended and that one is queued. Behind one
     /// that failed and still runs it stays: executors take a failed `after` for their own failure.
     fn enqueue(&mut self, id: MoveId) -> bool {
-        let after = match self.moves[&id].deps[..] {
+        let after = match self.moves[id].deps[..] {
             [] => NO_MOVE,
-            [dep] if !self.parked.contains(&dep) && !self.moves[&dep].failed => dep,
+            [dep] if !self.parked.contains(&dep) && !self.moves[dep].failed => dep,
             _ => return false,
         };
-        self.moves.get_mut(&id).expect("a new or parked move").after = after;
+        self.moves.get_mut(id).expect("a new or parked move").after = after;
         self.queue.push_back(id);
         true
     }
@@ -262,7 +247,7 @@ impl Manager {
         while ready {
             ready = false;
             for id in self.parked.iter().copied().collect::<Vec<_>>() {
-                let known = &self.moves[&id];
+                let known = &self.moves[id];
                 if known.src_slot != NO_SLOT && known.dst_slot != NO_SLOT && self.enqueue(id) {
                     self.parked.remove(&id);
                     ready = true;
@@ -294,7 +279,7 @@ impl Manager {
         moves: &[MoveId],
     ) {
         let have = self.residency(tier, block).have;
-        let times = moves.iter().map(|id| &self.moves[id]);
+        let times = moves.iter().map(|&id| &self.moves[id]);
         let first = times.clone().map(|m| m.first).min().unwrap_or(0);
         let ready = times.map(|m| m.ready).max().unwrap_or(0);
         let arrival = self.arriving.entry((tier, block)).or_insert(Arrival {
@@ -346,7 +331,7 @@ impl Manager {
     pub(super) fn bringing(&self, tier: TierId, block: BlockId, layers: Layers) -> MoveIds {
         let Some(arrival) = self.arriving.get(&(tier, block)) else { return MoveIds::new() };
         let under_way = |id: &&MoveId| {
-            self.moves.get(id).is_some_and(|m| !m.failed && !m.layers.meet(layers).is_empty())
+            self.moves.get(**id).is_some_and(|m| !m.failed && !m.layers.meet(layers).is_empty())
         };
         arrival.moves.iter().filter(under_way).copied().collect()
     }

@@ -160,14 +160,14 @@ impl Manager {
         runs
     }
 
-    /// The blocks of a run that may have an entry on a tier. Where all of a leaf-only run stands,
-    /// only the last one has nothing behind it.
+    /// The blocks of a run that may have an entry on a tier. Where something of all of a leaf-only
+    /// run is there, only the last one may have nothing behind it.
     pub(super) fn edge(&self, tier: TierId, run: Range<BlockId>) -> Range<BlockId> {
         if self.tiers[tier].here.nowhere(run.clone()) {
             return run.end..run.end;
         }
         let leaf_only = self.structure(run.start) == Structure::LeafOnly;
-        if leaf_only && self.tiers[tier].here.quietly(run.clone()) {
+        if leaf_only && self.tiers[tier].here.everywhere(run.clone()) {
             return run.end - 1..run.end;
         }
         run

@@ -252,8 +252,8 @@ impl Manager {
             return MoveIds::new();
         }
         let moves = self.load_own(need, wanted, own, id, passage, now);
-        let first = moves.iter().map(|id| self.moves[id].first).min().unwrap_or(now);
-        let ready = moves.iter().map(|id| self.moves[id].ready).max().unwrap_or(now);
+        let first = moves.iter().map(|&id| self.moves[id].first).min().unwrap_or(now);
+        let ready = moves.iter().map(|&id| self.moves[id].ready).max().unwrap_or(now);
         let plan = &self.leases[&id].plan;
         let here = u32::try_from(at).unwrap_or(u32::MAX);
         let before = plan

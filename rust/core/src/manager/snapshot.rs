@@ -35,8 +35,10 @@ impl Manager {
             writeln!(out, "{lease:?}")?;
         }
         writeln!(out, "{:?}", self.owns)?;
-        for (_, known) in in_order(&self.moves) {
-            writeln!(out, "{known:?}")?;
+        let mut trips: Vec<_> = self.moves.values().collect();
+        trips.sort_unstable_by_key(|trip| trip.id);
+        for trip in trips {
+            writeln!(out, "{trip:?}")?;
         }
         writeln!(out, "{:?} {:?} {:?}", self.queue, self.parked, self.marked)?;
         writeln!(out, "{:?} {:?}", in_order(&self.arriving), self.failed)?;

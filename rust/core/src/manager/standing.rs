@@ -5,9 +5,11 @@
 //! nowhere else, but for those of new blocks, which stand nowhere else. Cost: O(1) where a block
 //! stands on one tier alone, O(tiers²) otherwise.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
-use crate::block::{BlockId, Layers, Slot, TierId};
+use crate::block::{BlockId, Layers, TierId};
 use crate::tier::{Residency, State};
 
 use super::Manager;
@@ -30,15 +32,6 @@ impl Manager {
         let stood = self.standing(tier, block);
         self.tiers[tier].here.change(block, what);
         self.recount(tier, block, stood);
-    }
-
-    /// Takes a block off a tier where it is whole and quiet. Returns its slot.
-    pub(super) fn clear(&mut self, tier: TierId, block: BlockId) -> Slot {
-        let slot = self.tiers[tier].here.clear(block);
-        if self.tiers.len() > 1 {
-            self.recount(tier, block, self.all_layers());
-        }
-        slot
     }
 
     /// Whether a copy could leave a tier at once and without a loss.
@@ -74,22 +67,48 @@ impl Manager {
         }
         if parted {
             self.recount_parts(tier, block, stood);
-            return;
+        } else {
+            let others = whole & !(1 << tier);
+            self.count_clean(others | u64::from(stood == all) << tier, whole, 1);
         }
-        let (bit, last) = (1 << tier, self.last());
-        let before = if stood == all { whole | bit } else { whole & !bit };
-        if before == whole {
-            return;
+    }
+
+    /// All layers of each of these blocks stand on a tier now, or none do; until now it was `stood`,
+    /// the contrary. They are known to stand whole on another tier, if one is named.
+    pub(super) fn recount_run(
+        &mut self,
+        tier: TierId,
+        blocks: &Range<BlockId>,
+        stood: Layers,
+        known: Option<TierId>,
+    ) {
+        let mut others = 0_u64;
+        for at in (0..self.tiers.len()).filter(|&at| at != tier) {
+            if known == Some(at) || self.tiers[at].here.quietly(blocks.clone()) {
+                others |= 1 << at;
+            } else if !self.tiers[at].here.nowhere(blocks.clone()) {
+                for block in blocks.clone() {
+                    self.recount(tier, block, stood);
+                }
+                return;
+            }
         }
-        // A whole copy is clean if there is another one below, or, on the last tier, above.
+        let (with, without) = (others | 1 << tier, others);
+        let (before, now) = if stood.is_empty() { (without, with) } else { (with, without) };
+        self.count_clean(before, now, u64::from(blocks.end - blocks.start));
+    }
+
+    /// So many blocks stood whole on the tiers of these bits, and do now. A whole copy is clean if
+    /// there is another one below, or, on the last tier, above.
+    fn count_clean(&mut self, before: u64, now: u64, blocks: u64) {
+        let last = self.last();
         let clean = |copies: u64, at: TierId| {
             let others = if at == last { copies & !(1 << at) } else { copies >> at >> 1 };
-            copies >> at & 1 == 1 && others > 0
+            u64::from(copies >> at & 1 == 1 && others > 0) * blocks
         };
         for at in 0..=last {
             let stats = self.meter.tier(at);
-            stats.clean =
-                stats.clean + u64::from(clean(whole, at)) - u64::from(clean(before, at));
+            stats.clean = stats.clean + clean(now, at) - clean(before, at);
         }
     }
 

@@ -6,6 +6,7 @@
 use smallvec::SmallVec;
 
 use crate::block::{BlockId, Layers, TierId};
+use crate::lane::LaneId;
 use crate::plan::{self, Source};
 use crate::tier::State;
 use crate::time::Nanos;
@@ -33,6 +34,14 @@ pub(super) struct Need {
     pub(super) load: bool,
     /// When what stands or arrives on the first tier is there.
     ready: Nanos,
+}
+
+/// What loading so many layers over a lane takes: of a path mostly the same.
+#[derive(Default)]
+struct LoadTime {
+    lane: LaneId,
+    layers: u16,
+    time: Nanos,
 }
 
 impl Need {
@@ -77,8 +86,9 @@ impl Manager {
         if needs.is_empty() {
             return Plan { spans: Vec::new(), finish: now, exact: mode == LoadMode::Plan };
         }
+        let mut trip = LoadTime::default();
         let steps: Vec<plan::Step> =
-            needs.iter().map(|need| self.plan_step(need, now, mode, deadline)).collect();
+            needs.iter().map(|need| self.plan_step(need, now, (mode, deadline), &mut trip)).collect();
         let free: Vec<Nanos> = (0..self.lanes.len())
             .map(|lane| self.lanes.free_at(lane).saturating_sub(now))
             .collect();
@@ -172,8 +182,8 @@ impl Manager {
         &self,
         need: &Need,
         now: Nanos,
-        mode: LoadMode,
-        deadline: Option<Nanos>,
+        (mode, deadline): (LoadMode, Option<Nanos>),
+        trip: &mut LoadTime,
     ) -> plan::Step {
         let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
         let context = u64::from(self.trie.depth(need.block)) * tokens;
@@ -190,9 +200,14 @@ impl Manager {
         }
         let deepest = need.sources.iter().map(|&(tier, _)| tier).max().unwrap_or(0);
         let lane = self.tiers[deepest].read;
-        let bytes = self.settings.layer_bytes * u64::from(need.lacks.len());
         let start = self.lanes.free_at(lane).max(now);
-        let time = self.lanes.preview(lane, bytes, start, need.lacks.len()).end - start;
+        let layers = need.lacks.len();
+        if (trip.lane, trip.layers) != (lane, layers) {
+            let bytes = self.settings.layer_bytes * u64::from(layers);
+            let time = self.lanes.preview(lane, bytes, start, layers).end - start;
+            *trip = LoadTime { lane, layers, time };
+        }
+        let time = trip.time;
         let from = need
             .sources
             .iter()
@@ -262,7 +277,7 @@ impl Manager {
             };
             add(need.here, Action::Reuse, 0, now, need.ready);
             if need.load || (!need.compute.is_empty() && !moves.is_empty()) {
-                let times = moves.iter().filter_map(|id| self.moves.get(id));
+                let times = moves.iter().filter_map(|&id| self.moves.get(id));
                 let first = times.clone().map(|m| m.first).min().unwrap_or(now);
                 let ready = times.map(|m| m.ready).max().unwrap_or(now);
                 for (tier, layers) in need.loads() {

@@ -54,6 +54,9 @@ impl Manager {
     /// that there was to do.
     fn write_convoy(&mut self, tier: TierId, blocks: &Range<BlockId>, now: Nanos) -> bool {
         let below = tier + 1;
+        if self.tiers[below..].iter().any(|lower| lower.here.quietly(blocks.clone())) {
+            return true;
+        }
         let plain = self.travels(tier, below)
             && self.refused.is_empty()
             && self.tiers[tier].here.quietly(blocks.clone())
