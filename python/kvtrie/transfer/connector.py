@@ -32,13 +32,20 @@ class Copies(NamedTuple):
 
     Attributes:
         below: the pool of the lower tier.
-        below_units: int64 `(n,)`, the units there.
-        units: int64 `(n,)`, the units on the first tier.
+        below_first: int64 `(n,)`, the units there of a layer before it, or of it.
+        first: int64 `(n,)`, those on the first tier.
+        beyond: how many layers it lies behind that one.
     """
 
     below: Pool
-    below_units: NDArray[np.int64]
-    units: NDArray[np.int64]
+    below_first: NDArray[np.int64]
+    first: NDArray[np.int64]
+    beyond: int = 0
+
+    @property
+    def units(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Its units below and on the first tier."""
+        return self.below_first + self.beyond, self.first + self.beyond
 
 
 class LayerBuffer(NamedTuple):
@@ -93,7 +100,8 @@ class PagedConnector:
         """Copies one layer up with each `send`; the first `next` starts it."""
         copies = yield
         while True:
-            for below, below_units, units in copies:
+            for one in copies:
+                below, (below_units, units) = one.below, one.units
                 if (
                     not self.use_gpu or below.layout != self.pool.layout
                 ):  # or convert, piece by piece
@@ -108,7 +116,8 @@ class PagedConnector:
         """Copies one layer down with each `send`; the first `next` starts it."""
         copies = yield
         while True:
-            for below, below_units, units in copies:
+            for one in copies:
+                below, (below_units, units) = one.below, one.units
                 if not self.use_gpu or below.layout != self.pool.layout:
                     below.copy_from(self.pool, units, below_units)
                     continue

@@ -385,11 +385,12 @@ class Executor(Carrier):
                     & (moves.layer_hi == pool.layers)
                     & (moves.after == 0)
                 )
-                _, of, at = np.intersect1d(
-                    held, moves.src_slot[rows], assume_unique=True, return_indices=True
-                )
-                rows = rows[at]
-                taken, left = left[of], np.delete(left, of)
+                taken, left = left, left[:0]
+                if not np.array_equal(held, moves.src_slot[rows]):  # not each of them is stored
+                    _, of, at = np.intersect1d(
+                        held, moves.src_slot[rows], assume_unique=True, return_indices=True
+                    )
+                    rows, left, taken = rows[at], np.delete(taken, of), taken[of]
                 pool.adopt(moves.dst_slot[rows], taken)
                 if len(rows) < len(moves):
                     self._accept(moves[np.delete(np.arange(len(moves)), rows)])

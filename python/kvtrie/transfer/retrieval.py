@@ -380,7 +380,7 @@ class Retrieval:
                 self._connector.pool.layer_units(job.slots[:, 1], first),
             )
         below, above = self._units[job]
-        return Copies(source, below + (layer - first), above + (layer - first))
+        return Copies(source, below, above, layer - first)
 
     def _news(self) -> list[Job]:
         """Loads that have been handed out since; what they carry is nobody else's."""

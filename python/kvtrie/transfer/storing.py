@@ -121,12 +121,14 @@ class Storing:
         try:
             # Both directions at once cost each of them: what a pass waits for comes first.
             self._behind_loads()
-            units = self._units[layer] if self._pool.layer_slots else self._units + layer
+            copies = Copies(self._below, self._below_units, self._units, layer)
+            if self._pool.layer_slots:
+                copies = Copies(self._below, self._below_units + layer, self._units[layer])
             self._executor.copying(self._way)
             begin, came = self._store.mark(), 0
             try:
-                self._down.send([Copies(self._below, self._below_units + layer, units)])
-                came = len(units) * self._below.unit_bytes
+                self._down.send([copies])
+                came = len(self._blocks) * self._below.unit_bytes
                 if begin is not None:
                     self._store.measure(begin, partial(self._executor.took, self._way, came))
             finally:

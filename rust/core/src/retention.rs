@@ -7,7 +7,7 @@
 //! by the factor `1 + epsilon`, so a victim's value is at most that factor above the smallest one;
 //! with 0 none are rounded. Bands come before the policy's order: a lower priority leaves first, and
 //! before all others a share that holds more than it may. Cost: link O(1) in order of time, O(log n)
-//! otherwise; victim O(log classes) amortised, O(classes) while a share holds too much; about 50
+//! otherwise; victim O(log classes) amortised, O(classes) while a share holds too much; about 70
 //! bytes per entry, and for one outside the normal band an entry of a hash map.
 
 mod gone;
@@ -122,7 +122,7 @@ impl Retention {
             None => self.open((band, entry.class)),
         };
         let list = &mut self.lists[slot as usize];
-        let before = list.head(&self.places);
+        let before = list.head();
         list.link(&mut self.places, entry);
         if before.is_none_or(|head| entry.key() < head) {
             self.heads.set(slot, Some(&entry), band);
@@ -136,10 +136,10 @@ impl Retention {
         let band = self.band(id);
         let slot = *self.slots.get(&(band, entry.class))?;
         let list = &mut self.lists[slot as usize];
-        let headed = list.heads(&self.places, &place);
+        let headed = list.head() == Some(entry.key());
         list.unlink(&mut self.places, place);
         if headed {
-            let head = list.head(&self.places).map(|key| key.entry(entry.class));
+            let head = list.head().map(|key| key.entry(entry.class));
             self.heads.set(slot, head.as_ref(), band);
             if head.is_none() {
                 self.slots.remove(&(band, entry.class));
@@ -241,9 +241,8 @@ impl Retention {
             // A few heads belong to the shares that hold too much; the tree cannot tell them.
             _ if self.over.keys().any(|&share| self.exceeds(share)) => self.scan(now),
             Order::Value | Order::Rank => {
-                let list = &self.lists[self.heads.winner(now)? as usize];
-                let key = list.head(&self.places)?;
-                self.get(key.id)
+                let (slot, class) = self.heads.winner(now)?;
+                Some(self.lists[slot as usize].head()?.entry(class))
             }
         }
     }
@@ -255,7 +254,7 @@ impl Retention {
             let list = &self.lists[slot as usize];
             let key = match self.policy.order() {
                 Order::Own => self.policy.head(&mut list.keys(&self.places), now)?,
-                Order::Value | Order::Rank => list.head(&self.places)?,
+                Order::Value | Order::Rank => list.head()?,
             };
             Some(key.entry(class))
         };

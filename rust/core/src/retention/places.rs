@@ -35,9 +35,14 @@ impl Places {
         self.parts[part(key)].find(key, |place| place.entry.id == id)
     }
 
-    pub(super) fn get_mut(&mut self, id: BlockId) -> Option<&mut Place> {
+    fn get_mut(&mut self, id: BlockId) -> Option<&mut Place> {
         let key = hash(id);
         self.parts[part(key)].find_mut(key, |place| place.entry.id == id)
+    }
+
+    /// The place of a block that has one.
+    pub(super) fn known(&mut self, id: BlockId) -> &mut Place {
+        self.get_mut(id).expect("a linked neighbour")
     }
 
     /// Adds the place of a block that has none.

@@ -78,8 +78,8 @@ impl Tournament {
         }
     }
 
-    /// The class whose head is the minimum of all.
-    pub(super) fn winner(&mut self, now: Nanos) -> Option<Slot> {
+    /// The class whose head is the minimum of all, with its place in the tree.
+    pub(super) fn winner(&mut self, now: Nanos) -> Option<(Slot, u64)> {
         let back = now < self.seen;
         self.seen = now;
         if back {
@@ -90,7 +90,8 @@ impl Tournament {
             self.replay(slot);
         }
         self.mend(1);
-        Some(self.nodes[1].slot).filter(|&slot| slot != NOBODY)
+        let Node { slot, class, .. } = self.nodes[1];
+        (slot != NOBODY).then_some((slot, class))
     }
 
     /// Makes a node right that has failed; so have those of its sides that are to blame.
@@ -243,6 +244,7 @@ mod tests {
                         .then_with(|| compare(a.1, b.1, now))
                 });
                 let least = least.map(|(slot, _)| slot);
+                let least = least.map(|slot| (slot, heads[slot as usize].expect("it won").class));
                 prop_assert_eq!(tournament.winner(now), least);
                 prop_assert_eq!(tournament.winner(now), least);
             }
