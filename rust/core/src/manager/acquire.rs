@@ -292,8 +292,7 @@ impl Manager {
                 (manager.slot_of(0, need.block, layer), End::Here)
             }));
         }
-        let bring: MoveIds =
-            moves.iter().copied().filter(|&id| self.moves[id].dst == 0).collect();
+        let bring: MoveIds = moves.iter().copied().filter(|&id| self.moves[id].dst == 0).collect();
         self.expect(0, need.block, need.lacks, &bring);
         moves
     }

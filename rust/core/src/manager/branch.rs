@@ -10,8 +10,8 @@ use crate::time::Nanos;
 use super::Manager;
 use super::lease::{Action, Hold, Lease, Plan, Span, TailFrom};
 use super::moves::End;
-use super::trips::Trip;
 use super::path::Path;
+use super::trips::Trip;
 
 impl Manager {
     /// `n` further leases over the same tokens, sharing full blocks and the partial one. All of

@@ -239,7 +239,9 @@ impl Manager {
         let counted = ended.windows(2).all(|pair| pair[0] + 1 == pair[1]);
         let (Some(first), Some(last)) = (ended.first(), ended.last()) else { return };
         for lease in self.leases.values_mut() {
-            let (Some(lo), Some(hi)) = (lease.awaits.first(), lease.awaits.last()) else { continue };
+            let (Some(lo), Some(hi)) = (lease.awaits.first(), lease.awaits.last()) else {
+                continue;
+            };
             if counted && first <= lo && hi <= last {
                 lease.awaits.clear();
             } else {

@@ -137,6 +137,9 @@ impl Manager {
     /// How many blocks of a path stand or arrive somewhere, with all their layers, before the first
     /// that does not.
     fn whole(&self, path: &[BlockId]) -> usize {
+        if (0..self.tiers.len()).any(|tier| self.holds_all(tier)) {
+            return path.len();
+        }
         let mut whole = 0;
         for run in self.runs(path) {
             if !self.tiers.iter().any(|tier| tier.here.quietly(run.clone())) {

@@ -149,8 +149,9 @@ impl Manager {
             return Err(Error::config(format!("there is no move {id}")));
         }
         let now = now.max(self.clock.last());
-        let times =
-            |&id: &MoveId| self.moves.get(id).map_or((now, now), |m| (m.first.max(now), m.ready.max(now)));
+        let times = |&id: &MoveId| {
+            self.moves.get(id).map_or((now, now), |m| (m.first.max(now), m.ready.max(now)))
+        };
         Ok(ids.iter().map(times).collect())
     }
 

@@ -58,6 +58,9 @@ impl Manager {
     /// The blocks of a path that do not stand whole on the first tier.
     pub(super) fn survey(&self, path: &[BlockId], now: Nanos) -> Vec<Need> {
         let mut needs = Vec::new();
+        if self.holds_all(0) && !self.engine_owned() {
+            return needs;
+        }
         let mut at = 0;
         for run in self.runs(path) {
             if self.engine_owned() || !self.tiers[0].here.quietly(run.clone()) {
@@ -67,6 +70,12 @@ impl Manager {
             at += run.len();
         }
         needs
+    }
+
+    /// Whether every block that is known stands on a tier, whole and quiet.
+    pub(super) fn holds_all(&self, tier: TierId) -> bool {
+        let here = &self.tiers[tier].here;
+        here.aside() == 0 && here.copies() == self.trie.len() as u64
     }
 
     /// Whether all layers of a block are there on the first tier.
@@ -87,8 +96,10 @@ impl Manager {
             return Plan { spans: Vec::new(), finish: now, exact: mode == LoadMode::Plan };
         }
         let mut trip = LoadTime::default();
-        let steps: Vec<plan::Step> =
-            needs.iter().map(|need| self.plan_step(need, now, (mode, deadline), &mut trip)).collect();
+        let steps: Vec<plan::Step> = needs
+            .iter()
+            .map(|need| self.plan_step(need, now, (mode, deadline), &mut trip))
+            .collect();
         let free: Vec<Nanos> = (0..self.lanes.len())
             .map(|lane| self.lanes.free_at(lane).saturating_sub(now))
             .collect();

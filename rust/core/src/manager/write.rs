@@ -71,7 +71,10 @@ impl Manager {
         }
         self.apply(&draft, now);
         let blocks = blocks.clone();
-        self.set_out(&Convoy { kind: MoveKind::Store, lease: 0, src: tier, dst: below, blocks }, now);
+        self.set_out(
+            &Convoy { kind: MoveKind::Store, lease: 0, src: tier, dst: below, blocks },
+            now,
+        );
         true
     }
 

@@ -96,10 +96,8 @@ impl Twin {
 
     fn report(&mut self, moves: usize, well: bool, now: Nanos) -> Result<()> {
         let handed = self.manager.moves(usize::MAX)?;
-        self.said = format!("{handed:?}");
         self.running.extend(handed.iter().map(|known| known.id));
-        let mut ended: Vec<MoveId> =
-            self.running.drain(..moves.min(self.running.len())).collect();
+        let mut ended: Vec<MoveId> = self.running.drain(..moves.min(self.running.len())).collect();
         if let (false, Some(last)) = (well, ended.pop()) {
             self.manager.complete(&ended, &Outcome::default(), now)?;
             let failed = Outcome { ok: false, error: Some("EIO"), ..Outcome::default() };
@@ -109,7 +107,7 @@ impl Twin {
         self.manager.complete(&ended, &Outcome::default(), now)?;
         // What depended on a failed move has ended with it.
         let gone = self.manager.failed()?;
-        self.said += &format!("{gone:?}");
+        self.said = format!("{handed:?} {gone:?}");
         Ok(())
     }
 
