@@ -52,7 +52,7 @@ MUTATIONS = (
         "a slot that a store still reads is written at once",
         "manager/own.rs",
         "return space.drained_by(own.slot).into_iter().collect();",
-        "return BTreeSet::new();",
+        "return MoveIds::new();",
     ),
     Mutation(
         "the last layer of a hole is not computed",
@@ -94,8 +94,8 @@ MUTATIONS = (
     Mutation(
         "a move is done when the first rank says so",
         "manager/complete.rs",
-        "self.moves[&id].done_ranks.count_ones() == self.settings.ranks",
-        "self.moves[&id].done_ranks.count_ones() >= 1",
+        "self.moves[id].done_ranks.count_ones() == self.settings.ranks",
+        "self.moves[id].done_ranks.count_ones() >= 1",
     ),
     Mutation(
         "equally valuable holes are made from the end of a path",
@@ -113,10 +113,10 @@ MUTATIONS = (
     Mutation(
         "the slots of a hung move are free at once",
         "manager/complete.rs",
-        "                self.fail(id, &reason, !outcome.cancelled, now);\n"
-        "                if !outcome.hung {",
-        "                self.fail(id, &reason, !outcome.cancelled, now);\n"
-        "                if true {",
+        "            self.fail(id, &reason, !outcome.cancelled, now);\n"
+        "            if !outcome.hung {",
+        "            self.fail(id, &reason, !outcome.cancelled, now);\n"
+        "            if true {",
     ),
     Mutation(
         "a block that somebody else committed is believed to be new",
@@ -134,8 +134,8 @@ MUTATIONS = (
     Mutation(
         "what waits for the slot of a move that failed waits for ever",
         "manager/complete.rs",
-        "            self.remember(id, false);\n            self.waited_for(id);\n",
-        "            self.remember(id, false);\n",
+        "            self.outcomes.remember(id, false);\n            self.waited_for(id);\n",
+        "            self.outcomes.remember(id, false);\n",
     ),
 )
 

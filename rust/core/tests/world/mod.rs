@@ -11,6 +11,7 @@
 mod engine;
 mod executor;
 mod hints;
+mod nonsense;
 mod shape;
 mod tally;
 
@@ -18,7 +19,7 @@ use std::collections::BTreeMap;
 
 use kvtrie_core::block::{Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token};
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, Move, Outcome, Settings};
+use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, Move, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner};
 
@@ -256,8 +257,16 @@ impl World {
         let probe = self.manager.lookup(&tokens, self.now, &scope, 1).expect("a good lookup");
         let Some(id) = self.ask("acquire", &ask) else { return };
         let lease = self.manager.lease(id).unwrap();
-        assert_eq!(lease.matched(), probe.tokens, "acquire and lookup match alike");
         let matched = lease.matched();
+        // An engine that loads all of a prefix is given none with a gap: the match ends before what
+        // would have to pass through a host that is full.
+        let gap = mode == LoadMode::All
+            && self.manager.settings().structure == Structure::LeafOnly
+            && probe
+                .blocks
+                .get(matched / self.size())
+                .is_some_and(|next| next.copies.iter().any(|copy| copy.tier > 1));
+        assert!(matched == probe.tokens || gap, "acquire and lookup match alike");
         let todo = tokens[matched..].to_vec();
         self.used(&tokens[..matched], &scope);
         let table = Vec::new();
@@ -552,37 +561,6 @@ impl World {
 
     fn flush(&mut self) {
         self.attempt("flush", Manager::flush);
-    }
-
-    fn nonsense(&mut self, a: usize, b: usize) {
-        match a % 5 {
-            0 => {
-                self.attempt("nonsense", |m, now| {
-                    m.complete(&[1 << 40], &Outcome::default(), now).map(|_| ())
-                });
-            }
-            1 => {
-                self.attempt("nonsense", |m, now| m.commit(1 << 40, &[1], now).map(|_| ()));
-            }
-            2 => {
-                let Some(at) = self.pick(b) else { return };
-                let id = self.held[at].id;
-                self.attempt("nonsense", |m, now| m.truncate(id, 1 << 30, now));
-            }
-            3 => {
-                let scope = Scope { structure: Some(Structure::LeafOnly), ..Scope::default() };
-                let ask = Acquire { tokens: &[1, 2, 3, 4], scope, ..Acquire::default() };
-                if let Some(id) = self.ask("nonsense", &ask) {
-                    self.attempt("release", |m, now| m.release(id, now));
-                }
-            }
-            _ => {
-                let Some(&id) = self.running.keys().next() else { return };
-                let rank = self.manager.settings().ranks;
-                let outcome = Outcome { rank, ..Outcome::default() };
-                self.attempt("nonsense", |m, now| m.complete(&[id], &outcome, now).map(|_| ()));
-            }
-        }
     }
 }
 
