@@ -115,8 +115,7 @@ MUTATIONS = (
         "manager/complete.rs",
         "            self.fail(id, &reason, !outcome.cancelled, now);\n"
         "            if !outcome.hung {",
-        "            self.fail(id, &reason, !outcome.cancelled, now);\n"
-        "            if true {",
+        "            self.fail(id, &reason, !outcome.cancelled, now);\n            if true {",
     ),
     Mutation(
         "a block that somebody else committed is believed to be new",

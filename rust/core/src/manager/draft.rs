@@ -257,7 +257,10 @@ impl Manager {
             return false;
         }
         let Some(fate) = self.fate(draft, tier, last..last + 1) else { return false };
-        let over = |child| self.node(child).refs == 0 && self.gone(draft, child);
+        // What stands behind it must leave the trie with it. A block that was lost while others behind
+        // it were on their way stays there for them.
+        let cut = |child| draft.cuts.iter().any(|(at, cut)| *at == tier && cut.contains(&child));
+        let over = |child| cut(child) && self.gone(draft, child);
         if fate == Fate::Drop && !self.trie.children(last).all(over) {
             return false;
         }

@@ -210,3 +210,31 @@ fn a_move_ends_after_the_one_it_waits_for_has_ended_on_every_rank() {
     assert_eq!(rig.report(&[store, load], &on(1)).unwrap(), 1, "it ends by this very report");
     assert_eq!(rig.report(&[load], &on(0)).unwrap(), 1);
 }
+
+/// Blocks of a new prompt in slots of the engine, committed and released, and their stores.
+fn stored(rig: &mut Rig, stem: u32, slots: &[Slot]) -> Vec<Move> {
+    let prompt = tokens(stem, slots.len());
+    let id = rig.acquire(&prompt);
+    bind(rig, id, slots);
+    rig.commit(id, &prompt);
+    rig.release(id);
+    rig.now += 1000;
+    rig.hand_out()
+}
+
+/// The second of three blocks is lost while the third is on its way: the first may leave the host,
+/// but is known until what stands behind it is gone.
+#[test]
+fn a_block_leaves_before_a_lost_one_that_something_stands_behind() {
+    let gpu = TierSpec { owner: Owner::Engine, ..tier(Kind::Gpu, 8) };
+    let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 3)]));
+    let first = stored(&mut rig, 1, &[0, 1, 2]);
+    rig.done(first[0].id);
+    rig.fail(first[1].id);
+    let second = stored(&mut rig, 2, &[3, 4]);
+    assert_eq!(second.len(), 2, "the first block has made room");
+    for known in first[2..].iter().chain(&second) {
+        rig.done(known.id);
+    }
+    assert_eq!((rig.matched(&tokens(1, 3)), rig.matched(&tokens(2, 2))), (0, 8));
+}
