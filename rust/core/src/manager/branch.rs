@@ -133,13 +133,15 @@ impl Manager {
         }
     }
 
-    /// The copy of a shared tail failed: its tokens are to be computed again.
+    /// The tokens behind a lease's last full block are to be computed again.
     pub(super) fn lose_tail(&mut self, id: LeaseId) -> (u64, u64) {
         let size = self.block_tokens();
         let lease = self.lease_mut(id);
         let start = (lease.path.len() * size) as u64;
         let stop = start + lease.tail.len() as u64;
         lease.tail.clear();
+        let from = std::mem::replace(&mut lease.tail_from, TailFrom::Open);
+        self.drop_tail(from);
         (start, stop)
     }
 
@@ -153,18 +155,14 @@ impl Manager {
         if let TailFrom::Block(step) = self.leases[&id].tail_from
             && step.block == block
         {
-            let lost = self.lose_tail(id);
-            let from = std::mem::replace(&mut self.lease_mut(id).tail_from, TailFrom::Open);
-            self.drop_tail(from);
-            return lost;
+            return self.lose_tail(id);
         }
         let Some(at) = self.leases[&id].path.blocks().iter().position(|&at| at == block) else {
             return (0, 0);
         };
         let tokens = |from: usize, to: usize| ((from * size) as u64, (to * size) as u64);
         if self.structure(block) == Structure::LeafOnly {
-            let end = self.cut_path(id, at, now);
-            return tokens(at, end);
+            return (tokens(at, at).0, self.cut_path(id, at, now));
         }
         let step = self.leases[&id].path.get(at).expect("found above");
         if let Some(own) = step.own {
@@ -185,8 +183,7 @@ impl Manager {
         let lacks = self.lacks(if self.one_slot(here) { Layers::NONE } else { here });
         let units = self.units(0, lacks);
         if self.make_room(&[(0, units)], &[], now).is_err() {
-            let end = self.cut_path(id, at, now);
-            return tokens(at, end);
+            return (tokens(at, at).0, self.cut_path(id, at, now));
         }
         let own = self.new_own(0, lacks);
         let lease = self.lease_mut(id);
@@ -199,11 +196,12 @@ impl Manager {
     }
 
     /// Ends a lease's match before block `at`, and keeps as much room behind it as there was; on
-    /// a tier that the engine owns the same slots.
-    fn cut_path(&mut self, id: LeaseId, at: usize, now: Nanos) -> usize {
+    /// a tier that the engine owns the same slots. What it holds behind the match goes too: it was
+    /// computed from what is gone. Returns one behind the last token that is lost.
+    fn cut_path(&mut self, id: LeaseId, at: usize, now: Nanos) -> u64 {
         let size = self.block_tokens();
+        let (_, stop) = self.lose_tail(id);
         let lease = self.lease_mut(id);
-        let end = lease.path.len();
         let mut cut = lease.path.split_off(at);
         lease.matched = lease.matched.min(at * size);
         if self.engine_owned() {
@@ -212,7 +210,7 @@ impl Manager {
         self.let_go(&cut);
         self.cut_plan(id, at);
         if self.engine_owned() {
-            return end;
+            return stop;
         }
         let units = self.units(0, self.all_layers()) * cut.len() as u64;
         if self.make_room(&[(0, units)], &[], now).is_ok() {
@@ -221,7 +219,7 @@ impl Manager {
                 self.lease_mut(id).open.push(own);
             }
         }
-        end
+        stop
     }
 
     /// An engine has named slots for these blocks: it computes them there.

@@ -332,3 +332,24 @@ fn what_waits_for_a_failed_move_fails_with_it() {
     rig.commit(id, &prompts[2]);
     rig.release(id);
 }
+
+/// A match that is cut within a block while it is loaded, and then fails before that block.
+#[test]
+fn nothing_is_held_behind_a_block_that_was_lost() {
+    let prompt = tokens(1, 3);
+    let (mut rig, id, loads) = loading(two(8, 8), &prompt);
+    rig.call(|manager, now| manager.truncate(id, SIZE + 1, now)).unwrap();
+    assert_eq!(rig.manager.lease_tokens(id), Ok(SIZE + 1));
+    rig.fail(loads[0]);
+    let lost = failed(&mut rig).iter().map(|row| (row.lease, row.start, row.stop)).next();
+    assert_eq!((lost, rig.manager.lease_tokens(id)), (Some((id, 0, 5)), Ok(0)));
+    for &load in &loads[1..] {
+        rig.done(load);
+    }
+    rig.call(|manager, now| manager.reserve(id, prompt.len(), now)).unwrap();
+    assert!(rig.awaits(id).is_empty() && rig.hand_out().is_empty(), "there is nothing to copy");
+    rig.commit(id, &prompt);
+    rig.release(id);
+    rig.run();
+    assert_eq!(rig.manager.pending(), (0, 0));
+}
