@@ -305,7 +305,7 @@ def test_a_faulty_device_costs_hits_and_nothing_else(tmp_path, kinds, workers):
     with serving(tmp_path, workers=workers, **settings) as executor:
         for kind in kinds:
             faults.inject(kind, per_mille=150)
-        for step in range(50):
+        for step in range(100):
             tokens = prompt(int(random.integers(16)), int(random.integers(1, 4)))
             try:
                 ask(executor, tokens)  # which compares every byte it finds
