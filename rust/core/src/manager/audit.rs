@@ -184,6 +184,8 @@ impl Manager {
                 broken.push(format!("move {} is in {places} places", known.id));
             }
         }
+        let over = self.waiters.keys().filter(|&&id| !self.moves.contains(id));
+        broken.extend(over.map(|id| format!("move {id} has ended and is waited for")));
         for block in self.living() {
             for tier in 0..self.tiers.len() {
                 let seen = busy.get(&(tier, block)).copied().unwrap_or(0);
