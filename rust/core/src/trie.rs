@@ -32,7 +32,7 @@ use run::{NONE, Run, hash};
 use text::Text;
 
 /// Tables that runs are spread over, so that none gets large and growing one is quick.
-const TABLES: usize = 64;
+const TABLES: usize = 256;
 
 /// Ids kept behind a run that grew by few blocks, for those that follow.
 const ROOM: u32 = 8;
