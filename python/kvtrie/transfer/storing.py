@@ -121,9 +121,10 @@ class Storing:
         try:
             # Both directions at once cost each of them: what a pass waits for comes first.
             self._behind_loads()
-            copies = Copies(self._below, self._below_units, self._units, layer)
             if self._pool.layer_slots:
                 copies = Copies(self._below, self._below_units + layer, self._units[layer])
+            else:
+                copies = Copies(self._below, self._below_units, self._units, layer)
             self._executor.copying(self._way)
             begin, came = self._store.mark(), 0
             try:

@@ -95,19 +95,16 @@ impl Manager {
         if full == self.leases[&id].path.len() {
             let lease = self.lease_mut(id);
             lease.tail.truncate(rest);
-            if rest == 0 && !matches!(lease.tail_from, TailFrom::Open) {
-                let from = std::mem::replace(&mut lease.tail_from, TailFrom::Open);
-                self.drop_tail(from);
+            if rest == 0 {
+                self.lose_tail(id);
             }
             return Ok(());
         }
+        self.lose_tail(id);
         let lease = self.lease_mut(id);
-        lease.tail.clear();
-        let from = std::mem::replace(&mut lease.tail_from, TailFrom::Open);
         let open = std::mem::take(&mut lease.open);
         let mut cut = lease.path.split_off(full);
         lease.matched = lease.matched.min(full * size);
-        self.drop_tail(from);
         for own in open {
             self.unref_own(own);
         }
@@ -125,23 +122,18 @@ impl Manager {
         Ok(())
     }
 
-    fn drop_tail(&mut self, from: TailFrom) {
-        match from {
-            TailFrom::Open => {}
-            TailFrom::Shared(own) => self.unref_own(own),
-            TailFrom::Block(step) => self.let_go(&step.into()),
-        }
-    }
-
-    /// The tokens behind a lease's last full block are to be computed again.
+    /// A lease lets go of the tokens behind its last full block. Returns which those were.
     pub(super) fn lose_tail(&mut self, id: LeaseId) -> (u64, u64) {
         let size = self.block_tokens();
         let lease = self.lease_mut(id);
         let start = (lease.path.len() * size) as u64;
         let stop = start + lease.tail.len() as u64;
         lease.tail.clear();
-        let from = std::mem::replace(&mut lease.tail_from, TailFrom::Open);
-        self.drop_tail(from);
+        match std::mem::replace(&mut lease.tail_from, TailFrom::Open) {
+            TailFrom::Open => {}
+            TailFrom::Shared(own) => self.unref_own(own),
+            TailFrom::Block(step) => self.let_go(&step.into()),
+        }
         (start, stop)
     }
 
@@ -160,10 +152,11 @@ impl Manager {
         let Some(at) = self.leases[&id].path.blocks().iter().position(|&at| at == block) else {
             return (0, 0);
         };
-        let tokens = |from: usize, to: usize| ((from * size) as u64, (to * size) as u64);
+        let start = (at * size) as u64;
         if self.structure(block) == Structure::LeafOnly {
-            return (tokens(at, at).0, self.cut_path(id, at, now));
+            return (start, self.cut_path(id, at, now));
         }
+        let lost = (start, start + size as u64);
         let step = self.leases[&id].path.get(at).expect("found above");
         if let Some(own) = step.own {
             let layers = self.owns[own].layers;
@@ -177,13 +170,13 @@ impl Manager {
             });
             lease.unconfirmed = true;
             self.recompute_in_plan(id, at, layers);
-            return tokens(at, at + 1);
+            return lost;
         }
         let here = self.residency(0, block).have;
         let lacks = self.lacks(if self.one_slot(here) { Layers::NONE } else { here });
         let units = self.units(0, lacks);
         if self.make_room(&[(0, units)], &[], now).is_err() {
-            return (tokens(at, at).0, self.cut_path(id, at, now));
+            return (start, self.cut_path(id, at, now));
         }
         let own = self.new_own(0, lacks);
         let lease = self.lease_mut(id);
@@ -192,7 +185,7 @@ impl Manager {
         });
         lease.unconfirmed = true;
         self.recompute_in_plan(id, at, lacks);
-        tokens(at, at + 1)
+        lost
     }
 
     /// Ends a lease's match before block `at`, and keeps as much room behind it as there was; on
