@@ -132,7 +132,7 @@ impl Manager {
         match std::mem::replace(&mut lease.tail_from, TailFrom::Open) {
             TailFrom::Open => {}
             TailFrom::Shared(own) => self.unref_own(own),
-            TailFrom::Block(step) => self.let_go(&step.into()),
+            TailFrom::Block(cut) => self.let_go(&cut.into()),
         }
         (start, stop)
     }
