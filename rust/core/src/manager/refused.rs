@@ -13,16 +13,16 @@ const MOST_STORES: u32 = 3;
 
 #[derive(Clone, Copy, Debug)]
 struct Refusal {
-    tier: TierId,
     /// Stores that this tier had taken then.
     taken: u64,
     times: u32,
 }
 
-/// What was refused and has not been written since.
+/// What was refused, by block and tier. A block may be refused by several tiers in turn, so each
+/// keeps its own count.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
-    blocks: BTreeMap<BlockId, Refusal>,
+    blocks: BTreeMap<(BlockId, TierId), Refusal>,
     /// Stores that went well, by tier.
     taken: BTreeMap<TierId, u64>,
 }
@@ -33,17 +33,15 @@ impl Refused {
     }
 
     pub(super) fn may_write(&self, block: BlockId, tier: TierId) -> bool {
-        self.blocks.get(&block).is_none_or(|refusal| {
-            refusal.tier != tier
-                || (refusal.times < MOST_STORES && refusal.taken < self.taken(tier))
-        })
+        self.blocks
+            .get(&(block, tier))
+            .is_none_or(|refusal| refusal.times < MOST_STORES && refusal.taken < self.taken(tier))
     }
 
     pub(super) fn failed(&mut self, block: BlockId, tier: TierId) {
         let taken = self.taken(tier);
-        let refusal = self.blocks.entry(block).or_insert(Refusal { tier, taken, times: 0 });
-        let times = if refusal.tier == tier { refusal.times + 1 } else { 1 };
-        *refusal = Refusal { tier, taken, times };
+        let refusal = self.blocks.entry((block, tier)).or_insert(Refusal { taken, times: 0 });
+        *refusal = Refusal { taken, times: refusal.times + 1 };
     }
 
     /// So many stores to `tier` went well.
@@ -53,17 +51,19 @@ impl Refused {
 
     /// The block was used, and so is worth as many stores again.
     pub(super) fn used(&mut self, block: BlockId) {
-        if let Some(refusal) = self.blocks.get_mut(&block) {
+        for (_, refusal) in self.blocks.range_mut((block, 0)..=(block, TierId::MAX)) {
             refusal.times = 0;
         }
     }
 
     pub(super) fn forget(&mut self, block: BlockId) {
-        self.blocks.remove(&block);
+        while let Some((&key, _)) = self.blocks.range((block, 0)..=(block, TierId::MAX)).next() {
+            self.blocks.remove(&key);
+        }
     }
 
     pub(super) fn blocks(&self) -> impl Iterator<Item = BlockId> {
-        self.blocks.keys().copied()
+        self.blocks.keys().map(|&(block, _)| block)
     }
 
     fn taken(&self, tier: TierId) -> u64 {

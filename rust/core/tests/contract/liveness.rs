@@ -228,3 +228,12 @@ fn a_block_that_is_on_its_way_down_does_not_leave_the_tier_that_it_goes_to() {
         }
     }
 }
+
+#[test]
+fn a_block_that_two_tiers_refuse_in_turn_is_not_written_for_ever() {
+    let through = (2, Write::Through, 1, 0.0);
+    let tiers = vec![(2, Write::Back, 1, 0.5), through, through, (2, Write::Back, 1, 0.0)];
+    let (policy, structure) = ("lru", Structure::LeafOnly);
+    let shape = Shape { tiers, layered: 1, policy, structure };
+    serves_whatever_fits(&shape.settings(), 25, Some(2));
+}
