@@ -1,6 +1,7 @@
 """A restart in three parts: opening the files, listing what is in them, taking it into a manager.
 
-The blocks are real and as small as a disk's slots are, 12 KiB each, in chains of a hundred. Wall
+The blocks are real and as small as a disk's slots are, 12 KiB each, in chains of a hundred whose
+slots lie anywhere. Wall
 time is what a server waits; processor time tells it apart from other work on the machine.
 Invariant: every block is found again. Cost: the blocks are written once, 12 KiB each.
 """
@@ -56,7 +57,9 @@ def fill(folder, blocks):
         known.mark(tokens, "disk", present=True, now=1 + chain)
     index = known.index(now=blocks)
     memory = np.zeros((1, 1), dtype=np.uint8)
-    rows = zip(index.key, index, index.slot.tolist(), strict=True)
+    # On a disk that was full once, no path lies in the order of its slots.
+    slots = np.random.default_rng(1).permutation(blocks).tolist()
+    rows = zip(index.key, index, slots, strict=True)
     given = [(key.tobytes(), slot, (0, 1), memory, row[0]) for key, row, slot in rows]
     store = files(folder, blocks)
     with Progress(console=Console(stderr=True), transient=True) as bar:

@@ -216,23 +216,26 @@ impl Space {
         Some(Grant { slot, after: drain.by })
     }
 
-    /// Takes a certain slot, if it is free.
-    pub fn claim(&mut self, slot: Slot) -> bool {
-        if slot >= self.capacity {
-            return false;
-        }
-        if slot >= self.fresh {
-            self.free.extend(self.fresh..slot);
-            self.fresh = slot + 1;
-            return true;
-        }
-        match self.free.iter().position(|&free| free == slot) {
-            Some(at) => {
-                self.free.swap_remove(at);
-                true
-            }
-            None => false,
-        }
+    /// Which of the slots below `bound` are free: to be claimed there, one by one. Nobody else
+    /// takes one of them until [`Space::put_back`]. Cost: O(free slots + `bound`).
+    pub fn choice(&mut self, bound: Slot) -> Vec<bool> {
+        let bound = bound.min(self.capacity);
+        let mut free = vec![false; bound as usize];
+        free[bound.min(self.fresh) as usize..].fill(true);
+        self.fresh = self.fresh.max(bound);
+        self.free.retain(|&slot| {
+            let below = free.get_mut(slot as usize);
+            below.map(|known| *known = true).is_none()
+        });
+        free
+    }
+
+    /// Takes back what nobody has claimed of a choice; the first slots are taken first again.
+    pub fn put_back(&mut self, free: &[bool]) {
+        let left = (0..).zip(free).filter(|(_, free)| **free).map(|(slot, _)| slot);
+        let behind = self.free.len();
+        self.free.extend(left);
+        self.free[behind..].reverse();
     }
 
     /// Gives a slot back. One that a store still reads becomes free when the store ends.
@@ -337,6 +340,24 @@ mod tests {
         assert_eq!(space.coming(), 1);
         assert!(!space.drained(0));
         assert_eq!((space.free(), space.coming()), (1, 0));
+    }
+
+    #[test]
+    fn what_is_not_claimed_of_a_choice_is_free_again() {
+        let mut space = Space::new(6, 1, false);
+        for _ in 0..4 {
+            space.take();
+        }
+        space.give(3);
+        space.give(1);
+        let mut choice = space.choice(5);
+        assert_eq!(choice, [false, true, false, true, true]);
+        assert_eq!((space.free(), space.take().map(|grant| grant.slot)), (1, Some(5)));
+        choice[3] = false;
+        space.put_back(&choice);
+        let taken: Vec<_> = (0..3).map(|_| space.take().map(|grant| grant.slot)).collect();
+        assert_eq!(taken, [Some(1), Some(4), None]);
+        assert_eq!(space.choice(9), [false; 6]);
     }
 
     #[test]

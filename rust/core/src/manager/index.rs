@@ -12,6 +12,7 @@ use crate::tier::State;
 use crate::time::{Nanos, stamp};
 
 use super::Manager;
+use super::node::Node;
 use super::settings::DropOrder;
 
 /// One block of a tier that outlives its manager.
@@ -62,16 +63,23 @@ impl Manager {
         self.check_index(tier)?;
         let now = self.tick(now);
         let mut known = self.by_key();
+        known.reserve(rows.len());
+        let bound = rows.iter().map(|row| row.slot.saturating_add(1)).max();
+        let mut free = self.tiers[tier].space.choice(bound.unwrap_or(0));
         let mut loaded = 0;
         for row in rows {
-            let key = row.label.record.key();
             let parent = known.get(&row.label.record.parent).copied();
-            if let Some((block, fresh)) = self.load_row(tier, row, parent, now) {
-                self.keys.put(block, self.trie.depth(block), key);
-                known.insert(key, block);
-                loaded += usize::from(fresh);
-            }
+            let Some(slot) = free.get_mut(row.slot as usize).filter(|slot| **slot) else {
+                continue;
+            };
+            let Some((block, fresh)) = self.load_row(tier, row, parent, now) else { continue };
+            *slot = !fresh;
+            loaded += usize::from(fresh);
+            let key = row.label.record.key();
+            self.keys.put(block, self.trie.depth(block), key);
+            known.insert(key, block);
         }
+        self.tiers[tier].space.put_back(&free);
         Ok(loaded)
     }
 
@@ -88,7 +96,7 @@ impl Manager {
         }
     }
 
-    /// The block of a row, and whether the row brought it to the tier.
+    /// The block of a row whose slot is free, and whether the row brought it to the tier.
     fn load_row(
         &mut self,
         tier: TierId,
@@ -114,24 +122,26 @@ impl Manager {
         let sound = digests
             && record.tokens.len() == self.block_tokens()
             && self.scopes.check(&whose, &record.tokens).is_ok();
-        if !sound || !self.fits(tier, row.layers) || !self.tiers[tier].space.claim(row.slot) {
+        if !sound || !self.fits(tier, row.layers) {
             return None;
         }
-        let place = self.find_row(&whose, record, parent, row.layers, now);
-        let Some((block, known)) = place else {
-            self.tiers[tier].space.give(row.slot);
-            return None;
+        let stood = Node {
+            uses: standing.uses.max(1),
+            access: stamp(now).saturating_sub(standing.age),
+            session_blocks: standing.session_blocks,
+            ..Node::default()
         };
+        let (block, known) = self.find_row(&whose, record, parent, row.layers, stood)?;
         if self.residency(tier, block).state != State::Absent {
-            self.tiers[tier].space.give(row.slot);
             return Some((block, false));
         }
-        let access = stamp(now).saturating_sub(standing.age);
-        self.trie.change(&[block], |node| {
-            node.access = if known { node.access.max(access) } else { access };
-            node.uses = node.uses.max(standing.uses.max(1));
-            node.session_blocks = standing.session_blocks;
-        });
+        if known {
+            self.trie.change(&[block], |node| {
+                node.access = node.access.max(stood.access);
+                node.uses = node.uses.max(stood.uses);
+                node.session_blocks = stood.session_blocks;
+            });
+        }
         self.place(tier, block, (row.slot, row.layers), None, None, now);
         if let Some(wanted) = standing.wanted {
             self.want_again(block, wanted, now);
@@ -154,15 +164,15 @@ impl Manager {
         !layers.is_empty() && all.covers(layers) && edge
     }
 
-    /// The node of a row, made if it is new, and whether it was known; `None` if a part of a block
-    /// would be a hole where none may be.
+    /// The block of a row, made if it is new as it `stood`, and whether it was known; `None` if a
+    /// part of a block would be a hole where none may be.
     fn find_row(
         &mut self,
         scope: &Scope,
         record: &Record,
         parent: Option<BlockId>,
         layers: Layers,
-        now: Nanos,
+        stood: Node,
     ) -> Option<(BlockId, bool)> {
         let whole = layers == self.all_layers();
         let known = match parent {
@@ -180,11 +190,13 @@ impl Manager {
             Some(id) => id,
             None => self.scopes.add(scope, self.settings.structure, &mut self.trie),
         };
-        let content = self.scopes.content(scope, 0, &record.tokens).into_owned();
+        let content = self.scopes.content(scope, 0, &record.tokens);
         let root = self.scopes.get(id).root;
-        match self.trie.child(root, parent, &content) {
-            Some(block) => Some((block, true)),
-            None => Some((self.new_node(id, parent, &content, now), false)),
+        if let Some(block) = self.trie.child(root, parent, &content) {
+            return Some((block, true));
         }
+        let mut path = Vec::with_capacity(1);
+        self.new_nodes(Node { scope: id, ..stood }, parent, &content, &mut path);
+        Some((path[0], false))
     }
 }

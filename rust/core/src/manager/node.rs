@@ -303,19 +303,6 @@ impl Manager {
         }
     }
 
-    pub(super) fn new_node(
-        &mut self,
-        scope: ScopeId,
-        parent: Option<BlockId>,
-        tokens: &[Token],
-        now: Nanos,
-    ) -> BlockId {
-        let node = Node { scope, refs: 0, uses: 1, access: stamp(now), session_blocks: 0 };
-        let mut path = Vec::with_capacity(1);
-        self.new_nodes(node, parent, tokens, &mut path);
-        path[0]
-    }
-
     /// Where the last copy of a leaf-only block was lost to a failure, what stands behind it
     /// serves nobody any more: it goes too, now or when the moves that touch it have ended.
     pub(super) fn sweep(&mut self, block: BlockId) {
@@ -386,6 +373,7 @@ impl Manager {
         self.forget_beside(blocks.clone(), before);
         self.trie.cut(blocks.end - 1, blocks.end - blocks.start);
     }
+
     /// What tables beside the trie say of blocks that leave it.
     fn forget_beside(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
         let silent = self.sessions.is_empty()

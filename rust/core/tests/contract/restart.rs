@@ -157,6 +157,18 @@ fn a_row_that_is_known_already_gives_its_slot_back() {
 }
 
 #[test]
+fn slots_may_come_in_any_order() {
+    let mut rig = Rig::new(three());
+    let prompt = tokens(1, 3);
+    assert_eq!(load(&mut rig, DISK, &chain(&prompt, &[3, 0, 2])), 3);
+    let slots: Vec<u32> = index(&mut rig, DISK).iter().map(|row| row.slot).collect();
+    assert_eq!((slots, rig.manager.occupancy(DISK).free), (vec![3, 0, 2], 1));
+    // The one that is left serves the next.
+    assert_eq!(load(&mut rig, DISK, &[row(None, &tokens(2, 1), 1, 5)]), 1);
+    assert_eq!(rig.manager.occupancy(DISK).free, 0);
+}
+
+#[test]
 fn uses_are_remembered() {
     let mut rig = Rig::new(Settings { policy: "retention".to_owned(), ..three() });
     let prompt = tokens(1, 1);
