@@ -33,6 +33,12 @@ pub struct Scope {
     pub structure: Option<Structure>,
 }
 
+impl Scope {
+    fn is_plain(&self) -> bool {
+        self.tenant.is_empty() && self.lora.is_empty()
+    }
+}
+
 /// A scope as the manager keeps it.
 #[derive(Clone, Debug)]
 pub struct Known {
@@ -51,8 +57,7 @@ pub struct Known {
 /// What tells one scope from another.
 type Name = SmallVec<[u8; 64]>;
 
-/// A scope's tenant behind its length, then its adapter. One string that is never empty: to compare
-/// two empty ones takes processors with masked loads longer than a short lookup.
+/// A scope's tenant behind its length, then its adapter.
 fn name(scope: &Scope) -> Name {
     let mut name = Name::from_slice(&(scope.tenant.len() as u64).to_le_bytes());
     name.extend_from_slice(&scope.tenant);
@@ -64,6 +69,9 @@ fn name(scope: &Scope) -> Name {
 #[derive(Clone, Debug, Default)]
 pub struct Scopes {
     known: Vec<Known>,
+    /// The scope without tenant and adapter, which most requests are of.
+    plain: Option<ScopeId>,
+    /// All others.
     ids: BTreeMap<Name, ScopeId>,
     pairs: Vec<(Token, Vec<u8>)>,
     interned: BTreeMap<(Token, Vec<u8>), Token>,
@@ -87,9 +95,8 @@ impl Scopes {
     /// # Errors
     /// [`Error::Config`] if it was used with another structure.
     pub fn find(&self, scope: &Scope) -> Result<Option<ScopeId>> {
-        let Some(&id) = self.ids.get(&name(scope)) else {
-            return Ok(None);
-        };
+        let known = if scope.is_plain() { self.plain } else { self.ids.get(&name(scope)).copied() };
+        let Some(id) = known else { return Ok(None) };
         let fixed = self.known[id as usize].structure;
         match scope.structure {
             Some(asked) if asked != fixed => Err(Error::config(format!(
@@ -116,7 +123,11 @@ impl Scopes {
             structure: scope.structure.unwrap_or(default),
             chosen: scope.structure.is_some(),
         });
-        self.ids.insert(name(scope), id);
+        if scope.is_plain() {
+            self.plain = Some(id);
+        } else {
+            self.ids.insert(name(scope), id);
+        }
         id
     }
 

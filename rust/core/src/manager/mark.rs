@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, Handle, Layers, NO_SLOT, Slot, TierId, Token};
 use crate::error::{Error, Result};
-use crate::scope::Scope;
+use crate::scope::{Scope, ScopeId};
 use crate::tier::{Owner, Residency, State};
 use crate::time::{Nanos, stamp};
 
@@ -46,7 +46,7 @@ impl Manager {
         let known = self.scopes.find(&mark.scope)?;
         let now = self.tick(now);
         if mark.present {
-            return self.mark_present(mark, now);
+            return self.mark_present(mark, known, now);
         }
         let Some(scope) = known else { return Ok(Vec::new()) };
         let content = self.scopes.content(&mark.scope, 0, mark.tokens);
@@ -113,11 +113,16 @@ impl Manager {
         Ok(())
     }
 
-    fn mark_present(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
+    fn mark_present(
+        &mut self,
+        mark: &Mark<'_>,
+        scope: Option<ScopeId>,
+        now: Nanos,
+    ) -> Result<Vec<Handle>> {
         let size = self.block_tokens();
         let full = mark.tokens.len() / size * size;
-        let mut path = Vec::new();
-        if let Some(scope) = self.scopes.find(&mark.scope)? {
+        let mut path = Vec::with_capacity(full / size);
+        if let Some(scope) = scope {
             let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]);
             self.trie.walk(self.scopes.get(scope).root, &content, &mut path);
         }
@@ -131,11 +136,10 @@ impl Manager {
             return Err(error);
         }
         self.scopes.intern(&mark.scope, 0, &mark.tokens[..full])?;
-        let scope = match self.scopes.find(&mark.scope)? {
-            Some(scope) => scope,
-            None => self.scopes.add(&mark.scope, self.settings.structure, &mut self.trie),
-        };
-        let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]).into_owned();
+        let scope = scope.unwrap_or_else(|| {
+            self.scopes.add(&mark.scope, self.settings.structure, &mut self.trie)
+        });
+        let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]);
         let pinned = path.len();
         let node = Node { scope, refs: 0, uses: 1, access: stamp(now), session_blocks: 0 };
         self.new_nodes(node, path.last().copied(), &content[pinned * size..], &mut path);
