@@ -62,6 +62,22 @@ def test_a_tensor_comes_in():
         manager.lookup(torch.ones(4), now=2)
 
 
+def test_a_long_array_is_taken_as_a_short_one_is():
+    ids = np.arange(5000)
+    manager = one_tier(blocks=1250)
+    manager.mark(ids, "gpu", present=True, now=1)
+    for kind in (np.uint32, np.int32, np.int64):
+        given = ids.astype(kind)
+        assert manager.lookup(given, now=2, keep=0).tokens == 5000
+        assert manager.lookup(np.repeat(given, 2)[::2], now=2, keep=0).tokens == 5000
+        given[4000] += 1
+        assert manager.lookup(given, now=2, keep=0).tokens == 4000
+        if given.dtype.kind == "i":
+            given[4500] = -7
+            with pytest.raises(ConfigError, match="token 4500 is -7"):
+                manager.lookup(given, now=2)
+
+
 def test_tokens_of_the_whole_range_are_told_apart():
     manager = one_tier()
     high = np.full(4, 2**32 - 1, dtype=np.uint64)

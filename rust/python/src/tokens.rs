@@ -1,11 +1,11 @@
 //! Token ids from whatever Python holds them in.
 //!
-//! A long contiguous `uint32` array is read in place; all else becomes one fresh copy, checked on
-//! the way. Invariant: every token is an integer in `0..2**32`; otherwise a `ConfigError` names
+//! A long contiguous array of `uint32` or `int32` is read in place; all else becomes one fresh copy,
+//! checked on the way. Invariant: every token is an integer in `0..2**32`; otherwise a `ConfigError` names
 //! the value and its index, or the dtype and the shape. Cost: one pass.
 
 use numpy::{
-    PyArray1, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray,
+    Element, PyArray1, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray,
     PyUntypedArrayMethods,
 };
 use pyo3::exceptions::PyTypeError;
@@ -21,33 +21,47 @@ use crate::error::bad;
 /// Up to so many tokens are copied even from a contiguous array.
 const SHORT: usize = 4096;
 
-/// A sequence of tokens, in place or copied.
+/// A sequence of tokens.
 pub(crate) enum Tokens<'py> {
-    InPlace(PyReadonlyArray1<'py, Token>),
-    Copied(Vec<Token>),
+    Unsigned(Numbers<'py, Token>),
+    /// None of them is negative.
+    Signed(Numbers<'py, i32>),
+}
+
+/// Numbers one behind the other, of a short array as a copy: to register a borrow takes longer than
+/// copying a few.
+pub(crate) enum Numbers<'py, T: Element> {
+    InPlace(PyReadonlyArray1<'py, T>),
+    Copied(Vec<T>),
+}
+
+impl<'py, T: Element> Numbers<'py, T> {
+    /// Those of an array, unless it has another type, more dimensions or gaps.
+    fn of(array: &Bound<'py, PyUntypedArray>) -> Option<Self> {
+        let array = array.cast::<PyArray1<T>>().ok()?;
+        if array.len() <= SHORT {
+            return array.to_vec().ok().map(Self::Copied);
+        }
+        let readonly = array.try_readonly().ok()?;
+        readonly.as_slice().is_ok().then_some(Self::InPlace(readonly))
+    }
+
+    fn as_slice(&self) -> &[T] {
+        match self {
+            Self::InPlace(array) => array.as_slice().unwrap_or_default(),
+            Self::Copied(numbers) => numbers,
+        }
+    }
 }
 
 impl<'py> Tokens<'py> {
     /// Takes any sequence of integers, array, buffer or CPU tensor.
     pub(crate) fn new(given: &Bound<'py, PyAny>) -> PyResult<Self> {
-        if let Ok(array) = given.cast::<PyArray1<Token>>() {
-            // Registering a borrow takes longer than copying a few tokens.
-            if array.len() <= SHORT
-                && let Ok(tokens) = array.to_vec()
-            {
-                return Ok(Self::Copied(tokens));
-            }
-            if let Ok(readonly) = array.try_readonly()
-                && readonly.as_slice().is_ok()
-            {
-                return Ok(Self::InPlace(readonly));
-            }
-        }
         if let Ok(array) = given.cast::<PyUntypedArray>() {
-            return from_array(array).map(Self::Copied);
+            return Self::of_array(array);
         }
         if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
-            return from_items(given).map(Self::Copied);
+            return from_items(given).map(Self::from);
         }
         let py = given.py();
         let refused = given.is_instance_of::<PyString>()
@@ -63,26 +77,56 @@ impl<'py> Tokens<'py> {
         }
         if given.hasattr(intern!(py, "__array__"))? || is_buffer(given)? {
             let array = asarray(py)?.call1((given,))?;
-            return from_array(array.cast::<PyUntypedArray>()?).map(Self::Copied);
+            return Self::of_array(array.cast::<PyUntypedArray>()?);
         }
-        from_items(given).map(Self::Copied)
+        from_items(given).map(Self::from)
+    }
+
+    fn of_array(array: &Bound<'py, PyUntypedArray>) -> PyResult<Self> {
+        // To try one type after the other takes longer than a look at the array's own.
+        let dtype = array.dtype();
+        let plain = match (dtype.kind(), dtype.itemsize()) {
+            (b'u', 4) => Numbers::of(array).map(Self::Unsigned),
+            (b'i', 4) => Numbers::of(array).map(Self::Signed),
+            _ => None,
+        };
+        if let Some(Self::Signed(tokens)) = &plain {
+            unsigned(tokens.as_slice())?;
+        }
+        plain.map_or_else(|| from_array(array).map(Self::from), Ok)
     }
 
     /// The tokens.
     pub(crate) fn as_slice(&self) -> &[Token] {
         match self {
-            Self::InPlace(array) => array.as_slice().unwrap_or_default(),
-            Self::Copied(tokens) => tokens,
+            Self::Unsigned(tokens) => tokens.as_slice(),
+            Self::Signed(tokens) => bytemuck::cast_slice(tokens.as_slice()),
         }
     }
 
     /// The tokens as a copy that outlives the interpreter's lock.
     pub(crate) fn into_vec(self) -> Vec<Token> {
         match self {
-            Self::InPlace(array) => array.as_slice().unwrap_or_default().to_vec(),
-            Self::Copied(tokens) => tokens,
+            Self::Unsigned(Numbers::Copied(tokens)) => tokens,
+            Self::Signed(Numbers::Copied(tokens)) => bytemuck::cast_vec(tokens),
+            in_place => in_place.as_slice().to_vec(),
         }
     }
+}
+
+impl From<Vec<Token>> for Tokens<'_> {
+    fn from(tokens: Vec<Token>) -> Self {
+        Self::Unsigned(Numbers::Copied(tokens))
+    }
+}
+
+/// Refuses the first negative token. One pass without a branch per token, if there is none.
+fn unsigned(tokens: &[i32]) -> PyResult<()> {
+    if tokens.iter().fold(0, |all, token| all | token) >= 0 {
+        return Ok(());
+    }
+    let negative = tokens.iter().enumerate().find(|(_, token)| **token < 0);
+    negative.map_or(Ok(()), |(at, token)| Err(out_of_range(at, token)))
 }
 
 fn is_buffer(given: &Bound<'_, PyAny>) -> PyResult<bool> {
