@@ -300,8 +300,8 @@ def markdown(rows, context):
             f"{context['date'][:10]}, {context['cores']} cores ({context['cpu']}), "
             f"{context['data_bytes'] >> 30} GiB of data, {context['file_system']}, queue "
             f"{context['queue']}, {rows[0]['pairs']} pairs of {rows[0]['seconds']} s, page cache "
-            f"{'' if rows[0]['page_cache_dropped'] else 'not '}dropped before each run. Other work "
-            f"ran beside it: load {min(row['load'] for row in rows)} to "
+            f"{'' if rows[0]['page_cache_dropped'] else 'not '}dropped before each run. Load "
+            f"average, with what this itself puts on: {min(row['load'] for row in rows)} to "
             f"{max(row['load'] for row in rows)}."
         ),
         "",
