@@ -44,6 +44,23 @@ impl<T: Clone> Column<T> {
         let end = (at + (to - from) as usize).min(PIECE);
         &self.pieces[from as usize / PIECE][at..end]
     }
+
+    /// The same, to be changed.
+    #[inline]
+    pub fn stretch_mut(&mut self, from: u32, to: u32) -> &mut [T] {
+        let at = from as usize % PIECE;
+        let end = (at + (to - from) as usize).min(PIECE);
+        &mut self.pieces[from as usize / PIECE][at..end]
+    }
+
+    /// Sets the values of consecutive ids.
+    pub fn fill(&mut self, mut from: u32, to: u32, value: &T) {
+        while from < to {
+            let piece = self.stretch_mut(from, to);
+            piece.fill(value.clone());
+            from += u32::try_from(piece.len()).expect("less than a piece");
+        }
+    }
 }
 
 impl<T> Index<u32> for Column<T> {
@@ -86,5 +103,10 @@ mod tests {
         (0..10_000).for_each(|id| column[id] = id);
         assert_eq!(column.stretch(5, 8), [5, 6, 7]);
         assert_eq!(column.stretch(4_090, 5_000), [4_090, 4_091, 4_092, 4_093, 4_094, 4_095]);
+        column.stretch_mut(4_095, 9_000)[0] = 7;
+        assert_eq!(column.stretch(4_095, 9_000), [7]);
+        column.fill(4_094, 8_194, &1);
+        let ends = [4_093, 4_094, 4_096, 8_193, 8_194].map(|id| column[id]);
+        assert_eq!(ends, [4_093, 1, 1, 1, 8_194]);
     }
 }

@@ -111,6 +111,22 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         Handle::new(block, u32::from(self.generations[block]))
     }
 
+    /// The handles of living blocks, read in one go where their ids follow one another.
+    #[must_use]
+    pub fn handles(&self, blocks: &[BlockId]) -> Vec<Handle> {
+        let mut handles = Vec::with_capacity(blocks.len());
+        for row in blocks.chunk_by(|before, block| before + 1 == *block) {
+            let (mut from, end) = (row[0], row[0] + count(row.len()));
+            while from < end {
+                let generations = self.generations.stretch(from, end);
+                let numbered = generations.iter().zip(from..);
+                handles.extend(numbered.map(|(&age, block)| Handle::new(block, u32::from(age))));
+                from += count(generations.len());
+            }
+        }
+        handles
+    }
+
     /// The block behind a handle, if it still lives.
     #[must_use]
     pub fn resolve(&self, handle: Handle) -> Option<BlockId> {
@@ -317,9 +333,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         at.blocks += taken;
         self.text.put(first, tokens);
         self.generations.reach(self.ids.bound());
-        for block in first..first + taken {
-            self.ids.settle(block, run);
-        }
+        self.ids.settle(first..first + taken, run);
         path.extend(first..first + taken);
         self.living += taken as usize;
     }
@@ -351,8 +365,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let end = first + blocks + std::mem::take(&mut run.room);
         self.living -= blocks as usize;
         let mut free = first;
-        for block in first..first + blocks {
-            let generation = &mut self.generations[block];
+        let generations = self.generations.stretch_mut(first, first + blocks);
+        for (block, generation) in (first..).zip(generations) {
             *generation = generation.saturating_add(1);
             // An id whose generations are used up never comes again.
             if *generation == u16::MAX {
@@ -531,9 +545,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// Tells blocks and children of a run where they are now.
     fn settle(&mut self, run: RunId) {
         let Run { first, blocks, mut child, .. } = self.runs[run];
-        for block in first..first + blocks {
-            self.ids.settle(block, run);
-        }
+        self.ids.settle(first..first + blocks, run);
         while child != NONE {
             self.runs[child].parent = run;
             child = self.runs[child].next;

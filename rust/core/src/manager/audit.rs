@@ -12,6 +12,7 @@ use crate::tier::{Owner, State};
 use super::Manager;
 use super::lease::TailFrom;
 use super::moves::End;
+use super::trips::Leaves;
 
 impl Manager {
     /// Checks every invariant.
@@ -164,7 +165,9 @@ impl Manager {
         let mut own_busy = BTreeMap::new();
         for known in self.moves.values() {
             let block = known.block.and_then(|handle| self.trie.resolve(handle));
-            if let (Some((tier, ..)), true, Some(block)) = (known.leaves, known.returned, block) {
+            if let (Some(Leaves { tier, .. }), true, Some(block)) =
+                (known.leaves, known.returned, block)
+            {
                 *busy.entry((tier, block)).or_default() += 1;
             }
             for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {

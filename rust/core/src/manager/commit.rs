@@ -246,7 +246,12 @@ impl Manager {
         let node = Node { scope, refs: 1, uses: 1, access: stamp(since), session_blocks: 0 };
         let behind = path.last().copied().or(parent);
         self.new_nodes(node, behind, &tokens[known * size..], &mut path);
-        out.new.extend(path[known..].iter().map(|&block| self.trie.handle(block)));
+        let new = self.trie.handles(&path[known..]);
+        if out.new.is_empty() {
+            out.new = new;
+        } else {
+            out.new.extend(new);
+        }
         self.meter.asked.inserted += (path.len() - known) as u64;
         let end = self.leases[&id].path.len();
         self.lease_mut(id).path.extend(&path);

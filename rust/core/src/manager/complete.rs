@@ -12,7 +12,7 @@ use crate::time::Nanos;
 use super::Manager;
 use super::meter::Cause;
 use super::moves::{End, MoveKind};
-use super::trips::Trip;
+use super::trips::{Leaves, Trip};
 
 /// What an executor says of a move.
 #[derive(Clone, Copy, Debug)]
@@ -212,7 +212,7 @@ impl Manager {
     fn finish(&mut self, id: MoveId, now: Nanos) {
         let known = self.moves.remove(id).expect("under way");
         self.count_move(&known, now);
-        if let Some((tier, slot, _)) = known.leaves {
+        if let Some(Leaves { tier, slot, .. }) = known.leaves {
             self.tiers[tier].space.drained(slot);
         }
         if known.kind == MoveKind::Store {
@@ -265,7 +265,9 @@ impl Manager {
                 _ => {}
             }
         }
-        if let (Some((tier, ..)), true, Some(block)) = (known.leaves, known.returned, block) {
+        if let (Some(Leaves { tier, .. }), true, Some(block)) =
+            (known.leaves, known.returned, block)
+        {
             self.alter(tier, block, |here| here.busy -= 1);
             self.refresh_on(tier, block);
         }

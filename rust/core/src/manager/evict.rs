@@ -14,6 +14,7 @@ use super::draft::{Draft, Fate, Victim};
 use super::meter::Cause;
 use super::moves::{self, End, MoveIds, MoveKind};
 use super::report::Reason;
+use super::trips::Leaves;
 
 impl Manager {
     /// Carries out every decision, in order, and links the entries again.
@@ -123,7 +124,7 @@ impl Manager {
     ) {
         let stores = self.store(tier, block, dirty, now, |_| (slot, End::Leaving));
         let [by] = stores[..] else { unreachable!("one slot leaves by one store") };
-        self.moves.get_mut(by).expect("just made").leaves = Some((tier, slot, held));
+        self.moves.get_mut(by).expect("just made").leaves = Some(Leaves { tier, slot, held });
         self.tiers[tier].space.drain(slot, by);
     }
 

@@ -12,7 +12,7 @@ use super::complete::Failed;
 use super::lease::TailFrom;
 use super::moves::{End, MoveKind};
 use super::own::OwnId;
-use super::trips::Trip;
+use super::trips::{Leaves, Trip};
 
 impl Manager {
     /// A move will not bring what it should. Moves that depend on it fail with it, without blame:
@@ -93,7 +93,7 @@ impl Manager {
 
     /// The victim of a failed store stays where it was.
     fn store_failed(&mut self, known: &Trip, block: BlockId, reason: &str, now: Nanos) {
-        let Some((tier, slot, held)) = known.leaves else { return };
+        let Some(Leaves { tier, slot, held }) = known.leaves else { return };
         let promised = self.tiers[tier].space.undrain(slot);
         let mut back = self.can_return(tier, block, held);
         if promised {

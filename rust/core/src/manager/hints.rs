@@ -118,7 +118,7 @@ impl Manager {
     pub fn known(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Handle>> {
         self.open()?;
         self.check_named(scope, tokens)?;
-        Ok(self.there(scope, tokens).into_iter().map(|block| self.trie.handle(block)).collect())
+        Ok(self.trie.handles(&self.there(scope, tokens)))
     }
 
     /// How many blocks of a tier are retained, and how many may be.

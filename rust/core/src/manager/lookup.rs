@@ -77,7 +77,7 @@ impl Manager {
         let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
         let content = self.scopes.content(scope, 0, tokens);
         let path = self.path(id, &content, keep);
-        Ok(path.iter().map(|&block| self.trie.handle(block)).collect())
+        Ok(self.trie.handles(&path))
     }
 
     /// What is known of blocks. One that is gone has no tokens and no copies.

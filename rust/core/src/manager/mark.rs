@@ -56,7 +56,7 @@ impl Manager {
         for (at, &block) in path.iter().enumerate() {
             self.check_clear(mark.tier, block, &path[at..])?;
         }
-        let handles = path.iter().map(|&block| self.trie.handle(block)).collect();
+        let handles = self.trie.handles(&path);
         for &block in path.iter().rev() {
             self.drop_copy(mark.tier, block, Cause::Cleared);
             self.prune(block);
@@ -153,9 +153,10 @@ impl Manager {
             }
         }
         self.place_new(mark.tier, new, known.last().copied());
-        self.touch(&path, now, false);
+        self.touch(&path[..pinned], now, false);
+        self.refresh_path(&path[pinned..]);
         self.unpin(&path[..pinned]);
-        Ok(path.iter().map(|&block| self.trie.handle(block)).collect())
+        Ok(self.trie.handles(&path))
     }
 
     /// Puts new blocks, of which nothing stands anywhere, whole on a tier. Their own entries are

@@ -233,6 +233,12 @@ impl Manager {
         if used {
             self.used_again(path);
         }
+        self.refresh_path(path);
+    }
+
+    /// Brings the entries of consecutive blocks of a path in line, looking at the ends of runs only
+    /// where no other block can have one.
+    pub(super) fn refresh_path(&mut self, path: &[BlockId]) {
         for run in self.runs(path) {
             // What is leased has no entry on the first tier.
             let first = usize::from(self.node(run.start).refs > 0);

@@ -106,10 +106,7 @@ impl Manager {
     /// blocks that still live, in logical order.
     #[must_use]
     pub fn sessions(&self) -> Vec<(String, u32, Vec<Handle>)> {
-        let path = |tip| {
-            let path = self.path_to(tip).into_iter();
-            path.map(|block| self.trie.handle(block)).collect()
-        };
+        let path = |tip| self.trie.handles(&self.path_to(tip));
         let named = self.sessions.named();
         named.map(|(name, length, tip)| (name.to_owned(), length, path(tip))).collect()
     }

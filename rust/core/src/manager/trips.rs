@@ -18,6 +18,14 @@ use super::moves::{End, Move, MoveIds};
 /// Empty places that the row may have whatever it holds.
 const SLACK: usize = 1024;
 
+/// A slot whose block leaves it with a move, and the layers that it held.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leaves {
+    pub(super) tier: TierId,
+    pub(super) slot: Slot,
+    pub(super) held: Layers,
+}
+
 /// A move that has not ended.
 #[derive(Clone, Debug)]
 pub(super) struct Trip {
@@ -25,8 +33,8 @@ pub(super) struct Trip {
     pub(super) told: Move,
     pub(super) from: End,
     pub(super) to: End,
-    /// What comes free when this move has ended well: tier, slot, and the layers that it held.
-    pub(super) leaves: Option<(TierId, Slot, Layers)>,
+    /// What comes free when this move has ended well.
+    pub(super) leaves: Option<Leaves>,
     /// It failed, and its block is back in that slot.
     pub(super) returned: bool,
     pub(super) deps: MoveIds,

@@ -7,6 +7,8 @@
 //! they do not have to: a stretch that is long enough is preferred to the end, the end to shorter
 //! ones. Cost: O(1) amortised; four bytes per id.
 
+use std::ops::Range;
+
 use crate::block::BlockId;
 use crate::column::{Column, PIECE};
 
@@ -57,10 +59,9 @@ impl Ids {
         self.homes.get(id).copied().filter(|&home| home < NOBODY).unwrap_or(NONE)
     }
 
-    /// Says whose an id is that was taken.
-    #[inline]
-    pub(super) fn settle(&mut self, id: BlockId, home: RunId) {
-        self.homes[id] = home;
+    /// Says whose ids are that were taken.
+    pub(super) fn settle(&mut self, ids: Range<BlockId>, home: RunId) {
+        self.homes.fill(ids.start, ids.end, &home);
     }
 
     /// An id that was taken is never given out again.
@@ -104,9 +105,7 @@ impl Ids {
             return;
         }
         self.used -= length;
-        for id in first..first + length {
-            self.homes[id] = FREE;
-        }
+        self.homes.fill(first, first + length, &FREE);
         let (mut first, mut end) = (first, first + length);
         if !(first as usize).is_multiple_of(PIECE)
             && let Some(before) = self.ends(first - 1)
@@ -137,9 +136,7 @@ impl Ids {
         self.bound += taken;
         self.used += taken;
         self.homes.reach(self.bound);
-        for id in self.bound - taken..self.bound {
-            self.homes[id] = NOBODY;
-        }
+        self.homes.fill(self.bound - taken, self.bound, &NOBODY);
         taken
     }
 
@@ -172,9 +169,7 @@ impl Ids {
 
     /// Takes the first `taken` ids of a free stretch.
     fn cut(&mut self, first: BlockId, length: u32, taken: u32) {
-        for id in first..first + taken {
-            self.homes[id] = NOBODY;
-        }
+        self.homes.fill(first, first + taken, &NOBODY);
         if taken < length {
             self.mark(first + taken, length - taken);
         }
