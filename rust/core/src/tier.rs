@@ -198,6 +198,12 @@ impl Space {
         self.idle
     }
 
+    /// Slots that can be taken, at once or when the store that reads them has ended.
+    #[must_use]
+    pub fn takeable(&self) -> u64 {
+        u64::from(self.free()) + u64::from(self.coming())
+    }
+
     /// Takes a free slot; if there is none, one that a store still reads.
     pub fn take(&mut self) -> Option<Grant> {
         if let Some(slot) = self.free.pop() {

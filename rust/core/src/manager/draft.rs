@@ -92,9 +92,8 @@ impl Draft {
 
 impl Manager {
     pub(super) fn draft(&self) -> Draft {
-        let spare =
-            |tier: &super::Tier| u64::from(tier.space.free()) + u64::from(tier.space.coming());
-        Draft { spare: self.tiers.iter().map(spare).collect(), ..Draft::default() }
+        let spare = self.tiers.iter().map(|tier| tier.space.takeable()).collect();
+        Draft { spare, ..Draft::default() }
     }
 
     /// A draft whose victims leave for a certain cause.
@@ -114,6 +113,13 @@ impl Manager {
         stay: &[(TierId, Range<BlockId>)],
         now: Nanos,
     ) -> Result<()> {
+        // Each tier is named once.
+        let there = |&(tier, units): &(TierId, u64)| {
+            units == 0 || units + self.transit_reserve(tier) <= self.tiers[tier].space.takeable()
+        };
+        if wanted.iter().all(there) {
+            return Ok(());
+        }
         let mut refused = None;
         for dropping in [false, true] {
             let mut draft = Draft { dropping, ..self.draft() };

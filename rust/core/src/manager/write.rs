@@ -205,7 +205,7 @@ impl Manager {
 
     fn write_ahead_on(&mut self, tier: TierId, now: Nanos) {
         let this = &self.tiers[tier];
-        let free = u64::from(this.space.free()) + u64::from(this.space.coming());
+        let free = this.space.takeable();
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
