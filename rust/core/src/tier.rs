@@ -5,7 +5,9 @@
 //! Invariant: a slot is free, draining (a store still reads it) or held by exactly one residency,
 //! lease or move. Cost: O(1) per slot.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
 
 use crate::block::{Layers, MoveId, NO_SLOT, Slot};
 use crate::lane::LaneSpec;
@@ -142,17 +144,13 @@ pub struct Space {
     capacity: u32,
     fresh: u32,
     free: Vec<Slot>,
-    draining: BTreeMap<Slot, Draining>,
-    idle: u32,
+    /// Slots that a store still reads, and which one.
+    draining: FxHashMap<Slot, MoveId>,
+    /// Those of them that nobody was promised.
+    idle: BTreeSet<Slot>,
     layers: u16,
     rows: Vec<Slot>,
     free_rows: Vec<u32>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Draining {
-    by: MoveId,
-    promised: bool,
 }
 
 /// A slot handed out, and the move that must have finished before it may be written.
@@ -172,8 +170,8 @@ impl Space {
             capacity: if layer_slots { blocks * u32::from(layers) } else { blocks },
             fresh: 0,
             free: Vec::new(),
-            draining: BTreeMap::new(),
-            idle: 0,
+            draining: FxHashMap::default(),
+            idle: BTreeSet::new(),
             layers: if layer_slots { layers } else { 0 },
             rows: Vec::new(),
             free_rows: Vec::new(),
@@ -195,7 +193,7 @@ impl Space {
     /// Slots that nobody holds and a store still reads.
     #[must_use]
     pub fn coming(&self) -> u32 {
-        self.idle
+        u32::try_from(self.idle.len()).unwrap_or(u32::MAX)
     }
 
     /// Slots that can be taken, at once or when the store that reads them has ended.
@@ -213,13 +211,8 @@ impl Space {
             self.fresh += 1;
             return Some(Grant { slot: self.fresh - 1, after: crate::block::NO_MOVE });
         }
-        if self.idle == 0 {
-            return None;
-        }
-        let (&slot, drain) = self.draining.iter_mut().find(|(_, drain)| !drain.promised)?;
-        drain.promised = true;
-        self.idle -= 1;
-        Some(Grant { slot, after: drain.by })
+        let slot = self.idle.pop_first()?;
+        Some(Grant { slot, after: self.draining[&slot] })
     }
 
     /// Which of the slots below `bound` are free: to be claimed there, one by one. Nobody else
@@ -246,9 +239,8 @@ impl Space {
 
     /// Gives a slot back. One that a store still reads becomes free when the store ends.
     pub fn give(&mut self, slot: Slot) {
-        if let Some(drain) = self.draining.get_mut(&slot) {
-            drain.promised = false;
-            self.idle += 1;
+        if self.draining.contains_key(&slot) {
+            self.idle.insert(slot);
         } else {
             self.free.push(slot);
         }
@@ -256,33 +248,29 @@ impl Space {
 
     /// A store begins to read a slot whose block leaves; nobody holds it any more.
     pub fn drain(&mut self, slot: Slot, by: MoveId) {
-        self.draining.insert(slot, Draining { by, promised: false });
-        self.idle += 1;
+        self.draining.insert(slot, by);
+        self.idle.insert(slot);
     }
 
     /// The store has read the slot. Returns whether somebody was promised it.
     pub fn drained(&mut self, slot: Slot) -> bool {
-        let Some(drain) = self.draining.remove(&slot) else { return false };
-        if !drain.promised {
-            self.idle -= 1;
+        let drained = self.draining.remove(&slot).is_some();
+        let idle = self.idle.remove(&slot);
+        if idle {
             self.free.push(slot);
         }
-        drain.promised
+        drained && !idle
     }
 
     /// The store failed: the slot is its old holder's again. Returns whether it was promised.
     pub fn undrain(&mut self, slot: Slot) -> bool {
-        let Some(drain) = self.draining.remove(&slot) else { return false };
-        if !drain.promised {
-            self.idle -= 1;
-        }
-        drain.promised
+        self.draining.remove(&slot).is_some() && !self.idle.remove(&slot)
     }
 
     /// The move that still reads a slot, if any.
     #[must_use]
     pub fn drained_by(&self, slot: Slot) -> Option<MoveId> {
-        self.draining.get(&slot).map(|drain| drain.by)
+        self.draining.get(&slot).copied()
     }
 
     /// Whether no store reads a slot that its block has left.
@@ -322,7 +310,7 @@ impl Space {
 
     /// Every slot that is free or draining, for the audit.
     pub fn spare(&self) -> impl Iterator<Item = Slot> + '_ {
-        let idle = self.draining.iter().filter(|(_, drain)| !drain.promised).map(|(&slot, _)| slot);
+        let idle = self.idle.iter().copied();
         self.free.iter().copied().chain(self.fresh..self.capacity).chain(idle)
     }
 }

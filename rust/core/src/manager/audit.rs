@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::block::{BlockId, NO_SLOT, Slot, Structure, TierId};
+use crate::block::{BlockId, MoveId, NO_SLOT, Slot, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::tier::{Owner, State};
 
 use super::Manager;
 use super::lease::TailFrom;
-use super::moves::End;
+use super::moves::{End, MoveKind};
 use super::trips::Leaves;
 
 impl Manager {
@@ -142,6 +142,11 @@ impl Manager {
             if lease.tail.len() >= self.block_tokens() {
                 broken.push(format!("lease {} has a tail of {}", lease.id, lease.tail.len()));
             }
+            let brings = |id: &&MoveId| {
+                self.moves.get(**id).is_some_and(|known| known.kind != MoveKind::Store)
+            };
+            let vain = lease.awaits.iter().filter(|id| !brings(id));
+            broken.extend(vain.map(|id| format!("lease {} awaits move {id} in vain", lease.id)));
         }
         for block in self.living() {
             let (seen, kept) = (refs.get(&block).copied().unwrap_or(0), self.node(block).refs);

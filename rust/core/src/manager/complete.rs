@@ -64,22 +64,25 @@ impl Manager {
             self.check_report(id, outcome, &ids[..at])?;
         }
         let now = self.tick(now);
-        let mut ended = Vec::new();
+        let (mut ended, mut awaited) = (0, Vec::new());
         let whole = outcome.ok && outcome.layers_done.is_none() && self.settings.ranks == 1;
         let mut rest = ids;
         while let Some(&id) = rest.first() {
+            let store = self.moves.get(id).is_none_or(|known| known.kind == MoveKind::Store);
             let together = if whole { self.arrive(rest, now) } else { 0 };
             let (these, others) = rest.split_at(together.max(1));
             if together > 0 || self.take_report(id, outcome, now) {
-                ended.extend_from_slice(these);
+                ended += these.len();
+                // Nobody awaits a store.
+                awaited.extend_from_slice(if store { &[] } else { these });
             }
             rest = others;
         }
-        self.no_longer_awaited(&ended);
+        self.no_longer_awaited(&awaited);
         self.unpark();
         self.sink(now);
         self.write_ahead(now);
-        Ok(ended.len())
+        Ok(ended)
     }
 
     /// Takes what is said of one move. Whether it has ended well by that.
@@ -348,7 +351,9 @@ impl Manager {
             self.end(&known, now);
             self.outcomes.remember(id, false);
             self.waited_for(id);
-            self.no_longer_awaited(&[id]);
+            if known.kind != MoveKind::Store {
+                self.no_longer_awaited(&[id]);
+            }
         }
     }
 }

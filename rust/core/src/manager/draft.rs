@@ -58,8 +58,9 @@ pub(super) struct Draft {
     pub(super) victims: Vec<Victim>,
     /// What remains of residencies that lose layers.
     taken: FxHashMap<(TierId, BlockId), Layers>,
-    /// Blocks that leave a tier together, with all layers.
-    cuts: Vec<(TierId, Range<BlockId>)>,
+    /// Blocks that leave a tier together, with all layers: by tier and first block, the block behind
+    /// the last one.
+    cuts: BTreeMap<(TierId, BlockId), BlockId>,
     /// What will have arrived one tier down.
     added: FxHashMap<(TierId, BlockId), Layers>,
     spare: Vec<u64>,
@@ -83,10 +84,16 @@ impl Draft {
         before.is_some_and(|(_, &end)| blocks.start < end)
     }
 
+    /// Whether a block leaves with others.
+    fn cuts(&self, tier: TierId, block: BlockId) -> bool {
+        let before = self.cuts.range((tier, 0)..=(tier, block)).next_back();
+        before.is_some_and(|(_, &end)| block < end)
+    }
+
     /// What remains of a residency that loses layers.
     fn rest(&self, tier: TierId, block: BlockId) -> Option<Layers> {
-        let cut = || self.cuts.iter().any(|(at, cut)| *at == tier && cut.contains(&block));
-        self.taken.get(&(tier, block)).copied().or_else(|| cut().then_some(Layers::NONE))
+        let taken = self.taken.get(&(tier, block)).copied();
+        taken.or_else(|| self.cuts(tier, block).then_some(Layers::NONE))
     }
 }
 
@@ -265,8 +272,7 @@ impl Manager {
         let Some(fate) = self.fate(draft, tier, last..last + 1) else { return false };
         // What stands behind it must leave the trie with it. A block that was lost while others behind
         // it were on their way stays there for them.
-        let cut = |child| draft.cuts.iter().any(|(at, cut)| *at == tier && cut.contains(&child));
-        let over = |child| cut(child) && self.gone(draft, child);
+        let over = |child| draft.cuts(tier, child) && self.gone(draft, child);
         if fate == Fate::Drop && !self.trie.children(last).all(over) {
             return false;
         }
@@ -308,7 +314,7 @@ impl Manager {
         }
         let (blocks, layers) = (last + 1 - first, self.all_layers());
         draft.victims.push(Victim { tier, block: last, blocks, layers, fate, quiet: true });
-        draft.cuts.push((tier, first..last + 1));
+        draft.cuts.insert((tier, first), last + 1);
         if let Some(parent) = rest.or_else(|| self.trie.parent(first)) {
             self.expose(draft, tier, parent);
         }
@@ -559,11 +565,6 @@ impl Manager {
 
     /// Makes a leaf-only block eligible if what stood behind it leaves.
     fn expose(&mut self, draft: &mut Draft, tier: TierId, parent: BlockId) {
-        let alone = self.trie.children(parent).all(|child| {
-            self.residency(tier, child).state == State::Absent
-                && !draft.added.contains_key(&(tier, child))
-                || draft.rest(tier, child).is_some_and(Layers::is_empty)
-        });
         let here = self.residency(tier, parent);
         let free = matches!(here.state, State::Resident | State::Bad)
             && here.busy == 0
@@ -572,7 +573,16 @@ impl Manager {
             && !draft.moving.contains(&parent)
             && draft.rest(tier, parent).is_none()
             && !draft.added.contains_key(&(tier, parent));
-        if alone && free && self.tiers[tier].retention.get(parent).is_none() {
+        let alone = |child| {
+            self.residency(tier, child).state == State::Absent
+                && !draft.added.contains_key(&(tier, child))
+                || draft.rest(tier, child).is_some_and(Layers::is_empty)
+        };
+        // The children come last: there may be many.
+        let exposed = free
+            && self.tiers[tier].retention.get(parent).is_none()
+            && self.trie.children(parent).all(alone);
+        if exposed {
             let entry = self.entry(tier, parent, here.have);
             self.put_in(draft, tier, entry);
         }

@@ -220,7 +220,7 @@ impl Manager {
         let concerned: Vec<LeaseId> = self
             .leases
             .values()
-            .filter(|lease| lease.awaits.contains(&known.id))
+            .filter(|lease| known.kind != MoveKind::Store && lease.awaits.contains(&known.id))
             .map(|lease| lease.id)
             .collect();
         if concerned.is_empty() {
