@@ -31,6 +31,7 @@ LABELS = {
     "release": "release, per request",
     "decode": "one token of 64 requests, per batch",
     "evict_and_insert": "4 blocks in, 4 blocks out, per request",
+    "flood": "a prompt for which 4000 sequences leave",
 }
 
 

@@ -10,13 +10,14 @@ mod trace;
 use std::hint::black_box;
 
 use kvtrie_core::block::{LeaseId, Token};
-use kvtrie_core::manager::{Acquire, Manager};
+use kvtrie_core::manager::{Acquire, Manager, Mark};
 use kvtrie_core::scope::Scope;
 use trace::{Random, Request, Trace};
 
 const POOL: u32 = 30_000;
 const RUNNING: usize = 64;
 const COUNTED: usize = 1000;
+const FLOOD: u32 = 4000;
 
 fn main() {
     let mut trace = Trace::new(1234);
@@ -39,6 +40,29 @@ fn main() {
         now += 1_000_000;
         counted_evict_and_insert(&mut full, &random.tokens(64), now);
     }
+
+    flood(&mut random, now);
+}
+
+/// One prompt for which thousands of sequences leave, all behind one head.
+fn flood(random: &mut Random, mut now: u64) {
+    let mut wide = pool::manager("retention", FLOOD + 1);
+    let mut tokens = random.tokens(32);
+    for last in 0..FLOOD {
+        now += 1_000_000;
+        tokens[16] = last;
+        let mark = Mark {
+            tokens: &tokens,
+            scope: Scope::default(),
+            tier: 0,
+            present: true,
+            ready: None,
+            first: None,
+        };
+        wide.mark(&mark, now).expect("there is room");
+    }
+    counted_flood(&mut wide, &random.tokens(16 * FLOOD as usize), now);
+    wide.audit().expect("every invariant holds");
 }
 
 fn serve(manager: &mut Manager, running: &mut Vec<LeaseId>, request: &Request, now: &mut u64) {
@@ -103,4 +127,9 @@ fn counted_evict_and_insert(manager: &mut Manager, tokens: &[Token], now: u64) {
     let id = manager.acquire(&Acquire { tokens, ..Acquire::default() }, now).expect("room");
     manager.commit(id, tokens, now).expect("there is room");
     manager.release(id, now).expect("it is held");
+}
+
+#[inline(never)]
+fn counted_flood(manager: &mut Manager, tokens: &[Token], now: u64) {
+    black_box(manager.acquire(&Acquire { tokens, ..Acquire::default() }, now).expect("room"));
 }

@@ -84,6 +84,9 @@ impl Manager {
             (stands && self.tiers[0].here.nowhere(block)).then_some(tier)
         };
         let (first, src) = (needs.first()?, from(needs.first()?)?);
+        if !self.travels(src, 0) {
+            return None;
+        }
         let mut blocks = first.block..first.block + 1;
         let next = needs[1..].iter().zip(first.at + 1..);
         let alike = |(need, at): &(&Need, usize)| need.at == *at && from(need) == Some(src);
@@ -93,7 +96,7 @@ impl Manager {
             }
             blocks.end += 1;
         }
-        self.travels(src, 0).then_some(Convoy { kind: MoveKind::Load, lease, src, dst: 0, blocks })
+        Some(Convoy { kind: MoveKind::Load, lease, src, dst: 0, blocks })
     }
 
     /// Leaves the transit slots to the moves that pass through them.

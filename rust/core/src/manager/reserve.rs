@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use rustc_hash::FxHashMap;
+
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
@@ -135,17 +137,19 @@ impl Manager {
                 )));
             }
         }
+        let mut bound: FxHashMap<OwnId, Slot> = FxHashMap::default();
         for (at, &slot) in (first..end).zip(slots) {
             let own = self.own_at(id, at);
             self.owns.get_mut(own).expect("just found").slot = slot;
-            for known in self.moves.values_mut() {
-                if known.to == End::Own(own) {
-                    known.dst_slot = slot;
-                }
-                if known.from == End::Own(own) {
-                    known.src_slot = slot;
-                }
-            }
+            bound.insert(own, slot);
+        }
+        let named = |end: End| match end {
+            End::Own(own) => bound.get(&own).copied(),
+            End::Here | End::Leaving => None,
+        };
+        for known in self.moves.values_mut() {
+            known.dst_slot = named(known.to).unwrap_or(known.dst_slot);
+            known.src_slot = named(known.from).unwrap_or(known.src_slot);
         }
         self.unpark();
         Ok(())
