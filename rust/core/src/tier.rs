@@ -3,7 +3,7 @@
 //! A slot holds all layers of one block; with layer slots it holds one layer of one block, out of
 //! one space of blocks x layers, and a row per residency says which slot holds which layer.
 //! Invariant: a slot is free, draining (a store still reads it) or held by exactly one residency,
-//! lease or move. Cost: O(1) per slot.
+//! lease or move. Cost: O(1) per slot; O(log n) for one that a store still reads.
 
 use std::collections::BTreeSet;
 
