@@ -1,9 +1,9 @@
 """A restart in three parts: opening the files, listing what is in them, taking it into a manager.
 
 The blocks are real and as small as a disk's slots are, 12 KiB each, in chains of a hundred whose
-slots lie anywhere. Wall
-time is what a server waits; processor time tells it apart from other work on the machine.
-Invariant: every block is found again. Cost: the blocks are written once, 12 KiB each.
+slots lie anywhere. Wall time is what a server waits; processor time tells it apart from other work
+on the machine. Invariant: every block is found again. Cost: the blocks are written once, 12 KiB
+each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 //! Token ids from whatever Python holds them in.
 //!
-//! A long contiguous array of `uint32` or `int32` is read in place; all else becomes one fresh copy,
-//! checked on the way. Invariant: every token is an integer in `0..2**32`; otherwise a `ConfigError` names
-//! the value and its index, or the dtype and the shape. Cost: one pass.
+//! A long contiguous array of `uint32` or `int32` is read in place; all else becomes one fresh
+//! copy, checked on the way. Invariant: every token is an integer in `0..2**32`; otherwise a
+//! `ConfigError` names the value and its index, or the dtype and the shape. Cost: one pass.
 
 use numpy::{
     Element, PyArray1, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray,

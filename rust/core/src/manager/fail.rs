@@ -217,12 +217,10 @@ impl Manager {
 
     /// Every lease that awaited a failed move computes the block instead.
     fn replan(&mut self, known: &Trip, reason: &str, now: Nanos) {
-        let concerned: Vec<LeaseId> = self
-            .leases
-            .values()
-            .filter(|lease| known.kind != MoveKind::Store && lease.awaits.contains(&known.id))
-            .map(|lease| lease.id)
-            .collect();
+        // Nobody awaits a store.
+        let leases = (known.kind != MoveKind::Store).then(|| self.leases.values());
+        let awaiting = leases.into_iter().flatten().filter(|l| l.awaits.contains(&known.id));
+        let concerned: Vec<LeaseId> = awaiting.map(|lease| lease.id).collect();
         if concerned.is_empty() {
             self.failed.push(Failed {
                 lease: NO_MOVE,
