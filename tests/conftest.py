@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -44,6 +45,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not _cuda_devices():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _no_card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card is for tests marked `gpu`: others see none, and neither do their children."""
+    if request.node.get_closest_marker("gpu"):
+        return
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    if torch := sys.modules.get("torch"):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.fixture

@@ -85,7 +85,8 @@ def ask(executor, tokens, load="all"):
         known = np.ones(len(tokens), dtype=bool)
         known[lease.plan.recompute()] = False
         known[found:] = False
-        known, at = torch.from_numpy(known), torch.arange(len(tokens))
+        known, wanted = torch.from_numpy(known).to(pool.device), wanted.to(pool.device)
+        at = torch.arange(len(tokens), device=pool.device)
         for layer, units in enumerate(pool.table(lease.slots(0))):
             rows, offsets = units[at // size], at % size
             got = torch.stack(pool.gather(rows[known], offsets[known]))

@@ -84,7 +84,7 @@ class Clock:
             work = captured.replay
             work()
             self.wait()
-        return statistics.median(self._once(work) for _ in range(self.runs))
+        return statistics.median(self.once(work) for _ in range(self.runs))
 
     def host_seconds(self, work: Callable[[], object], calls: int = 50) -> float:
         """The time that starting `work` keeps the host, without waiting for the device."""
@@ -98,7 +98,8 @@ class Clock:
         self.wait()
         return spent / calls
 
-    def _once(self, work: Callable[[], object]) -> float:
+    def once(self, work: Callable[[], object]) -> float:
+        """The time of one run of `work`, which has run before."""
         if not self.cuda:
             begin = time.perf_counter()
             work()

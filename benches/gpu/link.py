@@ -1,13 +1,15 @@
 """Copies between host and device on a stream of their own, beside the link.
 
 The link is what one pinned copy of everything reaches. Blocks lie scattered on both sides: as
-whole blocks, as single layers, in one batch of the driver, or packed on the device by a kernel.
+whole blocks, as single layers (a call each, or all blocks of a layer by one kernel), in one batch
+of the driver, or packed on the device by a kernel.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from benches.gpu.clock import Row
@@ -45,7 +47,8 @@ def _one_way(clock: Clock, way: str, source: Pool, target: Pool) -> Iterator[Row
     link = clock.seconds(on_stream(lambda: to.copy_(of, non_blocking=True)), graph=False)
     yield Row(f"link, {way}", size / link / 1e9, "GB/s")
     slots = torch.randperm(source.blocks).tolist()
-    for what, count, goal in (("whole blocks", LAYERS, GOAL), ("single layers", 1, None)):
+    ways = (("whole blocks", LAYERS, GOAL), ("single layers, a call each", 1, None))
+    for what, count, goal in ways:
         pairs = [
             (source.units(slot, at, at + count), target.units(slots[-1 - slot], at, at + count))
             for slot in slots
@@ -58,6 +61,19 @@ def _one_way(clock: Clock, way: str, source: Pool, target: Pool) -> Iterator[Row
 
         seconds = clock.seconds(on_stream(copy), graph=False)
         yield Row(f"{what}, {way}", size / seconds / 1e9, "GB/s", "link", link / seconds, goal)
+    order = np.array(slots)
+
+    def layers() -> None:
+        for layer in range(LAYERS):
+            of_units, to_units = (
+                source.layer_units(order, layer),
+                target.layer_units(order[::-1], layer),
+            )
+            target.copy_from(source, of_units, to_units)
+
+    seconds = clock.seconds(on_stream(layers), graph=False)
+    what = f"single layers by a kernel, {way}"
+    yield Row(what, size / seconds / 1e9, "GB/s", "link", link / seconds, GOAL)
     packed = _packed(clock, source, target)
     seconds = clock.seconds(on_stream(packed), graph=False)
     what = f"layers packed by a kernel, {way}"
@@ -98,7 +114,7 @@ def _batched(clock: Clock, way: str, source: Pool, target: Pool) -> Row:
     batch = on_stream(lambda: cuda.utils.copy_batch(through, sources, targets))
     seconds = clock.seconds(batch, graph=False)
     rate = of.numel() / seconds / 1e9
-    return Row(f"layers in one batch, {way}", rate, "GB/s", "link", link / seconds, GOAL)
+    return Row(f"layers in one batch, {way}", rate, "GB/s", "link", link / seconds)
 
 
 def _packed(clock: Clock, source: Pool, target: Pool):

@@ -1,22 +1,26 @@
 """Overlap: how much of loading KV layer by layer hides behind the computation of real layers.
 
 A layer is that of an 8B Llama: projections, RoPE, attention of fresh tokens over loaded and fresh
-ones, and the gated MLP. Layer i + 1 is copied from pinned memory to staging and scattered into
-pages on a stream of its own while layer i computes.
+ones, and the gated MLP. While layer i computes, the next two come from pinned memory on a stream of
+their own: as one piece, scattered into pages by a kernel, or as the blocks that they are.
 
     hidden = (load alone + compute alone - both together) / load alone
+
+All three are timed in turn, round by round, so that a card that slows down slows them all.
 """
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from benches.gpu.clock import Row
-from kvtrie.kernels import Pages, Rope, gather, recompute, scatter
+from kvtrie.kernels import Pages, Rope, copy_rows, gather, recompute, scatter
 from kvtrie.layout import Layout
 
 if TYPE_CHECKING:
@@ -44,8 +48,8 @@ class Size:
 class Model:
     """Layers that share their weights, the pages of each, and the KV to load."""
 
-    def __init__(self, clock: Clock, size: Size, fresh: int) -> None:
-        self.clock, self.size, self.fresh = clock, size, fresh
+    def __init__(self, clock: Clock, size: Size, fresh: int, way: str) -> None:
+        self.clock, self.size, self.fresh, self.way = clock, size, fresh, way
         device, dtype = clock.device, torch.bfloat16
 
         def weight(*shape: int) -> torch.Tensor:
@@ -62,28 +66,35 @@ class Model:
         layout = Layout(dtype="bfloat16")
         [layer_bytes] = layout.planes(block, size.kv_heads, size.dim)
         sizes = {"blocks": blocks, "block_tokens": block, "heads": size.kv_heads}
-        self.pages = [
-            Pages.of(
-                [torch.zeros(blocks * layer_bytes, dtype=torch.uint8, device=device)],
-                layout,
-                **sizes,
-                head_dim=size.dim,
-            )
+        self.memory = [
+            torch.zeros((blocks, layer_bytes), dtype=torch.uint8, device=device)
             for _ in range(size.layers)
         ]
-        self.slots = torch.randperm(blocks * block, device=device)[:total]
+        self.pages = [
+            Pages.of([memory.view(-1)], layout, **sizes, head_dim=size.dim)
+            for memory in self.memory
+        ]
+        self.order = torch.randperm(blocks)
+        slots = self.order[:, None] * block + torch.arange(block)
+        self.slots = slots.view(-1)[:total].to(device)
         self.positions = torch.arange(size.cached, total, device=device)
         self.rope = Rope.of(total, size.dim, theta=500_000.0, device=device)
         shape = (2, size.cached, size.kv_heads, size.dim)
         self.source = torch.randn(shape).to(dtype)
+        self.blocks = torch.randint(0, 64, (size.cached // block, layer_bytes), dtype=torch.uint8)
+        self.scattered = np.random.default_rng(0).permutation(len(self.blocks))
         if clock.cuda:
-            self.source = self.source.pin_memory()
+            self.source, self.blocks = self.source.pin_memory(), self.blocks.pin_memory()
         self.staging = torch.empty((LOOK_AHEAD, *shape), device=device, dtype=dtype)
         self.context = torch.empty((2, total, *shape[2:]), device=device, dtype=dtype)
         self.loading = clock.stream()
 
     def load(self, layer: int) -> None:
         """Bring one layer's KV into its pages, in the current stream."""
+        if self.way == "blocks":
+            to = self.order[: len(self.blocks)].numpy()
+            copy_rows(self.blocks, self.scattered, self.memory[layer], to)
+            return
         rows = self.staging[layer % LOOK_AHEAD]
         rows.copy_(self.source, non_blocking=True)
         scatter(self.pages[layer], self.slots[: self.size.cached], rows[0], rows[1])
@@ -130,25 +141,28 @@ class Model:
             return
         current = torch.cuda.current_stream(self.clock.device)
         self.loading.wait_stream(current)
-        ready = []
-        with torch.cuda.stream(self.loading):
-            for layer in range(self.size.layers):
-                self.load(layer)
-                ready.append(self.loading.record_event())
+        ready: list[torch.cuda.Event] = []
         x = self.tokens
-        for layer, event in enumerate(ready):
-            current.wait_event(event)
+        for layer in range(self.size.layers):
+            with torch.cuda.stream(self.loading):
+                while len(ready) < min(layer + 1 + LOOK_AHEAD, self.size.layers):
+                    self.load(len(ready))
+                    ready.append(self.loading.record_event())
+            current.wait_event(ready[layer])
             x = self.compute(x, layer)
 
 
 def measure(clock: Clock, size: Size, tokens: tuple[int, ...]) -> Iterator[Row]:
     """Several numbers of fresh tokens: from less to more computation than load."""
-    for fresh in tokens:
-        model = Model(clock, size, fresh)
-        load = clock.seconds(model.loads, graph=False)
-        compute = clock.seconds(model.computes, graph=False)
-        both = clock.seconds(model.both, graph=False)
-        hidden = (load + compute - both) / load
-        what = f"{fresh} fresh tokens, compute = {compute / load:.2f} load"
-        goal = GOAL if compute >= load else None
-        yield Row(what, both * 1e3, "ms", "hidden share of the load", hidden, goal)
+    for way in ("piece", "blocks"):
+        for fresh in tokens:
+            model = Model(clock, size, fresh, way)
+            works = (model.loads, model.computes, model.both)
+            for work in works:
+                work()
+            rounds = [[clock.once(work) for work in works] for _ in range(clock.runs)]
+            load, compute, both = (statistics.median(each) for each in zip(*rounds, strict=True))
+            hidden = statistics.median((one + two - all_) / one for one, two, all_ in rounds)
+            what = f"{fresh} fresh tokens, by {way}: compute = {compute / load:.2f} load"
+            goal = GOAL if compute >= load else None
+            yield Row(what, both * 1e3, "ms", "hidden share of the load", hidden, goal)

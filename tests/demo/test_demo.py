@@ -41,6 +41,14 @@ def finished(request, tmp_path_factory):
     return options, runs
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("structure", ["holes", "leaf-only"])
+def test_a_model_on_a_card_answers_as_without_kvtrie(structure, capsys):
+    assert demo(Options(structure=structure, tiny=True, json=True, picture=None, disk=None)) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert sum(turn["reused"][1] for turn in document["turns"]) > 0
+
+
 @pytest.mark.slow
 def test_every_answer_is_as_without_kvtrie(finished):
     options, runs = finished

@@ -25,6 +25,7 @@ ROOM = 20
 
 
 REAL = pytest.param("SmolLM2-135M", marks=pytest.mark.slow)
+CARD = pytest.param("tiny on a card", marks=pytest.mark.gpu)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,8 @@ def model(request):
     torch.set_num_threads(1)
     if request.param == "tiny":
         yield tiny(layers=5).model
+    elif request.param == "tiny on a card":
+        yield tiny(layers=5).model.cuda()
     else:
         try:
             yield smollm(Console(quiet=True)).model
@@ -87,7 +90,8 @@ def forward(engine, model, lease, tokens):
     """A pass over what follows a lease: the last logits, and the cache that it went through."""
     engine.start_load_kv([Request(lease, tokens)])
     cache = ByLayer(engine, lease, tokens)
-    logits = model(input_ids=torch.as_tensor(tokens)[None], past_key_values=cache).logits[0, -1]
+    ids = torch.as_tensor(tokens, device=model.device)[None]
+    logits = model(input_ids=ids, past_key_values=cache).logits[0, -1]
     engine.wait_for_save()
     return logits, cache
 
@@ -96,7 +100,8 @@ def forward(engine, model, lease, tokens):
 def uncached(model, tokens):
     """The last logits of a sequence, computed anew, and K and V of each layer."""
     cache = DynamicCache()
-    logits = model(input_ids=torch.as_tensor(tokens)[None], past_key_values=cache).logits[0, -1]
+    ids = torch.as_tensor(tokens, device=model.device)[None]
+    logits = model(input_ids=ids, past_key_values=cache).logits[0, -1]
     kv = [torch.stack([x.keys[0], x.values[0]]).transpose(1, 2) for x in cache.layers]
     return logits, kv
 
@@ -161,6 +166,7 @@ SETTINGS = {
     ("model", "name"),
     [
         *(("tiny", name) for name in SETTINGS),
+        *(pytest.param(*CARD.values, name, marks=CARD.marks) for name in SETTINGS),
         pytest.param(*REAL.values, "direct", marks=REAL.marks),
     ],
     indirect=["model"],
@@ -197,7 +203,7 @@ def test_what_is_retrieved_by_layer_is_what_was_computed(model, tmp_path, name):
         assert far < 1e-4
 
 
-@pytest.mark.parametrize("model", ["tiny", REAL], indirect=True)
+@pytest.mark.parametrize("model", ["tiny", CARD, REAL], indirect=True)
 def test_requests_of_one_batch_get_their_own_layers(model):
     manager, pools = world(model, host=100)
     random = np.random.default_rng(4)

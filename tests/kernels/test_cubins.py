@@ -27,7 +27,8 @@ SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
 def test_kernels_compile_without_a_gpu(arch):
     # All pairs of formats over all architectures, and the one whose code depends on it on each.
     pairs = {("bf16", "fp8"), *PAIRS[ARCHS.index(arch) :: len(ARCHS)]}
-    for kernel, (row, cell) in itertools.product(KERNELS, sorted(pairs)):
+    kernels = [("paged_copy", ("fp32", "fp32")), *itertools.product(KERNELS, sorted(pairs))]
+    for kernel, (row, cell) in kernels:
         report = io.StringIO()
         code = compiled(kernel, arch, row, cell, logs=report).code
         assert code[:4] == b"\x7fELF"
@@ -36,6 +37,9 @@ def test_kernels_compile_without_a_gpu(arch):
         assert SPILLS.findall(report.getvalue()) == [("0", "0")]
         assert int(USED.search(report.getvalue())[1]) <= 64  # a block of 1024 threads starts
         moved = traffic(code, kernel)
+        if kernel == "paged_copy":
+            assert (moved["load 16"], moved["store 16"]) == (4, 4)  # all four under way together
+            continue
         wanted = vectors(row, cell, kernel)
         if kernel in {"paged_gather", "paged_scatter"}:
             assert moved == wanted

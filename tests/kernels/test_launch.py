@@ -50,7 +50,9 @@ def test_a_launch_asks_for_the_card_and_the_formats(kernel, monkeypatch):
     monkeypatch.setattr(launch, "loaded", lambda *what: what)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (12, 0))
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: "stream")
+    stream_of = SimpleNamespace(from_handle=lambda handle: f"stream {handle}")
+    monkeypatch.setattr(fake, "Stream", stream_of, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=5))
     cell = torch.float8_e4m3fn
 
     @given(calls(kernel=kernel, rows=torch.float32, cells=cell))
@@ -59,7 +61,7 @@ def test_a_launch_asks_for_the_card_and_the_formats(kernel, monkeypatch):
         launch.launch(made[0])
         stream, config, what, *arguments = seen.pop()
         row = "bf16" if kernel == "rerotate" else "fp32"
-        assert (stream, what) == ("stream", (kernel, "sm_120", row, CELLS[cell]))
+        assert (stream, what) == ("stream 5", (kernel, "sm_120", row, CELLS[cell]))
         assert config == {"grid": Launch.of(made[0]).grid, "block": Launch.of(made[0]).block}
         assert arguments[0] == made[0].planes[0].cells.data_ptr()
         assert all(type(each) is int for each in arguments)

@@ -11,7 +11,7 @@ from cases import KERNELS, calls, copied, written
 from hypothesis import given
 
 from kvtrie import ModelShape
-from kvtrie.kernels import Pages, Rope, gather, recompute, scatter, twin
+from kvtrie.kernels import Pages, Rope, copy_rows, gather, recompute, scatter, twin
 from kvtrie.kernels.launch import launch
 from kvtrie.layout import Layout
 from kvtrie.tiers import Pool
@@ -30,6 +30,8 @@ def moved(thing, device, memo):
             memo[storage.data_ptr()] = whole.to(device)
         flat = memo[storage.data_ptr()].view(thing.dtype)
         return flat.as_strided(thing.shape, thing.stride(), thing.storage_offset())
+    if isinstance(thing, tuple):
+        return tuple(moved(each, device, memo) for each in thing)
     if is_dataclass(thing):
         named = {each.name: getattr(thing, each.name) for each in fields(thing)}
         return replace(thing, **{name: moved(each, device, memo) for name, each in named.items()})
@@ -150,3 +152,20 @@ def test_pools_convert_on_the_device_as_on_the_host(dtype):
     near.copy_from(host, there, here)
     far.copy_from(pinned, there, here)
     assert torch.equal(far.planes[0].cpu(), near.planes[0])
+
+
+@pytest.mark.parametrize("way", ["up", "down", "on the card"])
+@pytest.mark.parametrize("width", [48, 4096, 65_536])
+def test_scattered_rows_cross_the_link(way, width):
+    torch.manual_seed(0)
+    here = torch.randint(0, 256, (600, width), dtype=torch.uint8).pin_memory()
+    card = torch.randint(0, 256, (700, width), dtype=torch.uint8, device="cuda")
+    source = here if way == "up" else card
+    target = here if way == "down" else card.flip(0) if way == "on the card" else card
+    of, to = (torch.randperm(600)[:333].numpy() for _ in range(2))
+    wanted = target.cpu()
+    wanted[to] = source.cpu()[of]
+    torch.cuda.synchronize()
+    copy_rows(source, of, target, to)
+    torch.cuda.synchronize()
+    assert torch.equal(target.cpu(), wanted)

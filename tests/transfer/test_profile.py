@@ -10,7 +10,7 @@ from kvtrie.transfer.profile import Timing, load_profile
 
 def test_a_profile_is_measured_and_taken(tmp_path, capsys):
     out = tmp_path / "p.toml"
-    words = f"profile --model tiny --longest 32 --blocks 4 --repeats 2 --disk {tmp_path}"
+    words = f"profile --model tiny --longest 32 --blocks 4 --repeats 2 --disk {tmp_path / 'new'}"
     assert main([*words.split(), "--out", str(out)]) == 0
     assert "host read" in capsys.readouterr().out
     profile = load_profile(out)

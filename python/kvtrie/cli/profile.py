@@ -99,6 +99,8 @@ def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str,
     fast = gpu_pool(shape, Tier("gpu", blocks=given.blocks), given.block_tokens)
     below = host_pool(shape, host, given.block_tokens)
     pairs: list[tuple[Any, Any, Tier]] = [(fast, below, host)]
+    if given.disk is not None:
+        given.disk.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=given.disk) as folder:
         if given.disk is not None:
             disk = Tier("disk", blocks=given.blocks, path=folder)

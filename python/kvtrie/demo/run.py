@@ -26,7 +26,7 @@ from kvtrie.demo.report import capture, write_report
 from kvtrie.demo.residency import grid, share
 from kvtrie.demo.turn import AGREE, TIE, Turn, pace, take
 from kvtrie.errors import KvtrieError
-from kvtrie.tiers import open_pools
+from kvtrie.tiers import default_device, open_pools
 from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def demo(options: Options) -> int:
         if options.tiny:
             torch.set_num_threads(1)  # so small a model only loses by sharing its work out
         speaker = tiny() if options.tiny else smollm(console)
+        torch.nn.Module.to(speaker.model, default_device())  # where the first tier is
         return _run(options, speaker, console)
     except KvtrieError as error:
         console.print(f"[red]{error}[/]")

@@ -94,7 +94,7 @@ def take(
     Raises:
         NoSpaceError: the conversation does not fit on the first tier.
     """
-    ids = torch.tensor([list(prompt)])
+    ids = torch.tensor([list(prompt)], device=speaker.model.device)
     tokens, logits, uncached_s = _answer(speaker, ids, None, answer_tokens, time.perf_counter())
     left, dropped = _left(executor, prompt, since)
     started = time.perf_counter()
@@ -152,7 +152,7 @@ def pace(speaker: Speaker, tokens: Sequence[int]) -> float:
 
     The planner weighs recomputation against loading by this.
     """
-    ids = torch.tensor([list(tokens)])
+    ids = torch.tensor([list(tokens)], device=speaker.model.device)
     _answer(speaker, ids, None, 1, time.perf_counter())
     _, _, seconds = _answer(speaker, ids, None, 1, time.perf_counter())
     return seconds * 1e9 / len(tokens)

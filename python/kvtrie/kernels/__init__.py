@@ -10,6 +10,7 @@ plane (K, V), without waiting for the device.
 from kvtrie.kernels.cubin import ARCHS, compiled
 from kvtrie.kernels.pages import Pages, Plane
 from kvtrie.kernels.rope import Rope
+from kvtrie.kernels.rows import copy_rows
 from kvtrie.kernels.verbs import Recomputed, gather, recompute, rerotate, scatter
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Recomputed",
     "Rope",
     "compiled",
+    "copy_rows",
     "gather",
     "recompute",
     "rerotate",

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Kernel"]
 
-Kernel: TypeAlias = Literal["paged_gather", "paged_scatter", "rerotate", "scatter_fused_recompute"]
+Kernel: TypeAlias = Literal[
+    "paged_copy", "paged_gather", "paged_scatter", "rerotate", "scatter_fused_recompute"
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from kvtrie.kernels.call import Kernel
 
-__all__ = ["ARCHS", "compiled", "core", "loaded", "text"]
+__all__ = ["ARCHS", "compiled", "core", "launchable", "loaded", "text"]
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """Architectures that every kernel is compiled for in tests; others of compute 8.0 and up work."""
@@ -51,6 +51,16 @@ def core() -> Any:  # noqa: ANN401 - the module cuda.core, which types cannot fo
         raise ConfigError(
             f"kernels need the extra `cuda` ({error}): install kvtrie[cuda]"
         ) from error
+
+
+@functools.cache
+def launchable() -> bool:
+    """Whether the extra `cuda` is here."""
+    try:
+        core()
+    except ConfigError:
+        return False
+    return True
 
 
 def text(kernel: Kernel) -> str:

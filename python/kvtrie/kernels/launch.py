@@ -6,8 +6,9 @@ few microseconds of Python per launch; nothing waits for the device.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,9 +19,9 @@ from kvtrie.kernels.formats import CELLS, ROWS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvtrie.kernels.call import Call
+    from kvtrie.kernels.call import Call, Kernel
 
-__all__ = ["Launch", "step_format"]
+__all__ = ["Launch", "launch", "start", "step_format"]
 
 _THREADS = 256  # enough to hide a block's start; a wider token takes more
 _FOUND = {"token": 1, "group": 2}  # as `Found` in paged.cuh
@@ -80,15 +81,25 @@ class Launch:
 
 def launch(call: Call) -> None:
     """Start a call's kernel on its device, in torch's current stream."""
+    start(call.kernel, Launch.of(call), call.slots.device)
+
+
+def start(kernel: Kernel, what: Launch, device: torch.device) -> None:
+    """Start a kernel on a device, in torch's current stream."""
     cuda = core()
-    device = call.slots.device
     major, minor = torch.cuda.get_device_capability(device)
-    what = Launch.of(call)
     with torch.cuda.device(device):
-        kernel = loaded(call.kernel, f"sm_{major}{minor}", what.row, what.cell)
+        code = loaded(kernel, f"sm_{major}{minor}", what.row, what.cell)
         arguments = [each if isinstance(each, int) else each.data_ptr() for each in what.arguments]
         config = cuda.LaunchConfig(grid=what.grid, block=what.block)
-        cuda.launch(torch.cuda.current_stream(device), config, kernel, *arguments)
+        stream = _stream(torch.cuda.current_stream(device).cuda_stream)
+        cuda.launch(stream, config, code, *arguments)
+
+
+@functools.cache
+def _stream(handle: int) -> Any:  # noqa: ANN401 - cuda.core's Stream
+    """Torch's stream for cuda.core, which makes a class for each one that it is told of."""
+    return core().Stream.from_handle(handle)
 
 
 def _both(call: Call, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor | int, ...]:

@@ -13,7 +13,7 @@ from kvtrie.errors import ConfigError
 from kvtrie.tiers.chunks import CacheStore
 from kvtrie.tiers.disk import DiskStorage
 from kvtrie.tiers.form import Form, Formed, agree
-from kvtrie.tiers.gpu import gpu_pool
+from kvtrie.tiers.gpu import default_device, gpu_pool
 from kvtrie.tiers.host import host_pool
 from kvtrie.tiers.pool import Pool
 
@@ -38,6 +38,7 @@ __all__ = [
     "Pool",
     "Storage",
     "agree",
+    "default_device",
     "gpu_pool",
     "host_pool",
     "open_pools",

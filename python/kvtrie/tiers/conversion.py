@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.kernels import Pages, gather, scatter
+from kvtrie.kernels import Pages, copy_rows, gather, scatter
 from kvtrie.kernels.checks import check_plane, vector
 from kvtrie.kernels.formats import ROWS
-from kvtrie.tiers.rows import copy_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

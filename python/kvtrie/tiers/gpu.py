@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
 
-__all__ = ["gpu_pool"]
+__all__ = ["default_device", "gpu_pool"]
 
 
 def gpu_pool(
@@ -29,6 +29,10 @@ def gpu_pool(
         block_tokens: tokens per block.
         device: where to allocate; the current CUDA device, or the CPU where there is none.
     """
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Pool.of_tier(model, tier, block_tokens, device=device, pinned=False)
+    where = default_device() if device is None else device
+    return Pool.of_tier(model, tier, block_tokens, device=where, pinned=False)
+
+
+def default_device() -> torch.device:
+    """Where a `gpu` tier lies unless its caller says: a model that computes in it belongs there."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 from kvtrie.errors import ConfigError, NoSpaceError
+from kvtrie.kernels import copy_rows
 from kvtrie.layout import DTYPE_BYTES, Layout
 from kvtrie.tiers import conversion
 from kvtrie.tiers.form import FORMAT, Form
-from kvtrie.tiers.rows import copy_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kvtrie.errors import NoSpaceError
-from kvtrie.tiers.rows import copy_rows
+from kvtrie.kernels import copy_rows
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 import tomllib
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from statistics import median, quantiles
@@ -24,7 +25,7 @@ from kvtrie.cost import Cost
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.shape import ModelShape
 from kvtrie.tier import Lane, Tier
-from kvtrie.tiers import Pool
+from kvtrie.tiers import Pool, default_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -168,7 +169,7 @@ def time_prefill(
     """Measure the prefill of one block behind warm contexts.
 
     Args:
-        model: a causal language model.
+        model: a causal language model; it moves to where a `gpu` tier lies.
         block_tokens: tokens of a block.
         contexts: tokens before it, ascending.
         repeats: runs per context.
@@ -178,6 +179,7 @@ def time_prefill(
     """
     from transformers import DynamicCache
 
+    model.to(default_device())
     vocabulary = int(model.config.get_text_config().vocab_size)
     random = np.random.default_rng(0)
     ids = torch.from_numpy(random.integers(1, vocabulary, max(contexts) + block_tokens))[None]  # type: ignore[no-untyped-call]
@@ -206,12 +208,15 @@ def time_prefill(
 def _copy(fast: Pool, slow: Pool | Storage, *, up: bool) -> Callable[[int, int], None]:
     """A function that copies blocks from one to before another, whole, and waits for the end."""
     names = [] if isinstance(slow, Pool) else _names(fast)
+    stream = torch.cuda.Stream(fast.device) if fast.device.type == "cuda" else None
 
     def between_pools(first: int, last: int) -> None:
         assert isinstance(slow, Pool)  # noqa: S101 - chosen below
         units = np.arange(first * fast.layers, last * fast.layers, dtype=np.int64)
-        (fast if up else slow).copy_from(slow if up else fast, units, units)
-        _settle(fast.device)
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            (fast if up else slow).copy_from(slow if up else fast, units, units)
+        if stream is not None:  # the other way has one of its own
+            stream.synchronize()
 
     def through_storage(first: int, last: int) -> None:
         assert not isinstance(slow, Pool)  # noqa: S101 - chosen below

@@ -3,9 +3,10 @@
 //! Invariant: each file of `cuda/` is here under its name. Cost: one dictionary at import.
 
 /// File name and text of every kernel and of what kernels include.
-pub(crate) const KERNELS: [(&str, &str); 6] = [
+pub(crate) const KERNELS: [(&str, &str); 7] = [
     ("numbers.cuh", include_str!("../../../cuda/numbers.cuh")),
     ("paged.cuh", include_str!("../../../cuda/paged.cuh")),
+    ("paged_copy.cu", include_str!("../../../cuda/paged_copy.cu")),
     ("paged_gather.cu", include_str!("../../../cuda/paged_gather.cu")),
     ("paged_scatter.cu", include_str!("../../../cuda/paged_scatter.cu")),
     ("rerotate.cu", include_str!("../../../cuda/rerotate.cu")),
