@@ -82,12 +82,12 @@ pub struct Label {
 }
 
 /// The content of one block and its place: which block it stands behind.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The key of the block before it; of its scope for a first block.
     pub parent: Key,
     /// Whose it is, for the first block of a scope.
-    pub scope: Option<Owner>,
+    pub scope: Option<Box<Owner>>,
     /// Its tokens.
     pub tokens: Vec<Token>,
     /// Digests of what is not a token, each with its offset in the block.
@@ -176,7 +176,7 @@ impl Record {
         let mut owner = |structure| {
             let tenant = part()?.to_vec();
             let lora = String::from_utf8(part()?.to_vec()).ok()?;
-            Some(Owner { tenant, lora, structure })
+            Some(Box::new(Owner { tenant, lora, structure }))
         };
         let scope = match scoped {
             0 => None,
@@ -264,7 +264,7 @@ mod tests {
         let structure =
             prop::sample::select(vec![None, Some(Structure::LeafOnly), Some(Structure::Holes)]);
         let scope = (prop::collection::vec(any::<u8>(), 0..5), "[a-z]{0,4}", structure)
-            .prop_map(|(tenant, lora, structure)| Owner { tenant, lora, structure });
+            .prop_map(|(tenant, lora, structure)| Box::new(Owner { tenant, lora, structure }));
         (
             any::<[u8; 32]>(),
             prop::option::of(scope),

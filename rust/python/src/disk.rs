@@ -340,7 +340,6 @@ impl DiskStore {
 
     /// What is here, for a manager that starts; `wall` is the wall clock in nanoseconds.
     fn index(&self, py: Python<'_>, wall: u64) -> PyResult<Index> {
-        let rows = self.run(py, |store| store.rows(wall))?;
         let row = |row: kvtrie_store::Row| {
             let Meta { age, uses, session_blocks, priority, ttl, cost } = row.meta;
             let wanted = Wanted::found((priority, ttl));
@@ -348,7 +347,7 @@ impl DiskStore {
             let label = Label { record: row.record, standing };
             Row { label, slot: row.slot, layers: row.layers }
         };
-        Ok(Index::from(rows.into_iter().map(row).collect::<Vec<Row>>()))
+        self.run(py, |store| store.rows_as(wall, row)).map(Index::from)
     }
 
     /// Keeps exactly the blocks of an index, with their ages and uses; every other slot is free.

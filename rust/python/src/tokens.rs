@@ -21,6 +21,9 @@ use crate::error::bad;
 /// Up to so many tokens are copied even from a contiguous array.
 const SHORT: usize = 4096;
 
+/// Tokens that are looked at and narrowed before the next: they are still in the nearest cache.
+const NEAR: usize = 1024;
+
 /// A sequence of tokens.
 pub(crate) enum Tokens<'py> {
     Unsigned(Numbers<'py, Token>),
@@ -167,11 +170,11 @@ fn from_array(array: &Bound<'_, PyUntypedArray>) -> PyResult<Vec<Token>> {
         (b'u', 1) => read::<u8>(array),
         (b'u', 2) => read::<u16>(array),
         (b'u', 4) => read::<u32>(array),
-        (b'u', _) => read::<u64>(array),
+        (b'u', _) => read_wide::<u64>(array),
         (_, 1) => read::<i8>(array),
         (_, 2) => read::<i16>(array),
         (_, 4) => read::<i32>(array),
-        (_, _) => read::<i64>(array),
+        (_, _) => read_wide::<i64>(array),
     }
 }
 
@@ -186,6 +189,29 @@ where
         return check(tokens.iter().copied());
     }
     check(array.as_array().iter().copied())
+}
+
+/// Tokens eight bytes wide, which are good where all their upper halves are zeros.
+fn read_wide<T>(array: &Bound<'_, PyUntypedArray>) -> PyResult<Vec<Token>>
+where
+    T: Element + bytemuck::Pod + std::fmt::Display,
+    Token: TryFrom<T>,
+{
+    if let Ok(readonly) = array.cast::<PyArray1<T>>()?.try_readonly()
+        && let Ok(tokens) = readonly.as_slice()
+    {
+        let mut narrow: Vec<Token> = Vec::with_capacity(tokens.len());
+        let mut all = 0;
+        for near in bytemuck::cast_slice::<T, u64>(tokens).chunks(NEAR) {
+            all |= near.iter().fold(0, |all, token| all | token);
+            #[expect(clippy::cast_possible_truncation, reason = "it is looked at before")]
+            narrow.extend(near.iter().map(|token| *token as Token));
+        }
+        if all <= u64::from(Token::MAX) {
+            return Ok(narrow);
+        }
+    }
+    read::<T>(array)
 }
 
 /// One pass without a branch per token; the bad one is searched only if there is one.

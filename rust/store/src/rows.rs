@@ -13,10 +13,11 @@ use rustc_hash::FxHashMap;
 use crate::claim::lock;
 use crate::error::{Error, Result};
 use crate::meta::Meta;
+use crate::page::word;
 use crate::store::Store;
 
 /// One block of a store.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Row {
     /// Where it stands.
     pub slot: u32,
@@ -50,6 +51,14 @@ impl Store {
     /// # Errors
     /// What the device says.
     pub fn rows(&self, wall_now: u64) -> Result<Vec<Row>> {
+        self.rows_as(wall_now, |row| row)
+    }
+
+    /// The same as something else each, made while a row is at hand.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn rows_as<T>(&self, wall_now: u64, make: impl FnMut(Row) -> T) -> Result<Vec<T>> {
         let mut rows = Vec::new();
         {
             let manifest = lock(&self.manifest);
@@ -72,17 +81,21 @@ impl Store {
                 Ok(())
             })?;
         }
-        let wrong = unproved(&rows);
-        let mut at = 0;
-        rows.retain(|row| {
-            let proved = wrong.binary_search(&at).is_err();
-            at += 1;
-            if !proved {
-                self.note(format!("slot {}: its record does not give its key", row.slot));
-            }
-            proved
-        });
-        Ok(sorted(rows))
+        let (wrong, mut order) = beside(rows.len(), || unproved(&rows), || order(&rows));
+        if !wrong.is_empty() {
+            let mut at = 0;
+            rows.retain(|row| {
+                let proved = wrong.binary_search(&at).is_err();
+                at += 1;
+                if !proved {
+                    self.note(format!("slot {}: its record does not give its key", row.slot));
+                }
+                proved
+            });
+            order = self::order(&rows);
+        }
+        let row = |(at, rooted)| Row { rooted, ..std::mem::take(&mut rows[at as usize]) };
+        Ok(order.into_iter().map(row).map(make).collect())
     }
 
     /// Rewrites the manifest: exactly these blocks stay, with what is known about them now; every
@@ -120,56 +133,62 @@ fn unproved(rows: &[Row]) -> Vec<usize> {
     if rows.len() <= FEW {
         return parts.flat_map(find).collect();
     }
-    // Threads of this call alone: a child made by `fork` has none of its parent's.
     std::thread::scope(|scope| {
         let parts: Vec<_> = parts.map(|part| scope.spawn(move || find(part))).collect();
         parts.into_iter().flat_map(|part| part.join().expect("hashing does not fail")).collect()
     })
 }
 
+/// Two things about so many rows at once. The threads are of this call alone: a child made by
+/// `fork` has none of its parent's.
+fn beside<A: Send, B>(
+    rows: usize,
+    one: impl FnOnce() -> A + Send,
+    other: impl FnOnce() -> B,
+) -> (A, B) {
+    if rows <= FEW {
+        return (one(), other());
+    }
+    std::thread::scope(|scope| {
+        let one = scope.spawn(one);
+        let other = other();
+        (one.join().expect("proving does not fail"), other)
+    })
+}
+
 /// A block, then all behind it: whoever takes rows in goes along paths instead of jumping between
-/// them. Whole paths come before those that are broken.
-fn sorted(mut rows: Vec<Row>) -> Vec<Row> {
-    let mut known: FxHashMap<Key, usize> = FxHashMap::default();
+/// them. Whole paths come before those that are broken; each row's place is told with whether its
+/// path is whole.
+fn order(rows: &[Row]) -> Vec<(u32, bool)> {
+    // Two keys that begin alike, if ever, cost a path, not a wrong block.
+    let mut known: FxHashMap<u64, u32> = FxHashMap::default();
     known.reserve(rows.len());
-    known.extend(rows.iter().enumerate().map(|(at, row)| (row.key, at)));
+    known.extend(rows.iter().map(|row| word(&row.key, 0)).zip(0..));
     // Blocks by the place of their parent; those without one come last.
-    let none = rows.len();
-    let mut behind: Vec<(usize, bool, u32, usize)> = Vec::with_capacity(rows.len());
+    let none = u32::try_from(rows.len()).expect("each has a slot");
+    let mut behind: Vec<(u32, bool, u32, u32)> = Vec::with_capacity(rows.len());
     let mut starts = vec![0; rows.len() + 2];
-    for (at, row) in rows.iter().enumerate() {
-        let first = row.record.scope.is_some();
-        let parent = known.get(&row.record.parent).filter(|_| !first).map_or(none, |&at| at);
-        starts[parent + 1] += 1;
+    for (row, at) in rows.iter().zip(0..) {
+        let (first, parent) = (row.record.scope.is_some(), &row.record.parent);
+        let before = known.get(&word(parent, 0)).filter(|&&at| rows[at as usize].key == *parent);
+        let parent = before.filter(|_| !first).map_or(none, |&at| at);
+        starts[parent as usize + 1] += 1;
         behind.push((parent, !first, row.slot, at));
     }
     behind.sort_unstable();
-    for parent in 0..=none {
+    for parent in 0..=rows.len() {
         starts[parent + 1] += starts[parent];
     }
     // A key is a hash of its parent's, so paths have a beginning and every block is on one.
     let mut order = Vec::with_capacity(rows.len());
     let mut next = Vec::new();
-    for &(_, broken, _, start) in &behind[starts[none]..] {
+    for &(_, broken, _, start) in &behind[starts[rows.len()]..] {
         next.push(start);
         while let Some(at) = next.pop() {
-            order.push(at);
-            rows[at].rooted = !broken;
-            let children = &behind[starts[at]..starts[at + 1]];
+            order.push((at, !broken));
+            let children = &behind[starts[at as usize]..starts[at as usize + 1]];
             next.extend(children.iter().rev().map(|&(.., child)| child));
         }
     }
-    // In place: a second copy of all rows would cost as much as reading them.
-    for start in 0..order.len() {
-        let mut at = start;
-        loop {
-            let from = std::mem::replace(&mut order[at], at);
-            if from == start || from == at {
-                break;
-            }
-            rows.swap(at, from);
-            at = from;
-        }
-    }
-    rows
+    order
 }

@@ -8,12 +8,15 @@ use std::io;
 use kvtrie_core::block::Layers;
 
 use crate::device::{File, read_full};
-use crate::frame::{self, Frame, Head, SMALLEST};
+use crate::frame::{self, Frame, Head, Put, SMALLEST};
 use crate::settings::{HEAD_FIXED, Settings};
 use crate::table::{Entry, Table};
 
 /// Bytes read at a time.
 const STEP: usize = 1 << 20;
+
+/// Frames that go into the table together: the memory of their slots is waited for at once.
+const TOGETHER: usize = 256;
 
 /// A part of a file in memory.
 #[derive(Debug, Default)]
@@ -58,6 +61,7 @@ pub(crate) fn frames(
     let len = file.size()?.len;
     let mut window = Window::default();
     let (mut at, mut good) = (from, from);
+    let mut entries = Vec::with_capacity(TOGETHER);
     while at < len {
         let start = window.get(file, at, SMALLEST)?;
         let fits = |&length: &usize| length as u64 <= settings.frame_bytes();
@@ -70,11 +74,20 @@ pub(crate) fn frames(
         if good < at {
             reasons.push(format!("manifest: bytes {good}..{at} are no frames and were skipped"));
         }
-        if let Some(reason) = apply(found, at, length, settings, table) {
-            reasons.push(format!("manifest: frame at {at}: {reason}"));
+        match entry(found, at, length, settings) {
+            Ok(entry) => entries.push(entry),
+            Err(reason) => reasons.push(format!("manifest: frame at {at}: {reason}")),
+        }
+        let (Frame::Put(Put { sequence, .. }) | Frame::Free { sequence, .. }) = found;
+        table.skip_to(sequence);
+        if entries.len() == TOGETHER {
+            entries.drain(..).for_each(|(slot, entry)| table.apply(slot, entry));
         }
         at += length as u64;
         good = at;
+    }
+    for (slot, entry) in entries {
+        table.apply(slot, entry);
     }
     if good < len {
         reasons.push(format!("manifest: {} bytes behind byte {good} are no frame", len - good));
@@ -82,31 +95,26 @@ pub(crate) fn frames(
     Ok(good)
 }
 
-fn apply(
+/// A frame's slot and what stands there then; or why that cannot be.
+fn entry(
     frame: Frame<'_>,
     at: u64,
     length: usize,
     settings: &Settings,
-    table: &mut Table,
-) -> Option<String> {
-    let (slot, sequence) = match frame {
-        Frame::Put(put) => (put.slot, put.sequence),
-        Frame::Free { slot, sequence } => (slot, sequence),
-    };
+) -> Result<(u32, Entry), String> {
+    let (Frame::Put(Put { slot, .. }) | Frame::Free { slot, .. }) = frame;
     if slot >= settings.blocks {
-        table.skip_to(sequence);
-        return Some(format!("slot {slot}, there are {}", settings.blocks));
+        return Err(format!("slot {slot}, there are {}", settings.blocks));
     }
     match frame {
-        Frame::Free { .. } => table.free(slot, sequence),
+        Frame::Free { sequence, .. } => Ok((slot, Entry { sequence, ..Entry::default() })),
         Frame::Put(put) => {
             if put.layers.is_empty() || !Layers::new(0, settings.layers).covers(put.layers) {
-                return Some(format!("layers {}, there are {}", put.layers, settings.layers));
+                return Err(format!("layers {}, there are {}", put.layers, settings.layers));
             }
+            let (key, sequence, layers) = (put.key, put.sequence, put.layers);
             let length = u32::try_from(length).unwrap_or(u32::MAX);
-            let entry = Entry { key: put.key, sequence, at, length, layers: put.layers };
-            table.apply(slot, entry);
+            Ok((slot, Entry { key, sequence, at, length, layers }))
         }
     }
-    None
 }

@@ -77,11 +77,11 @@ impl Manager {
             Some(parent) => Record { parent, scope: None, tokens, digests },
             None => Record {
                 parent: self.scope_key(&scope.tenant, &scope.lora),
-                scope: Some(Owner {
+                scope: Some(Box::new(Owner {
                     tenant: scope.tenant.clone(),
                     lora: scope.lora.clone(),
                     structure: scope.chosen.then_some(scope.structure),
-                }),
+                })),
                 tokens,
                 digests,
             },

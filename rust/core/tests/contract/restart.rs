@@ -17,7 +17,7 @@ fn row_of(tenant: &[u8], behind: Option<&Row>, tokens: &[u32], slot: u32, age: u
     let scope = Whose { tenant: tenant.to_vec(), lora: String::new(), structure: None };
     let record = Record {
         parent: behind.map_or(scope_key("rig", 4, tenant, ""), |row| row.label.record.key()),
-        scope: behind.is_none().then_some(scope),
+        scope: behind.is_none().then(|| Box::new(scope)),
         tokens: tokens.to_vec(),
         digests: Vec::new(),
     };

@@ -55,7 +55,7 @@ pub(crate) fn first(scope: u32) -> Block {
     let tenant = scope.to_le_bytes().to_vec();
     let record = Record {
         parent: scope_key("tiny", 4, &tenant, ""),
-        scope: Some(Owner { tenant, lora: String::new(), structure: None }),
+        scope: Some(Box::new(Owner { tenant, lora: String::new(), structure: None })),
         tokens: vec![scope; 4],
         digests: vec![],
     };
