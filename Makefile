@@ -70,8 +70,10 @@ bench-formats: $(BUILT) ## logits of a real model behind a host tier in each for
 bench-gpu: $(BUILT) ## kernels and copies on a CUDA device, in minutes; ARGS="--only link --json"
 	$(BIN)/python -m benches.gpu $(ARGS)
 
-wheel: $(LOCKED) ## the abi3 wheel, in dist/, for benches/gpu/run.sh on another machine
-	$(BIN)/maturin build --quiet --release --out dist
+PROFDATA = $(wildcard $(shell rustc --print sysroot)/lib/rustlib/*/bin/llvm-profdata)
+wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/train.py plays
+	$(if $(PROFDATA),,@echo "built without a profile: rustup component add llvm-tools")
+	$(BIN)/maturin build --quiet --release $(if $(PROFDATA),--pgo) --out dist
 
 bench-policies: $(BUILT) ## the table of all policies; ARGS="--trace FILE --json"
 	$(BIN)/python benches/policies.py $(ARGS)

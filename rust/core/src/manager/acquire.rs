@@ -163,7 +163,9 @@ impl Manager {
         let mut path = match scope {
             Some(scope) => {
                 let content = self.scopes.content(&ask.scope, 0, ask.tokens);
-                self.path(scope, &content, ask.keep)
+                // What will be written goes there too; a reserve may be far beyond it.
+                let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len());
+                self.path(scope, &content, ask.keep, beyond)
             }
             None => Vec::new(),
         };

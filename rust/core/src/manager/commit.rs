@@ -69,7 +69,10 @@ impl Manager {
         let full = rest.len() - rest.len() % size;
         self.seal(id, &rest[..full], now, &mut out);
         let lease = self.lease_mut(id);
-        lease.tail.extend_from_slice(&rest[full..]);
+        if full < rest.len() {
+            lease.tail.reserve_exact(size - lease.tail.len());
+            lease.tail.extend_from_slice(&rest[full..]);
+        }
         if lease.path.len() > known {
             self.track_session(id);
             self.write_ahead(now);

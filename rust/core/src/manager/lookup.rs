@@ -76,7 +76,7 @@ impl Manager {
         self.scopes.check(scope, tokens)?;
         let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
         let content = self.scopes.content(scope, 0, tokens);
-        let path = self.path(id, &content, keep);
+        let path = self.path(id, &content, keep, 0);
         Ok(self.trie.handles(&path))
     }
 
@@ -115,14 +115,20 @@ impl Manager {
         self.scopes.check(scope, tokens)?;
         let Some(id) = self.scopes.find(scope)? else { return Ok(0) };
         let content = self.scopes.content(scope, 0, tokens);
-        Ok(self.path(id, &content, keep).len() * self.block_tokens())
+        Ok(self.path(id, &content, keep, 0).len() * self.block_tokens())
     }
 
-    /// The blocks of the longest usable prefix.
-    pub(super) fn path(&self, scope: ScopeId, tokens: &[Token], keep: usize) -> Vec<BlockId> {
+    /// The blocks of the longest usable prefix, with room for those of so many tokens behind them.
+    pub(super) fn path(
+        &self,
+        scope: ScopeId,
+        tokens: &[Token],
+        keep: usize,
+        beyond: usize,
+    ) -> Vec<BlockId> {
         let known = self.scopes.get(scope);
         let usable = tokens.len().saturating_sub(keep);
-        let mut path = Vec::with_capacity(usable / self.block_tokens());
+        let mut path = Vec::with_capacity((usable + beyond) / self.block_tokens());
         self.trie.walk(known.root, &tokens[..usable], &mut path);
         if known.structure == Structure::LeafOnly {
             path.truncate(self.whole(&path));
