@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 from cases import KERNELS, extent
 
 from kvtrie.kernels.launch import Launch
@@ -21,6 +22,7 @@ from kvtrie.kernels.launch import Launch
 HERE = Path(__file__).parent
 CUDA = HERE.parent.parent / "cuda"
 GPP = shutil.which("g++")
+NEEDS_GPP = pytest.mark.skipif(GPP is None, reason="no g++, which compiles kernels for the host")
 ORDER = ("paged_copy", *KERNELS)  # as kernels.cpp lists them
 THREADS = 48  # of a block: several tokens where heads are small
 SANITIZERS = {

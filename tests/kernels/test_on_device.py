@@ -163,7 +163,7 @@ def test_scattered_rows_cross_the_link(way, width):
     source = here if way == "up" else card
     target = here if way == "down" else card.flip(0) if way == "on the card" else card
     of, to = (torch.randperm(600)[:333].numpy() for _ in range(2))
-    wanted = target.cpu()
+    wanted = target.cpu().clone()  # of what is on the host, cpu() is no copy
     wanted[to] = source.cpu()[of]
     torch.cuda.synchronize()
     copy_rows(source, of, target, to)

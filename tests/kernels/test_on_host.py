@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import KERNELS, calls, copied, written
 from hypothesis import given, settings
-from onhost import CUDA, GPP, BrokenHostError, Host, pair_of
+from onhost import CUDA, NEEDS_GPP, BrokenHostError, Host, pair_of
 
 from kvtrie.kernels import Plane, Rope, twin
 from kvtrie.kernels.call import Call
@@ -20,7 +20,7 @@ from kvtrie.kernels.formats import CELLS, ROWS
 
 EXAMPLES = settings.default.max_examples  # as the profile says: fast, ci or deep
 
-pytestmark = pytest.mark.skipif(GPP is None, reason="no g++")
+pytestmark = NEEDS_GPP
 
 
 @pytest.fixture(scope="module")

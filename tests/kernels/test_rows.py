@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onhost import GPP, Host
+from onhost import NEEDS_GPP, Host
 
 from kvtrie.errors import ConfigError
 from kvtrie.kernels import copy_rows
@@ -19,8 +19,6 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module", params=["none", "address", "thread"])
 def host(request, tmp_path_factory):
-    if GPP is None:
-        pytest.skip("no g++")
     made = Host(tmp_path_factory.mktemp("rows"), "fp32", "fp32", sanitizer=request.param)
     yield made
     made.close()
@@ -41,6 +39,7 @@ def copies(draw):
     return sides[0], np.array(of), sides[1], np.array(to)
 
 
+@NEEDS_GPP
 def test_the_kernel_copies_rows_and_nothing_else(host, monkeypatch):
     # A grid of two blocks of few threads goes round several times, also over parts of launches.
     monkeypatch.setattr(module, "_THREADS", 3)
