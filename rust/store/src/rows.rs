@@ -179,7 +179,8 @@ fn order(rows: &[Row]) -> Vec<(u32, bool)> {
     for parent in 0..=rows.len() {
         starts[parent + 1] += starts[parent];
     }
-    // A key is a hash of its parent's, so paths have a beginning and every block is on one.
+    // A key is a hash of its parent's, so paths have a beginning and every block is on one. Rows that
+    // are not proved yet may stand in a circle; no path leads there, and the proof takes them out.
     let mut order = Vec::with_capacity(rows.len());
     let mut next = Vec::new();
     for &(_, broken, _, start) in &behind[starts[rows.len()]..] {
