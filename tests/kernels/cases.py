@@ -198,7 +198,7 @@ def written(call):
     for plane in call.planes:
         tensors += [plane.cells, plane.scales]
     return [
-        torch.empty(0, dtype=torch.uint8).set_(each.untyped_storage())
+        torch.empty(0, dtype=torch.uint8, device=each.device).set_(each.untyped_storage())
         for each in tensors
         if each is not None
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -48,11 +48,11 @@ def test_a_launch_asks_for_the_card_and_the_formats(kernel, monkeypatch):
     fake = SimpleNamespace(LaunchConfig=lambda **to: to, launch=lambda *to: seen.append(to))
     monkeypatch.setattr(launch, "core", lambda: fake)
     monkeypatch.setattr(launch, "loaded", lambda *what: what)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (12, 0))
-    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(launch, "_arch", lambda at: f"sm_12{at}")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     stream_of = SimpleNamespace(from_handle=lambda handle: f"stream {handle}")
     monkeypatch.setattr(fake, "Stream", stream_of, raising=False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=5))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=5))
     cell = torch.float8_e4m3fn
 
     @given(calls(kernel=kernel, rows=torch.float32, cells=cell))
@@ -67,3 +67,29 @@ def test_a_launch_asks_for_the_card_and_the_formats(kernel, monkeypatch):
         assert all(type(each) is int for each in arguments)
 
     check()
+
+
+def test_a_launch_goes_to_the_device_of_its_tensors(monkeypatch):
+    entered, asked = [], []
+    fake = SimpleNamespace(
+        LaunchConfig=lambda **_: None,
+        launch=lambda *_: asked.append(list(entered)),
+        Stream=SimpleNamespace(from_handle=lambda handle: handle),
+    )
+
+    @contextmanager
+    def inside(at):
+        entered.append(at)
+        yield
+        entered.remove(at)
+
+    monkeypatch.setattr(launch, "core", lambda: fake)
+    monkeypatch.setattr(launch, "loaded", lambda _, arch, *formats: asked.append(arch))
+    monkeypatch.setattr(launch, "_arch", lambda at: f"of {at}")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device", inside)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=5))
+    what = Launch("fp32", "fp32", (1, 1, 1), (1, 1, 1), ())
+    for device in ("cuda:2", "cuda:1", "cuda"):
+        launch.start("paged_copy", what, torch.device(device))
+    assert asked == ["of 2", [2], "of 1", [], "of 1", []]

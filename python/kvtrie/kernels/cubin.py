@@ -38,6 +38,7 @@ _PROOF_BYTES = 32
 _INCLUDE = re.compile(r'#include "(\w+\.cuh)"\n')
 
 
+@functools.cache
 def core() -> Any:  # noqa: ANN401 - the module cuda.core, which types cannot follow
     """NVIDIA's Python face of the driver and of NVRTC.
 

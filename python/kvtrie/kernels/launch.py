@@ -7,6 +7,7 @@ few microseconds of Python per launch; nothing waits for the device.
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,14 +87,20 @@ def launch(call: Call) -> None:
 
 def start(kernel: Kernel, what: Launch, device: torch.device) -> None:
     """Start a kernel on a device, in torch's current stream."""
-    cuda = core()
-    major, minor = torch.cuda.get_device_capability(device)
-    with torch.cuda.device(device):
-        code = loaded(kernel, f"sm_{major}{minor}", what.row, what.cell)
+    cuda, at = core(), device.index
+    current = torch.cuda.current_device()
+    with nullcontext() if at in {None, current} else torch.cuda.device(at):
+        code = loaded(kernel, _arch(current if at is None else at), what.row, what.cell)
         arguments = [each if isinstance(each, int) else each.data_ptr() for each in what.arguments]
         config = cuda.LaunchConfig(grid=what.grid, block=what.block)
-        stream = _stream(torch.cuda.current_stream(device).cuda_stream)
+        stream = _stream(torch.cuda.current_stream().cuda_stream)
         cuda.launch(stream, config, code, *arguments)
+
+
+@functools.cache
+def _arch(device: int) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
 
 
 @functools.cache

@@ -1,0 +1,7 @@
+"""`python -m kvtrie`: the command line, where its script is not on the path."""
+
+import sys
+
+from kvtrie.cli import main
+
+sys.exit(main())
