@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from benches.gpu.clock import Row
-from kvtrie.kernels import Pages, Rope, gather, recompute, rerotate, scatter
+from kvtrie.kernels import Pages, Rope, copy_rows, gather, recompute, rerotate, scatter
+from kvtrie.kernels.launch import start
+from kvtrie.kernels.rows import launches
 from kvtrie.layout import Layout
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 HEADS, DIM = 8, 128
 GOAL = 0.8  # of the card's copy speed, at blocks of 16 tokens and more
 BLOCKS_OF = (1, 16, 32, 256)
+ROW_BYTES = 65_536
 
 
 class Field:
@@ -69,6 +73,7 @@ def measure(clock: Clock, tokens: int) -> Iterator[Row]:
         seconds = clock.seconds(lambda: scatter(pages, slots, *rows))  # noqa: B023
         yield row(f"scatter, blocks of {block}", size, seconds, goal)
 
+    yield from _raw(clock, 4 * tokens * HEADS * DIM, speed)
     field = Field(clock, "bfloat16", "none", tokens, 16)
     pages, slots, rows = field.pages, field.slots, (field.keys, field.values)
     size = field.row_bytes + field.cell_bytes
@@ -99,6 +104,29 @@ def measure(clock: Clock, tokens: int) -> Iterator[Row]:
         yield row(f"gather from {dtype}", size, seconds)
         seconds = clock.seconds(lambda: scatter(pages, slots, *rows))  # noqa: B023
         yield row(f"scatter into {dtype}", size, seconds)
+
+
+def _raw(clock: Clock, size: int, speed: float) -> Iterator[Row]:
+    """Rows of raw bytes, from random places to random ones."""
+    shape = (size // ROW_BYTES, ROW_BYTES)
+    source = torch.randint(0, 255, shape, dtype=torch.uint8, device=clock.device)
+    target = torch.empty_like(source)
+    of, to = (np.random.default_rng(seed).permutation(len(source)) for seed in range(2))
+
+    def copy() -> None:
+        copy_rows(source, of, target, to)
+
+    started = copy
+    if clock.cuda:  # rows' numbers, which a graph cannot bring, are on the card already
+        prepared = list(launches(source, of, target, to, source.device))
+
+        def started() -> None:
+            for what in prepared:
+                start("paged_copy", what, source.device)
+
+    rate = 2 * size / clock.seconds(started)
+    yield Row("raw rows of 64 KiB", rate / 1e9, "GB/s", "copy", rate / speed)
+    yield Row("raw rows, host time to start", clock.host_seconds(copy) * 1e6, "µs")
 
 
 def _torch(clock: Clock, field: Field, size: int, speed: float) -> Iterator[Row]:

@@ -104,6 +104,13 @@ class Clock:
         self.wait()
         return spent / calls
 
+    def steady(self, work: Callable[[], object], seconds: float = 0.15) -> float:
+        """The time of one run among as many as take `seconds`, behind as many others."""
+        often = max(1, round(seconds / self.once(work))) if self.cuda else 1
+        for _ in range(often):
+            work()
+        return self.once(lambda: [work() for _ in range(often)]) / often
+
     def once(self, work: Callable[[], object]) -> float:
         """The time of one run of `work`, which has run before."""
         if not self.cuda:

@@ -6,9 +6,10 @@ their own: as one piece, scattered into pages by a kernel, or as the blocks that
 
     hidden = (load alone + compute alone - both together) / load alone
 
-All three are replayed from graphs, so that Python's time for starting kernels stays out, and timed
-in turn, round by round, forwards and backwards, so that a card that slows down slows them all. Then
-once more as Python starts them. The first layer's load has nothing to hide behind: one in 32.
+A layer waits for its KV where its attention begins: queries and fresh keys are ready by then. All
+three are replayed from graphs, so that Python's time for starting kernels stays out, then once more
+as Python starts them. Each repeats before it is timed until the card's power limit has set its
+clock. The first load has nothing but one layer's projections to hide behind.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 GOAL = 0.9
 LOOK_AHEAD = 2
+ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Model:
         if clock.cuda:
             self.source, self.blocks = self.source.pin_memory(), self.blocks.pin_memory()
             self.copies = [
-                list(launches(self.blocks, self.scattered, memory, self.places, device))
+                list(launches(self.blocks, self.scattered, memory, self.places, memory.device))
                 for memory in self.memory
             ]
         self.staging = torch.empty((LOOK_AHEAD, *shape), device=device, dtype=dtype)
@@ -103,7 +105,7 @@ class Model:
         """Bring one layer's KV into its pages, in the current stream."""
         if self.way == "blocks" and self.copies:  # rows' numbers are on the card already
             for what in self.copies[layer]:
-                start("paged_copy", what, self.clock.device)
+                start("paged_copy", what, self.memory[layer].device)
             return
         if self.way == "blocks":
             copy_rows(self.blocks, self.scattered, self.memory[layer], self.places)
@@ -112,8 +114,10 @@ class Model:
         rows.copy_(self.source, non_blocking=True)
         scatter(self.pages[layer], self.slots[: self.size.cached], rows[0], rows[1])
 
-    def compute(self, x: torch.Tensor, layer: int) -> torch.Tensor:
-        """One layer over the fresh tokens."""
+    def compute(
+        self, x: torch.Tensor, layer: int, loaded: torch.cuda.Event | None = None
+    ) -> torch.Tensor:
+        """One layer over the fresh tokens; attention waits until the others are `loaded`."""
         size, fresh = self.size, self.fresh
         normed = functional.rms_norm(x, (size.hidden,))
         joined = (normed @ self.joined.T).view(fresh, 2, size.kv_heads, size.dim)
@@ -125,8 +129,10 @@ class Model:
             positions=self.positions,
             rope=self.rope,
         )
-        gather(self.pages[layer], self.slots, self.context[0], self.context[1])
         queries = (normed @ self.queries.T).view(fresh, size.heads, size.dim)
+        if loaded is not None:
+            torch.cuda.current_stream(self.clock.device).wait_event(loaded)
+        gather(self.pages[layer], self.slots, self.context[0], self.context[1])
         keys, values = (each.transpose(0, 1)[None] for each in self.context)
         mixed = functional.scaled_dot_product_attention(
             queries.transpose(0, 1)[None], keys, values, enable_gqa=True
@@ -161,8 +167,7 @@ class Model:
                 while len(ready) < min(layer + 1 + LOOK_AHEAD, self.size.layers):
                     self.load(len(ready))
                     ready.append(self.loading.record_event())
-            current.wait_event(ready[layer])
-            x = self.compute(x, layer)
+            x = self.compute(x, layer, ready[layer])
 
 
 def measure(clock: Clock, size: Size, tokens: tuple[int, ...]) -> Iterator[Row]:
@@ -181,12 +186,6 @@ def measure(clock: Clock, size: Size, tokens: tuple[int, ...]) -> Iterator[Row]:
 
 def _timed(clock: Clock, works: Sequence[Callable[[], None]]) -> tuple[float, ...]:
     """Median seconds of loads, computations and both, and of the share hidden in each round."""
-    rounds = []
-    for work in works:
-        work()
-    for turn in range(clock.runs):
-        backwards = turn % 2 == 1
-        seconds = [clock.once(work) for work in (reversed(works) if backwards else works)]
-        rounds.append(seconds[::-1] if backwards else seconds)
+    rounds = [[clock.steady(work) for work in works] for _ in range(ROUNDS)]
     shares = [(load + compute - both) / load for load, compute, both in rounds]
     return *map(statistics.median, zip(*rounds, strict=True)), statistics.median(shares)

@@ -48,11 +48,11 @@ def test_a_launch_asks_for_the_card_and_the_formats(kernel, monkeypatch):
     fake = SimpleNamespace(LaunchConfig=lambda **to: to, launch=lambda *to: seen.append(to))
     monkeypatch.setattr(launch, "core", lambda: fake)
     monkeypatch.setattr(launch, "loaded", lambda *what: what)
-    monkeypatch.setattr(launch, "_arch", lambda at: f"sm_12{at}")
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "_arch", lambda _: "sm_120")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # that of a CPU's tensors
     stream_of = SimpleNamespace(from_handle=lambda handle: f"stream {handle}")
     monkeypatch.setattr(fake, "Stream", stream_of, raising=False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=5))
+    monkeypatch.setattr(launch, "_current", lambda _: 5)
     cell = torch.float8_e4m3fn
 
     @given(calls(kernel=kernel, rows=torch.float32, cells=cell))
@@ -84,12 +84,12 @@ def test_a_launch_goes_to_the_device_of_its_tensors(monkeypatch):
         entered.remove(at)
 
     monkeypatch.setattr(launch, "core", lambda: fake)
-    monkeypatch.setattr(launch, "loaded", lambda _, arch, *formats: asked.append(arch))
+    monkeypatch.setattr(launch, "loaded", lambda _, arch, *_formats: asked.append(arch))
     monkeypatch.setattr(launch, "_arch", lambda at: f"of {at}")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "device", inside)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=5))
+    monkeypatch.setattr(launch, "_current", lambda _: 5)
     what = Launch("fp32", "fp32", (1, 1, 1), (1, 1, 1), ())
-    for device in ("cuda:2", "cuda:1", "cuda"):
+    for device in ("cuda:2", "cuda:1"):
         launch.start("paged_copy", what, torch.device(device))
-    assert asked == ["of 2", [2], "of 1", [], "of 1", []]
+    assert asked == ["of 2", [2], "of 1", []]

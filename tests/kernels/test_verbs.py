@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -246,6 +247,20 @@ def test_what_kernels_cannot_serve_is_refused(what):
     call, message = REFUSED[what]
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+def test_planes_are_looked_at_for_each_format_and_not_kept():
+    layout = Layout(dtype="bfloat16")
+    memory = [torch.zeros(3 * size, dtype=torch.uint8) for size in layout.planes(4, 2, 8)]
+    mine = Pages.of(memory, layout, **{**SIZES, "head_dim": 8})
+    slots, narrow, wide = torch.tensor([1, 2]), torch.randn(2, 2, 8), torch.randn(2, 2, 8).half()
+    for _ in range(2):
+        assert not scatter(mine, slots, narrow, narrow).any()  # in steps of 4 numbers
+        with pytest.raises(ConfigError, match="a head of 8 numbers is no multiple of 16"):
+            scatter(mine, slots, wide, wide)
+    cells = weakref.ref(mine.planes[0].cells)
+    del mine
+    assert cells() is None
 
 
 def test_a_refused_call_has_written_nothing():

@@ -86,7 +86,7 @@ def compiled(
         row: format of rows: "fp32", "fp16" or "bf16".
         cell: format of the pool: those, "fp8" or "int8".
         cache: folder of the cache; None takes that of cuda.core.
-        logs: where the compiler's report goes; with it the cache is passed over.
+        logs: where the compiler's report goes; with it caches are passed over.
 
     Returns:
         An `ObjectCode` of cuda.core; `.code` is the cubin.
@@ -102,6 +102,7 @@ def compiled(
         define_macro=[("ROW", row), ("CELL", cell)],
         fma=False,  # products are rounded as the twins round them: the same bits everywhere
         ptxas_options=["-v"] if logs else None,
+        no_cache=logs is not None,  # beside a driver NVRTC has a cache too, and no report from it
     )
     program = cuda.Program(text(kernel), "c++", options)
     if logs is not None:

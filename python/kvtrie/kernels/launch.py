@@ -86,15 +86,18 @@ def launch(call: Call) -> None:
 
 
 def start(kernel: Kernel, what: Launch, device: torch.device) -> None:
-    """Start a kernel on a device, in torch's current stream."""
+    """Start a kernel on the device of this index, in torch's current stream."""
     cuda, at = core(), device.index
-    current = torch.cuda.current_device()
-    with nullcontext() if at in {None, current} else torch.cuda.device(at):
-        code = loaded(kernel, _arch(current if at is None else at), what.row, what.cell)
+    with nullcontext() if at == torch.cuda.current_device() else torch.cuda.device(at):
+        code = loaded(kernel, _arch(at), what.row, what.cell)
         arguments = [each if isinstance(each, int) else each.data_ptr() for each in what.arguments]
         config = cuda.LaunchConfig(grid=what.grid, block=what.block)
-        stream = _stream(torch.cuda.current_stream().cuda_stream)
-        cuda.launch(stream, config, code, *arguments)
+        cuda.launch(_stream(_current(at)), config, code, *arguments)
+
+
+def _current(device: int) -> int:
+    """The handle of torch's current stream; its public call takes as long as a launch."""
+    return torch._C._cuda_getCurrentRawStream(device)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
 @functools.cache

@@ -49,7 +49,7 @@ class Plane:
         return self.cells.shape[-4] * self.cells.shape[-3]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Pages:
     """One layer of a pool, or several that lie evenly apart.
 

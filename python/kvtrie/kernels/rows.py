@@ -30,9 +30,9 @@ __all__ = ["copy_rows"]
 _SHORT_BYTES = 1 << 20
 """Runs below this on average go through the kernel: a call of the driver takes as long as these."""
 
-_THREADS = 512
+_THREADS = 1024
 _AT_ONCE = 4  # as in paged_copy.cu
-_LINK_BLOCKS = 16  # that much under way fills a link
+_LINK_BLOCKS = 4  # fill a link, and leave the multiprocessors to what computes meanwhile
 _CARD_BLOCKS = 1024
 _MOST_VECTORS = 1 << 30  # of a launch: the kernel counts them in 32 bits
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Recomputed", "gather", "recompute", "rerotate", "scatter"]
 
 _AXES = 4  # of a plane of one layer
+_SEEN: WeakKeyDictionary[Pages, dict[int, tuple[Plane, ...]]] = WeakKeyDictionary()
 
 
 class Recomputed(NamedTuple):
@@ -105,13 +107,12 @@ def rerotate(pages: Pages, slots: torch.Tensor, deltas: torch.Tensor, rope: Rope
     plane = pages.planes[0]
     tokens, device = _tokens(slots), plane.cells.device
     step = checks.vector(step_format(plane.cells.dtype))
-    checks.check_plane(plane, pages.covers, step)
+    keys = _checked(pages, step)[:1]
     checks.check_rope(rope, plane, step)
     where = checks.check_indices("slots", slots, tokens, (0, plane.capacity), device, distinct=True)
     bounds = (1 - rope.length, rope.length)
     turns = checks.check_indices("deltas", deltas, tokens, bounds, device)
     skipped = torch.empty(tokens, dtype=torch.uint8, device=device)
-    keys = (_layered(plane),)
     _run([Call("rerotate", keys, pages.covers, where, skipped, (), turns, rope)])
     return skipped
 
@@ -190,14 +191,13 @@ def _calls(
     tokens = _tokens(slots)
     for rows, plane in zip(given, pages.planes, strict=True):
         checks.check_rows(rows, plane, tokens)
-        checks.check_plane(plane, pages.covers, checks.vector(rows.dtype))
+    planes = [_checked(pages, checks.vector(rows.dtype))[at] for at, rows in enumerate(given)]
     device, capacity = keys.device, pages.planes[0].capacity
     where = checks.check_indices(
         "slots", slots, tokens, (0, capacity), device, distinct=kernel != "paged_gather"
     )
     skipped = torch.empty(tokens, dtype=torch.uint8, device=device)
     nothing = where.new_empty(0)
-    planes = [_layered(plane) for plane in pages.planes]
     if pages.layers is None:
         given = [rows[None] for rows in given]
     together = [slice(0, 1), slice(1, 2)][: len(planes)]
@@ -216,6 +216,16 @@ def _calls(
         )
         for which in together
     ]
+
+
+def _checked(pages: Pages, step: int) -> tuple[Plane, ...]:
+    """The planes, with an axis of layers; looked at when pages are first used with this step."""
+    seen = _SEEN.setdefault(pages, {})
+    if step not in seen:
+        for plane in pages.planes:
+            checks.check_plane(plane, pages.covers, step)
+        seen[step] = tuple(map(_layered, pages.planes))
+    return seen[step]
 
 
 def _layered(plane: Plane) -> Plane:
