@@ -82,7 +82,9 @@ def launches(
     width = source.shape[1] // VECTOR_BYTES
     most = _MOST_VECTORS // width
     blocks = _CARD_BLOCKS if source.device == target.device else _LINK_BLOCKS
-    numbers = torch.as_tensor(np.stack((source_rows, rows))).to(device, non_blocking=True)
+    numbers = torch.as_tensor(np.stack((source_rows, rows)))
+    if device.type == "cuda":  # from plain memory the driver waits for the stream first
+        numbers = numbers.pin_memory().to(device, non_blocking=True)
     for first in range(0, len(rows), most):
         of, to = numbers[:, first : first + most]
         vectors = len(to) * width
