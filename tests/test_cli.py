@@ -258,3 +258,11 @@ def test_a_reader_that_has_seen_enough_is_no_error(report):
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
+
+
+def test_the_module_is_the_command():
+    said = [
+        subprocess.run([*command, "--version"], check=True, capture_output=True, text=True).stdout
+        for command in ([KVTRIE], [sys.executable, "-m", "kvtrie"])
+    ]
+    assert said[0] == said[1] != ""
