@@ -15,7 +15,7 @@ def job(*ids, urgency=BACKGROUND, after=0, place=None):
     return Job(
         None,
         None,
-        ids=list(ids),
+        ids=np.array(ids, dtype=np.uint64),
         urgency=urgency,
         after=after,
         place=place,
@@ -34,7 +34,7 @@ def queue(*jobs):
 
 def order(given):
     """The ids of all jobs that leave when nothing is added, in turn."""
-    return [each.ids for each in iter(given.pop, None)]
+    return [each.ids.tolist() for each in iter(given.pop, None)]
 
 
 def test_the_urgent_leave_first_and_equals_in_the_order_of_arrival():
@@ -46,7 +46,7 @@ def test_the_urgent_leave_first_and_equals_in_the_order_of_arrival():
         job(5, urgency=DEMAND),
         job(6, urgency=PREFETCH),
     )
-    assert [each.ids for each in given] == [[3], [5], [2], [6], [1], [4]]
+    assert [each.ids.tolist() for each in given] == [[3], [5], [2], [6], [1], [4]]
     assert len(given) == 6
     assert order(given) == [[3], [5], [2], [6], [1], [4]]
     assert len(given) == 0
@@ -55,7 +55,7 @@ def test_the_urgent_leave_first_and_equals_in_the_order_of_arrival():
 def test_a_job_that_waits_starts_when_its_move_has_ended_well():
     given = queue(job(1, 2), job(3, urgency=DEMAND, after=2))
     first = given.pop()
-    assert first.ids == [1, 2]
+    assert first.ids.tolist() == [1, 2]
     assert given.pop() is None
     assert given.ended(1, ok=True) == []
     assert given.pop() is None
@@ -78,14 +78,14 @@ def test_urgency_goes_down_a_whole_chain():
     given = queue(job(1), job(2, after=1), job(3, after=2), job(9, urgency=PREFETCH))
     given.add(job(4, urgency=DEMAND, after=3))
     for ident in (1, 2, 3, 4):
-        assert given.pop().ids == [ident]
+        assert given.pop().ids.tolist() == [ident]
         assert given.ended(ident, ok=True) == []
     assert order(given) == [[9]]
 
 
 def test_what_waits_for_a_failed_move_leaves_with_it():
     given = queue(job(1), job(2, after=1), job(3, 4, after=2), job(5, after=4), job(6))
-    assert given.pop().ids == [1]
+    assert given.pop().ids.tolist() == [1]
     assert sorted(given.ended(1, ok=False)) == [2, 3, 4, 5]
     assert len(given) == 1
     assert order(given) == [[6]]
@@ -93,7 +93,7 @@ def test_what_waits_for_a_failed_move_leaves_with_it():
 
 def test_a_long_chain_fails_at_once():
     given = queue(job(1), *(job(ident, after=ident - 1) for ident in range(2, 5000)))
-    assert given.pop().ids == [1]
+    assert given.pop().ids.tolist() == [1]
     assert len(given.ended(1, ok=False)) == 4998
     assert len(given) == 0
 
@@ -102,7 +102,7 @@ def test_cancelling_cuts_a_job_and_leaves_it_in_its_place():
     first = job(1, 2, 3)
     given = queue(first, job(4))
     assert given.cancel([2, 77]) == ([2], [])
-    assert (first.ids, first.slots.tolist()) == ([1, 3], [[1, -1], [3, -3]])
+    assert (first.ids.tolist(), first.slots.tolist()) == ([1, 3], [[1, -1], [3, -3]])
     assert (first.keys, first.labels) == ([b"key 1", b"key 3"], [b"label 1", b"label 3"])
     assert given.cancel([1]) == ([1], [])
     assert order(given) == [[3], [4]]
@@ -113,7 +113,7 @@ def test_cancelling_tells_who_leaves_with_whom():
     asked, with_them = given.cancel([4, 5, 1, 1])
     assert (sorted(asked), with_them) == ([1, 4, 5], [3])
     assert len(given) == 2
-    assert given.pop().ids == [2]
+    assert given.pop().ids.tolist() == [2]
     assert given.ended(2, ok=True) == []
     assert order(given) == [[6]]
 
@@ -132,14 +132,14 @@ def test_jobs_at_one_place_run_one_at_a_time_in_their_order():
     given = queue(
         job(1, place=here), job(2, place=there), job(3, place=here), job(4), job(5, place=here)
     )
-    assert [each.ids for each in given] == [[1], [2], [4]]
+    assert [each.ids.tolist() for each in given] == [[1], [2], [4]]
     assert len(given) == 5
     first = given.pop()
     assert given.behind(first) == [3, 5]
     assert order(given) == [[2], [4]]
     given.done(first)
     second = given.pop()
-    assert second.ids == [3]
+    assert second.ids.tolist() == [3]
     assert given.pop() is None
     assert given.cancel([5]) == ([5], [])
     given.done(second)
@@ -149,7 +149,7 @@ def test_jobs_at_one_place_run_one_at_a_time_in_their_order():
 def test_whoever_has_a_place_hurries_for_those_behind():
     given = queue(job(1), job(2, place=(2, 7)), job(3, place=(2, 7), urgency=DEMAND), job(4))
     first = given.pop()
-    assert first.ids == [2]
+    assert first.ids.tolist() == [2]
     given.done(first)
     assert order(given) == [[3], [1], [4]]
 
@@ -160,7 +160,7 @@ def test_a_job_gives_its_place_up_when_it_is_cancelled():
     )
     assert given.cancel([1, 3]) == ([1, 3], [])
     first = given.pop()
-    assert first.ids == [2]
+    assert first.ids.tolist() == [2]
     given.done(first)
     assert order(given) == [[4]]
 
@@ -295,8 +295,8 @@ class Machine(RuleBasedStateMachine):
         assert (popped is None) == (not ready)
         if popped is not None:
             self.model.pop(ready[0])
-            assert (popped.ids, popped.after) == (ready[0].ids, 0)
-            self.leave(popped.ids)
+            assert (popped.ids.tolist(), popped.after) == (ready[0].ids, 0)
+            self.leave(popped.ids.tolist())
             self.running.append((popped, ready[0]))
 
     @rule(pick=st.integers(0, 99), ok=st.booleans())
@@ -308,7 +308,7 @@ class Machine(RuleBasedStateMachine):
             assert self.queue.behind(ended) == [ident for each in line for ident in each.ids]
         self.queue.done(ended)
         self.model.done(wanted)
-        for ident in ended.ids:
+        for ident in ended.ids.tolist():
             lost = self.queue.ended(ident, ok=ok)
             assert sorted(lost) == sorted(self.model.ended(ident, ok))
             assert not (ok and lost)
@@ -334,10 +334,12 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def in_step(self):
-        assert [each.ids for each in self.queue] == [each.ids for each in self.model.ready()]
+        assert [each.ids.tolist() for each in self.queue] == [
+            each.ids for each in self.model.ready()
+        ]
         assert len(self.queue) == sum(len(each.ids) for each in self.model.jobs)
         for each in self.queue:
-            assert each.slots.tolist() == [[ident, -ident] for ident in each.ids]
+            assert each.slots.tolist() == [[ident, -ident] for ident in each.ids.tolist()]
         assert len(self.left) + len(self.queue) == self.made
 
     def teardown(self):
@@ -346,12 +348,12 @@ class Machine(RuleBasedStateMachine):
             while self.running:
                 ended, _ = self.running.pop()
                 self.queue.done(ended)
-                for ident in ended.ids:
+                for ident in ended.ids.tolist():
                     assert self.queue.ended(ident, ok=True) == []
             popped = self.queue.pop()
             assert popped is not None or not len(self.queue)
             if popped is not None:
-                self.leave(popped.ids)
+                self.leave(popped.ids.tolist())
                 self.running.append((popped, None))
         assert len(self.left) == self.made
 

@@ -26,6 +26,9 @@ from kvtrie.transfer.queue import Queue
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from kvtrie import BlockManager, Moves
     from kvtrie.tiers import Storage
 
@@ -83,12 +86,12 @@ class Carrier:
         self._deadline_ns = None if deadline_s is None else int(deadline_s * _NS)
         self._layers_per_report = layers_per_report
         self._moves_per_job = moves_per_job
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered by itself: a condition's way in costs more
+        self._changed = threading.Condition(self._lock)
         self._tell = progress
         self._queue = Queue()
         self._budget = Budget(manager.tiers)
         self.feedback = Feedback(manager, learn=learn)
-        self._pending: set[int] = set()
         self._apart: dict[int, list[Job]] = {}
         self._running: list[Job] = []
         self._closed = False
@@ -119,13 +122,13 @@ class Carrier:
 
     def _until(self, done: Callable[[], bool], stuck: str) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 news = self._poll()
                 if done():
                     return
                 jobs = self._next(None) if not self._threads else []
                 if not jobs and not news:
-                    if len(self._pending) == self._late():
+                    if self._left() == self._late():
                         raise TransferError(stuck)
                     self._changed.wait(self._patience())
             if jobs:
@@ -162,7 +165,7 @@ class Carrier:
 
     def _accept(self, moves: Moves) -> None:
         event = self._compute.record_event() if self._compute is not None else None
-        jobs = group(moves, self.pools, self._pending, self._moves_per_job, self._apart)
+        jobs = group(moves, self.pools, self._unended, self._moves_per_job, self._apart)
         for job in jobs:
             job.event = event
             self._queue.add(job)
@@ -209,7 +212,7 @@ class Carrier:
         stream = None if compute is None else torch.cuda.Stream(compute.device)
         worker = threading.current_thread()
         while True:
-            with self._changed:
+            with self._lock:
                 jobs = self._next(worker)
                 while not jobs:
                     if self._closed or self._broken is not None:
@@ -255,7 +258,7 @@ class Carrier:
             raise interrupt  # Ctrl-C is the caller's
 
     def _progress(self, job: Job, layers_done: int) -> None:
-        with self._changed:
+        with self._lock:
             late = job.failed
             if not late:
                 job.there = job.layers[0] + layers_done
@@ -265,10 +268,9 @@ class Carrier:
             self._told(job.ids, layers_done, job.layers[1] - job.layers[0], None)
 
     def _end(self, job: Job, error: str | None, *, cancelled: bool = False) -> None:
-        with self._changed:
+        with self._lock:
             self._running.remove(job)
             self._queue.done(job)
-            self._pending.difference_update(job.ids)
             job.over = True
             if job.failed:
                 error = "the move ended past its deadline"
@@ -284,15 +286,20 @@ class Carrier:
         layers = job.layers[1] - job.layers[0]
         self._told(job.ids, layers if error is None else 0, layers, error)
 
-    def _release(self, ids: Collection[int], *, ok: bool) -> None:
+    def _release(self, ids: NDArray[np.uint64], *, ok: bool) -> None:
         """Start what waited for moves that ended well; forget what waited for failed ones."""
         for ident in self._queue.awaited(ids):
-            self._pending.difference_update(self._queue.ended(ident, ok=ok))
+            self._queue.ended(ident, ok=ok)
 
-    def _cancel(self, ids: Collection[int] | None, why: str, *, blame: bool = False) -> int:
+    def _cancel(
+        self,
+        ids: Collection[int] | NDArray[np.uint64] | None,
+        why: str,
+        *,
+        blame: bool = False,
+    ) -> int:
         gone, with_them = self._queue.cancel(ids)
         if gone:
-            self._pending.difference_update(gone, with_them)
             self._report(gone, error=why, cancelled=not blame)
             self._changed.notify_all()
         return len(gone) + len(with_them)
@@ -312,7 +319,7 @@ class Carrier:
                 ident
                 for job in self._queue
                 if job.store and job.urgency == Urgency.DEMAND
-                for ident in job.ids
+                for ident in job.ids.tolist()
             ]
             why = "every worker hangs"
             gone += self._cancel(awaited, why, blame=True) + self._cancel(None, why)
@@ -333,6 +340,15 @@ class Carrier:
             self._changed.notify_all()
         return self._late() > before
 
+    def _left(self) -> int:
+        """Moves that have not ended."""
+        return len(self._queue) + sum(len(job.ids) for job in self._running)
+
+    def _unended(self, ids: set[int]) -> set[int]:
+        """Those of some moves that have not ended."""
+        left = {ident for ident in ids if self._queue.job_of(ident)}
+        return left.union(*(ids.intersection(job.ids.tolist()) for job in self._running))
+
     def _late(self) -> int:
         """Moves that still run though they were reported failed."""
         return sum(len(job.ids) for job in self._running if job.failed)
@@ -350,7 +366,7 @@ class Carrier:
 
     def _report(
         self,
-        ids: Sequence[int],
+        ids: Sequence[int] | NDArray[np.uint64],
         *,
         layers_done: int | None = None,
         error: str | None = None,
@@ -370,14 +386,21 @@ class Carrier:
         except Exception as broken:  # noqa: BLE001 - told to whoever waits, also across threads
             self._break(broken)
 
-    def _told(self, ids: Sequence[int], layers_done: int, layers: int, error: str | None) -> None:
+    def _told(
+        self,
+        ids: Sequence[int] | NDArray[np.uint64],
+        layers_done: int,
+        layers: int,
+        error: str | None,
+    ) -> None:
         """Tell the caller, outside the lock: what it does with the news is its own time."""
-        if self._tell is None or not ids:
+        if self._tell is None or not len(ids):
             return
         try:
-            self._tell(Progress(tuple(ids), layers_done, layers, error, len(self._pending)))
+            told = Progress(tuple(map(int, ids)), layers_done, layers, error, self._left())
+            self._tell(told)
         except Exception as broken:  # noqa: BLE001 - as above
-            with self._changed:
+            with self._lock:
                 self._break(broken)
 
     def _break(self, broken: BaseException) -> None:

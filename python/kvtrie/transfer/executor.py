@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
+    from numpy.typing import NDArray
+
     from kvtrie import BlockManager, Committed, Lease
     from kvtrie.tiers import Storage
     from kvtrie.transfer.job import Job
@@ -115,9 +117,9 @@ class Executor(Carrier):
         Raises:
             TransferError: the executor is closed, or a worker could not report.
         """
-        with self._changed:
+        with self._lock:
             self._poll()
-            return len(self._pending)
+            return self._left()
 
     def wait(self, lease: Lease) -> None:
         """Block until nothing that `lease` awaits is on its way.
@@ -138,10 +140,10 @@ class Executor(Carrier):
         for lease in list(self._apart):
             self.disclaim(lease)
         self._until(
-            lambda: len(self._pending) == self._late(), "moves are left that nobody can carry out"
+            lambda: self._left() == self._late(), "moves are left that nobody can carry out"
         )
 
-    def cancel(self, ids: Collection[int] | None = None) -> int:
+    def cancel(self, ids: Collection[int] | NDArray[np.uint64] | None = None) -> int:
         """Fail moves that have not started, which blames nobody: they can be asked for again.
 
         Args:
@@ -151,7 +153,7 @@ class Executor(Carrier):
         Returns:
             How many moves will not run, those that waited for them included.
         """
-        with self._changed:
+        with self._lock:
             self._take()
             return self._cancel(ids, "cancelled")
 
@@ -200,7 +202,7 @@ class Executor(Carrier):
         """
         for close in self._closing:
             close()
-        with self._changed:
+        with self._lock:
             if not self._closed:
                 self._closed = True
                 self._cancel(None, "the executor was closed before the move started")
@@ -219,7 +221,7 @@ class Executor(Carrier):
         Args:
             action: acquires or resumes it.
         """
-        with self._changed:
+        with self._lock:
             self._poll()
             lease = action()
             self._apart[lease.id] = []
@@ -228,12 +230,12 @@ class Executor(Carrier):
 
     def claimable(self, lease: int) -> bool:
         """Whether `claim` has something to give."""
-        with self._changed:
+        with self._lock:
             return bool(self._apart.get(lease))
 
     def claim(self, lease: int) -> list[Job]:
         """The loads of a lease apart that have been handed out since the last call."""
-        with self._changed:
+        with self._lock:
             self._take()
             jobs = self._apart.get(lease, [])
             if jobs:
@@ -242,20 +244,21 @@ class Executor(Carrier):
 
     def disclaim(self, lease: int) -> None:
         """Carry out the loads of a lease that nobody has claimed like anybody's."""
-        with self._changed:
+        with self._lock:
             self._disclaim(lease)
 
     def leases_of(self, ids: Collection[int]) -> set[int]:
         """The leases that carry out any of these moves themselves."""
-        with self._changed:
+        with self._lock:
             wanted = set(ids)
-            jobs = [job for job in self._running if job.lease and wanted.intersection(job.ids)]
+            running = (job for job in self._running if job.lease)
+            jobs = [job for job in running if wanted.intersection(job.ids.tolist())]
             jobs += filter(None, map(self._queue.job_of, wanted))
             return {job.lease for job in jobs if job.lease}
 
     def startable(self, job: Job) -> bool:
         """Whether `begin` would not block."""
-        with self._changed:
+        with self._lock:
             return job.lost or job.begun or self._queue.free(job)
 
     def begin(self, job: Job) -> bool:
@@ -265,7 +268,7 @@ class Executor(Carrier):
             TransferError: the executor is closed, or what the job waits for hangs.
         """
         self._until(lambda: job.lost or self._queue.free(job), f"{len(job.ids)} loads cannot start")
-        with self._changed:
+        with self._lock:
             if job.lost:
                 return False
             self._queue.take(job)
@@ -275,7 +278,7 @@ class Executor(Carrier):
 
     def copying(self, job: Job) -> None:
         """A job apart begins to copy: from now on its deadline counts."""
-        with self._changed:
+        with self._lock:
             job.started_ns = self.clock()
             self.feedback.began(job, job.started_ns)
 
@@ -295,7 +298,7 @@ class Executor(Carrier):
             layer: its layers below this one are there, which others may wait for.
             handed: they were only handed to a GPU, and `took` tells how long they took.
         """
-        with self._changed:
+        with self._lock:
             job.started_ns = None
             self.feedback.ended(job, self.clock(), brought=0 if handed else brought)
             if brought:
@@ -304,12 +307,12 @@ class Executor(Carrier):
 
     def took(self, job: Job, brought: int, ns: int) -> None:
         """A GPU has copied so many bytes of a job, and of others like it, in so many ns."""
-        with self._changed:
+        with self._lock:
             self.feedback.took(job, brought, ns)
 
     def tell(self, change: Callable[[], object]) -> None:
         """Change something that others look at within `until`."""
-        with self._changed:
+        with self._lock:
             change()
             self._changed.notify_all()
 
@@ -327,11 +330,11 @@ class Executor(Carrier):
 
     def layer_there(self, ids: Collection[int], layer: int) -> bool:
         """Whether each of these moves, of which none has ended, has brought this layer."""
-        with self._changed:
+        with self._lock:
             left = set(ids)
             for job in self._running if left else ():
                 if job.there > layer:
-                    left.difference_update(job.ids)
+                    left.difference_update(job.ids.tolist())
             return not left
 
     def stalled(self, ids: Collection[int]) -> bool:
@@ -339,13 +342,13 @@ class Executor(Carrier):
 
         Some of them have not been handed out, and the executor has nothing to do.
         """
-        with self._changed:
+        with self._lock:
             busy = any(not job.lease for job in self._running) or any(self._queue)
-            return not busy and not self._pending.issuperset(ids)
+            return not busy and len(self._unended(set(ids))) < len(ids)
 
     def quiet(self) -> bool:
         """Whether no load runs or waits that a lease awaits."""
-        with self._changed:
+        with self._lock:
             return not self._loading()
 
     def batched_put(
@@ -373,7 +376,7 @@ class Executor(Carrier):
         assert isinstance(pool, Pool)  # noqa: S101 - its caller looks
         left = np.asarray(spares, dtype=np.int64)
         try:
-            with self._changed:
+            with self._lock:
                 self._poll()
                 held = lease.slots(0)[blocks.start : blocks.stop]
                 committed = lease.commit(tokens, now=self.clock())
@@ -394,7 +397,7 @@ class Executor(Carrier):
                 pool.adopt(moves.dst_slot[rows], taken)
                 if len(rows) < len(moves):
                     self._accept(moves[np.delete(np.arange(len(moves)), rows)])
-                ids = moves.id[rows].tolist()
+                ids = moves.id[rows]
                 self._report(ids)
                 self._take()
         finally:

@@ -69,15 +69,12 @@ class _Sums:
         """So many bytes have come in so many nanoseconds; tells whether that counts."""
         if took <= 0 or size < _BYTES:
             return False
-        for name, added in (
-            ("cc", copies * copies),
-            ("cb", copies * size),
-            ("bb", size * size),
-            ("ct", copies * took),
-            ("bt", size * took),
-            ("periods", 1.0),
-        ):
-            setattr(self, name, _KEEP * getattr(self, name) + added)
+        self.cc = _KEEP * self.cc + copies * copies
+        self.cb = _KEEP * self.cb + copies * size
+        self.bb = _KEEP * self.bb + size * size
+        self.ct = _KEEP * self.ct + copies * took
+        self.bt = _KEEP * self.bt + size * took
+        self.periods = _KEEP * self.periods + 1.0
         return True
 
     def fit(self) -> Lane:

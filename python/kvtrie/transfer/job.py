@@ -23,7 +23,7 @@ from kvtrie.errors import TransferError
 from kvtrie.tiers import Batched, Pool, Storage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class Job:
     Attributes:
         source: the pool or storage to copy from, and `target` the one to copy to.
         tiers: the indices of both, in the manager's order.
-        ids: the moves' ids.
+        ids: uint64, the moves' ids.
         store: whether they go to a slower tier.
         urgency: when it starts.
         place: the slot of a storage that it reads or writes, alone; None between pools.
@@ -82,7 +82,7 @@ class Job:
     source: Pool | Storage
     target: Pool | Storage
     tiers: tuple[int, int] = (0, 1)
-    ids: list[int] = field(default_factory=list[int])
+    ids: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, dtype=np.uint64))
     store: bool = False
     urgency: Urgency = Urgency.DEMAND
     place: Place | None = None
@@ -114,9 +114,9 @@ class Job:
 
     def drop(self, ident: int) -> None:
         """Take one move out of a job that has not started."""
-        at = self.ids.index(ident)
-        self.slots = np.delete(self.slots, at, axis=0)
-        for column in (self.ids, self.firsts, self.keys, self.labels):
+        at = int(np.flatnonzero(self.ids == ident)[0])
+        self.ids, self.slots = np.delete(self.ids, at), np.delete(self.slots, at, axis=0)
+        for column in (self.firsts, self.keys, self.labels):
             if column:
                 del column[at]
 
@@ -128,7 +128,7 @@ class Job:
     def add(self, move: Move) -> None:
         """Take in a move that is not free to run with others, or touches a storage."""
         self.urgency = min(self.urgency, _urgency(move))
-        self.ids.append(move.id)
+        self.ids = np.append(self.ids, np.uint64(move.id))
         self.firsts.append(move.layer_lo)
         self.slots = np.append(self.slots, [[move.src_slot, move.dst_slot]], axis=0)
         self.keys.append(move.key)
@@ -263,7 +263,7 @@ def _plane(pool: Pool) -> torch.Tensor:
 def group(
     moves: Moves,
     tiers: Sequence[Pool | Storage],
-    pending: set[int],
+    unended: Callable[[set[int]], set[int]],
     limit: int,
     apart: Collection[int] = (),
 ) -> list[Job]:
@@ -272,24 +272,25 @@ def group(
     Args:
         moves: what the manager handed out.
         tiers: the pool or storage of each tier.
-        pending: ids of moves that have not ended; the new ones are added.
+        unended: those of some moves, of which none is new, that have not ended.
         limit: the most moves of one job; loads apart are not limited.
         apart: leases that carry out their loads themselves.
     """
-    pending.update(moves.id.tolist())
     parts, others = moves.together([at for at, tier in enumerate(tiers) if isinstance(tier, Pool)])
     jobs: list[Job] = []
     for part in parts:
-        ids, slots = part.id.tolist(), _slots(part)
-        most = len(ids) if _own(part[0], apart) else limit
+        ids, slots, first = part.id, _slots(part), part[0]
+        most = len(ids) if _own(first, apart) else limit
         for at in range(0, len(ids), most):
-            job = _job(part[0], tiers, apart)
+            job = _job(first, tiers, apart)
             job.ids, job.slots = ids[at : at + most], slots[at : at + most]
             jobs.append(job)
+    awaited = {move.after for move in others} - {0}
+    left = unended(awaited) | awaited.intersection(moves.id.tolist()) if awaited else awaited
     down: dict[tuple[object, ...], Job] = {}
     for move in others:
         job = _job(move, tiers, apart)
-        job.after = move.after if move.after in pending else 0
+        job.after = move.after if move.after in left else 0
         if not (isinstance(job.source, Pool) and isinstance(job.target, Pool)):
             slot = move.dst_slot if job.store else move.src_slot
             job.place = (job.tiers[job.store], slot)
@@ -299,7 +300,7 @@ def group(
                 before = down.get(way)
                 job = before if before is not None and before.adjoins(job.layers) else job
                 down[way] = job
-        if not job.ids:
+        if not len(job.ids):
             jobs.append(job)
         job.add(move)
     return jobs
@@ -329,4 +330,4 @@ def _job(move: Move, tiers: Sequence[Pool | Storage], apart: Collection[int]) ->
 
 
 def _slots(moves: Moves) -> NDArray[np.int64]:
-    return np.stack([moves.src_slot, moves.dst_slot], axis=1).astype(np.int64)
+    return np.array((moves.src_slot, moves.dst_slot), dtype=np.int64).T

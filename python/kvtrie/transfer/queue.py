@@ -18,6 +18,9 @@ from kvtrie.transfer.job import Urgency
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from kvtrie.transfer.job import Job, Place
 
 __all__ = ["Queue"]
@@ -43,14 +46,16 @@ class Queue:
         # Who carries a move, but for jobs that nobody has looked for: most run before anybody does.
         self._of: dict[int, Job] = {}
         self._new: dict[Job, None] = {}
+        self._moves = 0
 
     def __len__(self) -> int:
         """How many moves wait to start."""
-        return len(self._of) + sum(len(job.ids) for job in self._new)
+        return self._moves
 
     def add(self, job: Job) -> None:
         """Take a job in; one that waits for a move stays until `ended` tells how that went."""
         self._new[job] = None
+        self._moves += len(job.ids)
         if job.after:
             self._waiting.setdefault(job.after, []).append(job)
             self._hurry(job.after, job.urgency)
@@ -99,16 +104,17 @@ class Queue:
     def _jobs(self) -> dict[int, Job]:
         """Who carries each move."""
         for job in self._new:
-            self._of.update(dict.fromkeys(job.ids, job))
+            self._of.update(dict.fromkeys(job.ids.tolist(), job))
         self._new.clear()
         return self._of
 
     def _forget(self, job: Job) -> None:
         """A job's moves are no longer here."""
+        self._moves -= len(job.ids)
         if job in self._new:
             del self._new[job]
             return
-        for ident in job.ids:
+        for ident in job.ids.tolist():
             del self._of[ident]
 
     def _leave(self, job: Job) -> None:
@@ -119,9 +125,9 @@ class Queue:
         """Where a job stands while it may start."""
         return self._apart if job.lease else self._ready[job.urgency]
 
-    def awaited(self, ids: Collection[int]) -> list[int]:
+    def awaited(self, ids: NDArray[np.uint64]) -> list[int]:
         """Those of the moves that something here waits for."""
-        return [ident for ident in ids if ident in self._waiting] if self._waiting else []
+        return [ident for ident in ids.tolist() if ident in self._waiting] if self._waiting else []
 
     def ended(self, ident: int, *, ok: bool) -> list[int]:
         """A move has ended: what waited for it may start, or never will.
@@ -139,8 +145,8 @@ class Queue:
                     continue
                 job.lost = True
                 self._forget(job)
-                lost += job.ids
-                ends += job.ids
+                lost += job.ids.tolist()
+                ends += job.ids.tolist()
         return lost
 
     def done(self, job: Job) -> None:
@@ -150,15 +156,17 @@ class Queue:
     def behind(self, job: Job) -> list[int]:
         """The moves that wait for a job's place."""
         line = self._lines.get(job.place, []) if job.place else []
-        return [ident for other in line if other is not job for ident in other.ids]
+        return [ident for other in line if other is not job for ident in other.ids.tolist()]
 
-    def cancel(self, ids: Collection[int] | None = None) -> tuple[list[int], list[int]]:
+    def cancel(
+        self, ids: Collection[int] | NDArray[np.uint64] | None = None
+    ) -> tuple[list[int], list[int]]:
         """Take moves out: all, or those of `ids` that are still here.
 
         Returns:
             The moves taken out, and those that waited for one of them and leave with it.
         """
-        if not self:
+        if not self or (ids is not None and not len(ids)):
             return [], []
         carried = self._jobs()
         asked = dict.fromkeys(carried if ids is None else map(int, ids))
@@ -175,7 +183,8 @@ class Queue:
     def _cut(self, job: Job, ident: int) -> None:
         """Take one move out of a job, and the job away if that was its last."""
         job.drop(ident)
-        if job.ids:
+        self._moves -= 1
+        if len(job.ids):
             return
         job.lost = True
         if not job.after:

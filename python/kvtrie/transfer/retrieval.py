@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from kvtrie.errors import ConfigError, TransferError
@@ -25,7 +26,6 @@ from kvtrie.transfer.stream import Stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from kvtrie import Lease
@@ -159,15 +159,16 @@ class Retrieval:
         self._reads: dict[int, list[LayerGet]] = {}
         self._read_to: dict[Job, int] = {}
         self._next: dict[Job, int] = {}
-        self._mine: set[int] = set()
+        self._mine: list[NDArray[np.uint64]] = []
         self._most = readers
         self._readers: list[Stream] = []
         self._table: torch.Tensor | None = None
         self._error: BaseException | None = None
         self._closed = False
-        self._foreign = set[int](lease.after.tolist())
+        self._foreign: set[int] = set()
         self._holes = len(lease.plan.recompute())
         self._jobs = self._news()
+        self._foreign = self._others()
         self._alone = not self._foreign  # what others bring is laid out when it is waited for
         plan = lease.plan
         self._predicted = [plan.ready(layer) for layer in range(self.layers)] if self._jobs else []
@@ -175,12 +176,13 @@ class Retrieval:
     def issue(self, layers: int) -> None:
         """Start what brings the layers before `layers`, each behind the one before it."""
         for layer in range(self.issued, min(layers, self.layers)):
-            reads = [job for job in self._jobs if _stored(job) and _has(job, layer)]
             # One that could not begin earlier lacks layers before this: it is read when it is due.
             reads = [
                 job
-                for job in reads
-                if self._read_to.get(job, job.layers[0]) == layer
+                for job in self._jobs
+                if _stored(job)
+                and _has(job, layer)
+                and self._read_to.get(job, job.layers[0]) == layer
                 and not job.over
                 and self._starts(job)
             ]
@@ -316,7 +318,7 @@ class Retrieval:
     def hasten(self) -> None:
         """On the load stream: bring all layers of what has begun, for others wait for its end."""
         able = [job for job in self._jobs if not job.over and (not _stored(job) or job.begun)]
-        read = {ident for job in able if _stored(job) for ident in job.ids}
+        read = {ident for job in able if _stored(job) for ident in job.ids.tolist()}
         able = [job for job in able if _stored(job) or job.after in read or self._starts(job)]
         self._advance(able, self.layers - 1)
 
@@ -324,18 +326,24 @@ class Retrieval:
         """Bring jobs, of which those that read have begun, up to a layer."""
         first = min((self._next.get(job, job.layers[0]) for job in jobs), default=layer + 1)
         for at in range(first, layer + 1):
-            here = [job for job in jobs if _has(job, at) and self._next.get(job, at) <= at]
-            self._bring_layer([job for job in here if not job.over], at)
+            here = [
+                job
+                for job in jobs
+                if _has(job, at) and self._next.get(job, at) <= at and not job.over
+            ]
+            self._bring_layer(here, at)
 
     def _bring_layer(self, jobs: Sequence[Job], layer: int) -> None:
-        stored = [job for job in jobs if _stored(job)]
-        late = [job for job in stored if self._read_to.get(job, job.layers[0]) <= layer]
-        if late:
-            self._read(late, layer)
+        stored, memory = [job for job in jobs if _stored(job)], jobs
+        read: set[int] = set()
+        if stored:
+            late = [job for job in stored if self._read_to.get(job, job.layers[0]) <= layer]
+            if late:
+                self._read(late, layer)
+            read = {ident for job in stored for ident in job.ids.tolist()}
+            memory = [job for job in jobs if not _stored(job)]
         for get in self._reads.pop(layer, ()):
             get.result()
-        read = {ident for job in stored for ident in job.ids}
-        memory = [job for job in jobs if not _stored(job)]
         for job in memory:
             if job.after not in read:
                 self._begin(job)
@@ -385,10 +393,15 @@ class Retrieval:
     def _news(self) -> list[Job]:
         """Loads that have been handed out since; what they carry is nobody else's."""
         jobs = self._executor.claim(self.lease.id)
-        for job in jobs:
-            self._mine.update(job.ids)
-            self._foreign.difference_update(job.ids)
+        self._mine += [job.ids for job in jobs]
         return jobs
+
+    def _others(self) -> set[int]:
+        """What the lease awaits and others carry."""
+        awaited = self.lease.after
+        if len(self._mine) == 1 and np.array_equal(awaited, self._mine[0]):
+            return set()
+        return set[int](awaited.tolist()).difference(*(ids.tolist() for ids in self._mine))
 
     def _await_others(self, layer: int, current: Current) -> None:
         """Moves of other requests, stores that free a slot, and own loads that came later."""
@@ -420,7 +433,7 @@ class Retrieval:
 
     def _there(self, layer: int) -> bool:
         """Whether what others carry has brought a layer."""
-        self._foreign = set[int](self.lease.after.tolist()) - self._mine
+        self._foreign = self._others()
         return self._executor.layer_there(self._foreign, layer)
 
     def _catch_up(self, jobs: list[Job], layer: int) -> None:

@@ -75,7 +75,8 @@ class Stream:
     def __init__(self, name: str, device: torch.device) -> None:
         self.cuda = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._calls: deque[tuple[Callable[[], object], Event]] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered by itself: a condition's way in costs more
+        self._changed = threading.Condition(self._lock)
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event, Callable[[int], object]]] = []
         self._busy = False
         self._closed = False
@@ -85,7 +86,7 @@ class Stream:
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing waits to run."""
-        with self._changed:
+        with self._lock:
             return not self._busy and not self._calls
 
     def submit(self, call: Callable[[], object], *, wake: bool = True) -> Event:
@@ -99,7 +100,7 @@ class Stream:
             TransferError: the stream is closed.
         """
         event = Event(self)
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise TransferError("the stream is closed")
             self._calls.append((call, event))
@@ -109,14 +110,14 @@ class Stream:
 
     def wake(self) -> None:
         """Let the thread begin with what it was given."""
-        with self._changed:
+        with self._lock:
             if self._calls and not self._busy:
                 self._changed.notify_all()
 
     def run_to(self, event: Event) -> None:
         """Block until an event of this stream has passed, making calls that have not begun."""
         while not event.passed:
-            with self._changed:
+            with self._lock:
                 while not event.passed and (self._busy or not self._calls):
                     self._changed.wait()
                 if event.passed:
@@ -168,7 +169,7 @@ class Stream:
         Args:
             wait: block until the thread has ended; a call that hangs would be waited for too.
         """
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
         if wait and threading.current_thread() is not self._thread:
@@ -176,7 +177,7 @@ class Stream:
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while self._busy or not self._calls:
                     if self._closed and not self._calls:
                         return
@@ -196,7 +197,7 @@ class Stream:
         except BaseException as caught:  # noqa: BLE001 - told to whoever waits
             error = caught
         event.mark(self.cuda, error)
-        with self._changed:
+        with self._lock:
             self._busy = False
             self._changed.notify_all()
 
