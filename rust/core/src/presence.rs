@@ -1,27 +1,27 @@
 //! Presence: where each block stands on one tier.
 //!
 //! Nearly every copy is whole and quiet: it is told by its slot alone, four bytes per block. What is
-//! part of a block, arriving, bad or busy stands in a table beside. Invariants: a residency is in the
-//! table if and only if a slot does not tell it; `copies` counts what is resident. Cost: O(1).
+//! part of a block, arriving, bad or busy stands in a table beside, and its place there is told.
+//! Invariants: a residency is in the table if and only if a slot does not tell it; `copies` counts
+//! what is resident. Cost: O(1).
 
-use std::collections::hash_map::Entry;
 use std::ops::Range;
-
-use rustc_hash::FxHashMap;
 
 use crate::block::{BlockId, Layers, NO_SLOT, Slot};
 use crate::column::Column;
 use crate::tier::{Residency, State};
 
-/// Marks a block that is told in the table. No tier has so many slots.
-const ASIDE: Slot = Slot::MAX - 1;
+/// Numbers from here on, but `NO_SLOT`, are places in the table. A slot that high stands there too.
+const ASIDE: Slot = 1 << 31;
 
 /// The residencies of one tier.
 #[derive(Debug)]
 pub struct Presence {
     all: Layers,
     slots: Column<Slot>,
-    aside: FxHashMap<BlockId, Residency>,
+    aside: Vec<Residency>,
+    /// Places in the table that nobody has.
+    vacant: Vec<u32>,
     copies: u64,
 }
 
@@ -29,7 +29,8 @@ impl Presence {
     /// Nothing is here; `all` are the model's layers.
     #[must_use]
     pub fn new(all: Layers) -> Self {
-        Self { all, slots: Column::new(NO_SLOT), aside: FxHashMap::default(), copies: 0 }
+        let (slots, aside, vacant) = (Column::new(NO_SLOT), Vec::new(), Vec::new());
+        Self { all, slots, aside, vacant, copies: 0 }
     }
 
     /// Makes room for the blocks below `bound`.
@@ -43,8 +44,8 @@ impl Presence {
     pub fn get(&self, block: BlockId) -> Residency {
         match self.slots[block] {
             NO_SLOT => Residency::default(),
-            ASIDE => self.aside[&block],
-            slot => self.quiet(slot),
+            slot if slot < ASIDE => self.quiet(slot),
+            told => self.aside[place(told)],
         }
     }
 
@@ -55,26 +56,28 @@ impl Presence {
         what(&mut here);
         let stands = here.state == State::Resident;
         self.copies = self.copies + u64::from(stands) - u64::from(stood);
-        let told = if here == Residency::default() {
-            NO_SLOT
-        } else if here == self.quiet(here.slot) && here.slot < ASIDE {
-            here.slot
-        } else {
-            ASIDE
+        let (told, absent) = (self.slots[block], here == Residency::default());
+        let known = (ASIDE..NO_SLOT).contains(&told);
+        let simple = absent || here.slot < ASIDE && here == self.quiet(here.slot);
+        self.slots[block] = match (simple, known) {
+            (true, false) => here.slot,
+            (true, true) => {
+                self.vacant.push(told - ASIDE);
+                here.slot
+            }
+            (false, true) => {
+                self.aside[place(told)] = here;
+                told
+            }
+            (false, false) => self.put_aside(here),
         };
-        if self.slots[block] == ASIDE && told != ASIDE {
-            self.aside.remove(&block);
-        }
-        if told == ASIDE {
-            self.aside.insert(block, here);
-        }
-        self.slots[block] = told;
     }
 
     /// Puts a block that is not here whole and quiet into a slot.
     pub fn put(&mut self, block: BlockId, slot: Slot) {
-        debug_assert!(self.slots[block] == NO_SLOT && slot < ASIDE);
-        self.slots[block] = slot;
+        debug_assert!(self.slots[block] == NO_SLOT);
+        let here = self.quiet(slot);
+        self.slots[block] = if slot < ASIDE { slot } else { self.put_aside(here) };
         self.copies += 1;
     }
 
@@ -88,27 +91,28 @@ impl Presence {
     /// A move begins to read a block that is here whole and quiet.
     pub fn lend(&mut self, block: BlockId) {
         let here = Residency { busy: 1, ..self.quiet(self.slots[block]) };
-        self.aside.insert(block, here);
-        self.slots[block] = ASIDE;
+        self.slots[block] = self.put_aside(here);
     }
 
     /// A move begins to bring all of a block that is not here into a slot.
     pub fn await_in(&mut self, block: BlockId, slot: Slot) {
-        debug_assert!(self.slots[block] == NO_SLOT && slot < ASIDE);
+        debug_assert!(self.slots[block] == NO_SLOT);
         let here = Residency { slot, have: Layers::NONE, busy: 1, state: State::Arriving };
-        self.aside.insert(block, here);
-        self.slots[block] = ASIDE;
+        self.slots[block] = self.put_aside(here);
     }
 
     /// A move that read or wrote a block has ended, and the block is here whole.
     pub fn calm(&mut self, block: BlockId) {
-        let Entry::Occupied(mut entry) = self.aside.entry(block) else { return };
-        let here = entry.get_mut();
+        let told = self.slots[block];
+        if !(ASIDE..NO_SLOT).contains(&told) {
+            return;
+        }
+        let here = &mut self.aside[place(told)];
         self.copies += u64::from(here.state != State::Resident);
         *here = Residency { busy: here.busy - 1, have: self.all, state: State::Resident, ..*here };
         if here.busy == 0 && here.slot < ASIDE {
             self.slots[block] = here.slot;
-            entry.remove();
+            self.vacant.push(told - ASIDE);
         }
     }
 
@@ -151,7 +155,17 @@ impl Presence {
     /// How many blocks stand in the table.
     #[must_use]
     pub fn aside(&self) -> usize {
-        self.aside.len()
+        self.aside.len() - self.vacant.len()
+    }
+
+    /// Takes a place in the table. Returns what tells it.
+    fn put_aside(&mut self, here: Residency) -> Slot {
+        if let Some(at) = self.vacant.pop() {
+            self.aside[at as usize] = here;
+            return ASIDE + at;
+        }
+        self.aside.push(here);
+        ASIDE + u32::try_from(self.aside.len() - 1).expect("no more than blocks")
     }
 
     fn quiet(&self, slot: Slot) -> Residency {
@@ -172,13 +186,82 @@ impl Presence {
     }
 }
 
+/// The place in the table that is told.
+fn place(told: Slot) -> usize {
+    (told - ASIDE) as usize
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Presence;
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::{ASIDE, Presence};
     use crate::block::{Layers, NO_SLOT};
     use crate::tier::{Residency, State};
 
     type Step = (fn(&mut Residency), usize);
+
+    proptest! {
+        #[test]
+        fn places_in_the_table_are_nobody_elses(
+            steps in prop::collection::vec((0u32..6, 0u32..6, 0u32..4), 1..200),
+        ) {
+            let all = Layers::new(0, 3);
+            let (mut presence, mut model) = (Presence::new(all), BTreeMap::<u32, Residency>::new());
+            presence.reach(6);
+            for (block, what, number) in steps {
+                let slot = [7, 8, ASIDE, ASIDE + 5][number as usize];
+                let quiet = Residency { slot, have: all, busy: 0, state: State::Resident };
+                let known = model.get(&block).copied();
+                let whole = known.filter(|here| here.busy == 0 && here.have == all);
+                match (what, known, whole) {
+                    (0, None, _) => {
+                        presence.put(block, slot);
+                        model.insert(block, quiet);
+                    }
+                    (1, None, _) => {
+                        presence.await_in(block, slot);
+                        let state = State::Arriving;
+                        model.insert(block, Residency { slot, have: Layers::NONE, busy: 1, state });
+                    }
+                    (2, _, Some(here)) if here.slot < ASIDE => {
+                        presence.lend(block);
+                        model.insert(block, Residency { busy: 1, ..here });
+                    }
+                    (3, Some(here), _) if here.busy > 0 => {
+                        presence.calm(block);
+                        let busy = here.busy - 1;
+                        model.insert(block, Residency { busy, slot: here.slot, ..quiet });
+                    }
+                    (4, Some(here), _) => {
+                        let busy = here.busy + 1;
+                        presence.change(block, |here| here.busy = busy);
+                        model.insert(block, Residency { busy, ..here });
+                    }
+                    (5, _, _) => {
+                        presence.change(block, |here| *here = Residency::default());
+                        model.remove(&block);
+                    }
+                    _ => {}
+                }
+                let mut aside = 0;
+                for block in 0..6 {
+                    let wanted = model.get(&block).copied();
+                    prop_assert_eq!(presence.get(block), wanted.unwrap_or_default());
+                    let simple = |here: &Residency| {
+                        here.slot < ASIDE && *here == Residency { slot: here.slot, ..quiet }
+                    };
+                    prop_assert_eq!(presence.quietly(block..block + 1), wanted.is_some_and(|here| simple(&here)));
+                    aside += usize::from(wanted.is_some_and(|here| !simple(&here)));
+                }
+                prop_assert_eq!(presence.aside(), aside);
+                let stand = |here: &&Residency| here.state == State::Resident;
+                prop_assert_eq!(presence.copies(), model.values().filter(stand).count() as u64);
+            }
+        }
+    }
 
     #[test]
     fn a_residency_is_what_was_made_of_it() {

@@ -26,7 +26,7 @@ pub(super) struct Convoy {
 }
 
 /// From where to where a move goes that may end together with others.
-type Way = (MoveKind, TierId, TierId);
+pub(super) type Way = (MoveKind, TierId, TierId);
 
 impl Manager {
     /// Whether blocks can travel together between two tiers: each takes one slot straight to
@@ -96,9 +96,9 @@ impl Manager {
         let most = self.trie.run(first).end - first;
         let follow = (first..first + most).zip(ids);
         let number = follow.take_while(|&(block, &id)| self.way(id) == Some((way, block))).count();
+        self.count_moves(way, &ids[..number], now);
+        self.moves.forget(&ids[..number]);
         for (block, &id) in (first..).zip(&ids[..number]) {
-            let known = self.moves.remove(id).expect("under way");
-            self.count_move(&known, now);
             self.arriving.remove(&(dst, block));
             self.tiers[src].here.calm(block);
             self.tiers[dst].here.calm(block);

@@ -8,12 +8,13 @@
 
 use std::ops::Range;
 
-use crate::block::{BlockId, Layers, TierId};
+use crate::block::{BlockId, Layers, MoveId, TierId};
 use crate::histogram::Histogram;
 use crate::tier::State;
 use crate::time::{Nanos, stamp};
 
 use super::Manager;
+use super::convoy::Way;
 use super::lease::{Action, Plan};
 use super::log::Log;
 use super::moves::MoveKind;
@@ -165,6 +166,22 @@ impl Meter {
     pub(super) fn tier(&mut self, tier: TierId) -> &mut TierStats {
         &mut self.tiers[tier]
     }
+
+    /// So many bytes have gone a way, in that time.
+    fn count(&mut self, (_, src, dst): Way, bytes: u64, took: Nanos) {
+        self.tiers[src].bytes_read += bytes;
+        self.tiers[dst].bytes_written += bytes;
+        self.tiers[dst].move_ns += took;
+    }
+
+    /// How long moves of a way take.
+    fn lasting(&mut self, (kind, src, dst): Way) -> &mut Histogram {
+        match kind {
+            MoveKind::Load => &mut self.times[src].load,
+            MoveKind::Store => &mut self.times[dst].store,
+            MoveKind::Copy => &mut self.times[dst].copy,
+        }
+    }
 }
 
 impl Manager {
@@ -282,15 +299,21 @@ impl Manager {
     /// A move has ended well.
     pub(super) fn count_move(&mut self, known: &Trip, now: Nanos) {
         let bytes = self.settings.layer_bytes * u64::from(known.layers.len());
-        self.meter.tiers[known.src].bytes_read += bytes;
-        self.meter.tiers[known.dst].bytes_written += bytes;
-        self.meter.tiers[known.dst].move_ns += now.saturating_sub(known.started);
-        let times = match known.kind {
-            MoveKind::Load => &mut self.meter.times[known.src].load,
-            MoveKind::Store => &mut self.meter.times[known.dst].store,
-            MoveKind::Copy => &mut self.meter.times[known.dst].copy,
-        };
-        times.record(now.saturating_sub(known.handed), 1);
+        let way = (known.kind, known.src, known.dst);
+        self.meter.count(way, bytes, now.saturating_sub(known.started));
+        self.meter.lasting(way).record(now.saturating_sub(known.handed), 1);
+    }
+
+    /// As `count_move`, of whole blocks that go one way.
+    pub(super) fn count_moves(&mut self, way: Way, ids: &[MoveId], now: Nanos) {
+        let bytes = self.settings.layer_bytes * u64::from(self.settings.layers);
+        let took = ids.iter().map(|&id| now.saturating_sub(self.moves[id].started)).sum();
+        self.meter.count(way, bytes * ids.len() as u64, took);
+        let handed = |id: MoveId| self.moves[id].handed;
+        for part in ids.chunk_by(|&one, &other| handed(one) == handed(other)) {
+            let lasted = now.saturating_sub(handed(part[0]));
+            self.meter.lasting(way).record(lasted, part.len() as u64);
+        }
     }
 
     /// All counters stay when everything is forgotten, and what stood counts as evicted.
