@@ -76,8 +76,8 @@ impl Presence {
     /// Puts a block that is not here whole and quiet into a slot.
     pub fn put(&mut self, block: BlockId, slot: Slot) {
         debug_assert!(self.slots[block] == NO_SLOT);
-        let here = self.quiet(slot);
-        self.slots[block] = if slot < ASIDE { slot } else { self.put_aside(here) };
+        let told = if slot < ASIDE { slot } else { self.put_aside(self.quiet(slot)) };
+        self.slots[block] = told;
         self.copies += 1;
     }
 
@@ -159,6 +159,7 @@ impl Presence {
     }
 
     /// Takes a place in the table. Returns what tells it.
+    #[inline(never)]
     fn put_aside(&mut self, here: Residency) -> Slot {
         if let Some(at) = self.vacant.pop() {
             self.aside[at as usize] = here;
