@@ -165,7 +165,6 @@ class Retrieval:
         self._table: torch.Tensor | None = None
         self._error: BaseException | None = None
         self._closed = False
-        self._foreign: set[int] = set()
         self._holes = len(lease.plan.recompute())
         self._jobs = self._news()
         self._foreign = self._others()
