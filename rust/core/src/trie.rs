@@ -4,13 +4,14 @@
 //! A run is a chain of blocks without a branch, numbered one after the other, and tokens lie where
 //! the numbers say: contiguous in a run, so matching is a memory comparison. Blocks of one run share
 //! a value of the caller's; where it differs, a run is split. Children of a run hang behind its last
-//! block; tables of all runs find a child by a hash of that block and of the child's first one, and
-//! compare exactly.
+//! block; an only child is known by that, and tables find one among siblings by a hash of that block
+//! and of its own first one. Both compare exactly.
 //! Invariant: no run but a scope's root is empty, and no two children of a run start with the same
 //! block. Cost: lookup O(tokens + runs); inserting and removing at the end of a run O(1) a block; a
 //! split O(blocks behind it). Beside the tokens six bytes per block and about 90 per run.
 
 mod ids;
+mod kin;
 mod name;
 mod run;
 #[cfg(test)]
@@ -28,11 +29,9 @@ pub use name::{GROUP, Name, Names};
 pub use run::RunId;
 
 use ids::Ids;
-use run::{NONE, Run, hash};
+use kin::TABLES;
+use run::{NONE, Run};
 use text::Text;
-
-/// Tables that runs are spread over, so that none gets large and growing one is quick.
-const TABLES: usize = 256;
 
 /// Ids kept behind a run that grew by few blocks, for those that follow.
 const ROOM: u32 = 8;
@@ -49,7 +48,8 @@ pub struct Trie<T = ()> {
     text: Text,
     generations: Column<u16>,
     living: usize,
-    /// Every run that has a parent.
+    roots: u32,
+    /// Every run that has a sibling.
     tables: Vec<HashTable<RunId>>,
 }
 
@@ -66,12 +66,14 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             text: Text::new(block_tokens),
             generations: Column::new(0),
             living: 0,
+            roots: 0,
             tables: vec![HashTable::new(); TABLES],
         }
     }
 
     /// Adds the root of a scope.
     pub fn add_root(&mut self) -> RunId {
+        self.roots += 1;
         self.new_run(Run::new(NONE, 0, T::default()))
     }
 
@@ -96,7 +98,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// How many runs hold the blocks.
     #[must_use]
     pub fn runs(&self) -> usize {
-        self.tables.iter().map(HashTable::len).sum()
+        (self.bound - self.roots) as usize - self.free_runs.len()
     }
 
     /// Whether the id names a living block.
@@ -387,9 +389,10 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     #[must_use]
     pub fn audit(&self) -> Vec<String> {
         let mut broken = Vec::new();
-        let (mut seen, mut kin) = (0, 0);
+        let (mut seen, mut kin, mut alone) = (0, 0, 0);
         for id in 0..self.bound {
             let run = &self.runs[id];
+            alone += usize::from(run.child != NONE && self.runs[run.child].next == NONE);
             for block in (0..run.blocks).map(|at| run.first + at) {
                 seen += 1;
                 if self.ids.home(block) != id {
@@ -417,7 +420,11 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             }
         }
         if kin != self.runs() {
-            broken.push(format!("{kin} runs have a parent, {} are in the tables", self.runs()));
+            broken.push(format!("{kin} runs have a parent, {} are counted", self.runs()));
+        }
+        let known: usize = self.tables.iter().map(HashTable::len).sum();
+        if kin - alone != known {
+            broken.push(format!("{} runs have a sibling, {known} are in the tables", kin - alone));
         }
         if seen != self.len() {
             broken.push(format!("{seen} blocks in runs, {} are counted", self.len()));
@@ -428,60 +435,6 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     #[inline]
     fn home(&self, block: BlockId) -> &Run<T> {
         &self.runs[self.ids.home(block)]
-    }
-
-    fn find(&self, run: RunId, tokens: &[Token]) -> Option<RunId> {
-        let home = &self.runs[run];
-        if home.child == NONE {
-            return None;
-        }
-        let same = |&child: &RunId| {
-            let child = &self.runs[child];
-            child.parent == run && self.text.of(child.first, 1) == tokens
-        };
-        let key = hash(home.seed(run), tokens);
-        self.tables[table(key)].find(key, same).copied()
-    }
-
-    /// The hash under which the tables keep a run that has a parent.
-    fn key(runs: &Column<Run<T>>, text: &Text, child: RunId) -> u64 {
-        let run = &runs[child];
-        hash(runs[run.parent].seed(run.parent), text.of(run.first, 1))
-    }
-
-    /// Hangs a run that has blocks behind its parent.
-    fn adopt(&mut self, run: RunId, child: RunId) {
-        let next = std::mem::replace(&mut self.runs[run].child, child);
-        if next != NONE {
-            self.runs[next].previous = child;
-        }
-        let own = &mut self.runs[child];
-        (own.parent, own.previous, own.next) = (run, NONE, next);
-        let (runs, text) = (&self.runs, &self.text);
-        let key = Self::key(runs, text, child);
-        self.tables[table(key)].insert_unique(key, child, |&other| Self::key(runs, text, other));
-    }
-
-    /// Takes a run from its parent.
-    fn disown(&mut self, run: RunId) {
-        let key = Self::key(&self.runs, &self.text, run);
-        let entry = self.tables[table(key)].find_entry(key, |&other| other == run);
-        entry.expect("a run is its parent's child").remove();
-        let Run { parent, previous, next, .. } = self.runs[run];
-        if previous == NONE {
-            self.runs[parent].child = next;
-        } else {
-            self.runs[previous].next = next;
-        }
-        if next != NONE {
-            self.runs[next].previous = previous;
-        }
-    }
-
-    /// A run and those that `next` leads to.
-    fn siblings(&self, first: RunId) -> impl Iterator<Item = RunId> + '_ {
-        let link = |run: RunId| (run != NONE).then_some(run);
-        std::iter::successors(link(first), move |&run| link(self.runs[run].next))
     }
 
     /// Splits the run of `block` so that it begins with `block` and has at most `blocks` blocks.
@@ -561,10 +514,6 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.runs[id] = run;
         id
     }
-}
-
-fn table(key: u64) -> usize {
-    (key >> 32) as usize % TABLES
 }
 
 fn count(n: usize) -> u32 {

@@ -1,0 +1,102 @@
+//! Kin: the children of a run, and how one of them is found.
+//!
+//! They hang on each other, the latest first. Invariant: exactly the runs that have a sibling are in
+//! the tables, so that a chain of runs without a branch, as a conversation is, asks none. Cost: O(1)
+//! to find, add or take away; a hash of a block's tokens where there are siblings.
+
+use crate::block::Token;
+use crate::column::Column;
+
+use super::Trie;
+use super::run::{NONE, Run, RunId, hash};
+use super::text::Text;
+
+/// Tables that runs are spread over, so that none gets large and growing one is quick.
+pub(super) const TABLES: usize = 256;
+
+impl<T: Copy + PartialEq + Default> Trie<T> {
+    /// The child of a run that begins with these tokens of one block.
+    pub(super) fn find(&self, run: RunId, tokens: &[Token]) -> Option<RunId> {
+        let home = &self.runs[run];
+        if home.child == NONE {
+            return None;
+        }
+        let only = &self.runs[home.child];
+        if only.next == NONE {
+            return (self.text.of(only.first, 1) == tokens).then_some(home.child);
+        }
+        let same = |&child: &RunId| {
+            let child = &self.runs[child];
+            child.parent == run && self.text.of(child.first, 1) == tokens
+        };
+        let key = hash(home.seed(run), tokens);
+        self.tables[table(key)].find(key, same).copied()
+    }
+
+    /// The hash under which the tables keep a run that has a parent.
+    fn key(runs: &Column<Run<T>>, text: &Text, child: RunId) -> u64 {
+        let run = &runs[child];
+        hash(runs[run.parent].seed(run.parent), text.of(run.first, 1))
+    }
+
+    /// Hangs a run that has blocks behind its parent.
+    pub(super) fn adopt(&mut self, run: RunId, child: RunId) {
+        let next = std::mem::replace(&mut self.runs[run].child, child);
+        let own = &mut self.runs[child];
+        (own.parent, own.previous, own.next) = (run, NONE, next);
+        if next == NONE {
+            return;
+        }
+        self.runs[next].previous = child;
+        if self.runs[next].next == NONE {
+            self.enter(next);
+        }
+        self.enter(child);
+    }
+
+    /// Puts a run into the tables.
+    fn enter(&mut self, run: RunId) {
+        let (runs, text) = (&self.runs, &self.text);
+        let key = Self::key(runs, text, run);
+        self.tables[table(key)].insert_unique(key, run, |&other| Self::key(runs, text, other));
+    }
+
+    /// Takes a run out of the tables.
+    fn leave(&mut self, run: RunId) {
+        let key = Self::key(&self.runs, &self.text, run);
+        let entry = self.tables[table(key)].find_entry(key, |&other| other == run);
+        entry.expect("a run that has a sibling").remove();
+    }
+
+    /// Takes a run from its parent.
+    pub(super) fn disown(&mut self, run: RunId) {
+        let Run { parent, previous, next, .. } = self.runs[run];
+        if (previous, next) == (NONE, NONE) {
+            self.runs[parent].child = NONE;
+            return;
+        }
+        self.leave(run);
+        if previous == NONE {
+            self.runs[parent].child = next;
+        } else {
+            self.runs[previous].next = next;
+        }
+        if next != NONE {
+            self.runs[next].previous = previous;
+        }
+        let first = self.runs[parent].child;
+        if self.runs[first].next == NONE {
+            self.leave(first);
+        }
+    }
+
+    /// A run and those that `next` leads to.
+    pub(super) fn siblings(&self, first: RunId) -> impl Iterator<Item = RunId> + '_ {
+        let link = |run: RunId| (run != NONE).then_some(run);
+        std::iter::successors(link(first), move |&run| link(self.runs[run].next))
+    }
+}
+
+fn table(key: u64) -> usize {
+    (key >> 32) as usize % TABLES
+}
