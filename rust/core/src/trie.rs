@@ -25,7 +25,7 @@ use hashbrown::HashTable;
 use crate::block::{BlockId, Handle, Token};
 use crate::column::{Column, PIECE};
 
-pub use name::{GROUP, Name, Names};
+pub use name::{GROUP, Part, Prints};
 pub use run::RunId;
 
 use ids::Ids;
@@ -162,6 +162,12 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     #[must_use]
     pub fn tokens(&self, block: BlockId) -> &[Token] {
         self.text.of(block, 1)
+    }
+
+    /// The tokens of consecutive blocks of one run.
+    #[must_use]
+    pub fn text(&self, blocks: Range<BlockId>) -> &[Token] {
+        self.text.of(blocks.start, blocks.end - blocks.start)
     }
 
     /// What a block has in common with the others of its run.

@@ -13,6 +13,7 @@ use crate::policy::{Entry, Facts, Reload};
 use crate::scope::ScopeId;
 use crate::tier::{Owner, State, Write};
 use crate::time::{Nanos, Stamp, stamp};
+use crate::trie::RunId;
 
 use super::Manager;
 use super::meter::Cause;
@@ -274,32 +275,48 @@ impl Manager {
         path: &mut Vec<BlockId>,
     ) {
         let root = self.scopes.get(node.scope).root;
-        let size = self.block_tokens();
-        if !self.told.printing() {
-            self.trie.extend(root, parent, tokens, node, path);
-            return;
-        }
-        let mut names = self.trie.names(root, parent);
-        let mut known = |block| {
-            let name = names.next(block);
-            (name.print, self.told.recall(name))
-        };
-        let known: Vec<(u64, u32)> = tokens.chunks_exact(size).map(&mut known).collect();
-        let (mut rest, mut parent) = (tokens, parent);
-        // Blocks that were used equally often go together.
-        for alike in known.chunk_by(|a, b| a.1 == b.1) {
-            let (now, later) = rest.split_at(alike.len() * size);
-            let first = path.len();
-            let uses = node.uses + alike[0].1;
-            self.trie.extend(root, parent, now, Node { uses, ..node }, path);
-            if self.told.meets() {
-                for (&block, &(print, _)) in path[first..].iter().zip(alike) {
-                    self.told.meet(parent, block, print);
-                    parent = Some(block);
-                }
+        let known = path.len();
+        if self.told.recalls() {
+            let (mut rest, mut behind) = (tokens, parent);
+            // Blocks that were used equally often go together.
+            for (blocks, uses) in self.former_uses(root, parent, tokens) {
+                let (now, later) = rest.split_at(blocks * self.block_tokens());
+                let node = Node { uses: node.uses + uses, ..node };
+                self.trie.extend(root, behind, now, node, path);
+                (rest, behind) = (later, path.last().copied());
             }
-            (rest, parent) = (later, path.last().copied());
+        } else {
+            self.trie.extend(root, parent, tokens, node, path);
         }
+        if self.told.meets() {
+            let mut prints = self.trie.prints(root, parent);
+            let mut before = parent;
+            for &block in &path[known..] {
+                self.told.meet(before, block, prints.next(self.trie.tokens(block)));
+                before = Some(block);
+            }
+        }
+    }
+
+    /// How often blocks that come were used in a former life: so many one after the other, so often.
+    fn former_uses(
+        &mut self,
+        root: RunId,
+        parent: Option<BlockId>,
+        tokens: &[Token],
+    ) -> SmallVec<[(usize, u32); 8]> {
+        let mut former: SmallVec<[(usize, u32); 8]> = SmallVec::new();
+        let mut add = |blocks: usize, uses: u32| match former.last_mut() {
+            Some((known, alike)) if *alike == uses => *known += blocks,
+            _ => former.push((blocks, uses)),
+        };
+        for part in self.trie.parts(root, parent, tokens) {
+            match self.told.recall(&part) {
+                None => add(part.places.len(), 0),
+                Some(uses) => part.places.for_each(|place| add(1, uses[place as usize])),
+            }
+        }
+        former
     }
 
     /// Room for what is said of every block.
@@ -370,10 +387,10 @@ impl Manager {
 
     fn strike(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
         if self.told.remembers() {
-            let uses = self.node(blocks.start).uses;
-            let mut names = self.trie.names_from(blocks.start);
-            for block in blocks.clone() {
-                self.told.remember(names.next(self.trie.tokens(block)), uses);
+            let Node { scope, uses, .. } = *self.node(blocks.start);
+            let root = self.scopes.get(scope).root;
+            for part in self.trie.parts(root, before, self.trie.text(blocks.clone())) {
+                self.told.remember(&part, uses);
             }
         }
         self.forget_beside(blocks.clone(), before);

@@ -8,7 +8,7 @@ use crate::block::{BlockId, TierId};
 use crate::policy::Seen;
 use crate::retention::{Gone, Retention};
 use crate::tier::State;
-use crate::trie::Name;
+use crate::trie::{GROUP, Part};
 
 use super::{Manager, Tier};
 
@@ -70,9 +70,10 @@ impl Told {
         }
     }
 
-    /// How often a block that comes was used in a former life, which is remembered no longer.
-    pub(super) fn recall(&mut self, name: Name) -> u32 {
-        self.gone.as_mut().map_or(0, |gone| gone.recall(name))
+    /// How often blocks that come were used in a former life, by their places in the group; it is
+    /// remembered no longer.
+    pub(super) fn recall(&mut self, part: &Part) -> Option<[u32; GROUP as usize]> {
+        self.gone.as_mut().and_then(|gone| gone.recall(part))
     }
 
     /// A block is new in the trie.
@@ -87,9 +88,9 @@ impl Told {
         }
     }
 
-    /// Whether the names of new blocks matter: to a policy, or since some are remembered.
-    pub(super) fn printing(&self) -> bool {
-        self.meets() || self.gone.as_ref().is_some_and(|gone| !gone.is_empty())
+    /// Whether something is remembered.
+    pub(super) fn recalls(&self) -> bool {
+        self.gone.as_ref().is_some_and(|gone| !gone.is_empty())
     }
 
     /// Whether it wants to meet what is new.
@@ -102,10 +103,10 @@ impl Told {
         self.gone.is_some()
     }
 
-    /// A block leaves the trie.
-    pub(super) fn remember(&mut self, name: Name, uses: u32) {
+    /// Blocks leave the trie.
+    pub(super) fn remember(&mut self, part: &Part, uses: u32) {
         if let Some(gone) = &mut self.gone {
-            gone.remember(name, uses);
+            gone.remember(part, uses);
         }
     }
 
@@ -124,11 +125,6 @@ impl Told {
 }
 
 impl Manager {
-    /// Names a block.
-    pub(super) fn print(&self, block: BlockId) -> u64 {
-        if self.told.watched { self.told.prints[block as usize] } else { self.trie.print(block) }
-    }
-
     /// Tells a tier's policy, if it watches, that a block has come or gone.
     pub(super) fn notice(&mut self, tier: TierId, block: BlockId) {
         if !self.told.watched || !self.tiers[tier].retention.policy().watches() {
@@ -141,7 +137,7 @@ impl Manager {
         let moved = if stands {
             self.tell(tier, block, Retention::arrived)
         } else {
-            let print = self.print(block);
+            let print = self.told.prints[block as usize];
             self.tiers[tier].retention.left(block, print)
         };
         for block in moved {
@@ -183,7 +179,7 @@ impl Manager {
         let facts = self.facts(tier, block, self.all_layers());
         let Visit { turn, added, blocks, .. } = self.told.visit;
         let seen = Seen {
-            print: self.print(block),
+            print: self.told.prints[block as usize],
             request: self.told.requests,
             used: self.node(block).refs > 0,
             turn,
@@ -207,7 +203,7 @@ fn put<T: Copy + Default>(column: &mut Vec<T>, block: BlockId, value: T) {
 #[cfg(test)]
 mod tests {
     use super::Told;
-    use crate::trie::Name;
+    use crate::trie::Part;
 
     #[test]
     fn a_turn_is_a_request_that_made_the_path_longer() {
@@ -234,9 +230,9 @@ mod tests {
         let mut told = Told::new(&[]);
         told.visit(&[], 9);
         told.meet(None, 5, 1);
-        let name = Name { print: 1, group: 1, place: 0 };
-        told.remember(name, 3);
-        assert_eq!(told.recall(name), 0);
+        let part = Part { group: 1, places: 0..1, checks: 0 };
+        told.remember(&part, 3);
+        assert_eq!((told.recall(&part), told.recalls()), (None, false));
         assert!(told.prints.is_empty() && told.turns.is_empty());
     }
 }

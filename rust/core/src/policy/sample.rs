@@ -11,7 +11,7 @@ use crate::cost::CostModel;
 use crate::hint::{Band, NORMAL, Priority};
 use crate::retention::Retention;
 use crate::time::Nanos;
-use crate::trie::Names;
+use crate::trie::Prints;
 
 /// A whole block, used once, about to be demoted.
 pub(crate) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
@@ -140,7 +140,7 @@ impl Shelf {
             assert_eq!(lowest, Some(self.priority(victim.id)));
             self.retention.unlink(victim.id);
             let gone = self.kept.remove(&victim.id).expect("it was kept");
-            let moved = self.retention.left(victim.id, Names::of(0).next(&[victim.id]).print);
+            let moved = self.retention.left(victim.id, Prints::of(0).next(&[victim.id]));
             self.relink(moved, path);
             self.relink(gone.parent.into_iter().collect(), path);
             victims.push(victim.id);
@@ -153,7 +153,7 @@ impl Shelf {
             kept.facts.uses += 1;
             kept.facts.access = now;
             let facts = kept.facts;
-            let (print, cost) = (Names::of(0).next(&[id]).print, &self.cost);
+            let (print, cost) = (Prints::of(0).next(&[id]), &self.cost);
             let last = depth as usize + 1 == path.len();
             let added = u32::try_from(missing).expect("a short path");
             let request = self.requests;

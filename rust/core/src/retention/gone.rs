@@ -1,24 +1,44 @@
 //! How often blocks that are gone were used: the ghosts behind `uses * cost / idle`.
 //!
-//! A bucket holds eight blocks, the youngest first, each as a short fingerprint with its uses; a
-//! new one pushes out the bucket's oldest. The buckets of a group of blocks that follow one another
-//! are one line of memory. Invariant: the same calls give the same answers. Cost: O(1), a line per
-//! group; 8 bytes per block of capacity, which hold four ghosts. One new block in 130 is taken for
-//! another that had its fingerprint. What nothing was written to yet takes no memory.
+//! Blocks that follow one another are remembered by groups: a fingerprint of the group, and a count
+//! and eight bits of the tokens of each of its eight blocks. A line of memory holds four groups, the
+//! youngest first; a new one pushes out the oldest. Invariant: the same calls give the same answers.
+//! Cost: O(1), a line per group; 8 bytes per block of capacity, which hold four ghosts. One group in
+//! 16 000 is taken for another that had its fingerprint, and of its blocks one in 256. What nothing
+//! was written to yet takes no memory.
 
 use crate::policy::MOST_USES;
-use crate::trie::{GROUP, Name};
+use crate::trie::{GROUP, Part};
 
-const WAYS: usize = 8;
+/// Bits of a count: 0 for a block that is not gone, or its uses.
+const BITS: u32 = 6;
 
-/// Buckets of a line.
-const LINE: u32 = 4;
+/// The bits of a group's counts; those above are its fingerprint.
+const COUNTS: u64 = (1 << (BITS * GROUP)) - 1;
+
+const _: () = assert!(BITS * GROUP <= 48 && MOST_USES < 1 << BITS && 8 * GROUP == u64::BITS);
+
+/// Groups of a line.
+const WAYS: usize = 4;
 
 /// Blocks of capacity that share a line, so that there are four ghosts for each.
 const BLOCKS: u64 = 8;
 
-/// Bits of a ghost that say how often it was used, less one.
-const COUNT_BITS: u32 = 5;
+/// The blocks of a group that are gone.
+#[derive(Clone, Copy, Debug, Default)]
+struct Way {
+    /// Fingerprint and counts; zero if the way is empty.
+    counts: u64,
+    checks: u64,
+}
+
+/// The youngest first.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(align(64))]
+struct Line([Way; WAYS]);
+
+/// Lines that are made together.
+const PIECE: usize = 128;
 
 /// Uses of blocks that are gone, up to [`MOST_USES`].
 #[derive(Debug)]
@@ -28,16 +48,6 @@ pub struct Gone {
     lines: usize,
     empty: bool,
 }
-
-/// Zero is an empty way.
-type Bucket = [u16; WAYS];
-
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-struct Line([Bucket; LINE as usize]);
-
-/// Lines that are made together.
-const PIECE: usize = 128;
 
 impl Gone {
     /// Ghosts for a tier of `capacity` blocks.
@@ -53,30 +63,52 @@ impl Gone {
         self.empty
     }
 
-    /// Remembers how often a block was used that is gone now.
-    pub fn remember(&mut self, name: Name, uses: u32) {
+    /// Remembers how often blocks were used that are gone now.
+    pub fn remember(&mut self, part: &Part, uses: u32) {
         self.empty = false;
-        let (line, at, ghost) = self.find(name);
+        let (line, name) = self.find(part.group);
         let piece = &mut self.pieces[line / PIECE];
         if piece.is_empty() {
-            *piece = vec![Line([[0; WAYS]; LINE as usize]); PIECE];
+            *piece = vec![Line::default(); PIECE];
         }
-        let bucket = &mut piece[line % PIECE].0[at];
-        let old = bucket.iter().position(|&way| way >> COUNT_BITS == ghost).unwrap_or(WAYS - 1);
-        bucket[..=old].rotate_right(1);
-        let count = u16::try_from(uses.clamp(1, MOST_USES) - 1).expect("five bits");
-        bucket[0] = ghost << COUNT_BITS | count;
+        let ways = &mut piece[line % PIECE].0;
+        let known = position(ways, name);
+        let old = known.map_or(Way::default(), |at| ways[at]);
+        ways[..=known.unwrap_or(WAYS - 1)].rotate_right(1);
+        let uses = u64::from(uses.clamp(1, MOST_USES));
+        let (counts, checks) = (mask(part, BITS), mask(part, 8));
+        // A one in every count, times the uses.
+        let ones = COUNTS / ((1 << BITS) - 1);
+        ways[0] = Way {
+            counts: name | (old.counts & COUNTS & !counts) | (uses * (ones & counts)),
+            checks: (old.checks & !checks) | (part.checks & checks),
+        };
     }
 
-    /// How often a block was used before it went, which is forgotten then; 0 if it is not known.
-    pub fn recall(&mut self, name: Name) -> u32 {
-        let (line, at, ghost) = self.find(name);
-        let Some(line) = self.pieces[line / PIECE].get_mut(line % PIECE) else { return 0 };
-        let bucket = &mut line.0[at];
-        let Some(at) = bucket.iter().position(|&way| way >> COUNT_BITS == ghost) else { return 0 };
-        let way = std::mem::take(&mut bucket[at]);
-        bucket[at..].rotate_left(1);
-        u32::from(way & ((1 << COUNT_BITS) - 1)) + 1
+    /// How often blocks were used before they went, by their places in the group, which is forgotten
+    /// then; 0 where it is not known. `None` if it is of none.
+    pub fn recall(&mut self, part: &Part) -> Option<[u32; GROUP as usize]> {
+        let (line, name) = self.find(part.group);
+        let ways = &mut self.pieces[line / PIECE].get_mut(line % PIECE)?.0;
+        let at = position(ways, name)?;
+        let mut uses = [0; GROUP as usize];
+        let mut counts = ways[at].counts;
+        let (known, asked) = (ways[at].checks.to_le_bytes(), part.checks.to_le_bytes());
+        for place in part.places.clone() {
+            let only = (1 << BITS) - 1;
+            let here = place as usize;
+            if known[here] == asked[here] {
+                let count = (counts >> (BITS * place)) & only;
+                uses[here] = u32::try_from(count).expect("a few bits");
+                counts &= !(only << (BITS * place));
+            }
+        }
+        ways[at].counts = counts;
+        if counts & COUNTS == 0 {
+            ways[at] = Way::default();
+            ways[at..].rotate_left(1);
+        }
+        Some(uses)
     }
 
     /// The bytes that it takes at most.
@@ -85,80 +117,127 @@ impl Gone {
         self.lines * size_of::<Line>()
     }
 
-    /// Where a block belongs: the line of its group, the bucket of its place there, and its
-    /// fingerprint, never 0. Groups begin at different buckets, for short paths fill but the first.
-    fn find(&self, name: Name) -> (usize, usize, u16) {
-        let wide = u128::from(name.group) * (self.lines as u128);
+    /// Where a group belongs: its line, and its fingerprint, never 0, above the counts.
+    fn find(&self, group: u64) -> (usize, u64) {
+        let wide = u128::from(group) * (self.lines as u128);
         let line = usize::try_from(wide >> 64).expect("below the number of lines");
-        let place = u64::from(name.place / (GROUP / LINE)) + name.group;
-        let ghosts = (1 << (u16::BITS - COUNT_BITS)) - 1;
-        let ghost = 1 + u16::try_from(name.print % ghosts).expect("eleven bits");
-        (line, usize::try_from(place % u64::from(LINE)).expect("small"), ghost)
+        let names = (1 << (u64::BITS - BITS * GROUP)) - 1;
+        (line, (1 + group % names) << (BITS * GROUP))
     }
+}
+
+fn position(ways: &[Way; WAYS], name: u64) -> Option<usize> {
+    ways.iter().position(|way| way.counts & !COUNTS == name)
+}
+
+/// The bits of a part, of which each of its blocks has so many.
+fn mask(part: &Part, bits: u32) -> u64 {
+    let below = |place: u32| 1_u64.checked_shl(bits * place).map_or(u64::MAX, |bit| bit - 1);
+    below(part.places.end) & !below(part.places.start)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Gone;
-    use crate::trie::{GROUP, Name, Names};
+    use std::collections::BTreeMap;
+    use std::ops::Range;
 
-    /// The first block of a path that nobody else begins with.
-    fn first(token: u32) -> Name {
-        Names::of(0).next(&[token])
+    use proptest::prelude::*;
+
+    use super::Gone;
+    use crate::trie::{GROUP, Part, Trie};
+
+    fn part(group: u64, places: Range<u32>) -> Part {
+        Part { group, places, checks: 0 }
     }
 
-    /// Paths of two groups that begin with different blocks.
-    fn paths(count: u32) -> impl Iterator<Item = Name> {
-        (0..count).flat_map(|path| {
-            let mut names = Names::of(0);
-            (0..2 * GROUP).map(move |at| names.next(&[path << 8 | at]))
-        })
+    /// What is known of single places of a group.
+    fn recall(gone: &mut Gone, group: u64, places: Range<u32>) -> Vec<u32> {
+        let known = gone.recall(&part(group, places.clone())).unwrap_or_default();
+        places.map(|place| known[place as usize]).collect()
+    }
+
+    /// Groups of paths that begin with different blocks.
+    fn groups(paths: Range<u32>) -> Vec<Part> {
+        let mut trie = Trie::<()>::new(1);
+        let root = trie.add_root();
+        let of = |path| trie.parts(root, None, &[path; 2 * GROUP as usize]).collect::<Vec<_>>();
+        paths.flat_map(of).collect()
+    }
+
+    proptest! {
+        /// As long as nothing is pushed out, it is a map.
+        #[test]
+        fn it_knows_the_uses_of_every_place(
+            ops in prop::collection::vec(
+                (0..4_u64, 0..8_u32, 1..9_u32, 0..40_u32, any::<u64>()), 1..80,
+            ),
+        ) {
+            let (mut gone, mut model) = (Gone::new(1), BTreeMap::new());
+            for (group, start, blocks, uses, tokens) in ops {
+                let places = start..GROUP.min(start + blocks);
+                // Each block is one of two.
+                let checks = tokens & 0x0101_0101_0101_0101;
+                let part = Part { group, places: places.clone(), checks };
+                let check = |place: u32| checks >> (8 * place) & 1;
+                if uses > 0 {
+                    gone.remember(&part, uses);
+                    model.extend(places.map(|place| ((group, place), (check(place), uses.min(32)))));
+                } else {
+                    let known = gone.recall(&part).unwrap_or_default();
+                    for place in 0..GROUP {
+                        let mut uses = 0;
+                        if let Some(&(own, count)) = model.get(&(group, place))
+                            && own == check(place) && places.contains(&place)
+                        {
+                            uses = count;
+                            model.remove(&(group, place));
+                        }
+                        prop_assert_eq!(known[place as usize], uses);
+                    }
+                }
+            }
+        }
     }
 
     #[test]
     fn uses_come_back_once_and_are_capped() {
         let mut gone = Gone::new(100);
         assert!(gone.is_empty());
-        for (at, uses) in [(1, 1), (2, 7), (3, 99)] {
-            gone.remember(first(at), uses);
+        for (group, uses) in [(1, 1), (2, 7), (3, 99)] {
+            gone.remember(&part(group, 2..5), uses);
         }
-        let recalled = [1, 2, 3, 4].map(|at| gone.recall(first(at)));
-        assert_eq!(recalled, [1, 7, 32, 0]);
-        assert!(gone.recall(first(2)) == 0 && !gone.is_empty());
-        assert_eq!(gone.bytes(), 13 * 64);
+        assert_eq!(recall(&mut gone, 3, 1..8), [0, 32, 32, 32, 0, 0, 0]);
+        assert_eq!(recall(&mut gone, 2, 4..5), [7]);
+        assert_eq!(recall(&mut gone, 2, 0..8), [0, 0, 7, 7, 0, 0, 0, 0]);
+        assert_eq!(gone.recall(&part(2, 0..8)), None);
+        assert_eq!((gone.bytes(), gone.is_empty()), (13 * 64, false));
     }
 
     #[test]
-    fn the_oldest_of_a_bucket_is_forgotten() {
+    fn the_oldest_of_a_line_is_forgotten() {
         let mut gone = Gone::new(1);
-        let alike = |print| Name { print, ..first(7) };
-        for at in 1..=9 {
-            gone.remember(alike(at), 5);
+        for group in 1..=5 {
+            gone.remember(&part(group, 0..1), 5);
         }
-        gone.remember(alike(3), 6);
-        let recalled: Vec<u32> = (1..=10).map(|at| gone.recall(alike(at))).collect();
-        assert_eq!(recalled, [0, 5, 6, 5, 5, 5, 5, 5, 5, 0]);
-        assert_eq!(gone.bytes(), 64);
+        gone.remember(&part(2, 1..2), 6);
+        gone.remember(&part(6, 0..1), 7);
+        let known: Vec<u32> = (1..=6).flat_map(|group| recall(&mut gone, group, 0..1)).collect();
+        assert_eq!(known, [0, 5, 0, 5, 5, 7]);
     }
 
-    /// Strangers are rarely taken for somebody; most of the last 4 x capacity are known.
+    /// Strangers are rarely taken for somebody; most of the last half of what fits is known.
     #[test]
     fn what_it_forgets_and_what_it_mistakes() {
-        let (capacity, count) = (10_000, 100_000);
-        let names: Vec<Name> = paths(count / (2 * GROUP)).collect();
-        let strangers: Vec<Name> = (200_000..202_000).map(first).collect();
-        for all in [names, (0..count).map(first).collect()] {
-            let mut gone = Gone::new(capacity);
-            for &name in &all {
-                gone.remember(name, 2);
-            }
-            let mut told =
-                |names: &[Name]| names.iter().filter(|&&name| gone.recall(name) > 0).count();
-            let mistaken = told(&strangers);
-            let known = told(&all[60_000..]);
-            assert!(known > 29_000, "{known}");
-            // 8 of 2047 names are in a bucket.
-            assert!(mistaken < 20, "{mistaken}");
+        let all = groups(0..50_000);
+        let mut gone = Gone::new(40_000);
+        for part in &all {
+            gone.remember(part, 2);
         }
+        let mut told = |parts: &[Part]| parts.iter().filter_map(|part| gone.recall(part)).count();
+        let mistaken = told(&groups(1_000_000..1_020_000));
+        let known = told(&all[90_000..]);
+        assert!(known > 9_500, "{known}");
+        // 4 of 65 535 names are in a line.
+        assert!(mistaken < 15, "{mistaken}");
     }
 }

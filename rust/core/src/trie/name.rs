@@ -1,13 +1,16 @@
 //! Names: what is remembered of blocks that are gone is found by them.
 //!
 //! A print is made of the block's tokens, those of the block before it and its place, so that it
-//! costs the same however long the path is. Blocks of a group follow one another: what is kept by
-//! group lies together. Invariant: a path that comes back has the same names; no decision about
-//! whose KV matches rests on them. Cost: one multiplication per four tokens.
+//! costs the same however long the path is. Blocks of a group follow one another; what is kept by
+//! group is found by the first one's tokens, and told apart by a few bits of each one's.
+//! Invariant: a path that comes back has the same names; no decision about whose KV matches rests
+//! on them. Cost: one multiplication per four tokens.
+
+use std::ops::Range;
 
 use crate::block::{BlockId, Token};
 
-use super::{RunId, Trie};
+use super::{RunId, Trie, count};
 
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 const FACTOR: u64 = 0xD6E8_FEB8_6659_FD93;
@@ -35,77 +38,79 @@ fn content(tokens: &[Token]) -> u64 {
 /// Blocks of a path that belong together, from a multiple of so many on.
 pub const GROUP: u32 = 8;
 
-/// A block's name: the same whenever its path comes back under the same root.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Name {
-    /// 64 bits of its own.
-    pub print: u64,
-    /// The print of the first block of its group.
+/// Consecutive blocks of one group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// What the group is known by: its first block, that block's place on its path, and the root.
     pub group: u64,
-    /// How many blocks of its group stand before it.
-    pub place: u32,
+    /// Which of its blocks they are.
+    pub places: Range<u32>,
+    /// Eight bits of each one's own tokens, by its place: paths may part within a group.
+    pub checks: u64,
 }
 
-/// Names blocks that stand one behind the other.
+/// Prints of blocks that stand one behind the other.
 #[derive(Clone, Copy, Debug)]
-pub struct Names {
+pub struct Prints {
     /// What the next print begins with: the content of the block before.
     before: u64,
     depth: u32,
-    group: u64,
 }
 
-impl Names {
-    /// Names the paths of a scope.
+impl Prints {
+    /// Those of the paths of a scope.
     #[must_use]
     pub fn of(root: RunId) -> Self {
-        Self { before: u64::from(root), depth: 0, group: 0 }
+        Self { before: u64::from(root), depth: 0 }
     }
 
-    /// The name of the next block, which has these tokens.
-    pub fn next(&mut self, tokens: &[Token]) -> Name {
+    /// The print of the next block, which has these tokens.
+    pub fn next(&mut self, tokens: &[Token]) -> u64 {
         let content = content(tokens);
         let print = print(std::mem::replace(&mut self.before, content), content, self.depth);
-        let place = self.depth % GROUP;
-        if place == 0 {
-            self.group = print;
-        }
         self.depth += 1;
-        Name { print, group: self.group, place }
+        print
     }
 }
 
 impl<T: Copy + PartialEq + Default> Trie<T> {
-    /// The print of a block's name.
+    /// The prints of blocks behind `parent`, of a path's first ones if there is none.
     #[must_use]
-    pub fn print(&self, block: BlockId) -> u64 {
-        let mut names = self.behind(self.home(block).parent, self.parent(block));
-        names.next(self.tokens(block)).print
-    }
-
-    /// Names the blocks behind `parent`, of a path's first ones if there is none.
-    #[must_use]
-    pub fn names(&self, root: RunId, parent: Option<BlockId>) -> Names {
-        let names = self.behind(root, parent);
-        match (parent, names.depth % GROUP) {
-            (Some(parent), within @ 1..) => {
-                Names { group: self.print(self.above(parent, within - 1)), ..names }
-            }
-            _ => names,
-        }
-    }
-
-    /// Names a block and those behind it.
-    #[must_use]
-    pub fn names_from(&self, block: BlockId) -> Names {
-        self.names(self.home(block).parent, self.parent(block))
-    }
-
-    /// As [`Trie::names`], but for the group that the blocks before it began.
-    fn behind(&self, root: RunId, parent: Option<BlockId>) -> Names {
-        parent.map_or(Names::of(root), |block| {
+    pub fn prints(&self, root: RunId, parent: Option<BlockId>) -> Prints {
+        parent.map_or(Prints::of(root), |block| {
             let before = content(self.tokens(block));
-            Names { before, depth: self.depth(block) + 1, group: 0 }
+            Prints { before, depth: self.depth(block) + 1 }
+        })
+    }
+
+    /// The groups that blocks with these tokens behind `parent`, first ones if there is none, belong
+    /// to, in order.
+    pub fn parts<'a>(
+        &'a self,
+        root: RunId,
+        parent: Option<BlockId>,
+        tokens: &'a [Token],
+    ) -> impl Iterator<Item = Part> + 'a {
+        let size = self.block_tokens;
+        let mut depth = parent.map_or(0, |block| self.depth(block) + 1);
+        // The group that is begun already.
+        let mut head = match (parent, depth % GROUP) {
+            (Some(parent), within @ 1..) => self.tokens(self.above(parent, within - 1)),
+            _ => &[],
+        };
+        let mut rest = tokens;
+        std::iter::from_fn(move || {
+            let place = depth % GROUP;
+            if place == 0 {
+                head = rest.get(..size)?;
+            }
+            let blocks = count(rest.len() / size).min(GROUP - place);
+            let (now, later) = rest.split_at(blocks as usize * size);
+            let sums = now.chunks_exact(size).map(check);
+            let checks = (place..).zip(sums).fold(0, |all, (at, sum)| all | sum << (8 * at));
+            let group = print(u64::from(root), content(head), depth - place);
+            (depth, rest) = (depth + blocks, later);
+            (blocks > 0).then(|| Part { group, places: place..place + blocks, checks })
         })
     }
 
@@ -121,6 +126,13 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             block = self.runs[run.parent].last().expect("its path is that long");
         }
     }
+}
+
+/// Eight bits of a block's tokens: of its first one, its last one and the one between.
+fn check(tokens: &[Token]) -> u64 {
+    let at = |at: usize| u64::from(tokens[at]);
+    let (first, middle, last) = (at(0), at(tokens.len() / 2), at(tokens.len() - 1));
+    (first ^ middle << 16 ^ last << 32).wrapping_mul(FACTOR) >> 56
 }
 
 /// The print of a block with this content, behind a block with that of `before`, as the block
@@ -139,8 +151,8 @@ fn fold(state: u64, word: u64) -> u64 {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{GROUP, Name, Names, content, print};
-    use crate::trie::Trie;
+    use super::{GROUP, Part, Prints, check, content, print};
+    use crate::trie::{Trie, count};
 
     #[test]
     fn blocks_that_differ_have_different_prints() {
@@ -158,8 +170,7 @@ mod tests {
         assert_eq!(distinct.len(), prints.len());
     }
 
-    /// Wherever naming begins, in whatever run, a block has the same name; a group is named by its
-    /// first block.
+    /// Wherever naming begins, in whatever run, a block has the same print and a group the same name.
     #[test]
     fn a_name_does_not_depend_on_runs() {
         let mut trie: Trie<u32> = Trie::new(1);
@@ -169,13 +180,25 @@ mod tests {
             trie.extend(root, path.last().copied(), tokens, own, &mut path);
         }
         trie.insert(root, Some(path[5]), &[77], 4);
-        let mut names = Names::of(root);
-        let expected: Vec<Name> = path.iter().map(|&at| names.next(trie.tokens(at))).collect();
-        for (at, &block) in path.iter().enumerate() {
-            assert_eq!(trie.names_from(block).next(trie.tokens(block)), expected[at]);
-            assert_eq!(trie.print(block), expected[at].print);
-            let (place, group) = (at % GROUP as usize, expected[at - at % GROUP as usize].print);
-            assert_eq!((expected[at].place as usize, expected[at].group), (place, group));
+        let tokens: Vec<u32> = path.iter().map(|&block| trie.tokens(block)[0]).collect();
+        let mut prints = Prints::of(root);
+        let expected: Vec<u64> = tokens.iter().map(|&token| prints.next(&[token])).collect();
+        let groups: Vec<Part> = trie.parts(root, None, &tokens).collect();
+        let group = |at: u32| groups[(at / GROUP) as usize].group;
+        assert!(groups.windows(2).all(|two| two[0].group != two[1].group));
+        for from in 0..tokens.len() {
+            let parent = from.checked_sub(1).map(|at| path[at]);
+            assert_eq!(trie.prints(root, parent).next(&tokens[from..=from]), expected[from]);
+            for to in from..=tokens.len() {
+                let parts = trie.parts(root, parent, &tokens[from..to]);
+                let one = |part: Part| {
+                    let check = move |place: u32| (part.checks >> (8 * place)) & 0xFF;
+                    part.places.map(move |place| (part.group, place, check(place)))
+                };
+                let ours: Vec<_> = parts.flat_map(one).collect();
+                let named = |at: usize| (group(count(at)), count(at) % GROUP, check(&[tokens[at]]));
+                assert_eq!(ours, (from..to).map(named).collect::<Vec<_>>());
+            }
         }
     }
 
