@@ -16,6 +16,7 @@ use trace::{Random, Request, Trace};
 
 const POOL: u32 = 30_000;
 const RUNNING: usize = 64;
+const REQUESTS_TO_FILL: usize = 2000;
 const COUNTED: usize = 1000;
 const FLOOD: u32 = 4000;
 
@@ -25,18 +26,24 @@ fn main() {
     let mut manager = pool::manager("retention", POOL);
     let mut running = Vec::new();
     let mut now = 0;
-    while manager.occupancy(0).free > 0 {
-        serve(&mut manager, &mut running, &requests(), &mut now);
+    for _ in 0..REQUESTS_TO_FILL {
+        serve::<false>(&mut manager, &mut running, &requests(), &mut now);
     }
+    assert_eq!(manager.occupancy(0).free, 0, "the pool is full");
     for _ in 0..COUNTED {
-        serve(&mut manager, &mut running, &requests(), &mut now);
+        serve::<true>(&mut manager, &mut running, &requests(), &mut now);
     }
     decode(&mut manager, &mut running, now);
     manager.audit().expect("every invariant holds");
 
     let mut full = pool::manager("retention", 40_000);
     let mut random = Random::new(5);
-    for _ in 0..10_000 + COUNTED {
+    for _ in 0..10_000 {
+        now += 1_000_000;
+        evict_and_insert(&mut full, &random.tokens(64), now);
+    }
+    assert_eq!(full.occupancy(0).free, 0, "the pool is full");
+    for _ in 0..COUNTED {
         now += 1_000_000;
         counted_evict_and_insert(&mut full, &random.tokens(64), now);
     }
@@ -65,17 +72,37 @@ fn flood(random: &mut Random, mut now: u64) {
     wide.audit().expect("every invariant holds");
 }
 
-fn serve(manager: &mut Manager, running: &mut Vec<LeaseId>, request: &Request, now: &mut u64) {
+/// Plays a request, counted or not.
+fn serve<const COUNT: bool>(
+    manager: &mut Manager,
+    running: &mut Vec<LeaseId>,
+    request: &Request,
+    now: &mut u64,
+) {
     *now += 1_000_000;
-    let prompt = &request.tokens[..request.prompt];
-    black_box(counted_lookup(manager, prompt));
-    let id = counted_acquire(manager, prompt, request.tokens.len() - request.prompt, *now);
-    let matched = manager.lease(id).expect("held").matched();
-    counted_commit(manager, id, &request.tokens[matched..request.prompt], *now);
-    counted_commit(manager, id, &request.tokens[request.prompt..], *now);
-    running.push(id);
+    let (prompt, answer) = request.tokens.split_at(request.prompt);
+    let acquired = if COUNT {
+        black_box(counted_lookup(manager, prompt));
+        counted_acquire(manager, prompt, answer.len(), *now)
+    } else {
+        acquire(manager, prompt, answer.len(), *now)
+    };
+    let rest = &prompt[manager.lease(acquired).expect("held").matched()..];
+    for tokens in [rest, answer] {
+        if COUNT {
+            counted_commit(manager, acquired, tokens, *now);
+        } else {
+            commit(manager, acquired, tokens, *now);
+        }
+    }
+    running.push(acquired);
     if running.len() > RUNNING {
-        counted_release(manager, running.remove(0), *now);
+        let oldest = running.remove(0);
+        if COUNT {
+            counted_release(manager, oldest, *now);
+        } else {
+            release(manager, oldest, *now);
+        }
     }
 }
 
@@ -101,20 +128,32 @@ fn counted_lookup(manager: &Manager, prompt: &[Token]) -> usize {
     manager.matched(prompt, &Scope::default(), 1).expect("a good lookup")
 }
 
-#[inline(never)]
-fn counted_acquire(manager: &mut Manager, tokens: &[Token], reserve: usize, now: u64) -> LeaseId {
+fn acquire(manager: &mut Manager, tokens: &[Token], reserve: usize, now: u64) -> LeaseId {
     let ask = Acquire { tokens, keep: 1, reserve, ..Acquire::default() };
     manager.acquire(&ask, now).expect("there is room")
 }
 
 #[inline(never)]
-fn counted_commit(manager: &mut Manager, id: LeaseId, tokens: &[Token], now: u64) {
+fn counted_acquire(manager: &mut Manager, tokens: &[Token], reserve: usize, now: u64) -> LeaseId {
+    acquire(manager, tokens, reserve, now)
+}
+
+fn commit(manager: &mut Manager, id: LeaseId, tokens: &[Token], now: u64) {
     black_box(manager.commit(id, tokens, now).expect("there is room"));
 }
 
 #[inline(never)]
-fn counted_release(manager: &mut Manager, id: LeaseId, now: u64) {
+fn counted_commit(manager: &mut Manager, id: LeaseId, tokens: &[Token], now: u64) {
+    commit(manager, id, tokens, now);
+}
+
+fn release(manager: &mut Manager, id: LeaseId, now: u64) {
     black_box(manager.release(id, now).expect("it is held"));
+}
+
+#[inline(never)]
+fn counted_release(manager: &mut Manager, id: LeaseId, now: u64) {
+    release(manager, id, now);
 }
 
 #[inline(never)]
@@ -124,6 +163,10 @@ fn counted_decode(manager: &mut Manager, batch: &[(LeaseId, &[Token])], now: u64
 
 #[inline(never)]
 fn counted_evict_and_insert(manager: &mut Manager, tokens: &[Token], now: u64) {
+    evict_and_insert(manager, tokens, now);
+}
+
+fn evict_and_insert(manager: &mut Manager, tokens: &[Token], now: u64) {
     let id = manager.acquire(&Acquire { tokens, ..Acquire::default() }, now).expect("room");
     manager.commit(id, tokens, now).expect("there is room");
     manager.release(id, now).expect("it is held");

@@ -207,6 +207,15 @@ impl Retention {
         by_band.then_with(|| self.within(entry, band, linked, other, now)).is_lt()
     }
 
+    /// Whether a linked entry of this band has the class and the place of one that is not linked and
+    /// would be the first of its class.
+    #[must_use]
+    pub fn ties(&self, entry: &Entry, band: Band) -> bool {
+        let slot = self.slots.get(&(band, entry.class));
+        let head = slot.and_then(|&slot| self.lists[slot as usize].head());
+        head.is_some_and(|head| head.place == entry.place)
+    }
+
     /// `Less` if `a` leaves before `b`: by share, by priority, by the policy.
     fn compare(&self, a: &Entry, b: &Entry, now: Nanos) -> Ordering {
         if self.bands.is_empty() {

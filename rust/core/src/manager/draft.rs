@@ -69,6 +69,8 @@ pub(super) struct Draft {
     /// Victims are dropped if they can be, not written.
     dropping: bool,
     touched: Vec<(TierId, BlockId)>,
+    /// What was taken out or put in for cuts: right as it is, should the draft be carried out.
+    sure: Vec<(TierId, BlockId)>,
     /// Copies that stay: by tier and first block, the block behind the last one.
     guarded: BTreeMap<(TierId, BlockId), BlockId>,
     /// Blocks for whose copies room is being made below: they must not go meanwhile.
@@ -165,7 +167,10 @@ impl Manager {
         while draft.spare[tier] < wanted {
             let Some(entry) = self.tiers[tier].retention.victim(stamp(now)) else { return false };
             self.take_out(draft, tier, entry.id);
-            if !self.cut(draft, tier, entry, wanted, now) {
+            let before = draft.touched.len() - 1;
+            if self.cut(draft, tier, entry, wanted, now) {
+                draft.sure.extend(draft.touched.drain(before..));
+            } else {
                 self.decide(draft, tier, entry, now);
             }
         }
@@ -187,6 +192,14 @@ impl Manager {
 
     /// Links every entry again that a draft took out.
     pub(super) fn abandon(&mut self, draft: &Draft) {
+        self.refresh_touched(draft);
+        for &(tier, block) in &draft.sure {
+            self.refresh_on(tier, block);
+        }
+    }
+
+    /// Brings the entries in line around what a draft decided one by one.
+    pub(super) fn refresh_touched(&mut self, draft: &Draft) {
         for tier in &mut self.tiers {
             tier.retention.settle();
         }
@@ -276,23 +289,21 @@ impl Manager {
         if fate == Fate::Drop && !self.trie.children(last).all(over) {
             return false;
         }
-        let next = self.tiers[tier].retention.victim(stamp(now));
         let mut first = last;
         draft.spare[tier] += 1;
         // Where nothing before the tail costs more, nothing before it leaves later, but for ties.
         let more = u64::from(last - run.start).min(wanted.saturating_sub(draft.spare[tier]));
         let front = last - u32::try_from(more).expect("no more than the run has");
-        let alike = |next: Entry| (next.class, next.place) == (tail.class, tail.place);
         let deepens = self.tiers[tier].retention.policy().deepens() && self.ranks_by_place();
         if deepens
-            && !next.is_some_and(alike)
+            && !self.tiers[tier].retention.ties(&tail, self.band(tier, last))
             && self.tiers[tier].here.quietly(front..last)
             && self.fate(draft, tier, front..last) == Some(fate)
         {
             draft.spare[tier] += more;
             first = front;
         }
-        let mut rest = None;
+        let (mut rest, mut next) = (None, None);
         while first > run.start {
             let block = first - 1;
             let here = self.tiers[tier].here.quietly(block..first);
@@ -302,10 +313,9 @@ impl Manager {
                 break;
             }
             let entry = self.entry(tier, block, self.all_layers());
-            let (band, retention) = (self.band(tier, block), &self.tiers[tier].retention);
-            let before = |next: Entry| retention.precedes(&entry, band, &next, stamp(now));
-            let leaves = next.is_none_or(before);
-            if !leaves {
+            let (band, retention) = (self.band(tier, block), &mut self.tiers[tier].retention);
+            let next = *next.get_or_insert_with(|| retention.victim(stamp(now)));
+            if next.is_some_and(|next| !retention.precedes(&entry, band, &next, stamp(now))) {
                 rest = Some(block);
                 break;
             }

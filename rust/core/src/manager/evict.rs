@@ -22,7 +22,7 @@ impl Manager {
         for victim in &draft.victims {
             self.evict(victim, draft.cause, now);
         }
-        self.abandon(draft);
+        self.refresh_touched(draft);
     }
 
     pub(super) fn evict(&mut self, victim: &Victim, cause: Cause, now: Nanos) {
