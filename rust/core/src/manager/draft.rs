@@ -6,6 +6,8 @@
 //! Invariant: `spare` counts the slots that applying the draft leaves free or coming.
 //! Cost: O(log n) per victim, plus the scan over class heads.
 
+mod cut;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -20,6 +22,9 @@ use crate::time::{Nanos, stamp};
 use super::Manager;
 use super::meter::Cause;
 use super::settings::DropOrder;
+
+/// Most drafts cut fewer runs.
+const FEW: usize = 16;
 
 /// What becomes of a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +107,8 @@ impl Draft {
 impl Manager {
     pub(super) fn draft(&self) -> Draft {
         let spare = self.tiers.iter().map(|tier| tier.space.takeable()).collect();
-        Draft { spare, ..Draft::default() }
+        let (victims, sure) = (Vec::with_capacity(FEW), Vec::with_capacity(2 * FEW));
+        Draft { victims, spare, sure, ..Draft::default() }
     }
 
     /// A draft whose victims leave for a certain cause.
@@ -166,11 +172,11 @@ impl Manager {
         let wanted = units + kept;
         while draft.spare[tier] < wanted {
             let Some(entry) = self.tiers[tier].retention.victim(stamp(now)) else { return false };
-            self.take_out(draft, tier, entry.id);
-            let before = draft.touched.len() - 1;
+            self.tiers[tier].retention.unlink(entry.id);
             if self.cut(draft, tier, entry, wanted, now) {
-                draft.sure.extend(draft.touched.drain(before..));
+                draft.sure.push((tier, entry.id));
             } else {
+                draft.touched.push((tier, entry.id));
                 self.decide(draft, tier, entry, now);
             }
         }
@@ -230,9 +236,13 @@ impl Manager {
     }
 
     fn put_in(&mut self, draft: &mut Draft, tier: TierId, entry: Entry) {
+        self.link(tier, entry);
+        draft.touched.push((tier, entry.id));
+    }
+
+    fn link(&mut self, tier: TierId, entry: Entry) {
         let band = self.band(tier, entry.id);
         self.tiers[tier].retention.link(entry, band);
-        draft.touched.push((tier, entry.id));
     }
 
     /// The layers that stand on a tier in the draft's view, whether usable or not.
@@ -255,98 +265,6 @@ impl Manager {
         } else {
             self.view(draft, tier, block)
         }
-    }
-
-    /// Decides on a run of a leaf-only scope from its end, as long as its next block leaves before
-    /// all others and room is wanted, where that needs nothing but their slots. Whether it did.
-    fn cut(
-        &mut self,
-        draft: &mut Draft,
-        tier: TierId,
-        tail: Entry,
-        wanted: u64,
-        now: Nanos,
-    ) -> bool {
-        let last = tail.id;
-        let run = self.trie.run(last);
-        let plain = draft.looked_at.is_none()
-            && draft.added.is_empty()
-            && !draft.guards(tier, run.start..last + 1)
-            && draft.moving.is_empty()
-            && !self.told.watched
-            && !self.tiers[tier].spec.layer_slots
-            && self.node(last).refs == 0
-            && self.structure(last) == Structure::LeafOnly
-            // What leaves counts against a quota one by one.
-            && self.band(tier, last).share == 0;
-        if !plain || !self.tiers[tier].here.quietly(last..last + 1) {
-            return false;
-        }
-        let Some(fate) = self.fate(draft, tier, last..last + 1) else { return false };
-        // What stands behind it must leave the trie with it. A block that was lost while others behind
-        // it were on their way stays there for them.
-        let over = |child| draft.cuts(tier, child) && self.gone(draft, child);
-        if fate == Fate::Drop && !self.trie.children(last).all(over) {
-            return false;
-        }
-        let mut first = last;
-        draft.spare[tier] += 1;
-        // Where nothing before the tail costs more, nothing before it leaves later, but for ties.
-        let more = u64::from(last - run.start).min(wanted.saturating_sub(draft.spare[tier]));
-        let front = last - u32::try_from(more).expect("no more than the run has");
-        let deepens = self.tiers[tier].retention.policy().deepens() && self.ranks_by_place();
-        if deepens
-            && !self.tiers[tier].retention.ties(&tail, self.band(tier, last))
-            && self.tiers[tier].here.quietly(front..last)
-            && self.fate(draft, tier, front..last) == Some(fate)
-        {
-            draft.spare[tier] += more;
-            first = front;
-        }
-        let (mut rest, mut next) = (None, None);
-        while first > run.start {
-            let block = first - 1;
-            let here = self.tiers[tier].here.quietly(block..first);
-            let full = draft.spare[tier] >= wanted;
-            if full || !here || self.fate(draft, tier, block..first) != Some(fate) {
-                rest = Some(block);
-                break;
-            }
-            let entry = self.entry(tier, block, self.all_layers());
-            let (band, retention) = (self.band(tier, block), &mut self.tiers[tier].retention);
-            let next = *next.get_or_insert_with(|| retention.victim(stamp(now)));
-            if next.is_some_and(|next| !retention.precedes(&entry, band, &next, stamp(now))) {
-                rest = Some(block);
-                break;
-            }
-            draft.spare[tier] += 1;
-            first = block;
-        }
-        let (blocks, layers) = (last + 1 - first, self.all_layers());
-        draft.victims.push(Victim { tier, block: last, blocks, layers, fate, quiet: true });
-        draft.cuts.insert((tier, first), last + 1);
-        if let Some(parent) = rest.or_else(|| self.trie.parent(first)) {
-            self.expose(draft, tier, parent);
-        }
-        true
-    }
-
-    /// Whether nothing was said of single blocks that tells them from others of their run.
-    fn ranks_by_place(&self) -> bool {
-        self.hints.quiet() && self.prices.is_empty()
-    }
-
-    /// What becomes of whole blocks that nobody uses, if nothing must be written for them and it is
-    /// the same for all.
-    fn fate(&self, draft: &Draft, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
-        let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
-        let mut safe = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
-        if safe.any(|other| self.tiers[other].here.quietly(blocks.clone())) {
-            return Some(Fate::Clean);
-        }
-        let dropped = tier == self.last() || draft.dropping || !self.writes(tier);
-        let alone = others.all(|other| self.tiers[other].here.nowhere(blocks.clone()));
-        (dropped && alone).then_some(Fate::Drop)
     }
 
     fn decide(&mut self, draft: &mut Draft, tier: TierId, entry: Entry, now: Nanos) {
@@ -568,13 +486,14 @@ impl Manager {
         self.tiers[tier].retention.choose(block, band);
         if self.structure(block) == Structure::LeafOnly
             && let Some(parent) = self.trie.parent(block)
+            && let Some(entry) = self.exposed(draft, tier, parent)
         {
-            self.expose(draft, tier, parent);
+            self.put_in(draft, tier, entry);
         }
     }
 
-    /// Makes a leaf-only block eligible if what stood behind it leaves.
-    fn expose(&mut self, draft: &mut Draft, tier: TierId, parent: BlockId) {
+    /// The entry that a leaf-only block gets if what stood behind it leaves.
+    fn exposed(&self, draft: &Draft, tier: TierId, parent: BlockId) -> Option<Entry> {
         let here = self.residency(tier, parent);
         let free = matches!(here.state, State::Resident | State::Bad)
             && here.busy == 0
@@ -592,9 +511,6 @@ impl Manager {
         let exposed = free
             && self.tiers[tier].retention.get(parent).is_none()
             && self.trie.children(parent).all(alone);
-        if exposed {
-            let entry = self.entry(tier, parent, here.have);
-            self.put_in(draft, tier, entry);
-        }
+        exposed.then(|| self.entry(tier, parent, here.have))
     }
 }

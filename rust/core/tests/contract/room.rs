@@ -30,6 +30,24 @@ fn a_clean_victim_leaves_at_once() {
     rig.commit(id, &tokens(2, 2));
 }
 
+/// Two paths alike in cost and time: the last block of each leaves before the first one of either.
+#[test]
+fn of_equals_the_deeper_one_leaves_first() {
+    let alike = Settings {
+        policy: "retention".to_owned(),
+        epsilon: 0.5,
+        ..settings(vec![tier(Kind::Gpu, 4)])
+    };
+    let mut rig = Rig::new(alike);
+    let paths = [tokens(1, 2), tokens(2, 2)];
+    for path in &paths {
+        rig.mark(path, GPU);
+    }
+    rig.now += 1000;
+    rig.acquire(&tokens(3, 2));
+    assert_eq!(paths.map(|path| rig.matched(&path)), [SIZE, SIZE]);
+}
+
 #[test]
 fn a_dirty_victim_is_written_first_and_the_reservation_names_the_move() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 2), tier(Kind::Host, 4)]));

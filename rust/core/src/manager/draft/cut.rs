@@ -1,0 +1,111 @@
+//! Cuts: the end of a leaf-only run leaves a tier at once.
+//!
+//! Invariant: the victims are those that deciding block by block gives, in the same order. Cost:
+//! O(blocks) to see that they stand whole and quiet; O(log n) once where what is deeper leaves first,
+//! otherwise a comparison per block.
+
+use std::ops::Range;
+
+use crate::block::{BlockId, Structure, TierId};
+use crate::policy::Entry;
+use crate::time::{Nanos, stamp};
+
+use super::super::Manager;
+use super::{Draft, Fate, Victim};
+
+impl Manager {
+    /// Decides on a run of a leaf-only scope from its end, as long as its next block leaves before
+    /// all others and room is wanted, where that needs nothing but their slots. Whether it did.
+    pub(super) fn cut(
+        &mut self,
+        draft: &mut Draft,
+        tier: TierId,
+        tail: Entry,
+        wanted: u64,
+        now: Nanos,
+    ) -> bool {
+        let last = tail.id;
+        let run = self.trie.run(last);
+        let plain = draft.looked_at.is_none()
+            && draft.added.is_empty()
+            && !draft.guards(tier, run.start..last + 1)
+            && draft.moving.is_empty()
+            && !self.told.watched
+            && !self.tiers[tier].spec.layer_slots
+            && self.node(last).refs == 0
+            && self.structure(last) == Structure::LeafOnly
+            // What leaves counts against a quota one by one.
+            && self.band(tier, last).share == 0;
+        if !plain || !self.tiers[tier].here.quietly(last..last + 1) {
+            return false;
+        }
+        let Some(fate) = self.fate(draft, tier, last..last + 1) else { return false };
+        // What stands behind it must leave the trie with it. A block that was lost while others behind
+        // it were on their way stays there for them.
+        let over = |child| draft.cuts(tier, child) && self.gone(draft, child);
+        if fate == Fate::Drop && !self.trie.children(last).all(over) {
+            return false;
+        }
+        let mut first = last;
+        draft.spare[tier] += 1;
+        // Where nothing before the tail costs more, nothing before it leaves later, but for ties.
+        let more = u64::from(last - run.start).min(wanted.saturating_sub(draft.spare[tier]));
+        let front = last - u32::try_from(more).expect("no more than the run has");
+        let deepens = self.tiers[tier].retention.policy().deepens() && self.ranks_by_place();
+        if deepens
+            && !self.tiers[tier].retention.ties(&tail, self.band(tier, last))
+            && self.tiers[tier].here.quietly(front..last)
+            && self.fate(draft, tier, front..last) == Some(fate)
+        {
+            draft.spare[tier] += more;
+            first = front;
+        }
+        let (mut rest, mut next) = (None, None);
+        while first > run.start {
+            let block = first - 1;
+            let here = self.tiers[tier].here.quietly(block..first);
+            let full = draft.spare[tier] >= wanted;
+            if full || !here || self.fate(draft, tier, block..first) != Some(fate) {
+                rest = Some(block);
+                break;
+            }
+            let entry = self.entry(tier, block, self.all_layers());
+            let (band, retention) = (self.band(tier, block), &mut self.tiers[tier].retention);
+            let next = *next.get_or_insert_with(|| retention.victim(stamp(now)));
+            if next.is_some_and(|next| !retention.precedes(&entry, band, &next, stamp(now))) {
+                rest = Some(block);
+                break;
+            }
+            draft.spare[tier] += 1;
+            first = block;
+        }
+        let (blocks, layers) = (last + 1 - first, self.all_layers());
+        draft.victims.push(Victim { tier, block: last, blocks, layers, fate, quiet: true });
+        draft.cuts.insert((tier, first), last + 1);
+        if let Some(parent) = rest.or_else(|| self.trie.parent(first))
+            && let Some(entry) = self.exposed(draft, tier, parent)
+        {
+            self.link(tier, entry);
+            draft.sure.push((tier, parent));
+        }
+        true
+    }
+
+    /// Whether nothing was said of single blocks that tells them from others of their run.
+    fn ranks_by_place(&self) -> bool {
+        self.hints.quiet() && self.prices.is_empty()
+    }
+
+    /// What becomes of whole blocks that nobody uses, if nothing must be written for them and it is
+    /// the same for all.
+    fn fate(&self, draft: &Draft, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
+        let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
+        let mut safe = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
+        if safe.any(|other| self.tiers[other].here.quietly(blocks.clone())) {
+            return Some(Fate::Clean);
+        }
+        let dropped = tier == self.last() || draft.dropping || !self.writes(tier);
+        let alone = others.all(|other| self.tiers[other].here.nowhere(blocks.clone()));
+        (dropped && alone).then_some(Fate::Drop)
+    }
+}
