@@ -65,6 +65,42 @@ def test_many_lookups_are_those_of_one_by_one(count):
         assert match.handles.tolist() == alone[at % 5].handles.tolist()
 
 
+LONG = np.arange(8000, dtype=np.uint32) + np.uint32(2**31 - 6000)
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.int64, np.uint64])
+@pytest.mark.parametrize("scope", [Scope(), Scope(extra=((5, b"image"),))])
+def test_a_long_prompt_is_found_whatever_its_tokens_are_held_in(dtype, scope):
+    manager = one_tier(2000)
+    prompt = LONG[:6000]
+    manager.acquire(prompt, now=1, scope=scope, reserve=0).commit(prompt, now=1)
+    for length, other in ((6000, None), (5996, None), (6000, 4501), (5000, 3)):
+        asked = prompt[:length].copy()
+        if other is not None:
+            asked[other] += 1
+        wanted = manager.lookup(asked, now=2, scope=scope)
+        found = manager.lookup(asked.astype(dtype), now=2, scope=scope)
+        known = (length - 1 if other is None else other) // 4
+        assert (found.tokens, wanted.tokens) == (4 * known, 4 * known)
+        assert found.handles.tolist() == wanted.handles.tolist()
+
+
+@pytest.mark.parametrize("at", [0, 4400, 5999, 7999])
+@pytest.mark.parametrize(("dtype", "wrong"), [(np.int32, -1), (np.int64, -7), (np.int64, 2**32 + 5)])
+def test_a_long_lookup_names_the_number_that_is_no_token(dtype, wrong, at):
+    manager = one_tier(2000)
+    prompt = np.full(6000, 2**32 - 1, dtype=np.uint32)  # what -1 would be taken for
+    manager.acquire(prompt, now=1, reserve=0).commit(prompt, now=1)
+    asked = np.full(8000, 5, dtype=dtype)
+    asked[at] = wrong
+    with pytest.raises(ConfigError, match=f"token {at} is {wrong}, 0 to"):
+        manager.lookup(asked, now=2)
+    if wrong == -1:
+        asked[: at + 1] = -1
+        with pytest.raises(ConfigError, match="token 0 is -1"):
+            manager.lookup(asked, now=2)
+
+
 @pytest.mark.parametrize("wrong", [[[1], [-1]], [[1], [2**32]], [1, 2], None])
 def test_many_lookups_refuse_what_one_refuses(wrong):
     manager = one_tier()

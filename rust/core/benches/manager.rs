@@ -17,6 +17,7 @@ use kvtrie_core::plan::{self, Source, Step};
 use kvtrie_core::policy::{Entry, Facts, NAMES, Reload, Setup, by_name};
 use kvtrie_core::retention::Retention;
 use kvtrie_core::scope::Scope;
+use kvtrie_core::trie::Asked;
 use pool::manager;
 use trace::{Random, Request, Trace};
 
@@ -84,7 +85,10 @@ fn requests(c: &mut Criterion) {
     group.bench_function("lookup", |b| {
         b.iter(|| {
             turn = (turn + 1) % prompts.len();
-            played.manager.probe(black_box(&prompts[turn]), &scope, 1).expect("a good lookup")
+            played
+                .manager
+                .probe(Asked::Tokens(black_box(&prompts[turn])), &scope, 1)
+                .expect("a good lookup")
         });
     });
     group.bench_function("lookup with a report of every block", |b| {

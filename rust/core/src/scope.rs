@@ -131,12 +131,18 @@ impl Scopes {
         id
     }
 
+    /// Whether digests play no part: every token is what it is.
+    #[must_use]
+    pub fn plain(&self, scope: &Scope) -> bool {
+        self.pairs.is_empty() && scope.extra.is_empty()
+    }
+
     /// Refuses tokens that could be taken for interned pairs.
     ///
     /// # Errors
     /// [`Error::Config`] naming the first such token.
     pub fn check(&self, scope: &Scope, tokens: &[Token]) -> Result<()> {
-        if self.pairs.is_empty() && scope.extra.is_empty() {
+        if self.plain(scope) {
             return Ok(());
         }
         match tokens.iter().position(|&token| token >= FIRST_INTERNED) {

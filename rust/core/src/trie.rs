@@ -10,6 +10,7 @@
 //! block. Cost: lookup O(tokens + runs); inserting and removing at the end of a run O(1) a block; a
 //! split O(blocks behind it). Beside the tokens six bytes per block and about 90 per run.
 
+mod asked;
 mod ids;
 mod kin;
 mod name;
@@ -25,6 +26,7 @@ use hashbrown::HashTable;
 use crate::block::{BlockId, Handle, Token};
 use crate::column::{Column, PIECE};
 
+pub use asked::Asked;
 pub use name::{GROUP, Part, Prints};
 pub use run::RunId;
 
@@ -228,27 +230,21 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.siblings(self.runs[root].child).map(|child| self.runs[child].first)
     }
 
-    /// Appends the blocks of the longest known prefix of `tokens` to `path`; whole blocks only.
-    pub fn walk(&self, root: RunId, tokens: &[Token], path: &mut Vec<BlockId>) {
+    /// Appends the blocks of the longest known prefix of `asked` to `path`; whole blocks only.
+    pub fn walk(&self, root: RunId, asked: Asked<'_>, path: &mut Vec<BlockId>) {
         let size = self.block_tokens;
         let mut run = root;
-        let mut rest = tokens;
+        let mut rest = asked;
         while rest.len() >= size {
-            let Some(child) = self.find(run, &rest[..size]) else { return };
+            let Some(child) = self.find(run, &rest.first(size).tokens()) else { return };
             let next = &self.runs[child];
             let blocks = (next.blocks as usize).min(rest.len() / size);
-            let known = self.text.of(next.first, count(blocks));
-            let same = if *known == rest[..blocks * size] {
-                blocks
-            } else {
-                let pairs = known.chunks_exact(size).zip(rest.chunks_exact(size));
-                pairs.take_while(|(known, asked)| known == asked).count()
-            };
+            let same = rest.alike(self.text.of(next.first, count(blocks)), size);
             path.extend(next.first..next.first + count(same));
             if same < next.blocks as usize {
                 return;
             }
-            rest = &rest[same * size..];
+            rest = rest.from(same * size);
             run = child;
         }
     }

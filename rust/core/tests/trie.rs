@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvtrie_core::block::{BlockId, Handle, Token};
-use kvtrie_core::trie::{RunId, Trie};
+use kvtrie_core::trie::{Asked, RunId, Trie};
 use proptest::prelude::*;
 
 /// A scope's root and the tokens from there to the end of a block.
@@ -96,7 +96,7 @@ impl Beside {
     fn change(&mut self, at: usize, (front, back): (usize, usize), value: u8) {
         let (root, tokens) = self.pick(at);
         let mut path = Vec::new();
-        self.trie.walk(root, &tokens, &mut path);
+        self.trie.walk(root, Asked::Tokens(&tokens), &mut path);
         let Some(part) = path.get(front..path.len().saturating_sub(back)) else { return };
         self.trie.change(part, |own| *own = value);
         self.owns.extend(part.iter().map(|&block| (block, value)));
@@ -104,7 +104,7 @@ impl Beside {
 
     fn walk(&self, root: RunId, tokens: &[Token]) {
         let mut found = vec![BlockId::MAX];
-        self.trie.walk(root, tokens, &mut found);
+        self.trie.walk(root, Asked::Tokens(tokens), &mut found);
         let ends = (self.size..=tokens.len()).step_by(self.size);
         let known = ends.map_while(|end| self.paths.get(&(root, tokens[..end].to_vec())));
         let wanted: Vec<BlockId> = std::iter::once(BlockId::MAX).chain(known.copied()).collect();

@@ -7,6 +7,7 @@ use kvtrie_core::block::{Handle, Token};
 use kvtrie_core::error::Result;
 use kvtrie_core::manager::{self, Acquire, Manager, Outcome};
 use kvtrie_core::policy;
+use kvtrie_core::trie::Asked;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -28,7 +29,7 @@ use crate::number;
 use crate::settings::{Given, settings};
 use crate::shared::Shared;
 use crate::stats::Stats;
-use crate::tokens::{Sequences, Tokens};
+use crate::tokens::{Sequences, Tokens, Unchecked};
 use crate::transmission::Transmission;
 use crate::unpriced::Unpriced;
 
@@ -154,9 +155,16 @@ impl BlockManager {
         #[pyo3(from_py_with = number::keep)] keep: usize,
     ) -> PyResult<Match> {
         let py = tokens.py();
-        let (tokens, scope) = (Tokens::new(tokens)?, crate::scope::scope(scope)?);
-        let found =
-            self.shared.call(py, |manager| manager.probe(tokens.as_slice(), &scope, keep))?;
+        let scope = crate::scope::scope(scope)?;
+        let look = |asked| self.shared.call(py, |manager| manager.probe(asked, &scope, keep));
+        let found = match Unchecked::of(tokens) {
+            None => look(Asked::Tokens(Tokens::new(tokens)?.as_slice()))?,
+            Some(numbers) => {
+                let found = look(numbers.asked())?;
+                numbers.check(found.len() * self.block_tokens as usize)?;
+                found
+            }
+        };
         Ok(self.found(found, now))
     }
 
@@ -173,7 +181,8 @@ impl BlockManager {
         let scope = crate::scope::scope(scope)?;
         let all = Sequences::many(tokens)?;
         let look = |manager: &Manager, all: &[&[Token]]| {
-            all.iter().map(|tokens| manager.probe(tokens, &scope, keep)).collect::<Result<Vec<_>>>()
+            let probe = |tokens| manager.probe(Asked::Tokens(tokens), &scope, keep);
+            all.iter().copied().map(probe).collect::<Result<Vec<_>>>()
         };
         let found = if all.slices().iter().map(|tokens| tokens.len()).sum::<usize>() > LONG {
             let all = all.into_vecs();

@@ -15,6 +15,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyInt, PyList, PySet, PyString, PyTuple};
 
 use kvtrie_core::block::Token;
+use kvtrie_core::trie::Asked;
 
 use crate::error::bad;
 
@@ -94,7 +95,7 @@ impl<'py> Tokens<'py> {
             _ => None,
         };
         if let Some(Self::Signed(tokens)) = &plain {
-            unsigned(tokens.as_slice())?;
+            unsigned(tokens.as_slice(), 0)?;
         }
         plain.map_or_else(|| from_array(array).map(Self::from), Ok)
     }
@@ -123,12 +124,62 @@ impl From<Vec<Token>> for Tokens<'_> {
     }
 }
 
-/// Refuses the first negative token. One pass without a branch per token, if there is none.
-fn unsigned(tokens: &[i32]) -> PyResult<()> {
-    if tokens.iter().fold(0, |all, token| all | token) >= 0 {
+/// Numbers of a long contiguous array that are compared with known tokens as they are: those that are
+/// alike need no other check.
+pub(crate) enum Unchecked<'py> {
+    Signed(PyReadonlyArray1<'py, i32>),
+    Wide(PyReadonlyArray1<'py, i64>),
+}
+
+impl<'py> Unchecked<'py> {
+    /// Those of a long array of `int32` or `int64`.
+    pub(crate) fn of(given: &Bound<'py, PyAny>) -> Option<Self> {
+        let array = given.cast::<PyUntypedArray>().ok()?;
+        if array.ndim() != 1 || array.len() <= SHORT || !array.is_c_contiguous() {
+            return None;
+        }
+        let dtype = array.dtype();
+        match (dtype.kind(), dtype.itemsize()) {
+            (b'i', 4) => Some(Self::Signed(array.cast().ok()?.try_readonly().ok()?)),
+            (b'i', 8) => Some(Self::Wide(array.cast().ok()?.try_readonly().ok()?)),
+            _ => None,
+        }
+    }
+
+    /// The numbers, as a lookup takes them.
+    pub(crate) fn asked(&self) -> Asked<'_> {
+        match self {
+            Self::Signed(array) => Asked::Signed(array.as_slice().unwrap_or_default()),
+            Self::Wide(array) => {
+                Asked::Wide(bytemuck::cast_slice(array.as_slice().unwrap_or_default()))
+            }
+        }
+    }
+
+    /// Refuses the first number behind `matched` ones that is no token.
+    pub(crate) fn check(&self, matched: usize) -> PyResult<()> {
+        match self.asked() {
+            Asked::Tokens(_) => Ok(()),
+            Asked::Signed(numbers) => unsigned(numbers, matched),
+            Asked::Wide(numbers) => {
+                let rest = &numbers[matched..];
+                if rest.iter().fold(0, |all, number| all | number) <= u64::from(Token::MAX) {
+                    return Ok(());
+                }
+                let large = rest.iter().position(|&number| number > u64::from(Token::MAX));
+                let wrong = large.map(|at| (matched + at, rest[at].cast_signed()));
+                wrong.map_or(Ok(()), |(at, token)| Err(out_of_range(at, token)))
+            }
+        }
+    }
+}
+
+/// Refuses the first negative token from one on. One pass without a branch per token, if there is none.
+fn unsigned(tokens: &[i32], from: usize) -> PyResult<()> {
+    if tokens[from..].iter().fold(0, |all, token| all | token) >= 0 {
         return Ok(());
     }
-    let negative = tokens.iter().enumerate().find(|(_, token)| **token < 0);
+    let negative = tokens.iter().enumerate().skip(from).find(|(_, token)| **token < 0);
     negative.map_or(Ok(()), |(at, token)| Err(out_of_range(at, token)))
 }
 

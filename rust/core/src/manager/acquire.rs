@@ -10,6 +10,7 @@ use crate::block::{LeaseId, MoveId, Structure, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::time::Nanos;
+use crate::trie::Asked;
 
 use super::Manager;
 use super::lease::{Hold, Lease, Plan, TailFrom};
@@ -165,7 +166,7 @@ impl Manager {
                 let content = self.scopes.content(&ask.scope, 0, ask.tokens);
                 // What will be written goes there too; a reserve may be far beyond it.
                 let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len());
-                self.path(scope, &content, ask.keep, beyond)
+                self.path(scope, Asked::Tokens(&content), ask.keep, beyond)
             }
             None => Vec::new(),
         };

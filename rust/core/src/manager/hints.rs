@@ -24,6 +24,7 @@ use crate::record::Wanted;
 use crate::scope::Scope;
 use crate::tier::{State, TierSpec};
 use crate::time::Nanos;
+use crate::trie::Asked;
 
 use super::Manager;
 
@@ -219,7 +220,7 @@ impl Manager {
         let mut path = Vec::new();
         if let Ok(Some(id)) = self.scopes.find(scope) {
             let content = self.scopes.content(scope, 0, tokens);
-            self.trie.walk(self.scopes.get(id).root, &content, &mut path);
+            self.trie.walk(self.scopes.get(id).root, Asked::Tokens(&content), &mut path);
         }
         path
     }

@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::scope::{Scope, ScopeId};
 use crate::tier::State;
 use crate::time::Nanos;
+use crate::trie::Asked;
 
 use super::Manager;
 
@@ -60,7 +61,7 @@ impl Manager {
         scope: &Scope,
         keep: usize,
     ) -> Result<Match> {
-        let blocks = self.probe(tokens, scope, keep)?;
+        let blocks = self.probe(Asked::Tokens(tokens), scope, keep)?;
         Ok(Match {
             tokens: blocks.len() * self.block_tokens(),
             blocks: self.describe(&blocks, now),
@@ -71,12 +72,18 @@ impl Manager {
     ///
     /// # Errors
     /// As [`Manager::lookup`].
-    pub fn probe(&self, tokens: &[Token], scope: &Scope, keep: usize) -> Result<Vec<Handle>> {
+    pub fn probe(&self, asked: Asked<'_>, scope: &Scope, keep: usize) -> Result<Vec<Handle>> {
         self.open()?;
-        self.scopes.check(scope, tokens)?;
-        let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
-        let content = self.scopes.content(scope, 0, tokens);
-        let path = self.path(id, &content, keep, 0);
+        let path = if self.scopes.plain(scope) {
+            let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
+            self.path(id, asked, keep, 0)
+        } else {
+            let tokens = asked.tokens();
+            self.scopes.check(scope, &tokens)?;
+            let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
+            let content = self.scopes.content(scope, 0, &tokens);
+            self.path(id, Asked::Tokens(&content), keep, 0)
+        };
         Ok(self.trie.handles(&path))
     }
 
@@ -115,21 +122,21 @@ impl Manager {
         self.scopes.check(scope, tokens)?;
         let Some(id) = self.scopes.find(scope)? else { return Ok(0) };
         let content = self.scopes.content(scope, 0, tokens);
-        Ok(self.path(id, &content, keep, 0).len() * self.block_tokens())
+        Ok(self.path(id, Asked::Tokens(&content), keep, 0).len() * self.block_tokens())
     }
 
     /// The blocks of the longest usable prefix, with room for those of so many tokens behind them.
     pub(super) fn path(
         &self,
         scope: ScopeId,
-        tokens: &[Token],
+        asked: Asked<'_>,
         keep: usize,
         beyond: usize,
     ) -> Vec<BlockId> {
         let known = self.scopes.get(scope);
-        let usable = tokens.len().saturating_sub(keep);
+        let usable = asked.len().saturating_sub(keep);
         let mut path = Vec::with_capacity((usable + beyond) / self.block_tokens());
-        self.trie.walk(known.root, &tokens[..usable], &mut path);
+        self.trie.walk(known.root, asked.first(usable), &mut path);
         if known.structure == Structure::LeafOnly {
             path.truncate(self.whole(&path));
         } else {

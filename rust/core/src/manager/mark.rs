@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::tier::{Owner, Residency, State};
 use crate::time::{Nanos, stamp};
+use crate::trie::Asked;
 
 use super::Manager;
 use super::meter::Cause;
@@ -51,7 +52,7 @@ impl Manager {
         let Some(scope) = known else { return Ok(Vec::new()) };
         let content = self.scopes.content(&mark.scope, 0, mark.tokens);
         let mut path = Vec::new();
-        self.trie.walk(self.scopes.get(scope).root, &content, &mut path);
+        self.trie.walk(self.scopes.get(scope).root, Asked::Tokens(&content), &mut path);
         path.retain(|&block| self.residency(mark.tier, block).state != State::Absent);
         for (at, &block) in path.iter().enumerate() {
             self.check_clear(mark.tier, block, &path[at..])?;
@@ -124,7 +125,7 @@ impl Manager {
         let mut path = Vec::with_capacity(full / size);
         if let Some(scope) = scope {
             let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]);
-            self.trie.walk(self.scopes.get(scope).root, &content, &mut path);
+            self.trie.walk(self.scopes.get(scope).root, Asked::Tokens(&content), &mut path);
         }
         let absent = |block: &&BlockId| self.residency(mark.tier, **block).state == State::Absent;
         let more = path.iter().filter(absent).count() + full / size - path.len();

@@ -1,7 +1,7 @@
 //! The trie by itself: what the model test does not reach.
 
-use super::Trie;
 use super::run::hash;
+use super::{Asked, Trie};
 use crate::block::{BlockId, Token};
 
 /// Two blocks with one hash: their second words differ by minus the hash's multiplier.
@@ -9,7 +9,7 @@ const TWINS: [[Token; 4]; 2] = [[0; 4], [1, 0, 0xD19D_563B, 0x0ECA_8515]];
 
 fn walk(trie: &Trie, root: u32, tokens: &[Token]) -> Vec<BlockId> {
     let mut path = Vec::new();
-    trie.walk(root, tokens, &mut path);
+    trie.walk(root, Asked::Tokens(tokens), &mut path);
     path
 }
 
