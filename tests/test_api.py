@@ -86,7 +86,9 @@ def test_a_long_prompt_is_found_whatever_its_tokens_are_held_in(dtype, scope):
 
 
 @pytest.mark.parametrize("at", [0, 4400, 5999, 7999])
-@pytest.mark.parametrize(("dtype", "wrong"), [(np.int32, -1), (np.int64, -7), (np.int64, 2**32 + 5)])
+@pytest.mark.parametrize(
+    ("dtype", "wrong"), [(np.int32, -1), (np.int64, -7), (np.int64, 2**32 + 5)]
+)
 def test_a_long_lookup_names_the_number_that_is_no_token(dtype, wrong, at):
     manager = one_tier(2000)
     prompt = np.full(6000, 2**32 - 1, dtype=np.uint32)  # what -1 would be taken for

@@ -74,7 +74,7 @@ pub(super) struct Draft {
     /// Victims are dropped if they can be, not written.
     dropping: bool,
     touched: Vec<(TierId, BlockId)>,
-    /// What was taken out or put in for cuts: right as it is, should the draft be carried out.
+    /// What was taken out or put in for cuts: right as it is, should nothing but cuts be carried out.
     sure: Vec<(TierId, BlockId)>,
     /// Copies that stay: by tier and first block, the block behind the last one.
     guarded: BTreeMap<(TierId, BlockId), BlockId>,

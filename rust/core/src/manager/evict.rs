@@ -22,7 +22,11 @@ impl Manager {
         for victim in &draft.victims {
             self.evict(victim, draft.cause, now);
         }
-        self.refresh_touched(draft);
+        if draft.victims.iter().all(|victim| victim.quiet) {
+            self.refresh_touched(draft);
+        } else {
+            self.abandon(draft);
+        }
     }
 
     pub(super) fn evict(&mut self, victim: &Victim, cause: Cause, now: Nanos) {

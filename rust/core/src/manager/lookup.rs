@@ -73,18 +73,7 @@ impl Manager {
     /// # Errors
     /// As [`Manager::lookup`].
     pub fn probe(&self, asked: Asked<'_>, scope: &Scope, keep: usize) -> Result<Vec<Handle>> {
-        self.open()?;
-        let path = if self.scopes.plain(scope) {
-            let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
-            self.path(id, asked, keep, 0)
-        } else {
-            let tokens = asked.tokens();
-            self.scopes.check(scope, &tokens)?;
-            let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
-            let content = self.scopes.content(scope, 0, &tokens);
-            self.path(id, Asked::Tokens(&content), keep, 0)
-        };
-        Ok(self.trie.handles(&path))
+        Ok(self.trie.handles(&self.known_path(asked, scope, keep)?))
     }
 
     /// What is known of blocks. One that is gone has no tokens and no copies.
@@ -118,11 +107,20 @@ impl Manager {
     /// # Errors
     /// As [`Manager::lookup`].
     pub fn matched(&self, tokens: &[Token], scope: &Scope, keep: usize) -> Result<usize> {
+        Ok(self.known_path(Asked::Tokens(tokens), scope, keep)?.len() * self.block_tokens())
+    }
+
+    fn known_path(&self, asked: Asked<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
         self.open()?;
-        self.scopes.check(scope, tokens)?;
-        let Some(id) = self.scopes.find(scope)? else { return Ok(0) };
-        let content = self.scopes.content(scope, 0, tokens);
-        Ok(self.path(id, Asked::Tokens(&content), keep, 0).len() * self.block_tokens())
+        if self.scopes.plain(scope) {
+            let id = self.scopes.find(scope)?;
+            return Ok(id.map_or_else(Vec::new, |id| self.path(id, asked, keep, 0)));
+        }
+        let tokens = asked.tokens();
+        self.scopes.check(scope, &tokens)?;
+        let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
+        let content = self.scopes.content(scope, 0, &tokens);
+        Ok(self.path(id, Asked::Tokens(&content), keep, 0))
     }
 
     /// The blocks of the longest usable prefix, with room for those of so many tokens behind them.

@@ -48,6 +48,27 @@ fn of_equals_the_deeper_one_leaves_first() {
     assert_eq!(paths.map(|path| rig.matched(&path)), [SIZE, SIZE]);
 }
 
+/// Of three blocks behind one, one is dropped by itself, the others go with a copy below: when all have
+/// left, the one before them may leave too.
+#[test]
+fn what_stood_before_victims_of_both_kinds_may_leave_next() {
+    let gpu = TierSpec { admit_after: 2, ..tier(Kind::Gpu, 4) };
+    let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 8)]));
+    let paths = [1, 2, 3].map(|stem| [tokens(9, 1), tokens(stem, 1)].concat());
+    for path in &paths {
+        rig.serve(path);
+    }
+    rig.mark(&paths[0], HOST);
+    rig.mark(&paths[2], HOST);
+    rig.events();
+    let first = rig.acquire(&tokens(4, 3));
+    let reasons: Vec<_> = rig.events().iter().map(|event| event.reason).collect();
+    assert_eq!(reasons, [Reason::Dropped, Reason::Clean, Reason::Clean]);
+    rig.release(first);
+    rig.acquire(&tokens(5, 4));
+    assert_eq!(rig.on(&paths[0], GPU), [kvtrie_core::block::Layers::NONE; 2]);
+}
+
 #[test]
 fn a_dirty_victim_is_written_first_and_the_reservation_names_the_move() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 2), tier(Kind::Host, 4)]));
