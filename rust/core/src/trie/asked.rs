@@ -56,16 +56,13 @@ impl<'a> Asked<'a> {
     }
 
     /// The tokens, up to the first number that is none.
+    #[inline]
     #[must_use]
     pub fn tokens(self) -> Cow<'a, [Token]> {
         match self {
             Self::Tokens(tokens) => Cow::Borrowed(tokens),
-            Self::Signed(numbers) => {
-                Cow::Owned(numbers.iter().map_while(|&number| number.try_into().ok()).collect())
-            }
-            Self::Wide(numbers) => {
-                Cow::Owned(numbers.iter().map_while(|&number| number.try_into().ok()).collect())
-            }
+            Self::Signed(numbers) => Cow::Owned(narrowed(numbers)),
+            Self::Wide(numbers) => Cow::Owned(narrowed(numbers)),
         }
     }
 
@@ -90,6 +87,11 @@ impl<'a> Asked<'a> {
             }),
         }
     }
+}
+
+/// Numbers as tokens, up to the first that is none.
+fn narrowed<T: Copy + TryInto<Token>>(numbers: &[T]) -> Vec<Token> {
+    numbers.iter().map_while(|&number| number.try_into().ok()).collect()
 }
 
 /// How many blocks are the same, up to the first that is not.
