@@ -1,23 +1,11 @@
 //! Point 11, second half: holes, and how long a node without a copy lives.
 
 use kvtrie_core::block::{Layers, Structure};
-use kvtrie_core::manager::{Action, Manager, Mark};
+use kvtrie_core::manager::{Action, Manager};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::Kind;
 
 use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, holes, settings, tier, tokens};
-
-fn clear(rig: &mut Rig, prompt: &[u32], tier: usize) {
-    let mark = Mark {
-        tokens: prompt,
-        scope: Scope::default(),
-        tier,
-        present: false,
-        ready: None,
-        first: None,
-    };
-    rig.call(|manager, now| manager.mark(&mark, now)).unwrap();
-}
 
 /// One path of three blocks on the host.
 fn path() -> (Rig, Vec<u32>) {
@@ -30,10 +18,10 @@ fn path() -> (Rig, Vec<u32>) {
 #[test]
 fn a_node_without_a_copy_lives_until_its_last_resident_descendant_dies() {
     let (mut rig, prompt) = path();
-    clear(&mut rig, &prompt[..2 * SIZE], HOST);
+    rig.unmark(&prompt[..2 * SIZE], HOST);
     assert_eq!((rig.manager.totals().0, rig.matched(&prompt)), (3, 3 * SIZE));
     assert_eq!(rig.on(&prompt, HOST), [Layers::NONE, Layers::NONE, ALL]);
-    clear(&mut rig, &prompt, HOST);
+    rig.unmark(&prompt, HOST);
     assert_eq!((rig.manager.totals().0, rig.matched(&prompt)), (0, 0));
 }
 
@@ -42,9 +30,9 @@ fn a_branch_keeps_the_hole_that_it_stands_behind() {
     let (mut rig, prompt) = path();
     let branch = [&prompt[..SIZE], &[5; SIZE]].concat();
     rig.mark(&branch, HOST);
-    clear(&mut rig, &prompt[..SIZE], HOST);
+    rig.unmark(&prompt[..SIZE], HOST);
     assert_eq!(rig.manager.totals().0, 4);
-    clear(&mut rig, &branch, HOST);
+    rig.unmark(&branch, HOST);
     assert_eq!((rig.manager.totals().0, rig.matched(&branch)), (3, 0));
     assert_eq!(rig.matched(&prompt), 3 * SIZE);
 }
@@ -54,7 +42,7 @@ fn holes_at_the_end_of_a_match_are_not_part_of_it() {
     let (mut rig, prompt) = path();
     let longer = [prompt.as_slice(), &[5; SIZE]].concat();
     rig.mark(&longer, HOST);
-    clear(&mut rig, &prompt, HOST);
+    rig.unmark(&prompt, HOST);
     assert_eq!(rig.matched(&prompt), 0, "three holes and nothing behind them within the prompt");
     assert_eq!(rig.matched(&longer), 4 * SIZE);
 }
@@ -62,7 +50,7 @@ fn holes_at_the_end_of_a_match_are_not_part_of_it() {
 #[test]
 fn all_holes_of_a_path_are_computed_in_one_pass_and_then_stand_again() {
     let (mut rig, prompt) = path();
-    clear(&mut rig, &prompt[..SIZE], HOST);
+    rig.unmark(&prompt[..SIZE], HOST);
     let id = rig.acquire(&prompt);
     let lease = rig.manager.lease(id).unwrap();
     let plan: Vec<_> = lease.plan().spans.iter().map(|s| (s.start, s.stop, s.action)).collect();

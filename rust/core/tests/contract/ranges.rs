@@ -1,7 +1,7 @@
 //! Point 2: a residency is one contiguous range of layers, and which end of it stays.
 
 use kvtrie_core::block::Layers;
-use kvtrie_core::manager::{DropOrder, Reason, Settings};
+use kvtrie_core::manager::{Action, DropOrder, Reason, Settings};
 use kvtrie_core::tier::Kind;
 
 use crate::rig::{DISK, GPU, HOST, Rig, holes, layered, settings, tier, tokens};
@@ -47,8 +47,8 @@ fn a_single_tier_keeps_layer_0_if_asked_to_drop_as_the_source_does() {
     }
 }
 
-#[test]
-fn a_middle_tier_may_hold_any_range() {
+/// Four old blocks, each spread over three tiers.
+fn spread() -> (Rig, [Vec<u32>; 4]) {
     let tiers = vec![layered(Kind::Gpu, 4), layered(Kind::Host, 2), tier(Kind::Disk, 8)];
     let mut rig = checkerboard(holes(tiers));
     let old = [1, 2, 3, 4].map(|stem| tokens(stem, 1));
@@ -62,10 +62,32 @@ fn a_middle_tier_may_hold_any_range() {
     rig.serve(&tokens(6, 1));
     rig.mark(&tokens(7, 1), HOST);
     rig.run();
+    (rig, old)
+}
+
+#[test]
+fn a_middle_tier_may_hold_any_range() {
+    let (rig, old) = spread();
     for block in &old {
         let on = [GPU, HOST, DISK].map(|tier| rig.on(block, tier)[0]);
         assert_eq!(on, [Layers::new(0, 2), Layers::new(2, 3), Layers::new(3, 4)]);
     }
+}
+
+#[test]
+fn what_stands_in_parts_is_computed_up_to_the_last_gap_and_loaded_behind_it() {
+    let (mut rig, [block, ..]) = spread();
+    rig.unmark(&block, GPU);
+    let id = rig.acquire(&block);
+    let lease = rig.manager.lease(id).expect("held");
+    assert_eq!(lease.recompute().collect::<Vec<_>>(), [(0, Layers::new(0, 2))]);
+    let spans = lease.plan().spans.iter().map(|span| (span.action, span.tier, span.layers));
+    let wanted = [
+        (Action::Recompute, GPU, Layers::new(0, 2)),
+        (Action::Load, HOST, Layers::new(2, 3)),
+        (Action::Load, DISK, Layers::new(3, 4)),
+    ];
+    assert_eq!(spans.collect::<Vec<_>>(), wanted);
 }
 
 #[test]

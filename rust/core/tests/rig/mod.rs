@@ -227,6 +227,13 @@ impl Rig {
         self.call(|manager, now| manager.mark(&mark, now)).expect("there is room")
     }
 
+    /// Takes presence away.
+    pub(crate) fn unmark(&mut self, tokens: &[Token], tier: TierId) {
+        let (scope, present) = (Scope::default(), false);
+        let mark = Mark { tokens, scope, tier, present, ready: None, first: None };
+        self.call(|manager, now| manager.mark(&mark, now)).expect("it was there");
+    }
+
     /// The blocks of the longest usable prefix.
     pub(crate) fn blocks(&self, tokens: &[Token]) -> Vec<Handle> {
         let found = self.manager.lookup(tokens, self.now, &Scope::default(), 0);
