@@ -3,9 +3,9 @@
 //! Blocks that follow one another are remembered by groups: a fingerprint of the group, and a count
 //! and eight bits of the tokens of each of its eight blocks. A line of memory holds four groups, the
 //! youngest first; a new one pushes out the oldest. Invariant: the same calls give the same answers.
-//! Cost: O(1), a line per group; 8 bytes per block of capacity, which hold four ghosts. One group in
-//! 16 000 is taken for another that had its fingerprint, and of its blocks one in 256. What nothing
-//! was written to yet takes no memory.
+//! Cost: O(1), a line per group; 8 bytes per block of capacity, which hold four ghosts of whole groups,
+//! or half a one where each path is a single block. One group in 16 000 is taken for another that had
+//! its fingerprint, and of its blocks one in 256. What nothing was written to yet takes no memory.
 
 use crate::policy::MOST_USES;
 use crate::trie::{GROUP, Part};

@@ -105,12 +105,6 @@ fn alike<T>(
     pairs.take_while(|(known, asked)| same(known, asked)).count()
 }
 
-impl<'a> From<&'a [Token]> for Asked<'a> {
-    fn from(tokens: &'a [Token]) -> Self {
-        Self::Tokens(tokens)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
