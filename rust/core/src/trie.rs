@@ -239,6 +239,11 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             let Some(child) = self.find(run, &rest.first(size).tokens()) else { return };
             let next = &self.runs[child];
             let blocks = (next.blocks as usize).min(rest.len() / size);
+            // What stands behind it comes from memory while this is compared.
+            if next.child != NONE {
+                let ahead = &self.runs[next.child];
+                std::hint::black_box(self.text.of(ahead.first, 1)[0]);
+            }
             let same = rest.alike(self.text.of(next.first, count(blocks)), size);
             path.extend(next.first..next.first + count(same));
             if same < next.blocks as usize {
