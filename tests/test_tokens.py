@@ -24,6 +24,11 @@ class Tensor:
 IDS = list(range(12))
 
 
+def askew(values):
+    """The same numbers at addresses that their type forbids."""
+    return np.frombuffer(b"-" + values.tobytes(), values.dtype, offset=1)
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -35,6 +40,7 @@ IDS = list(range(12))
         np.array(IDS, dtype=np.int64)[::-1][::-1],
         np.repeat(np.array(IDS, dtype=np.uint32), 2)[::2],
         np.repeat(np.array(IDS, dtype=np.int32), 2)[::2],
+        *(askew(np.array(IDS, dtype=kind)) for kind in "IilL"),
         array.array("I", IDS),
         array.array("q", IDS),
         memoryview(array.array("i", IDS)),
@@ -70,6 +76,7 @@ def test_a_long_array_is_taken_as_a_short_one_is():
         given = ids.astype(kind)
         assert manager.lookup(given, now=2, keep=0).tokens == 5000
         assert manager.lookup(np.repeat(given, 2)[::2], now=2, keep=0).tokens == 5000
+        assert manager.lookup(askew(given), now=2, keep=0).tokens == 5000
         given[4000] += 1
         assert manager.lookup(given, now=2, keep=0).tokens == 4000
         if given.dtype.kind == "i":

@@ -1,12 +1,14 @@
 //! Token ids from whatever Python holds them in.
 //!
-//! A long contiguous array of `uint32` or `int32` is read in place; all else becomes one fresh
+//! A contiguous array of `uint32` or `int32` is read in place; all else becomes one fresh
 //! copy, checked on the way. Invariant: every token is an integer in `0..2**32`; otherwise a
-//! `ConfigError` names the value and its index, or the dtype and the shape. Cost: one pass.
+//! `ConfigError` names the value and its index, or the dtype and the shape. No Python runs while an
+//! array is read in place, or it has become a copy. Cost: one pass.
+
+#![expect(unsafe_code, reason = "to register a borrow takes longer than copying a prompt")]
 
 use numpy::{
-    Element, PyArray1, PyArrayDescrMethods, PyArrayMethods, PyReadonlyArray1, PyUntypedArray,
-    PyUntypedArrayMethods,
+    Element, PyArray1, PyArrayDescrMethods, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -19,7 +21,7 @@ use kvtrie_core::trie::Asked;
 
 use crate::error::bad;
 
-/// Up to so many tokens are copied even from a contiguous array.
+/// Up to so many tokens are checked before they are looked up.
 const SHORT: usize = 4096;
 
 /// Tokens that are looked at and narrowed before the next: they are still in the nearest cache.
@@ -32,10 +34,9 @@ pub(crate) enum Tokens<'py> {
     Signed(Numbers<'py, i32>),
 }
 
-/// Numbers one behind the other, of a short array as a copy: to register a borrow takes longer than
-/// copying a few.
-pub(crate) enum Numbers<'py, T: Element> {
-    InPlace(PyReadonlyArray1<'py, T>),
+/// Numbers one behind the other.
+pub(crate) enum Numbers<'py, T> {
+    InPlace(Bound<'py, PyArray1<T>>),
     Copied(Vec<T>),
 }
 
@@ -43,19 +44,22 @@ impl<'py, T: Element> Numbers<'py, T> {
     /// Those of an array, unless it has another type, more dimensions or gaps.
     fn of(array: &Bound<'py, PyUntypedArray>) -> Option<Self> {
         let array = array.cast::<PyArray1<T>>().ok()?;
-        if array.len() <= SHORT {
-            return array.to_vec().ok().map(Self::Copied);
-        }
-        let readonly = array.try_readonly().ok()?;
-        readonly.as_slice().is_ok().then_some(Self::InPlace(readonly))
+        in_place(array).is_some().then(|| Self::InPlace(array.clone()))
     }
 
     fn as_slice(&self) -> &[T] {
         match self {
-            Self::InPlace(array) => array.as_slice().unwrap_or_default(),
+            Self::InPlace(array) => in_place(array).unwrap_or_default(),
             Self::Copied(numbers) => numbers,
         }
     }
+}
+
+/// The numbers of an array where they are; `None` if it has gaps or its numbers stand askew.
+fn in_place<'a, T: Element>(array: &'a Bound<'_, PyArray1<T>>) -> Option<&'a [T]> {
+    // SAFETY: the array is held as long as the slice, and nothing here writes to it or runs Python
+    // meanwhile. Whoever writes to it in another thread breaks what every reader of arrays relies on.
+    unsafe { array.as_slice() }.ok()
 }
 
 impl<'py> Tokens<'py> {
@@ -127,21 +131,21 @@ impl From<Vec<Token>> for Tokens<'_> {
 /// Numbers of a long contiguous array that are compared with known tokens as they are: those that are
 /// alike need no other check.
 pub(crate) enum Unchecked<'py> {
-    Signed(PyReadonlyArray1<'py, i32>),
-    Wide(PyReadonlyArray1<'py, i64>),
+    Signed(Numbers<'py, i32>),
+    Wide(Numbers<'py, i64>),
 }
 
 impl<'py> Unchecked<'py> {
     /// Those of a long array of `int32` or `int64`.
     pub(crate) fn of(given: &Bound<'py, PyAny>) -> Option<Self> {
         let array = given.cast::<PyUntypedArray>().ok()?;
-        if array.ndim() != 1 || array.len() <= SHORT || !array.is_c_contiguous() {
+        if array.len() <= SHORT {
             return None;
         }
         let dtype = array.dtype();
         match (dtype.kind(), dtype.itemsize()) {
-            (b'i', 4) => Some(Self::Signed(array.cast().ok()?.try_readonly().ok()?)),
-            (b'i', 8) => Some(Self::Wide(array.cast().ok()?.try_readonly().ok()?)),
+            (b'i', 4) => Numbers::of(array).map(Self::Signed),
+            (b'i', 8) => Numbers::of(array).map(Self::Wide),
             _ => None,
         }
     }
@@ -149,10 +153,8 @@ impl<'py> Unchecked<'py> {
     /// The numbers, as a lookup takes them.
     pub(crate) fn asked(&self) -> Asked<'_> {
         match self {
-            Self::Signed(array) => Asked::Signed(array.as_slice().unwrap_or_default()),
-            Self::Wide(array) => {
-                Asked::Wide(bytemuck::cast_slice(array.as_slice().unwrap_or_default()))
-            }
+            Self::Signed(numbers) => Asked::Signed(numbers.as_slice()),
+            Self::Wide(numbers) => Asked::Wide(bytemuck::cast_slice(numbers.as_slice())),
         }
     }
 
@@ -217,6 +219,9 @@ fn from_array(array: &Bound<'_, PyUntypedArray>) -> PyResult<Vec<Token>> {
     if dtype.byteorder() == b'>' {
         return Err(bad(format!("tokens of dtype {dtype}, native byte order wanted")));
     }
+    if !array.is_aligned() {
+        return from_array(array.call_method0(intern!(array.py(), "copy"))?.cast()?);
+    }
     match (kind, size) {
         (b'u', 1) => read::<u8>(array),
         (b'u', 2) => read::<u16>(array),
@@ -235,10 +240,10 @@ where
     Token: TryFrom<T>,
 {
     let array = array.cast::<PyArray1<T>>()?;
-    let array = array.try_readonly().map_err(|error| bad(format!("tokens: {error}")))?;
-    if let Ok(tokens) = array.as_slice() {
+    if let Some(tokens) = in_place(array) {
         return check(tokens.iter().copied());
     }
+    let array = array.try_readonly().map_err(|error| bad(format!("tokens: {error}")))?;
     check(array.as_array().iter().copied())
 }
 
@@ -248,9 +253,7 @@ where
     T: Element + bytemuck::Pod + std::fmt::Display,
     Token: TryFrom<T>,
 {
-    if let Ok(readonly) = array.cast::<PyArray1<T>>()?.try_readonly()
-        && let Ok(tokens) = readonly.as_slice()
-    {
+    if let Some(tokens) = in_place(array.cast::<PyArray1<T>>()?) {
         let mut narrow: Vec<Token> = Vec::with_capacity(tokens.len());
         let mut all = 0;
         for near in bytemuck::cast_slice::<T, u64>(tokens).chunks(NEAR) {
