@@ -185,18 +185,34 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         run.first..run.first + run.blocks
     }
 
+    /// Consecutive blocks of one path, run by run, and what those of each run have in common.
+    pub fn along<'a>(
+        &'a self,
+        path: &'a [BlockId],
+    ) -> impl Iterator<Item = (Range<BlockId>, &'a T)> + 'a {
+        let (mut rest, mut before) = (path, NONE);
+        std::iter::from_fn(move || {
+            let &first = rest.first()?;
+            before = self.behind(before, first);
+            let run = &self.runs[before];
+            let blocks = rest.len().min((run.first + run.blocks - first) as usize);
+            rest = &rest[blocks..];
+            Some((first..first + count(blocks), &run.own))
+        })
+    }
+
     /// Changes what consecutive blocks of one path have in common with those of their runs, run by
     /// run. Runs that reach beyond them are split; ends that became alike are joined.
-    pub fn change(&mut self, path: &[BlockId], mut what: impl FnMut(&mut T)) {
-        let (Some(&first), Some(&last)) = (path.first(), path.last()) else { return };
-        let mut rest = path;
-        while let Some(&block) = rest.first() {
-            let run = self.isolate(block, rest.len());
-            let run = &mut self.runs[run];
-            what(&mut run.own);
+    pub fn change(&mut self, path: &[BlockId], mut what: impl FnMut(Range<BlockId>, &mut T)) {
+        let (mut rest, mut before) = (path, NONE);
+        while let Some(&first) = rest.first() {
+            before = self.isolate(before, first, rest.len());
+            let run = &mut self.runs[before];
+            what(first..first + run.blocks, &mut run.own);
             rest = &rest[run.blocks as usize..];
         }
-        self.merge(self.ids.home(last));
+        let Some(&first) = path.first() else { return };
+        self.merge(before);
         self.merge(self.runs[self.ids.home(first)].parent);
     }
 
@@ -444,14 +460,27 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         &self.runs[self.ids.home(block)]
     }
 
-    /// Splits the run of `block` so that it begins with `block` and has at most `blocks` blocks.
-    fn isolate(&mut self, block: BlockId, blocks: usize) -> RunId {
-        let run = self.ids.home(block);
+    /// The run of a block, which stands behind the run `before` if one is named. An only child is
+    /// found without a look at where each block is.
+    fn behind(&self, before: RunId, block: BlockId) -> RunId {
+        if before != NONE {
+            let child = self.runs[before].child;
+            if child != NONE && self.runs[child].first == block {
+                return child;
+            }
+        }
+        self.ids.home(block)
+    }
+
+    /// Splits the run of `block`, which stands behind the run `before` if one is named, so that it
+    /// begins with `block` and has at most `blocks` blocks.
+    fn isolate(&mut self, before: RunId, block: BlockId, blocks: usize) -> RunId {
+        let mut run = self.behind(before, block);
         let at = block - self.runs[run].first;
         if at > 0 {
             self.split(run, at);
+            run = self.ids.home(block);
         }
-        let run = self.ids.home(block);
         if (self.runs[run].blocks as usize) > blocks {
             self.split(run, count(blocks));
         }

@@ -98,7 +98,7 @@ impl Beside {
         let mut path = Vec::new();
         self.trie.walk(root, Asked::Tokens(&tokens), &mut path);
         let Some(part) = path.get(front..path.len().saturating_sub(back)) else { return };
-        self.trie.change(part, |own| *own = value);
+        self.trie.change(part, |_, own| *own = value);
         self.owns.extend(part.iter().map(|&block| (block, value)));
     }
 

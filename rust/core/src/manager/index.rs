@@ -136,7 +136,7 @@ impl Manager {
             return Some((block, false));
         }
         if known {
-            self.trie.change(&[block], |node| {
+            self.trie.change(&[block], |_, node| {
                 node.access = node.access.max(stood.access);
                 node.uses = node.uses.max(stood.uses);
                 node.session_blocks = stood.session_blocks;

@@ -4,6 +4,9 @@
 //! tail's tokens are fewer than a block. Cost: O(path) to make and to release.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
+
+use smallvec::SmallVec;
 
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token};
 use crate::error::{Error, Result};
@@ -12,6 +15,7 @@ use crate::tier::State;
 use crate::time::Nanos;
 
 use super::Manager;
+use super::node::Runs;
 use super::own::OwnId;
 use super::path::{Path, Step};
 use super::session::SessionId;
@@ -258,35 +262,43 @@ impl Manager {
 
     /// Pins consecutive blocks of a path.
     pub(super) fn pin(&mut self, path: &[BlockId]) {
-        self.trie.change(path, |node| node.refs += 1);
-        for run in self.runs(path) {
-            if self.node(run.start).refs == 1 {
-                for block in self.edge(0, run) {
-                    self.tiers[0].retention.unlink(block);
-                }
+        let mut runs = Runs::new();
+        self.trie.change(path, |run, node| {
+            node.refs += 1;
+            if node.refs == 1 {
+                runs.push(run);
+            }
+        });
+        for run in runs {
+            for block in self.edge(0, run) {
+                self.tiers[0].retention.unlink(block);
             }
         }
     }
 
     /// Unpins consecutive blocks of a path, last first, and removes what nothing holds any more.
     pub(super) fn unpin(&mut self, path: &[BlockId]) {
-        self.trie.change(path, |node| node.refs -= 1);
-        if let Some(&last) = path.last() {
-            self.trie.trim(last);
-        }
+        let mut runs: SmallVec<[(Range<BlockId>, bool); 12]> = SmallVec::new();
+        self.trie.change(path, |run, node| {
+            node.refs -= 1;
+            runs.push((run, node.refs == 0));
+        });
+        let Some(&last) = path.last() else { return };
+        self.trie.trim(last);
+        let leaf_only = self.structure(last) == Structure::LeafOnly;
         let mut carries = false;
-        for run in self.runs(path).into_iter().rev() {
+        for (run, free) in runs.into_iter().rev() {
             let stands = std::mem::take(&mut carries);
-            if !self.trie.alive(run.start) || self.node(run.start).refs > 0 {
+            if !free {
                 continue;
             }
             let quiet = self.tiers[0].here.quietly(run.clone());
-            carries = quiet && self.structure(run.start) == Structure::LeafOnly;
+            carries = quiet && leaf_only;
             if carries && stands {
                 // What stands behind it keeps it from leaving.
                 continue;
             }
-            for block in if quiet { self.edge(0, run) } else { run }.rev() {
+            for block in if carries { run.end - 1..run.end } else { run }.rev() {
                 if !self.trie.alive(block) {
                     continue;
                 }

@@ -248,8 +248,8 @@ impl Manager {
 
     /// The blocks of a run were used together last.
     fn count_hits(&mut self, tier: TierId, path: &[BlockId], now: Nanos) {
-        for run in self.runs(path) {
-            let age = self.idle(run.start, now);
+        for (run, node) in self.trie.along(path) {
+            let age = stamp(now).saturating_sub(node.access);
             self.meter.times[tier].hit_age.record(age, u64::from(run.end - run.start));
         }
         let (hits, stats) = (path.len() as u64, &mut self.meter.tiers[tier]);

@@ -150,15 +150,7 @@ impl Manager {
 
     /// Consecutive blocks of a path, run by run.
     pub(super) fn runs(&self, path: &[BlockId]) -> Runs {
-        let mut runs = Runs::new();
-        let mut rest = path;
-        while let Some(&block) = rest.first() {
-            let end = self.trie.run(block).end;
-            let part = rest.len().min((end - block) as usize);
-            runs.push(block..rest[part - 1] + 1);
-            rest = &rest[part..];
-        }
-        runs
+        self.trie.along(path).map(|(run, _)| run).collect()
     }
 
     /// The blocks of a run that may have an entry on a tier. Where something of all of a leaf-only
@@ -217,9 +209,15 @@ impl Manager {
 
     /// The blocks of a path are used at `now`, or have been until now.
     pub(super) fn touch(&mut self, path: &[BlockId], now: Nanos, used: bool) {
-        self.trie.change(path, |node| {
+        let mut runs = Runs::new();
+        // What is leased has no entry on the first tier.
+        let single = self.tiers.len() == 1;
+        self.trie.change(path, |run, node| {
             node.access = stamp(now);
             node.uses = node.uses.saturating_add(u32::from(used));
+            if node.refs == 0 || !single {
+                runs.push(run);
+            }
         });
         if !self.refused.is_empty() {
             for &block in path {
@@ -234,14 +232,17 @@ impl Manager {
         if used {
             self.used_again(path);
         }
-        self.refresh_path(path);
+        self.refresh_runs(runs);
     }
 
-    /// Brings the entries of consecutive blocks of a path in line, looking at the ends of runs only
-    /// where no other block can have one.
+    /// Brings the entries of consecutive blocks of a path in line.
     pub(super) fn refresh_path(&mut self, path: &[BlockId]) {
-        for run in self.runs(path) {
-            // What is leased has no entry on the first tier.
+        self.refresh_runs(self.runs(path));
+    }
+
+    /// The same for runs, looking at their ends only where no other block can have an entry.
+    fn refresh_runs(&mut self, runs: Runs) {
+        for run in runs {
             let first = usize::from(self.node(run.start).refs > 0);
             for tier in first..self.tiers.len() {
                 for block in self.edge(tier, run.clone()) {

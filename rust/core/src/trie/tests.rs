@@ -54,17 +54,17 @@ fn blocks_of_a_run_have_one_value() {
     let root = trie.add_root();
     let mut path = Vec::new();
     trie.extend(root, None, &[0, 1, 2, 3, 4], 1, &mut path);
-    trie.change(&path[1..3], |own| *own = 2);
+    trie.change(&path[1..3], |_, own| *own = 2);
     assert_eq!(trie.runs(), 3);
     assert_eq!(path.iter().map(|&b| *trie.own(b)).collect::<Vec<_>>(), [1, 2, 2, 1, 1]);
-    trie.change(&path, |own| *own += 1);
+    trie.change(&path, |_, own| *own += 1);
     let (five, seven) = (path[4], path[4] + 2);
     trie.extend(root, Some(five), &[5, 6], 2, &mut path);
     trie.extend(root, Some(seven), &[7], 9, &mut path);
     assert_eq!(trie.runs(), 4);
     let runs: Vec<_> = path.iter().map(|&b| trie.run(b)).collect();
     assert_eq!((runs[3].clone(), runs[6].clone()), (3..7, 3..7));
-    trie.change(&path[1..3], |own| *own = 2);
+    trie.change(&path[1..3], |_, own| *own = 2);
     assert_eq!((trie.run(path[0]), trie.runs()), (0..7, 2));
     assert_eq!(trie.audit(), [""; 0]);
 }
@@ -108,7 +108,7 @@ fn a_path_goes_on_in_the_next_piece() {
     assert_eq!((path.len(), trie.runs(), trie.audit()), (5_000, 2, vec![]));
     assert_eq!(walk(&trie, root, &tokens), path);
     let mut seen = path.clone();
-    trie.change(&path[4_000..4_200], |()| ());
+    trie.change(&path[4_000..4_200], |_, ()| ());
     seen.retain(|&block| {
         trie.depth(block) as usize == path.iter().position(|&b| b == block).unwrap()
     });
