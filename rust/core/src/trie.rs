@@ -19,6 +19,7 @@ mod run;
 mod tests;
 mod text;
 
+use std::hint::black_box;
 use std::ops::Range;
 
 use hashbrown::HashTable;
@@ -258,7 +259,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             // What stands behind it comes from memory while this is compared.
             if next.child != NONE {
                 let ahead = &self.runs[next.child];
-                std::hint::black_box(self.text.of(ahead.first, 1)[0]);
+                black_box(self.text.of(ahead.first, 1)[0]);
             }
             let same = rest.alike(self.text.of(next.first, count(blocks)), size);
             path.extend(next.first..next.first + count(same));
@@ -458,6 +459,16 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     #[inline]
     fn home(&self, block: BlockId) -> &Run<T> {
         &self.runs[self.ids.home(block)]
+    }
+
+    /// Fetches what will be asked of the last blocks of a run, so that it comes from memory side by
+    /// side; returns the run's first block and the one before it.
+    pub fn warm(&self, block: BlockId) -> (BlockId, Option<BlockId>) {
+        let run = self.home(block);
+        let (first, parent) = (run.first, self.runs[run.parent].last());
+        black_box((self.generations[block], self.generations[first], self.ids.home(first)));
+        black_box(parent.map(|parent| self.ids.home(parent)));
+        (first, parent)
     }
 
     /// The run of a block, which stands behind the run `before` if one is named. An only child is

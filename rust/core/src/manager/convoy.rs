@@ -45,7 +45,7 @@ impl Manager {
     pub(super) fn set_out(&mut self, convoy: &Convoy, now: Nanos) -> Range<MoveId> {
         let Convoy { kind, lease, src, dst, ref blocks } = *convoy;
         let (first, all) = (self.next_move, self.all_layers());
-        for block in self.edge(src, blocks.clone()) {
+        for block in self.edge(src, blocks.clone(), self.structure(blocks.start)) {
             self.tiers[src].retention.unlink(block);
         }
         for block in blocks.clone() {
@@ -110,8 +110,9 @@ impl Manager {
         if kind == MoveKind::Store {
             self.refused.took(dst, number as u64);
         }
+        let structure = self.structure(first);
         for tier in [src, dst] {
-            for block in self.edge(tier, blocks.clone()) {
+            for block in self.edge(tier, blocks.clone(), structure) {
                 self.refresh_on(tier, block);
             }
         }

@@ -9,6 +9,7 @@
 mod cut;
 
 use std::collections::BTreeMap;
+use std::hint::black_box;
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
@@ -172,6 +173,7 @@ impl Manager {
         let wanted = units + kept;
         while draft.spare[tier] < wanted {
             let Some(entry) = self.tiers[tier].retention.victim(stamp(now)) else { return false };
+            self.warm(tier, entry.id);
             self.tiers[tier].retention.unlink(entry.id);
             if self.cut(draft, tier, entry, wanted, now) {
                 draft.sure.push((tier, entry.id));
@@ -182,6 +184,13 @@ impl Manager {
         }
         draft.spare[tier] -= units;
         true
+    }
+
+    /// Fetches what deciding on a victim will ask for: one wait for memory instead of many.
+    fn warm(&self, tier: TierId, block: BlockId) {
+        let (first, parent) = self.trie.warm(block);
+        let slot = |block| self.tiers[tier].here.slot(block);
+        black_box((slot(block), slot(first), parent.map(slot)));
     }
 
     /// Decides on one block, whatever its value.
@@ -224,7 +233,7 @@ impl Manager {
     pub(super) fn guard(&mut self, draft: &mut Draft, tier: TierId, blocks: Range<BlockId>) {
         let end = draft.guarded.entry((tier, blocks.start)).or_default();
         *end = blocks.end.max(*end);
-        for block in self.edge(tier, blocks) {
+        for block in self.edge(tier, blocks.clone(), self.structure(blocks.start)) {
             self.take_out(draft, tier, block);
         }
     }

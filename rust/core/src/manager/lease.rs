@@ -269,8 +269,9 @@ impl Manager {
                 runs.push(run);
             }
         });
+        let Some(structure) = path.first().map(|&first| self.structure(first)) else { return };
         for run in runs {
-            for block in self.edge(0, run) {
+            for block in self.edge(0, run, structure) {
                 self.tiers[0].retention.unlink(block);
             }
         }
@@ -286,13 +287,15 @@ impl Manager {
         let Some(&last) = path.last() else { return };
         self.trie.trim(last);
         let leaf_only = self.structure(last) == Structure::LeafOnly;
+        // Nothing is removed then.
+        let all = self.holds_all(0);
         let mut carries = false;
         for (run, free) in runs.into_iter().rev() {
             let stands = std::mem::take(&mut carries);
             if !free {
                 continue;
             }
-            let quiet = self.tiers[0].here.quietly(run.clone());
+            let quiet = all || self.tiers[0].here.quietly(run.clone());
             carries = quiet && leaf_only;
             if carries && stands {
                 // What stands behind it keeps it from leaving.

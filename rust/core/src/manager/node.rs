@@ -155,12 +155,17 @@ impl Manager {
 
     /// The blocks of a run that may have an entry on a tier. Where something of all of a leaf-only
     /// run is there, only the last one may have nothing behind it.
-    pub(super) fn edge(&self, tier: TierId, run: Range<BlockId>) -> Range<BlockId> {
-        if self.tiers[tier].here.nowhere(run.clone()) {
+    pub(super) fn edge(
+        &self,
+        tier: TierId,
+        run: Range<BlockId>,
+        structure: Structure,
+    ) -> Range<BlockId> {
+        let (all, here) = (self.holds_all(tier), &self.tiers[tier].here);
+        if !all && here.nowhere(run.clone()) {
             return run.end..run.end;
         }
-        let leaf_only = self.structure(run.start) == Structure::LeafOnly;
-        if leaf_only && self.tiers[tier].here.everywhere(run.clone()) {
+        if structure == Structure::LeafOnly && (all || here.everywhere(run.clone())) {
             return run.end - 1..run.end;
         }
         run
@@ -242,10 +247,12 @@ impl Manager {
 
     /// The same for runs, looking at their ends only where no other block can have an entry.
     fn refresh_runs(&mut self, runs: Runs) {
+        let Some(first) = runs.first() else { return };
+        let structure = self.structure(first.start);
         for run in runs {
             let first = usize::from(self.node(run.start).refs > 0);
             for tier in first..self.tiers.len() {
-                for block in self.edge(tier, run.clone()) {
+                for block in self.edge(tier, run.clone(), structure) {
                     self.refresh_on(tier, block);
                 }
             }
