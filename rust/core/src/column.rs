@@ -5,6 +5,8 @@
 
 use std::ops::{Index, IndexMut};
 
+use prefetch_index::prefetch_index;
+
 /// Values per piece: a power of two, small enough that filling one takes microseconds.
 pub const PIECE: usize = 1 << 12;
 
@@ -34,6 +36,14 @@ impl<T: Clone> Column<T> {
     #[must_use]
     pub fn get(&self, id: u32) -> Option<&T> {
         self.pieces.get(id as usize / PIECE).map(|piece| &piece[id as usize % PIECE])
+    }
+
+    /// Begins to fetch the value of an id that will be asked for.
+    #[inline]
+    pub fn warm(&self, id: u32) {
+        if let Some(piece) = self.pieces.get(id as usize / PIECE) {
+            prefetch_index(piece, id as usize % PIECE);
+        }
     }
 
     /// Values of consecutive ids, up to the end of the range or of their piece.

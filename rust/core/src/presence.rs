@@ -38,6 +38,11 @@ impl Presence {
         self.slots.reach(bound);
     }
 
+    /// Begins to fetch a block's residency.
+    pub fn warm(&self, block: BlockId) {
+        self.slots.warm(block);
+    }
+
     /// A block's residency.
     #[inline]
     #[must_use]

@@ -19,7 +19,6 @@ mod run;
 mod tests;
 mod text;
 
-use std::hint::black_box;
 use std::ops::Range;
 
 use hashbrown::HashTable;
@@ -259,7 +258,10 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             // What stands behind it comes from memory while this is compared.
             if next.child != NONE {
                 let ahead = &self.runs[next.child];
-                black_box(self.text.of(ahead.first, 1)[0]);
+                self.text.warm(ahead.first, 1);
+                if ahead.child != NONE {
+                    self.runs.warm(ahead.child);
+                }
             }
             let same = rest.alike(self.text.of(next.first, count(blocks)), size);
             path.extend(next.first..next.first + count(same));
@@ -461,13 +463,17 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         &self.runs[self.ids.home(block)]
     }
 
-    /// Fetches what will be asked of the last blocks of a run, so that it comes from memory side by
-    /// side; returns the run's first block and the one before it.
+    /// Begins to fetch what will be asked of the last blocks of a run that leave; returns the run's
+    /// first block and the one before it.
     pub fn warm(&self, block: BlockId) -> (BlockId, Option<BlockId>) {
+        self.generations.warm(block);
         let run = self.home(block);
         let (first, parent) = (run.first, self.runs[run.parent].last());
-        black_box((self.generations[block], self.generations[first], self.ids.home(first)));
-        black_box(parent.map(|parent| self.ids.home(parent)));
+        self.generations.warm(first);
+        self.ids.warm(first);
+        if let Some(parent) = parent {
+            self.ids.warm(parent);
+        }
         (first, parent)
     }
 

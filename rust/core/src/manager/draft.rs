@@ -9,7 +9,6 @@
 mod cut;
 
 use std::collections::BTreeMap;
-use std::hint::black_box;
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
@@ -186,11 +185,15 @@ impl Manager {
         true
     }
 
-    /// Fetches what deciding on a victim will ask for: one wait for memory instead of many.
+    /// Begins to fetch what deciding on a victim will ask for: one wait for memory instead of many.
     fn warm(&self, tier: TierId, block: BlockId) {
+        let here = &self.tiers[tier].here;
+        here.warm(block);
         let (first, parent) = self.trie.warm(block);
-        let slot = |block| self.tiers[tier].here.slot(block);
-        black_box((slot(block), slot(first), parent.map(slot)));
+        here.warm(first);
+        if let Some(parent) = parent {
+            here.warm(parent);
+        }
     }
 
     /// Decides on one block, whatever its value.

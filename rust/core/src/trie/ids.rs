@@ -59,6 +59,11 @@ impl Ids {
         self.homes.get(id).copied().filter(|&home| home < NOBODY).unwrap_or(NONE)
     }
 
+    /// Begins to fetch the run of a block.
+    pub(super) fn warm(&self, id: BlockId) {
+        self.homes.warm(id);
+    }
+
     /// Says whose ids are that were taken.
     pub(super) fn settle(&mut self, ids: Range<BlockId>, home: RunId) {
         self.homes.fill(ids.start, ids.end, &home);

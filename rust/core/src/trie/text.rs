@@ -3,8 +3,13 @@
 //! Invariant: the tokens of a piece of ids stay where they are. Cost: four bytes per token of every
 //! id ever given out, in use or not.
 
+use prefetch_index::prefetch_index;
+
 use crate::block::{BlockId, Token};
 use crate::column::PIECE;
+
+/// Tokens of a line of memory.
+const LINE: usize = 64 / size_of::<Token>();
 
 /// Tokens by block id.
 #[derive(Clone, Debug)]
@@ -24,6 +29,16 @@ impl Text {
     pub(super) fn of(&self, first: BlockId, blocks: u32) -> &[Token] {
         let at = first as usize % PIECE * self.size;
         &self.pieces[first as usize / PIECE][at..at + blocks as usize * self.size]
+    }
+
+    /// Begins to fetch the tokens of consecutive blocks of one piece.
+    #[inline]
+    pub(super) fn warm(&self, first: BlockId, blocks: u32) {
+        let at = first as usize % PIECE * self.size;
+        let piece = &self.pieces[first as usize / PIECE];
+        for line in (at..at + blocks as usize * self.size).step_by(LINE) {
+            prefetch_index(piece, line);
+        }
     }
 
     /// Sets the tokens of blocks from `first` on, of one piece.
