@@ -172,6 +172,11 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.text.of(blocks.start, blocks.end - blocks.start)
     }
 
+    /// Begins to fetch the tokens of consecutive blocks of one run.
+    pub fn warm_text(&self, blocks: Range<BlockId>) {
+        self.text.warm(blocks.start, blocks.end - blocks.start);
+    }
+
     /// What a block has in common with the others of its run.
     #[must_use]
     pub fn own(&self, block: BlockId) -> &T {

@@ -19,9 +19,14 @@ use super::trips::Leaves;
 impl Manager {
     /// Carries out every decision, in order, and links the entries again.
     pub(super) fn apply(&mut self, draft: &Draft, now: Nanos) {
+        let last = draft.victims.iter().filter(|victim| victim.quiet && victim.fate == Fate::Drop);
+        let runs = last.map(|victim| victim.block + 1 - victim.blocks..victim.block + 1);
+        // Their lines come from memory while the victims leave.
+        let parts = self.parts_leaving(runs);
         for victim in &draft.victims {
             self.evict(victim, draft.cause, now);
         }
+        self.remember(&parts);
         if draft.victims.iter().all(|victim| victim.quiet) {
             self.refresh_touched(draft);
         } else {

@@ -13,7 +13,7 @@ use crate::policy::{Entry, Facts, Reload};
 use crate::scope::ScopeId;
 use crate::tier::{Owner, State, Write};
 use crate::time::{Nanos, Stamp, stamp};
-use crate::trie::RunId;
+use crate::trie::{Part, RunId};
 
 use super::Manager;
 use super::meter::Cause;
@@ -34,6 +34,9 @@ pub(super) struct Node {
 
 /// A path run by run; few paths have more runs than turns.
 pub(super) type Runs = SmallVec<[Range<BlockId>; 12]>;
+
+/// Parts of groups that leave the trie, and how often they were used.
+pub(super) type Parts = SmallVec<[(Part, u32); 16]>;
 
 impl Manager {
     /// The layers of a block that stand or will stand on a tier.
@@ -318,7 +321,9 @@ impl Manager {
             Some((known, alike)) if *alike == uses => *known += blocks,
             _ => former.push((blocks, uses)),
         };
-        for part in self.trie.parts(root, parent, tokens) {
+        let parts: SmallVec<[Part; 8]> = self.trie.parts(root, parent, tokens).collect();
+        parts.iter().for_each(|part| self.told.warm(part));
+        for part in parts {
             match self.told.recall(&part) {
                 None => add(part.places.len(), 0),
                 Some(uses) => part.places.for_each(|place| add(1, uses[place as usize])),
@@ -380,7 +385,33 @@ impl Manager {
                 return;
             }
             next = self.trie.parent(block);
+            let parts = self.parts_leaving(std::iter::once(block..block + 1));
             self.strike(block..block + 1, next);
+            self.remember(&parts);
+        }
+    }
+
+    /// What is to be remembered of the last blocks of runs, which are about to leave the trie.
+    pub(super) fn parts_leaving(&self, runs: impl Iterator<Item = Range<BlockId>>) -> Parts {
+        let mut all = Parts::new();
+        if !self.told.remembers() {
+            return all;
+        }
+        for blocks in runs {
+            let Node { scope, uses, .. } = *self.node(blocks.start);
+            let (root, before) = (self.scopes.get(scope).root, self.trie.parent(blocks.start));
+            for part in self.trie.parts(root, before, self.trie.text(blocks)) {
+                self.told.warm(&part);
+                all.push((part, uses));
+            }
+        }
+        all
+    }
+
+    /// Remembers blocks that left the trie.
+    pub(super) fn remember(&mut self, parts: &Parts) {
+        for (part, uses) in parts {
+            self.told.remember(part, *uses);
         }
     }
 
@@ -394,13 +425,6 @@ impl Manager {
     }
 
     fn strike(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
-        if self.told.remembers() {
-            let Node { scope, uses, .. } = *self.node(blocks.start);
-            let root = self.scopes.get(scope).root;
-            for part in self.trie.parts(root, before, self.trie.text(blocks.clone())) {
-                self.told.remember(&part, uses);
-            }
-        }
         self.forget_beside(blocks.clone(), before);
         self.trie.cut(blocks.end - 1, blocks.end - blocks.start);
     }

@@ -70,6 +70,13 @@ impl Told {
         }
     }
 
+    /// It will be asked for, or told of, a part.
+    pub(super) fn warm(&self, part: &Part) {
+        if let Some(gone) = &self.gone {
+            gone.warm(part);
+        }
+    }
+
     /// How often blocks that come were used in a former life, by their places in the group; it is
     /// remembered no longer.
     pub(super) fn recall(&mut self, part: &Part) -> Option<[u32; GROUP as usize]> {

@@ -7,6 +7,8 @@
 //! or half a one where each path is a single block. One group in 16 000 is taken for another that had
 //! its fingerprint, and of its blocks one in 256. What nothing was written to yet takes no memory.
 
+use prefetch_index::prefetch_index;
+
 use crate::policy::MOST_USES;
 use crate::trie::{GROUP, Part};
 
@@ -61,6 +63,12 @@ impl Gone {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.empty
+    }
+
+    /// Begins to fetch what is known of a group.
+    pub fn warm(&self, part: &Part) {
+        let (line, _) = self.find(part.group);
+        prefetch_index(&self.pieces[line / PIECE], line % PIECE);
     }
 
     /// Remembers how often blocks were used that are gone now.

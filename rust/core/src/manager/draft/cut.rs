@@ -80,6 +80,9 @@ impl Manager {
             first = block;
         }
         let (blocks, layers) = (last + 1 - first, self.all_layers());
+        if fate == Fate::Drop && self.told.remembers() {
+            self.trie.warm_text(first..last + 1);
+        }
         draft.victims.push(Victim { tier, block: last, blocks, layers, fate, quiet: true });
         draft.cuts.insert((tier, first), last + 1);
         if let Some(parent) = rest.or_else(|| self.trie.parent(first))
