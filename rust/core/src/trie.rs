@@ -521,6 +521,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             child: std::mem::replace(&mut front.child, NONE),
             next: NONE,
             previous: NONE,
+            key: 0,
             own: front.own,
         };
         front.blocks = at;

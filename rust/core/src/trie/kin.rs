@@ -5,11 +5,9 @@
 //! to find, add or take away; a hash of a block's tokens where there are siblings.
 
 use crate::block::Token;
-use crate::column::Column;
 
 use super::Trie;
-use super::run::{NONE, Run, RunId, hash};
-use super::text::Text;
+use super::run::{Key, NONE, Run, RunId, key};
 
 /// Tables that runs are spread over, so that none gets large and growing one is quick.
 pub(super) const TABLES: usize = 256;
@@ -29,14 +27,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             let child = &self.runs[child];
             child.parent == run && self.text.of(child.first, 1) == tokens
         };
-        let key = hash(home.seed(run), tokens);
-        self.tables[table(key)].find(key, same).copied()
-    }
-
-    /// The hash under which the tables keep a run that has a parent.
-    fn key(runs: &Column<Run<T>>, text: &Text, child: RunId) -> u64 {
-        let run = &runs[child];
-        hash(runs[run.parent].seed(run.parent), text.of(run.first, 1))
+        let key = key(home.seed(run), tokens);
+        self.tables[table(key)].find(spread(key), same).copied()
     }
 
     /// Hangs a run that has blocks behind its parent.
@@ -56,15 +48,17 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// Puts a run into the tables.
     fn enter(&mut self, run: RunId) {
-        let (runs, text) = (&self.runs, &self.text);
-        let key = Self::key(runs, text, run);
-        self.tables[table(key)].insert_unique(key, run, |&other| Self::key(runs, text, other));
+        let Run { parent, first, .. } = self.runs[run];
+        let key = key(self.runs[parent].seed(parent), self.text.of(first, 1));
+        self.runs[run].key = key;
+        let runs = &self.runs;
+        self.tables[table(key)].insert_unique(spread(key), run, |&other| spread(runs[other].key));
     }
 
     /// Takes a run out of the tables.
     fn leave(&mut self, run: RunId) {
-        let key = Self::key(&self.runs, &self.text, run);
-        let entry = self.tables[table(key)].find_entry(key, |&other| other == run);
+        let key = self.runs[run].key;
+        let entry = self.tables[table(key)].find_entry(spread(key), |&other| other == run);
         entry.expect("a run that has a sibling").remove();
     }
 
@@ -97,6 +91,11 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     }
 }
 
-fn table(key: u64) -> usize {
-    (key >> 32) as usize % TABLES
+fn table(key: Key) -> usize {
+    key as usize % TABLES
+}
+
+/// A key with its bits where a table looks for them: at both ends.
+fn spread(key: Key) -> u64 {
+    (u64::from(key) << 32) | (u64::from(key) / TABLES as u64)
 }

@@ -28,6 +28,8 @@ pub(super) struct Run<T> {
     pub(super) child: RunId,
     pub(super) next: RunId,
     pub(super) previous: RunId,
+    /// What the tables find it by, while it is in them.
+    pub(super) key: Key,
     pub(super) own: T,
 }
 
@@ -43,6 +45,7 @@ impl<T: Copy> Run<T> {
             child: NONE,
             next: NONE,
             previous: NONE,
+            key: 0,
             own,
         }
     }
@@ -59,12 +62,16 @@ impl<T: Copy> Run<T> {
     }
 }
 
-/// What a run is found by behind the block that `seed` stands for: its first tokens.
-pub(super) fn hash(seed: u64, tokens: &[Token]) -> u64 {
+/// What the tables of siblings find a run by.
+pub(super) type Key = u32;
+
+/// The key of a run behind the block that `seed` stands for: its first tokens'.
+pub(super) fn key(seed: u64, tokens: &[Token]) -> Key {
     let mut hasher = FxHasher::default();
     hasher.write_u64(seed);
     for pair in tokens.chunks(2) {
         hasher.write_u64(u64::from(pair[0]) | u64::from(pair.get(1).copied().unwrap_or(0)) << 32);
     }
-    hasher.finish()
+    let hash = hasher.finish();
+    Key::try_from((hash ^ hash >> 32) & u64::from(Key::MAX)).expect("half of the bits")
 }
