@@ -115,18 +115,14 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         Handle::new(block, u32::from(self.generations[block]))
     }
 
-    /// The handles of living blocks, read in one go where their ids follow one another.
+    /// The handles of consecutive blocks of one path.
     #[must_use]
-    pub fn handles(&self, blocks: &[BlockId]) -> Vec<Handle> {
-        let mut handles = Vec::with_capacity(blocks.len());
-        for row in blocks.chunk_by(|before, block| before + 1 == *block) {
-            let (mut from, end) = (row[0], row[0] + count(row.len()));
-            while from < end {
-                let generations = self.generations.stretch(from, end);
-                let numbered = generations.iter().zip(from..);
-                handles.extend(numbered.map(|(&age, block)| Handle::new(block, u32::from(age))));
-                from += count(generations.len());
-            }
+    pub fn handles(&self, path: &[BlockId]) -> Vec<Handle> {
+        let mut handles = Vec::with_capacity(path.len());
+        for (run, _) in self.along(path) {
+            let generations = self.generations.stretch(run.start, run.end);
+            let numbered = run.zip(generations);
+            handles.extend(numbered.map(|(block, &age)| Handle::new(block, u32::from(age))));
         }
         handles
     }

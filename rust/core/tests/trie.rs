@@ -98,7 +98,12 @@ impl Beside {
         let mut path = Vec::new();
         self.trie.walk(root, Asked::Tokens(&tokens), &mut path);
         let Some(part) = path.get(front..path.len().saturating_sub(back)) else { return };
-        self.trie.change(part, |_, own| *own = value);
+        let mut told = Vec::new();
+        self.trie.change(part, |run, own| {
+            told.extend(run);
+            *own = value;
+        });
+        assert_eq!(told, part);
         self.owns.extend(part.iter().map(|&block| (block, value)));
     }
 
@@ -109,6 +114,24 @@ impl Beside {
         let known = ends.map_while(|end| self.paths.get(&(root, tokens[..end].to_vec())));
         let wanted: Vec<BlockId> = std::iter::once(BlockId::MAX).chain(known.copied()).collect();
         assert_eq!(found, wanted, "what was in the list stays in front");
+    }
+
+    /// From any block of a path on, its runs are its blocks, each in the run that it belongs to.
+    fn along(&self, root: RunId, tokens: &[Token]) {
+        let mut path = Vec::new();
+        self.trie.walk(root, Asked::Tokens(tokens), &mut path);
+        let handles = path.iter().map(|&block| self.trie.handle(block));
+        assert_eq!(self.trie.handles(&path), handles.collect::<Vec<_>>());
+        for from in 0..path.len() {
+            let mut told = Vec::new();
+            for (run, own) in self.trie.along(&path[from..]) {
+                let all = self.trie.run(run.start);
+                assert!(run.end == all.end || path.last() == Some(&(run.end - 1)));
+                assert!(all.contains(&(run.end - 1)) && *own == self.owns[&run.start]);
+                told.extend(run);
+            }
+            assert_eq!(told, path[from..]);
+        }
     }
 
     fn step(&mut self, op: &Op) {
@@ -152,6 +175,7 @@ impl Beside {
             assert_eq!(self.trie.root(block), *root);
             assert_eq!(*self.trie.own(block), self.owns[&block]);
             self.walk(*root, tokens);
+            self.along(*root, tokens);
             below.entry(parent).or_default().insert(block);
         }
         for (path, &block) in &self.paths {
