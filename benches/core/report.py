@@ -72,7 +72,7 @@ def check(lines: Iterable[Line]) -> list[str]:
     said: list[str] = []
     for line in lines:
         told = line.context
-        if line.what not in {"request", "hit_share", "offload"} or "hit_rate" not in told:
+        if line.what not in {"request", "request.lru", "offload"} or "hit_rate" not in told:
             continue
         if told.get("policy", "lru") in NOT_LRU:
             continue

@@ -99,6 +99,8 @@ _REQUEST = Game(
         Row("request.commit_prompt", "  of it commit of the prompt", "us"),
         Row("request.commit_answer", "  of it commit of the answer", "us"),
         Row("request.release", "  of it release", "us"),
+        # Theirs and the limit's policy.
+        Row("request.lru", "the same with policy lru", "us", peer="request"),
         Row("lookup.mean", "longest prefix in that trace, mean", "us", 1.3),
         Row("lookup.p99", "longest prefix in that trace, p99", "us", 3.0),
     ),

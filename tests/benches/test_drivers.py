@@ -15,7 +15,10 @@ from benches.measure import Clock, percentile
 from benches.ours import decode, leaves, memory, offload, request, rust, store
 
 SMALL = {
-    "request": [(request, "--conversations 60 --blocks 20000")],
+    "request": [
+        (request, f"--policy {name} --conversations 60 --blocks 20000")
+        for name in ("lru", "retention")
+    ],
     "evict": [(leaves, f"--policy {name} --leaves 40 --steps 5") for name in ("lru", "flat")],
     "decode": [(decode, "--requests 3 --steps 40 --prompt 100")],
     "store": [(store, "--blocks 2000 --calls 3")],
@@ -57,9 +60,9 @@ def test_every_play_names_a_driver_and_its_arguments():
 def test_a_request_finds_what_was_there_before(monkeypatch, capsys):
     words = "--policy lru --conversations 60 --blocks 20000"
     [line] = lines_of(request, words, monkeypatch, capsys)
-    assert line.what == "hit_share"
+    assert line.what == "request.lru"
     # All fits: every block of an earlier turn is found, and all but the first system prompts.
-    assert 0.75 < line.value < 1
+    assert 0.75 < line.context["hit_rate"] < 1
 
 
 def test_the_offload_tier_is_read_and_written(monkeypatch, capsys):
