@@ -2,8 +2,8 @@
 //!
 //! A contiguous array of `uint32` or `int32` is read in place; all else becomes one fresh
 //! copy, checked on the way. Invariant: every token is an integer in `0..2**32`; otherwise a
-//! `ConfigError` names the value and its index, or the dtype and the shape. No Python runs while an
-//! array is read in place, or it has become a copy. Cost: one pass.
+//! `ConfigError` names the value and its index, or the dtype and the shape. Where a call lets other
+//! threads run Python, the array has become a copy. Cost: one pass.
 
 #![expect(unsafe_code, reason = "to register a borrow takes longer than copying a prompt")]
 
@@ -57,8 +57,8 @@ impl<'py, T: Element> Numbers<'py, T> {
 
 /// The numbers of an array where they are; `None` if it has gaps or its numbers stand askew.
 fn in_place<'a, T: Element>(array: &'a Bound<'_, PyArray1<T>>) -> Option<&'a [T]> {
-    // SAFETY: the array is held as long as the slice, and nothing here writes to it or runs Python
-    // meanwhile. Whoever writes to it in another thread breaks what every reader of arrays relies on.
+    // SAFETY: the array is held as long as the slice, and nothing of ours writes to arrays. Whoever
+    // writes to one that a call was given, in another thread, breaks what all readers of it rely on.
     unsafe { array.as_slice() }.ok()
 }
 

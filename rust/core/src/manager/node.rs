@@ -415,8 +415,8 @@ impl Manager {
         }
     }
 
-    /// Removes the last blocks of a run, which hold nothing and have nothing behind them, and then
-    /// what nothing needs any more before them.
+    /// Removes the last blocks of a run, which hold nothing, have nothing behind them and are
+    /// remembered, and then what nothing needs any more before them.
     pub(super) fn forget(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
         self.strike(blocks, before);
         if let Some(before) = before {
