@@ -458,6 +458,27 @@ class Machine(Ledger, RuleBasedStateMachine):
         self.unchanged(before)
 
 
+def test_what_a_lease_writes_behind_a_lost_block_goes_with_it():
+    """A store hangs, then the load of the block two before it: that one is lost. The request writes
+    the block between them again, where no lookup finds it; with its lease it goes."""
+    machine = Machine()
+    machine.open(shape=Shape(rooms=(4, 9), holes=False, policy="flat"))
+    between, nothing = (0, 0, 0, 0), (0, 0, [])
+    for prompt, ends in [
+        *((nothing, []), (nothing, []), ((0, 0, [0]), []), (nothing, [])),
+        ((5, 2, [0, *between]), []),
+        ((0, 0, [0, 2, 0]), ["hang"]),
+        (nothing, []),
+        ((0, 0, [0, 1, 0, 0]), []),
+    ]:
+        machine.serve(prompt=prompt, load="plan", ends=ends, step=0)
+    assert between in machine.witness.living
+    machine.serve(prompt=(9, 4, []), load="plan", ends=["land", "land", "hang"], step=0)
+    for _ in range(2):
+        machine.end_hung(pick=0, step=0)
+    assert between not in machine.witness.living
+
+
 TestMachine = Machine.TestCase
 TestMachine.pytestmark = [pytest.mark.timeout(3600)]
 
