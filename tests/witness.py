@@ -119,12 +119,12 @@ class Witness:
                 if entry is not None:
                     self.entries[tier, block] = entry
         for flight in self.flights.values():
-            source = flight.move.src, flight.block
-            # What a failure has cut off is found by no lookup: it may be seen later.
-            hidden = source in self.entries and source not in self.copies
-            if flight.failed and flight.returned is None and not hidden:
+            if flight.failed and flight.returned is None:
+                source = flight.move.src, flight.block
                 copy = self.copies.get(source)
-                flight.returned = copy is not None and copy.slot == flight.move.src_slot
+                # No lookup finds what a failure has cut off; with an entry it is back too.
+                hidden = copy is None and source in self.entries
+                flight.returned = hidden or (copy is not None and copy.slot == flight.move.src_slot)
         first, second = (manager.moves() for manager in self.managers)
         assert first.to_bytes() == second.to_bytes()
         for move in first:
