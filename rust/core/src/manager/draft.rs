@@ -55,6 +55,11 @@ impl Victim {
     fn one(tier: TierId, block: BlockId, layers: Layers, fate: Fate) -> Self {
         Self { tier, block, blocks: 1, layers, fate, quiet: false }
     }
+
+    /// Its blocks.
+    pub(super) fn run(&self) -> Range<BlockId> {
+        self.block + 1 - self.blocks..self.block + 1
+    }
 }
 
 /// Decisions that have not been carried out.

@@ -20,9 +20,8 @@ impl Manager {
     /// Carries out every decision, in order, and links the entries again.
     pub(super) fn apply(&mut self, draft: &Draft, now: Nanos) {
         let last = draft.victims.iter().filter(|victim| victim.quiet && victim.fate == Fate::Drop);
-        let runs = last.map(|victim| victim.block + 1 - victim.blocks..victim.block + 1);
         // Their lines come from memory while the victims leave.
-        let parts = self.parts_leaving(runs);
+        let parts = self.parts_leaving(last.map(Victim::run));
         for victim in &draft.victims {
             self.evict(victim, draft.cause, now);
         }
@@ -42,7 +41,7 @@ impl Manager {
             Fate::Demote(_) => Reason::Demoted,
             Fate::Drop => Reason::Dropped,
         };
-        let run = block + 1 - blocks..block + 1;
+        let run = victim.run();
         self.count_eviction((tier, run.clone(), layers), reason, cause, now);
         if quiet {
             self.vacate_run(tier, run, fate == Fate::Drop);

@@ -269,7 +269,8 @@ impl Manager {
                 runs.push(run);
             }
         });
-        let Some(structure) = path.first().map(|&first| self.structure(first)) else { return };
+        let Some(first) = runs.first() else { return };
+        let structure = self.structure(first.start);
         for run in runs {
             for block in self.edge(0, run, structure) {
                 self.tiers[0].retention.unlink(block);
