@@ -116,7 +116,8 @@ class Room:
     def __init__(self, world, now, stay=(), *, dropping=False):
         self.world = deepcopy(world)
         self.now = now
-        self.dropping = dropping  # victims are not written down
+        self.dropping = dropping  # only victims that cannot be dropped are written down
+        self.moving = []  # blocks that room is being made for on a lower tier
         self.seen = set(stay)  # (tier, block) that were looked at, and stay or have left
         # What may leave at one moment may do so later, even with blocks behind it on their way.
         self.free = [self.world.may_leave(tier) for tier in range(len(world.present))]
@@ -139,48 +140,56 @@ class Room:
         dirty = self.world.dirty(tier, block)
         if not dirty:
             self._leave(tier, block, "clean")
+        elif self.dropping and self._drop(tier, block):
+            pass
         elif self._write(tier + 1, block, dirty):
             self._leave(tier, block, "demoted")
-        elif self.world.holes:
-            self._leave(tier, block, "dropped")
         else:
-            self._drop(block)
+            self._drop(tier, block)
 
     def _write(self, below, block, dirty):
         world = self.world
-        refused = self.dropping or block in world.unwritable
-        if below == len(world.present) or refused or block in world.bad[below]:
+        if below == len(world.present) or block in world.unwritable | world.bad[below]:
             return False
         there = block in world.present[below]
         if there and not world.layers[below].get(block):
             return False  # what failed on its way there still takes its slot
         self.seen.add((below, block))
-        if not self.make(below, 0 if there else 1):
+        self.moving.append(block)
+        made = self.make(below, 0 if there else 1)
+        self.moving.pop()
+        if not made:
             return False
         world.present[below].add(block)
         world.settled[below].discard(block)
         world.layers[below][block] = world.layers[below].get(block, frozenset()) | dirty
         return True
 
-    def _drop(self, block):
-        """A last copy of a leaf: it goes from all tiers, and when dropping, with all behind it."""
+    def _drop(self, tier, block):
+        """A last copy goes; False if it cannot.
+
+        With a leaf it goes from all tiers, and when dropping, all behind it does.
+        """
         world = self.world
+        if world.holes:
+            self._leave(tier, block, "dropped")
+            return True
         tiers = range(len(world.present))
         everywhere = set().union(*world.present)
-        gone = [block]
+        gone = {block}
         if self.dropping:
-            for each in gone:
-                gone += sorted(world.children(each, everywhere), key=world.number.get)
+            gone |= {other for other in everywhere if other[: len(block)] == block}
         for each in gone:
             quiet = all(each in world.settled[t] for t in tiers if each in world.present[t])
-            stay = [other for other in world.children(each, everywhere) if other not in gone]
-            if not quiet or each in world.pinned or stay:
-                return
-        for each in reversed(gone):
-            for tier in tiers:
-                if each in world.present[tier]:
-                    self.seen.add((tier, each))
-                    self._leave(tier, each, "dropped")
+            stay = set(world.children(each, everywhere)) - gone
+            if not quiet or each in world.pinned or each in self.moving or stay:
+                return False
+        for each in sorted(gone, key=lambda each: (-len(each), world.number[each])):
+            for at in tiers:
+                if each in world.present[at]:
+                    self.seen.add((at, each))
+                    self._leave(at, each, "dropped")
+        return True
 
     def _leave(self, tier, block, reason):
         self.log.append((tier, block, reason))
@@ -194,7 +203,7 @@ class Room:
 def make_room(world, units, stay, now):
     """The log of evictions that makes `units` slots of the first tier; None if nothing does.
 
-    Where writing victims down does not leave enough room, they are dropped.
+    Where writing victims down does not leave enough room, what can be dropped is.
     """
     for dropping in (False, True):
         room = Room(world, now, stay, dropping=dropping)

@@ -479,6 +479,24 @@ def test_what_a_lease_writes_behind_a_lost_block_goes_with_it():
     assert between not in machine.witness.living
 
 
+def test_what_cannot_be_dropped_to_make_room_is_written():
+    """The store of a sequence's last block hangs, and the block before it is lost. Later there is
+    room below for one block only, so victims are dropped: not the one that the hung one stands
+    behind, though nothing stands between the two."""
+    machine = Machine()
+    machine.open(shape=Shape(rooms=(5, 3), holes=False, policy="lru"))
+    for prompt, ends in [
+        ([2, 1, 0, 0, 0, 0, 0, 0], []),
+        ([1, 2, 1, 2, 2], ["hang"]),
+        ([2, 1, 0, 0, 0], ["fail"]),
+        ([0, 0, 1, 2, 1, 1], []),
+        ([2, 1, 0, 0], []),
+    ]:
+        machine.serve(prompt=(0, 0, prompt), load="plan", ends=ends, step=0)
+    machine.begin((0, 0, [1, 1, 2, 1, 1]), keep=1, reserve=0, load="plan", step=0)
+    assert (0, (2, 1, 0, 0), "demoted") in machine.events
+
+
 TestMachine = Machine.TestCase
 TestMachine.pytestmark = [pytest.mark.timeout(3600)]
 
