@@ -306,9 +306,14 @@ class Ledger:
                 for (where, _), copy in self.witness.copies.items()
                 if where == at
             ]
+            hidden = [
+                len(self.world.layers[where][block]) > 0
+                for where, block in self.witness.hidden()
+                if where == at
+            ]
             failed = any(f.failed for f in self.witness.flights.values())
             if self.known and not failed and not self.cut_off():
-                assert tier.copies == sum(settled)
+                assert tier.copies == sum(settled) + sum(hidden)
                 assert tier.retained == sum(
                     self.world.priority(block, self.now) > NORMAL
                     for block in self.world.present[at]

@@ -156,12 +156,19 @@ class Witness:
             if flight.block == block
         )
 
+    def hidden(self):
+        """(tier, block) of what stands where no lookup finds it: bad, or cut off by a failure."""
+        return self.entries.keys() - self.copies.keys()
+
     def world(self, pinned, access, unwritable, said):
         """What the oracle is told."""
         tiers = range(len(self.shape.rooms))
         layers = [{} for _ in tiers]
         for (tier, block), copy in self.copies.items():
             layers[tier][block] = frozenset(range(copy.coming_lo, copy.coming_hi))
+        for tier, block in self.hidden():
+            standing = self.managers[0].layer_tiers(self.living[block])
+            layers[tier][block] = frozenset(np.flatnonzero(standing == tier).tolist())
         coming = {(f.move.dst, f.block) for f in self.flights.values() if not f.own}
         seen = self.copies.keys() | self.entries.keys() | coming
         present = [{b for t, b in seen if t == tier} for tier in tiers]
@@ -177,7 +184,7 @@ class Witness:
             layers=layers,
             present=present,
             settled=settled,
-            bad=[{b for b in settled[t] if (t, b) not in self.copies} for t in tiers],
+            bad=[{b for b in settled[t] if not layers[t].get(b)} for t in tiers],
             pinned=pinned,
             access={block: access[block] for block in self.living},
             number={block: handle & 0xFFFF_FFFF for block, handle in self.living.items()},
