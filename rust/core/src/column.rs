@@ -13,7 +13,7 @@ pub const PIECE: usize = 1 << 12;
 /// A value for every id below `len`.
 #[derive(Clone, Debug)]
 pub struct Column<T> {
-    pieces: Vec<Box<[T]>>,
+    pieces: Vec<Box<[T; PIECE]>>,
     vacant: T,
 }
 
@@ -27,7 +27,8 @@ impl<T: Clone> Column<T> {
     /// Makes room for the ids below `bound`.
     pub fn reach(&mut self, bound: u32) {
         while self.pieces.len() * PIECE < bound as usize {
-            self.pieces.push(vec![self.vacant.clone(); PIECE].into_boxed_slice());
+            let piece = vec![self.vacant.clone(); PIECE].into_boxed_slice();
+            self.pieces.push(piece.try_into().unwrap_or_else(|_| unreachable!("a whole piece")));
         }
     }
 
@@ -42,7 +43,7 @@ impl<T: Clone> Column<T> {
     #[inline]
     pub fn warm(&self, id: u32) {
         if let Some(piece) = self.pieces.get(id as usize / PIECE) {
-            prefetch_index(piece, id as usize % PIECE);
+            prefetch_index(&piece[..], id as usize % PIECE);
         }
     }
 
