@@ -86,11 +86,14 @@ impl Presence {
         self.copies += 1;
     }
 
-    /// Takes away a block that is here whole and quiet. Returns its slot.
-    pub fn clear(&mut self, block: BlockId) -> Slot {
-        debug_assert!(self.slots[block] < ASIDE, "block {block} is not here, whole and quiet");
-        self.copies -= 1;
-        std::mem::replace(&mut self.slots[block], NO_SLOT)
+    /// Takes away blocks of one run that are here whole and quiet. Returns their slots, the last
+    /// block's first; each goes as it is returned.
+    pub fn clear(&mut self, run: Range<BlockId>) -> impl Iterator<Item = Slot> + '_ {
+        debug_assert!(self.quietly(run.clone()), "blocks {run:?} are not here, whole and quiet");
+        self.copies -= u64::from(run.end - run.start);
+        let slots = self.slots.stretch_mut(run.start, run.end);
+        debug_assert_eq!(slots.len(), run.len(), "a run of one piece");
+        slots.iter_mut().rev().map(|slot| std::mem::replace(slot, NO_SLOT))
     }
 
     /// A move begins to read a block that is here whole and quiet.
@@ -306,7 +309,7 @@ mod tests {
         );
         presence.put(5, 2);
         presence.change(4, |here| here.state = State::Bad);
-        assert_eq!((presence.copies(), presence.clear(5), presence.copies()), (1, 2, 0));
+        assert_eq!((presence.clear(5..6).collect::<Vec<_>>(), presence.copies()), (vec![2], 0));
         presence.await_in(6, 8);
         let coming = Residency { slot: 8, have: Layers::NONE, busy: 1, state: State::Arriving };
         assert_eq!((presence.get(6), presence.copies()), (coming, 0));

@@ -215,6 +215,13 @@ impl Space {
         Some(Grant { slot, after: self.draining[&slot] })
     }
 
+    /// Takes free slots, as [`Space::take`] does, as long as there are any that were used before; at
+    /// most so many.
+    pub fn take_free(&mut self, most: usize) -> impl Iterator<Item = Slot> + '_ {
+        let left = self.free.len().saturating_sub(most);
+        self.free.drain(left..).rev()
+    }
+
     /// Which of the slots below `bound` are free: to be claimed there, one by one. Nobody else
     /// takes one of them until [`Space::put_back`]. Cost: O(free slots + `bound`).
     pub fn choice(&mut self, bound: Slot) -> Vec<bool> {
@@ -243,6 +250,15 @@ impl Space {
             self.idle.insert(slot);
         } else {
             self.free.push(slot);
+        }
+    }
+
+    /// Gives slots back, as [`Space::give`] does one after the other.
+    pub fn give_all(&mut self, slots: impl Iterator<Item = Slot>) {
+        if self.quiet() {
+            self.free.extend(slots);
+        } else {
+            slots.for_each(|slot| self.give(slot));
         }
     }
 

@@ -259,11 +259,11 @@ impl Manager {
         let end = self.leases[&id].path.len();
         self.lease_mut(id).path.extend(&path);
         let settled = self.settle_owns(&path[known..], owns.get(known..).unwrap_or_default(), now);
-        for (at, (&block, &own)) in path.iter().zip(&owns).enumerate() {
-            if at < known || at >= known + settled {
-                let left = self.offer_own(block, own, now, out);
-                self.lease_mut(id).path.change(end + at, |step| step.own = left);
-            }
+        // Those that were known, and what did not simply settle.
+        for at in (0..known).chain(known + settled..path.len()) {
+            let Some(&own) = owns.get(at) else { break };
+            let left = self.offer_own(path[at], own, now, out);
+            self.lease_mut(id).path.change(end + at, |step| step.own = left);
         }
         self.grant(id, end, now);
     }

@@ -71,6 +71,8 @@ pub(super) struct Draft {
     /// Blocks that leave a tier together, with all layers: by tier and first block, the block behind
     /// the last one.
     cuts: BTreeMap<(TierId, BlockId), BlockId>,
+    /// The latest of them: what is exposed next stands before it.
+    cut: (TierId, Range<BlockId>),
     /// What will have arrived one tier down.
     added: FxHashMap<(TierId, BlockId), Layers>,
     spare: Vec<u64>,
@@ -98,6 +100,9 @@ impl Draft {
 
     /// Whether a block leaves with others.
     fn cuts(&self, tier: TierId, block: BlockId) -> bool {
+        if self.cut.0 == tier && self.cut.1.contains(&block) {
+            return true;
+        }
         let before = self.cuts.range((tier, 0)..=(tier, block)).next_back();
         before.is_some_and(|(_, &end)| block < end)
     }

@@ -9,12 +9,12 @@ use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::State;
 use crate::time::Nanos;
 
-use super::Manager;
 use super::draft::{Draft, Fate, Victim};
 use super::meter::Cause;
 use super::moves::{self, End, MoveIds, MoveKind};
 use super::report::Reason;
 use super::trips::Leaves;
+use super::{Manager, Tier};
 
 impl Manager {
     /// Carries out every decision, in order, and links the entries again.
@@ -75,10 +75,8 @@ impl Manager {
         let before = self.trie.parent(blocks.start);
         // Another victim's leaving may have linked it again.
         self.tiers[tier].retention.unlink(blocks.end - 1);
-        for block in blocks.clone().rev() {
-            let slot = self.tiers[tier].here.clear(block);
-            self.tiers[tier].space.give(slot);
-        }
+        let Tier { here, space, .. } = &mut self.tiers[tier];
+        space.give_all(here.clear(blocks.clone()));
         self.recount_run(tier, &blocks, self.all_layers(), None);
         self.attend_all(tier, blocks.clone().rev());
         if last_copy {

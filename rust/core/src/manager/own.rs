@@ -45,11 +45,12 @@ impl Manager {
             return (0..count).map(|_| self.new_own(tier, layers)).collect();
         }
         self.owns.reserve(count);
-        let own = |_| {
-            let slot = space.take().expect("room was made").slot;
-            self.owns.insert(Own { tier, slot, layers, refs: 1, busy: 0 })
-        };
-        (0..count).map(own).collect()
+        let mut new = |slot| self.owns.insert(Own { tier, slot, layers, refs: 1, busy: 0 });
+        let mut owns = Vec::with_capacity(count);
+        owns.extend(space.take_free(count).map(&mut new));
+        let rest = owns.len()..count;
+        owns.extend(rest.map(|_| new(space.take().expect("room was made").slot)));
+        owns
     }
 
     /// Takes slots for `layers` and returns the slot or the row, `into` if that exists already.

@@ -109,16 +109,16 @@ impl Tournament {
         if left.slot == NOBODY || right.slot == NOBODY {
             return if right.slot == NOBODY { *left } else { *right };
         }
-        let standing = |node: &Node| (node.band.priority, node.class, node.place, node.band.share);
-        let left_first = standing(left) < standing(right);
-        let (cheap, dear) = if left_first { (left, right) } else { (right, left) };
+        // Neither bands nor places in one class change with time.
         let ever = left.band.priority != right.band.priority || left.class == right.class;
-        let (first, until) = match self.order {
-            // Neither bands nor places in one class change with time.
-            _ if ever => (true, Nanos::MAX),
-            Order::Value => duel(cheap, dear, self.seen),
-            Order::Rank | Order::Own => (true, Nanos::MAX),
-        };
+        if ever || self.order != Order::Value {
+            let standing =
+                |node: &Node| (node.band.priority, node.class, node.place, node.band.share);
+            let winner = if standing(left) < standing(right) { left } else { right };
+            return Node { fail: left.fail.min(right.fail), ..*winner };
+        }
+        let (cheap, dear) = if left.class < right.class { (left, right) } else { (right, left) };
+        let (first, until) = duel(cheap, dear, self.seen);
         let winner = if first { cheap } else { dear };
         Node { fail: left.fail.min(right.fail).min(until), ..*winner }
     }
@@ -147,13 +147,13 @@ fn duel(cheap: &Node, dear: &Node, now: Nanos) -> (bool, Nanos) {
         return (true, Nanos::MAX);
     }
     // The lead shrinks by the difference of classes per nanosecond.
-    let (lead, gap) = (ahead - behind, i128::from(dear.class - cheap.class));
-    let rest = Nanos::try_from((lead + gap - 1) / gap).unwrap_or(Nanos::MAX);
+    let (lead, gap) = (ahead - behind, u128::from(dear.class - cheap.class));
+    let rest = Nanos::try_from(lead.div_ceil(gap)).unwrap_or(Nanos::MAX);
     (false, now.saturating_add(rest))
 }
 
-fn wide(a: u64, b: u64) -> i128 {
-    i128::from(a) * i128::from(b)
+fn wide(a: u64, b: u64) -> u128 {
+    u128::from(a) * u128::from(b)
 }
 
 #[cfg(test)]

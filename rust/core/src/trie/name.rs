@@ -10,21 +10,18 @@ use std::ops::Range;
 
 use crate::block::{BlockId, Token};
 
-use super::{RunId, Trie, count};
+use super::{RunId, Trie};
 
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 const FACTOR: u64 = 0xD6E8_FEB8_6659_FD93;
 
 /// What a block's tokens, or a scope's number, add to its print and to that of the next one.
 fn content(tokens: &[Token]) -> u64 {
-    // Every four tokens are mixed for themselves, with their place: the processor does several at
-    // once.
     let pair = |low: Token, high: Token| u64::from(low) | u64::from(high) << 32;
     let mut fours = tokens.chunks_exact(4);
-    let (mut sum, mut place) = (0_u64, SEED);
+    let mut sum = SEED;
     for four in fours.by_ref() {
-        sum = sum.wrapping_add(fold(pair(four[0], four[1]) ^ place, pair(four[2], four[3])));
-        place = place.wrapping_add(SEED);
+        sum = fold(sum ^ pair(four[0], four[1]), pair(four[2], four[3]));
     }
     let rest = fours.remainder();
     if rest.is_empty() {
@@ -32,7 +29,7 @@ fn content(tokens: &[Token]) -> u64 {
     }
     let at = |at: usize| rest.get(at).copied().unwrap_or(Token::MAX);
     let length = u64::try_from(rest.len()).expect("below four");
-    sum.wrapping_add(fold(pair(at(0), at(1)) ^ place, pair(at(2), 0) ^ length << 32))
+    fold(sum ^ pair(at(0), at(1)), pair(at(2), 0) ^ length << 32)
 }
 
 /// Blocks of a path that belong together, from a multiple of so many on.
@@ -98,19 +95,21 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             (Some(parent), within @ 1..) => self.tokens(self.above(parent, within - 1)),
             _ => &[],
         };
-        let mut rest = tokens;
+        let mut rest = tokens.chunks_exact(size);
         std::iter::from_fn(move || {
+            let first = rest.clone().next()?;
             let place = depth % GROUP;
             if place == 0 {
-                head = rest.get(..size)?;
+                head = first;
             }
-            let blocks = count(rest.len() / size).min(GROUP - place);
-            let (now, later) = rest.split_at(blocks as usize * size);
-            let sums = now.chunks_exact(size).map(check);
-            let checks = (place..).zip(sums).fold(0, |all, (at, sum)| all | sum << (8 * at));
+            let (mut checks, mut end) = (0, place);
+            for tokens in rest.by_ref().take((GROUP - place) as usize) {
+                checks |= check(tokens) << (8 * end);
+                end += 1;
+            }
             let group = print(u64::from(root), content(head), depth - place);
-            (depth, rest) = (depth + blocks, later);
-            (blocks > 0).then(|| Part { group, places: place..place + blocks, checks })
+            depth += end - place;
+            Some(Part { group, places: place..end, checks })
         })
     }
 
@@ -131,8 +130,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 /// Eight bits of a block's tokens: of its first one, its last one and the one between.
 fn check(tokens: &[Token]) -> u64 {
     let at = |at: usize| u64::from(tokens[at]);
-    let (first, middle, last) = (at(0), at(tokens.len() / 2), at(tokens.len() - 1));
-    (first ^ middle << 16 ^ last << 32).wrapping_mul(FACTOR) >> 56
+    let last = tokens.len() - 1;
+    (at(0) ^ at(tokens.len() / 2) << 16 ^ at(last) << 32).wrapping_mul(FACTOR) >> 56
 }
 
 /// The print of a block with this content, behind a block with that of `before`, as the block

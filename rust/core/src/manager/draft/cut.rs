@@ -85,6 +85,7 @@ impl Manager {
         }
         draft.victims.push(Victim { tier, block: last, blocks, layers, fate, quiet: true });
         draft.cuts.insert((tier, first), last + 1);
+        draft.cut = (tier, first..last + 1);
         if let Some(parent) = rest.or_else(|| self.trie.parent(first))
             && let Some(entry) = self.exposed(draft, tier, parent)
         {
