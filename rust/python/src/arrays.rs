@@ -1,11 +1,13 @@
 //! Small conversions to and from numpy arrays.
 //!
-//! Invariant: what goes out is a fresh array that nobody else writes. Cost: one copy at most.
+//! Invariant: what goes out is an array that nobody else writes: a fresh one, or one of nothing.
+//! Cost: one copy at most.
 
-use kvtrie_core::block::Handle;
-use numpy::{IntoPyArray, PyArray1};
+use kvtrie_core::block::{Handle, MoveId};
+use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyInt;
 
 use crate::error::bad;
@@ -24,6 +26,20 @@ pub(crate) fn handle(number: &Bound<'_, PyAny>) -> PyResult<Handle> {
 pub(crate) fn handles<'py>(py: Python<'py>, handles: &[Handle]) -> Bound<'py, PyArray1<u64>> {
     let numbers: Vec<u64> = handles.iter().map(|handle| handle.0).collect();
     numbers.into_pyarray(py)
+}
+
+/// An array of moves. Mostly there are none, and the array of none is made once.
+pub(crate) fn moves(py: Python<'_>, moves: Vec<MoveId>) -> Bound<'_, PyArray1<MoveId>> {
+    static NONE: PyOnceLock<Py<PyArray1<MoveId>>> = PyOnceLock::new();
+    if !moves.is_empty() {
+        return moves.into_pyarray(py);
+    }
+    let none = NONE.get_or_init(py, || {
+        let none = moves.into_pyarray(py);
+        none.readwrite().make_nonwriteable();
+        none.unbind()
+    });
+    none.bind(py).clone()
 }
 
 /// Ids (of moves, of leases) or slots from one integer, a sequence or an array of them.

@@ -10,7 +10,7 @@ use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::arrays::numbers;
+use crate::arrays::{moves, numbers};
 use crate::committed::Committed;
 use crate::error::bad;
 use crate::number;
@@ -114,7 +114,7 @@ impl Lease {
     /// Moves that must end before its slots may be read and written.
     #[getter]
     fn after<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u64>>> {
-        Ok(self.shared.call(py, |manager| manager.awaits(self.id))?.into_pyarray(py))
+        Ok(moves(py, self.shared.call(py, |manager| manager.awaits(self.id))?))
     }
 
     /// Whether all moves of `after` have ended.
@@ -176,7 +176,7 @@ impl Lease {
         let layers = layers.map(|(lo, hi)| Layers::new(lo, hi));
         let blocks = blocks.map(|(lo, hi)| lo..hi);
         let load = |manager: &mut Manager| manager.load(self.id, layers, blocks, now);
-        Ok(self.shared.call(py, load)?.into_pyarray(py))
+        Ok(moves(py, self.shared.call(py, load)?))
     }
 
     /// Appends tokens whose KV is written.
@@ -226,7 +226,7 @@ impl Lease {
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
         let to = kind(to)?;
-        Ok(self.shared.call(py, |manager| manager.suspend(self.id, to, now))?.into_pyarray(py))
+        Ok(moves(py, self.shared.call(py, |manager| manager.suspend(self.id, to, now))?))
     }
 
     /// Plans anew for a suspended lease.
@@ -258,7 +258,7 @@ impl Lease {
                 released => released,
             }
         })?;
-        Ok(reading.into_pyarray(py))
+        Ok(moves(py, reading))
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

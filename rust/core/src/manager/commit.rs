@@ -45,13 +45,19 @@ impl Manager {
         let content = self.with_digests(id, tokens)?;
         let now = self.tick(now);
         let mut out = Committed::default();
-        self.told.visit = self.leases[&id].visit;
-        self.confirm(id, now, &mut out);
+        let lease = &self.leases[&id];
+        let open = matches!(lease.tail_from, TailFrom::Open);
+        self.told.visit = lease.visit;
+        if lease.unconfirmed {
+            self.confirm(id, now, &mut out);
+        }
         if tokens.is_empty() {
             return Ok(out);
         }
         let size = self.block_tokens();
-        self.adopt_tail(id);
+        if !open {
+            self.adopt_tail(id);
+        }
         let mut rest = content.as_deref().unwrap_or(tokens);
         let lease = self.lease_mut(id);
         let known = lease.path.len();
@@ -124,7 +130,7 @@ impl Manager {
             return Ok(());
         }
         self.scopes.check(&lease.scope, tokens)?;
-        let room = self.room_left(id)?;
+        let room = self.room_of(lease);
         if tokens.len() > room {
             return Err(Error::config(format!(
                 "commit of {} tokens to lease {id}, which has room for {room}; call reserve first",
@@ -155,20 +161,23 @@ impl Manager {
     /// # Errors
     /// [`Error::Closed`].
     pub fn room_left(&self, id: LeaseId) -> Result<usize> {
-        let lease = self.active(id)?;
+        Ok(self.room_of(self.active(id)?))
+    }
+
+    fn room_of(&self, lease: &Lease) -> usize {
         let own_tail = match lease.tail_from {
             TailFrom::Open => true,
             TailFrom::Shared(own) => self.owns[own].refs == 1 && self.owns[own].busy == 0,
             TailFrom::Block(_) => false,
         };
         if !own_tail {
-            return Ok(0);
+            return 0;
         }
         if self.engine_owned() {
-            return Ok(usize::MAX);
+            return usize::MAX;
         }
         let shared = usize::from(!matches!(lease.tail_from, TailFrom::Open));
-        Ok((lease.open.len() + shared) * self.block_tokens() - lease.tail.len())
+        (lease.open.len() + shared) * self.block_tokens() - lease.tail.len()
     }
 
     /// A shared tail whose other holders are gone is the lease's own again.
@@ -182,12 +191,9 @@ impl Manager {
 
     /// What the engine has computed for holes now stands on the first tier.
     fn confirm(&mut self, id: LeaseId, now: Nanos, out: &mut Committed) {
-        let Some(lease) = self.leases.get(&id) else { return };
-        if !lease.unconfirmed {
-            return;
-        }
+        let lease = self.lease_mut(id);
+        lease.unconfirmed = false;
         let apart: Vec<(usize, Step)> = lease.path.apart().collect();
-        self.lease_mut(id).unconfirmed = false;
         for (at, Step { block, own, fresh, .. }) in apart {
             let (Some(own), true) = (own, fresh) else { continue };
             self.lease_mut(id).path.change(at, |step| {
@@ -230,7 +236,7 @@ impl Manager {
         }
         let size = self.block_tokens();
         let lease = self.leases.get_mut(&id).expect("checked");
-        let (scope, since) = (lease.scope_id, lease.acquired);
+        let (scope, since, end) = (lease.scope_id, lease.acquired, lease.path.len());
         let parent = lease.path.blocks().last().copied();
         let slots = lease.open.len().min(tokens.len() / size);
         let owns: Vec<OwnId> = lease.open.drain(..slots).collect();
@@ -256,7 +262,6 @@ impl Manager {
             out.new.extend(new);
         }
         self.meter.asked.inserted += (path.len() - known) as u64;
-        let end = self.leases[&id].path.len();
         self.lease_mut(id).path.extend(&path);
         let settled = self.settle_owns(&path[known..], owns.get(known..).unwrap_or_default(), now);
         // Those that were known, and what did not simply settle.

@@ -522,7 +522,8 @@ impl Manager {
             && (tier > 0 || self.node(parent).refs == 0)
             && !draft.guards(tier, parent..parent + 1)
             && !draft.moving.contains(&parent)
-            && draft.rest(tier, parent).is_none()
+            // What stood behind it kept it from leaving with others.
+            && !draft.taken.contains_key(&(tier, parent))
             && !draft.added.contains_key(&(tier, parent));
         let alone = |child| {
             self.residency(tier, child).state == State::Absent
