@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::block::{BlockId, Structure, TierId};
-use crate::policy::Entry;
+use crate::policy::{Entry, Order};
 use crate::time::{Nanos, stamp};
 
 use super::super::Manager;
@@ -30,7 +30,6 @@ impl Manager {
             && draft.added.is_empty()
             && !draft.guards(tier, run.start..last + 1)
             && draft.moving.is_empty()
-            && !self.told.watched
             && !self.tiers[tier].spec.layer_slots
             && self.node(last).refs == 0
             && self.structure(last) == Structure::LeafOnly
@@ -47,7 +46,7 @@ impl Manager {
             return false;
         }
         let mut first = last;
-        draft.spare[tier] += 1;
+        self.choose_last(draft, tier, last);
         // Where nothing before the tail costs more, nothing before it leaves later, but for ties.
         let more = u64::from(last - run.start).min(wanted.saturating_sub(draft.spare[tier]));
         let front = last - u32::try_from(more).expect("no more than the run has");
@@ -65,18 +64,15 @@ impl Manager {
             let block = first - 1;
             let here = self.tiers[tier].here.quietly(block..first);
             let full = draft.spare[tier] >= wanted;
-            if full || !here || self.fate(draft, tier, block..first) != Some(fate) {
+            if full
+                || !here
+                || self.fate(draft, tier, block..first) != Some(fate)
+                || !self.leaves_next(tier, block, &mut next, now)
+            {
                 rest = Some(block);
                 break;
             }
-            let entry = self.entry(tier, block, self.all_layers());
-            let (band, retention) = (self.band(tier, block), &mut self.tiers[tier].retention);
-            let next = *next.get_or_insert_with(|| retention.victim(stamp(now)));
-            if next.is_some_and(|next| !retention.precedes(&entry, band, &next, stamp(now))) {
-                rest = Some(block);
-                break;
-            }
-            draft.spare[tier] += 1;
+            self.choose_last(draft, tier, block);
             first = block;
         }
         let (blocks, layers) = (last + 1 - first, self.all_layers());
@@ -93,6 +89,36 @@ impl Manager {
             draft.sure.push((tier, parent));
         }
         true
+    }
+
+    /// The last block of a cut that grows is to leave.
+    fn choose_last(&mut self, draft: &mut Draft, tier: TierId, block: BlockId) {
+        draft.spare[tier] += 1;
+        if self.told.watched {
+            let band = self.band(tier, block);
+            self.tiers[tier].retention.choose(block, band);
+        }
+    }
+
+    /// Whether a block that is not linked would leave before all that are. `next` is the one of them
+    /// that leaves first, where choosing others does not change that.
+    fn leaves_next(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        next: &mut Option<Option<Entry>>,
+        now: Nanos,
+    ) -> bool {
+        let entry = self.entry(tier, block, self.all_layers());
+        let (band, retention) = (self.band(tier, block), &mut self.tiers[tier].retention);
+        if retention.policy().order() == Order::Own {
+            retention.link(entry, band);
+            let first = retention.victim(stamp(now));
+            retention.unlink(block);
+            return first.is_some_and(|first| first.id == block);
+        }
+        let next = *next.get_or_insert_with(|| retention.victim(stamp(now)));
+        next.is_none_or(|next| retention.precedes(&entry, band, &next, stamp(now)))
     }
 
     /// Whether nothing was said of single blocks that tells them from others of their run.
