@@ -8,6 +8,7 @@ mod contract {
     mod commit;
     mod completion;
     mod convoy;
+    mod cut;
     mod engine;
     mod failed_moves;
     mod failure;

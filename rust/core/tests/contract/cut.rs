@@ -1,0 +1,157 @@
+//! Blocks that leave with the end of their run leave as if each had been decided on alone.
+//!
+//! What counts against a quota is looked at by itself: a manager whose tenant has one, which it never
+//! fills, is the twin of a manager without. Blocks are told by their paths, since ids that come free
+//! in another order are given out in another one. With two tiers both have a quota of somebody else's,
+//! or the one without would send convoys.
+
+use std::collections::{HashMap, VecDeque};
+
+use kvtrie_core::block::{Handle, LeaseId, TierId, Token};
+use kvtrie_core::error::Result;
+use kvtrie_core::hint::{Hint, Retain, Target};
+use kvtrie_core::manager::{Acquire, LoadMode, Manager, Outcome, Reason, Settings};
+use kvtrie_core::policy::NAMES;
+use kvtrie_core::scope::Scope;
+use kvtrie_core::tier::{Kind, TierSpec, Write};
+use kvtrie_core::time::Nanos;
+use proptest::prelude::*;
+
+use crate::rig::{SIZE, settings, tier, tokens};
+
+/// One thing that happens to both.
+#[derive(Clone, Debug)]
+enum Op {
+    /// A request for blocks of a head and of a stem behind it, held for a while.
+    Ask { head: (u32, usize), stem: (u32, usize) },
+    /// The oldest request ends.
+    End,
+    /// Somebody says how much the blocks of such a path are wanted, from one on.
+    Retain { head: (u32, usize), stem: (u32, usize), from: u64, priority: u8 },
+}
+
+/// These rank blocks of several paths alike, and then ids decide.
+const BY_ID: [&str; 2] = ["gdsf", "lirs"];
+
+fn op() -> impl Strategy<Value = Op> {
+    let path = || ((1..4_u32, 0..6_usize), (10..16_u32, 1..7_usize));
+    let priority = prop::sample::select(vec![0, 20, 50, 100]);
+    prop_oneof![
+        6 => path().prop_map(|(head, stem)| Op::Ask { head, stem }),
+        4 => Just(Op::End),
+        1 => (path(), 0..8_u64, priority).prop_map(|((head, stem), from, priority)| {
+            Op::Retain { head, stem, from, priority }
+        }),
+    ]
+}
+
+fn path(head: (u32, usize), stem: (u32, usize)) -> Vec<Token> {
+    [tokens(head.0, head.1), tokens(stem.0, stem.1)].concat()
+}
+
+fn scope() -> Scope {
+    Scope { tenant: b"ours".to_vec(), ..Scope::default() }
+}
+
+fn shape() -> impl Strategy<Value = Settings> {
+    let policies: Vec<&str> = NAMES.iter().copied().filter(|name| !BY_ID.contains(name)).collect();
+    let below = prop::option::of((10..40_u32, prop::sample::select(policies.clone())));
+    let policy = prop::sample::select(policies);
+    (12..30_u32, below, policy).prop_map(|(gpu, below, policy)| {
+        let mut tiers = vec![TierSpec { write: Write::Through, ..tier(Kind::Gpu, gpu) }];
+        tiers.extend(below.map(|(host, policy)| TierSpec {
+            policy: Some(policy.to_owned()),
+            ..tier(Kind::Host, host)
+        }));
+        Settings { policy: policy.to_owned(), ..settings(tiers) }
+    })
+}
+
+struct Twin {
+    manager: Manager,
+    leases: VecDeque<LeaseId>,
+    names: HashMap<Handle, Vec<Token>>,
+}
+
+impl Twin {
+    fn new(settings: Settings, alone: bool) -> Result<Self> {
+        let mut manager = Manager::new(settings)?;
+        let tiers = manager.settings().tiers.len();
+        for (tenant, wanted) in [("nobody", tiers > 1), ("ours", alone)] {
+            for tier in (0..tiers).filter(|_| wanted) {
+                let tenant = tenant.as_bytes().to_vec();
+                let quota = Hint::Quota { tenant, tier, blocks: Some(1000), share: None };
+                manager.hint(&[quota], 0)?;
+            }
+        }
+        Ok(Self { manager, leases: VecDeque::new(), names: HashMap::new() })
+    }
+
+    /// Returns what left: from which tier, which path's last block, and why.
+    fn take(&mut self, op: &Op, now: Nanos) -> Result<Vec<(TierId, Vec<Token>, Reason)>> {
+        match *op {
+            Op::Ask { head, stem } => {
+                let (tokens, load) = (path(head, stem), LoadMode::All);
+                let ask = Acquire { tokens: &tokens, scope: scope(), load, ..Acquire::default() };
+                // Whether there is room does not depend on how it is made.
+                if let Ok(id) = self.manager.acquire(&ask, now) {
+                    self.carry_out(now)?;
+                    let held = self.manager.lease_tokens(id)?;
+                    let new = self.manager.commit(id, &tokens[held..], now)?.new;
+                    for (handle, at) in new.iter().zip(held / SIZE + 1..) {
+                        self.names.insert(*handle, tokens[..at * SIZE].to_vec());
+                    }
+                    self.leases.push_back(id);
+                }
+            }
+            Op::End => {
+                if let Some(id) = self.leases.pop_front() {
+                    self.manager.release(id, now)?;
+                }
+            }
+            Op::Retain { head, stem, from, priority } => {
+                let target = Target::Tokens { tokens: path(head, stem), scope: scope() };
+                let retain = Retain {
+                    target,
+                    start: from * SIZE as u64,
+                    end: None,
+                    priority,
+                    ttl: None,
+                    decode_priority: None,
+                    decode_ttl: None,
+                    owner: None,
+                };
+                self.manager.hint(&[Hint::Retain(retain)], now)?;
+            }
+        }
+        self.carry_out(now)?;
+        self.manager.audit()?;
+        let events = self.manager.take_events()?;
+        Ok(events.iter().map(|e| (e.tier, self.names[&e.block].clone(), e.reason)).collect())
+    }
+
+    fn carry_out(&mut self, now: Nanos) -> Result<()> {
+        let moves = self.manager.moves(usize::MAX)?;
+        let ids: Vec<_> = moves.iter().map(|known| known.id).collect();
+        self.manager.complete(&ids, &Outcome::default(), now).map(drop)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn a_cut_is_its_blocks_one_by_one(
+        shape in shape(),
+        ops in prop::collection::vec(op(), 1..80),
+    ) {
+        let together = Twin::new(shape.clone(), false);
+        let alone = Twin::new(shape, true);
+        let (mut together, mut alone) = (together.unwrap(), alone.unwrap());
+        for (op, now) in ops.iter().zip((1..).map(|step| step * 1_000)) {
+            let left = together.take(op, now).unwrap();
+            prop_assert_eq!(left, alone.take(op, now).unwrap(), "after {:?}", op);
+            prop_assert_eq!(together.leases.len(), alone.leases.len());
+        }
+    }
+}
