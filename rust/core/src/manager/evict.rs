@@ -78,9 +78,13 @@ impl Manager {
         let Tier { here, space, .. } = &mut self.tiers[tier];
         space.give_all(here.clear(blocks.clone()));
         if self.told.watched {
-            blocks.clone().rev().for_each(|block| self.notice(tier, block));
+            for block in blocks.clone().rev() {
+                self.notice(tier, block);
+            }
             // What the policy moved may have been looked at too early.
-            before.into_iter().for_each(|before| self.refresh_on(tier, before));
+            if let Some(before) = before {
+                self.refresh_on(tier, before);
+            }
         }
         self.recount_run(tier, &blocks, self.all_layers(), None);
         self.attend_all(tier, blocks.clone().rev());

@@ -5,7 +5,7 @@
 //! in another order are given out in another one. With two tiers both have a quota of somebody else's,
 //! or the one without would send convoys.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use kvtrie_core::block::{Handle, LeaseId, TierId, Token};
 use kvtrie_core::error::Result;
@@ -70,7 +70,7 @@ fn shape() -> impl Strategy<Value = Settings> {
 struct Twin {
     manager: Manager,
     leases: VecDeque<LeaseId>,
-    names: HashMap<Handle, Vec<Token>>,
+    names: BTreeMap<Handle, Vec<Token>>,
 }
 
 impl Twin {
@@ -84,7 +84,7 @@ impl Twin {
                 manager.hint(&[quota], 0)?;
             }
         }
-        Ok(Self { manager, leases: VecDeque::new(), names: HashMap::new() })
+        Ok(Self { manager, leases: VecDeque::new(), names: BTreeMap::new() })
     }
 
     /// Returns what left: from which tier, which path's last block, and why.

@@ -106,7 +106,7 @@ impl Manager {
         &mut self,
         tier: TierId,
         block: BlockId,
-        next: &mut Option<Option<Entry>>,
+        next: &mut Option<Entry>,
         now: Nanos,
     ) -> bool {
         let entry = self.entry(tier, block, self.all_layers());
@@ -117,7 +117,7 @@ impl Manager {
             retention.unlink(block);
             return first.is_some_and(|first| first.id == block);
         }
-        let next = *next.get_or_insert_with(|| retention.victim(stamp(now)));
+        *next = next.or_else(|| retention.victim(stamp(now)));
         next.is_none_or(|next| retention.precedes(&entry, band, &next, stamp(now)))
     }
 
