@@ -17,7 +17,7 @@ use kvtrie_core::tier::{Kind, TierSpec, Write};
 use kvtrie_core::time::Nanos;
 use proptest::prelude::*;
 
-use crate::rig::{SIZE, settings, tier, tokens};
+use crate::rig::{SIZE, retain, settings, tier, tokens};
 
 /// One thing that happens to both.
 #[derive(Clone, Debug)]
@@ -111,16 +111,7 @@ impl Twin {
             }
             Op::Retain { head, stem, from, priority } => {
                 let target = Target::Tokens { tokens: path(head, stem), scope: scope() };
-                let retain = Retain {
-                    target,
-                    start: from * SIZE as u64,
-                    end: None,
-                    priority,
-                    ttl: None,
-                    decode_priority: None,
-                    decode_ttl: None,
-                    owner: None,
-                };
+                let retain = Retain { start: from * SIZE as u64, ..retain(target, priority) };
                 self.manager.hint(&[Hint::Retain(retain)], now)?;
             }
         }

@@ -9,7 +9,7 @@ use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec};
 use proptest::prelude::*;
 
-use crate::rig::{ALL, DISK, GPU, HOST, Rig, all_of, holes, settings, tier, tokens};
+use crate::rig::{ALL, DISK, GPU, HOST, Rig, all_of, holes, retain, settings, tier, tokens};
 
 fn one(blocks: u32) -> Rig {
     Rig::new(settings(vec![tier(Kind::Gpu, blocks)]))
@@ -17,19 +17,6 @@ fn one(blocks: u32) -> Rig {
 
 fn path(tokens: &[Token]) -> Target {
     Target::Tokens { tokens: tokens.to_vec(), scope: Scope::default() }
-}
-
-fn retain(target: Target, priority: u8) -> Retain {
-    Retain {
-        target,
-        start: 0,
-        end: None,
-        priority,
-        ttl: None,
-        decode_priority: None,
-        decode_ttl: None,
-        owner: None,
-    }
 }
 
 fn say(rig: &mut Rig, hint: Hint) -> HintReply {

@@ -1,11 +1,11 @@
 //! What is counted: hits and misses, evictions by cause, ages, latencies, copies and the log.
 
-use kvtrie_core::hint::{Hint, Retain, Target};
+use kvtrie_core::hint::{Hint, Target};
 use kvtrie_core::manager::{Cause, Eviction, Mark, MoveKind, Outcome, Reason, TierStats};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, TierSpec};
 
-use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, holes, settings, tier, tokens};
+use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, holes, retain, settings, tier, tokens};
 
 fn rig(rooms: [u32; 2]) -> Rig {
     let mut settings = settings(vec![tier(Kind::Gpu, rooms[0]), tier(Kind::Host, rooms[1])]);
@@ -190,17 +190,7 @@ fn copies_that_a_hint_retains_are_told() {
     let mut rig = rig([4, 4]);
     rig.serve(&tokens(1, 3));
     let target = Target::Tokens { tokens: tokens(1, 2), scope: Scope::default() };
-    let retain = Retain {
-        target,
-        start: 0,
-        end: None,
-        priority: 90,
-        ttl: None,
-        decode_priority: None,
-        decode_ttl: None,
-        owner: None,
-    };
-    rig.call(|manager, now| manager.hint(&[Hint::Retain(retain)], now)).unwrap();
+    rig.call(|manager, now| manager.hint(&[Hint::Retain(retain(target, 90))], now)).unwrap();
     assert_eq!([GPU, HOST].map(|tier| rig.manager.stats(tier).retained), [2, 0]);
 }
 

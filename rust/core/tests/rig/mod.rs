@@ -8,6 +8,7 @@
 use kvtrie_core::block::{Handle, Layers, LeaseId, MoveId, Slot, Structure, TierId, Token};
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::error::{Error, Result};
+use kvtrie_core::hint::{Retain, Target};
 use kvtrie_core::lane::LaneSpec;
 use kvtrie_core::manager::{
     Acquire, Committed, DropOrder, Event, LoadMode, Manager, Mark, Move, Outcome, Settings,
@@ -101,6 +102,20 @@ pub(crate) fn tokens(stem: u32, blocks: usize) -> Vec<Token> {
 /// A request for all of `tokens` that keeps none and loads whatever can be loaded.
 pub(crate) fn all_of(tokens: &[Token]) -> Acquire<'_> {
     Acquire { tokens, load: LoadMode::All, ..Acquire::default() }
+}
+
+/// All of a path is wanted that much, for good.
+pub(crate) fn retain(target: Target, priority: u8) -> Retain {
+    Retain {
+        target,
+        start: 0,
+        end: None,
+        priority,
+        ttl: None,
+        decode_priority: None,
+        decode_ttl: None,
+        owner: None,
+    }
 }
 
 /// A manager, the time, and whatever was said to it.
