@@ -321,8 +321,10 @@ class Ledger:
             assert tier.regrets == 0 < tier.compared
 
     def cut_off(self):
-        """Whether a move still touches what a failure has cut off: nobody finds that."""
+        """Whether a move touches, or a lease has written again, what stands behind a lost block: no
+        lookup finds that."""
         touched = {flight.block for flight in self.witness.flights.values()} - {None}
+        touched |= self.pinned()
         return not self.shape.holes and any(
             frozenset().union(*(tier.get(front, ()) for tier in self.world.layers)) != ALL
             for block in touched
