@@ -115,9 +115,9 @@ class Ledger:
         for block in path:
             self.claims.get(self.witness.living.get(block), {}).pop(None, None)
 
-    def extend(self, held, tokens):
+    def extend(self, held, tokens, new):
         """Tokens were committed: of the blocks that became full those that were known are used
-        now, the new ones when the request began."""
+        now, the new ones, of which these are the handles, when the request began."""
         full = len(held.tokens) // self.size
         held.tokens = held.tokens + tokens
         held.shared &= not tokens
@@ -127,6 +127,8 @@ class Ledger:
         self.made.update(path)
         self.use(known)
         self.access.update(dict.fromkeys(path[len(known) :], held.began))
+        # Behind a lost block no lookup finds them.
+        self.witness.meet(zip(new, path[len(known) :], strict=True))
         self.past.append(held.tokens)
 
     def wanted(self, path, rest):

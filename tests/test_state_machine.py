@@ -41,6 +41,11 @@ def moving(machine):
     return bool(machine.witness.flights)
 
 
+def entered(committed):
+    """Handles of the blocks that entered the trie, and slots of those that were there."""
+    return committed.new.tolist(), committed.duplicate.tolist()
+
+
 class Machine(Ledger, RuleBasedStateMachine):
     """Leases, moves, time and wrong calls."""
 
@@ -124,7 +129,7 @@ class Machine(Ledger, RuleBasedStateMachine):
         ready = not held.suspended and lease.ready()
         fits = not held.suspended and (not tokens or len(tokens) <= lease.room)
         done, error = self.call(
-            "commit", lambda m: m.lease(held.id).commit(tokens, now=self.now).duplicate.tolist()
+            "commit", lambda m: entered(m.lease(held.id).commit(tokens, now=self.now))
         )
         if error is not None:
             assert isinstance(error, ClosedError if held.suspended else ConfigError)
@@ -132,8 +137,9 @@ class Machine(Ledger, RuleBasedStateMachine):
             self.unchanged(before)
             return
         assert fits
-        MIX["duplicates"] += len(done)
-        self.extend(held, tokens)
+        new, duplicates = done
+        MIX["duplicates"] += len(duplicates)
+        self.extend(held, tokens, new)
         self.check()
 
     @rule(picks=st.lists(PICK, min_size=1, max_size=3), token=st.integers(0, 2), step=STEPS)
@@ -143,13 +149,16 @@ class Machine(Ledger, RuleBasedStateMachine):
         self.now += step
         before = self.witness.snapshot()
         ids, tokens = [held.id for held in batch], [[token]] * len(batch)
-        _, error = self.call("commit_many", lambda m: len(m.commit_many(ids, tokens, now=self.now)))
+        done, error = self.call(
+            "commit_many",
+            lambda m: [entered(each) for each in m.commit_many(ids, tokens, now=self.now)],
+        )
         if error is not None:
             self.unchanged(before)
             return
         assert len(set(ids)) == len(ids)
-        for held in batch:
-            self.extend(held, [token])
+        for held, (new, _) in zip(batch, done, strict=True):
+            self.extend(held, [token], new)
         self.check()
 
     @rule(pick=PICK, tokens=st.integers(0, 6), step=STEPS)

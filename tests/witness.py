@@ -97,7 +97,11 @@ class Witness:
     def learn(self, tokens, now):
         """Learn the handles of the blocks of a sequence."""
         handles = self.lookup(tokens, now).handles.tolist()
-        for handle, block in zip(handles, self.path(tokens), strict=False):
+        self.meet(zip(handles, self.path(tokens), strict=False))
+
+    def meet(self, blocks):
+        """Blocks are known by these handles."""
+        for handle, block in blocks:
             self.names[handle] = block
             self.living[block] = handle
 
