@@ -275,7 +275,7 @@ class Ledger:
         tables = [set(held.table) for held in self.held.values() if not held.suspended]
         for tier, counters in enumerate(stats.tiers.values()):
             seen = {block for at, block in witness.copies if at == tier}
-            hidden = {block for at, block in witness.entries if at == tier} - seen
+            hidden = {block for at, block in witness.hidden() if at == tier}
             # No lookup finds what a lease wrote behind a lost block, but the lease's table has it.
             seen |= hidden - self.pinned() if tier == 0 else hidden
             slots = {witness.slots[tier, block] for block in seen}
