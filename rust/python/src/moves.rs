@@ -1,7 +1,7 @@
 //! Moves as columns: what the executor is asked to copy.
 //!
 //! Invariant: all columns have one row per move, in topological order, or in that of a choice.
-//! Cost: arrays are made when first asked for, so that a step without moves costs nothing.
+//! Cost: each array is made when it is first asked for, so that a step without moves costs nothing.
 
 mod row;
 mod wire;
@@ -18,22 +18,32 @@ use crate::number;
 pub(crate) use row::Move;
 use row::{COPY, LOAD, STORE};
 
+/// A column, once it was asked for.
+struct Column<A>(PyOnceLock<Py<A>>);
+
+impl<A> Default for Column<A> {
+    fn default() -> Self {
+        Self(PyOnceLock::new())
+    }
+}
+
+#[derive(Default)]
 struct Columns {
-    id: Py<PyArray1<u64>>,
-    kind: Py<PyArray1<u8>>,
-    lease: Py<PyArray1<u64>>,
-    block: Py<PyArray1<u64>>,
-    key: Py<PyArray2<u8>>,
-    src: Py<PyArray1<u8>>,
-    dst: Py<PyArray1<u8>>,
-    src_slot: Py<PyArray1<u32>>,
-    dst_slot: Py<PyArray1<u32>>,
-    group: Py<PyArray1<u8>>,
-    layer_lo: Py<PyArray1<u16>>,
-    layer_hi: Py<PyArray1<u16>>,
-    after: Py<PyArray1<u64>>,
-    tokens: Py<PyArray1<u32>>,
-    label: Py<PyList>,
+    id: Column<PyArray1<u64>>,
+    kind: Column<PyArray1<u8>>,
+    lease: Column<PyArray1<u64>>,
+    block: Column<PyArray1<u64>>,
+    key: Column<PyArray2<u8>>,
+    src: Column<PyArray1<u8>>,
+    dst: Column<PyArray1<u8>>,
+    src_slot: Column<PyArray1<u32>>,
+    dst_slot: Column<PyArray1<u32>>,
+    group: Column<PyArray1<u8>>,
+    layer_lo: Column<PyArray1<u16>>,
+    layer_hi: Column<PyArray1<u16>>,
+    after: Column<PyArray1<u64>>,
+    tokens: Column<PyArray1<u32>>,
+    label: Column<PyList>,
 }
 
 /// Kind, lease, tiers and layers of a move.
@@ -47,52 +57,31 @@ fn way(row: &Move) -> Way {
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Moves {
     rows: Vec<Move>,
-    columns: PyOnceLock<Columns>,
+    columns: Columns,
 }
 
 impl From<Vec<Move>> for Moves {
     fn from(rows: Vec<Move>) -> Self {
-        Self { rows, columns: PyOnceLock::new() }
+        Self { rows, columns: Columns::default() }
     }
 }
 
 impl Moves {
+    /// A column of what each row says.
     fn column<T: numpy::Element>(
         &self,
         py: Python<'_>,
+        column: &Column<PyArray1<T>>,
         of: impl Fn(&Move) -> T,
     ) -> Py<PyArray1<T>> {
-        self.rows.iter().map(of).collect::<Vec<T>>().into_pyarray(py).unbind()
+        let made = || self.rows.iter().map(of).collect::<Vec<T>>().into_pyarray(py).unbind();
+        column.0.get_or_init(py, made).clone_ref(py)
     }
 
     fn row(&self, index: isize) -> PyResult<&Move> {
         let at = if index < 0 { index + self.rows.len().cast_signed() } else { index };
         let row = usize::try_from(at).ok().and_then(|at| self.rows.get(at));
         row.ok_or_else(|| PyIndexError::new_err(format!("move {index} of {}", self.rows.len())))
-    }
-
-    fn columns(&self, py: Python<'_>) -> PyResult<&Columns> {
-        self.columns.get_or_try_init(py, || {
-            let keys: Vec<u8> = self.rows.iter().flat_map(|row| row.key).collect();
-            Ok(Columns {
-                id: self.column(py, |row| row.id),
-                kind: self.column(py, |row| row.kind),
-                lease: self.column(py, |row| row.lease),
-                block: self.column(py, |row| row.block),
-                key: keys.into_pyarray(py).reshape([self.rows.len(), 32])?.unbind(),
-                src: self.column(py, |row| row.src),
-                dst: self.column(py, |row| row.dst),
-                src_slot: self.column(py, |row| row.src_slot),
-                dst_slot: self.column(py, |row| row.dst_slot),
-                group: self.column(py, |row| row.group),
-                layer_lo: self.column(py, |row| row.layer_lo),
-                layer_hi: self.column(py, |row| row.layer_hi),
-                after: self.column(py, |row| row.after),
-                tokens: self.column(py, |row| row.tokens),
-                label: PyList::new(py, self.rows.iter().map(|row| PyBytes::new(py, &row.label)))?
-                    .unbind(),
-            })
-        })
     }
 }
 
@@ -109,78 +98,86 @@ impl Moves {
     const COPY: u8 = COPY;
 
     #[getter]
-    fn id(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u64>>> {
-        Ok(self.columns(py)?.id.clone_ref(py))
+    fn id(&self, py: Python<'_>) -> Py<PyArray1<u64>> {
+        self.column(py, &self.columns.id, |row| row.id)
     }
 
     #[getter]
-    fn kind(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u8>>> {
-        Ok(self.columns(py)?.kind.clone_ref(py))
+    fn kind(&self, py: Python<'_>) -> Py<PyArray1<u8>> {
+        self.column(py, &self.columns.kind, |row| row.kind)
     }
 
     #[getter]
-    fn lease(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u64>>> {
-        Ok(self.columns(py)?.lease.clone_ref(py))
+    fn lease(&self, py: Python<'_>) -> Py<PyArray1<u64>> {
+        self.column(py, &self.columns.lease, |row| row.lease)
     }
 
     #[getter]
-    fn block(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u64>>> {
-        Ok(self.columns(py)?.block.clone_ref(py))
+    fn block(&self, py: Python<'_>) -> Py<PyArray1<u64>> {
+        self.column(py, &self.columns.block, |row| row.block)
     }
 
     #[getter]
     fn key(&self, py: Python<'_>) -> PyResult<Py<PyArray2<u8>>> {
-        Ok(self.columns(py)?.key.clone_ref(py))
+        let made = || {
+            let keys: Vec<u8> = self.rows.iter().flat_map(|row| row.key).collect();
+            keys.into_pyarray(py).reshape([self.rows.len(), 32]).map(Bound::unbind)
+        };
+        self.columns.key.0.get_or_try_init(py, made).map(|key| key.clone_ref(py))
     }
 
     #[getter]
-    fn src(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u8>>> {
-        Ok(self.columns(py)?.src.clone_ref(py))
+    fn src(&self, py: Python<'_>) -> Py<PyArray1<u8>> {
+        self.column(py, &self.columns.src, |row| row.src)
     }
 
     #[getter]
-    fn dst(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u8>>> {
-        Ok(self.columns(py)?.dst.clone_ref(py))
+    fn dst(&self, py: Python<'_>) -> Py<PyArray1<u8>> {
+        self.column(py, &self.columns.dst, |row| row.dst)
     }
 
     #[getter]
-    fn src_slot(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u32>>> {
-        Ok(self.columns(py)?.src_slot.clone_ref(py))
+    fn src_slot(&self, py: Python<'_>) -> Py<PyArray1<u32>> {
+        self.column(py, &self.columns.src_slot, |row| row.src_slot)
     }
 
     #[getter]
-    fn dst_slot(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u32>>> {
-        Ok(self.columns(py)?.dst_slot.clone_ref(py))
+    fn dst_slot(&self, py: Python<'_>) -> Py<PyArray1<u32>> {
+        self.column(py, &self.columns.dst_slot, |row| row.dst_slot)
     }
 
     #[getter]
-    fn group(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u8>>> {
-        Ok(self.columns(py)?.group.clone_ref(py))
+    fn group(&self, py: Python<'_>) -> Py<PyArray1<u8>> {
+        self.column(py, &self.columns.group, |row| row.group)
     }
 
     #[getter]
-    fn layer_lo(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u16>>> {
-        Ok(self.columns(py)?.layer_lo.clone_ref(py))
+    fn layer_lo(&self, py: Python<'_>) -> Py<PyArray1<u16>> {
+        self.column(py, &self.columns.layer_lo, |row| row.layer_lo)
     }
 
     #[getter]
-    fn layer_hi(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u16>>> {
-        Ok(self.columns(py)?.layer_hi.clone_ref(py))
+    fn layer_hi(&self, py: Python<'_>) -> Py<PyArray1<u16>> {
+        self.column(py, &self.columns.layer_hi, |row| row.layer_hi)
     }
 
     #[getter]
-    fn after(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u64>>> {
-        Ok(self.columns(py)?.after.clone_ref(py))
+    fn after(&self, py: Python<'_>) -> Py<PyArray1<u64>> {
+        self.column(py, &self.columns.after, |row| row.after)
     }
 
     #[getter]
-    fn tokens(&self, py: Python<'_>) -> PyResult<Py<PyArray1<u32>>> {
-        Ok(self.columns(py)?.tokens.clone_ref(py))
+    fn tokens(&self, py: Python<'_>) -> Py<PyArray1<u32>> {
+        self.column(py, &self.columns.tokens, |row| row.tokens)
     }
 
     #[getter]
     fn label(&self, py: Python<'_>) -> PyResult<Py<PyList>> {
-        Ok(self.columns(py)?.label.clone_ref(py))
+        let made = || {
+            let labels = self.rows.iter().map(|row| PyBytes::new(py, &row.label));
+            PyList::new(py, labels).map(Bound::unbind)
+        };
+        self.columns.label.0.get_or_try_init(py, made).map(|label| label.clone_ref(py))
     }
 
     /// The moves that carry a layer, cut to it. Report them with `layers_done`.
