@@ -6,6 +6,7 @@
 
 mod acquire;
 mod audit;
+mod awaits;
 mod branch;
 mod commit;
 mod complete;
@@ -74,6 +75,7 @@ pub use price::Unpriced;
 pub use report::{Event, Occupancy, Reason};
 pub use settings::{DropOrder, Settings};
 
+use awaits::Awaits;
 use hints::Hints;
 use meter::Meter;
 use moves::Arrival;
@@ -109,6 +111,7 @@ pub struct Manager {
     lanes: Lanes,
     owns: SlotMap<OwnId, Own>,
     leases: FxHashMap<LeaseId, Box<Lease>>,
+    awaits: Awaits,
     next_lease: LeaseId,
     moves: Trips,
     /// By move: those that wait for it.
@@ -170,6 +173,7 @@ impl Manager {
             lanes,
             owns: SlotMap::with_key(),
             leases: FxHashMap::default(),
+            awaits: Awaits::default(),
             next_lease: 1,
             moves: Trips::default(),
             waiters: FxHashMap::default(),

@@ -4,8 +4,6 @@
 //! and both are put back. Cost: O(tokens) to match, O(blocks) to plan and pin, O(log n) per
 //! victim.
 
-use std::collections::BTreeSet;
-
 use crate::block::{LeaseId, MoveId, Structure, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
@@ -55,7 +53,7 @@ pub struct Acquire<'a> {
 struct Taken {
     path: Path,
     open: Vec<OwnId>,
-    awaits: BTreeSet<MoveId>,
+    awaits: Vec<MoveId>,
     plan: Plan,
 }
 
@@ -97,6 +95,7 @@ impl Manager {
         self.count_request(ask.tokens.len(), taken.path.blocks(), &taken.plan, now);
         self.touch(taken.path.blocks(), now, true);
         let unconfirmed = taken.path.fresh();
+        self.awaits.add(id, taken.awaits);
         self.leases.insert(
             id,
             Box::new(Lease {
@@ -110,7 +109,6 @@ impl Manager {
                 open: taken.open,
                 matched,
                 plan: taken.plan,
-                awaits: taken.awaits,
                 unconfirmed,
                 hold: Hold::Active,
                 visit: self.told.visit,
@@ -137,12 +135,12 @@ impl Manager {
         let matched = taken.path.len() * self.block_tokens();
         self.touch(taken.path.blocks(), now, true);
         let visit = self.told.visit;
+        self.awaits.add(id, taken.awaits);
         let lease = self.lease_mut(id);
         lease.unconfirmed = taken.path.fresh();
         lease.path = taken.path;
         lease.open = taken.open;
         lease.plan = taken.plan;
-        lease.awaits = taken.awaits;
         lease.matched = matched;
         lease.hold = Hold::Active;
         lease.visit = visit;
@@ -199,7 +197,7 @@ impl Manager {
         let mut taken = Taken {
             path: Path::of(path),
             open: Vec::new(),
-            awaits: BTreeSet::new(),
+            awaits: Vec::new(),
             plan: Plan::default(),
         };
         let mut moves = vec![MoveIds::new(); needs.len()];
@@ -227,11 +225,10 @@ impl Manager {
             moves[at] = taken.path.change(needs[at].at, begin);
         }
         self.close_passage(passage);
-        let mut awaits: Vec<MoveId> = moves.iter().flatten().copied().collect();
+        taken.awaits = moves.iter().flatten().copied().collect();
         for need in needs.iter().filter(|need| !need.load || need.lacks != self.all_layers()) {
-            awaits.extend(self.bringing(0, need.block, self.all_layers()));
+            taken.awaits.extend(self.bringing(0, need.block, self.all_layers()));
         }
-        taken.awaits = awaits.into_iter().collect();
         self.spans(taken.path.len(), &needs, &moves, &mut plan, now);
         taken.plan = plan;
         taken.open = self.new_owns(0, open);

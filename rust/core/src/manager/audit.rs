@@ -142,11 +142,13 @@ impl Manager {
             if lease.tail.len() >= self.block_tokens() {
                 broken.push(format!("lease {} has a tail of {}", lease.id, lease.tail.len()));
             }
-            let brings = |id: &&MoveId| {
-                self.moves.get(**id).is_some_and(|known| known.kind != MoveKind::Store)
-            };
-            let vain = lease.awaits.iter().filter(|id| !brings(id));
-            broken.extend(vain.map(|id| format!("lease {} awaits move {id} in vain", lease.id)));
+        }
+        let brings =
+            |id: MoveId| self.moves.get(id).is_some_and(|known| known.kind != MoveKind::Store);
+        for (lease, moves) in self.awaits.all() {
+            let held = self.leases.contains_key(&lease);
+            let vain = moves.iter().filter(|&&id| !held || !brings(id));
+            broken.extend(vain.map(|id| format!("lease {lease} awaits move {id} in vain")));
         }
         for block in self.living() {
             let (seen, kept) = (refs.get(&block).copied().unwrap_or(0), self.node(block).refs);

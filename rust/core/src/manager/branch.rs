@@ -273,12 +273,12 @@ impl Manager {
 
     /// A suspended lease holds tokens and nothing else.
     pub(super) fn empty_lease(&mut self, id: LeaseId, hold: Hold) {
+        self.awaits.forget(id);
         let lease = self.lease_mut(id);
         lease.path = Path::default();
         lease.open = Vec::new();
         lease.tail = Vec::new();
         lease.tail_from = TailFrom::Open;
-        lease.awaits.clear();
         lease.plan = Plan::default();
         lease.matched = 0;
         lease.hold = hold;

@@ -142,7 +142,7 @@ impl Manager {
 
     /// A move that must end before `tokens` more tokens can have been written.
     fn first_wait(&self, lease: &Lease, tokens: usize) -> Option<MoveId> {
-        if let Some(&first) = lease.awaits.first() {
+        if let Some(&first) = self.awaits.of(lease.id).first() {
             return Some(first);
         }
         if self.tiers[0].space.quiet() {

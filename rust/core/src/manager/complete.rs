@@ -78,7 +78,7 @@ impl Manager {
             }
             rest = others;
         }
-        self.no_longer_awaited(&awaited);
+        self.awaits.end(awaited);
         self.unpark();
         self.sink(now);
         self.write_ahead(now);
@@ -237,24 +237,6 @@ impl Manager {
         }
     }
 
-    /// No lease waits any longer for these moves.
-    fn no_longer_awaited(&mut self, ended: &[MoveId]) {
-        let counted = ended.windows(2).all(|pair| pair[0] + 1 == pair[1]);
-        let (Some(first), Some(last)) = (ended.first(), ended.last()) else { return };
-        for lease in self.leases.values_mut() {
-            let (Some(lo), Some(hi)) = (lease.awaits.first(), lease.awaits.last()) else {
-                continue;
-            };
-            if counted && first <= lo && hi <= last {
-                lease.awaits.clear();
-            } else {
-                for id in ended {
-                    lease.awaits.remove(id);
-                }
-            }
-        }
-    }
-
     /// The endpoints of a move that no longer runs.
     fn end(&mut self, known: &Trip, now: Nanos) {
         let block = known.block.and_then(|handle| self.trie.resolve(handle));
@@ -352,7 +334,7 @@ impl Manager {
             self.outcomes.remember(id, false);
             self.waited_for(id);
             if known.kind != MoveKind::Store {
-                self.no_longer_awaited(&[id]);
+                self.awaits.end(vec![id]);
             }
         }
     }

@@ -218,9 +218,10 @@ impl Manager {
     /// Every lease that awaited a failed move computes the block instead.
     fn replan(&mut self, known: &Trip, reason: &str, now: Nanos) {
         // Nobody awaits a store.
-        let leases = (known.kind != MoveKind::Store).then(|| self.leases.values());
-        let awaiting = leases.into_iter().flatten().filter(|l| l.awaits.contains(&known.id));
-        let concerned: Vec<LeaseId> = awaiting.map(|lease| lease.id).collect();
+        let leases = (known.kind != MoveKind::Store).then(|| self.awaits.all());
+        let awaiting =
+            leases.into_iter().flatten().filter(|(_, ids)| ids.binary_search(&known.id).is_ok());
+        let concerned: Vec<LeaseId> = awaiting.map(|(lease, _)| lease).collect();
         if concerned.is_empty() {
             self.failed.push(Failed {
                 lease: NO_MOVE,
@@ -238,7 +239,7 @@ impl Manager {
             // Until it has ended on every rank it may write a slot that the lease keeps.
             let writes = matches!(known.to, End::Own(own) if self.leases[&id].keeps(own));
             if !writes {
-                self.lease_mut(id).awaits.remove(&known.id);
+                self.awaits.remove(id, known.id);
             }
             if start < stop {
                 let reason = reason.to_owned();

@@ -95,8 +95,6 @@ pub struct Lease {
     pub(super) open: Vec<OwnId>,
     pub(super) matched: usize,
     pub(super) plan: Plan,
-    /// Loads and copies that must end before the engine may count on the path.
-    pub(super) awaits: BTreeSet<MoveId>,
     /// Whether a step of the path is fresh.
     pub(super) unconfirmed: bool,
     pub(super) hold: Hold,
@@ -200,7 +198,7 @@ impl Manager {
 
     /// Names what a lease awaits, some of it perhaps more than once.
     pub(super) fn each_await(&self, lease: &Lease, mut name: impl FnMut(MoveId)) {
-        lease.awaits.iter().copied().for_each(&mut name);
+        self.awaits.of(lease.id).iter().copied().for_each(&mut name);
         if self.tiers[0].space.quiet() {
             return;
         }
@@ -336,6 +334,7 @@ impl Manager {
         let now = self.tick(now);
         self.store_engine_blocks(id, now);
         let lease = self.leases.remove(&id).expect("seen above");
+        self.awaits.forget(id);
         let reading = self.reads_of(&lease);
         self.touch(lease.path.blocks(), now, false);
         self.abandon_lease(&lease);

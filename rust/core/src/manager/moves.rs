@@ -119,18 +119,33 @@ impl Manager {
             out.push(known.told.clone());
         }
         if out.iter().any(|handed| handed.lease == 0) {
-            let mut awaited: FxHashMap<MoveId, LeaseId> = FxHashMap::default();
-            for lease in self.leases.values() {
-                self.each_await(lease, |id| {
-                    let first = awaited.entry(id).or_insert(lease.id);
-                    *first = lease.id.min(*first);
-                });
-            }
+            let first = self.first_to_await();
             for handed in out.iter_mut().filter(|handed| handed.lease == 0) {
-                handed.lease = awaited.get(&handed.id).copied().unwrap_or(0);
+                handed.lease = first.get(&handed.id).copied().unwrap_or(0);
             }
         }
         Ok(out)
+    }
+
+    /// By move: the oldest of the leases that wait for it.
+    fn first_to_await(&self) -> FxHashMap<MoveId, LeaseId> {
+        let mut all: FxHashMap<MoveId, LeaseId> = FxHashMap::default();
+        let mut name = |id: MoveId, lease: LeaseId| {
+            let first = all.entry(id).or_insert(lease);
+            *first = lease.min(*first);
+        };
+        for (lease, moves) in self.awaits.all() {
+            for &id in moves {
+                name(id, lease);
+            }
+        }
+        // Where a store still reads a slot, whoever is to write it waits too.
+        if !self.tiers[0].space.quiet() {
+            for lease in self.leases.values() {
+                self.each_await(lease, |id| name(id, lease.id));
+            }
+        }
+        all
     }
 
     /// How many moves wait to be handed out, and how many are under way in all.

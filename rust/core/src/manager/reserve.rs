@@ -91,8 +91,8 @@ impl Manager {
             awaits.push(self.add_move(copy, now));
         }
         let lease = self.lease_mut(id);
-        lease.awaits.extend(awaits);
         lease.tail_from = TailFrom::Open;
+        self.awaits.add(id, awaits);
         match (step, shared) {
             (Some(step), _) => self.let_go(&step.into()),
             (None, Some(own)) => self.unref_own(own),
@@ -245,7 +245,7 @@ impl Manager {
             self.lease_mut(id).path.change(at, |step| *step = Step::shared(step.block));
             self.unref_own(own);
             let arriving = self.bringing(0, step.block, self.all_layers());
-            self.lease_mut(id).awaits.extend(arriving);
+            self.awaits.add(id, arriving);
             self.retell(id, at, vec![(self.all_layers(), Action::Reuse, 0, now, now)]);
             return MoveIds::new();
         }
@@ -278,7 +278,7 @@ impl Manager {
         self.retell(id, at, parts);
         let lease = self.lease_mut(id);
         lease.path.change(at, |step| (step.deferred, step.compute) = (!rest.is_empty(), rest));
-        lease.awaits.extend(&moves);
+        self.awaits.add(id, moves.iter().copied());
         moves
     }
 }

@@ -34,6 +34,7 @@ impl Manager {
         for lease in self.leases_in_order() {
             writeln!(out, "{lease:?}")?;
         }
+        writeln!(out, "{:?}", self.awaits)?;
         writeln!(out, "{:?}", self.owns)?;
         let mut trips: Vec<_> = self.moves.values().collect();
         trips.sort_unstable_by_key(|trip| trip.id);
