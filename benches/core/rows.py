@@ -161,13 +161,15 @@ _STORE = Game(
 
 _VICTIM = Game(
     "victim",
-    (_mine("rust", "victim"),),
+    (_mine("rust", "victim"), _mine("rust", "runs")),
     (),
     (
         Row("victim.one", "exact victim of a million, alone", "us", 0.3),
-        Row("victim.run", "exact victim of a million, in runs", "us", 0.1),
+        Row("victim.run", "exact victim of a million, in leaf runs of 30", "us", 0.1),
+        Row("victim.newcomer", "exact victim of a million, and a newcomer", "us"),
         Row("victim.one.default", "  with costs rounded by 1/64, alone", "us"),
-        Row("victim.run.default", "  with costs rounded by 1/64, in runs", "us"),
+        Row("victim.run.default", "  with costs rounded by 1/64, in leaf runs of 30", "us"),
+        Row("victim.newcomer.default", "  with costs rounded by 1/64, and a newcomer", "us"),
     ),
     once=True,
 )

@@ -39,7 +39,8 @@ def insert(managed: BlockManager, tokens: np.ndarray, now: int) -> Lease:
 
 
 def carry_out(managed: BlockManager, now: int) -> None:
-    """Every move that is asked for, as an executor would that copies nothing."""
+    """Every move that is asked for, as by an executor that reads the slots and copies nothing."""
     moves = managed.moves()
     if len(moves):
+        assert len(moves.src_slot) == len(moves.dst_slot)
         managed.complete(moves.id, now=now)

@@ -1,7 +1,8 @@
 """What Rust's own benchmarks measure of the core, as lines of ours.
 
-Runs criterion with a filter and reads its samples: the exact victim at a million entries, and the
-restore plan. Python has no call as small. Cost: a build, if needed, then half a minute.
+Runs criterion with a filter and reads its samples: the exact victim at a million entries, alone and
+in leaf runs, and the restore plan. Python has no call as small. Cost: a build, if needed, then half
+a minute each.
 """
 
 from __future__ import annotations
@@ -15,24 +16,29 @@ import numpy as np
 
 from benches.measure import emit
 
-# By benchmark: its filter, and for what it measures criterion's identifier (with one gap, as
-# the number of classes stands in it), the unit, and how much of that a nanosecond is.
+# By game: the benchmark, its filter, and for what it measures criterion's identifier (with one gap,
+# as the number of classes stands in it), the unit, and how much of that a nanosecond is.
 RETENTION = "^retention, epsilon (0|1/64)/in time, .*1000000$"
+RUNS = "victims in leaf runs of 30"
 BENCHES = {
     "victim": (
         "retention",
         RETENTION,
         {
-            "victim.one": ("retention, epsilon 0/in time, one, */1000000", "us", 1e-3),
-            "victim.run": ("retention, epsilon 0/in time, 30 in a run/1000000", "us", 1e-3 / 30),
-            "victim.one.default": (
-                "retention, epsilon 1/64/in time, one, */1000000",
-                *("us", 1e-3),
-            ),
-            "victim.run.default": (
-                "retention, epsilon 1/64/in time, 30 in a run/1000000",
-                *("us", 1e-3 / 30),
-            ),
+            f"victim.{what}{name}": (f"retention, epsilon {epsilon}/in time, {of}", "us", factor)
+            for epsilon, name in (("0", ""), ("1/64", ".default"))
+            for what, of, factor in (
+                ("one", "alone, */1000000", 1e-3 / 30),
+                ("newcomer", "with a newcomer, */1000000", 1e-3),
+            )
+        },
+    ),
+    "runs": (
+        "leaf_runs",
+        f"^{RUNS}/",
+        {
+            "victim.run": (f"{RUNS}/epsilon 0/1000000", "us", 1e-3 / 6000),
+            "victim.run.default": (f"{RUNS}/epsilon 1/64/1000000", "us", 1e-3 / 6000),
         },
     ),
     "plan": (

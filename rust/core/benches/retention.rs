@@ -1,5 +1,6 @@
-//! What an exact victim costs at 10^3 to 10^6 entries: one at a time, and in runs as a request
-//! needs them. Each is found, taken out and followed by a newcomer, so that the number stays.
+//! What an exact victim costs at 10^3 to 10^6 entries: found and taken out, each at a time of its
+//! own; and the same followed by a newcomer, so that the number stays. Victims that come in runs are
+//! the business of `leaf_runs`.
 //!
 //! Invariant: seeded, so that two runs do the same work. `in time` links newcomers as used now, as
 //! with holes; `late` links half of them as used long ago, as a block whose last child left. Cost:
@@ -8,6 +9,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
+use criterion::measurement::{Measurement, WallTime};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kvtrie_core::block::{Departure, Layers};
 use kvtrie_core::cost::CostModel;
@@ -16,7 +18,8 @@ use kvtrie_core::policy::{Facts, Reload, Setup, by_name};
 use kvtrie_core::retention::Retention;
 
 const SIZES: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
-const RUN: u64 = 30;
+/// Victims that are timed together: the clock takes as long as one of them.
+const TIMED: usize = 30;
 const STEP: u64 = 1_000_000;
 
 /// Small, seeded, and good enough.
@@ -82,19 +85,23 @@ impl Filled {
         self.retention.link(entry, Band::NORMAL);
     }
 
-    /// So many victims of one time, and as many newcomers.
-    fn replace(&mut self, number: u64) {
-        self.now += STEP * number;
-        let mut gone = [0; 30];
-        let gone = &mut gone[..usize::try_from(number).expect("at most 30")];
-        for id in &mut *gone {
-            let victim = self.retention.victim(black_box(self.now)).expect("there are entries");
-            *id = victim.id;
-            self.retention.unlink(victim.id);
-        }
-        for &id in &*gone {
+    /// The victim of the next step leaves. Returns its block.
+    fn give_up(&mut self) -> u32 {
+        self.now += STEP;
+        let victim = self.retention.victim(black_box(self.now)).expect("there are entries");
+        self.retention.unlink(victim.id);
+        victim.id
+    }
+
+    /// How long it takes until some have left; as many come then.
+    fn time_to_give_up(&mut self) -> Duration {
+        let begun = WallTime.start();
+        let gone = [(); TIMED].map(|()| self.give_up());
+        let took = WallTime.end(begun);
+        for id in gone {
             self.link(id);
         }
+        took
     }
 }
 
@@ -110,12 +117,19 @@ fn victims(c: &mut Criterion) {
                 let mut filled = Filled::new(policy, epsilon, size, late);
                 let way = if late { "late" } else { "in time" };
                 let classes = filled.retention.classes();
+                group.throughput(Throughput::Elements(TIMED as u64));
+                let alone = BenchmarkId::new(format!("{way}, alone, {classes} classes"), size);
+                group.bench_function(alone, |b| {
+                    b.iter_custom(|times| (0..times).map(|_| filled.time_to_give_up()).sum());
+                });
                 group.throughput(Throughput::Elements(1));
-                let one = BenchmarkId::new(format!("{way}, one, {classes} classes"), size);
-                group.bench_function(one, |b| b.iter(|| filled.replace(1)));
-                group.throughput(Throughput::Elements(RUN));
-                let run = BenchmarkId::new(format!("{way}, {RUN} in a run"), size);
-                group.bench_function(run, |b| b.iter(|| filled.replace(RUN)));
+                let both = format!("{way}, with a newcomer, {classes} classes");
+                group.bench_function(BenchmarkId::new(both, size), |b| {
+                    b.iter(|| {
+                        let id = filled.give_up();
+                        filled.link(id);
+                    });
+                });
             }
         }
         group.finish();

@@ -123,7 +123,7 @@ impl Retention {
         };
         let list = &mut self.lists[slot as usize];
         let before = list.head();
-        list.link(&mut self.places, entry);
+        list.link(&mut self.places, entry, slot);
         if before.is_none_or(|head| entry.key() < head) {
             self.heads.set(slot, Some(&entry), band);
         }
@@ -132,9 +132,8 @@ impl Retention {
     /// Takes the block's entry out; `None` if it is not linked.
     pub fn unlink(&mut self, id: BlockId) -> Option<Entry> {
         let place = self.places.remove(id)?;
-        let entry = place.entry;
+        let (entry, slot) = (place.entry, place.slot);
         let band = self.band(id);
-        let slot = *self.slots.get(&(band, entry.class))?;
         let list = &mut self.lists[slot as usize];
         let headed = list.head() == Some(entry.key());
         list.unlink(&mut self.places, place);

@@ -16,6 +16,11 @@ pub(crate) fn manager(policy: &str, blocks: u32) -> Manager {
 
 /// So many tiers of that size; each writes what comes to the next one.
 pub(crate) fn tiers(policy: &str, blocks: u32, number: usize) -> Manager {
+    Manager::new(settings(policy, blocks, number)).expect("good settings")
+}
+
+/// What those managers are made with.
+pub(crate) fn settings(policy: &str, blocks: u32, number: usize) -> Settings {
     let lane = |name: &str| LaneSpec {
         name: name.to_owned(),
         bytes_per_s: 20_000_000_000,
@@ -36,7 +41,7 @@ pub(crate) fn tiers(policy: &str, blocks: u32, number: usize) -> Manager {
         read: lane(&format!("from {}", kind.name())),
         store: lane(&format!("to {}", kind.name())),
     };
-    Manager::new(Settings {
+    Settings {
         fingerprint: "bench".to_owned(),
         layers: 32,
         layer_bytes: 65_536,
@@ -53,6 +58,5 @@ pub(crate) fn tiers(policy: &str, blocks: u32, number: usize) -> Manager {
         ranks: 1,
         events: 0,
         eviction_log: 0,
-    })
-    .expect("good settings")
+    }
 }

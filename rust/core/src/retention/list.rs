@@ -12,6 +12,7 @@ use crate::block::BlockId;
 use crate::policy::{Entry, Key};
 
 use super::places::Places;
+use super::tournament::Slot;
 
 /// Behind the end of a chain.
 const NOBODY: Key = Key { place: u64::MAX, tie: u32::MAX, id: BlockId::MAX };
@@ -23,6 +24,8 @@ const ASIDE: BlockId = BlockId::MAX - 1;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) entry: Entry,
+    /// The slot of its class.
+    pub(super) slot: Slot,
     /// Out of date in the first one of a chain.
     before: BlockId,
     after: Key,
@@ -43,30 +46,30 @@ impl Default for List {
 }
 
 impl List {
-    /// Links an entry that is not linked.
-    pub(super) fn link(&mut self, places: &mut Places, entry: Entry) {
+    /// Links an entry that is not linked; `slot` is that of this class.
+    pub(super) fn link(&mut self, places: &mut Places, entry: Entry, slot: Slot) {
         let (key, id) = (entry.key(), entry.id);
         if self.first == NOBODY {
-            places.insert(Place { entry, before: NOBODY.id, after: NOBODY });
+            places.insert(Place { entry, slot, before: NOBODY.id, after: NOBODY });
             (self.first, self.last) = (key, key);
         } else if self.last < key {
             places.known(self.last.id).after = key;
-            places.insert(Place { entry, before: self.last.id, after: NOBODY });
+            places.insert(Place { entry, slot, before: self.last.id, after: NOBODY });
             self.last = key;
         } else if key < self.first {
             places.known(self.first.id).before = id;
-            places.insert(Place { entry, before: NOBODY.id, after: self.first });
+            places.insert(Place { entry, slot, before: NOBODY.id, after: self.first });
             self.first = key;
         } else {
             self.aside.insert(key);
-            places.insert(Place { entry, before: ASIDE, after: NOBODY });
+            places.insert(Place { entry, slot, before: ASIDE, after: NOBODY });
         }
     }
 
     /// Takes a place out that was just removed from `places`. The first one's neighbour, which may
     /// not have been looked at for long, is left as it is.
     pub(super) fn unlink(&mut self, places: &mut Places, place: Place) {
-        let Place { entry, before, after } = place;
+        let Place { entry, after, before, .. } = place;
         if before == ASIDE {
             self.aside.remove(&entry.key());
         } else if entry.id == self.first.id {
@@ -182,7 +185,7 @@ mod tests {
                     prop_assert!(model.remove(&place.entry.key()));
                 } else {
                     let entry = Entry { class: 5, place, tie, id };
-                    list.link(&mut places, entry);
+                    list.link(&mut places, entry, 0);
                     model.insert(entry.key());
                 }
                 prop_assert_eq!(list.head(), model.first().copied());
@@ -207,11 +210,11 @@ mod tests {
         let mut places = Places::new();
         let mut list = List::default();
         for id in 1..8 {
-            list.link(&mut places, Entry { class: 0, place: u64::from(id), tie: 0, id });
+            list.link(&mut places, Entry { class: 0, place: u64::from(id), tie: 0, id }, 0);
         }
-        list.link(&mut places, Entry { class: 0, place: 0, tie: 0, id: 0 });
+        list.link(&mut places, Entry { class: 0, place: 0, tie: 0, id: 0 }, 0);
         assert!(list.aside.is_empty());
-        list.link(&mut places, Entry { class: 0, place: 3, tie: 1, id: 8 });
+        list.link(&mut places, Entry { class: 0, place: 3, tie: 1, id: 8 }, 0);
         assert_eq!(list.aside.len(), 1);
         for id in [0, 7] {
             let place = places.remove(id).expect("linked");

@@ -27,14 +27,20 @@ struct Node {
     band: Band,
 }
 
+/// The two sides of a node, in one line of memory.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Sides([Node; 2]);
+
 const EMPTY: Node = Node { fail: Nanos::MAX, class: 0, place: 0, slot: NOBODY, band: Band::NORMAL };
 
 /// The heads of all classes.
 #[derive(Clone, Debug)]
 pub(super) struct Tournament {
     order: Order,
-    /// Node 1 is the root, the sides of `n` are `2n` and `2n + 1`; the last half are the slots.
-    nodes: Vec<Node>,
+    /// By node: its sides. Node 1 is the root, the sides of `n` are `2n` and `2n + 1`; those that
+    /// have none themselves are the slots.
+    sides: Vec<Sides>,
     /// The time of the last query.
     seen: Nanos,
     /// Classes whose heads changed since: what went and came back costs nothing.
@@ -44,16 +50,16 @@ pub(super) struct Tournament {
 impl Tournament {
     /// Nobody yet; `order` is by value or by rank.
     pub(super) fn new(order: Order) -> Self {
-        Self { order, nodes: vec![EMPTY; 2], seen: 0, changed: Vec::new() }
+        Self { order, sides: vec![Sides([EMPTY; 2])], seen: 0, changed: Vec::new() }
     }
 
     /// The head of a class is now this one; `None` if the class is empty.
     pub(super) fn set(&mut self, slot: Slot, head: Option<&Entry>, band: Band) {
-        if slot as usize >= self.nodes.len() / 2 {
+        if slot as usize >= self.sides.len() {
             self.grow(slot as usize + 1);
         }
-        let at = self.nodes.len() / 2 + slot as usize;
-        self.nodes[at] = head.map_or(EMPTY, |head| Node {
+        let at = self.sides.len() + slot as usize;
+        *self.node_mut(at) = head.map_or(EMPTY, |head| Node {
             fail: Nanos::MAX,
             class: head.class,
             place: head.place,
@@ -67,15 +73,29 @@ impl Tournament {
 
     /// Plays again what a changed head takes part in.
     fn replay(&mut self, slot: Slot) {
-        let mut at = self.nodes.len() / 2 + slot as usize;
+        let mut at = self.sides.len() + slot as usize;
         while at > 1 {
             at /= 2;
             let node = self.duel(at);
-            if node == self.nodes[at] {
+            let known = self.node_mut(at);
+            if node == *known {
                 return;
             }
-            self.nodes[at] = node;
+            *known = node;
         }
+    }
+
+    fn node(&self, at: usize) -> &Node {
+        &self.sides[at / 2].0[at % 2]
+    }
+
+    fn node_mut(&mut self, at: usize) -> &mut Node {
+        &mut self.sides[at / 2].0[at % 2]
+    }
+
+    /// Plays a node, whose sides are right.
+    fn play(&mut self, at: usize) {
+        *self.node_mut(at) = self.duel(at);
     }
 
     /// The class whose head is the minimum of all, with its place in the tree.
@@ -83,29 +103,29 @@ impl Tournament {
         let back = now < self.seen;
         self.seen = now;
         if back {
-            (1..self.nodes.len() / 2).rev().for_each(|at| self.nodes[at] = self.duel(at));
+            (1..self.sides.len()).rev().for_each(|at| self.play(at));
             self.changed.clear();
         }
         while let Some(slot) = self.changed.pop() {
             self.replay(slot);
         }
         self.mend(1);
-        let Node { slot, class, .. } = self.nodes[1];
+        let Node { slot, class, .. } = *self.node(1);
         (slot != NOBODY).then_some((slot, class))
     }
 
     /// Makes a node right that has failed; so have those of its sides that are to blame.
     fn mend(&mut self, at: usize) {
-        if self.nodes[at].fail <= self.seen && at < self.nodes.len() / 2 {
+        if self.node(at).fail <= self.seen && at < self.sides.len() {
             self.mend(2 * at);
             self.mend(2 * at + 1);
-            self.nodes[at] = self.duel(at);
+            self.play(at);
         }
     }
 
     /// A node from its two sides, as of the last query.
     fn duel(&self, at: usize) -> Node {
-        let (left, right) = (&self.nodes[2 * at], &self.nodes[2 * at + 1]);
+        let Sides([left, right]) = &self.sides[at];
         if left.slot == NOBODY || right.slot == NOBODY {
             return if right.slot == NOBODY { *left } else { *right };
         }
@@ -125,11 +145,14 @@ impl Tournament {
 
     /// Room for so many classes.
     fn grow(&mut self, classes: usize) {
-        let old = self.nodes.split_off(self.nodes.len() / 2);
-        let half = classes.next_power_of_two();
-        self.nodes = vec![EMPTY; 2 * half];
-        self.nodes[half..half + old.len()].copy_from_slice(&old);
-        (1..half).rev().for_each(|at| self.nodes[at] = self.duel(at));
+        let old = self.sides.len();
+        let new = classes.next_power_of_two();
+        let slots: Vec<Node> = (old..2 * old).map(|at| *self.node(at)).collect();
+        self.sides = vec![Sides([EMPTY; 2]); new];
+        for (at, slot) in (new..).zip(slots) {
+            *self.node_mut(at) = slot;
+        }
+        (1..new).rev().for_each(|at| self.play(at));
     }
 }
 
