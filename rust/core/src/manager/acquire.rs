@@ -93,7 +93,7 @@ impl Manager {
         let session = self.sessions.open(ask.session, track.then_some(id));
         let matched = taken.path.len() * self.block_tokens();
         self.count_request(ask.tokens.len(), taken.path.blocks(), &taken.plan, now);
-        self.touch(taken.path.blocks(), now, true);
+        self.touch(taken.path.blocks(), now);
         let unconfirmed = taken.path.fresh();
         self.awaits.add(id, taken.awaits);
         self.leases.insert(
@@ -133,7 +133,7 @@ impl Manager {
         let ask = Acquire { tokens, scope, reserve, load, ..Acquire::default() };
         let taken = self.take(&ask, Some(scope_id), id, now)?;
         let matched = taken.path.len() * self.block_tokens();
-        self.touch(taken.path.blocks(), now, true);
+        self.touch(taken.path.blocks(), now);
         let visit = self.told.visit;
         self.awaits.add(id, taken.awaits);
         let lease = self.lease_mut(id);
@@ -177,7 +177,7 @@ impl Manager {
             // Its own sources may fill the host: what would pass through it is computed instead,
             // with all behind it for an engine that loads all of a prefix or none.
             if let Some(end) = self.prefix(&needs, scope, ask.load) {
-                self.unpin(&path);
+                self.unpin(&path, None);
                 path.truncate(end);
                 needs.retain(|need| need.at < end);
                 open = self.behind(end, ask)?;
@@ -189,7 +189,7 @@ impl Manager {
         let mut passage = match room {
             Ok(passage) => passage,
             Err(error) => {
-                self.unpin(&path);
+                self.unpin(&path, None);
                 return Err(error);
             }
         };

@@ -116,7 +116,7 @@ impl Manager {
             lease.tail = kept;
             lease.tail_from = TailFrom::Block(step);
         }
-        self.let_go(&cut);
+        self.let_go(&cut, None);
         self.cut_plan(id, full);
         self.track_session(id);
         Ok(())
@@ -132,7 +132,7 @@ impl Manager {
         match std::mem::replace(&mut lease.tail_from, TailFrom::Open) {
             TailFrom::Open => {}
             TailFrom::Shared(own) => self.unref_own(own),
-            TailFrom::Block(cut) => self.let_go(&cut.into()),
+            TailFrom::Block(cut) => self.let_go(&cut.into(), None),
         }
         (start, stop)
     }
@@ -200,7 +200,7 @@ impl Manager {
         if self.engine_owned() {
             self.reopen(id, &mut cut);
         }
-        self.let_go(&cut);
+        self.let_go(&cut, None);
         self.cut_plan(id, at);
         if self.engine_owned() {
             return stop;

@@ -250,7 +250,7 @@ impl Manager {
         }
         let known = path.len();
         self.pin(&path);
-        self.touch(&path, now, true);
+        self.touch(&path, now);
         // What a request commits was last used when the request began, until it ends.
         let node = Node { scope, refs: 1, uses: 1, access: stamp(since), session_blocks: 0 };
         let behind = path.last().copied().or(parent);

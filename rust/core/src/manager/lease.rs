@@ -12,7 +12,7 @@ use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, T
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::tier::State;
-use crate::time::Nanos;
+use crate::time::{Nanos, stamp};
 
 use super::Manager;
 use super::node::Runs;
@@ -277,15 +277,24 @@ impl Manager {
     }
 
     /// Unpins consecutive blocks of a path, last first, and removes what nothing holds any more.
-    pub(super) fn unpin(&mut self, path: &[BlockId]) {
+    /// Where they have been used until now, that is told.
+    pub(super) fn unpin(&mut self, path: &[BlockId], until: Option<Nanos>) {
         let mut runs: SmallVec<[(Range<BlockId>, bool); 12]> = SmallVec::new();
         self.trie.change(path, |run, node| {
             node.refs -= 1;
+            node.access = until.map_or(node.access, stamp);
             runs.push((run, node.refs == 0));
         });
         let Some(&last) = path.last() else { return };
         self.trie.trim(last);
-        let leaf_only = self.structure(last) == Structure::LeafOnly;
+        let structure = self.structure(last);
+        if until.is_some() {
+            self.refused.used(path);
+            for (run, _) in &runs {
+                self.refresh_from(1, run.clone(), structure);
+            }
+        }
+        let leaf_only = structure == Structure::LeafOnly;
         // Nothing is removed then.
         let all = self.holds_all(0);
         let mut carries = false;
@@ -314,11 +323,11 @@ impl Manager {
     }
 
     /// Lets go of a path, or of its end: its own slots and its pins.
-    pub(super) fn let_go(&mut self, path: &Path) {
+    pub(super) fn let_go(&mut self, path: &Path, until: Option<Nanos>) {
         for own in path.owns() {
             self.unref_own(own);
         }
-        self.unpin(path.blocks());
+        self.unpin(path.blocks(), until);
     }
 
     /// Ends a lease. Returns the moves that still read slots of a tier that the engine owns: it
@@ -336,24 +345,23 @@ impl Manager {
         let lease = self.leases.remove(&id).expect("seen above");
         self.awaits.forget(id);
         let reading = self.reads_of(&lease);
-        self.touch(lease.path.blocks(), now, false);
-        self.abandon_lease(&lease);
+        self.abandon_lease(&lease, now);
         self.forget_lease_hints(id);
         self.write_ahead(now);
         Ok(reading)
     }
 
     /// Unpins and frees all that a lease holds.
-    pub(super) fn abandon_lease(&mut self, lease: &Lease) {
+    pub(super) fn abandon_lease(&mut self, lease: &Lease, now: Nanos) {
         for &own in &lease.open {
             self.unref_own(own);
         }
         match lease.tail_from {
             TailFrom::Open => {}
             TailFrom::Shared(own) => self.unref_own(own),
-            TailFrom::Block(step) => self.let_go(&step.into()),
+            TailFrom::Block(step) => self.let_go(&step.into(), None),
         }
-        self.let_go(&lease.path);
+        self.let_go(&lease.path, Some(now));
     }
 
     /// The moves that still touch slots that an engine has named for a lease.

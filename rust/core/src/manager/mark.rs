@@ -133,7 +133,7 @@ impl Manager {
         let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (mark.tier, run)).collect();
         self.pin(&path);
         if let Err(error) = self.make_room(&[(mark.tier, units)], &stay, now) {
-            self.unpin(&path);
+            self.unpin(&path, None);
             return Err(error);
         }
         self.scopes.intern(&mark.scope, 0, &mark.tokens[..full])?;
@@ -154,9 +154,8 @@ impl Manager {
             }
         }
         self.place_new(mark.tier, new, known.last().copied());
-        self.touch(&path[..pinned], now, false);
         self.refresh_path(&path[pinned..]);
-        self.unpin(&path[..pinned]);
+        self.unpin(&path[..pinned], Some(now));
         Ok(self.trie.handles(&path))
     }
 

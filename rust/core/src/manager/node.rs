@@ -215,31 +215,25 @@ impl Manager {
         }
     }
 
-    /// The blocks of a path are used at `now`, or have been until now.
-    pub(super) fn touch(&mut self, path: &[BlockId], now: Nanos, used: bool) {
+    /// A request uses the blocks of a path at `now`.
+    pub(super) fn touch(&mut self, path: &[BlockId], now: Nanos) {
         let mut runs = Runs::new();
         // What is leased has no entry on the first tier.
         let single = self.tiers.len() == 1;
         self.trie.change(path, |run, node| {
             node.access = stamp(now);
-            node.uses = node.uses.saturating_add(u32::from(used));
+            node.uses = node.uses.saturating_add(1);
             if node.refs == 0 || !single {
                 runs.push(run);
             }
         });
-        if !self.refused.is_empty() {
-            for &block in path {
-                self.refused.used(block);
-            }
-        }
-        if used && self.told.watched {
+        self.refused.used(path);
+        if self.told.watched {
             for &block in path {
                 self.notice_use(block);
             }
         }
-        if used {
-            self.used_again(path);
-        }
+        self.used_again(path);
         self.refresh_runs(runs);
     }
 
@@ -254,10 +248,20 @@ impl Manager {
         let structure = self.structure(first.start);
         for run in runs {
             let first = usize::from(self.node(run.start).refs > 0);
-            for tier in first..self.tiers.len() {
-                for block in self.edge(tier, run.clone(), structure) {
-                    self.refresh_on(tier, block);
-                }
+            self.refresh_from(first, run, structure);
+        }
+    }
+
+    /// The same for a run on all tiers from one on.
+    pub(super) fn refresh_from(
+        &mut self,
+        first: TierId,
+        run: Range<BlockId>,
+        structure: Structure,
+    ) {
+        for tier in first..self.tiers.len() {
+            for block in self.edge(tier, run.clone(), structure) {
+                self.refresh_on(tier, block);
             }
         }
     }

@@ -49,10 +49,15 @@ impl Refused {
         *self.taken.entry(tier).or_default() += stores;
     }
 
-    /// The block was used, and so is worth as many stores again.
-    pub(super) fn used(&mut self, block: BlockId) {
-        for (_, refusal) in self.blocks.range_mut((block, 0)..=(block, TierId::MAX)) {
-            refusal.times = 0;
+    /// The blocks were used, and so are worth as many stores again.
+    pub(super) fn used(&mut self, blocks: &[BlockId]) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        for &block in blocks {
+            for (_, refusal) in self.blocks.range_mut((block, 0)..=(block, TierId::MAX)) {
+                refusal.times = 0;
+            }
         }
     }
 

@@ -94,7 +94,7 @@ impl Manager {
         lease.tail_from = TailFrom::Open;
         self.awaits.add(id, awaits);
         match (step, shared) {
-            (Some(step), _) => self.let_go(&step.into()),
+            (Some(step), _) => self.let_go(&step.into(), None),
             (None, Some(own)) => self.unref_own(own),
             (None, None) => {}
         }

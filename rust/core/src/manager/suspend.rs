@@ -39,9 +39,8 @@ impl Manager {
         }
         tokens.extend_from_slice(&lease.tail);
         let touching = self.reads_of(&lease);
-        self.touch(lease.path.blocks(), now, false);
         self.empty_lease(id, Hold::Suspended(tokens));
-        self.abandon_lease(&lease);
+        self.abandon_lease(&lease, now);
         for &block in lease.path.blocks().iter().rev() {
             if self.trie.alive(block) {
                 self.leave_first(block, now);

@@ -63,7 +63,7 @@ impl Manager {
                 }
             }
         }
-        self.unpin(&path);
+        self.unpin(&path, None);
         let left = path.len() as u64 - brought;
         let answer = match (brought, left) {
             (_, 0) => Answer::Accepted,
