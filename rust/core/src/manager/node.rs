@@ -325,8 +325,8 @@ impl Manager {
             Some((known, alike)) if *alike == uses => *known += blocks,
             _ => former.push((blocks, uses)),
         };
-        let parts: SmallVec<[Part; 8]> = self.trie.parts(root, parent, tokens).collect();
-        parts.iter().for_each(|part| self.told.warm(part));
+        let parts = self.trie.parts(root, parent, tokens).inspect(|part| self.told.warm(part));
+        let parts: SmallVec<[Part; 8]> = parts.collect();
         for part in parts {
             match self.told.recall(&part) {
                 None => add(part.places.len(), 0),
