@@ -5,11 +5,12 @@
 //! clock, no threads. The same operations give the same moves, byte for byte.
 //!
 //! Modules build on each other in one direction: nouns (`block`, `error`, `histogram`, `time`,
-//! `record`, `hint`), structures (`column`, `trie`, `scope`, `retention`, `tier`, `presence`, `lane`,
-//! `cost`), `policy`, `plan`, `manager`.
+//! `record`, `hint`), structures (`column`, `trie`, `scope`, `retention`, `tier`, `arrival`, `presence`,
+//! `lane`, `cost`), `policy`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
 
+pub mod arrival;
 pub mod block;
 pub mod column;
 pub mod cost;

@@ -49,6 +49,7 @@ use std::collections::{BTreeSet, VecDeque};
 use rustc_hash::FxHashMap;
 use slotmap::SlotMap;
 
+use crate::arrival::Arrival;
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::lane::{LaneId, Lanes};
@@ -78,7 +79,6 @@ pub use settings::{DropOrder, Settings};
 use awaits::Awaits;
 use hints::Hints;
 use meter::Meter;
-use moves::Arrival;
 use node::Node;
 use outcomes::Outcomes;
 use own::{Own, OwnId};
@@ -121,8 +121,6 @@ pub struct Manager {
     queue: VecDeque<MoveId>,
     /// Moves that wait for more than one other.
     parked: BTreeSet<MoveId>,
-    /// Copies under way, by tier and block.
-    arriving: FxHashMap<(TierId, BlockId), Arrival>,
     /// Marked copies that no move brings, by ready time.
     marked: BTreeSet<(Nanos, TierId, BlockId)>,
     failed: Vec<Failed>,
@@ -180,7 +178,6 @@ impl Manager {
             next_move: 1,
             queue: VecDeque::new(),
             parked: BTreeSet::new(),
-            arriving: FxHashMap::default(),
             marked: BTreeSet::new(),
             failed: Vec::new(),
             outcomes: Outcomes::default(),
@@ -335,6 +332,15 @@ impl Manager {
 
     fn residency(&self, tier: TierId, block: BlockId) -> Residency {
         self.tiers[tier].here.get(block)
+    }
+
+    /// What is on its way to a block on a tier.
+    fn arrival(&self, tier: TierId, block: BlockId) -> Option<&Arrival> {
+        self.tiers[tier].here.arrival(block)
+    }
+
+    fn arrival_mut(&mut self, tier: TierId, block: BlockId) -> Option<&mut Arrival> {
+        self.tiers[tier].here.arrival_mut(block)
     }
 
     /// What a block has in common with its neighbours.

@@ -1,12 +1,13 @@
 //! Presence: where each block stands on one tier.
 //!
 //! Nearly every copy is whole and quiet: it is told by its slot alone, four bytes per block. What is
-//! part of a block, arriving, bad or busy stands in a table beside, and its place there is told.
-//! Invariants: a residency is in the table if and only if a slot does not tell it; `copies` counts
-//! what is resident. Cost: O(1).
+//! part of a block, arriving, bad or busy stands in a table beside, and its place there is told; so
+//! does what is on its way. Invariants: a residency is in the table if and only if a slot does not
+//! tell it; `copies` counts what is resident, `arrivals` what is on its way. Cost: O(1).
 
 use std::ops::Range;
 
+use crate::arrival::Arrival;
 use crate::block::{BlockId, Layers, NO_SLOT, Slot};
 use crate::column::Column;
 use crate::tier::{Residency, State};
@@ -19,10 +20,11 @@ const ASIDE: Slot = 1 << 31;
 pub struct Presence {
     all: Layers,
     slots: Column<Slot>,
-    aside: Vec<Residency>,
+    aside: Vec<(Residency, Option<Arrival>)>,
     /// Places in the table that nobody has.
     vacant: Vec<u32>,
     copies: u64,
+    arrivals: u64,
 }
 
 impl Presence {
@@ -30,7 +32,7 @@ impl Presence {
     #[must_use]
     pub fn new(all: Layers) -> Self {
         let (slots, aside, vacant) = (Column::new(NO_SLOT), Vec::new(), Vec::new());
-        Self { all, slots, aside, vacant, copies: 0 }
+        Self { all, slots, aside, vacant, copies: 0, arrivals: 0 }
     }
 
     /// Makes room for the blocks below `bound`.
@@ -50,7 +52,7 @@ impl Presence {
         match self.slots[block] {
             NO_SLOT => Residency::default(),
             slot if slot < ASIDE => self.quiet(slot),
-            told => self.aside[place(told)],
+            told => self.aside[place(told)].0,
         }
     }
 
@@ -67,21 +69,21 @@ impl Presence {
         self.slots[block] = match (simple, known) {
             (true, false) => here.slot,
             (true, true) => {
-                self.vacant.push(told - ASIDE);
+                self.vacate(told);
                 here.slot
             }
             (false, true) => {
-                self.aside[place(told)] = here;
+                self.aside[place(told)].0 = here;
                 told
             }
-            (false, false) => self.put_aside(here),
+            (false, false) => self.put_aside(here, None),
         };
     }
 
     /// Puts a block that is not here whole and quiet into a slot.
     pub fn put(&mut self, block: BlockId, slot: Slot) {
         debug_assert!(self.slots[block] == NO_SLOT);
-        let told = if slot < ASIDE { slot } else { self.put_aside(self.quiet(slot)) };
+        let told = if slot < ASIDE { slot } else { self.put_aside(self.quiet(slot), None) };
         self.slots[block] = told;
         self.copies += 1;
     }
@@ -99,14 +101,15 @@ impl Presence {
     /// A move begins to read a block that is here whole and quiet.
     pub fn lend(&mut self, block: BlockId) {
         let here = Residency { busy: 1, ..self.quiet(self.slots[block]) };
-        self.slots[block] = self.put_aside(here);
+        self.slots[block] = self.put_aside(here, None);
     }
 
     /// A move begins to bring all of a block that is not here into a slot.
-    pub fn await_in(&mut self, block: BlockId, slot: Slot) {
+    pub fn await_in(&mut self, block: BlockId, slot: Slot, arrival: Arrival) {
         debug_assert!(self.slots[block] == NO_SLOT);
         let here = Residency { slot, have: Layers::NONE, busy: 1, state: State::Arriving };
-        self.slots[block] = self.put_aside(here);
+        self.arrivals += 1;
+        self.slots[block] = self.put_aside(here, Some(arrival));
     }
 
     /// A move that read or wrote a block has ended, and the block is here whole.
@@ -115,12 +118,12 @@ impl Presence {
         if !(ASIDE..NO_SLOT).contains(&told) {
             return;
         }
-        let here = &mut self.aside[place(told)];
+        let here = &mut self.aside[place(told)].0;
         self.copies += u64::from(here.state != State::Resident);
         *here = Residency { busy: here.busy - 1, have: self.all, state: State::Resident, ..*here };
         if here.busy == 0 && here.slot < ASIDE {
             self.slots[block] = here.slot;
-            self.vacant.push(told - ASIDE);
+            self.vacate(told);
         }
     }
 
@@ -154,6 +157,38 @@ impl Presence {
         here.map(|block| (block, self.get(block)))
     }
 
+    /// What is on its way to a block.
+    #[must_use]
+    pub fn arrival(&self, block: BlockId) -> Option<&Arrival> {
+        self.aside[self.beside(block)?].1.as_ref()
+    }
+
+    /// The same, to be changed.
+    pub fn arrival_mut(&mut self, block: BlockId) -> Option<&mut Arrival> {
+        let at = self.beside(block)?;
+        self.aside[at].1.as_mut()
+    }
+
+    /// Something is on its way to a block, whose residency says so already.
+    pub fn expect(&mut self, block: BlockId, arrival: Arrival) {
+        let known = self.aside[place(self.slots[block])].1.replace(arrival);
+        self.arrivals += u64::from(known.is_none());
+    }
+
+    /// What was on its way to a block has come, or never will.
+    pub fn settle(&mut self, block: BlockId) -> Option<Arrival> {
+        let at = self.beside(block)?;
+        let known = self.aside[at].1.take();
+        self.arrivals -= u64::from(known.is_some());
+        known
+    }
+
+    /// To how many blocks something is on its way.
+    #[must_use]
+    pub fn arrivals(&self) -> u64 {
+        self.arrivals
+    }
+
     /// How many blocks are resident, with all or some of their layers.
     #[must_use]
     pub fn copies(&self) -> u64 {
@@ -168,13 +203,25 @@ impl Presence {
 
     /// Takes a place in the table. Returns what tells it.
     #[inline(never)]
-    fn put_aside(&mut self, here: Residency) -> Slot {
+    fn put_aside(&mut self, here: Residency, arrival: Option<Arrival>) -> Slot {
         if let Some(at) = self.vacant.pop() {
-            self.aside[at as usize] = here;
+            self.aside[at as usize] = (here, arrival);
             return ASIDE + at;
         }
-        self.aside.push(here);
+        self.aside.push((here, arrival));
         ASIDE + u32::try_from(self.aside.len() - 1).expect("no more than blocks")
+    }
+
+    /// Where a block stands in the table, if it does.
+    fn beside(&self, block: BlockId) -> Option<usize> {
+        let told = self.slots[block];
+        (ASIDE..NO_SLOT).contains(&told).then(|| place(told))
+    }
+
+    /// Gives a place in the table back.
+    fn vacate(&mut self, told: Slot) {
+        debug_assert!(self.aside[place(told)].1.is_none(), "nothing is on its way");
+        self.vacant.push(told - ASIDE);
     }
 
     fn quiet(&self, slot: Slot) -> Residency {
@@ -207,20 +254,27 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{ASIDE, Presence};
+    use crate::arrival::{Arrival, MoveIds};
     use crate::block::{Layers, NO_SLOT};
     use crate::tier::{Residency, State};
 
     type Step = (fn(&mut Residency), usize);
 
+    /// Told apart by its time.
+    fn arrival(ready: u64) -> Arrival {
+        Arrival::new(Layers::new(0, 3), MoveIds::new(), 0, ready)
+    }
+
     proptest! {
         #[test]
         fn places_in_the_table_are_nobody_elses(
-            steps in prop::collection::vec((0u32..6, 0u32..6, 0u32..4), 1..200),
+            steps in prop::collection::vec((0u32..6, 0u32..8, 0u32..4), 1..200),
         ) {
             let all = Layers::new(0, 3);
             let (mut presence, mut model) = (Presence::new(all), BTreeMap::<u32, Residency>::new());
+            let mut coming = BTreeMap::<u32, u64>::new();
             presence.reach(6);
-            for (block, what, number) in steps {
+            for (time, (block, what, number)) in (0..).zip(steps) {
                 let slot = [7, 8, ASIDE, ASIDE + 5][number as usize];
                 let quiet = Residency { slot, have: all, busy: 0, state: State::Resident };
                 let known = model.get(&block).copied();
@@ -231,7 +285,8 @@ mod tests {
                         model.insert(block, quiet);
                     }
                     (1, None, _) => {
-                        presence.await_in(block, slot);
+                        presence.await_in(block, slot, arrival(time));
+                        coming.insert(block, time);
                         let state = State::Arriving;
                         model.insert(block, Residency { slot, have: Layers::NONE, busy: 1, state });
                     }
@@ -240,6 +295,8 @@ mod tests {
                         model.insert(block, Residency { busy: 1, ..here });
                     }
                     (3, Some(here), _) if here.busy > 0 => {
+                        let known = presence.settle(block).map(|arrival| arrival.ready);
+                        prop_assert_eq!(known, coming.remove(&block));
                         presence.calm(block);
                         let busy = here.busy - 1;
                         model.insert(block, Residency { busy, slot: here.slot, ..quiet });
@@ -250,8 +307,22 @@ mod tests {
                         model.insert(block, Residency { busy, ..here });
                     }
                     (5, _, _) => {
+                        presence.settle(block);
+                        coming.remove(&block);
                         presence.change(block, |here| *here = Residency::default());
                         model.remove(&block);
+                    }
+                    (6, Some(here), None) => {
+                        presence.change(block, |here| here.state = State::Arriving);
+                        presence.expect(block, arrival(time));
+                        coming.insert(block, time);
+                        model.insert(block, Residency { state: State::Arriving, ..here });
+                    }
+                    (7, _, _) => {
+                        if let Some(arrival) = presence.arrival_mut(block) {
+                            arrival.ready = time;
+                            coming.insert(block, time);
+                        }
                     }
                     _ => {}
                 }
@@ -259,6 +330,8 @@ mod tests {
                 for block in 0..6 {
                     let wanted = model.get(&block).copied();
                     prop_assert_eq!(presence.get(block), wanted.unwrap_or_default());
+                    let ready = presence.arrival(block).map(|arrival| arrival.ready);
+                    prop_assert_eq!(ready, coming.get(&block).copied());
                     let simple = |here: &Residency| {
                         here.slot < ASIDE && *here == Residency { slot: here.slot, ..quiet }
                     };
@@ -266,6 +339,7 @@ mod tests {
                     aside += usize::from(wanted.is_some_and(|here| !simple(&here)));
                 }
                 prop_assert_eq!(presence.aside(), aside);
+                prop_assert_eq!(presence.arrivals(), coming.len() as u64);
                 let stand = |here: &&Residency| here.state == State::Resident;
                 prop_assert_eq!(presence.copies(), model.values().filter(stand).count() as u64);
             }
@@ -310,10 +384,11 @@ mod tests {
         presence.put(5, 2);
         presence.change(4, |here| here.state = State::Bad);
         assert_eq!((presence.clear(5..6).collect::<Vec<_>>(), presence.copies()), (vec![2], 0));
-        presence.await_in(6, 8);
+        presence.await_in(6, 8, arrival(0));
         let coming = Residency { slot: 8, have: Layers::NONE, busy: 1, state: State::Arriving };
         assert_eq!((presence.get(6), presence.copies()), (coming, 0));
         presence.change(6, |here| here.busy += 1);
+        assert_eq!((presence.settle(6).is_some(), presence.settle(6).is_none()), (true, true));
         presence.calm(6);
         let read = Residency { slot: 8, have: all, busy: 1, state: State::Resident };
         assert_eq!((presence.get(6), presence.copies(), presence.quietly(6..7)), (read, 1, false));

@@ -4,6 +4,7 @@
 //! and both are put back. Cost: O(tokens) to match, O(blocks) to plan and pin, O(log n) per
 //! victim.
 
+use crate::arrival::MoveIds;
 use crate::block::{LeaseId, MoveId, Structure, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
@@ -13,7 +14,7 @@ use crate::trie::Asked;
 use super::Manager;
 use super::lease::{Hold, Lease, Plan, TailFrom};
 use super::load::{Load, Passage};
-use super::moves::{End, MoveIds};
+use super::moves::End;
 use super::own::OwnId;
 use super::path::{Path, Step};
 use super::survey::Need;

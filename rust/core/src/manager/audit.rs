@@ -83,7 +83,7 @@ impl Manager {
     fn audit_residency(&self, tier: TierId, block: BlockId, broken: &mut Vec<String>) {
         let here = self.residency(tier, block);
         let name = self.tiers[tier].spec.kind.name();
-        let arrival = self.arriving.get(&(tier, block));
+        let arrival = self.arrival(tier, block);
         let mut say = |what: String| broken.push(format!("block {block} on '{name}' {what}"));
         match here.state {
             State::Absent if here.slot != NO_SLOT || !here.have.is_empty() || here.busy > 0 => {

@@ -194,7 +194,7 @@ impl Manager {
         self.moves.get_mut(id).expect("seen").landed = done;
         let Some(block) = here.and_then(|handle| self.trie.resolve(handle)) else { return };
         let mut have = self.residency(dst, block).have;
-        let Some(arrival) = self.arriving.get_mut(&(dst, block)) else { return };
+        let Some(arrival) = self.arrival_mut(dst, block) else { return };
         arrival.landed.push(layers);
         let target = arrival.target;
         // The first layers to count are those at the end that the tier must hold.
@@ -257,7 +257,7 @@ impl Manager {
             self.refresh_on(tier, block);
         }
         if let (End::Here, Some(block)) = (known.to, block)
-            && let Some(arrival) = self.arriving.get_mut(&(known.dst, block))
+            && let Some(arrival) = self.arrival_mut(known.dst, block)
         {
             arrival.moves.retain(|id| *id != known.id);
         }
@@ -280,7 +280,7 @@ impl Manager {
     /// nobody reads the part that had landed.
     fn settle_if_over(&mut self, tier: TierId, block: BlockId, now: Nanos) {
         let busy = self.residency(tier, block).busy;
-        let Some(arrival) = self.arriving.get(&(tier, block)) else { return };
+        let Some(arrival) = self.arrival(tier, block) else { return };
         let marked = self.marked.contains(&(arrival.ready, tier, block));
         if arrival.moves.is_empty() && !marked && (!arrival.failed || busy == 0) {
             self.settle(tier, block, now);
@@ -289,7 +289,7 @@ impl Manager {
 
     /// Everything that was to arrive has landed or failed.
     pub(super) fn settle(&mut self, tier: TierId, block: BlockId, now: Nanos) {
-        let arrival = self.arriving.remove(&(tier, block)).expect("arriving");
+        let arrival = self.tiers[tier].here.settle(block).expect("arriving");
         let here = self.residency(tier, block);
         let mut have = if arrival.failed { here.have } else { arrival.target };
         if arrival.failed && tier == 0 && self.one_slot(have) {

@@ -6,14 +6,15 @@
 
 use std::ops::Range;
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::smallvec;
 
+use crate::arrival::Arrival;
 use crate::block::{BlockId, Layers, LeaseId, MoveId, TierId};
 use crate::tier::State;
 use crate::time::Nanos;
 
 use super::Manager;
-use super::moves::{Arrival, Draft, End, MoveKind};
+use super::moves::{Draft, End, MoveKind};
 
 /// Blocks that stand whole and quiet on one tier and nowhere on another, for which there is room.
 #[derive(Clone, Debug)]
@@ -52,7 +53,6 @@ impl Manager {
             let from = self.tiers[src].here.slot(block).expect("whole and quiet");
             let grant = self.tiers[dst].space.take().expect("room was made");
             self.tiers[src].here.lend(block);
-            self.tiers[dst].here.await_in(block, grant.slot);
             let draft = Draft {
                 kind,
                 lease,
@@ -64,15 +64,8 @@ impl Manager {
                 deps: smallvec![grant.after],
             };
             let (id, times) = self.enter(draft, now);
-            let arrival = Arrival {
-                target: all,
-                moves: smallvec![id],
-                landed: SmallVec::new(),
-                first: times.first,
-                ready: times.end,
-                failed: false,
-            };
-            self.arriving.insert((dst, block), arrival);
+            let arrival = Arrival::new(all, smallvec![id], times.first, times.end);
+            self.tiers[dst].here.await_in(block, grant.slot, arrival);
         }
         if let Some(parent) = self.trie.parent(blocks.start) {
             self.refresh_on(dst, parent);
@@ -99,7 +92,7 @@ impl Manager {
         self.count_moves(way, &ids[..number], now);
         self.moves.forget(&ids[..number]);
         for (block, &id) in (first..).zip(&ids[..number]) {
-            self.arriving.remove(&(dst, block));
+            self.tiers[dst].here.settle(block);
             self.tiers[src].here.calm(block);
             self.tiers[dst].here.calm(block);
             self.outcomes.remember(id, true);
@@ -138,7 +131,7 @@ impl Manager {
             return None;
         }
         let block = known.block.and_then(|handle| self.trie.resolve(handle))?;
-        let arrival = self.arriving.get(&(known.dst, block))?;
+        let arrival = self.arrival(known.dst, block)?;
         let alone = arrival.moves[..] == [id] && arrival.target == all && !arrival.failed;
         let stands = self.residency(known.src, block);
         let quiet = stands.state == State::Resident && stands.have == all;

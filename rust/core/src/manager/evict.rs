@@ -5,13 +5,14 @@
 
 use std::ops::Range;
 
+use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::State;
 use crate::time::Nanos;
 
 use super::draft::{Draft, Fate, Victim};
 use super::meter::Cause;
-use super::moves::{self, End, MoveIds, MoveKind};
+use super::moves::{self, End, MoveKind};
 use super::report::Reason;
 use super::trips::Leaves;
 use super::{Manager, Tier};
@@ -112,7 +113,7 @@ impl Manager {
                 self.tiers[tier].space.set(here.slot, layer, NO_SLOT);
             }
         }
-        let arriving = self.arriving.contains_key(&(tier, block));
+        let arriving = self.arrival(tier, block).is_some();
         let ended = rest.is_empty() && !arriving;
         if ended && self.tiers[tier].spec.layer_slots && here.slot != NO_SLOT {
             self.tiers[tier].space.end_row(here.slot);

@@ -44,7 +44,7 @@ impl Manager {
         }
         let block = known.block.and_then(|handle| self.trie.resolve(handle));
         if let (End::Here, Some(block)) = (known.to, block)
-            && let Some(arrival) = self.arriving.get_mut(&(known.dst, block))
+            && let Some(arrival) = self.arrival_mut(known.dst, block)
         {
             arrival.failed = true;
         }
@@ -73,7 +73,7 @@ impl Manager {
         let landed = Layers::new(lo, lo + known.landed);
         let here = (known.to == End::Here).then_some(known.block).flatten();
         let Some(block) = here.and_then(|handle| self.trie.resolve(handle)) else { return };
-        let Some(arrival) = self.arriving.get_mut(&(tier, block)) else { return };
+        let Some(arrival) = self.arrival_mut(tier, block) else { return };
         arrival.landed.retain(|part| part.meet(landed).is_empty());
         self.alter(tier, block, |here| {
             // Its other layers are not there, so these are the last ones.

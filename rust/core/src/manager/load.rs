@@ -6,13 +6,14 @@
 
 use std::ops::Range;
 
+use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, LeaseId, NO_SLOT, Slot, TierId};
 use crate::error::Result;
 use crate::time::Nanos;
 
 use super::Manager;
 use super::convoy::Convoy;
-use super::moves::{self, End, MoveIds, MoveKind};
+use super::moves::{self, End, MoveKind};
 use super::own::OwnId;
 use super::survey::Need;
 

@@ -193,7 +193,7 @@ impl Manager {
             if matches!(here.state, State::Absent | State::Bad) {
                 continue;
             }
-            let arrival = self.arriving.get(&(tier, block));
+            let arrival = self.arrival(tier, block);
             let coming = self.expected(tier, block);
             copies.push(Copy {
                 tier,

@@ -2,8 +2,7 @@
 //!
 //! Invariant: a marked copy is a copy like any other. Cost: O(blocks · log n).
 
-use smallvec::SmallVec;
-
+use crate::arrival::{Arrival, MoveIds};
 use crate::block::{BlockId, Handle, Layers, NO_SLOT, Slot, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
@@ -13,7 +12,6 @@ use crate::trie::Asked;
 
 use super::Manager;
 use super::meter::Cause;
-use super::moves::Arrival;
 use super::node::Node;
 
 /// Whether the blocks of a sequence stand on a tier, and from when on.
@@ -85,7 +83,7 @@ impl Manager {
         let here = self.residency(tier, block);
         let handle = self.trie.handle(block).0;
         let refs = self.node(block).refs;
-        let moving = self.arriving.get(&(tier, block)).is_some_and(|a| !a.moves.is_empty());
+        let moving = self.arrival(tier, block).is_some_and(|a| !a.moves.is_empty());
         if here.busy > 0 || moving || refs > 0 {
             return Err(Error::config(format!(
                 "block {handle:#x} cannot be cleared: {refs} leases, {} moves",
@@ -194,15 +192,8 @@ impl Manager {
         });
         if let Some(ready) = ready {
             let first = first.unwrap_or(ready).min(ready);
-            let arrival = Arrival {
-                target: layers,
-                moves: SmallVec::new(),
-                landed: SmallVec::new(),
-                first,
-                ready,
-                failed: false,
-            };
-            self.arriving.insert((tier, block), arrival);
+            let arrival = Arrival::new(layers, MoveIds::new(), first, ready);
+            self.tiers[tier].here.expect(block, arrival);
             self.marked.insert((ready, tier, block));
         }
         self.presence_changed(tier, block);
@@ -210,7 +201,7 @@ impl Manager {
 
     /// A marked copy has become ready.
     pub(super) fn settle_mark(&mut self, tier: TierId, block: BlockId) {
-        let marked = self.arriving.get(&(tier, block)).is_some_and(|a| a.moves.is_empty());
+        let marked = self.arrival(tier, block).is_some_and(|a| a.moves.is_empty());
         if marked {
             self.settle(tier, block, self.clock.last());
         }
@@ -219,7 +210,7 @@ impl Manager {
     /// Takes a quiet copy off a tier.
     pub(super) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
         self.count_loss(tier, block, cause, self.clock.last());
-        if let Some(arrival) = self.arriving.remove(&(tier, block)) {
+        if let Some(arrival) = self.tiers[tier].here.settle(block) {
             self.marked.remove(&(arrival.ready, tier, block));
             self.alter(tier, block, |here| here.have = arrival.target);
         }

@@ -5,8 +5,9 @@
 //! busy until its move has ended. Cost: O(log moves) each.
 
 use rustc_hash::FxHashMap;
-use smallvec::{SmallVec, smallvec};
+use smallvec::smallvec;
 
+use crate::arrival::{Arrival, MoveIds};
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::lane::Transmission;
@@ -73,20 +74,6 @@ pub struct Move {
     pub first: Nanos,
     /// Predicted end.
     pub ready: Nanos,
-}
-
-/// A few moves; most copies wait for none or one.
-pub(super) type MoveIds = SmallVec<[MoveId; 2]>;
-
-/// A copy under way: what will stand on the tier when all its moves have ended well.
-#[derive(Clone, Debug)]
-pub(super) struct Arrival {
-    pub(super) target: Layers,
-    pub(super) moves: MoveIds,
-    pub(super) landed: SmallVec<[Layers; 2]>,
-    pub(super) first: Nanos,
-    pub(super) ready: Nanos,
-    pub(super) failed: bool,
 }
 
 /// What a new move is made of; the rest follows.
@@ -298,19 +285,16 @@ impl Manager {
         let times = moves.iter().map(|&id| &self.moves[id]);
         let first = times.clone().map(|m| m.first).min().unwrap_or(0);
         let ready = times.map(|m| m.ready).max().unwrap_or(0);
-        let arrival = self.arriving.entry((tier, block)).or_insert(Arrival {
-            target: have,
-            moves: SmallVec::new(),
-            landed: SmallVec::new(),
-            first,
-            ready,
-            failed: false,
-        });
+        self.alter(tier, block, |here| here.state = State::Arriving);
+        let here = &mut self.tiers[tier].here;
+        if here.arrival(block).is_none() {
+            here.expect(block, Arrival::new(have, MoveIds::new(), first, ready));
+        }
+        let arrival = here.arrival_mut(block).expect("just made");
         arrival.target =
             arrival.target.join(layers).expect("what arrives leaves no gap in a tier's range");
         arrival.moves.extend_from_slice(moves);
         arrival.ready = arrival.ready.max(ready);
-        self.alter(tier, block, |here| here.state = State::Arriving);
         self.presence_changed(tier, block);
     }
 
@@ -345,7 +329,7 @@ impl Manager {
 
     /// The moves that bring `layers` of a block to a tier and have not ended.
     pub(super) fn bringing(&self, tier: TierId, block: BlockId, layers: Layers) -> MoveIds {
-        let Some(arrival) = self.arriving.get(&(tier, block)) else { return MoveIds::new() };
+        let Some(arrival) = self.arrival(tier, block) else { return MoveIds::new() };
         let under_way = |id: &&MoveId| {
             self.moves.get(**id).is_some_and(|m| !m.failed && !m.layers.meet(layers).is_empty())
         };

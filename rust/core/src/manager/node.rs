@@ -45,7 +45,7 @@ impl Manager {
         if here.state != State::Arriving {
             return here.usable();
         }
-        match self.arriving.get(&(tier, block)) {
+        match self.arrival(tier, block) {
             Some(arrival) if !arrival.failed => arrival.target,
             _ => here.have,
         }
@@ -53,7 +53,7 @@ impl Manager {
 
     /// Whether failed moves still hold slots of a block on a tier: nothing new may go there.
     pub(super) fn stuck(&self, tier: TierId, block: BlockId) -> bool {
-        self.arriving.get(&(tier, block)).is_some_and(|arrival| arrival.failed)
+        self.arrival(tier, block).is_some_and(|arrival| arrival.failed)
     }
 
     /// Whether victims of a tier are written one tier down.
@@ -355,7 +355,7 @@ impl Manager {
         }
         for &block in self.subtree(block).iter().rev() {
             for tier in 0..self.tiers.len() {
-                let moving = self.arriving.get(&(tier, block)).is_some_and(|a| !a.moves.is_empty());
+                let moving = self.arrival(tier, block).is_some_and(|a| !a.moves.is_empty());
                 if self.residency(tier, block).busy == 0 && !moving {
                     self.drop_copy(tier, block, Cause::Failed);
                 }

@@ -5,10 +5,10 @@
 
 use slotmap::new_key_type;
 
+use crate::arrival::MoveIds;
 use crate::block::{Layers, NO_SLOT, Slot, TierId};
 use crate::tier::Owner;
 
-use super::moves::MoveIds;
 use super::{Manager, Tier};
 
 new_key_type! {

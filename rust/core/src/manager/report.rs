@@ -152,12 +152,11 @@ impl Manager {
 
     /// The price list of a failed request. Cost: O(leases' paths).
     pub(super) fn no_space(&self, tier: TierId, wanted: u64, draft: &Draft) -> Error {
-        let arriving = self.arriving.keys().filter(|(at, _)| *at == tier).count() as u64;
         Error::NoSpace {
             tier: self.tiers[tier].spec.kind.name().to_owned(),
             wanted,
             free: Self::spare(draft, tier),
-            coming: arriving,
+            coming: self.tiers[tier].here.arrivals(),
             leased: if tier == 0 { self.leased(0) } else { 0 },
         }
     }

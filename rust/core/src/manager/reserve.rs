@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
+use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
@@ -14,7 +15,7 @@ use crate::time::Nanos;
 use super::Manager;
 use super::lease::{Action, TailFrom};
 use super::load::Passage;
-use super::moves::{self, End, MoveIds, MoveKind};
+use super::moves::{self, End, MoveKind};
 use super::own::OwnId;
 use super::path::Step;
 use super::survey::Need;

@@ -5,8 +5,6 @@
 
 use std::fmt::Write;
 
-use rustc_hash::FxHashMap;
-
 use crate::block::BlockId;
 use crate::tier::State;
 
@@ -42,7 +40,7 @@ impl Manager {
             writeln!(out, "{trip:?}")?;
         }
         writeln!(out, "{:?} {:?} {:?}", self.queue, self.parked, self.marked)?;
-        writeln!(out, "{:?} {:?}", in_order(&self.arriving), self.failed)?;
+        writeln!(out, "{:?}", self.failed)?;
         writeln!(out, "{:?} {:?}", self.sessions, self.refused)?;
         self.write_hints(out)?;
         writeln!(out, "{:?}", self.prices)?;
@@ -65,6 +63,9 @@ impl Manager {
             let here = self.residency(tier, block);
             if here.state != State::Absent {
                 write!(out, " {tier}:{here:?}")?;
+                if let Some(arrival) = self.arrival(tier, block) {
+                    write!(out, "{arrival:?}")?;
+                }
                 if self.tiers[tier].spec.layer_slots {
                     write!(out, "{:?}", self.tiers[tier].space.row(here.slot))?;
                 }
@@ -72,11 +73,4 @@ impl Manager {
         }
         writeln!(out)
     }
-}
-
-/// A table's rows by their keys.
-fn in_order<K: Ord, V>(table: &FxHashMap<K, V>) -> Vec<(&K, &V)> {
-    let mut rows: Vec<(&K, &V)> = table.iter().collect();
-    rows.sort_unstable_by_key(|(key, _)| *key);
-    rows
 }

@@ -5,6 +5,7 @@
 
 use smallvec::SmallVec;
 
+use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, TierId};
 use crate::lane::LaneId;
 use crate::plan::{self, Source};
@@ -14,7 +15,6 @@ use crate::time::Nanos;
 use super::Manager;
 use super::acquire::LoadMode;
 use super::lease::{Action, Plan, Span};
-use super::moves::MoveIds;
 
 /// What a block needs to stand on the first tier, and what was decided.
 #[derive(Clone, Debug)]
@@ -163,7 +163,7 @@ impl Manager {
         }
         // A layer can only be computed through all layers below it.
         let compute = if gap_end > 0 { Layers::new(lacks.lo, gap_end) } else { Layers::NONE };
-        let ready = self.arriving.get(&(0, block)).map_or(now, |arrival| arrival.ready.max(now));
+        let ready = self.arrival(0, block).map_or(now, |arrival| arrival.ready.max(now));
         Need { at, block, here, lacks, sources, compute, load: false, ready }
     }
 
@@ -222,7 +222,7 @@ impl Manager {
         let from = need
             .sources
             .iter()
-            .filter_map(|&(tier, _)| self.arriving.get(&(tier, need.block)))
+            .filter_map(|&(tier, _)| self.arrival(tier, need.block))
             .map(|arrival| arrival.ready.saturating_sub(now))
             .max()
             .unwrap_or(0);

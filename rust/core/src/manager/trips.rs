@@ -10,10 +10,11 @@ use std::ops::{Deref, DerefMut, Index};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::arrival::MoveIds;
 use crate::block::{Layers, MoveId, Slot, TierId};
 use crate::time::Nanos;
 
-use super::moves::{End, Move, MoveIds};
+use super::moves::{End, Move};
 
 /// Empty places that the row may have whatever it holds.
 const SLACK: usize = 1024;
@@ -180,8 +181,9 @@ mod tests {
     use smallvec::SmallVec;
 
     use super::{SLACK, Trip, Trips};
+    use crate::arrival::MoveIds;
     use crate::block::{Layers, MoveId, NO_MOVE, NO_SLOT};
-    use crate::manager::moves::{End, Move, MoveIds, MoveKind};
+    use crate::manager::moves::{End, Move, MoveKind};
     use crate::record::Key;
 
     fn trip(id: MoveId) -> Trip {

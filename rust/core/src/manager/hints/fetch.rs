@@ -76,8 +76,8 @@ impl Manager {
 
     /// Whether more blocks may be on their way to a tier.
     fn crowded(&self, tier: TierId) -> bool {
-        let coming = self.arriving.keys().filter(|(at, _)| *at == tier).count();
-        (coming as u64 + 1) * PART > u64::from(self.tiers[tier].spec.blocks)
+        let tier = &self.tiers[tier];
+        (tier.here.arrivals() + 1) * PART > u64::from(tier.spec.blocks)
     }
 
     /// Whether layers from a tier would be there after a deadline.
