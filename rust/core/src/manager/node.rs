@@ -384,8 +384,7 @@ impl Manager {
             }
             let held = (0..self.tiers.len())
                 .any(|tier| self.residency(tier, block).state != State::Absent);
-            let used = self.node(block).refs > 0 || self.trie.children(block).next().is_some();
-            if held || used {
+            if held || self.node(block).refs > 0 || self.trie.children(block).next().is_some() {
                 return;
             }
             next = self.trie.parent(block);

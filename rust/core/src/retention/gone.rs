@@ -82,7 +82,7 @@ impl Gone {
         let ways = &mut piece[line % PIECE].0;
         let known = position(ways, name);
         let old = known.map_or(Way::default(), |at| ways[at]);
-        ways[..=known.unwrap_or(WAYS - 1)].rotate_right(1);
+        ways.copy_within(..known.unwrap_or(WAYS - 1), 1);
         let uses = u64::from(uses.clamp(1, MOST_USES));
         let (counts, checks) = (mask(part, BITS), mask(part, 8));
         // A one in every count, times the uses.
@@ -113,8 +113,8 @@ impl Gone {
         }
         ways[at].counts = counts;
         if counts & COUNTS == 0 {
-            ways[at] = Way::default();
-            ways[at..].rotate_left(1);
+            ways.copy_within(at + 1.., at);
+            ways[WAYS - 1] = Way::default();
         }
         Some(uses)
     }

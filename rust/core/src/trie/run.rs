@@ -69,8 +69,12 @@ pub(super) type Key = u32;
 pub(super) fn key(seed: u64, tokens: &[Token]) -> Key {
     let mut hasher = FxHasher::default();
     hasher.write_u64(seed);
-    for pair in tokens.chunks(2) {
-        hasher.write_u64(u64::from(pair[0]) | u64::from(pair.get(1).copied().unwrap_or(0)) << 32);
+    let mut pairs = tokens.chunks_exact(2);
+    for pair in pairs.by_ref() {
+        hasher.write_u64(u64::from(pair[0]) | u64::from(pair[1]) << 32);
+    }
+    for &last in pairs.remainder() {
+        hasher.write_u64(u64::from(last));
     }
     let hash = hasher.finish();
     Key::try_from((hash ^ hash >> 32) & u64::from(Key::MAX)).expect("half of the bits")
