@@ -1,11 +1,13 @@
 //! Presence: where each block stands on one tier.
 //!
 //! Nearly every copy is whole and quiet: it is told by its slot alone, four bytes per block. What is
-//! part of a block, arriving, bad or busy stands in a table beside, and its place there is told; so
-//! does what is on its way. Invariants: a residency is in the table if and only if a slot does not
-//! tell it; `copies` counts what is resident, `arrivals` what is on its way. Cost: O(1).
+//! part of a block, arriving, bad or busy stands in a table beside, and its place there is told; that
+//! tells what is on its way. Invariants: a residency is in the table if and only if a slot does not
+//! tell it; `copies` counts what is resident. Cost: O(1).
 
 use std::ops::Range;
+
+use slab::Slab;
 
 use crate::arrival::Arrival;
 use crate::block::{BlockId, Layers, NO_SLOT, Slot};
@@ -15,24 +17,30 @@ use crate::tier::{Residency, State};
 /// Numbers from here on, but `NO_SLOT`, are places in the table. A slot that high stands there too.
 const ASIDE: Slot = 1 << 31;
 
+/// A residency that a slot does not tell.
+#[derive(Clone, Copy, Debug)]
+struct Aside {
+    here: Residency,
+    /// Where what is on its way stands.
+    arrival: Option<u32>,
+}
+
 /// The residencies of one tier.
 #[derive(Debug)]
 pub struct Presence {
     all: Layers,
     slots: Column<Slot>,
-    aside: Vec<(Residency, Option<Arrival>)>,
-    /// Places in the table that nobody has.
-    vacant: Vec<u32>,
+    aside: Slab<Aside>,
+    arrivals: Slab<Arrival>,
     copies: u64,
-    arrivals: u64,
 }
 
 impl Presence {
     /// Nothing is here; `all` are the model's layers.
     #[must_use]
     pub fn new(all: Layers) -> Self {
-        let (slots, aside, vacant) = (Column::new(NO_SLOT), Vec::new(), Vec::new());
-        Self { all, slots, aside, vacant, copies: 0, arrivals: 0 }
+        let (aside, arrivals) = (Slab::new(), Slab::new());
+        Self { all, slots: Column::new(NO_SLOT), aside, arrivals, copies: 0 }
     }
 
     /// Makes room for the blocks below `bound`.
@@ -52,7 +60,7 @@ impl Presence {
         match self.slots[block] {
             NO_SLOT => Residency::default(),
             slot if slot < ASIDE => self.quiet(slot),
-            told => self.aside[place(told)].0,
+            told => self.aside[place(told)].here,
         }
     }
 
@@ -69,21 +77,21 @@ impl Presence {
         self.slots[block] = match (simple, known) {
             (true, false) => here.slot,
             (true, true) => {
-                self.vacate(told);
+                self.end_aside(told);
                 here.slot
             }
             (false, true) => {
-                self.aside[place(told)].0 = here;
+                self.aside[place(told)].here = here;
                 told
             }
-            (false, false) => self.put_aside(here, None),
+            (false, false) => self.put_aside(here),
         };
     }
 
     /// Puts a block that is not here whole and quiet into a slot.
     pub fn put(&mut self, block: BlockId, slot: Slot) {
         debug_assert!(self.slots[block] == NO_SLOT);
-        let told = if slot < ASIDE { slot } else { self.put_aside(self.quiet(slot), None) };
+        let told = if slot < ASIDE { slot } else { self.put_aside(self.quiet(slot)) };
         self.slots[block] = told;
         self.copies += 1;
     }
@@ -101,15 +109,15 @@ impl Presence {
     /// A move begins to read a block that is here whole and quiet.
     pub fn lend(&mut self, block: BlockId) {
         let here = Residency { busy: 1, ..self.quiet(self.slots[block]) };
-        self.slots[block] = self.put_aside(here, None);
+        self.slots[block] = self.put_aside(here);
     }
 
     /// A move begins to bring all of a block that is not here into a slot.
     pub fn await_in(&mut self, block: BlockId, slot: Slot, arrival: Arrival) {
         debug_assert!(self.slots[block] == NO_SLOT);
         let here = Residency { slot, have: Layers::NONE, busy: 1, state: State::Arriving };
-        self.arrivals += 1;
-        self.slots[block] = self.put_aside(here, Some(arrival));
+        self.slots[block] = self.put_aside(here);
+        self.expect(block, arrival);
     }
 
     /// A move that read or wrote a block has ended, and the block is here whole.
@@ -118,12 +126,12 @@ impl Presence {
         if !(ASIDE..NO_SLOT).contains(&told) {
             return;
         }
-        let here = &mut self.aside[place(told)].0;
+        let here = &mut self.aside[place(told)].here;
         self.copies += u64::from(here.state != State::Resident);
         *here = Residency { busy: here.busy - 1, have: self.all, state: State::Resident, ..*here };
         if here.busy == 0 && here.slot < ASIDE {
             self.slots[block] = here.slot;
-            self.vacate(told);
+            self.end_aside(told);
         }
     }
 
@@ -160,33 +168,34 @@ impl Presence {
     /// What is on its way to a block.
     #[must_use]
     pub fn arrival(&self, block: BlockId) -> Option<&Arrival> {
-        self.aside[self.beside(block)?].1.as_ref()
+        let at = self.aside[self.beside(block)?].arrival?;
+        Some(&self.arrivals[at as usize])
     }
 
     /// The same, to be changed.
     pub fn arrival_mut(&mut self, block: BlockId) -> Option<&mut Arrival> {
-        let at = self.beside(block)?;
-        self.aside[at].1.as_mut()
+        let at = self.aside[self.beside(block)?].arrival?;
+        Some(&mut self.arrivals[at as usize])
     }
 
     /// Something is on its way to a block, whose residency says so already.
     pub fn expect(&mut self, block: BlockId, arrival: Arrival) {
-        let known = self.aside[place(self.slots[block])].1.replace(arrival);
-        self.arrivals += u64::from(known.is_none());
+        let here = &mut self.aside[place(self.slots[block])];
+        debug_assert!(here.arrival.is_none(), "something is on its way already");
+        here.arrival = Some(number(self.arrivals.insert(arrival)));
     }
 
     /// What was on its way to a block has come, or never will.
     pub fn settle(&mut self, block: BlockId) -> Option<Arrival> {
         let at = self.beside(block)?;
-        let known = self.aside[at].1.take();
-        self.arrivals -= u64::from(known.is_some());
-        known
+        let arrival = self.aside[at].arrival.take()?;
+        Some(self.arrivals.remove(arrival as usize))
     }
 
     /// To how many blocks something is on its way.
     #[must_use]
-    pub fn arrivals(&self) -> u64 {
-        self.arrivals
+    pub fn arrivals(&self) -> usize {
+        self.arrivals.len()
     }
 
     /// How many blocks are resident, with all or some of their layers.
@@ -198,18 +207,13 @@ impl Presence {
     /// How many blocks stand in the table.
     #[must_use]
     pub fn aside(&self) -> usize {
-        self.aside.len() - self.vacant.len()
+        self.aside.len()
     }
 
     /// Takes a place in the table. Returns what tells it.
     #[inline(never)]
-    fn put_aside(&mut self, here: Residency, arrival: Option<Arrival>) -> Slot {
-        if let Some(at) = self.vacant.pop() {
-            self.aside[at as usize] = (here, arrival);
-            return ASIDE + at;
-        }
-        self.aside.push((here, arrival));
-        ASIDE + u32::try_from(self.aside.len() - 1).expect("no more than blocks")
+    fn put_aside(&mut self, here: Residency) -> Slot {
+        ASIDE + number(self.aside.insert(Aside { here, arrival: None }))
     }
 
     /// Where a block stands in the table, if it does.
@@ -219,9 +223,9 @@ impl Presence {
     }
 
     /// Gives a place in the table back.
-    fn vacate(&mut self, told: Slot) {
-        debug_assert!(self.aside[place(told)].1.is_none(), "nothing is on its way");
-        self.vacant.push(told - ASIDE);
+    fn end_aside(&mut self, told: Slot) {
+        let ended = self.aside.remove(place(told));
+        debug_assert!(ended.arrival.is_none(), "nothing is on its way");
     }
 
     fn quiet(&self, slot: Slot) -> Residency {
@@ -240,6 +244,10 @@ impl Presence {
         }
         true
     }
+}
+
+fn number(place: usize) -> u32 {
+    u32::try_from(place).expect("no more than blocks")
 }
 
 /// The place in the table that is told.
@@ -312,7 +320,7 @@ mod tests {
                         presence.change(block, |here| *here = Residency::default());
                         model.remove(&block);
                     }
-                    (6, Some(here), None) => {
+                    (6, Some(here), None) if !coming.contains_key(&block) => {
                         presence.change(block, |here| here.state = State::Arriving);
                         presence.expect(block, arrival(time));
                         coming.insert(block, time);
@@ -339,7 +347,7 @@ mod tests {
                     aside += usize::from(wanted.is_some_and(|here| !simple(&here)));
                 }
                 prop_assert_eq!(presence.aside(), aside);
-                prop_assert_eq!(presence.arrivals(), coming.len() as u64);
+                prop_assert_eq!(presence.arrivals(), coming.len());
                 let stand = |here: &&Residency| here.state == State::Resident;
                 prop_assert_eq!(presence.copies(), model.values().filter(stand).count() as u64);
             }

@@ -156,7 +156,7 @@ impl Manager {
             tier: self.tiers[tier].spec.kind.name().to_owned(),
             wanted,
             free: Self::spare(draft, tier),
-            coming: self.tiers[tier].here.arrivals(),
+            coming: self.tiers[tier].here.arrivals() as u64,
             leased: if tier == 0 { self.leased(0) } else { 0 },
         }
     }

@@ -77,7 +77,7 @@ impl Manager {
     /// Whether more blocks may be on their way to a tier.
     fn crowded(&self, tier: TierId) -> bool {
         let tier = &self.tiers[tier];
-        (tier.here.arrivals() + 1) * PART > u64::from(tier.spec.blocks)
+        (tier.here.arrivals() as u64 + 1) * PART > u64::from(tier.spec.blocks)
     }
 
     /// Whether layers from a tier would be there after a deadline.
