@@ -199,6 +199,11 @@ impl Manager {
     /// Names what a lease awaits, some of it perhaps more than once.
     pub(super) fn each_await(&self, lease: &Lease, mut name: impl FnMut(MoveId)) {
         self.awaits.of(lease.id).iter().copied().for_each(&mut name);
+        self.each_reader(lease, name);
+    }
+
+    /// Names the stores that still read slots that a lease is to write.
+    pub(super) fn each_reader(&self, lease: &Lease, mut name: impl FnMut(MoveId)) {
         if self.tiers[0].space.quiet() {
             return;
         }

@@ -126,10 +126,9 @@ impl Manager {
                 name(id, lease);
             }
         }
-        // Where a store still reads a slot, whoever is to write it waits too.
         if !self.tiers[0].space.quiet() {
             for lease in self.leases.values() {
-                self.each_await(lease, |id| name(id, lease.id));
+                self.each_reader(lease, |id| name(id, lease.id));
             }
         }
         all
