@@ -315,6 +315,18 @@ fn what_is_prefetched_stands_on_the_tier_when_it_is_asked_for() {
 }
 
 #[test]
+fn what_is_prefetched_names_the_first_of_those_that_wait_for_it() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 8), tier(Kind::Host, 8)]));
+    rig.mark(&tokens(1, 1), HOST);
+    let fetch = Hint::Prefetch { target: path(&tokens(1, 1)), tier: GPU, deadline: None };
+    assert_eq!(told(&say(&mut rig, fetch)), (Answer::Accepted, 1, 0));
+    let (one, two) = (rig.acquire(&tokens(1, 1)), rig.acquire(&tokens(1, 1)));
+    assert!(one < two && rig.awaits(one) == rig.awaits(two));
+    let leases: Vec<_> = rig.hand_out().iter().map(|known| known.lease).collect();
+    assert_eq!(leases, [one]);
+}
+
+#[test]
 fn what_is_demoted_goes_down_step_by_step_and_is_not_dropped() {
     let mut rig =
         Rig::new(settings(vec![tier(Kind::Gpu, 8), tier(Kind::Host, 4), tier(Kind::Disk, 8)]));
