@@ -78,6 +78,14 @@ impl Manager {
                 broken.push(format!("block {block} is a hole in a leaf-only scope"));
             }
         }
+        for (number, tier) in self.tiers.iter().enumerate() {
+            let coming = self.living().filter(|&block| self.arrival(number, block).is_some());
+            let (seen, kept) = (coming.count(), tier.here.arrivals());
+            if seen != kept {
+                let name = tier.spec.kind.name();
+                broken.push(format!("{kept} blocks are on their way to '{name}', {seen} stand"));
+            }
+        }
     }
 
     fn audit_residency(&self, tier: TierId, block: BlockId, broken: &mut Vec<String>) {

@@ -1,4 +1,4 @@
-//! Commit, reserve, bind and load: how a running request grows.
+//! Commit: how a running request grows.
 //!
 //! Invariant: only full blocks enter the trie; of two requests that computed the same block the
 //! first wins and the other keeps its slot until release. Cost: a token that fills no block costs
