@@ -75,7 +75,7 @@ MUTATIONS = (
     Mutation(
         "a request without room leaves its pins behind",
         "manager/acquire.rs",
-        "                self.unpin(&path);\n                return Err(error);",
+        "                self.unpin(&path, None);\n                return Err(error);",
         "                return Err(error);",
     ),
     Mutation(
@@ -135,6 +135,18 @@ MUTATIONS = (
         "manager/complete.rs",
         "            self.outcomes.remember(id, false);\n            self.waited_for(id);\n",
         "            self.outcomes.remember(id, false);\n",
+    ),
+    Mutation(
+        "a lease that has ended still awaits its moves",
+        "manager/lease.rs",
+        "        self.awaits.forget(id);\n",
+        "",
+    ),
+    Mutation(
+        "what a lease used until its end was last used when it began",
+        "manager/lease.rs",
+        "            node.access = until.map_or(node.access, stamp);\n",
+        "            let _ = until.map(stamp);\n",
     ),
 )
 
