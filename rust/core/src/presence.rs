@@ -71,21 +71,18 @@ impl Presence {
         what(&mut here);
         let stands = here.state == State::Resident;
         self.copies = self.copies + u64::from(stands) - u64::from(stood);
-        let (told, absent) = (self.slots[block], here == Residency::default());
-        let known = (ASIDE..NO_SLOT).contains(&told);
+        let absent = here == Residency::default();
         let simple = absent || here.slot < ASIDE && here == self.quiet(here.slot);
-        self.slots[block] = match (simple, known) {
-            (true, false) => here.slot,
-            (true, true) => {
-                self.end_aside(told);
-                here.slot
+        match (simple, self.beside(block)) {
+            (true, known) => {
+                self.slots[block] = here.slot;
+                if let Some(at) = known {
+                    self.end_aside(at);
+                }
             }
-            (false, true) => {
-                self.aside[place(told)].here = here;
-                told
-            }
-            (false, false) => self.put_aside(here),
-        };
+            (false, Some(at)) => self.aside[at].here = here,
+            (false, None) => self.slots[block] = self.put_aside(here),
+        }
     }
 
     /// Puts a block that is not here whole and quiet into a slot.
@@ -122,16 +119,13 @@ impl Presence {
 
     /// A move that read or wrote a block has ended, and the block is here whole.
     pub fn calm(&mut self, block: BlockId) {
-        let told = self.slots[block];
-        if !(ASIDE..NO_SLOT).contains(&told) {
-            return;
-        }
-        let here = &mut self.aside[place(told)].here;
+        let Some(at) = self.beside(block) else { return };
+        let here = &mut self.aside[at].here;
         self.copies += u64::from(here.state != State::Resident);
         *here = Residency { busy: here.busy - 1, have: self.all, state: State::Resident, ..*here };
         if here.busy == 0 && here.slot < ASIDE {
             self.slots[block] = here.slot;
-            self.end_aside(told);
+            self.end_aside(at);
         }
     }
 
@@ -217,14 +211,15 @@ impl Presence {
     }
 
     /// Where a block stands in the table, if it does.
+    #[inline]
     fn beside(&self, block: BlockId) -> Option<usize> {
         let told = self.slots[block];
         (ASIDE..NO_SLOT).contains(&told).then(|| place(told))
     }
 
     /// Gives a place in the table back.
-    fn end_aside(&mut self, told: Slot) {
-        let ended = self.aside.remove(place(told));
+    fn end_aside(&mut self, at: usize) {
+        let ended = self.aside.remove(at);
         debug_assert!(ended.arrival.is_none(), "nothing is on its way");
     }
 

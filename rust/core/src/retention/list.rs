@@ -69,7 +69,7 @@ impl List {
     /// Takes a place out that was just removed from `places`. The first one's neighbour, which may
     /// not have been looked at for long, is left as it is.
     pub(super) fn unlink(&mut self, places: &mut Places, place: Place) {
-        let Place { entry, after, before, .. } = place;
+        let Place { entry, before, after, .. } = place;
         if before == ASIDE {
             self.aside.remove(&entry.key());
         } else if entry.id == self.first.id {
