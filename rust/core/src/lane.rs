@@ -6,7 +6,7 @@
 
 use crate::time::{NEVER, Nanos};
 
-const NANOS_PER_S: u128 = 1_000_000_000;
+const NANOS_PER_S: u64 = 1_000_000_000;
 
 /// A lane's place in its [`Lanes`].
 pub type LaneId = usize;
@@ -22,6 +22,18 @@ pub struct LaneSpec {
     pub latency_ns: u64,
     /// The queue it stands in; its own name if `None`.
     pub shares: Option<String>,
+}
+
+impl LaneSpec {
+    /// A transmission that starts at `start`.
+    #[inline]
+    fn transmission(&self, bytes: u64, start: Nanos, layers: u16) -> Transmission {
+        let start = start.saturating_add(self.latency_ns);
+        let end = start.saturating_add(duration(bytes, self.bytes_per_s));
+        let layers = u64::from(layers.max(1));
+        let per_layer = (end - start) / layers;
+        Transmission { end, first: end - (layers - 1) * per_layer, per_layer }
+    }
 }
 
 /// When a transmission ends, layer by layer. Layer `i` is there at `first + i * per_layer`: exactly
@@ -107,24 +119,20 @@ impl Lanes {
     /// Queues `bytes` behind everything in the lane's queue and returns the times of its `layers`
     /// equal parts (at least one). Latency counts once, and fractions are rounded up.
     pub fn transmit(&mut self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
-        let transmission = self.preview(lane, bytes, now, layers);
-        let start = now.max(self.free_at(lane));
-        let Lane { queue, busy, bytes: sent, .. } = &mut self.lanes[lane];
+        let Lane { ref spec, queue, ref mut busy, bytes: ref mut sent } = self.lanes[lane];
+        let free_at = &mut self.queues[queue].free_at;
+        let start = now.max(*free_at);
+        let transmission = spec.transmission(bytes, start, layers);
         *busy = busy.saturating_add(transmission.end - start);
         *sent = sent.saturating_add(bytes);
-        self.queues[*queue].free_at = transmission.end;
+        *free_at = transmission.end;
         transmission
     }
 
     /// What [`Lanes::transmit`] would return, without queueing.
     #[must_use]
     pub fn preview(&self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
-        let spec = &self.lanes[lane].spec;
-        let start = now.max(self.free_at(lane)).saturating_add(spec.latency_ns);
-        let end = start.saturating_add(duration(bytes, spec.bytes_per_s));
-        let layers = u64::from(layers.max(1));
-        let per_layer = (end - start) / layers;
-        Transmission { end, first: end - (layers - 1) * per_layer, per_layer }
+        self.lanes[lane].spec.transmission(bytes, now.max(self.free_at(lane)), layers)
     }
 
     /// Nanoseconds that a transmission takes where nothing is queued.
@@ -160,8 +168,12 @@ fn duration(bytes: u64, bytes_per_s: u64) -> Nanos {
     if bytes_per_s == 0 {
         return NEVER;
     }
-    let nanos = (u128::from(bytes) * NANOS_PER_S).div_ceil(u128::from(bytes_per_s));
-    Nanos::try_from(nanos).unwrap_or(NEVER)
+    // Dividing wide numbers takes several times as long.
+    if let Some(product) = bytes.checked_mul(NANOS_PER_S) {
+        return product.div_ceil(bytes_per_s);
+    }
+    let product = u128::from(bytes) * u128::from(NANOS_PER_S);
+    Nanos::try_from(product.div_ceil(u128::from(bytes_per_s))).unwrap_or(NEVER)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::ops::Range;
 use slab::Slab;
 
 use crate::arrival::Arrival;
-use crate::block::{BlockId, Layers, NO_SLOT, Slot};
+use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot};
 use crate::column::Column;
 use crate::tier::{Residency, State};
 
@@ -103,23 +103,47 @@ impl Presence {
         slots.iter_mut().rev().map(|slot| std::mem::replace(slot, NO_SLOT))
     }
 
-    /// A move begins to read a block that is here whole and quiet.
-    pub fn lend(&mut self, block: BlockId) {
-        let here = Residency { busy: 1, ..self.quiet(self.slots[block]) };
-        self.slots[block] = self.put_aside(here);
+    /// A move begins to read a block that is here whole and quiet. Returns its slot.
+    pub fn lend(&mut self, block: BlockId) -> Slot {
+        let slot = self.slots[block];
+        debug_assert!(slot < ASIDE);
+        self.slots[block] = self.put_aside(Residency { busy: 1, ..self.quiet(slot) });
+        slot
     }
 
     /// A move begins to bring all of a block that is not here into a slot.
     pub fn await_in(&mut self, block: BlockId, slot: Slot, arrival: Arrival) {
         debug_assert!(self.slots[block] == NO_SLOT);
         let here = Residency { slot, have: Layers::NONE, busy: 1, state: State::Arriving };
-        self.slots[block] = self.put_aside(here);
-        self.expect(block, arrival);
+        let arrival = Some(number(self.arrivals.insert(arrival)));
+        self.slots[block] = ASIDE + number(self.aside.insert(Aside { here, arrival }));
+    }
+
+    /// Whether all of a block is on its way to this tier, by this move alone.
+    #[must_use]
+    pub fn awaits(&self, block: BlockId, by: MoveId) -> bool {
+        self.arrival(block).is_some_and(|arrival| {
+            arrival.moves[..] == [by] && arrival.target == self.all && !arrival.failed
+        })
+    }
+
+    /// The only move that brought a block has ended: all of it is here.
+    pub fn come(&mut self, block: BlockId) {
+        let at = place(self.slots[block]);
+        let arrival = self.aside[at].arrival.take().expect("it was on its way");
+        self.arrivals.remove(arrival as usize);
+        self.calm_at(at, block);
     }
 
     /// A move that read or wrote a block has ended, and the block is here whole.
     pub fn calm(&mut self, block: BlockId) {
-        let Some(at) = self.beside(block) else { return };
+        if let Some(at) = self.beside(block) {
+            self.calm_at(at, block);
+        }
+    }
+
+    #[inline]
+    fn calm_at(&mut self, at: usize, block: BlockId) {
         let here = &mut self.aside[at].here;
         self.copies += u64::from(here.state != State::Resident);
         *here = Residency { busy: here.busy - 1, have: self.all, state: State::Resident, ..*here };
@@ -133,6 +157,18 @@ impl Presence {
     #[must_use]
     pub fn quietly(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot < ASIDE)
+    }
+
+    /// The first of these blocks that is not here whole and quiet; their end if all are.
+    #[must_use]
+    pub fn quiet_front(&self, blocks: Range<BlockId>) -> BlockId {
+        self.front(blocks, |slot| slot < ASIDE)
+    }
+
+    /// The first of these blocks of which something is here or coming; their end if there is none.
+    #[must_use]
+    pub fn bare_front(&self, blocks: Range<BlockId>) -> BlockId {
+        self.front(blocks, |slot| slot == NO_SLOT)
     }
 
     /// Whether something of each of these blocks is here or coming.
@@ -229,15 +265,23 @@ impl Presence {
 
     #[inline]
     fn all_of(&self, blocks: Range<BlockId>, is: impl Fn(Slot) -> bool) -> bool {
+        let end = blocks.end;
+        blocks.is_empty() || self.front(blocks, is) == end
+    }
+
+    /// The first of these blocks whose number is not such; their end if all are.
+    #[inline]
+    fn front(&self, blocks: Range<BlockId>, is: impl Fn(Slot) -> bool) -> BlockId {
         let mut from = blocks.start;
         while from < blocks.end {
             let piece = self.slots.stretch(from, blocks.end);
-            if !piece.iter().all(|&slot| is(slot)) {
-                return false;
+            let such = piece.iter().take_while(|&&slot| is(slot)).count();
+            from += number(such);
+            if such < piece.len() {
+                break;
             }
-            from += u32::try_from(piece.len()).expect("less than the range");
         }
-        true
+        from
     }
 }
 

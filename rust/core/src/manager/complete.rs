@@ -87,6 +87,7 @@ impl Manager {
 
     /// Takes what is said of one move. Whether it has ended well by that.
     fn take_report(&mut self, id: MoveId, outcome: &Outcome<'_>, now: Nanos) -> bool {
+        let ranks = self.settings.ranks as usize;
         let Some(known) = self.moves.get_mut(id) else { return false };
         if known.failed {
             if !outcome.hung {
@@ -96,6 +97,7 @@ impl Manager {
             let len = known.layers.len();
             let rank = outcome.rank as usize;
             let done = outcome.layers_done.unwrap_or(len);
+            known.progress.resize(ranks, 0);
             known.progress[rank] = known.progress[rank].max(done);
             if known.progress[rank] == len {
                 known.done_ranks |= 1 << outcome.rank;
@@ -228,6 +230,9 @@ impl Manager {
 
     /// No move waits any longer for one that has ended.
     pub(super) fn waited_for(&mut self, id: MoveId) {
+        if self.waiters.is_empty() {
+            return;
+        }
         for waiter in self.waiters.remove(&id).unwrap_or_default() {
             let Some(other) = self.moves.get_mut(waiter) else { continue };
             other.deps.retain(|dep| *dep != id);

@@ -9,7 +9,7 @@ use std::ops::Range;
 use smallvec::smallvec;
 
 use crate::arrival::Arrival;
-use crate::block::{BlockId, Layers, LeaseId, MoveId, TierId};
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, TierId};
 use crate::tier::State;
 use crate::time::Nanos;
 
@@ -49,10 +49,11 @@ impl Manager {
         for block in self.edge(src, blocks.clone(), self.structure(blocks.start)) {
             self.tiers[src].retention.unlink(block);
         }
+        let route = self.route(kind, src, dst);
         for block in blocks.clone() {
-            let from = self.tiers[src].here.slot(block).expect("whole and quiet");
+            let from = self.tiers[src].here.lend(block);
             let grant = self.tiers[dst].space.take().expect("room was made");
-            self.tiers[src].here.lend(block);
+            let waits = Some(grant.after).filter(|&after| after != NO_MOVE);
             let draft = Draft {
                 kind,
                 lease,
@@ -61,9 +62,9 @@ impl Manager {
                 dst: (dst, grant.slot, End::Here),
                 layers: all,
                 tokens: self.settings.block_tokens,
-                deps: smallvec![grant.after],
+                deps: waits.into_iter().collect(),
             };
-            let (id, times) = self.enter(draft, now);
+            let (id, times) = self.enter(draft, route, now);
             let arrival = Arrival::new(all, smallvec![id], times.first, times.end);
             self.tiers[dst].here.await_in(block, grant.slot, arrival);
         }
@@ -92,9 +93,8 @@ impl Manager {
         self.count_moves(way, &ids[..number], now);
         self.moves.forget(&ids[..number]);
         for (block, &id) in (first..).zip(&ids[..number]) {
-            self.tiers[dst].here.settle(block);
             self.tiers[src].here.calm(block);
-            self.tiers[dst].here.calm(block);
+            self.tiers[dst].here.come(block);
             self.outcomes.remember(id, true);
             self.waited_for(id);
         }
@@ -120,9 +120,8 @@ impl Manager {
     /// way to that tier.
     fn way(&self, id: MoveId) -> Option<(Way, BlockId)> {
         let known = self.moves.get(id)?;
-        let all = self.all_layers();
         let plain = (known.from, known.to) == (End::Here, End::Here)
-            && known.layers == all
+            && known.layers == self.all_layers()
             && known.landed == 0
             && !known.failed
             && known.leaves.is_none()
@@ -130,11 +129,11 @@ impl Manager {
         if !plain || !self.marked.is_empty() {
             return None;
         }
-        let block = known.block.and_then(|handle| self.trie.resolve(handle))?;
-        let arrival = self.arrival(known.dst, block)?;
-        let alone = arrival.moves[..] == [id] && arrival.target == all && !arrival.failed;
-        let stands = self.residency(known.src, block);
-        let quiet = stands.state == State::Resident && stands.have == all;
-        (alone && quiet).then_some(((known.kind, known.src, known.dst), block))
+        // No block dies while something is on its way to it.
+        let block = known.block?.id();
+        let source = self.residency(known.src, block);
+        let stands = source.state == State::Resident && source.have == known.layers;
+        (stands && self.tiers[known.dst].here.awaits(block, id))
+            .then_some(((known.kind, known.src, known.dst), block))
     }
 }

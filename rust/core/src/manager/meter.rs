@@ -8,6 +8,8 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
 use crate::block::{BlockId, Layers, MoveId, TierId};
 use crate::histogram::Histogram;
 use crate::tier::State;
@@ -307,12 +309,19 @@ impl Manager {
     /// As `count_move`, of whole blocks that go one way.
     pub(super) fn count_moves(&mut self, way: Way, ids: &[MoveId], now: Nanos) {
         let bytes = self.settings.layer_bytes * u64::from(self.settings.layers);
-        let took = ids.iter().map(|&id| now.saturating_sub(self.moves[id].started)).sum();
+        let mut took = 0;
+        // Mostly all of them were handed out together.
+        let mut handed: SmallVec<[(Nanos, u64); 2]> = SmallVec::new();
+        for known in ids.iter().map(|&id| &self.moves[id]) {
+            took += now.saturating_sub(known.started);
+            match handed.last_mut() {
+                Some((then, number)) if *then == known.handed => *number += 1,
+                _ => handed.push((known.handed, 1)),
+            }
+        }
         self.meter.count(way, bytes * ids.len() as u64, took);
-        let handed = |id: MoveId| self.moves[id].handed;
-        for part in ids.chunk_by(|&one, &other| handed(one) == handed(other)) {
-            let lasted = now.saturating_sub(handed(part[0]));
-            self.meter.lasting(way).record(lasted, part.len() as u64);
+        for (then, number) in handed {
+            self.meter.lasting(way).record(now.saturating_sub(then), number);
         }
     }
 

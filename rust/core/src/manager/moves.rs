@@ -5,12 +5,12 @@
 //! busy until its move has ended. Cost: O(log moves) each.
 
 use rustc_hash::FxHashMap;
-use smallvec::smallvec;
+use smallvec::SmallVec;
 
 use crate::arrival::{Arrival, MoveIds};
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
-use crate::lane::Transmission;
+use crate::lane::{LaneId, Transmission};
 use crate::record::{Key, Label};
 use crate::tier::{Kind, State};
 use crate::time::Nanos;
@@ -74,6 +74,16 @@ pub struct Move {
     pub first: Nanos,
     /// Predicted end.
     pub ready: Nanos,
+}
+
+/// What all moves of one kind between two tiers have in common.
+#[derive(Clone, Copy)]
+pub(super) struct Route {
+    lane: LaneId,
+    /// Whether the block's key is told.
+    keyed: bool,
+    /// Whether the block's label is.
+    labelled: bool,
 }
 
 /// What a new move is made of; the rest follows.
@@ -160,38 +170,59 @@ impl Manager {
     pub(super) fn add_move(&mut self, draft: Draft, now: Nanos) -> MoveId {
         self.hold(draft.src.0, draft.block, draft.src.2);
         self.hold(draft.dst.0, draft.block, draft.dst.2);
-        self.enter(draft, now).0
+        let route = self.route(draft.kind, draft.src.0, draft.dst.0);
+        self.enter(draft, route, now).0
+    }
+
+    /// How moves of this kind go from one tier to another.
+    pub(super) fn route(&self, kind: MoveKind, src: TierId, dst: TierId) -> Route {
+        let lane = match kind {
+            MoveKind::Load | MoveKind::Copy => self.tiers[src].read,
+            MoveKind::Store => self.tiers[dst].store,
+        };
+        let far = |tier: TierId| matches!(self.tiers[tier].spec.kind, Kind::Disk | Kind::Remote);
+        Route { lane, keyed: far(src) || far(dst), labelled: far(dst) }
     }
 
     /// Adds a move between ends that are marked, and says when it will have ended.
-    pub(super) fn enter(&mut self, draft: Draft, now: Nanos) -> (MoveId, Transmission) {
+    #[expect(clippy::inline_always, reason = "a convoy's moves: a tenth of what offloading takes")]
+    #[inline(always)]
+    pub(super) fn enter(
+        &mut self,
+        draft: Draft,
+        route: Route,
+        now: Nanos,
+    ) -> (MoveId, Transmission) {
         let id = self.next_move;
         self.next_move += 1;
         let Draft { kind, lease, block, src, dst, layers, tokens, mut deps } = draft;
-        deps.retain(|dep| self.moves.contains(*dep));
-        // One store can both bring the source and free the destination.
-        deps.sort_unstable();
-        deps.dedup();
-        let start = deps.iter().map(|dep| self.moves[*dep].ready).fold(now, Nanos::max);
-        let bytes = self.settings.layer_bytes * u64::from(layers.len()) * u64::from(tokens)
-            / u64::from(self.settings.block_tokens);
-        let lane = match kind {
-            MoveKind::Load | MoveKind::Copy => self.tiers[src.0].read,
-            MoveKind::Store => self.tiers[dst.0].store,
+        let Route { lane, keyed, labelled } = route;
+        let mut start = now;
+        if !deps.is_empty() {
+            deps.retain(|dep| self.moves.contains(*dep));
+            // One store can both bring the source and free the destination.
+            deps.sort_unstable();
+            deps.dedup();
+            start = deps.iter().map(|dep| self.moves[*dep].ready).fold(now, Nanos::max);
+            for &dep in &deps {
+                self.waiters.entry(dep).or_default().push(id);
+            }
+        }
+        let whole = self.settings.layer_bytes * u64::from(layers.len());
+        let bytes = if tokens == self.settings.block_tokens {
+            whole
+        } else {
+            whole * u64::from(tokens) / u64::from(self.settings.block_tokens)
         };
         let times = self.lanes.transmit(lane, bytes, start, layers.len());
-        let far = |tier: TierId| matches!(self.tiers[tier].spec.kind, Kind::Disk | Kind::Remote);
-        let (from_far, to_far) = (far(src.0), far(dst.0));
         let key = match block {
-            Some(block) if from_far || to_far => self.key(block),
+            Some(block) if keyed => self.key(block),
             _ => Key::default(),
         };
-        let kept = block.filter(|_| to_far);
+        let kept = block.filter(|_| labelled);
         let label = kept.map(|block| Box::new(self.label(block, now)));
-        let ranks = self.settings.ranks as usize;
-        for &dep in &deps {
-            self.waiters.entry(dep).or_default().push(id);
-        }
+        let named = dst.1 != NO_SLOT && src.1 != NO_SLOT;
+        let turn = if named { self.turn(&deps) } else { None };
         self.moves.push(Trip {
             told: Move {
                 id,
@@ -205,7 +236,7 @@ impl Manager {
                 src_slot: src.1,
                 dst_slot: dst.1,
                 layers,
-                after: NO_MOVE,
+                after: turn.unwrap_or(NO_MOVE),
                 tokens,
                 first: times.first,
                 ready: times.end,
@@ -218,29 +249,29 @@ impl Manager {
             issued: false,
             failed: false,
             done_ranks: 0,
-            progress: smallvec![0; ranks],
+            progress: SmallVec::new(),
             landed: 0,
             started: now,
             handed: now,
         });
         self.meter.tier(dst.0).moves += 1;
-        if dst.1 == NO_SLOT || src.1 == NO_SLOT || !self.enqueue(id) {
+        if turn.is_some() {
+            self.queue.push_back(id);
+        } else {
             self.parked.insert(id);
         }
         (id, times)
     }
 
-    /// Queues a move if all it waits for but one move has ended and that one is queued. Behind one
-    /// that failed and still runs it stays: executors take a failed `after` for their own failure.
-    fn enqueue(&mut self, id: MoveId) -> bool {
-        let after = match self.moves[id].deps[..] {
-            [] => NO_MOVE,
-            [dep] if !self.parked.contains(&dep) && !self.moves[dep].failed => dep,
-            _ => return false,
-        };
-        self.moves.get_mut(id).expect("a new or parked move").after = after;
-        self.queue.push_back(id);
-        true
+    /// After which move one that waits for these may be queued: after all but one have ended and
+    /// that one is queued. Behind one that failed and still runs it stays: executors take a failed
+    /// `after` for their own failure.
+    fn turn(&self, deps: &[MoveId]) -> Option<MoveId> {
+        match *deps {
+            [] => Some(NO_MOVE),
+            [dep] if !self.parked.contains(&dep) && !self.moves[dep].failed => Some(dep),
+            _ => None,
+        }
     }
 
     /// Queues the parked moves whose turn has come.
@@ -250,7 +281,10 @@ impl Manager {
             ready = false;
             for id in self.parked.iter().copied().collect::<Vec<_>>() {
                 let known = &self.moves[id];
-                if known.src_slot != NO_SLOT && known.dst_slot != NO_SLOT && self.enqueue(id) {
+                let named = known.src_slot != NO_SLOT && known.dst_slot != NO_SLOT;
+                if let (true, Some(after)) = (named, self.turn(&known.deps)) {
+                    self.moves.get_mut(id).expect("a parked move").after = after;
+                    self.queue.push_back(id);
                     self.parked.remove(&id);
                     ready = true;
                 }

@@ -42,6 +42,7 @@ pub(super) struct Trip {
     pub(super) issued: bool,
     pub(super) failed: bool,
     pub(super) done_ranks: u64,
+    /// By rank: how many layers it said are there; nothing before the first word.
     pub(super) progress: SmallVec<[u16; 2]>,
     pub(super) landed: u16,
     pub(super) started: Nanos,
@@ -124,11 +125,14 @@ impl Trips {
     /// Removes trips that nobody looks at any more, where they lie.
     pub(super) fn forget(&mut self, ids: &[MoveId]) {
         for &id in ids {
-            let stood = self.contains(id);
-            match self.place(id) {
-                Some(at) if stood => self.row[at] = None,
-                _ => drop(self.late.remove(&id)),
-            }
+            let stood = match self.place(id) {
+                Some(at) => self.row.get_mut(at).is_some_and(|trip| {
+                    let stood = trip.is_some();
+                    *trip = None;
+                    stood
+                }),
+                None => self.late.remove(&id).is_some(),
+            };
             self.len -= usize::from(stood);
         }
         self.close_up();
