@@ -43,14 +43,20 @@ impl Manager {
         now: Nanos,
     ) -> Result<Passage> {
         let mut stay: Vec<(TierId, Range<BlockId>)> = Vec::new();
+        let mut run = 0..0;
         let mut passing: Vec<TierId> = Vec::new();
         for need in needs.iter().filter(|need| need.load || !need.compute.is_empty()) {
             for (tier, _) in need.loads() {
                 match stay.last_mut() {
-                    Some((at, blocks)) if *at == tier && self.follows(blocks, need.block) => {
+                    Some((at, blocks))
+                        if *at == tier && blocks.end == need.block && run.contains(&need.block) =>
+                    {
                         blocks.end += 1;
                     }
-                    _ => stay.push((tier, need.block..need.block + 1)),
+                    _ => {
+                        run = self.trie.run(need.block);
+                        stay.push((tier, need.block..need.block + 1));
+                    }
                 }
                 passing.extend(self.transit(0, tier));
             }
@@ -70,34 +76,30 @@ impl Manager {
         Ok(Passage { slots: slots.collect(), next: 0 })
     }
 
-    /// Whether a block is the next one of a run behind these.
-    fn follows(&self, blocks: &Range<BlockId>, block: BlockId) -> bool {
-        blocks.end == block && self.trie.run(block).start < block
-    }
-
     /// The loads at the front of these that can travel together.
     pub(super) fn convoy(&self, needs: &[Need], lease: LeaseId) -> Option<Convoy> {
-        let from = |need: &Need| {
-            let whole = need.load && need.compute.is_empty() && need.lacks == self.all_layers();
-            let (&[(tier, layers)], true) = (&need.sources[..], whole) else { return None };
-            let block = need.block..need.block + 1;
-            let stands = layers == need.lacks && self.tiers[tier].here.quietly(block.clone());
-            (stands && self.tiers[0].here.nowhere(block)).then_some(tier)
+        let all = self.all_layers();
+        let from = |need: &Need| match need.sources[..] {
+            [(tier, layers)] if need.load && need.compute.is_empty() => {
+                ((layers, need.lacks) == (all, all)).then_some(tier)
+            }
+            _ => None,
         };
         let (first, src) = (needs.first()?, from(needs.first()?)?);
         if !self.travels(src, 0) {
             return None;
         }
-        let mut blocks = first.block..first.block + 1;
-        let next = needs[1..].iter().zip(first.at + 1..);
-        let alike = |(need, at): &(&Need, usize)| need.at == *at && from(need) == Some(src);
-        for (need, _) in next.take_while(alike) {
-            if !self.follows(&blocks, need.block) {
-                break;
-            }
-            blocks.end += 1;
-        }
-        Some(Convoy { kind: MoveKind::Load, lease, src, dst: 0, blocks })
+        let run = first.block..self.trie.run(first.block).end;
+        let next = needs.iter().zip(run.clone()).zip(first.at..);
+        let alike = |&((need, block), at): &((&Need, BlockId), usize)| {
+            (need.block, need.at) == (block, at) && from(need) == Some(src)
+        };
+        let number = next.take_while(alike).count();
+        let end = first.block + u32::try_from(number).expect("no more than the run has");
+        let quiet = first.block..self.tiers[src].here.quiet_front(first.block..end);
+        let blocks = first.block..self.tiers[0].here.bare_front(quiet);
+        let kind = MoveKind::Load;
+        (!blocks.is_empty()).then_some(Convoy { kind, lease, src, dst: 0, blocks })
     }
 
     /// Leaves the transit slots to the moves that pass through them.

@@ -3,7 +3,9 @@
 //! Blocks that stand whole on the first tier need nothing and are left out. Invariant: nothing
 //! changes here. Cost: O(blocks that need something), plus the planner's.
 
-use smallvec::SmallVec;
+use std::ops::Range;
+
+use smallvec::{SmallVec, smallvec};
 
 use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, TierId};
@@ -45,6 +47,13 @@ struct LoadTime {
 }
 
 impl Need {
+    /// All of a block, of which nothing is on the first tier and all on another one.
+    fn whole(at: usize, block: BlockId, tier: TierId, all: Layers, now: Nanos) -> Self {
+        let (here, compute) = (Layers::NONE, Layers::NONE);
+        let sources = smallvec![(tier, all)];
+        Self { at, block, here, lacks: all, sources, compute, load: false, ready: now }
+    }
+
     /// The layers that come to the first tier from below.
     pub(super) fn loads(&self) -> impl Iterator<Item = (TierId, Layers)> + '_ {
         let from = if self.compute.is_empty() { self.lacks.lo } else { self.compute.hi };
@@ -61,15 +70,29 @@ impl Manager {
         if self.holds_all(0) && !self.engine_owned() {
             return needs;
         }
-        let mut at = 0;
+        let (mut at, all) = (0, self.all_layers());
         for run in self.runs(path) {
-            if self.engine_owned() || !self.tiers[0].here.quietly(run.clone()) {
-                let lacking = (at..).zip(run.clone()).filter(|&(_, block)| !self.stands(block));
+            let quiet = self.tiers[0].here.quiet_front(run.clone());
+            let rest = if self.engine_owned() { run.clone() } else { quiet..run.end };
+            let lacking = (at + (rest.start - run.start) as usize..).zip(rest.clone());
+            if let Some(tier) = self.store_of(&rest) {
+                let whole = |(at, block)| Need::whole(at, block, tier, all, now);
+                needs.extend(lacking.map(whole));
+            } else {
+                let lacking = lacking.filter(|&(_, block)| !self.stands(block));
                 needs.extend(lacking.map(|(at, block)| self.need(at, block, now)));
             }
             at += run.len();
         }
         needs
+    }
+
+    /// The uppermost tier where something of blocks of one run stands, if there all of them stand
+    /// whole and quiet.
+    fn store_of(&self, blocks: &Range<BlockId>) -> Option<TierId> {
+        let nowhere = |tier: &TierId| self.tiers[*tier].here.nowhere(blocks.clone());
+        let tier = (0..self.tiers.len()).find(|tier| !nowhere(tier))?;
+        (tier > 0 && self.tiers[tier].here.quietly(blocks.clone())).then_some(tier)
     }
 
     /// Whether every block that is known stands on a tier, whole and quiet.
@@ -196,16 +219,17 @@ impl Manager {
         (mode, deadline): (LoadMode, Option<Nanos>),
         trip: &mut LoadTime,
     ) -> plan::Step {
-        let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
-        let context = u64::from(self.trie.depth(need.block)) * tokens;
-        let whole = self.settings.cost.compute_ns(context, tokens);
         if need.lacks.is_empty() {
-            let ready = need.ready - now;
-            return plan::Step { compute: whole, source: Source::Here { ready } };
+            return plan::Step { compute: 0, source: Source::Here { ready: need.ready - now } };
         }
+        let whole = || {
+            let tokens =
+                u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
+            self.settings.cost.compute_ns(u64::from(self.trie.depth(need.block)) * tokens, tokens)
+        };
         if !need.compute.is_empty() {
-            let part =
-                u128::from(whole) * u128::from(need.compute.hi) / u128::from(self.settings.layers);
+            let part = u128::from(whole()) * u128::from(need.compute.hi)
+                / u128::from(self.settings.layers);
             let compute = Nanos::try_from(part).unwrap_or(Nanos::MAX);
             return plan::Step { compute, source: Source::Missing };
         }
@@ -234,7 +258,9 @@ impl Manager {
         } else {
             Source::Load { lane, time, from }
         };
-        plan::Step { compute: whole, source }
+        // What is loaded whatever it costs is not priced.
+        let priced = mode != LoadMode::All || source == Source::Missing;
+        plan::Step { compute: if priced { whole() } else { 0 }, source }
     }
 
     /// Whether layers on the first tier are part of a block whose layers share one slot: what is
