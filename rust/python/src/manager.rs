@@ -252,8 +252,8 @@ impl BlockManager {
         #[pyo3(from_py_with = number::limit)] limit: Option<usize>,
     ) -> PyResult<Moves> {
         let limit = limit.unwrap_or(usize::MAX);
-        let moves = self.shared.call(py, |manager| manager.moves(limit))?;
-        Ok(moves.iter().map(Move::from).collect::<Vec<_>>().into())
+        let moves = self.shared.call(py, |manager| manager.hand_out(limit, Move::told))?;
+        Ok(moves.into())
     }
 
     /// Takes a report about moves; returns how many have ended well by it.

@@ -104,22 +104,36 @@ impl Manager {
     /// # Errors
     /// [`Error::Closed`] or [`Error::Invariant`].
     pub fn moves(&mut self, limit: usize) -> Result<Vec<Move>> {
+        self.hand_out(limit, |known, lease| Move { lease, ..known.clone() })
+    }
+
+    /// As [`Manager::moves`], each as `told` tells it, with the lease that asked for it or waits for
+    /// it.
+    ///
+    /// # Errors
+    /// As [`Manager::moves`].
+    pub fn hand_out<T>(
+        &mut self,
+        limit: usize,
+        told: impl Fn(&Move, LeaseId) -> T,
+    ) -> Result<Vec<T>> {
         self.open()?;
-        let mut out = Vec::with_capacity(limit.min(self.queue.len()));
-        while out.len() < limit {
-            let Some(id) = self.queue.pop_front() else { break };
+        let number = limit.min(self.queue.len());
+        let nobodys = |&id: &MoveId| self.moves.get(id).is_some_and(|known| known.lease == 0);
+        let any = self.queue.iter().take(number).any(nobodys);
+        let first = if any { self.first_to_await() } else { FxHashMap::default() };
+        let mut out = Vec::with_capacity(number);
+        for id in self.queue.drain(..number) {
             let known = self.moves.get_mut(id).ok_or_else(|| {
                 Error::invariant(format!("move {id} is queued and does not exist"))
             })?;
             known.issued = true;
             known.handed = self.clock.last();
-            out.push(known.told.clone());
-        }
-        if out.iter().any(|handed| handed.lease == 0) {
-            let first = self.first_to_await();
-            for handed in out.iter_mut().filter(|handed| handed.lease == 0) {
-                handed.lease = first.get(&handed.id).copied().unwrap_or(0);
-            }
+            let lease = match known.lease {
+                0 => first.get(&id).copied().unwrap_or(0),
+                asked => asked,
+            };
+            out.push(told(&known.told, lease));
         }
         Ok(out)
     }

@@ -47,8 +47,9 @@ pub(crate) struct Move {
     pub(super) label: Vec<u8>,
 }
 
-impl From<&manager::Move> for Move {
-    fn from(given: &manager::Move) -> Self {
+impl Move {
+    /// As the manager hands it out, with the lease that it is told for.
+    pub(crate) fn told(given: &manager::Move, lease: u64) -> Self {
         let tier = |tier: usize| u8::try_from(tier).unwrap_or(u8::MAX);
         Self {
             id: given.id,
@@ -57,7 +58,7 @@ impl From<&manager::Move> for Move {
                 MoveKind::Store => STORE,
                 MoveKind::Copy => COPY,
             },
-            lease: given.lease,
+            lease,
             block: given.block.map_or(NO_BLOCK, |block| block.0),
             key: given.key,
             src: tier(given.src),
