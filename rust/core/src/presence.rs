@@ -81,14 +81,14 @@ impl Presence {
                 }
             }
             (false, Some(at)) => self.aside[at].here = here,
-            (false, None) => self.slots[block] = self.put_aside(here),
+            (false, None) => self.slots[block] = self.put_aside(here, None),
         }
     }
 
     /// Puts a block that is not here whole and quiet into a slot.
     pub fn put(&mut self, block: BlockId, slot: Slot) {
         debug_assert!(self.slots[block] == NO_SLOT);
-        let told = if slot < ASIDE { slot } else { self.put_aside(self.quiet(slot)) };
+        let told = if slot < ASIDE { slot } else { self.put_aside(self.quiet(slot), None) };
         self.slots[block] = told;
         self.copies += 1;
     }
@@ -107,7 +107,7 @@ impl Presence {
     pub fn lend(&mut self, block: BlockId) -> Slot {
         let slot = self.slots[block];
         debug_assert!(slot < ASIDE);
-        self.slots[block] = self.put_aside(Residency { busy: 1, ..self.quiet(slot) });
+        self.slots[block] = self.put_aside(Residency { busy: 1, ..self.quiet(slot) }, None);
         slot
     }
 
@@ -116,7 +116,7 @@ impl Presence {
         debug_assert!(self.slots[block] == NO_SLOT);
         let here = Residency { slot, have: Layers::NONE, busy: 1, state: State::Arriving };
         let arrival = Some(number(self.arrivals.insert(arrival)));
-        self.slots[block] = ASIDE + number(self.aside.insert(Aside { here, arrival }));
+        self.slots[block] = self.put_aside(here, arrival);
     }
 
     /// Whether all of a block is on its way to this tier, by this move alone.
@@ -242,8 +242,8 @@ impl Presence {
 
     /// Takes a place in the table. Returns what tells it.
     #[inline(never)]
-    fn put_aside(&mut self, here: Residency) -> Slot {
-        ASIDE + number(self.aside.insert(Aside { here, arrival: None }))
+    fn put_aside(&mut self, here: Residency, arrival: Option<u32>) -> Slot {
+        ASIDE + number(self.aside.insert(Aside { here, arrival }))
     }
 
     /// Where a block stands in the table, if it does.
@@ -265,8 +265,15 @@ impl Presence {
 
     #[inline]
     fn all_of(&self, blocks: Range<BlockId>, is: impl Fn(Slot) -> bool) -> bool {
-        let end = blocks.end;
-        blocks.is_empty() || self.front(blocks, is) == end
+        let mut from = blocks.start;
+        while from < blocks.end {
+            let piece = self.slots.stretch(from, blocks.end);
+            if !piece.iter().all(|&slot| is(slot)) {
+                return false;
+            }
+            from += number(piece.len());
+        }
+        true
     }
 
     /// The first of these blocks whose number is not such; their end if all are.
@@ -338,13 +345,18 @@ mod tests {
                         model.insert(block, Residency { slot, have: Layers::NONE, busy: 1, state });
                     }
                     (2, _, Some(here)) if here.slot < ASIDE => {
-                        presence.lend(block);
+                        prop_assert_eq!(presence.lend(block), here.slot);
                         model.insert(block, Residency { busy: 1, ..here });
                     }
                     (3, Some(here), _) if here.busy > 0 => {
-                        let known = presence.settle(block).map(|arrival| arrival.ready);
-                        prop_assert_eq!(known, coming.remove(&block));
-                        presence.calm(block);
+                        let ready = coming.remove(&block);
+                        if number == 0 && presence.arrival(block).is_some() {
+                            presence.come(block);
+                        } else {
+                            let known = presence.settle(block).map(|arrival| arrival.ready);
+                            prop_assert_eq!(known, ready);
+                            presence.calm(block);
+                        }
                         let busy = here.busy - 1;
                         model.insert(block, Residency { busy, slot: here.slot, ..quiet });
                     }
@@ -385,12 +397,33 @@ mod tests {
                     prop_assert_eq!(presence.quietly(block..block + 1), wanted.is_some_and(|here| simple(&here)));
                     aside += usize::from(wanted.is_some_and(|here| !simple(&here)));
                 }
+                let front = |is: &dyn Fn(u32) -> bool| (block..6).find(|&other| !is(other));
+                let quiet = front(&|other| presence.slot(other).is_some());
+                prop_assert_eq!(presence.quiet_front(block..6), quiet.unwrap_or(6));
+                let bare = front(&|other| !model.contains_key(&other));
+                prop_assert_eq!(presence.bare_front(block..6), bare.unwrap_or(6));
                 prop_assert_eq!(presence.aside(), aside);
                 prop_assert_eq!(presence.arrivals(), coming.len());
                 let stand = |here: &&Residency| here.state == State::Resident;
                 prop_assert_eq!(presence.copies(), model.values().filter(stand).count() as u64);
             }
         }
+    }
+
+    #[test]
+    fn a_block_comes_by_one_move_or_by_several() {
+        let all = Layers::new(0, 3);
+        let mut presence = Presence::new(all);
+        presence.reach(3);
+        let ways: [(Layers, &[u64], bool); 3] =
+            [(all, &[7], true), (Layers::new(0, 2), &[7], false), (all, &[7, 8], false)];
+        for (block, (target, by, alone)) in (0..).zip(ways) {
+            let arrival = Arrival::new(target, MoveIds::from_slice(by), 0, 0);
+            presence.await_in(block, block, arrival);
+            assert_eq!((presence.awaits(block, 7), presence.awaits(block, 8)), (alone, false));
+        }
+        presence.arrival_mut(0).expect("it comes").failed = true;
+        assert!(!presence.awaits(0, 7));
     }
 
     #[test]
