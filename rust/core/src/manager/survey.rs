@@ -75,7 +75,7 @@ impl Manager {
             let quiet = self.tiers[0].here.quiet_front(run.clone());
             let rest = if self.engine_owned() { run.clone() } else { quiet..run.end };
             let lacking = (at + (rest.start - run.start) as usize..).zip(rest.clone());
-            if let Some(tier) = self.store_of(&rest) {
+            if let Some(tier) = self.whole_below(&rest) {
                 let whole = |(at, block)| Need::whole(at, block, tier, all, now);
                 needs.extend(lacking.map(whole));
             } else {
@@ -89,7 +89,7 @@ impl Manager {
 
     /// The uppermost tier where something of blocks of one run stands, if there all of them stand
     /// whole and quiet.
-    fn store_of(&self, blocks: &Range<BlockId>) -> Option<TierId> {
+    fn whole_below(&self, blocks: &Range<BlockId>) -> Option<TierId> {
         let nowhere = |tier: &TierId| self.tiers[*tier].here.nowhere(blocks.clone());
         let tier = (0..self.tiers.len()).find(|tier| !nowhere(tier))?;
         (tier > 0 && self.tiers[tier].here.quietly(blocks.clone())).then_some(tier)
