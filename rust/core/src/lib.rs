@@ -5,7 +5,7 @@
 //! clock, no threads. The same operations give the same moves, byte for byte.
 //!
 //! Modules build on each other in one direction: nouns (`block`, `error`, `histogram`, `time`,
-//! `record`, `hint`), structures (`column`, `trie`, `scope`, `retention`, `tier`, `arrival`, `presence`,
+//! `record`, `hint`), structures (`column`, `pairs`, `trie`, `scope`, `retention`, `tier`, `arrival`, `presence`,
 //! `lane`, `cost`), `policy`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
@@ -19,6 +19,7 @@ pub mod hint;
 pub mod histogram;
 pub mod lane;
 pub mod manager;
+pub mod pairs;
 pub mod plan;
 pub mod policy;
 pub mod presence;

@@ -138,6 +138,7 @@ impl Retention {
         let headed = list.head() == Some(entry.key());
         list.unlink(&mut self.places, place);
         if headed {
+            list.warm(&self.places);
             let head = list.head().map(|key| key.entry(entry.class));
             self.heads.set(slot, head.as_ref(), band);
             if head.is_none() {
@@ -242,6 +243,11 @@ impl Retention {
         self.places.get(id).map(|place| place.entry)
     }
 
+    /// Begins to fetch what linking a block, or taking it out, will ask for first.
+    pub fn warm(&self, id: BlockId) {
+        self.places.warm(id);
+    }
+
     /// The entry that leaves first at `now`. It stays linked.
     pub fn victim(&mut self, now: Nanos) -> Option<Entry> {
         match self.policy.order() {
@@ -250,7 +256,9 @@ impl Retention {
             _ if self.over.keys().any(|&share| self.exceeds(share)) => self.scan(now),
             Order::Value | Order::Rank => {
                 let (slot, class) = self.heads.winner(now)?;
-                Some(self.lists[slot as usize].head()?.entry(class))
+                let list = &self.lists[slot as usize];
+                list.warm(&self.places);
+                Some(list.head()?.entry(class))
             }
         }
     }

@@ -21,17 +21,15 @@ mod text;
 
 use std::ops::Range;
 
-use hashbrown::HashTable;
-
 use crate::block::{BlockId, Handle, Token};
 use crate::column::{Column, PIECE};
+use crate::pairs::Pairs;
 
 pub use asked::Asked;
 pub use name::{GROUP, Part, Prints};
 pub use run::RunId;
 
 use ids::Ids;
-use kin::TABLES;
 use run::{NONE, Run};
 use text::Text;
 
@@ -51,8 +49,8 @@ pub struct Trie<T = ()> {
     generations: Column<u16>,
     living: usize,
     roots: u32,
-    /// Every run that has a sibling.
-    tables: Vec<HashTable<RunId>>,
+    /// Every run that has a sibling, by its key.
+    kin: Pairs,
 }
 
 impl<T: Copy + PartialEq + Default> Trie<T> {
@@ -69,7 +67,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             generations: Column::new(0),
             living: 0,
             roots: 0,
-            tables: vec![HashTable::new(); TABLES],
+            kin: Pairs::default(),
         }
     }
 
@@ -449,7 +447,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         if kin != self.runs() {
             broken.push(format!("{kin} runs have a parent, {} are counted", self.runs()));
         }
-        let known: usize = self.tables.iter().map(HashTable::len).sum();
+        let known = self.kin.len();
         if kin - alone != known {
             broken.push(format!("{} runs have a sibling, {known} are in the tables", kin - alone));
         }
@@ -472,6 +470,9 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let (first, parent) = (run.first, self.runs[run.parent].last());
         self.generations.warm(first);
         self.ids.warm(first);
+        if (run.previous, run.next) != (NONE, NONE) {
+            self.kin.warm(run.key);
+        }
         if let Some(parent) = parent {
             self.ids.warm(parent);
         }

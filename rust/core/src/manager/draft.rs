@@ -203,6 +203,7 @@ impl Manager {
         here.warm(first);
         if let Some(parent) = parent {
             here.warm(parent);
+            self.tiers[tier].retention.warm(parent);
         }
     }
 

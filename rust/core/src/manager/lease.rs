@@ -266,9 +266,11 @@ impl Manager {
     /// Pins consecutive blocks of a path.
     pub(super) fn pin(&mut self, path: &[BlockId]) {
         let mut runs = Runs::new();
+        let entries = &self.tiers[0].retention;
         self.trie.change(path, |run, node| {
             node.refs += 1;
             if node.refs == 1 {
+                entries.warm(run.end - 1);
                 runs.push(run);
             }
         });
@@ -285,12 +287,13 @@ impl Manager {
     /// Where they have been used until now, that is told.
     pub(super) fn unpin(&mut self, path: &[BlockId], until: Option<Nanos>) {
         let mut runs: SmallVec<[(Range<BlockId>, bool); 12]> = SmallVec::new();
+        let Some(&last) = path.last() else { return };
+        self.tiers[0].retention.warm(last);
         self.trie.change(path, |run, node| {
             node.refs -= 1;
             node.access = until.map_or(node.access, stamp);
             runs.push((run, node.refs == 0));
         });
-        let Some(&last) = path.last() else { return };
         self.trie.trim(last);
         let structure = self.structure(last);
         if until.is_some() {

@@ -259,7 +259,7 @@ impl Manager {
             Source::Load { lane, time, from }
         };
         // What is loaded whatever it costs is not priced.
-        let priced = mode != LoadMode::All || source == Source::Missing;
+        let priced = mode != LoadMode::All;
         plan::Step { compute: if priced { whole() } else { 0 }, source }
     }
 

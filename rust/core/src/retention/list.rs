@@ -2,40 +2,55 @@
 //!
 //! What comes in that order, as uses do, is appended to a chain in O(1); what comes late, as a
 //! block whose last child left, goes into an ordered set. Invariant: the chain ascends, and an
-//! entry is in one of the two. Cost: O(1) in order and before the first, O(log n) otherwise; twenty
-//! bytes per entry for the chain's links, which are the tier's. Whoever leaves first names the next
-//! one: of a million entries each is mostly far from the caches.
+//! entry is in one of the two. Cost: O(1) in order and before the first, O(log n) otherwise; a line of
+//! memory per entry. Whoever leaves first names the next one, which can be fetched then: of a million
+//! entries each is mostly far from the caches.
 
 use std::collections::BTreeSet;
 
-use crate::block::BlockId;
 use crate::policy::{Entry, Key};
 
-use super::places::Places;
+use super::places::{Places, Seat};
 use super::tournament::Slot;
 
 /// Behind the end of a chain.
-const NOBODY: Key = Key { place: u64::MAX, tie: u32::MAX, id: BlockId::MAX };
+const NOBODY: Link =
+    Link { key: Key { place: u64::MAX, tie: u32::MAX, id: u32::MAX }, seat: Seat::MAX };
 
 /// Marks an entry that is in the set, not in the chain.
-const ASIDE: BlockId = BlockId::MAX - 1;
+const ASIDE: Seat = Seat::MAX - 1;
+
+/// An entry of the chain, and where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Link {
+    key: Key,
+    seat: Seat,
+}
 
 /// An entry and its neighbours in the chain.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(super) struct Place {
     pub(super) entry: Entry,
     /// The slot of its class.
     pub(super) slot: Slot,
     /// Out of date in the first one of a chain.
-    before: BlockId,
-    after: Key,
+    before: Seat,
+    after: Link,
+}
+
+impl Place {
+    /// Nobody's.
+    pub(super) fn vacant() -> Self {
+        Self { entry: NOBODY.key.entry(0), slot: Slot::MAX, before: NOBODY.seat, after: NOBODY }
+    }
 }
 
 /// One class.
 #[derive(Clone, Debug)]
 pub(super) struct List {
-    first: Key,
-    last: Key,
+    first: Link,
+    last: Link,
     aside: BTreeSet<Key>,
 }
 
@@ -48,21 +63,23 @@ impl Default for List {
 impl List {
     /// Links an entry that is not linked; `slot` is that of this class.
     pub(super) fn link(&mut self, places: &mut Places, entry: Entry, slot: Slot) {
-        let (key, id) = (entry.key(), entry.id);
+        let key = entry.key();
+        let mut add =
+            |before, after| Link { key, seat: places.insert(Place { entry, slot, before, after }) };
         if self.first == NOBODY {
-            places.insert(Place { entry, slot, before: NOBODY.id, after: NOBODY });
-            (self.first, self.last) = (key, key);
-        } else if self.last < key {
-            places.known(self.last.id).after = key;
-            places.insert(Place { entry, slot, before: self.last.id, after: NOBODY });
-            self.last = key;
-        } else if key < self.first {
-            places.known(self.first.id).before = id;
-            places.insert(Place { entry, slot, before: NOBODY.id, after: self.first });
-            self.first = key;
+            self.first = add(NOBODY.seat, NOBODY);
+            self.last = self.first;
+        } else if self.last.key < key {
+            let link = add(self.last.seat, NOBODY);
+            places[self.last.seat].after = link;
+            self.last = link;
+        } else if key < self.first.key {
+            let link = add(NOBODY.seat, self.first);
+            places[self.first.seat].before = link.seat;
+            self.first = link;
         } else {
+            add(ASIDE, NOBODY);
             self.aside.insert(key);
-            places.insert(Place { entry, slot, before: ASIDE, after: NOBODY });
         }
     }
 
@@ -72,34 +89,42 @@ impl List {
         let Place { entry, before, after, .. } = place;
         if before == ASIDE {
             self.aside.remove(&entry.key());
-        } else if entry.id == self.first.id {
+        } else if entry.id == self.first.key.id {
             self.first = after;
             if after == NOBODY {
                 self.last = NOBODY;
             }
         } else {
-            let earlier = places.known(before);
+            let earlier = &mut places[before];
             earlier.after = after;
             if after == NOBODY {
-                self.last = earlier.entry.key();
+                self.last = Link { key: earlier.entry.key(), seat: before };
             } else {
-                places.known(after.id).before = before;
+                places[after.seat].before = before;
             }
         }
     }
 
     /// The entry that leaves first.
     pub(super) fn head(&self) -> Option<Key> {
-        let chain = Some(self.first).filter(|&first| first != NOBODY);
+        let chain = Some(self.first.key).filter(|_| self.first != NOBODY);
         match (chain, self.aside.first().copied()) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
     }
 
+    /// Begins to fetch what taking out the first of the chain will ask for.
+    pub(super) fn warm(&self, places: &Places) {
+        if self.first != NOBODY {
+            places.warm(self.first.key.id);
+            places.warm_seat(self.first.seat);
+        }
+    }
+
     /// All entries, ascending.
     pub(super) fn keys<'a>(&'a self, places: &'a Places) -> Keys<'a> {
-        let (first, last) = (self.first.id, self.last.id);
+        let (first, last) = (self.first.seat, self.last.seat);
         Keys { places, first, last, aside: self.aside.iter() }
     }
 }
@@ -107,19 +132,19 @@ impl List {
 /// The entries of a class from both ends.
 pub(super) struct Keys<'a> {
     places: &'a Places,
-    first: BlockId,
-    last: BlockId,
+    first: Seat,
+    last: Seat,
     aside: std::collections::btree_set::Iter<'a, Key>,
 }
 
 impl Keys<'_> {
-    fn chained(&self, id: BlockId) -> Option<Key> {
-        self.places.get(id).map(|place| place.entry.key())
+    fn chained(&self, seat: Seat) -> Option<Key> {
+        (seat != NOBODY.seat).then(|| self.places[seat].entry.key())
     }
 
     /// The chain has been gone through from one end to the other.
     fn end(&mut self) {
-        (self.first, self.last) = (NOBODY.id, NOBODY.id);
+        (self.first, self.last) = (NOBODY.seat, NOBODY.seat);
     }
 }
 
@@ -137,7 +162,7 @@ impl Iterator for Keys<'_> {
         if self.first == self.last {
             self.end();
         } else {
-            self.first = self.places.get(self.first).map_or(NOBODY.id, |place| place.after.id);
+            self.first = self.places[self.first].after.seat;
         }
         Some(key)
     }
@@ -155,7 +180,7 @@ impl DoubleEndedIterator for Keys<'_> {
         if self.first == self.last {
             self.end();
         } else {
-            self.last = self.places.get(self.last).map_or(NOBODY.id, |place| place.before);
+            self.last = self.places[self.last].before;
         }
         Some(key)
     }

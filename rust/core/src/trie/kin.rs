@@ -7,10 +7,7 @@
 use crate::block::Token;
 
 use super::Trie;
-use super::run::{Key, NONE, Run, RunId, key};
-
-/// Tables that runs are spread over, so that none gets large and growing one is quick.
-pub(super) const TABLES: usize = 256;
+use super::run::{NONE, Run, RunId, key};
 
 impl<T: Copy + PartialEq + Default> Trie<T> {
     /// The child of a run that begins with these tokens of one block.
@@ -23,12 +20,11 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         if only.next == NONE {
             return (self.text.of(only.first, 1) == tokens).then_some(home.child);
         }
-        let same = |&child: &RunId| {
+        let same = |child: RunId| {
             let child = &self.runs[child];
             child.parent == run && self.text.of(child.first, 1) == tokens
         };
-        let key = key(home.seed(run), tokens);
-        self.tables[table(key)].find(spread(key), same).copied()
+        self.kin.find(key(home.seed(run), tokens), same)
     }
 
     /// Hangs a run that has blocks behind its parent.
@@ -51,15 +47,13 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let Run { parent, first, .. } = self.runs[run];
         let key = key(self.runs[parent].seed(parent), self.text.of(first, 1));
         self.runs[run].key = key;
-        let runs = &self.runs;
-        self.tables[table(key)].insert_unique(spread(key), run, |&other| spread(runs[other].key));
+        self.kin.insert(key, run);
     }
 
     /// Takes a run out of the tables.
     fn leave(&mut self, run: RunId) {
-        let key = self.runs[run].key;
-        let entry = self.tables[table(key)].find_entry(spread(key), |&other| other == run);
-        entry.expect("a run that has a sibling").remove();
+        let known = self.kin.remove(self.runs[run].key, |other| other == run);
+        known.expect("a run that has a sibling");
     }
 
     /// Takes a run from its parent.
@@ -89,13 +83,4 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let link = |run: RunId| (run != NONE).then_some(run);
         std::iter::successors(link(first), move |&run| link(self.runs[run].next))
     }
-}
-
-fn table(key: Key) -> usize {
-    key as usize % TABLES
-}
-
-/// A key with its bits where a table looks for them: at both ends.
-fn spread(key: Key) -> u64 {
-    (u64::from(key) << 32) | (u64::from(key) / TABLES as u64)
 }
