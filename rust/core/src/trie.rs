@@ -463,20 +463,37 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     }
 
     /// Begins to fetch what will be asked of the last blocks of a run that leave; returns the run's
-    /// first block and the one before it.
-    pub fn warm(&self, block: BlockId) -> (BlockId, Option<BlockId>) {
+    /// first block.
+    pub fn warm(&self, block: BlockId) -> BlockId {
         self.generations.warm(block);
         let run = self.home(block);
-        let (first, parent) = (run.first, self.runs[run.parent].last());
-        self.generations.warm(first);
-        self.ids.warm(first);
+        self.runs.warm(run.parent);
+        self.generations.warm(run.first);
+        self.ids.warm(run.first);
         if (run.previous, run.next) != (NONE, NONE) {
             self.kin.warm(run.key);
         }
-        if let Some(parent) = parent {
-            self.ids.warm(parent);
+        run.first
+    }
+
+    /// Begins to fetch where a block stands.
+    pub fn warm_home(&self, block: BlockId) {
+        self.ids.warm(block);
+    }
+
+    /// Begins to fetch the runs of a path, which otherwise come one after the other.
+    pub fn warm_path(&self, path: &[BlockId]) {
+        for &block in path.iter().step_by(16) {
+            self.ids.warm(block);
         }
-        (first, parent)
+        let mut before = NONE;
+        for &block in path.iter().step_by(4) {
+            let run = self.ids.home(block);
+            if run != before {
+                self.runs.warm(run);
+                before = run;
+            }
+        }
     }
 
     /// The run of a block, which stands behind the run `before` if one is named. An only child is

@@ -182,8 +182,9 @@ impl Manager {
         let wanted = units + kept;
         while draft.spare[tier] < wanted {
             let Some(entry) = self.tiers[tier].retention.victim(stamp(now)) else { return false };
-            self.warm(tier, entry.id);
+            let first = self.warm(tier, entry.id);
             self.tiers[tier].retention.unlink(entry.id);
+            self.warm_before(tier, first);
             if self.cut(draft, tier, entry, wanted, now) {
                 draft.sure.push((tier, entry.id));
             } else {
@@ -196,14 +197,21 @@ impl Manager {
     }
 
     /// Begins to fetch what deciding on a victim will ask for: one wait for memory instead of many.
-    fn warm(&self, tier: TierId, block: BlockId) {
+    /// Returns the first block of its run.
+    fn warm(&self, tier: TierId, block: BlockId) -> BlockId {
         let here = &self.tiers[tier].here;
         here.warm(block);
-        let (first, parent) = self.trie.warm(block);
+        let first = self.trie.warm(block);
         here.warm(first);
-        if let Some(parent) = parent {
-            here.warm(parent);
+        first
+    }
+
+    /// The same for the block before a run, which may be exposed.
+    fn warm_before(&self, tier: TierId, first: BlockId) {
+        if let Some(parent) = self.trie.parent(first) {
+            self.tiers[tier].here.warm(parent);
             self.tiers[tier].retention.warm(parent);
+            self.trie.warm_home(parent);
         }
     }
 

@@ -288,7 +288,9 @@ impl Manager {
     pub(super) fn unpin(&mut self, path: &[BlockId], until: Option<Nanos>) {
         let mut runs: SmallVec<[(Range<BlockId>, bool); 12]> = SmallVec::new();
         let Some(&last) = path.last() else { return };
+        self.tiers[0].here.warm(last);
         self.tiers[0].retention.warm(last);
+        self.trie.warm_path(path);
         self.trie.change(path, |run, node| {
             node.refs -= 1;
             node.access = until.map_or(node.access, stamp);

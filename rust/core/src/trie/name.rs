@@ -14,14 +14,17 @@ use super::{RunId, Trie};
 
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 const FACTOR: u64 = 0xD6E8_FEB8_6659_FD93;
+const STEP: u64 = 0xA076_1D64_78BD_642F;
 
-/// What a block's tokens, or a scope's number, add to its print and to that of the next one.
-fn content(tokens: &[Token]) -> u64 {
+/// What a block's tokens add to its print and to that of the next one, and to the key that it is
+/// found by among siblings. Fours of tokens are multiplied side by side, each with a seed of its own.
+pub(super) fn content(tokens: &[Token]) -> u64 {
     let pair = |low: Token, high: Token| u64::from(low) | u64::from(high) << 32;
+    let (mut sum, mut seed) = (SEED, SEED);
     let mut fours = tokens.chunks_exact(4);
-    let mut sum = SEED;
     for four in fours.by_ref() {
-        sum = fold(sum ^ pair(four[0], four[1]), pair(four[2], four[3]));
+        sum ^= fold(seed ^ pair(four[0], four[1]), pair(four[2], four[3]));
+        seed = seed.wrapping_add(STEP);
     }
     let rest = fours.remainder();
     if rest.is_empty() {
@@ -29,7 +32,7 @@ fn content(tokens: &[Token]) -> u64 {
     }
     let at = |at: usize| rest.get(at).copied().unwrap_or(Token::MAX);
     let length = u64::try_from(rest.len()).expect("below four");
-    fold(sum ^ pair(at(0), at(1)), pair(at(2), 0) ^ length << 32)
+    sum ^ fold(seed ^ pair(at(0), at(1)), pair(at(2), 0) ^ length << 32)
 }
 
 /// Blocks of a path that belong together, from a multiple of so many on.
@@ -140,7 +143,7 @@ fn print(before: u64, content: u64, depth: u32) -> u64 {
     fold(fold(SEED ^ u64::from(depth), before), content)
 }
 
-fn fold(state: u64, word: u64) -> u64 {
+pub(super) fn fold(state: u64, word: u64) -> u64 {
     let wide = u128::from(state ^ SEED.rotate_left(32)) * u128::from(word ^ FACTOR);
     let (low, high) = (wide & u128::from(u64::MAX), wide >> 64);
     u64::try_from(low ^ high).expect("both halves fit")

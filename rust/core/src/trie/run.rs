@@ -3,11 +3,9 @@
 //! Invariant: its blocks are `first..first + blocks`; only a scope's root has none. Cost: plain
 //! integers and the caller's value, about 60 bytes.
 
-use std::hash::Hasher;
-
-use rustc_hash::FxHasher;
-
 use crate::block::{BlockId, Token};
+
+use super::name::{content, fold};
 
 /// A run's place in the slab.
 pub type RunId = u32;
@@ -67,15 +65,6 @@ pub(super) type Key = u32;
 
 /// The key of a run behind the block that `seed` stands for: its first tokens'.
 pub(super) fn key(seed: u64, tokens: &[Token]) -> Key {
-    let mut hasher = FxHasher::default();
-    hasher.write_u64(seed);
-    let mut pairs = tokens.chunks_exact(2);
-    for pair in pairs.by_ref() {
-        hasher.write_u64(u64::from(pair[0]) | u64::from(pair[1]) << 32);
-    }
-    for &last in pairs.remainder() {
-        hasher.write_u64(u64::from(last));
-    }
-    let hash = hasher.finish();
-    Key::try_from((hash ^ hash >> 32) & u64::from(Key::MAX)).expect("half of the bits")
+    let hash = fold(seed, content(tokens));
+    Key::try_from(hash & u64::from(Key::MAX)).expect("half of the bits")
 }

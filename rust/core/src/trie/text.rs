@@ -15,7 +15,27 @@ const LINE: usize = 64 / size_of::<Token>();
 #[derive(Clone, Debug)]
 pub(super) struct Text {
     size: usize,
-    pieces: Vec<Box<[Token]>>,
+    pieces: Vec<Piece>,
+}
+
+/// The tokens of a piece of ids, from the beginning of a line of memory on.
+#[derive(Clone, Debug)]
+struct Piece {
+    tokens: Box<[Token]>,
+    from: usize,
+}
+
+impl Piece {
+    fn new(tokens: usize) -> Self {
+        let tokens = vec![0; tokens + LINE - 1].into_boxed_slice();
+        let from = tokens.as_ptr().align_offset(64).min(LINE - 1);
+        Self { tokens, from }
+    }
+
+    #[inline]
+    fn part(&self, at: usize, tokens: usize) -> &[Token] {
+        &self.tokens[self.from + at..][..tokens]
+    }
 }
 
 impl Text {
@@ -28,16 +48,16 @@ impl Text {
     #[inline]
     pub(super) fn of(&self, first: BlockId, blocks: u32) -> &[Token] {
         let at = first as usize % PIECE * self.size;
-        &self.pieces[first as usize / PIECE][at..at + blocks as usize * self.size]
+        self.pieces[first as usize / PIECE].part(at, blocks as usize * self.size)
     }
 
     /// Begins to fetch the tokens of consecutive blocks of one piece.
     #[inline]
     pub(super) fn warm(&self, first: BlockId, blocks: u32) {
         let at = first as usize % PIECE * self.size;
-        let piece = &self.pieces[first as usize / PIECE];
-        for line in (at..at + blocks as usize * self.size).step_by(LINE) {
-            prefetch_index(piece, line);
+        let tokens = self.pieces[first as usize / PIECE].part(at, blocks as usize * self.size);
+        for line in (0..tokens.len()).step_by(LINE) {
+            prefetch_index(tokens, line);
         }
     }
 
@@ -45,9 +65,10 @@ impl Text {
     pub(super) fn put(&mut self, first: BlockId, tokens: &[Token]) {
         let piece = first as usize / PIECE;
         while self.pieces.len() <= piece {
-            self.pieces.push(vec![0; PIECE * self.size].into_boxed_slice());
+            self.pieces.push(Piece::new(PIECE * self.size));
         }
-        let at = first as usize % PIECE * self.size;
-        self.pieces[piece][at..at + tokens.len()].copy_from_slice(tokens);
+        let Piece { tokens: known, from } = &mut self.pieces[piece];
+        let at = *from + first as usize % PIECE * self.size;
+        known[at..at + tokens.len()].copy_from_slice(tokens);
     }
 }
