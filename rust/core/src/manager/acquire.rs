@@ -15,7 +15,7 @@ use super::Manager;
 use super::lease::{Hold, Lease, Plan, TailFrom};
 use super::load::{Load, Passage};
 use super::moves::End;
-use super::own::OwnId;
+use super::own::Open;
 use super::path::{Path, Step};
 use super::survey::Need;
 
@@ -53,7 +53,7 @@ pub struct Acquire<'a> {
 /// What was taken for a request, before it becomes a lease.
 struct Taken {
     path: Path,
-    open: Vec<OwnId>,
+    open: Vec<Open>,
     awaits: Vec<MoveId>,
     plan: Plan,
 }
@@ -232,7 +232,7 @@ impl Manager {
         }
         self.spans(taken.path.len(), &needs, &moves, &mut plan, now);
         taken.plan = plan;
-        taken.open = self.new_owns(0, open);
+        taken.open = self.new_open(open);
         Ok(taken)
     }
 

@@ -12,6 +12,7 @@ use crate::tier::{Owner, State};
 use super::Manager;
 use super::lease::TailFrom;
 use super::moves::{End, MoveKind};
+use super::own::Open;
 use super::trips::Leaves;
 
 impl Manager {
@@ -144,7 +145,8 @@ impl Manager {
                 _ => None,
             };
             let own = lease.path.owns().chain(cut.and_then(|step| step.own));
-            for own in own.chain(lease.open.iter().copied()).chain(shared) {
+            let open = lease.open.iter().filter_map(|open| open.own());
+            for own in own.chain(open).chain(shared) {
                 *owned.entry(own).or_insert(0_u32) += 1;
             }
             if lease.tail.len() >= self.block_tokens() {
@@ -244,6 +246,11 @@ impl Manager {
         }
         for own in self.owns.values().filter(|own| own.tier == tier) {
             hold(own.slot);
+        }
+        for open in self.leases.values().flat_map(|lease| &lease.open) {
+            if let (0, Open::Plain(slot)) = (tier, *open) {
+                hold(slot);
+            }
         }
         for slot in this.space.spare() {
             *places.entry(slot).or_default() += 1;

@@ -10,6 +10,7 @@ use crate::time::Nanos;
 use super::Manager;
 use super::lease::{Action, Hold, Lease, Plan, Span, TailFrom};
 use super::moves::End;
+use super::own::Open;
 use super::path::Path;
 use super::trips::Trip;
 
@@ -34,8 +35,9 @@ impl Manager {
             && matches!(self.leases[&id].tail_from, TailFrom::Open)
             && !self.leases[&id].open.is_empty()
         {
+            let own = self.own_open(id, 0);
             let lease = self.lease_mut(id);
-            let own = lease.open.remove(0);
+            lease.open.remove(0);
             lease.tail_from = TailFrom::Shared(own);
         }
         let mut forks = Vec::with_capacity(n);
@@ -105,8 +107,8 @@ impl Manager {
         let open = std::mem::take(&mut lease.open);
         let mut cut = lease.path.split_off(full);
         lease.matched = lease.matched.min(full * size);
-        for own in open {
-            self.unref_own(own);
+        for open in open {
+            self.close_open(open);
         }
         if rest > 0 {
             let behind = cut.split_off(1);
@@ -207,10 +209,8 @@ impl Manager {
         }
         let units = self.units(0, self.all_layers()) * cut.len() as u64;
         if self.make_room(&[(0, units)], &[], now).is_ok() {
-            for _ in 0..cut.len() {
-                let own = self.new_own(0, self.all_layers());
-                self.lease_mut(id).open.push(own);
-            }
+            let open = self.new_open(cut.len());
+            self.lease_mut(id).open.extend(open);
         }
         stop
     }
@@ -220,7 +220,7 @@ impl Manager {
         let mut open = Vec::with_capacity(cut.len());
         for at in 0..cut.len() {
             let own = cut.change(at, |step| step.own.take());
-            open.push(own.unwrap_or_else(|| self.new_own(0, self.all_layers())));
+            open.push(Open::Own(own.unwrap_or_else(|| self.new_own(0, self.all_layers()))));
         }
         self.lease_mut(id).open.splice(0..0, open);
     }

@@ -15,7 +15,7 @@ use super::Manager;
 use super::lease::{Lease, TailFrom};
 use super::meter::Cause;
 use super::node::Node;
-use super::own::{Own, OwnId};
+use super::own::{Open, Own, OwnId};
 use super::path::Step;
 
 /// What became of committed tokens.
@@ -151,9 +151,9 @@ impl Manager {
         let written = (lease.tail.len() + tokens).div_ceil(self.block_tokens());
         let computed = lease.path.apart().filter(|(_, step)| !step.compute.is_empty());
         computed
-            .filter_map(|(_, step)| step.own)
+            .filter_map(|(_, step)| step.own.map(Open::Own))
             .chain(lease.open.iter().copied().take(written))
-            .find_map(|own| self.own_waits(own).first().copied())
+            .find_map(|open| self.open_waits(open).first().copied())
     }
 
     /// How many tokens a lease can still write; `usize::MAX` where the engine owns the slots.
@@ -184,7 +184,7 @@ impl Manager {
     pub(super) fn adopt_tail(&mut self, id: LeaseId) {
         let lease = self.lease_mut(id);
         if let TailFrom::Shared(own) = lease.tail_from {
-            lease.open.insert(0, own);
+            lease.open.insert(0, Open::Own(own));
             lease.tail_from = TailFrom::Open;
         }
     }
@@ -239,7 +239,8 @@ impl Manager {
         let (scope, since, end) = (lease.scope_id, lease.acquired, lease.path.len());
         let parent = lease.path.blocks().last().copied();
         let slots = lease.open.len().min(tokens.len() / size);
-        let owns: Vec<OwnId> = lease.open.drain(..slots).collect();
+        let rest = lease.open.split_off(slots);
+        let open = std::mem::replace(&mut lease.open, rest);
         let root = self.scopes.get(scope).root;
         let mut path = Vec::with_capacity(tokens.len() / size);
         for tokens in tokens.chunks_exact(size) {
@@ -263,31 +264,24 @@ impl Manager {
         }
         self.meter.asked.inserted += (path.len() - known) as u64;
         self.lease_mut(id).path.extend(&path);
-        let settled = self.settle_owns(&path[known..], owns.get(known..).unwrap_or_default(), now);
+        let settled = self.settle_open(&path[known..], open.get(known..).unwrap_or_default(), now);
         // Those that were known, and what did not simply settle.
         for at in (0..known).chain(known + settled..path.len()) {
-            let Some(&own) = owns.get(at) else { break };
+            let Some(&open) = open.get(at) else { break };
+            let own = self.owned(open);
             let left = self.offer_own(path[at], own, now, out);
             self.lease_mut(id).path.change(end + at, |step| step.own = left);
         }
         self.grant(id, end, now);
     }
 
-    /// Turns whole slots of a lease's own into the residencies of new blocks, which the lease pins:
-    /// no entry changes by it. Stops at the first slot that is not whole or not the lease's alone;
-    /// returns how many came before it.
-    fn settle_owns(&mut self, blocks: &[BlockId], owns: &[OwnId], now: Nanos) -> usize {
-        if self.engine_owned() || self.tiers[0].spec.layer_slots {
-            return 0;
-        }
-        let all = self.all_layers();
+    /// Turns open slots of a lease into the residencies of new blocks, which the lease pins: no entry
+    /// changes by it. Stops at the first slot that somebody else may know of; returns how many came
+    /// before it.
+    fn settle_open(&mut self, blocks: &[BlockId], open: &[Open], now: Nanos) -> usize {
         let mut settled = 0;
-        for (&block, &own) in blocks.iter().zip(owns) {
-            let Own { slot, layers, refs, busy, .. } = self.owns[own];
-            if layers != all || refs > 1 || busy > 0 {
-                break;
-            }
-            self.owns.remove(own);
+        for (&block, &open) in blocks.iter().zip(open) {
+            let Open::Plain(slot) = open else { break };
             self.tiers[0].here.put(block, slot);
             settled += 1;
         }

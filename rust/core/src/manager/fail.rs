@@ -9,9 +9,9 @@ use crate::time::Nanos;
 
 use super::Manager;
 use super::complete::Failed;
-use super::lease::TailFrom;
+use super::lease::{Lease, TailFrom};
 use super::moves::{End, MoveKind};
-use super::own::OwnId;
+use super::own::{Open, OwnId};
 use super::trips::{Leaves, Trip};
 
 impl Manager {
@@ -150,6 +150,9 @@ impl Manager {
         now: Nanos,
     ) -> bool {
         let layer_slots = self.tiers[tier].spec.layer_slots;
+        if tier == 0 {
+            self.own_promised(slot);
+        }
         let holder = self.owns.iter().find_map(|(id, own)| {
             if own.tier != tier || own.slot == NO_SLOT {
                 return None;
@@ -176,6 +179,15 @@ impl Manager {
         true
     }
 
+    /// A slot that a lease was promised as room is to be found among the own ones.
+    fn own_promised(&mut self, slot: Slot) {
+        let place = |lease: &Lease| lease.open.iter().position(|&open| open == Open::Plain(slot));
+        let found = self.leases.values().find_map(|lease| Some((lease.id, place(lease)?)));
+        if let Some((id, at)) = found {
+            self.own_open(id, at);
+        }
+    }
+
     /// Tells the leases that use an own slot that it is another one now.
     fn tell_moved(&mut self, own: OwnId, reason: &str) {
         let size = self.block_tokens();
@@ -187,7 +199,7 @@ impl Manager {
                 TailFrom::Shared(own) => Some(Some(own)),
                 TailFrom::Block(step) => Some(step.own),
             };
-            let mut table = path.chain(cut).chain(lease.open.iter().copied().map(Some));
+            let mut table = path.chain(cut).chain(lease.open.iter().map(|open| open.own()));
             let Some(at) = table.position(|slot| slot == Some(own)) else { continue };
             failed.push(Failed {
                 lease: lease.id,

@@ -16,7 +16,7 @@ use crate::time::{Nanos, stamp};
 
 use super::Manager;
 use super::node::Runs;
-use super::own::OwnId;
+use super::own::{Open, OwnId};
 use super::path::{Path, Step};
 use super::session::SessionId;
 use super::told::Visit;
@@ -92,7 +92,7 @@ pub struct Lease {
     pub(super) tail: Vec<Token>,
     pub(super) tail_from: TailFrom,
     /// Slots behind the path; the first one holds the tail.
-    pub(super) open: Vec<OwnId>,
+    pub(super) open: Vec<Open>,
     pub(super) matched: usize,
     pub(super) plan: Plan,
     /// Whether a step of the path is fresh.
@@ -131,7 +131,7 @@ impl Lease {
 
     /// Whether it computes into an own slot, or will.
     pub(super) fn keeps(&self, own: OwnId) -> bool {
-        self.open.contains(&own) || self.path.owns().any(|known| known == own)
+        self.open.contains(&Open::Own(own)) || self.path.owns().any(|known| known == own)
     }
 
     /// The blocks that the engine must compute, with the layers to write for each.
@@ -208,9 +208,9 @@ impl Manager {
             return;
         }
         let computed = lease.path.apart().filter(|(_, step)| !step.compute.is_empty());
-        let computed = computed.filter_map(|(_, step)| step.own);
-        for own in computed.chain(lease.open.iter().copied()) {
-            self.own_waits(own).into_iter().for_each(&mut name);
+        let computed = computed.filter_map(|(_, step)| step.own.map(Open::Own));
+        for open in computed.chain(lease.open.iter().copied()) {
+            self.open_waits(open).into_iter().for_each(&mut name);
         }
     }
 
@@ -233,9 +233,7 @@ impl Manager {
             table.extend(lease.path.steps().map(|step| self.step_slot(tier, step, layer)));
             if tier == 0 {
                 table.extend(self.tail_slot(lease, layer));
-                for own in &lease.open {
-                    table.push(self.own_slot(&self.owns[*own], layer));
-                }
+                table.extend(lease.open.iter().map(|&open| self.open_slot(open, layer)));
             }
         }
         Ok((usize::from(rows), table))
@@ -363,8 +361,8 @@ impl Manager {
 
     /// Unpins and frees all that a lease holds.
     pub(super) fn abandon_lease(&mut self, lease: &Lease, now: Nanos) {
-        for &own in &lease.open {
-            self.unref_own(own);
+        for &open in &lease.open {
+            self.close_open(open);
         }
         match lease.tail_from {
             TailFrom::Open => {}
@@ -386,7 +384,8 @@ impl Manager {
         };
         let all = lease.path.owns().chain(cut);
         let named = |own: &OwnId| self.owns[*own].slot != NO_SLOT;
-        let owns: BTreeSet<OwnId> = all.chain(lease.open.iter().copied()).filter(named).collect();
+        let owns: BTreeSet<OwnId> =
+            all.chain(lease.open.iter().filter_map(|open| open.own())).filter(named).collect();
         let touches = |end| matches!(end, super::moves::End::Own(own) if owns.contains(&own));
         let under_way = self.moves.values().filter(|m| touches(m.from) || touches(m.to));
         let mut reads: Vec<MoveId> = under_way.map(|m| m.id).collect();

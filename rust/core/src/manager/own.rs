@@ -1,12 +1,13 @@
 //! Slots that a lease holds for itself: room to compute into, duplicates, transit.
 //!
 //! Invariant: an own slot lives while a lease refers to it or a move reads or writes it, and then
-//! goes back to its tier. Cost: O(1), with layer slots O(layers).
+//! goes back to its tier. Room that only its lease knows of is a plain number and becomes an own slot
+//! when somebody else is to refer to it. Cost: O(1), with layer slots O(layers).
 
 use slotmap::new_key_type;
 
 use crate::arrival::MoveIds;
-use crate::block::{Layers, NO_SLOT, Slot, TierId};
+use crate::block::{Layers, LeaseId, NO_SLOT, Slot, TierId};
 use crate::tier::Owner;
 
 use super::{Manager, Tier};
@@ -26,6 +27,23 @@ pub(super) struct Own {
     pub(super) busy: u32,
 }
 
+/// A slot behind a lease's path, to be written next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Open {
+    /// A slot of the first tier for all layers of a block, which nobody else knows of.
+    Plain(Slot),
+    Own(OwnId),
+}
+
+impl Open {
+    pub(super) fn own(self) -> Option<OwnId> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Own(own) => Some(own),
+        }
+    }
+}
+
 impl Manager {
     /// Takes room for `layers` of a block; the caller has made it.
     pub(super) fn new_own(&mut self, tier: TierId, layers: Layers) -> OwnId {
@@ -37,20 +55,60 @@ impl Manager {
         self.owns.insert(Own { tier, slot, layers, refs: 1, busy: 0 })
     }
 
-    /// Takes room for `count` whole blocks.
-    pub(super) fn new_owns(&mut self, tier: TierId, count: usize) -> Vec<OwnId> {
-        let layers = self.all_layers();
-        let Tier { spec, space, .. } = &mut self.tiers[tier];
+    /// Takes room on the first tier for `count` whole blocks.
+    pub(super) fn new_open(&mut self, count: usize) -> Vec<Open> {
+        let Tier { spec, space, .. } = &mut self.tiers[0];
         if spec.layer_slots || spec.owner == Owner::Engine {
-            return (0..count).map(|_| self.new_own(tier, layers)).collect();
+            let layers = self.all_layers();
+            return (0..count).map(|_| Open::Own(self.new_own(0, layers))).collect();
         }
-        self.owns.reserve(count);
-        let mut new = |slot| self.owns.insert(Own { tier, slot, layers, refs: 1, busy: 0 });
-        let mut owns = Vec::with_capacity(count);
-        owns.extend(space.take_free(count).map(&mut new));
-        let rest = owns.len()..count;
-        owns.extend(rest.map(|_| new(space.take().expect("room was made").slot)));
-        owns
+        let mut open = Vec::with_capacity(count);
+        open.extend(space.take_free(count).map(Open::Plain));
+        let rest = open.len()..count;
+        open.extend(rest.map(|_| Open::Plain(space.take().expect("room was made").slot)));
+        open
+    }
+
+    /// An open slot as one that others may refer to.
+    pub(super) fn owned(&mut self, open: Open) -> OwnId {
+        match open {
+            Open::Plain(slot) => {
+                let layers = self.all_layers();
+                self.owns.insert(Own { tier: 0, slot, layers, refs: 1, busy: 0 })
+            }
+            Open::Own(own) => own,
+        }
+    }
+
+    /// The same for one that stays the lease's, by its place among those.
+    pub(super) fn own_open(&mut self, id: LeaseId, at: usize) -> OwnId {
+        let own = self.owned(self.leases[&id].open[at]);
+        self.lease_mut(id).open[at] = Open::Own(own);
+        own
+    }
+
+    /// The slot of one layer of an open slot.
+    pub(super) fn open_slot(&self, open: Open, layer: u16) -> Slot {
+        match open {
+            Open::Plain(slot) => slot,
+            Open::Own(own) => self.own_slot(&self.owns[own], layer),
+        }
+    }
+
+    /// The stores that must end before an open slot may be written.
+    pub(super) fn open_waits(&self, open: Open) -> MoveIds {
+        match open {
+            Open::Plain(slot) => self.tiers[0].space.drained_by(slot).into_iter().collect(),
+            Open::Own(own) => self.own_waits(own),
+        }
+    }
+
+    /// A lease lets go of an open slot.
+    pub(super) fn close_open(&mut self, open: Open) {
+        match open {
+            Open::Plain(slot) => self.tiers[0].space.give(slot),
+            Open::Own(own) => self.unref_own(own),
+        }
     }
 
     /// Takes slots for `layers` and returns the slot or the row, `into` if that exists already.

@@ -172,9 +172,10 @@ impl Manager {
         if tier > 0 {
             return own;
         }
-        let mut blocks = std::collections::BTreeSet::new();
+        let (mut blocks, mut plain) = (std::collections::BTreeSet::new(), 0);
         for lease in self.leases.values() {
             blocks.extend(lease.path.blocks().iter().copied());
+            plain += lease.open.iter().filter(|open| open.own().is_none()).count() as u64;
         }
         let shared: u64 = blocks
             .into_iter()
@@ -182,7 +183,7 @@ impl Manager {
             .filter(|layers| !layers.is_empty())
             .map(|layers| self.units(0, layers))
             .sum();
-        own + shared
+        own + plain * self.units(0, self.all_layers()) + shared
     }
 
     /// A lease's session has reached the end of its path.

@@ -16,7 +16,7 @@ use super::Manager;
 use super::lease::{Action, TailFrom};
 use super::load::Passage;
 use super::moves::{self, End, MoveKind};
-use super::own::OwnId;
+use super::own::{Open, OwnId};
 use super::path::Step;
 use super::survey::Need;
 
@@ -49,8 +49,8 @@ impl Manager {
         if adopts {
             self.adopt_tail(id);
         }
-        let owns = self.new_owns(0, more);
-        self.lease_mut(id).open.extend(owns);
+        let open = self.new_open(more);
+        self.lease_mut(id).open.extend(open);
         self.copy_tail(id, now);
         self.write_ahead(now);
         Ok(())
@@ -58,9 +58,12 @@ impl Manager {
 
     /// Copies a tail that stands in somebody else's slot into the lease's first open slot.
     fn copy_tail(&mut self, id: LeaseId, now: Nanos) {
+        if matches!(self.leases[&id].tail_from, TailFrom::Open) {
+            return;
+        }
+        let open = self.own_open(id, 0);
         let lease = &self.leases[&id];
         let tokens = u32::try_from(lease.tail.len()).expect("less than a block");
-        let open = lease.open[0];
         let (block, shared, step) = match lease.tail_from {
             TailFrom::Open => return,
             TailFrom::Shared(own) => (None, Some(own), None),
@@ -126,7 +129,7 @@ impl Manager {
         }
         for at in first..end.min(next) {
             let own =
-                lease.path.get(at).map_or_else(|| Some(lease.open[at - known]), |step| step.own);
+                lease.path.get(at).map_or_else(|| lease.open[at - known].own(), |step| step.own);
             if let Some(own) = own
                 && self.owns[own].slot != NO_SLOT
                 && self.owns[own].slot != slots[at - first]
@@ -168,11 +171,11 @@ impl Manager {
             self.lease_mut(id).path.change(at, |step| step.own = Some(own));
             return own;
         }
-        if let Some(&own) = lease.open.get(at - known) {
-            return own;
+        if at - known < lease.open.len() {
+            return self.own_open(id, at - known);
         }
         let own = self.new_own(0, self.all_layers());
-        self.lease_mut(id).open.push(own);
+        self.lease_mut(id).open.push(Open::Own(own));
         own
     }
 
