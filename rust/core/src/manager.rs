@@ -77,6 +77,7 @@ pub use report::{Event, Occupancy, Reason};
 pub use settings::{DropOrder, Settings};
 
 use awaits::Awaits;
+use draft::Draft;
 use hints::Hints;
 use meter::Meter;
 use node::Node;
@@ -128,6 +129,8 @@ pub struct Manager {
     sessions: Sessions,
     told: Told,
     meter: Meter,
+    /// An empty draft in the memory of one that was carried out.
+    done: Option<Box<Draft>>,
     events: VecDeque<Event>,
     keys: keys::Keys,
     refused: Refused,
@@ -184,6 +187,7 @@ impl Manager {
             sessions: Sessions::default(),
             told,
             meter,
+            done: None,
             events: VecDeque::new(),
             keys: keys::Keys::default(),
             refused: Refused::default(),

@@ -240,6 +240,13 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         next.into_iter().chain(self.siblings(branches).map(|child| self.runs[child].first))
     }
 
+    /// Whether the first block of a run is the only one behind its parent.
+    #[must_use]
+    pub fn only_child(&self, first: BlockId) -> bool {
+        let run = self.home(first);
+        (run.previous, run.next) == (NONE, NONE)
+    }
+
     /// The first blocks of a scope.
     pub fn firsts(&self, root: RunId) -> impl Iterator<Item = BlockId> + '_ {
         self.siblings(self.runs[root].child).map(|child| self.runs[child].first)
@@ -487,7 +494,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             self.ids.warm(block);
         }
         let mut before = NONE;
-        for &block in path.iter().step_by(4) {
+        for &block in path.iter().step_by(8) {
             let run = self.ids.home(block);
             if run != before {
                 self.runs.warm(run);

@@ -23,8 +23,8 @@ use super::Manager;
 use super::meter::Cause;
 use super::settings::DropOrder;
 
-/// Most drafts cut fewer runs.
-const FEW: usize = 16;
+/// A draft that decided on more has its memory given back.
+const MANY: usize = 64;
 
 /// What becomes of a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,10 +68,10 @@ pub(super) struct Draft {
     pub(super) victims: Vec<Victim>,
     /// What remains of residencies that lose layers.
     taken: FxHashMap<(TierId, BlockId), Layers>,
-    /// Blocks that leave a tier together, with all layers: by tier and first block, the block behind
-    /// the last one.
+    /// Blocks that leave a tier together, with all layers, but for the latest: by tier and first
+    /// block, the block behind the last one.
     cuts: BTreeMap<(TierId, BlockId), BlockId>,
-    /// The latest of them: what is exposed next stands before it.
+    /// The latest of them, empty if there is none: what is exposed next stands before it.
     cut: (TierId, Range<BlockId>),
     /// What will have arrived one tier down.
     added: FxHashMap<(TierId, BlockId), Layers>,
@@ -92,6 +92,22 @@ pub(super) struct Draft {
 }
 
 impl Draft {
+    /// Nothing is decided.
+    fn clear(&mut self) {
+        let Self { victims, taken, cuts, added, spare, touched, sure, guarded, moving, .. } = self;
+        victims.clear();
+        taken.clear();
+        cuts.clear();
+        added.clear();
+        spare.clear();
+        touched.clear();
+        sure.clear();
+        guarded.clear();
+        moving.clear();
+        (self.cut, self.looked_at) = Default::default();
+        (self.dropping, self.cause) = Default::default();
+    }
+
     /// Whether one of these copies stays.
     fn guards(&self, tier: TierId, blocks: Range<BlockId>) -> bool {
         let before = self.guarded.range((tier, 0)..(tier, blocks.end)).next_back();
@@ -107,6 +123,14 @@ impl Draft {
         before.is_some_and(|(_, &end)| block < end)
     }
 
+    /// Blocks leave together.
+    fn add_cut(&mut self, tier: TierId, blocks: Range<BlockId>) {
+        let (at, known) = std::mem::replace(&mut self.cut, (tier, blocks));
+        if !known.is_empty() {
+            self.cuts.insert((at, known.start), known.end);
+        }
+    }
+
     /// What remains of a residency that loses layers.
     fn rest(&self, tier: TierId, block: BlockId) -> Option<Layers> {
         let taken = self.taken.get(&(tier, block)).copied();
@@ -117,8 +141,24 @@ impl Draft {
 impl Manager {
     pub(super) fn draft(&self) -> Draft {
         let spare = self.tiers.iter().map(|tier| tier.space.takeable()).collect();
-        let (victims, sure) = (Vec::with_capacity(FEW), Vec::with_capacity(2 * FEW));
-        Draft { victims, spare, sure, ..Draft::default() }
+        Draft { spare, ..Draft::default() }
+    }
+
+    /// A draft in the memory of one that is done.
+    fn draft_again(&mut self, dropping: bool) -> Box<Draft> {
+        let mut draft = self.done.take().unwrap_or_default();
+        draft.spare.extend(self.tiers.iter().map(|tier| tier.space.takeable()));
+        draft.dropping = dropping;
+        draft
+    }
+
+    /// Keeps the memory of a draft for the next one, unless that is much.
+    fn keep(&mut self, mut draft: Box<Draft>) {
+        if draft.victims.len() > MANY || draft.taken.len() > MANY {
+            return;
+        }
+        draft.clear();
+        self.done = Some(draft);
     }
 
     /// A draft whose victims leave for a certain cause.
@@ -147,7 +187,7 @@ impl Manager {
         }
         let mut refused = None;
         for dropping in [false, true] {
-            let mut draft = Draft { dropping, ..self.draft() };
+            let mut draft = self.draft_again(dropping);
             for (tier, blocks) in stay {
                 self.guard(&mut draft, *tier, blocks.clone());
             }
@@ -160,9 +200,11 @@ impl Manager {
             }
             if refused.is_none() {
                 self.apply(&draft, now);
+                self.keep(draft);
                 return Ok(());
             }
             self.abandon(&draft);
+            self.keep(draft);
         }
         refused.map_or(Ok(()), Err)
     }
@@ -517,14 +559,15 @@ impl Manager {
         self.tiers[tier].retention.choose(block, band);
         if self.structure(block) == Structure::LeafOnly
             && let Some(parent) = self.trie.parent(block)
-            && let Some(entry) = self.exposed(draft, tier, parent)
+            && let Some(entry) = self.exposed(draft, tier, parent, false)
         {
             self.put_in(draft, tier, entry);
         }
     }
 
-    /// The entry that a leaf-only block gets if what stood behind it leaves.
-    fn exposed(&self, draft: &Draft, tier: TierId, parent: BlockId) -> Option<Entry> {
+    /// The entry that a leaf-only block gets if what stood behind it leaves; `bare` if all of that is
+    /// known to.
+    fn exposed(&self, draft: &Draft, tier: TierId, parent: BlockId, bare: bool) -> Option<Entry> {
         let here = self.residency(tier, parent);
         let free = matches!(here.state, State::Resident | State::Bad)
             && here.busy == 0
@@ -542,7 +585,7 @@ impl Manager {
         // The children come last: there may be many.
         let exposed = free
             && self.tiers[tier].retention.get(parent).is_none()
-            && self.trie.children(parent).all(alone);
+            && (bare || self.trie.children(parent).all(alone));
         exposed.then(|| self.entry(tier, parent, here.have))
     }
 }

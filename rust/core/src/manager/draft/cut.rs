@@ -80,10 +80,11 @@ impl Manager {
             self.trie.warm_text(first..last + 1);
         }
         draft.victims.push(Victim { tier, block: last, blocks, layers, fate, quiet: true });
-        draft.cuts.insert((tier, first), last + 1);
-        draft.cut = (tier, first..last + 1);
+        draft.add_cut(tier, first..last + 1);
+        // Nothing else stands behind a run's next block, nor before an only child.
+        let bare = rest.is_some() || self.trie.only_child(first);
         if let Some(parent) = rest.or_else(|| self.trie.parent(first))
-            && let Some(entry) = self.exposed(draft, tier, parent)
+            && let Some(entry) = self.exposed(draft, tier, parent, bare)
         {
             self.link(tier, entry);
             draft.sure.push((tier, parent));
