@@ -138,8 +138,7 @@ impl Retention {
         let headed = list.head() == Some(entry.key());
         list.unlink(&mut self.places, place);
         if headed {
-            list.warm(&self.places);
-            let head = list.head().map(|key| key.entry(entry.class));
+            let head = list.warm_head(&self.places).map(|key| key.entry(entry.class));
             self.heads.set(slot, head.as_ref(), band);
             if head.is_none() {
                 self.slots.remove(&(band, entry.class));
@@ -256,9 +255,7 @@ impl Retention {
             _ if self.over.keys().any(|&share| self.exceeds(share)) => self.scan(now),
             Order::Value | Order::Rank => {
                 let (slot, class) = self.heads.winner(now)?;
-                let list = &self.lists[slot as usize];
-                list.warm(&self.places);
-                Some(list.head()?.entry(class))
+                Some(self.lists[slot as usize].warm_head(&self.places)?.entry(class))
             }
         }
     }

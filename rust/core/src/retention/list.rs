@@ -114,12 +114,14 @@ impl List {
         }
     }
 
-    /// Begins to fetch what taking out the first of the chain will ask for.
-    pub(super) fn warm(&self, places: &Places) {
-        if self.first != NOBODY {
-            places.warm(self.first.key.id);
+    /// The same, and begins to fetch what taking it out will ask for.
+    pub(super) fn warm_head(&self, places: &Places) -> Option<Key> {
+        let head = self.head()?;
+        places.warm(head.id);
+        if head == self.first.key {
             places.warm_seat(self.first.seat);
         }
+        Some(head)
     }
 
     /// All entries, ascending.
