@@ -280,9 +280,9 @@ impl Manager {
     /// before it.
     fn settle_open(&mut self, blocks: &[BlockId], open: &[Open], now: Nanos) -> usize {
         let mut settled = 0;
-        for (&block, &open) in blocks.iter().zip(open) {
-            let Open::Plain(slot) = open else { break };
-            self.tiers[0].here.put(block, slot);
+        let here = &mut self.tiers[0].here;
+        for (&block, slot) in blocks.iter().zip(open.iter().map_while(|open| open.plain())) {
+            here.put(block, slot);
             settled += 1;
         }
         self.greet(0, &blocks[..settled]);

@@ -328,10 +328,7 @@ impl Manager {
         let parts = self.trie.parts(root, parent, tokens).inspect(|part| self.told.warm(part));
         let parts: SmallVec<[Part; 8]> = parts.collect();
         for part in parts {
-            match self.told.recall(&part) {
-                None => add(part.places.len(), 0),
-                Some(uses) => part.places.for_each(|place| add(1, uses[place as usize])),
-            }
+            self.told.recall(&part, &mut add);
         }
         former
     }

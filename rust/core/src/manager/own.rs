@@ -36,6 +36,13 @@ pub(super) enum Open {
 }
 
 impl Open {
+    pub(super) fn plain(self) -> Option<Slot> {
+        match self {
+            Self::Plain(slot) => Some(slot),
+            Self::Own(_) => None,
+        }
+    }
+
     pub(super) fn own(self) -> Option<OwnId> {
         match self {
             Self::Plain(_) => None,

@@ -175,7 +175,7 @@ impl Manager {
         let (mut blocks, mut plain) = (std::collections::BTreeSet::new(), 0);
         for lease in self.leases.values() {
             blocks.extend(lease.path.blocks().iter().copied());
-            plain += lease.open.iter().filter(|open| open.own().is_none()).count() as u64;
+            plain += lease.open.iter().filter(|open| open.plain().is_some()).count() as u64;
         }
         let shared: u64 = blocks
             .into_iter()

@@ -8,7 +8,7 @@ use crate::block::{BlockId, TierId};
 use crate::policy::Seen;
 use crate::retention::{Gone, Retention};
 use crate::tier::State;
-use crate::trie::{GROUP, Part};
+use crate::trie::Part;
 
 use super::{Manager, Tier};
 
@@ -77,10 +77,12 @@ impl Told {
         }
     }
 
-    /// How often blocks that come were used in a former life, by their places in the group; it is
-    /// remembered no longer.
-    pub(super) fn recall(&mut self, part: &Part) -> Option<[u32; GROUP as usize]> {
-        self.gone.as_mut().and_then(|gone| gone.recall(part))
+    /// Tells how often blocks that come were used in a former life, so many one after the other so
+    /// often; it is remembered no longer.
+    pub(super) fn recall(&mut self, part: &Part, tell: impl FnMut(usize, u32)) {
+        if let Some(gone) = &mut self.gone {
+            gone.recall(part, tell);
+        }
     }
 
     /// A block is new in the trie.
@@ -239,7 +241,8 @@ mod tests {
         told.meet(None, 5, 1);
         let part = Part { group: 1, places: 0..1, checks: 0 };
         told.remember(&part, 3);
-        assert_eq!((told.recall(&part), told.recalls()), (None, false));
+        told.recall(&part, |_, _| unreachable!("nothing is kept"));
+        assert!(!told.recalls());
         assert!(told.prints.is_empty() && told.turns.is_empty());
     }
 }

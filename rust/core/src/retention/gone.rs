@@ -18,6 +18,12 @@ const BITS: u32 = 6;
 /// The bits of a group's counts; those above are its fingerprint.
 const COUNTS: u64 = (1 << (BITS * GROUP)) - 1;
 
+/// The bits of the first count.
+const ONE: u64 = (1 << BITS) - 1;
+
+/// A one in every count.
+const ONES: u64 = COUNTS / ONE;
+
 const _: () = assert!(BITS * GROUP <= 48 && MOST_USES < 1 << BITS && 8 * GROUP == u64::BITS);
 
 /// Groups of a line.
@@ -85,38 +91,42 @@ impl Gone {
         ways.copy_within(..known.unwrap_or(WAYS - 1), 1);
         let uses = u64::from(uses.clamp(1, MOST_USES));
         let (counts, checks) = (mask(part, BITS), mask(part, 8));
-        // A one in every count, times the uses.
-        let ones = COUNTS / ((1 << BITS) - 1);
         ways[0] = Way {
-            counts: name | (old.counts & COUNTS & !counts) | (uses * (ones & counts)),
+            counts: name | (old.counts & COUNTS & !counts) | (uses * (ONES & counts)),
             checks: (old.checks & !checks) | (part.checks & checks),
         };
     }
 
-    /// How often blocks were used before they went, by their places in the group, which is forgotten
-    /// then; 0 where it is not known. `None` if it is of none.
-    pub fn recall(&mut self, part: &Part) -> Option<[u32; GROUP as usize]> {
+    /// Tells how often the blocks of a part were used before they went, so many one after the other
+    /// so often, and forgets them; 0 where it is not known.
+    pub fn recall(&mut self, part: &Part, mut tell: impl FnMut(usize, u32)) {
         let (line, name) = self.find(part.group);
-        let ways = &mut self.pieces[line / PIECE].get_mut(line % PIECE)?.0;
-        let at = position(ways, name)?;
-        let mut uses = [0; GROUP as usize];
-        let mut counts = ways[at].counts;
-        let (known, asked) = (ways[at].checks.to_le_bytes(), part.checks.to_le_bytes());
-        for place in part.places.clone() {
-            let only = (1 << BITS) - 1;
-            let here = place as usize;
-            if known[here] == asked[here] {
-                let count = (counts >> (BITS * place)) & only;
-                uses[here] = u32::try_from(count).expect("a few bits");
-                counts &= !(only << (BITS * place));
+        let ways = self.pieces[line / PIECE].get_mut(line % PIECE).map(|line| &mut line.0);
+        let known = ways.and_then(|ways| position(ways, name).map(|at| (ways, at)));
+        let Some((ways, at)) = known else { return tell(part.places.len(), 0) };
+        let Way { counts, checks } = ways[at];
+        let count = |place: u32| counts >> (BITS * place) & ONE;
+        let uses = |count: u64| u32::try_from(count).expect("a few bits");
+        let (first, mut forgotten) = (count(part.places.start), mask(part, BITS));
+        let strange = (checks ^ part.checks) & mask(part, 8);
+        let bytes = strange.to_le_bytes();
+        if strange == 0 && counts & forgotten == first * (ONES & forgotten) {
+            tell(part.places.len(), uses(first));
+        } else {
+            for place in part.places.clone() {
+                if bytes[place as usize] == 0 {
+                    tell(1, uses(count(place)));
+                } else {
+                    tell(1, 0);
+                    forgotten &= !(ONE << (BITS * place));
+                }
             }
         }
-        ways[at].counts = counts;
-        if counts & COUNTS == 0 {
+        ways[at].counts = counts & !forgotten;
+        if counts & !forgotten & COUNTS == 0 {
             ways.copy_within(at + 1.., at);
             ways[WAYS - 1] = Way::default();
         }
-        Some(uses)
     }
 
     /// The bytes that it takes at most.
@@ -158,10 +168,16 @@ mod tests {
         Part { group, places, checks: 0 }
     }
 
-    /// What is known of single places of a group.
+    /// What is known of single places of a part.
+    fn uses(gone: &mut Gone, part: &Part) -> Vec<u32> {
+        let mut known = Vec::new();
+        gone.recall(part, |blocks, uses| known.extend(vec![uses; blocks]));
+        assert_eq!(known.len(), part.places.len());
+        known
+    }
+
     fn recall(gone: &mut Gone, group: u64, places: Range<u32>) -> Vec<u32> {
-        let known = gone.recall(&part(group, places.clone())).unwrap_or_default();
-        places.map(|place| known[place as usize]).collect()
+        uses(gone, &part(group, places))
     }
 
     /// Groups of paths that begin with different blocks.
@@ -191,16 +207,15 @@ mod tests {
                     gone.remember(&part, uses);
                     model.extend(places.map(|place| ((group, place), (check(place), uses.min(32)))));
                 } else {
-                    let known = gone.recall(&part).unwrap_or_default();
-                    for place in 0..GROUP {
+                    for (place, known) in places.zip(super::tests::uses(&mut gone, &part)) {
                         let mut uses = 0;
                         if let Some(&(own, count)) = model.get(&(group, place))
-                            && own == check(place) && places.contains(&place)
+                            && own == check(place)
                         {
                             uses = count;
                             model.remove(&(group, place));
                         }
-                        prop_assert_eq!(known[place as usize], uses);
+                        prop_assert_eq!(known, uses);
                     }
                 }
             }
@@ -217,7 +232,7 @@ mod tests {
         assert_eq!(recall(&mut gone, 3, 1..8), [0, 32, 32, 32, 0, 0, 0]);
         assert_eq!(recall(&mut gone, 2, 4..5), [7]);
         assert_eq!(recall(&mut gone, 2, 0..8), [0, 0, 7, 7, 0, 0, 0, 0]);
-        assert_eq!(gone.recall(&part(2, 0..8)), None);
+        assert_eq!(recall(&mut gone, 2, 0..8), [0; 8]);
         assert_eq!((gone.bytes(), gone.is_empty()), (13 * 64, false));
     }
 
@@ -241,7 +256,9 @@ mod tests {
         for part in &all {
             gone.remember(part, 2);
         }
-        let mut told = |parts: &[Part]| parts.iter().filter_map(|part| gone.recall(part)).count();
+        let mut told = |parts: &[Part]| {
+            parts.iter().filter(|part| uses(&mut gone, part) != vec![0; part.places.len()]).count()
+        };
         let mistaken = told(&groups(1_000_000..1_020_000));
         let known = told(&all[90_000..]);
         assert!(known > 9_500, "{known}");

@@ -1,7 +1,7 @@
 //! A run: consecutive blocks of one path, and its kin in the trie.
 //!
 //! Invariant: its blocks are `first..first + blocks`; only a scope's root has none. Cost: plain
-//! integers and the caller's value, about 60 bytes.
+//! integers and the caller's value, a line of memory.
 
 use crate::block::{BlockId, Token};
 
@@ -15,6 +15,7 @@ pub(super) const NONE: u32 = u32::MAX;
 
 /// A chain of blocks without a branch.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(super) struct Run<T> {
     pub(super) parent: RunId,
     pub(super) depth: u32,
