@@ -240,11 +240,11 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         next.into_iter().chain(self.siblings(branches).map(|child| self.runs[child].first))
     }
 
-    /// Whether the first block of a run is the only one behind its parent.
+    /// Whether a block is the only one behind its parent.
     #[must_use]
-    pub fn only_child(&self, first: BlockId) -> bool {
-        let run = self.home(first);
-        (run.previous, run.next) == (NONE, NONE)
+    pub fn only_child(&self, block: BlockId) -> bool {
+        let run = self.home(block);
+        block > run.first || (run.previous, run.next) == (NONE, NONE)
     }
 
     /// The first blocks of a scope.

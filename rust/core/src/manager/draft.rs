@@ -222,13 +222,23 @@ impl Manager {
         // Where nothing is written down, nothing passes through on its way there.
         let kept = if draft.dropping { 0 } else { self.transit_reserve(tier) };
         let wanted = units + kept;
+        let mut next = None;
         while draft.spare[tier] < wanted {
-            let Some(entry) = self.tiers[tier].retention.victim(stamp(now)) else { return false };
+            let (entry, linked) = match next.take() {
+                Some(entry) => (entry, false),
+                None => match self.tiers[tier].retention.victim(stamp(now)) {
+                    Some(entry) => (entry, true),
+                    None => return false,
+                },
+            };
             let first = self.warm(tier, entry.id);
-            self.tiers[tier].retention.unlink(entry.id);
+            if linked {
+                self.tiers[tier].retention.unlink(entry.id);
+            }
             self.warm_before(tier, first);
             if self.cut(draft, tier, entry, wanted, now) {
                 draft.sure.push((tier, entry.id));
+                next = self.expose(draft, tier, wanted, now);
             } else {
                 draft.touched.push((tier, entry.id));
                 self.decide(draft, tier, entry, now);

@@ -59,17 +59,16 @@ impl Manager {
             draft.spare[tier] += more;
             first = front;
         }
-        let (mut rest, mut next) = (None, None);
+        let mut next = None;
         while first > run.start {
             let block = first - 1;
             let here = self.tiers[tier].here.quietly(block..first);
             let full = draft.spare[tier] >= wanted;
-            if full
-                || !here
-                || self.fate(draft, tier, block..first) != Some(fate)
-                || !self.leaves_next(tier, block, &mut next, now)
-            {
-                rest = Some(block);
+            if full || !here || self.fate(draft, tier, block..first) != Some(fate) {
+                break;
+            }
+            let entry = self.entry(tier, block, self.all_layers());
+            if !self.leaves_next(tier, entry, &mut next, now) {
                 break;
             }
             self.choose_last(draft, tier, block);
@@ -81,15 +80,27 @@ impl Manager {
         }
         draft.victims.push(Victim { tier, block: last, blocks, layers, fate, quiet: true });
         draft.add_cut(tier, first..last + 1);
-        // Nothing else stands behind a run's next block, nor before an only child.
-        let bare = rest.is_some() || self.trie.only_child(first);
-        if let Some(parent) = rest.or_else(|| self.trie.parent(first))
-            && let Some(entry) = self.exposed(draft, tier, parent, bare)
-        {
-            self.link(tier, entry);
-            draft.sure.push((tier, parent));
-        }
         true
+    }
+
+    /// Links what the latest cut exposed, unless it is to leave next: then it is returned.
+    pub(super) fn expose(
+        &mut self,
+        draft: &mut Draft,
+        tier: TierId,
+        wanted: u64,
+        now: Nanos,
+    ) -> Option<Entry> {
+        let first = draft.cut.1.start;
+        let parent = self.trie.parent(first)?;
+        let entry = self.exposed(draft, tier, parent, self.trie.only_child(first))?;
+        let compared = self.tiers[tier].retention.policy().order() != Order::Own;
+        if compared && draft.spare[tier] < wanted && self.leaves_next(tier, entry, &mut None, now) {
+            return Some(entry);
+        }
+        self.link(tier, entry);
+        draft.sure.push((tier, parent));
+        None
     }
 
     /// The last block of a cut that grows is to leave.
@@ -101,22 +112,21 @@ impl Manager {
         }
     }
 
-    /// Whether a block that is not linked would leave before all that are. `next` is the one of them
+    /// Whether an entry that is not linked would leave before all that are. `next` is the one of them
     /// that leaves first, where choosing others does not change that.
     fn leaves_next(
         &mut self,
         tier: TierId,
-        block: BlockId,
+        entry: Entry,
         next: &mut Option<Entry>,
         now: Nanos,
     ) -> bool {
-        let entry = self.entry(tier, block, self.all_layers());
-        let (band, retention) = (self.band(tier, block), &mut self.tiers[tier].retention);
+        let (band, retention) = (self.band(tier, entry.id), &mut self.tiers[tier].retention);
         if retention.policy().order() == Order::Own {
             retention.link(entry, band);
             let first = retention.victim(stamp(now));
-            retention.unlink(block);
-            return first.is_some_and(|first| first.id == block);
+            retention.unlink(entry.id);
+            return first.is_some_and(|first| first.id == entry.id);
         }
         *next = next.or_else(|| retention.victim(stamp(now)));
         next.is_none_or(|next| retention.precedes(&entry, band, &next, stamp(now)))
