@@ -469,23 +469,26 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         &self.runs[self.ids.home(block)]
     }
 
-    /// Begins to fetch what will be asked of the last blocks of a run that leave; returns the run's
-    /// first block.
-    pub fn warm(&self, block: BlockId) -> BlockId {
+    /// Begins to fetch what will be asked of the last blocks of a run that leave; returns the run
+    /// and its first block.
+    pub fn warm(&self, block: BlockId) -> (RunId, BlockId) {
         self.generations.warm(block);
-        let run = self.home(block);
+        let home = self.ids.home(block);
+        let run = &self.runs[home];
         self.runs.warm(run.parent);
         self.generations.warm(run.first);
         self.ids.warm(run.first);
         if (run.previous, run.next) != (NONE, NONE) {
             self.kin.warm(run.key);
         }
-        run.first
+        (home, run.first)
     }
 
-    /// Begins to fetch where a block stands.
-    pub fn warm_home(&self, block: BlockId) {
-        self.ids.warm(block);
+    /// The same for the block before a run, which is returned.
+    pub fn warm_before(&self, run: RunId) -> Option<BlockId> {
+        let before = self.runs[self.runs[run].parent].last()?;
+        self.ids.warm(before);
+        Some(before)
     }
 
     /// Begins to fetch the runs of a path, which otherwise come one after the other.

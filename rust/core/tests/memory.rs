@@ -39,7 +39,7 @@ impl Full {
     /// The formula of `docs/design/memory.md` for one tier.
     fn formula(&self) -> f64 {
         let block = (4 * SIZE + 4 + 2 + 4) as f64;
-        block + (72.0 * self.runs + 76.0 * self.entries) / self.blocks
+        block + 78.0 * (self.runs + self.entries) / self.blocks
     }
 
     fn print(&self, what: &str) {

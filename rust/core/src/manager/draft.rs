@@ -18,6 +18,7 @@ use crate::error::Result;
 use crate::policy::Entry;
 use crate::tier::{Kind, State, Write};
 use crate::time::{Nanos, stamp};
+use crate::trie::RunId;
 
 use super::Manager;
 use super::meter::Cause;
@@ -231,11 +232,11 @@ impl Manager {
                     None => return false,
                 },
             };
-            let first = self.warm(tier, entry.id);
+            let run = self.warm(tier, entry.id);
             if linked {
                 self.tiers[tier].retention.unlink(entry.id);
             }
-            self.warm_before(tier, first);
+            self.warm_before(tier, run);
             if self.cut(draft, tier, entry, wanted, now) {
                 draft.sure.push((tier, entry.id));
                 next = self.expose(draft, tier, wanted, now);
@@ -249,21 +250,20 @@ impl Manager {
     }
 
     /// Begins to fetch what deciding on a victim will ask for: one wait for memory instead of many.
-    /// Returns the first block of its run.
-    fn warm(&self, tier: TierId, block: BlockId) -> BlockId {
+    /// Returns its run.
+    fn warm(&self, tier: TierId, block: BlockId) -> RunId {
         let here = &self.tiers[tier].here;
         here.warm(block);
-        let first = self.trie.warm(block);
+        let (run, first) = self.trie.warm(block);
         here.warm(first);
-        first
+        run
     }
 
     /// The same for the block before a run, which may be exposed.
-    fn warm_before(&self, tier: TierId, first: BlockId) {
-        if let Some(parent) = self.trie.parent(first) {
+    fn warm_before(&self, tier: TierId, run: RunId) {
+        if let Some(parent) = self.trie.warm_before(run) {
             self.tiers[tier].here.warm(parent);
             self.tiers[tier].retention.warm(parent);
-            self.trie.warm_home(parent);
         }
     }
 
