@@ -7,7 +7,7 @@
 //! by the factor `1 + epsilon`, so a victim's value is at most that factor above the smallest one;
 //! with 0 none are rounded. Bands come before the policy's order: a lower priority leaves first, and
 //! before all others a share that holds more than it may. Cost: link O(1) in order of time, O(log n)
-//! otherwise; victim O(log classes) amortised, O(classes) while a share holds too much; about 70
+//! otherwise; victim O(log classes) amortised, O(classes) while a share holds too much; about 80
 //! bytes per entry, and for one outside the normal band an entry of a hash map.
 
 mod gone;

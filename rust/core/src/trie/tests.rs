@@ -41,6 +41,8 @@ fn a_run_that_branched_and_lost_the_branch_is_one_run_again() {
     }
     let branch = trie.insert(root, Some(path[3]), &[77], ());
     assert_eq!((trie.run(path[8]), trie.runs()), (path[4]..path[8] + 1, 3));
+    let alone: Vec<bool> = path.iter().map(|&block| trie.only_child(block)).collect();
+    assert_eq!(alone, (0..9).map(|at| at != 4).collect::<Vec<_>>());
     trie.remove(branch);
     assert_eq!((trie.run(path[8]), trie.runs()), (path[0]..path[8] + 1, 1));
     assert_eq!(walk(&trie, root, &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]), path);
