@@ -10,6 +10,7 @@
 //! block. Cost: lookup O(tokens + runs); inserting and removing at the end of a run O(1) a block; a
 //! split O(blocks behind it). Beside the tokens six bytes per block and about 80 per run.
 
+mod ahead;
 mod asked;
 mod ids;
 mod kin;
@@ -164,11 +165,6 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     #[must_use]
     pub fn text(&self, blocks: Range<BlockId>) -> &[Token] {
         self.text.of(blocks.start, blocks.end - blocks.start)
-    }
-
-    /// Begins to fetch the tokens of consecutive blocks of one run.
-    pub fn warm_text(&self, blocks: Range<BlockId>) {
-        self.text.warm(blocks.start, blocks.end - blocks.start);
     }
 
     /// What a block has in common with the others of its run.
@@ -467,43 +463,6 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     #[inline]
     fn home(&self, block: BlockId) -> &Run<T> {
         &self.runs[self.ids.home(block)]
-    }
-
-    /// Begins to fetch what will be asked of the last blocks of a run that leave; returns the run
-    /// and its first block.
-    pub fn warm(&self, block: BlockId) -> (RunId, BlockId) {
-        self.generations.warm(block);
-        let home = self.ids.home(block);
-        let run = &self.runs[home];
-        self.runs.warm(run.parent);
-        self.generations.warm(run.first);
-        self.ids.warm(run.first);
-        if (run.previous, run.next) != (NONE, NONE) {
-            self.kin.warm(run.key);
-        }
-        (home, run.first)
-    }
-
-    /// The same for the block before a run, which is returned.
-    pub fn warm_before(&self, run: RunId) -> Option<BlockId> {
-        let before = self.runs[self.runs[run].parent].last()?;
-        self.ids.warm(before);
-        Some(before)
-    }
-
-    /// Begins to fetch the runs of a path, which otherwise come one after the other.
-    pub fn warm_path(&self, path: &[BlockId]) {
-        for &block in path.iter().step_by(16) {
-            self.ids.warm(block);
-        }
-        let mut before = NONE;
-        for &block in path.iter().step_by(8) {
-            let run = self.ids.home(block);
-            if run != before {
-                self.runs.warm(run);
-                before = run;
-            }
-        }
     }
 
     /// The run of a block, which stands behind the run `before` if one is named. An only child is

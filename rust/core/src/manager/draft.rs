@@ -7,6 +7,7 @@
 //! Cost: O(log n) per victim, plus the scan over class heads.
 
 mod cut;
+mod transit;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +17,7 @@ use rustc_hash::FxHashMap;
 use crate::block::{BlockId, Layers, Structure, TierId};
 use crate::error::Result;
 use crate::policy::Entry;
-use crate::tier::{Kind, State, Write};
+use crate::tier::{State, Write};
 use crate::time::{Nanos, stamp};
 use crate::trie::RunId;
 
@@ -444,47 +445,6 @@ impl Manager {
         draft.added.insert((below, block), joined);
         draft.taken.remove(&(below, block));
         true
-    }
-
-    /// The tier whose slot a move between two tiers passes through, if it cannot go straight.
-    pub(super) fn transit(&self, a: TierId, b: TierId) -> Option<TierId> {
-        let kind = |tier: TierId| self.tiers[tier].spec.kind;
-        let (upper, lower) = (a.min(b), a.max(b));
-        let host = (0..self.tiers.len()).find(|&tier| kind(tier) == Kind::Host)?;
-        let straight = match kind(lower) {
-            Kind::Remote => upper == host,
-            _ => lower - upper == 1,
-        };
-        (!straight).then_some(host)
-    }
-
-    /// Takes a transit slot for a block out of what is spare.
-    pub(super) fn pass(&self, draft: &mut Draft, host: TierId) -> bool {
-        let units = self.units(host, self.all_layers());
-        let spare = match draft.looked_at {
-            Some((tier, spare)) if tier == host => spare,
-            _ => draft.spare[host],
-        };
-        if spare < units {
-            return false;
-        }
-        draft.spare[host] = draft.spare[host].saturating_sub(units);
-        if let Some((tier, spare)) = &mut draft.looked_at
-            && *tier == host
-        {
-            *spare -= units;
-        }
-        true
-    }
-
-    /// Slots of a tier that only stores on their way from disk to remote may take.
-    fn transit_reserve(&self, tier: TierId) -> u64 {
-        let passes = (tier + 1..self.last()).any(|at| self.transit(at, at + 1) == Some(tier));
-        if !passes {
-            return 0;
-        }
-        let blocks = u64::from(self.tiers[tier].spec.blocks);
-        self.units(tier, self.all_layers()) * (blocks / 16).max(1)
     }
 
     /// Drops `out` of a last copy. A leaf-only block goes from all tiers at once, since what is
