@@ -1,7 +1,7 @@
 //! Point 11, second half: holes, and how long a node without a copy lives.
 
 use kvtrie_core::block::{Layers, Structure};
-use kvtrie_core::manager::{Action, Manager};
+use kvtrie_core::manager::{Action, Manager, MoveKind};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::Kind;
 
@@ -58,6 +58,26 @@ fn all_holes_of_a_path_are_computed_in_one_pass_and_then_stand_again() {
     rig.run();
     rig.commit(id, &[]);
     assert_eq!(rig.on(&prompt, GPU), [ALL; 3]);
+}
+
+#[test]
+fn a_hole_is_not_computed_into_a_slot_that_a_store_still_reads() {
+    let mut rig = Rig::new(holes(vec![tier(Kind::Gpu, 2), tier(Kind::Host, 8)]));
+    rig.serve(&tokens(9, 1));
+    let prompt = tokens(1, 2);
+    rig.mark(&prompt, HOST);
+    rig.unmark(&prompt[..SIZE], HOST);
+    let id = rig.acquire(&prompt);
+    let (loads, stores): (Vec<_>, Vec<_>) =
+        rig.hand_out().into_iter().partition(|known| known.kind == MoveKind::Load);
+    assert_eq!((loads.len(), stores.len()), (1, 1));
+    assert_eq!(rig.slots(id), [stores[0].src_slot, loads[0].dst_slot]);
+    rig.done(loads[0].id);
+    assert_eq!(rig.awaits(id), [stores[0].id]);
+    rig.refused("awaits 1 moves", |manager, now| manager.commit(id, &[], now));
+    rig.done(stores[0].id);
+    rig.commit(id, &[]);
+    assert_eq!(rig.on(&prompt, GPU), [ALL; 2]);
 }
 
 #[test]
