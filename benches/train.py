@@ -11,9 +11,10 @@ import sys
 
 SEED = "7"
 POLICIES = ("retention", "lru", "hazard", "s3fifo")
+OTHERS = ("fifo", "lfu", "gdsf", "lirs", "flat")
 PLAYS = (
     *(f"request --policy {policy} --blocks 20000 --conversations 3000" for policy in POLICIES),
-    *(f"leaves --policy {policy} --leaves 20000 --steps 5000" for policy in POLICIES),
+    *(f"leaves --policy {policy} --leaves 20000 --steps 5000" for policy in POLICIES + OTHERS),
     "offload --conversations 3000",
     "store --blocks 50000 --calls 500",
     "decode",

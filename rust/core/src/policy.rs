@@ -14,6 +14,7 @@ mod suite;
 
 use std::cmp::Ordering;
 use std::fmt::Debug;
+use std::ops::Range;
 
 use crate::block::BlockId;
 use crate::cost::{CostModel, fixed};
@@ -107,8 +108,10 @@ pub trait Policy: Debug + Send + Sync {
         keys.next()
     }
 
-    /// Whether of two blocks of one path that were used alike the later one never costs less.
-    fn deepens(&self) -> bool {
+    /// Whether each of these blocks, which stand one behind the other and were used alike, leaves
+    /// before the last of them if it may, or, where they may be `alike`, but for ties.
+    fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
+        let _ = (blocks, alike);
         false
     }
 
@@ -122,7 +125,7 @@ pub trait Policy: Debug + Send + Sync {
         false
     }
 
-    /// Whether it has a memory, and so wants the three calls below.
+    /// Whether it has a memory, and so wants the calls below.
     fn watches(&self) -> bool {
         false
     }
@@ -135,6 +138,16 @@ pub trait Policy: Debug + Send + Sync {
     /// Whether it reads [`Facts::reload`].
     fn restores(&self) -> bool {
         false
+    }
+
+    /// It will be asked for, or told of, a block.
+    fn warm(&self, id: BlockId) {
+        let _ = id;
+    }
+
+    /// A block of this name will come or go.
+    fn warm_print(&self, print: u64) {
+        let _ = print;
     }
 
     /// A block has come to stand on the tier, for the request that is served.

@@ -20,6 +20,7 @@ use std::cmp::Ordering;
 use rustc_hash::FxHashMap;
 
 use crate::block::BlockId;
+use crate::column::Column;
 use crate::cost::CostModel;
 use crate::hint::{Band, Share};
 use crate::policy::{Entry, Facts, Key, Order, Policy, Seen};
@@ -48,7 +49,7 @@ pub struct Retention {
     over: FxHashMap<Share, (u64, u64)>,
     /// For a policy that watches, by block id: one more than the request for which the block came
     /// to stand here, 0 if it does not.
-    since: Vec<u64>,
+    since: Column<u64>,
 }
 
 impl Retention {
@@ -65,7 +66,7 @@ impl Retention {
             places: Places::new(),
             bands: FxHashMap::default(),
             over: FxHashMap::default(),
-            since: Vec::new(),
+            since: Column::new(0),
         }
     }
 
@@ -82,23 +83,21 @@ impl Retention {
     /// Whether the policy knows that the block stands on the tier.
     #[must_use]
     pub fn holds(&self, id: BlockId) -> bool {
-        self.since.get(id as usize).is_some_and(|&since| since > 0)
+        self.since.get(id).is_some_and(|&since| since > 0)
     }
 
     /// Tells a policy that watches of a block that came to stand on the tier. Returns the other
     /// blocks whose entries changed; so do the next two.
     pub fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        let at = seen.facts.id as usize;
-        if self.since.len() <= at {
-            self.since.resize(at + 1, 0);
-        }
-        self.since[at] = seen.request + 1;
+        let id = seen.facts.id;
+        self.since.reach(id + 1);
+        self.since[id] = seen.request + 1;
         self.policy.arrived(seen)
     }
 
     /// Tells it that a block is used. The request that brought the block does not count again.
     pub fn touched(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        let known = self.since.get(seen.facts.id as usize).copied().unwrap_or(0);
+        let known = self.since.get(seen.facts.id).copied().unwrap_or(0);
         if known == 0 || known > seen.request {
             return Vec::new();
         }
@@ -107,8 +106,14 @@ impl Retention {
 
     /// Tells it that a block stands here no more.
     pub fn left(&mut self, id: BlockId, print: u64) -> Vec<BlockId> {
-        self.since[id as usize] = 0;
+        self.since[id] = 0;
         self.policy.left(id, print)
+    }
+
+    /// Begins to fetch what a policy that watches knows of a block.
+    pub fn warm_known(&self, id: BlockId) {
+        self.since.warm(id);
+        self.policy.warm(id);
     }
 
     /// Makes `entry` eligible, in a band. Its block must not be linked.

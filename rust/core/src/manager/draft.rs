@@ -21,9 +21,9 @@ use crate::tier::{State, Write};
 use crate::time::{Nanos, stamp};
 use crate::trie::RunId;
 
-use super::Manager;
 use super::meter::Cause;
 use super::settings::DropOrder;
+use super::{Manager, Tier};
 
 /// A draft that decided on more has its memory given back.
 const MANY: usize = 64;
@@ -253,8 +253,12 @@ impl Manager {
     /// Begins to fetch what deciding on a victim will ask for: one wait for memory instead of many.
     /// Returns its run.
     fn warm(&self, tier: TierId, block: BlockId) -> RunId {
-        let here = &self.tiers[tier].here;
+        let Tier { here, retention, .. } = &self.tiers[tier];
         here.warm(block);
+        if self.told.watched {
+            self.told.warm_known(block);
+            retention.warm_known(block);
+        }
         let (run, first) = self.trie.warm(block);
         here.warm(first);
         run

@@ -308,6 +308,7 @@ impl Manager {
             let mut before = parent;
             for &block in &path[known..] {
                 self.told.meet(before, block, prints.next(self.trie.tokens(block)));
+                self.foresee(0, block);
                 before = Some(block);
             }
         }

@@ -5,6 +5,7 @@
 //! otherwise O(1) per block that comes, goes or is used, beside the policy's own.
 
 use crate::block::{BlockId, TierId};
+use crate::column::Column;
 use crate::policy::Seen;
 use crate::retention::{Gone, Retention};
 use crate::tier::State;
@@ -44,10 +45,10 @@ pub(super) struct Told {
     /// The one that is served.
     pub(super) visit: Visit,
     /// The prints of blocks by id, if a policy watches: it asks for them often.
-    prints: Vec<u64>,
+    prints: Column<u64>,
     /// By block id: by how many requests one after the other the path to it was made, and the
     /// number of the last of them.
-    turns: Vec<(u32, u64)>,
+    turns: Column<(u32, u64)>,
     /// Uses of blocks that are gone, if a policy counts them.
     gone: Option<Gone>,
 }
@@ -64,10 +65,15 @@ impl Told {
             turning: rules().any(|(rule, _)| rule.turns()),
             requests: 0,
             visit: Visit::default(),
-            prints: Vec::new(),
-            turns: Vec::new(),
+            prints: Column::new(0),
+            turns: Column::new((0, 0)),
             gone: (remembered > 0).then(|| Gone::new(remembered)),
         }
+    }
+
+    /// It will be asked for the print of a block.
+    pub(super) fn warm_known(&self, block: BlockId) {
+        self.prints.warm(block);
     }
 
     /// It will be asked for, or told of, a part.
@@ -91,7 +97,7 @@ impl Told {
             put(&mut self.prints, block, print);
         }
         if self.turning {
-            let (turn, by) = parent.map_or((0, u64::MAX), |parent| self.turns[parent as usize]);
+            let (turn, by) = parent.map_or((0, u64::MAX), |parent| self.turns[parent]);
             let turn = turn + u32::from(by != self.visit.number);
             put(&mut self.turns, block, (turn, self.visit.number));
         }
@@ -122,7 +128,7 @@ impl Told {
     /// A request of so many blocks found `path` and is served from now on.
     pub(super) fn visit(&mut self, path: &[BlockId], blocks: usize) {
         let count = |blocks: usize| u32::try_from(blocks).unwrap_or(u32::MAX);
-        let turn = path.last().and_then(|&last| self.turns.get(last as usize));
+        let turn = path.last().and_then(|&last| self.turns.get(last));
         self.requests += 1;
         self.visit = Visit {
             number: self.requests,
@@ -134,6 +140,13 @@ impl Told {
 }
 
 impl Manager {
+    /// A tier's policy will be told that a block comes or goes.
+    pub(super) fn foresee(&self, tier: TierId, block: BlockId) {
+        if self.told.watched {
+            self.tiers[tier].retention.policy().warm_print(self.told.prints[block]);
+        }
+    }
+
     /// Tells a tier's policy, if it watches, that a block has come or gone.
     pub(super) fn notice(&mut self, tier: TierId, block: BlockId) {
         if !self.told.watched || !self.tiers[tier].retention.policy().watches() {
@@ -146,7 +159,7 @@ impl Manager {
         let moved = if stands {
             self.tell(tier, block, Retention::arrived)
         } else {
-            let print = self.told.prints[block as usize];
+            let print = self.told.prints[block];
             self.tiers[tier].retention.left(block, print)
         };
         for block in moved {
@@ -188,7 +201,7 @@ impl Manager {
         let facts = self.facts(tier, block, self.all_layers());
         let Visit { turn, added, blocks, .. } = self.told.visit;
         let seen = Seen {
-            print: self.told.prints[block as usize],
+            print: self.told.prints[block],
             request: self.told.requests,
             used: self.node(block).refs > 0,
             turn,
@@ -201,12 +214,9 @@ impl Manager {
     }
 }
 
-fn put<T: Copy + Default>(column: &mut Vec<T>, block: BlockId, value: T) {
-    let at = block as usize;
-    if column.len() <= at {
-        column.resize(at + 1, T::default());
-    }
-    column[at] = value;
+fn put<T: Clone>(column: &mut Column<T>, block: BlockId, value: T) {
+    column.reach(block + 1);
+    column[block] = value;
 }
 
 #[cfg(test)]
@@ -230,8 +240,8 @@ mod tests {
         // The first request goes on: still its own turn.
         told.visit = first;
         told.meet(Some(1), 3, 3);
-        assert_eq!(told.turns, [(1, 1), (1, 1), (2, 2), (1, 1)]);
-        assert_eq!(told.prints, [1, 2, 7, 3]);
+        assert_eq!(told.turns.stretch(0, 4), [(1, 1), (1, 1), (2, 2), (1, 1)]);
+        assert_eq!(told.prints.stretch(0, 4), [1, 2, 7, 3]);
     }
 
     #[test]
@@ -243,6 +253,6 @@ mod tests {
         told.remember(&part, 3);
         told.recall(&part, |_, _| unreachable!("nothing is kept"));
         assert!(!told.recalls());
-        assert!(told.prints.is_empty() && told.turns.is_empty());
+        assert_eq!((told.prints.get(0), told.turns.get(0)), (None, None));
     }
 }

@@ -82,6 +82,15 @@ impl Policy for Arc {
         true
     }
 
+    fn warm(&self, id: BlockId) {
+        self.lists.warm(id);
+    }
+
+    fn warm_print(&self, print: u64) {
+        self.ghosts[ONCE].warm(print);
+        self.ghosts[AGAIN].warm(print);
+    }
+
     fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
         let [once, again] = [self.ghosts[ONCE].len(), self.ghosts[AGAIN].len()];
         let list = if self.ghosts[ONCE].take(seen.print).is_some() {

@@ -3,6 +3,8 @@
 //! Invariant: a block's place is the request that brought it; uses do not change it. Cost:
 //! constant; 8 bytes per block.
 
+use std::ops::Range;
+
 use super::{Facts, Order, Policy, Seen, Terms, memory::Memory};
 use crate::block::BlockId;
 use crate::cost::CostModel;
@@ -37,6 +39,14 @@ impl Policy for Fifo {
 
     fn watches(&self) -> bool {
         true
+    }
+
+    fn warm(&self, id: BlockId) {
+        self.brought.warm(id);
+    }
+
+    fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
+        self.brought.ends_highest(blocks, alike, |brought| brought)
     }
 
     fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {

@@ -2,7 +2,10 @@
 //!
 //! Invariant: neither layers nor position nor uses change the cost. Cost: constant.
 
+use std::ops::Range;
+
 use super::{Facts, Policy, Terms};
+use crate::block::BlockId;
 use crate::cost::CostModel;
 
 /// Context alone, for comparison.
@@ -14,8 +17,8 @@ impl Policy for Flat {
         "flat"
     }
 
-    fn deepens(&self) -> bool {
-        true
+    fn deepens(&self, _blocks: Range<BlockId>, alike: bool) -> bool {
+        alike
     }
 
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {

@@ -4,6 +4,8 @@
 //! Invariant: the clock never falls, so what is not used sinks below what comes in. All blocks are
 //! of one size; uses are forgotten when the last copy goes. Cost: constant; 8 bytes per block.
 
+use std::ops::Range;
+
 use super::memory::Memory;
 use super::{Facts, Order, Policy, Seen, Terms};
 use crate::block::BlockId;
@@ -57,6 +59,14 @@ impl Policy for Gdsf {
 
     fn watches(&self) -> bool {
         true
+    }
+
+    fn warm(&self, id: BlockId) {
+        self.ranks.warm(id);
+    }
+
+    fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
+        self.ranks.ends_highest(blocks, alike, |rank| rank)
     }
 
     fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {

@@ -117,6 +117,10 @@ impl Policy for Hazard {
         true
     }
 
+    fn warm(&self, id: BlockId) {
+        self.marks.warm(id);
+    }
+
     fn turns(&self) -> bool {
         true
     }

@@ -3,7 +3,10 @@
 //! Invariant: a class is a number of uses; they are forgotten when the last copy goes. Cost:
 //! constant.
 
+use std::ops::Range;
+
 use super::{Facts, Order, Policy, Terms};
+use crate::block::BlockId;
 use crate::cost::CostModel;
 use crate::time::Nanos;
 
@@ -16,8 +19,8 @@ impl Policy for Lfu {
         "lfu"
     }
 
-    fn deepens(&self) -> bool {
-        true
+    fn deepens(&self, _blocks: Range<BlockId>, alike: bool) -> bool {
+        alike
     }
 
     fn terms(&self, facts: &Facts, _cost: &CostModel) -> Terms {

@@ -8,6 +8,7 @@
 //! block, a ghost per block of capacity.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use super::memory::Memory;
 use super::shadow::Shadow;
@@ -30,6 +31,11 @@ struct Mark {
 }
 
 impl Mark {
+    /// 0 for the queue, 1 for hot blocks; and the place there.
+    fn rank(self) -> (u64, u64) {
+        (u64::from(self.hot), if self.hot { self.used } else { self.queued })
+    }
+
     fn key(self, id: BlockId) -> (u64, u32, BlockId) {
         (self.used, u32::MAX - self.depth, id)
     }
@@ -96,18 +102,28 @@ impl Policy for Lirs {
         Order::Rank
     }
 
-    /// 0 for the queue, 1 for hot blocks.
     fn class(&self, facts: &Facts, _cost: &CostModel) -> u64 {
-        u64::from(self.marks.get(facts.id).hot)
+        self.marks.get(facts.id).rank().0
     }
 
     fn place(&self, facts: &Facts) -> u64 {
-        let mark = self.marks.get(facts.id);
-        if mark.hot { mark.used } else { mark.queued }
+        self.marks.get(facts.id).rank().1
     }
 
     fn watches(&self) -> bool {
         true
+    }
+
+    fn warm(&self, id: BlockId) {
+        self.marks.warm(id);
+    }
+
+    fn warm_print(&self, print: u64) {
+        self.ghosts.warm(print);
+    }
+
+    fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
+        self.marks.ends_highest(blocks, alike, Mark::rank)
     }
 
     fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
@@ -119,13 +135,17 @@ impl Policy for Lirs {
     fn touched(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
         let mark = self.marks.take(seen.facts.id);
         let hot = mark.hot || self.hot.len() < self.room() || self.soon(mark.used);
-        self.hot.remove(&mark.key(seen.facts.id));
+        if mark.hot {
+            self.hot.remove(&mark.key(seen.facts.id));
+        }
         self.used(seen, hot)
     }
 
     fn left(&mut self, id: BlockId, print: u64) -> Vec<BlockId> {
         let mark = self.marks.take(id);
-        self.hot.remove(&mark.key(id));
+        if mark.hot {
+            self.hot.remove(&mark.key(id));
+        }
         self.ghosts.note(print, mark.used);
         self.ghosts.keep(self.capacity);
         Vec::new()

@@ -2,7 +2,10 @@
 //!
 //! Invariant: one class, so the order is that of the last use. Cost: constant.
 
+use std::ops::Range;
+
 use super::{Facts, Order, Policy, Terms};
+use crate::block::BlockId;
 use crate::cost::CostModel;
 
 /// Least recently used.
@@ -14,8 +17,8 @@ impl Policy for Lru {
         "lru"
     }
 
-    fn deepens(&self) -> bool {
-        true
+    fn deepens(&self, _blocks: Range<BlockId>, alike: bool) -> bool {
+        alike
     }
 
     fn terms(&self, _facts: &Facts, _cost: &CostModel) -> Terms {

@@ -2,29 +2,58 @@
 //!
 //! Invariant: a block that is not remembered has the default. Cost: one value per block id.
 
+use std::ops::Range;
+
 use crate::block::BlockId;
+use crate::column::Column;
 
 /// One value per block.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Memory<T>(Vec<T>);
+#[derive(Clone, Debug)]
+pub(super) struct Memory<T>(Column<T>);
+
+impl<T: Copy + Default> Default for Memory<T> {
+    fn default() -> Self {
+        Self(Column::new(T::default()))
+    }
+}
 
 impl<T: Copy + Default> Memory<T> {
     /// What is remembered of a block.
     pub(super) fn get(&self, id: BlockId) -> T {
-        self.0.get(id as usize).copied().unwrap_or_default()
+        self.0.get(id).copied().unwrap_or_default()
     }
 
     /// Remembers a block.
     pub(super) fn set(&mut self, id: BlockId, value: T) {
-        let at = id as usize;
-        if self.0.len() <= at {
-            self.0.resize(at + 1, T::default());
-        }
-        self.0[at] = value;
+        self.0.reach(id + 1);
+        self.0[id] = value;
     }
 
     /// Forgets a block and returns what was remembered of it.
     pub(super) fn take(&mut self, id: BlockId) -> T {
-        self.0.get_mut(id as usize).map(std::mem::take).unwrap_or_default()
+        match self.0.get(id).copied() {
+            Some(known) => {
+                self.0[id] = T::default();
+                known
+            }
+            None => T::default(),
+        }
+    }
+
+    /// Begins to fetch what is remembered of a block.
+    pub(super) fn warm(&self, id: BlockId) {
+        self.0.warm(id);
+    }
+
+    /// Whether `rank` puts each of consecutive blocks before the last of them, or is `alike`.
+    pub(super) fn ends_highest<R: Ord>(
+        &self,
+        blocks: Range<BlockId>,
+        alike: bool,
+        rank: impl Fn(T) -> R,
+    ) -> bool {
+        let last = rank(self.get(blocks.end - 1));
+        let lower = |rank: R| rank < last || alike && rank == last;
+        (blocks.start..blocks.end - 1).all(|id| lower(rank(self.get(id))))
     }
 }

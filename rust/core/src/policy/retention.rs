@@ -4,7 +4,10 @@
 //! [`MOST_USES`]; without reuse they do not count, which is Pensieve's plain formula. Cost:
 //! constant.
 
+use std::ops::Range;
+
 use super::{Facts, MOST_USES, Policy, Terms};
+use crate::block::BlockId;
 use crate::cost::{CostModel, layer_weight};
 
 /// Cost of recomputation times uses.
@@ -19,8 +22,8 @@ impl Policy for Retention {
         "retention"
     }
 
-    fn deepens(&self) -> bool {
-        true
+    fn deepens(&self, _blocks: Range<BlockId>, alike: bool) -> bool {
+        alike
     }
 
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {

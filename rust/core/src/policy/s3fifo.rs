@@ -11,6 +11,7 @@
 
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 
 use super::memory::Memory;
 use super::shadow::Shadow;
@@ -170,6 +171,21 @@ impl Policy for S3Fifo {
 
     fn watches(&self) -> bool {
         true
+    }
+
+    fn warm(&self, id: BlockId) {
+        self.marks.warm(id);
+    }
+
+    fn warm_print(&self, print: u64) {
+        self.ghosts.warm(print);
+    }
+
+    /// Only in the small queue does choosing one not change whose turn it is.
+    fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
+        let small = |mark: Mark| mark.queue == Queue::Small;
+        small(self.marks.get(blocks.end - 1))
+            && self.marks.ends_highest(blocks, alike, |mark| (!small(mark), mark.request))
     }
 
     fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {

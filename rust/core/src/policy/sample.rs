@@ -4,6 +4,7 @@
 //! full sorts and scans.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::{Entry, Facts, Policy, Reload, Seen, Setup, by_name};
 use crate::block::{BlockId, Departure, Layers};
@@ -175,6 +176,25 @@ impl Shelf {
         let keys: Vec<_> = same.map(|other| other.key()).collect();
         let end = keys.first() == Some(&entry.key()) || keys.last() == Some(&entry.key());
         end || self.retention.policy().name() != "hazard"
+    }
+
+    pub(super) fn policy(&self) -> &dyn Policy {
+        self.retention.policy()
+    }
+
+    /// What is kept from a block on without a gap.
+    pub(super) fn stretch(&self, first: BlockId) -> Range<BlockId> {
+        let mut end = first;
+        while self.kept.contains_key(&end) {
+            end += 1;
+        }
+        first..end
+    }
+
+    /// The class and the place of what is kept.
+    pub(super) fn rank(&self, id: BlockId) -> (u64, u64) {
+        let facts = &self.kept[&id].facts;
+        (self.policy().class(facts, &self.cost), self.policy().place(facts))
     }
 
     fn priority(&self, id: BlockId) -> Priority {

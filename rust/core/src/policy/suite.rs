@@ -61,11 +61,45 @@ fn each_policy_that_deepens_does() -> Result<()> {
         let policy = by_name(name, SETUP)?;
         let class = |block: u32| policy.class(&facts(64 * u64::from(block), block, 200), cost);
         let falls = (1..200).any(|block| class(block) < class(block - 1));
-        assert!(!policy.deepens() || !falls, "{name}");
-        deepening += usize::from(policy.deepens());
+        let deepens = !policy.watches() && policy.deepens(0..200, true);
+        assert!(!deepens || !falls, "{name}");
+        deepening += usize::from(deepens);
     }
     assert_eq!(deepening, 4 * models.len());
     Ok(())
+}
+
+/// What it remembers may rise or fall along a path; it says so itself.
+#[test]
+fn each_policy_that_watches_knows_where_it_deepens() {
+    for name in NAMES {
+        let mut shelf = Shelf::new(name, 60);
+        shelf.leaves = false;
+        let (mut state, mut counts) = (3_u64, [0, 0]);
+        let mut below = |bound: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            u32::try_from((state >> 33) % bound).expect("small")
+        };
+        if !by_name(name, SETUP).expect("a known name").watches() {
+            continue;
+        }
+        for _ in 0..2000 {
+            let first = 10 * below(20);
+            shelf.request(&(first..=first + below(9)).collect::<Vec<_>>());
+            let mut blocks = shelf.stretch(first + below(3));
+            let Some(last) = blocks.clone().last() else { continue };
+            let alike = below(2) == 0;
+            let deepens = shelf.policy().deepens(blocks.clone(), alike);
+            counts[usize::from(deepens)] += 1;
+            let leaves = |id| {
+                let (rank, most) = (shelf.rank(id), shelf.rank(last));
+                rank < most || alike && rank == most
+            };
+            assert!(!deepens || blocks.all(|id| id == last || leaves(id)), "{name}");
+        }
+        let knows = ["fifo", "gdsf", "s3fifo", "lirs"].contains(name);
+        assert_eq!(counts.iter().all(|&count| count > 50), knows, "{name}: {counts:?}");
+    }
 }
 
 #[test]

@@ -50,9 +50,10 @@ impl Manager {
         // Where nothing before the tail costs more, nothing before it leaves later, but for ties.
         let more = u64::from(last - run.start).min(wanted.saturating_sub(draft.spare[tier]));
         let front = last - u32::try_from(more).expect("no more than the run has");
-        let deepens = self.tiers[tier].retention.policy().deepens() && self.ranks_by_place();
-        if deepens
-            && !self.tiers[tier].retention.ties(&tail, self.band(tier, last))
+        let retention = &self.tiers[tier].retention;
+        let alone = !retention.ties(&tail, self.band(tier, last));
+        if self.ranks_by_place()
+            && retention.policy().deepens(front..last + 1, alone)
             && self.tiers[tier].here.quietly(front..last)
             && self.fate(draft, tier, front..last) == Some(fate)
         {
@@ -78,6 +79,7 @@ impl Manager {
         if fate == Fate::Drop && self.told.remembers() {
             self.trie.warm_text(first..last + 1);
         }
+        (first..=last).for_each(|block| self.foresee(tier, block));
         draft.victims.push(Victim { tier, block: last, blocks, layers, fate, quiet: true });
         draft.add_cut(tier, first..last + 1);
         true
