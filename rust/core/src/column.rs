@@ -32,6 +32,12 @@ impl<T: Clone> Column<T> {
         }
     }
 
+    /// Sets the value of an id, which the column reaches then.
+    pub fn put(&mut self, id: u32, value: T) {
+        self.reach(id + 1);
+        self[id] = value;
+    }
+
     /// The value of an id; `None` if the column does not reach it.
     #[inline]
     #[must_use]

@@ -5,8 +5,8 @@
 //! clock, no threads. The same operations give the same moves, byte for byte.
 //!
 //! Modules build on each other in one direction: nouns (`block`, `error`, `histogram`, `time`,
-//! `record`, `hint`), structures (`column`, `pairs`, `trie`, `scope`, `retention`, `tier`, `arrival`,
-//! `presence`, `lane`, `cost`), `policy`, `plan`, `manager`.
+//! `record`, `hint`), structures (`column`, `pairs`, `seats`, `trie`, `scope`, `retention`, `tier`,
+//! `arrival`, `presence`, `lane`, `cost`), `policy`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
 
@@ -26,6 +26,7 @@ pub mod presence;
 pub mod record;
 pub mod retention;
 pub mod scope;
+pub mod seats;
 pub mod tier;
 pub mod time;
 pub mod trie;

@@ -108,8 +108,8 @@ pub trait Policy: Debug + Send + Sync {
         keys.next()
     }
 
-    /// Whether each of these blocks, which stand one behind the other and were used alike, leaves
-    /// before the last of them if it may, or, where they may be `alike`, but for ties.
+    /// Whether each of these blocks, which stand one behind the other and were used alike, would
+    /// leave before the last of them or, if `alike`, would do so but for ties.
     fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
         let _ = (blocks, alike);
         false

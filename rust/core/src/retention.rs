@@ -89,9 +89,7 @@ impl Retention {
     /// Tells a policy that watches of a block that came to stand on the tier. Returns the other
     /// blocks whose entries changed; so do the next two.
     pub fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        let id = seen.facts.id;
-        self.since.reach(id + 1);
-        self.since[id] = seen.request + 1;
+        self.since.put(seen.facts.id, seen.request + 1);
         self.policy.arrived(seen)
     }
 

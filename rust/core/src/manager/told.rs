@@ -94,12 +94,12 @@ impl Told {
     /// A block is new in the trie.
     pub(super) fn meet(&mut self, parent: Option<BlockId>, block: BlockId, print: u64) {
         if self.watched {
-            put(&mut self.prints, block, print);
+            self.prints.put(block, print);
         }
         if self.turning {
             let (turn, by) = parent.map_or((0, u64::MAX), |parent| self.turns[parent]);
             let turn = turn + u32::from(by != self.visit.number);
-            put(&mut self.turns, block, (turn, self.visit.number));
+            self.turns.put(block, (turn, self.visit.number));
         }
     }
 
@@ -212,11 +212,6 @@ impl Manager {
         };
         what(&mut self.tiers[tier].retention, &seen)
     }
-}
-
-fn put<T: Clone>(column: &mut Column<T>, block: BlockId, value: T) {
-    column.reach(block + 1);
-    column[block] = value;
 }
 
 #[cfg(test)]

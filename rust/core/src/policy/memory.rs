@@ -25,8 +25,7 @@ impl<T: Copy + Default> Memory<T> {
 
     /// Remembers a block.
     pub(super) fn set(&mut self, id: BlockId, value: T) {
-        self.0.reach(id + 1);
-        self.0[id] = value;
+        self.0.put(id, value);
     }
 
     /// Forgets a block and returns what was remembered of it.
@@ -45,7 +44,8 @@ impl<T: Copy + Default> Memory<T> {
         self.0.warm(id);
     }
 
-    /// Whether `rank` puts each of consecutive blocks before the last of them, or is `alike`.
+    /// Whether `rank` puts each of consecutive blocks before the last of them or, if `alike`, none
+    /// behind it.
     pub(super) fn ends_highest<R: Ord>(
         &self,
         blocks: Range<BlockId>,

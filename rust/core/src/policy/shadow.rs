@@ -3,11 +3,8 @@
 //! Invariant: a print is held at most once, with what was last noted of it. Cost: O(1); about 40 bytes
 //! per print, in lines of memory that can be fetched ahead.
 
-use crate::column::Column;
 use crate::pairs::Pairs;
-
-/// Where a ghost is kept.
-type Seat = u32;
+use crate::seats::{Seat, Seats};
 
 /// Before the oldest and behind the youngest.
 const NOBODY: Seat = Seat::MAX;
@@ -27,10 +24,7 @@ struct Ghost<T> {
 pub(super) struct Shadow<T> {
     /// Seats by the lower half of a print.
     known: Pairs,
-    seats: Column<Ghost<T>>,
-    /// One behind the last seat ever taken.
-    bound: Seat,
-    free: Vec<Seat>,
+    seats: Seats<Ghost<T>>,
     oldest: Seat,
     youngest: Seat,
 }
@@ -40,9 +34,7 @@ impl<T: Copy + Default> Default for Shadow<T> {
         let vacant = Ghost { print: 0, note: T::default(), before: NOBODY, after: NOBODY };
         Self {
             known: Pairs::default(),
-            seats: Column::new(vacant),
-            bound: 0,
-            free: Vec::new(),
+            seats: Seats::new(vacant),
             oldest: NOBODY,
             youngest: NOBODY,
         }
@@ -53,13 +45,9 @@ impl<T: Copy + Default> Shadow<T> {
     /// Notes a print as the youngest.
     pub(super) fn note(&mut self, print: u64, note: T) {
         self.take(print);
-        let seat = self.free.pop().unwrap_or_else(|| {
-            self.bound += 1;
-            self.seats.reach(self.bound);
-            self.bound - 1
-        });
+        let ghost = Ghost { print, note, before: self.youngest, after: NOBODY };
+        let seat = self.seats.take(ghost);
         self.known.insert(key(print), seat);
-        self.seats[seat] = Ghost { print, note, before: self.youngest, after: NOBODY };
         match self.youngest {
             NOBODY => self.oldest = seat,
             youngest => self.seats[youngest].after = seat,
@@ -80,7 +68,7 @@ impl<T: Copy + Default> Shadow<T> {
             NOBODY => self.youngest = before,
             after => self.seats[after].before = before,
         }
-        self.free.push(seat);
+        self.seats.give(seat);
         Some(note)
     }
 
@@ -142,7 +130,7 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(shadow.len(), model.len());
-                prop_assert!(shadow.bound <= 18);
+                prop_assert!(shadow.seats.bound() <= 18);
             }
             for (print, note) in model {
                 prop_assert_eq!(shadow.take(print), Some(note));

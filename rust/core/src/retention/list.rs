@@ -9,8 +9,9 @@
 use std::collections::BTreeSet;
 
 use crate::policy::{Entry, Key};
+use crate::seats::Seat;
 
-use super::places::{Places, Seat};
+use super::places::Places;
 use super::tournament::Slot;
 
 /// Behind the end of a chain.

@@ -7,29 +7,22 @@
 use std::ops::{Index, IndexMut};
 
 use crate::block::BlockId;
-use crate::column::Column;
 use crate::pairs::Pairs;
+use crate::seats::{Seat, Seats};
 
 use super::list::Place;
-
-/// Where an entry is kept.
-pub(super) type Seat = u32;
 
 /// The entries of one tier.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     /// Seats by block.
     known: Pairs,
-    seats: Column<Place>,
-    /// One behind the last seat ever taken.
-    bound: Seat,
-    free: Vec<Seat>,
+    seats: Seats<Place>,
 }
 
 impl Places {
     pub(super) fn new() -> Self {
-        let seats = Column::new(Place::vacant());
-        Self { known: Pairs::default(), seats, bound: 0, free: Vec::new() }
+        Self { known: Pairs::default(), seats: Seats::new(Place::vacant()) }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -42,19 +35,14 @@ impl Places {
 
     /// Adds the place of a block that has none.
     pub(super) fn insert(&mut self, place: Place) -> Seat {
-        let seat = self.free.pop().unwrap_or_else(|| {
-            self.bound += 1;
-            self.seats.reach(self.bound);
-            self.bound - 1
-        });
+        let seat = self.seats.take(place);
         self.known.insert(place.entry.id, seat);
-        self[seat] = place;
         seat
     }
 
     pub(super) fn remove(&mut self, id: BlockId) -> Option<Place> {
         let seat = self.known.remove(id, |_| true)?;
-        self.free.push(seat);
+        self.seats.give(seat);
         Some(self[seat])
     }
 
