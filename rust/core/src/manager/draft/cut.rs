@@ -51,9 +51,10 @@ impl Manager {
         let more = u64::from(last - run.start).min(wanted.saturating_sub(draft.spare[tier]));
         let front = last - u32::try_from(more).expect("no more than the run has");
         let retention = &self.tiers[tier].retention;
-        let alone = !retention.ties(&tail, self.band(tier, last));
-        if self.ranks_by_place()
-            && retention.policy().deepens(front..last + 1, alone)
+        let alone = || !retention.ties(&tail, self.band(tier, last));
+        if more > 0
+            && self.ranks_by_place()
+            && retention.policy().deepens(front..last + 1, alone())
             && self.tiers[tier].here.quietly(front..last)
             && self.fate(draft, tier, front..last) == Some(fate)
         {
