@@ -169,6 +169,7 @@ impl Manager {
             }
             None => Vec::new(),
         };
+        self.warm_path(&path);
         let mut needs = self.survey(&path, now);
         let mut plan = self.decide_loads(&mut needs, now, ask.load, ask.deadline);
         let mut open = self.behind(path.len(), ask)?;

@@ -21,9 +21,9 @@ use crate::tier::{State, Write};
 use crate::time::{Nanos, stamp};
 use crate::trie::RunId;
 
+use super::Manager;
 use super::meter::Cause;
 use super::settings::DropOrder;
-use super::{Manager, Tier};
 
 /// A draft that decided on more has its memory given back.
 const MANY: usize = 64;
@@ -253,21 +253,20 @@ impl Manager {
     /// Begins to fetch what deciding on a victim will ask for: one wait for memory instead of many.
     /// Returns its run.
     fn warm(&self, tier: TierId, block: BlockId) -> RunId {
-        let Tier { here, retention, .. } = &self.tiers[tier];
-        here.warm(block);
         if self.told.watched {
             self.told.warm_known(block);
-            retention.warm_known(block);
+            self.tiers[tier].retention.warm_known(block);
         }
+        self.warm_copies(block);
         let (run, first) = self.trie.warm(block);
-        here.warm(first);
+        self.warm_copies(first);
         run
     }
 
     /// The same for the block before a run, which may be exposed.
     fn warm_before(&self, tier: TierId, run: RunId) {
         if let Some(parent) = self.trie.warm_before(run) {
-            self.tiers[tier].here.warm(parent);
+            self.warm_copies(parent);
             self.tiers[tier].retention.warm(parent);
         }
     }

@@ -264,11 +264,14 @@ impl Manager {
     /// Pins consecutive blocks of a path.
     pub(super) fn pin(&mut self, path: &[BlockId]) {
         let mut runs = Runs::new();
-        let entries = &self.tiers[0].retention;
+        let (first, lower) = self.tiers.split_first().expect("at least one tier");
         self.trie.change(path, |run, node| {
             node.refs += 1;
+            for tier in lower {
+                tier.retention.warm(run.end - 1);
+            }
             if node.refs == 1 {
-                entries.warm(run.end - 1);
+                first.retention.warm(run.end - 1);
                 runs.push(run);
             }
         });
@@ -289,7 +292,12 @@ impl Manager {
         self.tiers[0].here.warm(last);
         self.tiers[0].retention.warm(last);
         self.trie.warm_path(path);
+        self.warm_path(path);
+        let lower = &self.tiers[1..];
         self.trie.change(path, |run, node| {
+            for tier in lower {
+                tier.retention.warm(run.end - 1);
+            }
             node.refs -= 1;
             node.access = until.map_or(node.access, stamp);
             runs.push((run, node.refs == 0));

@@ -151,6 +151,18 @@ impl Manager {
                     .any(|child| self.residency(tier, child).state != State::Absent))
     }
 
+    /// Begins to fetch where a block stands on every tier.
+    pub(super) fn warm_copies(&self, block: BlockId) {
+        self.tiers.iter().for_each(|tier| tier.here.warm(block));
+    }
+
+    /// The same for a path that is gone through, where it stands on several.
+    pub(super) fn warm_path(&self, path: &[BlockId]) {
+        if self.tiers.len() > 1 {
+            path.iter().step_by(16).for_each(|&block| self.warm_copies(block));
+        }
+    }
+
     /// Consecutive blocks of a path, run by run.
     pub(super) fn runs(&self, path: &[BlockId]) -> Runs {
         self.trie.along(path).map(|(run, _)| run).collect()
