@@ -96,7 +96,21 @@ pub(super) struct Draft {
 impl Draft {
     /// Nothing is decided.
     fn clear(&mut self) {
-        let Self { victims, taken, cuts, added, spare, touched, sure, guarded, moving, .. } = self;
+        let Self {
+            victims,
+            taken,
+            cuts,
+            cut,
+            added,
+            spare,
+            looked_at,
+            dropping,
+            touched,
+            sure,
+            guarded,
+            moving,
+            cause,
+        } = self;
         victims.clear();
         taken.clear();
         cuts.clear();
@@ -106,8 +120,7 @@ impl Draft {
         sure.clear();
         guarded.clear();
         moving.clear();
-        (self.cut, self.looked_at) = Default::default();
-        (self.dropping, self.cause) = Default::default();
+        (*cut, *looked_at, *dropping, *cause) = Default::default();
     }
 
     /// Whether one of these copies stays.
