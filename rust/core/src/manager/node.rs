@@ -404,7 +404,8 @@ impl Manager {
         }
     }
 
-    /// What is to be remembered of the last blocks of runs, which are about to leave the trie.
+    /// What is to be remembered of the last blocks of runs, which are about to leave the trie, the
+    /// last one first: whoever leaves later is remembered longer.
     pub(super) fn parts_leaving(&self, runs: impl Iterator<Item = Range<BlockId>>) -> Parts {
         let mut all = Parts::new();
         if !self.told.remembers() {
@@ -413,10 +414,12 @@ impl Manager {
         for blocks in runs {
             let Node { scope, uses, .. } = *self.node(blocks.start);
             let (root, before) = (self.scopes.get(scope).root, self.trie.parent(blocks.start));
+            let first = all.len();
             for part in self.trie.parts(root, before, self.trie.text(blocks)) {
                 self.told.warm(&part);
                 all.push((part, uses));
             }
+            all[first..].reverse();
         }
         all
     }
