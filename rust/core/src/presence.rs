@@ -1,9 +1,9 @@
 //! Presence: where each block stands on one tier.
 //!
-//! Nearly every copy is whole and quiet: it is told by its slot alone, four bytes per block. What is
-//! part of a block, arriving, bad or busy stands in a table beside, and its place there is told; that
-//! tells what is on its way. Invariants: a residency is in the table if and only if a slot does not
-//! tell it; `copies` counts what is resident. Cost: O(1).
+//! Nearly every copy is whole and quiet: it is told by its slot alone, four bytes per block; one more
+//! bit tells that a move reads it. What is part of a block, arriving, bad or busier stands in a table
+//! beside, and its place there is told; that tells what is on its way. Invariants: a residency is in
+//! the table if and only if a number cannot tell it; `copies` counts what is resident. Cost: O(1).
 
 use std::ops::Range;
 
@@ -14,15 +14,19 @@ use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot};
 use crate::column::Column;
 use crate::tier::{Residency, State};
 
-/// Numbers from here on, but `NO_SLOT`, are places in the table. A slot that high stands there too.
+/// Numbers from here to `ASIDE` are slots whose blocks one move reads. A slot that high stands in the
+/// table.
+const LENT: Slot = 1 << 30;
+
+/// Numbers from here on, but `NO_SLOT`, are places in the table.
 const ASIDE: Slot = 1 << 31;
 
-/// A residency that a slot does not tell.
-#[derive(Clone, Copy, Debug)]
+/// A residency that a number does not tell.
+#[derive(Clone, Debug)]
 struct Aside {
     here: Residency,
-    /// Where what is on its way stands.
-    arrival: Option<u32>,
+    /// What is on its way.
+    arrival: Option<Arrival>,
 }
 
 /// The residencies of one tier.
@@ -31,7 +35,8 @@ pub struct Presence {
     all: Layers,
     slots: Column<Slot>,
     aside: Slab<Aside>,
-    arrivals: Slab<Arrival>,
+    /// How many of them something is on its way to.
+    arrivals: usize,
     copies: u64,
 }
 
@@ -39,8 +44,7 @@ impl Presence {
     /// Nothing is here; `all` are the model's layers.
     #[must_use]
     pub fn new(all: Layers) -> Self {
-        let (aside, arrivals) = (Slab::new(), Slab::new());
-        Self { all, slots: Column::new(NO_SLOT), aside, arrivals, copies: 0 }
+        Self { all, slots: Column::new(NO_SLOT), aside: Slab::new(), arrivals: 0, copies: 0 }
     }
 
     /// Makes room for the blocks below `bound`.
@@ -59,9 +63,25 @@ impl Presence {
     pub fn get(&self, block: BlockId) -> Residency {
         match self.slots[block] {
             NO_SLOT => Residency::default(),
-            slot if slot < ASIDE => self.quiet(slot),
+            slot if slot < LENT => self.quiet(slot),
+            lent if lent < ASIDE => Residency { busy: 1, ..self.quiet(lent - LENT) },
             told => self.aside[place(told)].here,
         }
+    }
+
+    /// The number that tells a residency without the table.
+    #[inline]
+    fn plainly(&self, here: Residency) -> Option<Slot> {
+        if here == Residency::default() {
+            return Some(NO_SLOT);
+        }
+        let told = match here.busy {
+            0 => here.slot,
+            1 => here.slot | LENT,
+            _ => return None,
+        };
+        let whole = here.have == self.all && here.state == State::Resident;
+        (whole && here.slot < LENT).then_some(told)
     }
 
     /// Changes a block's residency.
@@ -71,24 +91,22 @@ impl Presence {
         what(&mut here);
         let stands = here.state == State::Resident;
         self.copies = self.copies + u64::from(stands) - u64::from(stood);
-        let absent = here == Residency::default();
-        let simple = absent || here.slot < ASIDE && here == self.quiet(here.slot);
-        match (simple, self.beside(block)) {
-            (true, known) => {
-                self.slots[block] = here.slot;
+        match (self.plainly(here), self.beside(block)) {
+            (Some(told), known) => {
+                self.slots[block] = told;
                 if let Some(at) = known {
                     self.end_aside(at);
                 }
             }
-            (false, Some(at)) => self.aside[at].here = here,
-            (false, None) => self.slots[block] = self.put_aside(here, None),
+            (None, Some(at)) => self.aside[at].here = here,
+            (None, None) => self.slots[block] = self.put_aside(here, None),
         }
     }
 
     /// Puts a block that is not here whole and quiet into a slot.
     pub fn put(&mut self, block: BlockId, slot: Slot) {
         debug_assert!(self.slots[block] == NO_SLOT);
-        let told = if slot < ASIDE { slot } else { self.put_aside(self.quiet(slot), None) };
+        let told = if slot < LENT { slot } else { self.put_aside(self.quiet(slot), None) };
         self.slots[block] = told;
         self.copies += 1;
     }
@@ -105,33 +123,35 @@ impl Presence {
 
     /// A move begins to read a block that is here whole and quiet. Returns its slot.
     pub fn lend(&mut self, block: BlockId) -> Slot {
-        let slot = self.slots[block];
-        debug_assert!(slot < ASIDE);
-        self.slots[block] = self.put_aside(Residency { busy: 1, ..self.quiet(slot) }, None);
-        slot
+        let slot = &mut self.slots[block];
+        debug_assert!(*slot < LENT);
+        *slot |= LENT;
+        *slot - LENT
     }
 
     /// A move begins to bring all of a block that is not here into a slot.
     pub fn await_in(&mut self, block: BlockId, slot: Slot, arrival: Arrival) {
         debug_assert!(self.slots[block] == NO_SLOT);
         let here = Residency { slot, have: Layers::NONE, busy: 1, state: State::Arriving };
-        let arrival = Some(number(self.arrivals.insert(arrival)));
-        self.slots[block] = self.put_aside(here, arrival);
+        self.arrivals += 1;
+        self.slots[block] = self.put_aside(here, Some(arrival));
     }
 
     /// Whether all of a block is on its way to this tier, by this move alone.
     #[must_use]
     pub fn awaits(&self, block: BlockId, by: MoveId) -> bool {
         self.arrival(block).is_some_and(|arrival| {
-            arrival.moves[..] == [by] && arrival.target == self.all && !arrival.failed
+            let alone = arrival.moves.len() == 1 && arrival.moves[0] == by;
+            alone && arrival.target == self.all && !arrival.failed
         })
     }
 
     /// The only move that brought a block has ended: all of it is here.
     pub fn come(&mut self, block: BlockId) {
         let at = place(self.slots[block]);
-        let arrival = self.aside[at].arrival.take().expect("it was on its way");
-        self.arrivals.remove(arrival as usize);
+        let come = self.aside[at].arrival.take();
+        debug_assert!(come.is_some(), "it was on its way");
+        self.arrivals -= 1;
         self.calm_at(at, block);
     }
 
@@ -139,6 +159,9 @@ impl Presence {
     pub fn calm(&mut self, block: BlockId) {
         if let Some(at) = self.beside(block) {
             self.calm_at(at, block);
+        } else {
+            debug_assert!((LENT..ASIDE).contains(&self.slots[block]), "no move reads it");
+            self.slots[block] -= LENT;
         }
     }
 
@@ -147,8 +170,9 @@ impl Presence {
         let here = &mut self.aside[at].here;
         self.copies += u64::from(here.state != State::Resident);
         *here = Residency { busy: here.busy - 1, have: self.all, state: State::Resident, ..*here };
-        if here.busy == 0 && here.slot < ASIDE {
-            self.slots[block] = here.slot;
+        let here = *here;
+        if let Some(told) = self.plainly(here) {
+            self.slots[block] = told;
             self.end_aside(at);
         }
     }
@@ -156,13 +180,38 @@ impl Presence {
     /// Whether all these blocks are here, whole and quiet.
     #[must_use]
     pub fn quietly(&self, blocks: Range<BlockId>) -> bool {
+        self.all_of(blocks, |slot| slot < LENT)
+    }
+
+    /// Whether a block is here whole, read or not.
+    #[inline]
+    #[must_use]
+    pub fn whole(&self, block: BlockId) -> bool {
+        match self.beside(block) {
+            Some(at) => {
+                let here = &self.aside[at].here;
+                here.state == State::Resident && here.have == self.all
+            }
+            None => self.slots[block] != NO_SLOT,
+        }
+    }
+
+    /// Whether all these blocks are here, whole, and each is read by one move at most.
+    #[must_use]
+    pub fn wholly(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot < ASIDE)
+    }
+
+    /// The first of these blocks of which that is not so; their end if it is of all.
+    #[must_use]
+    pub fn whole_front(&self, blocks: Range<BlockId>) -> BlockId {
+        self.front(blocks, |slot| slot < ASIDE)
     }
 
     /// The first of these blocks that is not here whole and quiet; their end if all are.
     #[must_use]
     pub fn quiet_front(&self, blocks: Range<BlockId>) -> BlockId {
-        self.front(blocks, |slot| slot < ASIDE)
+        self.front(blocks, |slot| slot < LENT)
     }
 
     /// The first of these blocks of which something is here or coming; their end if there is none.
@@ -186,7 +235,7 @@ impl Presence {
     /// The slot of a block that is here whole and quiet.
     #[must_use]
     pub fn slot(&self, block: BlockId) -> Option<Slot> {
-        Some(self.slots[block]).filter(|&slot| slot < ASIDE)
+        Some(self.slots[block]).filter(|&slot| slot < LENT)
     }
 
     /// Every block of which something is here or coming, below `bound`.
@@ -198,34 +247,35 @@ impl Presence {
     /// What is on its way to a block.
     #[must_use]
     pub fn arrival(&self, block: BlockId) -> Option<&Arrival> {
-        let at = self.aside[self.beside(block)?].arrival?;
-        Some(&self.arrivals[at as usize])
+        self.aside[self.beside(block)?].arrival.as_ref()
     }
 
     /// The same, to be changed.
     pub fn arrival_mut(&mut self, block: BlockId) -> Option<&mut Arrival> {
-        let at = self.aside[self.beside(block)?].arrival?;
-        Some(&mut self.arrivals[at as usize])
+        let at = self.beside(block)?;
+        self.aside[at].arrival.as_mut()
     }
 
     /// Something is on its way to a block, whose residency says so already.
     pub fn expect(&mut self, block: BlockId, arrival: Arrival) {
         let here = &mut self.aside[place(self.slots[block])];
         debug_assert!(here.arrival.is_none(), "something is on its way already");
-        here.arrival = Some(number(self.arrivals.insert(arrival)));
+        here.arrival = Some(arrival);
+        self.arrivals += 1;
     }
 
     /// What was on its way to a block has come, or never will.
     pub fn settle(&mut self, block: BlockId) -> Option<Arrival> {
         let at = self.beside(block)?;
         let arrival = self.aside[at].arrival.take()?;
-        Some(self.arrivals.remove(arrival as usize))
+        self.arrivals -= 1;
+        Some(arrival)
     }
 
     /// To how many blocks something is on its way.
     #[must_use]
     pub fn arrivals(&self) -> usize {
-        self.arrivals.len()
+        self.arrivals
     }
 
     /// How many blocks are resident, with all or some of their layers.
@@ -241,8 +291,7 @@ impl Presence {
     }
 
     /// Takes a place in the table. Returns what tells it.
-    #[inline(never)]
-    fn put_aside(&mut self, here: Residency, arrival: Option<u32>) -> Slot {
+    fn put_aside(&mut self, here: Residency, arrival: Option<Arrival>) -> Slot {
         ASIDE + number(self.aside.insert(Aside { here, arrival }))
     }
 
@@ -307,7 +356,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{ASIDE, Presence};
+    use super::{ASIDE, LENT, Presence};
     use crate::arrival::{Arrival, MoveIds};
     use crate::block::{Layers, NO_SLOT};
     use crate::tier::{Residency, State};
@@ -329,7 +378,7 @@ mod tests {
             let mut coming = BTreeMap::<u32, u64>::new();
             presence.reach(6);
             for (time, (block, what, number)) in (0..).zip(steps) {
-                let slot = [7, 8, ASIDE, ASIDE + 5][number as usize];
+                let slot = [7, 8, LENT, ASIDE + 5][number as usize];
                 let quiet = Residency { slot, have: all, busy: 0, state: State::Resident };
                 let known = model.get(&block).copied();
                 let whole = known.filter(|here| here.busy == 0 && here.have == all);
@@ -344,7 +393,7 @@ mod tests {
                         let state = State::Arriving;
                         model.insert(block, Residency { slot, have: Layers::NONE, busy: 1, state });
                     }
-                    (2, _, Some(here)) if here.slot < ASIDE => {
+                    (2, _, Some(here)) if here.slot < LENT => {
                         prop_assert_eq!(presence.lend(block), here.slot);
                         model.insert(block, Residency { busy: 1, ..here });
                     }
@@ -391,15 +440,23 @@ mod tests {
                     prop_assert_eq!(presence.get(block), wanted.unwrap_or_default());
                     let ready = presence.arrival(block).map(|arrival| arrival.ready);
                     prop_assert_eq!(ready, coming.get(&block).copied());
-                    let simple = |here: &Residency| {
-                        here.slot < ASIDE && *here == Residency { slot: here.slot, ..quiet }
+                    let told = |here: &Residency, most: u16| {
+                        here.slot < LENT
+                            && here.busy <= most
+                            && *here == Residency { slot: here.slot, busy: here.busy, ..quiet }
                     };
-                    prop_assert_eq!(presence.quietly(block..block + 1), wanted.is_some_and(|here| simple(&here)));
-                    aside += usize::from(wanted.is_some_and(|here| !simple(&here)));
+                    let only = block..block + 1;
+                    prop_assert_eq!(presence.quietly(only.clone()), wanted.is_some_and(|here| told(&here, 0)));
+                    prop_assert_eq!(presence.wholly(only), wanted.is_some_and(|here| told(&here, 1)));
+                    let stands = |here: Residency| here.state == State::Resident && here.have == all;
+                    prop_assert_eq!(presence.whole(block), wanted.is_some_and(stands));
+                    aside += usize::from(wanted.is_some_and(|here| !told(&here, 1)));
                 }
                 let front = |is: &dyn Fn(u32) -> bool| (block..6).find(|&other| !is(other));
                 let quiet = front(&|other| presence.slot(other).is_some());
                 prop_assert_eq!(presence.quiet_front(block..6), quiet.unwrap_or(6));
+                let whole = front(&|other| presence.wholly(other..other + 1));
+                prop_assert_eq!(presence.whole_front(block..6), whole.unwrap_or(6));
                 let bare = front(&|other| !model.contains_key(&other));
                 prop_assert_eq!(presence.bare_front(block..6), bare.unwrap_or(6));
                 prop_assert_eq!(presence.aside(), aside);
@@ -475,7 +532,7 @@ mod tests {
         presence.calm(6);
         assert_eq!((presence.copies(), presence.slot(6), presence.aside()), (1, Some(8), 1));
         presence.lend(6);
-        assert_eq!((presence.get(6), presence.copies()), (read, 1));
+        assert_eq!((presence.get(6), presence.copies(), presence.aside()), (read, 1, 1));
         presence.calm(6);
         assert!(presence.quietly(6..7));
     }

@@ -224,20 +224,22 @@ impl Manager {
             self.refused.took(known.dst, 1);
         }
         self.end(&known, now);
-        self.outcomes.remember(id, true);
-        self.waited_for(id);
+        self.ended(&[id], true);
     }
 
-    /// No move waits any longer for one that has ended.
-    pub(super) fn waited_for(&mut self, id: MoveId) {
+    /// How moves ended is remembered, and no move waits for them any longer.
+    pub(super) fn ended(&mut self, ids: &[MoveId], ok: bool) {
+        self.outcomes.remember(ids, ok);
         if self.waiters.is_empty() {
             return;
         }
-        for waiter in self.waiters.remove(&id).unwrap_or_default() {
-            let Some(other) = self.moves.get_mut(waiter) else { continue };
-            other.deps.retain(|dep| *dep != id);
-            if other.after == id && !other.issued {
-                other.after = NO_MOVE;
+        for id in ids {
+            for waiter in self.waiters.remove(id).unwrap_or_default() {
+                let Some(other) = self.moves.get_mut(waiter) else { continue };
+                other.deps.retain(|dep| dep != id);
+                if other.after == *id && !other.issued {
+                    other.after = NO_MOVE;
+                }
             }
         }
     }
@@ -336,8 +338,7 @@ impl Manager {
     pub(super) fn end_move(&mut self, id: MoveId, now: Nanos) {
         if let Some(known) = self.moves.remove(id) {
             self.end(&known, now);
-            self.outcomes.remember(id, false);
-            self.waited_for(id);
+            self.ended(&[id], false);
             if known.kind != MoveKind::Store {
                 self.awaits.end(vec![id]);
             }

@@ -10,7 +10,6 @@ use smallvec::smallvec;
 
 use crate::arrival::Arrival;
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, TierId};
-use crate::tier::State;
 use crate::time::Nanos;
 
 use super::Manager;
@@ -90,15 +89,13 @@ impl Manager {
         let most = self.trie.run(first).end - first;
         let follow = (first..first + most).zip(ids);
         let number = follow.take_while(|&(block, &id)| self.way(id) == Some((way, block))).count();
-        self.count_moves(way, &ids[..number], now);
-        self.moves.forget(&ids[..number]);
-        for (block, &id) in (first..).zip(&ids[..number]) {
+        self.end_moves(way, &ids[..number], now);
+        self.ended(&ids[..number], true);
+        let blocks = first..first + u32::try_from(number).expect("no more than the run has");
+        for block in blocks.clone() {
             self.tiers[src].here.calm(block);
             self.tiers[dst].here.come(block);
-            self.outcomes.remember(id, true);
-            self.waited_for(id);
         }
-        let blocks = first..first + u32::try_from(number).expect("no more than the run has");
         self.recount_run(dst, &blocks, Layers::NONE, Some(src));
         if kind == MoveKind::Store {
             self.refused.took(dst, number as u64);
@@ -131,9 +128,8 @@ impl Manager {
         }
         // No block dies while something is on its way to it.
         let block = known.block?.id();
-        let source = self.residency(known.src, block);
-        let stands = source.state == State::Resident && source.have == known.layers;
-        (stands && self.tiers[known.dst].here.awaits(block, id))
-            .then_some(((known.kind, known.src, known.dst), block))
+        let alone =
+            self.tiers[known.src].here.whole(block) && self.tiers[known.dst].here.awaits(block, id);
+        alone.then_some(((known.kind, known.src, known.dst), block))
     }
 }

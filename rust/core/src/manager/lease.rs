@@ -319,8 +319,8 @@ impl Manager {
             if !free {
                 continue;
             }
-            let quiet = all || self.tiers[0].here.quietly(run.clone());
-            carries = quiet && leaf_only;
+            let whole = all || self.tiers[0].here.wholly(run.clone());
+            carries = whole && leaf_only;
             if carries && stands {
                 // What stands behind it keeps it from leaving.
                 continue;

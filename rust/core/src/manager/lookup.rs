@@ -153,7 +153,7 @@ impl Manager {
         }
         let mut whole = 0;
         for run in self.runs(path) {
-            if !self.tiers.iter().any(|tier| tier.here.quietly(run.clone())) {
+            if !self.tiers.iter().any(|tier| tier.here.wholly(run.clone())) {
                 let lacking = run.clone().find(|&block| !self.missing(block).is_empty());
                 if let Some(lacking) = lacking {
                     return whole + (lacking - run.start) as usize;

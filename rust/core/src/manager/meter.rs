@@ -306,19 +306,19 @@ impl Manager {
         self.meter.lasting(way).record(now.saturating_sub(known.handed), 1);
     }
 
-    /// As `count_move`, of whole blocks that go one way.
-    pub(super) fn count_moves(&mut self, way: Way, ids: &[MoveId], now: Nanos) {
+    /// Counts moves of whole blocks that went one way, and forgets them.
+    pub(super) fn end_moves(&mut self, way: Way, ids: &[MoveId], now: Nanos) {
         let bytes = self.settings.layer_bytes * u64::from(self.settings.layers);
         let mut took = 0;
         // Mostly all of them were handed out together.
         let mut handed: SmallVec<[(Nanos, u64); 2]> = SmallVec::new();
-        for known in ids.iter().map(|&id| &self.moves[id]) {
+        self.moves.forget(ids, |known| {
             took += now.saturating_sub(known.started);
             match handed.last_mut() {
                 Some((then, number)) if *then == known.handed => *number += 1,
                 _ => handed.push((known.handed, 1)),
             }
-        }
+        });
         self.meter.count(way, bytes * ids.len() as u64, took);
         for (then, number) in handed {
             self.meter.lasting(way).record(now.saturating_sub(then), number);

@@ -16,12 +16,14 @@ pub(super) struct Outcomes {
 }
 
 impl Outcomes {
-    /// A move has ended.
-    pub(super) fn remember(&mut self, id: MoveId, ok: bool) {
+    /// Moves have ended.
+    pub(super) fn remember(&mut self, ids: &[MoveId], ok: bool) {
         if self.told.is_empty() {
             self.told.resize(KEPT, NO_MOVE);
         }
-        self.told[place(id)] = id << 1 | u64::from(ok);
+        for &id in ids {
+            self.told[place(id)] = id << 1 | u64::from(ok);
+        }
     }
 
     /// Whether a move ended well, if that is known.
@@ -44,10 +46,10 @@ mod tests {
     fn the_last_of_those_in_one_place_is_known() {
         let mut outcomes = Outcomes::default();
         assert_eq!(outcomes.of(7), None);
-        outcomes.remember(7, true);
-        outcomes.remember(8, false);
+        outcomes.remember(&[7], true);
+        outcomes.remember(&[8], false);
         assert_eq!([7, 8, 9].map(|id| outcomes.of(id)), [Some(true), Some(false), None]);
-        outcomes.remember(7 + KEPT as u64, false);
+        outcomes.remember(&[7 + KEPT as u64], false);
         assert_eq!((outcomes.of(7), outcomes.of(7 + KEPT as u64)), (None, Some(false)));
     }
 }

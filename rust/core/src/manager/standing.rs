@@ -84,7 +84,7 @@ impl Manager {
     ) {
         let mut others = 0_u64;
         for at in (0..self.tiers.len()).filter(|&at| at != tier) {
-            if known == Some(at) || self.tiers[at].here.quietly(blocks.clone()) {
+            if known == Some(at) || self.tiers[at].here.wholly(blocks.clone()) {
                 others |= 1 << at;
             } else if !self.tiers[at].here.nowhere(blocks.clone()) {
                 for block in blocks.clone() {

@@ -11,7 +11,6 @@ use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, TierId};
 use crate::lane::LaneId;
 use crate::plan::{self, Source};
-use crate::tier::State;
 use crate::time::Nanos;
 
 use super::Manager;
@@ -72,8 +71,8 @@ impl Manager {
         }
         let (mut at, all) = (0, self.all_layers());
         for run in self.runs(path) {
-            let quiet = self.tiers[0].here.quiet_front(run.clone());
-            let rest = if self.engine_owned() { run.clone() } else { quiet..run.end };
+            let lacks = self.tiers[0].here.whole_front(run.clone());
+            let rest = if self.engine_owned() { run.clone() } else { lacks..run.end };
             let lacking = (at + (rest.start - run.start) as usize..).zip(rest.clone());
             if let Some(tier) = self.whole_below(&rest) {
                 let whole = |(at, block)| Need::whole(at, block, tier, all, now);
@@ -95,7 +94,7 @@ impl Manager {
         (tier > 0 && self.tiers[tier].here.quietly(blocks.clone())).then_some(tier)
     }
 
-    /// Whether every block that is known stands on a tier, whole and quiet.
+    /// Whether every block that is known stands on a tier, whole.
     pub(super) fn holds_all(&self, tier: TierId) -> bool {
         let here = &self.tiers[tier].here;
         here.aside() == 0 && here.copies() == self.trie.len() as u64
@@ -103,8 +102,7 @@ impl Manager {
 
     /// Whether all layers of a block are there on the first tier.
     pub(super) fn stands(&self, block: BlockId) -> bool {
-        let here = self.residency(0, block);
-        here.state == State::Resident && here.have == self.all_layers() && !self.engine_owned()
+        self.tiers[0].here.whole(block) && !self.engine_owned()
     }
 
     /// Decides for every need whether it is reused, loaded or computed.

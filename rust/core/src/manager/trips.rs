@@ -122,18 +122,21 @@ impl Trips {
         Some(ended)
     }
 
-    /// Removes trips that nobody looks at any more, where they lie.
-    pub(super) fn forget(&mut self, ids: &[MoveId]) {
+    /// Removes trips where they lie, after a last look at each.
+    pub(super) fn forget(&mut self, ids: &[MoveId], mut look: impl FnMut(&Trip)) {
         for &id in ids {
-            let stood = match self.place(id) {
-                Some(at) => self.row.get_mut(at).is_some_and(|trip| {
-                    let stood = trip.is_some();
+            if let Some(at) = self.place(id) {
+                if let Some(trip) = self.row.get_mut(at)
+                    && let Some(known) = trip
+                {
+                    look(known);
                     *trip = None;
-                    stood
-                }),
-                None => self.late.remove(&id).is_some(),
-            };
-            self.len -= usize::from(stood);
+                    self.len -= 1;
+                }
+            } else if let Some(late) = self.late.remove(&id) {
+                look(&late);
+                self.len -= 1;
+            }
         }
         self.close_up();
     }
@@ -245,8 +248,10 @@ mod tests {
                 set.remove(&old);
                 let end: Vec<MoveId> = set.iter().copied().filter(|id| id % 7 >= stay).collect();
                 if number % 2 == 0 {
-                    trips.forget(&end);
-                    trips.forget(&end); // those that are gone are no harm
+                    let mut seen = Vec::new();
+                    trips.forget(&end, |trip| seen.push(trip.id));
+                    prop_assert_eq!(&seen, &end);
+                    trips.forget(&end, |gone| panic!("{} is gone", gone.id));
                 }
                 for id in end {
                     prop_assert_eq!(trips.remove(id).is_some(), number % 2 == 1);

@@ -54,7 +54,7 @@ impl Manager {
     /// that there was to do.
     fn write_convoy(&mut self, tier: TierId, blocks: &Range<BlockId>, now: Nanos) -> bool {
         let below = tier + 1;
-        if self.tiers[below..].iter().any(|lower| lower.here.quietly(blocks.clone())) {
+        if self.tiers[below..].iter().any(|lower| lower.here.wholly(blocks.clone())) {
             return true;
         }
         let plain = self.travels(tier, below)

@@ -145,7 +145,7 @@ impl Manager {
     fn fate(&self, draft: &Draft, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
         let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
         let mut safe = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
-        if safe.any(|other| self.tiers[other].here.quietly(blocks.clone())) {
+        if safe.any(|other| self.tiers[other].here.wholly(blocks.clone())) {
             return Some(Fate::Clean);
         }
         let dropped = tier == self.last() || draft.dropping || !self.writes(tier);
