@@ -62,6 +62,8 @@ class World:
             # A step that cannot be taken here is left out; tests of the API say which can.
             with suppress(ConfigError, NoSpaceError, ClosedError):
                 getattr(self, step)(at, size)
+        # Time passes in a refused call too: what is ready by now arrives before it.
+        self.manager.mark([], -1 % self.tiers, present=False, now=self.now)
 
     def lease(self, at):
         return self.held[at % len(self.held)] if self.held else None

@@ -350,7 +350,8 @@ class BlockManager:
         Args:
             tokens: the sequence.
             tier: where.
-            present: whether they are there. Setting makes room.
+            present: whether they are there. Setting makes room, brings the layers that the tier
+                lacks, and makes good a copy that could not be read.
             now: the time.
             ready: when all layers are there; None means now. Until then the copy is arriving.
             first: when the first layer is there.
@@ -363,7 +364,8 @@ class BlockManager:
         Raises:
             NoSpaceError: the tier cannot hold them.
             ConfigError: times that contradict each other; a block to clear that is leased, on the
-                move, or needed by blocks behind it; a tier whose slots the engine owns.
+                move, or needed by blocks behind it; a block to be there that a failed move still
+                writes, or of which only a part is on its way; a tier whose slots the engine owns.
         """
 
     def commit_many(

@@ -134,6 +134,7 @@ fn millions_of_operations() {
         "suspend",
         "resume",
         "mark",
+        "appear",
         "load",
         "hole computed",
         "complete",

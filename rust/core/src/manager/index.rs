@@ -182,7 +182,8 @@ impl Manager {
         let structure = known.map_or(scope.structure.unwrap_or(self.settings.structure), |id| {
             self.scopes.get(id).structure
         });
-        if structure == Structure::LeafOnly && !whole {
+        let lost = parent.is_some_and(|parent| !self.missing(parent).is_empty());
+        if structure == Structure::LeafOnly && (!whole || lost) {
             return None;
         }
         self.scopes.intern(scope, 0, &record.tokens).ok()?;

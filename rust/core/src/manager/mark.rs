@@ -33,11 +33,13 @@ pub struct Mark<'a> {
 
 impl Manager {
     /// Sets or clears the presence of the full blocks of a sequence on a tier. Setting makes
-    /// room; a copy that is ready in the future is arriving until then.
+    /// room, and makes good what could not be read; a copy that is ready in the future is arriving
+    /// until then.
     ///
     /// # Errors
     /// [`Error::NoSpace`]; [`Error::Config`] if a block to clear is leased, busy or carries others
-    /// in a leaf-only scope, or the tier has no slots of ours. Nothing has changed then.
+    /// in a leaf-only scope, if a failed move still writes a block to be there or only a part of it
+    /// is on its way, or if the tier has no slots of ours. Nothing has changed then.
     pub fn mark(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
         self.open()?;
         self.check_tier(mark.tier)?;
@@ -125,9 +127,11 @@ impl Manager {
             let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]);
             self.trie.walk(self.scopes.get(scope).root, Asked::Tokens(&content), &mut path);
         }
-        let absent = |block: &&BlockId| self.residency(mark.tier, **block).state == State::Absent;
-        let more = path.iter().filter(absent).count() + full / size - path.len();
-        let units = self.units(mark.tier, self.all_layers()) * more as u64;
+        let mut units =
+            self.units(mark.tier, self.all_layers()) * (full / size - path.len()) as u64;
+        for &block in &path {
+            units += self.lacking(mark.tier, block)?;
+        }
         let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (mark.tier, run)).collect();
         self.pin(&path);
         if let Err(error) = self.make_room(&[(mark.tier, units)], &stay, now) {
@@ -146,15 +150,45 @@ impl Manager {
         let plain = !late && !self.tiers[mark.tier].spec.layer_slots;
         let (known, new) = path.split_at(if plain { pinned } else { path.len() });
         for &block in known {
-            if self.residency(mark.tier, block).state == State::Absent {
-                let all = self.all_layers();
-                self.place(mark.tier, block, (NO_SLOT, all), mark.ready, mark.first, now);
-            }
+            self.complete_copy(block, mark, now);
         }
         self.place_new(mark.tier, new, known.last().copied());
         self.refresh_path(&path[pinned..]);
         self.unpin(&path[..pinned], Some(now));
         Ok(self.trie.handles(&path))
+    }
+
+    /// How many slots a block needs to stand whole on a tier.
+    fn lacking(&self, tier: TierId, block: BlockId) -> Result<u64> {
+        let (here, all) = (self.residency(tier, block), self.all_layers());
+        if here.state != State::Arriving {
+            let layers = u64::from(all.len() - here.have.len());
+            let rows = self.tiers[tier].spec.layer_slots;
+            return Ok(if rows { layers } else { u64::from(here.slot == NO_SLOT) });
+        }
+        if self.expected(tier, block) != all {
+            return Err(Error::config(format!(
+                "block {:#x} cannot be marked on tier '{}': moves have still to end there",
+                self.trie.handle(block).0,
+                self.tiers[tier].spec.kind.name()
+            )));
+        }
+        Ok(0)
+    }
+
+    /// Puts what a tier lacks of a block there. A copy that could not be read is good again.
+    fn complete_copy(&mut self, block: BlockId, mark: &Mark<'_>, now: Nanos) {
+        let (here, all) = (self.residency(mark.tier, block), self.all_layers());
+        if here.state == State::Arriving || here.usable() == all {
+            return;
+        }
+        let mut slot = here.slot;
+        for lacks in [Layers::new(0, here.have.lo), Layers::new(here.have.hi, all.hi)] {
+            if !lacks.is_empty() {
+                slot = self.take_slots(mark.tier, slot, lacks);
+            }
+        }
+        self.place(mark.tier, block, (slot, all), mark.ready, mark.first, now);
     }
 
     /// Puts new blocks, of which nothing stands anywhere, whole on a tier. Their own entries are
@@ -170,7 +204,7 @@ impl Manager {
         }
     }
 
-    /// Puts layers of a block on a tier, into a given slot or the next free one.
+    /// Puts layers of a block on a tier, into given slots.
     pub(super) fn place(
         &mut self,
         tier: TierId,
@@ -180,12 +214,11 @@ impl Manager {
         first: Option<Nanos>,
         now: Nanos,
     ) {
-        let slot = if slot == NO_SLOT { self.take_slots(tier, NO_SLOT, layers) } else { slot };
         let ready = ready.filter(|&ready| ready > now);
         self.alter(tier, block, |here| {
             here.slot = slot;
             if ready.is_some() {
-                here.state = State::Arriving;
+                (here.state, here.have) = (State::Arriving, here.usable());
             } else {
                 (here.state, here.have) = (State::Resident, layers);
             }

@@ -2,11 +2,11 @@
 
 use kvtrie_core::block::{Handle, Layers};
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::Mark;
+use kvtrie_core::manager::{Mark, Outcome, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec};
 
-use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, settings, tier, tokens};
+use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, layered, settings, tier, tokens};
 
 fn two(gpu: u32, host: u32) -> Rig {
     Rig::new(settings(vec![tier(Kind::Gpu, gpu), tier(Kind::Host, host)]))
@@ -170,4 +170,78 @@ fn slots_of_an_engine_cannot_be_marked() {
     let refused = mark(&mut rig, &tokens(1, 1), GPU, None).unwrap_err();
     assert!(refused.to_string().contains("the engine owns"), "{refused}");
     assert!(rig.ask(&all_of(&tokens(1, 1))).is_ok());
+}
+
+/// A manager of two ranks, one block on the host, its lease, and its load, which has failed on one
+/// rank and runs on the other.
+fn failing(prompt: &[u32]) -> (Rig, u64, u64) {
+    let tiers = vec![tier(Kind::Gpu, 4), tier(Kind::Host, 4)];
+    let mut rig = Rig::new(Settings { ranks: 2, ..settings(tiers) });
+    rig.mark(prompt, HOST);
+    let id = rig.acquire(prompt);
+    let load = rig.hand_out()[0].id;
+    rig.fail(load);
+    (rig, id, load)
+}
+
+#[test]
+fn a_copy_that_could_not_be_read_is_good_again_when_it_is_marked() {
+    let prompt = tokens(1, 2);
+    for (ended, ready) in [(false, None), (true, None), (false, Some((1500, 2000)))] {
+        let (mut rig, id, load) = failing(&prompt[..SIZE]);
+        let end = Outcome { ok: false, rank: 1, ..Outcome::default() };
+        if ended {
+            rig.report(&[load], &end).unwrap();
+        }
+        assert_eq!(rig.matched(&prompt), 0);
+        let handles = mark(&mut rig, &prompt, HOST, ready).unwrap();
+        assert_eq!((handles.len(), rig.blocks(&prompt)), (2, handles));
+        let now = if ready.is_some() { Layers::NONE } else { ALL };
+        assert_eq!(rig.on(&prompt, HOST), [now; 2], "{ready:?}");
+        assert_eq!(rig.manager.occupancy(HOST).free, 2, "it keeps its slot");
+        if !ended {
+            rig.report(&[load], &end).unwrap();
+        }
+        rig.release(id);
+        rig.now = 2000;
+        rig.serve(&tokens(2, 1));
+        assert_eq!((rig.matched(&prompt), rig.on(&prompt, HOST)), (2 * SIZE, vec![ALL; 2]));
+    }
+}
+
+#[test]
+fn what_a_failed_move_still_writes_cannot_be_marked() {
+    let prompt = tokens(1, 2);
+    let (mut rig, id, load) = failing(&prompt[..SIZE]);
+    let refused = mark(&mut rig, &prompt, GPU, None).unwrap_err();
+    assert!(refused.to_string().contains("moves have still to end"), "{refused}");
+    rig.report(&[load], &Outcome { ok: false, rank: 1, ..Outcome::default() }).unwrap();
+    mark(&mut rig, &prompt, GPU, None).unwrap();
+    rig.release(id);
+    assert_eq!(rig.on(&prompt, GPU), [ALL; 2]);
+}
+
+#[test]
+fn marking_brings_the_layers_that_a_tier_lacks() {
+    let prompt = tokens(1, 2);
+    let some = Layers::new(0, 2);
+    for (ready, now) in [(None, ALL), (Some((1500, 2000)), some)] {
+        let mut rig = Rig::new(settings(vec![layered(Kind::Gpu, 2), tier(Kind::Host, 4)]));
+        rig.mark(&prompt[..SIZE], HOST);
+        let id = rig.acquire(&prompt[..SIZE]);
+        for (at, load) in rig.hand_out().iter().enumerate() {
+            let ok = at < 2;
+            rig.report(&[load.id], &Outcome { ok, cancelled: !ok, ..Outcome::default() }).unwrap();
+        }
+        rig.release(id);
+        rig.run();
+        assert_eq!(rig.on(&prompt, GPU), [some]);
+        mark(&mut rig, &prompt, GPU, ready).unwrap();
+        let behind = if ready.is_some() { Layers::NONE } else { ALL };
+        assert_eq!(rig.on(&prompt, GPU), [now, behind]);
+        assert_eq!(rig.manager.occupancy(GPU).free, 0);
+        rig.now = 2000;
+        rig.call(|manager, now| manager.hint(&[], now)).unwrap();
+        assert_eq!(rig.on(&prompt, GPU), [ALL; 2]);
+    }
 }

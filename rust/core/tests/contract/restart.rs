@@ -1,7 +1,7 @@
 //! Point 12: the index of a tier that outlived its manager.
 
 use kvtrie_core::block::{Layers, Structure};
-use kvtrie_core::manager::{Acquire, Manager, Mark, Row, Settings};
+use kvtrie_core::manager::{Acquire, Manager, Mark, Outcome, Row, Settings};
 use kvtrie_core::record::{Label, Owner as Whose, Record, Standing, scope_key};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
@@ -200,6 +200,24 @@ fn what_the_index_cannot_mean_is_refused() {
     let gpu = TierSpec { owner: Owner::Engine, ..tier(Kind::Gpu, 4) };
     let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 4)]));
     rig.refused("the engine owns", |manager, now| manager.load_index(GPU, &[], now));
+}
+
+#[test]
+fn nothing_is_found_again_behind_what_a_failure_has_lost() {
+    let prompt = tokens(1, 2);
+    let mut rig = Rig::new(three());
+    rig.mark(&prompt, DISK);
+    let rows = index(&mut rig, DISK);
+    let mut again = Rig::new(Settings { ranks: 2, ..three() });
+    again.mark(&prompt[..SIZE], HOST);
+    let id = again.acquire(&prompt[..SIZE]);
+    let moving = again.hand_out()[0].id;
+    again.fail(moving);
+    again.release(id);
+    // The block is there until its load has ended on both ranks, and serves nobody.
+    assert_eq!((again.manager.totals().0, load(&mut again, DISK, &rows[1..])), (1, 0));
+    again.report(&[moving], &Outcome { ok: false, rank: 1, ..Outcome::default() }).unwrap();
+    assert_eq!((again.manager.totals().0, load(&mut again, DISK, &rows)), (0, 2));
 }
 
 #[test]

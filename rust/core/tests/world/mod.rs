@@ -17,9 +17,9 @@ mod tally;
 
 use std::collections::BTreeMap;
 
-use kvtrie_core::block::{Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
+use kvtrie_core::block::{Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, Move, Settings};
+use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, MatchedBlock, Move, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner};
 
@@ -127,6 +127,7 @@ impl World {
             28..=30 => self.start(a),
             31..=42 => self.finish(a, b),
             43 if b % 4 == 0 => self.flush(),
+            43 if b % 4 == 1 => self.appear(a, b),
             43 => self.mark(a, b),
             44 | 45 => self.load(a, b),
             46 => self.nonsense(a, b),
@@ -552,7 +553,6 @@ impl World {
         if self.manager.settings().tiers.len() < 2 {
             return;
         }
-        // Only clearing: a mark that sets presence would need bytes from nowhere.
         let tokens = Self::sequence(a, b);
         let tier = 1 + b % (self.manager.settings().tiers.len() - 1);
         let mark = Mark {
@@ -564,6 +564,41 @@ impl World {
             first: None,
         };
         self.attempt("mark", |m, now| m.mark(&mark, now));
+    }
+
+    /// Blocks appear on a tier, and their bytes with them.
+    fn appear(&mut self, a: usize, b: usize) {
+        let (tokens, tier) = (Self::sequence(a, b), b / 13 % self.manager.settings().tiers.len());
+        let full = tokens.len() / self.size();
+        let all = Layers::new(0, self.manager.settings().layers);
+        let rows = self.manager.settings().tiers[tier].layer_slots;
+        let units = full * usize::from(if rows { all.hi } else { 1 });
+        if self.manager.occupancy(tier).free < units as u64 {
+            // A store may still read what they would be written over.
+            return;
+        }
+        let scope = Scope::default();
+        let there = |m: &Manager, blocks: &[Handle]| {
+            let copy = |block: MatchedBlock| block.copies.into_iter().find(|c| c.tier == tier);
+            m.describe(blocks, 0).into_iter().map(copy).collect::<Vec<_>>()
+        };
+        let known = self.manager.known(&tokens, &scope).expect("a good scope");
+        let before = there(&self.manager, &known);
+        let ready = a.is_multiple_of(3).then_some(self.now + 5);
+        let mark = Mark { tokens: &tokens, scope, tier, present: true, ready, first: None };
+        let Some(blocks) = self.attempt("appear", |m, now| m.mark(&mark, now)) else { return };
+        assert_eq!(blocks.len(), full, "all of them are there or will be");
+        for (at, copy) in there(&self.manager, &blocks).into_iter().enumerate() {
+            let copy = copy.unwrap_or_else(|| panic!("block {at} is not on tier {tier}"));
+            assert_eq!(copy.coming, all, "block {at} on tier {tier}");
+            let old = before.get(at).copied().flatten().map_or(Layers::NONE, |copy| copy.coming);
+            let slots = self.manager.copy_slots(blocks[at], &copy);
+            for layer in all.iter().filter(|&layer| !old.contains(layer)) {
+                let slot = slots[if rows { usize::from(layer) } else { 0 }];
+                let end = (at + 1) * self.size();
+                self.put(tier, slot, layer, (tokens[..end].to_vec(), layer));
+            }
+        }
     }
 
     fn flush(&mut self) {
