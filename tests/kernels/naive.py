@@ -143,8 +143,16 @@ def replace(call, i, slot, by):
     note_scales(call, slot, fresh)
     cells = Numbers(call.cells)
     for h, d in np.ndindex(heads, dim):
+        if keeps(call, d):
+            continue
         bits = encoded(fresh[h][d] * (F32(1) / scale(call, slot, h)), cells.dtype)
         cells[*divmod(slot, call.cells.shape[1]), h, d] = bits
+
+
+def keeps(call, d):
+    """Whether a number of a head stays as it is: it does not turn and keeps its scale."""
+    turns = call.rope is not None and 0 <= d - call.rope.first < call.rope.width
+    return call.kernel == "rerotate" and call.covers not in {"token", "group"} and not turns
 
 
 def read(call, slot):

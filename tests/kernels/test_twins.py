@@ -8,7 +8,8 @@ from cases import calls, copied, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtrie.kernels import Rope, twin
+from kvtrie.kernels import Plane, Rope, twin
+from kvtrie.kernels.call import Call
 from kvtrie.kernels.formats import CELLS
 
 
@@ -40,6 +41,17 @@ def test_the_loop_rounds_as_torch_does(dtype, x):
     near = (wide.round() if dtype == torch.int8 else wide).to(dtype)
     word = naive.WORDS[dtype.itemsize]
     assert naive.encoded(x, dtype) == int(near.view(word)) % 2 ** (8 * dtype.itemsize)
+
+
+def test_what_does_not_turn_keeps_its_bits():
+    # No kernel writes -128, but a pool may hold it.
+    cells = torch.full((1, 1, 1, 1, 32), -128, dtype=torch.int8)
+    plane, slots = Plane(cells, torch.ones(1, 1, 1, 1)), torch.tensor([0])
+    skipped, rope = torch.ones(1, dtype=torch.uint8), Rope.of(2, 16)
+    twin.run(Call("rerotate", (plane,), "tensor", slots, skipped, (), torch.tensor([1]), rope))
+    assert (cells[..., 16:] == -128).all()
+    assert (cells[..., :16] > -128).all()
+    assert not skipped.any()
 
 
 def test_tables_are_angles_in_double_precision():

@@ -87,6 +87,11 @@ class Rope:
         return cls(cos, sin, first, neighbours)
 
     @property
+    def part(self) -> slice:
+        """Which numbers of a head turn."""
+        return slice(self.first, self.first + self.width)
+
+    @property
     def length(self) -> int:
         """Positions that the tables know."""
         return self.cos.shape[0]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _LEAST_SCALE = 2.0**-126
+_FRESH = ("token", "group")  # scales that are found anew with what is written
 
 
 @torch.no_grad()
@@ -41,7 +42,10 @@ def run(call: Call) -> None:
             stood = _read(plane, slots, torch.float32)
             call.deviation[at].zero_()
             call.deviation[at, inside] = (fresh.float() - stood).square().sum(dim=(0, 2, 3))
-        _write(plane, call.covers, slots, fresh)
+        part = slice(None)
+        if turns_in_place and call.rope is not None and call.covers not in _FRESH:
+            part = call.rope.part
+        _write(plane, call.covers, slots, fresh, part)
 
 
 def _inside(call: Call) -> torch.Tensor:
@@ -56,7 +60,7 @@ def _turn(keys: torch.Tensor, rope: Rope, by: torch.Tensor) -> torch.Tensor:
     cos = rope.cos[by.abs()][:, None, :]
     sin = rope.sin[by.abs()][:, None, :] * by.sign()[:, None, None]
     turned = keys.clone()
-    part = turned[..., rope.first : rope.first + rope.width]
+    part = turned[..., rope.part]
     half = rope.width // 2
     x, y = (
         (part[..., 0::2], part[..., 1::2])
@@ -78,7 +82,9 @@ def _read(plane: Plane, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor
     return (cells.float() * plane.scales[where][..., None]).to(dtype)
 
 
-def _write(plane: Plane, covers: Covers, slots: torch.Tensor, fresh: torch.Tensor) -> None:
+def _write(
+    plane: Plane, covers: Covers, slots: torch.Tensor, fresh: torch.Tensor, part: slice
+) -> None:
     where = _places(plane, slots)
     if plane.scales is not None:
         fresh = fresh.float()
@@ -92,7 +98,7 @@ def _write(plane: Plane, covers: Covers, slots: torch.Tensor, fresh: torch.Tenso
         fresh = (fresh * (1.0 / scales)).clamp(-largest, largest)
         if plane.cells.dtype == torch.int8:
             fresh = fresh.round()
-    plane.cells[where] = fresh.to(plane.cells.dtype)
+    plane.cells[(*where, slice(None), part)] = fresh[..., part].to(plane.cells.dtype)
 
 
 def _places(plane: Plane, slots: torch.Tensor) -> tuple[slice, torch.Tensor, torch.Tensor]:
