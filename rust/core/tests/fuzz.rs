@@ -28,6 +28,44 @@ const TOLD: u64 = 1_000_000;
 /// So often, at least.
 const WANTED: u64 = 1000;
 
+/// What must happen that often in a full run.
+const HAPPENINGS: [&str; 34] = [
+    "no space",
+    "config error",
+    "closed error",
+    "failed move",
+    "hung move",
+    "lease replanned",
+    "skipped after a failure",
+    "acquire",
+    "commit",
+    "reserve",
+    "release",
+    "fork",
+    "truncate",
+    "suspend",
+    "resume",
+    "mark",
+    "appear",
+    "index",
+    "load index",
+    "found again",
+    "commit many",
+    "price",
+    "load",
+    "hole computed",
+    "complete",
+    "complete again",
+    "bind",
+    "hint",
+    "hint accepted",
+    "hint clipped",
+    "hint deferred",
+    "hint rejected",
+    "waiting hint came true",
+    "ranks compared",
+];
+
 fn mixed(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut z = *state;
@@ -117,37 +155,7 @@ fn millions_of_operations() {
     for (what, times) in &mix {
         println!("{times:>10}  {what}");
     }
-    for what in [
-        "no space",
-        "config error",
-        "closed error",
-        "failed move",
-        "hung move",
-        "lease replanned",
-        "skipped after a failure",
-        "acquire",
-        "commit",
-        "reserve",
-        "release",
-        "fork",
-        "truncate",
-        "suspend",
-        "resume",
-        "mark",
-        "appear",
-        "load",
-        "hole computed",
-        "complete",
-        "complete again",
-        "bind",
-        "hint",
-        "hint accepted",
-        "hint clipped",
-        "hint deferred",
-        "hint rejected",
-        "waiting hint came true",
-        "ranks compared",
-    ] {
+    for what in HAPPENINGS {
         let times = mix.get(what).copied().unwrap_or(0);
         assert!(ops < FULL || times >= WANTED, "'{what}' happened only {times} times");
     }

@@ -8,9 +8,11 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+mod compute;
 mod engine;
 mod executor;
 mod hints;
+mod mark;
 mod nonsense;
 mod shape;
 mod tally;
@@ -19,7 +21,7 @@ use std::collections::BTreeMap;
 
 use kvtrie_core::block::{Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, MatchedBlock, Move, Settings};
+use kvtrie_core::manager::{Acquire, LoadMode, Manager, Move, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner};
 
@@ -67,6 +69,9 @@ pub(crate) struct World {
     ended_ok: std::collections::BTreeSet<MoveId>,
     bytes: BTreeMap<(TierId, Slot, u16), Content>,
     slots: engine::Engine,
+    index: Option<mark::Index>,
+    /// Blocks that may be priced once more.
+    prices: Vec<Handle>,
     tally: tally::Tally,
     hints: hints::Hints,
 }
@@ -88,6 +93,8 @@ impl World {
             ended_ok: std::collections::BTreeSet::new(),
             bytes: BTreeMap::new(),
             slots: engine::Engine::default(),
+            index: None,
+            prices: Vec::new(),
             hints: hints::Hints::default(),
         }
     }
@@ -132,6 +139,9 @@ impl World {
             44 | 45 => self.load(a, b),
             46 => self.nonsense(a, b),
             47 => self.run_all(),
+            52 => self.compute_many(b),
+            53 if a.is_multiple_of(3) => self.price(b),
+            53 => self.index(a, b),
             _ => self.hint(a, b),
         }
         if self.thorough()
@@ -308,94 +318,6 @@ impl World {
         (!self.held.is_empty()).then(|| a % self.held.len())
     }
 
-    /// The engine computes holes and some of the tokens it has still to compute, and commits.
-    fn compute(&mut self, a: usize, b: usize) {
-        let Some(at) = self.pick(a) else { return };
-        let id = self.held[at].id;
-        if self.held[at].suspended {
-            self.attempt("commit", |m, now| m.commit(id, &[5], now));
-            return;
-        }
-        self.bind(at);
-        if !self.manager.awaits(id).unwrap().is_empty() {
-            return;
-        }
-        let mut fresh = self.held[at].todo.clone();
-        if fresh.is_empty() {
-            fresh = (0..=(b % 4)).map(|i| u32::try_from(9000 + (b + i) % 3).unwrap()).collect();
-        }
-        fresh.truncate(1 + b % 7);
-        let room = self.manager.room_left(id).unwrap();
-        if fresh.len() > room {
-            self.attempt("commit", |m, now| m.commit(id, &fresh, now));
-            return;
-        }
-        self.write_holes(at);
-        let known = self.manager.lease_tokens(id).unwrap();
-        self.held[at].tokens.truncate(known);
-        assert_eq!(self.held[at].tokens.len(), known, "the world lost count of a lease's tokens");
-        let from = known;
-        self.held[at].tokens.extend_from_slice(&fresh);
-        self.write(at, from);
-        let size = self.size();
-        let sealed = (from + fresh.len()) / size - from / size;
-        let whose = Self::scope(self.held[at].scope);
-        let all = self.held[at].tokens.clone();
-        let known = self.manager.known(&all, &whose).unwrap();
-        self.hints.used(known.into_iter().skip(from / size).take(sealed));
-        let done = self.attempt("commit", |m, now| m.commit(id, &fresh, now));
-        let done = done.expect("a commit with room and without open moves goes through");
-        let told = done.new.len().max(done.duplicate.len());
-        assert!(told <= sealed + from / size, "more blocks told than sealed");
-        let todo = &mut self.held[at].todo;
-        todo.drain(..fresh.len().min(todo.len()));
-    }
-
-    fn write_holes(&mut self, at: usize) {
-        let id = self.held[at].id;
-        let size = self.size();
-        let holes: Vec<_> = self.manager.lease(id).unwrap().recompute().collect();
-        if !holes.is_empty() {
-            self.count("hole computed");
-        }
-        let (rows, table) = self.manager.slots(id, 0).unwrap();
-        let blocks = table.len() / rows;
-        for (block, layers) in holes {
-            for layer in layers.iter() {
-                let row = if rows == 1 { 0 } else { usize::from(layer) };
-                let slot = table[row * blocks + block as usize];
-                let tokens = self.held[at].tokens[..(block as usize + 1) * size].to_vec();
-                self.put(0, slot, layer, (tokens, layer));
-            }
-        }
-    }
-
-    /// The engine writes the KV of a lease's tokens from `from` on.
-    fn write(&mut self, at: usize, from: usize) {
-        let held = &self.held[at];
-        let size = self.size();
-        let (rows, table) = self.manager.slots(held.id, 0).unwrap();
-        let blocks = table.len() / rows;
-        let layers = self.manager.settings().layers;
-        let tokens = held.tokens.clone();
-        for block in from / size..tokens.len().div_ceil(size) {
-            for layer in 0..layers {
-                let row = if rows == 1 { 0 } else { usize::from(layer) };
-                let slot = table[row * blocks + block];
-                let end = tokens.len().min((block + 1) * size);
-                if from > block * size {
-                    let (old, _) = self.get(0, slot, layer).expect("the tail was written");
-                    assert!(
-                        old.starts_with(&tokens[..from]),
-                        "the tail of lease {} was {old:?}",
-                        held_id(&self.held[at])
-                    );
-                }
-                self.put(0, slot, layer, (tokens[..end].to_vec(), layer));
-            }
-        }
-    }
-
     fn key(&self, tier: TierId, slot: Slot, layer: u16) -> (TierId, Slot, u16) {
         let layer_slots = self.manager.settings().tiers[tier].layer_slots;
         (tier, slot, if layer_slots { u16::MAX } else { layer })
@@ -549,65 +471,21 @@ impl World {
         self.attempt("load", |m, now| m.load(id, layers, blocks, now));
     }
 
-    fn mark(&mut self, a: usize, b: usize) {
-        if self.manager.settings().tiers.len() < 2 {
-            return;
-        }
-        let tokens = Self::sequence(a, b);
-        let tier = 1 + b % (self.manager.settings().tiers.len() - 1);
-        let mark = Mark {
-            tokens: &tokens,
-            scope: Scope::default(),
-            tier,
-            present: false,
-            ready: None,
-            first: None,
-        };
-        self.attempt("mark", |m, now| m.mark(&mark, now));
-    }
-
-    /// Blocks appear on a tier, and their bytes with them.
-    fn appear(&mut self, a: usize, b: usize) {
-        let (tokens, tier) = (Self::sequence(a, b), b / 13 % self.manager.settings().tiers.len());
-        let full = tokens.len() / self.size();
-        let all = Layers::new(0, self.manager.settings().layers);
-        let rows = self.manager.settings().tiers[tier].layer_slots;
-        let units = full * usize::from(if rows { all.hi } else { 1 });
-        if self.manager.occupancy(tier).free < units as u64 {
-            // A store may still read what they would be written over.
-            return;
-        }
-        let scope = Scope::default();
-        let there = |m: &Manager, blocks: &[Handle]| {
-            let copy = |block: MatchedBlock| block.copies.into_iter().find(|c| c.tier == tier);
-            m.describe(blocks, 0).into_iter().map(copy).collect::<Vec<_>>()
-        };
-        let known = self.manager.known(&tokens, &scope).expect("a good scope");
-        let before = there(&self.manager, &known);
-        let ready = a.is_multiple_of(3).then_some(self.now + 5);
-        let mark = Mark { tokens: &tokens, scope, tier, present: true, ready, first: None };
-        let Some(blocks) = self.attempt("appear", |m, now| m.mark(&mark, now)) else { return };
-        assert_eq!(blocks.len(), full, "all of them are there or will be");
-        for (at, copy) in there(&self.manager, &blocks).into_iter().enumerate() {
-            let copy = copy.unwrap_or_else(|| panic!("block {at} is not on tier {tier}"));
-            assert_eq!(copy.coming, all, "block {at} on tier {tier}");
-            let old = before.get(at).copied().flatten().map_or(Layers::NONE, |copy| copy.coming);
-            let slots = self.manager.copy_slots(blocks[at], &copy);
-            for layer in all.iter().filter(|&layer| !old.contains(layer)) {
-                let slot = slots[if rows { usize::from(layer) } else { 0 }];
-                let end = (at + 1) * self.size();
-                self.put(tier, slot, layer, (tokens[..end].to_vec(), layer));
-            }
-        }
+    /// The user says what blocks cost, some of which have gone since.
+    fn price(&mut self, b: usize) {
+        let priced = self.manager.settings().priced;
+        let unpriced = self.attempt("unpriced", |m, _| m.unpriced(1 + b % 4));
+        assert_eq!(unpriced.is_some(), priced);
+        self.prices.extend(unpriced.into_iter().flatten().map(|known| known.block));
+        let blocks = self.prices.split_off(self.prices.len().saturating_sub(1 + b / 4 % 4));
+        let cost = [1.0, 0.001, 1e9, 17.0, -1.0, f64::NAN][b % 6];
+        let costs = vec![cost; blocks.len()];
+        self.attempt("price", |m, now| m.set_costs(&blocks, &costs, now));
     }
 
     fn flush(&mut self) {
         self.attempt("flush", Manager::flush);
     }
-}
-
-fn held_id(held: &Held) -> LeaseId {
-    held.id
 }
 
 fn difference(before: &[u8], after: &[u8]) -> String {

@@ -1,0 +1,142 @@
+//! The engine computes: it writes slots and commits what it has written.
+//!
+//! Invariant: only slots that a lease was given are written, and only when nothing that it awaits is
+//! under way.
+
+use kvtrie_core::block::Token;
+use kvtrie_core::manager::Committed;
+
+use super::World;
+
+impl World {
+    /// The engine computes holes and some of the tokens it has still to compute, and commits.
+    pub(super) fn compute(&mut self, a: usize, b: usize) {
+        let Some(at) = self.pick(a) else { return };
+        let id = self.held[at].id;
+        if self.held[at].suspended {
+            self.attempt("commit", |m, now| m.commit(id, &[5], now));
+            return;
+        }
+        self.bind(at);
+        if !self.manager.awaits(id).unwrap().is_empty() {
+            return;
+        }
+        let mut fresh = self.held[at].todo.clone();
+        if fresh.is_empty() {
+            fresh = (0..=(b % 4)).map(|i| u32::try_from(9000 + (b + i) % 3).unwrap()).collect();
+        }
+        fresh.truncate(1 + b % 7);
+        let room = self.manager.room_left(id).unwrap();
+        if fresh.len() > room {
+            self.attempt("commit", |m, now| m.commit(id, &fresh, now));
+            return;
+        }
+        let sealed = self.prepare(at, &fresh);
+        let done = self.attempt("commit", |m, now| m.commit(id, &fresh, now));
+        let done = done.expect("a commit with room and without open moves goes through");
+        self.committed(at, fresh.len(), sealed, &done);
+    }
+
+    /// The engine computes the next token of every lease that may go on, and commits them together.
+    pub(super) fn compute_many(&mut self, b: usize) {
+        let mut batch = Vec::new();
+        for at in 0..self.held.len() {
+            let id = self.held[at].id;
+            if self.held[at].suspended {
+                continue;
+            }
+            self.bind(at);
+            let waits = !self.manager.awaits(id).unwrap().is_empty();
+            if waits || self.manager.room_left(id).unwrap() == 0 {
+                continue;
+            }
+            let next = self.held[at].todo.first().copied();
+            batch.push((at, id, vec![next.unwrap_or(9000 + u32::try_from(b % 3).unwrap())]));
+        }
+        let mut asked: Vec<_> = batch.iter().map(|(_, id, next)| (*id, next.clone())).collect();
+        if b.is_multiple_of(5) {
+            // One of them cannot be: none goes through.
+            let twice = asked.first().map_or((1 << 40, vec![1]), Clone::clone);
+            asked.push(twice);
+            let refused = self.attempt("commit many", |m, now| m.commit_many(&asked, now));
+            assert!(refused.is_none(), "a batch with a bad lease went through");
+            return;
+        }
+        let sealed: Vec<_> = batch.iter().map(|(at, _, next)| self.prepare(*at, next)).collect();
+        let done = self.attempt("commit many", |m, now| m.commit_many(&asked, now));
+        let done = done.expect("each of these commits would go through");
+        for ((at, _, next), (sealed, done)) in batch.iter().zip(sealed.into_iter().zip(&done)) {
+            self.committed(*at, next.len(), sealed, done);
+        }
+    }
+
+    /// The engine writes what it is about to commit. Returns how many blocks will be full by that
+    /// and how many were.
+    fn prepare(&mut self, at: usize, fresh: &[Token]) -> (usize, usize) {
+        let id = self.held[at].id;
+        self.write_holes(at);
+        let from = self.manager.lease_tokens(id).unwrap();
+        self.held[at].tokens.truncate(from);
+        assert_eq!(self.held[at].tokens.len(), from, "the world lost count of a lease's tokens");
+        self.held[at].tokens.extend_from_slice(fresh);
+        self.write(at, from);
+        let size = self.size();
+        let sealed = (from + fresh.len()) / size - from / size;
+        let whose = Self::scope(self.held[at].scope);
+        let known = self.manager.known(&self.held[at].tokens, &whose).unwrap();
+        self.hints.used(known.into_iter().skip(from / size).take(sealed));
+        (sealed, from / size)
+    }
+
+    fn committed(&mut self, at: usize, tokens: usize, full: (usize, usize), done: &Committed) {
+        let told = done.new.len().max(done.duplicate.len());
+        assert!(told <= full.0 + full.1, "more blocks told than sealed");
+        let todo = &mut self.held[at].todo;
+        todo.drain(..tokens.min(todo.len()));
+    }
+
+    fn write_holes(&mut self, at: usize) {
+        let id = self.held[at].id;
+        let size = self.size();
+        let holes: Vec<_> = self.manager.lease(id).unwrap().recompute().collect();
+        if !holes.is_empty() {
+            self.count("hole computed");
+        }
+        let (rows, table) = self.manager.slots(id, 0).unwrap();
+        let blocks = table.len() / rows;
+        for (block, layers) in holes {
+            for layer in layers.iter() {
+                let row = if rows == 1 { 0 } else { usize::from(layer) };
+                let slot = table[row * blocks + block as usize];
+                let tokens = self.held[at].tokens[..(block as usize + 1) * size].to_vec();
+                self.put(0, slot, layer, (tokens, layer));
+            }
+        }
+    }
+
+    /// The engine writes the KV of a lease's tokens from `from` on.
+    fn write(&mut self, at: usize, from: usize) {
+        let held = &self.held[at];
+        let size = self.size();
+        let (rows, table) = self.manager.slots(held.id, 0).unwrap();
+        let blocks = table.len() / rows;
+        let layers = self.manager.settings().layers;
+        let tokens = held.tokens.clone();
+        for block in from / size..tokens.len().div_ceil(size) {
+            for layer in 0..layers {
+                let row = if rows == 1 { 0 } else { usize::from(layer) };
+                let slot = table[row * blocks + block];
+                let end = tokens.len().min((block + 1) * size);
+                if from > block * size {
+                    let (old, _) = self.get(0, slot, layer).expect("the tail was written");
+                    assert!(
+                        old.starts_with(&tokens[..from]),
+                        "the tail of lease {} was {old:?}",
+                        self.held[at].id
+                    );
+                }
+                self.put(0, slot, layer, (tokens[..end].to_vec(), layer));
+            }
+        }
+    }
+}
