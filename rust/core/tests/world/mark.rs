@@ -1,21 +1,12 @@
-//! Blocks appear and vanish without a request, and a tier is found again from its index.
+//! Blocks appear and vanish without a request.
 //!
 //! Invariant: bytes appear only where nothing reads them and nothing else stands.
 
-use std::collections::BTreeMap;
-
-use kvtrie_core::block::{Handle, Layers, Slot, TierId, Token};
-use kvtrie_core::manager::{Manager, Mark, MatchedBlock, Row};
-use kvtrie_core::record::{Key, scope_key};
+use kvtrie_core::block::{Handle, Layers, TierId, Token};
+use kvtrie_core::manager::{Manager, Mark, MatchedBlock};
 use kvtrie_core::scope::Scope;
 
 use super::World;
-
-/// An index that was written down: the rows whose sequences are known, and these.
-pub(super) struct Index {
-    tier: TierId,
-    rows: Vec<(Row, Vec<Token>)>,
-}
 
 impl World {
     pub(super) fn mark(&mut self, a: usize, b: usize) {
@@ -27,7 +18,7 @@ impl World {
         self.clear(&tokens, tier);
     }
 
-    fn clear(&mut self, tokens: &[Token], tier: TierId) {
+    pub(super) fn clear(&mut self, tokens: &[Token], tier: TierId) {
         let scope = Scope::default();
         let mark = Mark { tokens, scope, tier, present: false, ready: None, first: None };
         self.attempt("mark", |m, now| m.mark(&mark, now));
@@ -66,61 +57,5 @@ impl World {
                 self.put(tier, slot, layer, (tokens[..end].to_vec(), layer));
             }
         }
-    }
-
-    /// A tier's index is written down, or that which was is read, often by a tier that has lost some.
-    pub(super) fn index(&mut self, a: usize, b: usize) {
-        let read = self.index.take_if(|_| !a.is_multiple_of(4));
-        let tier = read.as_ref().map_or(b % self.manager.settings().tiers.len(), |old| old.tier);
-        for (_, tokens) in read.iter().flat_map(|old| old.rows.iter().rev().take(b % 4)) {
-            self.clear(tokens, tier);
-        }
-        let Some(rows) = self.attempt("index", |m, now| m.index(tier, now)) else { return };
-        let Some(index) = read else {
-            self.index = Some(Index { tier, rows: self.sequences(tier, rows) });
-            return;
-        };
-        let lines: Vec<Row> = index.rows.iter().map(|(row, _)| row.clone()).collect();
-        let found = self.attempt("load index", |m, now| m.load_index(tier, &lines, now));
-        let Some(found) = found else { return };
-        let stood: Vec<Slot> = rows.iter().map(|row| row.slot).collect();
-        let stand = self.attempt("index", |m, now| m.index(tier, now)).expect("it was given");
-        let fresh: Vec<&Row> = stand.iter().filter(|row| !stood.contains(&row.slot)).collect();
-        assert_eq!(fresh.len(), found, "as many are there as were found");
-        for row in fresh {
-            let known = index.rows.iter().find(|(known, _)| known.slot == row.slot);
-            let (_, tokens) = known.expect("it was written down");
-            for layer in row.layers.iter() {
-                self.put(tier, row.slot, layer, (tokens.clone(), layer));
-            }
-            self.count("found again");
-        }
-        self.index = Some(index);
-    }
-
-    /// The sequences of rows whose parents are among them all the way, without what hints say.
-    /// Their bytes stand in their slots.
-    fn sequences(&self, tier: TierId, rows: Vec<Row>) -> Vec<(Row, Vec<Token>)> {
-        let settings = self.manager.settings();
-        let mut known: BTreeMap<Key, Vec<Token>> = BTreeMap::new();
-        let mut all = Vec::new();
-        for mut row in rows {
-            let record = &row.label.record;
-            let first = record.scope.as_ref().is_some_and(|owner| {
-                let (name, size) = (&settings.fingerprint, settings.block_tokens);
-                record.parent == scope_key(name, size, &owner.tenant, &owner.lora)
-            });
-            let before = if first { Some(Vec::new()) } else { known.get(&record.parent).cloned() };
-            let Some(mut tokens) = before else { continue };
-            tokens.extend(&record.tokens);
-            known.insert(record.key(), tokens.clone());
-            for layer in row.layers.iter() {
-                let stands = self.get(tier, row.slot, layer);
-                assert_eq!(stands, Some((tokens.clone(), layer)), "{row:?} on tier {tier}");
-            }
-            row.label.standing.wanted = None;
-            all.push((row, tokens));
-        }
-        all
     }
 }

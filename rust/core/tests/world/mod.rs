@@ -12,6 +12,7 @@ mod compute;
 mod engine;
 mod executor;
 mod hints;
+mod index;
 mod mark;
 mod nonsense;
 mod shape;
@@ -69,8 +70,8 @@ pub(crate) struct World {
     ended_ok: std::collections::BTreeSet<MoveId>,
     bytes: BTreeMap<(TierId, Slot, u16), Content>,
     slots: engine::Engine,
-    index: Option<mark::Index>,
-    /// Blocks that may be priced once more.
+    index: Option<index::Index>,
+    /// Blocks to price, some of which have gone since.
     prices: Vec<Handle>,
     tally: tally::Tally,
     hints: hints::Hints,
