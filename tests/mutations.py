@@ -133,8 +133,8 @@ MUTATIONS = (
     Mutation(
         "what waits for the slot of a move that failed waits for ever",
         "manager/complete.rs",
-        "            self.outcomes.remember(id, false);\n            self.waited_for(id);\n",
-        "            self.outcomes.remember(id, false);\n",
+        "            self.ended(&[id], false);\n",
+        "            self.outcomes.remember(&[id], false);\n",
     ),
     Mutation(
         "a lease that has ended still awaits its moves",
