@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
     from kvtrie.layout import Axis, Layout
 
-__all__ = ["Covers", "Pages", "Plane"]
+__all__ = ["FRESH", "Covers", "Pages", "Plane"]
 
 Covers: TypeAlias = Literal["none", "tensor", "head", "token", "group"]
+
+FRESH: tuple[Covers, ...] = ("token", "group")
+"""What scales cover that are found anew with what is written; others are given and stay."""
+
 _INSIDE: set[Axis] = {"kv", "token", "head", "dim"}
 _AXES: tuple[Axis, ...] = ("block", "token", "head", "dim")
 _SCALE_BYTES = 4
@@ -115,7 +119,7 @@ class Pages:
         joined = layout.kv == "joined" and not layout.latent
         cells: list[torch.Tensor] = []
         behind: list[torch.Tensor] = []
-        found = layout.scales in {"token", "group"} and not scales
+        found = layout.scales in FRESH and not scales
         for plane in range(1 if layout.latent else 2):
             at = 0 if joined else plane
             dim = (v_head_dim or head_dim) if plane else head_dim

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvtrie.kernels.formats import LARGEST
+from kvtrie.kernels.pages import FRESH
 
 if TYPE_CHECKING:
     from kvtrie.kernels.call import Call
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _LEAST_SCALE = 2.0**-126
-_FRESH = ("token", "group")  # scales that are found anew with what is written
 
 
 @torch.no_grad()
@@ -43,7 +43,7 @@ def run(call: Call) -> None:
             call.deviation[at].zero_()
             call.deviation[at, inside] = (fresh.float() - stood).square().sum(dim=(0, 2, 3))
         part = slice(None)
-        if turns_in_place and call.rope is not None and call.covers not in _FRESH:
+        if turns_in_place and call.rope is not None and call.covers not in FRESH:
             part = call.rope.part
         _write(plane, call.covers, slots, fresh, part)
 

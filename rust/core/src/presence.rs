@@ -232,12 +232,6 @@ impl Presence {
         self.all_of(blocks, |slot| slot == NO_SLOT)
     }
 
-    /// The slot of a block that is here whole and quiet.
-    #[must_use]
-    pub fn slot(&self, block: BlockId) -> Option<Slot> {
-        Some(self.slots[block]).filter(|&slot| slot < LENT)
-    }
-
     /// Every block of which something is here or coming, below `bound`.
     pub fn blocks(&self, bound: BlockId) -> impl Iterator<Item = (BlockId, Residency)> + '_ {
         let here = (0..bound).filter(|&block| self.slots[block] != NO_SLOT);
@@ -368,6 +362,11 @@ mod tests {
         Arrival::new(Layers::new(0, 3), MoveIds::new(), 0, ready)
     }
 
+    /// The slot of a block that is here whole and quiet.
+    fn slot_of(presence: &Presence, block: u32) -> Option<u32> {
+        presence.quietly(block..block + 1).then(|| presence.get(block).slot)
+    }
+
     proptest! {
         #[test]
         fn places_in_the_table_are_nobody_elses(
@@ -453,7 +452,7 @@ mod tests {
                     aside += usize::from(wanted.is_some_and(|here| !told(&here, 1)));
                 }
                 let front = |is: &dyn Fn(u32) -> bool| (block..6).find(|&other| !is(other));
-                let quiet = front(&|other| presence.slot(other).is_some());
+                let quiet = front(&|other| presence.quietly(other..other + 1));
                 prop_assert_eq!(presence.quiet_front(block..6), quiet.unwrap_or(6));
                 let whole = front(&|other| presence.wholly(other..other + 1));
                 prop_assert_eq!(presence.whole_front(block..6), whole.unwrap_or(6));
@@ -506,7 +505,7 @@ mod tests {
             assert_eq!(presence.copies(), stands);
             let whole = expected.state == State::Resident && aside == 0;
             assert_eq!(presence.quietly(4..5), whole);
-            assert_eq!(presence.slot(4), whole.then_some(7));
+            assert_eq!(slot_of(&presence, 4), whole.then_some(7));
             assert_eq!(presence.nowhere(4..5), expected.slot == NO_SLOT);
             assert_eq!(presence.everywhere(4..5), expected.slot != NO_SLOT);
         }
@@ -530,7 +529,7 @@ mod tests {
         let read = Residency { slot: 8, have: all, busy: 1, state: State::Resident };
         assert_eq!((presence.get(6), presence.copies(), presence.quietly(6..7)), (read, 1, false));
         presence.calm(6);
-        assert_eq!((presence.copies(), presence.slot(6), presence.aside()), (1, Some(8), 1));
+        assert_eq!((presence.copies(), slot_of(&presence, 6), presence.aside()), (1, Some(8), 1));
         presence.lend(6);
         assert_eq!((presence.get(6), presence.copies(), presence.aside()), (read, 1, 1));
         presence.calm(6);

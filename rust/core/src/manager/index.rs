@@ -165,7 +165,7 @@ impl Manager {
     }
 
     /// The block of a row, made if it is new as it `stood`, and whether it was known; `None` if a
-    /// part of a block would be a hole where none may be.
+    /// part of a block, or what stands behind a lost one, would make a hole where none may be.
     fn find_row(
         &mut self,
         scope: &Scope,
@@ -182,8 +182,8 @@ impl Manager {
         let structure = known.map_or(scope.structure.unwrap_or(self.settings.structure), |id| {
             self.scopes.get(id).structure
         });
-        let lost = parent.is_some_and(|parent| !self.missing(parent).is_empty());
-        if structure == Structure::LeafOnly && (!whole || lost) {
+        let joins = || parent.is_none_or(|parent| self.missing(parent).is_empty());
+        if structure == Structure::LeafOnly && !(whole && joins()) {
             return None;
         }
         self.scopes.intern(scope, 0, &record.tokens).ok()?;
