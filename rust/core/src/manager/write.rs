@@ -65,7 +65,10 @@ impl Manager {
             return plain;
         }
         let mut draft = self.draft_for(Cause::Ahead);
-        if !self.room(&mut draft, below, u64::from(blocks.end - blocks.start), now) {
+        let fits = self.room(&mut draft, below, u64::from(blocks.end - blocks.start), now);
+        // One by one, what stands before them would not leave once the first of them is there.
+        let before = self.trie.parent(blocks.start);
+        if !fits || draft.victims.iter().any(|v| v.tier == below && Some(v.block) == before) {
             self.abandon(&draft);
             return false;
         }
