@@ -26,7 +26,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep bench bench-core bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-restart bench-formats bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-restart bench-formats bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -54,6 +54,9 @@ bench-core: $(SHIPPED) ## ours and the peers in one run, with ratios; ARGS="--on
 bench-transfer: $(SHIPPED) ## layer-wise bookkeeping of 32k tokens, ours beside the peer's or its stand-in
 	$(BIN)/python -m benches.transfer $(ARGS)
 
+bench-against: $(LOCKED) ## the work tree and REF=revision in turn, as ratios, which may not rise by a tenth; ARGS="--rounds 9"
+	$(if $(REF),,$(error name a revision: make bench-against REF=HEAD~1))$(BIN)/python -m benches.against $(REF) $(ARGS)
+
 bench-scaling: $(BUILT) ## cost per call from a thousand to four million blocks, and its picture
 	$(BIN)/python -m benches.scaling $(ARGS)
 
@@ -76,7 +79,7 @@ bench-gpu: $(BUILT) ## kernels and copies on a CUDA device, in minutes; ARGS="--
 	$(BIN)/python -m benches.gpu $(ARGS)
 
 PROFDATA = $(wildcard $(shell rustc --print sysroot)/lib/rustlib/*/bin/llvm-profdata)
-wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/train.py plays
+wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/profile_build.py plays
 	$(if $(PROFDATA),,@echo "built without a profile: rustup component add llvm-tools")
 	$(BIN)/maturin build --quiet --release $(if $(PROFDATA),--pgo) --out dist
 

@@ -26,7 +26,6 @@ import time
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -34,6 +33,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from benches.core.place import place
+from benches.record import Result, document, read, write
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie._kvtrie import DiskStore
 
@@ -259,36 +259,39 @@ def measure(verb, given, sides, step):
             step()
     ratios = [our[0] / their[0] for our, their in zip(mine, theirs, strict=True)]
     low, middle, high = quartiles(ratios)
-    return {
-        "size": shape.name,
-        "verb": verb,
-        "io": io,
-        "depth": shape.depth,
-        "pairs": given.pairs,
-        "seconds": given.seconds,
-        "date": place()["date"],
-        "load": place()["load"][0],
-        "page_cache_dropped": dropped,
-        "ours_bytes_per_s": statistics.median(speed for speed, _ in mine),
-        "fio_bytes_per_s": statistics.median(speed for speed, _ in theirs),
-        "ours_cpu": statistics.median(cpu for _, cpu in mine),
-        "fio_cpu": statistics.median(cpu for _, cpu in theirs),
-        "ratio": middle,
-        "ratio_low": low,
-        "ratio_high": high,
-        "ratios": ratios,
-        "goal": GOAL if io == "direct" else None,
-        "ok": middle >= GOAL if io == "direct" else None,
-    }
+    goal = GOAL if io == "direct" else None
+    return Result(
+        what=f"{verb}, {shape.name}, {io}",
+        ours=statistics.median(speed for speed, _ in mine),
+        unit="B/s",
+        peer=statistics.median(speed for speed, _ in theirs),
+        peer_name="fio",
+        ratio=middle,
+        goal=goal,
+        ok=None if goal is None else middle >= goal,
+        more={
+            "size": shape.name,
+            "verb": verb,
+            "io": io,
+            "depth": shape.depth,
+            "pairs": given.pairs,
+            "seconds": given.seconds,
+            "date": place()["date"],
+            "load": place()["load"][0],
+            "page_cache_dropped": dropped,
+            "ours_cpu": statistics.median(cpu for _, cpu in mine),
+            "fio_cpu": statistics.median(cpu for _, cpu in theirs),
+            "ratio_low": low,
+            "ratio_high": high,
+            "ratios": ratios,
+        },
+    )
 
 
 def others(rows, path):
     """What was measured before and not now."""
-    if not path.exists():
-        return []
-    played = {(row["size"], row["verb"], row["io"]) for row in rows}
-    known = json.loads(path.read_text())["rows"]
-    return [row for row in known if (row["size"], row["verb"], row["io"]) not in played]
+    played = {row.what for row in rows}
+    return [row for row in read(path)[1] if row.what not in played]
 
 
 def markdown(rows, context):
@@ -299,10 +302,10 @@ def markdown(rows, context):
         (
             f"{context['date'][:10]}, {context['cores']} cores ({context['cpu']}), "
             f"{context['data_bytes'] >> 30} GiB of data, {context['file_system']}, queue "
-            f"{context['queue']}, {rows[0]['pairs']} pairs of {rows[0]['seconds']} s, page cache "
-            f"{'' if rows[0]['page_cache_dropped'] else 'not '}dropped before each run. Load "
-            f"average, with what this itself puts on: {min(row['load'] for row in rows)} to "
-            f"{max(row['load'] for row in rows)}."
+            f"{context['queue']}, {rows[0].more['pairs']} pairs of {rows[0].more['seconds']} s, "
+            f"page cache {'' if rows[0].more['page_cache_dropped'] else 'not '}dropped before each "
+            f"run. Load average, with what this itself puts on: {min(row.more['load'] for row in rows)} to "
+            f"{max(row.more['load'] for row in rows)}."
         ),
         "",
         (
@@ -312,10 +315,10 @@ def markdown(rows, context):
         "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row['size']} | {row['verb']} | {row['io']} | {row['depth']} "
-        f"| {row['ours_bytes_per_s'] / 1e9:.2f} | {row['fio_bytes_per_s'] / 1e9:.2f} "
-        f"| {row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f}) "
-        f"| {row['goal'] or '-'} | {row['ours_cpu']:.2f}, {row['fio_cpu']:.2f} |"
+        f"| {row.more['size']} | {row.more['verb']} | {row.more['io']} | {row.more['depth']} "
+        f"| {row.ours / 1e9:.2f} | {row.peer / 1e9:.2f} "
+        f"| {row.ratio:.3f} ({row.more['ratio_low']:.3f} to {row.more['ratio_high']:.3f}) "
+        f"| {row.goal or '-'} | {row.more['ours_cpu']:.2f}, {row.more['fio_cpu']:.2f} |"
         for row in rows
     ]
     return "\n".join([*lines, "", TO])
@@ -328,15 +331,15 @@ def printed(rows):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
-            row["size"],
-            row["verb"],
-            row["io"],
-            f"{row['ours_bytes_per_s'] / 1e9:.2f}",
-            f"{row['fio_bytes_per_s'] / 1e9:.2f}",
-            f"{row['ratio']:.3f}",
-            f"{row['ratio_low']:.3f} to {row['ratio_high']:.3f}",
-            f"{row['ours_cpu']:.2f}",
-            f"{row['fio_cpu']:.2f}",
+            row.more["size"],
+            row.more["verb"],
+            row.more["io"],
+            f"{row.ours / 1e9:.2f}",
+            f"{row.peer / 1e9:.2f}",
+            f"{row.ratio:.3f}",
+            f"{row.more['ratio_low']:.3f} to {row.more['ratio_high']:.3f}",
+            f"{row.more['ours_cpu']:.2f}",
+            f"{row.more['fio_cpu']:.2f}",
         )
     return table
 
@@ -354,7 +357,7 @@ def file_system(folder):
 
 def play(given, folder, bar):
     """All cells; their rows, and by what queue ours went."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Result] = []
     queue = ""
     cells = list(product(shapes(given.depths), given.io))
     step = bar.add_task("", total=len(cells) * len(given.verbs) * given.pairs * 2)
@@ -413,14 +416,14 @@ def main():
         }
         rows, context["queue"] = play(given, Path(folder), bar)
     rows = [*rows, *others(rows, given.out)]
-    document = {"context": context, "rows": rows}
-    given.out.write_text(json.dumps(document, indent=1) + "\n")
+    kept = document(context, rows)
+    write(given.out, kept)
     text = given.docs.read_text()
     if FROM in text:
         before, after = text.split(FROM)[0], text.split(TO)[1]
         given.docs.write_text(before + markdown(rows, context) + after)
     if given.json:
-        sys.stdout.write(json.dumps(document) + "\n")
+        sys.stdout.write(json.dumps(kept) + "\n")
     else:
         Console().print(printed(rows))
     return 0

@@ -16,7 +16,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,9 @@ from rich.progress import Progress
 
 from benches.core.place import place
 from benches.core.referee import PROTOTYPE, ROOT, DriverError, Line, missing, run, schedule
-from benches.core.report import PlayedWronglyError, Reported, check, rows_of, table
+from benches.core.report import PlayedWronglyError, check, rows_of, table
 from benches.core.rows import GAMES, chosen
+from benches.record import Result, document, read, write
 from benches.workload import CONVERSATIONS, LRU_POOL, SEED
 
 if TYPE_CHECKING:
@@ -58,32 +58,35 @@ def main() -> int:
     if PROTOTYPE not in os.environ:
         told.print(f"limit: not played, {PROTOTYPE} names no folder", highlight=False)
     try:
-        document = play(games, given, told)
+        where, rows = play(games, given, told)
     except (DriverError, PlayedWronglyError) as error:
         told.print(str(error), markup=False, highlight=False)
         return 1
     if given.out is not None:
-        write(given.out, document)
+        write(given.out, document(where, rows))
     if given.json:
-        sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(document(where, rows), ensure_ascii=False) + "\n")
         return 0
-    show(document, Console(width=None if sys.stdout.isatty() else WIDE))
+    show(where, rows, Console(width=None if sys.stdout.isatty() else WIDE))
     return 0
 
 
-def play(games: Sequence[Game], given: argparse.Namespace, told: Console) -> dict[str, Any]:
+def play(
+    games: Sequence[Game], given: argparse.Namespace, told: Console
+) -> tuple[dict[str, Any], list[Result]]:
     """Every game; each is put on record as soon as it is over, if it was whole."""
-    document: dict[str, Any] = {"rows": [], "games": {}}
+    where: dict[str, Any] = {**place(), "games": {}}
+    rows: list[Result] = []
     peers = not given.without_peers
     plays = [schedule([game], given.rounds, peers=peers) for game in games]
     with Progress(console=told, transient=True) as bar:
         task = bar.add_task("Playing", total=sum(map(len, plays)))
         for game, turns in zip(games, plays, strict=True):
-            where, began = place(), time.monotonic()
+            here, began = place(), time.monotonic()
             lines = [line for turn in turns for line in watched(turn, bar, task)]
             shares = check(lines)
-            document["games"][game.name] = {
-                **where,
+            where["games"][game.name] = {
+                **here,
                 "load_after": place()["load"],
                 "seconds": round(time.monotonic() - began),
                 "rounds": 1 if game.once else given.rounds,
@@ -91,11 +94,10 @@ def play(games: Sequence[Game], given: argparse.Namespace, told: Console) -> dic
                 "hit_shares": shares,
                 "lines": [said(line) for line in lines],
             }
-            rows = rows_of([game], lines)
-            document["rows"] += [{"game": game.name, **asdict(row)} for row in rows]
+            rows += rows_of([game], lines)
             if given.out is None and peers and game in GAMES and not missing([game]):
-                record(document, game.name)
-    return document
+                record(where, rows, game.name)
+    return where, rows
 
 
 def watched(turn: Play, bar: Progress, task: Any) -> list[Line]:
@@ -112,38 +114,25 @@ def said(line: Line) -> dict[str, Any]:
     return {**head, **line.context}
 
 
-def record(document: dict[str, Any], game: str) -> None:
+def record(where: dict[str, Any], rows: Sequence[Result], game: str) -> None:
     """Put one game's part into the document that is kept."""
-    kept = json.loads(OUT.read_text()) if OUT.exists() else {"rows": [], "games": {}}
-    kept["games"][game] = document["games"][game]
-    rows = [row for row in kept["rows"] if row["game"] != game]
-    rows += [row for row in document["rows"] if row["game"] == game]
+    before, known = read(OUT)
+    games = {**before.get("games", {}), game: where["games"][game]}
+    kept = [row for row in known if row.more["game"] != game]
+    kept += [row for row in rows if row.more["game"] == game]
     order = [each.name for each in GAMES]
-    kept["rows"] = sorted(rows, key=lambda row: order.index(row["game"]))
-    write(OUT, kept)
+    kept.sort(key=lambda row: order.index(row.more["game"]))
+    write(OUT, document({**where, "games": games}, kept))
 
 
-def write(path: Path, document: dict[str, Any]) -> None:
-    """The document, readable, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    new.replace(path)
-
-
-def show(document: dict[str, Any], console: Console) -> None:
+def show(where: dict[str, Any], rows: Sequence[Result], console: Console) -> None:
     """The table, the shares that were checked, and how many goals are reached."""
-    rows = [
-        Reported(**{key: value for key, value in row.items() if key != "game"})
-        for row in document["rows"]
-    ]
     console.print(table(rows))
-    for game in document["games"].values():
+    for game in where["games"].values():
         for words in game["hit_shares"]:
             console.print(words, highlight=False)
-    judged = [row for row in {row.what: row for row in rows}.values() if row.ok is not None]
-    reached = sum(row.ok is True for row in judged)
-    console.print(f"{reached} of {len(judged)} goals reached", highlight=False)
+    judged = [row.ok for row in rows if row.ok is not None]
+    console.print(f"{sum(judged)} of {len(judged)} goals reached", highlight=False)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rows out of lines: best and median over the rounds, the ratio, the goal; table and document.
+"""Rows out of lines: best and median over the rounds, the ratio, the goal; and their table.
 
 Invariant: nothing is reported of a trace that was played wrongly: every LRU manager that plays the
 common trace must have found the share of it that LRU finds. Cost: none.
@@ -6,13 +6,14 @@ common trace must have found the share of it that LRU finds. Cost: none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from benches.core.goals import GOALS
 from benches.core.rows import LIMIT, OURS
+from benches.record import NO_PEER, Result
 from benches.workload import LRU_POOL, LRU_SHARE, LRU_WITHIN, SEED
 
 if TYPE_CHECKING:
@@ -26,41 +27,6 @@ NOT_LRU = ("retention", "arc")  # policies of drivers that play the common trace
 
 class PlayedWronglyError(Exception):
     """A manager that did not find what it must have found."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """One row: ours beside one peer.
-
-    Attributes:
-        what: the row's name.
-        label: what people read.
-        ours: best of the rounds; None where ours did not run.
-        ours_median: median of the rounds.
-        peer: best of the peer's rounds; None without a peer.
-        peer_median: median of them.
-        peer_name: which; `-` without one.
-        unit: of all figures.
-        ratio: peer / ours, both the best.
-        goal: at most so much; None where none is set.
-        ok: whether ours reaches the goal with its best; None without one.
-        limit: the prototype's best; None where it did not run.
-        rounds: of ours.
-    """
-
-    what: str
-    label: str
-    ours: float | None
-    ours_median: float | None
-    peer: float | None
-    peer_median: float | None
-    peer_name: str
-    unit: str
-    ratio: float | None
-    goal: float | None
-    ok: bool | None
-    limit: float | None
-    rounds: int
 
 
 def check(lines: Iterable[Line]) -> list[str]:
@@ -91,20 +57,17 @@ def check(lines: Iterable[Line]) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def rows_of(games: Iterable[Game], lines: Sequence[Line]) -> list[Reported]:
+def rows_of(games: Iterable[Game], lines: Sequence[Line]) -> list[Result]:
     """Every row of the games beside every peer that has it."""
     values: dict[tuple[str, str], list[float]] = {}
     for line in lines:
         values.setdefault((line.peer, line.what), []).append(line.value)
     others = [peer for peer, _ in values if peer not in {OURS, LIMIT}]
-    rows: list[Reported] = []
+    rows: list[Result] = []
     for game in games:
         for row in game.rows:
-            ours, limit = of(values, OURS, row), of(values, LIMIT, row)
             named = [peer for peer in dict.fromkeys(others) if (peer, theirs(row)) in values]
-            rows += [reported(row, ours, values[peer, theirs(row)], peer, limit) for peer in named]
-            if not named:
-                rows.append(reported(row, ours, [], "-", limit))
+            rows += [result(game, row, values, peer) for peer in named or [NO_PEER]]
     return rows
 
 
@@ -122,26 +85,30 @@ def of(values: dict[tuple[str, str], list[float]], peer: str, row: Row) -> list[
     return [one - other for one, other in zip(found, lower, strict=False)]
 
 
-def reported(
-    row: Row, ours: list[float], peer: list[float], name: str, limit: list[float]
-) -> Reported:
-    """One row."""
+def result(game: Game, row: Row, values: dict[tuple[str, str], list[float]], name: str) -> Result:
+    """One row beside one peer, with medians, rounds and the limit's best as `more`."""
+    ours, limit = of(values, OURS, row), of(values, LIMIT, row)
+    peer = values.get((name, theirs(row)), [])
     best, best_peer = lowest(ours), lowest(peer)
     ratio = None if best is None or best_peer is None or best <= 0 else best_peer / best
-    return Reported(
+    goal = GOALS.get(row.what, {}).get(name)
+    return Result(
         what=row.what,
-        label=row.label,
         ours=best,
-        ours_median=None if best is None else round(median(ours), 4),
-        peer=best_peer,
-        peer_median=None if best_peer is None else round(median(peer), 4),
-        peer_name=name,
         unit=row.unit,
+        peer=best_peer,
+        peer_name=name,
         ratio=None if ratio is None else round(ratio, 3),
-        goal=row.goal,
-        ok=None if best is None or row.goal is None else best <= row.goal,
-        limit=lowest(limit),
-        rounds=len(ours),
+        goal=goal,
+        ok=None if ratio is None or goal is None else ratio >= goal,
+        more={
+            "game": game.name,
+            "label": row.label,
+            "ours_median": None if best is None else round(median(ours), 4),
+            "peer_median": None if best_peer is None else round(median(peer), 4),
+            "limit": lowest(limit),
+            "rounds": len(ours),
+        },
     )
 
 
@@ -150,9 +117,9 @@ def lowest(values: list[float]) -> float | None:
     return round(min(values), 4) if values else None
 
 
-def table(rows: Sequence[Reported]) -> Table:
+def table(rows: Sequence[Result]) -> Table:
     """What people read: best, and median in brackets."""
-    limited = any(row.limit is not None for row in rows)
+    limited = any(row.more["limit"] is not None for row in rows)
     shown = Table(title="ours and the peers: best (median) of the rounds, less is better")
     for head in ("what", "ours", "peer's", "peer", "peer / ours", "goal", ""):
         left = head in {"what", "peer"}
@@ -161,18 +128,19 @@ def table(rows: Sequence[Reported]) -> Table:
         shown.add_column("limit", justify="right")
     label = ""
     for row in rows:
-        first = row.label != label
-        label = row.label
+        first = row.more["label"] != label
+        label = row.more["label"]
         cells = (
-            row.label if first else "",
-            figure(row.ours, row.ours_median, row.unit) if first else "",
-            figure(row.peer, row.peer_median, row.unit),
+            label if first else "",
+            figure(row.ours, row.more["ours_median"], row.unit) if first else "",
+            figure(row.peer, row.more["peer_median"], row.unit),
             row.peer_name,
             "-" if row.ratio is None else f"{row.ratio:.3g}",
-            "-" if row.goal is None else f"{row.goal:g} {row.unit}",
+            "-" if row.goal is None else short(row.goal),
             "" if row.ok is None else ("[green]ok[/]" if row.ok else "[red]missed[/]"),
         )
-        last = ("-" if row.limit is None else f"{row.limit:.3g}",) if limited else ()
+        limit = row.more["limit"]
+        last = ("-" if limit is None else f"{limit:.3g}",) if limited else ()
         shown.add_row(*cells, *last)
     return shown
 

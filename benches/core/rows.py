@@ -1,9 +1,8 @@
-"""The rows of the table, their goals, and what is played for them.
+"""The rows of the table, and what is played for them; their goals stand in `goals`.
 
 A game is one benchmark of ours and the same of each peer, played in turn. Every figure is a cost:
-less is better, so peer / ours is how many times ours is better. Goals in blocks per second stand as
-nanoseconds per block. Invariant: `Row.what` is the name that ours prints, and no two rows share it.
-Cost: none.
+less is better, so peer / ours is how many times ours is better. Invariant: `Row.what` is the name
+that ours prints, and no two rows share it. Cost: none.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class Row:
         what: its name in ours' lines.
         label: what people read.
         unit: of all figures.
-        goal: at most so much; None where none is set.
         peer: its name in the peers' lines, if it is another one.
         less: another of ours' figures that is taken away first.
     """
@@ -45,7 +43,6 @@ class Row:
     what: str
     label: str
     unit: str
-    goal: float | None = None
     peer: str | None = None
     less: str | None = None
 
@@ -94,20 +91,20 @@ _REQUEST = Game(
     (_mine("request", "--policy", "lru"), _mine("request"), _limit("request")),
     (_sglang("request", "rust"), _sglang("request", "radix"), _vllm("request")),
     (
-        Row("request", "whole manager, per request", "us", 4.0),
+        Row("request", "whole manager, per request", "us"),
         Row("request.acquire", "  of it acquire", "us"),
         Row("request.commit_prompt", "  of it commit of the prompt", "us"),
         Row("request.commit_answer", "  of it commit of the answer", "us"),
         Row("request.release", "  of it release", "us"),
         # Theirs and the limit's policy.
         Row("request.lru", "the same with policy lru", "us", peer="request"),
-        Row("lookup.mean", "longest prefix in that trace, mean", "us", 1.3),
-        Row("lookup.p99", "longest prefix in that trace, p99", "us", 3.0),
+        Row("lookup.mean", "longest prefix in that trace, mean", "us"),
+        Row("lookup.p99", "longest prefix in that trace, p99", "us"),
     ),
 )
 
 _FAST = ("lru", "fifo", "lfu", "gdsf", "s3fifo", "lirs", "flat", "retention")
-_OTHER = ("arc", "hazard", "weighted", "checkerboard", "restore")  # no goal is set for these
+_OTHER = ("arc", "hazard", "weighted", "checkerboard", "restore")  # played alone
 
 _EVICT = Game(
     "evict",
@@ -119,10 +116,9 @@ _EVICT = Game(
     (_vllm("leaves"), _sglang("leaves", "rust"), _sglang("leaves", "radix")),
     (
         # The peers evict by LRU alone.
-        Row("evict.lru", "evict 4, insert 4, lru", "us", 1.2, peer="evict"),
         *(
-            Row(f"evict.{policy}", f"evict 4, insert 4, {policy}", "us", 1.2)
-            for policy in _FAST[1:]
+            Row(f"evict.{policy}", f"evict 4, insert 4, {policy}", "us", peer="evict")
+            for policy in _FAST
         ),
         *(Row(f"evict.{policy}", f"evict 4, insert 4, {policy}", "us") for policy in _OTHER),
     ),
@@ -132,29 +128,28 @@ _DECODE = Game(
     "decode",
     (_mine("decode"),),
     (_vllm("decode"),),
-    (Row("decode", "one token of one request, 64 a call", "us", 0.2),),
+    (Row("decode", "one token of one request, 64 a call", "us"),),
 )
 
-_KINDS = (("", 1.0), (".int32", 1.0), (".int64", 2.0), (".list", None))
-_FIND = (("miss", 0.3), ("10", 0.3), ("100", 0.9), ("1000", 5.0))
+_KINDS = ("", ".int32", ".int64", ".list")
+_FIND = ("miss", "10", "100", "1000")
 
 _STORE = Game(
     "store",
     (_mine("store"), _limit("store")),
     (_dynamo(16), _dynamo(100)),
     (
-        Row("store.16", "mark runs of 16 blocks, per block", "ns", 125.0),
-        Row("store.100", "mark runs of 100 blocks, per block", "ns", 50.0),
+        Row("store.16", "mark runs of 16 blocks, per block", "ns"),
+        Row("store.100", "mark runs of 100 blocks, per block", "ns"),
         *(
             Row(
                 f"find.{length}{kind}",
                 f"longest prefix, {length}, {kind[1:] or 'uint32'}",
                 "us",
-                None if factor is None else round(goal * factor, 3),
                 peer=f"find.{length}",
             )
-            for length, goal in _FIND
-            for kind, factor in _KINDS
+            for length in _FIND
+            for kind in _KINDS
         ),
     ),
 )
@@ -164,8 +159,8 @@ _VICTIM = Game(
     (_mine("rust", "victim"), _mine("rust", "runs")),
     (),
     (
-        Row("victim.one", "exact victim of a million, alone", "us", 0.3),
-        Row("victim.run", "exact victim of a million, in leaf runs of 30", "us", 0.1),
+        Row("victim.one", "exact victim of a million, alone", "us"),
+        Row("victim.run", "exact victim of a million, in leaf runs of 30", "us"),
         Row("victim.newcomer", "exact victim of a million, and a newcomer", "us"),
         Row("victim.one.default", "  with costs rounded by 1/64, alone", "us"),
         Row("victim.run.default", "  with costs rounded by 1/64, in leaf runs of 30", "us"),
@@ -179,9 +174,9 @@ _MEMORY = Game(
     (*(_mine("memory", what) for what in ("1", "2", "3", "sequences")), _limit("memory")),
     (_sglang("memory", "rust"), _vllm("memory"), _dynamo(16)),
     (
-        Row("memory.tiers_1", "memory of a block at a million", "B", 80.0, peer="memory"),
-        Row("memory.tiers_2", "  more for a second tier", "B", 12.0, less="memory.tiers_1"),
-        Row("memory.tiers_3", "  more for a third tier", "B", 12.0, less="memory.tiers_2"),
+        Row("memory.tiers_1", "memory of a block at a million", "B", peer="memory"),
+        Row("memory.tiers_2", "  more for a second tier", "B", less="memory.tiers_1"),
+        Row("memory.tiers_3", "  more for a third tier", "B", less="memory.tiers_2"),
         Row("memory.sequences_4", "  in sequences of 4 blocks", "B"),
         Row("memory.sequences_1", "  in sequences of 1 block", "B"),
     ),
@@ -195,7 +190,7 @@ _OFFLOAD = Game(
         Play("vllm", "benches.peers.vllm_offload", ("--policy", "lru")),
         Play("vllm", "benches.peers.vllm_offload", ("--policy", "arc")),
     ),
-    (Row("offload", "host tier below gpu, per request", "us", 20.0),),
+    (Row("offload", "host tier below gpu, per request", "us"),),
 )
 
 _PLAN = Game(
@@ -203,8 +198,8 @@ _PLAN = Game(
     (_mine("rust", "plan"),),
     (),
     (
-        Row("plan.eighth", "plan of 256 blocks, every 8th a hole", "us", 50.0),
-        Row("plan.third", "plan of 256 blocks, every 3rd a hole", "us", 50.0),
+        Row("plan.eighth", "plan of 256 blocks, every 8th a hole", "us"),
+        Row("plan.third", "plan of 256 blocks, every 3rd a hole", "us"),
     ),
     once=True,
 )
