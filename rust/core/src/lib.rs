@@ -5,7 +5,7 @@
 //! clock, no threads. The same operations give the same moves, byte for byte.
 //!
 //! Modules build on each other in one direction: nouns (`block`, `error`, `histogram`, `time`,
-//! `record`, `hint`), structures (`column`, `pairs`, `seats`, `trie`, `scope`, `retention`, `tier`,
+//! `record`, `hint`, `visits`), structures (`column`, `pairs`, `seats`, `trie`, `scope`, `retention`, `tier`,
 //! `arrival`, `presence`, `lane`, `cost`), `policy`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
@@ -30,3 +30,4 @@ pub mod seats;
 pub mod tier;
 pub mod time;
 pub mod trie;
+pub mod visits;

@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::block::BlockId;
+use crate::visits;
 
 /// A session's number.
 pub(super) type SessionId = u64;
@@ -175,6 +176,7 @@ impl Sessions {
 fn remove(of: &mut FxHashMap<BlockId, Vec<SessionId>>, block: Option<BlockId>, id: SessionId) {
     let Some(block) = block else { return };
     if let Some(ids) = of.get_mut(&block) {
+        visits::note(ids.len());
         ids.retain(|other| *other != id);
         if ids.is_empty() {
             of.remove(&block);
