@@ -26,7 +26,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-restart bench-formats bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-restart bench-formats bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -42,6 +42,9 @@ test: $(BUILT) ## every test of both languages; ARGS="-k name" goes to pytest
 test-deep: $(BUILT) ## full grids of cases that `make test` draws a share of; ARGS goes to pytest
 	PROPTEST_RNG_SEED=1 cargo test --quiet -- --ignored
 	HYPOTHESIS_PROFILE=deep $(BIN)/pytest -m deep --timeout=7200 $(ARGS)
+
+test-wheel: $(LOCKED) ## the wheel: its tags and size, and what runs where it stands alone with numpy
+	$(BIN)/pytest tests/wheel.py $(ARGS)
 
 bench: $(BUILT) ## criterion, then pytest-benchmark, then the time of `import kvtrie`
 	cargo bench -p kvtrie-core

@@ -4,8 +4,9 @@
 
 Each version is built as a wheel of its own, without a profile, below `target/against`, where a
 second run finds what is built. In every round both play the same driver, one directly after the
-other, and the order alternates, so a slow minute of the machine falls on both. A row's figure is the
-median over the rounds of (work tree / revision), with its quartiles: above 1 the work tree is slower.
+other, and the order alternates, so a slow minute of the machine falls on both. A row's figure is
+the median over the rounds of (work tree / revision), with its quartiles: above 1 the work tree is
+slower.
 The exit status is 1 if a median is above the row's limit.
 Cost: two builds of one to two minutes each, then about two minutes a round on two cores.
 """

@@ -304,8 +304,8 @@ def markdown(rows, context):
             f"{context['data_bytes'] >> 30} GiB of data, {context['file_system']}, queue "
             f"{context['queue']}, {rows[0].more['pairs']} pairs of {rows[0].more['seconds']} s, "
             f"page cache {'' if rows[0].more['page_cache_dropped'] else 'not '}dropped before each "
-            f"run. Load average, with what this itself puts on: {min(row.more['load'] for row in rows)} to "
-            f"{max(row.more['load'] for row in rows)}."
+            f"run. Load average, with what this itself puts on: "
+            f"{min(row.more['load'] for row in rows)} to {max(row.more['load'] for row in rows)}."
         ),
         "",
         (

@@ -1,0 +1,34 @@
+"""The source distribution: what is in it, its size, and that the wheel can be built from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TOOLS = Path(sys.executable).parent
+MOST_BYTES = 2 << 20
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+def test_the_wheel_is_built_from_a_small_source_distribution_alone(tmp_path):
+    build = [TOOLS / "maturin", "sdist", "--quiet", "--out", tmp_path]
+    subprocess.run(build, check=True, cwd=ROOT)
+    (packed,) = tmp_path.glob("*.tar.gz")
+    assert packed.stat().st_size < MOST_BYTES
+    with tarfile.open(packed) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        archive.extractall(tmp_path / "source", filter="data")
+    assert {"pyproject.toml", "Cargo.lock", "LICENSE", "python/kvtrie/__init__.py"} <= names
+    assert any(name.startswith("cuda/") and name.endswith(".cu") for name in names)
+    assert not any(name.startswith(("tests/", "benches/", "target/")) for name in names)
+    (source,) = (tmp_path / "source").iterdir()
+    wheel = [TOOLS / "maturin", "build", "--quiet", "--release", "--out", tmp_path / "wheels"]
+    subprocess.run(wheel, check=True, cwd=source)
+    (built,) = (tmp_path / "wheels").glob("*.whl")
+    assert "-cp311-abi3-" in built.name
