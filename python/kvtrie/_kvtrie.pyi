@@ -1028,6 +1028,7 @@ class DiskStore:
         folder: its own folder.
         second: the folder on another device where every other slot lies; None if there is none.
         read_only: whether it may not write: another process does, or the folder forbids it.
+        refusal: why it may not, if so.
         about: what its KV means, as JSON.
         layers: layers of a block.
         layer_bytes: bytes of one layer of a block.
@@ -1078,6 +1079,8 @@ class DiskStore:
     def second(self) -> Path | None: ...
     @property
     def read_only(self) -> bool: ...
+    @property
+    def refusal(self) -> str | None: ...
     @property
     def about(self) -> str: ...
     @property

@@ -1,7 +1,7 @@
 """Folder: the stores in a disk tier's folder, as `kvtrie disk` looks at them and cleans them.
 
 Invariant: a store that another process writes to is only read. Whoever starts while one is verified
-or cleaned reads only, as beside any writer.
+or cleaned reads only, as beside any writer. No link is followed below the folder.
 Cost: `look` reads manifests; `verify` reads all bytes, with memory for one block; `clean` rewrites
 manifests.
 """
@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -44,6 +45,7 @@ Row: TypeAlias = tuple[int, bytes, int, int, int, int, bool]
 whether all blocks before it are there."""
 
 _REMOVED = re.compile(r"[0-9a-f]{16}\.removed")
+_LINE = 64  # bytes of a lock that are read: it names a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ def verify(
             left = {row[:2] for row in opened.blocks(wall)}
             if damaged or skipped:
                 opened.gc()
-        why = _refusal(store, mine=True) if opened.read_only else None
+        why = opened.refusal
     findings = [Finding(None, None, reason, why is None) for reason in skipped]
     findings += [
         Finding(*block, reason, block not in left) for block, reason in sorted(damaged.items())
@@ -201,7 +203,7 @@ def clean(store: Path, wall: int, older_than: int | None = None) -> Cleaned:
         before = seen.disk_bytes
     with closing(_open(store)) as opened:
         if opened.read_only:
-            return Cleaned(store, 0, removed=False, read_only=_refusal(store, mine=True))
+            return Cleaned(store, 0, removed=False, read_only=opened.refusal)
         ages = [row[4] for row in opened.blocks(wall)]
         if older_than is None or not ages or min(ages) <= older_than:
             opened.gc()
@@ -224,7 +226,7 @@ def finish_removals(folder: Path) -> int:
         TransferError: something of it cannot be removed.
     """
     left = [path for path in folder.iterdir() if _REMOVED.fullmatch(path.name)]
-    return sum(_remove(path) for path in left)
+    return sum(_remove(path) for path in left if _is_folder(path))
 
 
 def _remove(path: Path) -> int:
@@ -232,7 +234,7 @@ def _remove(path: Path) -> int:
     # The half in another folder goes first: where it lies is written in this one.
     for part in (*_half(path), path):
         try:
-            freed += sum(512 * file.stat().st_blocks for file in part.iterdir())
+            freed += sum(512 * file.lstat().st_blocks for file in part.iterdir())
             shutil.rmtree(part)
         except OSError as error:
             raise TransferError(f"removing {part}: {error.strerror}") from error
@@ -247,7 +249,12 @@ def _half(removed: Path) -> list[Path]:
     except (ConfigError, TransferError):
         return []
     half = second and second / f"{removed.name.removesuffix('.removed')}.second"
-    return [half] if half and half.is_dir() else []
+    return [half] if half and _is_folder(half) else []
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder and no link to one."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def _open(store: Path) -> DiskStore:
@@ -268,20 +275,28 @@ def _open(store: Path) -> DiskStore:
     )
 
 
-def _refusal(store: Path, *, mine: bool = False) -> str | None:
+def _refusal(store: Path) -> str | None:
     """Why a store may not be written: somebody does, or nobody may."""
     lock = store / "lock"
     try:
-        # Shared and for microseconds: nobody who looks keeps another one from looking.
-        with lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return f"{lock.read_text(errors='replace').strip() or 'another process'} writes here"
+        found = lock.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            return f"{lock} is no file of its own; without it nobody writes here"
+        with open(lock, "rb", opener=_without_waiting) as file:
+            try:
+                # Shared and for microseconds: nobody who looks keeps another one from looking.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                who = file.read(_LINE).decode(errors="replace").strip()
+                return f"{who or 'another process'} writes here"
     except OSError:
         pass
-    if mine or not os.access(store, os.W_OK):
-        return "nothing may be written here"
-    return None
+    return None if os.access(store, os.W_OK) else "nothing may be written here"
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """A descriptor of no link, and of no pipe that waits for its other end."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _damaged(store: DiskStore, rows: Iterable[Row]) -> dict[tuple[int, bytes], str]:

@@ -114,8 +114,7 @@ class DiskStorage:
         self.read_only = self.store.read_only
         self._clock = clock
         if self.read_only:
-            why = "another process writes here, or nobody may"
-            _LOG.warning("%s: %s: opened read-only", self.store.folder, why)
+            _LOG.warning("%s: opened read-only: %s", self.store.folder, self.store.refusal)
         for reason in self.store.travel[2]:
             _LOG.info("%s: %s", self.store.folder, reason)
         self._log()

@@ -41,7 +41,7 @@ pub(crate) struct DiskStore {
     store: RwLock<Option<Arc<Store>>>,
     settings: Settings,
     folder: PathBuf,
-    read_only: bool,
+    refusal: Option<String>,
 }
 
 impl DiskStore {
@@ -49,7 +49,7 @@ impl DiskStore {
         Self {
             settings: store.settings().clone(),
             folder: store.folder().to_owned(),
-            read_only: store.read_only(),
+            refusal: store.refusal().map(str::to_string),
             store: RwLock::new(Some(Arc::new(store))),
         }
     }
@@ -215,7 +215,13 @@ impl DiskStore {
 
     #[getter]
     fn read_only(&self) -> bool {
-        self.read_only
+        self.refusal.is_some()
+    }
+
+    /// Why nothing may be written, if so.
+    #[getter]
+    fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
     }
 
     /// How bytes travel: whether past the page cache, by which queue, why not as was asked for.
@@ -423,7 +429,7 @@ impl DiskStore {
     }
 
     fn __repr__(&self) -> String {
-        let mode = if self.read_only { ", read-only" } else { "" };
+        let mode = if self.read_only() { ", read-only" } else { "" };
         format!("DiskStore({}, {} slots{mode})", self.folder.display(), self.settings.blocks)
     }
 }

@@ -19,7 +19,7 @@ pub enum Access {
     Read,
     /// For reading and writing; created if it does not exist.
     Write,
-    /// For reading and writing; created, or emptied if it exists.
+    /// For reading and writing; created. What stood there, a folder aside, is removed before.
     Fresh,
 }
 
@@ -84,6 +84,11 @@ pub trait File: Any + Send + Sync + Debug {
     /// What the device says; what was written since the last sync may be lost then.
     fn sync(&self) -> io::Result<()>;
 
+    /// Where the next byte at or behind `at` stands that a device has; `at` if it does not say.
+    fn data_from(&self, at: u64) -> u64 {
+        at
+    }
+
     /// Gives a range's space back; it reads as zeros.
     ///
     /// # Errors
@@ -104,10 +109,11 @@ pub trait File: Any + Send + Sync + Debug {
 
 /// Where files live.
 pub trait Device: Send + Sync + Debug {
-    /// Opens a file.
+    /// Opens a regular file.
     ///
     /// # Errors
-    /// What the device says.
+    /// What the device says; what else stands there, and whether a file to be written has other names.
+    /// Links are not followed.
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>>;
 
     /// Opens a file for the operations of a queue.
@@ -152,7 +158,7 @@ pub trait Device: Send + Sync + Debug {
     /// Makes a folder and those above it, if they do not exist.
     ///
     /// # Errors
-    /// What the device says.
+    /// What the device says, or what else stands there; a link to a folder is none.
     fn make_folder(&self, path: &Path) -> io::Result<()>;
 
     /// Returns when the names in a folder are durable.

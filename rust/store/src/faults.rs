@@ -395,6 +395,10 @@ impl File for FaultyFile {
         self.inner.sync()
     }
 
+    fn data_from(&self, at: u64) -> u64 {
+        self.inner.data_from(at)
+    }
+
     fn punch(&self, at: u64, len: u64) -> io::Result<()> {
         self.inner.punch(at, len)
     }

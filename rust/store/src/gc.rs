@@ -8,6 +8,7 @@ use std::io;
 use crate::claim::{Slots, lock, slots};
 use crate::error::{Error, Result};
 use crate::manifest::NEXT;
+use crate::regular::{forbidden, is_no_file};
 use crate::segment::name;
 use crate::settings::Durability;
 use crate::store::Store;
@@ -50,6 +51,8 @@ impl Store {
                 match self.device.open(&folder.join(item.name), crate::device::Access::Read) {
                     Ok(file) => bytes += file.size().map_err(failed)?.allocated,
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    // Not the store's.
+                    Err(error) if is_no_file(&error) || forbidden(&error) => {}
                     Err(error) => return Err(failed(error)),
                 }
             }
@@ -85,8 +88,14 @@ impl Store {
     fn cut(&self, segment: u32, slots: usize) -> Result<()> {
         let len = slots as u64 * self.settings.slot_bytes();
         let failed = |error| Error::io(format!("cutting {} at {len}", name(segment)), error);
-        let Some(file) = self.segments.file(segment, false).map_err(failed)? else {
-            return Ok(());
+        let file = match self.segments.file(segment, false) {
+            Ok(Some(file)) => file,
+            Ok(None) => return Ok(()),
+            Err(error) if forbidden(&error) => {
+                self.note(failed(error).to_string());
+                return Ok(());
+            }
+            Err(error) => return Err(failed(error)),
         };
         if file.size().map_err(failed)?.len > len {
             file.set_len(len).map_err(failed)?;

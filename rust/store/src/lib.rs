@@ -6,11 +6,12 @@
 //! is in `docs/design/disk.md`.
 //!
 //! Modules build on each other in one direction: nouns (`error`, `settings`, `meta`,
-//! `claim`, `pages`), bytes (`page`, `frame`), files (`work`, `device`, `system` with `ring` and
-//! `threads` under it, `faults`, `segment`), books
+//! `claim`, `pages`), bytes (`page`, `frame`), files (`work`, `device`, `system` with `regular`, `ring`
+//! and `threads` under it, `faults`, `aside`, `segment`), books
 //! (`table`, `scan`, `manifest`), and the store with what it can do (`open` with `second`, `read`,
 //! `write`, `rows`, `verify`, `gc`).
 
+mod aside;
 mod claim;
 mod device;
 mod error;
@@ -23,6 +24,7 @@ mod open;
 mod page;
 mod pages;
 mod read;
+mod regular;
 #[cfg(target_os = "linux")]
 mod ring;
 mod rows;

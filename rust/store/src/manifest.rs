@@ -9,8 +9,9 @@ use std::io::IoSlice;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use crate::aside;
 use crate::claim::lock;
-use crate::device::{Access, Device, File, write_full};
+use crate::device::{Device, File, write_full};
 use crate::error::{Error, Result};
 use crate::frame::{self, Frame, Put};
 use crate::scan::Window;
@@ -80,7 +81,7 @@ impl Manifest {
             Ok(())
         };
         // A full disk must not keep a slot from being freed while the budget has room.
-        let most = head + 2 * u64::from(self.settings.blocks) * self.settings.frame_bytes() + SPARE;
+        let most = self.settings.manifest_bytes(self.settings.blocks);
         if self.damaged || end > most {
             rewritten?;
         }
@@ -151,9 +152,7 @@ impl Manifest {
         };
         let seed = self.settings.seed();
         let next = self.folder.join(NEXT);
-        let file = self
-            .device
-            .open(&next, Access::Fresh)
+        let file = aside::fresh(&*self.device, &self.folder, NEXT)
             .map_err(|error| self.failed("opening", NEXT, error))?;
         let mut bytes = frame::head(&self.settings, last);
         let (mut start, mut kept, mut gone, mut reasons) = (0, vec![], vec![], vec![]);

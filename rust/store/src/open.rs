@@ -7,11 +7,13 @@ use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use crate::aside::{self, ASIDE, set_aside};
 use crate::claim::{Claims, lock};
 use crate::device::{Access, Device, File, read_full, write_full};
 use crate::error::{Error, Result};
 use crate::frame::{Head, VERSION};
 use crate::manifest::{self, Manifest};
+use crate::regular::{forbidden, is_no_file};
 use crate::scan;
 use crate::second;
 use crate::segment::Segments;
@@ -70,11 +72,6 @@ fn other_version(path: &Path, found: u32) -> Error {
     Error::config(format!("{path} is of format {found}, this version reads format {VERSION}"))
 }
 
-/// Whether a device refuses writing for good.
-fn forbidden(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
-}
-
 /// The lock's file if it is ours, or why it is not.
 fn take_lock(
     device: &dyn Device,
@@ -84,7 +81,7 @@ fn take_lock(
     let file = device.open(&folder.join(LOCK), Access::Write)?;
     if file.try_lock()? {
         // Files that may be written in a folder that may not are of no use: a rewrite needs a name.
-        match device.open(&folder.join(manifest::NEXT), Access::Fresh) {
+        match aside::fresh(device, folder, manifest::NEXT) {
             Err(error) if forbidden(&error) => return Err(error),
             _ => {}
         }
@@ -98,7 +95,7 @@ fn take_lock(
     let count = read_full(&*file, &mut line, 0).unwrap_or(0);
     let who = String::from_utf8_lossy(&line[..count]).trim().to_string();
     let who = if who.is_empty() { "another process".into() } else { who };
-    Ok(Err(format!("{who} writes here; this store is read-only")))
+    Ok(Err(format!("{who} writes here")))
 }
 
 impl Store {
@@ -120,19 +117,11 @@ impl Store {
             Err(error) if forbidden(&error) && device.open(&path, Access::Read).is_ok() => {
                 (vec![], Some(format!("nothing may be written here ({error})")))
             }
+            Err(error) if is_no_file(&error) => (vec![], Some(no_lock(&own, &error))),
             Err(error) => return Err(Error::io(format!("locking {}", own.display()), error)),
         };
-        let access = if guard.is_empty() { Access::Read } else { Access::Write };
-        let file = match device.open(&path, Access::Read) {
-            Ok(_) => Some(
-                device
-                    .open(&path, access)
-                    .map_err(|error| Error::io(format!("opening {}", path.display()), error))?,
-            ),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(Error::io(format!("opening {}", path.display()), error)),
-        };
-        let store = Self::load(device, own, settings, guard, refusal, file)?;
+        let found = Found::in_folder(&*device, &own, !guard.is_empty())?;
+        let store = Self::load(device, own, settings, guard, refusal, found)?;
         if !store.read_only() {
             let above = |folder: &'_ Path| {
                 let above = folder.parent()?;
@@ -159,7 +148,8 @@ impl Store {
     pub fn inspect(device: Arc<dyn Device>, folder: &Path) -> Result<Self> {
         let (settings, file) = described(&*device, folder)?;
         let refusal = Some("opened for looking only".to_string());
-        Self::load(device, folder.to_path_buf(), settings, vec![], refusal, Some(file))
+        let found = Found { file: Some(file), exact: true, ..Found::default() };
+        Self::load(device, folder.to_path_buf(), settings, vec![], refusal, found)
     }
 
     fn load(
@@ -168,37 +158,43 @@ impl Store {
         settings: Settings,
         mut guard: Vec<Arc<dyn File>>,
         mut refusal: Option<String>,
-        file: Option<Arc<dyn File>>,
+        mut found: Found,
     ) -> Result<Self> {
         let path = folder.join(manifest::NAME);
         let failed = |error| Error::io(format!("reading {}", path.display()), error);
-        let (mut table, mut reasons) = (Table::default(), Vec::new());
-        let mut found = Found { file, end: 0, exact: false };
+        let mut table = Table::default();
+        let mut reasons = std::mem::take(&mut found.reasons);
+        let mut blocks = settings.blocks;
         if let Some(file) = found.file.clone() {
             match scan::head(&*file).map_err(failed)? {
                 Head::Version(version) => return Err(other_version(&path, version)),
                 Head::Good(other, ..) if other.identity != settings.identity => {
-                    let name = format!("{}.{}", manifest::NAME, other.folder_name());
-                    reasons.push(format!("manifest: of identity {}", other.folder_name()));
+                    let other = other.folder_name();
+                    reasons.push(format!("manifest: of identity {other}"));
                     if !guard.is_empty() {
-                        device.rename(&path, &folder.join(name)).map_err(failed)?;
+                        set_aside(&*device, &folder, manifest::NAME, &other).map_err(failed)?;
                     }
                     found.file = None;
                 }
                 Head::Good(known, sequence, length) => {
                     fits(&settings, &known)?;
                     table.skip_to(sequence);
-                    found.exact = known.blocks == settings.blocks
+                    blocks = blocks.max(known.blocks);
+                    found.exact &= known.blocks == settings.blocks
                         && known.about == settings.about
                         && known.second == settings.second;
                     found.end = length as u64;
                 }
-                Head::Bad(reason) => reasons.push(format!("manifest: {reason}")),
+                Head::Bad(reason) => {
+                    found.exact = false;
+                    reasons.push(format!("manifest: {reason}"));
+                }
             }
         }
         if let Some(file) = &found.file {
-            found.end = scan::frames(&**file, found.end, &settings, &mut table, &mut reasons)
-                .map_err(failed)?;
+            found.end =
+                scan::frames(&**file, found.end, blocks, &settings, &mut table, &mut reasons)
+                    .map_err(failed)?;
         }
         second::check(&*device, &folder, &settings, &table)?;
         let part = second::part(&settings);
@@ -210,6 +206,7 @@ impl Store {
                     refusal =
                         Some(format!("nothing may be written in {} ({error})", part.display()));
                 }
+                Err(error) if is_no_file(&error) => refusal = Some(no_lock(part, &error)),
                 Err(error) => return Err(Error::io(format!("locking {}", part.display()), error)),
             }
             if refusal.is_some() {
@@ -257,6 +254,7 @@ impl Store {
                 .sync_folder(&folder)
                 .map_err(|error| Error::io(format!("syncing {}", folder.display()), error))?;
         }
+        lock(&self.reasons).append(&mut self.segments.settle()?);
         self.segments.know(self.segments.list()?);
         {
             let mut manifest = lock(&self.manifest);
@@ -278,12 +276,53 @@ impl Store {
     }
 }
 
+/// Why a folder without a good lock has no writer.
+fn no_lock(folder: &Path, error: &io::Error) -> String {
+    format!("{}: {error}; without it nobody writes here", folder.join(LOCK).display())
+}
+
+/// A manifest.
+#[derive(Default)]
 struct Found {
     file: Option<Arc<dyn File>>,
     /// The end of the last good frame.
     end: u64,
-    /// Whether the header says what the settings say.
+    /// Whether it can be written on: its header says what the settings say, and it may be written.
     exact: bool,
+    /// What is wrong with it.
+    reasons: Vec<String>,
+}
+
+impl Found {
+    /// What is there. What is no file, or may not be read, counts as none; a writer sets it aside.
+    fn in_folder(device: &dyn Device, folder: &Path, writes: bool) -> Result<Self> {
+        let path = folder.join(manifest::NAME);
+        let failed = |error| Error::io(format!("opening {}", path.display()), error);
+        let unusable = |error: &io::Error| is_no_file(error) || forbidden(error);
+        match device.open(&path, Access::Read) {
+            Ok(file) if !writes => Ok(Self { file: Some(file), exact: true, ..Self::default() }),
+            Ok(file) => match device.open(&path, Access::Write) {
+                Ok(file) => Ok(Self { file: Some(file), exact: true, ..Self::default() }),
+                // What it says counts; it is written anew under its name.
+                Err(error) if unusable(&error) => {
+                    let reasons = vec![format!("manifest: {error}; written anew")];
+                    Ok(Self { file: Some(file), reasons, ..Self::default() })
+                }
+                Err(error) => Err(failed(error)),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) if unusable(&error) => {
+                let reason = if writes {
+                    let aside = set_aside(device, folder, manifest::NAME, ASIDE).map_err(failed)?;
+                    format!("manifest: {error}; set aside as {aside}")
+                } else {
+                    format!("manifest: {error}")
+                };
+                Ok(Self { reasons: vec![reason], ..Self::default() })
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
 }
 
 /// Equal identities have equal geometry, or the identity was not made of it.

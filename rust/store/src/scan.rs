@@ -1,7 +1,8 @@
 //! Reading a manifest: one pass over its frames when a store opens, single frames later.
 //!
 //! Invariant: what is no good frame is skipped and said; the next good one on a boundary of 8 bytes
-//! counts again. Cost: one sequential read of the manifest, a megabyte at a time, never a segment.
+//! counts again. Nothing is read behind what so many slots can need. Cost: one sequential read of the
+//! manifest, a megabyte at a time and holes left out, never a segment.
 
 use std::io;
 
@@ -9,7 +10,7 @@ use kvtrie_core::block::Layers;
 
 use crate::device::{File, read_full};
 use crate::frame::{self, Frame, Head, Put, SMALLEST};
-use crate::settings::{HEAD_FIXED, Settings};
+use crate::settings::{HEAD_FIXED, PAGE, Settings};
 use crate::table::{Entry, Table};
 
 /// Bytes read at a time.
@@ -50,15 +51,24 @@ pub(crate) fn head(file: &dyn File) -> io::Result<Head> {
     Ok(frame::decode_head(window.get(file, 0, length)?))
 }
 
-/// Reads all frames from `from` on into the table; returns the end of the last good one.
+/// Reads all frames from `from` on into the table, of a manifest made for so many `blocks`; returns the
+/// end of the last good one.
 pub(crate) fn frames(
     file: &dyn File,
     from: u64,
+    blocks: u32,
     settings: &Settings,
     table: &mut Table,
     reasons: &mut Vec<String>,
 ) -> io::Result<u64> {
     let len = file.size()?.len;
+    let most = from + settings.manifest_bytes(blocks);
+    if len > most {
+        reasons.push(format!(
+            "manifest: {len} bytes, at most {most} for {blocks} slots; the rest was not read"
+        ));
+    }
+    let len = len.min(most);
     let mut window = Window::default();
     let (mut at, mut good) = (from, from);
     let mut entries = Vec::with_capacity(TOGETHER);
@@ -69,6 +79,9 @@ pub(crate) fn frames(
         let Some((found, length)) = frame::decode(window.get(file, at, length)?, settings.seed())
         else {
             at += 8;
+            if at.is_multiple_of(PAGE) {
+                at = file.data_from(at).clamp(at, len);
+            }
             continue;
         };
         if good < at {

@@ -9,9 +9,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 
+use crate::aside;
 use crate::device::{Access, Device, read_full, write_full};
 use crate::error::{Error, Result};
 use crate::manifest;
+use crate::regular::{forbidden, is_no_file};
 use crate::settings::Settings;
 use crate::table::Table;
 
@@ -66,6 +68,9 @@ fn number(device: &dyn Device, part: &Path) -> Result<Option<String>> {
     let file = match device.open(&path, Access::Read) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if is_no_file(&error) || forbidden(&error) => {
+            return Err(Error::config(format!("{}: {error}", path.display())));
+        }
         Err(error) => return Err(failed(error)),
     };
     let mut bytes = [0; 64];
@@ -85,7 +90,12 @@ pub(crate) fn check(
     table: &Table,
 ) -> Result<()> {
     let blocks = table.blocks().count();
-    let here = number(device, own)?;
+    // Where no block stands, what is no file makes room for one.
+    let number = |folder: &Path| match number(device, folder) {
+        Err(Error::Config(_)) if blocks == 0 => Ok(None),
+        found => found,
+    };
+    let here = number(own)?;
     let wrong = |what: String| Err(Error::config(format!("{what}; {blocks} blocks stand there")));
     let (one, store) = (own.display(), settings.folder_name());
     let Some(part) = part(settings) else {
@@ -95,7 +105,7 @@ pub(crate) fn check(
         };
     };
     let two = part.display();
-    match (here, number(device, &part)?) {
+    match (here, number(&part)?) {
         (None, None) if blocks == 0 => Ok(()),
         (None, None) => {
             wrong(format!("{one} lies in one folder: give no second one, or remove it"))
@@ -116,15 +126,19 @@ pub(crate) fn check(
 /// Gives both folders a number where one has none yet; nothing stands in the second one then.
 pub(crate) fn join(device: &dyn Device, own: &Path, settings: &Settings) -> Result<()> {
     let Some(part) = part(settings) else { return Ok(()) };
-    let known = number(device, own)?;
-    if known.is_some() && number(device, &part)?.is_some() {
+    let number = |folder: &Path| match number(device, folder) {
+        Err(Error::Config(_)) => Ok(None),
+        found => found,
+    };
+    let known = number(own)?;
+    if known.is_some() && number(&part)?.is_some() {
         return Ok(());
     }
     let text = known.unwrap_or_else(|| format!("{:016x}", RandomState::new().hash_one(own)));
     for folder in [own, &part] {
         let path = folder.join(PAIR);
         let failed = |error| Error::io(format!("writing {}", path.display()), error);
-        let file = device.open(&path, Access::Fresh).map_err(failed)?;
+        let file = aside::fresh(device, folder, PAIR).map_err(failed)?;
         write_full(&*file, &mut [IoSlice::new(text.as_bytes())], 0).map_err(failed)?;
         file.sync().map_err(failed)?;
         device.sync_folder(folder).map_err(failed)?;

@@ -10,9 +10,11 @@ use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use crate::aside::{ASIDE, set_aside};
 use crate::claim::{self, Slots, lock};
 use crate::device::{Access, Device, File, read_full, write_full};
 use crate::error::{Error, Result};
+use crate::regular::{forbidden, is_no_file};
 use crate::settings::Settings;
 
 /// As many segments stay open.
@@ -85,6 +87,23 @@ impl Segments {
             found.extend(numbers.filter(|number| number % self.turns() == turn));
         }
         Ok(found)
+    }
+
+    /// Sets aside what has a segment's name and is no file, or none that may be read; returns why.
+    pub(crate) fn settle(&self) -> Result<Vec<String>> {
+        let mut reasons = Vec::new();
+        for segment in self.list()? {
+            let (path, name) = (self.path(segment), name(segment));
+            let Err(error) = self.device.open(&path, Access::Write) else { continue };
+            let unreadable = || forbidden(&error) && self.device.open(&path, Access::Read).is_err();
+            if is_no_file(&error) || unreadable() {
+                let aside = set_aside(&*self.device, self.folder(segment), &name, ASIDE).map_err(
+                    |error| Error::io(format!("setting {} aside", path.display()), error),
+                )?;
+                reasons.push(format!("{name}: {error}; set aside as {aside}"));
+            }
+        }
+        Ok(reasons)
     }
 
     /// Takes the segments on the device as known.

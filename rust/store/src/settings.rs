@@ -176,6 +176,11 @@ impl Settings {
         fits
     }
 
+    /// The longest manifest of so many blocks.
+    pub(crate) fn manifest_bytes(&self, blocks: u32) -> u64 {
+        self.head_bytes() as u64 + 2 * u64::from(blocks) * self.frame_bytes() + SPARE
+    }
+
     /// The longest frame of the manifest.
     pub(crate) fn frame_bytes(&self) -> u64 {
         (PUT_FIXED + self.record_bytes()).next_multiple_of(8) as u64

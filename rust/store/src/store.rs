@@ -69,6 +69,12 @@ impl Store {
         self.refusal.is_some()
     }
 
+    /// Why writes are refused, if they are.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
+    }
+
     /// How bytes travel, and why not as was asked for.
     #[must_use]
     pub fn travel(&self) -> Travel {
@@ -98,7 +104,10 @@ impl Store {
     pub(crate) fn writable(&self) -> Result<()> {
         match &self.refusal {
             None => Ok(()),
-            Some(why) => Err(Error::ReadOnly(format!("{}: {why}", self.folder.display()))),
+            Some(why) => {
+                let folder = self.folder.display();
+                Err(Error::ReadOnly(format!("{folder} is read-only: {why}")))
+            }
         }
     }
 

@@ -7,19 +7,21 @@
 //! kept. Cost: the system calls.
 
 use std::collections::VecDeque;
-use std::fs::{self, OpenOptions, TryLockError};
+use std::fs::{self, TryLockError};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rayon::ThreadPool;
+use rustix::fs::{Mode, OFlags};
 
 use crate::claim::lock;
 use crate::device::{Access, Device, File, Item, Size, Travel};
 use crate::pages::paged;
+use crate::regular;
 use crate::settings::PAGE;
 use crate::threads;
 use crate::work::{Op, Work};
@@ -179,12 +181,12 @@ impl<'a> Work<'a> for Mended<'_, 'a> {
 
 impl Device for System {
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
-        let plain = options(access).open(path)?;
+        let plain = regular::open(path, access, OFlags::empty())?;
         Ok(Arc::new(SystemFile { plain, direct: None, refused: Arc::clone(&self.refused) }))
     }
 
     fn open_bulk(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
-        let plain = options(access).open(path)?;
+        let plain = regular::open(path, access, OFlags::empty())?;
         let mut direct = None;
         if self.asked && !self.refused.once.load(Ordering::Acquire) {
             match past_the_cache(path, access) {
@@ -236,11 +238,15 @@ impl Device for System {
     }
 
     fn make_folder(&self, path: &Path) -> io::Result<()> {
-        fs::create_dir_all(path)
+        match (fs::create_dir_all(path), regular::check_folder(path)) {
+            (Err(error), Err(found)) if !regular::is_no_file(&found) => Err(error),
+            (_, checked) => checked,
+        }
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        fs::File::open(path)?.sync_all()
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        fs::File::from(rustix::fs::open(path, flags, Mode::empty())?).sync_all()
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<Item>> {
@@ -255,18 +261,10 @@ impl Device for System {
     }
 }
 
-fn options(access: Access) -> OpenOptions {
-    let write = access != Access::Read;
-    let mut options = OpenOptions::new();
-    options.read(true).write(write).create(write).truncate(access == Access::Fresh);
-    options
-}
-
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn past_the_cache(path: &Path, access: Access) -> io::Result<fs::File> {
-    let flag = rustix::fs::OFlags::DIRECT.bits().cast_signed();
-    let write = access != Access::Read;
-    OpenOptions::new().read(true).write(write).custom_flags(flag).open(path)
+    let access = if access == Access::Fresh { Access::Write } else { access };
+    regular::open(path, access, OFlags::DIRECT)
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -295,6 +293,15 @@ impl File for SystemFile {
 
     fn sync(&self) -> io::Result<()> {
         self.plain.sync_data()
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    fn data_from(&self, at: u64) -> u64 {
+        match rustix::fs::seek(&self.plain, rustix::fs::SeekFrom::Data(at)) {
+            Ok(found) => found,
+            Err(rustix::io::Errno::NXIO) => u64::MAX,
+            Err(_) => at,
+        }
     }
 
     #[cfg(any(target_os = "linux", target_os = "android"))]

@@ -259,6 +259,24 @@ fn a_tail_without_frames_is_cut_off() {
 }
 
 #[test]
+fn a_manifest_is_read_only_as_far_as_its_slots_can_need() {
+    let (memory, blocks) = filled();
+    let whole = memory.bytes(MANIFEST);
+    let at = frames(&memory);
+    // A good frame where no store of so few slots ever puts one.
+    memory.alter(MANIFEST, |bytes| {
+        bytes.resize(1 << 20, 7);
+        bytes.extend_from_within(at[0]..at[1]);
+    });
+    let store = rig::open(&memory.device(), &settings());
+    let reasons = store.reasons();
+    assert!(reasons.iter().any(|reason| reason.contains("the rest was not read")), "{reasons:?}");
+    assert_eq!(store.blocks(), 3);
+    right(&store, &blocks[1], 1, ALL);
+    assert_eq!(memory.bytes(MANIFEST), whole);
+}
+
+#[test]
 fn an_old_frame_behind_a_newer_one_does_not_count() {
     let (memory, blocks) = filled();
     let at = frames(&memory);

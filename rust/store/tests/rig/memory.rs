@@ -155,13 +155,11 @@ impl State {
 impl Device for Memory {
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
         let mut state = self.0.lock().unwrap();
+        if access == Access::Fresh && state.image.names.contains_key(path) {
+            state.act(Op::Remove { path: path.to_path_buf() });
+        }
         let file = match state.image.names.get(path).copied() {
-            Some(file) => {
-                if access == Access::Fresh {
-                    state.act(Op::SetLen { file, len: 0 });
-                }
-                file
-            }
+            Some(file) => file,
             None if access == Access::Read => return Err(io::ErrorKind::NotFound.into()),
             None => {
                 let file = state.next;

@@ -1,0 +1,344 @@
+//! What may stand in a store's folder in place of its files: links, pipes, devices, huge files.
+
+mod rig;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use kvtrie_core::block::Layers;
+use kvtrie_store::{Durability, Error, Settings, Store, System};
+use rig::{Block, behind, bytes, first, read, settings, write};
+
+const ALL: Layers = Layers::new(0, 4);
+const BLOCKS: u32 = 4;
+const DIGITS: &str = "0102030405060708";
+
+/// What another file stands for: it must not change.
+const OUTSIDE: &[u8] = b"not the store's";
+
+/// One thing in place of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Pipe,
+    Socket,
+    Device,
+    Folder,
+    Link,
+    LinkToPipe,
+    DanglingLink,
+    LinkToFolder,
+    HardLink,
+    /// Another name of the file itself stands outside.
+    Linked,
+    /// The file, and zeros up to a tebibyte behind it.
+    Stretched,
+    /// A tebibyte of zeros.
+    Sparse,
+    Unreadable,
+}
+
+const KINDS: [Kind; 13] = [
+    Kind::Pipe,
+    Kind::Socket,
+    Kind::Device,
+    Kind::Folder,
+    Kind::Link,
+    Kind::LinkToPipe,
+    Kind::DanglingLink,
+    Kind::LinkToFolder,
+    Kind::HardLink,
+    Kind::Linked,
+    Kind::Stretched,
+    Kind::Sparse,
+    Kind::Unreadable,
+];
+
+/// Names that a store opens, below the folder of this test.
+const FILES: [&str; 3] = [
+    "one/0102030405060708/lock",
+    "one/0102030405060708/manifest",
+    "one/0102030405060708/segment-00000",
+];
+
+/// Those that it knows beside.
+const OTHERS: [&str; 5] = [
+    "one/0102030405060708",
+    "one/0102030405060708/manifest.tmp",
+    "one/0102030405060708/manifest.aside",
+    "one/0102030405060708/segment-00007",
+    "one/0102030405060708/pair",
+];
+
+const TWO_FOLDERS: [&str; 6] = [
+    "one/0102030405060708/pair",
+    "two/0102030405060708.second",
+    "two/0102030405060708.second/lock",
+    "two/0102030405060708.second/manifest.tmp",
+    "two/0102030405060708.second/segment-00001",
+    "two/0102030405060708.second/pair",
+];
+
+fn path(count: u32) -> Vec<Block> {
+    let mut all = vec![first(0)];
+    for token in 1..count {
+        all.push(behind(&all[all.len() - 1], token));
+    }
+    all
+}
+
+fn done(program: &str, arguments: &[&str], path: &Path) -> bool {
+    let mut command = Command::new(program);
+    command.arg(arguments[0]).arg(path).args(&arguments[1..]).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// Puts a thing where a file is, or would be; false if nobody may make it here.
+fn plant(kind: Kind, at: &Path, outside: &Path) -> bool {
+    let file = outside.join("file");
+    let huge = |open: &mut fs::OpenOptions| {
+        open.write(true).create(true).open(at).and_then(|file| file.set_len(1 << 40)).is_ok()
+    };
+    match kind {
+        Kind::Linked if at.is_file() => {
+            return fs::hard_link(at, outside.join("linked")).is_ok();
+        }
+        Kind::Stretched if !at.is_dir() => return huge(fs::OpenOptions::new().truncate(false)),
+        Kind::Unreadable if at.exists() => {
+            fs::set_permissions(at, fs::Permissions::from_mode(0o000)).unwrap();
+            return fs::metadata(at).unwrap().uid() != 0;
+        }
+        Kind::Linked | Kind::Stretched | Kind::Unreadable => return false,
+        _ => {}
+    }
+    if at.exists() {
+        // Whatever is made in its place, the file is not lost: an inode must not come back.
+        fs::rename(at, outside.join("was")).unwrap();
+    }
+    match kind {
+        Kind::Pipe => done("mkfifo", &["-m600"], at),
+        Kind::Socket => {
+            // The path of a socket is short, so that it is made elsewhere.
+            let made = PathBuf::from(format!("/tmp/kvtrie-{}", std::process::id()));
+            let bound = UnixListener::bind(&made);
+            bound.is_ok() && (fs::rename(&made, at).is_ok() || fs::remove_file(&made).is_err())
+        }
+        Kind::Device => done("mknod", &["-m600", "c", "1", "5"], at),
+        Kind::Folder => {
+            fs::create_dir(at).unwrap();
+            fs::write(at.join("file"), OUTSIDE).is_ok()
+        }
+        Kind::Link => symlink(&file, at).is_ok(),
+        Kind::LinkToPipe => symlink(outside.join("pipe"), at).is_ok(),
+        Kind::DanglingLink => symlink(outside.join("nothing"), at).is_ok(),
+        Kind::LinkToFolder => symlink(outside.join("folder"), at).is_ok(),
+        Kind::HardLink => fs::hard_link(&file, at).is_ok(),
+        _ => huge(fs::OpenOptions::new().truncate(true)),
+    }
+}
+
+/// Everything under a folder: what it is, how long, when it was written, and the first bytes.
+fn seen(folder: &Path) -> BTreeMap<PathBuf, (u32, u64, i64, Vec<u8>)> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let data = fs::symlink_metadata(&path).unwrap();
+        let mut start = Vec::new();
+        if data.is_dir() {
+            all.extend(seen(&path));
+        } else if data.is_file() && data.mode() & 0o400 != 0 {
+            fs::File::open(&path).unwrap().take(1 << 16).read_to_end(&mut start).unwrap();
+        }
+        let size = if data.is_dir() { 0 } else { data.len() };
+        all.insert(path, (data.mode(), size, data.mtime_nsec(), start));
+    }
+    all
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout();
+    writeln!(out, "{line}").unwrap();
+}
+
+/// Reads every block: each is right or a miss. Returns how many are right.
+fn found(store: &Store, blocks: &[Block]) -> usize {
+    let right = |(slot, block): (u32, &Block)| match read(store, &block.key, slot, ALL) {
+        Ok(found) => {
+            assert!(found == bytes(store.settings(), block, ALL, 1));
+            true
+        }
+        Err(_) => false,
+    };
+    (0..).zip(blocks).map(right).filter(|&right| right).count()
+}
+
+/// Fills a store, plants the thing, opens the store again and looks at what came of it.
+fn one(kind: Kind, name: &str, second: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let outside = folder.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::create_dir(outside.join("folder")).unwrap();
+    fs::write(outside.join("file"), OUTSIDE).unwrap();
+    fs::write(outside.join("folder/file"), OUTSIDE).unwrap();
+    assert!(done("mkfifo", &["-m600"], &outside.join("pipe")));
+    let second = second.then(|| folder.path().join("two"));
+    // A manifest of so many slots could be that long.
+    let slots = if name.ends_with("/manifest") { u32::MAX - 1 } else { BLOCKS };
+    let settings = Settings { second, ..settings(slots, 700, Durability::Flush) };
+    let one = folder.path().join("one");
+    let opened = || Store::open(Arc::new(System::default()), &one, settings.clone());
+    let blocks = path(BLOCKS);
+    let store = opened().unwrap();
+    for (slot, block) in (0..).zip(&blocks) {
+        write(&store, block, slot, ALL, 1).unwrap();
+    }
+    store.close().unwrap();
+
+    let at = folder.path().join(name);
+    if !plant(kind, &at, &outside) {
+        return;
+    }
+    let before = seen(&outside);
+    let own = at.ends_with(DIGITS) || at.ends_with(format!("{DIGITS}.second"));
+    let inspected = Store::inspect(Arc::new(System::default()), &one.join(DIGITS));
+    let looked = inspected.map(|store| found(&store, &blocks)).map_err(|error| error.to_string());
+    assert_eq!(before, seen(&outside));
+    let last = name.rsplit('/').next().unwrap();
+    let mut told = String::new();
+    match opened() {
+        Ok(store) => {
+            told += &store.reasons().join("; ");
+            told += store.refusal().unwrap_or_default();
+            let right = found(&store, &blocks);
+            // What only reading shows.
+            told += &store.reasons().join("; ");
+            told = format!("{told}; {right} right, {looked:?} when looked at");
+            // A lock that is none keeps nobody from reading.
+            let harmless =
+                last == "lock" || last.starts_with("manifest.") || last == "segment-00007";
+            let whole = matches!(kind, Kind::Stretched | Kind::Linked) && last == "manifest";
+            let sparse = matches!(kind, Kind::Stretched) && last.starts_with("segment");
+            if !own && (harmless || whole || sparse) {
+                assert_eq!(right, blocks.len(), "{told}");
+            }
+            if store.read_only() {
+                assert!(own || last == "lock", "{told}");
+            } else {
+                for (slot, block) in (0..).zip(&blocks) {
+                    write(&store, block, slot, ALL, 1).unwrap();
+                }
+                assert_eq!(found(&store, &blocks), blocks.len(), "{told}");
+                store.gc().unwrap();
+                store.disk_bytes().unwrap();
+                store.close().unwrap();
+                let again = opened().unwrap();
+                assert!(!again.read_only());
+                assert_eq!(again.reasons(), Vec::<String>::new());
+                assert_eq!(found(&again, &blocks), blocks.len());
+            }
+            // Where nothing was lost there is nothing to tell, and a pair that says nothing is none.
+            let plain = matches!(kind, Kind::Stretched | Kind::Sparse);
+            let silent = last.starts_with("manifest.")
+                || plain && (last == "lock" || last == "segment-00007")
+                || sparse
+                || last == "pair" && (plain || matches!(kind, Kind::HardLink | Kind::Linked));
+            let named = told.contains(last)
+                || told.contains("no header of block")
+                || told.contains("may be written");
+            assert!(silent || named, "nothing tells of {last}: {told}");
+        }
+        Err(Error::Config(why)) => {
+            assert!(last == "pair" || own, "{why}");
+            assert!(why.contains(DIGITS), "{why}");
+            told = why;
+        }
+        Err(Error::Io { what, .. }) if own && kind == Kind::Unreadable => told = what,
+        Err(other) => panic!("{other}"),
+    }
+    assert_eq!(before, seen(&outside), "{told}");
+    say(&format!("{kind:?} as {name}: {told}"));
+    if kind == Kind::Unreadable {
+        // Or the folder could not be removed.
+        let _ = fs::set_permissions(&at, fs::Permissions::from_mode(0o755));
+    }
+}
+
+const CHILD: &str = "KVTRIE_KINDS_CHILD";
+
+#[test]
+fn child_goes_through_all_kinds() {
+    let Ok(given) = std::env::var(CHILD) else { return };
+    let (user, name) = given.split_once(' ').unwrap();
+    let kinds = KINDS.into_iter().filter(|&kind| (kind == Kind::Unreadable) == (user != "0"));
+    for kind in kinds {
+        // What hangs has been named.
+        say(&format!("{kind:?} as {name}"));
+        let (second, name) = name.split_at(1);
+        one(kind, name, second == "2");
+    }
+}
+
+/// All kinds in place of one name, in a process that is killed after 30 s.
+fn goes_through(name: &str, folders: u8) {
+    // Root may read everything, so root lets somebody else meet what is unreadable, with a copy they
+    // may run.
+    let folder = tempfile::tempdir().unwrap();
+    let binary = folder.path().join("test");
+    fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let root = fs::metadata(folder.path()).unwrap().uid() == 0;
+    for user in [0, 65_534] {
+        let mut command = Command::new(&binary);
+        if root && user > 0 {
+            command.uid(user).gid(user);
+        }
+        command.args(["--exact", "child_goes_through_all_kinds", "--nocapture"]);
+        command.env(CHILD, format!("{user} {folders}{name}")).stdout(Stdio::piped());
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let (tell, told) = mpsc::channel();
+        let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            let mut said = String::new();
+            let _ = out.read_to_string(&mut said);
+            let _ = err.read_to_string(&mut said);
+            tell.send(said)
+        });
+        let said = told.recv_timeout(Duration::from_secs(30));
+        if said.is_err() {
+            child.kill().unwrap();
+        }
+        let ended = child.wait().unwrap();
+        let said = said.unwrap_or_else(|_| format!("killed: {}", told.recv().unwrap()));
+        assert!(ended.success() && said.contains("1 passed"), "{name} as user {user}: {said}");
+    }
+}
+
+#[test]
+fn any_kind_of_file_in_place_of_each_ends_as_a_miss_with_a_reason() {
+    for name in FILES {
+        goes_through(name, 1);
+    }
+}
+
+#[test]
+#[ignore = "the full grid"]
+fn any_kind_of_file_under_any_other_name_ends_as_a_miss_with_a_reason() {
+    for name in OTHERS {
+        goes_through(name, 1);
+    }
+}
+
+#[test]
+#[ignore = "the full grid"]
+fn any_kind_of_file_in_a_second_folder_ends_as_a_miss_with_a_reason() {
+    for name in TWO_FOLDERS {
+        goes_through(name, 2);
+    }
+}
