@@ -179,7 +179,7 @@ class ModelShape:
         stated = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
         return cls(
             layers=layers,
-            kv_heads=getattr(config, "num_key_value_heads", None) or query_heads,
+            kv_heads=_kv_heads(config, query_heads),
             head_dim=head_dim,
             dtype=dtype or str(stated or "float32").removeprefix("torch."),
             query_heads=query_heads,
@@ -224,6 +224,15 @@ def _number(config: Any, name: str) -> int:  # noqa: ANN401
     if not isinstance(value, int):
         raise ConfigError(f"the configuration has no {name}: it says {value!r}")
     return value
+
+
+def _kv_heads(config: Any, query_heads: int) -> int:  # noqa: ANN401
+    """Heads of K and V as they are cached."""
+    stated = getattr(config, "num_key_value_heads", None)
+    # Falcon's own names; its new decoder repeats K and V for each query before they are cached.
+    if stated is None and getattr(config, "multi_query", False):
+        return query_heads if getattr(config, "new_decoder_architecture", False) else 1
+    return stated or query_heads
 
 
 def _groups(config: Any, layers: int) -> tuple[LayerGroup, ...]:  # noqa: ANN401

@@ -30,7 +30,13 @@ __all__ = ["recover"]
 _MASKED = ("sdpa", "eager")
 
 
-def recover(model: PreTrainedModel, pool: Pool, lease: Lease, tokens: NDArray[Any]) -> int:
+def recover(
+    model: PreTrainedModel,
+    pool: Pool,
+    lease: Lease,
+    tokens: NDArray[Any],
+    reach: int | None = None,
+) -> int:
     """Compute what the plan of `lease` says is missing in front of its match.
 
     The lease must be ready: everything that the plan reuses or loads stands in its slots.
@@ -40,6 +46,8 @@ def recover(model: PreTrainedModel, pool: Pool, lease: Lease, tokens: NDArray[An
         pool: the memory of the first tier.
         lease: whose plan to carry out.
         tokens: int64 `(n,)`, the prompt, at least up to the match.
+        reach: a position that the pass must contain so that it rotates as the whole prompt did;
+            None where rotations depend on their own positions alone.
 
     Returns:
         The number of tokens that were computed; 0 where nothing was missing.
@@ -58,13 +66,17 @@ def recover(model: PreTrainedModel, pool: Pool, lease: Lease, tokens: NDArray[An
     ]
     step = Step.of_positions(pool, pool.table(lease.slots(0)), missing, per_layer)
     last = max(layer for layer, positions in enumerate(per_layer) if len(positions))
-    ids = torch.as_tensor(tokens, device=device)[missing]
+    ids, positions = torch.as_tensor(tokens, device=device)[missing], missing
+    if reach is not None and int(missing[-1]) < reach:
+        # A query more, of any token: its K and V are not written, and no other query sees them.
+        ids = torch.cat([ids, ids[-1:]])
+        positions = torch.cat([missing, missing.new_tensor([reach])])
     try:
         with torch.no_grad():
             model.base_model(
                 input_ids=ids[None],
-                position_ids=missing[None],
-                attention_mask=_masks(model, missing, step.keys),
+                position_ids=positions[None],
+                attention_mask=_masks(model, positions, step.keys),
                 past_key_values=_Missing(step, last),
                 use_cache=True,
             )
@@ -110,8 +122,10 @@ def _masks(
             f"{config._attn_implementation!r}"  # noqa: SLF001
         )
     window = getattr(config, "sliding_window", None)
+    chunk = getattr(config, "attention_chunk_size", None)
     kinds: list[str] | None = getattr(config, "layer_types", None)
-    distance = queries[:, None] - torch.arange(keys, device=queries.device)
+    places = torch.arange(keys, device=queries.device)
+    distance = queries[:, None] - places
 
     def additive(seen: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(seen.shape, dtype=model.dtype, device=seen.device)
@@ -122,6 +136,8 @@ def _masks(
     if kinds is None:
         return additive(sliding)
     known = {"full_attention": full, "sliding_attention": sliding}
+    if chunk:
+        known["chunked_attention"] = full & (queries[:, None] // chunk == places // chunk)
     if unknown := set(kinds) - set(known):
         raise ConfigError(f"no mask is known for layers of {', '.join(sorted(unknown))}")
     return {kind: additive(known[kind]) for kind in set(kinds)}

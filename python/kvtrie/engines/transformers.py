@@ -4,13 +4,15 @@ It goes wherever transformers takes a cache: `model.generate(..., past_key_value
 plain forward. Opening one looks the prompts up, waits for what is loaded, computes what was
 dropped in their midst; the caller then computes the rest, as behind any filled cache.
 Invariants: column `c` of row `b` is token `c - pad[b]` of that row; the leases hold every token
-whose KV was written by a finished pass, and nothing else.
+whose KV was written by a finished pass, and nothing else; what was computed from more than tokens
+is refused before it is held.
 Cost: per pass and layer one scatter of the new tokens and one gather of all; per pass one call
 into the manager and row.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,9 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from transformers import Cache
 
+from kvtrie.engines.guard import Guard, remainder, states
 from kvtrie.engines.recovery import recover
+from kvtrie.engines.rope import Rope
 from kvtrie.engines.step import Step
-from kvtrie.errors import ConfigError, NoSpaceError, TransferError
+from kvtrie.errors import ClosedError, ConfigError, NoSpaceError, TransferError
 from kvtrie.shape import ModelShape
 from kvtrie.tiers import Pool
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
     import torch
     from numpy.typing import NDArray
+    from torch.utils.hooks import RemovableHandle
     from transformers import PreTrainedModel
 
     from kvtrie import Lease, Scope
@@ -44,35 +49,43 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One sequence: its lease, the columns before it, the prompt it was opened with."""
+    """One sequence: its lease, the columns before it, its prompt and what passes appended."""
 
     lease: Lease
     pad: int
-    prompt: NDArray[np.int64]
+    tokens: NDArray[np.int64]
 
 
 class KvtrieCache(Cache):
     """The KV of a batch of sequences, held by one lease each.
 
     Rows of different lengths are padded on the left. A batch that is a multiple of the rows (beam
-    search, several returned sequences) makes each row fork when its first pass comes.
+    search, several returned sequences) makes each row fork when its first pass comes. A pass that
+    gives whole rows from position 0 on, as assisted generation begins, computes what the cache
+    lacks. KV is found again by tokens, so a pass must depend on nothing else: a model in training
+    mode, gradients, autocast, positions or masks of one's own, and every argument that is not
+    known to be harmless are refused.
 
     Args:
-        model: the model that will run; a hook on it tells the cache the tokens of each pass.
+        model: the model that will run, in evaluation mode; a hook on it tells the cache the
+            tokens of each pass.
         executor: carries out the moves of the manager that is shared.
         input_ids: int64 `(batch, columns)`, the prompts.
         attention_mask: `(batch, columns)`, 0 before each row's first token; None for no padding.
         reserve: tokens behind each prompt to make room for at once; otherwise room grows with
             every pass, and a full tier may stop a generation midway.
-        scope: whose KV may be shared.
+        scope: whose KV may be shared. Where RoPE changes beyond some length, the KV of longer
+            batches gets a scope of its own.
         sessions: the conversation of each row, for retention.
 
     Attributes:
         recovered: tokens within a match that were computed on opening: they had been dropped, or
             the plan found that sooner than loading them.
+        scope: whose KV the rows share: the given scope, with what RoPE adds to it.
 
     Raises:
-        ConfigError: padding elsewhere than on the left, a model whose KV the pool cannot hold.
+        ConfigError: padding elsewhere than on the left, a model whose KV the pool cannot hold or
+            depends on more than tokens.
         NoSpaceError: the prompts and `reserve` do not fit beside what is in use.
         TransferError: a move that the prompts await cannot be carried out.
     """
@@ -93,38 +106,50 @@ class KvtrieCache(Cache):
         if not isinstance(pool, Pool):
             raise ConfigError("the first tier has no memory that a model could compute in")
         _check(model, executor.manager.model, pool)
-        self._model = model
+        self._guard = Guard(model)
+        self._guard.ready()
+        self._rope = Rope.of(model.config)
         self._executor = executor
         self._pool = pool
         self._rows: list[_Row] = []
         self._step: Step | None = None
         self._ids: torch.Tensor | None = None
-        self._mask: torch.Tensor | None = None
         self._fresh: list[NDArray[np.int64]] = []
+        self._past = 0
         self.recovered = 0
         prompts = _unpadded(input_ids, attention_mask)
         if sessions is not None and len(sessions) != len(prompts):
             raise ConfigError(f"{len(sessions)} sessions given for {len(prompts)} prompts")
+        longest = max(map(len, prompts))
+        self._regime = self._rope.regime(longest)
+        self.scope = self._rope.scope(scope, self._regime)
+        hook = model.base_model.register_forward_pre_hook(_weakly(self._before), with_kwargs=True)
+        # Neither refers to the cache, so that one that is dropped without `close` ends as well.
+        self._end_of_life = weakref.finalize(self, _let_go, self._rows, hook)
+        self._end_of_life.atexit = False
         try:
             for row, prompt in enumerate(prompts):
                 ask = partial(
                     executor.manager.acquire,
                     prompt,
-                    scope=scope,
+                    scope=self.scope,
                     session=None if sessions is None else sessions[row],
                     reserve=reserve,
+                    load="plan" if self._guard.recovers(longest) else "all",
                 )
                 lease = self._patiently(ask)
                 self._rows.append(_Row(lease, input_ids.shape[1] - len(prompt), prompt))
+            reach = self._rope.reach(self._regime)
             for row in self._rows:
                 executor.wait(row.lease)
-                self.recovered += recover(model, pool, row.lease, row.prompt)
+                if len(row.lease.plan.recompute()):
+                    self._guard.check_recovery(longest)
+                self.recovered += recover(model, pool, row.lease, row.tokens, reach)
                 row.lease.commit([], now=executor.clock())
         except BaseException:
             self.close()
             raise
         self._past = min(row.pad + row.lease.tokens for row in self._rows)
-        self._hook = model.base_model.register_forward_pre_hook(self._before, with_kwargs=True)
 
     def __enter__(self) -> Self:
         return self
@@ -141,6 +166,8 @@ class KvtrieCache(Cache):
         return self._pool.layers
 
     def __repr__(self) -> str:
+        if not self._end_of_life.alive:
+            return "KvtrieCache(closed)"
         return f"KvtrieCache({len(self._rows)} rows, {self._past} columns)"
 
     @property
@@ -149,12 +176,11 @@ class KvtrieCache(Cache):
         return tuple(row.lease for row in self._rows)
 
     def close(self) -> None:
-        """Release every lease; the blocks stay cached. Closing twice does nothing."""
-        if hook := self.__dict__.pop("_hook", None):
-            hook.remove()
-        for row in self._rows:
-            row.lease.release()
-        self._rows = []
+        """Release every lease; the blocks stay cached. Closing twice does nothing.
+
+        A cache that is dropped without it is closed when it is collected.
+        """
+        self._end_of_life()
 
     def update(
         self,
@@ -167,10 +193,13 @@ class KvtrieCache(Cache):
         """Store new K, V `(batch, heads, queries, dim)` of a layer; return those of all columns.
 
         Raises:
-            ConfigError: tokens that do not continue the prompts, a pass without `input_ids`, an
-                attention mask that hides other columns than the padding.
+            ClosedError: the cache is closed.
+            ConfigError: tokens that do not continue the prompts, a pass of another model, K and V
+                that await gradients or that the first tier does not hold as they are.
             NoSpaceError: no room for the new tokens; the pass may be tried again later.
         """
+        self._open()
+        states(key_states, value_states, self._pool)
         if layer_idx == 0:
             self._step = self._begin(key_states.shape[0], key_states.shape[2])
         if self._step is None:
@@ -183,10 +212,12 @@ class KvtrieCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - all layers hold the same
         """Columns that the cache holds, padding included."""
+        self._open()
         return self._past
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002
         """Number of keys that a pass over `query_length` columns sees, and the first of them."""
+        self._open()
         return self._past + query_length, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002
@@ -195,6 +226,7 @@ class KvtrieCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` columns: transformers gives a negative number."""
+        self._open()
         if tokens_to_remove > 0 or -tokens_to_remove > self._past:
             raise ConfigError(f"cannot crop by {tokens_to_remove} of {self._past} columns")
         if tokens_to_remove == 0:
@@ -204,11 +236,12 @@ class KvtrieCache(Cache):
             keep = max(0, self._past - row.pad)
             if row.lease.tokens > keep:
                 row.lease.truncate(keep, now=self._executor.clock())
-            # Behind the cut, another token than the prompt's may follow.
-            self._rows[at] = replace(row, prompt=row.prompt[:keep])
+            # Behind the cut, other tokens may follow.
+            self._rows[at] = replace(row, tokens=row.tokens[:keep])
 
     def reset(self) -> None:
         """Forget all columns of this batch; what is cached for others stays."""
+        self._open()
         self.crop(-self._past)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
@@ -221,9 +254,11 @@ class KvtrieCache(Cache):
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the rows at `indices` (or where it is True), release the others."""
+        self._open()
         self._select(np.arange(len(self._rows))[indices.cpu().numpy()].tolist())
 
     def _select(self, sources: Sequence[int]) -> None:
+        self._open()
         now = self._executor.clock()
         forks: dict[int, list[Lease]] = {}
         try:
@@ -239,13 +274,36 @@ class KvtrieCache(Cache):
                 forks[at].append(row.lease)
             else:
                 row.lease.release()
-        self._rows = [replace(self._rows[at], lease=forks[at].pop()) for at in sources]
+        self._rows[:] = [replace(self._rows[at], lease=forks[at].pop()) for at in sources]
 
-    def _before(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a pass of the model: if it is one with this cache, note its tokens."""
-        if kwargs.get("past_key_values") is self:
-            self._ids = args[0] if args else kwargs.get("input_ids")
-            self._mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
+    def _before(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Before a pass of the model: if it is one with this cache, look at it, note its tokens."""
+        given = self._guard.named(args, kwargs)
+        if given.get("past_key_values") is not self:
+            return None
+        self._step = self._ids = None  # of a pass that did not come to its end
+        seen = self._guard.check(given, self._past, [row.pad for row in self._rows])
+        self._rope.check(seen.length, self._regime)
+        self._ids = seen.ids[:, seen.repeats :]
+        if not seen.repeats:
+            return None
+        times = len(seen.ids) // len(self._rows)
+        for at, columns in enumerate(seen.ids.cpu().numpy()):
+            row = self._rows[at // times]
+            mine = columns[row.pad : seen.repeats]
+            other = np.flatnonzero(mine != row.tokens[: len(mine)])
+            if len(other):
+                raise ConfigError(
+                    f"row {at} of the pass is another sequence than the cache holds from token "
+                    f"{other[0]} on: open a KvtrieCache for it"
+                )
+        return (), remainder(given, seen.repeats)
+
+    def _open(self) -> None:
+        if not self._end_of_life.alive:
+            raise ClosedError("the KvtrieCache is closed: open another for the same prompts")
 
     def _begin(self, batch: int, queries: int) -> Step:
         """Before layer 0: know the tokens, have room for them, know where they go."""
@@ -281,17 +339,20 @@ class KvtrieCache(Cache):
 
     def _end(self, queries: int) -> None:
         """After the last layer: the KV of the pass is written, so its tokens count."""
-        for row, new in zip(self._rows, self._fresh, strict=True):
+        for at, (row, new) in enumerate(zip(self._rows, self._fresh, strict=True)):
             row.lease.commit(new, now=self._executor.clock())
+            if (more := row.lease.tokens - len(row.tokens)) > 0:
+                self._rows[at] = replace(row, tokens=np.concatenate([row.tokens, new[-more:]]))
         self._past += queries
-        self._step = self._ids = self._mask = None
+        self._step = self._ids = None
         self._executor.poll()
 
     def _tokens(self, batch: int, queries: int) -> list[NDArray[np.int64]]:
         """Per row, the tokens of the running pass whose KV the row does not hold yet."""
         if self._ids is None or self._ids.shape != (batch, queries):
-            raise ConfigError("KvtrieCache names KV by tokens: run the model on input_ids")
-        self._check_mask()
+            raise ConfigError(
+                "KvtrieCache names KV by tokens: run the model that it was opened for, on input_ids"
+            )
         fresh: list[NDArray[np.int64]] = []
         for row, columns in zip(self._rows, self._ids.cpu().numpy(), strict=True):
             start = max(0, self._past - row.pad)
@@ -301,7 +362,7 @@ class KvtrieCache(Cache):
                     f"the copy of a shared block failed: {start - row.lease.tokens} tokens are "
                     "lost; crop the cache by as many and pass them again"
                 )
-            expected = row.prompt[start : start + len(ids)]
+            expected = row.tokens[start : start + len(ids)]
             if not np.array_equal(ids[: len(expected)], expected):
                 raise ConfigError(
                     f"the pass does not continue its prompt at token {start}: "
@@ -310,19 +371,24 @@ class KvtrieCache(Cache):
             fresh.append(ids[max(0, row.lease.tokens - start) :])
         return fresh
 
-    def _check_mask(self) -> None:
-        """KV is shared by its tokens alone, so a pass sees all of them or its KV is another."""
-        if self._mask is None or self._mask.ndim != 2:  # noqa: PLR2004 - rows and columns
-            return
-        for at, (row, seen) in enumerate(zip(self._rows, self._mask.cpu().numpy(), strict=True)):
-            hidden = np.flatnonzero(seen[row.pad :] == 0)
-            if len(hidden) or seen[: row.pad].any():
-                token = int(hidden[0]) if len(hidden) else -row.pad
-                raise ConfigError(
-                    f"attention_mask of row {at} does not fit at token {token}: it hides the "
-                    f"{row.pad} columns of padding and nothing else; generate() hides every pad "
-                    "token of a prompt unless it is given an attention_mask"
-                )
+
+def _weakly(method: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Callable[..., Any]:
+    """A hook that calls a method as long as its object lives."""
+    method_of = weakref.WeakMethod(method)
+
+    def hook(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        found = method_of()
+        return None if found is None else found(args, kwargs)
+
+    return hook
+
+
+def _let_go(rows: list[_Row], hook: RemovableHandle) -> None:
+    """Hold nothing any more: neither leases nor a place in the model."""
+    hook.remove()
+    for row in rows:
+        row.lease.release()
+    rows.clear()
 
 
 def _check(model: PreTrainedModel, shape: ModelShape, pool: Pool) -> None:
@@ -340,6 +406,8 @@ def _unpadded(
     input_ids: torch.Tensor, attention_mask: torch.Tensor | None
 ) -> list[NDArray[np.int64]]:
     """The rows of a batch without the padding on their left."""
+    if input_ids.ndim != 2 or not input_ids.numel():  # noqa: PLR2004 - rows and columns
+        raise ConfigError(f"input_ids are {tuple(input_ids.shape)}: rows of tokens are wanted")
     rows = list(input_ids.cpu().numpy())
     if attention_mask is None:
         return rows

@@ -1,0 +1,265 @@
+"""Guard: what of a pass could make its KV depend on more than its tokens.
+
+KV is found again by tokens alone, so a pass whose keys and values come from anything else as well
+(other positions, other masks, images, dropout) would serve wrong KV to the next one who asks.
+Invariant: what a pass is given and is not known here to be harmless is refused before it runs.
+Cost: one look at each argument, module and position of a pass.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from transformers import PreTrainedModel
+
+    from kvtrie.tiers import Pool
+
+__all__ = ["Guard", "Pass", "remainder", "states"]
+
+_READ = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position"})
+# These change what a pass returns, not what it computes; so do all that begin with "output_".
+_RETURNS = frozenset({"past_key_values", "use_cache", "return_dict", "logits_to_keep"})
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass that was looked at.
+
+    Attributes:
+        ids: int64 `(batch, queries)`, its tokens.
+        length: tokens of its longest row, cached ones included.
+        repeats: columns at its start that the cache holds already.
+    """
+
+    ids: torch.Tensor
+    length: int
+    repeats: int
+
+
+class Guard:
+    """What a model's passes are held against.
+
+    Args:
+        model: the model whose passes are looked at.
+
+    Raises:
+        ConfigError: a model that does not take what passes of kvtrie say.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        forward = inspect.signature(model.base_model.forward).parameters
+        takes_any = inspect.Parameter.VAR_POSITIONAL in {each.kind for each in forward.values()}
+        if "position_ids" not in forward and not takes_any:
+            raise ConfigError(
+                f"{type(model.base_model).__name__} takes no position_ids, so its tokens cannot be "
+                "computed in holes, nor is it seen where they stand"
+            )
+        decoder: Any = model.get_decoder()
+        for name, module in cast("Iterable[tuple[str, object]]", decoder.named_modules()):
+            causal = getattr(module, "is_causal", True) and getattr(module, "is_decoder", True)
+            if causal is False:
+                raise ConfigError(
+                    f"{name} of {type(model.base_model).__name__} sees later tokens as well, so "
+                    "KV of a prefix depends on what follows: only causal models can share it"
+                )
+        config: Any = cast("Any", model.config).get_text_config(decoder=True)
+        tuned = getattr(config, "attn_temperature_tuning", False)
+        # Llama 4 scales queries by their place in the pass, from this length on.
+        self._counts_from: int | None = getattr(config, "floor_scale", None) if tuned else None
+        self._names = tuple(forward)
+        self._modules = tuple(model.modules())
+        self._device = model.device.type
+
+    def recovers(self, length: int) -> bool:
+        """Whether the model can compute single tokens of a sequence of so many."""
+        return self._counts_from is None or length < self._counts_from
+
+    def check_recovery(self, length: int) -> None:
+        """Refuse to compute single tokens where `recovers` says no.
+
+        Raises:
+            ConfigError: the model cannot.
+        """
+        if not self.recovers(length):
+            raise ConfigError(
+                f"this model scales attention by columns from {self._counts_from} on, so it fills "
+                f"no holes in a prompt of {length} tokens: serve it with structure 'leaf-only'"
+            )
+
+    def ready(self) -> None:
+        """Refuse what changes numbers without being an argument.
+
+        Raises:
+            ConfigError: a module in training mode, or autocast.
+        """
+        if any(module.training for module in self._modules):
+            raise ConfigError(
+                "the model is in training mode, where dropout makes KV depend on chance: call "
+                "model.eval() first"
+            )
+        if torch.is_autocast_enabled(self._device):
+            kind = torch.get_autocast_dtype(self._device)
+            raise ConfigError(
+                f"autocast computes in {kind} what is cached as the model's own type: load the "
+                "model in the type that you want and leave autocast"
+            )
+
+    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments of a pass by name."""
+        return dict(zip(self._names, args, strict=False)) | dict(kwargs)
+
+    def check(self, given: Mapping[str, Any], past: int, pads: Sequence[int]) -> Pass:
+        """Look at the arguments of a pass over a cache of `past` columns.
+
+        Args:
+            given: all arguments by name.
+            past: columns that the cache holds.
+            pads: per row of the cache, the columns before its first token.
+
+        Raises:
+            ConfigError: an argument by which KV would depend on more than tokens.
+        """
+        self.ready()
+        for name, value in given.items():
+            harmless = name in _READ or name in _RETURNS or name.startswith("output_")
+            if value is not None and not harmless:
+                raise ConfigError(
+                    f"KvtrieCache names KV by tokens alone: run the model on input_ids, without "
+                    f"{name}"
+                )
+        ids = given.get("input_ids")
+        if not isinstance(ids, torch.Tensor) or ids.ndim != 2:  # noqa: PLR2004 - rows and columns
+            raise ConfigError("KvtrieCache names KV by tokens: run the model on input_ids")
+        batch, queries = ids.shape
+        if not ids.numel():
+            raise ConfigError(
+                f"a pass of {queries} tokens: the cache holds {past} columns, so pass what follows "
+                "them"
+            )
+        if batch % len(pads):
+            raise ConfigError(f"a batch of {batch} does not continue {len(pads)} rows")
+        pad = torch.tensor(pads, device=ids.device).repeat_interleave(batch // len(pads))[:, None]
+        tokens = torch.arange(past + queries, device=ids.device) - pad
+        mask = given.get("attention_mask")
+        _hides_padding(mask, tokens)  # before positions, which generate() counts by the mask
+        repeats = _positions(given.get("position_ids"), past, tokens, queries)
+        end = past + queries - repeats
+        said = given.get("cache_position")
+        if said is not None and said.tolist() != list(range(past - repeats, end)):
+            raise ConfigError(
+                f"cache_position says {said.tolist()}, the pass is over columns {past - repeats} "
+                f"to {end - 1}"
+            )
+        if mask is not None and mask.shape != (batch, end):
+            raise ConfigError(
+                f"attention_mask is {tuple(mask.shape)}, {(batch, end)} wanted: rows and columns, "
+                "cached ones included"
+            )
+        if any(pads) and not self.recovers(end):
+            raise ConfigError(
+                f"this model scales attention by columns from {self._counts_from} on: a pass up to "
+                f"column {end} takes no padding"
+            )
+        return Pass(ids, end - min(pads), repeats)
+
+
+def remainder(given: Mapping[str, Any], columns: int) -> dict[str, Any]:
+    """The arguments of a pass without its first columns, which the cache holds already."""
+    shorter = {
+        name: given[name][..., columns:]
+        for name in ("input_ids", "position_ids", "cache_position")
+        if given.get(name) is not None
+    }
+    return {**given, **shorter}
+
+
+def states(keys: torch.Tensor, values: torch.Tensor, pool: Pool) -> None:
+    """Refuse K and V `(batch, heads, queries, dim)` that the pool does not hold as they are.
+
+    Raises:
+        ConfigError: they await gradients, or are of another type, shape or device.
+    """
+    if keys.requires_grad or values.requires_grad:
+        raise ConfigError(
+            "cached K and V carry no gradient, so weights would silently miss theirs: run the "
+            "model under torch.no_grad(), or train without KvtrieCache"
+        )
+    for name, each, held in (("K", keys, pool.keys), ("V", values, pool.values)):
+        mine = (each.shape[1], each.shape[3], each.dtype, each.device.type)
+        theirs = (*held.shape[1:], held.dtype, held.device.type)
+        if mine != theirs:
+            raise ConfigError(
+                f"(heads, dim, dtype, device) of the model's {name} are {mine}, of the first tier "
+                f"{theirs}"
+            )
+
+
+def _positions(
+    positions: torch.Tensor | None, past: int, tokens: torch.Tensor, queries: int
+) -> int:
+    """How many cached columns a pass repeats: none, or all if it says positions from 0 on."""
+    if positions is None:
+        if int(tokens[:, 0].min()) < 0:
+            raise ConfigError(
+                "a model counts padding as tokens unless it is told position_ids: pass those of "
+                "each row, counted from its first token"
+            )
+        return 0
+    wanted = tokens[:, past:]
+    try:
+        said = positions.broadcast_to((*positions.shape[:-2], *wanted.shape))
+    except RuntimeError:
+        raise ConfigError(
+            f"position_ids are {tuple(positions.shape)}, for {tuple(wanted.shape)} tokens"
+        ) from None
+    wrong = _miscounted(said, wanted)
+    if not wrong.any():
+        return 0
+    if 0 < past < queries and not _miscounted(said, tokens[:, :queries]).any():
+        return past
+    at: list[int] = wrong.nonzero()[0].tolist()
+    raise ConfigError(
+        f"position_ids say {int(said[tuple(at)])} at token {int(wanted[at[-2], at[-1]])} of row "
+        f"{at[-2]}: the cache holds {past} columns, so pass only what follows them, at the "
+        "positions of its tokens"
+    )
+
+
+def _hides_padding(mask: object, tokens: torch.Tensor) -> None:
+    """A pass sees all tokens before each of its own, or its KV is another."""
+    if mask is None:
+        if int(tokens[:, 0].min()) < 0:
+            raise ConfigError("padded rows need an attention_mask that hides their padding")
+        return
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or len(mask) != len(tokens):  # noqa: PLR2004 - rows and columns
+        shape = tuple(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
+        raise ConfigError(
+            f"attention_mask is {shape}: KvtrieCache names KV by tokens, so a pass takes a mask of "
+            f"{len(tokens)} rows and its columns, which hides padding and nothing else"
+        )
+    tokens = tokens[:, : mask.shape[1]]
+    mask = mask[:, : tokens.shape[1]]
+    wrong = ((mask != 0) != (tokens >= 0)).nonzero()
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        raise ConfigError(
+            f"attention_mask of row {row} does not fit at token {int(tokens[row, column])}: it "
+            f"hides the {-int(tokens[row, 0])} columns of padding and nothing else; generate() "
+            "hides every pad token of a prompt unless it is given an attention_mask"
+        )
+
+
+def _miscounted(said: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Where positions are not the tokens' indices; padding may say any up to the largest."""
+    return (said != tokens) & ((tokens >= 0) | (said > tokens.max()))

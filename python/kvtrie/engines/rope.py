@@ -1,0 +1,105 @@
+"""Rope: the lengths of a sequence at which a model begins to rotate its keys in another way.
+
+Most kinds of RoPE rotate a key by its position alone. LongRoPE has one set of frequencies for
+sequences up to its original length and another beyond: KV of the two is told apart by the scope.
+Dynamic RoPE has others for each length beyond the original one: those are refused.
+Invariant: KV of equal tokens in equal scopes was rotated by equal frequencies.
+Cost: a comparison per pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from kvtrie import Scope
+from kvtrie.errors import ConfigError
+
+__all__ = ["Rope"]
+
+# How transformers calls rotations that depend on the position alone.
+_PLAIN = frozenset({"default", "linear", "yarn", "llama3", "proportional", "mrope"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """What a model's rotations depend on beside the position.
+
+    Attributes:
+        switches: ascending lengths; a sequence longer than one is rotated in another way.
+        limit: longest sequence that is rotated by positions alone; None where there is no limit.
+    """
+
+    switches: tuple[int, ...] = ()
+    limit: int | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> Rope:  # noqa: ANN401 - a PretrainedConfig
+        """Read a transformers configuration; of a multimodal one, the text part.
+
+        Raises:
+            ConfigError: a kind of RoPE that is not known here.
+        """
+        config = config.get_text_config(decoder=True)
+        stated = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+        settings = cast("Mapping[str, Any]", stated or {})
+        switches: set[int] = set()
+        limit: int | None = None
+        nested = [
+            cast("Mapping[str, Any]", each)
+            for each in settings.values()
+            if isinstance(each, Mapping)
+        ]
+        for each in nested or [settings]:
+            kind = each.get("rope_type") or each.get("type") or "default"
+            if kind == "longrope":
+                original = each.get("original_max_position_embeddings")
+                switches.add(original or config.max_position_embeddings)
+            elif kind == "dynamic":
+                # At the original length itself, the frequencies of a longer pass before it stay.
+                limit = config.max_position_embeddings - 1
+            elif kind not in _PLAIN:
+                known = ", ".join(sorted(_PLAIN | {"longrope", "dynamic"}))
+                raise ConfigError(f"no cache is known for rope_type {kind!r}, only for {known}")
+        return cls(tuple(sorted(switches)), limit)
+
+    def regime(self, length: int) -> int:
+        """How many of the switches a pass up to `length` tokens is beyond.
+
+        Raises:
+            ConfigError: beyond the limit.
+        """
+        if self.limit is not None and length > self.limit:
+            raise ConfigError(
+                f"dynamic RoPE rotates all keys anew with each token beyond {self.limit}, so KV "
+                f"of {length} tokens cannot be kept: run such a sequence without KvtrieCache"
+            )
+        return sum(length > switch for switch in self.switches)
+
+    def check(self, length: int, regime: int) -> None:
+        """Refuse a pass up to `length` tokens that does not rotate as this regime does.
+
+        Raises:
+            ConfigError: the pass is in another regime, or beyond the limit.
+        """
+        if self.regime(length) != regime:
+            long = self.regime(length) > regime
+            switch = self.switches[regime if long else regime - 1]
+            raise ConfigError(
+                f"RoPE rotates otherwise beyond {switch} tokens, and the cache was opened for a "
+                f"batch of {'at most' if long else 'more than'} that: a pass up to {length} tokens "
+                "does not continue it; open a KvtrieCache for all tokens and pass at once what "
+                "it lacks"
+            )
+
+    def scope(self, scope: Scope | None, regime: int) -> Scope | None:
+        """The scope of KV that was rotated in this regime; the given one in the first."""
+        if regime == 0:
+            return scope
+        scope = scope or Scope()
+        return replace(scope, lora=f"{scope.lora} rope beyond {self.switches[regime - 1]}")
+
+    def reach(self, regime: int) -> int | None:
+        """A position that puts each pass it is in into this regime; None for the first one."""
+        return self.switches[regime - 1] if regime else None

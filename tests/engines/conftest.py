@@ -1,0 +1,22 @@
+"""What tests of engines share: one thread, and a tiny Llama."""
+
+import pytest
+import torch
+from tinymodels import COMMON
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Such small models only lose by sharing their work out."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    torch.manual_seed(0)
+    config = LlamaConfig(num_key_value_heads=2, tie_word_embeddings=True, **COMMON)
+    return LlamaForCausalLM(config).eval()
