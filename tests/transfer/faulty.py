@@ -47,8 +47,6 @@ class Faults:
             fault = None if self.quiet else self.plan(operation)
             if fault is None:
                 return None
-            if fault == "hang" and not self.executor._threads:
-                fault = "slow"  # nobody else could let it go
             self.injected[operation, fault] += 1
             if fault in ("slow", "hang"):
                 self.clock.now += 2 * self.executor._deadline_ns

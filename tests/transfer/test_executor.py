@@ -357,27 +357,28 @@ def test_progress_is_told_layer_by_layer_to_the_end(workers):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("layers_per_report", [1, 8])
-def test_an_error_while_telling_progress_reaches_whoever_waits(workers, layers_per_report):
+@pytest.mark.parametrize("raised", [LookupError, SystemExit])
+def test_moves_end_though_progress_cannot_be_told(workers, layers_per_report, raised, caplog):
     manager, pools = gated(gpu=3)
 
     def bad(_):
-        raise LookupError("no such bar")
+        raise raised("no such bar")
 
-    executor = Executor(
+    with Executor(
         manager,
         pools,
         workers=workers,
         layers_per_report=layers_per_report,
         moves_per_job=1,
         progress=bad,
-    )
-    store(executor, prompt(1, 3), 1)
-    lease = manager.acquire(prompt(2, 3), now=executor.clock())
-    with pytest.raises(TransferError, match="no such bar") as told:
-        executor.wait(lease)
-    assert isinstance(told.value.__cause__, LookupError)
-    with pytest.raises(TransferError, match="no such bar"):
-        executor.poll()
-    executor.close()
-    assert threading.active_count() == 1
+    ) as executor:
+        kept = store(executor, prompt(1, 3), 1)
+        store(executor, prompt(2, 3), 2)
+        executor.drain()
+        assert manager.stats().moves == 0
+        assert torch.equal(fetch(executor, prompt(1, 3)), kept)
+        executor.drain()
+    (told,) = caplog.records  # once
+    assert "no such bar" in told.message
+    assert told.exc_info[0] is raised
     manager.audit()

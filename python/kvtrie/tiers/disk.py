@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,8 @@ class DiskStorage:
 
     How bytes travel, and why not as was asked for, is in `store.travel`.
 
+    It belongs to the process that opened it: in a fork every call is a `ConfigError`.
+
     Raises:
         ConfigError: a layout with K and V apart, numbers that cannot be, a second folder that is
             not there or not the other half of what is in the first.
@@ -113,6 +116,7 @@ class DiskStorage:
         )
         self.read_only = self.store.read_only
         self._clock = clock
+        self._pid = os.getpid()
         if self.read_only:
             _LOG.warning("%s: opened read-only: %s", self.store.folder, self.store.refusal)
         for reason in self.store.travel[2]:
@@ -163,7 +167,8 @@ class DiskStorage:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if os.getpid() == self._pid:  # a fork that leaves the block leaves what its parent has
+            self.close()
 
     def read(self, key: bytes, slot: int, layers: tuple[int, int], memory: torch.Tensor) -> None:
         """Fill `memory` with layers `[lo, hi)` of the block `key` at `slot`, proved.
@@ -234,7 +239,7 @@ class DiskStorage:
         if not self.read_only:
             self.store.save(index, self._clock())
             self.store.sync()
-            self._log()
+        self._log()
 
     def close(self) -> None:
         """Give the folder back. Closing twice does nothing."""

@@ -9,7 +9,10 @@ Cost: one lock, held for bookkeeping and calls into the manager (microseconds), 
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
+import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +25,7 @@ from kvtrie.transfer.budget import Budget
 from kvtrie.transfer.feedback import Feedback
 from kvtrie.transfer.job import Job, Urgency, group, run_together
 from kvtrie.transfer.queue import Queue
+from kvtrie.transfer.section import Section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -31,9 +35,11 @@ if TYPE_CHECKING:
 
     from kvtrie import BlockManager, Moves
     from kvtrie.tiers import Storage
+    from kvtrie.transfer.section import Ticket
 
 __all__ = ["Carrier", "Progress"]
 
+_LOG = logging.getLogger(__name__)
 _NS = 1_000_000_000
 
 
@@ -86,9 +92,8 @@ class Carrier:
         self._deadline_ns = None if deadline_s is None else int(deadline_s * _NS)
         self._layers_per_report = layers_per_report
         self._moves_per_job = moves_per_job
-        self._lock = threading.RLock()  # entered by itself: a condition's way in costs more
-        self._changed = threading.Condition(self._lock)
         self._tell = progress
+        self._complained = False
         self._queue = Queue()
         self._budget = Budget(manager.tiers)
         self.feedback = Feedback(manager, learn=learn)
@@ -99,12 +104,43 @@ class Carrier:
         devices = (pool.device for pool in self.pools if isinstance(pool, Pool))
         cuda = next((device for device in devices if device.type == "cuda"), None)
         self._compute = None if cuda is None else torch.cuda.current_stream(cuda)
+        self._on_call = workers == 0
+        self._given: list[Job] = []
+        self._section = Section()
         self._threads = [
-            threading.Thread(target=self._work, name=f"kvtrie-transfer-{index}", daemon=True)
-            for index in range(workers)
+            threading.Thread(
+                target=_work,
+                args=(weakref.ref(self), self._stream()),
+                name=f"kvtrie-transfer-{index}",
+                daemon=True,
+            )
+            for index in range(workers or 1)
         ]
         for thread in self._threads:
             thread.start()
+
+    def __del__(self) -> None:
+        """What nobody refers to any more holds nothing: whoever works for it refers to it."""
+        section: Section | None = getattr(self, "_section", None)  # its settings may be refused
+        if section is None or not section.here or sys.is_finalizing():
+            return
+        self._tell = None
+        self._shut("the executor is gone")
+        for job in list(self._running):
+            self._end(job, "the executor is gone", cancelled=True)
+
+    def _shut(self, why: str) -> None:
+        """Cancel what has not started; the threads end when they have nothing left to do."""
+        with self._section:
+            if not self._closed:
+                self._closed = True
+                self._cancel(None, why)
+                self._section.notify_all()
+
+    def _stream(self) -> torch.cuda.Stream | None:
+        """What a thread copies on: on a GPU a stream of its own, or the caller's on call."""
+        compute = self._compute
+        return compute if compute is None or self._on_call else torch.cuda.Stream(compute.device)
 
     def _look(self) -> None:
         """Whether the pools may exchange bytes, and are of the manager's blocks."""
@@ -122,17 +158,28 @@ class Carrier:
 
     def _until(self, done: Callable[[], bool], stuck: str) -> None:
         while True:
-            with self._lock:
+            with self._section:
                 news = self._poll()
                 if done():
                     return
-                jobs = self._next(None) if not self._threads else []
-                if not jobs and not news:
-                    if self._left() == self._late():
-                        raise TransferError(stuck)
-                    self._changed.wait(self._patience())
-            if jobs:
-                self._carry_out(jobs, self._compute)
+                if self._on_call:
+                    self._give()
+                if news:
+                    continue
+                if self._left() == self._late():
+                    raise TransferError(stuck)
+                ticket = self._section.ticket(self._patience())
+            ticket.wait()
+
+    def _give(self) -> None:
+        """With `workers=0`: what comes next is for the thread, if that has nothing to do.
+
+        The caller only waits: what interrupts it does not stop a copy half-way.
+        """
+        (thread,) = self._threads
+        if not any(job.worker is thread for job in self._running):
+            self._given = self._next(thread)
+            self._section.notify_all()
 
     def _poll(self) -> bool:
         """Look after everything; tells whether there was anything to do."""
@@ -151,7 +198,7 @@ class Carrier:
         """Carry out the loads of a lease that nobody has claimed like anybody's."""
         for job in self._apart.pop(lease, ()):
             self._queue.hand_over(job)
-        self._changed.notify_all()
+        self._section.notify_all()
 
     def _take(self) -> bool:
         """Accept what the manager hands out. The lock is held: no completion can slip between."""
@@ -171,7 +218,7 @@ class Carrier:
             self._queue.add(job)
             if job.lease:
                 self._apart[job.lease].append(job)
-        self._changed.notify_all()
+        self._section.notify_all()
 
     def _next(self, worker: threading.Thread | None) -> list[Job]:
         """The jobs to carry out next: one, or several that go in one call of their storage."""
@@ -207,19 +254,23 @@ class Carrier:
             for job in self._running
         )
 
-    def _work(self) -> None:
-        compute = self._compute
-        stream = None if compute is None else torch.cuda.Stream(compute.device)
+    def attend(self, stream: torch.cuda.Stream | None) -> Ticket | None:
+        """Carry out, as one of the threads, what there is to do.
+
+        Returns:
+            What to wait for before there may be more; None if there never will be.
+        """
         worker = threading.current_thread()
         while True:
-            with self._lock:
-                jobs = self._next(worker)
-                while not jobs:
-                    if self._closed or self._broken is not None:
-                        return
-                    self._changed.wait(self._patience())
-                    self._expire()
+            with self._section:
+                self._expire()
+                jobs, self._given = self._given, []
+                if not self._on_call:
                     jobs = self._next(worker)
+                if not jobs:
+                    if self._closed or self._broken is not None:
+                        return None
+                    return self._section.ticket(self._patience())
             self._carry_out(jobs, stream)
 
     def _carry_out(self, jobs: Sequence[Job], stream: torch.cuda.Stream | None) -> None:
@@ -236,39 +287,32 @@ class Carrier:
                         stream.synchronize()
                     if done < job.layers[1] - job.layers[0]:
                         self._progress(job, done)
-        except BaseException as caught:  # whatever a tier raises fails its moves
+        except BaseException as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
             self._end(job, f"{type(caught).__name__}: {caught}")
-            if job.worker is None and not isinstance(caught, Exception):
-                raise  # Ctrl-C is the caller's
         else:
             self._end(job, None)
 
     def _carry_out_together(self, jobs: Sequence[Job]) -> None:
-        interrupt: BaseException | None = None
         kind = TransferError.__name__
         try:
             told = run_together(jobs)
         except BaseException as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
             told, kind = [str(caught)] * len(jobs), type(caught).__name__
-            if jobs[0].worker is None and not isinstance(caught, Exception):
-                interrupt = caught
         for job, why in zip(jobs, told, strict=True):
             self._end(job, None if why is None else f"{kind}: {why}")
-        if interrupt is not None:
-            raise interrupt  # Ctrl-C is the caller's
 
     def _progress(self, job: Job, layers_done: int) -> None:
-        with self._lock:
+        with self._section:
             late = job.failed
             if not late:
                 job.there = job.layers[0] + layers_done
                 self._report(job.ids, layers_done=layers_done)
-                self._changed.notify_all()
+                self._section.notify_all()
         if not late:
             self._told(job.ids, layers_done, job.layers[1] - job.layers[0], None)
 
     def _end(self, job: Job, error: str | None, *, cancelled: bool = False) -> None:
-        with self._lock:
+        with self._section:
             self._running.remove(job)
             self._queue.done(job)
             job.over = True
@@ -282,7 +326,7 @@ class Carrier:
                 self._take()
             except Exception as broken:  # noqa: BLE001 - told to whoever waits
                 self._break(broken)
-            self._changed.notify_all()
+            self._section.notify_all()
         layers = job.layers[1] - job.layers[0]
         self._told(job.ids, layers if error is None else 0, layers, error)
 
@@ -301,7 +345,7 @@ class Carrier:
         gone, with_them = self._queue.cancel(ids)
         if gone:
             self._report(gone, error=why, cancelled=not blame)
-            self._changed.notify_all()
+            self._section.notify_all()
         return len(gone) + len(with_them)
 
     def _give_up(self) -> bool:
@@ -314,7 +358,7 @@ class Carrier:
         hung = [job for job in self._running if job.failed]
         behind = [ident for job in hung for ident in self._queue.behind(job)]
         gone = self._cancel(behind, "the move before it at its place hangs")
-        if self._threads and len({job.worker for job in hung} - {None}) == len(self._threads):
+        if len({job.worker for job in hung} - {None}) == len(self._threads):
             awaited = [
                 ident
                 for job in self._queue
@@ -337,7 +381,7 @@ class Carrier:
             job.failed = True
             self._report(job.ids, error=f"no end after {(now - started) / _NS:.3f} s", hung=True)
             self._release(job.ids, ok=False)
-            self._changed.notify_all()
+            self._section.notify_all()
         return self._late() > before
 
     def _left(self) -> int:
@@ -356,8 +400,9 @@ class Carrier:
     def _patience(self) -> float | None:
         """Seconds until a deadline or until a budget lets something start; None for neither."""
         now = self.clock()
-        running = [job.started_ns for job in self._running if not job.failed]
-        starts = [started for started in running if started is not None]
+        # What has not begun may do so at once, and wakes nobody for that.
+        starts = [job.started_ns or now for job in self._running if not job.failed]
+        starts += [now] if self._queue else []
         times = [self._budget.free_at(job) for job in self._queue] if self._budget.limited else []
         times = [time for time in times if time > now]
         if self._deadline_ns is not None and starts:
@@ -393,16 +438,31 @@ class Carrier:
         layers: int,
         error: str | None,
     ) -> None:
-        """Tell the caller, outside the lock: what it does with the news is its own time."""
+        """Tell the caller, outside the section: what it does with the news is its own time."""
         if self._tell is None or not len(ids):
             return
         try:
-            told = Progress(tuple(map(int, ids)), layers_done, layers, error, self._left())
-            self._tell(told)
-        except Exception as broken:  # noqa: BLE001 - as above
-            with self._lock:
-                self._break(broken)
+            self._tell(Progress(tuple(map(int, ids)), layers_done, layers, error, self._left()))
+        except BaseException as raised:
+            if not isinstance(raised, Exception) and not self._own_thread():
+                raise  # Ctrl-C is the caller's
+            if not self._complained:
+                self._complained = True
+                _LOG.warning("progress could not be told, moves go on: %s", raised, exc_info=raised)
+
+    def _own_thread(self) -> bool:
+        return threading.current_thread() in self._threads
 
     def _break(self, broken: BaseException) -> None:
         self._broken = broken
-        self._changed.notify_all()
+        self._section.notify_all()
+
+
+def _work(ref: weakref.ref[Carrier], stream: torch.cuda.Stream | None) -> None:
+    """A thread: it refers to its carrier only while it works, so that one may simply be dropped."""
+    while (carrier := ref()) is not None:
+        ticket = carrier.attend(stream)
+        del carrier
+        if ticket is None:
+            return
+        ticket.wait()

@@ -26,20 +26,18 @@ class Errand:
 
     Attributes:
         started_ns: when it was started.
+        running: whether the call has not come back.
     """
 
     def __init__(self, call: Callable[[], object], clock: Callable[[], int]) -> None:
         self.started_ns = clock()
         self._call = call
         self._clock = clock
-        self._over = threading.Event()
+        self._over = threading.Lock()  # an event breaks where Ctrl-C strikes within it
+        self._over.acquire()
         self._error: BaseException | None = None
+        self.running = True
         threading.Thread(target=self._run, name="kvtrie-errand", daemon=True).start()
-
-    @property
-    def running(self) -> bool:
-        """Whether the call has not come back."""
-        return not self._over.is_set()
 
     @property
     def seconds(self) -> float:
@@ -53,9 +51,11 @@ class Errand:
             BaseException: whatever the call has raised.
         """
         left = self.started_ns + deadline_ns - self._clock()
-        while not self._over.wait(max(0, left) / _NS):
+        while self.running:
+            if self._over.acquire(timeout=min(max(0, left) / _NS, threading.TIMEOUT_MAX)):
+                break
             left = self.started_ns + deadline_ns - self._clock()
-            if left <= 0:
+            if left <= 0 and self.running:
                 return False
         if self._error is not None:
             raise self._error
@@ -67,4 +67,5 @@ class Errand:
         except BaseException as caught:  # noqa: BLE001 - told to whoever waits
             self._error = caught
         finally:
-            self._over.set()
+            self.running = False
+            self._over.release()

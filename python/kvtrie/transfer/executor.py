@@ -41,14 +41,19 @@ class Executor(Carrier):
     somebody waits for: both directions at once cost each of them 18 to 20 % on PCIe (Pensieve,
     section 4.3.2).
 
-    With `workers=0` there are no threads: `wait` and `drain` copy in the calling thread, in the
-    manager's order, which makes a run repeatable.
+    With `workers=0` nothing is copied but while somebody calls `wait` or `drain`, and then one job
+    after another, in the manager's order, which makes a run repeatable.
+
+    Ctrl-C interrupts whoever waits, and nothing else: a copy that runs ends, and `drain` goes on
+    later. One that is dropped without `close` cancels what has not started, and its threads end.
+    It belongs to the process that made it: in a fork every call is a `ConfigError`.
 
     Args:
         manager: whose moves to run.
         pools: a `Pool` or a `Storage` per tier, in the manager's order: what `open_pools` gave,
             with the places of disk and remote tiers filled in.
-        workers: threads; on a GPU each has a copy stream of its own.
+        workers: threads that copy while the caller computes; on a GPU each has a copy stream of
+            its own.
         deadline_s: seconds that a job may run before its moves are reported failed; what it
             holds stays out of use until it ends. While all workers hang, nothing else starts and
             what waits is cancelled. So long may a tier also take in `save`. None waits for ever.
@@ -56,7 +61,8 @@ class Executor(Carrier):
         layers_per_report: layers that are copied between two reports of progress.
         moves_per_job: the most moves that are copied and reported together.
         progress: called from the worker's thread whenever moves get further or end, well or not;
-            those that were reported failed at their deadline, when they end.
+            those that were reported failed at their deadline, when they end. What it raises is
+            logged, the first time.
         learn: give each lane the bandwidth and latency that its copies show, from then on.
 
     Attributes:
@@ -65,7 +71,7 @@ class Executor(Carrier):
     Raises:
         ConfigError: pools that do not match the manager's tiers, or whose bytes lie differently
             from each other's (a storage that has no `form` is not asked), or numbers that cannot
-            be.
+            be. From any call: this is another process than the one that made it.
     """
 
     def __init__(
@@ -104,7 +110,8 @@ class Executor(Carrier):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if self._section.here:  # a fork that leaves the block leaves what its parent holds alone
+            self.close()
 
     def poll(self) -> int:
         """Hand new moves to the workers and fail those past their deadline; never blocks.
@@ -117,7 +124,7 @@ class Executor(Carrier):
         Raises:
             TransferError: the executor is closed, or a worker could not report.
         """
-        with self._lock:
+        with self._section:
             self._poll()
             return self._left()
 
@@ -137,8 +144,9 @@ class Executor(Carrier):
         What runs past its deadline is not waited for. Loads that an engine carries out itself and
         has not begun are carried out here; what it has begun, it has to end.
         """
-        for lease in list(self._apart):
-            self.disclaim(lease)
+        with self._section:
+            for lease in list(self._apart):
+                self._disclaim(lease)
         self._until(
             lambda: self._left() == self._late(), "moves are left that nobody can carry out"
         )
@@ -153,7 +161,7 @@ class Executor(Carrier):
         Returns:
             How many moves will not run, those that waited for them included.
         """
-        with self._lock:
+        with self._section:
             self._take()
             return self._cancel(ids, "cancelled")
 
@@ -188,7 +196,8 @@ class Executor(Carrier):
         Returns:
             How many blocks are there again.
         """
-        now = self.clock()
+        with self._section:
+            now = self.clock()
         return sum(
             self.manager.load_index(pool.recall(), tier, now=now)
             for tier, pool in enumerate(self.pools)
@@ -200,17 +209,19 @@ class Executor(Carrier):
 
         A thread that hangs beyond the deadline is left behind. Closing twice does nothing.
         """
-        for close in self._closing:
+        with self._section:
+            closing = list(self._closing)
+        for close in closing:
             close()
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._cancel(None, "the executor was closed before the move started")
-                self._changed.notify_all()
-            while any(not job.failed for job in self._running):
-                self._changed.wait(self._patience())
+        self._shut("the executor was closed before the move started")
+        while True:
+            with self._section:
                 self._expire()
-            hanging = {job.worker for job in self._running}
+                hanging = {job.worker for job in self._running}
+                if all(job.failed for job in self._running):
+                    break
+                ticket = self._section.ticket(self._patience())
+            ticket.wait()
         for thread in self._threads:
             if thread not in hanging:
                 thread.join()
@@ -221,21 +232,27 @@ class Executor(Carrier):
         Args:
             action: acquires or resumes it.
         """
-        with self._lock:
-            self._poll()
-            lease = action()
-            self._apart[lease.id] = []
-            self._take()
-            return lease
+        lease: Lease | None = None
+        try:
+            with self._section:
+                self._poll()
+                lease = action()
+                self._apart[lease.id] = []
+                self._take()
+                return lease
+        except BaseException:
+            if lease is not None:
+                lease.release(now=self.clock())
+            raise
 
     def claimable(self, lease: int) -> bool:
         """Whether `claim` has something to give."""
-        with self._lock:
+        with self._section.lock:
             return bool(self._apart.get(lease))
 
     def claim(self, lease: int) -> list[Job]:
         """The loads of a lease apart that have been handed out since the last call."""
-        with self._lock:
+        with self._section:
             self._take()
             jobs = self._apart.get(lease, [])
             if jobs:
@@ -244,12 +261,12 @@ class Executor(Carrier):
 
     def disclaim(self, lease: int) -> None:
         """Carry out the loads of a lease that nobody has claimed like anybody's."""
-        with self._lock:
+        with self._section:
             self._disclaim(lease)
 
     def leases_of(self, ids: Collection[int]) -> set[int]:
         """The leases that carry out any of these moves themselves."""
-        with self._lock:
+        with self._section.lock:
             wanted = set(ids)
             running = (job for job in self._running if job.lease)
             jobs = [job for job in running if wanted.intersection(job.ids.tolist())]
@@ -258,7 +275,7 @@ class Executor(Carrier):
 
     def startable(self, job: Job) -> bool:
         """Whether `begin` would not block."""
-        with self._lock:
+        with self._section.lock:
             return job.lost or job.begun or self._queue.free(job)
 
     def begin(self, job: Job) -> bool:
@@ -268,7 +285,7 @@ class Executor(Carrier):
             TransferError: the executor is closed, or what the job waits for hangs.
         """
         self._until(lambda: job.lost or self._queue.free(job), f"{len(job.ids)} loads cannot start")
-        with self._lock:
+        with self._section:
             if job.lost:
                 return False
             self._queue.take(job)
@@ -278,7 +295,7 @@ class Executor(Carrier):
 
     def copying(self, job: Job) -> None:
         """A job apart begins to copy: from now on its deadline counts."""
-        with self._lock:
+        with self._section.lock:
             job.started_ns = self.clock()
             self.feedback.began(job, job.started_ns)
 
@@ -298,23 +315,23 @@ class Executor(Carrier):
             layer: its layers below this one are there, which others may wait for.
             handed: they were only handed to a GPU, and `took` tells how long they took.
         """
-        with self._lock:
+        with self._section.lock:
             job.started_ns = None
             self.feedback.ended(job, self.clock(), brought=0 if handed else brought)
             if brought:
                 job.there = layer
-            self._changed.notify_all()
+            self._section.notify_all()
 
     def took(self, job: Job, brought: int, ns: int) -> None:
         """A GPU has copied so many bytes of a job, and of others like it, in so many ns."""
-        with self._lock:
+        with self._section.lock:
             self.feedback.took(job, brought, ns)
 
     def tell(self, change: Callable[[], object]) -> None:
         """Change something that others look at within `until`."""
-        with self._lock:
+        with self._section.lock:
             change()
-            self._changed.notify_all()
+            self._section.notify_all()
 
     def end(self, job: Job, error: str | None = None, *, cancelled: bool = False) -> None:
         """A job apart has ended: well, badly, or because nobody wants it any more."""
@@ -330,7 +347,7 @@ class Executor(Carrier):
 
     def layer_there(self, ids: Collection[int], layer: int) -> bool:
         """Whether each of these moves, of which none has ended, has brought this layer."""
-        with self._lock:
+        with self._section.lock:
             left = set(ids)
             for job in self._running if left else ():
                 if job.there > layer:
@@ -342,13 +359,13 @@ class Executor(Carrier):
 
         Some of them have not been handed out, and the executor has nothing to do.
         """
-        with self._lock:
+        with self._section.lock:
             busy = any(not job.lease for job in self._running) or any(self._queue)
             return not busy and len(self._unended(set(ids))) < len(ids)
 
     def quiet(self) -> bool:
         """Whether no load runs or waits that a lease awaits."""
-        with self._lock:
+        with self._section.lock:
             return not self._loading()
 
     def batched_put(
@@ -376,7 +393,7 @@ class Executor(Carrier):
         assert isinstance(pool, Pool)  # noqa: S101 - its caller looks
         left = np.asarray(spares, dtype=np.int64)
         try:
-            with self._lock:
+            with self._section:
                 self._poll()
                 held = lease.slots(0)[blocks.start : blocks.stop]
                 committed = lease.commit(tokens, now=self.clock())
@@ -412,15 +429,18 @@ class Executor(Carrier):
     def _keep(self, tier: int, pool: Lasting) -> None:
         """As `Lasting.keep`; with a deadline, a thread that hangs is left behind."""
         name = f"tier {tier} ({self.manager.tiers[tier].kind})"
-        hung = self._errands.get(tier)
-        if hung is not None and hung.running:
-            raise TransferError(f"{name}: an earlier save still hangs after {hung.seconds:.3f} s")
-        index = self.manager.index(tier, now=self.clock())
-        if self._deadline_ns is None:
+        errand = None
+        with self._section:
+            hung = self._errands.get(tier)
+            if hung is not None and hung.running:
+                seconds = f"{hung.seconds:.3f} s"
+                raise TransferError(f"{name}: an earlier save still hangs after {seconds}")
+            index = self.manager.index(tier, now=self.clock())
+            if self._deadline_ns is not None:
+                errand = self._errands[tier] = Errand(lambda: pool.keep(index), self.clock)
+        if errand is None or self._deadline_ns is None:
             pool.keep(index)
-            return
-        errand = self._errands[tier] = Errand(lambda: pool.keep(index), self.clock)
-        if not errand.wait(self._deadline_ns):
+        elif not errand.wait(self._deadline_ns):
             raise TransferError(
                 f"{name}: {len(index)} blocks were not written down within "
                 f"{self._deadline_ns / _NS:.3f} s"

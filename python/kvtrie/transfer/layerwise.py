@@ -351,4 +351,5 @@ class LayerwiseEngine:
         """Block while a load is on its way that somebody waits for."""
         for retrieval in (*self._retrievals, *self._alone):
             retrieval.join()
-        self.executor.until(self.executor.quiet, "loads do not end")
+        if not self.executor.quiet():
+            self.executor.until(self.executor.quiet, "loads do not end")

@@ -10,7 +10,9 @@ that a wait costs no change of threads.
 
 from __future__ import annotations
 
+import sys
 import threading
+import weakref
 from collections import deque
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -18,9 +20,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvtrie.errors import TransferError
+from kvtrie.transfer.section import Section
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kvtrie.transfer.section import Ticket
 
 __all__ = ["Current", "Event", "Stream"]
 
@@ -75,18 +80,25 @@ class Stream:
     def __init__(self, name: str, device: torch.device) -> None:
         self.cuda = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._calls: deque[tuple[Callable[[], object], Event]] = deque()
-        self._lock = threading.RLock()  # entered by itself: a condition's way in costs more
-        self._changed = threading.Condition(self._lock)
+        self._section = Section()
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event, Callable[[int], object]]] = []
         self._busy = False
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=_work, args=(weakref.ref(self),), name=name, daemon=True
+        )
         self._thread.start()
+
+    def __del__(self) -> None:
+        """What nobody refers to any more has nothing to run: its thread ends."""
+        section: Section | None = getattr(self, "_section", None)
+        if section is not None and section.here and not sys.is_finalizing():
+            self.close(wait=False)
 
     @property
     def idle(self) -> bool:
         """Whether nothing runs and nothing waits to run."""
-        with self._lock:
+        with self._section.lock:
             return not self._busy and not self._calls
 
     def submit(self, call: Callable[[], object], *, wake: bool = True) -> Event:
@@ -100,30 +112,32 @@ class Stream:
             TransferError: the stream is closed.
         """
         event = Event(self)
-        with self._lock:
+        with self._section.lock:
             if self._closed:
                 raise TransferError("the stream is closed")
             self._calls.append((call, event))
             if wake:
-                self._changed.notify_all()
+                self._section.notify_all()
         return event
 
     def wake(self) -> None:
         """Let the thread begin with what it was given."""
-        with self._lock:
+        with self._section.lock:
             if self._calls and not self._busy:
-                self._changed.notify_all()
+                self._section.notify_all()
 
     def run_to(self, event: Event) -> None:
         """Block until an event of this stream has passed, making calls that have not begun."""
         while not event.passed:
-            with self._lock:
-                while not event.passed and (self._busy or not self._calls):
-                    self._changed.wait()
+            with self._section.lock:
                 if event.passed:
                     return
-                call, after = self._take()
-            self._make(call, after)
+                given = self._take()
+                ticket = None if given is not None else self._section.ticket(None)
+            if given is not None:
+                self._make(*given)
+            elif ticket is not None:
+                ticket.wait()
 
     def wait(self, event: Event) -> None:
         """Let whatever is submitted from now on wait for a point of another stream."""
@@ -169,23 +183,30 @@ class Stream:
         Args:
             wait: block until the thread has ended; a call that hangs would be waited for too.
         """
-        with self._lock:
+        with self._section.lock:
             self._closed = True
-            self._changed.notify_all()
+            self._section.notify_all()
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                while self._busy or not self._calls:
-                    if self._closed and not self._calls:
-                        return
-                    self._changed.wait()
-                call, event = self._take()
-            self._make(call, event)
+    def attend(self) -> Ticket | None:
+        """Make, as the stream's thread, the calls that are there.
 
-    def _take(self) -> tuple[Callable[[], object], Event]:
+        Returns:
+            What to wait for before there may be more; None if there never will be.
+        """
+        while True:
+            with self._section.lock:
+                given = self._take()
+                if given is None:
+                    done = self._closed and not self._calls
+                    return None if done else self._section.ticket(None)
+            self._make(*given)
+
+    def _take(self) -> tuple[Callable[[], object], Event] | None:
+        """The call to make next; None if there is none, or one is being made."""
+        if self._busy or not self._calls:
+            return None
         self._busy = True
         return self._calls.popleft()
 
@@ -197,9 +218,19 @@ class Stream:
         except BaseException as caught:  # noqa: BLE001 - told to whoever waits
             error = caught
         event.mark(self.cuda, error)
-        with self._lock:
+        with self._section.lock:
             self._busy = False
-            self._changed.notify_all()
+            self._section.notify_all()
+
+
+def _work(ref: weakref.ref[Stream]) -> None:
+    """The thread: it refers to its stream only while it works, so that one may be dropped."""
+    while (stream := ref()) is not None:
+        ticket = stream.attend()
+        del stream
+        if ticket is None:
+            return
+        ticket.wait()
 
 
 class Current:

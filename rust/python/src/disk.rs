@@ -1,10 +1,13 @@
 //! A disk tier's files for Python.
 //!
 //! Invariant: bytes go straight between files and the given array, while other threads run Python.
+//! A store is its process's: a fork has a copy of it, whose locks may be held for ever, whose threads
+//! do not run and whose files are the parent's; no call there reaches it, and it is never dropped.
 //! Cost: that of the store's operation, plus one shared reference.
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::{mem, process};
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::manager::Row;
@@ -39,6 +42,8 @@ type Told = Vec<Option<String>>;
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct DiskStore {
     store: RwLock<Option<Arc<Store>>>,
+    /// The process that opened it.
+    pid: u32,
     settings: Settings,
     folder: PathBuf,
     refusal: Option<String>,
@@ -51,10 +56,25 @@ impl DiskStore {
             folder: store.folder().to_owned(),
             refusal: store.refusal().map(str::to_string),
             store: RwLock::new(Some(Arc::new(store))),
+            pid: process::id(),
         }
     }
 
+    /// Whether this is the process that opened it.
+    fn here(&self) -> PyResult<()> {
+        let (pid, here) = (self.pid, process::id());
+        if pid == here {
+            return Ok(());
+        }
+        Err(bad(format!(
+            "{}: process {pid} opened this, and process {here} is a fork of it that cannot use its \
+             threads and its files: open the folder here",
+            self.folder.display()
+        )))
+    }
+
     fn store(&self) -> PyResult<Arc<Store>> {
+        self.here()?;
         let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
         let gone = || ClosedError::new_err(format!("{} is closed", self.folder.display()));
         store.clone().ok_or_else(gone)
@@ -68,6 +88,15 @@ impl DiskStore {
     ) -> PyResult<T> {
         let store = self.store()?;
         py.detach(|| work(&store)).map_err(raise)
+    }
+}
+
+impl Drop for DiskStore {
+    fn drop(&mut self) {
+        if self.here().is_err() {
+            let store = self.store.get_mut().unwrap_or_else(PoisonError::into_inner);
+            mem::forget(store.take());
+        }
     }
 }
 
@@ -292,6 +321,7 @@ impl DiskStore {
         label: &[u8],
         wall: u64,
     ) -> PyResult<()> {
+        self.here()?;
         let (key, layers) = (self::key(key)?, Layers::new(layers.0, layers.1));
         let bytes = memory.as_slice().map_err(|_| contiguous())?;
         let label = self::label(label)?;
@@ -331,6 +361,7 @@ impl DiskStore {
         wall: u64,
         depth: usize,
     ) -> PyResult<Told> {
+        self.here()?;
         let known = blocks.iter().map(|block| Ok((key(&block.0)?, self::label(&block.4)?)));
         let known: Vec<(Key, Label)> = known.collect::<PyResult<_>>()?;
         let records: Vec<Vec<u8>> = known.iter().map(|(_, label)| label.record.encode()).collect();
@@ -422,6 +453,7 @@ impl DiskStore {
 
     /// Writes what is still in memory and gives the lock back. Closing twice does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.here()?;
         let taken = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(store) = taken else { return Ok(()) };
         // While another thread still reads or writes, its end closes the store.
