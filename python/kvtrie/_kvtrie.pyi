@@ -212,6 +212,7 @@ class BlockManager:
         now: int,
         scope: Scope | None = None,
         session: str | None = None,
+        session_blocks: int | None = None,
         keep: int = 1,
         reserve: int = 0,
         load: _Load = "plan",
@@ -223,7 +224,10 @@ class BlockManager:
             tokens: the prompt.
             now: the time.
             scope: who may share its blocks.
-            session: the conversation it belongs to.
+            session: the conversation it belongs to; its name counts within the scope.
+            session_blocks: so many blocks it will have, for policies that weigh a block by its
+                place in its session; never taken for fewer than it has. None leaves what was said
+                last.
             keep: so many tokens at the end stay to be computed.
             reserve: room for so many tokens behind the prompt's end; room for what did not match
                 is always included.
@@ -507,8 +511,13 @@ class BlockManager:
             tier: whose policy.
         """
 
-    def sessions(self) -> list[tuple[str, int, NDArray[np.uint64]]]:
-        """Every named session: its name, its length in blocks, and its living blocks in order."""
+    def sessions(self, *, scope: Scope | None = None) -> list[tuple[str, int, NDArray[np.uint64]]]:
+        """Every named session of a scope: its name, its length in blocks and its living blocks.
+
+        A session stays while a lease of it is held or a block of its path is cached, until a hint
+        releases it; of those without a lease at most eight end in one block, and the one that was
+        used the longest time ago is forgotten.
+        """
 
     def layer_tiers(self, block: _Block) -> NDArray[np.int8]:
         """The fastest tier that holds each layer of a block, `int8[layers]`; -1 where none does."""

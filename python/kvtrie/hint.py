@@ -79,7 +79,8 @@ class Retain:
             leases; None says nothing of them.
         decode_ttl: for how long that holds, from the commit of each such block on.
         owner: who says so; None is the session, or nobody in particular.
-        scope: whose blocks, with `tokens`.
+        scope: whose blocks, with `tokens`, or whose session; names of sessions and owners count
+            within their scope.
 
     Raises:
         ConfigError: none or several paths, a priority, a range or a time that cannot be.
@@ -115,10 +116,11 @@ class Release:
     not over goes through it, or another owner retains it.
 
     Attributes:
-        session: a conversation that is over. Give one of `session`, `owner` and `tokens`.
+        session: a conversation that is over: it is forgotten with its last lease, unless a request
+            of it comes before. Give one of `session`, `owner` and `tokens`.
         owner: an agent that is gone: all that it retained. With `tokens`, whose say is taken back.
         tokens: a sequence; its full blocks are meant.
-        scope: whose blocks, with `tokens`.
+        scope: whose session, owner or blocks.
 
     Raises:
         ConfigError: nothing, or several things, to release.
@@ -149,7 +151,7 @@ class Prefetch:
         tier: where to, by kind or index; any but the last one.
         deadline: blocks that would be there later are not brought; a time of the manager's clock in
             nanoseconds.
-        scope: whose blocks, with `tokens`.
+        scope: whose blocks, with `tokens`, or whose session.
 
     Raises:
         ConfigError: none or several paths.
@@ -175,7 +177,7 @@ class Demote:
         lease: the path of a lease, or its id; what it holds stays on the first tier.
         session: the path of a conversation.
         tier: where to, by kind or index; any but the first one.
-        scope: whose blocks, with `tokens`.
+        scope: whose blocks, with `tokens`, or whose session.
 
     Raises:
         ConfigError: none or several paths.

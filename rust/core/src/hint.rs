@@ -47,7 +47,12 @@ pub enum Target {
     /// The path of a lease, and what it will commit.
     Lease(LeaseId),
     /// The path of a conversation, and what its leases will commit.
-    Session(String),
+    Session {
+        /// Its name.
+        name: String,
+        /// Whose session.
+        scope: Scope,
+    },
 }
 
 /// A priority for a range of tokens, and one for those that a request will yet produce.
@@ -75,9 +80,19 @@ pub struct Retain {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Release {
     /// A conversation is over.
-    Session(String),
+    Session {
+        /// Its name.
+        name: String,
+        /// Whose session.
+        scope: Scope,
+    },
     /// An agent is gone: all that it retained.
-    Owner(String),
+    Owner {
+        /// Its name.
+        name: String,
+        /// Whose blocks it retained.
+        scope: Scope,
+    },
     /// The full blocks of a sequence; of what was retained there, that of this owner.
     Tokens {
         /// The sequence.

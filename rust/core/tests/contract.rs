@@ -23,9 +23,11 @@ mod contract {
     mod restart;
     mod room;
     mod scopes;
+    mod sessions;
     mod sharing;
     mod slots;
     mod suspend;
+    mod tenants;
     mod transit;
     mod write;
 }

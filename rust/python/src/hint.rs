@@ -113,7 +113,7 @@ fn target(given: &Bound<'_, PyAny>) -> PyResult<Target> {
         return Ok(Target::Tokens { tokens, scope: whose(given)? });
     }
     if let Some(session) = text(given, "session")? {
-        return Ok(Target::Session(session));
+        return Ok(Target::Session { name: session, scope: whose(given)? });
     }
     let lease = given.getattr("lease")?;
     let id = match lease.cast::<Lease>() {
@@ -142,8 +142,8 @@ fn release(given: &Bound<'_, PyAny>) -> PyResult<Release> {
         return Ok(Release::Tokens { tokens, scope: whose(given)?, owner });
     }
     match (text(given, "session")?, owner) {
-        (Some(session), _) => Ok(Release::Session(session)),
-        (None, Some(owner)) => Ok(Release::Owner(owner)),
+        (Some(name), _) => Ok(Release::Session { name, scope: whose(given)? }),
+        (None, Some(name)) => Ok(Release::Owner { name, scope: whose(given)? }),
         (None, None) => Err(bad("Release is about a session, an owner or tokens")),
     }
 }

@@ -197,7 +197,8 @@ impl BlockManager {
 
     /// Looks a prompt up, pins what its plan reuses or loads, and makes room, or changes nothing.
     #[pyo3(signature = (
-        tokens, *, now, scope=None, session=None, keep=1, reserve=0, load="plan", deadline=None
+        tokens, *, now, scope=None, session=None, session_blocks=None, keep=1, reserve=0, load="plan",
+        deadline=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "a request's settings are keyword arguments")]
     fn acquire(
@@ -206,6 +207,7 @@ impl BlockManager {
         #[pyo3(from_py_with = number::now)] now: u64,
         scope: Option<&Bound<'_, PyAny>>,
         session: Option<&str>,
+        #[pyo3(from_py_with = number::foretold)] session_blocks: Option<u32>,
         #[pyo3(from_py_with = number::keep)] keep: usize,
         #[pyo3(from_py_with = number::reserve)] reserve: usize,
         load: &str,
@@ -215,7 +217,8 @@ impl BlockManager {
         let tokens = Tokens::new(tokens)?;
         let load = load_mode(load)?;
         let scope = crate::scope::scope(scope)?;
-        let mut ask = Acquire { tokens: &[], scope, session, keep, reserve, load, deadline };
+        let mut ask =
+            Acquire { tokens: &[], scope, session, session_blocks, keep, reserve, load, deadline };
         let id = if tokens.as_slice().len() > LONG {
             let tokens = tokens.into_vec();
             ask.tokens = &tokens;
@@ -237,9 +240,15 @@ impl BlockManager {
         Ok(Lease::new(&self.shared, lease_id))
     }
 
-    /// Every named session: its name, its length in blocks, and its living blocks.
-    fn sessions<'py>(&self, py: Python<'py>) -> PyResult<Vec<Session<'py>>> {
-        let sessions = self.shared.call(py, |manager| Ok(manager.sessions()))?;
+    /// Every named session of a scope: its name, its length in blocks, and its living blocks.
+    #[pyo3(signature = (*, scope=None))]
+    fn sessions<'py>(
+        &self,
+        py: Python<'py>,
+        scope: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Vec<Session<'py>>> {
+        let scope = crate::scope::scope(scope)?;
+        let sessions = self.shared.call(py, |manager| manager.sessions(&scope))?;
         let of = |(name, length, path): (_, _, Vec<_>)| (name, length, handles(py, &path));
         Ok(sessions.into_iter().map(of).collect())
     }

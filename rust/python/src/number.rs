@@ -131,6 +131,11 @@ pub(crate) fn any_layer(given: &Bound<'_, PyAny>) -> PyResult<Option<u16>> {
     maybe(given, "layer", half)
 }
 
+/// A session's length that may be left out.
+pub(crate) fn foretold(given: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
+    maybe(given, "session_blocks", word)
+}
+
 /// A time that may be left out.
 pub(crate) fn any_now(given: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
     maybe(given, "now", nanos)

@@ -40,6 +40,8 @@ pub struct Acquire<'a> {
     pub scope: Scope,
     /// The conversation it belongs to.
     pub session: Option<&'a str>,
+    /// How many blocks that conversation will have, if that is known ahead.
+    pub session_blocks: Option<u32>,
     /// Tokens at the end that stay to be computed.
     pub keep: usize,
     /// Tokens behind the prompt's end to make room for.
@@ -90,8 +92,10 @@ impl Manager {
         taken: Taken,
         now: Nanos,
     ) {
-        let track = self.tiers.iter().any(|tier| tier.retention.policy().sessions());
-        let session = self.sessions.open(ask.session, track.then_some(id));
+        let session = self.sessions.open(scope_id, ask.session, self.sessions_rank(), id);
+        if let (Some(session), Some(blocks)) = (session, ask.session_blocks) {
+            self.sessions.foretell(session, blocks);
+        }
         let matched = taken.path.len() * self.block_tokens();
         self.count_request(ask.tokens.len(), taken.path.blocks(), &taken.plan, now);
         self.touch(taken.path.blocks(), now);
@@ -117,6 +121,7 @@ impl Manager {
             }),
         );
         self.track_session(id);
+        self.settle_sessions();
         self.grant(id, 0, now);
         self.write_ahead(now);
     }

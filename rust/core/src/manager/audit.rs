@@ -29,6 +29,7 @@ impl Manager {
         self.audit_references(&mut broken);
         self.audit_moves(&mut broken);
         self.audit_hints(&mut broken);
+        self.audit_sessions(&mut broken);
         self.audit_prices(&mut broken);
         for tier in 0..self.tiers.len() {
             self.audit_slots(tier, &mut broken);

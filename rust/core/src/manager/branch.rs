@@ -56,6 +56,9 @@ impl Manager {
                 TailFrom::Block(step) => self.share(&step.into()),
             }
             forks.push(copy.id);
+            if let Some(session) = copy.session {
+                self.sessions.hold(session, copy.id);
+            }
             self.leases.insert(copy.id, copy);
         }
         Ok(forks)

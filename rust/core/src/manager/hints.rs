@@ -27,6 +27,7 @@ use crate::time::Nanos;
 use crate::trie::Asked;
 
 use super::Manager;
+use super::session::SessionId;
 
 use claims::Claims;
 use quotas::Quotas;
@@ -133,7 +134,9 @@ impl Manager {
         match hint {
             Hint::Retain(retain) => self.check_retain(retain),
             Hint::Release(Release::Tokens { tokens, scope, .. }) => self.check_named(scope, tokens),
-            Hint::Release(_) => Ok(()),
+            Hint::Release(Release::Session { scope, .. } | Release::Owner { scope, .. }) => {
+                self.scopes.find(scope).map(drop)
+            }
             Hint::Prefetch { target, tier, .. } => {
                 self.check_target(target)?;
                 self.check_tier(*tier)?;
@@ -177,7 +180,8 @@ impl Manager {
     fn check_target(&self, target: &Target) -> Result<()> {
         match target {
             Target::Tokens { tokens, scope } => self.check_named(scope, tokens),
-            Target::Lease(_) | Target::Session(_) => Ok(()),
+            Target::Session { scope, .. } => self.scopes.find(scope).map(drop),
+            Target::Lease(_) => Ok(()),
         }
     }
 
@@ -209,11 +213,16 @@ impl Manager {
                 Some(lease) if lease.suspended() => Err(format!("lease {id} is suspended")),
                 Some(lease) => Ok(lease.path.blocks().to_vec()),
             },
-            Target::Session(name) => match self.sessions.find(name) {
-                None => Err(format!("session '{name}' has no block")),
+            Target::Session { name, scope } => match self.session(name, scope) {
+                None => Err(format!("session '{name}' has no block in its scope")),
                 Some(id) => Ok(self.path_to(self.sessions.tip(id))),
             },
         }
+    }
+
+    /// The session of that name in a scope.
+    fn session(&self, name: &str, scope: &Scope) -> Option<SessionId> {
+        self.sessions.find(self.scopes.find(scope).ok()??, name)
     }
 
     fn there(&self, scope: &Scope, tokens: &[Token]) -> Vec<BlockId> {
@@ -258,7 +267,8 @@ impl Manager {
         } else {
             let until = (ttl < Nanos::MAX).then(|| now.saturating_add(ttl));
             let nobody = self.hints.nobody.clone();
-            self.hints.claims.claim(block, &nobody, priority, until);
+            let scope = self.node(block).scope;
+            self.hints.claims.claim((scope, block), &nobody, priority, until);
         }
         self.reband(block);
     }

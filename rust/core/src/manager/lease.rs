@@ -363,6 +363,7 @@ impl Manager {
         let reading = self.reads_of(&lease);
         self.abandon_lease(&lease, now);
         self.forget_lease_hints(id);
+        self.leave_session(lease.session, id);
         self.write_ahead(now);
         Ok(reading)
     }

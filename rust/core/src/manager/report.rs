@@ -5,6 +5,7 @@
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, TierId};
 use crate::error::{Error, Result};
+use crate::scope::Scope;
 use crate::time::Nanos;
 
 use super::Manager;
@@ -102,13 +103,17 @@ impl Manager {
         Ok(self.events.drain(..).collect())
     }
 
-    /// The last-known path of every named session: its name, its length in blocks, and the
-    /// blocks that still live, in logical order.
-    #[must_use]
-    pub fn sessions(&self) -> Vec<(String, u32, Vec<Handle>)> {
+    /// The last-known path of every named session of a scope: its name, its length in blocks, and
+    /// the blocks that still live, in logical order.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the scope is known with another structure.
+    pub fn sessions(&self, scope: &Scope) -> Result<Vec<(String, u32, Vec<Handle>)>> {
+        self.open()?;
+        let Some(scope) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
         let path = |tip| self.trie.handles(&self.path_to(tip));
-        let named = self.sessions.named();
-        named.map(|(name, length, tip)| (name.to_owned(), length, path(tip))).collect()
+        let named = self.sessions.named(scope);
+        Ok(named.map(|(name, length, tip)| (name.to_owned(), length, path(tip))).collect())
     }
 
     /// The name of a lease's session, if it has one.
@@ -184,21 +189,6 @@ impl Manager {
             .map(|layers| self.units(0, layers))
             .sum();
         own + plain * self.units(0, self.all_layers()) + shared
-    }
-
-    /// A lease's session has reached the end of its path.
-    pub(super) fn track_session(&mut self, id: LeaseId) {
-        let lease = &self.leases[&id];
-        let Some(session) = lease.session else { return };
-        let path = lease.path.blocks();
-        let ranked = self.tiers.iter().any(|tier| tier.retention.policy().sessions());
-        let old = if ranked { self.path_to(self.sessions.tip(session)) } else { Vec::new() };
-        let Some(before) = self.sessions.extend(session, path) else { return };
-        if ranked {
-            for block in self.sessions.carry(&old, before, path) {
-                self.refresh(block);
-            }
-        }
     }
 
     /// The blocks from the first of a scope to `tip`.

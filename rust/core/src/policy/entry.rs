@@ -17,7 +17,7 @@ pub struct Facts {
     pub start: u64,
     /// The block's index in its sequence, from 0.
     pub block: u32,
-    /// Blocks of its session; the longest one's if there are several.
+    /// Blocks of its session; of several the shortest one's, in which its position weighs most.
     pub session_blocks: u32,
     /// How often it was used, the first time included.
     pub uses: u32,

@@ -56,7 +56,7 @@ fn a_refused_request_leaves_no_scope_session_or_lease_behind() {
     let prompt = tokens(1, 2);
     let ask = Acquire { scope, session: Some("s"), ..all_of(&prompt) };
     assert!(matches!(rig.ask(&ask), Err(Error::NoSpace { .. })));
-    assert_eq!((rig.manager.totals().1, rig.manager.sessions().len()), (0, 0));
+    assert_eq!((rig.manager.totals().1, rig.manager.sessions(&ask.scope).unwrap().len()), (0, 0));
     let id = rig.acquire(&tokens(1, 1));
     assert_eq!(id, 1, "the refused request used up no id");
 }

@@ -19,6 +19,16 @@ fn path(tokens: &[Token]) -> Target {
     Target::Tokens { tokens: tokens.to_vec(), scope: Scope::default() }
 }
 
+/// A session of the plain scope is over.
+fn over(name: &str) -> Hint {
+    Hint::Release(Release::Session { name: name.to_owned(), scope: Scope::default() })
+}
+
+/// An owner of the plain scope is gone.
+fn gone(name: &str) -> Hint {
+    Hint::Release(Release::Owner { name: name.to_owned(), scope: Scope::default() })
+}
+
 fn say(rig: &mut Rig, hint: Hint) -> HintReply {
     rig.call(|manager, now| manager.hint(&[hint], now)).expect("a good hint").remove(0)
 }
@@ -98,10 +108,10 @@ fn a_priority_ends_with_its_time() {
     // One owner has one say: the later one, for the first block for good.
     assert_eq!(priorities(&rig, &tokens(1, 2)), [50, 70]);
     rig.now += 499;
-    say(&mut rig, Hint::Release(Release::Owner("nobody".to_owned())));
+    say(&mut rig, gone("nobody"));
     assert_eq!(priorities(&rig, &tokens(1, 2)), [50, 70]);
     rig.now += 1;
-    say(&mut rig, Hint::Release(Release::Owner("nobody".to_owned())));
+    say(&mut rig, gone("nobody"));
     assert_eq!(
         (priorities(&rig, &tokens(1, 2)), rig.manager.retained(GPU)),
         (vec![50, 35], (1, 2))
@@ -121,12 +131,12 @@ fn the_strongest_living_owner_wins() {
     say(&mut rig, by("c", 5, None));
     assert_eq!(priorities(&rig, &tokens(1, 1)), [90]);
     rig.now += 100;
-    let reply = say(&mut rig, Hint::Release(Release::Owner("c".to_owned())));
+    let reply = say(&mut rig, gone("c"));
     assert_eq!(
         (told(&reply), priorities(&rig, &tokens(1, 1))),
         ((Answer::Rejected, 0, 1), vec![40])
     );
-    let reply = say(&mut rig, Hint::Release(Release::Owner("a".to_owned())));
+    let reply = say(&mut rig, gone("a"));
     assert_eq!(
         (told(&reply), priorities(&rig, &tokens(1, 1))),
         ((Answer::Accepted, 1, 0), vec![0])
@@ -143,16 +153,15 @@ fn a_session_that_is_over_gives_up_what_no_other_one_goes_through() {
     let chat = |stem| [system.clone(), tokens(stem, 2)].concat();
     rig.serve_as(Some("one"), &chat(5));
     rig.serve_as(Some("two"), &chat(6));
-    let over = || Hint::Release(Release::Session("one".to_owned()));
-    let reply = say(&mut rig, over());
+    let reply = say(&mut rig, over("one"));
     assert_eq!(told(&reply), (Answer::Clipped, 2, 2));
     assert_eq!(priorities(&rig, &chat(5)), [35, 35, 0, 0]);
-    let reply = say(&mut rig, Hint::Release(Release::Session("two".to_owned())));
+    let reply = say(&mut rig, over("two"));
     assert_eq!((told(&reply), priorities(&rig, &chat(6))), ((Answer::Accepted, 4, 0), vec![0; 4]));
     // It goes on after all.
     rig.serve_as(Some("one"), &chat(5));
     assert_eq!(priorities(&rig, &chat(5)), [35; 4]);
-    let reply = say(&mut rig, Hint::Release(Release::Session("three".to_owned())));
+    let reply = say(&mut rig, over("three"));
     assert_eq!(told(&reply), (Answer::Rejected, 0, 0));
 }
 
@@ -161,7 +170,7 @@ fn what_a_lease_holds_is_not_released_by_another_session() {
     let mut rig = one(8);
     rig.serve_as(Some("one"), &tokens(1, 2));
     let held = rig.acquire(&tokens(1, 1));
-    let reply = say(&mut rig, Hint::Release(Release::Session("one".to_owned())));
+    let reply = say(&mut rig, over("one"));
     assert_eq!(
         (told(&reply), priorities(&rig, &tokens(1, 2))),
         ((Answer::Clipped, 1, 1), vec![35, 0])
@@ -169,7 +178,7 @@ fn what_a_lease_holds_is_not_released_by_another_session() {
     rig.release(held);
     let mine = rig.ask(&Acquire { session: Some("one"), ..all_of(&tokens(1, 2)) }).unwrap();
     // Its own lease is no other's.
-    let reply = say(&mut rig, Hint::Release(Release::Session("one".to_owned())));
+    let reply = say(&mut rig, over("one"));
     assert_eq!(told(&reply), (Answer::Accepted, 2, 0));
     rig.release(mine);
 }
@@ -236,13 +245,16 @@ fn a_request_says_what_becomes_of_its_own_tokens() {
 #[test]
 fn a_session_is_retained_as_it_grows() {
     let mut rig = one(12);
-    let hint = Retain { decode_priority: Some(10), ..retain(Target::Session("s".into()), 70) };
+    let hint = Retain {
+        decode_priority: Some(10),
+        ..retain(Target::Session { name: "s".into(), scope: Scope::default() }, 70)
+    };
     let reply = say(&mut rig, Hint::Retain(hint));
     assert_eq!(told(&reply), (Answer::Deferred, 0, 0));
     rig.serve_as(Some("other"), &tokens(1, 1));
     rig.serve_as(Some("s"), &tokens(1, 2));
     assert_eq!(priorities(&rig, &tokens(1, 2)), [70, 70]);
-    let reply = say(&mut rig, Hint::Release(Release::Owner("s".into())));
+    let reply = say(&mut rig, gone("s"));
     assert_eq!((reply.blocks + reply.left, priorities(&rig, &tokens(1, 2))), (2, vec![35, 35]));
 }
 
@@ -364,10 +376,10 @@ fn priorities_and_what_is_left_of_their_time_survive_a_restart() {
     other.call(|manager, now| manager.load_index(DISK, &rows, now)).unwrap();
     assert_eq!(priorities(&other, &tokens(1, 3)), [90, 60, 35]);
     other.now = 506;
-    say(&mut other, Hint::Release(Release::Owner("none".into())));
+    say(&mut other, gone("none"));
     assert_eq!(priorities(&other, &tokens(1, 3)), [90, 60, 35]);
     other.now = 507;
-    say(&mut other, Hint::Release(Release::Owner("none".into())));
+    say(&mut other, gone("none"));
     assert_eq!(priorities(&other, &tokens(1, 3)), [35, 60, 35]);
 }
 

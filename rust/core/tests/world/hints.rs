@@ -12,7 +12,10 @@ use kvtrie_core::scope::Scope;
 
 use super::{Raw, World};
 
-type Said = (&'static str, Priority, Option<u64>);
+/// An owner: a name, and whether its scope is the plain one.
+type Who = (&'static str, bool);
+
+type Said = (Who, Priority, Option<u64>);
 
 struct Waiting {
     tokens: Vec<Token>,
@@ -80,7 +83,9 @@ impl World {
         let last = self.manager.settings().tiers.len() - 1;
         let path = || Target::Tokens { tokens: tokens.clone(), scope: scope.clone() };
         let target = match a % 5 {
-            0 if self.loose() => Target::Session(["s", "t", "u"][b % 3].to_owned()),
+            0 if self.loose() => {
+                Target::Session { name: ["s", "t", "u"][b % 3].to_owned(), scope: scope.clone() }
+            }
             1 if self.loose() && !self.held.is_empty() => {
                 Target::Lease(self.held[b % self.held.len()].id)
             }
@@ -122,7 +127,8 @@ impl World {
         let ttl = b.is_multiple_of(2).then_some(1 + (a as u64 / 7) % 60);
         let (start, end) = ((a / 5 % 3) * 3, [None, None, Some(3), Some(9)][a / 3 % 4]);
         let owner = ["a", "b", ""][a / 11 % 3];
-        let decode = matches!(target, Target::Lease(_) | Target::Session(_)) && a.is_multiple_of(2);
+        let decode =
+            matches!(target, Target::Lease(_) | Target::Session { .. }) && a.is_multiple_of(2);
         let hint = Hint::Retain(Retain {
             target: target.clone(),
             start: start as u64,
@@ -138,6 +144,7 @@ impl World {
         let Some(reply) = replies.map(|mut replies| replies.remove(0)) else { return };
         self.count_answer(reply.answer);
         let Target::Tokens { tokens, scope } = target else { return };
+        let who = (owner, scope.tenant.is_empty());
         let size = self.size();
         let full = tokens.len() / size;
         let inside = |at: usize| {
@@ -145,7 +152,7 @@ impl World {
             start <= first && first < end.unwrap_or(tokens.len())
         };
         let known = self.manager.known(&tokens, &scope).unwrap();
-        let said = (owner, priority, ttl.map(|ttl| self.manager.now() + ttl));
+        let said = (who, priority, ttl.map(|ttl| self.manager.now() + ttl));
         for (at, &block) in known.iter().enumerate() {
             if inside(at) {
                 self.hints.say(block, said);
@@ -160,18 +167,19 @@ impl World {
             let mut whose = scope.clone();
             whose.extra.retain(|(at, _)| *at < (last * size) as u64);
             let about = (tokens[..last * size].to_vec(), whose, start, end);
-            self.hints.waiting.retain(|w| (w.said.0, &w.about) != (owner, &about));
+            self.hints.waiting.retain(|w| (w.said.0, &w.about) != (who, &about));
             self.hints.waiting.push(Waiting { tokens, scope, range, about, said, known });
         }
     }
 
     fn release_hint(&mut self, (tokens, scope): (Vec<Token>, Scope), (a, b): (usize, usize)) {
         let owner = ["a", "b", ""][a / 11 % 3];
+        let who = (owner, scope.tenant.is_empty());
         let known = self.manager.known(&tokens, &scope).unwrap();
         let all = a.is_multiple_of(2);
         let release = match (self.loose() && a % 3 == 0, all) {
-            (true, _) => Release::Session(["s", "t", "u"][b % 3].to_owned()),
-            (_, true) => Release::Owner(owner.to_owned()),
+            (true, _) => Release::Session { name: ["s", "t", "u"][b % 3].to_owned(), scope },
+            (_, true) => Release::Owner { name: owner.to_owned(), scope: scope.clone() },
             _ => Release::Tokens { tokens, scope, owner: Some(owner.to_owned()) },
         };
         let hint = [Hint::Release(release)];
@@ -182,9 +190,9 @@ impl World {
         }
         self.hints.expire(self.manager.now());
         let about: Vec<Handle> = if all {
-            self.hints.waiting.retain(|waiting| waiting.said.0 != owner);
+            self.hints.waiting.retain(|waiting| waiting.said.0 != who);
             let mine = self.hints.said.iter();
-            let mine = mine.filter(|(_, all)| all.iter().any(|said| said.0 == owner));
+            let mine = mine.filter(|(_, all)| all.iter().any(|said| said.0 == who));
             mine.map(|(block, _)| *block).collect()
         } else {
             known
@@ -192,7 +200,7 @@ impl World {
         let mut released = 0;
         for block in about {
             if let Some(all) = self.hints.said.get_mut(&block) {
-                all.retain(|said| said.0 != owner);
+                all.retain(|said| said.0 != who);
                 if all.is_empty() {
                     self.hints.said.remove(&block);
                 }

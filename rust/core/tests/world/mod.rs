@@ -268,6 +268,7 @@ impl World {
             tokens: &tokens,
             scope: scope.clone(),
             session,
+            session_blocks: a.is_multiple_of(9).then_some(6),
             keep: 1,
             reserve: b / 52 % 3,
             load: mode,

@@ -1,6 +1,6 @@
 //! What owners say about blocks: the side table of hinted blocks.
 //!
-//! An owner has at most one claim on a block; the strongest claim counts. A block that was released
+//! An owner belongs to a scope, as blocks do, and has at most one claim on a block; the strongest claim counts. A block that was released
 //! carries a mark of no owner, which any claim outweighs. Invariant: every claim is listed under its
 //! owner and, if it ends, under its end. Cost: O(log hinted blocks) each; about 200 bytes per claim,
 //! and nothing for blocks without one.
@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::block::BlockId;
 use crate::hint::{NORMAL, Priority};
+use crate::scope::ScopeId;
 use crate::time::Nanos;
 
 /// The priority of a block that was released.
@@ -26,6 +27,8 @@ pub(in crate::manager) struct Claim {
 
 #[derive(Clone, Debug, Default)]
 struct Said {
+    /// Whose block it is, and whose owners these are.
+    scope: ScopeId,
     claims: Vec<Claim>,
     released: bool,
 }
@@ -34,7 +37,7 @@ struct Said {
 #[derive(Clone, Debug, Default)]
 pub(in crate::manager) struct Claims {
     said: BTreeMap<BlockId, Said>,
-    owners: BTreeMap<Arc<str>, BTreeSet<BlockId>>,
+    owners: BTreeMap<ScopeId, BTreeMap<Arc<str>, BTreeSet<BlockId>>>,
     ends: BTreeSet<(Nanos, BlockId, Arc<str>)>,
 }
 
@@ -70,15 +73,18 @@ impl Claims {
     /// An owner says how much a block is wanted, instead of what it said before.
     pub(in crate::manager) fn claim(
         &mut self,
-        block: BlockId,
+        (scope, block): (ScopeId, BlockId),
         owner: &Arc<str>,
         priority: Priority,
         until: Option<Nanos>,
     ) {
         self.withdraw(block, owner);
         let claim = Claim { owner: owner.clone(), priority, until };
-        self.said.entry(block).or_default().claims.push(claim);
-        self.owners.entry(owner.clone()).or_default().insert(block);
+        let said = self.said.entry(block).or_default();
+        said.scope = scope;
+        said.claims.push(claim);
+        let owners = self.owners.entry(scope).or_default();
+        owners.entry(owner.clone()).or_default().insert(block);
         if let Some(until) = until {
             self.ends.insert((until, block, owner.clone()));
         }
@@ -91,10 +97,11 @@ impl Claims {
             return false;
         };
         let claim = said.claims.swap_remove(at);
+        let scope = said.scope;
         if said.claims.is_empty() && !said.released {
             self.said.remove(&block);
         }
-        self.unlist(block, &claim);
+        self.unlist((scope, block), &claim);
         true
     }
 
@@ -113,16 +120,17 @@ impl Claims {
         released
     }
 
-    /// The blocks of an owner.
-    pub(in crate::manager) fn of(&self, owner: &str) -> Vec<BlockId> {
-        self.owners.get(owner).map_or_else(Vec::new, |blocks| blocks.iter().copied().collect())
+    /// The blocks of an owner of a scope.
+    pub(in crate::manager) fn of(&self, scope: ScopeId, owner: &str) -> Vec<BlockId> {
+        let blocks = self.owners.get(&scope).and_then(|owners| owners.get(owner));
+        blocks.map_or_else(Vec::new, |blocks| blocks.iter().copied().collect())
     }
 
     /// A block is gone, and what was said about it.
     pub(in crate::manager) fn forget(&mut self, block: BlockId) {
         let Some(said) = self.said.remove(&block) else { return };
         for claim in &said.claims {
-            self.unlist(block, claim);
+            self.unlist((said.scope, block), claim);
         }
     }
 
@@ -141,15 +149,19 @@ impl Claims {
         self.said.keys().copied()
     }
 
-    fn unlist(&mut self, block: BlockId, claim: &Claim) {
+    fn unlist(&mut self, (scope, block): (ScopeId, BlockId), claim: &Claim) {
         if let Some(until) = claim.until {
             self.ends.remove(&(until, block, claim.owner.clone()));
         }
-        if let Some(blocks) = self.owners.get_mut(&claim.owner) {
+        let Some(owners) = self.owners.get_mut(&scope) else { return };
+        if let Some(blocks) = owners.get_mut(&claim.owner) {
             blocks.remove(&block);
             if blocks.is_empty() {
-                self.owners.remove(&claim.owner);
+                owners.remove(&claim.owner);
             }
+        }
+        if owners.is_empty() {
+            self.owners.remove(&scope);
         }
     }
 
@@ -163,7 +175,9 @@ impl Claims {
                 broken.push(format!("block {block} is hinted by nobody"));
             }
             for claim in &said.claims {
-                let listed = self.owners.get(&claim.owner).is_some_and(|all| all.contains(block));
+                let owners = self.owners.get(&said.scope);
+                let mine = owners.and_then(|owners| owners.get(&claim.owner));
+                let listed = mine.is_some_and(|all| all.contains(block));
                 let ended = claim
                     .until
                     .is_none_or(|until| self.ends.contains(&(until, *block, claim.owner.clone())));
@@ -174,7 +188,8 @@ impl Claims {
                 ends += usize::from(claim.until.is_some());
             }
         }
-        let listed: usize = self.owners.values().map(BTreeSet::len).sum();
+        let listed: usize =
+            self.owners.values().flat_map(BTreeMap::values).map(BTreeSet::len).sum();
         if (listed, self.ends.len()) != (owned, ends) {
             broken.push(format!(
                 "{owned} claims, {ends} with an end, are listed as {listed} and {}",
@@ -210,7 +225,7 @@ mod tests {
                 match kind {
                     0 | 1 => {
                         let until = (ttl > 0).then_some(now + ttl);
-                        claims.claim(block, &owners[owner], priority, until);
+                        claims.claim((block % 2, block), &owners[owner], priority, until);
                         said.retain(|claim| (claim.0, claim.1) != (block, owner));
                         said.push((block, owner, priority, until));
                     }
@@ -241,10 +256,12 @@ mod tests {
                     prop_assert_eq!(claims.priority(block), strongest.unwrap_or(rest));
                 }
                 for (at, owner) in owners.iter().enumerate() {
-                    let mut mine: Vec<u32> =
-                        said.iter().filter(|claim| claim.1 == at).map(|claim| claim.0).collect();
-                    mine.sort_unstable();
-                    prop_assert_eq!(claims.of(owner), mine);
+                    for scope in 0..2 {
+                        let mine = said.iter().filter(|claim| (claim.0 % 2, claim.1) == (scope, at));
+                        let mut mine: Vec<u32> = mine.map(|claim| claim.0).collect();
+                        mine.sort_unstable();
+                        prop_assert_eq!(claims.of(scope, owner), mine);
+                    }
                 }
             }
         }

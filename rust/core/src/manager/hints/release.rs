@@ -7,11 +7,11 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::block::{BlockId, Token};
-use crate::hint::{Answer, HintReply, Release, Target};
-use crate::scope::Scope;
+use crate::hint::{Answer, HintReply, Release};
+use crate::scope::{Scope, ScopeId};
 
 use super::super::Manager;
 use super::super::session::SessionId;
@@ -22,8 +22,8 @@ const LOOKS: usize = 10_000;
 
 /// What was found in one call.
 struct Look {
-    /// The session that is over.
-    over: Option<SessionId>,
+    /// How many leases of the session that is over hold a block.
+    own: FxHashMap<BlockId, u32>,
     /// Blocks that nobody wants, nor what stands behind them.
     idle: FxHashSet<BlockId>,
     left: usize,
@@ -32,38 +32,55 @@ struct Look {
 impl Manager {
     pub(super) fn release_hint(&mut self, release: &Release) -> HintReply {
         match release {
-            Release::Session(name) => self.release_session(name),
-            Release::Owner(owner) => self.release_owner(owner),
+            Release::Session { name, scope } => self.release_session(name, scope),
+            Release::Owner { name, scope } => self.release_owner(name, scope),
             Release::Tokens { tokens, scope, owner } => {
                 self.release_tokens(tokens, scope, owner.as_deref())
             }
         }
     }
 
-    fn release_session(&mut self, name: &str) -> HintReply {
-        let waited = self.hints.wishes.end_session(name);
-        let mine = self.withdraw_all(name);
-        let Ok(path) = self.named(&Target::Session(name.to_owned())) else {
+    fn release_session(&mut self, name: &str, scope: &Scope) -> HintReply {
+        let Ok(Some(scope)) = self.scopes.find(scope) else {
+            return rejected(format!("session '{name}' has no block and no hint"));
+        };
+        let waited = self.hints.wishes.end_session(scope, name);
+        let mine = self.withdraw_all(scope, name);
+        let Some(id) = self.sessions.find(scope, name) else {
             if waited + mine.len() == 0 {
                 return rejected(format!("session '{name}' has no block and no hint"));
             }
             return told(0, mine.len() as u64);
         };
-        let over = self.sessions.find(name);
-        if let Some(id) = over {
-            self.sessions.finish(id);
-        }
+        let path = self.path_to(self.sessions.tip(id));
+        let own = self.held_by(id);
+        self.finish_session(id);
         let others: Vec<BlockId> = mine.into_iter().filter(|block| !path.contains(block)).collect();
-        self.release_blocks(over, path.into_iter().chain(others).collect())
+        self.release_blocks(own, path.into_iter().chain(others).collect())
     }
 
-    fn release_owner(&mut self, owner: &str) -> HintReply {
-        let waited = self.hints.wishes.end_owner(owner);
-        let mine = self.withdraw_all(owner);
+    /// How many leases of a session hold each block.
+    fn held_by(&self, session: SessionId) -> FxHashMap<BlockId, u32> {
+        let mut held = FxHashMap::default();
+        for id in self.sessions.leases(session) {
+            for &block in self.leases[&id].path.blocks() {
+                *held.entry(block).or_default() += 1;
+            }
+        }
+        held
+    }
+
+    fn release_owner(&mut self, owner: &str, scope: &Scope) -> HintReply {
+        let Ok(Some(scope)) = self.scopes.find(scope) else {
+            return rejected(format!("owner '{owner}' has no hint"));
+        };
+        let ours = |id| self.leases.get(&id).is_some_and(|lease| lease.scope_id == scope);
+        let waited = self.hints.wishes.end_owner(scope, owner, ours);
+        let mine = self.withdraw_all(scope, owner);
         if mine.is_empty() && waited == 0 {
             return rejected(format!("owner '{owner}' has no hint"));
         }
-        self.release_blocks(None, mine)
+        self.release_blocks(FxHashMap::default(), mine)
     }
 
     fn release_tokens(
@@ -82,12 +99,12 @@ impl Manager {
                 self.reband(block);
             }
         }
-        self.release_blocks(None, path)
+        self.release_blocks(FxHashMap::default(), path)
     }
 
-    /// Everything that an owner said is over. Returns the blocks that it was about.
-    fn withdraw_all(&mut self, owner: &str) -> Vec<BlockId> {
-        let mine = self.hints.claims.of(owner);
+    /// Everything that an owner of a scope said is over. Returns the blocks that it was about.
+    fn withdraw_all(&mut self, scope: ScopeId, owner: &str) -> Vec<BlockId> {
+        let mine = self.hints.claims.of(scope, owner);
         for &block in &mine {
             self.hints.claims.withdraw(block, owner);
             self.reband(block);
@@ -96,10 +113,14 @@ impl Manager {
     }
 
     /// Marks those of the blocks that nobody wants.
-    fn release_blocks(&mut self, over: Option<SessionId>, mut blocks: Vec<BlockId>) -> HintReply {
+    fn release_blocks(
+        &mut self,
+        own: FxHashMap<BlockId, u32>,
+        mut blocks: Vec<BlockId>,
+    ) -> HintReply {
         // What stands behind a block is known before the block is looked at.
         blocks.sort_by_key(|&block| std::cmp::Reverse(self.trie.depth(block)));
-        let mut look = Look { over, idle: FxHashSet::default(), left: LOOKS };
+        let mut look = Look { own, idle: FxHashSet::default(), left: LOOKS };
         let (mut released, mut wanted) = (0, 0);
         for block in blocks {
             if self.hints.claims.claimed(block) || self.wanted(block, &mut look) {
@@ -121,10 +142,8 @@ impl Manager {
             if look.idle.contains(&block) {
                 continue;
             }
-            if look.left == 0 || self.leased_by_others(block, look.over) {
-                return true;
-            }
-            if self.sessions.ends_in(block).any(|id| Some(id) != look.over) {
+            let own = look.own.get(&block).copied().unwrap_or(0);
+            if look.left == 0 || self.node(block).refs > own || self.sessions.end_in(block) {
                 return true;
             }
             look.left -= 1;
@@ -133,17 +152,6 @@ impl Manager {
         }
         look.idle.extend(seen);
         false
-    }
-
-    /// Whether a lease holds a block that is not of the session that is over.
-    fn leased_by_others(&self, block: BlockId, over: Option<SessionId>) -> bool {
-        let refs = self.node(block).refs;
-        if refs == 0 || over.is_none() {
-            return refs > 0;
-        }
-        let mine = self.leases.values().filter(|lease| lease.session == over);
-        let holds = mine.filter(|lease| lease.path.blocks().contains(&block));
-        holds.count() < refs as usize
     }
 }
 

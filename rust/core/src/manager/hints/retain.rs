@@ -69,17 +69,14 @@ impl Manager {
                 Ok(path) => self.retain_lease(*id, &path, wish, now),
                 Err(reason) => rejected(reason),
             },
-            Target::Session(name) => {
-                let path = self.named(&retain.target).unwrap_or_default();
-                self.retain_session(name, &path, wish, now)
-            }
+            Target::Session { name, scope } => self.retain_session(name, scope, wish, now),
         }
     }
 
     fn wish(&self, retain: &Retain, now: Nanos) -> Wish {
         let session = match &retain.target {
             Target::Tokens { .. } => None,
-            Target::Session(name) => Some(name.as_str()),
+            Target::Session { name, .. } => Some(name.as_str()),
             Target::Lease(id) => {
                 let lease = self.leases.get(id);
                 lease.and_then(|lease| self.sessions.name(lease.session?))
@@ -160,18 +157,17 @@ impl Manager {
         reach.reply("its tokens are still to be committed")
     }
 
-    fn retain_session(
-        &mut self,
-        name: &str,
-        path: &[BlockId],
-        wish: Wish,
-        now: Nanos,
-    ) -> HintReply {
-        let reach = self.claim_path(path, &wish, u64::MAX, now);
-        if let Some(why) = self.hints.wishes.full(0, now) {
-            return reach.refuse(&why);
-        }
-        self.hints.wishes.follow_session(name, wish);
+    fn retain_session(&mut self, name: &str, scope: &Scope, wish: Wish, now: Nanos) -> HintReply {
+        let path = match self.session(name, scope) {
+            Some(id) => self.path_to(self.sessions.tip(id)),
+            None => Vec::new(),
+        };
+        let reach = self.claim_path(&path, &wish, u64::MAX, now);
+        let scope = match self.place_wish(&[], scope, now) {
+            Ok((scope, _)) => scope,
+            Err(why) => return reach.refuse(&why),
+        };
+        self.hints.wishes.follow_session(scope, name, wish);
         reach.reply("the session has no such block yet")
     }
 
@@ -199,7 +195,8 @@ impl Manager {
         priority: Priority,
         until: Option<Nanos>,
     ) -> bool {
-        self.hints.claims.claim(block, owner, priority, until);
+        let scope = self.node(block).scope;
+        self.hints.claims.claim((scope, block), owner, priority, until);
         self.reband(block) && priority > NORMAL
     }
 
@@ -227,7 +224,7 @@ impl Manager {
         }
         let lease = &self.leases[&id];
         let session = lease.session.and_then(|session| self.sessions.name(session));
-        let wishes = self.hints.wishes.about(id, session);
+        let wishes = self.hints.wishes.about(id, lease.scope_id, session);
         if wishes.is_empty() {
             return;
         }
@@ -262,7 +259,7 @@ impl Manager {
             for wish in wishes {
                 let said = wish.says(before as u64, u64::MAX, self.clock.last());
                 if let Some((priority, until)) = said {
-                    self.hints.claims.claim(block, &wish.owner, priority, until);
+                    self.hints.claims.claim((scope, block), &wish.owner, priority, until);
                 }
             }
             parent = Some(block);

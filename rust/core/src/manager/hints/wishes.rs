@@ -71,7 +71,7 @@ type Number = u64;
 #[derive(Clone, Debug, Default)]
 pub(in crate::manager) struct Wishes {
     leases: BTreeMap<LeaseId, Vec<Wish>>,
-    sessions: BTreeMap<String, Vec<Wish>>,
+    sessions: BTreeMap<(ScopeId, String), Vec<Wish>>,
     sequences: BTreeMap<Number, Sequence>,
     anchors: BTreeSet<(ScopeId, Option<BlockId>, Number)>,
     ends: BTreeSet<(Nanos, Number)>,
@@ -115,14 +115,19 @@ impl Wishes {
         put(self.leases.entry(id).or_default(), wish);
     }
 
-    pub(in crate::manager) fn follow_session(&mut self, name: &str, wish: Wish) {
-        put(self.sessions.entry(name.to_owned()).or_default(), wish);
+    pub(in crate::manager) fn follow_session(&mut self, scope: ScopeId, name: &str, wish: Wish) {
+        put(self.sessions.entry((scope, name.to_owned())).or_default(), wish);
     }
 
     /// The wishes about a lease and its session.
-    pub(in crate::manager) fn about(&self, id: LeaseId, session: Option<&str>) -> Vec<Wish> {
+    pub(in crate::manager) fn about(
+        &self,
+        id: LeaseId,
+        scope: ScopeId,
+        session: Option<&str>,
+    ) -> Vec<Wish> {
         let of = |wishes: Option<&Vec<Wish>>| wishes.cloned().unwrap_or_default();
-        let mut all = of(session.and_then(|name| self.sessions.get(name)));
+        let mut all = of(session.and_then(|name| self.sessions.get(&(scope, name.to_owned()))));
         all.extend(of(self.leases.get(&id)));
         all
     }
@@ -197,12 +202,18 @@ impl Wishes {
     }
 
     /// A session is over. Returns how many wishes it had.
-    pub(in crate::manager) fn end_session(&mut self, name: &str) -> usize {
-        self.sessions.remove(name).map_or(0, |wishes| wishes.len())
+    pub(in crate::manager) fn end_session(&mut self, scope: ScopeId, name: &str) -> usize {
+        self.sessions.remove(&(scope, name.to_owned())).map_or(0, |wishes| wishes.len())
     }
 
-    /// An owner is gone. Returns how many wishes it had.
-    pub(in crate::manager) fn end_owner(&mut self, owner: &str) -> usize {
+    /// An owner of a scope is gone, where `lease` tells the leases of that scope. Returns how many
+    /// wishes it had.
+    pub(in crate::manager) fn end_owner(
+        &mut self,
+        scope: ScopeId,
+        owner: &str,
+        lease: impl Fn(LeaseId) -> bool,
+    ) -> usize {
         let mut ended = 0;
         let others = |wishes: &mut Vec<Wish>, ended: &mut usize| {
             let before = wishes.len();
@@ -210,9 +221,10 @@ impl Wishes {
             *ended += before - wishes.len();
             !wishes.is_empty()
         };
-        self.leases.retain(|_, wishes| others(wishes, &mut ended));
-        self.sessions.retain(|_, wishes| others(wishes, &mut ended));
-        let all = self.sequences.iter().filter(|(_, known)| &*known.wish.owner == owner);
+        self.leases.retain(|&id, wishes| !lease(id) || others(wishes, &mut ended));
+        self.sessions.retain(|(whose, _), wishes| *whose != scope || others(wishes, &mut ended));
+        let mine = |known: &Sequence| known.scope == scope && &*known.wish.owner == owner;
+        let all = self.sequences.iter().filter(|(_, known)| mine(known));
         let numbers: Vec<Number> = all.map(|(&number, _)| number).collect();
         ended += numbers.len();
         for number in numbers {

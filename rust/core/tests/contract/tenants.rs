@@ -1,0 +1,209 @@
+//! What one tenant says and asks for changes nothing of another's, whatever names they use.
+
+use kvtrie_core::block::{LeaseId, TierId, Token};
+use kvtrie_core::hint::{Hint, HintReply, Release, Retain, Target};
+use kvtrie_core::manager::{Acquire, Settings};
+use kvtrie_core::scope::Scope;
+use kvtrie_core::tier::{Kind, TierSpec};
+use proptest::prelude::*;
+
+use crate::rig::{GPU, HOST, Rig, all_of, settings, tier, tokens};
+
+/// One call of a tenant; both draw from the same names and tokens.
+#[derive(Clone, Debug)]
+struct Call {
+    mine: bool,
+    deed: Deed,
+    name: &'static str,
+    stem: u32,
+    blocks: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Deed {
+    Serve,
+    GiveUp,
+    /// Takes a lease, or ends the one that is held.
+    Hold,
+    RetainSession(u8),
+    RetainTokens(u8),
+    RetainLease(u8),
+    ReleaseSession,
+    ReleaseOwner,
+    ReleaseTokens,
+    Demote,
+    Prefetch,
+}
+
+fn scope(mine: bool) -> Scope {
+    Scope { tenant: if mine { b"mine".to_vec() } else { b"other".to_vec() }, ..Scope::default() }
+}
+
+/// A manager, and the lease that each tenant holds.
+struct Shop {
+    rig: Rig,
+    held: [Option<LeaseId>; 2],
+}
+
+impl Shop {
+    fn serve(&mut self, call: &Call, commits: bool) -> LeaseId {
+        let prompt = tokens(call.stem, call.blocks);
+        let ask = Acquire { scope: scope(call.mine), session: Some(call.name), ..all_of(&prompt) };
+        let id = self.rig.ask(&ask).expect("there is room");
+        self.rig.run();
+        if commits {
+            let held = self.rig.manager.lease_tokens(id).expect("held");
+            self.rig.commit(id, &prompt[held..]);
+        }
+        id
+    }
+
+    fn carry_out(&mut self, call: &Call) -> Vec<HintReply> {
+        let (name, whose) = (call.name.to_owned(), usize::from(call.mine));
+        let path: Vec<Token> = tokens(call.stem, call.blocks);
+        let session = || Target::Session { name: name.clone(), scope: scope(call.mine) };
+        let retain = |target, priority, owner| {
+            let decode_priority = matches!(target, Target::Session { .. }).then_some(20);
+            Hint::Retain(Retain { owner, decode_priority, ..crate::rig::retain(target, priority) })
+        };
+        let sequence = || Target::Tokens { tokens: path.clone(), scope: scope(call.mine) };
+        let hint = match call.deed {
+            Deed::Serve | Deed::GiveUp => {
+                let id = self.serve(call, matches!(call.deed, Deed::Serve));
+                self.rig.release(id);
+                return Vec::new();
+            }
+            Deed::Hold => {
+                match self.held[whose].take() {
+                    Some(id) => drop(self.rig.release(id)),
+                    None => self.held[whose] = Some(self.serve(call, true)),
+                }
+                return Vec::new();
+            }
+            Deed::RetainSession(priority) => retain(session(), priority, None),
+            Deed::RetainTokens(priority) => retain(sequence(), priority, Some(name.clone())),
+            Deed::RetainLease(priority) => {
+                let Some(id) = self.held[whose] else { return Vec::new() };
+                retain(Target::Lease(id), priority, None)
+            }
+            Deed::ReleaseSession => {
+                Hint::Release(Release::Session { name, scope: scope(call.mine) })
+            }
+            Deed::ReleaseOwner => Hint::Release(Release::Owner { name, scope: scope(call.mine) }),
+            Deed::ReleaseTokens => {
+                let (tokens, scope) = (path.clone(), scope(call.mine));
+                Hint::Release(Release::Tokens { tokens, scope, owner: Some(name) })
+            }
+            Deed::Demote => Hint::Demote { target: session(), tier: HOST },
+            Deed::Prefetch => Hint::Prefetch { target: session(), tier: GPU, deadline: None },
+        };
+        self.rig.call(|manager, now| manager.hint(&[hint], now)).expect("a good hint")
+    }
+
+    /// Everything about the blocks of the first tenant: where they are, what is said of them, what
+    /// they are worth, who of them leaves before whom; and its sessions.
+    fn mine(&self) -> String {
+        let manager = &self.rig.manager;
+        let mut all = Vec::new();
+        let mut ranked: Vec<(TierId, usize, u32, usize)> = Vec::new();
+        for stem in 0..STEMS {
+            let known = manager.known(&tokens(stem, BLOCKS), &scope(true)).expect("a good scope");
+            for (at, &block) in known.iter().enumerate() {
+                all.push(format!("{stem} {at} {:?}", manager.priority(block)));
+                for tier in [GPU, HOST] {
+                    let Ok(mut why) = manager.explain(block, tier, self.rig.now) else { continue };
+                    if let Some(rank) = why.rank.take() {
+                        ranked.push((tier, rank, stem, at));
+                    }
+                    all.push(format!("{tier} {why:?}"));
+                }
+            }
+        }
+        ranked.sort_unstable();
+        all.extend(ranked.iter().map(|(tier, _, stem, at)| format!("{tier}: {stem} {at}")));
+        let sessions = manager.sessions(&scope(true)).expect("a good scope");
+        all.extend(
+            sessions.iter().map(|(name, length, path)| format!("{name} {length} {}", path.len())),
+        );
+        all.join("\n")
+    }
+}
+
+const STEMS: u32 = 3;
+const BLOCKS: usize = 3;
+
+fn any_call() -> impl Strategy<Value = Call> {
+    let deed = prop_oneof![
+        4 => Just(Deed::Serve),
+        1 => Just(Deed::GiveUp),
+        2 => Just(Deed::Hold),
+        1 => (0..=100_u8).prop_map(Deed::RetainSession),
+        1 => (0..=100_u8).prop_map(Deed::RetainTokens),
+        1 => (0..=100_u8).prop_map(Deed::RetainLease),
+        1 => Just(Deed::ReleaseSession),
+        1 => Just(Deed::ReleaseOwner),
+        1 => Just(Deed::ReleaseTokens),
+        1 => Just(Deed::Demote),
+        1 => Just(Deed::Prefetch),
+    ];
+    let name = prop_oneof![Just("s"), Just("t")];
+    (any::<bool>(), deed, name, 0..STEMS, 1..=BLOCKS)
+        .prop_map(|(mine, deed, name, stem, blocks)| Call { mine, deed, name, stem, blocks })
+}
+
+/// Room for all of both tenants, so that neither room nor shares part them.
+fn roomy(policy: &str) -> Settings {
+    let spec = |kind| TierSpec { retained_share: 1.0, ..tier(kind, 64) };
+    Settings { policy: policy.to_owned(), ..settings(vec![spec(Kind::Gpu), spec(Kind::Host)]) }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 40,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn no_call_of_one_tenant_changes_ranks_places_or_hints_of_another(
+        calls in prop::collection::vec(any_call(), 1..30),
+        policy in prop_oneof![Just("lru"), Just("weighted"), Just("checkerboard"), Just("restore")],
+    ) {
+        let shop = || Shop { rig: Rig::new(roomy(policy)), held: [None, None] };
+        let (mut shared, mut alone) = (shop(), shop());
+        for (at, call) in calls.iter().enumerate() {
+            for shop in [&mut shared, &mut alone] {
+                shop.rig.now = 1000 * (2 + at as u64);
+            }
+            let said = shared.carry_out(call);
+            shared.rig.run();
+            if call.mine {
+                prop_assert_eq!(said, alone.carry_out(call), "{:?}", call);
+                alone.rig.run();
+            }
+            // Time passes in both.
+            for shop in [&mut shared, &mut alone] {
+                let now = shop.rig.now;
+                shop.rig.call(|manager, _| manager.hint(&[], now)).expect("time passes");
+            }
+            prop_assert_eq!(shared.mine(), alone.mine(), "after {:?}", call);
+        }
+    }
+}
+
+#[test]
+fn the_sessions_of_two_adapters_are_two() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 16)]));
+    let lora = |name: &str| Scope { lora: name.to_owned(), ..Scope::default() };
+    for (name, blocks) in [("a", 1), ("b", 2)] {
+        let prompt = tokens(1, blocks);
+        let ask = Acquire { scope: lora(name), session: Some("s"), ..all_of(&prompt) };
+        let id = rig.ask(&ask).unwrap();
+        rig.commit(id, &prompt);
+        rig.release(id);
+    }
+    let lengths = |name: &str| -> Vec<u32> {
+        rig.manager.sessions(&lora(name)).unwrap().iter().map(|known| known.1).collect()
+    };
+    assert_eq!((lengths("a"), lengths("b"), lengths("")), (vec![1], vec![2], vec![]));
+}

@@ -1,0 +1,100 @@
+//! Conversations without end: what the manager keeps of them and what a request looks at stay.
+//!
+//! Invariant: sessions are bounded by the blocks that live and the leases that are held. Cost: the
+//! full count takes minutes; `cargo test` plays a tenth of it.
+
+#![cfg(debug_assertions)]
+#![allow(dead_code, reason = "the benches use the rest")]
+
+#[path = "../benches/pool/mod.rs"]
+mod pool;
+
+use kvtrie_core::block::Token;
+use kvtrie_core::hint::{Hint, Release};
+use kvtrie_core::manager::{Acquire, Manager};
+use kvtrie_core::scope::Scope;
+use kvtrie_core::visits;
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+const SIZE: usize = 16;
+const POOL: u32 = 64;
+
+fn over(name: &str) -> Hint {
+    Hint::Release(Release::Session { name: name.to_owned(), scope: Scope::default() })
+}
+
+/// One of all kinds of conversations: it ends in a shared prefix, or has a block of its own, or
+/// gives up before its first commit; some are said to be over, some have no name.
+fn converse(manager: &mut Manager, number: u32) {
+    let now = u64::from(number) * 1000;
+    let name = format!("session {number}");
+    let session = (!number.is_multiple_of(7)).then_some(name.as_str());
+    let shared = 1 + number as usize % 3;
+    let own = usize::from(number.is_multiple_of(4));
+    let prompt: Vec<Token> = [vec![1; shared * SIZE], vec![10 + number; own * SIZE]].concat();
+    let ask = Acquire { tokens: &prompt, session, scope: Scope::default(), ..Acquire::default() };
+    let id = manager.acquire(&ask, now).expect("there is room");
+    let matched = manager.lease(id).expect("held").matched();
+    if !number.is_multiple_of(5) {
+        manager.commit(id, &prompt[matched..], now).expect("there is room");
+    }
+    manager.release(id, now).expect("held");
+    let fresh = vec![10 + number; 2 * SIZE];
+    let gives_up = format!("given up {number}");
+    let ask = Acquire { tokens: &fresh, session: Some(&gives_up), ..Acquire::default() };
+    let id = manager.acquire(&ask, now).expect("there is room");
+    manager.release(id, now).expect("held");
+    if number.is_multiple_of(9) {
+        manager.hint(&[over(&name), over(&gives_up)], now).expect("good hints");
+    }
+}
+
+/// Bytes and the most entries that a turn looked at, after a tenth of so many sessions and after
+/// all of them.
+fn endless(policy: &str, sessions: u32) -> [(usize, u64); 2] {
+    let before = HEAP.current_usage();
+    let mut manager = pool::manager(policy, POOL);
+    let mut most = 0;
+    let mut tenth = (0, 0);
+    for number in 0..sessions {
+        if number == sessions / 10 {
+            tenth = (HEAP.current_usage() - before, most);
+            most = 0;
+        }
+        let ((), looked_at) = visits::during(|| converse(&mut manager, number));
+        most = most.max(looked_at);
+    }
+    manager.audit().expect("sound");
+    [tenth, (HEAP.current_usage() - before, most)]
+}
+
+fn neither_memory_nor_looks_grow(policy: &str, sessions: u32) {
+    let [(few_bytes, few_looks), (bytes, looks)] = endless(policy, sessions);
+    assert!(
+        bytes.abs_diff(few_bytes) < 1 << 20,
+        "{policy}: {few_bytes} bytes after a tenth, {bytes} after {sessions} sessions"
+    );
+    assert!(
+        looks <= few_looks && looks > 0,
+        "{policy}: {few_looks} entries looked at in a turn of the first tenth, {looks} later"
+    );
+}
+
+// One test, so that nothing else allocates beside it.
+#[test]
+fn neither_memory_nor_looks_grow_with_sessions_and_requests_given_up() {
+    for policy in ["lru", "weighted"] {
+        neither_memory_nor_looks_grow(policy, 100_000);
+    }
+}
+
+#[test]
+#[ignore = "the full count takes minutes; alone, because it counts bytes"]
+fn neither_memory_nor_looks_grow_over_a_million_sessions() {
+    for policy in ["lru", "weighted", "checkerboard"] {
+        neither_memory_nor_looks_grow(policy, 1_000_000);
+    }
+}
