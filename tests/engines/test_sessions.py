@@ -1,6 +1,8 @@
 """KV by conversation, block and layer: what was put is got, or said to be elsewhere."""
 
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -16,10 +18,10 @@ SHAPE = ModelShape(layers=3, kv_heads=2, head_dim=4)
 SIZE = 4
 
 
-def serve(gpu=4, host=8, *, layer_slots=False, structure="holes"):
+def serve(gpu=4, host=8, *, layer_slots=False, structure="holes", policy="lru"):
     tiers = [Tier("gpu", blocks=gpu, layer_slots=layer_slots)]
     tiers += [Tier("host", blocks=host, layer_slots=layer_slots)] if host else []
-    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE, structure=structure, policy="lru")
+    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE, structure=structure, policy=policy)
     return Executor(manager, open_pools(SHAPE, tiers, SIZE), workers=0)
 
 
@@ -195,3 +197,80 @@ def test_what_cannot_be_is_refused():
         with pytest.raises(ConfigError):
             call()
     assert sessions.get("a", 0, 0).session_blocks == 1
+
+
+def test_an_ended_conversation_is_forgotten_and_its_blocks_leave_first():
+    executor = serve()
+    sessions = Sessions(executor)
+    said = talk(sessions, "a", 2, 1)
+    talk(sessions, "b", 2, 2)
+    manager = executor.manager
+    sessions.end("a")
+    assert [name for name, *_ in manager.sessions()] == ["b"]
+    tokens = [token for block, _ in said for token in block]
+    found = manager.lookup(tokens, now=executor.clock(), keep=0).blocks
+    priorities = [manager.explain(at.block, now=executor.clock()).priority for at in found]
+    assert priorities == [0, 0]
+    for call in (
+        lambda: sessions.get("a", 0, 0),
+        lambda: sessions.gather("a", 0),
+        lambda: sessions.end("a"),
+        lambda: sessions.end("never"),
+    ):
+        with pytest.raises(ConfigError, match="no session"):
+            call()
+    sessions.put("a", 0, [9, 9, 9, 9], invent(5))  # the name is free
+    assert torch.equal(sessions.get("a", 0, 0).keys, invent(5)[0][0])
+    manager.audit()
+
+
+def weights(executor, tokens):
+    found = executor.manager.lookup(tokens, now=executor.clock(), keep=0).blocks
+    explain = executor.manager.explain
+    return [explain(at.block, now=executor.clock()).weights["position"] for at in found]
+
+
+def test_position_weights_count_with_the_length_told_ahead_and_never_below_the_known():
+    executor = serve(policy="weighted")
+    sessions = Sessions(executor)
+    said = [1, 2, 3, 4]
+    sessions.put("a", 0, said, invent(1), session_blocks=4, context=0, layers=3)
+    assert weights(executor, said) == [1 / 4]
+    assert sessions.get("a", 0, 0).session_blocks == 4
+    sessions.put("a", 1, [5, 6, 7, 8], invent(2), context=SIZE)
+    said += [5, 6, 7, 8]
+    assert weights(executor, said) == [1 / 4, 2 / 4]
+    sessions.gather("a", 0)
+    assert weights(executor, said) == [1 / 4, 2 / 4]
+    sessions.put("a", 1, [5, 6, 7, 8], invent(2), session_blocks=1)
+    assert weights(executor, said) == [1 / 2, 1.0]
+    assert sessions.get("a", 0, 0).session_blocks == 2
+
+
+def test_a_context_or_number_of_layers_that_is_not_its_own_is_refused():
+    sessions = Sessions(serve())
+    sessions.put("a", 0, [1, 2, 3, 4], invent(1))
+    for wrong in ({"context": 0}, {"context": 5}, {"layers": 2}, {"layers": 4}):
+        with pytest.raises(ConfigError, match="4 tokens before it and 3 layers"):
+            sessions.put("a", 1, [5, 6, 7, 8], invent(2), **wrong)
+    assert sessions.get("a", 0, 0).session_blocks == 1
+    for blocks in (-1, 2**32):
+        with pytest.raises(ConfigError, match="session_blocks"):
+            sessions.put("a", 1, [5, 6, 7, 8], invent(2), session_blocks=blocks)
+    sessions.put("a", 1, [5, 6, 7, 8], invent(2), context=4, layers=3)
+
+
+def test_nothing_is_held_after_a_put_that_fails_and_after_del():
+    executor = serve()
+    manager = executor.manager
+    sessions = Sessions(executor)
+    with pytest.raises(ConfigError, match="lacks"):
+        sessions.put("given up", 0, [1, 2, 3, 4], {})
+    assert manager.sessions() == []
+    talk(sessions, "a", 2, 1)
+    gone = weakref.ref(sessions)
+    del sessions
+    gc.collect()
+    assert gone() is None
+    assert manager.stats().leases == 0
+    manager.audit()

@@ -3,17 +3,19 @@
 The smallest engine: no model, no forward pass, only tensors put in and views taken out, in
 kvtrie's own pools.
 Invariant: what `get` and `gather` return is bit for bit what `put` was given, or it is said to be
-elsewhere or dropped. Cost: `put` and `gather` acquire the whole conversation, `get` only looks.
+elsewhere or dropped; a conversation takes memory until `end`. Cost: `put` and `gather` acquire the
+whole conversation, `get` only looks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from kvtrie import Release
 from kvtrie.errors import ConfigError
 from kvtrie.tiers import Pool
 
@@ -40,7 +42,7 @@ class Chunk:
             changes; None where no memory holds it.
         values: V likewise.
         context: tokens before the block.
-        session_blocks: blocks of the conversation.
+        session_blocks: blocks of the conversation, those included that `put` was told of ahead.
         layers: layers of the model.
         last_access: the time of its last use in nanoseconds; None if it is dropped.
         tier: kind of the fastest tier that holds it, or "dropped".
@@ -73,6 +75,14 @@ class Gathered:
     holes: NDArray[np.int64]
 
 
+@dataclass(slots=True)
+class _Conversation:
+    """All that is known of a conversation: its tokens, and how many blocks it will have."""
+
+    tokens: list[int] = field(default_factory=list[int])
+    blocks: int | None = None
+
+
 class Sessions:
     """Conversations as growing rows of full blocks.
 
@@ -92,7 +102,7 @@ class Sessions:
         self._manager = executor.manager
         self._pool = pool
         self._scope = scope
-        self._tokens: dict[str, list[int]] = {}
+        self._known: dict[str, _Conversation] = {}
 
     def put(
         self,
@@ -100,6 +110,10 @@ class Sessions:
         block: int,
         tokens: Sequence[int],
         kv: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
+        *,
+        session_blocks: int | None = None,
+        context: int | None = None,
+        layers: int | None = None,
     ) -> None:
         """Store a block: the next one of its conversation, or again one that was dropped.
 
@@ -108,14 +122,22 @@ class Sessions:
             block: index of the block in it.
             tokens: its `block_tokens` tokens; with all before them they name the KV.
             kv: per layer, K and V `(block_tokens, kv_heads, dim)`.
+            session_blocks: blocks that the conversation will have, for policies that weigh a block
+                by its place in it; never taken for fewer than it has. None leaves what was said
+                last.
+            context: tokens before the block, if they are to be checked.
+            layers: layers of the model, if they are to be checked.
 
         Raises:
-            ConfigError: not the next block, other tokens than before, missing layers, or blocks
-                before it that are dropped and must be put first.
+            ConfigError: not the next block, other tokens than before, missing layers, another
+                context or number of layers than said, or blocks before it that are dropped and must
+                be put first.
             NoSpaceError: the conversation does not fit on the first tier.
             TransferError: a move that it awaits hangs.
         """
-        size, known = self._manager.block_tokens, self._tokens.get(session, [])
+        size = self._manager.block_tokens
+        before_it = self._known.get(session) or _Conversation()
+        known = before_it.tokens
         start = block * size
         if len(tokens) != size or not 0 <= start <= len(known):
             raise ConfigError(
@@ -125,7 +147,13 @@ class Sessions:
         path = [*known[:start], *tokens]
         if start < len(known) and path != known[: start + size]:
             raise ConfigError(f"block {block} of session {session!r} has other tokens")
-        with self._lease(session, path) as lease:
+        if (context not in (None, start)) or (layers not in (None, self._pool.layers)):
+            raise ConfigError(
+                f"block {block} of session {session!r} has {start} tokens before it and "
+                f"{self._pool.layers} layers, not {context} and {layers}"
+            )
+        blocks = before_it.blocks if session_blocks is None else session_blocks
+        with self._lease(session, path, blocks) as lease:
             missing = lease.plan.recompute()
             before = int((missing < start).sum()) + max(0, start - lease.matched)
             if before:
@@ -147,8 +175,19 @@ class Sessions:
             for layer in wanted:
                 self._pool.scatter(units[layer].expand(size), offsets, *kv[layer])
             lease.commit(list(tokens) if fresh else [], now=self._executor.clock())
-        self._tokens[session] = path if start == len(known) else known
+        self._known[session] = _Conversation(path if start == len(known) else known, blocks)
         self._executor.poll()
+
+    def end(self, session: str) -> None:
+        """A conversation is over: it is forgotten, and what no other one needs leaves first.
+
+        Raises:
+            ConfigError: there is no such session.
+        """
+        self._conversation(session)
+        release = Release(session=session, scope=self._scope)
+        self._manager.hint([release], now=self._executor.clock())
+        del self._known[session]
 
     def get(self, session: str, block: int, layer: int) -> Chunk:
         """Where one layer of a block is, with views of K and V if memory holds them.
@@ -158,7 +197,8 @@ class Sessions:
         Raises:
             ConfigError: there is no such session, block or layer.
         """
-        tokens, size = self._known(session), self._manager.block_tokens
+        conversation, size = self._conversation(session), self._manager.block_tokens
+        tokens = conversation.tokens
         blocks = len(tokens) // size
         if not (0 <= block < blocks and 0 <= layer < self._pool.layers):
             raise ConfigError(
@@ -185,7 +225,7 @@ class Sessions:
             keys=keys,
             values=values,
             context=block * size,
-            session_blocks=blocks,
+            session_blocks=max(blocks, conversation.blocks or 0),
             layers=self._pool.layers,
             last_access=access,
             tier=tier,
@@ -202,10 +242,11 @@ class Sessions:
             NoSpaceError: the conversation does not fit on the first tier.
             TransferError: a move that it awaits hangs.
         """
-        tokens = self._known(session)
+        conversation = self._conversation(session)
+        tokens = conversation.tokens
         if not 0 <= layer < self._pool.layers:
             raise ConfigError(f"layer {layer}: the model has {self._pool.layers}")
-        with self._lease(session, tokens) as lease:
+        with self._lease(session, tokens, conversation.blocks) as lease:
             missing = np.zeros(len(tokens), dtype=bool)
             missing[lease.plan.recompute(layer)] = True
             missing[lease.matched :] = True
@@ -219,18 +260,19 @@ class Sessions:
             whole[at] = part
         return Gathered(keys, values, holes)
 
-    def _known(self, session: str) -> list[int]:
-        if session not in self._tokens:
+    def _conversation(self, session: str) -> _Conversation:
+        if session not in self._known:
             raise ConfigError(f"there is no session {session!r}")
-        return self._tokens[session]
+        return self._known[session]
 
-    def _lease(self, session: str, tokens: list[int]) -> Lease:
+    def _lease(self, session: str, tokens: list[int], blocks: int | None) -> Lease:
         """The whole conversation on the first tier, as far as any tier has it and gives it."""
         lease = self._manager.acquire(
             tokens,
             now=self._executor.clock(),
             scope=self._scope,
             session=session,
+            session_blocks=blocks,
             keep=0,
             load="all",
         )
