@@ -3,6 +3,8 @@
 What it computes is the pattern of its tokens, so it knows every byte that it should read: it
 compares all that a lease found when the loads are there, and all that the lease holds once more
 before it lets go.
+Some reads of the disk fail as planned: what is lost so is computed again. Anything else that fails
+is an error.
 Invariant: a few requests are under way at a time, and a sequence fits that often on the first tier.
 Cost: the pattern of a sequence once, and its bytes twice.
 """
@@ -10,61 +12,33 @@ Cost: the pattern of a sequence once, and its bytes twice.
 from __future__ import annotations
 
 from collections import deque
-from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from benches.soak.asks import SIZE
 from benches.soak.pattern import Pattern
+from benches.soak.storage import PLANNED, Flaky
 from kvtrie import BlockManager, ModelShape, NoSpaceError, Tier
-from kvtrie.sim.workloads import FAMILIES
+from kvtrie.hint import Release
 from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from kvtrie import Lease
+    from benches.soak.asks import Ask
+    from kvtrie import Lease, Scope
 
 SHAPE = ModelShape(layers=8, kv_heads=2, head_dim=64, dtype="bfloat16", fingerprint="soak")
-SIZE = 16
-SCALE = 512 // SIZE  # tokens of the trace that one of ours stands for
 HEADS = SHAPE.kv_heads, SHAPE.head_dim
 WORDS = SHAPE.kv_heads * SHAPE.head_dim * 2 // 8
 AT_ONCE = 4
 WORKERS = 2
-ROUND = 2000
 TOLD = 5
 PATIENCE_S = 60.0
-
-
-class Ask(NamedTuple):
-    """A request: its prompt and its answer, uint32, and how many of them are the prompt."""
-
-    tokens: np.ndarray
-    prompt: int
-
-
-def asks(seed: int, most: int) -> Iterator[Ask]:
-    """Requests without end: all families of workloads in turn, each time with another seed.
-
-    Args:
-        seed: of the first.
-        most: tokens of prompt and answer; longer ones are cut.
-    """
-    names, first = list(FAMILIES), 0
-    for turn in count():
-        trace = FAMILIES[names[turn % len(names)]](requests=ROUND, seed=seed + turn)
-        for request in trace:
-            answer = min(1 + request.output_tokens // SCALE, most // 2)
-            prompt = min(-(-request.input_tokens // SCALE), most - answer)
-            blocks = (first + request.blocks.astype(np.int64)) % 2**32
-            tokens = np.repeat(blocks, SIZE)[:prompt]
-            fresh = np.full(answer, tokens[-1])
-            yield Ask(np.concatenate([tokens, fresh]).astype(np.uint32), prompt)
-        first += 1 + max(int(request.blocks.max()) for request in trace)
 
 
 class Engine:
@@ -77,6 +51,7 @@ class Engine:
     Attributes:
         manager: decides.
         pools: the bytes, per tier.
+        disk: the last of them.
         most: tokens that a request may have.
         requests: requests that have ended.
         read: blocks that were found and compared.
@@ -93,7 +68,8 @@ class Engine:
             Tier("disk", disk, path=str(folder)),
         ]
         self.manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
-        self.pools = open_pools(SHAPE, tiers, SIZE)
+        self.disk = Flaky.of_tier(SHAPE, tiers[2], SIZE)
+        self.pools = (*open_pools(SHAPE, tiers[:2], SIZE), self.disk)
         self.executor = Executor(self.manager, self.pools, workers=WORKERS, deadline_s=PATIENCE_S)
         self.most = gpu // AT_ONCE * SIZE
         self.requests = self.read = self.checked = self.wrong = 0
@@ -104,7 +80,7 @@ class Engine:
     def close(self) -> None:
         """End the executor and give the folder back."""
         self.executor.close()
-        self.pools[2].close()
+        self.disk.close()
 
     @property
     def healthy(self) -> bool:
@@ -138,14 +114,24 @@ class Engine:
     def _acquire(self, ask: Ask) -> Lease:
         answer = len(ask.tokens) - ask.prompt
         prompt = ask.tokens[: ask.prompt]
-        return self.manager.acquire(prompt, now=self.executor.clock(), reserve=answer, load="all")
+        return self.manager.acquire(
+            prompt,
+            now=self.executor.clock(),
+            scope=ask.scope,
+            session=ask.session,
+            reserve=answer,
+            load="all",
+        )
 
     def _end(self) -> None:
         lease, ask = self._held.popleft()
         self.executor.wait(lease)
         self._note_failures()
-        if self.healthy:  # a load that failed took its room along
-            expected, found = self._pattern.of(ask.tokens), lease.matched
+        if self.healthy and not ask.given_up:
+            # A load that failed took its room along.
+            lease.reserve(len(ask.tokens) - lease.matched, now=self.executor.clock())
+            self.executor.wait(lease)
+            expected, found = self._pattern.of(ask.tokens, _marks(ask.scope)), lease.matched
             known = np.zeros(expected.shape[:2], dtype=bool)
             known[:, :found] = True
             for layer in range(SHAPE.layers):  # what found no room on its way through the host
@@ -157,11 +143,16 @@ class Engine:
             lease.commit(ask.tokens[ask.prompt :], now=self.executor.clock())
             self._compare(lease, expected, np.ones_like(known))
         lease.release(now=self.executor.clock())
+        if ask.over:
+            over = Release(session=ask.session, scope=ask.scope)
+            self.manager.hint([over], now=self.executor.clock())
         self.executor.poll()
         self.requests += 1
 
     def _note_failures(self) -> None:
-        self._note([f"request {self.requests}: {row.reason}" for row in self.manager.failed()])
+        reasons = [row.reason for row in self.manager.failed()]
+        unplanned = [reason for reason in reasons if PLANNED not in reason]
+        self._note([f"request {self.requests}: {reason}" for reason in unplanned])
 
     def _note(self, what: Sequence[str]) -> None:
         self.what = (self.what + list(what))[:TOLD]
@@ -190,3 +181,8 @@ class Engine:
             self.wrong += len(wrong)
             told = [f"block {block}, layer {layer}" for block, layer in wrong[:TOLD]]
             self._note([f"request {self.requests}: other bytes in {place}" for place in told])
+
+
+def _marks(scope: Scope) -> list[tuple[int, bytes]]:
+    """What stands in a sequence beside its tokens, and where: its tenant is before them all."""
+    return [(0, b"tenant " + scope.tenant), *scope.extra]

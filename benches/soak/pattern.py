@@ -1,18 +1,21 @@
 """Pattern: the KV that a token has, as if a model had computed it.
 
-Every eight bytes are a hash of all tokens up to there, the layer, K or V, and the place in the row,
-so bytes of another block, layer, position or place differ from what they must be, and so does a
-single flipped bit.
+Every eight bytes are a hash of all tokens up to there, what stands among them, the layer, K or V,
+and the place in the row, so bytes of another block, tenant, image, layer, position or place differ
+from what they must be, and so does a single flipped bit.
 Invariant: equal tokens have equal KV in every run. Cost: about a nanosecond per byte.
 """
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -33,9 +36,18 @@ class Pattern:
         self._factors = draw.integers(0, 1 << 64, most, dtype=np.uint64) | np.uint64(1)
         self._lanes = draw.integers(0, 1 << 64, (layers, 1, 2, words), dtype=np.uint64)
 
-    def of(self, tokens: NDArray[np.uint32]) -> NDArray[np.uint64]:
-        """uint64 `(layers, tokens, 2, words)`: K and V of every token of a sequence."""
+    def of(
+        self, tokens: NDArray[np.uint32], marks: Iterable[tuple[int, bytes]] = ()
+    ) -> NDArray[np.uint64]:
+        """uint64 `(layers, tokens, 2, words)`: K and V of every token of a sequence.
+
+        Args:
+            tokens: the sequence.
+            marks: what stands before tokens, by their places: all from there on depends on it.
+        """
         terms = (tokens.astype(np.uint64) + np.uint64(1)) * self._factors[: len(tokens)]
+        for at, mark in marks:
+            terms[at : at + 1] += np.frombuffer(blake2b(mark, digest_size=8).digest(), np.uint64)
         mixed = np.cumsum(terms, dtype=np.uint64)[:, None, None] ^ self._lanes
         mixed ^= mixed >> np.uint64(32)
         mixed *= _MIX

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from benches.measure import resident_bytes
 from benches.soak.engine import WORKERS
+from benches.soak.slope import MOST
 
 if TYPE_CHECKING:
     from benches.soak.engine import Engine
+    from benches.soak.slope import Slope
 
 FLAT = 0.02
 DESCRIPTORS = Path("/proc/self/fd")
@@ -31,7 +33,8 @@ class Sample:
         read: blocks that were found and compared.
         checked: bytes that were compared.
         wrong: blocks with other bytes than they must have.
-        failed: moves that failed.
+        failed: moves into each tier that failed.
+        planned: reads that were made to fail.
         hits: blocks found, per tier.
         evicted: evictions, per tier.
         wanted: blocks that were asked for.
@@ -48,7 +51,8 @@ class Sample:
     read: int
     checked: int
     wrong: int
-    failed: int
+    failed: dict[str, int]
+    planned: int
     hits: dict[str, int]
     evicted: dict[str, int]
     wanted: int
@@ -71,7 +75,8 @@ class Sample:
             read=engine.read,
             checked=engine.checked,
             wrong=engine.wrong,
-            failed=sum(tier.failed for tier in stats.tiers.values()),
+            failed={name: tier.failed for name, tier in stats.tiers.items()},
+            planned=engine.disk.planned,
             hits={name: tier.hits for name, tier in stats.tiers.items()},
             evicted={name: tier.evicted for name, tier in stats.tiers.items()},
             wanted=stats.blocks_wanted,
@@ -81,6 +86,10 @@ class Sample:
             descriptors=len(files) - rings,
             rings=rings,
         )
+
+    def grown(self, before: Sample) -> float:
+        """Bytes of memory per request since an earlier sample."""
+        return (self.resident - before.resident) / max(1, self.requests - before.requests)
 
     def told(self, before: Sample) -> str:
         """What happened since an earlier sample, in a line."""
@@ -94,7 +103,8 @@ class Sample:
         return (
             f"{(self.requests - before.requests) / seconds:.0f} requests/s, {checked:.0f} MB/s "
             f"compared, disk {disk_read:.0f} MB/s read and {disk_written:.0f} written, "
-            f"{found:.0%} found, {self.resident / 1e6:.1f} MB resident, "
+            f"{found:.0%} found, {self.planned} reads failed as planned, "
+            f"{self.resident / 1e6:.1f} MB resident, {self.grown(before):+.0f} B a request, "
             f"{self.descriptors} descriptors"
         )
 
@@ -127,15 +137,23 @@ class Check:
     ok: bool
 
 
-def checks(warm: Sample, end: Sample) -> list[Check]:
-    """What must hold of the end of the warm-up and the end."""
+def checks(warm: Sample, end: Sample, slope: Slope) -> list[Check]:
+    """What must hold of the end of the warm-up, the end, and the slope between."""
     flat = abs(end.resident - warm.resident) <= FLAT * warm.resident
     same = end.descriptors == warm.descriptors
     kept = f"± {FLAT:.0%}"
     return [
         Check("wrong blocks", warm.wrong, end.wrong, "0", end.wrong == 0),
-        Check("failed moves", warm.failed, end.failed, "0", end.failed == 0),
+        Check("reads failed as planned", warm.planned, end.planned, "some", end.planned > 0),
+        *_failed(warm, end),
         Check("resident bytes", warm.resident, end.resident, kept, flat),
+        Check(
+            "resident bytes a request",
+            round(end.grown(warm)),
+            round(slope.per_request),
+            f"at most {MOST} over the second half",
+            slope.steady,
+        ),
         Check("descriptors", warm.descriptors, end.descriptors, "the same", same),
         Check("rings", warm.rings, end.rings, f"at most {WORKERS}", end.rings <= WORKERS),
         *(
@@ -146,4 +164,14 @@ def checks(warm: Sample, end: Sample) -> list[Check]:
             Check(f"{tier}: blocks found", hits, end.hits[tier], "more", end.hits[tier] > hits)
             for tier, hits in warm.hits.items()
         ),
+    ]
+
+
+def _failed(warm: Sample, end: Sample) -> list[Check]:
+    """Moves fail because a read was made to fail, or because they waited for one that did."""
+    most = {"gpu": end.failed["host"], "host": end.planned, "disk": 0}
+    return [
+        Check(f"failed moves to {tier}", warm.failed[tier], failed, f"at most {most[tier]}", ok)
+        for tier, failed in end.failed.items()
+        for ok in [failed <= most[tier]]
     ]

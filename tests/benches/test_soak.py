@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from benches.soak import __main__ as door
-from benches.soak.engine import ROUND, SHAPE, SIZE, Ask, Engine, asks
+from benches.soak.asks import ROUND, SIZE, Ask, asks
+from benches.soak.engine import SHAPE, Engine
 from benches.soak.pattern import Pattern
 from benches.soak.sample import Sample, checks
+from benches.soak.slope import MOST, NOISE, Slope
+from benches.soak.storage import EVERY, PLANNED
 from kvtrie._kvtrie import DiskStore
 from kvtrie.errors import TransferError
 from kvtrie.tiers import Pool
@@ -38,7 +41,10 @@ def engine(tmp_path):
 def standing(engine, tier):
     """A request of the past, and the slot of a block of it that is found on this tier first."""
     for ask in engine.past:
-        match = engine.manager.lookup(ask.tokens[: ask.prompt], now=engine.executor.clock())
+        if ask.given_up:
+            continue
+        prompt, now = ask.tokens[: ask.prompt], engine.executor.clock()
+        match = engine.manager.lookup(prompt, now=now, scope=ask.scope)
         for block in match.blocks[: ask.prompt // SIZE]:
             if min(copy.tier for copy in block.copies) == tier:
                 [copy] = [copy for copy in block.copies if copy.tier == tier]
@@ -79,7 +85,7 @@ def test_a_wrong_byte_on_the_way_is_exit_status_1(monkeypatch, capsys):
         copy(self, source, source_units, units)
         if self.blocks == ROOMS[0] != source.blocks:
             loads.append(len(units))
-            if len(loads) == 20:
+            if len(loads) >= 20:  # a request that is given up does not look
                 self.planes[0][int(units[-1]), 0] ^= 1
 
     monkeypatch.setattr(Pool, "copy_from", careless)
@@ -129,7 +135,8 @@ def test_a_flipped_bit_on_disk_is_a_miss_and_told(engine, tmp_path):
     engine.settle()
     assert engine.wrong == 0
     assert "layer 7 has checksum" in engine.what[0]
-    assert Sample.of(engine, 0.0).failed > 0
+    sample = Sample.of(engine, 0.0)
+    assert sample.failed["host"] == sample.planned + 1
 
 
 def test_every_part_of_a_place_has_bytes_of_its_own():
@@ -139,6 +146,11 @@ def test_every_part_of_a_place_has_bytes_of_its_own():
     assert kv.shape == (3, 40, 2, 4)
     assert len(np.unique(kv)) == kv.size
     assert np.array_equal(pattern.of(tokens[:7]), kv[:, :7])
+    marked = pattern.of(tokens, [(0, b"a"), (20, b"b")])
+    assert (marked != kv).all()
+    again = pattern.of(tokens, [(0, b"a"), (20, b"c")])
+    assert np.array_equal(again[:, :20], marked[:, :20])
+    assert (again[:, 20:] != marked[:, 20:]).all()
     tokens[20] += 1
     other = pattern.of(tokens)
     assert np.array_equal(other[:, :20], kv[:, :20])
@@ -154,7 +166,42 @@ def test_traces_go_on_with_new_tokens():
         assert np.array_equal(ask.tokens, same.tokens)
         assert 1 <= ask.prompt < len(ask.tokens) <= 100
         rounds[number // ROUND].update(ask.tokens.tolist())
+        assert ask[1:] == same[1:]
     assert rounds[0].isdisjoint(rounds[1])
+
+
+def test_tenants_sessions_and_images_are_ever_new():
+    stream = asks(3, 100)
+    rounds = [[next(stream) for _ in range(ROUND)] for _ in range(2)]
+    for of in (
+        lambda ask: {ask.scope.tenant},
+        lambda ask: {ask.session},
+        lambda ask: {digest for _, digest in ask.scope.extra},
+    ):
+        one, two = (set().union(*map(of, each)) for each in rounds)
+        assert one.isdisjoint(two)
+        assert min(len(one), len(two)) > ROUND / 5
+    shares = [
+        np.mean([bool(getattr(ask, name)) for ask in rounds[0]]) for name in ("given_up", "over")
+    ]
+    assert shares == pytest.approx([1 / 8, 1 / 2], abs=0.05)
+    assert all(0 <= at < ask.prompt for ask in rounds[0] for at, _ in ask.scope.extra)
+
+
+def test_an_engine_lives_with_reads_that_fail(tmp_path):
+    with closing(Engine(ROOMS, tmp_path)) as engine:
+        engine.disk.reads = EVERY - 1  # the next one
+        stream = asks(1, engine.most)
+        while not engine.disk.planned:
+            engine.serve(next(stream))
+        engine.settle()
+        assert engine.healthy
+        sample = Sample.of(engine, 0.0)
+        assert sample.failed["host"] == sample.planned
+        assert engine.manager.failed() == []
+        engine.disk.reads = EVERY - 1
+        with pytest.raises(TransferError, match=PLANNED):
+            engine.disk.read(b"", 0, (0, 1), None)
 
 
 WELL = Sample(
@@ -163,7 +210,8 @@ WELL = Sample(
     read=10,
     checked=10,
     wrong=0,
-    failed=0,
+    failed={"gpu": 2, "host": 3, "disk": 0},
+    planned=3,
     hits={"gpu": 5, "host": 5, "disk": 5},
     evicted={"gpu": 5, "host": 5, "disk": 5},
     wanted=20,
@@ -174,6 +222,7 @@ WELL = Sample(
     rings=1,
 )
 LATER = replace(WELL, at_s=120.0, requests=20, hits={"gpu": 6, "host": 6, "disk": 6})
+FLAT = Slope(requests=10, per_request=0.0, per_hour=0.0)
 
 
 @pytest.mark.parametrize(
@@ -187,15 +236,39 @@ LATER = replace(WELL, at_s=120.0, requests=20, hits={"gpu": 6, "host": 6, "disk"
         ({}, {"rings": 2}, []),
         ({}, {"rings": 3}, ["rings"]),
         ({}, {"wrong": 1}, ["wrong blocks"]),
-        ({}, {"failed": 1}, ["failed moves"]),
+        ({}, {"planned": 0}, ["reads failed as planned", "failed moves to host"]),
+        ({}, {"failed": {"gpu": 4, "host": 3, "disk": 0}}, ["failed moves to gpu"]),
+        ({}, {"failed": {"gpu": 2, "host": 4, "disk": 0}}, ["failed moves to host"]),
+        ({}, {"failed": {"gpu": 2, "host": 3, "disk": 1}}, ["failed moves to disk"]),
         ({"evicted": {"gpu": 5, "host": 5, "disk": 0}}, {}, ["disk: evictions"]),
         ({}, {"hits": WELL.hits}, [f"{tier}: blocks found" for tier in WELL.hits]),
     ],
     ids=str,
 )
 def test_what_must_hold(warm, end, what):
-    rows = checks(replace(WELL, **warm), replace(LATER, **end))
+    rows = checks(replace(WELL, **warm), replace(LATER, **end), FLAT)
     assert [row.what for row in rows if not row.ok] == what
+
+
+@pytest.mark.parametrize(("leak", "ok"), [(MOST - 1, True), (MOST + 1, False), (-300, True)])
+def test_memory_that_grows_with_requests_is_no_soak(leak, ok):
+    def at(requests):
+        grown = min(requests, 40_000) * 1000 + requests * leak  # what fills up, and what does not
+        return replace(WELL, at_s=requests / 100, requests=requests, resident=10**9 + grown)
+
+    slope = Slope.of([at(requests) for requests in range(0, 100_001, 2000)])
+    assert slope.requests == 50_000
+    assert slope.per_request == pytest.approx(leak)
+    assert slope.per_hour == pytest.approx(leak * 360_000)
+    assert slope.steady is ok
+    wrong = [row.what for row in checks(WELL, LATER, slope) if not row.ok]
+    assert wrong == ([] if ok else ["resident bytes a request"])
+
+
+def test_a_short_soak_may_take_two_megabytes():
+    few = Slope(requests=100, per_request=NOISE / 100, per_hour=0.0)
+    assert few.steady
+    assert not replace(few, requests=101).steady
 
 
 @pytest.mark.parametrize(
