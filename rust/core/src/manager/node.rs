@@ -455,9 +455,9 @@ impl Manager {
         if silent {
             return;
         }
+        self.sessions.forget(blocks.clone(), before);
         for block in blocks.clone().rev() {
             let parent = if block > blocks.start { Some(block - 1) } else { before };
-            self.sessions.forget(block, parent);
             self.keys.forget(block);
             self.refused.forget(block);
             self.forget_hints(block, parent);

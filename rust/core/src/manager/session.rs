@@ -5,9 +5,10 @@
 //! lease at most [`MOST_IDLE`] end in one block, so that sessions are bounded by blocks and leases;
 //! its tip is the last living block of its path. How long the sessions are that pass through a block
 //! is tracked only where a policy ranks by it, at O(path) per extension. Cost: O(log sessions) per
-//! lease that begins, grows or ends; O(log sessions) per session that a block's end moves on.
+//! lease that begins, grows or ends, per run of blocks that goes and per session that ended there.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
@@ -244,6 +245,7 @@ impl Sessions {
         let begins = new[same..].iter().map(|&block| (block, None, Some(length)));
         for (block, less, more) in ends.chain(stays).chain(begins) {
             let lengths = self.through.entry(block).or_default();
+            visits::note(lengths.len());
             let shortest = lengths.first().map(|known| known.0);
             if let Some(length) = more {
                 match lengths.binary_search_by_key(&length, |known| known.0) {
@@ -268,11 +270,16 @@ impl Sessions {
         changed
     }
 
-    /// A block is gone; sessions that ended in it end in its parent.
-    pub(super) fn forget(&mut self, block: BlockId, parent: Option<BlockId>) {
-        self.through.remove(&block);
+    /// Blocks that follow each other are gone, with all behind them; sessions that ended there end in
+    /// the block before.
+    pub(super) fn forget(&mut self, blocks: Range<BlockId>, parent: Option<BlockId>) {
+        if !self.through.is_empty() {
+            for block in blocks.clone() {
+                self.through.remove(&block);
+            }
+        }
         while let Some(&(tip, ended, id)) =
-            self.tips.range((block, 0, 0)..=(block, HELD, SessionId::MAX)).next()
+            self.tips.range((blocks.start, 0, 0)..(blocks.end, 0, 0)).next()
         {
             visits::note(1);
             self.tips.remove(&(tip, ended, id));
@@ -446,7 +453,7 @@ mod tests {
                     let Some(gone) = tree.keys().find(|at| at.starts_with(&way) && leaf(at)).cloned() else { continue };
                     let parent = tree.get(&gone[..gone.len() - 1]).copied();
                     let block = tree.remove(&gone).unwrap();
-                    sessions.forget(block, parent);
+                    sessions.forget(block..block + 1, parent);
                     for (path, _) in &mut held {
                         if path.last() == Some(&block) {
                             path.pop();
