@@ -198,14 +198,14 @@ class Kind:
 
 NONE = Kind("no fault", (), ())
 KINDS = (
-    Kind("read fails", ("error",), ("read",), 0.4),
-    Kind("read is cut short", ("short",), ("read",), 0.4),
-    Kind("write fails", ("error",), ("write",), 0.3),
-    Kind("write is cut short", ("short",), ("write",), 0.3),
-    Kind("copy fails", ("error",), ("copy",), 0.2),
-    Kind("copy is cut short", ("short",), ("copy",), 0.2),
-    Kind("slower than the deadline", ("slow",), share=0.2),
-    Kind("hangs", ("hang",), share=0.1),
-    Kind("a bit flips", ("flip",), ("read",), 0.4, files=True),
-    Kind("all but flipped bits", FAULTS),
+    Kind("read fails", ("error",), ("read",), 0.7),
+    Kind("read is cut short", ("short",), ("read",), 0.7),
+    Kind("write fails", ("error",), ("write",), 0.5),
+    Kind("write is cut short", ("short",), ("write",), 0.5),
+    Kind("copy fails", ("error",), ("copy",), 0.3),
+    Kind("copy is cut short", ("short",), ("copy",), 0.3),
+    Kind("slower than the deadline", ("slow",), share=0.3),
+    Kind("hangs", ("hang",), share=0.2),
+    Kind("a bit flips", ("flip",), ("read",), 0.7, files=True),
+    Kind("all but flipped bits", FAULTS, share=0.2),
 )

@@ -266,8 +266,7 @@ class Engine:
         holes = lease.plan.recompute()
         self.check(lease, expected, matched, missing)
         rest = np.arange(matched, len(prompt))
-        for layer, positions in enumerate(missing):
-            self.write(lease, layer, np.concatenate([positions, rest]), expected)
+        self.write(lease, [np.concatenate([positions, rest]) for positions in missing], expected)
         self.tally.reused += matched - len(holes)
         self.tally.computed += len(holes) + len(rest)
         lease.commit(prompt[matched:], now=self.clock())
@@ -281,32 +280,38 @@ class Engine:
         sequence = list(prompt)
         for _ in range(answer):
             sequence.append(1 + hash(tuple(sequence)) % 50)
-            expected = kv(sequence)
-            for layer in range(SHAPE.layers):
-                self.write(lease, layer, np.array([len(sequence) - 1]), expected)
+            last = np.array([len(sequence) - 1])
+            self.write(lease, [last] * SHAPE.layers, kv(sequence))
             lease.commit(sequence[-1:], now=self.clock())
         none = [np.array([], dtype=np.int64)] * SHAPE.layers
         self.check(lease, kv(sequence), len(sequence), none)
         return sequence
 
-    def rows(self, lease, layer, positions):
-        """The units and offsets of some tokens of a lease."""
-        at = torch.from_numpy(positions)
-        return self.pool.table(lease.slots(0))[layer][at // SIZE], at % SIZE
+    def rows(self, lease, positions):
+        """The units and offsets of some tokens of a lease, of which each layer has its own."""
+        table = self.pool.table(lease.slots(0)).numpy()
+        units = [row[at // SIZE] for row, at in zip(table, positions, strict=True)]
+        offsets = [at % SIZE for at in positions]
+        return torch.from_numpy(np.concatenate(units)), torch.from_numpy(np.concatenate(offsets))
 
-    def write(self, lease, layer, positions, expected):
-        if len(positions):
-            keys, values = expected[layer, positions].unbind(1)
-            self.pool.scatter(*self.rows(lease, layer, positions), keys, values)
+    def write(self, lease, positions, expected):
+        """Write tokens, of which each layer has its own, in one call."""
+        kv = torch.cat([layer[at] for layer, at in zip(expected, positions, strict=True)])
+        if len(kv):
+            self.pool.scatter(*self.rows(lease, positions), *kv.unbind(1))
 
     def check(self, lease, expected, tokens, missing):
         """Compare the first tokens, but for those that are missing, bit for bit."""
-        for layer in range(SHAPE.layers):
-            positions = np.setdiff1d(np.arange(tokens), missing[layer])
-            found = torch.stack(self.pool.gather(*self.rows(lease, layer, positions)), dim=1)
-            same = (found == expected[layer, positions]).flatten(1).all(1).numpy()
-            for block in sorted({int(at) // SIZE for at in positions[~same]}):
-                self.tally.wrong.append(f"lease {lease.id}, block {block}, layer {layer}")
+        every = [np.arange(tokens)] * SHAPE.layers
+        found = torch.stack(self.pool.gather(*self.rows(lease, every)), dim=1)
+        wanted = expected[:, :tokens]
+        same = (found.view(wanted.shape) == wanted).flatten(2).all(2).numpy()
+        for layer, positions in enumerate(missing):
+            same[layer, positions[positions < tokens]] = True
+        for layer, position in zip(*np.nonzero(~same), strict=True):
+            what = f"lease {lease.id}, block {position // SIZE}, layer {layer}"
+            if what not in self.tally.wrong:
+                self.tally.wrong.append(what)
 
     @property
     def wrong(self):
