@@ -135,7 +135,8 @@ class BlockManager:
             reuse: whether policies that may count uses do: `retention` multiplies its cost by them,
                 and remembers them of blocks that are gone, in 8 bytes per block of the tiers.
             epsilon: policies of the form cost / idle round costs down to classes `1 + epsilon`
-                apart, 0 to 1; a victim's value is at most that factor above the smallest one.
+                apart, 0 to 1; a victim's value is at most that factor above the smallest one, by
+                default 1/64. With 0 victims are exact.
 
         Raises:
             ConfigError: settings that contradict each other.
@@ -217,6 +218,7 @@ class BlockManager:
         reserve: int = 0,
         load: _Load = "plan",
         deadline: int | None = None,
+        layerwise: bool = False,
     ) -> Lease:
         """Looks a prompt up, pins what its plan reuses or loads, and makes room, or does nothing.
 
@@ -235,6 +237,9 @@ class BlockManager:
                 in a leaf-only scope the match ends where it cannot; "none" loads nothing until
                 `Lease.load`.
             deadline: loads that would be ready later are not planned.
+            layerwise: whether the engine computes a layer while the next ones are loaded, as
+                `LayerwiseEngine` does; otherwise it waits until all layers are there. Plans count
+                with it, those of `Lease.resume` too.
 
         Raises:
             NoSpaceError: a tier cannot hold it.
@@ -784,6 +789,8 @@ class Copy:
         coming_hi: one behind the last layer that will be valid at `ready`.
         first: when the first of the coming layers is expected, in nanoseconds.
         ready: when all coming layers are expected, in nanoseconds.
+        leaving: whether it was chosen to leave: it is valid until the store that reads it has
+            ended. A request that finds it before its slots are promised to another one keeps it.
     """
 
     @property
@@ -804,13 +811,15 @@ class Copy:
     def first(self) -> int: ...
     @property
     def ready(self) -> int: ...
+    @property
+    def leaving(self) -> bool: ...
 
 @final
 class Plan:
-    """How a request's match comes to stand on the first tier.
+    """How a request's match comes to stand on the first tier, and when the prompt is computed.
 
-    The rest of the prompt is not part of it: the engine computes that behind the positions to
-    recompute.
+    Spans tell of the match alone: the rest of the prompt the engine computes behind the positions
+    to recompute.
     """
 
     @property
@@ -819,7 +828,15 @@ class Plan:
 
     @property
     def finish(self) -> int:
-        """Predicted time at which all of the match is there, in nanoseconds."""
+        """Predicted time at which the prompt is computed to its end, in nanoseconds.
+
+        It counts the loads, waiting for their lanes included, what is computed again of the match,
+        and all tokens behind it; not the tokens that `reserve` makes room for. What is computed
+        again runs while lanes load. The rest of the prompt begins when all of the match is there,
+        or under `acquire(layerwise=True)` each layer of it when that layer of the match is: then
+        everything that is computed is one pass, and the loads of a lane bring layer 0 of all their
+        blocks first.
+        """
 
     @property
     def exact(self) -> bool:
@@ -1576,8 +1593,9 @@ class TierStats:
         moves: moves into this tier.
         failed: moves into this tier that failed.
         move_ns: nanoseconds from begin to end, summed over moves into this tier.
-        compared: how often `audit` compared the next victim with that of a scan.
-        regrets: how often the two differed: 0, or the policy's order is broken.
+        compared: how often `audit` compared the next victim with the least by costs that are not
+            rounded.
+        regrets: how often the victim's value was above that: by at most `epsilon`, so never at 0.
         hit_age: since the last use, of blocks that requests found here.
         evict_age: since the last use, of copies that left.
         load_time: from being handed out to the end, of loads that read from here and ended well.

@@ -140,9 +140,12 @@ METRICS = (
     Metric("kvtrie_failed_moves_total", "counter", "Moves into here that failed", "failed"),
     Metric(
         "kvtrie_compared_victims_total", "counter",
-        "Times that an audit compared the next victim with that of a scan", "compared",
+        "Times that an audit compared the next victim with the least by unrounded costs",
+        "compared",
     ),
-    Metric("kvtrie_regrets_total", "counter", "Times that the two differed", "regrets"),
+    Metric(
+        "kvtrie_regrets_total", "counter", "Times that its value was above the least", "regrets",
+    ),
     Metric("kvtrie_slots", "gauge", "All slots", "slots"),
     Metric("kvtrie_free_slots", "gauge", "Slots that can be written at once", "free"),
     Metric("kvtrie_coming_slots", "gauge", "Slots that only a store still reads", "coming"),

@@ -137,6 +137,7 @@ class LayerwiseEngine:
         Whoever gets a lease elsewhere loses nothing but the order: its loads start at once.
         """
         options.setdefault("now", self.executor.clock())
+        options.setdefault("layerwise", self.settings.use_layerwise)
         return self.executor.apart(partial(self.executor.manager.acquire, tokens, **options))
 
     def retrieve_layer(self, lease: Lease, *, sync: bool = True) -> Generator[int]:

@@ -5,6 +5,7 @@
 //! an operation that fails has changed nothing. Cost: see each operation.
 
 mod acquire;
+mod ages;
 mod audit;
 mod awaits;
 mod branch;
@@ -19,6 +20,7 @@ mod hints;
 mod index;
 mod keys;
 mod lease;
+mod leaving;
 mod load;
 mod log;
 mod lookup;
@@ -76,6 +78,7 @@ pub use price::Unpriced;
 pub use report::{Event, Occupancy, Reason};
 pub use settings::{DropOrder, Settings};
 
+use ages::Ages;
 use awaits::Awaits;
 use draft::Draft;
 use hints::Hints;
@@ -127,6 +130,7 @@ pub struct Manager {
     failed: Vec<Failed>,
     outcomes: Outcomes,
     sessions: Sessions,
+    ages: Ages,
     told: Told,
     meter: Meter,
     /// An empty draft in the memory of one that was carried out.
@@ -185,6 +189,7 @@ impl Manager {
             failed: Vec::new(),
             outcomes: Outcomes::default(),
             sessions: Sessions::default(),
+            ages: Ages::default(),
             told,
             meter,
             done: None,

@@ -6,6 +6,7 @@
 
 mod deadline;
 mod holes;
+pub mod layerwise;
 mod one_lane;
 pub mod pipeline;
 mod several;

@@ -120,6 +120,11 @@ pub trait Policy: Debug + Send + Sync {
         false
     }
 
+    /// Whether `Facts::access` is the last use of anything of the block's session.
+    fn ages_by_session(&self) -> bool {
+        false
+    }
+
     /// Whether `Facts::uses` goes on counting when a block comes back that was gone.
     fn remembers(&self) -> bool {
         false
@@ -248,7 +253,7 @@ fn find(name: &str) -> Result<Make> {
 }
 
 /// Compares `class / idle` by cross multiplication.
-fn by_value(a: &Entry, b: &Entry, now: Nanos) -> Ordering {
+pub(crate) fn by_value(a: &Entry, b: &Entry, now: Nanos) -> Ordering {
     let (idle_a, idle_b) = (now.saturating_sub(a.place), now.saturating_sub(b.place));
     match (idle_a, idle_b) {
         (0, 0) => Ordering::Equal,

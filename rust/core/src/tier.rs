@@ -283,6 +283,22 @@ impl Space {
         self.draining.remove(&slot).is_some() && !self.idle.remove(&slot)
     }
 
+    /// Whether a store still reads a slot that nobody was promised.
+    #[must_use]
+    pub fn is_idle(&self, slot: Slot) -> bool {
+        self.idle.contains(&slot)
+    }
+
+    /// Keeps a slot that a store still reads from being promised, or lets it be again.
+    pub fn withhold(&mut self, slot: Slot, withheld: bool) {
+        debug_assert!(self.draining.contains_key(&slot), "a store reads it");
+        if withheld {
+            self.idle.remove(&slot);
+        } else {
+            self.idle.insert(slot);
+        }
+    }
+
     /// The move that still reads a slot, if any.
     #[must_use]
     pub fn drained_by(&self, slot: Slot) -> Option<MoveId> {

@@ -12,8 +12,10 @@ mod contract {
     mod engine;
     mod failed_moves;
     mod failure;
+    mod finish;
     mod hints;
     mod holes;
+    mod leaving;
     mod liveness;
     mod mark;
     mod meter;
@@ -29,5 +31,6 @@ mod contract {
     mod suspend;
     mod tenants;
     mod transit;
+    mod victims;
     mod write;
 }

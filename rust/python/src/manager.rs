@@ -198,7 +198,7 @@ impl BlockManager {
     /// Looks a prompt up, pins what its plan reuses or loads, and makes room, or changes nothing.
     #[pyo3(signature = (
         tokens, *, now, scope=None, session=None, session_blocks=None, keep=1, reserve=0, load="plan",
-        deadline=None
+        deadline=None, layerwise=false
     ))]
     #[expect(clippy::too_many_arguments, reason = "a request's settings are keyword arguments")]
     fn acquire(
@@ -212,13 +212,23 @@ impl BlockManager {
         #[pyo3(from_py_with = number::reserve)] reserve: usize,
         load: &str,
         #[pyo3(from_py_with = number::deadline)] deadline: Option<u64>,
+        layerwise: bool,
     ) -> PyResult<Lease> {
         let py = tokens.py();
         let tokens = Tokens::new(tokens)?;
         let load = load_mode(load)?;
         let scope = crate::scope::scope(scope)?;
-        let mut ask =
-            Acquire { tokens: &[], scope, session, session_blocks, keep, reserve, load, deadline };
+        let mut ask = Acquire {
+            tokens: &[],
+            scope,
+            session,
+            session_blocks,
+            keep,
+            reserve,
+            load,
+            deadline,
+            layerwise,
+        };
         let id = if tokens.as_slice().len() > LONG {
             let tokens = tokens.into_vec();
             ask.tokens = &tokens;

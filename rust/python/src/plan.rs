@@ -12,8 +12,7 @@ use crate::number;
 
 pub(crate) use span::Span;
 
-/// How a request's match comes to stand on the first tier. The rest of the prompt is not part of
-/// it: the engine computes that behind the positions to recompute.
+/// How a request's match comes to stand on the first tier, and when the prompt is computed.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Plan {
     inner: manager::Plan,
@@ -44,7 +43,7 @@ impl Plan {
         self.inner.spans.iter().map(|span| Span::new(span, self.block_tokens)).collect()
     }
 
-    /// Predicted time at which all of the match is there, in nanoseconds.
+    /// Predicted time at which the prompt is computed to its end, in nanoseconds.
     #[getter]
     fn finish(&self) -> u64 {
         self.inner.finish

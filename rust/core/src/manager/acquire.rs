@@ -17,7 +17,7 @@ use super::load::{Load, Passage};
 use super::moves::End;
 use super::own::Open;
 use super::path::{Path, Step};
-use super::survey::Need;
+use super::survey::{Need, Prefill};
 
 /// Whether blocks of lower tiers are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,6 +50,9 @@ pub struct Acquire<'a> {
     pub load: LoadMode,
     /// Loads that would be ready later than this are not planned.
     pub deadline: Option<Nanos>,
+    /// Whether the engine computes a layer while the next ones are loaded; otherwise it waits for all
+    /// layers.
+    pub layerwise: bool,
 }
 
 /// What was taken for a request, before it becomes a lease.
@@ -114,6 +117,7 @@ impl Manager {
                 open: taken.open,
                 matched,
                 plan: taken.plan,
+                layerwise: ask.layerwise,
                 unconfirmed,
                 hold: Hold::Active,
                 visit: self.told.visit,
@@ -121,6 +125,7 @@ impl Manager {
             }),
         );
         self.track_session(id);
+        self.use_path(id, 0, now);
         self.settle_sessions();
         self.grant(id, 0, now);
         self.write_ahead(now);
@@ -134,9 +139,9 @@ impl Manager {
         (reserve, load): (usize, LoadMode),
         now: Nanos,
     ) -> Result<()> {
-        let Lease { ref scope, scope_id, .. } = *self.leases[&id];
+        let Lease { ref scope, scope_id, layerwise, .. } = *self.leases[&id];
         let scope = scope.clone();
-        let ask = Acquire { tokens, scope, reserve, load, ..Acquire::default() };
+        let ask = Acquire { tokens, scope, reserve, load, layerwise, ..Acquire::default() };
         let taken = self.take(&ask, Some(scope_id), id, now)?;
         let matched = taken.path.len() * self.block_tokens();
         self.touch(taken.path.blocks(), now);
@@ -152,6 +157,7 @@ impl Manager {
         lease.visit = visit;
         lease.acquired = now;
         self.track_session(id);
+        self.use_path(id, 0, now);
         self.grant(id, 0, now);
         self.write_ahead(now);
         Ok(())
@@ -176,7 +182,7 @@ impl Manager {
         };
         self.warm_path(&path);
         let mut needs = self.survey(&path, now);
-        let mut plan = self.decide_loads(&mut needs, now, ask.load, ask.deadline);
+        let mut plan = self.decide_loads(&mut needs, now, self.prefill(ask, path.len()));
         let mut open = self.behind(path.len(), ask)?;
         self.pin(&path);
         let mut room = self.room_for(&needs, open, now);
@@ -190,7 +196,7 @@ impl Manager {
                 open = self.behind(end, ask)?;
                 self.pin(&path);
             }
-            plan = self.decide_loads(&mut needs, now, ask.load, ask.deadline);
+            plan = self.decide_loads(&mut needs, now, self.prefill(ask, path.len()));
             room = self.room_for(&needs, open, now);
         }
         let mut passage = match room {
@@ -201,6 +207,9 @@ impl Manager {
             }
         };
         self.told.visit(&path, ask.tokens.len() / self.block_tokens());
+        for need in needs.iter().filter(|need| need.stays) {
+            self.stay(need.block);
+        }
         let mut taken = Taken {
             path: Path::of(path),
             open: Vec::new(),
@@ -242,6 +251,15 @@ impl Manager {
         Ok(taken)
     }
 
+    /// What a request asks its plan for, behind so many blocks that are known.
+    fn prefill(&self, ask: &Acquire<'_>, matched: usize) -> Prefill {
+        let weight = u64::from(self.settings.token_weight);
+        let context = matched * self.block_tokens();
+        let tokens = (ask.tokens.len() - context) as u64 * weight;
+        let rest = self.settings.cost.compute_ns(context as u64 * weight, tokens);
+        Prefill { mode: ask.load, deadline: ask.deadline, rest, layerwise: ask.layerwise }
+    }
+
     /// How many blocks a request needs behind `matched` ones.
     fn behind(&self, matched: usize, ask: &Acquire<'_>) -> Result<usize> {
         let rest = (ask.tokens.len() - matched * self.block_tokens())
@@ -267,11 +285,17 @@ impl Manager {
             units += lacking.map(|need| self.units(0, need.lacks)).sum::<u64>();
         }
         let growth = self.growth_slots(0);
-        if growth > 0 && self.leased(0) + units + growth > u64::from(self.tiers[0].space.capacity())
-        {
+        let staying = needs.iter().filter(|need| need.stays).count() as u64;
+        let held = self.leased(0) + units + staying * self.units(0, self.all_layers());
+        if growth > 0 && held + growth > u64::from(self.tiers[0].space.capacity()) {
             return Err(self.no_space(0, units, &self.draft()));
         }
-        self.open_passage(needs, units, now)
+        self.withhold(needs, true);
+        let passage = self.open_passage(needs, units, now);
+        if passage.is_err() {
+            self.withhold(needs, false);
+        }
+        passage
     }
 
     /// Begins the loads of a block into its residency on the first tier, or on a tier that the

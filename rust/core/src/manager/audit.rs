@@ -34,7 +34,7 @@ impl Manager {
         for tier in 0..self.tiers.len() {
             self.audit_slots(tier, &mut broken);
             self.audit_retention(tier, &mut broken);
-            self.compare_victims(tier);
+            self.compare_victims(tier, &mut broken);
         }
         self.audit_meter(&mut broken);
         if broken.is_empty() {

@@ -238,7 +238,7 @@ impl Manager {
     }
 
     fn recompute_in_plan(&mut self, id: LeaseId, at: usize, layers: Layers) {
-        let ready = self.leases[&id].plan.finish;
+        let ready = self.leases[&id].plan.stands;
         self.retell(id, at, vec![(layers, Action::Recompute, 0, ready, ready)]);
     }
 

@@ -272,6 +272,7 @@ impl Manager {
             let left = self.offer_own(path[at], own, now, out);
             self.lease_mut(id).path.change(end + at, |step| step.own = left);
         }
+        self.use_path(id, end, since);
         self.grant(id, end, now);
     }
 

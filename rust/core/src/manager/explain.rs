@@ -96,7 +96,7 @@ impl Manager {
             };
         }
         let terms = policy.terms(&facts, &self.settings.cost);
-        let idle = stamp(now) - self.node(id).access;
+        let idle = stamp(now) - facts.access;
         Ok(Explanation {
             terms,
             idle,

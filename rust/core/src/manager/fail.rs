@@ -106,24 +106,9 @@ impl Manager {
             self.tiers[tier].space.give(slot);
             return;
         }
-        let whole = !self.tiers[tier].spec.layer_slots;
-        let here = self.residency(tier, block);
-        let have = here.have.join(held).expect("it can return");
-        let row = match (whole, here.slot) {
-            (true, _) => slot,
-            (false, NO_SLOT) => self.tiers[tier].space.new_row(),
-            (false, row) => row,
-        };
-        if !whole {
-            self.tiers[tier].space.set(row, held.lo, slot);
-        }
         // A store that hangs still reads the slot: it keeps the copy busy until it ends.
-        self.alter(tier, block, |here| {
-            (here.slot, here.have, here.state) = (row, have, State::Resident);
-            here.busy += 1;
-        });
         self.moves.get_mut(known.id).expect("under way").returned = true;
-        self.presence_changed(tier, block);
+        self.stand_again(block, Leaves { tier, slot, held });
     }
 
     fn can_return(&self, tier: TierId, block: BlockId, layers: Layers) -> bool {

@@ -57,6 +57,8 @@ pub struct Plan {
     /// In logical order.
     pub spans: Vec<Span>,
     /// Predicted time at which all of the match is there.
+    pub stands: Nanos,
+    /// Predicted time at which the rest of the prompt is computed too.
     pub finish: Nanos,
     /// Whether no plan can finish earlier under the lanes' and the cost model's predictions.
     pub exact: bool,
@@ -95,6 +97,8 @@ pub struct Lease {
     pub(super) open: Vec<Open>,
     pub(super) matched: usize,
     pub(super) plan: Plan,
+    /// Whether its plans count with loads and computation side by side, layer by layer.
+    pub(super) layerwise: bool,
     /// Whether a step of the path is fresh.
     pub(super) unconfirmed: bool,
     pub(super) hold: Hold,
@@ -378,6 +382,7 @@ impl Manager {
             TailFrom::Shared(own) => self.unref_own(own),
             TailFrom::Block(step) => self.let_go(&step.into(), None),
         }
+        self.use_last(lease, now);
         self.let_go(&lease.path, Some(now));
     }
 

@@ -26,6 +26,8 @@ pub struct Copy {
     pub first: Nanos,
     /// When all of it is expected; now if it is there.
     pub ready: Nanos,
+    /// Whether it was chosen to leave: it is valid until the store that reads it has ended.
+    pub leaving: bool,
 }
 
 /// A block of a match with its copies, fastest tier first.
@@ -96,7 +98,12 @@ impl Manager {
     pub fn copy_slots(&self, block: Handle, copy: &Copy) -> Vec<Slot> {
         let Some(block) = self.trie.resolve(block) else { return Vec::new() };
         if self.tiers[copy.tier].spec.layer_slots {
-            copy.coming.iter().map(|layer| self.slot_of(copy.tier, block, layer)).collect()
+            let leaving = self.leaving(copy.tier, block);
+            let slot = |layer| match Self::leaving_slot(&leaving, layer) {
+                Some(slot) if copy.leaving => slot,
+                _ => self.slot_of(copy.tier, block, layer),
+            };
+            copy.coming.iter().map(slot).collect()
         } else {
             vec![copy.slot]
         }
@@ -190,6 +197,15 @@ impl Manager {
         let mut copies = Vec::new();
         for tier in 0..self.tiers.len() {
             let here = self.residency(tier, block);
+            let leaving = self.leaving(tier, block);
+            if let Some(layers) = self.valid_with(tier, block, &leaving) {
+                let slot = Self::leaving_slot(&leaving, layers.lo);
+                let slot = slot.unwrap_or_else(|| self.slot_of(tier, block, layers.lo));
+                let (first, ready) = (now, now);
+                let coming = layers;
+                copies.push(Copy { tier, slot, layers, coming, first, ready, leaving: true });
+                continue;
+            }
             if matches!(here.state, State::Absent | State::Bad) {
                 continue;
             }
@@ -202,6 +218,7 @@ impl Manager {
                 coming,
                 first: arrival.map_or(now, |arrival| arrival.first.max(now)),
                 ready: arrival.map_or(now, |arrival| arrival.ready.max(now)),
+                leaving: false,
             });
         }
         copies

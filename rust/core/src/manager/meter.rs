@@ -12,8 +12,9 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, Layers, MoveId, TierId};
 use crate::histogram::Histogram;
+use crate::policy::Entry;
 use crate::tier::State;
-use crate::time::{Nanos, stamp};
+use crate::time::{Nanos, Stamp, stamp};
 
 use super::Manager;
 use super::convoy::Way;
@@ -103,7 +104,7 @@ pub struct TierStats {
     pub move_ns: u64,
     /// How often `audit` compared the next victim with that of the scan over all classes.
     pub compared: u64,
-    /// How often the two differed.
+    /// How often an entry was worth less than that victim by its cost before rounding.
     pub regrets: u64,
     /// Blocks that stand here now, with all or some of their layers.
     pub copies: u64,
@@ -340,14 +341,32 @@ impl Manager {
         }
     }
 
-    /// Compares the next victim of a tier with that of its simple twin.
-    pub(super) fn compare_victims(&mut self, tier: TierId) {
+    /// Compares the next victim of a tier with that of its simple twin, which must be the same, and
+    /// with the costs as they are before rounding, which may regret it.
+    pub(super) fn compare_victims(&mut self, tier: TierId, broken: &mut Vec<String>) {
         let now = stamp(self.clock.last());
         let retention = &mut self.tiers[tier].retention;
-        let differs = retention.victim(now) != retention.scan(now);
+        let (victim, twin) = (retention.victim(now), retention.scan(now));
+        if victim != twin {
+            broken.push(format!("tier {tier} gives up {victim:?}, a scan {twin:?}"));
+        }
+        let regret = victim.is_some_and(|victim| self.regrets(tier, &victim, now));
         let stats = self.meter.tier(tier);
         stats.compared += 1;
-        stats.regrets += u64::from(differs);
+        stats.regrets += u64::from(regret);
+    }
+
+    /// Whether an entry of the victim's priority is worth less than the victim, by costs that are not
+    /// rounded.
+    fn regrets(&self, tier: TierId, victim: &Entry, now: Stamp) -> bool {
+        let retention = &self.tiers[tier].retention;
+        let unrounded = |entry: &Entry| {
+            let facts = self.facts(tier, entry.id, self.residency(tier, entry.id).have);
+            retention.unrounded(&facts, entry.tie, &self.settings.cost)
+        };
+        let taken = unrounded(victim);
+        let mut others = retention.entries();
+        others.any(|other| retention.worth_less(&unrounded(&other), &taken, now))
     }
 
     /// What was counted of copies is what stands.

@@ -102,7 +102,11 @@ impl Manager {
             block: depth,
             session_blocks: sessions.unwrap_or(depth + 1),
             uses: node.uses,
-            access: node.access,
+            access: if policy.ages_by_session() {
+                self.ages.last_use(block).unwrap_or(node.access)
+            } else {
+                node.access
+            },
             layers: have,
             model_layers: self.settings.layers,
             layer: single.then_some(out.lo),
@@ -451,7 +455,8 @@ impl Manager {
             && self.keys.is_empty()
             && self.refused.is_empty()
             && self.hints.silent()
-            && self.prices.silent();
+            && self.prices.silent()
+            && self.ages.is_empty();
         if silent {
             return;
         }
@@ -462,6 +467,7 @@ impl Manager {
             self.refused.forget(block);
             self.forget_hints(block, parent);
             self.prices.forget(block);
+            self.ages.forget(block);
         }
     }
 }

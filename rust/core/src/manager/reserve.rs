@@ -18,7 +18,7 @@ use super::load::Passage;
 use super::moves::{self, End, MoveKind};
 use super::own::{Open, OwnId};
 use super::path::Step;
-use super::survey::Need;
+use super::survey::{Need, Prefill};
 
 impl Manager {
     /// Makes room for `tokens` more tokens behind the lease's end, and copies a partial block
@@ -223,7 +223,7 @@ impl Manager {
         let blocks: Vec<BlockId> = steps.iter().map(|(_, step)| step.block).collect();
         let need = |(at, &block)| self.need(at, block, now);
         let mut needs: Vec<_> = blocks.iter().enumerate().map(need).collect();
-        self.decide_loads(&mut needs, now, super::LoadMode::All, None);
+        self.decide_loads(&mut needs, now, Prefill::ALL);
         let mut passage = self.open_passage(&needs, 0, now)?;
         let mut all = Vec::new();
         for (&(at, step), need) in steps.iter().zip(&needs) {
@@ -277,7 +277,7 @@ impl Manager {
                 .filter(|(layers, ..)| !layers.is_empty()),
         );
         if !rest.is_empty() {
-            parts.push((rest, Action::Recompute, 0, plan.finish, plan.finish));
+            parts.push((rest, Action::Recompute, 0, plan.stands, plan.stands));
         }
         self.retell(id, at, parts);
         let lease = self.lease_mut(id);

@@ -41,7 +41,7 @@ impl Manager {
         }
         writeln!(out, "{:?} {:?} {:?}", self.queue, self.parked, self.marked)?;
         writeln!(out, "{:?}", self.failed)?;
-        writeln!(out, "{:?} {:?}", self.sessions, self.refused)?;
+        writeln!(out, "{:?} {:?} {:?}", self.sessions, self.ages, self.refused)?;
         self.write_hints(out)?;
         writeln!(out, "{:?}", self.prices)?;
         for tier in &self.tiers {

@@ -10,6 +10,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, TierId};
 use crate::lane::LaneId;
+use crate::plan::layerwise::Pass;
 use crate::plan::{self, Source};
 use crate::time::Nanos;
 
@@ -33,8 +34,28 @@ pub(super) struct Need {
     pub(super) compute: Layers,
     /// Whether it is loaded.
     pub(super) load: bool,
+    /// Whether it was leaving the first tier, and stays.
+    pub(super) stays: bool,
     /// When what stands or arrives on the first tier is there.
     ready: Nanos,
+}
+
+/// What a plan is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prefill {
+    pub(super) mode: LoadMode,
+    /// Loads that would be ready later are not planned.
+    pub(super) deadline: Option<Nanos>,
+    /// How long the tokens behind the match compute.
+    pub(super) rest: Nanos,
+    /// Whether the engine computes a layer while the next ones are loaded.
+    pub(super) layerwise: bool,
+}
+
+impl Prefill {
+    /// All is loaded that can be, and nothing follows.
+    pub(super) const ALL: Self =
+        Self { mode: LoadMode::All, deadline: None, rest: 0, layerwise: false };
 }
 
 /// What loading so many layers over a lane takes: of a path mostly the same.
@@ -50,7 +71,8 @@ impl Need {
     fn whole(at: usize, block: BlockId, tier: TierId, all: Layers, now: Nanos) -> Self {
         let (here, compute) = (Layers::NONE, Layers::NONE);
         let sources = smallvec![(tier, all)];
-        Self { at, block, here, lacks: all, sources, compute, load: false, ready: now }
+        let (load, stays) = (false, false);
+        Self { at, block, here, lacks: all, sources, compute, load, stays, ready: now }
     }
 
     /// The layers that come to the first tier from below.
@@ -79,7 +101,7 @@ impl Manager {
                 needs.extend(lacking.map(whole));
             } else {
                 let lacking = lacking.filter(|&(_, block)| !self.stands(block));
-                needs.extend(lacking.map(|(at, block)| self.need(at, block, now)));
+                needs.extend(lacking.map(|(at, block)| self.stay_or_need(at, block, now)));
             }
             at += run.len();
         }
@@ -106,15 +128,11 @@ impl Manager {
     }
 
     /// Decides for every need whether it is reused, loaded or computed.
-    pub(super) fn decide_loads(
-        &self,
-        needs: &mut [Need],
-        now: Nanos,
-        mode: LoadMode,
-        deadline: Option<Nanos>,
-    ) -> Plan {
+    pub(super) fn decide_loads(&self, needs: &mut [Need], now: Nanos, ask: Prefill) -> Plan {
+        let Prefill { mode, deadline, rest, layerwise } = ask;
         if needs.is_empty() {
-            return Plan { spans: Vec::new(), finish: now, exact: mode == LoadMode::Plan };
+            let (finish, exact) = (now.saturating_add(rest), mode == LoadMode::Plan);
+            return Plan { spans: Vec::new(), stands: now, finish, exact };
         }
         let mut trip = LoadTime::default();
         let steps: Vec<plan::Step> = needs
@@ -124,14 +142,20 @@ impl Manager {
         let free: Vec<Nanos> = (0..self.lanes.len())
             .map(|lane| self.lanes.free_at(lane).saturating_sub(now))
             .collect();
+        let pass = Pass { rest, layers: self.settings.layers };
         let solution = match mode {
+            LoadMode::Plan if layerwise => plan::layerwise::solve(&steps, &free, pass),
             LoadMode::Plan => plan::solve(&steps, &free),
             LoadMode::All | LoadMode::None => {
                 let load: Vec<bool> = steps
                     .iter()
                     .map(|step| mode == LoadMode::All && matches!(step.source, Source::Load { .. }))
                     .collect();
-                let finish = plan::evaluate(&steps, &load, &free);
+                let finish = if layerwise {
+                    plan::layerwise::evaluate(&steps, &load, &free, pass)
+                } else {
+                    plan::evaluate(&steps, &load, &free)
+                };
                 plan::Solution { load, finish, exact: false }
             }
         };
@@ -147,11 +171,11 @@ impl Manager {
                 need.compute.lo = 0;
             }
         }
-        Plan {
-            spans: Vec::new(),
-            finish: now.saturating_add(solution.finish),
-            exact: solution.exact,
-        }
+        // Layer by layer the rest of the prompt is part of the same pass. Otherwise it follows, which
+        // delays every choice alike.
+        let stands = now.saturating_add(solution.finish);
+        let finish = if layerwise { stands } else { stands.saturating_add(rest) };
+        Plan { spans: Vec::new(), stands, finish, exact: solution.exact }
     }
 
     /// Has what would be loaded through host computed. Whether there is any.
@@ -164,6 +188,26 @@ impl Manager {
             }
         }
         any
+    }
+
+    /// What one block needs; nothing if it leaves the first tier and can stay.
+    fn stay_or_need(&self, at: usize, block: BlockId, now: Nanos) -> Need {
+        if self.engine_owned() || !self.can_stay(block) {
+            return self.need(at, block, now);
+        }
+        let (here, none) = (self.all_layers(), Layers::NONE);
+        let sources = SmallVec::new();
+        Need {
+            at,
+            block,
+            here,
+            lacks: none,
+            sources,
+            compute: none,
+            load: false,
+            stays: true,
+            ready: now,
+        }
     }
 
     /// What one block needs.
@@ -185,7 +229,8 @@ impl Manager {
         // A layer can only be computed through all layers below it.
         let compute = if gap_end > 0 { Layers::new(lacks.lo, gap_end) } else { Layers::NONE };
         let ready = self.arrival(0, block).map_or(now, |arrival| arrival.ready.max(now));
-        Need { at, block, here, lacks, sources, compute, load: false, ready }
+        let (load, stays) = (false, false);
+        Need { at, block, here, lacks, sources, compute, load, stays, ready }
     }
 
     /// Finds the layers that a block lacks where they stand in parts; returns where the last gap
@@ -319,7 +364,7 @@ impl Manager {
                     add(layers, Action::Load, tier, first, ready);
                 }
             }
-            add(need.compute, Action::Recompute, 0, plan.finish, plan.finish);
+            add(need.compute, Action::Recompute, 0, plan.stands, plan.stands);
         }
         stand(&mut plan.spans, blocks);
         plan.spans.sort_by_key(|span| (span.start, span.layers));

@@ -1,6 +1,7 @@
-//! `checkerboard`: by age class `floor(log2 idle)`, then layer by layer from the one that may leave
-//! first, within a layer from the leading block on, then by id.
+//! `checkerboard`: by age class `floor(log2 idle)` of the session, then layer by layer from the one
+//! that may leave first, within a layer from the leading block on, then by id.
 //!
+//! A block's session is the one that used it last, and was last used when anything of it was.
 //! Invariant: a class is one (layer, block) pair, and classes ascend in the order of leaving. An
 //! age class doubles in width with age, so entries of one class do change places: the head is the
 //! smallest id of the oldest age class. Cost: a head takes time linear in the number of entries
@@ -45,6 +46,10 @@ impl Policy for Checkerboard {
 
     fn order(&self) -> Order {
         Order::Own
+    }
+
+    fn ages_by_session(&self) -> bool {
+        true
     }
 
     fn compare(&self, a: &Entry, b: &Entry, now: Nanos) -> Ordering {

@@ -21,7 +21,7 @@ pub struct Facts {
     pub session_blocks: u32,
     /// How often it was used, the first time included.
     pub uses: u32,
-    /// When it was last used.
+    /// When it was last used, or its session, if the policy ages by session.
     pub access: Nanos,
     /// The layers resident on this tier.
     pub layers: Layers,

@@ -96,12 +96,13 @@ fn a_load_into_a_slot_that_a_store_still_reads_comes_after_it() {
 
 #[test]
 fn a_load_of_a_block_that_is_still_being_stored_comes_after_the_store() {
-    let mut rig = Rig::new(three(1, 4, 4));
-    let (old, new) = (tokens(1, 1), tokens(2, 1));
+    let mut rig = Rig::new(three(2, 4, 4));
+    let old = tokens(1, 1);
     rig.serve(&old);
-    let id = rig.acquire(&new);
+    let id = rig.acquire(&tokens(2, 1));
+    rig.acquire(&tokens(3, 1));
     rig.release(id);
-    // The old block is on its way down. Whoever wants it waits for that copy.
+    // The old block is on its way down and its slot promised. Whoever wants it waits for that copy.
     let again = rig.acquire(&old);
     let moves = rig.hand_out();
     let shape: Vec<_> = moves.iter().map(|m| (m.kind, m.src, m.dst, m.after)).collect();

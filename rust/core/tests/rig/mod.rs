@@ -265,7 +265,8 @@ impl Rig {
         let found = self.manager.lookup(tokens, self.now, &Scope::default(), 0);
         let blocks = found.expect("a good lookup").blocks;
         let layers = |known: &kvtrie_core::manager::MatchedBlock| {
-            known.copies.iter().find(|copy| copy.tier == tier).map_or(Layers::NONE, |c| c.layers)
+            let stands = known.copies.iter().find(|copy| copy.tier == tier && !copy.leaving);
+            stands.map_or(Layers::NONE, |copy| copy.layers)
         };
         blocks.iter().map(layers).collect()
     }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvtrie_core::block::{Handle, Token};
 use kvtrie_core::hint::{Answer, HIGHEST, Hint, NORMAL, Priority, Release, Retain, Target};
+use kvtrie_core::manager::Settings;
 use kvtrie_core::scope::Scope;
 
 use super::{Raw, World};
@@ -263,7 +264,8 @@ impl World {
         }
     }
 
-    /// No block ranks before one of a lower priority, and none is ranked higher than was said.
+    /// No block ranks before one of a lower priority, none is ranked higher than was said, and of one
+    /// priority none ranks before one that is worth less by more than what rounding may cost.
     fn compare_ranks(&mut self, raw: Raw) {
         let (a, b) = (usize::from(raw.1), usize::from(raw.2));
         let scope = Self::scope(a / 60);
@@ -273,7 +275,7 @@ impl World {
         for tier in 0..self.manager.settings().tiers.len() {
             let (kept, most) = self.manager.retained(tier);
             assert!(kept <= most, "after {raw:?}: tier {tier} retains {kept} of {most}");
-            let mut ranks = Vec::new();
+            let (mut ranks, mut values) = (Vec::new(), BTreeMap::new());
             for &block in &blocks {
                 let Ok(price) = self.manager.explain(block, tier, self.now) else { continue };
                 let said = self.manager.priority(block).unwrap();
@@ -284,14 +286,43 @@ impl World {
                 }
                 if let Some(rank) = price.rank {
                     ranks.push((rank, price.priority));
+                    values.insert(rank, price.value);
                 }
             }
             ranks.sort_unstable();
+            self.compare_values(tier, &ranks, &values, raw);
             let ordered = ranks.is_sorted_by_key(|&(_, priority)| priority);
             assert!(self.hints.quotas || ordered, "after {raw:?}: tier {tier} ranks {ranks:?}");
             if ranks.len() > 1 && !self.hints.quotas {
                 self.count("ranks compared");
             }
+        }
+    }
+
+    fn compare_values(
+        &mut self,
+        tier: usize,
+        ranks: &[(usize, Priority)],
+        values: &BTreeMap<usize, f64>,
+        raw: Raw,
+    ) {
+        let Settings { policy, tiers, epsilon, .. } = self.manager.settings();
+        let name = tiers[tier].policy.as_ref().unwrap_or(policy);
+        let by_value = ["retention", "flat", "weighted", "restore"].contains(&name.as_str());
+        if self.hints.quotas || !by_value {
+            return;
+        }
+        let most = (1.0 + epsilon) * (1.0 + 1e-9);
+        let mut rounded = false;
+        for (at, &(first, priority)) in ranks.iter().enumerate() {
+            for &(later, _) in ranks[at + 1..].iter().filter(|later| later.1 == priority) {
+                let (value, least) = (values[&first], values[&later]);
+                assert!(value <= least * most, "after {raw:?}: {value} before {least} on {tier}");
+                rounded |= value > least * (1.0 + 1e-9);
+            }
+        }
+        if rounded {
+            self.count("ranked otherwise by rounding");
         }
     }
 }

@@ -273,6 +273,7 @@ impl World {
             reserve: b / 52 % 3,
             load: mode,
             deadline: b.is_multiple_of(31).then_some(self.now + 100),
+            layerwise: a.is_multiple_of(3),
         };
         let probe = self.manager.lookup(&tokens, self.now, &scope, 1).expect("a good lookup");
         let Some(id) = self.ask("acquire", &ask) else { return };

@@ -50,7 +50,8 @@ pub(crate) fn settings(seed: u64) -> Settings {
         policy: NAMES[usize::try_from(bit(16, NAMES.len() as u64)).unwrap()].to_owned(),
         reuse: bit(19, 2) == 0,
         epsilon: if bit(25, 2) == 0 { 0.0 } else { 0.25 },
-        cost: CostModel::default_curve(1000.0).unwrap(),
+        // Steep, so that rounding changes what blocks of one path cost.
+        cost: CostModel::affine(0.25, 1.0, 0.0, 1000.0).unwrap(),
         priced: bit(29, 4) == 0,
         structure: if bit(20, 3) == 0 { Structure::LeafOnly } else { Structure::Holes },
         drop_order: if bit(21, 4) == 0 { DropOrder::Seed } else { DropOrder::Shallow },

@@ -131,7 +131,9 @@ impl Tally {
         let (mut moves, mut ends) = (0, self.ended);
         for (at, tier) in self.tiers.iter().enumerate() {
             let (stats, times) = (manager.stats(at), manager.times(at));
-            assert_eq!((stats.regrets, stats.retained), (0, manager.retained(at).0), "tier {at}");
+            let exact = manager.settings().epsilon == 0.0;
+            assert!(stats.regrets == 0 || !exact, "{} regrets on tier {at}", stats.regrets);
+            assert_eq!(stats.retained, manager.retained(at).0, "tier {at}");
             let wanted = TierStats {
                 hits: tier.stats.hits,
                 tokens_hit: tier.stats.tokens_hit,

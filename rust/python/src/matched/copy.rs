@@ -67,6 +67,12 @@ impl Copy {
         self.copy.ready
     }
 
+    /// Whether it was chosen to leave: it is valid until the store that reads it has ended.
+    #[getter]
+    fn leaving(&self) -> bool {
+        self.copy.leaving
+    }
+
     fn __repr__(&self) -> String {
         let manager::Copy { tier, slot, layers, coming, ready, .. } = self.copy;
         format!("Copy(tier={tier}, slot={slot}, layers={layers}, coming={coming}, ready={ready})")

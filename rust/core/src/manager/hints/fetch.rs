@@ -10,9 +10,9 @@ use crate::tier::State;
 use crate::time::Nanos;
 
 use super::super::Manager;
-use super::super::acquire::LoadMode;
 use super::super::moves::{Draft, End, MoveKind};
 use super::super::path::Step;
+use super::super::survey::Prefill;
 use super::rejected;
 
 /// One in so many slots of a tier may be taken by what is on its way unasked.
@@ -96,7 +96,7 @@ impl Manager {
         if needs[0].lacks.is_empty() {
             return Brought::Yes;
         }
-        self.decide_loads(&mut needs, now, LoadMode::All, None);
+        self.decide_loads(&mut needs, now, Prefill::ALL);
         let [need] = &needs;
         if !need.load || !need.compute.is_empty() {
             return Brought::No("they cannot be loaded");

@@ -1,0 +1,134 @@
+//! A copy that was chosen to leave is there until the store that reads it has ended.
+
+use kvtrie_core::block::{LeaseId, Slot};
+use kvtrie_core::error::Error;
+use kvtrie_core::manager::{Acquire, Action, Copy, LoadMode, MoveKind, Settings};
+use kvtrie_core::scope::Scope;
+use kvtrie_core::tier::Kind;
+
+use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, layered, settings, tier, tokens};
+
+fn rig(gpu: u32) -> Rig {
+    Rig::new(settings(vec![tier(Kind::Gpu, gpu), tier(Kind::Host, 8)]))
+}
+
+/// The copies of the first block of a sequence.
+fn copies(rig: &Rig, prompt: &[u32]) -> Vec<Copy> {
+    let found = rig.manager.lookup(prompt, rig.now, &Scope::default(), 0);
+    found.unwrap().blocks[0].copies.clone()
+}
+
+fn suspend(rig: &mut Rig, id: LeaseId) {
+    rig.call(|manager, now| manager.suspend(id, Kind::Host, now)).unwrap();
+}
+
+fn resume(rig: &mut Rig, id: LeaseId, reserve: usize) -> Result<(), Error> {
+    rig.call(|manager, now| manager.resume(id, reserve, LoadMode::Plan, now))
+}
+
+/// A lease of two committed blocks, and their slots.
+fn held(rig: &mut Rig, prompt: &[u32]) -> (LeaseId, Vec<Slot>) {
+    let id = rig.acquire(prompt);
+    rig.commit(id, prompt);
+    (id, rig.slots(id))
+}
+
+#[test]
+fn a_copy_that_was_chosen_to_leave_is_found_until_its_store_has_ended() {
+    let mut rig = rig(1);
+    let prompt = tokens(1, 1);
+    rig.serve(&prompt);
+    let slot = copies(&rig, &prompt)[0].slot;
+    rig.acquire(&tokens(2, 1));
+    let found = copies(&rig, &prompt);
+    assert_eq!(found.iter().map(|copy| copy.tier).collect::<Vec<_>>(), [GPU, HOST]);
+    let (here, below) = (found[0], found[1]);
+    assert_eq!((here.slot, here.layers, here.coming, here.leaving), (slot, ALL, ALL, true));
+    assert_eq!((here.first, here.ready), (rig.now, rig.now));
+    assert_eq!((below.coming, below.leaving), (ALL, false));
+    rig.run();
+    let found = copies(&rig, &prompt);
+    assert_eq!(
+        found.iter().map(|copy| (copy.tier, copy.layers)).collect::<Vec<_>>(),
+        [(HOST, ALL)]
+    );
+}
+
+#[test]
+fn what_leaves_and_was_promised_to_nobody_stays_for_a_request_that_finds_it() {
+    for slots in [false, true] {
+        let gpu = if slots { layered(Kind::Gpu, 4) } else { tier(Kind::Gpu, 4) };
+        let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 8)]));
+        let prompt = tokens(1, 2);
+        let (id, before) = held(&mut rig, &prompt);
+        suspend(&mut rig, id);
+        assert!(copies(&rig, &prompt)[0].leaving);
+        resume(&mut rig, id, 0).unwrap();
+        let plan = rig.manager.lease(id).unwrap().plan().clone();
+        assert!(plan.spans.iter().all(|span| span.action == Action::Reuse), "{plan:?}");
+        assert_eq!((plan.finish, rig.awaits(id)), (rig.now, vec![]));
+        assert_eq!(rig.slots(id), before);
+        assert_eq!(rig.on(&prompt, GPU), [ALL, ALL]);
+        // What was begun goes on, and the copies below are there when it has ended.
+        assert!(rig.run().iter().all(|known| known.kind == MoveKind::Store));
+        assert_eq!((rig.on(&prompt, GPU), rig.on(&prompt, HOST)), (vec![ALL; 2], vec![ALL; 2]));
+        rig.release(id);
+        rig.run();
+    }
+}
+
+#[test]
+fn what_stays_does_so_although_its_store_fails() {
+    let mut rig = rig(4);
+    let prompt = tokens(1, 1);
+    let (id, before) = held(&mut rig, &prompt);
+    suspend(&mut rig, id);
+    let store = rig.hand_out()[0].id;
+    resume(&mut rig, id, 0).unwrap();
+    rig.fail(store);
+    assert_eq!((rig.slots(id), rig.on(&prompt, GPU)), (before, vec![ALL]));
+    rig.release(id);
+}
+
+#[test]
+fn a_request_without_room_leaves_what_leaves_alone() {
+    let mut rig = rig(2);
+    let prompt = tokens(1, 2);
+    let (id, _) = held(&mut rig, &prompt);
+    suspend(&mut rig, id);
+    // The call compares the state before and after it.
+    assert!(matches!(resume(&mut rig, id, SIZE), Err(Error::NoSpace { .. })));
+    assert!(copies(&rig, &prompt)[0].leaving);
+    resume(&mut rig, id, 0).unwrap();
+    assert_eq!(rig.on(&prompt, GPU), [ALL, ALL]);
+}
+
+#[test]
+fn a_promised_slot_is_not_taken_back() {
+    let mut rig = rig(3);
+    let prompt = tokens(1, 1);
+    rig.serve(&prompt);
+    rig.serve(&tokens(2, 1));
+    let other = rig.acquire(&tokens(3, 2));
+    let found = copies(&rig, &prompt);
+    assert!(found[0].leaving && rig.slots(other).contains(&found[0].slot));
+    let id = rig.ask(&Acquire { load: LoadMode::All, ..all_of(&prompt) }).unwrap();
+    let plan = rig.manager.lease(id).unwrap().plan().clone();
+    assert_eq!((plan.spans[0].action, plan.spans[0].tier), (Action::Load, HOST));
+    assert!(!rig.slots(id).contains(&found[0].slot));
+    rig.run();
+    assert_eq!(rig.on(&prompt, GPU), [ALL]);
+}
+
+#[test]
+fn with_a_growth_reserve_what_stays_counts_as_leased() {
+    let mut gpu = tier(Kind::Gpu, 4);
+    gpu.growth_reserve = 0.5;
+    let spec: Settings = settings(vec![gpu, tier(Kind::Host, 8)]);
+    let mut rig = Rig::new(spec);
+    let prompt = tokens(1, 2);
+    let (id, _) = held(&mut rig, &prompt);
+    suspend(&mut rig, id);
+    assert!(matches!(resume(&mut rig, id, SIZE), Err(Error::NoSpace { .. })));
+    resume(&mut rig, id, 0).unwrap();
+}
