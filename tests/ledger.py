@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 import pytest
-from oracle import Room
+from oracle import ALPHA, BETA, CONSTANT, READ, UNKNOWN, Room
 from witness import LAYERS, Witness
 
 NO_SLOT = 2**32 - 1
@@ -62,9 +63,15 @@ class Ledger:
         self.held = {}
         self.past = [[]]
         self.access = {}
+        self.uses = {}
+        self.owner = {}  # block -> the lease that used it last
+        self.last = {}  # lease -> its last use of anything
+        self.requests = 0
+        self.counting = False  # the operation under way is the last of them
+        self.brought = {}  # (tier, block) -> handle, how many requests there were when it came
         self.made = set()  # blocks that the operation under way has committed
-        self.taken = 0  # stores that went well
-        self.refusals = {}  # block -> stores of it that failed since its last use, `taken` then
+        self.taken = Counter()  # stores that went well, by tier
+        self.refusals = {}  # tier, block -> stores that failed since its last use, `taken` then
         self.ended = []
         self.events = []
         self.look()
@@ -105,10 +112,35 @@ class Ledger:
         moves = [m for m, f in flights.items() if not f.failed and f.move.after not in flights]
         return moves[number % len(moves)] if moves else None
 
-    def touch(self, path):
+    def touch(self, path, held, *, uses=1):
+        """Blocks are used now; by a lease, if that makes its session younger.
+
+        When a lease ends that counts as no further use.
+        """
         self.access.update(dict.fromkeys(path, self.now))
-        for block in self.refusals.keys() & set(path):
-            self.refusals[block] = 0, self.refusals[block][1]
+        for block in path:
+            self.uses[block] = self.uses.get(block, 0) + uses
+        if held is not None:
+            self.age(held, path, self.now)
+        for tier, block in list(self.refusals):
+            if block in path:
+                self.refusals[tier, block] = 0, self.refusals[tier, block][1]
+
+    def age(self, held, path, at):
+        """The session of these blocks is this lease's now, and as old as this use."""
+        known = self.witness.living.keys() | self.made
+        self.owner = {block: lease for block, lease in self.owner.items() if block in known}
+        if held.id not in self.owner.values():
+            self.last.pop(held.id, None)
+        self.owner.update(dict.fromkeys(path, held.id))
+        if path or held.id in self.last:
+            self.last[held.id] = max(at, self.last.get(held.id, 0))
+
+    def ages(self):
+        """When each block was last used, as the policy sees it."""
+        if self.shape.policy != "checkerboard":
+            return self.access
+        return self.access | {block: self.last[lease] for block, lease in self.owner.items()}
 
     def use(self, path):
         """A request uses these blocks: they are not over."""
@@ -123,18 +155,37 @@ class Ledger:
         held.shared &= not tokens
         path = self.witness.path(held.tokens)[full:]
         known = [block for block in path if block in self.witness.living or block in self.made]
-        self.touch(known)
+        self.touch(known, None)
         self.made.update(path)
         self.use(known)
         self.access.update(dict.fromkeys(path[len(known) :], held.began))
+        self.uses.update(dict.fromkeys(path[len(known) :], 1))
+        self.age(held, path, held.began)
         # Behind a lost block no lookup finds them.
         self.witness.meet(zip(new, path[len(known) :], strict=True))
         self.past.append(held.tokens)
 
+    def stays(self, path):
+        """The blocks of a path that leave the first tier from slots that nobody was promised."""
+        promised = {
+            slot for held in self.held.values() if not held.suspended for slot in held.table
+        }
+        flights = self.witness.flights.values()
+        promised |= {flight.move.dst_slot for flight in flights if flight.move.dst == 0}
+        leaving = self.witness.leaving
+        return {b for b in path if (0, b) in leaving and leaving[0, b].slot not in promised}
+
     def wanted(self, path, rest):
         """Slots of the first tier for a path, and `rest` tokens behind it."""
-        lacking = sum(self.world.layers[0].get(block) != ALL for block in path)
+        stays = self.stays(path)
+        lacking = sum(self.world.layers[0].get(b) != ALL for b in path if b not in stays)
         return lacking - (-rest // self.size)
+
+    def entered(self, path):
+        """The world for a request that finds a path: its blocks are pinned, and what leaves and
+        stays takes no slot that came free."""
+        spare = [self.world.spare[0] - len(self.stays(path)), *self.world.spare[1:]]
+        return replace(self.world, pinned=self.world.pinned | set(path), spare=spare)
 
     def loaded(self, held, path):
         """The copies that the plan of a lease reads on lower tiers."""
@@ -190,11 +241,12 @@ class Ledger:
             manager.audit()
         self.look()
         assert witness.snapshot()
-        if known and log is not None:
+        foretold = known and self.world.foretold
+        if foretold and log is not None:
             MIX["evictions foretold"] += len(self.events)
             same = sorted(self.events) == sorted(log) and fronts(self.events) == fronts(log)
             assert same, f"foretold {log}, seen {self.events}"
-        elif known:
+        elif foretold:
             self.least(before)
         self.check_tables(subject, {lease for lease, _, _ in rows[0]})
         self.check_slots()
@@ -209,27 +261,42 @@ class Ledger:
         self.witness.look(self.now)
         self.known = self.witness.all_known()
         living = self.witness.living
-        self.refusals = {block: how for block, how in self.refusals.items() if block in living}
+        self.refusals = {at: how for at, how in self.refusals.items() if at[1] in living}
         self.claims = {
             handle: {owner: claim for owner, claim in claims.items() if lasts(claim, self.now)}
             for handle, claims in self.claims.items()
             if handle in living.values()
         }
         said = {handle: list(claims.values()) for handle, claims in self.claims.items()}
-        self.world = self.witness.world(self.pinned(), self.access, self.unwritable(), said)
+        brought = {at: number for at, (_, number) in self.brought.items()}
+        see = self.witness.world
+        self.world = see(self.pinned(), self.ages(), self.uses, brought, self.unwritable(), said)
+        self.bring(living)
+
+    def bring(self, living):
+        """What has come to stand somewhere came with the last request; room below is made before
+        that one counts."""
+        known, self.brought = self.brought, {}
+        for tier, present in enumerate(self.world.present):
+            for block in present:
+                handle, number = known.get((tier, block), (None, 0))
+                if handle != living[block]:
+                    number = self.requests - (self.counting and tier > 0)
+                self.brought[tier, block] = living[block], number
+                self.world.brought[tier, block] = number
 
     def unwritable(self):
-        """The blocks that are dropped instead of written."""
+        """The copies that are dropped instead of written: (tier below, block)."""
         return {
-            block
-            for block, (times, taken) in self.refusals.items()
-            if times == MOST_STORES or taken == self.taken
+            (tier, block)
+            for (tier, block), (times, taken) in self.refusals.items()
+            if times == MOST_STORES or taken == self.taken[tier]
         }
 
-    def refused(self, block):
-        """A store of a block failed."""
-        times, _ = self.refusals.get(block, (0, 0))
-        self.refusals[block] = times + 1, self.taken
+    def refused(self, block, tier):
+        """A store of a block to a tier failed."""
+        times, _ = self.refusals.get((tier, block), (0, 0))
+        self.refusals[tier, block] = times + 1, self.taken[tier]
 
     def follow(self, failed):
         """Leases that lost tokens to a failure hold less; no other one does."""
@@ -245,9 +312,9 @@ class Ledger:
         """A failure made room: of what could leave before and after, the least valuable left."""
         stayed = before.may_leave(0) & self.world.may_leave(0)
         for block in [block for tier, block, _ in self.events if tier == 0]:
-            mine = before.order(block, self.now)
+            mine = before.order(0, block, self.now)
             for other in stayed:
-                if before.order(other, self.now) < mine:
+                if before.order(0, other, self.now) < mine:
                     room = Room(before, self.now)
                     room.decide(0, other)
                     assert not room.log, f"{block} left before {other}, which is worth less"
@@ -320,7 +387,8 @@ class Ledger:
                     self.world.priority(block, self.now) > NORMAL
                     for block in self.world.present[at]
                 )
-            assert tier.regrets == 0 < tier.compared
+            assert tier.compared > 0
+            assert tier.regrets == 0 or self.shape.epsilon > 0
 
     def cut_off(self):
         """Whether a move touches, or a lease has written again, what stands behind a lost block: no
@@ -336,13 +404,13 @@ class Ledger:
     def check_order(self):
         """What may leave, its price and its rank are what the oracle says."""
         world = self.world
-        for (_, block), entry in self.witness.entries.items():
-            idle = self.now - self.access[block]
+        for (tier, block), entry in self.witness.entries.items():
+            idle = self.now - world.access[block]
             assert entry.idle == idle
             assert entry.priority == world.priority(block, self.now)
-            assert entry.cost == world.cost(block)
-            expected = float(world.cost(block) * 10**9 / idle) if idle else float("inf")
-            assert entry.value == pytest.approx(expected, rel=1e-12)
+            self.check_price(tier, block, entry, idle)
+        if not world.foretold:
+            return
         for tier in range(len(self.shape.rooms)):
             ranks = {
                 block: entry.rank
@@ -352,8 +420,33 @@ class Ledger:
             allowed = world.may_leave(tier)
             assert ranks.keys() <= allowed
             if self.known and not self.cut_off():
-                order = sorted(allowed, key=lambda block: world.order(block, self.now))
+                order = sorted(allowed, key=lambda block: world.order(tier, block, self.now))
                 assert sorted(ranks, key=ranks.get) == order
+
+    def check_price(self, tier, block, entry, idle):
+        """What an explanation says of a copy."""
+        world, policy = self.world, self.shape.policy
+        depth = world.depth(block)
+        if policy == "weighted":
+            # So many blocks has the shortest session through it, and a block of all layers weighs
+            # what its layers do.
+            blocks = (depth + 1) / entry.weights["position"]
+            assert blocks >= depth + 1
+            assert blocks == pytest.approx(round(blocks), rel=1e-12)
+            base = float(ALPHA * depth * self.size + BETA + CONSTANT)
+            assert entry.terms["base"] == base
+            cost = base * entry.weights["layer"] * entry.weights["position"]
+            assert entry.cost == pytest.approx(cost, rel=1e-12)
+        elif policy not in READ | UNKNOWN:
+            assert entry.cost == world.cost(tier, block)
+        if policy == "fifo":
+            assert entry.value == world.brought[tier, block]
+        elif policy == "lfu":
+            assert entry.value == world.uses[block]
+        elif world.foretold and policy != "gdsf":
+            cost = Fraction(world.cost(tier, block))
+            expected = float(cost * 10**9 / idle) if idle else float("inf")
+            assert entry.value == pytest.approx(expected, rel=1e-12)
 
     def check_leaves(self):
         """Leaf-only: before a block that stands somewhere, all of the sequence does.

@@ -3,6 +3,10 @@
 Pure Python and exact: values are fractions, sets are searched from end to end, and nothing is
 imported from kvtrie. A block is named by all tokens up to its end. The oracle is told what stands
 where and who holds it (`World`) and foretells the whole log of evictions of an operation (`Room`).
+
+It knows the order of every policy but four. What `arc`, `lirs`, `s3fifo` and `hazard` remember
+depends on every use and eviction since the beginning, in their order within each operation; of them
+only what holds under any policy is asked.
 """
 
 from __future__ import annotations
@@ -12,8 +16,25 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 ALPHA, BETA, CONSTANT = Fraction(1, 16), Fraction(1), Fraction(1, 2)
-"""A token behind l others costs l / 16 + 1, and under `retention` 1 / 2 more. They are binary
+"""A token behind l others costs l / 16 + 1, and 1 / 2 more but under `flat`. They are binary
 fractions, so that the manager's arithmetic is exact as well."""
+
+UNKNOWN = frozenset({"arc", "lirs", "s3fifo", "hazard"})
+"""Policies whose order is not foretold."""
+
+READ = frozenset({"weighted", "restore", "gdsf"})
+"""Policies whose prices depend on sessions, plans or what has left: they are read from
+explanations, and the order is foretold by them."""
+
+HOST, DISK = 1, 2  # tiers, by their places
+
+
+def classed(cost, epsilon):
+    """A cost as it is compared: in units of 2^-40, rounded down to classes `1 + epsilon` apart."""
+    number = int(Fraction(cost) * 2**40 + Fraction(1, 2))
+    bits = next((bits for bits in range(63) if Fraction(1, 2**bits) <= epsilon), 63)
+    low = max(0, number.bit_length() - 1 - bits)
+    return number >> low << low
 
 
 @dataclass(slots=True)
@@ -22,29 +43,39 @@ class World:
 
     Attributes:
         block_tokens: tokens of a block.
-        policy: "lru", "flat" or "retention" without reuse.
+        policy: any; `retention` without reuse.
+        epsilon: how far costs are rounded, as a fraction.
         holes: whether blocks inside a sequence may go.
+        rooms: the blocks of each tier: gpu, host, disk, remote.
         layers: per tier, the layers of each block that stand or will stand there and are of use.
         present: per tier, all blocks that take room there, of use or not.
         settled: per tier, those of them that no move reads or writes.
         bad: per tier, those whose bytes could not be delivered.
         pinned: blocks that a lease holds.
-        access: when each block was last used.
+        access: when each block was last used; under `checkerboard` its session.
+        uses: how often each block was used since it is known.
+        brought: per (tier, block), how many requests there were when it came there.
+        prices: per (tier, block), its price where that is read.
         number: what decides between blocks that are equal in everything else.
         spare: per tier, slots that are free or come free without an eviction.
-        unwritable: blocks that the tier below refused; they are dropped instead.
+        unwritable: (tier, block) of blocks that a tier refused; they are dropped instead.
         said: what hints say of a block: priorities, each with the time at which it ends or None.
     """
 
     block_tokens: int
     policy: str
+    epsilon: Fraction
     holes: bool
+    rooms: tuple[int, ...] = ()
     layers: list[dict[tuple, frozenset]] = field(default_factory=list)
     present: list[set[tuple]] = field(default_factory=list)
     settled: list[set[tuple]] = field(default_factory=list)
     bad: list[set[tuple]] = field(default_factory=list)
     pinned: set[tuple] = field(default_factory=set)
     access: dict[tuple, int] = field(default_factory=dict)
+    uses: dict[tuple, int] = field(default_factory=dict)
+    brought: dict[tuple, int] = field(default_factory=dict)
+    prices: dict[tuple, float] = field(default_factory=dict)
     number: dict[tuple, int] = field(default_factory=dict)
     spare: list[int] = field(default_factory=list)
     unwritable: set[tuple] = field(default_factory=set)
@@ -59,35 +90,55 @@ class World:
         length = len(block) + self.block_tokens
         return [other for other in among if len(other) == length and other[: len(block)] == block]
 
-    def cost(self, block):
-        """What it costs to compute a token of the block again."""
-        if self.policy == "lru":
+    def reserve(self, tier):
+        """Slots that only what passes from disk to remote may take."""
+        passed = tier == HOST and len(self.rooms) > DISK + 1
+        return max(1, self.rooms[tier] // 16) if passed else 0
+
+    @property
+    def foretold(self):
+        """Whether the order of leaving is known."""
+        return self.policy not in UNKNOWN
+
+    def cost(self, tier, block):
+        """The cost of losing the block from a tier."""
+        if self.policy in READ:
+            return self.prices[tier, block]
+        if self.policy == "lfu":
+            return Fraction(self.uses[block])
+        if self.policy in UNKNOWN | {"lru", "fifo"}:
             return Fraction(1)
         context = self.depth(block) * self.block_tokens
-        return ALPHA * context + BETA + (CONSTANT if self.policy == "retention" else 0)
+        return ALPHA * context + BETA + (0 if self.policy == "flat" else CONSTANT)
 
     def priority(self, block, now):
         """The highest one that holds now; 35 if nothing is said."""
         said = self.said.get(block, ())
         return max((priority for priority, end in said if end is None or end > now), default=35)
 
-    def order(self, block, now):
-        """Blocks leave in ascending order of this.
-
-        The priority; then cost over idle time, infinite at zero; then the cheaper, the older, the
-        deeper one (with holes the shallower one), and the one with the smaller number.
-        """
-        idle, cost = now - self.access[block], self.cost(block)
-        value = (0, cost / idle) if idle else (1, Fraction(0))
+    def order(self, tier, block, now):
+        """Blocks leave in ascending order of this: the priority, then the policy's rule, then the
+        deeper one (with holes the shallower one), and the one with the smaller number."""
         tie = self.depth(block) if self.holes else -self.depth(block)
-        return (
-            self.priority(block, now),
-            *value,
-            cost,
-            self.access[block],
-            tie,
-            self.number[block],
-        )
+        return (self.priority(block, now), *self.rule(tier, block, now), tie, self.number[block])
+
+    def rule(self, tier, block, now):
+        """By cost over idle time, infinite at zero; then the cheaper, the older one. Or by
+        a rule that time does not change, or by the age of the session."""
+        idle = now - self.access[block]
+        if self.policy == "fifo":
+            return (self.brought[tier, block],)
+        if self.policy == "lfu":
+            return (self.uses[block], self.access[block])
+        if self.policy == "gdsf":
+            return (self.prices[tier, block],)
+        if self.policy == "checkerboard":
+            # The ages of a session double from class to class; whole blocks go front first, and
+            # nothing but their numbers tells them apart then.
+            return (-idle.bit_length(), self.depth(block), self.number[block])
+        cost = classed(self.cost(tier, block), self.epsilon)
+        value = (0, Fraction(cost, idle)) if idle else (1, Fraction(0))
+        return (*value, cost, self.access[block])
 
     def may_leave(self, tier):
         """The blocks that may be victims: settled, on the first tier unpinned, and leaves."""
@@ -122,15 +173,16 @@ class Room:
         # What may leave at one moment may do so later, even with blocks behind it on their way.
         self.free = [self.world.may_leave(tier) for tier in range(len(world.present))]
         self.log = []
+        self.kept = [0 if dropping else world.reserve(t) for t in range(len(world.present))]
 
     def make(self, tier, units):
         """Take `units` slots of a tier; False if that many cannot be had."""
         world = self.world
-        while world.spare[tier] < units:
+        while units and world.spare[tier] < units + self.kept[tier]:
             allowed = [b for b in self.free[tier] if (tier, b) not in self.seen]
             if not allowed:
                 return False
-            self.decide(tier, min(allowed, key=lambda block: world.order(block, self.now)))
+            self.decide(tier, min(allowed, key=lambda block: world.order(tier, block, self.now)))
         world.spare[tier] -= units
         return True
 
@@ -149,12 +201,18 @@ class Room:
 
     def _write(self, below, block, dirty):
         world = self.world
-        if below == len(world.present) or block in world.unwritable | world.bad[below]:
+        if below == len(world.present) or block in world.bad[below]:
+            return False
+        if (below, block) in world.unwritable:
             return False
         there = block in world.present[below]
         if there and not world.layers[below].get(block):
             return False  # what failed on its way there still takes its slot
         self.seen.add((below, block))
+        if below > DISK:
+            if world.spare[HOST] < 1:
+                return False  # it cannot pass through the host
+            world.spare[HOST] -= 1
         self.moving.append(block)
         made = self.make(below, 0 if there else 1)
         self.moving.pop()
@@ -200,13 +258,25 @@ class Room:
         self.free[tier] |= self.world.may_leave(tier)
 
 
-def make_room(world, units, stay, now):
-    """The log of evictions that makes `units` slots of the first tier; None if nothing does.
+def make_room(world, wanted, stay, now):
+    """The log of evictions that makes so many slots of tiers, [(tier, slots)], in this order; None
+    if nothing does.
 
     Where writing victims down does not leave enough room, what can be dropped is.
     """
+    if all(not n or n + world.reserve(tier) <= world.spare[tier] for tier, n in wanted):
+        return []
     for dropping in (False, True):
         room = Room(world, now, stay, dropping=dropping)
-        if room.make(0, units):
+        if all(room.make(tier, units) for tier, units in wanted):
             return room.log
     return None
+
+
+def room_to_load(world, units, loads, now):
+    """The log of evictions of a request that wants `units` slots of the first tier and loads these
+    copies, (tier, block). Those from below the host pass through it, one by one if need be."""
+    passing = sum(tier > HOST for tier, _ in loads)
+    ways = [[(HOST, passing), (0, units)], [(HOST, 1), (0, units)]] if passing else [[(0, units)]]
+    logs = (make_room(world, wanted, loads, now) for wanted in ways)
+    return next((log for log in logs if log is not None), None)

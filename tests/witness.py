@@ -8,6 +8,7 @@ A block is named by all tokens up to its end.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import numpy as np
 from oracle import ALPHA, BETA, CONSTANT, World
@@ -26,9 +27,10 @@ class Shape:
     holes: bool
     policy: str
     block_tokens: int = 2
+    epsilon: float = 0.0
 
     def open(self):
-        kinds = zip(("gpu", "host"), self.rooms, strict=False)
+        kinds = zip(("gpu", "host", "disk", "remote"), self.rooms, strict=False)
         tiers = [Tier(kind, blocks=room, retained_share=1.0) for kind, room in kinds]
         return BlockManager(
             ModelShape(layers=LAYERS, kv_heads=1, head_dim=1),
@@ -39,6 +41,7 @@ class Shape:
             structure="holes" if self.holes else "leaf-only",
             events=10_000,
             reuse=False,
+            epsilon=self.epsilon,
         )
 
 
@@ -52,6 +55,14 @@ class Flight:
     failed: bool = False
     returned: bool | None = None  # its block is back in the slot that it was to leave
 
+    def passes(self):
+        """Whether it is a store from the host of what came there from the disk for it."""
+        return self.move.kind == STORE and self.move.src != self.move.dst - 1
+
+    def source(self):
+        """The tier that its block leaves."""
+        return self.move.dst - 1 if self.move.kind == STORE else self.move.src
+
 
 @dataclass(slots=True)
 class Witness:
@@ -62,6 +73,7 @@ class Witness:
     names: dict[int, tuple] = field(default_factory=dict)  # of every handle ever seen
     living: dict[tuple, int] = field(default_factory=dict)  # handle of every cached block
     copies: dict[tuple, object] = field(default_factory=dict)  # (tier, block) -> Copy
+    leaving: dict[tuple, object] = field(default_factory=dict)  # the same of those that leave
     slots: dict[tuple, int] = field(default_factory=dict)  # (tier, block) -> slot last seen
     entries: dict[tuple, object] = field(default_factory=dict)  # (tier, block) -> Explanation
     flights: dict[int, Flight] = field(default_factory=dict)
@@ -110,25 +122,20 @@ class Witness:
         manager = self.managers[0]
         self.living = {b: handle for b, handle in self.living.items() if cached(manager, handle)}
         self.copies.clear()
+        self.leaving.clear()
         self.entries.clear()
         inner = {block[: -self.shape.block_tokens] for block in self.living}
         for leaf in self.living.keys() - inner:
             for block, found in zip(self.path(leaf), self.lookup(leaf, now).blocks, strict=False):
                 for copy in found.copies:
-                    self.copies[copy.tier, block] = copy
+                    (self.leaving if copy.leaving else self.copies)[copy.tier, block] = copy
                     self.slots[copy.tier, block] = copy.slot
         for block, handle in self.living.items():
             for tier in range(len(self.shape.rooms)):
                 entry = explained(manager, handle, tier, now)
                 if entry is not None:
                     self.entries[tier, block] = entry
-        for flight in self.flights.values():
-            if flight.failed and flight.returned is None:
-                source = flight.move.src, flight.block
-                copy = self.copies.get(source)
-                # No lookup finds what a failure has cut off; with an entry it is back too.
-                hidden = copy is None and source in self.entries
-                flight.returned = hidden or (copy is not None and copy.slot == flight.move.src_slot)
+        self.see_returned()
         first, second = (manager.moves() for manager in self.managers)
         assert first.to_bytes() == second.to_bytes()
         for move in first:
@@ -136,6 +143,22 @@ class Witness:
             copy = self.copies.get((move.dst, block))
             own = copy is None or copy.slot != move.dst_slot
             self.flights[move.id] = Flight(move, block, own)
+
+    def see_returned(self):
+        """See which stores read a slot that its block has come back to."""
+        for flight in self.flights.values():
+            if flight.failed and flight.returned is None:
+                source = flight.source(), flight.block
+                copy = self.copies.get(source)
+                # No lookup finds what a failure has cut off; with an entry it is back too.
+                hidden = copy is None and source in self.entries
+                same = flight.passes() or (copy and copy.slot == flight.move.src_slot)
+                flight.returned = hidden or bool(copy and same)
+            elif flight.move.kind == STORE and not flight.failed and not flight.returned:
+                # A request has taken its block back before the slot was promised.
+                copy = self.copies.get((flight.move.src, flight.block))
+                stays = copy is not None and copy.slot == flight.move.src_slot
+                flight.returned = stays or None
 
     def give_up(self, move):
         """What waits for a move that failed has failed with it, and never started."""
@@ -156,6 +179,7 @@ class Witness:
                 (flight.move.src, flight.move.src_slot) == (tier, slot)
                 and (flight.move.kind != STORE or flight.returned)
             )
+            or (flight.passes() and flight.returned and flight.source() == tier)
             for flight in self.flights.values()
             if flight.block == block
         )
@@ -164,7 +188,13 @@ class Witness:
         """(tier, block) of what stands where no lookup finds it: bad, or cut off by a failure."""
         return self.entries.keys() - self.copies.keys()
 
-    def world(self, pinned, access, unwritable, said):
+    def prices(self):
+        """What explanations say of blocks, by (tier, block), where the oracle reads it."""
+        if self.shape.policy == "gdsf":
+            return {at: entry.value for at, entry in self.entries.items()}
+        return {at: entry.cost for at, entry in self.entries.items()}
+
+    def world(self, pinned, access, uses, brought, unwritable, said):
         """What the oracle is told."""
         tiers = range(len(self.shape.rooms))
         layers = [{} for _ in tiers]
@@ -184,16 +214,21 @@ class Witness:
         return World(
             self.shape.block_tokens,
             self.shape.policy,
+            Fraction(self.shape.epsilon),
             self.shape.holes,
+            rooms=self.shape.rooms,
             layers=layers,
             present=present,
             settled=settled,
             bad=[{b for b in settled[t] if not layers[t].get(b)} for t in tiers],
             pinned=pinned,
             access={block: access[block] for block in self.living},
+            uses={block: uses[block] for block in self.living},
+            brought=brought,
+            prices=self.prices(),
             number={block: handle & 0xFFFF_FFFF for block, handle in self.living.items()},
             spare=[each.free + each.coming for each in stats],
-            unwritable=unwritable & self.living.keys(),
+            unwritable={(tier, block) for tier, block in unwritable if block in self.living},
             said={block: said[handle] for block, handle in self.living.items() if handle in said},
         )
 
