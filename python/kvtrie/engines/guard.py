@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kvtrie.tiers import Pool
 
-__all__ = ["Guard", "Pass", "remainder", "states"]
+__all__ = ["Guard", "Pass", "named", "remainder", "states"]
 
 _READ = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position"})
 # These change what a pass returns, not what it computes; so do all that begin with "output_".
@@ -77,7 +77,6 @@ class Guard:
         tuned = getattr(config, "attn_temperature_tuning", False)
         # Llama 4 scales queries by their place in the pass, from this length on.
         self._counts_from: int | None = getattr(config, "floor_scale", None) if tuned else None
-        self._names = tuple(forward)
         self._modules = tuple(model.modules())
         self._device = model.device.type
 
@@ -114,10 +113,6 @@ class Guard:
                 f"autocast computes in {kind} what is cached as the model's own type: load the "
                 "model in the type that you want and leave autocast"
             )
-
-    def named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """All arguments of a pass by name."""
-        return dict(zip(self._names, args, strict=False)) | dict(kwargs)
 
     def check(self, given: Mapping[str, Any], past: int, pads: Sequence[int]) -> Pass:
         """Look at the arguments of a pass over a cache of `past` columns.
@@ -172,6 +167,15 @@ class Guard:
                 f"column {end} takes no padding"
             )
         return Pass(ids, end - min(pads), repeats)
+
+
+def named(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All arguments of a module's forward by name."""
+    if not args:
+        return dict(kwargs)
+    return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | {**kwargs}
 
 
 def remainder(given: Mapping[str, Any], columns: int) -> dict[str, Any]:

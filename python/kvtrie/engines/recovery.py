@@ -32,9 +32,11 @@ _MASKED = ("sdpa", "eager")
 
 def recover(
     model: PreTrainedModel,
+    entry: torch.nn.Module,
     pool: Pool,
     lease: Lease,
     tokens: NDArray[Any],
+    *,
     reach: int | None = None,
 ) -> int:
     """Compute what the plan of `lease` says is missing in front of its match.
@@ -43,6 +45,7 @@ def recover(
 
     Args:
         model: a causal language model or its decoder.
+        entry: the module of it that is given tokens and a cache.
         pool: the memory of the first tier.
         lease: whose plan to carry out.
         tokens: int64 `(n,)`, the prompt, at least up to the match.
@@ -73,7 +76,7 @@ def recover(
         positions = torch.cat([missing, missing.new_tensor([reach])])
     try:
         with torch.no_grad():
-            model.base_model(
+            entry(
                 input_ids=ids[None],
                 position_ids=positions[None],
                 attention_mask=_masks(model, positions, step.keys),

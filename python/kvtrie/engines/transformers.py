@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from transformers import Cache
 
-from kvtrie.engines.guard import Guard, remainder, states
+from kvtrie.engines.guard import Guard, named, remainder, states
 from kvtrie.engines.recovery import recover
 from kvtrie.engines.rope import Rope
 from kvtrie.engines.step import Step
+from kvtrie.engines.trial import trial
 from kvtrie.errors import ClosedError, ConfigError, NoSpaceError, TransferError
 from kvtrie.shape import ModelShape
 from kvtrie.tiers import Pool
@@ -109,6 +110,7 @@ class KvtrieCache(Cache):
         self._guard = Guard(model)
         self._guard.ready()
         self._rope = Rope.of(model.config)
+        entry = trial(model, pool)
         self._executor = executor
         self._pool = pool
         self._rows: list[_Row] = []
@@ -123,7 +125,7 @@ class KvtrieCache(Cache):
         longest = max(map(len, prompts))
         self._regime = self._rope.regime(longest)
         self.scope = self._rope.scope(scope, self._regime)
-        hook = model.base_model.register_forward_pre_hook(_weakly(self._before), with_kwargs=True)
+        hook = entry.register_forward_pre_hook(_weakly(self._before), with_kwargs=True)
         # Neither refers to the cache, so that one that is dropped without `close` ends as well.
         self._end_of_life = weakref.finalize(self, _let_go, self._rows, hook)
         self._end_of_life.atexit = False
@@ -144,7 +146,7 @@ class KvtrieCache(Cache):
                 executor.wait(row.lease)
                 if len(row.lease.plan.recompute()):
                     self._guard.check_recovery(longest)
-                self.recovered += recover(model, pool, row.lease, row.tokens, reach)
+                self.recovered += recover(model, entry, pool, row.lease, row.tokens, reach=reach)
                 row.lease.commit([], now=executor.clock())
         except BaseException:
             self.close()
@@ -277,10 +279,10 @@ class KvtrieCache(Cache):
         self._rows[:] = [replace(self._rows[at], lease=forks[at].pop()) for at in sources]
 
     def _before(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, entry: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Before a pass of the model: if it is one with this cache, look at it, note its tokens."""
-        given = self._guard.named(args, kwargs)
+        given = named(entry, args, kwargs)
         if given.get("past_key_values") is not self:
             return None
         self._step = self._ids = None  # of a pass that did not come to its end
@@ -372,13 +374,13 @@ class KvtrieCache(Cache):
         return fresh
 
 
-def _weakly(method: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Callable[..., Any]:
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """A hook that calls a method as long as its object lives."""
     method_of = weakref.WeakMethod(method)
 
-    def hook(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def hook(*given: object) -> object:
         found = method_of()
-        return None if found is None else found(args, kwargs)
+        return None if found is None else found(*given)
 
     return hook
 

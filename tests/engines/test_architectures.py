@@ -1,0 +1,142 @@
+"""Every kind of model is served as without kvtrie, or refused when its first cache is opened."""
+
+import dataclasses
+import inspect
+import logging
+
+import pytest
+import torch
+from tinymodels import BLOCK, agree, answer, lose, serve, some
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from kvtrie.engines.transformers import KvtrieCache
+from kvtrie.errors import ConfigError
+
+pytestmark = pytest.mark.engine
+
+log = logging.getLogger(__name__)
+
+# The names that configurations have for the same few sizes.
+SIZES = {
+    "attention_chunk_size": 24,
+    "bos_token_id": None,
+    "d_model": 64,
+    "eos_token_id": None,
+    "ffn_dim": 96,
+    "head_dim": 8,
+    "hidden_size": 64,
+    "init_std": 0.15,
+    "initializer_range": 0.15,
+    "intermediate_size": 96,
+    "intermediate_size_mlp": 96,
+    "max_position_embeddings": 512,
+    "max_seq_len": 512,
+    "moe_intermediate_size": 32,
+    "n_embd": 64,
+    "n_head": 8,
+    "n_heads": 8,
+    "n_layer": 4,
+    "n_layers": 4,
+    "n_positions": 512,
+    "n_routed_experts": 4,
+    "num_attention_heads": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "num_kv_heads": 2,
+    "num_local_experts": 4,
+    "pad_token_id": 0,
+    "rotary_dim": 8,
+    "sliding_window": 24,
+    "vocab_size": 211,
+    "word_embed_proj_dim": 64,
+}
+
+
+MOST = 10_000_000
+
+
+def tiny(kind, **changes):
+    """A model of a kind, by the names that its configuration knows."""
+    config = CONFIG_MAPPING[kind]
+    known = set(inspect.signature(config.__init__).parameters)
+    if dataclasses.is_dataclass(config):
+        known |= {field.name for field in dataclasses.fields(config)}
+    given = {name: value for name, value in SIZES.items() if name in known}
+    made = config(**(given | changes))
+    with torch.device("meta"):
+        size = AutoModelForCausalLM.from_config(made).num_parameters()
+    if size > MOST:
+        raise OverflowError(f"{size} parameters: these names do not make it small")
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
+
+
+def served(model):
+    """Cold, warm and with holes, a model says what it says without kvtrie.
+
+    Raises:
+        ConfigError: only while nothing is cached yet.
+    """
+    ids = some(1, 1, 75)
+    truth = answer(model, ids, steps=4)
+    executor = serve(model, 22, 60, lossy=True)
+    KvtrieCache(model, executor, ids).close()
+    for past in (0, 72):
+        with KvtrieCache(model, executor, ids) as cache:
+            assert cache.get_seq_length() == past
+            mine = answer(model, ids, cache, steps=4)
+            agree(truth, mine)
+            assert (torch.cat(mine.logits) - torch.cat(truth.logits)).abs().max() < 1e-3
+    other = some(99, 1, 170)  # fills the first tier and so pushes the first prompt down
+    with KvtrieCache(model, executor, other) as cache, torch.no_grad():
+        model(other, past_key_values=cache)
+    lost = lose(executor, ids, {1, 2, 4, 7})
+    with KvtrieCache(model, executor, ids) as cache:
+        assert cache.recovered == len(lost) * BLOCK
+        mine = answer(model, ids, cache, steps=4)
+        assert (torch.cat(mine.logits) - torch.cat(truth.logits)).abs().max() < 1e-3
+    executor.manager.audit()
+
+
+FALCONS = {
+    "multi-query": {"multi_query": True, "new_decoder_architecture": False},
+    "multi-head": {"multi_query": False, "new_decoder_architecture": False, "num_kv_heads": 8},
+    "new decoder": {"new_decoder_architecture": True},
+}
+
+
+@pytest.mark.parametrize("kind", FALCONS)
+def test_every_falcon_is_served(kind):
+    served(tiny("falcon", **FALCONS[kind]))
+
+
+@pytest.mark.parametrize("kind", ["opt", "llama4_text", "gpt2"])
+def test_a_model_is_served_in_holes_too(kind):
+    served(tiny(kind))
+
+
+@pytest.mark.parametrize(("kind", "why"), [("bloom", "position_ids"), ("bert", "later tokens")])
+def test_a_model_that_cannot_be_served_is_refused_on_opening(kind, why):
+    with pytest.raises(ConfigError, match=why):
+        served(tiny(kind))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def test_each_model_works_or_is_a_config_error_on_opening(kind):
+    ids = some(1, 1, 75)
+    try:
+        model = tiny(kind)
+        answer(model, ids, steps=2)
+    except Exception as error:  # noqa: BLE001 - these few sizes do not fit every kind
+        pytest.skip(f"not built: {error!r:.100}")
+    try:
+        served(model)
+    except ConfigError as error:
+        log.warning("%s is refused: %s", kind, error)
+        with pytest.raises(ConfigError):  # on opening, not later
+            KvtrieCache(model, serve(model), ids)
