@@ -62,7 +62,7 @@ def test_every_answer_is_as_without_kvtrie(finished):
             assert round(sum(turn["reused"])) + turn["end"] <= turn["prompt"]
             assert turn["sooner"] >= 0
         holes = sum(turn["holes"] for turn in document["turns"])
-        assert holes == 0 or options.structure == "holes"
+        assert (holes > 0) == (options.structure == "holes")
         for tier in range(3):
             assert sum(turn["reused"][tier] for turn in document["turns"]) > 0
 
@@ -126,12 +126,21 @@ def turn(**changes):
 
 
 def test_a_wrong_answer_fails():
-    assert run._verdict([turn()])[0]
-    assert run._verdict([turn(verdict="tie")])[0]
-    assert "tie" in run._verdict([turn(verdict="tie")])[1]
-    ok, sentence = run._verdict([turn(), turn(chat=7, turn=2, verdict="differs")])
+    assert run._verdict([turn()], "holes")[0]
+    assert run._verdict([turn(verdict="tie")], "holes")[0]
+    assert "tie" in run._verdict([turn(verdict="tie")], "holes")[1]
+    ok, sentence = run._verdict([turn(), turn(chat=7, turn=2, verdict="differs")], "holes")
     assert not ok
     assert "chat 7, turn 2" in sentence
+
+
+def test_no_token_recomputed_in_holes_fails_where_holes_are_to_be_shown():
+    ok, sentence = run._verdict([turn(holes=0, sooner=16)] * 2, "holes")
+    assert not ok
+    assert "All 2 answers equal" in sentence
+    assert "--gpu-share" in sentence
+    assert run._verdict([turn(holes=0), turn(holes=1)], "holes")[0]
+    assert run._verdict([turn(holes=0)], "leaf-only")[0]
 
 
 def test_only_a_tie_excuses_another_token():
