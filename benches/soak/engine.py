@@ -128,8 +128,7 @@ class Engine:
         self.executor.wait(lease)
         self._note_failures()
         if self.healthy and not ask.given_up:
-            # A load that failed took its room along.
-            lease.reserve(len(ask.tokens) - lease.matched, now=self.executor.clock())
+            self._reserve(lease, len(ask.tokens) - lease.matched)
             self.executor.wait(lease)
             expected, found = self._pattern.of(ask.tokens, _marks(ask.scope)), lease.matched
             known = np.zeros(expected.shape[:2], dtype=bool)
@@ -148,6 +147,14 @@ class Engine:
             self.manager.hint([over], now=self.executor.clock())
         self.executor.poll()
         self.requests += 1
+
+    def _reserve(self, lease: Lease, tokens: int) -> None:
+        """Room for what is computed: a load that failed took its own along."""
+        try:
+            lease.reserve(tokens, now=self.executor.clock())
+        except NoSpaceError:
+            self.executor.drain()  # what is on its way down makes room
+            lease.reserve(tokens, now=self.executor.clock())
 
     def _note_failures(self) -> None:
         reasons = [row.reason for row in self.manager.failed()]
