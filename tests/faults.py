@@ -7,8 +7,8 @@ its files, so many faults of each kind below both its queues and in what lies on
 many writers that are killed. Misses are the tokens computed beyond what the same requests compute
 without faults.
 Exit status 1 if a block is wrong or a request does not end.
-Cost: a third of a second per hundred faults and kind, on each of two cores; two seconds per hundred
-stores of all kinds.
+Cost: half a second to a second of one core per hundred faults and kind above the files, on as many
+cores as there are; two seconds per hundred stores of all kinds.
 """
 
 from __future__ import annotations
