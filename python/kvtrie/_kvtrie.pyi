@@ -549,7 +549,9 @@ class BlockManager:
         """The whole state, readable; equal for equal states. Neither times nor counters count."""
 
     def reset(self) -> None:
-        """Forgets all blocks; settings and counters stay, and what stood counts as evicted.
+        """Forgets all blocks and the time: the next call may come with any.
+
+        Settings and counters stay, lanes are idle, and what stood counts as evicted.
 
         Raises:
             ConfigError: a lease is held or a move has not ended.
@@ -1690,6 +1692,8 @@ class Stats:
         moves: moves that have not ended.
         queued: moves that wait to be handed out.
         clamped: calls that came with a time below the latest one.
+        doubted: calls that came with a time more than a day beyond the latest one and were served
+            at that; the next call is believed if it comes with about the same time.
         now: the latest time seen, in nanoseconds.
     """
 
@@ -1719,6 +1723,8 @@ class Stats:
     def queued(self) -> int: ...
     @property
     def clamped(self) -> int: ...
+    @property
+    def doubted(self) -> int: ...
     @property
     def now(self) -> int: ...
     def since(self, before: Stats) -> Stats:

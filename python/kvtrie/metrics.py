@@ -102,6 +102,10 @@ METRICS = (
         "kvtrie_clamped_calls_total", "counter", "Calls with a time below the latest one",
         "clamped", _BY_MANAGER,
     ),
+    Metric(
+        "kvtrie_doubted_calls_total", "counter", "Calls with a time a day beyond the latest one",
+        "doubted", _BY_MANAGER,
+    ),
     Metric("kvtrie_known_blocks", "gauge", "Blocks that the trie knows", "blocks", _BY_MANAGER),
     Metric("kvtrie_leases", "gauge", "Leases held", "leases", _BY_MANAGER),
     Metric("kvtrie_pending_moves", "gauge", "Moves that have not ended", "moves", _BY_MANAGER),

@@ -148,6 +148,11 @@ impl Lanes {
         self.queues[self.lanes[lane].queue].free_at
     }
 
+    /// Nothing is queued any more; counters stay.
+    pub fn reset(&mut self) {
+        self.queues.iter_mut().for_each(|queue| queue.free_at = 0);
+    }
+
     /// Nanoseconds that this lane's own transmissions took or will take, latency included.
     #[must_use]
     pub fn busy(&self, lane: LaneId) -> Nanos {

@@ -262,7 +262,8 @@ impl Manager {
         Err(Error::config(format!("there is no lane '{lane}'")))
     }
 
-    /// Forgets all blocks, leases and moves; settings, lanes' queues and counters stay.
+    /// Forgets all blocks, leases and moves, and the time: the next call may name any. Settings,
+    /// what lanes can do and counters stay; the lanes are idle.
     ///
     /// # Errors
     /// [`Error::Config`] while a lease is held or a move is under way.
@@ -279,7 +280,9 @@ impl Manager {
         self.count_reset();
         let old = std::mem::replace(self, fresh);
         self.clock = old.clock;
+        self.clock.reset();
         self.lanes = old.lanes;
+        self.lanes.reset();
         self.next_lease = old.next_lease;
         self.next_move = old.next_move;
         self.meter = old.meter;

@@ -1,7 +1,8 @@
 //! Time as an argument: integer nanoseconds, monotone by construction.
 //!
 //! Invariant: the clock never runs backwards. Threads race, so a `now` below the last one is
-//! clamped to it and counted. Cost: one comparison.
+//! clamped to it and counted. No single call moves it by more than a day: a wrong `now` would clamp
+//! all calls behind it. Cost: two comparisons.
 
 /// Nanoseconds on the caller's monotone clock.
 pub type Nanos = u64;
@@ -23,22 +24,65 @@ pub fn stamp(now: Nanos) -> Stamp {
     now.saturating_add(ZERO)
 }
 
-/// The last time seen, and how often a caller was behind it.
-#[derive(Clone, Debug, Default)]
+/// So far ahead of the latest time a call is believed at once.
+pub const DAY: Nanos = 24 * 3600 * 1_000_000_000;
+
+/// The last time seen, and how often a caller was behind it or far ahead.
+#[derive(Clone, Debug)]
 pub struct Clock {
     last: Nanos,
+    /// Times up to here are believed at once.
+    until: Nanos,
+    /// A time beyond that, which the call before came with.
+    doubt: Option<Nanos>,
     clamped: u64,
+    doubted: u64,
+}
+
+/// A clock that believes its first call, whatever that says.
+impl Default for Clock {
+    fn default() -> Self {
+        Self { last: 0, until: Nanos::MAX, doubt: None, clamped: 0, doubted: 0 }
+    }
 }
 
 impl Clock {
-    /// Takes the caller's `now` and returns the time to use.
+    /// Takes the caller's `now` and returns the time to use: the latest one, if `now` lies before it,
+    /// or more than a day behind it while the call before does not bear that out.
     pub fn advance(&mut self, now: Nanos) -> Nanos {
-        if now < self.last {
+        if now > self.until && !self.borne_out(now) {
+            self.doubt = Some(now);
+            self.doubted += 1;
+        } else if now < self.last {
+            self.doubt = None;
             self.clamped += 1;
         } else {
+            // A call at the latest time, as one that has none to tell, says nothing of a doubt.
+            if now > self.last {
+                self.doubt = None;
+            }
             self.last = now;
+            self.until = now.saturating_add(DAY);
         }
         self.last
+    }
+
+    /// The time that [`Clock::advance`] would return, for calls that change nothing.
+    #[must_use]
+    pub fn read(&self, now: Nanos) -> Nanos {
+        let believed = now <= self.until || self.borne_out(now);
+        if believed { now.max(self.last) } else { self.last }
+    }
+
+    /// Whether the call before came with about the same time.
+    fn borne_out(&self, now: Nanos) -> bool {
+        self.doubt.is_some_and(|doubt| now.abs_diff(doubt) <= DAY)
+    }
+
+    /// Forgets the time, not the counters: the next call is believed again.
+    pub fn reset(&mut self) {
+        let Self { clamped, doubted, .. } = *self;
+        *self = Self { clamped, doubted, ..Self::default() };
     }
 
     /// The latest time seen.
@@ -52,11 +96,17 @@ impl Clock {
     pub fn clamped(&self) -> u64 {
         self.clamped
     }
+
+    /// How many calls came with a time that was not believed.
+    #[must_use]
+    pub fn doubted(&self) -> u64 {
+        self.doubted
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Clock, stamp};
+    use super::{Clock, DAY, Nanos, stamp};
 
     #[test]
     fn a_time_that_runs_backwards_is_clamped_and_counted() {
@@ -65,6 +115,47 @@ mod tests {
         assert_eq!(clock.advance(3), 7);
         assert_eq!(clock.advance(9), 9);
         assert_eq!((clock.last(), clock.clamped()), (9, 1));
+    }
+
+    /// The times that calls are served at.
+    fn served<const N: usize>(clock: &mut Clock, calls: [Nanos; N]) -> [Nanos; N] {
+        calls.map(|now| {
+            let read = clock.read(now);
+            let at = clock.advance(now);
+            assert_eq!(read, at, "a call that changes nothing is served at the same time");
+            at
+        })
+    }
+
+    #[test]
+    fn one_wrong_time_moves_no_later_call() {
+        let (mut clock, wrong) = (Clock::default(), 40 * DAY);
+        assert_eq!(served(&mut clock, [7, wrong, 8, 9, wrong, 10]), [7, 7, 8, 9, 9, 10]);
+        assert_eq!(served(&mut clock, [Nanos::MAX, 3, wrong, 11]), [10, 10, 10, 11]);
+        assert_eq!((clock.doubted(), clock.clamped()), (4, 1));
+    }
+
+    #[test]
+    fn a_jump_that_the_next_call_bears_out_is_believed() {
+        for (first, second) in [(3 * DAY, 3 * DAY + 5), (3 * DAY, 2 * DAY), (2 * DAY, 3 * DAY)] {
+            let mut clock = Clock::default();
+            let said = [7, first, second, second + DAY];
+            assert_eq!(served(&mut clock, said), [7, 7, second, second + DAY]);
+            assert_eq!(clock.doubted(), 1);
+        }
+        // A call that has no time of its own to tell stands between.
+        assert_eq!(served(&mut Clock::default(), [7, 3 * DAY, 7, 3 * DAY]), [7, 7, 7, 3 * DAY]);
+    }
+
+    #[test]
+    fn times_up_to_a_day_ahead_and_the_first_one_are_believed_at_once() {
+        let (mut clock, first) = (Clock::default(), 900 * DAY);
+        assert_eq!(served(&mut clock, [first, first + DAY]), [first, first + DAY]);
+        assert_eq!(served(&mut Clock::default(), [0, DAY + 1]), [0, 0]);
+        clock.advance(0);
+        clock.reset();
+        assert_eq!(served(&mut clock, [5]), [5]);
+        assert_eq!((clock.doubted(), clock.clamped()), (0, 1));
     }
 
     #[test]

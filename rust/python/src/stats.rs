@@ -70,7 +70,7 @@ counted! {
     /// Counters of requests, and what is held now.
     #[pyclass(frozen, module = "kvtrie")]
     Stats;
-    counters requests refused blocks_wanted tokens_wanted inserted duplicates clamped;
+    counters requests refused blocks_wanted tokens_wanted inserted duplicates clamped doubted;
     gauges blocks leases moves queued now;
     tiers: Vec<TierStats>, lanes: Vec<LaneStats>
 }
@@ -102,6 +102,7 @@ impl Stats {
             inserted: asked.inserted,
             duplicates: asked.duplicates,
             clamped,
+            doubted: manager.doubted(),
             blocks: blocks as u64,
             leases: leases as u64,
             moves: moves as u64,

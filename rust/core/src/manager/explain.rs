@@ -74,7 +74,7 @@ impl Manager {
                 self.tiers[tier].spec.kind.name()
             )));
         }
-        let now = now.max(self.clock.last());
+        let now = self.clock.read(now);
         let retention = &self.tiers[tier].retention;
         let policy = retention.policy();
         let mut facts = self.facts(tier, id, have);

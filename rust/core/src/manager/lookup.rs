@@ -81,7 +81,7 @@ impl Manager {
     /// What is known of blocks. One that is gone has no tokens and no copies.
     #[must_use]
     pub fn describe(&self, blocks: &[Handle], now: Nanos) -> Vec<MatchedBlock> {
-        let now = now.max(self.clock.last());
+        let now = self.clock.read(now);
         let of = |&block: &Handle| match self.trie.resolve(block) {
             Some(id) => {
                 let tokens = self.trie.tokens(id).to_vec();

@@ -173,7 +173,7 @@ impl Manager {
         if let Some(id) = ids.iter().find(|&&id| id == NO_MOVE || id >= self.next_move) {
             return Err(Error::config(format!("there is no move {id}")));
         }
-        let now = now.max(self.clock.last());
+        let now = self.clock.read(now);
         let times = |&id: &MoveId| {
             self.moves.get(id).map_or((now, now), |m| (m.first.max(now), m.ready.max(now)))
         };

@@ -94,6 +94,12 @@ impl Manager {
         (self.trie.len(), self.leases.len(), self.clock.clamped())
     }
 
+    /// Calls that came with a time far ahead of the latest one, and were served at that.
+    #[must_use]
+    pub fn doubted(&self) -> u64 {
+        self.clock.doubted()
+    }
+
     /// Takes the eviction log: what left which tier, when, why and where to.
     ///
     /// # Errors

@@ -1,11 +1,13 @@
 //! Point 10: bad input changes nothing, a broken invariant ends the manager without a panic.
 
 use kvtrie_core::error::{Error, Result};
+use kvtrie_core::hint::{Hint, Retain, Target};
 use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, Outcome, Row, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec};
+use kvtrie_core::time::DAY;
 
-use crate::rig::{GPU, HOST, Rig, all_of, layered, settings, tier, tokens};
+use crate::rig::{GPU, HOST, Rig, all_of, layered, retain, settings, tier, tokens};
 
 /// Every call that can fail, as far as it needs nothing but ids.
 fn every_call(manager: &mut Manager) -> Vec<Result<()>> {
@@ -163,6 +165,48 @@ fn reset_forgets_blocks_and_is_refused_while_somebody_holds_one() {
     assert_eq!((rig.matched(&prompt), rig.manager.totals().0), (0, 0));
     assert_eq!((rig.manager.occupancy(GPU).free, rig.manager.asked().inserted), (4, 2));
     assert!(rig.acquire(&prompt) > id, "ids are never used twice");
+}
+
+#[test]
+fn reset_forgets_the_time_and_what_lanes_have_queued() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 4)]));
+    rig.now = 900 * DAY;
+    rig.manager.transmit("host up", 1 << 20, rig.now, 1).unwrap();
+    rig.call(|manager, _| manager.reset()).unwrap();
+    rig.now = 5;
+    rig.serve(&tokens(1, 1));
+    assert!(rig.manager.now() < DAY);
+    let sent = rig.manager.transmit("host up", 0, rig.now, 1).unwrap();
+    assert!(sent.end < DAY, "{sent:?}");
+    assert_eq!(rig.manager.totals().2, 0);
+}
+
+#[test]
+fn one_wrong_time_ends_no_hint_and_readies_no_mark() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 8)]));
+    let (wanted, coming) = (tokens(1, 2), tokens(2, 2));
+    rig.serve(&wanted);
+    let ready = rig.now + DAY / 2;
+    let mark = Mark {
+        tokens: &coming,
+        scope: Scope::default(),
+        tier: GPU,
+        present: true,
+        ready: Some(ready),
+        first: None,
+    };
+    rig.call(|manager, now| manager.mark(&mark, now)).unwrap();
+    let target = Target::Tokens { tokens: wanted.clone(), scope: Scope::default() };
+    let hint = Hint::Retain(Retain { ttl: Some(DAY / 2), ..retain(target, 80) });
+    rig.manager.hint(&[hint], rig.now).unwrap();
+    rig.manager.flush(rig.now + 40 * DAY).unwrap();
+    rig.now += 1;
+    rig.serve(&tokens(3, 1));
+    assert_eq!(rig.manager.doubted(), 1);
+    let block = rig.blocks(&wanted)[0];
+    assert_eq!(rig.manager.explain(block, GPU, rig.now).unwrap().priority, 80);
+    let found = rig.manager.lookup(&coming, rig.now, &Scope::default(), 0).unwrap();
+    assert_eq!(found.blocks[0].copies[0].ready, ready);
 }
 
 fn refused(settings: Settings, part: &str) {

@@ -1,0 +1,14 @@
+"""What users can call, read off the classes, so that a test of all of it misses nothing new."""
+
+from __future__ import annotations
+
+import inspect
+
+
+def methods(kind):
+    """The public methods of a class with their signatures; those of instances want `self`."""
+    found = {}
+    for name, member in inspect.getmembers(kind):
+        if not name.startswith("_") and callable(member):
+            found[name] = inspect.signature(member)
+    return found
