@@ -12,3 +12,8 @@ def methods(kind):
         if not name.startswith("_") and callable(member):
             found[name] = inspect.signature(member)
     return found
+
+
+def arguments(kind):
+    """The names of what a class or a function is called with."""
+    return [name for name in inspect.signature(kind).parameters if name != "self"]

@@ -286,7 +286,7 @@ def test_suspend_and_resume():
 
 def test_commit_many_is_all_or_nothing():
     manager = one_tier(blocks=16)
-    leases = [manager.acquire([], now=1, reserve=8) for _ in range(3)]
+    leases = [manager.acquire([0], now=1, reserve=7) for _ in range(3)]
     ids = np.array([lease.id for lease in leases], dtype=np.uint64)
     done = manager.commit_many(ids, np.array([5, 6, 7], dtype=np.int32), now=1)
     assert [len(committed.new) for committed in done] == [0, 0, 0]

@@ -24,6 +24,8 @@ from kvtrie import (
     Scope,
     Tier,
 )
+from kvtrie.demo.report import read_report
+from kvtrie.sim.trace import read_trace
 
 LAYERS = 3
 MODEL = ModelShape(layers=LAYERS, kv_heads=1, head_dim=4)
@@ -304,23 +306,69 @@ def test_bad_tokens_are_named(given, said):
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "said"),
     [
-        lambda m: m.lookup("text", now=0),
-        lambda m: m.lookup(b"bytes", now=0),
-        lambda m: m.lookup(None, now=0),
-        lambda m: m.lookup({1: 2}, now=0),
-        lambda m: m.lookup([1], now=0.5),
-        lambda m: m.lookup([1], now="soon"),
-        lambda m: m.lookup([1]),
-        lambda m: m.acquire([1], now=0, session=5),
-        lambda m: m.slots(0),
-        lambda m: m.lookup([1], now=0, scope="tenant"),
+        (lambda m: m.lookup("text", now=0), "not str"),
+        (lambda m: m.lookup(b"bytes", now=0), "not bytes"),
+        (lambda m: m.lookup(None, now=0), "tokens are None"),
+        (lambda m: m.lookup({1: 2}, now=0), "not dict"),
+        (lambda m: m.lookup(5, now=0), "tokens are 5"),
+        (lambda m: m.lookup_many(5, now=0), "tokens are 5"),
+        (lambda m: m.lookup([1], now=0.5), "now is 0.5"),
+        (lambda m: m.lookup([1], now=True), "now is True"),
+        (lambda m: m.lookup([1], now="soon"), "now is 'soon'"),
+        (lambda m: m.lookup([1], now=0, scope="tenant"), "scope is 'tenant', a Scope"),
+        (lambda m: m.acquire([], now=0), "empty prompt"),
+        (lambda m: m.acquire([1], now=0, session=5), "session is 5"),
+        (lambda m: m.acquire([1], now=0, session="\ud800"), "session is .* surrogates"),
+        (lambda m: m.acquire([1], now=0, load="\ud800"), "load is .* surrogates"),
+        (lambda m: m.acquire([1], now=0, load=3), "load is 3"),
+        (lambda m: m.transmit("\ud800", 1, now=0), "lane is .* surrogates"),
+        (lambda m: m.transmit(7, 1, now=0), "lane is 7"),
+        (lambda m: m.explain(0, tier="\ud800", now=0), "tier is .* surrogates"),
+        (lambda m: m.complete([], ok="yes", now=0), "ok is 'yes'"),
+        (lambda m: m.complete([], ok=False, error=5, now=0), "error is 5"),
+        (lambda m: m.complete([0.5], now=0), "id 0 is 0.5"),
+        (lambda m: m.mark([1], 0, present=1, now=0), "present is 1"),
+        (lambda m: m.hint(5, now=0), "hints are 5"),
+        (lambda m: m.hint(["keep"], now=0), "a hint is a Retain.* not 'str'"),
+        (lambda m: m.set_lane("up"), "a lane is 'up', a Lane"),
+        (lambda m: m.set_costs([1], 5, now=0), "costs are 5"),
+        (lambda m: m.set_costs([1], ["dear"], now=0), "cost 0 is 'dear'"),
+        (lambda _: Index(5), "rows are 5"),
+        (lambda _: BlockManager(MODEL, "gpu"), "tiers are 'gpu'"),
+        (lambda _: BlockManager(MODEL, ["gpu", "host"]), "a tier is 'gpu', a Tier"),
+        (lambda _: BlockManager("model", [Tier("gpu", blocks=1)]), "model is 'model', a Model"),
+        (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], cost=3), "cost is .* not 3"),
+        (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], policy=3), "policy is 3"),
+        (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], reuse="no"), "reuse is 'no'"),
+        (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], epsilon="0"), "epsilon is '0'"),
+        (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], structure=None), "structure is N"),
     ],
 )
-def test_another_type_altogether_is_a_type_error(call):
+def test_another_type_altogether_is_an_error_of_kvtrie(call, said):
     manager = make("one")
     before = manager.snapshot()
-    with pytest.raises((TypeError, AttributeError)):
+    with pytest.raises(ConfigError, match=said):
         call(manager)
     assert manager.snapshot() == before
+
+
+def test_what_an_executor_says_is_taken_whatever_it_is():
+    manager = make("two")
+    for at in range(3):
+        with manager.acquire(np.arange(12) + 100 * at, now=at) as lease:
+            while len(moves := manager.moves()):
+                manager.complete(moves.id, now=at, ok=False, error="a \ud800 file " * 999)
+            lease.commit(np.arange(lease.matched, lease.room)[:8], now=at)
+    manager.audit()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
+def test_deep_nesting_is_no_report_and_no_trace(tmp_path, text):
+    path = tmp_path / "deep.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="no report of kvtrie"):
+        read_report(path)
+    with pytest.raises(ConfigError, match="line 1: no JSON"):
+        read_trace(path)

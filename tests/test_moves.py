@@ -121,7 +121,7 @@ def test_whatever_stands_for_an_integer_is_an_id():
     [told] = manager.commit_many(np.uint64(lease.id), [tokens(1, start=100)], now=4)
     assert len(told.new) == 1
     for bad in (1.5, None, "1", [1.5], [[1]], np.array(1.5)):
-        with pytest.raises(TypeError):
+        with pytest.raises(ConfigError):
             manager.complete(bad, now=5)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from kvtrie import (
@@ -18,6 +19,8 @@ from kvtrie import (
     Layout,
     ModelShape,
     NoSpaceError,
+    Quota,
+    Retain,
     Scope,
     Tier,
 )
@@ -49,9 +52,9 @@ GPU = Tier("gpu", blocks=4)
         (lambda: Tier("tape", blocks=1), "tape"),
         (lambda: Tier("gpu"), "blocks is None, bytes is None"),
         (lambda: Tier("gpu", blocks=3, bytes=400), "blocks is 3, bytes is 400"),
-        (lambda: Tier("gpu", blocks=0), "0 blocks"),
-        (lambda: Tier("gpu", blocks=2**32), "4294967296 blocks"),
-        (lambda: Tier("gpu", bytes=-1), "-1 bytes"),
+        (lambda: Tier("gpu", blocks=0), "blocks of tier 'gpu' is 0, 1 to"),
+        (lambda: Tier("gpu", blocks=2**32), "blocks of tier 'gpu' is 4294967296, 1 to"),
+        (lambda: Tier("gpu", bytes=-1), "bytes of tier 'gpu' is -1, 1 to"),
         (lambda: Tier("gpu", blocks=1, owner="me"), "'me'"),
         (lambda: Tier("gpu", blocks=1, write="now"), "'now'"),
         (lambda: Tier("gpu", blocks=1, free_low=1.0), r"free_low.* 1\.0"),
@@ -59,7 +62,7 @@ GPU = Tier("gpu", blocks=4)
         (lambda: Tier("gpu", blocks=1, admit_after=-1), "admit_after.* -1"),
         (lambda: Tier("gpu", blocks=1, io_budget=0), "io_budget.* 0"),
         (lambda: Scope(structure="tree"), "tree"),
-        (lambda: Scope(extra=((-1, b"x"),)), "token -1"),
+        (lambda: Scope(extra=((-1, b"x"),)), "token of a digest is -1, 0 to"),
         (lambda: Scope(extra=((3, b""),)), "token 3 is empty"),
         (lambda: Scope(extra=((3, b"x"), (3, b"y"))), r"\[3, 3\]"),
         (lambda: Cost(alpha=-1.0), r"alpha is -1\.0"),
@@ -68,7 +71,57 @@ GPU = Tier("gpu", blocks=4)
         (lambda: Cost(ns_per_token=-3.0), r"-3\.0"),
         (lambda: Cost(table=()), r"\(\)"),
         (lambda: Cost(table=((0, 2.0), (8, 1.0))), r"\(0, 2\.0\) stands before \(8, 1\.0\)"),
-        (lambda: Layout(alignment=0), "not 0"),
+        (lambda: Layout(alignment=0), "alignment is 0, 1 to"),
+        (lambda: ModelShape(2.5, 1, 1), r"layers is 2\.5, a whole number"),
+        (lambda: ModelShape(layers=True, kv_heads=1, head_dim=1), "layers is True, a whole number"),
+        (lambda: ModelShape("4", 1, 1), "layers is '4', a whole number"),
+        (lambda: ModelShape(float("nan"), 1, 1), "layers is nan"),
+        (lambda: ModelShape(10**5000, 1, 1), "layers is an integer of 16610 bits"),
+        (lambda: ModelShape(1, None, 1), "kv_heads is None"),
+        (lambda: ModelShape(1, 1, 1, latent=1), "latent is 1, True or False"),
+        (lambda: ModelShape(1, 1, 1, fingerprint="\ud800"), "fingerprint is .* surrogates"),
+        (lambda: ModelShape(1, 1, 1, groups=5), "groups is 5"),
+        (lambda: ModelShape(1, 1, 1, groups=((0,),)), r"a layer group is \(0,\), a LayerGroup"),
+        (lambda: LayerGroup(range(10**12)), "more than 65535"),
+        (lambda: LayerGroup((0.5,)), r"layer of a group is 0\.5"),
+        (lambda: Lane("up", 0), "bytes_per_s of lane 'up' is 0, 1 to"),
+        (lambda: Lane("up", 0.5), r"is 0\.5, 1 to"),
+        (lambda: Lane("up", "fast"), "is 'fast'"),
+        (lambda: Lane("up", bytes_per_s=True), "is True"),
+        (lambda: Lane(5, 1e9), "name of a lane is 5, a str"),
+        (lambda: Lane("\udc80", 1e9), "name of a lane is .* surrogates"),
+        (lambda: Lane("up", 1e9, shares="\ud800"), "shares of a lane is .* surrogates"),
+        (lambda: Tier("gpu", blocks=1, read=1e9), r"read of tier 'gpu' is .*, a Lane wanted"),
+        (lambda: Tier(["gpu"], blocks=1), "kind of a tier is one of"),
+        (lambda: Tier("gpu", bytes=8.5e-1), r"bytes of tier 'gpu' is 0\.85, a whole"),
+        (lambda: Tier("gpu", bytes=float("inf")), "bytes of tier 'gpu' is inf"),
+        (lambda: Tier("gpu", bytes="8e9"), "bytes of tier 'gpu' is '8e9'"),
+        (lambda: Tier("gpu", blocks=True), "blocks of tier 'gpu' is True"),
+        (lambda: Tier("gpu", blocks=1, free_low=float("nan")), "free_low of tier 'gpu' is nan"),
+        (lambda: Tier("gpu", blocks=1, layer_slots="no"), "layer_slots of tier 'gpu' is 'no'"),
+        (lambda: Tier("disk", blocks=1, path="\ud800"), "path of tier 'disk' is"),
+        (lambda: Tier("disk", blocks=1, path="a\0b"), "path of tier 'disk' is"),
+        (lambda: Tier("disk", blocks=1, path=5), "path of tier 'disk' is"),
+        (lambda: Scope(tenant="me"), "tenant is 'me', bytes"),
+        (lambda: Scope(tenant=bytes(2**16)), "tenant has 65536 bytes"),
+        (lambda: Scope(lora="\ud800"), "lora is .* surrogates"),
+        (lambda: Scope(lora=b"x"), "lora is b'x', a str"),
+        (lambda: Scope(extra=((3, 10**12),)), "a digest is 1000000000000, bytes"),
+        (lambda: Scope(extra=(3,)), "extra of a scope is 3"),
+        (lambda: Scope(extra=((1.5, b"x"),)), r"token of a digest is 1\.5"),
+        (lambda: Cost(alpha="1"), "alpha is '1'"),
+        (lambda: Cost(table=((0.5, 1.0),)), r"context of a cost is 0\.5"),
+        (lambda: Cost(table=(0, 1)), "a pair in table of costs is 0"),
+        (lambda: Layout(strides=(1, 2)), "2 strides given for 6 axes"),
+        (lambda: Layout(dtype=5), "dtype is one of"),
+        (lambda: Layout(order="block"), "an axis of order is one of"),
+        (lambda: MODEL.layer_bytes(2.5), r"block_tokens is 2\.5"),
+        (lambda: Retain(session="\ud800"), "session is .* surrogates"),
+        (lambda: Retain(session="s", owner=5), "owner is 5"),
+        (lambda: Retain(session="s", priority=50.5), r"priority is 50\.5"),
+        (lambda: Retain(session="s", scope="tenant"), "scope is 'tenant', a Scope"),
+        (lambda: Quota(tenant="me"), "tenant of a quota is 'me'"),
+        (lambda: Quota(tenant=b"", share="all"), "share of a quota is 'all'"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_numbers(make, said):
@@ -105,6 +158,23 @@ def test_a_manager_refuses_settings_that_contradict_each_other(change, said):
     settings = {"tiers": [GPU]} | change
     with pytest.raises(ConfigError, match=said):
         BlockManager(MODEL, **settings)
+
+
+def test_numbers_of_numpy_and_whole_floats_are_what_they_stand_for():
+    """Settings keep plain Python, whatever they were given."""
+    eight = [8, 8.0, np.int64(8), np.uint8(8), np.float32(8), np.array(8)]
+    assert {Tier("gpu", bytes=size) for size in eight} == {Tier("gpu", bytes=8)}
+    assert {type(Tier("gpu", bytes=size).bytes) for size in eight} == {int}
+    assert Tier("gpu", bytes=8e9).bytes == 8_000_000_000
+    assert ModelShape(np.int32(4), 2.0, np.int64(8)) == MODEL
+    assert LayerGroup(np.arange(3)) == LayerGroup((0, 1, 2))
+    assert Lane("up", np.float64(12e9)) == Lane("up", 12_000_000_000)
+    assert Tier("gpu", blocks=1, layer_slots=np.array([1])[0] == 1).layer_slots is True
+    assert Scope(extra=np.array([], dtype=object)) == Scope()
+    assert Retain(session="s", ttl=np.int64(5)).ttl == 5
+    layout = Layout(strides=np.arange(1, 7))
+    assert layout.digest() == Layout(strides=(1, 2, 3, 4, 5, 6)).digest()
+    pickle.dumps([layout, Tier("gpu", bytes=np.float32(8))])
 
 
 def test_sizes_follow_the_shape():

@@ -99,5 +99,7 @@ def test_no_tokens_at_all():
     manager = one_tier()
     for nothing in ([], (), np.array([]), np.array([], dtype=np.int64)):
         assert manager.lookup(nothing, now=1).tokens == 0
-    lease = manager.acquire([], now=1, reserve=1)
+        with pytest.raises(ConfigError, match="an empty prompt"):
+            manager.acquire(nothing, now=1)
+    lease = manager.acquire([7], now=1)
     assert (lease.matched, len(lease.slots())) == (0, 1)

@@ -2,7 +2,8 @@
 """Native classes of kvtrie; import them from `kvtrie`.
 
 Times are integer nanoseconds on the caller's monotone clock, below 2**63; one below the latest
-seen is taken as that one and counted. A tier is named by its index in the manager's list or by its
+seen is taken as that one and counted, and so is one more than a day beyond it until the next call
+bears it out. A tier is named by its index in the manager's list or by its
 kind. A block is named by its handle, a `uint64` that dies with the block, or by a `MatchedBlock`.
 
 Every call can raise, besides what it lists: `ConfigError` for an argument that cannot be (its
@@ -75,7 +76,7 @@ class _Array(Protocol):
 
     def __array__(self) -> NDArray[Any]: ...
 
-# 0 <= token < 2**32; contiguous uint32 arrays are read in place.
+# 0 <= token < 2**32, at most 2**28 of them; contiguous uint32 arrays are read in place.
 _Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]] | Buffer | _Array
 _Ids: TypeAlias = SupportsIndex | Iterable[SupportsIndex] | NDArray[np.integer[Any]]
 _Load: TypeAlias = Literal["plan", "all", "none"]
@@ -243,7 +244,7 @@ class BlockManager:
 
         Raises:
             NoSpaceError: a tier cannot hold it.
-            ConfigError: the scope was first used with another structure.
+            ConfigError: an empty prompt, or the scope was first used with another structure.
         """
 
     def lease(self, lease_id: int) -> Lease:

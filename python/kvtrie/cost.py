@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from kvtrie.argument import pairs, put, real, whole
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ __all__ = ["Cost"]
 _EVEN_CONTEXT = 10_700
 _FLOPS = 1e14
 _UNKNOWN_NS = 10_000.0
+_MOST_POINTS = 2**16 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +52,21 @@ class Cost:
     ns_per_token: float | None = None
 
     def __post_init__(self) -> None:
-        numbers = {"alpha": self.alpha, "beta": self.beta, "constant": self.constant}
-        if self.ns_per_token is not None:
-            numbers["ns_per_token"] = self.ns_per_token
-        for name, number in numbers.items():
-            if not (math.isfinite(number) and number >= 0):
-                raise ConfigError(f"{name} is {number}, finite and not negative wanted")
+        for name in ("alpha", "beta", "constant", "ns_per_token"):
+            if (given := getattr(self, name)) is not None or name != "ns_per_token":
+                put(self, **{name: real(name, given, 0, math.inf)})
         if self.table is None:
             if self.beta + self.constant <= 0:
                 raise ConfigError("beta + constant is 0: a token without context must cost more")
             return
-        table = tuple((int(at), float(cost)) for at, cost in self.table)
-        object.__setattr__(self, "table", table)
+        table = tuple(
+            (
+                whole("context of a cost", at, 0, 2**63 - 1),
+                real("cost of a table", cost, 0, math.inf),
+            )
+            for at, cost in pairs("table of costs", self.table, _MOST_POINTS)
+        )
+        put(self, table=table)
         if not table or table[0][0] < 0 or table[0][1] <= 0:
             raise ConfigError(
                 f"a cost table starts with a context >= 0 and a cost > 0: {table[:1]}"

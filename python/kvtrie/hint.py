@@ -7,12 +7,13 @@ soft, it pins nothing and makes no request fail. Cost: plain values, read once p
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from kvtrie.argument import instance, put, real, salt, text, whole
 from kvtrie.errors import ConfigError
+from kvtrie.scope import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from kvtrie._kvtrie import Lease
-    from kvtrie.scope import Scope
 
     Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]] | Buffer
 
@@ -34,6 +34,7 @@ Duration: TypeAlias = int | timedelta
 TierName: TypeAlias = int | Literal["gpu", "host", "disk", "remote"]
 
 _HIGHEST = 100
+_LATEST = 2**63 - 1
 
 
 def _one_of(what: str, **given: object) -> None:
@@ -47,14 +48,16 @@ def _one_of(what: str, **given: object) -> None:
 def _nanos(name: str, duration: Duration | None) -> int | None:
     if isinstance(duration, timedelta):
         duration = (duration // timedelta(microseconds=1)) * 1000
-    if duration is not None and not 1 <= duration < 2**63:
-        raise ConfigError(f"{name} is {duration} ns, 1 to 2**63 - 1 wanted")
-    return duration
+    return None if duration is None else whole(name, duration, 1, _LATEST)
 
 
-def _priority(name: str, priority: int | None) -> None:
-    if priority is not None and not 0 <= priority <= _HIGHEST:
-        raise ConfigError(f"{name} is {priority}, 0 to {_HIGHEST} wanted")
+def _named(hint: Retain | Release | Prefetch | Demote, *names: str) -> None:
+    """Check names that may be left out, and whose blocks are meant."""
+    for name in names:
+        if (given := getattr(hint, name)) is not None:
+            text(name, given)
+    if hint.scope is not None:
+        instance("scope", hint.scope, Scope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +103,20 @@ class Retain:
 
     def __post_init__(self) -> None:
         _one_of("Retain", tokens=self.tokens, lease=self.lease, session=self.session)
-        _priority("priority", self.priority)
-        _priority("decode_priority", self.decode_priority)
-        object.__setattr__(self, "ttl", _nanos("ttl", self.ttl))
-        object.__setattr__(self, "decode_ttl", _nanos("decode_ttl", self.decode_ttl))
-        if self.start < 0 or (self.end is not None and self.end < self.start):
+        _named(self, "session", "owner")
+        put(
+            self,
+            priority=whole("priority", self.priority, 0, _HIGHEST),
+            start=whole("start", self.start, 0, _LATEST),
+            ttl=_nanos("ttl", self.ttl),
+            decode_ttl=_nanos("decode_ttl", self.decode_ttl),
+        )
+        if self.decode_priority is not None:
+            decode = whole("decode_priority", self.decode_priority, 0, _HIGHEST)
+            put(self, decode_priority=decode)
+        if self.end is not None:
+            put(self, end=whole("end", self.end, 0, _LATEST))
+        if self.end is not None and self.end < self.start:
             raise ConfigError(f"a range of tokens from {self.start} to {self.end}")
 
 
@@ -136,6 +148,7 @@ class Release:
             _one_of("Release", session=self.session, owner=self.owner)
         elif self.session is not None:
             _one_of("Release", session=self.session, tokens=self.tokens)
+        _named(self, "session", "owner")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +179,9 @@ class Prefetch:
 
     def __post_init__(self) -> None:
         _one_of("Prefetch", tokens=self.tokens, lease=self.lease, session=self.session)
+        _named(self, "session")
+        if self.deadline is not None:
+            put(self, deadline=whole("deadline", self.deadline, 0, _LATEST))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +207,7 @@ class Demote:
 
     def __post_init__(self) -> None:
         _one_of("Demote", tokens=self.tokens, lease=self.lease, session=self.session)
+        _named(self, "session")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,10 +231,11 @@ class Quota:
     tier: TierName = "gpu"
 
     def __post_init__(self) -> None:
-        if self.blocks is not None and self.blocks < 0:
-            raise ConfigError(f"a quota of {self.blocks} blocks")
-        if self.share is not None and not (math.isfinite(self.share) and 0 <= self.share <= 1):
-            raise ConfigError(f"a quota's share is {self.share}, 0 to 1 wanted")
+        put(self, tenant=salt("tenant of a quota", self.tenant))
+        if self.blocks is not None:
+            put(self, blocks=whole("blocks of a quota", self.blocks, 0, _LATEST))
+        if self.share is not None:
+            put(self, share=real("share of a quota", self.share, 0, 1))
 
 
 Hint: TypeAlias = Retain | Release | Prefetch | Demote | Quota

@@ -14,6 +14,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
+from kvtrie.argument import few, flag, put, whole, word
 from kvtrie.errors import ConfigError
 
 __all__ = ["DTYPE_BYTES", "Axis", "Layout"]
@@ -71,20 +72,24 @@ class Layout:
     rope: Literal["rotated", "plain", "none"] = "rotated"
 
     def __post_init__(self) -> None:
-        if sorted(self.order) != sorted(_AXES):
-            raise ConfigError(f"order must name each of {_AXES} once, not {self.order}")
-        if self.strides is not None and len(self.strides) != len(self.order):
-            raise ConfigError(f"{len(self.strides)} strides given for {len(self.order)} axes")
-        if self.dtype not in DTYPE_BYTES:
-            raise ConfigError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
-        if self.kv not in ("joined", "split"):
-            raise ConfigError(f"kv is 'joined' or 'split', not {self.kv!r}")
-        if self.scales not in ("none", "tensor", "head", "token", "group"):
-            raise ConfigError(f"scales {self.scales!r} is not none, tensor, head, token or group")
-        if self.rope not in ("rotated", "plain", "none"):
-            raise ConfigError(f"rope is 'rotated', 'plain' or 'none', not {self.rope!r}")
-        if self.alignment < 1:
-            raise ConfigError(f"alignment must be at least 1 byte, not {self.alignment}")
+        axes = few("order", self.order, len(_AXES))
+        if sorted(word("an axis of order", axis, _AXES) for axis in axes) != sorted(_AXES):
+            raise ConfigError(f"order must name each of {_AXES} once, not {axes}")
+        word("dtype", self.dtype, DTYPE_BYTES)
+        word("kv", self.kv, ("joined", "split"))
+        word("scales", self.scales, ("none", "tensor", "head", "token", "group"))
+        word("rope", self.rope, ("rotated", "plain", "none"))
+        put(
+            self,
+            order=axes,
+            latent=flag("latent", self.latent),
+            alignment=whole("alignment", self.alignment, 1, 2**30),
+        )
+        if self.strides is not None:
+            strides = few("strides", self.strides, len(axes))
+            if len(strides) != len(axes):
+                raise ConfigError(f"{len(strides)} strides given for {len(axes)} axes")
+            put(self, strides=tuple(whole("a stride", step, 0, 2**63 - 1) for step in strides))
 
     def planes(
         self, block_tokens: int, kv_heads: int, head_dim: int, v_head_dim: int | None = None
@@ -107,6 +112,11 @@ class Layout:
         Raises:
             ConfigError: K and V of different widths in a joined layout.
         """
+        block_tokens = whole("block_tokens", block_tokens, 1, 2**63 - 1)
+        kv_heads = whole("kv_heads", kv_heads, 1, 2**31 - 1)
+        head_dim = whole("head_dim", head_dim, 1, 2**31 - 1)
+        if v_head_dim is not None:
+            v_head_dim = whole("v_head_dim", v_head_dim, 1, 2**31 - 1)
         width = DTYPE_BYTES[self.dtype] * kv_heads
         key_row, value_row = width * head_dim, width * (v_head_dim or head_dim)
         found = block_tokens * {"token": 1, "group": kv_heads}.get(self.scales, 0)

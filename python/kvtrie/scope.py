@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from kvtrie.argument import pairs, put, salt, text, whole, word
 from kvtrie.errors import ConfigError
 
 __all__ = ["Scope", "Structure"]
+
+_MOST_DIGESTS = 2**16 - 1
 
 Structure: TypeAlias = Literal["leaf-only", "holes"]
 
@@ -38,13 +41,19 @@ class Scope:
     structure: Structure | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "extra", tuple((at, bytes(digest)) for at, digest in self.extra))
-        if self.structure not in (None, "leaf-only", "holes"):
-            raise ConfigError(f"structure is 'leaf-only' or 'holes', not {self.structure!r}")
+        put(
+            self,
+            tenant=salt("tenant", self.tenant),
+            lora=text("lora", self.lora),
+            extra=tuple(
+                (whole("token of a digest", at, 0, 2**63 - 1), salt("a digest", digest))
+                for at, digest in pairs("extra of a scope", self.extra, _MOST_DIGESTS)
+            ),
+        )
+        if self.structure is not None:
+            word("structure", self.structure, ("leaf-only", "holes"))
         offsets = [at for at, _ in self.extra]
         for at, digest in self.extra:
-            if not 0 <= at < 2**63:
-                raise ConfigError(f"a digest stands at token {at}, 0 to 2**63 - 1 wanted")
             if not digest:
                 raise ConfigError(f"the digest at token {at} is empty")
         if len(set(offsets)) < len(offsets):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from kvtrie.argument import few, flag, instance, put, text, whole, word
 from kvtrie.errors import ConfigError
 from kvtrie.layout import DTYPE_BYTES
 
@@ -19,6 +20,7 @@ __all__ = ["LayerGroup", "ModelShape"]
 
 _MOST_LAYERS = 2**16 - 1
 _KINDS = ("full", "sliding", "chunked", "state")
+_OPTIONAL = ("v_head_dim", "query_heads", "hidden")
 _KIND_OF = {
     "full_attention": "full",
     "sliding_attention": "sliding",
@@ -59,9 +61,14 @@ class LayerGroup:
     sinks: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(self.layers))
-        if self.kind not in _KINDS:
-            raise ConfigError(f"kind of layer group is one of {_KINDS}, not {self.kind!r}")
+        word("kind of a layer group", self.kind, _KINDS)
+        layers = few("layers of a group", self.layers, _MOST_LAYERS)
+        put(
+            self,
+            layers=tuple(whole("layer of a group", at, 0, _MOST_LAYERS - 1) for at in layers),
+            window=whole("window of a layer group", self.window, 0, 2**63 - 1),
+            sinks=whole("sinks of a layer group", self.sinks, 0, 2**63 - 1),
+        )
         if self.kind == "state":
             raise ConfigError(
                 f"layers {self.layers} keep a recurrent state: groups of kind 'state' are not "
@@ -69,10 +76,10 @@ class LayerGroup:
             )
         if not self.layers or list(self.layers) != sorted(set(self.layers)):
             raise ConfigError(f"a layer group names ascending layers, not {self.layers}")
-        if (self.window > 0) != (self.kind != "full") or self.sinks < 0:
+        if (self.window > 0) != (self.kind != "full"):
             raise ConfigError(
-                f"a group of kind {self.kind!r} has window {self.window} and {self.sinks} sinks: "
-                "full attention has window 0, the others a window above 0, and sinks are at least 0"
+                f"a group of kind {self.kind!r} has window {self.window}: full attention has "
+                "window 0, the others a window above 0"
             )
 
 
@@ -113,22 +120,21 @@ class ModelShape:
     tp: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", tuple(self.groups))
-        if not 1 <= self.layers <= _MOST_LAYERS:
-            raise ConfigError(f"layers is {self.layers}, 1 to {_MOST_LAYERS} wanted")
-        counts = {
-            "kv_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "v_head_dim": self.v_head_dim,
-            "query_heads": self.query_heads,
-            "hidden": self.hidden,
-            "tp": self.tp,
-        }
-        for name, count in counts.items():
-            if count is not None and not 1 <= count < 2**31:
-                raise ConfigError(f"{name} is {count}, 1 to 2**31 - 1 wanted")
-        if self.dtype not in DTYPE_BYTES:
-            raise ConfigError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+        put(
+            self,
+            layers=whole("layers", self.layers, 1, _MOST_LAYERS),
+            latent=flag("latent", self.latent),
+            groups=tuple(
+                instance("a layer group", group, LayerGroup)
+                for group in few("groups", self.groups, _MOST_LAYERS)
+            ),
+        )
+        for name in ("kv_heads", "head_dim", "v_head_dim", "query_heads", "hidden", "tp"):
+            count, optional = getattr(self, name), name in _OPTIONAL
+            if not (optional and count is None):
+                put(self, **{name: whole(name, count, 1, 2**31 - 1)})
+        word("dtype", self.dtype, DTYPE_BYTES)
+        text("fingerprint", self.fingerprint)
         if self.kv_heads % self.tp and self.tp % self.kv_heads:
             raise ConfigError(f"{self.kv_heads} KV heads do not divide over {self.tp} ranks")
         if self.latent and self.v_head_dim is not None:
@@ -200,8 +206,7 @@ class ModelShape:
         `block_tokens x rank_heads x (head_dim + v_head_dim) x bytes of dtype`; a latent vector
         counts once.
         """
-        if block_tokens < 1:
-            raise ConfigError(f"block_tokens is {block_tokens}, at least 1 wanted")
+        block_tokens = whole("block_tokens", block_tokens, 1, 2**63 - 1)
         width = self.head_dim
         if not self.latent:
             width += self.head_dim if self.v_head_dim is None else self.v_head_dim

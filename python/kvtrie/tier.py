@@ -6,15 +6,15 @@ made.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from kvtrie._kvtrie import DiskStore
+from kvtrie.argument import flag, folder, instance, put, real, shown, text, whole, word
 from kvtrie.errors import ConfigError
+from kvtrie.layout import Layout
 
 if TYPE_CHECKING:
-    from kvtrie.layout import Layout
     from kvtrie.shape import ModelShape
 
 __all__ = ["Lane", "Tier"]
@@ -35,7 +35,7 @@ class Lane:
 
     Attributes:
         name: its name, for `transmit` and in statistics.
-        bytes_per_s: bandwidth in bytes per second; over a lane of 0 nothing ever arrives.
+        bytes_per_s: bandwidth in bytes per second, at least 1.
         latency_ns: nanoseconds that each transmission takes besides its bytes.
         shares: name of the queue it stands in; lanes of one queue wait for each other. None is
             a queue of its own name.
@@ -50,16 +50,13 @@ class Lane:
     shares: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.name or self.shares == "":
-            raise ConfigError(f"a lane and its queue need names: {self.name!r}, {self.shares!r}")
-        if not (math.isfinite(self.bytes_per_s) and 0 <= self.bytes_per_s < 2**63):
-            raise ConfigError(
-                f"bytes_per_s of lane {self.name!r} is {self.bytes_per_s}, 0 to 2**63 wanted"
-            )
-        if not 0 <= self.latency_ns < 2**63:
-            raise ConfigError(
-                f"latency_ns of lane {self.name!r} is {self.latency_ns}, 0 to 2**63 wanted"
-            )
+        name = text("name of a lane", self.name)
+        shares = None if self.shares is None else text("shares of a lane", self.shares)
+        if not name or shares == "":
+            raise ConfigError(f"a lane and its queue need names: {name!r}, {shares!r}")
+        speed = real(f"bytes_per_s of lane {name!r}", self.bytes_per_s, 1, 2**62)
+        latency = whole(f"latency_ns of lane {name!r}", self.latency_ns, 0, 2**63 - 1)
+        put(self, bytes_per_s=speed, latency_ns=latency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,39 +128,52 @@ class Tier:
             "durability": (self.durability, ("none", "flush", "fsync")),
             "io": (self.io, ("direct", "buffered")),
         }
-        for name, (word, known) in words.items():
-            if word not in known:
-                raise ConfigError(f"{name} of a tier is one of {', '.join(known)}, not {word!r}")
+        for name, (given, known) in words.items():
+            word(f"{name} of a tier", given, known)
+        self._check_room()
+        self._check_places()
+        self._check_shares()
+        self._check_parts()
+
+    def _check_room(self) -> None:
         if (self.blocks is None) == (self.bytes is None):
             raise ConfigError(
-                f"tier {self.kind!r} needs room as blocks or as bytes: blocks is {self.blocks}, "
-                f"bytes is {self.bytes}"
+                f"tier {self.kind!r} needs room as blocks or as bytes: blocks is "
+                f"{shown(self.blocks)}, bytes is {shown(self.bytes)}"
             )
-        if self.blocks is not None and not 1 <= self.blocks <= _MOST_BLOCKS:
-            raise ConfigError(
-                f"tier {self.kind!r} has {self.blocks} blocks, 1 to {_MOST_BLOCKS} wanted"
-            )
-        if self.bytes is not None and not 1 <= self.bytes < 2**63:
-            raise ConfigError(f"tier {self.kind!r} has {self.bytes} bytes, 1 to 2**63 wanted")
-        if not 0 <= self.admit_after < 2**32:
-            raise ConfigError(f"admit_after of tier {self.kind!r} is {self.admit_after}")
+        limits = {
+            "blocks": (1, _MOST_BLOCKS),
+            "bytes": (1, 2**63 - 1),
+            "admit_after": (0, 2**32 - 1),
+            "io_budget": (1, 2**63 - 1),
+        }
+        for name, (low, high) in limits.items():
+            if (given := getattr(self, name)) is not None or name == "admit_after":
+                put(self, **{name: whole(f"{name} of tier {self.kind!r}", given, low, high)})
+
+    def _check_places(self) -> None:
+        for name in ("path", "second_path"):
+            if (given := getattr(self, name)) is not None:
+                put(self, **{name: folder(f"{name} of tier {self.kind!r}", given)})
         if self.second_path is not None and self.path in (None, self.second_path):
             raise ConfigError(
-                f"second_path of tier {self.kind!r} is {self.second_path!r} and its path "
-                f"{self.path!r}: two different folders wanted"
+                f"second_path of tier {self.kind!r} is {shown(self.second_path)} and its path "
+                f"{shown(self.path)}: two different folders wanted"
             )
-        self._check_shares()
-        if self.io_budget is not None and self.io_budget < 1:
-            raise ConfigError(f"io_budget of tier {self.kind!r} is {self.io_budget} bytes/s")
 
     def _check_shares(self) -> None:
-        for name, share in (("free_low", self.free_low), ("growth_reserve", self.growth_reserve)):
-            if not 0 <= share < 1:
-                raise ConfigError(f"{name} of tier {self.kind!r} is {share}, 0 to below 1 wanted")
-        if not 0 <= self.retained_share <= 1:
-            raise ConfigError(
-                f"retained_share of tier {self.kind!r} is {self.retained_share}, 0 to 1 wanted"
-            )
+        for name in ("free_low", "growth_reserve", "retained_share"):
+            share, all_of_it = getattr(self, name), name == "retained_share"
+            what = f"{name} of tier {self.kind!r}"
+            put(self, **{name: real(what, share, 0, 1, open_end=not all_of_it)})
+
+    def _check_parts(self) -> None:
+        put(self, layer_slots=flag(f"layer_slots of tier {self.kind!r}", self.layer_slots))
+        if self.policy is not None:
+            text(f"policy of tier {self.kind!r}", self.policy)
+        for name, kind in (("read", Lane), ("store", Lane), ("layout", Layout)):
+            if (given := getattr(self, name)) is not None:
+                instance(f"{name} of tier {self.kind!r}", given, kind)
 
     def lanes(self) -> tuple[Lane, Lane]:
         """The lanes up from here and down to here, defaults filled in."""
@@ -185,7 +195,7 @@ class Tier:
         if self.layout is None:
             return lane
         share = model.layer_bytes(block_tokens) / self._layer_bytes(model, block_tokens)
-        speed = min(lane.bytes_per_s * share, 2.0**62)
+        speed = min(max(lane.bytes_per_s * share, 1.0), 2.0**62)
         return lane if share == 1 else replace(lane, bytes_per_s=speed)
 
     def room(self, model: ModelShape, block_tokens: int) -> int:

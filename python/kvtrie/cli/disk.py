@@ -241,7 +241,7 @@ def _meaning(about: str) -> object:
     """A store's description as what it says, or as it stands if that is no JSON."""
     try:
         return json.loads(about)
-    except ValueError:
+    except (ValueError, RecursionError):
         return about
 
 

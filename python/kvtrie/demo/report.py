@@ -108,7 +108,7 @@ def read_report(path: Path) -> Report:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the report {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is no report of kvtrie: {error}") from error
     if not isinstance(document, dict) or cast("Any", document).get("format") != _FORMAT:
         raise ConfigError(f"{path} is no report of kvtrie: it does not say {_FORMAT!r}")
@@ -129,7 +129,7 @@ def read_report(path: Path) -> Report:
                 for name, texts in fields["sessions"].items()
             },
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{path} is a broken report of kvtrie: {error!r}") from error
 
 

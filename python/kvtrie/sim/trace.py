@@ -89,7 +89,7 @@ def write_trace(path: Path, requests: Iterable[Request]) -> None:
 def _request(line: str, earliest: int) -> Request:
     try:
         row: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"no JSON: {error}") from error
     if not isinstance(row, dict):
         raise ConfigError(f"a JSON object wanted, not {line.strip()[:40]}")
@@ -118,8 +118,8 @@ def _number(row: dict[str, Any], name: str, most: int, *, whole: bool = True) ->
 
 def _blocks(row: dict[str, Any]) -> NDArray[np.uint32]:
     ids = row.get("hash_ids")
-    if not isinstance(ids, list):
-        raise ConfigError(f"hash_ids is {ids!r}, a list wanted")
+    if not isinstance(ids, list) or not ids:
+        raise ConfigError(f"hash_ids is {ids!r}, a list of at least one wanted")
     values = cast("list[Any]", ids)
     for at, value in enumerate(values):
         if type(value) is not int or not 0 <= value <= _MOST:

@@ -19,6 +19,7 @@ pub mod hint;
 pub mod histogram;
 pub mod lane;
 pub mod manager;
+pub mod memory;
 pub mod pairs;
 pub mod plan;
 pub mod policy;

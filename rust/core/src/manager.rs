@@ -44,6 +44,7 @@ mod survey;
 mod suspend;
 mod told;
 mod trips;
+mod weigh;
 mod write;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -55,6 +56,7 @@ use crate::arrival::Arrival;
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::lane::{LaneId, Lanes};
+use crate::memory;
 use crate::policy::{self, Setup};
 use crate::presence::Presence;
 use crate::retention::Retention;
@@ -166,11 +168,15 @@ impl Manager {
                 spec: spec.clone(),
             });
         }
+        let trie = Trie::new(settings.block_tokens as usize);
+        memory::check(trie.growth(1), || {
+            format!("the text of blocks of {} tokens", settings.block_tokens)
+        })?;
         let told = Told::new(&tiers);
         let meter = Meter::new(tiers.len(), settings.eviction_log);
         let hints = Hints::new(&settings.tiers);
         Ok(Self {
-            trie: Trie::new(settings.block_tokens as usize),
+            trie,
             settings,
             clock: Clock::default(),
             scopes: Scopes::default(),

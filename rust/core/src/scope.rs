@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 
 use crate::block::{Structure, Token};
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::trie::{RunId, Trie};
 
 /// A scope's place in the table.
@@ -145,6 +146,8 @@ impl Scopes {
         if self.plain(scope) {
             return Ok(());
         }
+        // Where digests are put in place, tokens are copied.
+        memory::check(2 * size_of_val(tokens), || format!("a copy of {} tokens", tokens.len()))?;
         match tokens.iter().position(|&token| token >= FIRST_INTERNED) {
             Some(at) => Err(Error::config(format!(
                 "token {} at {at} is not below {FIRST_INTERNED}, as it must be where digests are \

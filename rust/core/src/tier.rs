@@ -6,6 +6,7 @@
 //! lease or move. Cost: O(1) per slot; O(log n) for one that a store still reads.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
@@ -340,10 +341,21 @@ impl Space {
         self.free_rows.push(row);
     }
 
-    /// Every slot that is free or draining, for the audit.
-    pub fn spare(&self) -> impl Iterator<Item = Slot> + '_ {
-        let idle = self.idle.iter().copied();
-        self.free.iter().copied().chain(self.fresh..self.capacity).chain(idle)
+    /// Every slot that is free or draining, as ranges in ascending order, none of which touch: a
+    /// tier may have billions. A slot that stands there twice makes two ranges overlap.
+    #[must_use]
+    pub fn spare(&self) -> Vec<Range<Slot>> {
+        let mut slots: Vec<Slot> = self.free.iter().chain(&self.idle).copied().collect();
+        slots.sort_unstable();
+        let fresh = (self.fresh < self.capacity).then_some(self.fresh..self.capacity);
+        let mut ranges: Vec<Range<Slot>> = Vec::new();
+        for range in slots.into_iter().map(|slot| slot..slot + 1).chain(fresh) {
+            match ranges.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => ranges.push(range),
+            }
+        }
+        ranges
     }
 }
 
@@ -384,6 +396,23 @@ mod tests {
         let taken: Vec<_> = (0..3).map(|_| space.take().map(|grant| grant.slot)).collect();
         assert_eq!(taken, [Some(1), Some(4), None]);
         assert_eq!(space.choice(9), [false; 6]);
+    }
+
+    #[test]
+    fn spare_slots_are_ranges_however_they_came_to_be_free() {
+        let mut space = Space::new(u32::MAX - 1, 1, false);
+        assert_eq!(space.spare(), [0..u32::MAX - 1]);
+        for _ in 0..6 {
+            space.take();
+        }
+        space.give(4);
+        space.give(1);
+        space.drain(2, 9);
+        assert_eq!(space.spare(), [1..3, 4..5, 6..u32::MAX - 1]);
+        space.give(5);
+        assert_eq!(space.spare(), [1..3, 4..u32::MAX - 1]);
+        space.free.push(1);
+        assert_eq!(space.spare(), [1..2, 1..3, 4..u32::MAX - 1]);
     }
 
     #[test]

@@ -96,6 +96,12 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.ids.bound()
     }
 
+    /// Bytes of text that so many more blocks take besides what is there.
+    #[must_use]
+    pub fn growth(&self, blocks: usize) -> usize {
+        self.text.growth(self.len().saturating_add(blocks).max(self.ids.bound() as usize))
+    }
+
     /// How many runs hold the blocks.
     #[must_use]
     pub fn runs(&self) -> usize {

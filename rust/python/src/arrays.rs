@@ -12,7 +12,8 @@ use pyo3::types::PyInt;
 
 use crate::error::bad;
 use crate::matched::MatchedBlock;
-use crate::number::whole;
+use crate::memory::{claimed, items, vector};
+use crate::number::{real, shown, whole};
 
 /// A block's handle, or that of a block that a lookup found.
 pub(crate) fn handle(number: &Bound<'_, PyAny>) -> PyResult<Handle> {
@@ -42,10 +43,14 @@ pub(crate) fn moves(py: Python<'_>, moves: Vec<MoveId>) -> Bound<'_, PyArray1<Mo
     none.bind(py).clone()
 }
 
+/// More ids, slots or costs than that are not taken at once.
+const MOST: usize = 1 << 24;
+
 /// Ids (of moves, of leases) or slots from one integer, a sequence or an array of them.
 pub(crate) fn numbers(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResult<Vec<u64>> {
     if let Ok(array) = given.extract::<numpy::PyReadonlyArray1<'_, u64>>() {
-        let numbers: Vec<u64> = array.as_array().iter().copied().collect();
+        let mut numbers = vector(claimed(given, MOST, "numbers")?, "numbers")?;
+        numbers.extend(array.as_array().iter().copied());
         if let Some(at) = numbers.iter().position(|&number| number > most) {
             return Err(bad(format!("{name} {at} is {}, 0 to {most} wanted", numbers[at])));
         }
@@ -54,16 +59,17 @@ pub(crate) fn numbers(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResu
     if given.is_instance_of::<PyInt>() {
         return Ok(vec![whole(given, name, most)?]);
     }
-    let items = match given.try_iter() {
-        // What cannot be gone through is one number, of numpy's, say, or nothing.
-        Err(error) if error.is_instance_of::<PyTypeError>(given.py()) => {
-            return Ok(vec![whole(given, name, most)?]);
-        }
-        items => items?,
-    };
-    let mut numbers = Vec::with_capacity(given.len().unwrap_or(0));
-    for (at, item) in items.enumerate() {
-        numbers.push(whole(&item?, &format!("{name} {at}"), most)?);
+    // What cannot be gone through is one number, of numpy's, say, or nothing.
+    if given.try_iter().is_err_and(|error| error.is_instance_of::<PyTypeError>(given.py())) {
+        return Ok(vec![whole(given, name, most)?]);
     }
-    Ok(numbers)
+    items(given, MOST, "numbers", |at, item| whole(&item, &format!("{name} {at}"), most))
+}
+
+/// Numbers with a fraction, of a sequence or an array.
+pub(crate) fn reals(given: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<f64>> {
+    if given.try_iter().is_err_and(|error| error.is_instance_of::<PyTypeError>(given.py())) {
+        return Err(bad(format!("{name}s are {}, a sequence of numbers wanted", shown(given))));
+    }
+    items(given, MOST, "numbers", |at, item| real(&item, &format!("{name} {at}")))
 }

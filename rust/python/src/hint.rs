@@ -4,14 +4,15 @@
 //! copy of tokens.
 
 use kvtrie_core::hint::{self, HIGHEST, Hint, Release, Retain, Target};
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::error::bad;
 use crate::lease::Lease;
-use crate::number::{nanos, small, whole};
+use crate::memory::items;
+use crate::number::{nanos, shown, small, whole};
 use crate::scope::scope;
 use crate::shared::Shared;
+use crate::text::text;
 use crate::tokens::Tokens;
 
 /// What became of a hint.
@@ -56,11 +57,24 @@ impl HintReply {
     }
 }
 
+/// So many hints are taken at once.
+const MOST: usize = 1 << 20;
+
+/// Reads hints.
+pub(crate) fn hints(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Vec<Hint>> {
+    if given.try_iter().is_err() {
+        return Err(bad(format!("hints are {}, a sequence of hints wanted", shown(given))));
+    }
+    items(given, MOST, "hints", |_, given| hint(&given, shared))
+}
+
 /// Reads one hint.
-pub(crate) fn hint(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Hint> {
-    let kind = given.get_type().name()?;
+fn hint(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Hint> {
+    let class = given.get_type();
     let tier = || shared.tier(&given.getattr("tier")?);
-    match kind.to_str()? {
+    let ours = class.module().is_ok_and(|module| module == "kvtrie.hint");
+    let name = class.name()?;
+    match if ours { name.to_str()? } else { "" } {
         "Retain" => retain(given).map(Hint::Retain),
         "Release" => release(given).map(Hint::Release),
         "Prefetch" => Ok(Hint::Prefetch {
@@ -75,8 +89,8 @@ pub(crate) fn hint(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Hint> 
             blocks: optional(given, "blocks", nanos)?,
             share: given.getattr("share")?.extract()?,
         }),
-        other => Err(PyTypeError::new_err(format!(
-            "a hint is a Retain, Release, Prefetch, Demote or Quota, not '{other}'"
+        _ => Err(bad(format!(
+            "a hint is a Retain, Release, Prefetch, Demote or Quota, not '{name}'"
         ))),
     }
 }
@@ -94,13 +108,13 @@ fn priority(number: &Bound<'_, PyAny>, name: &str) -> PyResult<u8> {
     small(number, name, HIGHEST)
 }
 
-fn text(given: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<String>> {
-    given.getattr(name)?.extract()
+fn name(given: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<String>> {
+    optional(given, name, |value, name| text(value, name).map(str::to_owned))
 }
 
 fn sequence(given: &Bound<'_, PyAny>) -> PyResult<Option<Vec<u32>>> {
     let tokens = given.getattr("tokens")?;
-    if tokens.is_none() { Ok(None) } else { Tokens::new(&tokens).map(|t| Some(t.into_vec())) }
+    if tokens.is_none() { Ok(None) } else { Tokens::new(&tokens)?.into_vec().map(Some) }
 }
 
 fn whose(given: &Bound<'_, PyAny>) -> PyResult<kvtrie_core::scope::Scope> {
@@ -112,7 +126,7 @@ fn target(given: &Bound<'_, PyAny>) -> PyResult<Target> {
     if let Some(tokens) = sequence(given)? {
         return Ok(Target::Tokens { tokens, scope: whose(given)? });
     }
-    if let Some(session) = text(given, "session")? {
+    if let Some(session) = name(given, "session")? {
         return Ok(Target::Session { name: session, scope: whose(given)? });
     }
     let lease = given.getattr("lease")?;
@@ -132,16 +146,16 @@ fn retain(given: &Bound<'_, PyAny>) -> PyResult<Retain> {
         ttl: optional(given, "ttl", nanos)?,
         decode_priority: optional(given, "decode_priority", priority)?,
         decode_ttl: optional(given, "decode_ttl", nanos)?,
-        owner: text(given, "owner")?,
+        owner: name(given, "owner")?,
     })
 }
 
 fn release(given: &Bound<'_, PyAny>) -> PyResult<Release> {
-    let owner = text(given, "owner")?;
+    let owner = name(given, "owner")?;
     if let Some(tokens) = sequence(given)? {
         return Ok(Release::Tokens { tokens, scope: whose(given)?, owner });
     }
-    match (text(given, "session")?, owner) {
+    match (name(given, "session")?, owner) {
         (Some(name), _) => Ok(Release::Session { name, scope: whose(given)? }),
         (None, Some(name)) => Ok(Release::Owner { name, scope: whose(given)? }),
         (None, None) => Err(bad("Release is about a session, an owner or tokens")),

@@ -11,7 +11,17 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyIterator, PyList};
 
 use crate::error::bad;
-use crate::number::small;
+use crate::memory::{items, vector};
+use crate::number::{shown, small};
+
+/// No tier has more.
+const MOST: usize = u32::MAX as usize;
+
+/// So many rows are read between two looks at the memory.
+const CHECKED: usize = 1 << 16;
+
+/// At least so many bytes a label takes.
+const ROW: usize = 256;
 
 /// `(label, slot, layer_lo, layer_hi)`.
 type Fields<'py> = (Bound<'py, PyBytes>, u32, u16, u16);
@@ -58,7 +68,17 @@ impl Index {
     #[pyo3(signature = (rows=None))]
     fn new(rows: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let Some(rows) = rows else { return Ok(Self::from(Vec::new())) };
-        rows.try_iter()?.map(|row| read(&row?)).collect::<PyResult<Vec<_>>>().map(Self::from)
+        if rows.try_iter().is_err() {
+            return Err(bad(format!("rows are {}, a sequence of rows wanted", shown(rows))));
+        }
+        items(rows, MOST, "rows", |at, row| {
+            if at % CHECKED == 0 && at > 0 {
+                // What each row keeps of its label is no part of the vector.
+                vector::<[u8; ROW]>(at, "rows")?;
+            }
+            read(&row)
+        })
+        .map(Self::from)
     }
 
     #[getter]

@@ -6,6 +6,7 @@
 use kvtrie_core::block::{Layers, LeaseId, NO_SLOT};
 use kvtrie_core::error::Error;
 use kvtrie_core::manager::{self, LoadMode, Manager};
+use kvtrie_core::tier::Kind;
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -15,13 +16,14 @@ use crate::committed::Committed;
 use crate::error::bad;
 use crate::number;
 use crate::plan::Plan;
-use crate::settings::kind;
+use crate::settings::to;
 use crate::shared::Shared;
+use crate::text::text;
 use crate::tokens::Tokens;
 
 /// Whether blocks of lower tiers are loaded.
-pub(crate) fn load_mode(load: &str) -> PyResult<LoadMode> {
-    match load {
+pub(crate) fn load_mode(load: &Bound<'_, PyAny>) -> PyResult<LoadMode> {
+    match text(load, "load")? {
         "plan" => Ok(LoadMode::Plan),
         "all" => Ok(LoadMode::All),
         "none" => Ok(LoadMode::None),
@@ -218,27 +220,31 @@ impl Lease {
 
     /// Gives the memory back and keeps the tokens; never fails for want of room. Returns the
     /// moves that still use an engine's slots.
-    #[pyo3(signature = (to="host", *, now))]
+    #[pyo3(
+        signature = (to=Kind::Host, *, now),
+        text_signature = "($self, to='host', *, now)"
+    )]
     fn suspend<'py>(
         &self,
         py: Python<'py>,
-        to: &str,
+        #[pyo3(from_py_with = to)] to: Kind,
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
-        let to = kind(to)?;
         Ok(moves(py, self.shared.call(py, |manager| manager.suspend(self.id, to, now))?))
     }
 
     /// Plans anew for a suspended lease.
-    #[pyo3(signature = (reserve=0, *, now, load="plan"))]
+    #[pyo3(
+        signature = (reserve=0, *, now, load=LoadMode::Plan),
+        text_signature = "($self, reserve=0, *, now, load='plan')"
+    )]
     fn resume(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = number::reserve)] reserve: usize,
         #[pyo3(from_py_with = number::now)] now: u64,
-        load: &str,
+        #[pyo3(from_py_with = load_mode)] load: LoadMode,
     ) -> PyResult<Plan> {
-        let load = load_mode(load)?;
         self.shared.call(py, |manager| manager.resume(self.id, reserve, load, now))?;
         self.plan(py)
     }

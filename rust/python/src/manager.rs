@@ -3,16 +3,16 @@
 //! Invariant: arguments are converted before the manager is locked, results after it is
 //! unlocked. Cost: that of the core's operation plus one lock.
 
-use kvtrie_core::block::{Handle, Token};
+use kvtrie_core::block::{Handle, Structure, Token};
 use kvtrie_core::error::Result;
-use kvtrie_core::manager::{self, Acquire, Manager, Outcome};
+use kvtrie_core::manager::{self, Acquire, DropOrder, LoadMode, Manager, Outcome};
 use kvtrie_core::policy;
 use kvtrie_core::trie::Asked;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
-use crate::arrays::{handle, handles, numbers};
+use crate::arrays::{handle, handles, numbers, reals};
 use crate::committed::Committed;
 use crate::error::{bad, raise};
 use crate::event::Event;
@@ -25,10 +25,11 @@ use crate::lease::{Lease, load_mode};
 use crate::mark::times;
 use crate::matched::Match;
 use crate::moves::{Move, Moves};
-use crate::number;
-use crate::settings::{Given, settings};
+use crate::number::{self, shown};
+use crate::settings;
 use crate::shared::Shared;
 use crate::stats::Stats;
+use crate::text::{any_text, reason, text};
 use crate::tokens::{Sequences, Tokens, Unchecked};
 use crate::transmission::Transmission;
 use crate::unpriced::Unpriced;
@@ -64,8 +65,8 @@ impl BlockManager {
 impl BlockManager {
     #[new]
     #[pyo3(signature = (
-        model, tiers, *, block_tokens=16, policy="retention", cost=None,
-        structure="leaf-only", drop_order="shallow", token_weight=1, machine=0, ranks=1,
+        model, tiers, *, block_tokens=16, policy=String::from("retention"), cost=None,
+        structure=Structure::LeafOnly, drop_order=DropOrder::Shallow, token_weight=1, machine=0, ranks=1,
         events=0, eviction_log=0, reuse=true, epsilon=0.015_625
     ), text_signature = "(model, tiers, *, block_tokens=16, policy='retention', cost='default', \
         structure='leaf-only', drop_order='shallow', token_weight=1, machine=0, ranks=1, \
@@ -75,21 +76,21 @@ impl BlockManager {
         model: &Bound<'_, PyAny>,
         tiers: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::block_tokens)] block_tokens: u32,
-        policy: &str,
+        #[pyo3(from_py_with = settings::policy)] policy: String,
         cost: Option<&Bound<'_, PyAny>>,
-        structure: &str,
-        drop_order: &str,
+        #[pyo3(from_py_with = crate::scope::structure_of)] structure: Structure,
+        #[pyo3(from_py_with = settings::drop_order)] drop_order: DropOrder,
         #[pyo3(from_py_with = number::token_weight)] token_weight: u32,
         #[pyo3(from_py_with = number::machine)] machine: u32,
         #[pyo3(from_py_with = number::ranks)] ranks: u32,
         #[pyo3(from_py_with = number::events)] events: u32,
         #[pyo3(from_py_with = number::eviction_log)] eviction_log: u32,
-        reuse: bool,
-        epsilon: f64,
+        #[pyo3(from_py_with = number::reuse)] reuse: bool,
+        #[pyo3(from_py_with = number::epsilon)] epsilon: f64,
     ) -> PyResult<Self> {
         let py = model.py();
-        let tiers: Vec<Bound<'_, PyAny>> = tiers.try_iter()?.collect::<PyResult<_>>()?;
-        let settings = settings(&Given {
+        let tiers = settings::tiers(tiers)?;
+        let settings = settings::settings(&settings::Given {
             model,
             tiers: &tiers,
             block_tokens,
@@ -185,7 +186,7 @@ impl BlockManager {
             all.iter().copied().map(probe).collect::<Result<Vec<_>>>()
         };
         let found = if all.slices().iter().map(|tokens| tokens.len()).sum::<usize>() > LONG {
-            let all = all.into_vecs();
+            let all = all.into_vecs()?;
             let all: Vec<&[Token]> = all.iter().map(Vec::as_slice).collect();
             self.shared.long(py, |manager| look(manager, &all))?
         } else {
@@ -196,27 +197,34 @@ impl BlockManager {
     }
 
     /// Looks a prompt up, pins what its plan reuses or loads, and makes room, or changes nothing.
-    #[pyo3(signature = (
-        tokens, *, now, scope=None, session=None, session_blocks=None, keep=1, reserve=0, load="plan",
-        deadline=None, layerwise=false
-    ))]
+    #[pyo3(
+        signature = (
+            tokens, *, now, scope=None, session=None, session_blocks=None, keep=1, reserve=0,
+            load=LoadMode::Plan, deadline=None, layerwise=false
+        ),
+        text_signature = "($self, tokens, *, now, scope=None, session=None, session_blocks=None, \
+            keep=1, reserve=0, load='plan', deadline=None, layerwise=False)"
+    )]
     #[expect(clippy::too_many_arguments, reason = "a request's settings are keyword arguments")]
     fn acquire(
         &self,
         tokens: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::now)] now: u64,
         scope: Option<&Bound<'_, PyAny>>,
-        session: Option<&str>,
+        session: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::foretold)] session_blocks: Option<u32>,
         #[pyo3(from_py_with = number::keep)] keep: usize,
         #[pyo3(from_py_with = number::reserve)] reserve: usize,
-        load: &str,
+        #[pyo3(from_py_with = load_mode)] load: LoadMode,
         #[pyo3(from_py_with = number::deadline)] deadline: Option<u64>,
-        layerwise: bool,
+        #[pyo3(from_py_with = number::layerwise)] layerwise: bool,
     ) -> PyResult<Lease> {
         let py = tokens.py();
         let tokens = Tokens::new(tokens)?;
-        let load = load_mode(load)?;
+        if tokens.as_slice().is_empty() {
+            return Err(bad("an empty prompt: a request has at least one token"));
+        }
+        let session = any_text(session, "session")?;
         let scope = crate::scope::scope(scope)?;
         let mut ask = Acquire {
             tokens: &[],
@@ -230,7 +238,7 @@ impl BlockManager {
             layerwise,
         };
         let id = if tokens.as_slice().len() > LONG {
-            let tokens = tokens.into_vec();
+            let tokens = tokens.into_vec()?;
             ask.tokens = &tokens;
             self.shared.long(py, |manager| manager.acquire(&ask, now))?
         } else {
@@ -285,21 +293,24 @@ impl BlockManager {
         &self,
         ids: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::now)] now: u64,
-        ok: bool,
+        #[pyo3(from_py_with = number::ok)] ok: bool,
         #[pyo3(from_py_with = number::layers_done)] layers_done: Option<u16>,
         #[pyo3(from_py_with = number::rank)] rank: u32,
-        error: Option<&str>,
-        hung: bool,
-        cancelled: bool,
+        error: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::hung)] hung: bool,
+        #[pyo3(from_py_with = number::cancelled)] cancelled: bool,
     ) -> PyResult<usize> {
         let moves = numbers(ids, "id", u64::MAX)?;
         let said = [(hung, "hung"), (cancelled, "cancelled"), (error.is_some(), "error")];
         if let (true, Some((_, what))) = (ok, said.into_iter().find(|(given, _)| *given)) {
-            return Err(bad(format!("'{what}' contradicts ok=True in a report of {ids}")));
+            return Err(bad(format!("'{what}' contradicts ok=True in a report of {}", shown(ids))));
         }
         if hung && cancelled {
+            let ids = shown(ids);
             return Err(bad(format!("what hangs has started: {ids} cannot be cancelled")));
         }
+        let error = error.map(|error| reason(error, "error")).transpose()?;
+        let error = error.as_deref();
         let outcome = Outcome { ok, layers_done, rank, hung, cancelled, error };
         self.shared.call(ids.py(), |manager| manager.complete(&moves, &outcome, now))
     }
@@ -329,19 +340,20 @@ impl BlockManager {
     fn transmit(
         &self,
         py: Python<'_>,
-        lane: &str,
+        lane: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::tokens)] tokens: usize,
         #[pyo3(from_py_with = number::now)] now: u64,
         #[pyo3(from_py_with = number::layers)] layers: Option<u16>,
     ) -> PyResult<Transmission> {
         let (tokens, layers) = (tokens as u64, layers.unwrap_or(self.layers));
+        let lane = text(lane, "lane")?;
         let sent = self.shared.call(py, |manager| manager.transmit(lane, tokens, now, layers))?;
         Ok(sent.into())
     }
 
     /// Takes what a lane has turned out to do.
     fn set_lane(&self, lane: &Bound<'_, PyAny>) -> PyResult<()> {
-        let spec = crate::settings::lane(lane)?;
+        let spec = settings::lane(lane)?;
         self.shared.call(lane.py(), |manager| {
             manager.set_lane(&spec.name, spec.bytes_per_s, spec.latency_ns)
         })
@@ -356,7 +368,7 @@ impl BlockManager {
         &self,
         tokens: &Bound<'py, PyAny>,
         tier: &Bound<'_, PyAny>,
-        present: bool,
+        #[pyo3(from_py_with = number::present)] present: bool,
         #[pyo3(from_py_with = number::now)] now: u64,
         #[pyo3(from_py_with = number::ready)] ready: Option<u64>,
         #[pyo3(from_py_with = number::first)] first: Option<u64>,
@@ -386,10 +398,10 @@ impl BlockManager {
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Vec<Committed>> {
         let (ids, all) = (numbers(lease_ids, "lease", u64::MAX)?, Sequences::new(tokens)?);
-        let all = all.slices();
         if ids.len() != all.len() {
             return Err(bad(format!("{} leases and tokens of {}", ids.len(), all.len())));
         }
+        let all = all.slices();
         let batch: Vec<_> = ids.into_iter().zip(all).collect();
         let committed =
             self.shared.call(tokens.py(), |manager| manager.commit_many(&batch, now))?;
@@ -403,8 +415,7 @@ impl BlockManager {
         hints: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Vec<HintReply>> {
-        let read = |given: PyResult<Bound<'_, PyAny>>| crate::hint::hint(&given?, &self.shared);
-        let all: Vec<_> = hints.try_iter()?.map(read).collect::<PyResult<_>>()?;
+        let all = crate::hint::hints(hints, &self.shared)?;
         let replies = self.shared.long(hints.py(), |manager| manager.hint(&all, now))?;
         Ok(replies.into_iter().map(HintReply::from).collect())
     }
@@ -430,7 +441,7 @@ impl BlockManager {
     ) -> PyResult<usize> {
         let blocks: Vec<Handle> =
             numbers(ids, "block", u64::MAX)?.into_iter().map(Handle).collect();
-        let costs: Vec<f64> = costs.extract()?;
+        let costs = reals(costs, "cost")?;
         self.shared.call(ids.py(), |manager| manager.set_costs(&blocks, &costs, now))
     }
 
@@ -450,12 +461,15 @@ impl BlockManager {
     #[pyo3(signature = (index, tier=None, *, now))]
     fn load_index(
         &self,
-        index: &Bound<'_, Index>,
+        index: &Bound<'_, PyAny>,
         tier: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<usize> {
         let tier = tier.map_or(Ok(self.shared.tiers() - 1), |tier| self.shared.tier(tier))?;
-        let rows = &index.get().rows;
+        let Ok(given) = index.cast::<Index>() else {
+            return Err(bad(format!("index is {}, an Index wanted", shown(index))));
+        };
+        let rows = &given.get().rows;
         self.shared.long(index.py(), |manager| manager.load_index(tier, rows, now))
     }
 

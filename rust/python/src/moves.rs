@@ -13,10 +13,14 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple, PyType};
 
 use crate::arrays::numbers;
-use crate::number;
+use crate::memory::claimed;
+use crate::number::{self, shown};
 
 pub(crate) use row::Move;
 use row::{COPY, LOAD, STORE};
+
+/// So many moves can be chosen of any number.
+const LIST: usize = 1 << 16;
 
 /// A column, once it was asked for.
 struct Column<A>(PyOnceLock<Py<A>>);
@@ -246,12 +250,14 @@ impl Moves {
         if let Ok(index) = index.extract::<isize>() {
             return Ok(Bound::new(py, self.row(index)?.clone())?.into_any());
         }
+        claimed(index, self.rows.len().max(LIST), "moves chosen")?;
         // A slice, a mask or indices: whatever numpy makes of it.
         let all: Vec<isize> = (0..self.rows.len().cast_signed()).collect();
         let chosen = all.into_pyarray(py).get_item(index)?;
         let Ok(chosen) = chosen.extract::<PyReadonlyArray1<'_, isize>>() else {
             return Err(PyIndexError::new_err(format!(
-                "moves are chosen by an integer, a slice, a mask or integers, not {index}"
+                "moves are chosen by an integer, a slice, a mask or integers, not {}",
+                shown(index)
             )));
         };
         let chosen = chosen.as_array();

@@ -1,11 +1,12 @@
 //! Python integers as Rust ones, one function for each argument that takes one, so that errors
 //! name it.
 //!
-//! Invariant: an integer out of range is a `ConfigError` with the number, never an
-//! `OverflowError`; what is no integer at all is a `TypeError`. Cost: one conversion.
+//! Invariant: what is no integer, a bool among it, or out of range is a `ConfigError` that shows
+//! it, never an `OverflowError` or a `TypeError`. Cost: one conversion.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyTuple};
 
 use crate::error::bad;
 
@@ -17,6 +18,9 @@ const MANY: u64 = 1 << 44;
 
 /// An integer `0..=most`.
 pub(crate) fn whole(number: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResult<u64> {
+    if number.is_instance_of::<PyBool>() {
+        return Err(unlike(number, name, most));
+    }
     // Python gives most numbers faster with a sign.
     if let Some(whole) = number.extract::<i64>().ok().and_then(|signed| u64::try_from(signed).ok())
         && whole <= most
@@ -25,9 +29,45 @@ pub(crate) fn whole(number: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResul
     }
     match number.extract::<u64>() {
         Ok(whole) if whole <= most => Ok(whole),
-        Err(error) if !error.is_instance_of::<PyOverflowError>(number.py()) => Err(error),
-        _ => Err(bad(format!("{name} is {number}, 0 to {most} wanted"))),
+        Err(error) if !error.is_instance_of::<PyOverflowError>(number.py()) => {
+            Err(unlike(number, name, most))
+        }
+        _ => Err(bad(format!("{name} is {}, 0 to {most} wanted", shown(number)))),
     }
+}
+
+fn unlike(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyErr {
+    bad(format!("{name} is {}, a whole number 0 to {most} wanted", shown(given)))
+}
+
+/// A value as a message shows it: short, whatever it is.
+pub(crate) fn shown(given: &Bound<'_, PyAny>) -> String {
+    let show = || {
+        let module = given.py().import("kvtrie.argument")?;
+        module.getattr("shown")?.call1((given,))?.extract::<String>()
+    };
+    show().unwrap_or_else(|_| format!("a {}", given.get_type()))
+}
+
+/// A number with a fraction.
+pub(crate) fn real(given: &Bound<'_, PyAny>, name: &str) -> PyResult<f64> {
+    let number = (!given.is_instance_of::<PyBool>()).then(|| given.extract::<f64>().ok()).flatten();
+    number.ok_or_else(|| bad(format!("{name} is {}, a number wanted", shown(given))))
+}
+
+/// True or False.
+pub(crate) fn flag(given: &Bound<'_, PyAny>, name: &str) -> PyResult<bool> {
+    // Numpy's bools are taken too.
+    let found = given.extract::<bool>();
+    found.map_err(|_| bad(format!("{name} is {}, True or False wanted", shown(given))))
+}
+
+fn pair<'py>(given: &Bound<'py, PyAny>, name: &str) -> PyResult<[Bound<'py, PyAny>; 2]> {
+    let of = || {
+        let pair = given.cast::<PyTuple>().ok().filter(|pair| pair.len() == 2)?;
+        Some([pair.get_item(0).ok()?, pair.get_item(1).ok()?])
+    };
+    of().ok_or_else(|| bad(format!("{name} is {}, a pair of numbers wanted", shown(given))))
 }
 
 /// An integer that fits the target type.
@@ -114,6 +154,13 @@ arguments! {
     block: u32 = word;
     session_blocks: u32 = word;
     context: u64 = nanos;
+    epsilon: f64 = real;
+    reuse: bool = flag;
+    present: bool = flag;
+    ok: bool = flag;
+    hung: bool = flag;
+    cancelled: bool = flag;
+    layerwise: bool = flag;
 }
 
 optional_arguments! {
@@ -146,7 +193,7 @@ pub(crate) fn block_range(given: &Bound<'_, PyAny>) -> PyResult<Option<(usize, u
     if given.is_none() {
         return Ok(None);
     }
-    let (first, behind) = given.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
+    let [first, behind] = pair(given, "blocks")?;
     Ok(Some((count(&first, "first block")?, count(&behind, "block behind the last")?)))
 }
 
@@ -155,6 +202,6 @@ pub(crate) fn layer_range(given: &Bound<'_, PyAny>) -> PyResult<Option<(u16, u16
     if given.is_none() {
         return Ok(None);
     }
-    let (first, behind) = given.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()?;
+    let [first, behind] = pair(given, "layers")?;
     Ok(Some((half(&first, "first layer")?, half(&behind, "layer behind the last")?)))
 }

@@ -6,14 +6,22 @@ use kvtrie_core::block::Structure;
 use kvtrie_core::scope::Scope;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 
 use crate::error::bad;
-use crate::number::nanos;
+use crate::number::{nanos, shown};
+use crate::text::text;
 
 /// Reads a scope; `None` is the plain one.
 pub(crate) fn scope(given: Option<&Bound<'_, PyAny>>) -> PyResult<Scope> {
+    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let Some(given) = given else { return Ok(Scope::default()) };
     let py = given.py();
+    let class = CLASS
+        .get_or_try_init(py, || py.import("kvtrie.scope")?.getattr("Scope").map(Bound::unbind))?;
+    if !given.is_instance(class.bind(py))? {
+        return Err(bad(format!("scope is {}, a Scope wanted", shown(given))));
+    }
     let mut extra = Vec::new();
     for pair in given.getattr(intern!(py, "extra"))?.try_iter()? {
         let (offset, digest): (Bound<'_, PyAny>, Vec<u8>) = pair?.extract()?;
@@ -26,6 +34,11 @@ pub(crate) fn scope(given: Option<&Bound<'_, PyAny>>) -> PyResult<Scope> {
         extra,
         structure: named.as_deref().map(structure).transpose()?,
     })
+}
+
+/// The structure that a manager's argument names.
+pub(crate) fn structure_of(given: &Bound<'_, PyAny>) -> PyResult<Structure> {
+    structure(text(given, "structure")?)
 }
 
 /// The structure of that name.

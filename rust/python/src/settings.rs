@@ -3,24 +3,31 @@
 //! Invariant: a wrong word or number is a `ConfigError` that says what was wanted. Cost: paid
 //! once per manager.
 
+use kvtrie_core::block::Structure;
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::lane::LaneSpec;
 use kvtrie_core::manager::{DropOrder, Settings};
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
 use crate::error::{bad, raise};
-use crate::number::{nanos, small};
+use crate::memory::items;
+use crate::number::{nanos, shown, small};
+use crate::text::text;
 
-/// The arguments of `BlockManager(...)` that are no plain numbers.
+/// So many tiers there are at most; the core says how they go together.
+const MOST_TIERS: usize = 16;
+
+/// The arguments of `BlockManager(...)`.
 pub(crate) struct Given<'a, 'py> {
     pub(crate) model: &'a Bound<'py, PyAny>,
     pub(crate) tiers: &'a [Bound<'py, PyAny>],
     pub(crate) block_tokens: u32,
-    pub(crate) policy: &'a str,
+    pub(crate) policy: String,
     pub(crate) cost: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) structure: &'a str,
-    pub(crate) drop_order: &'a str,
+    pub(crate) structure: Structure,
+    pub(crate) drop_order: DropOrder,
     pub(crate) token_weight: u32,
     pub(crate) ranks: u32,
     pub(crate) events: usize,
@@ -46,6 +53,10 @@ impl Given<'_, '_> {
 /// Reads all settings; the core checks what they say together.
 pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
     let model = given.model;
+    instance(model, "model", "kvtrie.shape", "ModelShape")?;
+    for tier in given.tiers {
+        instance(tier, "a tier", "kvtrie.tier", "Tier")?;
+    }
     if given.block_tokens == 0 || given.token_weight == 0 {
         return Err(bad(format!(
             "block_tokens is {} and token_weight is {}, at least 1 wanted",
@@ -61,27 +72,56 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         block_tokens: given.block_tokens,
         token_weight: given.token_weight,
         tiers,
-        policy: given.policy.to_owned(),
+        policy: given.policy.clone(),
         reuse: given.reuse,
         epsilon: given.epsilon,
         cost: cost(given.cost, model)?,
         priced: given.cost.is_some_and(|cost| cost.eq("python").unwrap_or(false)),
-        structure: crate::scope::structure(given.structure)?,
-        drop_order: match given.drop_order {
-            "shallow" => DropOrder::Shallow,
-            "seed" => DropOrder::Seed,
-            other => {
-                return Err(bad(format!("drop_order is 'shallow' or 'seed', not '{other}'")));
-            }
-        },
+        structure: given.structure,
+        drop_order: given.drop_order,
         ranks: given.ranks,
         events: given.events,
         eviction_log: given.eviction_log,
     })
 }
 
+/// The tiers of an argument, each still to be read.
+pub(crate) fn tiers<'py>(given: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    if given.is_instance_of::<PyString>() || given.try_iter().is_err() {
+        return Err(bad(format!("tiers are {}, a sequence of Tiers wanted", shown(given))));
+    }
+    items(given, MOST_TIERS, "tiers", |_, tier| Ok(tier))
+}
+
+/// Refuses what is no instance of a class of ours.
+fn instance(given: &Bound<'_, PyAny>, what: &str, module: &str, class: &str) -> PyResult<()> {
+    if given.is_instance(&given.py().import(module)?.getattr(class)?)? {
+        return Ok(());
+    }
+    Err(bad(format!("{what} is {}, a {class} wanted", shown(given))))
+}
+
+/// The policy that an argument names; the core knows which there are.
+pub(crate) fn policy(given: &Bound<'_, PyAny>) -> PyResult<String> {
+    text(given, "policy").map(str::to_owned)
+}
+
+/// The order of layers that an argument names.
+pub(crate) fn drop_order(given: &Bound<'_, PyAny>) -> PyResult<DropOrder> {
+    match text(given, "drop_order")? {
+        "shallow" => Ok(DropOrder::Shallow),
+        "seed" => Ok(DropOrder::Seed),
+        other => Err(bad(format!("drop_order is 'shallow' or 'seed', not '{other}'"))),
+    }
+}
+
+/// The kind of tier that a lease is suspended to.
+pub(crate) fn to(given: &Bound<'_, PyAny>) -> PyResult<Kind> {
+    kind(text(given, "to")?)
+}
+
 /// The kind of tier of that name.
-pub(crate) fn kind(name: &str) -> PyResult<Kind> {
+fn kind(name: &str) -> PyResult<Kind> {
     Kind::parse(name)
         .ok_or_else(|| bad(format!("a tier is 'gpu', 'host', 'disk' or 'remote', not '{name}'")))
 }
@@ -122,6 +162,7 @@ fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
 }
 
 pub(crate) fn lane(lane: &Bound<'_, PyAny>) -> PyResult<LaneSpec> {
+    instance(lane, "a lane", "kvtrie.tier", "Lane")?;
     // A bandwidth is often written as 12e9.
     let whole =
         lane.py().get_type::<pyo3::types::PyInt>().call1((lane.getattr("bytes_per_s")?,))?;
@@ -136,18 +177,15 @@ pub(crate) fn lane(lane: &Bound<'_, PyAny>) -> PyResult<LaneSpec> {
 /// A `Cost`, or the name of one; `None` is the default one.
 fn cost(given: Option<&Bound<'_, PyAny>>, model: &Bound<'_, PyAny>) -> PyResult<CostModel> {
     let class = model.py().import("kvtrie.cost")?.getattr("Cost")?;
-    let cost = match given.map(PyAnyMethods::extract::<String>) {
-        None => class.call_method1("default", (model,))?,
-        Some(Ok(name)) if name == "default" || name == "python" => {
-            class.call_method1("default", (model,))?
+    let named = given.map(|given| given.extract::<String>().unwrap_or_default());
+    let cost = match (named.as_deref(), given) {
+        (None | Some("default" | "python"), _) => class.call_method1("default", (model,))?,
+        (Some("seed"), _) => class.call_method0("seed")?,
+        (_, Some(cost)) if cost.is_instance(&class)? => cost.clone(),
+        (_, other) => {
+            let other = other.map(shown).unwrap_or_default();
+            return Err(bad(format!("cost is 'default', 'seed', 'python' or a Cost, not {other}")));
         }
-        Some(Ok(name)) if name == "seed" => class.call_method0("seed")?,
-        Some(Ok(name)) => {
-            return Err(bad(format!(
-                "cost is 'default', 'seed', 'python' or a Cost, not '{name}'"
-            )));
-        }
-        Some(Err(_)) => given.unwrap_or(&class).clone(),
     };
     let number = |name: &str| cost.getattr(name)?.extract::<f64>();
     let ns_per_token = match cost.getattr("ns_per_token")?.extract::<Option<f64>>()? {

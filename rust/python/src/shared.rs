@@ -15,6 +15,7 @@ use pyo3::types::PyString;
 
 use crate::error::{bad, raise};
 use crate::number::small;
+use crate::text::text;
 
 /// A manager that several Python objects hold.
 #[derive(Clone)]
@@ -36,10 +37,10 @@ impl Shared {
     /// A tier's index, from its index or its kind.
     pub(crate) fn tier(&self, given: &Bound<'_, PyAny>) -> PyResult<usize> {
         let tiers = &self.0.tiers;
-        let Ok(name) = given.cast::<PyString>() else {
+        if !given.is_instance_of::<PyString>() {
             return Ok(usize::from(small(given, "tier", last(tiers))?));
-        };
-        let name = name.to_str()?;
+        }
+        let name = text(given, "tier")?;
         tiers.iter().position(|(kind, _)| kind.name() == name).ok_or_else(|| {
             let known: Vec<&str> = tiers.iter().map(|(kind, _)| kind.name()).collect();
             bad(format!("there is no tier '{name}', only {}", known.join(", ")))

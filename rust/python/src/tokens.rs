@@ -7,22 +7,28 @@
 
 #![expect(unsafe_code, reason = "to register a borrow takes longer than copying a prompt")]
 
+mod sequences;
+mod unchecked;
+
 use numpy::{
     Element, PyArray1, PyArrayDescrMethods, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods,
 };
-use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyInt, PyList, PySet, PyString, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PySet, PyString, PyTuple};
 
 use kvtrie_core::block::Token;
-use kvtrie_core::trie::Asked;
 
 use crate::error::bad;
+use crate::memory::{claimed, fits, items, vector};
+use crate::number::shown;
 
-/// Up to so many tokens are checked before they are looked up.
-const SHORT: usize = 4096;
+pub(crate) use sequences::Sequences;
+pub(crate) use unchecked::Unchecked;
+
+/// No sequence has more tokens: a gigabyte of them.
+const MOST: usize = 1 << 28;
 
 /// Tokens that are looked at and narrowed before the next: they are still in the nearest cache.
 const NEAR: usize = 1024;
@@ -78,19 +84,20 @@ impl<'py> Tokens<'py> {
             || given.is_instance_of::<PyDict>()
             || given.is_instance_of::<PySet>();
         if refused {
-            return Err(PyTypeError::new_err(format!(
+            return Err(bad(format!(
                 "tokens are a sequence of integers or an integer array, not {}",
                 given.get_type().name()?
             )));
         }
         if given.hasattr(intern!(py, "__array__"))? || is_buffer(given)? {
-            let array = asarray(py)?.call1((given,))?;
+            let array = asarray(py)?.call1((given,)).map_err(|error| fits(error, py, "tokens"))?;
             return Self::of_array(array.cast::<PyUntypedArray>()?);
         }
         from_items(given).map(Self::from)
     }
 
     fn of_array(array: &Bound<'py, PyUntypedArray>) -> PyResult<Self> {
+        check_length(array.len())?;
         // To try one type after the other takes longer than a look at the array's own.
         let dtype = array.dtype();
         let plain = match (dtype.kind(), dtype.itemsize()) {
@@ -113,11 +120,16 @@ impl<'py> Tokens<'py> {
     }
 
     /// The tokens as a copy that outlives the interpreter's lock.
-    pub(crate) fn into_vec(self) -> Vec<Token> {
+    pub(crate) fn into_vec(self) -> PyResult<Vec<Token>> {
         match self {
-            Self::Unsigned(Numbers::Copied(tokens)) => tokens,
-            Self::Signed(Numbers::Copied(tokens)) => bytemuck::cast_vec(tokens),
-            in_place => in_place.as_slice().to_vec(),
+            Self::Unsigned(Numbers::Copied(tokens)) => Ok(tokens),
+            Self::Signed(Numbers::Copied(tokens)) => Ok(bytemuck::cast_vec(tokens)),
+            in_place => {
+                let tokens = in_place.as_slice();
+                let mut copied = vector(tokens.len(), "tokens")?;
+                copied.extend_from_slice(tokens);
+                Ok(copied)
+            }
         }
     }
 }
@@ -125,54 +137,6 @@ impl<'py> Tokens<'py> {
 impl From<Vec<Token>> for Tokens<'_> {
     fn from(tokens: Vec<Token>) -> Self {
         Self::Unsigned(Numbers::Copied(tokens))
-    }
-}
-
-/// Numbers of a long contiguous array that are compared with known tokens as they are: those that are
-/// alike need no other check.
-pub(crate) enum Unchecked<'py> {
-    Signed(Numbers<'py, i32>),
-    Wide(Numbers<'py, i64>),
-}
-
-impl<'py> Unchecked<'py> {
-    /// Those of a long array of `int32` or `int64`.
-    pub(crate) fn of(given: &Bound<'py, PyAny>) -> Option<Self> {
-        let array = given.cast::<PyUntypedArray>().ok()?;
-        if array.len() <= SHORT {
-            return None;
-        }
-        let dtype = array.dtype();
-        match (dtype.kind(), dtype.itemsize()) {
-            (b'i', 4) => Numbers::of(array).map(Self::Signed),
-            (b'i', 8) => Numbers::of(array).map(Self::Wide),
-            _ => None,
-        }
-    }
-
-    /// The numbers, as a lookup takes them.
-    pub(crate) fn asked(&self) -> Asked<'_> {
-        match self {
-            Self::Signed(numbers) => Asked::Signed(numbers.as_slice()),
-            Self::Wide(numbers) => Asked::Wide(bytemuck::cast_slice(numbers.as_slice())),
-        }
-    }
-
-    /// Refuses the first number behind `matched` ones that is no token.
-    pub(crate) fn check(&self, matched: usize) -> PyResult<()> {
-        match self.asked() {
-            Asked::Tokens(_) => Ok(()),
-            Asked::Signed(numbers) => unsigned(numbers, matched),
-            Asked::Wide(numbers) => {
-                let rest = &numbers[matched..];
-                if rest.iter().fold(0, |all, number| all | number) <= u64::from(Token::MAX) {
-                    return Ok(());
-                }
-                let large = rest.iter().position(|&number| number > u64::from(Token::MAX));
-                let wrong = large.map(|at| (matched + at, rest[at].cast_signed()));
-                wrong.map_or(Ok(()), |(at, token)| Err(out_of_range(at, token)))
-            }
-        }
     }
 }
 
@@ -220,7 +184,8 @@ fn from_array(array: &Bound<'_, PyUntypedArray>) -> PyResult<Vec<Token>> {
         return Err(bad(format!("tokens of dtype {dtype}, native byte order wanted")));
     }
     if !array.is_aligned() {
-        return from_array(array.call_method0(intern!(array.py(), "copy"))?.cast()?);
+        let copied = array.call_method0(intern!(array.py(), "copy"));
+        return from_array(copied.map_err(|error| fits(error, array.py(), "tokens"))?.cast()?);
     }
     match (kind, size) {
         (b'u', 1) => read::<u8>(array),
@@ -254,7 +219,7 @@ where
     Token: TryFrom<T>,
 {
     if let Some(tokens) = in_place(array.cast::<PyArray1<T>>()?) {
-        let mut narrow: Vec<Token> = Vec::with_capacity(tokens.len());
+        let mut narrow: Vec<Token> = vector(tokens.len(), "tokens")?;
         let mut all = 0;
         for near in bytemuck::cast_slice::<T, u64>(tokens).chunks(NEAR) {
             all |= near.iter().fold(0, |all, token| all | token);
@@ -280,7 +245,8 @@ where
         good &= converted.is_ok();
         converted.unwrap_or(0)
     };
-    let tokens = given.clone().map(token).collect();
+    let mut tokens = vector(given.len(), "tokens")?;
+    tokens.extend(given.clone().map(token));
     if good {
         return Ok(tokens);
     }
@@ -295,64 +261,37 @@ fn out_of_range(at: usize, token: impl std::fmt::Display) -> PyErr {
     bad(format!("token {at} is {token}, 0 to {} wanted", Token::MAX))
 }
 
+fn check_length(tokens: usize) -> PyResult<()> {
+    if tokens > MOST {
+        return Err(bad(format!("{tokens} tokens, at most {MOST} wanted")));
+    }
+    Ok(())
+}
+
 fn from_items(given: &Bound<'_, PyAny>) -> PyResult<Vec<Token>> {
-    let mut tokens = Vec::with_capacity(given.len().unwrap_or(0));
-    for (at, item) in given.try_iter()?.enumerate() {
-        let item = item?;
-        match item.extract::<i64>() {
-            Ok(token) => {
-                tokens.push(Token::try_from(token).map_err(|_| out_of_range(at, token))?);
-            }
-            Err(_) if item.hasattr(intern!(item.py(), "__index__"))? => {
-                return Err(out_of_range(at, &item));
-            }
-            Err(_) => {
-                return Err(bad(format!(
-                    "token {at} is {}, an integer wanted",
-                    item.get_type().name()?
-                )));
-            }
+    // The length of a list is true.
+    if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
+        let mut tokens = vector(claimed(given, MOST, "tokens")?, "tokens")?;
+        for (at, item) in given.try_iter()?.enumerate() {
+            tokens.push(token(at, &item?)?);
         }
+        return Ok(tokens);
     }
-    Ok(tokens)
+    if given.try_iter().is_err() {
+        return Err(bad(format!("tokens are {}, a sequence of integers wanted", shown(given))));
+    }
+    items(given, MOST, "tokens", |at, item| token(at, &item))
 }
 
-/// Tokens of several sequences.
-pub(crate) enum Sequences<'py> {
-    /// One token of each.
-    Singles(Tokens<'py>),
-    Many(Vec<Tokens<'py>>),
-}
-
-impl<'py> Sequences<'py> {
-    /// Takes one token of each as one array or one list of integers, or a sequence for each.
-    pub(crate) fn new(given: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let singles = match given.cast::<PyUntypedArray>() {
-            Ok(array) => array.ndim() == 1 && array.dtype().kind() != b'O',
-            Err(_) => given.get_item(0).is_ok_and(|first| first.is_instance_of::<PyInt>()),
-        };
-        if singles { Tokens::new(given).map(Self::Singles) } else { Self::many(given) }
-    }
-
-    /// Takes a sequence for each.
-    pub(crate) fn many(given: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let all = given.try_iter()?.map(|tokens| Tokens::new(&tokens?));
-        all.collect::<PyResult<_>>().map(Self::Many)
-    }
-
-    /// Each one's tokens.
-    pub(crate) fn slices(&self) -> Vec<&[Token]> {
-        match self {
-            Self::Singles(tokens) => tokens.as_slice().chunks(1).collect(),
-            Self::Many(all) => all.iter().map(Tokens::as_slice).collect(),
+fn token(at: usize, item: &Bound<'_, PyAny>) -> PyResult<Token> {
+    match item.extract::<i64>() {
+        Ok(token) => Token::try_from(token).map_err(|_| out_of_range(at, token)),
+        Err(_) if item.hasattr(intern!(item.py(), "__index__"))? => {
+            Err(out_of_range(at, shown(item)))
         }
-    }
-
-    /// The same as copies that outlive the interpreter's lock.
-    pub(crate) fn into_vecs(self) -> Vec<Vec<Token>> {
-        match self {
-            Self::Singles(tokens) => tokens.as_slice().chunks(1).map(<[Token]>::to_vec).collect(),
-            Self::Many(all) => all.into_iter().map(Tokens::into_vec).collect(),
+        Err(_) => {
+            let kind = item.get_type();
+            Err(bad(format!("token {at} is {}, an integer wanted", kind.name()?)))
         }
     }
 }

@@ -31,6 +31,9 @@ pub enum LoadMode {
     None,
 }
 
+/// A path has room from the start for the blocks of at most so many tokens to come.
+const FAR: usize = 1 << 20;
+
 /// What a request asks for.
 #[derive(Clone, Debug, Default)]
 pub struct Acquire<'a> {
@@ -175,7 +178,7 @@ impl Manager {
             Some(scope) => {
                 let content = self.scopes.content(&ask.scope, 0, ask.tokens);
                 // What will be written goes there too; a reserve may be far beyond it.
-                let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len());
+                let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len().min(FAR));
                 self.path(scope, Asked::Tokens(&content), ask.keep, beyond)
             }
             None => Vec::new(),
@@ -265,7 +268,9 @@ impl Manager {
         let rest = (ask.tokens.len() - matched * self.block_tokens())
             .checked_add(ask.reserve)
             .ok_or_else(|| Error::config(format!("reserve of {} tokens", ask.reserve)))?;
-        Ok(if self.engine_owned() { 0 } else { rest.div_ceil(self.block_tokens()) })
+        let open = if self.engine_owned() { 0 } else { rest.div_ceil(self.block_tokens()) };
+        self.check_memory(open)?;
+        Ok(open)
     }
 
     /// Where a prefix that is to be loaded whole ends, if not at the path's end.

@@ -253,16 +253,18 @@ impl Manager {
                 hold(slot);
             }
         }
-        for slot in this.space.spare() {
-            *places.entry(slot).or_default() += 1;
+        let spare = this.space.spare();
+        let mut told = places.len() as u64;
+        for range in &spare {
+            told += range.len() as u64;
+            places.range_mut(range.clone()).for_each(|(_, places)| *places += 1);
         }
+        let twice = spare.windows(2).find(|pair| pair[0].end > pair[1].start);
         let wrong: Vec<_> = places.iter().filter(|(_, places)| **places != 1).take(3).collect();
-        let all = places.len() as u64 == u64::from(this.space.capacity());
-        if !wrong.is_empty() || !all {
+        if !wrong.is_empty() || twice.is_some() || told != u64::from(this.space.capacity()) {
             broken.push(format!(
-                "tier '{}' accounts for {} of {} slots, wrong: {wrong:?}",
+                "tier '{}' accounts for {told} of {} slots, wrong: {wrong:?}, free twice: {twice:?}",
                 this.spec.kind.name(),
-                places.len(),
                 this.space.capacity()
             ));
         }

@@ -30,6 +30,7 @@ impl Manager {
                  compute; commit first"
             )));
         }
+        self.check_forks(id, n)?;
         let now = self.tick(now);
         if !self.leases[&id].tail.is_empty()
             && matches!(self.leases[&id].tail_from, TailFrom::Open)

@@ -137,7 +137,7 @@ impl Manager {
                 tokens.len()
             )));
         }
-        Ok(())
+        self.check_memory((lease.tail.len() + tokens.len()) / self.block_tokens())
     }
 
     /// A move that must end before `tokens` more tokens can have been written.

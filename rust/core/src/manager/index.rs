@@ -6,6 +6,7 @@
 
 use crate::block::{BlockId, Layers, Slot, Structure, TierId};
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::record::{Label, Record};
 use crate::scope::Scope;
 use crate::tier::State;
@@ -61,10 +62,16 @@ impl Manager {
         self.open()?;
         self.check_tier(tier)?;
         self.check_index(tier)?;
+        let bound = rows.iter().map(|row| row.slot.saturating_add(1)).max();
+        self.check_memory(rows.len())?;
+        let slots = bound.unwrap_or(0).min(self.tiers[tier].space.capacity()) as usize;
+        // Whether each is free, and the list of those that stay so.
+        memory::check(slots.saturating_mul(1 + 2 * size_of::<Slot>()), || {
+            format!("an index with slots up to {slots}")
+        })?;
         let now = self.tick(now);
         let mut known = self.by_key();
         known.reserve(rows.len());
-        let bound = rows.iter().map(|row| row.slot.saturating_add(1)).max();
         let mut free = self.tiers[tier].space.choice(bound.unwrap_or(0));
         let mut loaded = 0;
         for row in rows {

@@ -140,7 +140,9 @@ impl Manager {
     ) -> Vec<BlockId> {
         let known = self.scopes.get(scope);
         let usable = asked.len().saturating_sub(keep);
-        let mut path = Vec::with_capacity((usable + beyond) / self.block_tokens());
+        // However much is asked for, no more is found than there is.
+        let found = (usable / self.block_tokens()).min(self.trie.len());
+        let mut path = Vec::with_capacity(found + beyond / self.block_tokens() + 1);
         self.trie.walk(known.root, asked.first(usable), &mut path);
         if known.structure == Structure::LeafOnly {
             path.truncate(self.whole(&path));

@@ -122,6 +122,7 @@ impl Manager {
     ) -> Result<Vec<Handle>> {
         let size = self.block_tokens();
         let full = mark.tokens.len() / size * size;
+        self.check_memory(full / size)?;
         let mut path = Vec::with_capacity(full / size);
         if let Some(scope) = scope {
             let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]);

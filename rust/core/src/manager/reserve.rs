@@ -43,6 +43,7 @@ impl Manager {
             .div_ceil(self.block_tokens());
         let more = blocks.saturating_sub(lease.open.len() + usize::from(adopts));
         if more > 0 {
+            self.check_memory(more)?;
             let units = self.units(0, self.all_layers()) * more as u64;
             self.make_room(&[(0, units)], &[], now)?;
         }
@@ -141,6 +142,7 @@ impl Manager {
                 )));
             }
         }
+        self.check_memory(end.saturating_sub(next))?;
         let mut bound: FxHashMap<OwnId, Slot> = FxHashMap::default();
         for (at, &slot) in (first..end).zip(slots) {
             let own = self.own_at(id, at);

@@ -45,9 +45,7 @@ impl Manager {
         self.write_hints(out)?;
         writeln!(out, "{:?}", self.prices)?;
         for tier in &self.tiers {
-            let mut spare: Vec<_> = tier.space.spare().collect();
-            spare.sort_unstable();
-            writeln!(out, "{} {spare:?}", tier.spec.kind.name())?;
+            writeln!(out, "{} {:?}", tier.spec.kind.name(), tier.space.spare())?;
             for entry in tier.retention.entries() {
                 writeln!(out, "{entry:?}")?;
             }

@@ -51,6 +51,12 @@ impl Text {
         self.pieces[first as usize / PIECE].part(at, blocks as usize * self.size)
     }
 
+    /// Bytes of the pieces that are still to be made for the ids below `bound`.
+    pub(super) fn growth(&self, bound: usize) -> usize {
+        let pieces = bound.div_ceil(PIECE).saturating_sub(self.pieces.len());
+        pieces.saturating_mul(PIECE * size_of::<Token>()).saturating_mul(self.size)
+    }
+
     /// Begins to fetch the tokens of consecutive blocks of one piece.
     #[inline]
     pub(super) fn warm(&self, first: BlockId, blocks: u32) {

@@ -1,0 +1,232 @@
+"""Arguments: the one way in which settings check what they are given.
+
+Invariant: what comes back is plain (an int, a float, a str, a tuple), whatever numpy or torch gave;
+anything else is a `ConfigError` that names the setting and shows the value. Cost: a comparison or
+two; of a sequence no more is read than may be given.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+import os
+import reprlib
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+__all__ = [
+    "few",
+    "flag",
+    "folder",
+    "instance",
+    "pairs",
+    "put",
+    "real",
+    "salt",
+    "shown",
+    "text",
+    "whole",
+    "word",
+]
+
+MOST_NAME = 2**16 - 1
+"""So many bytes a name, a salt or a digest may have."""
+
+PAIR = 2
+_PAIR = 2
+_SHORT_BITS = 300
+_Kind = TypeVar("_Kind")
+
+
+class _Short(reprlib.Repr):
+    """Writes values shortly, also those that Python's own writes whole before it cuts them."""
+
+    def repr_bytes(self, given: bytes, level: int) -> str:
+        del level
+        shown = repr(given[: self.maxstring])
+        return shown if len(given) <= self.maxstring else f"{shown[:-1]}...' ({len(given)} bytes)"
+
+    def repr_int(self, x: int, level: int) -> str:
+        del level
+        size = x.bit_length()
+        return str(x) if size <= _SHORT_BITS else f"an integer of {size} bits"
+
+    def repr_ndarray(self, given: Any, level: int) -> str:  # noqa: ANN401 - numpy is not imported
+        del level
+        return f"an array of {given.dtype}{list(given.shape)}"
+
+
+_SHORT = _Short()
+
+
+def shown(given: object) -> str:
+    """A value as a message shows it: short, whatever it is."""
+    try:
+        return _SHORT.repr(given)
+    except Exception:  # noqa: BLE001 - a value that cannot be shown is still to be named
+        return f"a {type(given).__name__}"
+
+
+def whole(name: str, given: object, low: int, high: int) -> int:
+    """An integer `low` to `high`, which may be written as a whole float (`8e9`).
+
+    Raises:
+        ConfigError: another number, a bool, or no number.
+    """
+    found = None
+    if isinstance(given, numbers.Real) and not isinstance(given, numbers.Integral):
+        number = float(given)
+        found = int(number) if number.is_integer() else None
+    elif not isinstance(given, bool):
+        try:
+            found = operator.index(given)  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            found = None
+    if found is None:
+        raise ConfigError(f"{name} is {shown(given)}, a whole number {low} to {high} wanted")
+    if not low <= found <= high:
+        raise ConfigError(f"{name} is {shown(found)}, {low} to {high} wanted")
+    return found
+
+
+def real(name: str, given: object, low: float, high: float, *, open_end: bool = False) -> float:
+    """A finite number `low` to `high`, or below `high` with `open_end`.
+
+    Raises:
+        ConfigError: another number, a bool, or no number.
+    """
+    number = math.nan
+    if isinstance(given, (numbers.Real, float)) and given is not True and given is not False:
+        try:
+            number = float(given)
+        except OverflowError:
+            number = math.inf
+    if not (math.isfinite(number) and low <= number <= high and not (open_end and number == high)):
+        below = "below " if open_end else ""
+        wanted = f"{low} to {below}{high} wanted"
+        if high == math.inf:
+            wanted = f"finite and at least {low} wanted"
+        raise ConfigError(f"{name} is {shown(given)}, {wanted}")
+    return number
+
+
+def text(name: str, given: object) -> str:
+    """A str that can be written as UTF-8.
+
+    Raises:
+        ConfigError: no str, lone surrogates, or more than 65 535 bytes.
+    """
+    if not isinstance(given, str):
+        raise ConfigError(f"{name} is {shown(given)}, a str wanted")
+    try:
+        size = len(given.encode())
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name} is {given[:99]!a}: {error.reason}") from error
+    if size > MOST_NAME:
+        raise ConfigError(f"{name} has {size} bytes, at most {MOST_NAME} wanted")
+    return given
+
+
+def salt(name: str, given: object) -> bytes:
+    """Bytes that tell things apart.
+
+    Raises:
+        ConfigError: no bytes, or more than 65 535.
+    """
+    if not isinstance(given, (bytes, bytearray)):
+        raise ConfigError(f"{name} is {shown(given)}, bytes wanted")
+    if len(given) > MOST_NAME:
+        raise ConfigError(f"{name} has {len(given)} bytes, at most {MOST_NAME} wanted")
+    return bytes(given)
+
+
+def word(name: str, given: object, known: Collection[str]) -> str:
+    """One of a few words.
+
+    Raises:
+        ConfigError: another one.
+    """
+    if not (isinstance(given, str) and given in known):
+        raise ConfigError(f"{name} is one of {', '.join(known)}, not {shown(given)}")
+    return given
+
+
+def flag(name: str, given: object) -> bool:
+    """True or False, Python's or numpy's.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    plain: Any = given
+    if getattr(plain, "shape", None) == ():
+        plain = plain.item()
+    if not isinstance(plain, bool):
+        raise ConfigError(f"{name} is {shown(given)}, True or False wanted")
+    return plain
+
+
+def folder(name: str, given: object) -> str:
+    """A path that the file system can name.
+
+    Raises:
+        ConfigError: no path, or one that cannot be encoded.
+    """
+    try:
+        path: Any = given
+        found = os.fsdecode(os.fsencode(path))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} is {shown(given)!a}, a path wanted: {error}") from error
+    if not found or "\0" in found:
+        raise ConfigError(f"{name} is {shown(given)}, a path wanted")
+    return found
+
+
+def few(name: str, given: object, most: int) -> tuple[Any, ...]:
+    """The items of a sequence of at most `most`; one that claims more is not read to its end.
+
+    Raises:
+        ConfigError: no sequence, or too many items.
+    """
+    try:
+        items: Iterable[Any] = given  # pyright: ignore[reportAssignmentType]
+        found = tuple(islice(items, most + 1))
+    except TypeError as error:
+        raise ConfigError(f"{name} is {shown(given)}, a sequence wanted") from error
+    if len(found) > most:
+        raise ConfigError(f"{name} has more than {most} items")
+    return found
+
+
+def pairs(name: str, given: object, most: int) -> tuple[tuple[Any, Any], ...]:
+    """The items of a sequence of at most `most` pairs.
+
+    Raises:
+        ConfigError: no sequence, too many items, or one that is no pair.
+    """
+    found = [few(f"a pair in {name}", pair, _PAIR) for pair in few(name, given, most)]
+    if any(len(pair) != _PAIR for pair in found):
+        raise ConfigError(f"{name} is a sequence of pairs, not {shown(given)}")
+    return tuple((first, second) for first, second in found)
+
+
+def instance(name: str, given: object, kind: type[_Kind]) -> _Kind:
+    """A value of a class.
+
+    Raises:
+        ConfigError: one of another class.
+    """
+    if not isinstance(given, kind):
+        raise ConfigError(f"{name} is {shown(given)}, a {kind.__name__} wanted")
+    return given
+
+
+def put(setting: object, **read: object) -> None:
+    """Puts checked values into a frozen dataclass that is being made."""
+    for name, value in read.items():
+        object.__setattr__(setting, name, value)

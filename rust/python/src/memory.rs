@@ -1,0 +1,66 @@
+//! Vectors whose length a caller names: by a length that its object claims, or by what comes.
+//!
+//! Invariant: what does not fit into memory is a `ConfigError`, and a claimed length that is beyond
+//! all use is refused before anything is read. Cost: one comparison per item.
+
+use pyo3::exceptions::{PyMemoryError, PyOverflowError};
+use pyo3::prelude::*;
+
+use crate::error::bad;
+
+/// Room for so many items is made at once if an object claims to have them.
+const TRUSTED: usize = 1 << 16;
+
+/// How many items an object says that it has, at most `most`; 0 if it does not say.
+pub(crate) fn claimed(given: &Bound<'_, PyAny>, most: usize, what: &str) -> PyResult<usize> {
+    let claimed = match given.len() {
+        Ok(claimed) => claimed,
+        Err(error) if error.is_instance_of::<PyOverflowError>(given.py()) => usize::MAX,
+        Err(_) => 0,
+    };
+    if claimed > most { Err(too_many(most, what)) } else { Ok(claimed) }
+}
+
+fn too_many(most: usize, what: &str) -> PyErr {
+    bad(format!("more than {most} {what} in one call"))
+}
+
+fn lacking(length: usize, what: &str) -> PyErr {
+    bad(format!("{length} {what} do not fit into memory"))
+}
+
+/// An empty vector with room for so many items.
+pub(crate) fn vector<T>(length: usize, what: &str) -> PyResult<Vec<T>> {
+    let mut all = Vec::new();
+    all.try_reserve_exact(length).map_err(|_| lacking(length, what))?;
+    Ok(all)
+}
+
+/// The items of anything that can be gone through, at most `most` of them.
+pub(crate) fn items<'py, T>(
+    given: &Bound<'py, PyAny>,
+    most: usize,
+    what: &str,
+    read: impl Fn(usize, Bound<'py, PyAny>) -> PyResult<T>,
+) -> PyResult<Vec<T>> {
+    let mut all = vector(claimed(given, most, what)?.min(TRUSTED), what)?;
+    for (at, item) in given.try_iter()?.enumerate() {
+        let item = item.map_err(|error| fits(error, given.py(), what))?;
+        if at == most {
+            return Err(too_many(most, what));
+        }
+        if all.len() == all.capacity() {
+            all.try_reserve(1).map_err(|_| lacking(at, what))?;
+        }
+        all.push(read(at, item)?);
+    }
+    Ok(all)
+}
+
+/// What Python has no memory for, as every other bad argument.
+pub(crate) fn fits(error: PyErr, py: Python<'_>, what: &str) -> PyErr {
+    if error.is_instance_of::<PyMemoryError>(py) {
+        return bad(format!("{what} do not fit into memory: {error}"));
+    }
+    error
+}

@@ -1,0 +1,62 @@
+//! Tokens of long arrays that need no check where they are like known ones.
+//!
+//! Invariant: what is not compared with known tokens is checked before a call returns. Cost: one pass
+//! over what matched nothing.
+
+use kvtrie_core::block::Token;
+use kvtrie_core::trie::Asked;
+use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+
+use super::{MOST, Numbers, out_of_range, unsigned};
+
+/// Up to so many tokens are checked before they are looked up.
+const SHORT: usize = 4096;
+
+/// Numbers of a long contiguous array that are compared with known tokens as they are: those that are
+/// alike need no other check.
+pub(crate) enum Unchecked<'py> {
+    Signed(Numbers<'py, i32>),
+    Wide(Numbers<'py, i64>),
+}
+
+impl<'py> Unchecked<'py> {
+    /// Those of a long array of `int32` or `int64`.
+    pub(crate) fn of(given: &Bound<'py, PyAny>) -> Option<Self> {
+        let array = given.cast::<PyUntypedArray>().ok()?;
+        if array.len() <= SHORT || array.len() > MOST {
+            return None;
+        }
+        let dtype = array.dtype();
+        match (dtype.kind(), dtype.itemsize()) {
+            (b'i', 4) => Numbers::of(array).map(Self::Signed),
+            (b'i', 8) => Numbers::of(array).map(Self::Wide),
+            _ => None,
+        }
+    }
+
+    /// The numbers, as a lookup takes them.
+    pub(crate) fn asked(&self) -> Asked<'_> {
+        match self {
+            Self::Signed(numbers) => Asked::Signed(numbers.as_slice()),
+            Self::Wide(numbers) => Asked::Wide(bytemuck::cast_slice(numbers.as_slice())),
+        }
+    }
+
+    /// Refuses the first number behind `matched` ones that is no token.
+    pub(crate) fn check(&self, matched: usize) -> PyResult<()> {
+        match self.asked() {
+            Asked::Tokens(_) => Ok(()),
+            Asked::Signed(numbers) => unsigned(numbers, matched),
+            Asked::Wide(numbers) => {
+                let rest = &numbers[matched..];
+                if rest.iter().fold(0, |all, number| all | number) <= u64::from(Token::MAX) {
+                    return Ok(());
+                }
+                let large = rest.iter().position(|&number| number > u64::from(Token::MAX));
+                let wrong = large.map(|at| (matched + at, rest[at].cast_signed()));
+                wrong.map_or(Ok(()), |(at, token)| Err(out_of_range(at, token)))
+            }
+        }
+    }
+}
