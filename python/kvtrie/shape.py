@@ -174,6 +174,8 @@ class ModelShape:
             raise ConfigError(
                 f"a configuration with {said} is not supported: write the ModelShape by hand"
             )
+        if getattr(config, "is_heterogeneous", False):
+            raise ConfigError("layers of different sizes are not supported")
         layers = _number(config, "num_hidden_layers")
         query_heads = _number(config, "num_attention_heads")
         hidden = _number(config, "hidden_size")

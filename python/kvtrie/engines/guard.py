@@ -58,14 +58,15 @@ class Guard:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        decoder: Any = cast("Any", model).get_decoder()
         forward = inspect.signature(model.base_model.forward).parameters
-        takes_any = inspect.Parameter.VAR_POSITIONAL in {each.kind for each in forward.values()}
-        if "position_ids" not in forward and not takes_any:
+        if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in forward.values()):
+            forward = inspect.signature(decoder.forward).parameters  # the base only wraps it
+        if "position_ids" not in forward:
             raise ConfigError(
                 f"{type(model.base_model).__name__} takes no position_ids, so its tokens cannot be "
                 "computed in holes, nor is it seen where they stand"
             )
-        decoder: Any = model.get_decoder()
         for name, module in cast("Iterable[tuple[str, object]]", decoder.named_modules()):
             causal = getattr(module, "is_causal", True) and getattr(module, "is_decoder", True)
             if causal is False:

@@ -8,7 +8,7 @@ Cost: a forward pass over two tokens per model object.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -74,8 +74,9 @@ def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
     Raises:
         ConfigError: it does not run on such a cache, or hands over other K and V, other layers.
     """
-    if (known := _entries.get(model)) is not None and (entry := known()) is not None:
-        return entry
+    known = _entries.get(model, lambda: None)()
+    if known is not None:
+        return known
     cache, name = _Recorder(pool), type(model.base_model).__name__
     positions = torch.arange(2, device=model.device)[None]
     entered: list[torch.nn.Module] = []
@@ -93,7 +94,6 @@ def trial(model: PreTrainedModel, pool: Pool) -> torch.nn.Module:
         raise ConfigError(
             f"{name} caches layers {cache.given}, 0 to {pool.layers - 1} once each are wanted"
         )
-    decoder: Any = model.get_decoder()
-    entry: torch.nn.Module = entered[0] if entered else decoder
+    entry = entered[0] if entered else cast("torch.nn.Module", cast("Any", model).get_decoder())
     _entries[model] = ref(entry)
     return entry
