@@ -305,7 +305,9 @@ class BlockManager:
     def failed(self) -> list[Failed]:
         """Takes the tokens that will not be where a plan said, since the last call.
 
-        The plan, `matched` and `slots` of every lease named here are to be read again.
+        The plan, `matched` and `slots` of every lease named here are to be read again. The latest
+        4096 rows are kept; older ones are counted in `Stats.failed_lost`. A lease's own `plan` is
+        true whether its rows are read or not.
         """
 
     def predict(self, ids: _Ids, *, now: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
@@ -766,7 +768,7 @@ class MatchedBlock:
 
     Attributes:
         block: its handle.
-        tokens: its tokens, `uint32[block_tokens]`; with digests in place, numbers from 0xFFFF0000
+        tokens: its tokens, `uint32[block_tokens]`; with digests in place, numbers from 0x80000000
             on.
         copies: its copies, fastest tier first; none for a hole.
     """
@@ -1692,6 +1694,7 @@ class Stats:
         leases: leases held now.
         moves: moves that have not ended.
         queued: moves that wait to be handed out.
+        failed_lost: rows of `failed` that later ones took the place of before they were taken.
         clamped: calls that came with a time below the latest one.
         doubted: calls that came with a time more than a day beyond the latest one and were served
             at that; the next call is believed if it comes with about the same time.
@@ -1722,6 +1725,8 @@ class Stats:
     def moves(self) -> int: ...
     @property
     def queued(self) -> int: ...
+    @property
+    def failed_lost(self) -> int: ...
     @property
     def clamped(self) -> int: ...
     @property

@@ -99,6 +99,10 @@ METRICS = (
         "duplicates", _BY_MANAGER,
     ),
     Metric(
+        "kvtrie_lost_failure_rows_total", "counter", "Rows of failures overwritten untaken",
+        "failed_lost", _BY_MANAGER,
+    ),
+    Metric(
         "kvtrie_clamped_calls_total", "counter", "Calls with a time below the latest one",
         "clamped", _BY_MANAGER,
     ),

@@ -12,6 +12,7 @@ mod branch;
 mod commit;
 mod complete;
 mod convoy;
+mod digests;
 mod draft;
 mod evict;
 mod explain;
@@ -67,7 +68,7 @@ use crate::trie::Trie;
 
 pub use acquire::{Acquire, LoadMode};
 pub use commit::Committed;
-pub use complete::{Failed, Outcome};
+pub use complete::{Failed, MOST_FAILED, Outcome};
 pub use explain::Explanation;
 pub use index::Row;
 pub use lease::{Action, Lease, Plan, Span};
@@ -129,7 +130,8 @@ pub struct Manager {
     parked: BTreeSet<MoveId>,
     /// Marked copies that no move brings, by ready time.
     marked: BTreeSet<(Nanos, TierId, BlockId)>,
-    failed: Vec<Failed>,
+    /// The latest failures that nobody has asked for.
+    failed: VecDeque<Failed>,
     outcomes: Outcomes,
     sessions: Sessions,
     ages: Ages,
@@ -192,7 +194,7 @@ impl Manager {
             queue: VecDeque::new(),
             parked: BTreeSet::new(),
             marked: BTreeSet::new(),
-            failed: Vec::new(),
+            failed: VecDeque::new(),
             outcomes: Outcomes::default(),
             sessions: Sessions::default(),
             ages: Ages::default(),

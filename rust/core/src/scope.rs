@@ -1,25 +1,28 @@
 //! Who may share blocks: tenant and adapter, and digests of what is not a token.
 //!
 //! Blocks of two scopes never match. A digest (of an image, say) stands at a token's offset: the
-//! pair of token and digest is interned as one number from the top of the token range, so that
-//! matching stays a memory comparison and sequences share what lies before the digest.
-//! Invariant: an interned number never stands for two pairs. Cost: O(log scopes) per call.
+//! pair of token and digest has one number from the upper half of the token range, so that matching
+//! stays a memory comparison and sequences share what lies before the digest.
+//! A scope is known as long as it has a block, a lease or a hint; then its id and its root may serve
+//! another one. Invariant: a scope of which something is left is known. Cost: O(log scopes) per call; a
+//! salt is kept once.
 
-use std::borrow::Cow;
+mod digests;
+
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::block::{Structure, Token};
+use crate::block::Structure;
 use crate::error::{Error, Result};
-use crate::memory;
 use crate::trie::{RunId, Trie};
+
+pub use digests::{Digests, FIRST_DIGEST};
 
 /// A scope's place in the table.
 pub type ScopeId = u32;
-
-/// Real tokens stay below this once a digest is in use; above it stand interned pairs.
-pub const FIRST_INTERNED: Token = 0xFFFF_0000;
 
 /// Who may share blocks with whom.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,55 +43,184 @@ impl Scope {
     }
 }
 
-/// A scope as the manager keeps it.
-#[derive(Clone, Debug)]
-pub struct Known {
-    /// The tenant's salt.
-    pub tenant: Vec<u8>,
-    /// The adapter's name.
-    pub lora: String,
-    /// Where its blocks hang.
-    pub root: RunId,
-    /// Fixed at first use.
-    pub structure: Structure,
-    /// Whether its first user chose the structure.
-    pub chosen: bool,
-}
+/// Whose blocks are: a tenant and an adapter, in one piece of memory that all who name them share.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Whose(Arc<[u8]>);
 
-/// What tells one scope from another.
+/// What tells one scope from another: its tenant behind its length, then its adapter.
 type Name = SmallVec<[u8; 64]>;
 
-/// A scope's tenant behind its length, then its adapter.
-fn name(scope: &Scope) -> Name {
-    let mut name = Name::from_slice(&(scope.tenant.len() as u64).to_le_bytes());
-    name.extend_from_slice(&scope.tenant);
-    name.extend_from_slice(scope.lora.as_bytes());
+const LENGTH: usize = size_of::<u64>();
+
+fn name(tenant: &[u8], lora: &str) -> Name {
+    let mut name = Name::from_slice(&(tenant.len() as u64).to_le_bytes());
+    name.extend_from_slice(tenant);
+    name.extend_from_slice(lora.as_bytes());
     name
 }
 
-/// All scopes seen so far, and the interned digests.
+impl Whose {
+    fn new(scope: &Scope) -> Self {
+        Self(Arc::from(&*name(&scope.tenant, &scope.lora)))
+    }
+
+    fn parts(&self) -> (&[u8], &[u8]) {
+        let (length, rest) = self.0.split_first_chunk::<LENGTH>().expect("it begins with a length");
+        rest.split_at(usize::try_from(u64::from_le_bytes(*length)).expect("a length in memory"))
+    }
+
+    /// The tenant's salt.
+    #[must_use]
+    pub fn tenant(&self) -> &[u8] {
+        self.parts().0
+    }
+
+    /// The adapter's name.
+    #[must_use]
+    pub fn lora(&self) -> &str {
+        std::str::from_utf8(self.parts().1).expect("it was text")
+    }
+
+    /// What stands for the scope in the names of blocks, today and when it comes back: 0 for the
+    /// plain one. No decision about whose KV matches rests on it.
+    fn seed(&self) -> u64 {
+        if self.0.len() == LENGTH {
+            return 0;
+        }
+        let hash = blake3::hash(&self.0);
+        u64::from_le_bytes(*hash.as_bytes().first_chunk().expect("32 bytes"))
+    }
+}
+
+impl Borrow<[u8]> for Whose {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A scope as the manager keeps it.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Whose blocks it has.
+    pub whose: Whose,
+    /// Where its blocks hang.
+    pub root: RunId,
+    /// Stands for it in the names of blocks.
+    pub seed: u64,
+    /// Fixed at first use, until it is forgotten.
+    pub structure: Structure,
+    /// Whether its first user chose the structure.
+    pub chosen: bool,
+    /// Leases and hints of it, beside its blocks.
+    holders: u32,
+    /// Whether it is among those that somebody left.
+    left: bool,
+}
+
+/// All scopes that have a block, a lease or a hint, and the digests.
 #[derive(Clone, Debug, Default)]
 pub struct Scopes {
-    known: Vec<Known>,
+    known: Vec<Option<Known>>,
+    /// Ids that may be given out again.
+    free: Vec<ScopeId>,
+    /// Scopes that somebody let go of, or whose last block left.
+    left: Vec<ScopeId>,
     /// The scope without tenant and adapter, which most requests are of.
     plain: Option<ScopeId>,
-    /// All others.
-    ids: BTreeMap<Name, ScopeId>,
-    pairs: Vec<(Token, Vec<u8>)>,
-    interned: BTreeMap<(Token, Vec<u8>), Token>,
+    ids: BTreeMap<Whose, ScopeId>,
+    /// What stands for images and the like.
+    pub digests: Digests,
 }
 
 impl Scopes {
-    /// The scope of that id.
+    /// The scope of that id, which is known.
     #[must_use]
     pub fn get(&self, id: ScopeId) -> &Known {
-        &self.known[id as usize]
+        self.known[id as usize].as_ref().expect("a scope in use")
     }
 
-    /// All scopes, in the order of their first use.
+    /// All scopes with their ids.
+    pub fn all(&self) -> impl Iterator<Item = (ScopeId, &Known)> {
+        (0..).zip(&self.known).filter_map(|(id, known)| Some((id, known.as_ref()?)))
+    }
+
+    /// Keeps a scope for somebody until [`Scopes::let_go`].
+    pub fn hold(&mut self, id: ScopeId) {
+        self.known[id as usize].as_mut().expect("a scope in use").holders += 1;
+    }
+
+    /// Undoes one [`Scopes::hold`].
+    pub fn let_go(&mut self, id: ScopeId) {
+        self.known[id as usize].as_mut().expect("a scope in use").holders -= 1;
+        self.emptied(id);
+    }
+
+    /// The last block of a scope may have left.
+    pub fn emptied(&mut self, id: ScopeId) {
+        let known = self.known[id as usize].as_mut().expect("a scope in use");
+        if !std::mem::replace(&mut known.left, true) {
+            self.left.push(id);
+        }
+    }
+
+    /// Whether a scope has a block or a holder.
     #[must_use]
-    pub fn all(&self) -> &[Known] {
-        &self.known
+    pub fn in_use<T: Copy + PartialEq + Default>(&self, id: ScopeId, trie: &Trie<T>) -> bool {
+        let known = self.known[id as usize].as_ref();
+        known.is_some_and(|known| known.holders > 0 || !trie.bare(known.root))
+    }
+
+    /// Forgets the scopes that nothing is left of. Called where a call that may add one begins, so
+    /// that nobody is at work with their ids, which may be given out again.
+    pub fn sweep<T: Copy + PartialEq + Default>(&mut self, trie: &mut Trie<T>) {
+        while let Some(id) = self.left.pop() {
+            let used = self.in_use(id, trie);
+            let slot = &mut self.known[id as usize];
+            let Some(gone) = slot.take_if(|known| {
+                known.left = false;
+                !used
+            }) else {
+                continue;
+            };
+            trie.remove_root(gone.root);
+            self.ids.remove(&gone.whose);
+            self.free.push(id);
+            if self.plain == Some(id) {
+                self.plain = None;
+            }
+        }
+    }
+
+    /// What is broken, where `held` counts the holders of each scope.
+    #[must_use]
+    pub fn audit<T: Copy + PartialEq + Default>(
+        &self,
+        trie: &Trie<T>,
+        mut held: BTreeMap<ScopeId, u32>,
+    ) -> Vec<String> {
+        let mut broken = Vec::new();
+        for (id, known) in self.all() {
+            let seen = held.remove(&id).unwrap_or(0);
+            if seen != known.holders {
+                broken.push(format!("scope {id} counts {} holders, {seen} hold it", known.holders));
+            }
+            if !self.in_use(id, trie) && !self.left.contains(&id) {
+                broken.push(format!("scope {id} is of no use and kept"));
+            }
+            if self.ids.get(&known.whose) != Some(&id) {
+                broken.push(format!("scope {id} is not found"));
+            }
+        }
+        broken.extend(held.keys().map(|id| format!("scope {id} is held and not known")));
+        if self.ids.len() + self.free.len() != self.known.len() {
+            broken.push(format!(
+                "{} scopes and {} free ids of {}",
+                self.ids.len(),
+                self.free.len(),
+                self.known.len()
+            ));
+        }
+        broken
     }
 
     /// The id of a scope that was used before.
@@ -96,9 +228,13 @@ impl Scopes {
     /// # Errors
     /// [`Error::Config`] if it was used with another structure.
     pub fn find(&self, scope: &Scope) -> Result<Option<ScopeId>> {
-        let known = if scope.is_plain() { self.plain } else { self.ids.get(&name(scope)).copied() };
-        let Some(id) = known else { return Ok(None) };
-        let fixed = self.known[id as usize].structure;
+        let found = if scope.is_plain() {
+            self.plain
+        } else {
+            self.ids.get(&*name(&scope.tenant, &scope.lora)).copied()
+        };
+        let Some(id) = found else { return Ok(None) };
+        let fixed = self.get(id).structure;
         match scope.structure {
             Some(asked) if asked != fixed => Err(Error::config(format!(
                 "scope has structure '{}' since its first use, not '{}'",
@@ -109,119 +245,45 @@ impl Scopes {
         }
     }
 
-    /// Adds a scope that [`Scopes::find`] does not know.
+    /// Adds a scope that [`Scopes::find`] does not know. Before the next call somebody holds it or
+    /// it has a block, or it is forgotten.
     pub fn add<T: Copy + PartialEq + Default>(
         &mut self,
         scope: &Scope,
         default: Structure,
         trie: &mut Trie<T>,
     ) -> ScopeId {
-        let id = u32::try_from(self.known.len()).expect("fewer than 2^32 scopes");
-        self.known.push(Known {
-            tenant: scope.tenant.clone(),
-            lora: scope.lora.clone(),
+        let whose = Whose::new(scope);
+        let known = Known {
             root: trie.add_root(),
+            seed: whose.seed(),
             structure: scope.structure.unwrap_or(default),
             chosen: scope.structure.is_some(),
-        });
+            holders: 0,
+            left: false,
+            whose: whose.clone(),
+        };
+        let id = if let Some(id) = self.free.pop() {
+            self.known[id as usize] = Some(known);
+            id
+        } else {
+            self.known.push(Some(known));
+            ScopeId::try_from(self.known.len() - 1).expect("fewer than 2^32 scopes")
+        };
         if scope.is_plain() {
             self.plain = Some(id);
-        } else {
-            self.ids.insert(name(scope), id);
         }
+        self.ids.insert(whose, id);
+        self.emptied(id);
         id
     }
-
-    /// Whether digests play no part: every token is what it is.
-    #[must_use]
-    pub fn plain(&self, scope: &Scope) -> bool {
-        self.pairs.is_empty() && scope.extra.is_empty()
-    }
-
-    /// Refuses tokens that could be taken for interned pairs.
-    ///
-    /// # Errors
-    /// [`Error::Config`] naming the first such token.
-    pub fn check(&self, scope: &Scope, tokens: &[Token]) -> Result<()> {
-        if self.plain(scope) {
-            return Ok(());
-        }
-        // Where digests are put in place, tokens are copied.
-        memory::check(2 * size_of_val(tokens), || format!("a copy of {} tokens", tokens.len()))?;
-        match tokens.iter().position(|&token| token >= FIRST_INTERNED) {
-            Some(at) => Err(Error::config(format!(
-                "token {} at {at} is not below {FIRST_INTERNED}, as it must be where digests are \
-                 in use",
-                tokens[at]
-            ))),
-            None => Ok(()),
-        }
-    }
-
-    /// `tokens`, which start at offset `from`, with the digests of `scope` in place. A digest
-    /// that is not known yet becomes a number that matches nothing.
-    #[must_use]
-    pub fn content<'a>(&self, scope: &Scope, from: u64, tokens: &'a [Token]) -> Cow<'a, [Token]> {
-        let mut content = Cow::Borrowed(tokens);
-        for (offset, digest) in &scope.extra {
-            let Some(at) = place(*offset, from, tokens.len()) else { continue };
-            let pair = (tokens[at], digest.clone());
-            let number = self.interned.get(&pair).copied().unwrap_or(Token::MAX);
-            content.to_mut()[at] = number;
-        }
-        content
-    }
-
-    /// Gives every digest that lies in `tokens` a number.
-    ///
-    /// # Errors
-    /// [`Error::Config`] when the numbers are used up.
-    pub fn intern(&mut self, scope: &Scope, from: u64, tokens: &[Token]) -> Result<()> {
-        for (offset, digest) in &scope.extra {
-            let Some(at) = place(*offset, from, tokens.len()) else { continue };
-            let pair = (tokens[at], digest.clone());
-            if self.interned.contains_key(&pair) {
-                continue;
-            }
-            let room = (Token::MAX - FIRST_INTERNED) as usize;
-            if self.pairs.len() >= room {
-                return Err(Error::config(format!("more than {room} digests in one manager")));
-            }
-            let number = FIRST_INTERNED + u32::try_from(self.pairs.len()).unwrap_or(0);
-            self.pairs.push(pair.clone());
-            self.interned.insert(pair, number);
-        }
-        Ok(())
-    }
-
-    /// The token and digest behind an interned number.
-    #[must_use]
-    pub fn pair(&self, token: Token) -> Option<&(Token, Vec<u8>)> {
-        self.pairs.get(token.checked_sub(FIRST_INTERNED)? as usize)
-    }
-}
-
-fn place(offset: u64, from: u64, len: usize) -> Option<usize> {
-    let at = usize::try_from(offset.checked_sub(from)?).ok()?;
-    (at < len).then_some(at)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{FIRST_INTERNED, Scope, Scopes};
-    use crate::block::{Structure, Token};
+    use super::{Scope, Scopes};
+    use crate::block::Structure;
     use crate::trie::Trie;
-
-    #[test]
-    fn a_digest_changes_only_its_own_position() {
-        let mut scopes = Scopes::default();
-        let scope = Scope { extra: vec![(5, vec![1])], ..Scope::default() };
-        assert_eq!(scopes.content(&scope, 4, &[7, 8])[..], [7, Token::MAX]);
-        scopes.intern(&scope, 4, &[7, 8]).unwrap();
-        assert_eq!(scopes.content(&scope, 4, &[7, 8])[..], [7, FIRST_INTERNED]);
-        assert_eq!(scopes.pair(FIRST_INTERNED), Some(&(8, vec![1])));
-        assert!(scopes.check(&Scope::default(), &[FIRST_INTERNED]).is_err());
-    }
 
     #[test]
     fn a_scope_keeps_the_structure_of_its_first_use() {

@@ -78,6 +78,19 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.new_run(Run::new(NONE, 0, T::default()))
     }
 
+    /// Whether no block stands behind the root of a scope.
+    #[must_use]
+    pub fn bare(&self, root: RunId) -> bool {
+        self.runs[root].child == NONE
+    }
+
+    /// Removes the root of a scope without a block; its id may be given out again.
+    pub fn remove_root(&mut self, root: RunId) {
+        debug_assert!(self.bare(root), "blocks stand behind root {root}");
+        self.roots -= 1;
+        self.free_runs.push(root);
+    }
+
     /// How many blocks exist.
     #[must_use]
     pub fn len(&self) -> usize {

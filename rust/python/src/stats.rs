@@ -70,7 +70,8 @@ counted! {
     /// Counters of requests, and what is held now.
     #[pyclass(frozen, module = "kvtrie")]
     Stats;
-    counters requests refused blocks_wanted tokens_wanted inserted duplicates clamped doubted;
+    counters requests refused blocks_wanted tokens_wanted inserted duplicates failed_lost clamped
+        doubted;
     gauges blocks leases moves queued now;
     tiers: Vec<TierStats>, lanes: Vec<LaneStats>
 }
@@ -101,6 +102,7 @@ impl Stats {
             tokens_wanted: asked.tokens,
             inserted: asked.inserted,
             duplicates: asked.duplicates,
+            failed_lost: asked.failed_lost,
             clamped,
             doubted: manager.doubted(),
             blocks: blocks as u64,

@@ -75,7 +75,9 @@ impl Manager {
     /// has changed then.
     pub fn acquire(&mut self, ask: &Acquire<'_>, now: Nanos) -> Result<LeaseId> {
         self.open()?;
-        self.scopes.check(&ask.scope, ask.tokens)?;
+        self.scopes.sweep(&mut self.trie);
+        self.scopes.digests.check(&ask.scope, ask.tokens)?;
+        self.scopes.digests.check_room(&ask.scope)?;
         let scope = self.scopes.find(&ask.scope)?;
         let now = self.tick(now);
         let taken = self.take(ask, scope, self.next_lease, now);
@@ -107,6 +109,8 @@ impl Manager {
         self.touch(taken.path.blocks(), now);
         let unconfirmed = taken.path.fresh();
         self.awaits.add(id, taken.awaits);
+        self.scopes.hold(scope_id);
+        self.scopes.digests.promise(&ask.scope);
         self.leases.insert(
             id,
             Box::new(Lease {
@@ -176,7 +180,7 @@ impl Manager {
     ) -> Result<Taken> {
         let mut path = match scope {
             Some(scope) => {
-                let content = self.scopes.content(&ask.scope, 0, ask.tokens);
+                let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
                 // What will be written goes there too; a reserve may be far beyond it.
                 let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len().min(FAR));
                 self.path(scope, Asked::Tokens(&content), ask.keep, beyond)

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::block::{BlockId, MoveId, NO_SLOT, Slot, Structure, TierId};
 use crate::error::{Error, Result};
+use crate::scope::ScopeId;
 use crate::tier::{Owner, State};
 
 use super::Manager;
@@ -25,6 +26,8 @@ impl Manager {
             return Err(Error::invariant(format!("the manager is poisoned: {reason}")));
         }
         let mut broken = self.trie.audit();
+        self.audit_scopes(&mut broken);
+        self.audit_digests(&mut broken);
         self.audit_blocks(&mut broken);
         self.audit_references(&mut broken);
         self.audit_moves(&mut broken);
@@ -52,6 +55,15 @@ impl Manager {
 
     pub(super) fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
         (0..self.trie.bound()).filter(|&b| self.trie.alive(b))
+    }
+
+    fn audit_scopes(&self, broken: &mut Vec<String>) {
+        let mut held: BTreeMap<ScopeId, u32> = BTreeMap::new();
+        let leased = self.leases.values().map(|lease| lease.scope_id);
+        for scope in leased.chain(self.hints.awaited().map(|(scope, _)| scope)) {
+            *held.entry(scope).or_default() += 1;
+        }
+        broken.extend(self.scopes.audit(&self.trie, held));
     }
 
     fn audit_blocks(&self, broken: &mut Vec<String>) {

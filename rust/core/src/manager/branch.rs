@@ -48,6 +48,9 @@ impl Manager {
             self.next_lease += 1;
             copy.open = Vec::new();
             copy.acquired = now;
+            self.scopes.hold(copy.scope_id);
+            self.scopes.digests.promise(&copy.scope);
+            self.scopes.digests.hold(&copy.tail);
             self.share(&copy.path);
             match copy.tail_from {
                 TailFrom::Open => {}
@@ -99,8 +102,7 @@ impl Manager {
             return Ok(());
         }
         if full == self.leases[&id].path.len() {
-            let lease = self.lease_mut(id);
-            lease.tail.truncate(rest);
+            self.cut_tail(id, rest);
             if rest == 0 {
                 self.lose_tail(id);
             }
@@ -118,9 +120,8 @@ impl Manager {
             let behind = cut.split_off(1);
             let step = std::mem::replace(&mut cut, behind).get(0).expect("the cut is in it");
             let kept = self.trie.tokens(step.block)[..rest].to_vec();
-            let lease = self.lease_mut(id);
-            lease.tail = kept;
-            lease.tail_from = TailFrom::Block(step);
+            self.extend_tail(id, &kept);
+            self.lease_mut(id).tail_from = TailFrom::Block(step);
         }
         self.let_go(&cut, None);
         self.cut_plan(id, full);
@@ -134,7 +135,8 @@ impl Manager {
         let lease = self.lease_mut(id);
         let start = (lease.path.len() * size) as u64;
         let stop = start + lease.tail.len() as u64;
-        lease.tail.clear();
+        self.cut_tail(id, 0);
+        let lease = self.lease_mut(id);
         match std::mem::replace(&mut lease.tail_from, TailFrom::Open) {
             TailFrom::Open => {}
             TailFrom::Shared(own) => self.unref_own(own),

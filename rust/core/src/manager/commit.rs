@@ -43,6 +43,12 @@ impl Manager {
 
     fn commit_checked(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Result<Committed> {
         let content = self.with_digests(id, tokens)?;
+        let out = self.commit_content(id, content.as_deref().unwrap_or(tokens), now);
+        self.scopes.digests.free(content.as_deref().unwrap_or_default());
+        Ok(out)
+    }
+
+    fn commit_content(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Committed {
         let now = self.tick(now);
         let mut out = Committed::default();
         let lease = &self.leases[&id];
@@ -52,38 +58,37 @@ impl Manager {
             self.confirm(id, now, &mut out);
         }
         if tokens.is_empty() {
-            return Ok(out);
+            return out;
         }
         let size = self.block_tokens();
         if !open {
             self.adopt_tail(id);
         }
-        let mut rest = content.as_deref().unwrap_or(tokens);
-        let lease = self.lease_mut(id);
+        let mut rest = tokens;
+        let lease = &self.leases[&id];
         let known = lease.path.len();
         if !lease.tail.is_empty() {
             let take = (size - lease.tail.len()).min(rest.len());
-            lease.tail.extend_from_slice(&rest[..take]);
+            self.extend_tail(id, &rest[..take]);
             rest = &rest[take..];
+            let lease = self.lease_mut(id);
             if lease.tail.len() == size {
-                let mut tail = std::mem::take(&mut lease.tail);
+                let tail = std::mem::take(&mut lease.tail);
                 self.seal(id, &tail, now, &mut out);
-                tail.clear();
                 self.lease_mut(id).tail = tail;
+                self.cut_tail(id, 0);
             }
         }
         let full = rest.len() - rest.len() % size;
         self.seal(id, &rest[..full], now, &mut out);
-        let lease = self.lease_mut(id);
         if full < rest.len() {
-            lease.tail.reserve_exact(size - lease.tail.len());
-            lease.tail.extend_from_slice(&rest[full..]);
+            self.extend_tail(id, &rest[full..]);
         }
-        if lease.path.len() > known {
+        if self.leases[&id].path.len() > known {
             self.track_session(id);
             self.write_ahead(now);
         }
-        Ok(out)
+        out
     }
 
     /// Commits the next tokens of many leases: all of them or, on an error, none.
@@ -105,7 +110,7 @@ impl Manager {
         batch.iter().map(|(id, tokens)| self.commit_checked(*id, tokens.as_ref(), now)).collect()
     }
 
-    /// The tokens with the scope's digests in place, if it has any.
+    /// The tokens with the scope's digests in place, if it has any; they count as written.
     fn with_digests(&mut self, id: LeaseId, tokens: &[Token]) -> Result<Option<Vec<Token>>> {
         let lease = &self.leases[&id];
         if lease.scope.extra.is_empty() {
@@ -113,8 +118,7 @@ impl Manager {
         }
         let from = (lease.path.len() * self.block_tokens() + lease.tail.len()) as u64;
         let scope = lease.scope.clone();
-        self.scopes.intern(&scope, from, tokens)?;
-        Ok(Some(self.scopes.content(&scope, from, tokens).into_owned()))
+        self.intern(&scope, from, tokens).map(Some)
     }
 
     /// Whether a commit can go ahead.
@@ -129,7 +133,7 @@ impl Manager {
         if tokens.is_empty() {
             return Ok(());
         }
-        self.scopes.check(&lease.scope, tokens)?;
+        self.scopes.digests.check(&lease.scope, tokens)?;
         let room = self.room_of(lease);
         if tokens.len() > room {
             return Err(Error::config(format!(

@@ -52,6 +52,9 @@ pub struct Failed {
     pub reason: String,
 }
 
+/// So many rows of failures are kept for [`Manager::failed`].
+pub const MOST_FAILED: usize = 4096;
+
 impl Manager {
     /// Takes reports about moves. Returns how many of them have ended well by this call.
     ///
@@ -120,13 +123,14 @@ impl Manager {
         false
     }
 
-    /// What failed since the last call.
+    /// What failed since the last call: the latest [`MOST_FAILED`] rows; what was overwritten is
+    /// counted in `failed_lost` of [`Manager::asked`].
     ///
     /// # Errors
     /// [`Error::Closed`] or [`Error::Invariant`].
     pub fn failed(&mut self) -> Result<Vec<Failed>> {
         self.open()?;
-        Ok(std::mem::take(&mut self.failed))
+        Ok(std::mem::take(&mut self.failed).into())
     }
 
     fn check_report(&self, id: MoveId, outcome: &Outcome<'_>, before: &[MoveId]) -> Result<()> {

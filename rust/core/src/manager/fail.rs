@@ -8,7 +8,7 @@ use crate::tier::State;
 use crate::time::Nanos;
 
 use super::Manager;
-use super::complete::Failed;
+use super::complete::{Failed, MOST_FAILED};
 use super::lease::{Lease, TailFrom};
 use super::moves::{End, MoveKind};
 use super::own::{Open, OwnId};
@@ -194,7 +194,16 @@ impl Manager {
                 reason: format!("its slot is another one now: {reason}"),
             });
         }
-        self.failed.extend(failed);
+        failed.into_iter().for_each(|row| self.tell_failed(row));
+    }
+
+    /// Keeps a row for `failed`, instead of the oldest one where there are many.
+    fn tell_failed(&mut self, row: Failed) {
+        if self.failed.len() == MOST_FAILED {
+            self.failed.pop_front();
+            self.meter.asked.failed_lost += 1;
+        }
+        self.failed.push_back(row);
     }
 
     /// Nobody will name this slot: the moves that wait for its name never start.
@@ -203,13 +212,14 @@ impl Manager {
         let waiting = self.moves.values().filter(|known| touches(known));
         let mut waiting: Vec<MoveId> = waiting.map(|known| known.id).collect();
         waiting.sort_unstable();
-        let (now, told) = (self.clock.last(), self.failed.len());
+        let now = self.clock.last();
+        // Whoever let go of the slot wants nothing of them.
+        let told = std::mem::take(&mut self.failed);
         for id in waiting {
             self.fail(id, "its slot was never named", false, now);
             self.end_move(id, now);
         }
-        // Whoever let go of the slot wants nothing of them.
-        self.failed.truncate(told);
+        self.failed = told;
     }
 
     /// Every lease that awaited a failed move computes the block instead.
@@ -220,7 +230,7 @@ impl Manager {
             leases.into_iter().flatten().filter(|(_, ids)| ids.binary_search(&known.id).is_ok());
         let concerned: Vec<LeaseId> = awaiting.map(|(lease, _)| lease).collect();
         if concerned.is_empty() {
-            self.failed.push(Failed {
+            self.tell_failed(Failed {
                 lease: NO_MOVE,
                 block: known.block,
                 start: 0,
@@ -240,7 +250,7 @@ impl Manager {
             }
             if start < stop {
                 let reason = reason.to_owned();
-                self.failed.push(Failed { lease: id, block: known.block, start, stop, reason });
+                self.tell_failed(Failed { lease: id, block: known.block, start, stop, reason });
             }
         }
     }

@@ -21,7 +21,7 @@ use crate::block::{BlockId, Handle, LeaseId, Structure, TierId, Token};
 use crate::error::{Error, Result};
 use crate::hint::{Answer, HIGHEST, Hint, HintReply, NORMAL, Priority, Release, Target};
 use crate::record::Wanted;
-use crate::scope::Scope;
+use crate::scope::{Scope, ScopeId};
 use crate::tier::{State, TierSpec};
 use crate::time::Nanos;
 use crate::trie::Asked;
@@ -72,6 +72,11 @@ impl Hints {
             && self.kept.iter().all(|(kept, _)| kept.is_empty())
     }
 
+    /// The scopes and contents of the sequences that wait.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = (ScopeId, &[Token])> {
+        self.wishes.contents()
+    }
+
     /// Whether nothing is said of any block, nor waits for one.
     pub(super) fn silent(&self) -> bool {
         self.claims.is_empty() && self.sinking.is_empty() && !self.wishes.awaited()
@@ -90,6 +95,7 @@ impl Manager {
     /// [`Error::Config`] for a hint that says nothing sensible; nothing has changed then.
     pub fn hint(&mut self, hints: &[Hint], now: Nanos) -> Result<Vec<HintReply>> {
         self.open()?;
+        self.scopes.sweep(&mut self.trie);
         for (at, hint) in hints.iter().enumerate() {
             self.check_hint(hint).map_err(|error| match error {
                 Error::Config(said) => Error::Config(format!("hint {at}: {said}")),
@@ -98,6 +104,7 @@ impl Manager {
         }
         let now = self.tick(now);
         let replies = hints.iter().map(|hint| self.take_hint(hint, now)).collect();
+        self.leave_ended();
         if !hints.is_empty() {
             self.write_ahead(now);
         }
@@ -186,7 +193,7 @@ impl Manager {
     }
 
     fn check_named(&self, scope: &Scope, tokens: &[Token]) -> Result<()> {
-        self.scopes.check(scope, tokens)?;
+        self.scopes.digests.check(scope, tokens)?;
         self.scopes.find(scope).map(drop)
     }
 
@@ -228,10 +235,18 @@ impl Manager {
     fn there(&self, scope: &Scope, tokens: &[Token]) -> Vec<BlockId> {
         let mut path = Vec::new();
         if let Ok(Some(id)) = self.scopes.find(scope) {
-            let content = self.scopes.content(scope, 0, tokens);
+            let content = self.scopes.digests.content(scope, 0, tokens);
             self.trie.walk(self.scopes.get(id).root, Asked::Tokens(&content), &mut path);
         }
         path
+    }
+
+    /// Sequences that wait no more need their scopes and digests no more.
+    fn leave_ended(&mut self) {
+        for (scope, content) in self.hints.wishes.take_ended() {
+            self.scopes.let_go(scope);
+            self.scopes.digests.free(&content);
+        }
     }
 
     /// A block is gone, and so is what was said of it.

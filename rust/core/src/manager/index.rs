@@ -38,7 +38,7 @@ impl Manager {
         self.check_index(tier)?;
         let now = self.tick(now);
         let mut blocks: Vec<BlockId> =
-            self.scopes.all().iter().flat_map(|scope| self.trie.firsts(scope.root)).collect();
+            self.scopes.all().flat_map(|(_, scope)| self.trie.firsts(scope.root)).collect();
         let mut rows = Vec::new();
         while let Some(block) = blocks.pop() {
             blocks.extend(self.trie.children(block));
@@ -70,6 +70,7 @@ impl Manager {
             format!("an index with slots up to {slots}")
         })?;
         let now = self.tick(now);
+        self.scopes.sweep(&mut self.trie);
         let mut known = self.by_key();
         known.reserve(rows.len());
         let mut free = self.tiers[tier].space.choice(bound.unwrap_or(0));
@@ -128,7 +129,7 @@ impl Manager {
         let digests = record.digests.iter().all(|&(at, _)| (at as usize) < record.tokens.len());
         let sound = digests
             && record.tokens.len() == self.block_tokens()
-            && self.scopes.check(&whose, &record.tokens).is_ok();
+            && self.scopes.digests.check(&whose, &record.tokens).is_ok();
         if !sound || !self.fits(tier, row.layers) {
             return None;
         }
@@ -193,18 +194,18 @@ impl Manager {
         if structure == Structure::LeafOnly && !(whole && joins()) {
             return None;
         }
-        self.scopes.intern(scope, 0, &record.tokens).ok()?;
+        let content = self.intern(scope, 0, &record.tokens).ok()?;
         let id = match known {
             Some(id) => id,
             None => self.scopes.add(scope, self.settings.structure, &mut self.trie),
         };
-        let content = self.scopes.content(scope, 0, &record.tokens);
-        let root = self.scopes.get(id).root;
-        if let Some(block) = self.trie.child(root, parent, &content) {
-            return Some((block, true));
-        }
-        let mut path = Vec::with_capacity(1);
-        self.new_nodes(Node { scope: id, ..stood }, parent, &content, &mut path);
-        Some((path[0], false))
+        let known = self.trie.child(self.scopes.get(id).root, parent, &content);
+        let block = known.unwrap_or_else(|| {
+            let mut path = Vec::with_capacity(1);
+            self.new_nodes(Node { scope: id, ..stood }, parent, &content, &mut path);
+            path[0]
+        });
+        self.scopes.digests.free(&content);
+        Some((block, known.is_some()))
     }
 }

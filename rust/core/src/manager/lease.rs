@@ -366,6 +366,8 @@ impl Manager {
         self.awaits.forget(id);
         let reading = self.reads_of(&lease);
         self.abandon_lease(&lease, now);
+        self.scopes.let_go(lease.scope_id);
+        self.scopes.digests.retract(&lease.scope);
         self.forget_lease_hints(id);
         self.leave_session(lease.session, id);
         self.write_ahead(now);
@@ -374,6 +376,7 @@ impl Manager {
 
     /// Unpins and frees all that a lease holds.
     pub(super) fn abandon_lease(&mut self, lease: &Lease, now: Nanos) {
+        self.scopes.digests.free(&lease.tail);
         for &open in &lease.open {
             self.close_open(open);
         }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use crate::block::{BlockId, Handle, Layers, TierId};
 use crate::error::Result;
 use crate::policy::Terms;
-use crate::scope::ScopeId;
+use crate::scope::Whose;
 use crate::time::{Nanos, stamp};
 
 use super::Manager;
@@ -53,7 +53,8 @@ pub struct Eviction {
 
 #[derive(Debug)]
 struct Line {
-    scope: ScopeId,
+    /// Shared with the scope, which may be forgotten since.
+    whose: Whose,
     entry: Eviction,
 }
 
@@ -81,12 +82,8 @@ impl Manager {
         let lines = &self.meter.log.lines;
         let known = lines.iter().skip(lines.len().saturating_sub(limit));
         let whose = |line: &Line| {
-            let scope = self.scopes.get(line.scope);
-            Eviction {
-                tenant: scope.tenant.clone(),
-                lora: scope.lora.clone(),
-                ..line.entry.clone()
-            }
+            let (tenant, lora) = (line.whose.tenant().to_vec(), line.whose.lora().to_owned());
+            Eviction { tenant, lora, ..line.entry.clone() }
         };
         Ok(known.map(whose).collect())
     }
@@ -124,12 +121,12 @@ impl Manager {
             value,
             next,
         };
-        let scope = self.node(block).scope;
+        let whose = self.scopes.get(self.node(block).scope).whose.clone();
         let log = &mut self.meter.log;
         if log.lines.len() == log.most {
             log.lines.pop_front();
         }
-        log.lines.push_back(Line { scope, entry });
+        log.lines.push_back(Line { whose, entry });
     }
 
     /// The terms of a copy's price on a tier, and its value.

@@ -119,14 +119,14 @@ impl Manager {
 
     fn known_path(&self, asked: Asked<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
         self.open()?;
-        if self.scopes.plain(scope) {
+        if self.scopes.digests.plain(scope) {
             let id = self.scopes.find(scope)?;
             return Ok(id.map_or_else(Vec::new, |id| self.path(id, asked, keep, 0)));
         }
         let tokens = asked.tokens();
-        self.scopes.check(scope, &tokens)?;
+        self.scopes.digests.check(scope, &tokens)?;
         let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
-        let content = self.scopes.content(scope, 0, &tokens);
+        let content = self.scopes.digests.content(scope, 0, &tokens);
         Ok(self.path(id, Asked::Tokens(&content), keep, 0))
     }
 

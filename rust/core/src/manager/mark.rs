@@ -42,15 +42,16 @@ impl Manager {
     /// is on its way, or if the tier has no slots of ours. Nothing has changed then.
     pub fn mark(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
         self.open()?;
+        self.scopes.sweep(&mut self.trie);
         self.check_tier(mark.tier)?;
-        self.scopes.check(&mark.scope, mark.tokens)?;
+        self.scopes.digests.check(&mark.scope, mark.tokens)?;
         let known = self.scopes.find(&mark.scope)?;
         let now = self.tick(now);
         if mark.present {
             return self.mark_present(mark, known, now);
         }
         let Some(scope) = known else { return Ok(Vec::new()) };
-        let content = self.scopes.content(&mark.scope, 0, mark.tokens);
+        let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
         let mut path = Vec::new();
         self.trie.walk(self.scopes.get(scope).root, Asked::Tokens(&content), &mut path);
         path.retain(|&block| self.residency(mark.tier, block).state != State::Absent);
@@ -123,10 +124,24 @@ impl Manager {
         let size = self.block_tokens();
         let full = mark.tokens.len() / size * size;
         self.check_memory(full / size)?;
+        let content = self.intern(&mark.scope, 0, &mark.tokens[..full])?;
+        let marked = self.mark_content(mark, scope, &content, now);
+        self.scopes.digests.free(&content);
+        marked
+    }
+
+    /// The same for full blocks with digests in place.
+    fn mark_content(
+        &mut self,
+        mark: &Mark<'_>,
+        scope: Option<ScopeId>,
+        content: &[Token],
+        now: Nanos,
+    ) -> Result<Vec<Handle>> {
+        let (size, full) = (self.block_tokens(), content.len());
         let mut path = Vec::with_capacity(full / size);
         if let Some(scope) = scope {
-            let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]);
-            self.trie.walk(self.scopes.get(scope).root, Asked::Tokens(&content), &mut path);
+            self.trie.walk(self.scopes.get(scope).root, Asked::Tokens(content), &mut path);
         }
         let mut units =
             self.units(mark.tier, self.all_layers()) * (full / size - path.len()) as u64;
@@ -139,11 +154,9 @@ impl Manager {
             self.unpin(&path, None);
             return Err(error);
         }
-        self.scopes.intern(&mark.scope, 0, &mark.tokens[..full])?;
         let scope = scope.unwrap_or_else(|| {
             self.scopes.add(&mark.scope, self.settings.structure, &mut self.trie)
         });
-        let content = self.scopes.content(&mark.scope, 0, &mark.tokens[..full]);
         let pinned = path.len();
         let node = Node { scope, refs: 0, uses: 1, access: stamp(now), session_blocks: 0 };
         self.new_nodes(node, path.last().copied(), &content[pinned * size..], &mut path);

@@ -145,6 +145,8 @@ pub struct RequestStats {
     pub inserted: u64,
     /// Blocks that a second lease computed too.
     pub duplicates: u64,
+    /// Failures that were overwritten before somebody asked.
+    pub failed_lost: u64,
 }
 
 /// What a manager has counted.

@@ -36,7 +36,7 @@ impl Manager {
     /// Every block by its key. Cost: one hash per block of the trie.
     pub(super) fn by_key(&self) -> FxHashMap<Key, BlockId> {
         let mut known = FxHashMap::default();
-        let firsts = self.scopes.all().iter().flat_map(|scope| self.trie.firsts(scope.root));
+        let firsts = self.scopes.all().flat_map(|(_, scope)| self.trie.firsts(scope.root));
         let mut open: Vec<(BlockId, Option<Key>)> = firsts.map(|block| (block, None)).collect();
         while let Some((block, above)) = open.pop() {
             let key = self.record_behind(block, above).key();
@@ -65,7 +65,7 @@ impl Manager {
         let mut digests = Vec::new();
         let content = self.trie.tokens(block).iter().zip(0..);
         let tokens = content
-            .map(|(&token, offset)| match self.scopes.pair(token) {
+            .map(|(&token, offset)| match self.scopes.digests.pair(token) {
                 Some((token, digest)) => {
                     digests.push((offset, digest.clone()));
                     *token
@@ -76,10 +76,10 @@ impl Manager {
         match above {
             Some(parent) => Record { parent, scope: None, tokens, digests },
             None => Record {
-                parent: self.scope_key(&scope.tenant, &scope.lora),
+                parent: self.scope_key(scope.whose.tenant(), scope.whose.lora()),
                 scope: Some(Box::new(Owner {
-                    tenant: scope.tenant.clone(),
-                    lora: scope.lora.clone(),
+                    tenant: scope.whose.tenant().to_vec(),
+                    lora: scope.whose.lora().to_owned(),
                     structure: scope.chosen.then_some(scope.structure),
                 })),
                 tokens,

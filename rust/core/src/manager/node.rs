@@ -10,10 +10,10 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, Departure, Layers, Structure, TierId, Token};
 use crate::policy::{Entry, Facts, Reload};
-use crate::scope::ScopeId;
+use crate::scope::{Known, ScopeId};
 use crate::tier::{Owner, State, Write};
 use crate::time::{Nanos, Stamp, stamp};
-use crate::trie::{Part, RunId};
+use crate::trie::Part;
 
 use super::Manager;
 use super::meter::Cause;
@@ -292,6 +292,7 @@ impl Manager {
         path: &mut Vec<BlockId>,
     ) {
         let known = path.len();
+        self.scopes.digests.hold(tokens);
         self.extend_trie(node, parent, tokens, path);
         self.reach();
         self.await_prices(&path[known..]);
@@ -305,12 +306,12 @@ impl Manager {
         tokens: &[Token],
         path: &mut Vec<BlockId>,
     ) {
-        let root = self.scopes.get(node.scope).root;
+        let Known { root, seed, .. } = *self.scopes.get(node.scope);
         let known = path.len();
         if self.told.recalls() {
             let (mut rest, mut behind) = (tokens, parent);
             // Blocks that were used equally often go together.
-            for (blocks, uses) in self.former_uses(root, parent, tokens) {
+            for (blocks, uses) in self.former_uses(seed, parent, tokens) {
                 let (now, later) = rest.split_at(blocks * self.block_tokens());
                 let node = Node { uses: node.uses + uses, ..node };
                 self.trie.extend(root, behind, now, node, path);
@@ -320,7 +321,7 @@ impl Manager {
             self.trie.extend(root, parent, tokens, node, path);
         }
         if self.told.meets() {
-            let mut prints = self.trie.prints(root, parent);
+            let mut prints = self.trie.prints(seed, parent);
             let mut before = parent;
             for &block in &path[known..] {
                 self.told.meet(before, block, prints.next(self.trie.tokens(block)));
@@ -333,7 +334,7 @@ impl Manager {
     /// How often blocks that come were used in a former life: so many one after the other, so often.
     fn former_uses(
         &mut self,
-        root: RunId,
+        seed: u64,
         parent: Option<BlockId>,
         tokens: &[Token],
     ) -> SmallVec<[(usize, u32); 8]> {
@@ -342,7 +343,7 @@ impl Manager {
             Some((known, alike)) if *alike == uses => *known += blocks,
             _ => former.push((blocks, uses)),
         };
-        let parts = self.trie.parts(root, parent, tokens).inspect(|part| self.told.warm(part));
+        let parts = self.trie.parts(seed, parent, tokens).inspect(|part| self.told.warm(part));
         let parts: SmallVec<[Part; 8]> = parts.collect();
         for part in parts {
             self.told.recall(&part, &mut add);
@@ -417,9 +418,9 @@ impl Manager {
         }
         for blocks in runs {
             let Node { scope, uses, .. } = *self.node(blocks.start);
-            let (root, before) = (self.scopes.get(scope).root, self.trie.parent(blocks.start));
+            let (seed, before) = (self.scopes.get(scope).seed, self.trie.parent(blocks.start));
             let first = all.len();
-            for part in self.trie.parts(root, before, self.trie.text(blocks)) {
+            for part in self.trie.parts(seed, before, self.trie.text(blocks)) {
                 self.told.warm(&part);
                 all.push((part, uses));
             }
@@ -446,7 +447,12 @@ impl Manager {
 
     fn strike(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
         self.forget_beside(blocks.clone(), before);
+        let first = before.is_none().then(|| self.node(blocks.start).scope);
+        self.scopes.digests.free(self.trie.text(blocks.clone()));
         self.trie.cut(blocks.end - 1, blocks.end - blocks.start);
+        if let Some(scope) = first {
+            self.scopes.emptied(scope);
+        }
     }
 
     /// What tables beside the trie say of blocks that leave it.

@@ -20,9 +20,13 @@ impl Manager {
     }
 
     fn write_snapshot(&self, out: &mut String) -> std::fmt::Result {
-        for (id, scope) in self.scopes.all().iter().enumerate() {
-            let structure = scope.structure.name();
-            writeln!(out, "scope {id} {:?} {:?} {structure}", scope.tenant, scope.lora)?;
+        for (id, scope) in self.scopes.all() {
+            if !self.scopes.in_use(id, &self.trie) {
+                // The next call forgets it.
+                continue;
+            }
+            let (whose, structure) = (&scope.whose, scope.structure.name());
+            writeln!(out, "scope {id} {:?} {:?} {structure}", whose.tenant(), whose.lora())?;
             let mut stack: Vec<BlockId> = self.trie.firsts(scope.root).collect();
             while let Some(block) = stack.pop() {
                 self.write_block(block, out)?;

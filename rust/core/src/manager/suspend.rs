@@ -38,6 +38,7 @@ impl Manager {
             tokens.extend_from_slice(self.trie.tokens(block));
         }
         tokens.extend_from_slice(&lease.tail);
+        let tokens = self.scopes.digests.tokens(tokens);
         let touching = self.reads_of(&lease);
         self.empty_lease(id, Hold::Suspended(tokens));
         self.abandon_lease(&lease, now);

@@ -182,9 +182,8 @@ mod tests {
 
     /// Groups of paths that begin with different blocks.
     fn groups(paths: Range<u32>) -> Vec<Part> {
-        let mut trie = Trie::<()>::new(1);
-        let root = trie.add_root();
-        let of = |path| trie.parts(root, None, &[path; 2 * GROUP as usize]).collect::<Vec<_>>();
+        let trie = Trie::<()>::new(1);
+        let of = |path| trie.parts(0, None, &[path; 2 * GROUP as usize]).collect::<Vec<_>>();
         paths.flat_map(of).collect()
     }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::block::{BlockId, Token};
 
-use super::{RunId, Trie};
+use super::Trie;
 
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 const FACTOR: u64 = 0xD6E8_FEB8_6659_FD93;
@@ -41,7 +41,7 @@ pub const GROUP: u32 = 8;
 /// Consecutive blocks of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// What the group is known by: its first block, that block's place on its path, and the root.
+    /// What the group is known by: its first block, that block's place on its path, and the scope.
     pub group: u64,
     /// Which of its blocks they are.
     pub places: Range<u32>,
@@ -58,10 +58,10 @@ pub struct Prints {
 }
 
 impl Prints {
-    /// Those of the paths of a scope.
+    /// Those of the paths of the scope that `seed` stands for.
     #[must_use]
-    pub fn of(root: RunId) -> Self {
-        Self { before: u64::from(root), depth: 0 }
+    pub fn of(seed: u64) -> Self {
+        Self { before: seed, depth: 0 }
     }
 
     /// The print of the next block, which has these tokens.
@@ -74,10 +74,11 @@ impl Prints {
 }
 
 impl<T: Copy + PartialEq + Default> Trie<T> {
-    /// The prints of blocks behind `parent`, of a path's first ones if there is none.
+    /// The prints of blocks behind `parent`, of a path's first ones if there is none. What stands for
+    /// a scope, `seed`, is the same whenever the scope is known again.
     #[must_use]
-    pub fn prints(&self, root: RunId, parent: Option<BlockId>) -> Prints {
-        parent.map_or(Prints::of(root), |block| {
+    pub fn prints(&self, seed: u64, parent: Option<BlockId>) -> Prints {
+        parent.map_or(Prints::of(seed), |block| {
             let before = content(self.tokens(block));
             Prints { before, depth: self.depth(block) + 1 }
         })
@@ -87,7 +88,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// to, in order.
     pub fn parts<'a>(
         &'a self,
-        root: RunId,
+        seed: u64,
         parent: Option<BlockId>,
         tokens: &'a [Token],
     ) -> impl Iterator<Item = Part> + 'a {
@@ -110,7 +111,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
                 checks |= check(tokens) << (8 * end);
                 end += 1;
             }
-            let group = print(u64::from(root), content(head), depth - place);
+            let group = print(seed, content(head), depth - place);
             depth += end - place;
             Some(Part { group, places: place..end, checks })
         })
@@ -183,16 +184,16 @@ mod tests {
         }
         trie.insert(root, Some(path[5]), &[77], 4);
         let tokens: Vec<u32> = path.iter().map(|&block| trie.tokens(block)[0]).collect();
-        let mut prints = Prints::of(root);
+        let mut prints = Prints::of(7);
         let expected: Vec<u64> = tokens.iter().map(|&token| prints.next(&[token])).collect();
-        let groups: Vec<Part> = trie.parts(root, None, &tokens).collect();
+        let groups: Vec<Part> = trie.parts(7, None, &tokens).collect();
         let group = |at: u32| groups[(at / GROUP) as usize].group;
         assert!(groups.windows(2).all(|two| two[0].group != two[1].group));
         for from in 0..tokens.len() {
             let parent = from.checked_sub(1).map(|at| path[at]);
-            assert_eq!(trie.prints(root, parent).next(&tokens[from..=from]), expected[from]);
+            assert_eq!(trie.prints(7, parent).next(&tokens[from..=from]), expected[from]);
             for to in from..=tokens.len() {
-                let parts = trie.parts(root, parent, &tokens[from..to]);
+                let parts = trie.parts(7, parent, &tokens[from..to]);
                 let one = |part: Part| {
                     let check = move |place: u32| (part.checks >> (8 * place)) & 0xFF;
                     part.places.map(move |place| (part.group, place, check(place)))

@@ -2,7 +2,8 @@
 
 use kvtrie_core::block::{Layers, MoveId};
 use kvtrie_core::error::Error;
-use kvtrie_core::manager::{Action, Failed, MoveKind, Outcome, Settings};
+use kvtrie_core::manager::{Action, Failed, Mark, MoveKind, Outcome, Settings};
+use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, TierSpec, Write};
 
 use crate::rig::{ALL, DISK, GPU, HOST, Rig, SIZE, all_of, holes, settings, tier, tokens};
@@ -375,4 +376,27 @@ fn nothing_is_held_behind_a_block_that_was_lost() {
     rig.release(id);
     rig.run();
     assert_eq!(rig.manager.pending(), (0, 0));
+}
+
+#[test]
+fn the_latest_4096_rows_are_kept_and_the_others_counted() {
+    let prompt = tokens(1, 1);
+    let mut rig = Rig::new(two(2, 2));
+    let manager = &mut rig.manager;
+    for now in 1..=5000 {
+        let (scope, ready, first) = (Scope::default(), None, None);
+        let mark = Mark { tokens: &prompt, scope, tier: HOST, present: true, ready, first };
+        manager.mark(&mark, now).unwrap();
+        let id = manager.acquire(&all_of(&prompt), now).unwrap();
+        let moves: Vec<MoveId> = manager.moves(9).unwrap().iter().map(|known| known.id).collect();
+        let reason = now.to_string();
+        let outcome = Outcome { error: Some(&reason), ..bad() };
+        manager.complete(&moves, &outcome, now).unwrap();
+        manager.release(id, now).unwrap();
+    }
+    assert_eq!(manager.asked().failed_lost, 5000 - 4096);
+    let rows = failed(&mut rig);
+    let reasons: Vec<usize> = rows.iter().map(|row| row.reason.parse().unwrap()).collect();
+    assert_eq!(reasons, (905..=5000).collect::<Vec<_>>());
+    assert_eq!(failed(&mut rig), []);
 }

@@ -1,11 +1,12 @@
 //! Who may share blocks with whom.
 
 use kvtrie_core::block::Structure;
-use kvtrie_core::manager::Acquire;
-use kvtrie_core::scope::{FIRST_INTERNED, Scope};
+use kvtrie_core::hint::{Hint, Release, Retain, Target};
+use kvtrie_core::manager::{Acquire, LoadMode, Manager, Settings};
+use kvtrie_core::scope::{FIRST_DIGEST, Scope};
 use kvtrie_core::tier::Kind;
 
-use crate::rig::{GPU, Rig, SIZE, all_of, settings, tier, tokens};
+use crate::rig::{GPU, Rig, SIZE, all_of, retain, settings, tier, tokens};
 
 fn rig() -> Rig {
     Rig::new(settings(vec![tier(Kind::Gpu, 16)]))
@@ -67,11 +68,11 @@ fn a_digest_counts_where_it_stands_also_when_tokens_come_one_by_one() {
 #[test]
 fn real_tokens_cannot_be_taken_for_digests() {
     let mut rig = rig();
-    let high: Vec<u32> = vec![FIRST_INTERNED; SIZE];
+    let high: Vec<u32> = vec![FIRST_DIGEST; SIZE];
     assert_eq!(serve(&mut rig, &Scope::default(), &high), 0, "as long as no digest is in use");
     let with = Acquire { scope: image(0, 1), ..all_of(&high) };
     let said = rig.ask(&with).unwrap_err().to_string();
-    assert!(said.contains("token 4294901760 at 0"), "{said}");
+    assert!(said.contains("token 2147483648 at 0"), "{said}");
     serve(&mut rig, &image(0, 1), &tokens(1, 1));
     assert!(rig.ask(&all_of(&high)).is_err(), "from then on nowhere");
 }
@@ -120,4 +121,212 @@ fn scopes_of_both_structures_live_on_one_tier() {
     let gone: Vec<bool> = found.blocks.iter().map(|block| block.copies.is_empty()).collect();
     assert_eq!(gone, [true, true, false]);
     assert_eq!(rig.manager.occupancy(GPU).free, 0);
+}
+
+/// The scopes that are known, by the snapshot.
+fn known(rig: &Rig) -> usize {
+    let state = String::from_utf8(rig.manager.snapshot()).unwrap();
+    let known = state.lines().filter(|line| line.starts_with("scope ")).count();
+    assert_eq!(known, rig.manager.strangers().0);
+    known
+}
+
+fn tenant(number: u32) -> Scope {
+    Scope { tenant: number.to_le_bytes().to_vec(), ..Scope::default() }
+}
+
+#[test]
+fn a_scope_is_forgotten_with_its_last_block_and_lease() {
+    let mut rig = rig();
+    let prompt = tokens(1, 4);
+    for number in 0..40 {
+        let lora = format!("adapter {number}");
+        serve(&mut rig, &Scope { lora, ..tenant(number) }, &prompt);
+        rig.now += 1000;
+        assert!(known(&rig) <= 4, "{} scopes for four paths", known(&rig));
+    }
+    // A lease without a block, and one on a partial one.
+    let empty = rig.ask(&Acquire { scope: tenant(99), ..all_of(&[]) }).unwrap();
+    let id = rig.ask(&Acquire { scope: tenant(100), ..all_of(&prompt[..2]) }).unwrap();
+    rig.commit(id, &prompt[..2]);
+    serve(&mut rig, &Scope::default(), &tokens(9, 15));
+    assert_eq!(known(&rig), 3);
+    rig.release(empty);
+    rig.release(id);
+    assert_eq!(known(&rig), 1);
+    assert_eq!(serve(&mut rig, &tenant(100), &prompt), 0);
+}
+
+#[test]
+fn a_scope_that_was_forgotten_may_have_another_structure() {
+    let mut rig = rig();
+    let scope = |structure| Scope { structure: Some(structure), ..tenant(1) };
+    serve(&mut rig, &scope(Structure::Holes), &tokens(1, 2));
+    let other = scope(Structure::LeafOnly);
+    let ask = Acquire { scope: other.clone(), ..all_of(&[]) };
+    rig.refused("structure 'holes' since its first use", |m, now| m.acquire(&ask, now));
+    serve(&mut rig, &Scope::default(), &tokens(9, 16));
+    assert_eq!(serve(&mut rig, &other, &tokens(1, 2)), 0);
+    rig.refused("structure 'leaf-only'", |m, now| {
+        m.lookup(&tokens(1, 2), now, &scope(Structure::Holes), 0)
+    });
+}
+
+#[test]
+fn what_is_remembered_of_a_scope_is_no_other_scopes() {
+    let policy = "retention".to_owned();
+    let mut rig = Rig::new(Settings { policy, ..settings(vec![tier(Kind::Gpu, 16)]) });
+    let prompt = tokens(1, 4);
+    let mut uses = |scope: &Scope, times: usize| {
+        for _ in 0..times {
+            serve(&mut rig, scope, &prompt);
+            rig.now += 1000;
+        }
+        let block = rig.manager.lookup(&prompt, rig.now, scope, 0).unwrap().blocks[0].block;
+        let counted = rig.manager.explain(block, GPU, rig.now).unwrap().terms.uses;
+        serve(&mut rig, &Scope::default(), &tokens(9, 16));
+        assert_eq!(rig.manager.matched(&prompt, scope, 0), Ok(0));
+        counted
+    };
+    assert_eq!(uses(&tenant(1), 5), 5);
+    assert_eq!(uses(&tenant(2), 1), 1, "it came to the place of another");
+    assert_eq!(uses(&tenant(1), 1), 6, "it came back to another place");
+}
+
+/// So many images one after the other, through a pool of 16 blocks.
+fn images(count: u32) {
+    let mut manager = Manager::new(settings(vec![tier(Kind::Gpu, 16)])).unwrap();
+    let prompt = tokens(1, 1);
+    for (number, now) in (0..count).zip(1..) {
+        let extra = vec![(0, number.to_le_bytes().to_vec())];
+        let ask = Acquire { scope: Scope { extra, ..Scope::default() }, ..all_of(&prompt) };
+        let id = manager.acquire(&ask, now).unwrap();
+        manager.commit(id, &prompt, now).unwrap();
+        manager.release(id, now).unwrap();
+        assert_eq!(manager.matched(&prompt, &ask.scope, 0), Ok(SIZE));
+        assert!(manager.strangers().1 <= 16, "{} digests", manager.strangers().1);
+    }
+    manager.audit().unwrap();
+}
+
+#[test]
+fn digests_are_free_with_their_blocks() {
+    images(66_000);
+}
+
+#[test]
+#[ignore = "a million requests"]
+fn a_million_digests_are_free_with_their_blocks() {
+    images(1_000_000);
+}
+
+#[test]
+fn a_digest_stands_as_long_as_anything_is_written_with_it() {
+    let mut rig = rig();
+    let (prompt, scope) = (tokens(1, 3), image(5, 1));
+    let digests = |rig: &Rig| rig.manager.strangers().1;
+    let id = rig.ask(&Acquire { scope: scope.clone(), reserve: 8, ..all_of(&prompt) }).unwrap();
+    assert_eq!(digests(&rig), 0, "a lookup gives no number");
+    rig.commit(id, &prompt[..6]);
+    assert_eq!(digests(&rig), 1, "in a partial block");
+    let forks = rig.call(|m, now| m.fork(id, 2, now)).unwrap();
+    rig.call(|m, now| m.truncate(id, 5, now)).unwrap();
+    rig.release(forks[0]);
+    assert_eq!(digests(&rig), 1, "in the partial block of a fork");
+    rig.call(|m, now| m.suspend(forks[1], Kind::Host, now)).unwrap();
+    assert_eq!(digests(&rig), 0);
+    // Another token at the same place is another pair.
+    rig.call(|m, now| m.reserve(id, 7, now)).unwrap();
+    rig.run();
+    rig.commit(id, &[77]);
+    rig.call(|m, now| m.truncate(id, 5, now)).unwrap();
+    rig.call(|m, now| m.reserve(id, 7, now)).unwrap();
+    rig.commit(id, &prompt[5..]);
+    assert_eq!(digests(&rig), 1, "in a block");
+    rig.call(|m, now| m.truncate(id, 6, now)).unwrap();
+    rig.release(id);
+    assert_eq!(digests(&rig), 1, "in a block that nobody holds");
+    rig.call(|m, now| m.resume(forks[1], 0, LoadMode::All, now)).unwrap();
+    assert_eq!(rig.manager.lease_tokens(forks[1]), Ok(SIZE), "6 tokens, one full block");
+    rig.release(forks[1]);
+    let id = rig.ask(&Acquire { scope, ..all_of(&prompt) }).unwrap();
+    assert_eq!(rig.manager.lease_tokens(id), Ok(3 * SIZE));
+    rig.call(|m, now| m.suspend(id, Kind::Host, now)).unwrap();
+    rig.call(|m, now| m.resume(id, 0, LoadMode::All, now)).unwrap();
+    assert_eq!(rig.manager.lease_tokens(id), Ok(0), "without a lower tier they are dropped");
+    assert_eq!(digests(&rig), 0);
+}
+
+#[test]
+fn a_lease_that_comes_back_finds_the_blocks_of_its_digests() {
+    let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 16), tier(Kind::Host, 16)]));
+    let (prompt, scope) = (tokens(1, 3), image(5, 1));
+    let id = rig.ask(&Acquire { scope, ..all_of(&prompt) }).unwrap();
+    rig.commit(id, &prompt);
+    rig.call(|m, now| m.suspend(id, Kind::Host, now)).unwrap();
+    rig.run();
+    rig.call(|m, now| m.resume(id, 0, LoadMode::All, now)).unwrap();
+    assert_eq!(rig.manager.lease_tokens(id), Ok(3 * SIZE));
+}
+
+#[test]
+fn what_is_remembered_of_a_digest_is_no_other_digests() {
+    let policy = "retention".to_owned();
+    let mut rig = Rig::new(Settings { policy, ..settings(vec![tier(Kind::Gpu, 16)]) });
+    let prompt = tokens(1, 4);
+    let mut uses = |digest: u8, times: usize| {
+        for _ in 0..times {
+            serve(&mut rig, &image(0, digest), &prompt);
+            rig.now += 1000;
+        }
+        let found = rig.manager.lookup(&prompt, rig.now, &image(0, digest), 0).unwrap();
+        let counted = rig.manager.explain(found.blocks[0].block, GPU, rig.now).unwrap().terms.uses;
+        serve(&mut rig, &Scope::default(), &tokens(9, 16));
+        assert_eq!(rig.manager.strangers().1, 0);
+        counted
+    };
+    assert_eq!(uses(1, 5), 5);
+    assert_eq!(uses(2, 1), 1, "it came to the place of another");
+    assert_eq!(uses(1, 1), 6);
+    for other in 3..20 {
+        assert_eq!(uses(other, 1), 1);
+    }
+}
+
+#[test]
+fn a_hint_that_waits_keeps_scope_and_digest() {
+    let mut rig = rig();
+    let scope = Scope { tenant: b"t".to_vec(), ..image(0, 1) };
+    let (prompt, target) =
+        (tokens(1, 1), Target::Tokens { tokens: tokens(1, 1), scope: scope.clone() });
+    let say = |rig: &mut Rig, hint: Hint| rig.call(|m, now| m.hint(&[hint], now)).unwrap();
+    let forever = retain(target.clone(), 90);
+    say(&mut rig, Hint::Retain(Retain { ttl: Some(500), ..forever.clone() }));
+    assert_eq!(rig.manager.strangers(), (1, 1));
+    rig.now += 1000;
+    say(&mut rig, Hint::Release(Release::Owner("nobody".to_owned())));
+    assert_eq!(rig.manager.strangers(), (0, 0), "its time is over");
+    say(&mut rig, Hint::Retain(forever));
+    serve(&mut rig, &scope, &prompt);
+    assert_eq!(rig.manager.strangers(), (1, 1));
+    let block = rig.manager.lookup(&prompt, rig.now, &scope, 0).unwrap().blocks[0].block;
+    assert_eq!(rig.manager.priority(block), Ok(90), "it came true");
+    serve(&mut rig, &Scope::default(), &tokens(9, 16));
+    assert_eq!(rig.manager.strangers(), (1, 0));
+}
+
+#[test]
+fn a_real_token_from_before_is_no_digests_number() {
+    let draw = |high: Option<u32>| {
+        let mut rig = rig();
+        if let Some(high) = high {
+            serve(&mut rig, &Scope::default(), &[high; SIZE]);
+        }
+        serve(&mut rig, &image(0, 1), &tokens(1, 1));
+        let found = rig.manager.lookup(&tokens(1, 1), rig.now, &image(0, 1), 0).unwrap();
+        found.blocks[0].tokens[0]
+    };
+    let number = draw(None);
+    assert!(number >= FIRST_DIGEST);
+    assert_eq!(draw(Some(number)), number + 1);
 }

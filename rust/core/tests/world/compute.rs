@@ -104,11 +104,12 @@ impl World {
         }
         let (rows, table) = self.manager.slots(id, 0).unwrap();
         let blocks = table.len() / rows;
+        let written = Self::written(&Self::scope(self.held[at].scope), &self.held[at].tokens);
         for (block, layers) in holes {
             for layer in layers.iter() {
                 let row = if rows == 1 { 0 } else { usize::from(layer) };
                 let slot = table[row * blocks + block as usize];
-                let tokens = self.held[at].tokens[..(block as usize + 1) * size].to_vec();
+                let tokens = written[..(block as usize + 1) * size].to_vec();
                 self.put(0, slot, layer, (tokens, layer));
             }
         }
@@ -121,7 +122,7 @@ impl World {
         let (rows, table) = self.manager.slots(held.id, 0).unwrap();
         let blocks = table.len() / rows;
         let layers = self.manager.settings().layers;
-        let tokens = held.tokens.clone();
+        let tokens = Self::written(&Self::scope(held.scope), &held.tokens);
         for block in from / size..tokens.len().div_ceil(size) {
             for layer in 0..layers {
                 let row = if rows == 1 { 0 } else { usize::from(layer) };

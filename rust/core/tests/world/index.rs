@@ -7,13 +7,15 @@ use std::collections::BTreeMap;
 use kvtrie_core::block::{Slot, TierId, Token};
 use kvtrie_core::manager::Row;
 use kvtrie_core::record::{Key, scope_key};
+use kvtrie_core::scope::Scope;
 
 use super::World;
 
-/// An index that was written down: the rows whose sequences are known, and these.
+/// An index that was written down: the rows whose sequences are known, these, and what is written
+/// for them.
 pub(super) struct Index {
     tier: TierId,
-    rows: Vec<(Row, Vec<Token>)>,
+    rows: Vec<(Row, Vec<Token>, Vec<Token>)>,
 }
 
 impl World {
@@ -21,7 +23,7 @@ impl World {
     pub(super) fn index(&mut self, a: usize, b: usize) {
         let read = self.index.take_if(|_| !a.is_multiple_of(4));
         let tier = read.as_ref().map_or(b % self.manager.settings().tiers.len(), |old| old.tier);
-        for (_, tokens) in read.iter().flat_map(|old| old.rows.iter().rev().take(b % 4)) {
+        for (_, tokens, _) in read.iter().flat_map(|old| old.rows.iter().rev().take(b % 4)) {
             self.clear(tokens, tier);
         }
         let Some(rows) = self.attempt("index", |m, now| m.index(tier, now)) else { return };
@@ -29,7 +31,7 @@ impl World {
             self.index = Some(Index { tier, rows: self.sequences(tier, rows) });
             return;
         };
-        let lines: Vec<Row> = index.rows.iter().map(|(row, _)| row.clone()).collect();
+        let lines: Vec<Row> = index.rows.iter().map(|(row, ..)| row.clone()).collect();
         let found = self.attempt("load index", |m, now| m.load_index(tier, &lines, now));
         let Some(found) = found else { return };
         let stood: Vec<Slot> = rows.iter().map(|row| row.slot).collect();
@@ -37,10 +39,10 @@ impl World {
         let fresh: Vec<&Row> = stand.iter().filter(|row| !stood.contains(&row.slot)).collect();
         assert_eq!(fresh.len(), found, "as many are there as were found");
         for row in fresh {
-            let known = index.rows.iter().find(|(known, _)| known.slot == row.slot);
-            let (_, tokens) = known.expect("it was written down");
+            let known = index.rows.iter().find(|(known, ..)| known.slot == row.slot);
+            let (.., written) = known.expect("it was written down");
             for layer in row.layers.iter() {
-                self.put(tier, row.slot, layer, (tokens.clone(), layer));
+                self.put(tier, row.slot, layer, (written.clone(), layer));
             }
             self.count("found again");
         }
@@ -49,9 +51,9 @@ impl World {
 
     /// The sequences of rows whose parents are among them all the way, without what hints say.
     /// Their bytes stand in their slots.
-    fn sequences(&self, tier: TierId, rows: Vec<Row>) -> Vec<(Row, Vec<Token>)> {
+    fn sequences(&self, tier: TierId, rows: Vec<Row>) -> Vec<(Row, Vec<Token>, Vec<Token>)> {
         let settings = self.manager.settings();
-        let mut known: BTreeMap<Key, Vec<Token>> = BTreeMap::new();
+        let mut known: BTreeMap<Key, (Scope, Vec<Token>)> = BTreeMap::new();
         let mut all = Vec::new();
         for mut row in rows {
             let record = &row.label.record;
@@ -59,16 +61,25 @@ impl World {
                 let (name, size) = (&settings.fingerprint, settings.block_tokens);
                 record.parent == scope_key(name, size, &owner.tenant, &owner.lora)
             });
-            let before = if first { Some(Vec::new()) } else { known.get(&record.parent).cloned() };
-            let Some(mut tokens) = before else { continue };
+            let owner = record.scope.as_ref().filter(|_| first).map(|owner| {
+                let (tenant, lora) = (owner.tenant.clone(), owner.lora.clone());
+                (Scope { tenant, lora, ..Scope::default() }, Vec::new())
+            });
+            let before = owner.or_else(|| known.get(&record.parent).cloned());
+            let Some((mut scope, mut tokens)) = before else { continue };
+            let place = |at: u32| (tokens.len() + at as usize) as u64;
+            scope
+                .extra
+                .extend(record.digests.iter().map(|(at, digest)| (place(*at), digest.clone())));
             tokens.extend(&record.tokens);
-            known.insert(record.key(), tokens.clone());
+            let written = Self::written(&scope, &tokens);
+            known.insert(record.key(), (scope, tokens.clone()));
             for layer in row.layers.iter() {
                 let stands = self.get(tier, row.slot, layer);
-                assert_eq!(stands, Some((tokens.clone(), layer)), "{row:?} on tier {tier}");
+                assert_eq!(stands, Some((written.clone(), layer)), "{row:?} on tier {tier}");
             }
             row.label.standing.wanted = None;
-            all.push((row, tokens));
+            all.push((row, tokens, written));
         }
         all
     }

@@ -242,11 +242,36 @@ impl World {
     }
 
     fn scope(which: usize) -> Scope {
+        // Some are often there; of many others each is seldom, so that they are forgotten between.
+        let other = u8::try_from(which / 8 % 100).unwrap();
+        let digest = |at: u8, digest: u8| vec![(u64::from(at), vec![digest])];
         match which % 8 {
             0 => Scope { tenant: b"other".to_vec(), ..Scope::default() },
-            1 => Scope { extra: vec![(4, vec![7])], ..Scope::default() },
+            1 => Scope { extra: digest(4, 7), ..Scope::default() },
+            2 => Scope { tenant: vec![other], ..Scope::default() },
+            3 => Scope { extra: digest(other % 9, other % 7), ..Scope::default() },
+            4 => Scope {
+                tenant: vec![other % 3],
+                lora: other.to_string(),
+                extra: digest(1, other),
+                ..Scope::default()
+            },
             _ => Scope::default(),
         }
+    }
+
+    /// What the KV of a sequence is computed from: its tokens, and what its scope says of them.
+    fn written(scope: &Scope, tokens: &[Token]) -> Vec<Token> {
+        let Scope { tenant, lora, extra, .. } = scope;
+        let name = tenant.iter().chain(lora.as_bytes());
+        let whose = name.fold(0, |sum: Token, &byte| (sum * 256 + Token::from(byte)) % 100_000);
+        let mut written: Vec<Token> = tokens.iter().map(|token| token + 10_000 * whose).collect();
+        for (at, digest) in extra {
+            if let Some(token) = usize::try_from(*at).ok().and_then(|at| written.get_mut(at)) {
+                *token += 1_000_000_000 + 1_000_000 * Token::from(digest[0]);
+            }
+        }
+        written
     }
 
     /// Whether a scope is leaf-only: whoever used it first has said so, or the settings.
@@ -358,6 +383,7 @@ impl World {
             if !self.manager.awaits(held.id).unwrap().is_empty() {
                 continue;
             }
+            let written = Self::written(&Self::scope(held.scope), &held.tokens);
             let lease = self.manager.lease(held.id).unwrap();
             let holes: BTreeMap<u32, _> = lease.recompute().collect();
             let (rows, table) = self.manager.slots(held.id, 0).unwrap();
@@ -371,7 +397,7 @@ impl World {
                     }
                     let row = if rows == 1 { 0 } else { usize::from(layer) };
                     let slot = table[row * blocks + block];
-                    let wanted = &held.tokens[..(block + 1) * size];
+                    let wanted = &written[..(block + 1) * size];
                     let found = self.get(0, slot, layer);
                     assert!(
                         found.as_ref().is_some_and(|(tokens, at)| tokens == wanted && *at == layer),

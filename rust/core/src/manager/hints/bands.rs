@@ -30,7 +30,7 @@ impl Manager {
         if self.hints.quotas.is_empty() || !self.trie.alive(block) {
             return 0;
         }
-        let tenant = &self.scopes.get(self.node(block).scope).tenant;
+        let tenant = self.scopes.get(self.node(block).scope).whose.tenant();
         self.hints.quotas.share(tenant, tier)
     }
 
@@ -102,6 +102,7 @@ impl Manager {
             self.reband(block);
         }
         self.hints.wishes.expire(now);
+        self.leave_ended();
     }
 
     #[expect(
@@ -120,7 +121,7 @@ impl Manager {
         let shared = share.map(|share| (f64::from(room) * share) as u64);
         let most = [blocks, shared].into_iter().flatten().min();
         let mine = self.living().filter(|&block| {
-            self.scopes.get(self.node(block).scope).tenant == tenant
+            self.scopes.get(self.node(block).scope).whose.tenant() == tenant
                 && self.residency(tier, block).state != State::Absent
         });
         let mine: Vec<BlockId> = mine.collect();

@@ -115,6 +115,7 @@ impl Manager {
         let placed = self.place_wish(&tokens[..last * size], scope, now);
         match placed {
             Ok((scope, content)) => {
+                self.scopes.hold(scope);
                 self.hints.wishes.await_sequence(scope, at, content, wish);
                 reach.reply("")
             }
@@ -132,12 +133,11 @@ impl Manager {
         if let Some(why) = self.hints.wishes.full(tokens.len(), now) {
             return Err(why);
         }
-        self.scopes.intern(scope, 0, tokens).map_err(|error| error.to_string())?;
-        let id = match self.scopes.find(scope).map_err(|error| error.to_string())? {
-            Some(id) => id,
-            None => self.scopes.add(scope, self.settings.structure, &mut self.trie),
-        };
-        Ok((id, self.scopes.content(scope, 0, tokens).into_owned()))
+        let known = self.scopes.find(scope).map_err(|error| error.to_string())?;
+        let content = self.intern(scope, 0, tokens).map_err(|error| error.to_string())?;
+        let id = known
+            .unwrap_or_else(|| self.scopes.add(scope, self.settings.structure, &mut self.trie));
+        Ok((id, content))
     }
 
     fn retain_lease(&mut self, id: LeaseId, path: &[BlockId], wish: Wish, now: Nanos) -> HintReply {
@@ -251,7 +251,7 @@ impl Manager {
         let mut parent = parent;
         for &block in blocks {
             if !self.hints.wishes.awaited() {
-                return;
+                break;
             }
             let before = self.trie.depth(block) as usize * self.block_tokens();
             let tokens = self.trie.tokens(block);
@@ -264,6 +264,7 @@ impl Manager {
             }
             parent = Some(block);
         }
+        self.leave_ended();
     }
 }
 

@@ -77,6 +77,8 @@ pub(in crate::manager) struct Wishes {
     ends: BTreeSet<(Nanos, Number)>,
     next: Number,
     tokens: usize,
+    /// Scopes and contents of sequences that wait no more, until somebody asks.
+    ended: Vec<(ScopeId, Vec<Token>)>,
 }
 
 impl Wishes {
@@ -244,6 +246,16 @@ impl Wishes {
         }
     }
 
+    /// Takes the scopes and contents of the sequences that wait no more.
+    pub(in crate::manager) fn take_ended(&mut self) -> Vec<(ScopeId, Vec<Token>)> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// The scopes and contents of the sequences that wait.
+    pub(in crate::manager) fn contents(&self) -> impl Iterator<Item = (ScopeId, &[Token])> {
+        self.sequences.values().map(|known| (known.scope, &*known.content))
+    }
+
     fn anchored(&self, scope: ScopeId, at: Option<BlockId>) -> Vec<Number> {
         let here = (scope, at, Number::MIN)..=(scope, at, Number::MAX);
         self.anchors.range(here).map(|&(_, _, number)| number).collect()
@@ -263,6 +275,7 @@ impl Wishes {
         if let Some(until) = known.wish.until {
             self.ends.remove(&(until, number));
         }
+        self.ended.push((known.scope, known.content));
     }
 
     /// What is broken, where `alive` tells living blocks and leases.

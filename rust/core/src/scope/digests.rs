@@ -1,0 +1,399 @@
+//! Digests of what is not a token: each pair of token and digest has one number, which stands in the
+//! trie instead of the token.
+//!
+//! A number is drawn from its pair's hash: a pair that comes back has the number that it had, and
+//! what is remembered of blocks by their tokens holds for it and for no other. Invariant: a number
+//! stands for one pair as long as something is written with it, and for no real token. Cost:
+//! O(log digests), and a hash for one that has no number.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::block::Token;
+use crate::error::{Error, Result};
+use crate::memory;
+
+use super::Scope;
+
+/// Real tokens stay below this once a digest is in use; from here on stand numbers of digests.
+pub const FIRST_DIGEST: Token = 1 << 31;
+
+/// Numbers that can be drawn; the largest token is none of them, it stands for what is not known.
+const NUMBERS: Token = Token::MAX - FIRST_DIGEST;
+
+/// A token and the digest of what stands there.
+type Pair = (Token, Vec<u8>);
+
+#[derive(Clone, Debug)]
+struct Held {
+    pair: Arc<Pair>,
+    /// Places that it is written to.
+    uses: u64,
+}
+
+/// All digests that stand somewhere.
+#[derive(Clone, Debug)]
+pub struct Digests {
+    numbers: BTreeMap<Arc<Pair>, Token>,
+    held: BTreeMap<Token, Held>,
+    /// Real tokens that were cached before the first digest came.
+    real: BTreeSet<Token>,
+    /// Whether a digest was ever in use.
+    begun: bool,
+    /// Digests of the leases that are held: that many may still come.
+    promised: usize,
+    /// So many numbers can be drawn, and so many may be in use at once.
+    span: Token,
+    most: usize,
+}
+
+impl Default for Digests {
+    fn default() -> Self {
+        Self::with_room(NUMBERS, NUMBERS as usize / 2)
+    }
+}
+
+impl Digests {
+    fn with_room(span: Token, most: usize) -> Self {
+        Self {
+            numbers: BTreeMap::new(),
+            held: BTreeMap::new(),
+            real: BTreeSet::new(),
+            begun: false,
+            promised: 0,
+            span,
+            most,
+        }
+    }
+
+    /// Whether a digest was ever in use.
+    #[must_use]
+    pub fn begun(&self) -> bool {
+        self.begun
+    }
+
+    /// From now on digests are in use: none gets a number that is among these tokens.
+    pub fn begin(&mut self, cached: impl Iterator<Item = Token>) {
+        self.begun = true;
+        self.real.extend(cached.filter(|&token| token >= FIRST_DIGEST));
+    }
+
+    /// How many pairs have a number.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Whether no pair has a number.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Refuses tokens that could be taken for digests.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the first such token.
+    pub fn check(&self, scope: &Scope, tokens: &[Token]) -> Result<()> {
+        if self.plain(scope) {
+            return Ok(());
+        }
+        // Where digests are put in place, tokens are copied.
+        memory::check(2 * size_of_val(tokens), || format!("a copy of {} tokens", tokens.len()))?;
+        match tokens.iter().position(|&token| token >= FIRST_DIGEST) {
+            Some(at) => Err(Error::config(format!(
+                "token {} at {at} is not below {FIRST_DIGEST}, as it must be where digests are \
+                 in use",
+                tokens[at]
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether digests play no part: every token is what it is.
+    #[must_use]
+    pub fn plain(&self, scope: &Scope) -> bool {
+        !self.begun && scope.extra.is_empty()
+    }
+
+    /// Refuses a lease whose digests might find no number when they are committed.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if so many digests are in use.
+    pub fn check_room(&self, scope: &Scope) -> Result<()> {
+        let wanted = scope.extra.len();
+        if wanted > 0 && self.held.len() + self.promised + wanted > self.most {
+            return Err(self.crowded(wanted));
+        }
+        Ok(())
+    }
+
+    fn crowded(&self, wanted: usize) -> Error {
+        Error::config(format!(
+            "{wanted} digests, where {} are in use and {} more are promised to leases: at most {} \
+             can be at once",
+            self.held.len(),
+            self.promised,
+            self.most
+        ))
+    }
+
+    /// A lease of a scope is held: its digests will come.
+    pub fn promise(&mut self, scope: &Scope) {
+        self.promised += scope.extra.len();
+    }
+
+    /// Undoes one [`Digests::promise`].
+    pub fn retract(&mut self, scope: &Scope) {
+        self.promised -= scope.extra.len();
+    }
+
+    /// `tokens`, which start at offset `from`, with the digests of `scope` in place. A digest
+    /// that has no number becomes one that matches nothing.
+    #[must_use]
+    pub fn content<'a>(&self, scope: &Scope, from: u64, tokens: &'a [Token]) -> Cow<'a, [Token]> {
+        let mut content = Cow::Borrowed(tokens);
+        for (offset, digest) in &scope.extra {
+            let Some(at) = place(*offset, from, tokens.len()) else { continue };
+            let pair = (tokens[at], digest.clone());
+            content.to_mut()[at] = self.numbers.get(&pair).copied().unwrap_or(Token::MAX);
+        }
+        content
+    }
+
+    /// The same where a digest without a number gets one. What is returned counts as written, until
+    /// it is given to [`Digests::free`].
+    ///
+    /// # Errors
+    /// [`Error::Config`] when all numbers are in use; nothing has changed then.
+    pub fn intern(&mut self, scope: &Scope, from: u64, tokens: &[Token]) -> Result<Vec<Token>> {
+        let mut content = tokens.to_vec();
+        let mut new = Vec::new();
+        for (offset, digest) in &scope.extra {
+            let Some(at) = place(*offset, from, tokens.len()) else { continue };
+            let pair = (tokens[at], digest.clone());
+            match self.numbers.get(&pair) {
+                Some(&number) => content[at] = number,
+                None => new.push((at, Arc::new(pair))),
+            }
+        }
+        if self.held.len() + new.len() > self.most {
+            return Err(self.crowded(new.len()));
+        }
+        for (at, pair) in new {
+            // Two places may have the same pair.
+            content[at] = self.numbers.get(&pair).copied().unwrap_or_else(|| self.draw(&pair));
+        }
+        self.hold(&content);
+        Ok(content)
+    }
+
+    /// Tokens are written once more.
+    pub fn hold(&mut self, content: &[Token]) {
+        self.each(content, |held| held.uses += 1);
+    }
+
+    /// Tokens are gone from one place: a number that stands nowhere else is free.
+    pub fn free(&mut self, content: &[Token]) {
+        self.each(content, |held| held.uses -= 1);
+    }
+
+    fn each(&mut self, content: &[Token], change: impl Fn(&mut Held)) {
+        if self.held.is_empty() {
+            return;
+        }
+        for &number in content.iter().filter(|&&token| token >= FIRST_DIGEST) {
+            // Another one is a real token from before.
+            let Some(held) = self.held.get_mut(&number) else { continue };
+            change(held);
+            if held.uses == 0 {
+                self.numbers.remove(&held.pair);
+                self.held.remove(&number);
+            }
+        }
+    }
+
+    /// A free number for a pair that has none: the first one from where its hash says on.
+    fn draw(&mut self, pair: &Arc<Pair>) -> Token {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&pair.0.to_le_bytes());
+        hasher.update(&pair.1);
+        let hash = *hasher.finalize().as_bytes().first_chunk().expect("32 bytes");
+        let first = u64::from_le_bytes(hash) % u64::from(self.span);
+        let mut at = Token::try_from(first).expect("below the span");
+        let number = loop {
+            let number = FIRST_DIGEST + at;
+            if !self.held.contains_key(&number) && !self.real.contains(&number) {
+                break number;
+            }
+            at = (at + 1) % self.span;
+        };
+        self.held.insert(number, Held { pair: pair.clone(), uses: 0 });
+        self.numbers.insert(pair.clone(), number);
+        number
+    }
+
+    /// The token and digest behind a number; `None` for a real token.
+    #[must_use]
+    pub fn pair(&self, token: Token) -> Option<&(Token, Vec<u8>)> {
+        if token < FIRST_DIGEST {
+            return None;
+        }
+        self.held.get(&token).map(|held| &*held.pair)
+    }
+
+    /// The tokens behind numbers, in place of them.
+    #[must_use]
+    pub fn tokens(&self, content: Vec<Token>) -> Vec<Token> {
+        let token = |&token: &Token| self.pair(token).map_or(token, |pair| pair.0);
+        if self.held.is_empty() { content } else { content.iter().map(token).collect() }
+    }
+
+    /// What is broken, where `written` is all that is written anywhere and `promised` the digests of
+    /// all leases.
+    #[must_use]
+    pub fn audit(&self, written: impl Iterator<Item = Token>, promised: usize) -> Vec<String> {
+        let mut broken = Vec::new();
+        let mut seen: BTreeMap<Token, u64> = BTreeMap::new();
+        for token in written.filter(|&token| token >= FIRST_DIGEST) {
+            if self.held.contains_key(&token) {
+                *seen.entry(token).or_default() += 1;
+            } else if self.begun && !self.real.contains(&token) {
+                broken.push(format!("number {token} is written and stands for no digest"));
+            }
+        }
+        for (number, held) in &self.held {
+            let written = seen.get(number).copied().unwrap_or(0);
+            if written != held.uses || written == 0 {
+                broken.push(format!("digest {number} counts {} uses of {written}", held.uses));
+            }
+            if self.numbers.get(&held.pair) != Some(number) || self.real.contains(number) {
+                broken.push(format!("digest {number} is not found by what it stands for"));
+            }
+        }
+        if (self.numbers.len(), self.promised) != (self.held.len(), promised) {
+            broken.push(format!(
+                "{} digests are found of {}, {} are promised of {promised}",
+                self.numbers.len(),
+                self.held.len(),
+                self.promised
+            ));
+        }
+        broken
+    }
+}
+
+fn place(offset: u64, from: u64, len: usize) -> Option<usize> {
+    let at = usize::try_from(offset.checked_sub(from)?).ok()?;
+    (at < len).then_some(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::{Digests, FIRST_DIGEST};
+    use crate::block::Token;
+    use crate::scope::Scope;
+
+    fn scope(extra: &[(u64, u8)]) -> Scope {
+        let extra = extra.iter().map(|&(at, digest)| (at, vec![digest])).collect();
+        Scope { extra, ..Scope::default() }
+    }
+
+    #[test]
+    fn a_digest_changes_only_its_own_position() {
+        let mut digests = Digests::default();
+        let scope = scope(&[(5, 1)]);
+        assert_eq!(digests.content(&scope, 4, &[7, 8])[..], [7, Token::MAX]);
+        let content = digests.intern(&scope, 4, &[7, 8]).unwrap();
+        assert!(content[0] == 7 && content[1] >= FIRST_DIGEST);
+        assert_eq!(digests.content(&scope, 4, &[7, 8])[..], content);
+        assert_eq!(digests.pair(content[1]), Some(&(8, vec![1])));
+        assert_eq!(digests.tokens(content.clone()), [7, 8]);
+        digests.begin(std::iter::empty());
+        assert!(digests.check(&Scope::default(), &[FIRST_DIGEST]).is_err());
+        digests.free(&content);
+        assert!(digests.is_empty());
+    }
+
+    #[test]
+    fn a_digest_that_comes_back_has_the_number_that_it_had() {
+        let mut digests = Digests::default();
+        let mut number = |digest: u8| {
+            let content = digests.intern(&scope(&[(0, digest)]), 0, &[3]).unwrap();
+            digests.free(&content);
+            content[0]
+        };
+        let first: Vec<Token> = (0..50).map(&mut number).collect();
+        let again: Vec<Token> = (0..50).rev().map(&mut number).collect();
+        assert_eq!(first, again.into_iter().rev().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn leases_are_refused_while_all_digests_are_in_use() {
+        let mut digests = Digests::with_room(8, 3);
+        let two = scope(&[(0, 1), (1, 2)]);
+        assert!(digests.check_room(&two).is_ok());
+        digests.promise(&two);
+        let said = digests.check_room(&two).unwrap_err().to_string();
+        assert!(said.contains("2 digests, where 0 are in use and 2 more are promised"), "{said}");
+        let content = digests.intern(&two, 0, &[5, 5]).unwrap();
+        digests.retract(&two);
+        assert!(digests.check_room(&two).is_err() && digests.check_room(&scope(&[(0, 3)])).is_ok());
+        assert!(digests.intern(&scope(&[(0, 3), (1, 4)]), 0, &[5, 5]).is_err());
+        assert_eq!(digests.len(), 2, "what was refused has changed nothing");
+        digests.free(&content);
+        assert!(digests.check_room(&two).is_ok());
+    }
+
+    proptest! {
+        /// Beside a list of all that is written, with so few numbers that hashes often meet.
+        #[test]
+        fn a_number_stands_for_one_pair_as_long_as_it_is_written(
+            real in prop::collection::vec(0..8_u32, 0..3),
+            ops in prop::collection::vec((0..4_u8, 0..3_u32, 0..6_u8, any::<prop::sample::Index>()), 1..60),
+        ) {
+            let mut digests = Digests::with_room(8, 5);
+            digests.begin(real.iter().map(|at| FIRST_DIGEST + at));
+            let mut written: Vec<((u32, u8), Vec<Token>)> = Vec::new();
+            for (kind, token, digest, which) in ops {
+                let (mine, pair) = (scope(&[(1, digest)]), (token, digest));
+                let living: BTreeMap<(u32, u8), Token> =
+                    written.iter().map(|(pair, content)| (*pair, content[1])).collect();
+                match kind {
+                    0 | 1 => match digests.intern(&mine, 0, &[9, token, 9]) {
+                        Ok(content) => {
+                            let number = living.get(&pair);
+                            prop_assert!(number.is_none_or(|&number| number == content[1]));
+                            let taken = living.iter().any(|(other, &number)| *other != pair && number == content[1]);
+                            prop_assert!(!taken && !real.contains(&(content[1] - FIRST_DIGEST)));
+                            written.push((pair, content));
+                        }
+                        Err(_) => prop_assert!(living.len() == 5 && !living.contains_key(&pair)),
+                    },
+                    2 if !written.is_empty() => {
+                        let copy = which.get(&written).clone();
+                        digests.hold(&copy.1);
+                        written.push(copy);
+                    }
+                    _ if !written.is_empty() => {
+                        let gone = written.swap_remove(which.index(written.len()));
+                        digests.free(&gone.1);
+                    }
+                    _ => {}
+                }
+                let all = written.iter().flat_map(|(_, content)| content.iter().copied());
+                prop_assert_eq!(digests.audit(all, 0), Vec::<String>::new());
+                for (pair, content) in &written {
+                    prop_assert_eq!(digests.pair(content[1]), Some(&(pair.0, vec![pair.1])));
+                    let (mine, tokens) = (scope(&[(1, pair.1)]), [9, pair.0, 9]);
+                    prop_assert_eq!(&digests.content(&mine, 0, &tokens)[..], &content[..]);
+                }
+            }
+        }
+    }
+}
