@@ -6,7 +6,8 @@
 Managers full of unrelated sequences of 32 blocks, from a thousand blocks to four million: the
 median of a lookup, of an acquire and release that hit, of a sequence evicted and one inserted, of
 the commit of one token. While the largest is filled, every call's own CPU time is taken too: the
-worst one is what a scheduler may have to wait for. Writes benches/results/scaling.json and
+worst one is what a scheduler may have to wait for. Then `benches/crowds.py`: one more owner of a block,
+one more tenant with a quota, beside a hundred to a hundred thousand. Writes benches/results/scaling.json and
 docs/images/scaling.png; `--redraw` draws again what was written. Cost: two minutes, 2 GB.
 """
 
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benches import crowds
 from benches.core.place import place
 from benches.ours.manager import STEP, manager
 from benches.workload import BLOCK, SEED, VOCABULARY
@@ -205,6 +207,9 @@ def main() -> int:
     """Measure, print, write, draw."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), metavar="BLOCKS")
+    parser.add_argument(
+        "--crowds", type=int, nargs="+", default=list(crowds.NUMBERS), metavar="NUMBER"
+    )
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--json", action="store_true", help="print the document, not the table")
     parser.add_argument("--out", type=Path, default=ROOT / "benches/results/scaling.json")
@@ -227,9 +232,14 @@ def main() -> int:
         measured.append(costs(managed, asked, now, draw))
         managed.close()
         del managed, asked
+    beside = [
+        {"beside": number, **crowds.costs(number)}
+        for number in track(sorted(given.crowds), "Crowds", console=told, transient=True)
+    ]
     document = {
         "context": where | {"policy": "retention", "sequence_blocks": LENGTH},
         "rows": [{"blocks": size, **us} for size, us in zip(sizes, measured, strict=True)],
+        "crowds": beside,
         "unit": "us",
         "worst_call": {
             "filled": sizes[-1],
@@ -253,6 +263,12 @@ def main() -> int:
     for size, us in zip(sizes, measured, strict=True):
         table.add_row(f"{size:,}", *(f"{us[name]:.2f}" for name in LABELS))
     shown = Console(width=None if sys.stdout.isatty() else 120)
+    shown.print(table)
+    table = Table(title="µs a call of one more, median")
+    for head in ("owners, tenants", *crowds.LABELS.values()):
+        table.add_column(head, justify="right")
+    for row in beside:
+        table.add_row(f"{row['beside']:,}", *(f"{row[name]:.2f}" for name in crowds.LABELS))
     shown.print(table)
     for kind, us in worst.us.items():
         shown.print(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benches import scaling
+from benches import crowds, scaling
 from benches.core.referee import parse
 from benches.core.rows import GAMES, OURS
 from benches.measure import Clock, percentile
@@ -111,13 +111,15 @@ def test_the_clock_adds_parts_per_request():
 
 def test_scaling_writes_numbers_and_a_picture(tmp_path, monkeypatch, capsys):
     out, drawn = tmp_path / "scaling.json", tmp_path / "scaling.png"
-    words = f"--sizes 1024 2048 --out {out} --picture {drawn}"
+    words = f"--sizes 1024 2048 --crowds 10 30 --out {out} --picture {drawn}"
     monkeypatch.setattr("sys.argv", ["scaling", *words.split()])
     assert scaling.main() == 0
     told = json.loads(out.read_text())
     assert [row["blocks"] for row in told["rows"]] == [1024, 2048]
     assert all(set(row) == {"blocks", *scaling.LABELS} for row in told["rows"])
     assert set(told["worst_call"]["calls"]) == {"acquire", "commit", "release"}
+    assert [row["beside"] for row in told["crowds"]] == [10, 30]
+    assert all(set(row) == {"beside", *crowds.LABELS} for row in told["crowds"])
     assert drawn.read_bytes().startswith(b"\x89PNG")
     assert "worst commit while filling to 2,048 blocks" in capsys.readouterr().out
     before, again = drawn.read_bytes(), out.read_text()

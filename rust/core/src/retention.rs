@@ -7,13 +7,15 @@
 //! one after the other where it is the policy's own. Costs are rounded down to classes that differ
 //! by the factor `1 + epsilon`, so a victim's value is at most that factor above the smallest one;
 //! with 0 none are rounded. Bands come before the policy's order: a lower priority leaves first, and
-//! before all others a share that holds more than it may. Cost: link O(1) in order of time, O(log n)
-//! otherwise; victim O(log classes) amortised, O(classes) while a share holds too much; about 80
-//! bytes per entry, and for one outside the normal band an entry of a hash map.
+//! before all others a share that holds more than it may, the one that holds the most too much. Cost:
+//! link O(1) in order of time, O(log n) otherwise; victim O(log classes) amortised, O(classes of one
+//! share) while one holds too much; about 80 bytes per entry, and for one outside the normal band an
+//! entry of a hash map.
 
 mod gone;
 mod list;
 mod places;
+mod shares;
 #[cfg(test)]
 mod tests;
 mod tournament;
@@ -25,14 +27,16 @@ use rustc_hash::FxHashMap;
 use crate::block::BlockId;
 use crate::column::Column;
 use crate::cost::CostModel;
-use crate::hint::{Band, Share};
+use crate::hint::{Band, Priority, Share};
 use crate::policy::{Entry, Facts, Key, Order, Policy, Seen, by_value};
 use crate::time::Nanos;
+use crate::visits;
 
 pub use gone::Gone;
 
 use list::List;
 use places::Places;
+use shares::Shares;
 use tournament::{Slot, Tournament};
 
 /// The linked entries of one tier, and its policy.
@@ -41,15 +45,15 @@ pub struct Retention {
     policy: Box<dyn Policy>,
     /// Significant bits of a class number behind its first one.
     bits: u32,
-    slots: FxHashMap<(Band, u64), Slot>,
+    slots: FxHashMap<(Priority, u64), Slot>,
     lists: Vec<List>,
     free: Vec<Slot>,
     places: Places,
     heads: Tournament,
     /// The bands of linked entries that are not in the normal one.
     bands: FxHashMap<BlockId, Band>,
-    /// By how many blocks a share holds too much, and how many of them are chosen to leave.
-    over: FxHashMap<Share, (u64, u64)>,
+    /// Those with a share once more.
+    shares: Shares,
     /// For a policy that watches, by block id: one more than the request for which the block came
     /// to stand here, 0 if it does not.
     since: Column<u64>,
@@ -68,7 +72,7 @@ impl Retention {
             free: Vec::new(),
             places: Places::new(),
             bands: FxHashMap::default(),
-            over: FxHashMap::default(),
+            shares: Shares::new(),
             since: Column::new(0),
         }
     }
@@ -130,15 +134,19 @@ impl Retention {
         if band != Band::NORMAL {
             self.bands.insert(entry.id, band);
         }
-        let slot = match self.slots.get(&(band, entry.class)) {
+        if band.share > 0 {
+            self.shares.link(entry, band);
+        }
+        let class = (band.priority, entry.class);
+        let slot = match self.slots.get(&class) {
             Some(&slot) => slot,
-            None => self.open((band, entry.class)),
+            None => self.open(class),
         };
         let list = &mut self.lists[slot as usize];
         let before = list.head();
         list.link(&mut self.places, entry, slot);
         if before.is_none_or(|head| entry.key() < head) {
-            self.heads.set(slot, Some(&entry), band);
+            self.heads.set(slot, Some(&entry), band.priority);
         }
     }
 
@@ -152,20 +160,23 @@ impl Retention {
         list.unlink(&mut self.places, place);
         if headed {
             let head = list.warm_head(&self.places).map(|key| key.entry(entry.class));
-            self.heads.set(slot, head.as_ref(), band);
+            self.heads.set(slot, head.as_ref(), band.priority);
             if head.is_none() {
-                self.slots.remove(&(band, entry.class));
+                self.slots.remove(&(band.priority, entry.class));
                 self.free.push(slot);
             }
         }
         if band != Band::NORMAL {
             self.bands.remove(&id);
         }
+        if band.share > 0 {
+            self.shares.unlink(id, band);
+        }
         Some(entry)
     }
 
     /// A slot for a class that has none.
-    fn open(&mut self, class: (Band, u64)) -> Slot {
+    fn open(&mut self, class: (Priority, u64)) -> Slot {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.lists.push(List::default());
             Slot::try_from(self.lists.len() - 1).expect("fewer classes than blocks")
@@ -177,28 +188,18 @@ impl Retention {
     /// Tells the policy that a block, of this band, is chosen to leave the tier.
     pub fn choose(&mut self, id: BlockId, band: Band) {
         self.policy.chosen(id);
-        if let Some((_, leaving)) = self.over.get_mut(&band.share) {
-            *leaving += 1;
-        }
+        self.shares.choose(band.share);
     }
 
     /// Tells it that all who were chosen have left, or stay.
     pub fn settle(&mut self) {
         self.policy.settled();
-        self.over.values_mut().for_each(|(_, leaving)| *leaving = 0);
+        self.shares.clear();
     }
 
     /// So many blocks of a share stand here beyond what it may hold: that many leave first.
     pub fn exceed(&mut self, share: Share, blocks: u64) {
-        match self.over.get_mut(&share) {
-            Some((over, _)) if blocks > 0 => *over = blocks,
-            None if blocks > 0 => drop(self.over.insert(share, (blocks, 0))),
-            _ => drop(self.over.remove(&share)),
-        }
-    }
-
-    fn exceeds(&self, share: Share) -> bool {
-        self.over.get(&share).is_some_and(|(over, leaving)| over > leaving)
+        self.shares.exceed(share, blocks);
     }
 
     /// The band of a linked entry.
@@ -210,20 +211,17 @@ impl Retention {
         self.bands.get(&id).copied().unwrap_or(Band::NORMAL)
     }
 
-    /// Whether an entry that is not linked, of no share, would leave before a linked one.
+    /// Whether an entry that is not linked would leave before a linked one.
     #[must_use]
     pub fn precedes(&self, entry: &Entry, band: Band, linked: &Entry, now: Nanos) -> bool {
-        let other = self.band(linked.id);
-        let first = |band: Band| (!self.exceeds(band.share), band.priority);
-        let by_band = first(band).cmp(&first(other));
-        by_band.then_with(|| self.within(entry, band, linked, other, now)).is_lt()
+        self.before(entry, band, linked, self.band(linked.id), now).is_lt()
     }
 
     /// Whether a linked entry of this band has the class and the place of one that is not linked and
     /// would be the first of its class.
     #[must_use]
     pub fn ties(&self, entry: &Entry, band: Band) -> bool {
-        let slot = self.slots.get(&(band, entry.class));
+        let slot = self.slots.get(&(band.priority, entry.class));
         let head = slot.and_then(|&slot| self.lists[slot as usize].head());
         head.is_some_and(|head| head.place == entry.place)
     }
@@ -234,7 +232,7 @@ impl Retention {
     pub fn worth_less(&self, a: &Entry, b: &Entry, now: Nanos) -> bool {
         let first = |entry: &Entry| {
             let band = self.band(entry.id);
-            (!self.exceeds(band.share), band.priority)
+            (self.shares.rank(band.share), band.priority)
         };
         self.policy.order() == Order::Value && first(a) == first(b) && by_value(a, b, now).is_lt()
     }
@@ -244,20 +242,12 @@ impl Retention {
         if self.bands.is_empty() {
             return self.policy.compare(a, b, now);
         }
-        let (left, right) = (self.band(a.id), self.band(b.id));
-        let first = |band: Band| (!self.exceeds(band.share), band.priority);
-        first(left).cmp(&first(right)).then_with(|| self.within(a, left, b, right, now))
+        self.before(a, self.band(a.id), b, self.band(b.id), now)
     }
 
-    /// The order of two entries of one priority: the policy's; of what that ranks alike but for ties,
-    /// one share before the other.
-    fn within(&self, a: &Entry, left: Band, b: &Entry, right: Band, now: Nanos) -> Ordering {
-        let twins = (a.class, a.place) == (b.class, b.place);
-        match self.policy.order() {
-            Order::Value | Order::Rank if twins => left.share.cmp(&right.share),
-            _ => Ordering::Equal,
-        }
-        .then_with(|| self.policy.compare(a, b, now))
+    fn before(&self, a: &Entry, left: Band, b: &Entry, right: Band, now: Nanos) -> Ordering {
+        let first = |band: Band| (self.shares.rank(band.share), band.priority);
+        first(left).cmp(&first(right)).then_with(|| self.policy.compare(a, b, now))
     }
 
     /// The block's entry, if it is linked.
@@ -273,10 +263,12 @@ impl Retention {
 
     /// The entry that leaves first at `now`. It stays linked.
     pub fn victim(&mut self, now: Nanos) -> Option<Entry> {
+        if let Some(share) = self.shares.leader() {
+            let heads = self.shares.heads(share, &*self.policy, now);
+            return heads.min_by(|a, b| self.compare(a, b, now));
+        }
         match self.policy.order() {
             Order::Own => self.scan(now),
-            // A few heads belong to the shares that hold too much; the tree cannot tell them.
-            _ if self.over.keys().any(|&share| self.exceeds(share)) => self.scan(now),
             Order::Value | Order::Rank => {
                 let (slot, class) = self.heads.winner(now)?;
                 Some(self.lists[slot as usize].warm_head(&self.places)?.entry(class))
@@ -287,7 +279,13 @@ impl Retention {
     /// The same by comparing the heads of all classes: the simple twin of the tournament.
     #[must_use]
     pub fn scan(&self, now: Nanos) -> Option<Entry> {
-        let head = |(&(_, class), &slot): (&(Band, u64), &Slot)| {
+        let mut leaders = self.shares.leaders().peekable();
+        if leaders.peek().is_some() {
+            let heads = leaders.flat_map(|share| self.shares.heads(share, &*self.policy, now));
+            return heads.min_by(|a, b| self.compare(a, b, now));
+        }
+        let head = |(&(_, class), &slot): (&(Priority, u64), &Slot)| {
+            visits::note(1);
             let list = &self.lists[slot as usize];
             let key = match self.policy.order() {
                 Order::Own => self.policy.head(&mut list.keys(&self.places), now)?,
@@ -323,9 +321,9 @@ impl Retention {
         self.slots.len()
     }
 
-    /// All entries, band by band and class by class.
+    /// All entries, priority by priority and class by class.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
-        let mut classes: Vec<((Band, u64), Slot)> =
+        let mut classes: Vec<((Priority, u64), Slot)> =
             self.slots.iter().map(|(&class, &slot)| (class, slot)).collect();
         classes.sort_unstable();
         classes.into_iter().flat_map(|((_, class), slot)| {

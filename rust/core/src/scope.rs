@@ -11,6 +11,7 @@ mod digests;
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -18,6 +19,7 @@ use smallvec::SmallVec;
 use crate::block::Structure;
 use crate::error::{Error, Result};
 use crate::trie::{RunId, Trie};
+use crate::visits;
 
 pub use digests::{Digests, FIRST_DIGEST};
 
@@ -142,6 +144,20 @@ impl Scopes {
     /// All scopes with their ids.
     pub fn all(&self) -> impl Iterator<Item = (ScopeId, &Known)> {
         (0..).zip(&self.known).filter_map(|(id, known)| Some((id, known.as_ref()?)))
+    }
+
+    /// All scopes of a tenant.
+    pub fn of<'a>(&'a self, tenant: &'a [u8]) -> impl Iterator<Item = &'a Known> + 'a {
+        let first = name(tenant, "");
+        let from = (Bound::Included(&*first), Bound::Unbounded);
+        let all: Vec<ScopeId> = self
+            .ids
+            .range::<[u8], _>(from)
+            .take_while(|(whose, _)| whose.tenant() == tenant)
+            .map(|(_, &id)| id)
+            .collect();
+        visits::note(all.len());
+        all.into_iter().map(|id| self.get(id))
     }
 
     /// Keeps a scope for somebody until [`Scopes::let_go`].

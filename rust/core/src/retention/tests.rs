@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::{Retention, rounded};
 use crate::cost::CostModel;
 use crate::error::Result;
-use crate::hint::Band;
+use crate::hint::{Band, Priority, Share};
 use crate::policy::{Entry, Facts, NAMES, Order, Policy, Seen, Setup, by_name, facts};
 
 /// Compares `a / b` with `c / d` by quotients and remainders, for positive `b` and `d`.
@@ -59,20 +59,19 @@ fn naive(name: &str, order: Order, a: &Entry, b: &Entry, now: u64) -> Ordering {
     value.then_with(|| rest(a).cmp(&rest(b)))
 }
 
-/// An entry, its band, and whether its share holds too much: shares first, then priorities, then
-/// the policy; of what that ranks alike, one share before the other.
+/// An entry, its band, and how much its share holds too much: the share that holds the most too
+/// much first, then priorities, then the policy.
 fn ranked(
     name: &str,
     order: Order,
-    a: (&Entry, Band, bool),
-    b: (&Entry, Band, bool),
+    a: (&Entry, Band, u64),
+    b: (&Entry, Band, u64),
     now: u64,
 ) -> Ordering {
-    let first = |(_, band, over): (&Entry, Band, bool)| (!over, band.priority);
-    let share = |(entry, band, _): (&Entry, Band, bool)| (entry.class, entry.place, band.share);
-    let twins = order != Order::Own && (a.0.class, a.0.place) == (b.0.class, b.0.place);
-    let twins = if twins { share(a).cmp(&share(b)) } else { Ordering::Equal };
-    first(a).cmp(&first(b)).then(twins).then_with(|| naive(name, order, a.0, b.0, now))
+    let first = |(_, band, over): (&Entry, Band, u64)| {
+        (Reverse(over), if over > 0 { band.share } else { 0 }, band.priority)
+    };
+    first(a).cmp(&first(b)).then_with(|| naive(name, order, a.0, b.0, now))
 }
 
 #[derive(Clone, Debug)]
@@ -80,7 +79,7 @@ enum Op {
     Link(Entry, Band),
     Unlink(u32),
     Evict(u64),
-    Exceed(u16, u64),
+    Exceed(Share, u64),
 }
 
 fn number() -> impl Strategy<Value = u64> {
@@ -103,7 +102,7 @@ fn op() -> impl Strategy<Value = Op> {
         .prop_map(|(priority, share)| Band { priority, share });
     prop_oneof![
         6 => (entry, band).prop_map(|(entry, band)| Op::Link(entry, band)),
-        1 => (1..3u16, 0..3u64).prop_map(|(share, blocks)| Op::Exceed(share, blocks)),
+        1 => (1..3u32, 0..3u64).prop_map(|(share, blocks)| Op::Exceed(share, blocks)),
         2 => (0..40u32).prop_map(Op::Unlink),
         2 => time().prop_map(Op::Evict),
     ]
@@ -123,8 +122,8 @@ proptest! {
             let mut over = [(0, 0); 3];
             let sorted = |model: &BTreeMap<u32, (Entry, Band)>, over: &[(u64, u64); 3], now| {
                 let mut all: Vec<(Entry, Band)> = model.values().copied().collect();
-                let full = |band: Band| over[usize::from(band.share)];
-                let over = |band: Band| full(band).0 > full(band).1;
+                let full = |band: Band| over[band.share as usize];
+                let over = |band: Band| u64::saturating_sub(full(band).0, full(band).1);
                 all.sort_by(|(a, left), (b, right)| {
                     ranked(name, by, (a, *left, over(*left)), (b, *right, over(*right)), now)
                 });
@@ -143,9 +142,9 @@ proptest! {
                     }
                     Op::Exceed(share, blocks) => {
                         retention.exceed(share, blocks);
-                        over[usize::from(share)].0 = blocks;
+                        over[share as usize].0 = blocks;
                         if blocks == 0 {
-                            over[usize::from(share)].1 = 0;
+                            over[share as usize].1 = 0;
                         }
                     }
                     Op::Evict(now) => {
@@ -159,7 +158,7 @@ proptest! {
                             prop_assert_eq!(retention.unlink(entry.id), Some(entry));
                             model.remove(&entry.id);
                             retention.choose(entry.id, band);
-                            let (blocks, leaving) = &mut over[usize::from(band.share)];
+                            let (blocks, leaving) = &mut over[band.share as usize];
                             *leaving += u64::from(*blocks > 0);
                         }
                     }
@@ -178,8 +177,8 @@ proptest! {
                 prop_assert_eq!(retention.rank(entry.id, now), Some(rank));
                 prop_assert_eq!(retention.get(entry.id), Some(*entry));
             }
-            let mut listed: Vec<(Band, Entry)> =
-                model.values().map(|&(entry, band)| (band, entry)).collect();
+            let mut listed: Vec<(Priority, Entry)> =
+                model.values().map(|&(entry, band)| (band.priority, entry)).collect();
             listed.sort_unstable();
             let listed: Vec<Entry> = listed.into_iter().map(|known| known.1).collect();
             prop_assert_eq!(retention.entries().collect::<Vec<_>>(), listed);

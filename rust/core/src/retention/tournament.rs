@@ -6,7 +6,7 @@
 //! last query on until `fail` the node is right. Cost: a query that no `fail` lies before is O(1); a
 //! head that changes costs O(log classes), and so does each change of places; 64 bytes per class.
 
-use crate::hint::Band;
+use crate::hint::{NORMAL, Priority};
 use crate::policy::{Entry, Order};
 use crate::time::Nanos;
 
@@ -16,7 +16,7 @@ pub(super) type Slot = u32;
 /// Names no class: an empty side.
 const NOBODY: Slot = Slot::MAX;
 
-/// The winner of a part of the tree. Bands or classes differ, so ties between entries do not matter
+/// The winner of a part of the tree. Priorities or classes differ, so ties between entries do not matter
 /// here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Node {
@@ -24,7 +24,7 @@ struct Node {
     class: u64,
     place: u64,
     slot: Slot,
-    band: Band,
+    priority: Priority,
 }
 
 /// The two sides of a node, in one line of memory.
@@ -32,7 +32,7 @@ struct Node {
 #[repr(align(64))]
 struct Sides([Node; 2]);
 
-const EMPTY: Node = Node { fail: Nanos::MAX, class: 0, place: 0, slot: NOBODY, band: Band::NORMAL };
+const EMPTY: Node = Node { fail: Nanos::MAX, class: 0, place: 0, slot: NOBODY, priority: NORMAL };
 
 /// The heads of all classes.
 #[derive(Clone, Debug)]
@@ -54,7 +54,7 @@ impl Tournament {
     }
 
     /// The head of a class is now this one; `None` if the class is empty.
-    pub(super) fn set(&mut self, slot: Slot, head: Option<&Entry>, band: Band) {
+    pub(super) fn set(&mut self, slot: Slot, head: Option<&Entry>, priority: Priority) {
         if slot as usize >= self.sides.len() {
             self.grow(slot as usize + 1);
         }
@@ -64,7 +64,7 @@ impl Tournament {
             class: head.class,
             place: head.place,
             slot,
-            band,
+            priority,
         });
         if self.changed.last() != Some(&slot) {
             self.changed.push(slot);
@@ -129,11 +129,10 @@ impl Tournament {
         if left.slot == NOBODY || right.slot == NOBODY {
             return if right.slot == NOBODY { *left } else { *right };
         }
-        // Neither bands nor places in one class change with time.
-        let ever = left.band.priority != right.band.priority || left.class == right.class;
+        // Neither priorities nor places in one class change with time.
+        let ever = left.priority != right.priority || left.class == right.class;
         if ever || self.order != Order::Value {
-            let standing =
-                |node: &Node| (node.band.priority, node.class, node.place, node.band.share);
+            let standing = |node: &Node| (node.priority, node.class, node.place);
             let winner = if standing(left) < standing(right) { left } else { right };
             return Node { fail: left.fail.min(right.fail), ..*winner };
         }
@@ -186,7 +185,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{EMPTY, Node, Tournament, duel};
-    use crate::hint::Band;
     use crate::policy::{Entry, Order, Setup, by_name};
 
     fn compare(a: &Entry, b: &Entry, now: u64) -> Ordering {
@@ -239,14 +237,8 @@ mod tests {
         fn the_winner_is_the_minimum(
             ops in prop::collection::vec((0..20u32, prop::option::of(entry()), time()), 1..80),
             ascending: bool,
-            bands in prop::collection::vec(prop::sample::select(vec![0, 35, 35, 80]), 20),
+            priorities in prop::collection::vec(prop::sample::select(vec![0, 35, 35, 80]), 20),
         ) {
-            // Every second slot has the class of its neighbour, in another share.
-            let band = |slot: u32| Band {
-                priority: bands[slot as usize / 2 * 2],
-                share: u16::try_from(slot % 2).expect("below two"),
-            };
-            let key = |slot: u32, a: &Entry| (a.class, a.place, band(slot).share);
             let mut tournament = Tournament::new(Order::Value);
             let mut heads: Vec<Option<Entry>> = vec![None; 20];
             let mut times: Vec<u64> = ops.iter().map(|op| op.2).collect();
@@ -254,17 +246,14 @@ mod tests {
                 times.sort_unstable();
             }
             for ((slot, head, _), now) in ops.into_iter().zip(times) {
-                let class = |e: Entry| e.class / 20 * 20 + u64::from(slot / 2);
+                let class = |e: Entry| e.class / 20 * 20 + u64::from(slot);
                 let head = head.map(|e| Entry { class: class(e), ..e });
-                tournament.set(slot, head.as_ref(), band(slot));
+                tournament.set(slot, head.as_ref(), priorities[slot as usize]);
                 heads[slot as usize] = head;
                 let some = (0..).zip(&heads).filter_map(|(slot, head)| Some((slot, head.as_ref()?)));
                 let least = some.min_by(|a, b| {
-                    let alike = (a.1.class, a.1.place) == (b.1.class, b.1.place);
-                    let twins = alike.then(|| key(a.0, a.1).cmp(&key(b.0, b.1)));
-                    band(a.0).priority.cmp(&band(b.0).priority)
-                        .then(twins.unwrap_or(Ordering::Equal))
-                        .then_with(|| compare(a.1, b.1, now))
+                    let priority = |slot: u32| priorities[slot as usize];
+                    priority(a.0).cmp(&priority(b.0)).then_with(|| compare(a.1, b.1, now))
                 });
                 let least = least.map(|(slot, _)| slot);
                 let least = least.map(|slot| (slot, heads[slot as usize].expect("it won").class));

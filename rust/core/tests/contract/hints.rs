@@ -3,10 +3,11 @@
 use kvtrie_core::block::{Handle, LeaseId, Structure, Token};
 use kvtrie_core::error::{Error, Result};
 use kvtrie_core::hint::{Answer, Hint, HintReply, NORMAL, Release, Retain, Target};
-use kvtrie_core::manager::{Acquire, MoveKind, Settings};
+use kvtrie_core::manager::{Acquire, Manager, MoveKind, Settings};
 use kvtrie_core::policy::NAMES;
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec};
+use kvtrie_core::visits;
 use proptest::prelude::*;
 
 use crate::rig::{ALL, DISK, GPU, HOST, Rig, all_of, holes, retain, settings, tier, tokens};
@@ -577,4 +578,53 @@ proptest! {
             }
         }
     }
+}
+
+/// Entries looked at by the calls of one more tenant with a quota, where so many have one already and
+/// hold one block more than they may.
+fn looks_of_a_tenant(tenants: u32, policy: &str) -> u64 {
+    let blocks = 2 * tenants + 8;
+    let tier = TierSpec { policy: Some(policy.to_owned()), ..tier(Kind::Gpu, blocks) };
+    let mut manager = Manager::new(settings(vec![tier])).unwrap();
+    let mut now = 0;
+    let mut serve = |manager: &mut Manager, tenant: u32, prompt: &[u32]| {
+        now += 1;
+        let scope = Scope { tenant: tenant.to_le_bytes().to_vec(), ..Scope::default() };
+        let id = manager.acquire(&Acquire { scope, ..all_of(prompt) }, now).unwrap();
+        manager.commit(id, prompt, now).unwrap();
+        manager.release(id, now).unwrap();
+    };
+    let quota = |manager: &mut Manager, tenant: u32| {
+        let tenant = tenant.to_le_bytes().to_vec();
+        let hint = Hint::Quota { tenant, tier: GPU, blocks: Some(1), share: None };
+        assert_eq!(manager.hint(&[hint], 0).unwrap()[0].answer, Answer::Accepted);
+    };
+    for tenant in 0..tenants {
+        serve(&mut manager, tenant, &tokens(1, 2));
+        quota(&mut manager, tenant);
+    }
+    let ((), looks) = visits::during(|| {
+        for turn in 0..8 {
+            serve(&mut manager, tenants, &tokens(turn, 2));
+        }
+        quota(&mut manager, tenants);
+        serve(&mut manager, tenants, &tokens(8, 2));
+    });
+    manager.audit().unwrap();
+    looks
+}
+
+#[test]
+fn what_a_tenant_with_a_quota_touches_does_not_grow_with_their_number() {
+    for policy in NAMES {
+        let (few, many) = (looks_of_a_tenant(100, policy), looks_of_a_tenant(1000, policy));
+        assert!(few > 0 && many <= few, "{policy}: {few} entries, then {many}");
+    }
+}
+
+#[test]
+#[ignore = "a hundred thousand tenants"]
+fn what_a_tenant_with_a_quota_touches_does_not_grow_to_a_hundred_thousand() {
+    let (few, many) = (looks_of_a_tenant(100, "lru"), looks_of_a_tenant(100_000, "lru"));
+    assert!(few > 0 && many <= few, "{few} entries, then {many}");
 }

@@ -2,13 +2,14 @@
 //! what its tenant holds.
 //!
 //! Invariant: a tier retains no block that does not stand there and at most its share, and a quota
-//! counts exactly what stands there of its tenant. Cost: O(log n) per block and tier; O(blocks) to
-//! set a quota.
+//! counts exactly what stands there of its tenant. Cost: O(log n) per block and tier; O(blocks of
+//! the tenant) to set a quota.
 
 use crate::block::{BlockId, TierId};
 use crate::hint::{Answer, Band, HintReply, NORMAL, Share};
 use crate::tier::State;
 use crate::time::Nanos;
+use crate::visits;
 
 use super::super::Manager;
 use super::rejected;
@@ -105,6 +106,19 @@ impl Manager {
         self.leave_ended();
     }
 
+    /// The blocks of all scopes of a tenant.
+    fn blocks_of(&self, tenant: &[u8]) -> Vec<BlockId> {
+        let mut blocks: Vec<BlockId> =
+            self.scopes.of(tenant).flat_map(|scope| self.trie.firsts(scope.root)).collect();
+        let mut at = 0;
+        while let Some(&block) = blocks.get(at) {
+            blocks.extend(self.trie.children(block));
+            at += 1;
+        }
+        visits::note(at);
+        blocks
+    }
+
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -120,21 +134,13 @@ impl Manager {
         let room = self.tiers[tier].spec.blocks;
         let shared = share.map(|share| (f64::from(room) * share) as u64);
         let most = [blocks, shared].into_iter().flatten().min();
-        let mine = self.living().filter(|&block| {
-            self.scopes.get(self.node(block).scope).whose.tenant() == tenant
-                && self.residency(tier, block).state != State::Absent
-        });
-        let mine: Vec<BlockId> = mine.collect();
+        let mut mine = self.blocks_of(tenant);
+        mine.retain(|&block| self.residency(tier, block).state != State::Absent);
         let number = match most {
-            Some(most) => self.hints.quotas.bound(tenant, tier, most),
+            Some(most) => Some(self.hints.quotas.bound(tenant, tier, most)),
             None => self.hints.quotas.unbound(tenant, tier),
         };
-        let Some(number) = number else {
-            return match most {
-                Some(_) => rejected(format!("{} tenants have quotas", Share::MAX)),
-                None => rejected("the tenant has no quota there"),
-            };
-        };
+        let Some(number) = number else { return rejected("the tenant has no quota there") };
         for &block in &mine {
             self.attend(tier, block);
             self.refresh_on(tier, block);

@@ -1,7 +1,8 @@
 //! How much of a tier tenants hold, where that is bounded.
 //!
 //! Invariant: a quota counts exactly the blocks of its tenant that stand on its tier. Cost: O(log)
-//! per block that comes or goes, and an entry of a set for each block of a tenant with a quota.
+//! per quota that is set and per block that comes or goes, whatever the number of tenants; an entry of
+//! a set for each block of a tenant with a quota.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,6 +20,8 @@ struct Quota {
 #[derive(Clone, Debug, Default)]
 pub(in crate::manager) struct Quotas {
     shares: BTreeMap<Vec<u8>, Share>,
+    /// Numbers that a tenant had.
+    free: Vec<Share>,
     bounds: BTreeMap<(Share, TierId), Quota>,
 }
 
@@ -34,32 +37,27 @@ impl Quotas {
         if self.bounds.contains_key(&(share, tier)) { share } else { 0 }
     }
 
-    /// Bounds a tenant on a tier, instead of how it was bounded before; `None` if there are as many
-    /// tenants with quotas as can be told apart.
-    pub(in crate::manager) fn bound(
-        &mut self,
-        tenant: &[u8],
-        tier: TierId,
-        most: u64,
-    ) -> Option<Share> {
-        let share = if let Some(&known) = self.shares.get(tenant) {
-            known
-        } else {
-            let taken: BTreeSet<Share> = self.shares.values().copied().collect();
-            let free = (1..=Share::MAX).find(|share| !taken.contains(share))?;
-            self.shares.insert(tenant.to_vec(), free);
-            free
-        };
+    /// Bounds a tenant on a tier, instead of how it was bounded before. Returns its number.
+    pub(in crate::manager) fn bound(&mut self, tenant: &[u8], tier: TierId, most: u64) -> Share {
+        let known = self.shares.get(tenant).copied();
+        let share = known.unwrap_or_else(|| {
+            let free = self.free.pop();
+            let next = || Share::try_from(self.shares.len() + 1).expect("fewer than 2^32 tenants");
+            let share = free.unwrap_or_else(next);
+            self.shares.insert(tenant.to_vec(), share);
+            share
+        });
         self.bounds.entry((share, tier)).or_default().most = most;
-        Some(share)
+        share
     }
 
     /// Bounds a tenant on a tier no more. Returns the number it had there.
     pub(in crate::manager) fn unbound(&mut self, tenant: &[u8], tier: TierId) -> Option<Share> {
         let share = self.shares.get(tenant).copied()?;
         self.bounds.remove(&(share, tier))?;
-        if !self.bounds.keys().any(|&(other, _)| other == share) {
+        if self.bounds.range((share, 0)..=(share, TierId::MAX)).next().is_none() {
             self.shares.remove(tenant);
+            self.free.push(share);
         }
         Some(share)
     }
