@@ -1,8 +1,8 @@
 """What a call of one more owner or tenant costs as their number grows: flat is what is wanted.
 
-Part of `make bench-scaling`. Owners all retain one block, and one more does so, and lets go. Tenants
-all have a quota and hold more than it allows, and one more serves a request for which blocks leave, and
-sets its quota. Medians of one call each.
+Part of `make bench-scaling`. Owners all retain one block, and one more does so, and lets go.
+Tenants all have a quota and hold more than it allows, and one more serves a request for which
+blocks leave, and sets its quota. Medians of one call each.
 """
 
 from __future__ import annotations

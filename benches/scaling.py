@@ -6,9 +6,10 @@
 Managers full of unrelated sequences of 32 blocks, from a thousand blocks to four million: the
 median of a lookup, of an acquire and release that hit, of a sequence evicted and one inserted, of
 the commit of one token. While the largest is filled, every call's own CPU time is taken too: the
-worst one is what a scheduler may have to wait for. Then `benches/crowds.py`: one more owner of a block,
-one more tenant with a quota, beside a hundred to a hundred thousand. Writes benches/results/scaling.json and
-docs/images/scaling.png; `--redraw` draws again what was written. Cost: two minutes, 2 GB.
+worst one is what a scheduler may have to wait for. Then `benches/crowds.py`: one more owner of a
+block, one more tenant with a quota, beside a hundred to a hundred thousand. Writes
+benches/results/scaling.json and docs/images/scaling.png; `--redraw` draws again what was written.
+Cost: three minutes, 2 GB.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def tell(story, number):
         serve(at)
         if at == number // 10:
             first = resident()
-    print(resident() - first)
+    sys.stdout.write(f"{resident() - first}\n")
 
 
 if __name__ == "__main__":

@@ -194,7 +194,9 @@ impl Manager {
                 reason: format!("its slot is another one now: {reason}"),
             });
         }
-        failed.into_iter().for_each(|row| self.tell_failed(row));
+        for row in failed {
+            self.tell_failed(row);
+        }
     }
 
     /// Keeps a row for `failed`, instead of the oldest one where there are many.

@@ -72,7 +72,7 @@ impl Hints {
             && self.kept.iter().all(|(kept, _)| kept.is_empty())
     }
 
-    /// The scopes and contents of the sequences that wait.
+    /// The scopes that waiting hints hold, and the contents that wait.
     pub(super) fn awaited(&self) -> impl Iterator<Item = (ScopeId, &[Token])> {
         self.wishes.contents()
     }
@@ -241,7 +241,7 @@ impl Manager {
         path
     }
 
-    /// Sequences that wait no more need their scopes and digests no more.
+    /// Hints that wait no more need their scopes and digests no more.
     fn leave_ended(&mut self) {
         for (scope, content) in self.hints.wishes.take_ended() {
             self.scopes.let_go(scope);
@@ -260,8 +260,8 @@ impl Manager {
     }
 
     /// A lease has ended.
-    pub(super) fn forget_lease_hints(&mut self, id: LeaseId) {
-        self.hints.wishes.end_lease(id);
+    pub(super) fn forget_lease_hints(&mut self, scope: ScopeId, id: LeaseId) {
+        self.hints.wishes.end_lease(scope, id);
     }
 
     /// What a store keeps of what is said of a block: the strongest.

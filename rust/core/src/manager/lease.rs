@@ -368,7 +368,7 @@ impl Manager {
         self.abandon_lease(&lease, now);
         self.scopes.let_go(lease.scope_id);
         self.scopes.digests.retract(&lease.scope);
-        self.forget_lease_hints(id);
+        self.forget_lease_hints(lease.scope_id, id);
         self.leave_session(lease.session, id);
         self.write_ahead(now);
         Ok(reading)

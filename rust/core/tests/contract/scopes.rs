@@ -304,7 +304,10 @@ fn a_hint_that_waits_keeps_scope_and_digest() {
     say(&mut rig, Hint::Retain(Retain { ttl: Some(500), ..forever.clone() }));
     assert_eq!(rig.manager.strangers(), (1, 1));
     rig.now += 1000;
-    say(&mut rig, Hint::Release(Release::Owner("nobody".to_owned())));
+    say(
+        &mut rig,
+        Hint::Release(Release::Owner { name: "nobody".to_owned(), scope: Scope::default() }),
+    );
     assert_eq!(rig.manager.strangers(), (0, 0), "its time is over");
     say(&mut rig, Hint::Retain(forever));
     serve(&mut rig, &scope, &prompt);

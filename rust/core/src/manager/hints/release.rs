@@ -74,8 +74,7 @@ impl Manager {
         let Ok(Some(scope)) = self.scopes.find(scope) else {
             return rejected(format!("owner '{owner}' has no hint"));
         };
-        let ours = |id| self.leases.get(&id).is_some_and(|lease| lease.scope_id == scope);
-        let waited = self.hints.wishes.end_owner(scope, owner, ours);
+        let waited = self.hints.wishes.end_owner(scope, owner);
         let mine = self.withdraw_all(scope, owner);
         if mine.is_empty() && waited == 0 {
             return rejected(format!("owner '{owner}' has no hint"));
@@ -105,8 +104,9 @@ impl Manager {
     /// Everything that an owner of a scope said is over. Returns the blocks that it was about.
     fn withdraw_all(&mut self, scope: ScopeId, owner: &str) -> Vec<BlockId> {
         let mine = self.hints.claims.of(scope, owner);
+        let owner: Arc<str> = Arc::from(owner);
         for &block in &mine {
-            self.hints.claims.withdraw(block, owner);
+            self.hints.claims.withdraw(block, &owner);
             self.reband(block);
         }
         mine

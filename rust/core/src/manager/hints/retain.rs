@@ -130,10 +130,12 @@ impl Manager {
         scope: &Scope,
         now: Nanos,
     ) -> std::result::Result<(ScopeId, Vec<Token>), String> {
-        if let Some(why) = self.hints.wishes.full(tokens.len(), now) {
+        let known = self.scopes.find(scope).map_err(|error| error.to_string())?;
+        if let Some(id) = known
+            && let Some(why) = self.hints.wishes.full(id, tokens.len(), now)
+        {
             return Err(why);
         }
-        let known = self.scopes.find(scope).map_err(|error| error.to_string())?;
         let content = self.intern(scope, 0, tokens).map_err(|error| error.to_string())?;
         let id = known
             .unwrap_or_else(|| self.scopes.add(scope, self.settings.structure, &mut self.trie));
@@ -150,10 +152,11 @@ impl Manager {
         if !reaches && wish.decode.is_none() {
             return reach.reply("");
         }
-        if let Some(why) = self.hints.wishes.full(0, now) {
+        let scope = self.leases[&id].scope_id;
+        if let Some(why) = self.hints.wishes.full(scope, 0, now) {
             return reach.refuse(&why);
         }
-        self.hints.wishes.follow_lease(id, wish);
+        self.hints.wishes.follow_lease(scope, id, wish);
         reach.reply("its tokens are still to be committed")
     }
 
@@ -167,7 +170,9 @@ impl Manager {
             Ok((scope, _)) => scope,
             Err(why) => return reach.refuse(&why),
         };
-        self.hints.wishes.follow_session(scope, name, wish);
+        if self.hints.wishes.follow_session(scope, name, wish) {
+            self.scopes.hold(scope);
+        }
         reach.reply("the session has no such block yet")
     }
 

@@ -3,9 +3,10 @@
 //! Those about a lease wait with it, those about a session until it is over, and those about a
 //! sequence stand at the last of its blocks that is there and go on with each that comes. Invariant:
 //! a sequence waits at a living block, or before the first one of its scope. Cost: nothing while
-//! nothing waits; O(log wishes) per new block otherwise. At most [`MOST`] wishes wait, over
-//! [`MOST_TOKENS`] tokens.
+//! nothing waits; O(log wishes) per new block otherwise. Of each scope at most [`MOST`] wishes wait,
+//! over [`MOST_TOKENS`] tokens, so that none can use up another's; O(wishes of the scope) to add one.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -13,11 +14,12 @@ use crate::block::{BlockId, LeaseId, Token};
 use crate::hint::Priority;
 use crate::scope::ScopeId;
 use crate::time::Nanos;
+use crate::visits;
 
-/// So many wishes can wait.
+/// So many wishes of a scope can wait.
 pub(in crate::manager) const MOST: usize = 4096;
 
-/// The sequences that wait have at most so many tokens in all.
+/// The sequences of a scope that wait have at most so many tokens in all.
 pub(in crate::manager) const MOST_TOKENS: usize = 1 << 24;
 
 /// What an owner wants for the blocks of a path.
@@ -58,7 +60,6 @@ impl Wish {
 /// A sequence whose blocks are not all there.
 #[derive(Clone, Debug)]
 struct Sequence {
-    scope: ScopeId,
     content: Vec<Token>,
     /// Its last block that is there.
     at: Option<BlockId>,
@@ -67,17 +68,18 @@ struct Sequence {
 
 type Number = u64;
 
-/// All wishes.
+/// All wishes, scope by scope.
 #[derive(Clone, Debug, Default)]
 pub(in crate::manager) struct Wishes {
-    leases: BTreeMap<LeaseId, Vec<Wish>>,
+    leases: BTreeMap<(ScopeId, LeaseId), Vec<Wish>>,
     sessions: BTreeMap<(ScopeId, String), Vec<Wish>>,
-    sequences: BTreeMap<Number, Sequence>,
+    sequences: BTreeMap<(ScopeId, Number), Sequence>,
     anchors: BTreeSet<(ScopeId, Option<BlockId>, Number)>,
-    ends: BTreeSet<(Nanos, Number)>,
+    ends: BTreeSet<(Nanos, ScopeId, Number)>,
     next: Number,
-    tokens: usize,
-    /// Scopes and contents of sequences that wait no more, until somebody asks.
+    /// Tokens of the sequences of each scope that has some.
+    tokens: BTreeMap<ScopeId, usize>,
+    /// Scopes and contents of what waits no more, until somebody asks.
     ended: Vec<(ScopeId, Vec<Token>)>,
 }
 
@@ -92,33 +94,77 @@ impl Wishes {
         !self.sequences.is_empty()
     }
 
-    /// Why no further wish, with so many tokens, can wait.
-    pub(in crate::manager) fn full(&mut self, tokens: usize, now: Nanos) -> Option<String> {
-        let lasts = |wishes: &mut Vec<Wish>| {
-            let alive = |wish: &Wish| wish.until.is_none_or(|until| until > now);
-            wishes.retain(|wish| alive(wish) || wish.decode.is_some());
-            !wishes.is_empty()
-        };
-        self.leases.retain(|_, wishes| lasts(wishes));
-        self.sessions.retain(|_, wishes| lasts(wishes));
-        let followed: usize =
-            self.leases.values().chain(self.sessions.values()).map(Vec::len).sum();
-        let waiting = followed + self.sequences.len();
+    /// Why no further wish of a scope, with so many tokens, can wait. Those of sessions and leases
+    /// that say nothing more end.
+    pub(in crate::manager) fn full(
+        &mut self,
+        scope: ScopeId,
+        tokens: usize,
+        now: Nanos,
+    ) -> Option<String> {
+        let waiting = self.keep(scope, |wish| {
+            wish.until.is_none_or(|until| until > now) || wish.decode.is_some()
+        });
+        let waiting = waiting + self.numbers(scope).len();
+        visits::note(waiting);
         if waiting >= MOST {
-            return Some(format!("{waiting} hints wait already, {MOST} can"));
+            return Some(format!("{waiting} hints of the scope wait already, {MOST} can"));
         }
-        let all = self.tokens.saturating_add(tokens);
-        (all > MOST_TOKENS).then(|| {
-            format!("{} tokens of hints wait and {tokens} more, {MOST_TOKENS} can", self.tokens)
+        let known = self.tokens.get(&scope).copied().unwrap_or(0);
+        (known.saturating_add(tokens) > MOST_TOKENS).then(|| {
+            format!("{known} tokens of the scope's hints wait and {tokens} more, {MOST_TOKENS} can")
         })
     }
 
-    pub(in crate::manager) fn follow_lease(&mut self, id: LeaseId, wish: Wish) {
-        put(self.leases.entry(id).or_default(), wish);
+    /// Keeps those wishes of a scope's leases and sessions that `stays` names. Returns how many.
+    fn keep(&mut self, scope: ScopeId, stays: impl Fn(&Wish) -> bool) -> usize {
+        let (mut kept, mut over) = (0, Vec::new());
+        for (&key, wishes) in self.leases.range_mut((scope, LeaseId::MIN)..=(scope, LeaseId::MAX)) {
+            wishes.retain(|wish| stays(wish));
+            kept += wishes.len();
+            if wishes.is_empty() {
+                over.push(key);
+            }
+        }
+        for key in over {
+            self.leases.remove(&key);
+        }
+        let mut over = Vec::new();
+        let mine = (scope, String::new())..(scope.saturating_add(1), String::new());
+        for (key, wishes) in self.sessions.range_mut(mine) {
+            wishes.retain(|wish| stays(wish));
+            kept += wishes.len();
+            if wishes.is_empty() {
+                over.push(key.clone());
+            }
+        }
+        for key in over {
+            self.sessions.remove(&key);
+            self.ended.push((scope, Vec::new()));
+        }
+        kept
     }
 
-    pub(in crate::manager) fn follow_session(&mut self, scope: ScopeId, name: &str, wish: Wish) {
-        put(self.sessions.entry((scope, name.to_owned())).or_default(), wish);
+    /// The sequences of a scope.
+    fn numbers(&self, scope: ScopeId) -> Vec<Number> {
+        let mine = (scope, Number::MIN)..=(scope, Number::MAX);
+        self.sequences.range(mine).map(|(&(_, number), _)| number).collect()
+    }
+
+    pub(in crate::manager) fn follow_lease(&mut self, scope: ScopeId, id: LeaseId, wish: Wish) {
+        put(self.leases.entry((scope, id)).or_default(), wish);
+    }
+
+    /// Returns whether it is the session's first: then its scope is to be held.
+    pub(in crate::manager) fn follow_session(
+        &mut self,
+        scope: ScopeId,
+        name: &str,
+        wish: Wish,
+    ) -> bool {
+        let wishes = self.sessions.entry((scope, name.to_owned())).or_default();
+        put(wishes, wish);
+        wishes.len() == 1
     }
 
     /// The wishes about a lease and its session.
@@ -130,7 +176,7 @@ impl Wishes {
     ) -> Vec<Wish> {
         let of = |wishes: Option<&Vec<Wish>>| wishes.cloned().unwrap_or_default();
         let mut all = of(session.and_then(|name| self.sessions.get(&(scope, name.to_owned()))));
-        all.extend(of(self.leases.get(&id)));
+        all.extend(of(self.leases.get(&(scope, id))));
         all
     }
 
@@ -142,21 +188,20 @@ impl Wishes {
         content: Vec<Token>,
         wish: Wish,
     ) {
-        let same: Vec<Number> = self.anchored(scope, at);
-        for number in same {
-            let known = &self.sequences[&number];
+        for number in self.anchored(scope, at) {
+            let known = &self.sequences[&(scope, number)];
             if known.content == content && wish.replaces(&known.wish) {
-                self.end(number);
+                self.end(scope, number);
             }
         }
         let number = self.next;
         self.next += 1;
-        self.tokens += content.len();
+        *self.tokens.entry(scope).or_default() += content.len();
         self.anchors.insert((scope, at, number));
         if let Some(until) = wish.until {
-            self.ends.insert((until, number));
+            self.ends.insert((until, scope, number));
         }
-        self.sequences.insert(number, Sequence { scope, content, at, wish });
+        self.sequences.insert((scope, number), Sequence { content, at, wish });
     }
 
     /// A block came behind `parent`: the wishes about it and what follows. `before` is how many
@@ -171,16 +216,16 @@ impl Wishes {
     ) -> Vec<Wish> {
         let mut wishes = Vec::new();
         for number in self.anchored(scope, parent) {
-            let known = self.sequences.get_mut(&number).expect("anchored");
+            let known = self.sequences.get_mut(&(scope, number)).expect("anchored");
             let rest = known.content.get(before..).unwrap_or_default();
             if !rest.starts_with(tokens) {
                 continue;
             }
             wishes.push(known.wish.clone());
             if rest.len() == tokens.len() {
-                self.end(number);
+                self.end(scope, number);
             } else {
-                self.anchor(number, Some(block));
+                self.anchor(scope, number, Some(block));
             }
         }
         wishes
@@ -194,66 +239,58 @@ impl Wishes {
         parent: Option<BlockId>,
     ) {
         for number in self.anchored(scope, Some(block)) {
-            self.anchor(number, parent);
+            self.anchor(scope, number, parent);
         }
     }
 
     /// A lease has ended.
-    pub(in crate::manager) fn end_lease(&mut self, id: LeaseId) {
-        self.leases.remove(&id);
+    pub(in crate::manager) fn end_lease(&mut self, scope: ScopeId, id: LeaseId) {
+        self.leases.remove(&(scope, id));
     }
 
     /// A session is over. Returns how many wishes it had.
     pub(in crate::manager) fn end_session(&mut self, scope: ScopeId, name: &str) -> usize {
-        self.sessions.remove(&(scope, name.to_owned())).map_or(0, |wishes| wishes.len())
+        let Some(wishes) = self.sessions.remove(&(scope, name.to_owned())) else { return 0 };
+        self.ended.push((scope, Vec::new()));
+        wishes.len()
     }
 
-    /// An owner of a scope is gone, where `lease` tells the leases of that scope. Returns how many
-    /// wishes it had.
-    pub(in crate::manager) fn end_owner(
-        &mut self,
-        scope: ScopeId,
-        owner: &str,
-        lease: impl Fn(LeaseId) -> bool,
-    ) -> usize {
-        let mut ended = 0;
-        let others = |wishes: &mut Vec<Wish>, ended: &mut usize| {
-            let before = wishes.len();
-            wishes.retain(|wish| &*wish.owner != owner);
-            *ended += before - wishes.len();
-            !wishes.is_empty()
-        };
-        self.leases.retain(|&id, wishes| !lease(id) || others(wishes, &mut ended));
-        self.sessions.retain(|(whose, _), wishes| *whose != scope || others(wishes, &mut ended));
-        let mine = |known: &Sequence| known.scope == scope && &*known.wish.owner == owner;
-        let all = self.sequences.iter().filter(|(_, known)| mine(known));
-        let numbers: Vec<Number> = all.map(|(&number, _)| number).collect();
-        ended += numbers.len();
-        for number in numbers {
-            self.end(number);
+    /// An owner of a scope is gone. Returns how many wishes it had.
+    pub(in crate::manager) fn end_owner(&mut self, scope: ScopeId, owner: &str) -> usize {
+        let ended = Cell::new(0);
+        self.keep(scope, |wish| {
+            let mine = &*wish.owner == owner;
+            ended.set(ended.get() + usize::from(mine));
+            !mine
+        });
+        let mut numbers = self.numbers(scope);
+        numbers.retain(|&number| &*self.sequences[&(scope, number)].wish.owner == owner);
+        for &number in &numbers {
+            self.end(scope, number);
         }
-        ended
+        ended.get() + numbers.len()
     }
 
     /// Ends the wishes about sequences whose time has come. Those of sessions and leases say
     /// nothing more.
     pub(in crate::manager) fn expire(&mut self, now: Nanos) {
-        while let Some(&(until, number)) = self.ends.first() {
+        while let Some(&(until, scope, number)) = self.ends.first() {
             if until > now {
                 return;
             }
-            self.end(number);
+            self.end(scope, number);
         }
     }
 
-    /// Takes the scopes and contents of the sequences that wait no more.
+    /// Takes the scopes and contents of what waits no more.
     pub(in crate::manager) fn take_ended(&mut self) -> Vec<(ScopeId, Vec<Token>)> {
         std::mem::take(&mut self.ended)
     }
 
-    /// The scopes and contents of the sequences that wait.
+    /// The scopes that sequences and sessions hold, and the contents that wait.
     pub(in crate::manager) fn contents(&self) -> impl Iterator<Item = (ScopeId, &[Token])> {
-        self.sequences.values().map(|known| (known.scope, &*known.content))
+        let sequences = self.sequences.iter().map(|(&(scope, _), known)| (scope, &*known.content));
+        sequences.chain(self.sessions.keys().map(|&(scope, _)| (scope, &[][..])))
     }
 
     fn anchored(&self, scope: ScopeId, at: Option<BlockId>) -> Vec<Number> {
@@ -261,21 +298,28 @@ impl Wishes {
         self.anchors.range(here).map(|&(_, _, number)| number).collect()
     }
 
-    fn anchor(&mut self, number: Number, at: Option<BlockId>) {
-        let known = self.sequences.get_mut(&number).expect("it waits");
-        self.anchors.remove(&(known.scope, known.at, number));
+    fn anchor(&mut self, scope: ScopeId, number: Number, at: Option<BlockId>) {
+        let known = self.sequences.get_mut(&(scope, number)).expect("it waits");
+        self.anchors.remove(&(scope, known.at, number));
         known.at = at;
-        self.anchors.insert((known.scope, at, number));
+        self.anchors.insert((scope, at, number));
     }
 
-    fn end(&mut self, number: Number) {
-        let Some(known) = self.sequences.remove(&number) else { return };
-        self.tokens -= known.content.len();
-        self.anchors.remove(&(known.scope, known.at, number));
-        if let Some(until) = known.wish.until {
-            self.ends.remove(&(until, number));
+    fn end(&mut self, scope: ScopeId, number: Number) {
+        let Some(Sequence { content, at, wish }) = self.sequences.remove(&(scope, number)) else {
+            return;
+        };
+        if let Some(tokens) = self.tokens.get_mut(&scope) {
+            *tokens -= content.len();
+            if *tokens == 0 {
+                self.tokens.remove(&scope);
+            }
         }
-        self.ended.push((known.scope, known.content));
+        self.anchors.remove(&(scope, at, number));
+        if let Some(until) = wish.until {
+            self.ends.remove(&(until, scope, number));
+        }
+        self.ended.push((scope, content));
     }
 
     /// What is broken, where `alive` tells living blocks and leases.
@@ -285,23 +329,26 @@ impl Wishes {
         lease: impl Fn(LeaseId) -> bool,
     ) -> Vec<String> {
         let mut broken = Vec::new();
-        for (number, known) in &self.sequences {
-            let place = (known.scope, known.at, *number);
+        for (&(scope, number), known) in &self.sequences {
+            let place = (scope, known.at, number);
             if known.at.is_some_and(|at| !block(at)) || !self.anchors.contains(&place) {
                 broken.push(format!("hint {number} waits at {:?}", known.at));
             }
         }
-        let tokens: usize = self.sequences.values().map(|known| known.content.len()).sum();
+        let mut tokens: BTreeMap<ScopeId, usize> = BTreeMap::new();
+        for (&(scope, _), known) in &self.sequences {
+            *tokens.entry(scope).or_default() += known.content.len();
+        }
         if self.anchors.len() != self.sequences.len() || tokens != self.tokens {
             broken.push(format!(
-                "{} hints with {tokens} tokens wait in {} places with {}",
+                "{} hints with {tokens:?} tokens wait in {} places with {:?}",
                 self.sequences.len(),
                 self.anchors.len(),
                 self.tokens
             ));
         }
-        let gone = self.leases.keys().filter(|&&id| !lease(id));
-        broken.extend(gone.map(|id| format!("a hint waits for lease {id}, which has ended")));
+        let gone = self.leases.keys().filter(|&&(_, id)| !lease(id));
+        broken.extend(gone.map(|(_, id)| format!("a hint waits for lease {id}, which has ended")));
         broken
     }
 }
