@@ -119,24 +119,17 @@ def test_a_model_is_served_in_holes_too(kind):
     served(tiny(kind))
 
 
-@pytest.mark.parametrize(("kind", "why"), [("bloom", "position_ids"), ("bert", "later tokens")])
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("bloom", "position_ids"), ("bert", "later tokens"), ("moshi", "its window of 24 tokens")],
+)
 def test_a_model_that_cannot_be_served_is_refused_on_opening(kind, why):
     with pytest.raises(ConfigError, match=why):
         served(tiny(kind))
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(
-            kind,
-            # Its second token differs behind a prompt longer than its window; not yet understood.
-            marks=[pytest.mark.xfail(strict=True)] if kind == "moshi" else [],
-        )
-        for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    ],
-)
+@pytest.mark.parametrize("kind", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 def test_each_model_works_or_is_a_config_error_on_opening(kind):
     ids = some(1, 1, 75)
     try:

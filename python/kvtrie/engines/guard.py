@@ -32,6 +32,11 @@ _READ = frozenset({"input_ids", "attention_mask", "position_ids", "cache_positio
 _RETURNS = frozenset({"past_key_values", "use_cache", "return_dict", "logits_to_keep"})
 
 
+# Their masks see all tokens, transformers' own cache only those of the window: what such a model
+# says behind a prompt longer than that depends on how the prompt was cut into passes.
+_TORN = frozenset({"moshi"})
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """A pass that was looked at.
@@ -75,6 +80,12 @@ class Guard:
                     "KV of a prefix depends on what follows: only causal models can share it"
                 )
         config: Any = cast("Any", model.config).get_text_config(decoder=True)
+        if config.model_type in _TORN:
+            raise ConfigError(
+                f"{type(model.base_model).__name__} attends beyond its window of "
+                f"{config.sliding_window} tokens within a pass and not behind transformers' own "
+                "cache, so no answer of it is the right one"
+            )
         tuned = getattr(config, "attn_temperature_tuning", False)
         # Llama 4 scales queries by their place in the pass, from this length on.
         self._counts_from: int | None = getattr(config, "floor_scale", None) if tuned else None
