@@ -333,3 +333,20 @@ fn a_real_token_from_before_is_no_digests_number() {
     assert!(number >= FIRST_DIGEST);
     assert_eq!(draw(Some(number)), number + 1);
 }
+
+#[test]
+fn a_hint_for_a_session_that_is_said_again_keeps_its_scope_once() {
+    let mut rig = rig();
+    let scope = tenant(1);
+    let session = || ("chat".to_owned(), scope.clone());
+    for priority in [80, 90] {
+        let (name, scope) = session();
+        let said = retain(Target::Session { name, scope }, priority);
+        rig.call(|m, now| m.hint(&[Hint::Retain(said)], now)).unwrap();
+        assert_eq!(known(&rig), 1);
+    }
+    let (name, scope) = session();
+    let over = Hint::Release(Release::Session { name, scope });
+    rig.call(|m, now| m.hint(&[over], now)).unwrap();
+    assert_eq!(known(&rig), 0);
+}

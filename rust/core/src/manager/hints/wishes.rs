@@ -163,8 +163,10 @@ impl Wishes {
         wish: Wish,
     ) -> bool {
         let wishes = self.sessions.entry((scope, name.to_owned())).or_default();
+        // A wish may take the place of the only one.
+        let first = wishes.is_empty();
         put(wishes, wish);
-        wishes.len() == 1
+        first
     }
 
     /// The wishes about a lease and its session.
