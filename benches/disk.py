@@ -190,7 +190,7 @@ class Ours:
 
 def named(count):
     """Keys and labels of so many blocks, from a manager that counts them as present."""
-    model = ModelShape(layers=1, kv_heads=1, head_dim=64, dtype="float16")
+    model = ModelShape(layers=1, kv_heads=1, head_dim=64, dtype="float16", fingerprint="bench")
     manager = BlockManager(model, [Tier("disk", blocks=count, owner="none")], block_tokens=TOKENS)
     tokens = np.arange(count * TOKENS, dtype=np.uint32)
     manager.mark(tokens, "disk", present=True, now=1)

@@ -19,7 +19,7 @@ from benches.core.place import place
 from kvtrie import BlockManager, Cost, ModelShape, Tier
 from kvtrie.cli.progress import watched
 from kvtrie.demo.model import smollm, tiny
-from kvtrie.engines.transformers import KvtrieCache
+from kvtrie.engines.transformers import KvtrieCache, fingerprint
 from kvtrie.layout import Layout
 from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
@@ -40,7 +40,7 @@ LAYOUTS = {
 @torch.no_grad()
 def behind(model, ids: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, int]:
     """Logits of the tokens behind a prefix that has been on a host in `layout`, and its length."""
-    shape = ModelShape.from_config(model.config)
+    shape = ModelShape.from_config(model.config, fingerprint=fingerprint(model))
     tiers = [Tier("gpu", blocks=42), Tier("host", blocks=80, layout=layout)]
     loads = Cost(ns_per_token=1e9)  # computing is so dear that whatever can be loaded is
     manager = BlockManager(shape, tiers, block_tokens=BLOCK, cost=loads)

@@ -31,7 +31,7 @@ BATCH = 10_000
 
 def manager(blocks):
     """One that knows nothing yet, with a disk of so many blocks."""
-    model = ModelShape(layers=1, kv_heads=1, head_dim=64, dtype="float16")
+    model = ModelShape(layers=1, kv_heads=1, head_dim=64, dtype="float16", fingerprint="bench")
     tiers = [Tier("gpu", blocks=16, owner="none"), Tier("disk", blocks=blocks, owner="none")]
     return BlockManager(model, tiers, block_tokens=TOKENS)
 

@@ -17,7 +17,7 @@ from kvtrie._kvtrie import DiskStore
 from kvtrie.tiers import DiskStorage, open_pools
 from kvtrie.transfer import Executor
 
-SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=4)
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=4, fingerprint="kept")
 SIZE = 4
 DISK = 32
 PAGE = 4096

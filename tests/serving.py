@@ -6,7 +6,7 @@ import numpy as np
 
 from kvtrie import BlockManager, ModelShape, Tier
 
-MODEL = ModelShape(layers=4, kv_heads=2, head_dim=8)
+MODEL = ModelShape(layers=4, kv_heads=2, head_dim=8, fingerprint="served")
 ABSENT = 2**32 - 1
 
 

@@ -28,7 +28,7 @@ from kvtrie.demo.report import read_report
 from kvtrie.sim.trace import read_trace
 
 LAYERS = 3
-MODEL = ModelShape(layers=LAYERS, kv_heads=1, head_dim=4)
+MODEL = ModelShape(layers=LAYERS, kv_heads=1, head_dim=4, fingerprint="any")
 
 
 def make(kind):

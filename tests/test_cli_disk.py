@@ -293,7 +293,7 @@ def test_gc_removes_stores_that_nobody_has_used(capsys, folder):
     (old,) = [
         Path(store["store"])
         for store in told(capsys, "ls", folder)["stores"]
-        if store["about"]["fingerprint"] == ""
+        if store["about"]["fingerprint"] == SHAPE.fingerprint
     ]
     size = on_disk(old)
     document = told(capsys, "gc", folder, "--older-than", 4.5)

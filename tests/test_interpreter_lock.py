@@ -17,7 +17,7 @@ from kvtrie import BlockManager, ModelShape, Prefetch, Tier
 
 NEVER_S = 10_000.0
 PROMPT = np.arange(70_000, dtype=np.uint32)
-MODEL = ModelShape(layers=2, kv_heads=1, head_dim=8, dtype="float16")
+MODEL = ModelShape(layers=2, kv_heads=1, head_dim=8, dtype="float16", fingerprint="lock")
 
 pytestmark = pytest.mark.skipif(
     bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="there is no interpreter lock"

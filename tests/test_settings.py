@@ -25,7 +25,7 @@ from kvtrie import (
     Tier,
 )
 
-MODEL = ModelShape(layers=4, kv_heads=2, head_dim=8)
+MODEL = ModelShape(layers=4, kv_heads=2, head_dim=8, fingerprint="settings")
 GPU = Tier("gpu", blocks=4)
 
 

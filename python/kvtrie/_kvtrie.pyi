@@ -140,7 +140,8 @@ class BlockManager:
                 default 1/64. With 0 victims are exact.
 
         Raises:
-            ConfigError: settings that contradict each other.
+            ConfigError: settings that contradict each other, or a disk with a path or a remote
+                tier for a model without a fingerprint.
         """
 
     @property
@@ -403,7 +404,7 @@ class BlockManager:
             now: the time; ages are counted from it.
 
         Raises:
-            ConfigError: a tier with layer slots.
+            ConfigError: a tier with layer slots, or a model without a fingerprint.
         """
 
     def load_index(self, index: Index, tier: _Tier | None = None, *, now: int) -> int:
@@ -422,7 +423,8 @@ class BlockManager:
             How many blocks are there again.
 
         Raises:
-            ConfigError: a tier with layer slots, or one whose slots the engine owns.
+            ConfigError: a tier with layer slots, one whose slots the engine owns, or a model
+                without a fingerprint.
         """
 
     def flush(self, *, now: int) -> int:

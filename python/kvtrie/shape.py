@@ -98,8 +98,9 @@ class ModelShape:
         hidden: width of the residual stream, where known; it prices computation.
         groups: layers by kind of attention; empty means full attention everywhere. All layers keep
             all tokens; what a window hides is for the engine to mask.
-        fingerprint: names the weights (and RoPE setting), so that KV of two models never mixes
-            in a store that outlives the process.
+        fingerprint: names the weights, RoPE settings and adapters, so that KV of two models never
+            mixes: `kvtrie.engines.transformers.fingerprint(model)` gives one. What outlives the
+            process or leaves it refuses an empty one.
         tp: tensor-parallel ranks; sizes below are those of one rank.
 
     Raises:
@@ -159,7 +160,7 @@ class ModelShape:
         Args:
             config: a `PretrainedConfig`; of a multimodal one, the text part is read.
             dtype: torch's name of the KV's type; None takes the configuration's, else float32.
-            fingerprint: names the weights.
+            fingerprint: names the weights; a configuration does not know them.
             tp: tensor-parallel ranks.
 
         Raises:
@@ -217,6 +218,22 @@ class ModelShape:
     def block_bytes(self, block_tokens: int) -> int:
         """Bytes of all layers of one block on one rank."""
         return self.layers * self.layer_bytes(block_tokens)
+
+    def require_fingerprint(self, what: str) -> None:
+        """Refuse what other processes may find while nothing names the weights.
+
+        Args:
+            what: who keeps the KV.
+
+        Raises:
+            ConfigError: the fingerprint is empty.
+        """
+        if not self.fingerprint:
+            raise ConfigError(
+                f"{what} may be read by another process, and other weights of the same shape "
+                f"({self.identity().strip()}) would match: give the ModelShape a fingerprint, as "
+                "kvtrie.engines.transformers.fingerprint(model) does"
+            )
 
     def identity(self) -> str:
         """All that decides whether two models' KV bytes are exchangeable, as one line of text."""

@@ -175,6 +175,11 @@ class Tier:
             if (given := getattr(self, name)) is not None:
                 instance(f"{name} of tier {self.kind!r}", given, kind)
 
+    def outlives(self) -> bool:
+        """Whether other processes may find what is kept here: a disk with a path, or remote."""
+        lasting = self.kind == "remote" or (self.kind == "disk" and self.path is not None)
+        return lasting and self.owner != "none"
+
     def lanes(self) -> tuple[Lane, Lane]:
         """The lanes up from here and down to here, defaults filled in."""
         speed, latency = _SPEED[self.kind]

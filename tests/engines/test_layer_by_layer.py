@@ -11,6 +11,7 @@ from transformers import Cache, DynamicCache
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.demo.model import smollm, tiny
 from kvtrie.engines.step import Step
+from kvtrie.engines.transformers import fingerprint
 from kvtrie.errors import ConfigError
 from kvtrie.tiers import Pool, open_pools
 from kvtrie.transfer import Executor, Layerwise, LayerwiseEngine, Request
@@ -143,7 +144,7 @@ def serve(engine, model, prompt, known, *, answer=0):
 
 
 def world(model, *, host, folder=None):
-    shape = ModelShape.from_config(model.config)
+    shape = ModelShape.from_config(model.config, fingerprint=fingerprint(model))
     tiers = [Tier("gpu", blocks=ROOM, write="through"), Tier("host", blocks=host)]
     if folder is not None:
         tiers.append(Tier("disk", blocks=200, path=str(folder)))

@@ -19,7 +19,7 @@ from kvtrie.kernels import gather
 from kvtrie.layout import Layout
 from kvtrie.tiers import Pool, conversion, open_pools
 
-SHAPE = ModelShape(layers=3, kv_heads=2, head_dim=32)
+SHAPE = ModelShape(layers=3, kv_heads=2, head_dim=32, fingerprint="converted")
 SIZE = 8
 FORMATS = {
     "float16": Layout(dtype="float16"),

@@ -8,7 +8,7 @@ from kvtrie._kvtrie import DiskStore, Faults
 from kvtrie.errors import ConfigError
 from kvtrie.tiers import DiskStorage, Pool
 
-SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=64, dtype="float16")
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=64, dtype="float16", fingerprint="travel")
 TOKENS = 16
 BLOCKS = 9
 WAYS = [(io, queue) for io in ("direct", "buffered") for queue in ("best", "threads")]

@@ -12,7 +12,7 @@ from kvtrie.shape import ModelShape
 from kvtrie.tier import Tier
 from kvtrie.tiers import Pool, Storage, open_pools
 
-SHAPE = ModelShape(layers=3, kv_heads=2, head_dim=4)
+SHAPE = ModelShape(layers=3, kv_heads=2, head_dim=4, fingerprint="pools")
 FORMS = [
     Layout(),
     Layout(kv="split"),

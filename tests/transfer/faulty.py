@@ -17,7 +17,7 @@ from kvtrie import ModelShape
 from kvtrie.errors import TransferError
 from kvtrie.tiers import DiskStorage, Pool
 
-SHAPE = ModelShape(layers=4, kv_heads=1, head_dim=2)
+SHAPE = ModelShape(layers=4, kv_heads=1, head_dim=2, fingerprint="faulty")
 SIZE = 4
 OPERATIONS = ("read", "write", "copy")
 FAULTS = ("error", "short", "slow", "hang")

@@ -14,7 +14,7 @@ import torch
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.tiers import Pool, open_pools
 
-SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=4)
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=4, fingerprint="rig")
 SIZE = 4
 
 

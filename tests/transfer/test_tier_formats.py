@@ -18,7 +18,7 @@ from kvtrie.layout import Layout
 from kvtrie.tiers import DiskStorage, Pool, open_pools
 from kvtrie.transfer import Executor, Layerwise, LayerwiseEngine
 
-SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16)
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, fingerprint="formats")
 SIZE = 4
 FORMATS = {
     "bfloat16": Layout(dtype="bfloat16"),

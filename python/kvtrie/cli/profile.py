@@ -72,7 +72,7 @@ def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str,
     from kvtrie.transfer.profile import time_lane, time_prefill
 
     told: dict[str, Any] = {"model": given.model, "block_tokens": given.block_tokens}
-    shape = ModelShape(layers=30, kv_heads=3, head_dim=64)
+    shape = ModelShape(layers=30, kv_heads=3, head_dim=64, fingerprint="profile")
     if given.model != "none":
         from rich.console import Console
 
@@ -80,7 +80,7 @@ def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str,
 
         console = Console(stderr=True, quiet=given.json)
         model = (tiny() if given.model == "tiny" else smollm(console)).model
-        shape = ModelShape.from_config(model.config)
+        shape = ModelShape.from_config(model.config, fingerprint="profile")
         contexts = [0]
         while 2 * max(1, contexts[-1]) <= given.longest:
             contexts.append(max(given.block_tokens, 2 * contexts[-1]))

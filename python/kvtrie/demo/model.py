@@ -58,7 +58,6 @@ class Speaker:
         turn: tokens from the end of the last message to the start of the model's answer.
         text: what tokens say.
         stop: the token that ends an answer; None if answers always run to their full length.
-        fingerprint: tells its KV from that of other weights.
     """
 
     name: str
@@ -67,7 +66,6 @@ class Speaker:
     turn: Callable[[str], list[int]]
     text: Callable[[list[int]], str]
     stop: int | None
-    fingerprint: str
 
 
 def cache_folder() -> Path:
@@ -107,7 +105,6 @@ def tiny(layers: int = 8) -> Speaker:
         turn=lambda text: words(f"<user> {text} <assistant>"),
         text=lambda ids: " ".join(f"w{token}" for token in ids),
         stop=None,
-        fingerprint=f"tiny random Llama of {layers} layers, torch {torch.__version__}",
     )
 
 
@@ -138,7 +135,6 @@ def smollm(console: Console) -> Speaker:
         ),
         text=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
         stop=end,
-        fingerprint=folder.name,
     )
 
 

@@ -26,6 +26,7 @@ from kvtrie.demo.picture import draw
 from kvtrie.demo.report import capture, write_report
 from kvtrie.demo.residency import grid, share
 from kvtrie.demo.turn import AGREE, TIE, Turn, pace, take
+from kvtrie.engines.transformers import fingerprint
 from kvtrie.errors import KvtrieError
 from kvtrie.tiers import default_device, open_pools
 from kvtrie.transfer import Executor
@@ -110,7 +111,7 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
     tiers = _tiers(options, len(opening), questions)
     manager = BlockManager(
         ModelShape.from_config(
-            speaker.model.config, dtype="float32", fingerprint=speaker.fingerprint
+            speaker.model.config, dtype="float32", fingerprint=fingerprint(speaker.model)
         ),
         tiers,
         block_tokens=_BLOCK_TOKENS,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from transformers import Cache
 
+from kvtrie.engines.fingerprint import fingerprint, require_same
 from kvtrie.engines.guard import Guard, named, remainder, states
 from kvtrie.engines.recovery import recover
 from kvtrie.engines.rope import Rope
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from kvtrie import Lease, Scope
     from kvtrie.transfer import Executor
 
-__all__ = ["KvtrieCache"]
+__all__ = ["KvtrieCache", "fingerprint"]
 
 _T = TypeVar("_T")
 
@@ -86,7 +87,8 @@ class KvtrieCache(Cache):
 
     Raises:
         ConfigError: padding elsewhere than on the left, a model whose KV the pool cannot hold or
-            depends on more than tokens.
+            depends on more than tokens, or another model than the one whose KV the manager keeps;
+            see `fingerprint`.
         NoSpaceError: the prompts and `reserve` do not fit beside what is in use.
         TransferError: a move that the prompts await cannot be carried out.
     """
@@ -110,6 +112,8 @@ class KvtrieCache(Cache):
         self._guard = Guard(model)
         self._guard.ready()
         self._rope = Rope.of(model.config)
+        require_same(executor.manager, model)
+        self._model = model
         entry = trial(model, pool)
         self._executor = executor
         self._pool = pool
@@ -197,7 +201,8 @@ class KvtrieCache(Cache):
         Raises:
             ClosedError: the cache is closed.
             ConfigError: tokens that do not continue the prompts, a pass of another model, K and V
-                that await gradients or that the first tier does not hold as they are.
+                that await gradients or that the first tier does not hold as they are, a model whose
+                weights or adapters have changed.
             NoSpaceError: no room for the new tokens; the pass may be tried again later.
         """
         self._open()
@@ -309,6 +314,7 @@ class KvtrieCache(Cache):
 
     def _begin(self, batch: int, queries: int) -> Step:
         """Before layer 0: know the tokens, have room for them, know where they go."""
+        require_same(self._executor.manager, self._model)
         if batch != len(self._rows):
             if batch % len(self._rows):
                 raise ConfigError(f"a batch of {batch} does not continue {len(self._rows)} rows")

@@ -48,7 +48,8 @@ class DiskStorage:
 
     Args:
         folder: where the files are; several models may share one, each finds its own.
-        model: the shape whose KV is kept; its `fingerprint` tells models of one shape apart.
+        model: the shape whose KV is kept; its `fingerprint` tells models of one shape apart and
+            may not be empty.
         blocks: slots, as many as the tier has blocks.
         block_tokens: tokens per block.
         layout: how a layer of a block lies in the pools; None is kvtrie's own.
@@ -72,8 +73,8 @@ class DiskStorage:
     It belongs to the process that opened it: in a fork every call is a `ConfigError`.
 
     Raises:
-        ConfigError: a layout with K and V apart, numbers that cannot be, a second folder that is
-            not there or not the other half of what is in the first.
+        ConfigError: a model without a fingerprint, a layout with K and V apart, numbers that cannot
+            be, a second folder that is not there or not the other half of what is in the first.
         TransferError: the folder cannot be read or made.
     """
 
@@ -93,6 +94,7 @@ class DiskStorage:
         clock: Callable[[], int] = time.time_ns,
         faults: Faults | None = None,
     ) -> None:
+        model.require_fingerprint(f"the disk folder {folder}")
         if rank < 0:
             raise ConfigError(f"rank is {rank}, at least 0 wanted")
         self.form = Form.of(model, layout, block_tokens)

@@ -44,7 +44,7 @@ type Times<'py> = (Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<u64>>);
 type Session<'py> = (String, u32, Bound<'py, PyArray1<u64>>);
 
 /// Decides what is cached where, what to keep, what to move and what to recompute.
-#[pyclass(frozen, module = "kvtrie")]
+#[pyclass(frozen, weakref, module = "kvtrie")]
 pub(crate) struct BlockManager {
     shared: Shared,
     model: Py<PyAny>,
@@ -55,6 +55,11 @@ pub(crate) struct BlockManager {
 }
 
 impl BlockManager {
+    /// Refuses what other processes may find if the model's KV has no name.
+    fn named(&self, py: Python<'_>, what: &str) -> PyResult<()> {
+        self.model.call_method1(py, "require_fingerprint", (what,)).map(drop)
+    }
+
     fn found(&self, blocks: Vec<Handle>, now: u64) -> Match {
         let tokens = blocks.len() * self.block_tokens as usize;
         Match::new(&self.shared, blocks, tokens, now)
@@ -453,6 +458,7 @@ impl BlockManager {
         tier: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<Index> {
+        self.named(py, "the index of a tier")?;
         let tier = tier.map_or(Ok(self.shared.tiers() - 1), |tier| self.shared.tier(tier))?;
         self.shared.long(py, |manager| manager.index(tier, now)).map(Index::from)
     }
@@ -465,6 +471,7 @@ impl BlockManager {
         tier: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::now)] now: u64,
     ) -> PyResult<usize> {
+        self.named(index.py(), "the index of a tier")?;
         let tier = tier.map_or(Ok(self.shared.tiers() - 1), |tier| self.shared.tier(tier))?;
         let Ok(given) = index.cast::<Index>() else {
             return Err(bad(format!("index is {}, an Index wanted", shown(index))));

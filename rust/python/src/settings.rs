@@ -129,6 +129,9 @@ fn kind(name: &str) -> PyResult<Kind> {
 fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
     let word = |name: &str| tier.getattr(name)?.extract::<String>();
     let block = (given.model, given.real_tokens()?);
+    if tier.call_method0("outlives")?.extract()? {
+        given.model.call_method1("require_fingerprint", (format!("tier '{}'", word("kind")?),))?;
+    }
     let (read, store) = tier.call_method1("paced", block)?.extract()?;
     let blocks = tier.call_method1("room", block)?;
     Ok(TierSpec {
