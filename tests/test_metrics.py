@@ -81,6 +81,8 @@ def test_the_numbers_are_those_of_stats():
         assert value(samples, "kvtrie_lane_bytes_total", lane=name) == lane.bytes
         busy = value(samples, "kvtrie_lane_busy_seconds_total", lane=name)
         assert busy == pytest.approx(lane.busy_ns / 1e9)
+        predicted = value(samples, "kvtrie_lane_predicted_seconds_total", lane=name)
+        assert predicted == pytest.approx(lane.predicted_ns / 1e9)
     for tier in stats.tiers.values():
         labels = {"tier": tier.kind, "policy": tier.policy}
         for metric in METRICS:

@@ -166,7 +166,7 @@ def test_numbers_of_numpy_and_whole_floats_are_what_they_stand_for():
     assert {Tier("gpu", bytes=size) for size in eight} == {Tier("gpu", bytes=8)}
     assert {type(Tier("gpu", bytes=size).bytes) for size in eight} == {int}
     assert Tier("gpu", bytes=8e9).bytes == 8_000_000_000
-    assert ModelShape(np.int32(4), 2.0, np.int64(8)) == MODEL
+    assert ModelShape(np.int32(4), 2.0, np.int64(8), fingerprint="settings") == MODEL
     assert LayerGroup(np.arange(3)) == LayerGroup((0, 1, 2))
     assert Lane("up", np.float64(12e9)) == Lane("up", 12_000_000_000)
     assert Tier("gpu", blocks=1, layer_slots=np.array([1])[0] == 1).layer_slots is True

@@ -94,8 +94,14 @@ def test_lanes_are_named():
     manager = BlockManager(MODEL, [Tier("gpu", blocks=4), Tier("host", blocks=4, read=read)])
     manager.transmit("up", 16, now=10)
     lane = manager.stats().lanes["up"]
-    assert (lane.bytes, lane.free_at) == (MODEL.block_bytes(16), 10 + lane.busy_ns)
+    assert (lane.bytes, lane.free_at) == (MODEL.block_bytes(16), 10 + lane.predicted_ns)
+    assert lane.busy_ns == 0  # nobody has seen it carry anything
+    manager.saw_lane("up", busy_ns=7)
+    manager.saw_lane("up", busy_ns=5)
+    assert manager.stats().lanes["up"].busy_ns == 12
     assert "busy_ns" in repr(lane)
+    with pytest.raises(ConfigError, match="no lane 'down'"):
+        manager.saw_lane("down", busy_ns=1)
 
 
 def test_reset_keeps_the_counters_and_counts_what_stood():

@@ -343,6 +343,19 @@ class BlockManager:
             ConfigError: there is no lane of that name.
         """
 
+    def saw_lane(self, lane: str, *, busy_ns: int) -> None:
+        """Counts time in which a lane was seen to carry something, for `LaneStats.busy_ns`.
+
+        For engines that copy by themselves; an `Executor` tells it.
+
+        Args:
+            lane: its name.
+            busy_ns: nanoseconds.
+
+        Raises:
+            ConfigError: there is no lane of that name.
+        """
+
     def mark(
         self,
         tokens: _Tokens,
@@ -1548,13 +1561,18 @@ class LaneStats:
     """Counters of one lane.
 
     Attributes:
-        busy_ns: nanoseconds that its transmissions took or will take, latency included.
+        busy_ns: nanoseconds in which it was seen to carry something, as `saw_lane` was told; an
+            `Executor` tells it. No declared speed changes it.
+        predicted_ns: nanoseconds that its transmissions take at its declared speed, latency
+            included.
         bytes: bytes given to it.
         free_at: when its queue is idle, in nanoseconds.
     """
 
     @property
     def busy_ns(self) -> int: ...
+    @property
+    def predicted_ns(self) -> int: ...
     @property
     def bytes(self) -> int: ...
     @property

@@ -117,8 +117,14 @@ METRICS = (
         "kvtrie_queued_moves", "gauge", "Moves that wait to be handed out", "queued", _BY_MANAGER
     ),
     Metric(
-        "kvtrie_lane_busy_seconds_total", "counter", "Time that the lane's transmissions take",
+        "kvtrie_lane_busy_seconds_total", "counter",
+        "Time in which the lane was seen to carry something",
         "busy_ns", _BY_LANE, _NS,
+    ),
+    Metric(
+        "kvtrie_lane_predicted_seconds_total", "counter",
+        "Time that the lane's transmissions take at its declared speed",
+        "predicted_ns", _BY_LANE, _NS,
     ),
     Metric("kvtrie_lane_bytes_total", "counter", "Bytes given to the lane", "bytes", _BY_LANE),
     Metric("kvtrie_hit_blocks_total", "counter", "Blocks that requests found here", "hits"),

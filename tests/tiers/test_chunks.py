@@ -1,16 +1,22 @@
 """The cache store: chunks are found by content on any tier, misses are told with their kind."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
-from kvtrie import BlockManager, ModelShape, Scope, Tier
-from kvtrie.errors import ConfigError
+from kvtrie import BlockManager, Lane, ModelShape, Scope, Tier
+from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.fuse.chunker import BySeparator, Given
+from kvtrie.metrics import Collector
 from kvtrie.tiers import CacheStore, open_pools
 from kvtrie.transfer import Executor
 
-SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=4)
+SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=4, fingerprint="chunks")
 SIZE = 4
 
 
@@ -77,7 +83,7 @@ def test_other_prefixes_tenants_and_first_tokens_do_not_match(executor):
     ]
     for other in others:
         assert other.lookup([chunk]).found == []
-        assert other.key(chunk) != store.key(chunk) or other is others[1]
+        assert other.key(chunk) != store.key(chunk)
     changed = chunk.copy()
     changed[0] = 99
     assert store.lookup([changed]).found == []
@@ -113,3 +119,152 @@ def test_a_chunk_is_inserted_into_a_named_tier(executor):
     with pytest.raises(ConfigError, match="into gpu or host, not 'disk'"):
         store.insert(lease, chunk + 50, "disk")
     lease.release()
+    assert executor.manager.stats().leases == 0
+
+
+def test_a_failed_insert_holds_no_lease(executor):
+    store = CacheStore(executor, Given())
+    chunk = np.arange(8)
+    bad = [
+        lambda lease: store.insert(lease, chunk, "disk"),
+        lambda lease: store.insert(lease, [-1] * 8),
+        lambda lease: store.insert(lease, np.arange(400)),
+    ]
+    for fail in bad:
+        lease = store.fetch(chunk, wait=False)
+        with pytest.raises((ConfigError, NoSpaceError)):
+            fail(lease)
+        assert executor.manager.stats().leases == 0
+        assert store.lookup([chunk]).found == []
+
+
+DIGESTS = st.lists(
+    st.tuples(st.sampled_from([0, 1, 9]), st.sampled_from([b"a", b"b", b"ab"])),
+    max_size=2,
+    unique_by=lambda pair: pair[0],
+)
+STORES = st.fixed_dictionaries(
+    {
+        "prefix": st.sampled_from([(), (1,), (1, 2), (0x6161,)]),
+        "scope": st.builds(
+            Scope,
+            tenant=st.sampled_from([b"", b"a", b"ab"]),
+            lora=st.sampled_from(["", "a", "b"]),
+            extra=DIGESTS.map(tuple),
+        ),
+    }
+)
+
+
+@settings(max_examples=50)
+@given(STORES, STORES, st.sampled_from([0, 1]))
+def test_two_keys_are_equal_exactly_if_the_chunks_match(mine, theirs, last):
+    """With digests at any offset, 0 too; one behind the chunk's end is none of its own."""
+    tiers = [Tier("gpu", blocks=4), Tier("host", blocks=8)]
+    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
+    with Executor(manager, open_pools(SHAPE, tiers, SIZE), workers=0) as executor:
+        one, two = (CacheStore(executor, Given(), **how) for how in (mine, theirs))
+        chunk, other = np.arange(8), np.asarray([*range(7), 7 * last])
+        one.insert(one.fetch(chunk), chunk)
+        assert one.lookup([chunk]).found[0].key == one.key(chunk)
+        assert bool(two.lookup([other]).found) == (two.key(other) == one.key(chunk))
+
+
+def test_a_prefix_that_is_no_token_is_refused(executor):
+    for prefix in ([-1], [2**32], [2**70], [1.5]):
+        with pytest.raises(ConfigError, match="prefix"):
+            CacheStore(executor, Given(), prefix=prefix)
+
+
+def test_hit_rates_are_of_the_chunks_looked_up_and_of_no_other_traffic(executor):
+    store, other = CacheStore(executor, Given()), CacheStore(executor, Given(), prefix=[1])
+    chunk = np.arange(8)
+    put(store, chunk, 1)
+    put(other, chunk, 1)
+    before = store.feedback()
+    assert set(before.hit_rate.values()) == {0}
+    assert (before.chunks, before.missed) == (0, 0)
+    text = [chunk, chunk + 100, np.arange(12), np.arange(3)]  # two blocks, none, two of three, none
+    store.lookup(text)
+    for _ in range(5):
+        other.lookup([chunk])
+        with executor.manager.acquire(np.arange(8) + 50, now=executor.clock()):
+            pass
+    after = store.feedback()
+    assert after.hit_rate == {"gpu": 4 / 7, "host": 0}
+    assert (after.chunks, after.missed) == (4, 3)
+    assert other.feedback().hit_rate == {"gpu": 1, "host": 0}
+
+
+class Slow:
+    """Memory below the first tier; a copy of a layer takes a hundred microseconds of `time`."""
+
+    def __init__(self, time):
+        self.time = time
+        self.kept = {}
+
+    def write(self, key, slot, layers, memory, label):  # noqa: ARG002
+        self.time.now += 100_000 * (layers[1] - layers[0])
+        self.kept[key] = memory.clone()
+
+    def read(self, key, slot, layers, memory):  # noqa: ARG002
+        self.time.now += 100_000 * (layers[1] - layers[0])
+        memory.copy_(self.kept[key][layers[0] : layers[1]])
+
+
+class Time:
+    now = 1_000
+
+    def __call__(self):
+        return self.now
+
+
+def figures(speed):
+    """What is reported of two chunks that take turns, over a lane declared with this speed."""
+    lanes = {name: Lane(name, bytes_per_s=speed * 1e6, latency_ns=7) for name in ("up", "down")}
+    tiers = [
+        Tier("gpu", blocks=2),
+        Tier("disk", blocks=8, read=lanes["up"], store=lanes["down"]),
+    ]
+    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE, policy="lru")
+    time = Time()
+    pools = [open_pools(SHAPE, tiers[:1], SIZE)[0], Slow(time)]
+    with Executor(manager, pools, workers=0, clock=time) as executor:
+        store = CacheStore(executor, Given())
+        for n in (0, 1, 0, 1):
+            chunk = np.arange(8) + 100 * n
+            store.lookup([chunk])
+            lease = store.fetch(chunk)
+            store.insert(lease, chunk)
+            executor.drain()
+            time.now += 50_000
+        registry = CollectorRegistry()
+        registry.register(Collector(manager))
+        busy = {
+            name: registry.get_sample_value(
+                "kvtrie_lane_busy_seconds_total", {"machine": "0", "lane": name}
+            )
+            for name in lanes
+        }
+        return store.feedback(), busy, time.now - 1_000
+
+
+def test_a_lane_declared_ten_times_faster_changes_no_figure():
+    feedback, busy, elapsed = figures(1)
+    assert figures(10)[:2] == (feedback, busy)
+    assert feedback.fetch_ns["disk"] >= 200_000
+    loads = 2 * 2 * 200e3 / 1e9  # two fetches of two blocks of two layers
+    assert busy["up"] == pytest.approx(loads)
+    assert feedback.bandwidth["up"] == pytest.approx(busy["up"] / (elapsed / 1e9))
+    assert 0 < feedback.bandwidth["down"] < 1
+
+
+def test_a_model_without_a_fingerprint_is_refused():
+    shape = replace(SHAPE, fingerprint="")
+    tiers = [Tier("gpu", blocks=4)]
+    manager = BlockManager(shape, tiers, block_tokens=SIZE)
+    with (
+        Executor(manager, open_pools(shape, tiers, SIZE), workers=0) as executor,
+        pytest.raises(ConfigError, match="fingerprint"),
+    ):
+        CacheStore(executor, Given())

@@ -106,9 +106,11 @@ class ChunkFeedback:
     """How the store does, for whoever chooses how much to recompute.
 
     Attributes:
-        hit_rate: by kind of tier, the share of all wanted blocks that was found there.
+        hit_rate: by kind of tier, the share of all full blocks of the chunks looked up by this
+            store that was found there, on the fastest of its tiers.
         fetch_ns: by kind of tier, the mean time of a load from there; 0 if there was none.
-        bandwidth: by name of lane, the share of the time since the first call that it was busy.
+        bandwidth: by name of lane, the share of the time since the store was made in which the
+            executor saw it carry something, for whomever.
         chunks: chunks that were looked up.
         missed: chunks that were not wholly there.
     """
@@ -127,7 +129,11 @@ class CacheStore:
         executor: carries out the moves of the manager that holds the KV.
         chunker: cuts tokens into chunks; see `kvtrie.fuse.chunker`.
         prefix: tokens that stand before every chunk when its KV is computed, a system prompt say.
-        scope: tenant and adapter whose chunks these are.
+        scope: tenant and adapter whose chunks these are, and digests of what stands at tokens of
+            each chunk without being one, 0 included.
+
+    Raises:
+        ConfigError: the manager's model has no fingerprint, or the prefix is not of tokens.
     """
 
     def __init__(
@@ -141,11 +147,14 @@ class CacheStore:
         self._executor = executor
         self._manager = executor.manager
         self._chunker = chunker
-        digest = hashlib.blake2b(
-            np.asarray(prefix, dtype="<u4").tobytes(), digest_size=32, person=_LABEL.encode()
-        ).digest()
+        self._manager.model.require_fingerprint("a CacheStore")
         base = scope or Scope()
-        self.scope = replace(base, extra=((0, digest), *base.extra))
+        at_first = dict(base.extra).get(0, b"")  # one digest per token: this one goes into ours
+        digest = _digest(_bytes("prefix", prefix), at_first)
+        behind = ((at, one) for at, one in base.extra if at)
+        self.scope = replace(base, extra=((0, digest), *behind))
+        self._hits = dict.fromkeys((tier.kind for tier in self._manager.tiers), 0)
+        self._wanted = 0
         self._chunks = 0
         self._missed = 0
         self._begin = executor.clock()
@@ -156,9 +165,16 @@ class CacheStore:
         return [np.asarray(chunk, dtype=np.int64) for chunk in self._chunker(text)]
 
     def key(self, chunk: Sequence[int] | NDArray[np.integer[Any]]) -> bytes:
-        """The name of a chunk: a hash of its tokens and of the prefix."""
-        tokens = np.asarray(chunk, dtype="<u4").tobytes()
-        return hashlib.blake2b(self.scope.extra[0][1] + tokens, digest_size=32).digest()
+        """The name of a chunk: a hash of all that decides what matches it.
+
+        That is the model, the scope (tenant, adapter, digests within the chunk), the prefix and the
+        chunk's tokens.
+        """
+        tokens = _bytes("chunk", chunk)
+        extra = sorted((at, one) for at, one in self.scope.extra if at < len(chunk))
+        digests = (part for at, one in extra for part in (at.to_bytes(8, "little"), one))
+        owner = (self.scope.tenant, self.scope.lora.encode())
+        return _digest(self._manager.model.identity().encode(), *owner, tokens, *digests)
 
     def lookup(self, text: Any) -> Lookup:  # noqa: ANN401 - whatever the chunker cuts
         """Look for every chunk of a text, on the fastest tier first. Nothing is moved or pinned."""
@@ -171,8 +187,11 @@ class CacheStore:
         size = self._manager.block_tokens
         for chunk, match in zip(chunks, matches, strict=True):
             full = len(chunk) // size * size
+            tiers = [block.copies[0].tier if block.copies else 0 for block in match.blocks]
+            self._wanted += full // size
+            for tier in tiers:
+                self._hits[self._manager.tiers[tier].kind] += 1
             if full and match.tokens == full:
-                tiers = [block.copies[0].tier if block.copies else 0 for block in match.blocks]
                 kind = self._manager.tiers[max(tiers)].kind
                 found.append(Found(chunk, self.key(chunk), kind, full))
                 continue
@@ -216,7 +235,7 @@ class CacheStore:
         """Keep a chunk whose KV the caller has written to the slots of a lease from `fetch`.
 
         Args:
-            lease: what `fetch` gave; released by this call.
+            lease: what `fetch` gave; released by this call, also by one that fails.
             chunk: the chunk's tokens.
             tier: kind of the tier where it is to stand: the first or the second one; None leaves it
                 on the first, and the rest to the tiers' write policies.
@@ -225,13 +244,15 @@ class CacheStore:
             ConfigError: a tier that is neither of the two.
         """
         kinds = [one.kind for one in self._manager.tiers[:2]]
-        if tier is not None and tier not in kinds:
-            raise ConfigError(f"a chunk is inserted into {' or '.join(kinds)}, not {tier!r}")
         now = self._executor.clock()
-        committed = lease.commit(np.asarray(chunk)[lease.matched :], now=now)
-        if tier is not None and tier != kinds[0]:
-            lease.suspend(to=tier, now=now)
-        lease.release(now=now)
+        try:
+            if tier is not None and tier not in kinds:
+                raise ConfigError(f"a chunk is inserted into {' or '.join(kinds)}, not {tier!r}")
+            committed = lease.commit(np.asarray(chunk)[lease.matched :], now=now)
+            if tier is not None and tier != kinds[0]:
+                lease.suspend(to=tier, now=now)
+        finally:
+            lease.release(now=now)
         self._executor.poll()
         return committed
 
@@ -240,12 +261,15 @@ class CacheStore:
         return self._manager.evictions(limit)
 
     def feedback(self) -> ChunkFeedback:
-        """Hit rates, mean latencies and use of bandwidth, since the store was made."""
+        """Hit rates, mean latencies and use of bandwidth, since the store was made.
+
+        All of it was seen: no figure depends on what the lanes were declared to do.
+        """
         stats = self._manager.stats().since(self._before)
-        wanted = max(1, stats.blocks_wanted)
+        wanted = max(1, self._wanted)
         elapsed = max(1, self._executor.clock() - self._begin)
         return ChunkFeedback(
-            hit_rate={kind: tier.hits / wanted for kind, tier in stats.tiers.items()},
+            hit_rate={kind: hits / wanted for kind, hits in self._hits.items()},
             fetch_ns={
                 kind: tier.load_time.sum / max(1, tier.load_time.count)
                 for kind, tier in stats.tiers.items()
@@ -256,3 +280,22 @@ class CacheStore:
             chunks=self._chunks,
             missed=self._missed,
         )
+
+
+def _bytes(name: str, tokens: Sequence[int] | NDArray[np.integer[Any]]) -> bytes:
+    """Tokens as they are hashed."""
+    given = np.asarray(tokens)
+    if not given.size:
+        return b""
+    if given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= 2**32:
+        raise ConfigError(f"a {name} is of tokens, integers from 0 to 2**32 - 1, not {tokens!r}")
+    return given.astype("<u4").tobytes()
+
+
+def _digest(*parts: bytes) -> bytes:
+    """A hash of parts that cannot be cut in another way."""
+    digest = hashlib.blake2b(digest_size=32, person=_LABEL.encode())
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()

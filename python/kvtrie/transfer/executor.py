@@ -317,7 +317,7 @@ class Executor(Carrier):
         """
         with self._section.lock:
             job.started_ns = None
-            self.feedback.ended(job, self.clock(), brought=0 if handed else brought)
+            self.feedback.ended(job, self.clock(), brought=0 if handed else brought, handed=handed)
             if brought:
                 job.there = layer
             self._section.notify_all()

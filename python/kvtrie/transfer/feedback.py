@@ -3,6 +3,7 @@
 A lane's speed is learned from its busy periods: the time in which at least one copy ran on it, the
 bytes that came through, and how many copies there were. `time = copies × latency + bytes /
 bandwidth` is fitted by least squares over the last periods, old ones counting less.
+The manager is told how long each lane was busy, whatever speed it was declared to have.
 Invariant: nothing is learned from a copy that failed, and nothing from too little.
 Cost: a few additions per copy; a fit of two unknowns per busy period.
 """
@@ -10,8 +11,11 @@ Cost: a few additions per copy; a fit of two unknowns per busy period.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
+
+from kvtrie.errors import ClosedError, InvariantError
 
 if TYPE_CHECKING:
     from kvtrie import BlockManager, Lane, Tier
@@ -44,12 +48,16 @@ class Sight(NamedTuple):
 
 @dataclass(slots=True)
 class _Sums:
-    """What a lane has done: weighted sums over busy periods, and the period that runs."""
+    """What a lane has done: weighted sums over busy periods, and the period that runs.
+
+    `told` is until when the manager knows that it was busy.
+    """
 
     lane: Lane
     tier: Tier
     running: int = 0
     since: int = 0
+    told: int = 0
     copies: int = 0
     bytes: int = 0
     periods: float = 0.0
@@ -114,12 +122,19 @@ class Feedback:
         sums = self._sums(job)
         if not sums.running:
             sums.since, sums.copies, sums.bytes = now, 0, 0
+            sums.told = now
         sums.running += 1
 
-    def ended(self, job: Job, now: int, *, brought: int) -> None:
-        """A copy that began is over, and has brought so many bytes; 0 if it failed."""
+    def ended(self, job: Job, now: int, *, brought: int, handed: bool = False) -> None:
+        """A copy that began is over, and has brought so many bytes; 0 if it failed.
+
+        `handed`: it was only handed to a GPU, and `took` tells how long that was busy.
+        """
         sums = self._sums(job)
         sums.running -= 1
+        if sums.running or not handed:
+            self._busy(sums, now - sums.told)
+        sums.told = now
         if brought:
             sums.copies += 1
             sums.bytes += brought
@@ -131,6 +146,7 @@ class Feedback:
     def took(self, job: Job, size: int, ns: int) -> None:
         """A GPU has copied so many bytes in so many nanoseconds, one copy behind the other."""
         sums = self._sums(job)
+        self._busy(sums, ns)
         if sums.add(1, size, ns):
             self._teach(sums)
 
@@ -147,6 +163,10 @@ class Feedback:
         if not self.layers:
             return None
         return sum(one.seen_ns - one.predicted_ns for one in self.layers) / len(self.layers)
+
+    def _busy(self, sums: _Sums, ns: int) -> None:
+        with suppress(ClosedError, InvariantError):  # the report that follows says so
+            self.manager.saw_lane(sums.lane.name, busy_ns=max(0, ns))
 
     def _teach(self, sums: _Sums) -> None:
         if self.learn and sums.periods > 2:  # noqa: PLR2004 - of two unknowns

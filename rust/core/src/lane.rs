@@ -52,7 +52,8 @@ pub struct Transmission {
 struct Lane {
     spec: LaneSpec,
     queue: usize,
-    busy: Nanos,
+    predicted: Nanos,
+    seen: Nanos,
     bytes: u64,
 }
 
@@ -90,7 +91,7 @@ impl Lanes {
             self.queues.push(Queue { name: name.clone(), free_at: 0 });
             self.queues.len() - 1
         });
-        self.lanes.push(Lane { spec, queue, busy: 0, bytes: 0 });
+        self.lanes.push(Lane { spec, queue, predicted: 0, seen: 0, bytes: 0 });
         self.lanes.len() - 1
     }
 
@@ -116,14 +117,25 @@ impl Lanes {
         found
     }
 
+    /// Counts time in which all lanes of a name were seen to carry something; tells whether there is
+    /// one.
+    pub fn saw(&mut self, name: &str, busy: Nanos) -> bool {
+        let mut found = false;
+        for lane in self.lanes.iter_mut().filter(|lane| lane.spec.name == name) {
+            lane.seen = lane.seen.saturating_add(busy);
+            found = true;
+        }
+        found
+    }
+
     /// Queues `bytes` behind everything in the lane's queue and returns the times of its `layers`
     /// equal parts (at least one). Latency counts once, and fractions are rounded up.
     pub fn transmit(&mut self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
-        let Lane { ref spec, queue, ref mut busy, bytes: ref mut sent } = self.lanes[lane];
+        let Lane { ref spec, queue, ref mut predicted, bytes: ref mut sent, .. } = self.lanes[lane];
         let free_at = &mut self.queues[queue].free_at;
         let start = now.max(*free_at);
         let transmission = spec.transmission(bytes, start, layers);
-        *busy = busy.saturating_add(transmission.end - start);
+        *predicted = predicted.saturating_add(transmission.end - start);
         *sent = sent.saturating_add(bytes);
         *free_at = transmission.end;
         transmission
@@ -153,10 +165,16 @@ impl Lanes {
         self.queues.iter_mut().for_each(|queue| queue.free_at = 0);
     }
 
-    /// Nanoseconds that this lane's own transmissions took or will take, latency included.
+    /// Nanoseconds that this lane's own transmissions take at its speed, latency included.
     #[must_use]
-    pub fn busy(&self, lane: LaneId) -> Nanos {
-        self.lanes[lane].busy
+    pub fn predicted(&self, lane: LaneId) -> Nanos {
+        self.lanes[lane].predicted
+    }
+
+    /// Nanoseconds in which this lane was seen to carry something; see [`Lanes::saw`].
+    #[must_use]
+    pub fn seen(&self, lane: LaneId) -> Nanos {
+        self.lanes[lane].seen
     }
 
     /// Bytes given to this lane so far.
@@ -200,7 +218,7 @@ mod tests {
         assert_eq!(second, Transmission { end: 140, first: 140, per_layer: 20 });
         let third = lanes.transmit(lane, 0, 500, 1);
         assert_eq!((third.end, lanes.free_at(lane)), (505, 505));
-        assert_eq!((lanes.busy(lane), lanes.bytes(lane)), (105 + 25 + 5, 120));
+        assert_eq!((lanes.predicted(lane), lanes.bytes(lane)), (105 + 25 + 5, 120));
     }
 
     #[test]
@@ -214,11 +232,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_seen_depends_on_no_speed() {
+        let mut lanes = Lanes::default();
+        let lane = lanes.add(spec("up", 1, 5, None));
+        lanes.transmit(lane, 100, 0, 1);
+        assert!(lanes.saw("up", 3) && lanes.saw("up", 4));
+        assert!(!lanes.saw("down", 1));
+        assert_eq!((lanes.seen(lane), lanes.predicted(lane)), (7, 100 * 1_000_000_000 + 5));
+    }
+
+    #[test]
     fn a_preview_queues_nothing_and_tells_the_truth() {
         let mut lanes = Lanes::default();
         let lane = lanes.add(spec("up", 3, 7, None));
         let preview = lanes.preview(lane, 10, 4, 3);
-        assert_eq!((lanes.free_at(lane), lanes.busy(lane), lanes.bytes(lane)), (0, 0, 0));
+        assert_eq!((lanes.free_at(lane), lanes.predicted(lane), lanes.bytes(lane)), (0, 0, 0));
         assert_eq!((lanes.takes(lane, 10), lanes.takes(lane, 0)), (preview.end - 4, 7));
         assert_eq!(lanes.transmit(lane, 10, 4, 3), preview);
         assert_eq!(lanes.takes(lane, 10), preview.end - 4);
@@ -236,7 +264,10 @@ mod tests {
         assert_eq!(lanes.transmit(store, 10, 0, 1).end, 30);
         assert_eq!(lanes.transmit(other, 10, 0, 1).end, 10);
         assert_eq!(lanes.transmit(named, 10, 0, 1).end, 40);
-        assert_eq!((lanes.free_at(read), lanes.busy(read), lanes.busy(store)), (40, 10, 20));
+        assert_eq!(
+            (lanes.free_at(read), lanes.predicted(read), lanes.predicted(store)),
+            (40, 10, 20)
+        );
         assert_eq!((lanes.find("store"), lanes.find("none")), (Some(store), None));
         assert_eq!(lanes.spec(store).bytes_per_s, 500_000_000);
     }

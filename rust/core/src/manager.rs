@@ -270,6 +270,18 @@ impl Manager {
         Err(Error::config(format!("there is no lane '{lane}'")))
     }
 
+    /// Counts nanoseconds in which a lane was seen to carry something.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if no lane has that name.
+    pub fn saw_lane(&mut self, lane: &str, busy_ns: Nanos) -> Result<()> {
+        self.open()?;
+        if self.lanes.saw(lane, busy_ns) {
+            return Ok(());
+        }
+        Err(Error::config(format!("there is no lane '{lane}'")))
+    }
+
     /// Forgets all blocks, leases and moves, and the time: the next call may name any. Settings,
     /// what lanes can do and counters stay; the lanes are idle.
     ///

@@ -364,6 +364,18 @@ impl BlockManager {
         })
     }
 
+    /// Counts time in which a lane was seen to carry something.
+    #[pyo3(signature = (lane, *, busy_ns))]
+    fn saw_lane(
+        &self,
+        py: Python<'_>,
+        lane: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::busy_ns)] busy_ns: u64,
+    ) -> PyResult<()> {
+        let lane = text(lane, "lane")?;
+        self.shared.call(py, |manager| manager.saw_lane(lane, busy_ns))
+    }
+
     /// Sets or clears the presence of a sequence's full blocks on a tier.
     #[pyo3(signature = (
         tokens, tier, *, present, now, ready=None, first=None, per_layer=None, scope=None

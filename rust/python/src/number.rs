@@ -154,6 +154,7 @@ arguments! {
     block: u32 = word;
     session_blocks: u32 = word;
     context: u64 = nanos;
+    busy_ns: u64 = nanos;
     epsilon: f64 = real;
     reuse: bool = flag;
     present: bool = flag;

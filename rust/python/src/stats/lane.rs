@@ -11,7 +11,7 @@ counted! {
     #[pyclass(frozen, module = "kvtrie")]
     #[derive(Clone)]
     LaneStats;
-    counters busy_ns bytes;
+    counters busy_ns predicted_ns bytes;
     gauges free_at;
     name: Name
 }
@@ -30,7 +30,8 @@ impl LaneStats {
     pub(super) fn new(manager: &Manager, at: usize) -> Self {
         let lanes = manager.lanes();
         Self {
-            busy_ns: lanes.busy(at),
+            busy_ns: lanes.seen(at),
+            predicted_ns: lanes.predicted(at),
             bytes: lanes.bytes(at),
             free_at: lanes.free_at(at),
             name: Name(lanes.spec(at).name.clone()),
