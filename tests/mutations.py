@@ -81,8 +81,8 @@ MUTATIONS = (
     Mutation(
         "the victim is the most valuable entry",
         "retention.rs",
-        ".min_by(|a, b| self.compare(a, b, now))",
-        ".max_by(|a, b| self.compare(a, b, now))",
+        ".filter_map(head).min_by(|a, b| self.compare(a, b, now))",
+        ".filter_map(head).max_by(|a, b| self.compare(a, b, now))",
     ),
     Mutation(
         "leaf-only evicts from the middle of a path",

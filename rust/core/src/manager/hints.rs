@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use crate::block::{BlockId, Handle, LeaseId, Structure, TierId, Token};
 use crate::error::{Error, Result};
-use crate::hint::{Answer, HIGHEST, Hint, HintReply, NORMAL, Priority, Release, Target};
+use crate::hint::{Answer, HIGHEST, Hint, HintReply, NORMAL, Priority, Release, Share, Target};
 use crate::record::Wanted;
 use crate::scope::{Scope, ScopeId};
 use crate::tier::{State, TierSpec};
@@ -321,12 +321,17 @@ impl Manager {
                 ));
             }
         }
+        let mut mine: BTreeMap<(Share, TierId), BTreeSet<BlockId>> = BTreeMap::new();
+        for block in self.living().filter(|_| !hints.quotas.is_empty()) {
+            for tier in 0..self.tiers.len() {
+                let share = self.tenant_share(tier, block);
+                if share > 0 && self.residency(tier, block).state != State::Absent {
+                    mine.entry((share, tier)).or_default().insert(block);
+                }
+            }
+        }
         for (share, tier, held) in hints.quotas.held() {
-            let mine = self.living().filter(|&block| {
-                self.residency(tier, block).state != State::Absent
-                    && self.tenant_share(tier, block) == share
-            });
-            if !held.iter().copied().eq(mine) {
+            if *held != mine.remove(&(share, tier)).unwrap_or_default() {
                 broken.push(format!("share {share} of tier {tier} counts {held:?}"));
             }
         }
