@@ -256,20 +256,20 @@ def test_a_load_that_a_lease_waits_for_overtakes_stores_that_nobody_waits_for():
 def test_a_store_that_a_load_waits_for_overtakes_the_others():
     manager, (gpu, host) = gated(gpu=8)
     with Executor(manager, [gpu, host], workers=1, moves_per_job=1) as executor:
-        store(executor, prompt(1, 3), 1)
+        wanted = prompt(1, 2)
+        kept = away(executor, wanted, 1)
+        executor.flush()
+        held = manager.acquire(prompt(1001, 8)[: 3 * SIZE], now=executor.clock(), keep=0)
+        store(executor, prompt(2, 3), 2)
         host.shut()
-        mine = prompt(2, 2)
-        lease = manager.acquire(mine, now=executor.clock())
         manager.flush(now=executor.clock())
         executor.poll()
         assert host.entered.acquire(timeout=30)  # the first of three stores runs
-        slots = lease.slots(0).tolist()
-        lease.commit(mine, now=executor.clock())
-        lease.suspend(now=executor.clock())
-        executor.poll()  # two more, behind those
-        gpu.diary.clear()
-        lease.resume(now=executor.clock())
+        store(executor, prompt(3, 2), 3)
+        lease = manager.acquire(wanted, now=executor.clock(), keep=0, load="all")
+        slots = lease.slots(0).tolist()  # two blocks must be written down before they leave them
         executor.poll()
+        gpu.diary.clear()
         host.open()
         executor.drain()
         order = [pool is host and source in slots for pool, source in gpu.diary]
@@ -277,6 +277,8 @@ def test_a_store_that_a_load_waits_for_overtakes_the_others():
         assert [pool for pool, _ in gpu.diary].count(host) == 4
         assert lease.ready()
         lease.release()
+        held.release()
+        assert torch.equal(fetch(executor, wanted), kept)
 
 
 @pytest.mark.parametrize("polled", [True, False])
