@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use kvtrie_core::manager::Settings;
 use kvtrie_core::policy::NAMES;
-use world::{Mix, Raw, World, settings};
+use world::{Mix, Raw, World, mixed, settings};
 
 const OPS_PER_WORLD: u64 = 200;
 
@@ -65,14 +65,6 @@ const HAPPENINGS: [&str; 34] = [
     "waiting hint came true",
     "ranks compared",
 ];
-
-fn mixed(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)

@@ -22,11 +22,12 @@ use std::collections::BTreeMap;
 
 use kvtrie_core::block::{Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{Acquire, LoadMode, Manager, Move, Settings};
+use kvtrie_core::manager::{Acquire, Event, LoadMode, Manager, Move, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner};
 
-pub(crate) use shape::settings;
+#[allow(unused_imports, reason = "each test binary uses a part")]
+pub(crate) use shape::{mixed, settings};
 
 /// One raw operation: its kind and two numbers that are taken modulo what is possible.
 pub(crate) type Raw = (u8, u16, u16);
@@ -98,6 +99,11 @@ impl World {
             prices: Vec::new(),
             hints: hints::Hints::default(),
         }
+    }
+
+    /// Every eviction so far.
+    pub(crate) fn evictions(&self) -> &[Event] {
+        &self.tally.events
     }
 
     fn count(&mut self, what: &'static str) {

@@ -9,6 +9,15 @@ use kvtrie_core::manager::{DropOrder, Settings};
 use kvtrie_core::policy::NAMES;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 
+/// The next number of a seeded sequence (SplitMix64).
+pub(crate) fn mixed(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
 /// A shape of manager, drawn from one number.
 #[must_use]
 pub(crate) fn settings(seed: u64) -> Settings {

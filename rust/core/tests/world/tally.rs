@@ -29,6 +29,8 @@ pub(super) struct Tally {
     handed: BTreeMap<MoveId, (Move, u64)>,
     ended: u64,
     last: Vec<Event>,
+    /// All events, in their order.
+    pub(super) events: Vec<Event>,
 }
 
 fn add(times: &mut Times, time: u64) {
@@ -110,6 +112,7 @@ impl Tally {
             tier.stats.bytes_freed += u64::from(event.layers.len()) * bytes;
             add(&mut tier.evict_age, event.idle);
             self.last.push(event);
+            self.events.push(event);
         }
         let kept = self.last.len().saturating_sub(manager.settings().eviction_log);
         self.last.drain(..kept);
