@@ -170,6 +170,7 @@ REQUIRED = {
         "policies": {},
         "predict": {"ids": []},
         "reset": {},
+        "saw_lane": {"lane": "gpu read", "busy_ns": 1},
         "sessions": {},
         "set_costs": {"ids": [], "costs": []},
         "set_lane": {"lane": Lane("gpu read", 1e9)},

@@ -33,7 +33,7 @@ class Shape:
         kinds = zip(("gpu", "host", "disk", "remote"), self.rooms, strict=False)
         tiers = [Tier(kind, blocks=room, retained_share=1.0) for kind, room in kinds]
         return BlockManager(
-            ModelShape(layers=LAYERS, kv_heads=1, head_dim=1),
+            ModelShape(layers=LAYERS, kv_heads=1, head_dim=1, fingerprint="witness"),
             tiers,
             block_tokens=self.block_tokens,
             policy=self.policy,

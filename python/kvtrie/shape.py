@@ -16,7 +16,7 @@ from kvtrie.layout import DTYPE_BYTES
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["LayerGroup", "ModelShape"]
+__all__ = ["LayerGroup", "ModelShape", "require_fingerprint"]
 
 _MOST_LAYERS = 2**16 - 1
 _KINDS = ("full", "sliding", "chunked", "state")
@@ -219,28 +219,30 @@ class ModelShape:
         """Bytes of all layers of one block on one rank."""
         return self.layers * self.layer_bytes(block_tokens)
 
-    def require_fingerprint(self, what: str) -> None:
-        """Refuse what other processes may find while nothing names the weights.
-
-        Args:
-            what: who keeps the KV.
-
-        Raises:
-            ConfigError: the fingerprint is empty.
-        """
-        if not self.fingerprint:
-            raise ConfigError(
-                f"{what} may be read by another process, and other weights of the same shape "
-                f"({self.identity().strip()}) would match: give the ModelShape a fingerprint, as "
-                "kvtrie.engines.transformers.fingerprint(model) does"
-            )
-
     def identity(self) -> str:
         """All that decides whether two models' KV bytes are exchangeable, as one line of text."""
         value = "-" if self.v_head_dim is None else self.v_head_dim
         kind = "latent" if self.latent else "kv"
         shape = f"{self.layers}x{self.kv_heads}x{self.head_dim}/{value}"
         return f"{self.fingerprint} {kind} {shape} {self.dtype} tp{self.tp}"
+
+
+def require_fingerprint(model: ModelShape, what: str) -> None:
+    """Refuse what other processes may find while nothing names the weights.
+
+    Args:
+        model: whose KV is kept.
+        what: who keeps the KV.
+
+    Raises:
+        ConfigError: the fingerprint is empty.
+    """
+    if not model.fingerprint:
+        raise ConfigError(
+            f"{what} may be read by another process, and other weights of the same shape "
+            f"({model.identity().strip()}) would match: give the ModelShape a fingerprint, as "
+            "kvtrie.engines.transformers.fingerprint(model) does"
+        )
 
 
 def _number(config: Any, name: str) -> int:  # noqa: ANN401

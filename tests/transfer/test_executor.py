@@ -1,11 +1,10 @@
 """The executor: moves become bytes, in the right order, and every one of them is reported."""
 
-import threading
 from dataclasses import asdict, replace
 
 import pytest
 import torch
-from rig import SHAPE, SIZE, Gate, Shelf, away, fetch, gated, prompt, rows, store, world
+from rig import SHAPE, SIZE, Gate, Shelf, away, fetch, gated, prompt, rows, store, working, world
 
 from kvtrie import BlockManager, Tier
 from kvtrie.errors import ClosedError, ConfigError, TransferError
@@ -29,7 +28,7 @@ def test_kv_comes_back_bit_for_bit(form, workers):
         executor.drain()
         manager.audit()
         assert manager.failed() == []
-    assert threading.active_count() == 1
+    assert working() == []
 
 
 def test_a_disk_takes_part_through_its_storage():
@@ -220,7 +219,7 @@ def test_pools_that_cannot_exchange_bytes_are_refused(kind, wrong, told, tmp_pat
         with pytest.raises(ConfigError) as refused:
             Executor(manager, [other, other])
         assert str(refused.value) == f"the manager and tier 0 (gpu) differ: {told}"
-    assert threading.active_count() == 1
+    assert working() == []
 
 
 def test_a_storage_of_ones_own_may_tell_its_form():

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from rig import SIZE, Time, away, fetch, gated, prompt, store
+from rig import SIZE, Time, away, fetch, gated, prompt, store, working
 
 from kvtrie.errors import NoSpaceError, TransferError
 from kvtrie.transfer import Executor
@@ -215,7 +215,7 @@ def test_closing_fails_what_has_not_started_and_waits_for_what_runs():
     host.open()
     closer.join(timeout=30)
     assert not closer.is_alive()
-    assert threading.active_count() == 1
+    assert working() == []
     assert any("closed before" in row.reason for row in manager.failed())
     executor.close()
     with pytest.raises(TransferError, match="closed"):

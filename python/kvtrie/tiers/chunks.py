@@ -17,6 +17,7 @@ import numpy as np
 
 from kvtrie.errors import ConfigError
 from kvtrie.scope import Scope
+from kvtrie.shape import require_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -147,7 +148,7 @@ class CacheStore:
         self._executor = executor
         self._manager = executor.manager
         self._chunker = chunker
-        self._manager.model.require_fingerprint("a CacheStore")
+        require_fingerprint(self._manager.model, "a CacheStore")
         base = scope or Scope()
         at_first = dict(base.extra).get(0, b"")  # one digest per token: this one goes into ours
         digest = _digest(_bytes("prefix", prefix), at_first)

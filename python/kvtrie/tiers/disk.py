@@ -23,6 +23,7 @@ import torch
 
 from kvtrie._kvtrie import DiskStore
 from kvtrie.errors import ConfigError, TransferError
+from kvtrie.shape import require_fingerprint
 from kvtrie.tiers.form import Form
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class DiskStorage:
         clock: Callable[[], int] = time.time_ns,
         faults: Faults | None = None,
     ) -> None:
-        model.require_fingerprint(f"the disk folder {folder}")
+        require_fingerprint(model, f"the disk folder {folder}")
         if rank < 0:
             raise ConfigError(f"rank is {rank}, at least 0 wanted")
         self.form = Form.of(model, layout, block_tokens)

@@ -57,7 +57,7 @@ pub(crate) struct BlockManager {
 impl BlockManager {
     /// Refuses what other processes may find if the model's KV has no name.
     fn named(&self, py: Python<'_>, what: &str) -> PyResult<()> {
-        self.model.call_method1(py, "require_fingerprint", (what,)).map(drop)
+        settings::require_fingerprint(self.model.bind(py), what)
     }
 
     fn found(&self, blocks: Vec<Handle>, now: u64) -> Match {

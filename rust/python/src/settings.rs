@@ -126,11 +126,17 @@ fn kind(name: &str) -> PyResult<Kind> {
         .ok_or_else(|| bad(format!("a tier is 'gpu', 'host', 'disk' or 'remote', not '{name}'")))
 }
 
+/// Refuses what other processes may find if the model's KV has no name.
+pub(crate) fn require_fingerprint(model: &Bound<'_, PyAny>, what: &str) -> PyResult<()> {
+    let shapes = model.py().import("kvtrie.shape")?;
+    shapes.call_method1("require_fingerprint", (model, what)).map(drop)
+}
+
 fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
     let word = |name: &str| tier.getattr(name)?.extract::<String>();
     let block = (given.model, given.real_tokens()?);
     if tier.call_method0("outlives")?.extract()? {
-        given.model.call_method1("require_fingerprint", (format!("tier '{}'", word("kind")?),))?;
+        require_fingerprint(given.model, &format!("tier '{}'", word("kind")?))?;
     }
     let (read, store) = tier.call_method1("paced", block)?.extract()?;
     let blocks = tier.call_method1("room", block)?;
