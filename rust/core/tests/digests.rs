@@ -47,7 +47,7 @@ impl Family {
             let drawn = settings(mixed(&mut state));
             let (policy, structure) = (self.policy.to_owned(), self.structure);
             (drawn.tiers.len() == self.tiers)
-                .then(|| (state, Settings { policy, structure, ..drawn }))
+                .then_some((state, Settings { policy, structure, ..drawn }))
         })
     }
 

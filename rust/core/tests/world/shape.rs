@@ -9,7 +9,7 @@ use kvtrie_core::manager::{DropOrder, Settings};
 use kvtrie_core::policy::NAMES;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 
-/// The next number of a seeded sequence (SplitMix64).
+/// The next number of a seeded sequence (`SplitMix64`).
 pub(crate) fn mixed(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut z = *state;
