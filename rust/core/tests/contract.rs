@@ -8,6 +8,7 @@ mod contract {
     mod commit;
     mod completion;
     mod convoy;
+    mod crowds;
     mod cut;
     mod engine;
     mod failed_moves;

@@ -1,4 +1,4 @@
-//! The block manager of one machine.
+//! The block manager of one machine: conversions of its calls, which `PyO3` wants in one block.
 //!
 //! Invariant: arguments are converted before the manager is locked, results after it is
 //! unlocked. Cost: that of the core's operation plus one lock.
