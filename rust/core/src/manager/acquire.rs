@@ -294,10 +294,13 @@ impl Manager {
             units += lacking.map(|need| self.units(0, need.lacks)).sum::<u64>();
         }
         let growth = self.growth_slots(0);
-        let staying = needs.iter().filter(|need| need.stays).count() as u64;
-        let held = self.leased(0) + units + staying * self.units(0, self.all_layers());
-        if growth > 0 && held + growth > u64::from(self.tiers[0].space.capacity()) {
-            return Err(self.no_space(0, units, &self.draft()));
+        if growth > 0 {
+            // What is leased is counted block by block: only a tier that keeps room asks for it.
+            let staying = needs.iter().filter(|need| need.stays).count() as u64;
+            let held = self.leased(0) + units + staying * self.units(0, self.all_layers());
+            if held + growth > u64::from(self.tiers[0].space.capacity()) {
+                return Err(self.no_space(0, units, &self.draft()));
+            }
         }
         self.withhold(needs, true);
         let passage = self.open_passage(needs, units, now);

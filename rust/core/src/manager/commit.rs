@@ -80,7 +80,9 @@ impl Manager {
             }
         }
         let full = rest.len() - rest.len() % size;
-        self.seal(id, &rest[..full], now, &mut out);
+        if full > 0 {
+            self.seal(id, &rest[..full], now, &mut out);
+        }
         if full < rest.len() {
             self.extend_tail(id, &rest[full..]);
         }

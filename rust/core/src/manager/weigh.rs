@@ -14,6 +14,9 @@ const BLOCK: usize = 512;
 impl Manager {
     /// Refuses so many new blocks if there is no memory for what is kept of them.
     pub(super) fn check_memory(&self, blocks: usize) -> Result<()> {
+        if blocks == 0 {
+            return Ok(());
+        }
         let rows = self.tiers.iter().any(|tier| tier.spec.layer_slots);
         let layers =
             if rows { 2 * size_of::<u32>() * usize::from(self.settings.layers) } else { 0 };
