@@ -65,19 +65,21 @@ impl Manager {
             self.adopt_tail(id);
         }
         let mut rest = tokens;
-        let lease = &self.leases[&id];
+        let lease = self.leases.get_mut(&id).expect("it was checked");
         let known = lease.path.len();
         if !lease.tail.is_empty() {
             let take = (size - lease.tail.len()).min(rest.len());
-            self.extend_tail(id, &rest[..take]);
+            self.scopes.digests.hold(&rest[..take]);
+            lease.tail.extend_from_slice(&rest[..take]);
             rest = &rest[take..];
-            let lease = self.lease_mut(id);
-            if lease.tail.len() == size {
-                let tail = std::mem::take(&mut lease.tail);
-                self.seal(id, &tail, now, &mut out);
-                self.lease_mut(id).tail = tail;
-                self.cut_tail(id, 0);
+            // Most decoded tokens end here: the tail is not a block yet.
+            if lease.tail.len() < size {
+                return out;
             }
+            let tail = std::mem::take(&mut lease.tail);
+            self.seal(id, &tail, now, &mut out);
+            self.lease_mut(id).tail = tail;
+            self.cut_tail(id, 0);
         }
         let full = rest.len() - rest.len() % size;
         if full > 0 {
