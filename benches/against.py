@@ -114,7 +114,7 @@ def main() -> int:
         document["rows"] = [asdict(row) for row in rows]
         sys.stdout.write(json.dumps(document) + "\n")
     else:
-        Console().print(table(rows, given.revision))
+        Console(width=None if sys.stdout.isatty() else 120).print(table(rows, given.revision))
     return int(any(not row.ok for row in rows))
 
 
