@@ -32,15 +32,6 @@ RULES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Such small models only lose by sharing their work out."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def made(seed=0, **how):
     torch.manual_seed(seed)
     sizes = {

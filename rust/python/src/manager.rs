@@ -1,5 +1,6 @@
-//! The block manager of one machine: conversions of its calls, which `PyO3` wants in one block.
+//! The block manager of one machine: the conversions of its calls.
 //!
+//! The file is long because `PyO3` takes one block of methods per class, and each has its signature.
 //! Invariant: arguments are converted before the manager is locked, results after it is
 //! unlocked. Cost: that of the core's operation plus one lock.
 
