@@ -1,1 +1,5 @@
-"""Fusion of chunks: what cuts texts into pieces whose KV is reused at any position."""
+"""Fusion of chunks: pieces of text whose KV is computed once and reused at any position."""
+
+from kvtrie.fuse.store import CacheStore
+
+__all__ = ["CacheStore"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvtrie.errors import ConfigError
-from kvtrie.tiers.chunks import CacheStore
 from kvtrie.tiers.disk import DiskStorage
 from kvtrie.tiers.form import Form, Formed, agree
 from kvtrie.tiers.gpu import default_device, gpu_pool
@@ -30,7 +29,6 @@ _MEMORY = ("gpu", "host")
 
 __all__ = [
     "Batched",
-    "CacheStore",
     "DiskStorage",
     "Form",
     "Formed",

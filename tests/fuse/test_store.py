@@ -11,9 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from kvtrie import BlockManager, Lane, ModelShape, Scope, Tier
 from kvtrie.errors import ConfigError, NoSpaceError
+from kvtrie.fuse import CacheStore
 from kvtrie.fuse.chunker import BySeparator, Given
 from kvtrie.metrics import Collector
-from kvtrie.tiers import CacheStore, open_pools
+from kvtrie.tiers import open_pools
 from kvtrie.transfer import Executor
 
 SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=4, fingerprint="chunks")

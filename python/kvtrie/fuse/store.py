@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,36 +25,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvtrie import BlockManager, Committed, Eviction, Lease
+    from kvtrie import Committed, Eviction, Lease
+    from kvtrie.transfer import Executor
 
-__all__ = ["CacheStore", "Carries", "ChunkFeedback", "Found", "Lookup", "Miss"]
+__all__ = ["CacheStore", "ChunkFeedback", "Found", "Lookup", "Miss"]
 
 Kind: TypeAlias = Literal["gpu", "host", "disk", "remote"]
 """Kind of a tier."""
 
 _LABEL = "chunk"
-
-
-class Carries(Protocol):
-    """What carries out the moves: `kvtrie.transfer.Executor`."""
-
-    @property
-    def manager(self) -> BlockManager:
-        """Whose moves."""
-        ...
-
-    @property
-    def clock(self) -> Callable[[], int]:
-        """Nanoseconds, monotone."""
-        ...
-
-    def poll(self) -> int:
-        """Hand moves out."""
-        ...
-
-    def wait(self, lease: Lease) -> None:
-        """Block until a lease is ready."""
-        ...
 
 
 class Found(NamedTuple):
@@ -139,7 +118,7 @@ class CacheStore:
 
     def __init__(
         self,
-        executor: Carries,
+        executor: Executor,
         chunker: Callable[[Any], Iterable[Sequence[int] | NDArray[np.integer[Any]]]],
         *,
         prefix: Sequence[int] = (),
