@@ -29,9 +29,9 @@ from rich.table import Table
 
 from kvtrie import BlockManager, Tier
 from kvtrie.cli.progress import watched
-from kvtrie.sim.offline import Found, leaves_first, most_hits
+from kvtrie.sim.offline import OfflineHits, leaves_first, most_hits
 from kvtrie.sim.replay import open_manager, replay
-from kvtrie.sim.trace import Request, read_trace
+from kvtrie.sim.trace import TraceRequest, read_trace
 from kvtrie.sim.workloads import FAMILIES
 
 SHARES = (0.01, 0.03, 0.1, 0.3)
@@ -76,7 +76,7 @@ class Cell:
 
 
 @cache
-def trace_of(name: str, source: str | None, requests: int) -> list[Request]:
+def trace_of(name: str, source: str | None, requests: int) -> list[TraceRequest]:
     """The requests of a trace, read or made once per process."""
     return read_trace(Path(source)) if source else FAMILIES[name](requests=requests)
 
@@ -102,7 +102,7 @@ def run(job: Job) -> Cell:
     return Cell(*head, 100 * played.hit_rate, 100 * played.token_rate, 100 * played.cost_rate)
 
 
-def bill(requests: list[Request], found: Found) -> tuple[float, float, float]:
+def bill(requests: list[TraceRequest], found: OfflineHits) -> tuple[float, float, float]:
     """Hits, tokens and cost of what an offline plan finds."""
     sums = np.zeros((2, 3))
     for request, mask in zip(requests, map(list, found.blocks), strict=True):
@@ -116,7 +116,7 @@ def bill(requests: list[Request], found: Found) -> tuple[float, float, float]:
     return hits, tokens, cost
 
 
-def singles(job: Job, requests: list[Request]) -> tuple[float, None, None, float]:
+def singles(job: Job, requests: list[TraceRequest]) -> tuple[float, None, None, float]:
     """Every block as a request of its own: our hits, and libcachesim's."""
     import libcachesim
 

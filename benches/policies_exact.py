@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtrie.sim.offline import Found
+from kvtrie.sim.offline import OfflineHits
 
 if TYPE_CHECKING:
-    from kvtrie.sim.trace import Request
+    from kvtrie.sim.trace import TraceRequest
 
 BLOCK = 512
 MOST_USES = 32
@@ -125,7 +125,7 @@ class Cache:
         return hits
 
 
-def exact_retention(requests: list[Request], room: int, ghosts: int = GHOSTS) -> Found:
+def exact_retention(requests: list[TraceRequest], room: int, ghosts: int = GHOSTS) -> OfflineHits:
     """What is found with `uses * cost / idle`; `ghosts` per block of room, 0 for none."""
     cache = Cache(room, ghosts)
     found: list[tuple[int, ...]] = []
@@ -133,4 +133,4 @@ def exact_retention(requests: list[Request], room: int, ghosts: int = GHOSTS) ->
     for request in requests:
         now = max(now + 1, request.at)
         found.append(tuple(range(cache.serve(request.blocks.tolist(), now))))
-    return Found(tuple(found))
+    return OfflineHits(tuple(found))

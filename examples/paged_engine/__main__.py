@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from examples.paged_engine.scheduler import Report
+    from examples.paged_engine.scheduler import StepReport
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def _run(given: argparse.Namespace) -> int:
     try:
         manager, ranks = chats.start(model, given.gpu, given.host, given.fail_on)
 
-        def look(step: int, report: Report) -> None:
+        def look(step: int, report: StepReport) -> None:
             if given.audit:
                 manager.audit()
             if not given.json:
@@ -65,7 +65,7 @@ def _run(given: argparse.Namespace) -> int:
     return 0 if verdict["ok"] else 1
 
 
-def _line(step: int, report: Report) -> str:
+def _line(step: int, report: StepReport) -> str:
     batch = ", ".join(f"{name} +{count}" for name, count in report.computed.items())
     events = ", ".join(f"{who} {what} {count}" for who, what, count in report.events)
     return f"{step:3}  {batch:32}  {events}".rstrip()

@@ -21,14 +21,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from examples.paged_engine.model import shard
 from examples.paged_engine.ranks import Ranks
-from examples.paged_engine.scheduler import Request
+from examples.paged_engine.scheduler import ChatRequest
 from examples.paged_engine.worker import Setup
 from kvtrie import BlockManager, Cost, ModelShape, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from examples.paged_engine.scheduler import Report, Scheduler
+    from examples.paged_engine.scheduler import Scheduler, StepReport
 
 _VOCABULARY = 211
 _BLOCK_TOKENS = 8
@@ -46,7 +46,7 @@ _PROMISED = (
 )
 
 
-class Turn(NamedTuple):
+class ChatTurn(NamedTuple):
     """A message of `words` tokens. It comes at `step`, or when the turn it follows is answered."""
 
     name: str
@@ -57,13 +57,13 @@ class Turn(NamedTuple):
 
 
 _TURNS = (
-    Turn("ann", 0, 13, 12),
-    Turn("bob", 2, 20, 30),
-    Turn("cid", 3, 30, 16),
-    Turn("ann again", 16, 9, 10, "ann"),
-    Turn("cid again", 20, 15, 10, "cid"),
-    Turn("dot", 22, 26, 8),
-    Turn("bob again", 30, 11, 8, "bob"),
+    ChatTurn("ann", 0, 13, 12),
+    ChatTurn("bob", 2, 20, 30),
+    ChatTurn("cid", 3, 30, 16),
+    ChatTurn("ann again", 16, 9, 10, "ann"),
+    ChatTurn("cid again", 20, 15, 10, "cid"),
+    ChatTurn("dot", 22, 26, 8),
+    ChatTurn("bob again", 30, 11, 8, "bob"),
 )
 
 
@@ -109,19 +109,19 @@ def start(model: Any, gpu: int, host: int, fail_on: int) -> tuple[BlockManager, 
 
 
 def serve(
-    scheduler: Scheduler, look: Callable[[int, Report], None]
-) -> tuple[dict[str, list[int]], list[Report]]:
+    scheduler: Scheduler, look: Callable[[int, StepReport], None]
+) -> tuple[dict[str, list[int]], list[StepReport]]:
     """Every turn to its end; `look` sees each step. The tokens of every turn, and the reports."""
     random = np.random.default_rng(0)
     said = {one.name: random.integers(1, _VOCABULARY, one.words).tolist() for one in _TURNS}
     answered = {"": random.integers(1, _VOCABULARY, _SYSTEM).tolist()}
     coming = list(_TURNS)
-    requests: dict[str, Request] = {}
-    reports: list[Report] = []
+    requests: dict[str, ChatRequest] = {}
+    reports: list[StepReport] = []
     while coming or not scheduler.idle:
         for turn in [one for one in coming if one.step <= len(reports) and one.follows in answered]:
             prompt = answered[turn.follows] + said[turn.name]
-            requests[turn.name] = Request(turn.name, prompt, len(prompt) + turn.answer)
+            requests[turn.name] = ChatRequest(turn.name, prompt, len(prompt) + turn.answer)
             scheduler.submit(requests[turn.name])
             coming.remove(turn)
         report = scheduler.step()
@@ -133,7 +133,7 @@ def serve(
     return answered, reports
 
 
-def judge(model: Any, answered: dict[str, list[int]], reports: list[Report]) -> dict[str, Any]:  # noqa: ANN401
+def judge(model: Any, answered: dict[str, list[int]], reports: list[StepReport]) -> dict[str, Any]:  # noqa: ANN401
     """What is wrong, what was promised and not seen, what was seen, in tokens or blocks or steps.
 
     `margin` is the least distance between the best two logits of a step: far above the rounding

@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 
-from examples.paged_engine.worker import Reply, Setup, Step, serve
+from examples.paged_engine.worker import Reply, Setup, StepInput, serve
 
 
 class RankLostError(RuntimeError):
@@ -41,7 +41,7 @@ class Ranks:
         for pipe in (*theirs, *between):
             pipe.close()
 
-    def step(self, step: Step) -> list[Reply]:
+    def step(self, step: StepInput) -> list[Reply]:
         """Have both ranks do the same.
 
         Raises:

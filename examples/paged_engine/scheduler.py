@@ -6,7 +6,7 @@ request's life, call by call:
 
     acquire           hold what host has of the prompt, and plan: load it, or compute it again
     bind              our slots get names; loads into them may begin
-    moves, complete   workers copy, every rank reports (`copies.py`)
+    moves, complete   workers copy, every rank reports (`pending.py`)
     failed            what did not come is computed instead
     commit            KV that a step has written counts from now on
     suspend, resume   a request steps back when room runs out, and comes again
@@ -22,10 +22,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from examples.paged_engine.copies import Copies
 from examples.paged_engine.model import Sequence
+from examples.paged_engine.pending import PendingMoves
 from examples.paged_engine.slots import Slots
-from examples.paged_engine.worker import Step
+from examples.paged_engine.worker import StepInput
 from kvtrie import Moves
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Request:
+class ChatRequest:
     """A prompt that is answered until it has `length` tokens; the last one's KV is not needed."""
 
     name: str
@@ -44,7 +44,7 @@ class Request:
     length: int
 
 
-class Event(NamedTuple):
+class StepEvent(NamedTuple):
     """Something worth a line: who, what, and how many tokens or moves."""
 
     who: str
@@ -53,11 +53,11 @@ class Event(NamedTuple):
 
 
 @dataclass(slots=True)
-class Report:
+class StepReport:
     """A step: how many tokens it computed of each request, and what else happened."""
 
     computed: dict[str, int] = field(default_factory=dict[str, int])
-    events: list[Event] = field(default_factory=list[Event])
+    events: list[StepEvent] = field(default_factory=list[StepEvent])
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ class _Run:
     The KV of its first `shared` tokens stood in our slots when it came.
     """
 
-    request: Request
+    request: ChatRequest
     lease: Lease
     table: list[int]
     shared: int
@@ -90,11 +90,11 @@ class Scheduler:
         self._size = manager.block_tokens
         self._room = manager.tiers[0].room(manager.model, self._size)
         self.slots = Slots(self._room, self._size)
-        self._copies = Copies(manager)
-        self._waiting: deque[Request] = deque()
+        self._copies = PendingMoves(manager)
+        self._waiting: deque[ChatRequest] = deque()
         self._running: list[_Run] = []  # oldest first
         self._suspended: deque[_Run] = deque()
-        self._report = Report()
+        self._report = StepReport()
 
     @property
     def idle(self) -> bool:
@@ -102,7 +102,7 @@ class Scheduler:
         busy = self._waiting or self._running or self._suspended or self.slots.leaving
         return not busy and self._copies.idle
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: ChatRequest) -> None:
         """Queue a request.
 
         Raises:
@@ -116,9 +116,9 @@ class Scheduler:
             )
         self._waiting.append(request)
 
-    def step(self) -> Report:
+    def step(self) -> StepReport:
         """Make room, copy, and compute one batch of prefills and decodes."""
-        self._report = Report()
+        self._report = StepReport()
         self._grow()
         self._resume()
         self._admit()
@@ -126,7 +126,7 @@ class Scheduler:
         # Whose loads are under way, or whose next slot is not there, sits this step out.
         batch = [run for run in self._running if run.lease.ready() and not self._lacks(run)]
         work = [self._sequence(run) for run in batch]
-        replies = self._ranks.step(Step([move.to_bytes() for move in copies.values()], work))
+        replies = self._ranks.step(StepInput([move.to_bytes() for move in copies.values()], work))
         failed = self._copies.complete(replies, self._clock())
         self._book(copies, failed)
         self._commit(batch, replies[0].tokens)
@@ -181,7 +181,7 @@ class Scheduler:
                 run.lease.bind(0, run.table)
 
     def _suspend(self, run: _Run) -> None:
-        """Step back: host takes what it has room for, the lease remembers all tokens."""
+        """StepInput back: host takes what it has room for, the lease remembers all tokens."""
         self._running.remove(run)
         self._suspended.append(run)
         self._tell(run, "preempted", len(run.request.tokens))
@@ -218,7 +218,7 @@ class Scheduler:
         loads = kinds.count(Moves.LOAD)
         for what, amount in (("loaded", loads), ("stored", len(kinds) - loads)):
             if amount:
-                self._report.events.append(Event("blocks", what, amount))
+                self._report.events.append(StepEvent("blocks", what, amount))
         self.slots.ended(copies.keys() | failed)
         # kvtrie has planned anew: `plan.recompute` now names the tokens that did not come.
         runs = {run.lease.id: run for run in self._running}
@@ -253,4 +253,4 @@ class Scheduler:
                 self._leave(run, run.lease.release(now=now))
 
     def _tell(self, run: _Run, what: str, amount: int) -> None:
-        self._report.events.append(Event(run.request.name, what, amount))
+        self._report.events.append(StepEvent(run.request.name, what, amount))

@@ -32,7 +32,7 @@ class Setup(NamedTuple):
     fail_a_load: bool  # for show: the first one
 
 
-class Step(NamedTuple):
+class StepInput(NamedTuple):
     """From the scheduler: moves, as `Moves.to_bytes` gave them, and what to compute."""
 
     moves: list[bytes]
@@ -66,7 +66,7 @@ class _Worker:
         self._neighbour = neighbour
         self._fail_a_load = setup.fail_a_load
 
-    def step(self, step: Step) -> Reply:
+    def step(self, step: StepInput) -> Reply:
         reply = Reply([], {}, [])
         for move in (move for data in step.moves for move in Moves.from_bytes(data)):
             try:

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausa
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kvtrie import Scope
-from kvtrie.engines.rope import Rope
+from kvtrie.engines.rope import RopeLimits
 from kvtrie.engines.transformers import KvtrieCache
 from kvtrie.errors import ConfigError
 
@@ -181,11 +181,11 @@ def test_the_lengths_are_read_per_kind_of_layer():
         "full_attention": {"rope_type": "longrope", "original_max_position_embeddings": 64} | LONG,
         "sliding_attention": {"rope_type": "default"},
     }
-    rope = Rope.of(config)
-    assert rope == Rope((64,), None)
+    rope = RopeLimits.of(config)
+    assert rope == RopeLimits((64,), None)
     assert [rope.regime(length) for length in (1, 64, 65)] == [0, 0, 1]
     assert rope.scope(None, 0) is None
     assert rope.scope(Scope(lora="a"), 1) != Scope(lora="a")
     config.rope_parameters["sliding_attention"] = {"rope_type": "spiral"}
     with pytest.raises(ConfigError, match="'spiral'"):
-        Rope.of(config)
+        RopeLimits.of(config)

@@ -18,7 +18,7 @@ import torch
 from examples.paged_engine import chats
 from examples.paged_engine.model import Sequence, shard
 from examples.paged_engine.ranks import RankLostError
-from examples.paged_engine.scheduler import Event, Report, Request, Scheduler
+from examples.paged_engine.scheduler import ChatRequest, Scheduler, StepEvent, StepReport
 from examples.paged_engine.slots import Slots
 from examples.paged_engine.worker import Setup, _Worker
 from kvtrie import Moves
@@ -134,7 +134,7 @@ def test_the_command_shows_what_it_promises():
     assert (told["ok"], told["wrong"], told["missing"]) == (True, [], [])
     assert told["margin"] > 1e-3  # so far apart that rounding does not choose the token
     reports = [
-        Report(step["computed"], [Event(*event) for event in step["events"]])
+        StepReport(step["computed"], [StepEvent(*event) for event in step["events"]])
         for step in told["steps"]
     ]
     assert max(len(report.computed) for report in reports) == 3
@@ -179,11 +179,11 @@ def test_tokens_are_right_when_a_fifth_of_all_moves_fails(engine, llama, seed, m
 
 def follow(scheduler):
     """One request to its end, and the next turn of its chat at once."""
-    request = Request("one", list(range(1, 30)), 40)
+    request = ChatRequest("one", list(range(1, 30)), 40)
     scheduler.submit(request)
     while not happened([scheduler.step()], "done"):
         pass
-    scheduler.submit(Request("two", [*request.tokens], 44))
+    scheduler.submit(ChatRequest("two", [*request.tokens], 44))
 
 
 def test_what_is_being_written_down_can_be_shared(engine):
@@ -222,9 +222,9 @@ def test_a_load_whose_store_failed_is_never_carried_out(engine, monkeypatch):
 
 def test_requests_that_run_share_slots_and_compute_the_rest(engine):
     manager, _, scheduler = engine()
-    scheduler.submit(Request("one", list(range(1, 30)), 50))
+    scheduler.submit(ChatRequest("one", list(range(1, 30)), 50))
     scheduler.step()
-    scheduler.submit(Request("two", [*range(1, 30), 7], 50))
+    scheduler.submit(ChatRequest("two", [*range(1, 30), 7], 50))
     report = scheduler.step()
     assert happened([report], "from gpu") == [(0, "two", 24)]
     assert report.computed == {"one": 1, "two": 6}
@@ -235,10 +235,10 @@ def test_requests_that_run_share_slots_and_compute_the_rest(engine):
 
 def test_who_is_youngest_steps_back_even_for_itself(engine):
     manager, _, scheduler = engine(gpu=4)
-    scheduler.submit(Request("before", list(range(24)), 25))
+    scheduler.submit(ChatRequest("before", list(range(24)), 25))
     drain(manager, scheduler)  # from now on host has these three blocks
-    scheduler.submit(Request("old", [50], 6))
-    scheduler.submit(Request("young", list(range(24)), 27))
+    scheduler.submit(ChatRequest("old", [50], 6))
+    scheduler.submit(ChatRequest("young", list(range(24)), 27))
     reports = drain(manager, scheduler)
     assert happened(reports, "preempted") == [(2, "young", 25)]
     assert happened(reports, "stored") == []
@@ -253,9 +253,9 @@ def test_what_could_never_run_is_refused(engine):
     _, _, scheduler = engine(gpu=12)
     for tokens, length in (([], 5), ([1, 2], 2), ([1], 97)):
         with pytest.raises(ValueError, match=f"of {len(tokens)} tokens is to have {length}"):
-            scheduler.submit(Request("no", tokens, length))
+            scheduler.submit(ChatRequest("no", tokens, length))
     assert scheduler.idle
-    scheduler.submit(Request("yes", [1], 96))
+    scheduler.submit(ChatRequest("yes", [1], 96))
 
 
 def test_two_ranks_over_block_tables_give_the_models_logits(llama):
@@ -313,17 +313,19 @@ def test_slots_are_free_when_their_last_holder_lets_go():
 
 
 def test_a_wrong_token_or_a_missing_event_is_no_success(llama, monkeypatch):
-    monkeypatch.setattr(chats, "_TURNS", (chats.Turn("it", 0, 5, 3),))
+    monkeypatch.setattr(chats, "_TURNS", (chats.ChatTurn("it", 0, 5, 3),))
     prompt = torch.tensor([[3, 1, 4, 1, 5]])
     right = llama.generate(prompt, max_new_tokens=3, do_sample=False)[0].tolist()
-    events = [Event("it", what, 8) for what in chats._PROMISED]
-    reports = [Report({"it": 5, "other": 1}, events)]
+    events = [StepEvent("it", what, 8) for what in chats._PROMISED]
+    reports = [StepReport({"it": 5, "other": 1}, events)]
     assert chats.judge(llama, {"it": right}, reports)["ok"]
     for what in chats._PROMISED[2:]:
-        less = [Report({"it": 5, "other": 1}, [event for event in events if event.what != what])]
+        less = [
+            StepReport({"it": 5, "other": 1}, [event for event in events if event.what != what])
+        ]
         told = chats.judge(llama, {"it": right}, less)
         assert (told["ok"], told["missing"]) == (False, [what])
-    alone = [Report({"it": 5}, events[2:])]
+    alone = [StepReport({"it": 5}, events[2:])]
     assert chats.judge(llama, {"it": right}, alone)["missing"] == ["batch", "mixed batch"]
     wrong = [*right[:-1], right[-1] + 1]
     told = chats.judge(llama, {"it": wrong}, reports)
@@ -335,7 +337,7 @@ def test_a_dead_worker_is_an_error_and_not_a_hang(llama):
     manager, ranks = chats.start(llama, 18, 32, -1)
     with closing(ranks):
         scheduler = Scheduler(manager, ranks, count(1).__next__)
-        scheduler.submit(Request("it", [1, 2, 3], 30))
+        scheduler.submit(ChatRequest("it", [1, 2, 3], 30))
         scheduler.step()
         ranks.processes[1].kill()
         ranks.processes[1].join()

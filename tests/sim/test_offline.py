@@ -10,7 +10,7 @@ from kvtrie import BlockManager, Tier
 from kvtrie.errors import ConfigError
 from kvtrie.sim.offline import leaves_first, most_hits
 from kvtrie.sim.replay import open_manager, replay
-from kvtrie.sim.trace import Request
+from kvtrie.sim.trace import TraceRequest
 from kvtrie.sim.workloads import FAMILIES
 
 CHATS = FAMILIES["chats"](requests=700, seed=5)
@@ -18,7 +18,7 @@ BLOCKS = sum(len(request.blocks) for request in CHATS)
 
 
 def requests_of(paths):
-    return [Request(0, 512 * len(path), 1, np.array(path, dtype=np.uint32)) for path in paths]
+    return [TraceRequest(0, 512 * len(path), 1, np.array(path, dtype=np.uint32)) for path in paths]
 
 
 def best(stream, capacity):

@@ -38,7 +38,7 @@ from kvtrie import BlockManager, Index, NoSpaceError, Tier
 from kvtrie._kvtrie import Faults
 from kvtrie.errors import ClosedError, ConfigError, TransferError
 from kvtrie.layout import Layout
-from kvtrie.tiers import DiskStorage, Lasting, open_pools
+from kvtrie.tiers import DiskStorage, PersistentStorage, open_pools
 from kvtrie.transfer import Executor
 
 
@@ -47,7 +47,7 @@ def test_a_second_manager_finds_everything_bit_for_bit(tmp_path, durability):
     prompts = [prompt(seed, 1 + seed % 3) for seed in range(12)]
     fill(tmp_path, prompts, durability=durability)
     with serving(tmp_path, durability=durability, workers=2) as executor:
-        assert isinstance(executor.pools[2], Lasting)
+        assert isinstance(executor.pools[2], PersistentStorage)
         assert executor.restore() == sum(map(len, prompts)) // SIZE
         executor.manager.audit()
         assert [ask(executor, tokens) for tokens in prompts] == [*map(len, prompts)]
@@ -381,8 +381,8 @@ def test_saving_ends_at_the_deadline_when_the_manifest_hangs(tmp_path):
             executor.save()
         faults.open_gate()
         executor._deadline_ns = 30 * SECOND
-        errand = executor._errands[2]
-        assert errand.wait(30 * SECOND)
+        call = executor._deadline_calls[2]
+        assert call.wait(30 * SECOND)
         ask(executor, prompt(2))
         executor.save()
         executor.manager.audit()

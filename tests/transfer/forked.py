@@ -43,7 +43,7 @@ def calls(executor, disk, lease):
         "flush": executor.flush,
         "save": executor.save,
         "restore": executor.restore,
-        "apart": lambda: executor.apart(lambda: lease),
+        "acquire_claimed": lambda: executor.acquire_claimed(lambda: lease),
         "claim": lambda: executor.claim(1),
         "close": executor.close,
         "disk.read": lambda: disk.read(key, 0, layers, memory),

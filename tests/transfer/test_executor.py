@@ -225,10 +225,10 @@ def test_pools_that_cannot_exchange_bytes_are_refused(kind, wrong, told, tmp_pat
 def test_a_storage_of_ones_own_may_tell_its_form():
     manager, (gpu, host) = world()
     shelf = Shelf()
-    shelf.form = replace(gpu.form, layers=7)
+    shelf.block_format = replace(gpu.block_format, layers=7)
     with pytest.raises(ConfigError, match=r"layers 4 and 7$"):
         Executor(manager, [gpu, shelf])
-    shelf.form = host.form
+    shelf.block_format = host.block_format
     Executor(manager, [gpu, shelf]).close()
 
 

@@ -6,7 +6,7 @@ import torch
 from rig import SHAPE, SIZE, Gate, Shelf, Time, fetch, prompt, store
 
 from kvtrie import BlockManager, Index, Tier
-from kvtrie.tiers import Lasting, open_pools
+from kvtrie.tiers import PersistentStorage, open_pools
 from kvtrie.transfer import Executor
 
 SECOND = 1_000_000_000
@@ -48,8 +48,8 @@ def idle(executor, tokens):
 
 
 def test_a_shelf_that_keeps_rows_is_lasting():
-    assert isinstance(Kept(), Lasting)
-    assert not isinstance(Shelf(), Lasting)
+    assert isinstance(Kept(), PersistentStorage)
+    assert not isinstance(Shelf(), PersistentStorage)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvtrie.cli.scrape import Scrape
     from kvtrie.cli.view import View
     from kvtrie.metrics import Collector
-    from kvtrie.sim.trace import Request
+    from kvtrie.sim.trace import TraceRequest
 
 __all__ = ["COMMAND", "Pace", "watch"]
 
@@ -165,7 +165,7 @@ class Pace:
         self._look, self._refresh, self._speed = look, refresh, speed
         self._length, self._clock, self._sleep = length, clock, sleep
 
-    def hand_on(self, requests: Iterable[Request]) -> Iterator[Request]:
+    def hand_on(self, requests: Iterable[TraceRequest]) -> Iterator[TraceRequest]:
         """The requests, each when it is its turn."""
         begin = self._clock()
         end = float("inf") if self._length is None else begin + self._length

@@ -88,14 +88,14 @@ class View:
     def between(cls, before: Scrape, after: Scrape) -> View:
         """What happened between two scrapes; the first may be empty."""
         machines = [labels["machine"] for labels, _ in after.samples.get("kvtrie_up", ())]
-        spans = {machine: _Span(before, after, machine) for machine in machines}
+        spans = {machine: _Interval(before, after, machine) for machine in machines}
         return cls(
             tuple(span.machine_view() for span in spans.values()),
             tuple(spans[labels["machine"]].tier_view(labels) for labels in after.tiers()),
         )
 
 
-class _Span:
+class _Interval:
     """The time between two scrapes of one manager."""
 
     def __init__(self, before: Scrape, after: Scrape, machine: str) -> None:

@@ -1,4 +1,4 @@
-"""Rope: the lengths of a sequence at which a model begins to rotate its keys in another way.
+"""RopeLimits: the lengths of a sequence at which a model begins to rotate its keys in another way.
 
 Most kinds of RoPE rotate a key by its position alone. LongRoPE has one set of frequencies for
 sequences up to its original length and another beyond: KV of the two is told apart by the scope.
@@ -16,14 +16,14 @@ from typing import Any, cast
 from kvtrie import Scope
 from kvtrie.errors import ConfigError
 
-__all__ = ["Rope"]
+__all__ = ["RopeLimits"]
 
 # How transformers calls rotations that depend on the position alone.
 _PLAIN = frozenset({"default", "linear", "yarn", "llama3", "proportional", "mrope"})
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
+class RopeLimits:
     """What a model's rotations depend on beside the position.
 
     Attributes:
@@ -35,7 +35,7 @@ class Rope:
     limit: int | None = None
 
     @classmethod
-    def of(cls, config: Any) -> Rope:  # noqa: ANN401 - a PretrainedConfig
+    def of(cls, config: Any) -> RopeLimits:  # noqa: ANN401 - a PretrainedConfig
         """Read a transformers configuration; of a multimodal one, the text part.
 
         Raises:

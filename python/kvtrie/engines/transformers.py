@@ -24,7 +24,7 @@ from transformers import Cache
 from kvtrie.engines.fingerprint import fingerprint, require_same
 from kvtrie.engines.guard import Guard, named, remainder, states
 from kvtrie.engines.recovery import recover
-from kvtrie.engines.rope import Rope
+from kvtrie.engines.rope import RopeLimits
 from kvtrie.engines.step import Step
 from kvtrie.engines.trial import trial
 from kvtrie.errors import ClosedError, ConfigError, NoSpaceError, TransferError
@@ -111,7 +111,7 @@ class KvtrieCache(Cache):
         _check(model, executor.manager.model, pool)
         self._guard = Guard(model)
         self._guard.ready()
-        self._rope = Rope.of(model.config)
+        self._rope = RopeLimits.of(model.config)
         require_same(executor.manager, model)
         self._model = model
         entry = trial(model, pool)

@@ -17,15 +17,15 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvtrie.sim.trace import Request
+    from kvtrie.sim.trace import TraceRequest
 
-__all__ = ["Found", "leaves_first", "most_hits"]
+__all__ = ["OfflineHits", "leaves_first", "most_hits"]
 
 _NEVER = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OfflineHits:
     """Which blocks of each request were found, as indices into its path."""
 
     blocks: tuple[tuple[int, ...], ...]
@@ -36,7 +36,7 @@ class Found:
         return sum(map(len, self.blocks))
 
 
-def most_hits(requests: Sequence[Request], capacity: int) -> Found:
+def most_hits(requests: Sequence[TraceRequest], capacity: int) -> OfflineHits:
     """What a cache of `capacity` blocks finds at most, in number.
 
     Raises:
@@ -58,7 +58,7 @@ def most_hits(requests: Sequence[Request], capacity: int) -> Found:
             kept[block] = use
             heapq.heappush(farthest, (-use, block))
         found.append(tuple(hits))
-    return Found(tuple(found))
+    return OfflineHits(tuple(found))
 
 
 def _evict(kept: dict[int, int], farthest: list[tuple[int, int]]) -> None:
@@ -69,7 +69,7 @@ def _evict(kept: dict[int, int], farthest: list[tuple[int, int]]) -> None:
             return
 
 
-def leaves_first(requests: Sequence[Request], capacity: int) -> Found:
+def leaves_first(requests: Sequence[TraceRequest], capacity: int) -> OfflineHits:
     """A cache of whole prefixes that gives up the last block whose next use is farthest.
 
     Raises:
@@ -105,10 +105,10 @@ def leaves_first(requests: Sequence[Request], capacity: int) -> Found:
         for block in path:
             if not children.get(block):
                 heapq.heappush(farthest, (-kept[block], block))
-    return Found(tuple(found))
+    return OfflineHits(tuple(found))
 
 
-def _check(requests: Sequence[Request], capacity: int) -> None:
+def _check(requests: Sequence[TraceRequest], capacity: int) -> None:
     longest = max((len(request.blocks) for request in requests), default=0)
     if longest > capacity:
         raise ConfigError(f"a request has {longest} blocks, the cache only {capacity}")

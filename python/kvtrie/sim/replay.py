@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from kvtrie._kvtrie import Lease
     from kvtrie.scope import Structure
-    from kvtrie.sim.trace import Request
+    from kvtrie.sim.trace import TraceRequest
     from kvtrie.tier import Tier
 
 __all__ = ["Replayed", "TierFigures", "open_manager", "replay"]
@@ -142,7 +142,7 @@ def open_manager(
 
 
 def replay(
-    requests: Iterable[Request],
+    requests: Iterable[TraceRequest],
     manager: BlockManager,
     *,
     load: Literal["plan", "all"] = "all",
@@ -223,7 +223,7 @@ class _Bill:
         """Count a whole prompt."""
         self.asked += self._first(blocks)
 
-    def find(self, request: Request, lease: Lease) -> None:
+    def find(self, request: TraceRequest, lease: Lease) -> None:
         """Count what of a prompt need not be computed."""
         matched, block = lease.matched, self._block
         holes = lease.plan.recompute()

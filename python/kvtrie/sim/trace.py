@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Request", "read_trace", "write_trace"]
+__all__ = ["TraceRequest", "read_trace", "write_trace"]
 
 _NS_PER_MS = 1_000_000
 _LATEST_MS = 2**63 // _NS_PER_MS
@@ -30,7 +30,7 @@ _MOST = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TraceRequest:
     """One request of a trace.
 
     Attributes:
@@ -46,14 +46,14 @@ class Request:
     blocks: NDArray[np.uint32]
 
 
-def read_trace(path: Path) -> list[Request]:
+def read_trace(path: Path) -> list[TraceRequest]:
     """Read a whole trace.
 
     Raises:
         ConfigError: the file cannot be read or holds no request; a line is no JSON object, lacks a
             field, has a number that cannot be, or a time before that of the line above.
     """
-    requests: list[Request] = []
+    requests: list[TraceRequest] = []
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -71,7 +71,7 @@ def read_trace(path: Path) -> list[Request]:
     return requests
 
 
-def write_trace(path: Path, requests: Iterable[Request]) -> None:
+def write_trace(path: Path, requests: Iterable[TraceRequest]) -> None:
     """Write a trace that `read_trace` reads; times are rounded down to milliseconds."""
     rows = (
         {
@@ -86,7 +86,7 @@ def write_trace(path: Path, requests: Iterable[Request]) -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def _request(line: str, earliest: int) -> Request:
+def _request(line: str, earliest: int) -> TraceRequest:
     try:
         row: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -100,7 +100,7 @@ def _request(line: str, earliest: int) -> Request:
             f"timestamp is {at / _NS_PER_MS} ms, before the {earliest / _NS_PER_MS} ms of the "
             "request above"
         )
-    return Request(
+    return TraceRequest(
         at=at,
         input_tokens=int(_number(row, "input_length", _MOST)),
         output_tokens=int(_number(row, "output_length", _MOST)),

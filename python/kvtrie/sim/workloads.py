@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie.errors import ConfigError
-from kvtrie.sim.trace import Request
+from kvtrie.sim.trace import TraceRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,10 +46,10 @@ class _Text:
         """A sequence that begins with the full blocks of this one."""
         return _Text(self.ids, list(self.path))
 
-    def request(self, at: float, answer: int) -> Request:
+    def request(self, at: float, answer: int) -> TraceRequest:
         """A prompt of all of it."""
         partial = [next(self.ids)] if self.rest or not self.path else []
-        return Request(
+        return TraceRequest(
             at=int(at * _NS_PER_S),
             input_tokens=len(self.path) * _BLOCK + self.rest,
             output_tokens=answer,
@@ -84,14 +84,16 @@ class _Draw:
         return int((number + 1) ** self.rng.random()) - 1
 
 
-def _ordered(requests: list[Request], most: int) -> list[Request]:
+def _ordered(requests: list[TraceRequest], most: int) -> list[TraceRequest]:
     """By time; the first `most`, so that late turns of the last sessions are cut off."""
     return sorted(requests, key=lambda request: request.at)[:most]
 
 
-def _gathered(sessions: Iterator[list[Request]], most: int, surplus: float) -> list[Request]:
+def _gathered(
+    sessions: Iterator[list[TraceRequest]], most: int, surplus: float
+) -> list[TraceRequest]:
     """Sessions until there are more than `surplus * most` requests, in order of time."""
-    made: list[Request] = []
+    made: list[TraceRequest] = []
     while len(made) <= surplus * most:
         made.extend(next(sessions))
     return _ordered(made, most)
@@ -114,7 +116,7 @@ def _opened(draw: _Draw, per_s: float) -> Iterator[float]:
         yield at
 
 
-def _chat(draw: _Draw, system: _Text, at: float) -> Iterator[Request]:
+def _chat(draw: _Draw, system: _Text, at: float) -> Iterator[TraceRequest]:
     text = system.fork()
     for _ in range(draw.turns(4)):
         before = text.fork()
@@ -130,7 +132,7 @@ def _chat(draw: _Draw, system: _Text, at: float) -> Iterator[Request]:
         at += draw.seconds(60, 1.3)
 
 
-def chats(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
+def chats(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
     """Conversations of four turns in the mean, behind one of eight system prompts.
 
     People think for a minute between turns (median; a tenth for more than five), 2 % upload a
@@ -146,7 +148,7 @@ def chats(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
     draw, ids = _begin(requests, seed)
     systems = _texts(draw, ids, 8, 1500, 0.8)
 
-    def sessions() -> Iterator[list[Request]]:
+    def sessions() -> Iterator[list[TraceRequest]]:
         for at in _opened(draw, 1.0):
             system = systems[draw.popular(len(systems))].fork()
             if draw.happens(0.02):
@@ -156,7 +158,7 @@ def chats(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
     return _gathered(sessions(), requests, 1.2)
 
 
-def agents(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
+def agents(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
     """Agents that call tools: long prompts that grow by small steps, with pauses of two kinds.
 
     An agent of one of five kinds (instructions and tools of about 6 000 tokens) takes twelve steps
@@ -172,7 +174,7 @@ def agents(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
     draw, ids = _begin(requests, seed)
     kinds = _texts(draw, ids, 5, 6000, 0.4)
 
-    def steps(at: float) -> Iterator[Request]:
+    def steps(at: float) -> Iterator[TraceRequest]:
         text = kinds[draw.popular(len(kinds))].fork()
         text.grow(draw.length(800, 0.8))
         for _ in range(draw.turns(12)):
@@ -186,7 +188,7 @@ def agents(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
     return _gathered(sessions, requests, 1.2)
 
 
-def shared(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
+def shared(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
     """Single questions behind popular documents, whose popularity moves on.
 
     Three hundred documents of about 5 000 tokens behind one of six system prompts; every hundred
@@ -209,7 +211,7 @@ def shared(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
 
     shelf = [document() for _ in range(300)]
 
-    def sessions() -> Iterator[list[Request]]:
+    def sessions() -> Iterator[list[TraceRequest]]:
         for number, at in enumerate(_opened(draw, 2.0), 1):
             if number % 100 == 0:
                 shelf.insert(draw.rng.randrange(30), document())
@@ -226,7 +228,7 @@ def shared(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
     return _gathered(sessions(), requests, 1.1)
 
 
-def flood(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
+def flood(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
     """Chats, and every ten minutes a wave of long prompts that nobody asks for again.
 
     A wave is a job of about three hundred prompts of about 4 000 tokens within a minute.
@@ -252,7 +254,7 @@ def flood(*, requests: int = 10_000, seed: int = 0) -> list[Request]:
     return _ordered(made, requests)
 
 
-FAMILIES: dict[str, Callable[..., list[Request]]] = {
+FAMILIES: dict[str, Callable[..., list[TraceRequest]]] = {
     "chats": chats,
     "agents": agents,
     "shared": shared,
@@ -277,7 +279,7 @@ def conversations(
     system_blocks: int = 4,
     turn_blocks: int = 3,
     block_tokens: int = 512,
-) -> list[Request]:
+) -> list[TraceRequest]:
     """A small trace of interleaved conversations, in whole blocks.
 
     Args:
@@ -303,7 +305,7 @@ def conversations(
     fresh = system_blocks
     unopened = chats
     opened: list[tuple[list[int], int]] = []
-    requests: list[Request] = []
+    requests: list[TraceRequest] = []
     at = 0
     while unopened or opened:
         while unopened and len(opened) < active:
@@ -316,7 +318,7 @@ def conversations(
         fresh += added
         at += rng.randrange(_NS_PER_S)
         requests.append(
-            Request(
+            TraceRequest(
                 at=at,
                 input_tokens=len(path) * block_tokens,
                 output_tokens=rng.randrange(block_tokens),

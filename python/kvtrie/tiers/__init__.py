@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kvtrie.errors import ConfigError
+from kvtrie.tiers.block_format import BlockFormat, HasBlockFormat
+from kvtrie.tiers.conversion import agree
 from kvtrie.tiers.disk import DiskStorage
-from kvtrie.tiers.form import Form, Formed, agree
 from kvtrie.tiers.gpu import default_device, gpu_pool
 from kvtrie.tiers.host import host_pool
 from kvtrie.tiers.pool import Pool
@@ -29,10 +30,10 @@ _MEMORY = ("gpu", "host")
 
 __all__ = [
     "Batched",
+    "BlockFormat",
     "DiskStorage",
-    "Form",
-    "Formed",
-    "Lasting",
+    "HasBlockFormat",
+    "PersistentStorage",
     "Pool",
     "Storage",
     "agree",
@@ -89,7 +90,7 @@ class Batched(Storage, Protocol):
 
 
 @runtime_checkable
-class Lasting(Storage, Protocol):
+class PersistentStorage(Storage, Protocol):
     """A storage whose blocks are found again by a later process."""
 
     def recall(self) -> Index:
@@ -133,17 +134,17 @@ def open_pools(
     if not 0 <= rank < ranks:
         raise ConfigError(f"rank is {rank}, 0 to {ranks - 1} wanted, for {ranks} ranks")
     mine = [
-        (at, tier, Form.of(model, tier.layout, block_tokens))
+        (at, tier, BlockFormat.of(model, tier.layout, block_tokens))
         for at, tier in enumerate(tiers)
         if tier.owner == "kvtrie" and (tier.kind in ("gpu", "host") or tier.path is not None)
     ]
     first = [
-        ("the model", Form.first(model, form.layout, block_tokens), False)
-        for at, _, form in mine
+        ("the model", BlockFormat.first(model, fmt.layout, block_tokens), False)
+        for at, _, fmt in mine
         if at == 0
     ]
-    named = [(f"tier {at} ({tier.kind})", form, tier.kind in _MEMORY) for at, tier, form in mine]
-    agree([*first, *((name, form, False) for name, form, _ in named[: len(first)])])
+    named = [(f"tier {at} ({tier.kind})", fmt, tier.kind in _MEMORY) for at, tier, fmt in mine]
+    agree([*first, *((name, fmt, False) for name, fmt, _ in named[: len(first)])])
     agree(named)
     pools: list[Pool | Storage | None] = []
     for tier in tiers:

@@ -19,52 +19,83 @@ from kvtrie.errors import ConfigError
 from kvtrie.kernels import Pages, copy_rows, gather, scatter
 from kvtrie.kernels.checks import check_plane, vector
 from kvtrie.kernels.formats import ROWS
+from kvtrie.tiers.block_format import FORMAT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from kvtrie.tiers.form import Form
+    from kvtrie.tiers.block_format import BlockFormat
     from kvtrie.tiers.pool import Pool
 
-__all__ = ["PIECE_BYTES", "check", "convert", "pages"]
+__all__ = ["PIECE_BYTES", "agree", "check", "convert", "pages"]
 
 PIECE_BYTES = 8 << 20
 """Rows that are under way at once."""
 
 
-def pages(form: Form, memory: Sequence[torch.Tensor], units: int) -> Pages:
+def pages(fmt: BlockFormat, memory: Sequence[torch.Tensor], units: int) -> Pages:
     """All units of some memory as blocks of one layer: a token of any layer has a slot."""
     return Pages.of(
         memory,
-        form.layout,
+        fmt.layout,
         blocks=units,
-        block_tokens=form.block_tokens,
-        heads=form.heads,
-        head_dim=form.head_dim,
-        v_head_dim=form.v_head_dim,
+        block_tokens=fmt.block_tokens,
+        heads=fmt.heads,
+        head_dim=fmt.head_dim,
+        v_head_dim=fmt.v_head_dim,
     )
 
 
-def check(one: Form, other: Form) -> None:
-    """Look whether KV can go from one form to another and back.
+def check(one: BlockFormat, other: BlockFormat) -> None:
+    """Look whether KV can go from one format to another and back.
 
     Raises:
         ConfigError: a format that kernels do not know, scales that would have to be given, heads
             that kernels cannot serve.
     """
     step = vector(_between(one, other))
-    for form in (one, other):
-        if form.layout.scales in {"tensor", "head"}:
+    for fmt in (one, other):
+        if fmt.layout.scales in {"tensor", "head"}:
             raise ConfigError(
-                f"scales by {form.layout.scales!r} would have to be given; a tier finds those of "
+                f"scales by {fmt.layout.scales!r} would have to be given; a tier finds those of "
                 "each 'token' or 'group'"
             )
-        shapes = [torch.empty(size, dtype=torch.uint8, device="meta") for size in form.planes()]
-        found = pages(form, shapes, 1)
+        shapes = [torch.empty(size, dtype=torch.uint8, device="meta") for size in fmt.planes()]
+        found = pages(fmt, shapes, 1)
         for plane in found.planes:
             check_plane(plane, found.covers, step)
+
+
+def agree(tiers: Iterable[tuple[str, BlockFormat, bool]]) -> None:
+    """Look that tiers, from the first one down, may exchange KV.
+
+    Args:
+        tiers: a name, the format, and whether it is memory, which converts; anything else takes the
+            bytes of the memory above it.
+
+    Raises:
+        ConfigError: two of them differ, both numbers are told; or KV cannot be converted.
+    """
+    named = list(tiers)
+    for (above, wanted), (name, fmt, memory) in zip(_above(named), named, strict=True):
+        if differences := wanted.differences(fmt, but=FORMAT if memory else ()):
+            raise ConfigError(f"{above} and {name} differ: {', '.join(differences)}")
+        if fmt.layout != wanted.layout:
+            try:
+                check(wanted, fmt)
+            except ConfigError as error:
+                raise ConfigError(f"{above} and {name} cannot exchange KV: {error}") from error
+
+
+def _above(named: Iterable[tuple[str, BlockFormat, bool]]) -> Iterator[tuple[str, BlockFormat]]:
+    """For each tier the memory that it exchanges KV with; the first one itself for the first."""
+    above: tuple[str, BlockFormat] | None = None
+    for name, fmt, memory in named:
+        yield above or (name, fmt)
+        if memory or above is None:
+            above = name, fmt
 
 
 def convert(
@@ -78,20 +109,20 @@ def convert(
         target: where to.
         units: int64 `(n,)`, all different.
     """
-    form = source.form
+    fmt = source.block_format
     device = source.device if source.device.type == "cuda" else target.device
-    between = _between(form, target.form)
-    widths = (form.head_dim, *(() if form.layout.latent else (form.v_head_dim,)))
-    size = form.block_tokens * form.heads * sum(widths) * between.itemsize
+    between = _between(fmt, target.block_format)
+    widths = (fmt.head_dim, *(() if fmt.layout.latent else (fmt.v_head_dim,)))
+    size = fmt.block_tokens * fmt.heads * sum(widths) * between.itemsize
     most = min(len(units), max(1, PIECE_BYTES // size))
     rows = [
-        torch.empty((most * form.block_tokens, form.heads, dim), dtype=between, device=device)
+        torch.empty((most * fmt.block_tokens, fmt.heads, dim), dtype=between, device=device)
         for dim in widths
     ]
     for first in range(0, len(units), most):
         piece = slice(first, first + most)
         here, there = source_units[piece], units[piece]
-        part = [each[: len(there) * form.block_tokens] for each in rows]
+        part = [each[: len(there) * fmt.block_tokens] for each in rows]
         _read(source, here, part, device)
         _write(target, there, part, device)
 
@@ -100,24 +131,24 @@ def _read(
     pool: Pool, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
 ) -> None:
     if pool.device == device:
-        gather(pool.pages, _slots(pool.form, units), *rows)
+        gather(pool.pages, _slots(pool.block_format, units), *rows)
         return
     staging = _staging(pool, len(units), device)
     near = np.arange(len(units))
     for plane, part in zip(pool.planes, staging, strict=True):
         copy_rows(plane, units, part, near)
-    gather(pages(pool.form, staging, len(units)), _slots(pool.form, near), *rows)
+    gather(pages(pool.block_format, staging, len(units)), _slots(pool.block_format, near), *rows)
 
 
 def _write(
     pool: Pool, units: NDArray[np.int64], rows: Sequence[torch.Tensor], device: torch.device
 ) -> None:
     if pool.device == device:
-        scatter(pool.pages, _slots(pool.form, units), *rows)
+        scatter(pool.pages, _slots(pool.block_format, units), *rows)
         return
     staging = _staging(pool, len(units), device)
     near = np.arange(len(units))
-    scatter(pages(pool.form, staging, len(units)), _slots(pool.form, near), *rows)
+    scatter(pages(pool.block_format, staging, len(units)), _slots(pool.block_format, near), *rows)
     for plane, part in zip(pool.planes, staging, strict=True):
         copy_rows(part, near, plane, units)
 
@@ -130,13 +161,13 @@ def _staging(pool: Pool, units: int, device: torch.device) -> list[torch.Tensor]
     ]
 
 
-def _slots(form: Form, units: NDArray[np.int64]) -> torch.Tensor:
-    within = torch.arange(form.block_tokens)
-    return (torch.as_tensor(units)[:, None] * form.block_tokens + within).view(-1)
+def _slots(fmt: BlockFormat, units: NDArray[np.int64]) -> torch.Tensor:
+    within = torch.arange(fmt.block_tokens)
+    return (torch.as_tensor(units)[:, None] * fmt.block_tokens + within).view(-1)
 
 
-def _between(one: Form, other: Form) -> torch.dtype:
+def _between(one: BlockFormat, other: BlockFormat) -> torch.dtype:
     """The format of rows on their way: the wider one, so that only one side converts."""
-    formats: list[torch.dtype] = [getattr(torch, form.layout.dtype) for form in (one, other)]
+    formats: list[torch.dtype] = [getattr(torch, fmt.layout.dtype) for fmt in (one, other)]
     known = [dtype for dtype in formats if dtype in ROWS]
     return max(known, key=lambda dtype: dtype.itemsize, default=torch.float32)

@@ -24,7 +24,7 @@ import torch
 from kvtrie._kvtrie import DiskStore
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.shape import require_fingerprint
-from kvtrie.tiers.form import Form
+from kvtrie.tiers.block_format import BlockFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,7 +65,7 @@ class DiskStorage:
         faults: a device that fails as it is told, for tests.
 
     Attributes:
-        form: how the bytes lie.
+        block_format: how the bytes lie.
         store: the files.
         read_only: whether another process writes here, or nobody may.
 
@@ -98,11 +98,11 @@ class DiskStorage:
         require_fingerprint(model, f"the disk folder {folder}")
         if rank < 0:
             raise ConfigError(f"rank is {rank}, at least 0 wanted")
-        self.form = Form.of(model, layout, block_tokens)
-        planes = self.form.planes()
+        self.block_format = BlockFormat.of(model, layout, block_tokens)
+        planes = self.block_format.planes()
         if len(planes) != 1:
             raise ConfigError("a disk keeps K and V of a layer together: use Layout(kv='joined')")
-        about = _about(model, self.form.layout, block_tokens, rank)
+        about = _about(model, self.block_format.layout, block_tokens, rank)
         self.store = DiskStore(
             folder,
             identity=hashlib.blake2b(about.encode(), digest_size=32).digest(),

@@ -28,7 +28,7 @@ from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.kernels import copy_rows
 from kvtrie.layout import DTYPE_BYTES, Layout
 from kvtrie.tiers import conversion
-from kvtrie.tiers.form import FORMAT, Form
+from kvtrie.tiers.block_format import FORMAT, BlockFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,7 +50,7 @@ class Pool:
     Attributes:
         planes: the bytes, uint8 `(units, bytes per unit)`: one tensor, or K's and V's where the
             layout splits them.
-        form: how the bytes lie.
+        block_format: how the bytes lie.
         layers: layers of the model.
         layer_slots: whether a slot is one layer of a block instead of the whole block.
         spare: blocks of memory beyond those that slots stand for.
@@ -78,14 +78,14 @@ class Pool:
             raise ConfigError(
                 f"{spare} spare blocks: at least 0 wanted, and 0 where a slot is one layer"
             )
-        form = Form.of(model, layout, block_tokens)
-        layout = form.layout
+        block_format = BlockFormat.of(model, layout, block_tokens)
+        layout = block_format.layout
         if layout.order != Layout().order or layout.strides is not None:
             raise ConfigError(f"pools keep the order {Layout().order}, not {layout.order}")
         plain = replace(layout, dtype=model.dtype, scales="none")
         if layout != plain:
-            conversion.check(Form.of(model, plain, block_tokens), form)
-        self.form = form
+            conversion.check(BlockFormat.of(model, plain, block_tokens), block_format)
+        self.block_format = block_format
         self.layout = layout
         self.layers = model.layers
         self.blocks = blocks
@@ -95,15 +95,15 @@ class Pool:
         # Where the block of each slot lies, in blocks; None where no slot has ever moved.
         self._place = np.arange(blocks, dtype=np.int64) if spare else None
         self._free = list(range(blocks + spare - 1, blocks - 1, -1))
-        sizes = form.planes()
+        sizes = block_format.planes()
         self.planes: tuple[torch.Tensor, ...] = tuple(
             _paged((blocks + spare) * model.layers, size, device, pinned=pinned) for size in sizes
         )
         for plane in self.planes:
             plane.zero_()  # touch every page now; the first copy would pay for it otherwise
-        width = DTYPE_BYTES[layout.dtype] * form.heads
-        self._key_rows = sizes[0] // (width * form.head_dim)
-        self._value_rows = sizes[-1] // (width * form.v_head_dim)
+        width = DTYPE_BYTES[layout.dtype] * block_format.heads
+        self._key_rows = sizes[0] // (width * block_format.head_dim)
+        self._value_rows = sizes[-1] // (width * block_format.v_head_dim)
         self._value_shift = 0 if layout.latent or layout.kv == "split" else block_tokens
 
     @classmethod
@@ -146,17 +146,17 @@ class Pool:
         Raises:
             ConfigError: a quantised pool, which holds codes; `pages` reads them.
         """
-        return self._rows(self.planes[0], self.form.heads, self.form.head_dim)
+        return self._rows(self.planes[0], self.block_format.heads, self.block_format.head_dim)
 
     @cached_property
     def values(self) -> torch.Tensor:
         """V likewise, `(rows, kv_heads, v_head_dim)`; the same memory as `keys` when joined."""
-        return self._rows(self.planes[-1], self.form.heads, self.form.v_head_dim)
+        return self._rows(self.planes[-1], self.block_format.heads, self.block_format.v_head_dim)
 
     @cached_property
     def pages(self) -> Pages:
         """The memory for kernels: a block is a unit, a slot `unit * block_tokens + offset`."""
-        return conversion.pages(self.form, self.planes, len(self.planes[0]))
+        return conversion.pages(self.block_format, self.planes, len(self.planes[0]))
 
     def units(self, slot: int, layer_lo: int, layer_hi: int) -> NDArray[np.int64]:
         """The units of layers `[layer_lo, layer_hi)` of the block (or the one layer) at `slot`.
@@ -297,7 +297,7 @@ class Pool:
             ConfigError: pools whose layouts differ in more than the format.
         """
         if source.layout != self.layout:
-            if source.form.apart(self.form, but=FORMAT):
+            if source.block_format.differences(self.block_format, but=FORMAT):
                 raise ConfigError(f"cannot copy between {source.layout} and {self.layout}")
             conversion.convert(source, source_units, self, units)
             return

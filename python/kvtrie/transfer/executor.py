@@ -1,8 +1,8 @@
 """Executor: takes a manager's moves, copies the bytes on worker threads, reports completion.
 
-The face of `Carrier`: waiting, cancelling, keeping what lasts, and leaving the loads of a lease to
+The face of `Runner`: waiting, cancelling, keeping what lasts, and leaving the loads of a lease to
 an engine that carries them out itself, layer by layer.
-Invariant: whoever waits is woken by an end, a failure or a deadline. Cost: as of `Carrier`.
+Invariant: whoever waits is woken by an end, a failure or a deadline. Cost: as of `Runner`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvtrie.errors import TransferError
-from kvtrie.tiers import Lasting, Pool
-from kvtrie.transfer.carrier import Carrier, Progress
-from kvtrie.transfer.errand import Errand
+from kvtrie.tiers import PersistentStorage, Pool
+from kvtrie.transfer.deadline_call import DeadlineCall
+from kvtrie.transfer.runner import Progress, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -33,7 +33,7 @@ __all__ = ["Executor", "Progress"]
 _NS = 1_000_000_000
 
 
-class Executor(Carrier):
+class Executor(Runner):
     """Runs the moves of one manager.
 
     What leases wait for comes first, then loads that nobody waits for, then stores. What nobody
@@ -70,8 +70,8 @@ class Executor(Carrier):
 
     Raises:
         ConfigError: pools that do not match the manager's tiers, or whose bytes lie differently
-            from each other's (a storage that has no `form` is not asked), or numbers that cannot
-            be. From any call: this is another process than the one that made it.
+            from each other's (a storage without a `block_format` takes any bytes), or numbers that
+            cannot be. From any call: this is another process than the one that made it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Executor(Carrier):
             progress=progress,
             learn=learn,
         )
-        self._errands: dict[int, Errand] = {}
+        self._deadline_calls: dict[int, DeadlineCall] = {}
         self._closing: list[Callable[[], None]] = []
 
     def __enter__(self) -> Self:
@@ -145,7 +145,7 @@ class Executor(Carrier):
         has not begun are carried out here; what it has begun, it has to end.
         """
         with self._section:
-            for lease in list(self._apart):
+            for lease in list(self._claimed):
                 self._disclaim(lease)
         self._until(
             lambda: self._left() == self._late(), "moves are left that nobody can carry out"
@@ -187,7 +187,7 @@ class Executor(Carrier):
         """
         self.flush()
         for tier, pool in enumerate(self.pools):
-            if isinstance(pool, Lasting):
+            if isinstance(pool, PersistentStorage):
                 self._keep(tier, pool)
 
     def restore(self) -> int:
@@ -201,7 +201,7 @@ class Executor(Carrier):
         return sum(
             self.manager.load_index(pool.recall(), tier, now=now)
             for tier, pool in enumerate(self.pools)
-            if isinstance(pool, Lasting)
+            if isinstance(pool, PersistentStorage)
         )
 
     def close(self) -> None:
@@ -226,7 +226,7 @@ class Executor(Carrier):
             if thread not in hanging:
                 thread.join()
 
-    def apart(self, action: Callable[[], Lease]) -> Lease:
+    def acquire_claimed(self, action: Callable[[], Lease]) -> Lease:
         """Make a lease, and leave its loads to who asks for them by `claim`.
 
         Args:
@@ -237,7 +237,7 @@ class Executor(Carrier):
             with self._section:
                 self._poll()
                 lease = action()
-                self._apart[lease.id] = []
+                self._claimed[lease.id] = []
                 self._take()
                 return lease
         except BaseException:
@@ -248,15 +248,15 @@ class Executor(Carrier):
     def claimable(self, lease: int) -> bool:
         """Whether `claim` has something to give."""
         with self._section.lock:
-            return bool(self._apart.get(lease))
+            return bool(self._claimed.get(lease))
 
     def claim(self, lease: int) -> list[Job]:
-        """The loads of a lease apart that have been handed out since the last call."""
+        """The claimed loads of a lease that have been handed out since the last call."""
         with self._section:
             self._take()
-            jobs = self._apart.get(lease, [])
+            jobs = self._claimed.get(lease, [])
             if jobs:
-                self._apart[lease] = []
+                self._claimed[lease] = []
             return jobs
 
     def disclaim(self, lease: int) -> None:
@@ -279,7 +279,7 @@ class Executor(Carrier):
             return job.lost or job.begun or self._queue.free(job)
 
     def begin(self, job: Job) -> bool:
-        """Block until a job apart may start; False if it never will.
+        """Block until a claimed job may start; False if it never will.
 
         Raises:
             TransferError: the executor is closed, or what the job waits for hangs.
@@ -294,7 +294,7 @@ class Executor(Carrier):
             return True
 
     def copying(self, job: Job) -> None:
-        """A job apart begins to copy: from now on its deadline counts."""
+        """A claimed job begins to copy: from now on its deadline counts."""
         with self._section.lock:
             job.started_ns = self.clock()
             self.feedback.began(job, job.started_ns)
@@ -307,7 +307,7 @@ class Executor(Carrier):
         *,
         handed: bool = False,
     ) -> None:
-        """A job apart has stopped copying.
+        """A claimed job has stopped copying.
 
         Args:
             job: which.
@@ -334,7 +334,7 @@ class Executor(Carrier):
             self._section.notify_all()
 
     def end(self, job: Job, error: str | None = None, *, cancelled: bool = False) -> None:
-        """A job apart has ended: well, badly, or because nobody wants it any more."""
+        """A claimed job has ended: well, badly, or because nobody wants it any more."""
         self._end(job, error, cancelled=cancelled)
 
     def until(self, done: Callable[[], bool], stuck: str) -> None:
@@ -426,21 +426,23 @@ class Executor(Carrier):
         """Have something closed first that uses this executor."""
         self._closing.append(close)
 
-    def _keep(self, tier: int, pool: Lasting) -> None:
-        """As `Lasting.keep`; with a deadline, a thread that hangs is left behind."""
+    def _keep(self, tier: int, pool: PersistentStorage) -> None:
+        """As `PersistentStorage.keep`; with a deadline, a thread that hangs is left behind."""
         name = f"tier {tier} ({self.manager.tiers[tier].kind})"
-        errand = None
+        call = None
         with self._section:
-            hung = self._errands.get(tier)
+            hung = self._deadline_calls.get(tier)
             if hung is not None and hung.running:
                 seconds = f"{hung.seconds:.3f} s"
                 raise TransferError(f"{name}: an earlier save still hangs after {seconds}")
             index = self.manager.index(tier, now=self.clock())
             if self._deadline_ns is not None:
-                errand = self._errands[tier] = Errand(lambda: pool.keep(index), self.clock)
-        if errand is None or self._deadline_ns is None:
+                call = self._deadline_calls[tier] = DeadlineCall(
+                    lambda: pool.keep(index), self.clock
+                )
+        if call is None or self._deadline_ns is None:
             pool.keep(index)
-        elif not errand.wait(self._deadline_ns):
+        elif not call.wait(self._deadline_ns):
             raise TransferError(
                 f"{name}: {len(index)} blocks were not written down within "
                 f"{self._deadline_ns / _NS:.3f} s"

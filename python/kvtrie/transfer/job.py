@@ -3,7 +3,7 @@
 Moves between two pools that are free to run share a job, so that layer 0 of all of them is there
 before layer 1 of any. Single layers of one block that go to a storage share one, so that they are
 written at once. Any other move that waits for another, or touches a storage, is a job of its own.
-Loads of a lease that carries them out itself, layer by layer, are kept apart from the others'.
+A lease's engine may claim its loads, to carry them out layer by layer: those are jobs of their own.
 Invariant: all moves of a job have the same source tier, destination tier and number of layers.
 Cost: grouping is one call for moves between pools, whatever their number, and one step for each
 that waits or touches a storage; no call into the manager.
@@ -73,7 +73,7 @@ class Job:
         worker: that thread; None for the caller's own.
         failed: set once the job has been reported failed, though it may still run.
         lease: the lease whose engine carries it out, layer by layer; 0 for the executor's threads.
-        begun: set once a job apart has left the queue to run.
+        begun: set once a claimed job has left the queue to run.
         over: set once it has ended.
         lost: set when what it waited for has failed, or it was cancelled: it will never run.
         there: its layers below this one have come; 0 before the first one has.
@@ -265,7 +265,7 @@ def group(
     tiers: Sequence[Pool | Storage],
     unended: Callable[[set[int]], set[int]],
     limit: int,
-    apart: Collection[int] = (),
+    claimed: Collection[int] = (),
 ) -> list[Job]:
     """Turn the columns of `moves` into jobs, in an order that respects every `after`.
 
@@ -273,23 +273,23 @@ def group(
         moves: what the manager handed out.
         tiers: the pool or storage of each tier.
         unended: those of some moves, of which none is new, that have not ended.
-        limit: the most moves of one job; loads apart are not limited.
-        apart: leases that carry out their loads themselves.
+        limit: the most moves of one job; claimed loads are not limited.
+        claimed: leases that carry out their loads themselves.
     """
     parts, others = moves.together([at for at, tier in enumerate(tiers) if isinstance(tier, Pool)])
     jobs: list[Job] = []
     for part in parts:
         ids, slots, first = part.id, _slots(part), part[0]
-        most = len(ids) if _own(first, apart) else limit
+        most = len(ids) if _claimer(first, claimed) else limit
         for at in range(0, len(ids), most):
-            job = _job(first, tiers, apart)
+            job = _job(first, tiers, claimed)
             job.ids, job.slots = ids[at : at + most], slots[at : at + most]
             jobs.append(job)
     awaited = {move.after for move in others} - {0}
     left = unended(awaited) | awaited.intersection(moves.id.tolist()) if awaited else awaited
     down: dict[tuple[object, ...], Job] = {}
     for move in others:
-        job = _job(move, tiers, apart)
+        job = _job(move, tiers, claimed)
         job.after = move.after if move.after in left else 0
         if not (isinstance(job.source, Pool) and isinstance(job.target, Pool)):
             slot = move.dst_slot if job.store else move.src_slot
@@ -306,8 +306,8 @@ def group(
     return jobs
 
 
-def _own(move: Move, apart: Collection[int]) -> int:
-    return move.lease if move.kind == _LOAD and move.lease in apart else 0
+def _claimer(move: Move, claimed: Collection[int]) -> int:
+    return move.lease if move.kind == _LOAD and move.lease in claimed else 0
 
 
 def _urgency(move: Move) -> Urgency:
@@ -316,7 +316,7 @@ def _urgency(move: Move) -> Urgency:
     return Urgency.BACKGROUND if move.kind == _STORE else Urgency.PREFETCH
 
 
-def _job(move: Move, tiers: Sequence[Pool | Storage], apart: Collection[int]) -> Job:
+def _job(move: Move, tiers: Sequence[Pool | Storage], claimed: Collection[int]) -> Job:
     """A job for moves of one way, of which it has none yet."""
     return Job(
         tiers[move.src],
@@ -325,7 +325,7 @@ def _job(move: Move, tiers: Sequence[Pool | Storage], apart: Collection[int]) ->
         store=move.kind == _STORE,
         urgency=_urgency(move),
         layers=(move.layer_lo, move.layer_hi),
-        lease=_own(move, apart),
+        lease=_claimer(move, claimed),
     )
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvtrie.errors import ConfigError
 from kvtrie.tiers import Pool
 from kvtrie.transfer.connector import BufferedConnector, PagedConnector
-from kvtrie.transfer.retrieval import Retrieval
-from kvtrie.transfer.storing import Storing
+from kvtrie.transfer.layer_loads import LayerLoads
+from kvtrie.transfer.layer_stores import LayerStores
 from kvtrie.transfer.stream import Current, Stream
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ class LayerwiseEngine:
         self.layerwise_retrievers: list[Generator[int]] = []
         self.layerwise_storers: list[Generator[int | Committed]] = []
         self._batch: list[Request] = []
-        self._retrievals: list[Retrieval] = []
-        self._alone: set[Retrieval] = set()
-        self._storings: list[Storing] = []
+        self._loads: list[LayerLoads] = []
+        self._alone: set[LayerLoads] = set()
+        self._stores: list[LayerStores] = []
         executor.before_close(self.close)
 
     def __enter__(self) -> Self:
@@ -138,7 +138,9 @@ class LayerwiseEngine:
         """
         options.setdefault("now", self.executor.clock())
         options.setdefault("layerwise", self.settings.use_layerwise)
-        return self.executor.apart(partial(self.executor.manager.acquire, tokens, **options))
+        return self.executor.acquire_claimed(
+            partial(self.executor.manager.acquire, tokens, **options)
+        )
 
     def retrieve_layer(self, lease: Lease, *, sync: bool = True) -> Generator[int]:
         """Bring what a lease loads, layer by layer.
@@ -156,14 +158,14 @@ class LayerwiseEngine:
             TransferError: a layer does not come. What is left is given back: release the lease and
                 acquire again.
         """
-        retrieval = self._open(lease)
-        self._alone.add(retrieval)
-        ahead = self._ahead(retrieval.tokens) if sync else 0
+        loads = self._open_loads(lease)
+        self._alone.add(loads)
+        ahead = self._ahead(loads.tokens) if sync else 0
         try:
-            yield from self._retrieve(retrieval, ahead, sync=sync)
+            yield from self._retrieve(loads, ahead, sync=sync)
         finally:
-            retrieval.close()
-            self._alone.discard(retrieval)
+            loads.close()
+            self._alone.discard(loads)
 
     def store_layer(self, lease: Lease, tokens: Any) -> Generator[int | Committed]:  # noqa: ANN401
         """Bring down what a pass computes, layer by layer, and commit it.
@@ -183,14 +185,14 @@ class LayerwiseEngine:
             ConfigError: the first tier is not written through to memory.
             TransferError: a copy failed; nothing is committed.
         """
-        storing = self._storing(lease, tokens)
+        stores = self._open_stores(lease, tokens)
         try:
             for layer in range(self.layers):
-                storing.save(layer, self.current)
+                stores.save(layer, self.current)
                 yield layer
-            yield storing.commit()
+            yield stores.commit()
         finally:
-            storing.close()
+            stores.close()
 
     def start_load_kv(self, batch: Sequence[Request]) -> list[int]:
         """Begin a pass over several requests: their first layers are on their way.
@@ -205,11 +207,11 @@ class LayerwiseEngine:
             raise ConfigError(f"a pass over {len(self._batch)} requests has not ended")
         self._batch = list(batch)
         try:
-            self._retrievals = [self._open(request.lease) for request in batch]
-            ahead = self._ahead(sum(one.tokens for one in self._retrievals))
+            self._loads = [self._open_loads(request.lease) for request in batch]
+            ahead = self._ahead(sum(one.tokens for one in self._loads))
             # A step brings one layer of each request; the wait for it comes with the last of them.
             self.layerwise_retrievers = [
-                self._retrieve(one, max(0, ahead - 1), sync=False) for one in self._retrievals
+                self._retrieve(one, max(0, ahead - 1), sync=False) for one in self._loads
             ]
             hits = [next(one) for one in self.layerwise_retrievers]
             for one in self.layerwise_retrievers:
@@ -232,8 +234,8 @@ class LayerwiseEngine:
             for one in self.layerwise_retrievers:
                 next(one)
         # The last one's point on the load stream lies behind all the others'.
-        for at, retrieval in enumerate(reversed(self._retrievals)):
-            retrieval.wait(self._wanted(layer), self.current, last=at == 0)
+        for at, loads in enumerate(reversed(self._loads)):
+            loads.wait(self._wanted(layer), self.current, last=at == 0)
         self.load.wake()
         if layer + 1 == self.layers:
             for one in self.layerwise_retrievers:
@@ -248,11 +250,11 @@ class LayerwiseEngine:
             NoSpaceError: at the first layer: the host has no room for all of them.
         """
         if layer == 0:
-            self._storings = []
+            self._stores = []
             for request in self._batch:
-                self._storings.append(self._storing(request.lease, request.tokens))
-        for at, storing in enumerate(self._storings):
-            storing.save(layer, self.current if at == 0 else None)
+                self._stores.append(self._open_stores(request.lease, request.tokens))
+        for at, stores in enumerate(self._stores):
+            stores.save(layer, self.current if at == 0 else None)
 
     def wait_for_save(self) -> list[Committed]:
         """End a pass: what it computed is down and committed.
@@ -263,7 +265,7 @@ class LayerwiseEngine:
         Raises:
             TransferError: a copy failed; call `abort`.
         """
-        committed = [storing.commit() for storing in self._storings]
+        committed = [stores.commit() for stores in self._stores]
         self._end()
         return committed
 
@@ -273,9 +275,9 @@ class LayerwiseEngine:
         Raises:
             ConfigError: nothing is retrieved for that lease, or not into buffers.
         """
-        for retrieval in (*self._retrievals, *self._alone):
-            if retrieval.lease.id == lease.id:
-                return retrieval.buffer(layer)
+        for loads in (*self._loads, *self._alone):
+            if loads.lease.id == lease.id:
+                return loads.buffer(layer)
         raise ConfigError(f"nothing is retrieved for lease {lease.id}")
 
     def abort(self) -> None:
@@ -285,22 +287,22 @@ class LayerwiseEngine:
     def close(self) -> None:
         """Abort what runs and end the streams. Closing twice does nothing."""
         self._end()
-        for retrieval in list(self._alone):
-            retrieval.close()
+        for loads in list(self._alone):
+            loads.close()
         self.load.close()
         self.store.close()
 
     def _end(self) -> None:
-        for retrieval in self._retrievals:
-            retrieval.close()
-        for storing in self._storings:
-            storing.close()
-        self.layerwise_retrievers, self._retrievals, self._storings = [], [], []
+        for loads in self._loads:
+            loads.close()
+        for stores in self._stores:
+            stores.close()
+        self.layerwise_retrievers, self._loads, self._stores = [], [], []
         self._batch = []
         self.connector.release()
 
-    def _open(self, lease: Lease) -> Retrieval:
-        return Retrieval(
+    def _open_loads(self, lease: Lease) -> LayerLoads:
+        return LayerLoads(
             self.executor,
             lease,
             self.load,
@@ -311,32 +313,32 @@ class LayerwiseEngine:
         )
 
     def _rush(self) -> None:
-        for retrieval in (*self._retrievals, *self._alone):
-            retrieval.hasten()
+        for loads in (*self._loads, *self._alone):
+            loads.hasten()
 
     def _help(self, leases: Collection[int], layer: int) -> None:
         """Bring a layer of what some leases load: a third one, which this thread serves, waits."""
-        for retrieval in (*self._retrievals, *self._alone):
-            if retrieval.lease.id in leases:
-                retrieval.issue(layer + 1)
+        for loads in (*self._loads, *self._alone):
+            if loads.lease.id in leases:
+                loads.issue(layer + 1)
         for lease in leases:
             self.executor.disclaim(lease)
 
-    def _storing(self, lease: Lease, tokens: Any) -> Storing:  # noqa: ANN401 - as above
-        return Storing(
+    def _open_stores(self, lease: Lease, tokens: Any) -> LayerStores:  # noqa: ANN401 - as above
+        return LayerStores(
             self.executor, lease, tokens, self.store, self.connector, behind_loads=self._join_loads
         )
 
-    def _retrieve(self, retrieval: Retrieval, ahead: int, *, sync: bool) -> Generator[int]:
-        yield retrieval.tokens
+    def _retrieve(self, loads: LayerLoads, ahead: int, *, sync: bool) -> Generator[int]:
+        yield loads.tokens
         for layer in range(self.layers):
-            retrieval.issue(max(layer + 1 + ahead, self._wanted(layer) + 1))
+            loads.issue(max(layer + 1 + ahead, self._wanted(layer) + 1))
             if sync:
-                retrieval.wait(self._wanted(layer), self.current)
+                loads.wait(self._wanted(layer), self.current)
                 self.load.wake()
             yield layer
-        retrieval.finish()
-        yield retrieval.tokens
+        loads.finish()
+        yield loads.tokens
 
     def _wanted(self, layer: int) -> int:
         """The layer that has to be there for this one to compute."""
@@ -350,7 +352,7 @@ class LayerwiseEngine:
 
     def _join_loads(self) -> None:
         """Block while a load is on its way that somebody waits for."""
-        for retrieval in (*self._retrievals, *self._alone):
-            retrieval.join()
+        for loads in (*self._loads, *self._alone):
+            loads.join()
         if not self.executor.quiet():
             self.executor.until(self.executor.quiet, "loads do not end")

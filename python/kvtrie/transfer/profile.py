@@ -234,7 +234,7 @@ def _copy(fast: Pool, slow: Pool | Storage, *, up: bool) -> Callable[[int, int],
 
 def _names(pool: Pool) -> list[tuple[bytes, bytes]]:
     """Keys and labels of as many blocks as a pool holds, from a manager of its own."""
-    form = pool.form
+    form = pool.block_format
     shape = ModelShape(form.layers, form.heads, form.head_dim, dtype=pool.layout.dtype)
     tiers = [Tier("gpu", blocks=pool.blocks), Tier("disk", blocks=pool.blocks)]
     manager = BlockManager(shape, tiers, block_tokens=form.block_tokens)

@@ -37,7 +37,7 @@ class Queue:
         self._ready: dict[Urgency, OrderedDict[Job, None]] = {
             urgency: OrderedDict() for urgency in Urgency
         }
-        self._apart: OrderedDict[Job, None] = (
+        self._claimed: OrderedDict[Job, None] = (
             OrderedDict()
         )  # ready too, for whoever carries out its own loads
         self._waiting: dict[int, list[Job]] = {}
@@ -81,18 +81,18 @@ class Queue:
         return None
 
     def free(self, job: Job) -> bool:
-        """Whether a job apart may start."""
-        return job in self._apart
+        """Whether a claimed job may start."""
+        return job in self._claimed
 
     def take(self, job: Job) -> None:
-        """A job apart that may start leaves the queue."""
+        """A claimed job that may start leaves the queue."""
         self._leave(job)
 
     def hand_over(self, job: Job) -> None:
-        """A job apart becomes anybody's."""
-        free = job in self._apart
+        """A claimed job becomes anybody's."""
+        free = job in self._claimed
         if free:
-            del self._apart[job]
+            del self._claimed[job]
         job.lease = 0
         if free:
             self._ready[job.urgency][job] = None
@@ -123,7 +123,7 @@ class Queue:
 
     def _of_state(self, job: Job) -> OrderedDict[Job, None]:
         """Where a job stands while it may start."""
-        return self._apart if job.lease else self._ready[job.urgency]
+        return self._claimed if job.lease else self._ready[job.urgency]
 
     def awaited(self, ids: NDArray[np.uint64]) -> list[int]:
         """Those of the moves that something here waits for."""

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from kvtrie.transfer.section import Ticket
 
-__all__ = ["Current", "Event", "Stream"]
+__all__ = ["Current", "Stream", "StreamEvent"]
 
 
-class Event:
+class StreamEvent:
     """A point in a stream that is passed once.
 
     Args:
@@ -79,7 +79,7 @@ class Stream:
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.cuda = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._calls: deque[tuple[Callable[[], object], Event]] = deque()
+        self._calls: deque[tuple[Callable[[], object], StreamEvent]] = deque()
         self._section = Section()
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event, Callable[[int], object]]] = []
         self._busy = False
@@ -101,7 +101,7 @@ class Stream:
         with self._section.lock:
             return not self._busy and not self._calls
 
-    def submit(self, call: Callable[[], object], *, wake: bool = True) -> Event:
+    def submit(self, call: Callable[[], object], *, wake: bool = True) -> StreamEvent:
         """Run a call behind those that came before.
 
         Args:
@@ -111,7 +111,7 @@ class Stream:
         Raises:
             TransferError: the stream is closed.
         """
-        event = Event(self)
+        event = StreamEvent(self)
         with self._section.lock:
             if self._closed:
                 raise TransferError("the stream is closed")
@@ -126,7 +126,7 @@ class Stream:
             if self._calls and not self._busy:
                 self._section.notify_all()
 
-    def run_to(self, event: Event) -> None:
+    def run_to(self, event: StreamEvent) -> None:
         """Block until an event of this stream has passed, making calls that have not begun."""
         while not event.passed:
             with self._section.lock:
@@ -139,7 +139,7 @@ class Stream:
             elif ticket is not None:
                 ticket.wait()
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: StreamEvent) -> None:
         """Let whatever is submitted from now on wait for a point of another stream."""
         if event.passed and event.error is None and (self.cuda is None or event.cuda is None):
             return
@@ -203,14 +203,14 @@ class Stream:
                     return None if done else self._section.ticket(None)
             self._make(*given)
 
-    def _take(self) -> tuple[Callable[[], object], Event] | None:
+    def _take(self) -> tuple[Callable[[], object], StreamEvent] | None:
         """The call to make next; None if there is none, or one is being made."""
         if self._busy or not self._calls:
             return None
         self._busy = True
         return self._calls.popleft()
 
-    def _make(self, call: Callable[[], object], event: Event) -> None:
+    def _make(self, call: Callable[[], object], event: StreamEvent) -> None:
         error: BaseException | None = None
         try:
             with torch.cuda.stream(self.cuda) if self.cuda is not None else nullcontext():
@@ -247,13 +247,13 @@ class Current:
         self._device = device if device.type == "cuda" else None
         self.waits = 0
 
-    def record(self) -> Event:
+    def record(self) -> StreamEvent:
         """The point where the computation is now."""
-        event = Event()
+        event = StreamEvent()
         event.mark(None if self._device is None else torch.cuda.current_stream(self._device))
         return event
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: StreamEvent) -> None:
         """Let the computation wait for a point of another stream.
 
         Raises:

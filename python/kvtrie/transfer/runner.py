@@ -1,4 +1,4 @@
-"""Carrier: the queue of a manager's moves, the threads that carry them out, and their reports.
+"""Runner: the queue of a manager's moves, the threads that carry them out, and their reports.
 
 Invariants: a move starts only after its `after` has ended well; every move handed out is reported
 exactly once as done or failed; what still runs when it is reported failed is reported again when
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvtrie.errors import ClosedError, ConfigError, TransferError
-from kvtrie.tiers import Form, Formed, Pool, agree
+from kvtrie.tiers import BlockFormat, HasBlockFormat, Pool, agree
 from kvtrie.transfer.budget import Budget
 from kvtrie.transfer.feedback import Feedback
 from kvtrie.transfer.job import Job, Urgency, group, run_together
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kvtrie.tiers import Storage
     from kvtrie.transfer.section import Ticket
 
-__all__ = ["Carrier", "Progress"]
+__all__ = ["Progress", "Runner"]
 
 _LOG = logging.getLogger(__name__)
 _NS = 1_000_000_000
@@ -62,7 +62,7 @@ class Progress:
     pending: int
 
 
-class Carrier:
+class Runner:
     """What an `Executor` stands on: its arguments are explained there."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Carrier:
         self._queue = Queue()
         self._budget = Budget(manager.tiers)
         self.feedback = Feedback(manager, learn=learn)
-        self._apart: dict[int, list[Job]] = {}
+        self._claimed: dict[int, list[Job]] = {}
         self._running: list[Job] = []
         self._closed = False
         self._broken: BaseException | None = None
@@ -146,15 +146,15 @@ class Carrier:
         """Whether the pools may exchange bytes, and are of the manager's blocks."""
         model, size = self.manager.model, self.manager.block_tokens
         memory = [isinstance(pool, Pool) for pool in self.pools]
-        forms = [
-            (f"tier {at} ({tier.kind})", pool.form, memory[at])
+        formats = [
+            (f"tier {at} ({tier.kind})", pool.block_format, memory[at])
             for at, (tier, pool) in enumerate(zip(self.manager.tiers, self.pools, strict=True))
-            if isinstance(pool, Formed)
+            if isinstance(pool, HasBlockFormat)
         ]
-        for name, form, _ in forms[:1]:
-            managed = Form.first(model, form.layout, size)
-            agree([("the manager", managed, False), (name, form, False)])
-        agree(forms)
+        for name, block_format, _ in formats[:1]:
+            managed = BlockFormat.first(model, block_format.layout, size)
+            agree([("the manager", managed, False), (name, block_format, False)])
+        agree(formats)
 
     def _until(self, done: Callable[[], bool], stuck: str) -> None:
         while True:
@@ -187,7 +187,7 @@ class Carrier:
             raise TransferError(f"a worker could not report: {self._broken}") from self._broken
         if self._closed:
             raise TransferError("the executor is closed")
-        for lease in [lease for lease, jobs in self._apart.items() if jobs]:
+        for lease in [lease for lease, jobs in self._claimed.items() if jobs]:
             try:
                 self.manager.lease(lease)
             except ClosedError:  # released before anybody retrieved it
@@ -196,7 +196,7 @@ class Carrier:
 
     def _disclaim(self, lease: int) -> None:
         """Carry out the loads of a lease that nobody has claimed like anybody's."""
-        for job in self._apart.pop(lease, ()):
+        for job in self._claimed.pop(lease, ()):
             self._queue.hand_over(job)
         self._section.notify_all()
 
@@ -212,12 +212,12 @@ class Carrier:
 
     def _accept(self, moves: Moves) -> None:
         event = self._compute.record_event() if self._compute is not None else None
-        jobs = group(moves, self.pools, self._unended, self._moves_per_job, self._apart)
+        jobs = group(moves, self.pools, self._unended, self._moves_per_job, self._claimed)
         for job in jobs:
             job.event = event
             self._queue.add(job)
             if job.lease:
-                self._apart[job.lease].append(job)
+                self._claimed[job.lease].append(job)
         self._section.notify_all()
 
     def _next(self, worker: threading.Thread | None) -> list[Job]:
@@ -458,11 +458,11 @@ class Carrier:
         self._section.notify_all()
 
 
-def _work(ref: weakref.ref[Carrier], stream: torch.cuda.Stream | None) -> None:
-    """A thread: it refers to its carrier only while it works, so that one may simply be dropped."""
-    while (carrier := ref()) is not None:
-        ticket = carrier.attend(stream)
-        del carrier
+def _work(ref: weakref.ref[Runner], stream: torch.cuda.Stream | None) -> None:
+    """A thread: it refers to its runner only while it works, so that one may simply be dropped."""
+    while (runner := ref()) is not None:
+        ticket = runner.attend(stream)
+        del runner
         if ticket is None:
             return
         ticket.wait()

@@ -1,8 +1,8 @@
-"""Storing: what one pass computes, brought down to the host while later layers compute.
+"""LayerStores: what one pass computes, brought down to the host while later layers compute.
 
 Its blocks wait in spare blocks of the host's pool, since nothing is cached before all layers are
 written. With the commit the manager's stores come, and their slots take the spare blocks over.
-Invariant: room for all layers is taken before the first one, or none; an aborted storing gives all
+Invariant: room for all layers is taken before the first one, or none; an aborted stores gives all
 of it back. Cost: per layer one call on the store stream and a few operations on arrays.
 """
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from kvtrie.transfer.executor import Executor
     from kvtrie.transfer.stream import Current, Stream
 
-__all__ = ["Storing"]
+__all__ = ["LayerStores"]
 
 _BELOW = 1
 
 
-class Storing:
+class LayerStores:
     """The tokens that a pass computes behind what a lease holds.
 
     Args:

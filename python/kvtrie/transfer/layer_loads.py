@@ -1,9 +1,9 @@
-"""Retrieval: what a lease loads, one layer of all its blocks after another.
+"""LayerLoads: the loads of one lease, one layer of all its blocks after another.
 
 A block that comes from a storage is read into the host's memory and copied on from there in the
 same pass, layer by layer: the second copy does not wait for the end of the first.
 Invariant: a layer counts as there when all that the lease awaits has brought it; an aborted
-retrieval gives every move back, and blames nobody for what it did not do.
+one gives every move back, and blames nobody for what it did not do.
 Cost: per layer one call on the load stream and a few operations on arrays, whatever the number of
 blocks in memory; per block on a storage and layer one read.
 """
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from kvtrie.transfer.connector import LayerBuffer, PagedConnector
     from kvtrie.transfer.executor import Executor
     from kvtrie.transfer.job import Job
-    from kvtrie.transfer.stream import Current, Event
+    from kvtrie.transfer.stream import Current, StreamEvent
 
-__all__ = ["LayerGet", "Retrieval"]
+__all__ = ["LayerGet", "LayerLoads"]
 
 
 class LayerGet:
@@ -114,17 +114,17 @@ class LayerGet:
         self._left -= 1
 
 
-class Retrieval:
+class LayerLoads:
     """The loads of one lease.
 
     Args:
         executor: whose moves they are.
-        lease: made by `Executor.apart`, or by anybody; what others carry out is waited for.
+        lease: made by `Executor.acquire_claimed`, or otherwise: it then waits for what others copy.
         load: the stream that copies.
         connector: how.
         readers: how many threads read from storages.
-        rush: brings, on the load stream, all that any retrieval has begun to its end.
-        help_on: lets the retrievals of some leases, or the executor, bring a layer.
+        rush: brings, on the load stream, all that any loads has begun to its end.
+        help_on: lets the loads of some leases, or the executor, bring a layer.
 
     Attributes:
         tokens: the hit count: tokens that the plan covers.
@@ -153,7 +153,7 @@ class Retrieval:
         self.tokens = lease.matched
         self.layers = connector.pool.layers
         self.issued = 0
-        self._events: list[Event] = []
+        self._events: list[StreamEvent] = []
         self._buffers: dict[int, LayerBuffer] = {}
         self._units: dict[Job, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._reads: dict[int, list[LayerGet]] = {}
@@ -250,7 +250,7 @@ class Retrieval:
             return
         self._closed = True
         if self._error is None:
-            self._error = TransferError("the retrieval was abandoned")
+            self._error = TransferError("the loads was abandoned")
         self._load.submit(self._load.settle).join()
         reads = [get for gets in self._reads.values() for get in gets]
         self._executor.until(lambda: all(read.over for read in reads), "reads do not end")
@@ -267,7 +267,7 @@ class Retrieval:
         for layer in list(self._buffers):
             self._take_back(layer)
 
-    def _submit(self, call: Callable[[], None]) -> Event:
+    def _submit(self, call: Callable[[], None]) -> StreamEvent:
         def guarded() -> None:
             try:
                 if self._error is None:

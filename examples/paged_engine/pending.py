@@ -1,4 +1,4 @@
-"""Copies: kvtrie's moves on their way through the ranks, and what became of them.
+"""PendingMoves: kvtrie's moves on their way through the ranks, and what became of them.
 
     moves        each is handed out once; a move is one copy, the same slots on every rank
     complete     a rank tells how its part went; when all have, kvtrie counts on the bytes
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvtrie import BlockManager, Moves
 
 
-class Copies:
+class PendingMoves:
     """The moves of a manager that have not ended."""
 
     def __init__(self, manager: BlockManager) -> None:

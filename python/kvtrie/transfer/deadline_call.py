@@ -1,7 +1,7 @@
-"""Errand: a call that may never come back, made by a thread of its own.
+"""DeadlineCall: a call that may never come back, made by a thread of its own.
 
 Invariant: whoever sends it waits no longer than the deadline; a call that hangs keeps its thread
-until it ends, and nothing else. Cost: one thread per errand.
+until it ends, and nothing else. Cost: one thread per call.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Errand"]
+__all__ = ["DeadlineCall"]
 
 _NS = 1_000_000_000
 
 
-class Errand:
+class DeadlineCall:
     """Starts a call at once.
 
     Args:
@@ -37,7 +37,7 @@ class Errand:
         self._over.acquire()
         self._error: BaseException | None = None
         self.running = True
-        threading.Thread(target=self._run, name="kvtrie-errand", daemon=True).start()
+        threading.Thread(target=self._run, name="kvtrie-deadline", daemon=True).start()
 
     @property
     def seconds(self) -> float:

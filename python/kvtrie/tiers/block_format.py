@@ -1,0 +1,84 @@
+"""BlockFormat: the record of where each number of a block's KV lies on a tier.
+
+Memory may keep numbers in another format than the memory above it; storages take bytes as they are.
+Invariant: two tiers exchange KV only if their formats are equal, but for the fields in `FORMAT`,
+which copies between memories convert. Cost: arithmetic, once per tier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from kvtrie.layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from kvtrie.shape import ModelShape
+
+__all__ = ["FORMAT", "BlockFormat", "HasBlockFormat"]
+
+FORMAT = ("dtype", "scales")
+"""What two memories may differ in: copies between them convert."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """How one rank's KV of a block lies on a tier.
+
+    Attributes:
+        layers: layers of the model.
+        block_tokens: tokens per block.
+        heads: heads of K and of V on this rank.
+        head_dim: numbers per head of K.
+        v_head_dim: numbers per head of V.
+        layout: how one layer of a block lies.
+    """
+
+    layers: int
+    block_tokens: int
+    heads: int
+    head_dim: int
+    v_head_dim: int
+    layout: Layout
+
+    @classmethod
+    def of(cls, model: ModelShape, layout: Layout | None, block_tokens: int) -> BlockFormat:
+        """The format of a model's KV; a layout of None is kvtrie's own.
+
+        Dense, with K and V joined where their widths allow.
+        """
+        v_head_dim = model.v_head_dim or model.head_dim
+        if layout is None:
+            kv = "joined" if model.latent or v_head_dim == model.head_dim else "split"
+            layout = Layout(dtype=model.dtype, kv=kv, latent=model.latent)
+        return cls(model.layers, block_tokens, model.rank_heads, model.head_dim, v_head_dim, layout)
+
+    def planes(self) -> tuple[int, ...]:
+        """Bytes of one layer of one block in each of the layout's tensors."""
+        return self.layout.planes(self.block_tokens, self.heads, self.head_dim, self.v_head_dim)
+
+    @classmethod
+    def first(cls, model: ModelShape, layout: Layout, block_tokens: int) -> BlockFormat:
+        """The format that the first tier must have: a layout with the numbers of the model."""
+        return cls.of(model, replace(layout, dtype=model.dtype, scales="none"), block_tokens)
+
+    def differences(self, other: BlockFormat, *, but: Collection[str] = ()) -> list[str]:
+        """The fields in which two formats differ, in words: name, value here, value there."""
+        mine, theirs = ({**asdict(one), **asdict(one.layout)} for one in (self, other))
+        return [
+            f"{name} {mine[name]} and {theirs[name]}"
+            for name in mine
+            if name not in {"layout", *but} and mine[name] != theirs[name]
+        ]
+
+
+@runtime_checkable
+class HasBlockFormat(Protocol):
+    """A pool or storage with a known format; one without takes any bytes."""
+
+    @property
+    def block_format(self) -> BlockFormat:
+        """How its bytes lie."""
+        ...
