@@ -1,10 +1,11 @@
 """CacheStore: KV of texts by their chunks, over the tiers of a manager.
 
-A chunk's KV is computed alone, behind nothing, and reused wherever its text comes again. The store
-is a thin face: a chunk is a sequence under a scope of its own, and looking up, loading, keeping and
-evicting are the manager's.
-Invariant: a chunk is found only by its own tokens, under the same prefix and tenant, and what is
-found is whole. Cost: a lookup per chunk; bytes move as the manager decides.
+A chunk's KV is computed alone behind the store's prefix, and reused wherever its text comes again.
+That is the KV of the plain sequence prefix + chunk, and so it is kept: the store is a thin face,
+and looking up, loading, keeping and evicting are the manager's. Its last block is filled up with
+computed tokens behind the chunk, which change nothing before them.
+Invariant: a chunk is found only by its own tokens, behind the same prefix and by the same tenant,
+and what is found is whole. Cost: a lookup per chunk; bytes move as the manager decides.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from kvtrie.errors import ConfigError
+from kvtrie.errors import ConfigError, NoSpaceError
+from kvtrie.fuse.context import Chunk, as_tokens
+from kvtrie.fuse.fetch import Fetch
+from kvtrie.hint import Demote
 from kvtrie.scope import Scope
 from kvtrie.shape import require_fingerprint
+from kvtrie.transfer.layerwise import LayerwiseEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,15 +30,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvtrie import Committed, Eviction, Lease
+    from kvtrie import Committed, Eviction, Lease, Match
+    from kvtrie.fuse.context import Tokens
+    from kvtrie.fuse.fetch import Part
     from kvtrie.transfer import Executor
 
-__all__ = ["CacheStore", "ChunkFeedback", "Found", "Lookup", "Miss"]
+__all__ = ["FILLER", "CacheStore", "ChunkFeedback", "Found", "Lookup", "Miss"]
 
 Kind: TypeAlias = Literal["gpu", "host", "disk", "remote"]
 """Kind of a tier."""
 
-_LABEL = "chunk"
+FILLER = 0
+"""The token that fills the last block of a chunk."""
+
+_LABEL = b"chunk"
 
 
 class Found(NamedTuple):
@@ -43,7 +53,7 @@ class Found(NamedTuple):
         chunk: its tokens.
         key: 32 bytes that name it.
         tier: kind of the slowest tier that a part of it must come from.
-        tokens: how many of its tokens have KV: those of full blocks.
+        tokens: how many of its tokens have KV: all of them.
     """
 
     chunk: NDArray[np.int64]
@@ -58,14 +68,13 @@ class Miss(NamedTuple):
     Attributes:
         chunk: its tokens.
         key: 32 bytes that name it.
-        kind: "absent" if nothing of it is there, "partial" if only its first blocks are, "short" if
-            it fills no block, which is never kept.
+        kind: "absent" if nothing of it is there, "partial" if only its first blocks are.
         tokens: how many of its tokens are there.
     """
 
     chunk: NDArray[np.int64]
     key: bytes
-    kind: Literal["absent", "partial", "short"]
+    kind: Literal["absent", "partial"]
     tokens: int
 
 
@@ -109,8 +118,16 @@ class CacheStore:
         executor: carries out the moves of the manager that holds the KV.
         chunker: cuts tokens into chunks; see `kvtrie.fuse.chunker`.
         prefix: tokens that stand before every chunk when its KV is computed, a system prompt say.
-        scope: tenant and adapter whose chunks these are, and digests of what stands at tokens of
+        scope: tenant and adapter whose chunks these are, and digests of what is at tokens of
             each chunk without being one, 0 included.
+
+    Attributes:
+        executor: as given.
+        prefix: int64 `(P,)`; K of a chunk is rotated to positions from P on.
+        scope: as given; its offsets count from a chunk's first token.
+        tier: kind of the tier where chunks go that `fetch_many` had computed, when they are not
+            in use any more; None leaves them on the first, and the rest to the tiers' write
+            policies.
 
     Raises:
         ConfigError: the manager's model has no fingerprint, or the prefix is not of tokens.
@@ -124,15 +141,14 @@ class CacheStore:
         prefix: Sequence[int] = (),
         scope: Scope | None = None,
     ) -> None:
-        self._executor = executor
+        self.executor = executor
         self._manager = executor.manager
         self._chunker = chunker
         require_fingerprint(self._manager.model, "a CacheStore")
-        base = scope or Scope()
-        at_first = dict(base.extra).get(0, b"")  # one digest per token: this one goes into ours
-        digest = _digest(_bytes("prefix", prefix), at_first)
-        behind = ((at, one) for at, one in base.extra if at)
-        self.scope = replace(base, extra=((0, digest), *behind))
+        self.prefix = as_tokens("prefix", prefix)
+        self.scope = scope or Scope()
+        self.tier: Kind | None = None
+        self._engine: LayerwiseEngine | None = None
         self._hits = dict.fromkeys((tier.kind for tier in self._manager.tiers), 0)
         self._wanted = 0
         self._chunks = 0
@@ -144,97 +160,170 @@ class CacheStore:
         """What the chunker makes of a text."""
         return [np.asarray(chunk, dtype=np.int64) for chunk in self._chunker(text)]
 
-    def key(self, chunk: Sequence[int] | NDArray[np.integer[Any]]) -> bytes:
+    def key(self, chunk: Tokens) -> bytes:
         """The name of a chunk: a hash of all that decides what matches it.
 
         That is the model, the scope (tenant, adapter, digests within the chunk), the prefix and the
         chunk's tokens.
         """
-        tokens = _bytes("chunk", chunk)
-        extra = sorted((at, one) for at, one in self.scope.extra if at < len(chunk))
-        digests = (part for at, one in extra for part in (at.to_bytes(8, "little"), one))
+        tokens = as_tokens("chunk", chunk)
         owner = (self.scope.tenant, self.scope.lora.encode())
-        return _digest(self._manager.model.identity().encode(), *owner, tokens, *digests)
+        extra = self.scope_of(len(tokens)).extra
+        digests = (part for at, one in extra for part in (at.to_bytes(8, "little"), one))
+        identity = self._manager.model.identity().encode()
+        return _digest(identity, *owner, _bytes(self.prefix), _bytes(tokens), *digests)
+
+    def scope_of(self, tokens: int) -> Scope:
+        """The scope of the plain sequence of a chunk of so many tokens, digests in their places."""
+        if not self.scope.extra:
+            return self.scope
+        behind = len(self.prefix)
+        extra = sorted((behind + at, one) for at, one in self.scope.extra if at < tokens)
+        return replace(self.scope, extra=tuple(extra))
+
+    def sequence(self, chunk: Tokens = ()) -> NDArray[np.int64]:
+        """What is stored of a chunk, int64: prefix, chunk, and `FILLER` up to a block's end."""
+        tokens = np.concatenate((self.prefix, as_tokens("chunk", chunk)))
+        filler = -len(tokens) % self._manager.block_tokens
+        return np.pad(tokens, (0, filler), constant_values=FILLER)
 
     def lookup(self, text: Any) -> Lookup:  # noqa: ANN401 - whatever the chunker cuts
         """Look for every chunk of a text, on the fastest tier first. Nothing is moved or pinned."""
         chunks = self.chunks(text)
-        matches = self._manager.lookup_many(
-            chunks, now=self._executor.clock(), scope=self.scope, keep=0
-        )
         found: list[Found] = []
         missed: list[Miss] = []
-        size = self._manager.block_tokens
-        for chunk, match in zip(chunks, matches, strict=True):
-            full = len(chunk) // size * size
-            tiers = [block.copies[0].tier if block.copies else 0 for block in match.blocks]
-            self._wanted += full // size
+        size, behind = self._manager.block_tokens, len(self.prefix)
+        sequences = [self.sequence(chunk) for chunk in chunks]
+        for chunk, sequence, match in zip(chunks, sequences, self._matches(chunks), strict=True):
+            own = match.blocks[behind // size :]
+            tiers = [block.copies[0].tier if block.copies else 0 for block in own]
+            self._wanted += len(sequence) // size - behind // size
             for tier in tiers:
                 self._hits[self._manager.tiers[tier].kind] += 1
-            if full and match.tokens == full:
+            if match.tokens == len(sequence):
                 kind = self._manager.tiers[max(tiers)].kind
-                found.append(Found(chunk, self.key(chunk), kind, full))
+                found.append(Found(chunk, self.key(chunk), kind, len(chunk)))
                 continue
-            why: Literal["absent", "partial", "short"] = "partial" if match.tokens else "absent"
-            missed.append(Miss(chunk, self.key(chunk), why if full else "short", match.tokens))
+            there = max(0, match.tokens - behind)
+            missed.append(Miss(chunk, self.key(chunk), "partial" if there else "absent", there))
         self._chunks += len(chunks)
         self._missed += len(missed)
         return Lookup(found, missed)
 
-    def fetch(self, chunk: Sequence[int] | NDArray[np.integer[Any]], *, wait: bool = True) -> Lease:
-        """Bring a chunk to the first tier and hold it there.
+    def fetch_many(self, chunks: Iterable[Chunk | Tokens]) -> Fetch:
+        """Lease all chunks of a request at once, each distinct one once, and begin to load them.
+
+        Args:
+            chunks: chunks, or their tokens; there may be none.
+
+        Returns:
+            What holds them, and gives them layer by layer; close it when the request is fused. One
+            thread drives the fetches of a store.
+
+        Raises:
+            ConfigError: a chunk without a token, KV of another number of layers, or a scope in
+                which holes may be.
+            NoSpaceError: the first tier has no room for all of them; none is leased then.
+        """
+        given = [one if isinstance(one, Chunk) else Chunk(one) for one in chunks]
+        return Fetch(self, given)
+
+    def fetch(self, chunk: Tokens, *, wait: bool = True) -> Lease:
+        """Bring the sequence of a chunk to the first tier and hold it there.
 
         Args:
             chunk: its tokens.
             wait: block until it is there; otherwise the copies run, and `Lease.ready` tells.
 
         Returns:
-            A lease, which the caller releases; `matched` tells how much of the chunk it has.
+            A lease of `sequence(chunk)`, which the caller releases; `matched` tells how much of it
+            is there.
 
         Raises:
             NoSpaceError: the first tier cannot hold it.
         """
+        sequence = self.sequence(chunk)
+        scope = self.scope_of(len(chunk))
         lease = self._manager.acquire(
-            np.asarray(chunk), now=self._executor.clock(), scope=self.scope, keep=0, load="all"
+            sequence, now=self.executor.clock(), scope=scope, keep=0, load="all"
         )
         try:
-            self._executor.poll()
+            self.executor.poll()
             if wait:
-                self._executor.wait(lease)
+                self.executor.wait(lease)
         except BaseException:
-            lease.release(now=self._executor.clock())
+            lease.release(now=self.executor.clock())
             raise
         return lease
 
-    def insert(
-        self,
-        lease: Lease,
-        chunk: Sequence[int] | NDArray[np.integer[Any]],
-        tier: Kind | None = None,
-    ) -> Committed:
+    def insert(self, lease: Lease, chunk: Tokens, tier: Kind | None = None) -> Committed:
         """Keep a chunk whose KV the caller has written to the slots of a lease from `fetch`.
 
         Args:
             lease: what `fetch` gave; released by this call, also by one that fails.
-            chunk: the chunk's tokens.
-            tier: kind of the tier where it is to stand: the first or the second one; None leaves it
-                on the first, and the rest to the tiers' write policies.
+            chunk: the chunk's tokens; `sequence(chunk)` is written from `lease.matched` on.
+            tier: kind of the tier where it is to be; None leaves it on the first, and the rest to
+                the tiers' write policies.
 
         Raises:
-            ConfigError: a tier that is neither of the two.
+            ConfigError: a tier that the manager does not have, or that is never written.
+            NoSpaceError: that tier, or one on the way to it, has no room; nothing is kept then.
         """
-        kinds = [one.kind for one in self._manager.tiers[:2]]
-        now = self._executor.clock()
+        now = self.executor.clock()
+        front = len(self.prefix) // self._manager.block_tokens * self._manager.block_tokens
+        held: Lease | None = None
         try:
-            if tier is not None and tier not in kinds:
-                raise ConfigError(f"a chunk is inserted into {' or '.join(kinds)}, not {tier!r}")
-            committed = lease.commit(np.asarray(chunk)[lease.matched :], now=now)
-            if tier is not None and tier != kinds[0]:
-                lease.suspend(to=tier, now=now)
+            if tier is not None:
+                self._check_place(chunk, tier)
+            committed = lease.commit(self.sequence(chunk)[lease.matched :], now=now)
+            if front and tier is not None:  # the prefix stays where it is
+                held = self._manager.acquire(
+                    self.prefix[:front], now=now, scope=self.scope_of(0), keep=0, load="none"
+                )
         finally:
             lease.release(now=now)
-        self._executor.poll()
+        try:
+            self.place([chunk], tier)
+        finally:
+            if held is not None:
+                held.release(now=now)
+        self.executor.poll()
         return committed
+
+    def place(self, chunks: Iterable[Tokens], tier: Kind | None = None) -> None:
+        """Take chunks that are there down to a tier, one tier per step, as far as there is room.
+
+        What somebody holds stays; the caller holds the prefix if that is to stay.
+
+        Args:
+            chunks: their tokens.
+            tier: kind of the tier; None is `self.tier`, and where that is None too nothing moves.
+        """
+        kind = tier or self.tier
+        if kind is None or kind == self._manager.tiers[0].kind:
+            return
+        hints = [
+            Demote(tokens=self.sequence(chunk), tier=kind, scope=self.scope_of(len(chunk)))
+            for chunk in chunks
+        ]
+        if hints:
+            self._manager.hint(hints, now=self.executor.clock())
+
+    def engine(self) -> LayerwiseEngine:
+        """What brings the layers of a `Fetch`; made when it is first wanted."""
+        if self._engine is None:
+            self._engine = LayerwiseEngine(self.executor)
+        return self._engine
+
+    def count(self, parts: Iterable[Part]) -> None:
+        """Count parts of a fetch as chunks that were looked up, for `feedback`."""
+        size, behind = self._manager.block_tokens, len(self.prefix)
+        for part in parts:
+            self._chunks += 1
+            self._missed += part.state != "hit"
+            self._wanted += len(part.sequence) // size - behind // size
+            for kind, blocks in part.blocks.items():
+                self._hits[kind] += blocks
 
     def evictions(self, limit: int | None = None) -> list[Eviction]:
         """The manager's eviction log: what left which tier, when, why, and where to."""
@@ -247,7 +336,7 @@ class CacheStore:
         """
         stats = self._manager.stats().since(self._before)
         wanted = max(1, self._wanted)
-        elapsed = max(1, self._executor.clock() - self._begin)
+        elapsed = max(1, self.executor.clock() - self._begin)
         return ChunkFeedback(
             hit_rate={kind: hits / wanted for kind, hits in self._hits.items()},
             fetch_ns={
@@ -261,20 +350,53 @@ class CacheStore:
             missed=self._missed,
         )
 
+    def _matches(self, chunks: Sequence[NDArray[np.int64]]) -> list[Match]:
+        """What there is of each chunk's sequence."""
+        now = self.executor.clock()
+        sequences = [self.sequence(chunk) for chunk in chunks]
+        if not self.scope.extra:  # one scope, one call
+            return self._manager.lookup_many(sequences, now=now, scope=self.scope, keep=0)
+        return [
+            self._manager.lookup(sequence, now=now, scope=self.scope_of(len(chunk)), keep=0)
+            for sequence, chunk in zip(sequences, chunks, strict=True)
+        ]
 
-def _bytes(name: str, tokens: Sequence[int] | NDArray[np.integer[Any]]) -> bytes:
+    def _check_place(self, chunk: Tokens, kind: Kind) -> None:
+        """Refuse a tier that cannot take a chunk, before anything of it is kept."""
+        tiers = self._manager.tiers
+        kinds: list[Kind] = [tier.kind for tier in tiers]
+        if kind not in kinds:
+            raise ConfigError(f"a chunk is inserted into {' or '.join(kinds)}, not {kind!r}")
+        stats = self._manager.stats().tiers
+        (match,) = self._matches([as_tokens("chunk", chunk)])
+        front = len(self.prefix) // self._manager.block_tokens
+        blocks = len(self.sequence(chunk)) // self._manager.block_tokens - front
+        for at in range(1, kinds.index(kind) + 1):
+            if tiers[at].write == "never":
+                raise ConfigError(f"nothing is ever written to {kinds[at]}: write='never'")
+            there = sum(any(copy.tier == at for copy in one.copies) for one in match.blocks[front:])
+            each = self._manager.model.layers if tiers[at].layer_slots else 1
+            wanted, here = (blocks - there) * each, stats[kinds[at]]
+            if wanted > here.free + here.evictable:
+                raise NoSpaceError(
+                    f"a chunk of {len(chunk)} tokens wants {wanted} slots of {kinds[at]}, where "
+                    f"{here.free} are free and {here.evictable} could be",
+                    tier=kinds[at],
+                    wanted=wanted,
+                    free=here.free + here.evictable,
+                    coming=here.coming,
+                    leased=here.slots - here.free - here.evictable - here.coming,
+                )
+
+
+def _bytes(tokens: NDArray[np.int64]) -> bytes:
     """Tokens as they are hashed."""
-    given = np.asarray(tokens)
-    if not given.size:
-        return b""
-    if given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= 2**32:
-        raise ConfigError(f"a {name} is of tokens, integers from 0 to 2**32 - 1, not {tokens!r}")
-    return given.astype("<u4").tobytes()
+    return tokens.astype("<u4").tobytes()
 
 
 def _digest(*parts: bytes) -> bytes:
     """A hash of parts that cannot be cut in another way."""
-    digest = hashlib.blake2b(digest_size=32, person=_LABEL.encode())
+    digest = hashlib.blake2b(digest_size=32, person=_LABEL)
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)

@@ -254,20 +254,25 @@ class Pool:
 
     @torch.no_grad()
     def gather(
-        self, units: torch.Tensor, offsets: torch.Tensor
+        self,
+        units: torch.Tensor,
+        offsets: torch.Tensor,
+        out: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Copy out K and V of single tokens.
 
         Args:
             units: int64 `(n,)`, the unit of each token at the wanted layer.
             offsets: int64 `(n,)`, the token's place in its block.
+            out: K and V to copy to, contiguous; new ones by default.
 
         Returns:
             K `(n, kv_heads, head_dim)` and V `(n, kv_heads, v_head_dim)`, bit for bit.
         """
-        keys = self.keys.index_select(0, units * self._key_rows + offsets)
+        keys, values = out or (None, None)
+        keys = torch.index_select(self.keys, 0, units * self._key_rows + offsets, out=keys)
         shifted = units * self._value_rows + offsets + self._value_shift
-        return keys, self.values.index_select(0, shifted)
+        return keys, torch.index_select(self.values, 0, shifted, out=values)
 
     @torch.no_grad()
     def scatter(

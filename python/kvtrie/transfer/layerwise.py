@@ -158,13 +158,30 @@ class LayerwiseEngine:
             TransferError: a layer does not come. What is left is given back: release the lease and
                 acquire again.
         """
-        loads = self._open_loads(lease)
-        self._alone.add(loads)
+        loads = self.open(lease)
         ahead = self._ahead(loads.tokens) if sync else 0
         try:
             yield from self._retrieve(loads, ahead, sync=sync)
         finally:
+            self.end(loads)
+
+    def open(self, lease: Lease) -> LayerLoads:
+        """The loads of a lease for who asks for layers one by one, and ends them by `end`.
+
+        Several may be open at once. One that fails leaves the others alone.
+
+        Args:
+            lease: whose loads.
+        """
+        loads = self._open_loads(lease)
+        self._alone.add(loads)
+        return loads
+
+    def end(self, loads: LayerLoads) -> None:
+        """End what `open` gave: what has not come is given back, and can be asked for again."""
+        try:
             loads.close()
+        finally:
             self._alone.discard(loads)
 
     def store_layer(self, lease: Lease, tokens: Any) -> Generator[int | Committed]:  # noqa: ANN401

@@ -1,0 +1,181 @@
+"""Context: the chunks of a request in order, and the query behind them.
+
+Text is cut before it is made into tokens, and each piece becomes tokens alone: equal text gives
+equal tokens, whatever was before it. Invariant: a chunk has at least one token, a query too.
+Cost: one pass over the text, one call of the tokenizer per piece.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any, Self
+
+    import torch
+    from numpy.typing import NDArray
+
+    Tokens: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
+
+__all__ = ["Chunk", "Context", "Tokenizer", "as_tokens"]
+
+_ENDS = ("\n", ". ", "! ", "? ")
+_MOST = 2**32
+
+
+class Tokenizer(Protocol):
+    """Makes text into tokens, as those of transformers do."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The tokens of a text, without those that begin or end a sequence."""
+        ...
+
+
+class Chunk:
+    """A piece of text as tokens, with its KV if the caller has it already.
+
+    Args:
+        tokens: at least one.
+        kv: per layer K `(n, kv_heads, head_dim)` and V `(n, kv_heads, v_head_dim)` of its n tokens;
+            None looks in the store.
+        at: the position that K of the first token is rotated to; with `kv` only.
+
+    Attributes:
+        tokens: int64 `(n,)`.
+        kv: as given.
+        at: as given.
+
+    Raises:
+        ConfigError: no token, one out of range, KV of another number of tokens, or a position
+            below 0 or without KV.
+    """
+
+    __slots__ = ("at", "kv", "tokens")
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        kv: Sequence[tuple[torch.Tensor, torch.Tensor]] | None = None,
+        at: int = 0,
+    ) -> None:
+        self.tokens = as_tokens("chunk", tokens)
+        if not len(self.tokens):
+            raise ConfigError("a chunk of 0 tokens")
+        if at < 0 or (at and kv is None):
+            raise ConfigError(f"at is {at}: 0 or more, and only of a chunk that comes with its KV")
+        for layer, (keys, values) in enumerate(kv or ()):
+            if len(keys) != len(self.tokens) or len(values) != len(self.tokens):
+                raise ConfigError(
+                    f"layer {layer} of a chunk of {len(self.tokens)} tokens has {len(keys)} K and "
+                    f"{len(values)} V"
+                )
+        self.kv = None if kv is None else tuple(kv)
+        self.at = at
+
+    def __repr__(self) -> str:
+        given = "" if self.kv is None else f", kv of {len(self.kv)} layers at {self.at}"
+        return f"Chunk({len(self.tokens)} tokens{given})"
+
+
+class Context:
+    """What a request reads, chunk by chunk, and what it asks.
+
+    Args:
+        chunks: chunks, or their tokens, in order; there may be none.
+        query: tokens behind them, at least one: they are always computed.
+
+    Attributes:
+        chunks: a tuple of `Chunk`.
+        query: int64 `(m,)`.
+
+    Raises:
+        ConfigError: an empty chunk or query, or a token out of range.
+    """
+
+    __slots__ = ("chunks", "query")
+
+    def __init__(self, chunks: Iterable[Chunk | Tokens], query: Tokens) -> None:
+        self.chunks = tuple(one if isinstance(one, Chunk) else Chunk(one) for one in chunks)
+        self.query = as_tokens("query", query)
+        if not len(self.query):
+            raise ConfigError("a query of 0 tokens: at least 1 wanted, whose answer is computed")
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        texts: str | Iterable[str],
+        query: str,
+        *,
+        separator: str | None = None,
+        size: int | None = None,
+    ) -> Self:
+        """A context of strings, whose pieces become tokens one by one.
+
+        Args:
+            tokenizer: the model's.
+            texts: a text, or several; none of their pieces goes over from one to the next.
+            query: the question, as text.
+            separator: cut behind each occurrence, which stays at the end of its piece.
+            size: the most characters of a piece, which is cut behind its last end of a sentence,
+                else behind its last space, else at `size`. With neither, a text is one chunk.
+
+        Raises:
+            ConfigError: both ways to cut, an empty separator, a size below 1, or a query without
+                a token.
+        """
+        if (separator is not None and size is not None) or separator == "":
+            raise ConfigError(f"separator {separator!r} and size {size}: one of them, or neither")
+        if size is not None and size < 1:
+            raise ConfigError(f"pieces of {size} characters: at least 1 wanted")
+        chunks: list[Chunk] = []
+        for text in [texts] if isinstance(texts, str) else texts:
+            pieces = [text]
+            if separator is not None:
+                pieces = _behind(text, separator)
+            elif size is not None:
+                pieces = _within(text, size)
+            encoded = (tokenizer.encode(piece, add_special_tokens=False) for piece in pieces)
+            chunks += [Chunk(tokens) for tokens in encoded if len(tokens)]
+        return cls(chunks, tokenizer.encode(query, add_special_tokens=False))
+
+    def __repr__(self) -> str:
+        tokens = sum(len(chunk.tokens) for chunk in self.chunks)
+        return f"Context({len(self.chunks)} chunks of {tokens} tokens, query of {len(self.query)})"
+
+
+def as_tokens(name: str, tokens: Tokens) -> NDArray[np.int64]:
+    """Tokens as int64.
+
+    Raises:
+        ConfigError: anything but integers from 0 to 2**32 - 1 in one row.
+    """
+    try:
+        given = np.asarray(tokens)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"a {name} is of tokens: {error}") from error
+    if not given.size and given.ndim == 1:
+        return np.empty(0, dtype=np.int64)
+    if given.ndim != 1 or given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= _MOST:
+        raise ConfigError(f"a {name} is of tokens, integers from 0 to 2**32 - 1, not {tokens!r}")
+    return given.astype(np.int64)
+
+
+def _behind(text: str, separator: str) -> list[str]:
+    parts = text.split(separator)
+    return [piece for piece in (*(part + separator for part in parts[:-1]), parts[-1]) if piece]
+
+
+def _within(text: str, size: int) -> list[str]:
+    pieces: list[str] = []
+    while len(text) > size:
+        ends = [text.rfind(end, 0, size) + len(end) for end in _ENDS if end in text[:size]]
+        cut = max(ends, default=text.rfind(" ", 0, size) + 1) or size
+        pieces.append(text[:cut])
+        text = text[cut:]
+    return [*pieces, text] if text else pieces

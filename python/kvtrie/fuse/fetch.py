@@ -1,0 +1,446 @@
+"""Fetch: the KV of all chunks of a request, on the first tier and held there.
+
+What was found comes layer by layer while the caller computes; what was not, the caller computes
+alone behind the prefix, and it is kept for everybody. A load that fails makes its chunk one that
+has to be computed, and leaves the others alone.
+Invariant: all chunks are leased or none; each distinct one once. Cost: a lease per distinct chunk;
+per layer a wait and one gather per chunk that is read; no buffer beside those of the caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from kvtrie.errors import ConfigError, NoSpaceError, TransferError
+from kvtrie.transfer.connector import LayerBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+    from typing import Self, TypeAlias
+
+    from numpy.typing import NDArray
+
+    from kvtrie import Lease, Scope
+    from kvtrie.fuse.context import Chunk
+    from kvtrie.fuse.store import CacheStore
+    from kvtrie.transfer.layer_loads import LayerLoads
+
+    State: TypeAlias = Literal["hit", "absent", "lost", "given"]
+
+__all__ = ["Fetch", "Part"]
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A distinct chunk of a request, or its prefix.
+
+    Attributes:
+        tokens: its own tokens, int64 `(n,)`.
+        key: 32 bytes that name it.
+        at: the position that K of its first token is rotated to.
+        sequence: what is stored, int64: the prefix, its tokens, and the filler behind them up to
+            the end of a block, which is computed like the rest. Empty for one that was given.
+        state: "hit" if its KV is there or on its way, "absent" if it must be computed, "lost" if it
+            must be since its load failed, "given" if the caller brought it.
+        start: position in `sequence` from which on it must be computed; its end for a hit.
+        tiers: how many of its own tokens were found, by the kind of the tier they come from.
+        blocks: likewise of its blocks.
+    """
+
+    tokens: NDArray[np.int64]
+    key: bytes
+    at: int
+    sequence: NDArray[np.int64]
+    state: State = "absent"
+    start: int = 0
+    tiers: dict[str, int] = field(default_factory=dict[str, int])
+    blocks: dict[str, int] = field(default_factory=dict[str, int])
+    given: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+    lease: Lease | None = None
+    loads: LayerLoads | None = None
+    rows: torch.Tensor | None = None  # units by layer and position of the sequence
+
+    @property
+    def found(self) -> int:
+        """How many of its own tokens were found."""
+        return sum(self.tiers.values())
+
+
+class Fetch:
+    """What `CacheStore.fetch_many` gives: chunks that are held until it is closed.
+
+    First compute what `absent` yields; then, layer after layer, `wait` and `read`. One thread
+    drives it.
+
+    Attributes:
+        parts: the distinct chunks, in the order of their first occurrence.
+        order: for each chunk that was asked for, the index of its part.
+        prefix: the store's prefix as a part; None if there is none.
+        layers: layers of the model.
+    """
+
+    def __init__(self, store: CacheStore, chunks: Sequence[Chunk]) -> None:
+        self._store = store
+        self._executor = store.executor
+        self._engine = store.engine()
+        self._pool = self._engine.connector.pool
+        self.layers = self._engine.layers
+        self._kept: list[Part] = []
+        self._layer = -1
+        self._closed = False
+        numbers: dict[tuple[bytes, int], int] = {}
+        parts: list[Part] = []
+        order: list[int] = []
+        for chunk in chunks:
+            if chunk.kv is not None and len(chunk.kv) != self.layers:
+                raise ConfigError(f"KV of {len(chunk.kv)} layers, the model has {self.layers}")
+            name = (store.key(chunk.tokens), 0 if chunk.kv is None else id(chunk.kv))
+            if name not in numbers:
+                numbers[name] = len(parts)
+                parts.append(self._part(chunk))
+            order.append(numbers[name])
+        self.parts = tuple(parts)
+        self.order = tuple(order)
+        self.prefix: Part | None = None
+        if len(store.prefix):
+            self.prefix = Part(store.prefix, b"", 0, store.sequence())
+        self._stored = [part for part in self.parts if part.state != "given"]
+        if self.prefix is not None:
+            self._stored.insert(0, self.prefix)
+        self._check_room()
+        try:
+            self._lease(self._stored)
+            self._ahead(0)
+        except BaseException:
+            self.close()
+            raise
+        store.count([part for part in self._stored if part is not self.prefix])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def absent(self) -> Iterator[Part]:
+        """The parts to compute, the prefix before all others, each behind what is cached of it.
+
+        Write all layers of a part and `keep` it before the next one is asked for.
+
+        Raises:
+            ConfigError: the part before was not kept.
+            NoSpaceError: another request took the room meanwhile, after a load had failed.
+        """
+        last: Part | None = None
+        while True:
+            left = (part for part in self._stored if part.state in ("absent", "lost"))
+            if (part := next(left, None)) is None:
+                return
+            if part is last:
+                raise ConfigError(f"write the {len(part.tokens)} tokens of this part and keep it")
+            if self._settled(part):
+                last = part
+                yield part
+
+    def past(self, part: Part, layer: int) -> LayerBuffer:
+        """K and V of an absent part's sequence before `part.start`, `(start, heads, dim)` each."""
+        return self._gather(part, layer, 0, part.start)
+
+    def write(self, part: Part, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Take what was computed of an absent part at a layer.
+
+        Args:
+            part: which, as `absent` yielded it.
+            layer: the layer.
+            keys: K of `sequence[start:]`, `(len(sequence) - start, heads, dim)`, each rotated to
+                its own position.
+            values: V likewise.
+
+        Raises:
+            ConfigError: other numbers of rows, or a part that is not to be computed.
+        """
+        wanted = len(part.sequence) - part.start
+        if part.state not in ("absent", "lost") or part.rows is None:
+            raise ConfigError(f"a part that is {part.state} is not written")
+        if len(keys) != wanted or len(values) != wanted:
+            raise ConfigError(f"{len(keys)} rows of K and {len(values)} of V, {wanted} wanted")
+        rows, offsets = self._rows(part, layer, part.start, len(part.sequence))
+        dtype = self._pool.keys.dtype
+        self._pool.scatter(rows, offsets, keys.to(dtype), values.to(dtype))
+
+    def keep(self, part: Part) -> None:
+        """Keep a part all of whose layers were written: from now on others find it too.
+
+        Raises:
+            NoSpaceError: the chunks behind a new prefix have no room any more, which another
+                request took meanwhile. Close the fetch.
+        """
+        if part.lease is None or part.state not in ("absent", "lost"):
+            raise ConfigError(f"a part that is {part.state} is not kept")
+        if self._pool.device.type == "cuda":  # stores read on streams of their own
+            torch.cuda.current_stream(self._pool.device).synchronize()
+        lease = part.lease
+        lease.commit(part.sequence[lease.matched :], now=self._executor.clock())
+        part.state, part.start = "hit", len(part.sequence)
+        self._kept.append(part)
+        waiting = [one for one in self._stored if one.lease is None]
+        if waiting:
+            # A fork holds the prefix while the room that was kept for the chunks is given back.
+            now = self._executor.clock()
+            (part.lease,) = lease.fork(1, now=now)
+            lease.release(now=now)
+            self._lease(waiting)
+            if self._layer < 0:
+                self._ahead(0)
+            else:  # layers have been waited for: what comes again comes whole
+                for one in waiting:
+                    while one.state == "hit" and not self._settled(one):
+                        pass
+        self._executor.poll()
+
+    def wait(self, layer: int) -> list[Part]:
+        """Let the computation wait for a layer of all hits; the next layers are on their way.
+
+        Args:
+            layer: each once, ascending.
+
+        Returns:
+            Parts whose loads failed: they are to be computed like those of `absent`, which yields
+            them too. All others are there.
+
+        Raises:
+            ConfigError: a part is still to be computed, or this is not the next layer.
+            NoSpaceError: a part whose load failed has no room to be computed.
+        """
+        if layer != self._layer + 1 or layer >= self.layers:
+            raise ConfigError(f"layer {layer} of {self.layers} after layer {self._layer}")
+        if any(part.state in ("absent", "lost") for part in self._stored):
+            raise ConfigError("compute what `absent` yields first")
+        self._layer = layer
+        due = [part for part in self._stored if part.loads is not None]
+        while due:
+            failed = self._bring(due, layer)
+            self._lease_again(failed)
+            due = [part for part in failed if part.state == "hit" and part.loads is not None]
+        return [part for part in self._stored if part.state == "lost"]
+
+    def read(
+        self, part: Part, layer: int, out: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> LayerBuffer:
+        """K and V of a part's own tokens at the layer that was waited for, or one before it.
+
+        Args:
+            part: which.
+            layer: the layer.
+            out: K `(n, heads, head_dim)` and V to copy to, as a slice of a context's buffer; by
+                default they are new, and the caller's. Those of a given part are as it was given.
+        """
+        if part.state == "given":
+            buffer = LayerBuffer(*part.given[layer])
+            if out is None:
+                return buffer
+            for here, there in zip(out, buffer, strict=True):
+                here.copy_(there)
+            return LayerBuffer(*out)
+        if layer > self._layer and part.loads is not None:
+            raise ConfigError(f"layer {layer} was not waited for: layer {self._layer} was last")
+        return self._gather(part, layer, part.at, part.at + len(part.tokens), out)
+
+    def close(self) -> None:
+        """Give all leases back; what was kept goes to the store's tier. Twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        held = [part for part in self._stored if part is not self.prefix]
+        try:
+            for part in held:
+                self._release(part)
+            self._store.place([part.tokens for part in self._kept if part is not self.prefix])
+        finally:
+            if self.prefix is not None:
+                self._release(self.prefix)
+            self._executor.poll()
+
+    def _part(self, chunk: Chunk) -> Part:
+        store = self._store
+        if chunk.kv is not None:
+            none = np.empty(0, dtype=np.int64)
+            key = store.key(chunk.tokens)
+            return Part(chunk.tokens, key, chunk.at, none, "given", given=chunk.kv)
+        sequence = store.sequence(chunk.tokens)
+        return Part(chunk.tokens, store.key(chunk.tokens), len(store.prefix), sequence)
+
+    def _check_room(self) -> None:
+        """Refuse what the first tier can never hold, before anything has changed."""
+        size = self._pool.block_tokens
+        blocks: set[int] = set()
+        for part in self._stored:
+            above = 0
+            for at in range(0, len(part.sequence), size):
+                above = hash((above, part.sequence[at : at + size].tobytes()))
+                blocks.add(above)
+        tier = self._executor.manager.tiers[0]
+        stats = self._executor.manager.stats().tiers[tier.kind]
+        each = self.layers if tier.layer_slots else 1
+        if len(blocks) * each > stats.slots:
+            raise NoSpaceError(
+                f"{len(self._stored)} chunks and prefix are {len(blocks)} blocks, {tier.kind} "
+                f"holds {stats.slots // each}",
+                tier=tier.kind,
+                wanted=len(blocks) * each,
+                free=stats.free + stats.evictable,
+                coming=stats.coming,
+                leased=stats.slots - stats.free - stats.evictable - stats.coming,
+            )
+
+    def _lease(self, parts: Sequence[Part]) -> None:
+        """Lease parts, the prefix first; chunks behind one that is absent have room kept only."""
+        size = self._pool.block_tokens
+        for part in parts:
+            if part is not self.prefix and not self._prefix_there():
+                continue
+            self._lease_one(part)
+        if self.prefix in parts and not self._prefix_there():
+            assert self.prefix is not None  # noqa: S101 - one that is absent is there
+            assert self.prefix.lease is not None  # noqa: S101 - leased above
+            waiting = [part for part in self._stored if part.lease is None]
+            front = len(self.prefix.tokens) // size * size
+            room = sum(len(part.sequence) - front for part in waiting)
+            room += len(self.prefix.sequence) - self.prefix.start
+            self.prefix.lease.reserve(room, now=self._executor.clock())
+
+    def _lease_one(self, part: Part) -> None:
+        lease = self._engine.acquire(part.sequence, scope=self._scope(part), keep=0, load="all")
+        part.lease = lease
+        if len(lease.plan.recompute()):
+            raise ConfigError(
+                "chunks are kept whole: give the CacheStore a Scope with structure='leaf-only'"
+            )
+        part.start = lease.matched
+        if part.start == len(part.sequence):
+            part.state = "hit"
+        self._see_origin(part, lease)
+        part.loads = None if lease.ready() else self._engine.open(lease)
+        table = self._pool.table(lease.slots(0))
+        blocks = len(part.sequence) // self._pool.block_tokens
+        part.rows = table[:, :blocks]
+
+    def _scope(self, part: Part) -> Scope:
+        return self._store.scope_of(0 if part is self.prefix else len(part.tokens))
+
+    def _see_origin(self, part: Part, lease: Lease) -> None:
+        """Note where a part comes from: the slowest tier of any layer counts."""
+        slowest = np.full(len(part.sequence), -1, dtype=np.int64)
+        for span in lease.plan.spans:
+            if span.action != "recompute":
+                here = slowest[span.start : span.stop]
+                np.maximum(here, span.tier if span.action == "load" else 0, out=here)
+        size = self._pool.block_tokens
+        for each, tiers in (
+            (part.tiers, slowest[part.at : part.at + len(part.tokens)]),
+            (part.blocks, slowest[part.at // size * size :: size]),
+        ):
+            each.clear()
+            for tier, settings in enumerate(self._executor.manager.tiers):
+                if count := int((tiers == tier).sum()):
+                    each[settings.kind] = count
+
+    def _prefix_there(self) -> bool:
+        """Whether the full blocks of the prefix are there or on their way."""
+        if self.prefix is None:
+            return True
+        size = self._pool.block_tokens
+        front = len(self.prefix.tokens) // size * size
+        return self.prefix.lease is not None and self.prefix.start >= front
+
+    def _ahead(self, layer: int) -> None:
+        """Start the loads of a layer and of those that follow it closely."""
+        for part in self._stored:
+            if part.loads is not None:
+                part.loads.issue(layer + 1 + self._engine.settings.look_ahead)
+        self._engine.load.wake()
+
+    def _bring(self, due: Sequence[Part], layer: int) -> list[Part]:
+        """Wait for a layer of parts; those that fail, the prefix's chunks after it."""
+        self._ahead(layer)
+        failed: list[Part] = []
+        for at, part in enumerate(reversed(due)):  # the last one's point lies behind all others'
+            assert part.loads is not None  # noqa: S101 - its callers look
+            try:
+                part.loads.wait(layer, self._engine.current, last=at == 0)
+            except TransferError:
+                failed.insert(0, part)
+        self._engine.load.wake()
+        return failed
+
+    def _lease_again(self, failed: Sequence[Part]) -> None:
+        """Lease parts anew whose loads failed; with the prefix, all that lie behind it."""
+        again = list(failed)
+        if self.prefix in failed:
+            behind = [part for part in self._stored if not self._whole(part)]
+            again = [part for part in self._stored if part in failed or part in behind]
+        for part in again:
+            self._release(part)
+            part.state = "lost"
+        self._lease(again)
+
+    def _whole(self, part: Part) -> bool:
+        """Whether all that a hit is made of is still covered by its lease."""
+        return part.lease is not None and part.lease.matched >= part.start
+
+    def _settled(self, part: Part) -> bool:
+        """Bring what is cached of an absent part; False if it has to be looked at again."""
+        loads = part.loads
+        if loads is None:
+            return True
+        try:
+            loads.issue(self.layers)
+            loads.wait(self.layers - 1, self._engine.current)
+            loads.finish()
+        except TransferError:
+            self._lease_again([part])
+            return False
+        self._engine.end(loads)
+        part.loads = None
+        return True
+
+    def _release(self, part: Part) -> None:
+        loads, lease = part.loads, part.lease
+        part.loads = part.lease = part.rows = None
+        try:
+            if loads is not None:
+                self._engine.end(loads)
+        finally:
+            if lease is not None:
+                lease.release(now=self._executor.clock())
+
+    def _rows(
+        self, part: Part, layer: int, first: int, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Units of positions of a part's sequence at a layer, and their places within."""
+        if part.rows is None:
+            raise ConfigError("the fetch is closed, or the part waits for its prefix")
+        at = torch.arange(first, stop, device=part.rows.device)
+        size = self._pool.block_tokens
+        return part.rows[layer, at // size], at % size
+
+    def _gather(
+        self,
+        part: Part,
+        layer: int,
+        first: int,
+        stop: int,
+        out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> LayerBuffer:
+        rows, offsets = self._rows(part, layer, first, stop)
+        return LayerBuffer(*self._pool.gather(rows, offsets, out))
