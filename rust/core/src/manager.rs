@@ -8,16 +8,17 @@ mod acquire;
 mod ages;
 mod audit;
 mod awaits;
+mod batch;
 mod branch;
 mod commit;
 mod complete;
-mod convoy;
 mod digests;
-mod draft;
 mod evict;
+mod eviction_set;
 mod explain;
 mod fail;
 mod hints;
+mod in_flight;
 mod index;
 mod keys;
 mod lease;
@@ -30,21 +31,20 @@ mod meter;
 mod moves;
 mod name;
 mod node;
-mod outcomes;
-mod own;
 mod path;
+mod policy_feed;
 mod price;
+mod private_slot;
+mod recent_results;
 mod refused;
 mod report;
 mod reserve;
+mod residency_scan;
 mod session;
 mod settings;
 mod snapshot;
 mod standing;
-mod survey;
 mod suspend;
-mod told;
-mod trips;
 mod weigh;
 mod write;
 
@@ -56,11 +56,11 @@ use slotmap::SlotMap;
 use crate::arrival::Arrival;
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Structure, TierId};
 use crate::error::{Error, Result};
+use crate::eviction::EvictionIndex;
 use crate::lane::{LaneId, Lanes};
 use crate::memory;
 use crate::policy::{self, Setup};
-use crate::presence::Presence;
-use crate::retention::Retention;
+use crate::residency::ResidencyTable;
 use crate::scope::Scopes;
 use crate::tier::{Residency, Space, TierSpec};
 use crate::time::{Clock, Nanos};
@@ -83,24 +83,24 @@ pub use settings::{DropOrder, Settings};
 
 use ages::Ages;
 use awaits::Awaits;
-use draft::Draft;
+use eviction_set::EvictionSet;
 use hints::Hints;
+use in_flight::InFlight;
 use meter::Meter;
 use node::Node;
-use outcomes::Outcomes;
-use own::{Own, OwnId};
+use policy_feed::PolicyFeed;
 use price::Prices;
+use private_slot::{PrivateSlot, PrivateSlotId};
+use recent_results::RecentResults;
 use refused::Refused;
 use session::Sessions;
-use told::Told;
-use trips::Trips;
 
 #[derive(Debug)]
 struct Tier {
     spec: TierSpec,
     space: Space,
-    here: Presence,
-    retention: Retention,
+    residency: ResidencyTable,
+    eviction: EvictionIndex,
     read: LaneId,
     store: LaneId,
     /// Slots known to be free or clean since the last look at `free_low`.
@@ -116,11 +116,11 @@ pub struct Manager {
     scopes: Scopes,
     tiers: Vec<Tier>,
     lanes: Lanes,
-    owns: SlotMap<OwnId, Own>,
+    private_slots: SlotMap<PrivateSlotId, PrivateSlot>,
     leases: FxHashMap<LeaseId, Box<Lease>>,
     awaits: Awaits,
     next_lease: LeaseId,
-    moves: Trips,
+    moves: InFlight,
     /// By move: those that wait for it.
     waiters: FxHashMap<MoveId, Vec<MoveId>>,
     next_move: MoveId,
@@ -132,15 +132,15 @@ pub struct Manager {
     marked: BTreeSet<(Nanos, TierId, BlockId)>,
     /// The latest failures that nobody has asked for.
     failed: VecDeque<Failed>,
-    outcomes: Outcomes,
+    recent_results: RecentResults,
     sessions: Sessions,
     ages: Ages,
-    told: Told,
+    feed: PolicyFeed,
     meter: Meter,
     /// An empty draft in the memory of one that was carried out.
-    done: Option<Box<Draft>>,
+    done: Option<Box<EvictionSet>>,
     events: VecDeque<Event>,
-    keys: keys::Keys,
+    keys: keys::ContentKeys,
     refused: Refused,
     hints: Hints,
     prices: Prices,
@@ -162,8 +162,8 @@ impl Manager {
             let setup = Setup { reuse: settings.reuse, capacity: spec.blocks };
             tiers.push(Tier {
                 space: Space::new(spec.blocks, settings.layers, spec.layer_slots),
-                here: Presence::new(Layers::new(0, settings.layers)),
-                retention: Retention::new(policy::by_name(name, setup)?, settings.epsilon),
+                residency: ResidencyTable::new(Layers::new(0, settings.layers)),
+                eviction: EvictionIndex::new(policy::by_name(name, setup)?, settings.epsilon),
                 read: lanes.add(spec.read.clone()),
                 store: lanes.add(spec.store.clone()),
                 credit: 0,
@@ -174,7 +174,7 @@ impl Manager {
         memory::check(trie.growth(1), || {
             format!("the text of blocks of {} tokens", settings.block_tokens)
         })?;
-        let told = Told::new(&tiers);
+        let feed = PolicyFeed::new(&tiers);
         let meter = Meter::new(tiers.len(), settings.eviction_log);
         let hints = Hints::new(&settings.tiers);
         Ok(Self {
@@ -184,25 +184,25 @@ impl Manager {
             scopes: Scopes::default(),
             tiers,
             lanes,
-            owns: SlotMap::with_key(),
+            private_slots: SlotMap::with_key(),
             leases: FxHashMap::default(),
             awaits: Awaits::default(),
             next_lease: 1,
-            moves: Trips::default(),
+            moves: InFlight::default(),
             waiters: FxHashMap::default(),
             next_move: 1,
             queue: VecDeque::new(),
             parked: BTreeSet::new(),
             marked: BTreeSet::new(),
             failed: VecDeque::new(),
-            outcomes: Outcomes::default(),
+            recent_results: RecentResults::default(),
             sessions: Sessions::default(),
             ages: Ages::default(),
-            told,
+            feed,
             meter,
             done: None,
             events: VecDeque::new(),
-            keys: keys::Keys::default(),
+            keys: keys::ContentKeys::default(),
             refused: Refused::default(),
             hints,
             prices: Prices::default(),
@@ -363,20 +363,20 @@ impl Manager {
     }
 
     fn residency(&self, tier: TierId, block: BlockId) -> Residency {
-        self.tiers[tier].here.get(block)
+        self.tiers[tier].residency.get(block)
     }
 
     /// What is on its way to a block on a tier.
     fn arrival(&self, tier: TierId, block: BlockId) -> Option<&Arrival> {
-        self.tiers[tier].here.arrival(block)
+        self.tiers[tier].residency.arrival(block)
     }
 
     fn arrival_mut(&mut self, tier: TierId, block: BlockId) -> Option<&mut Arrival> {
-        self.tiers[tier].here.arrival_mut(block)
+        self.tiers[tier].residency.arrival_mut(block)
     }
 
     /// What a block has in common with its neighbours.
     fn node(&self, block: BlockId) -> &Node {
-        self.trie.own(block)
+        self.trie.value(block)
     }
 }

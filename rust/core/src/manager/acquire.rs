@@ -9,15 +9,15 @@ use crate::block::{LeaseId, MoveId, Structure, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::time::Nanos;
-use crate::trie::Asked;
+use crate::trie::Query;
 
 use super::Manager;
 use super::lease::{Hold, Lease, Plan, TailFrom};
-use super::load::{Load, Passage};
+use super::load::{Load, Transit};
 use super::moves::End;
-use super::own::Open;
-use super::path::{Path, Step};
-use super::survey::{Need, Prefill};
+use super::path::{LeasePath, PathBlock};
+use super::private_slot::OpenSlot;
+use super::residency_scan::{MissingBlock, Prefill};
 
 /// Whether blocks of lower tiers are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,8 +60,8 @@ pub struct Acquire<'a> {
 
 /// What was taken for a request, before it becomes a lease.
 struct Taken {
-    path: Path,
-    open: Vec<Open>,
+    path: LeasePath,
+    open: Vec<OpenSlot>,
     awaits: Vec<MoveId>,
     plan: Plan,
 }
@@ -81,7 +81,7 @@ impl Manager {
         let scope = self.scopes.find(&ask.scope)?;
         let now = self.tick(now);
         let taken = self.take(ask, scope, self.next_lease, now);
-        self.meter.asked.refused += u64::from(matches!(taken, Err(Error::NoSpace { .. })));
+        self.meter.requested.refused += u64::from(matches!(taken, Err(Error::NoSpace { .. })));
         let taken = taken?;
         let id = self.next_lease;
         self.next_lease += 1;
@@ -120,14 +120,14 @@ impl Manager {
                 session,
                 path: taken.path,
                 tail: Vec::new(),
-                tail_from: TailFrom::Open,
+                tail_from: TailFrom::OpenSlot,
                 open: taken.open,
                 matched,
                 plan: taken.plan,
                 layerwise: ask.layerwise,
                 unconfirmed,
                 hold: Hold::Active,
-                visit: self.told.visit,
+                request: self.feed.request,
                 acquired: now,
             }),
         );
@@ -152,7 +152,7 @@ impl Manager {
         let taken = self.take(&ask, Some(scope_id), id, now)?;
         let matched = taken.path.len() * self.block_tokens();
         self.touch(taken.path.blocks(), now);
-        let visit = self.told.visit;
+        let request = self.feed.request;
         self.awaits.add(id, taken.awaits);
         let lease = self.lease_mut(id);
         lease.unconfirmed = taken.path.fresh();
@@ -161,7 +161,7 @@ impl Manager {
         lease.plan = taken.plan;
         lease.matched = matched;
         lease.hold = Hold::Active;
-        lease.visit = visit;
+        lease.request = request;
         lease.acquired = now;
         self.track_session(id);
         self.use_path(id, 0, now);
@@ -183,78 +183,81 @@ impl Manager {
                 let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
                 // What will be written goes there too; a reserve may be far beyond it.
                 let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len().min(FAR));
-                self.path(scope, Asked::Tokens(&content), ask.keep, beyond)
+                self.path(scope, Query::Tokens(&content), ask.keep, beyond)
             }
             None => Vec::new(),
         };
         self.warm_path(&path);
-        let mut needs = self.survey(&path, now);
-        let mut plan = self.decide_loads(&mut needs, now, self.prefill(ask, path.len()));
+        let mut missing = self.scan(&path, now);
+        let mut plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
         let mut open = self.behind(path.len(), ask)?;
         self.pin(&path);
-        let mut room = self.room_for(&needs, open, now);
-        if room.is_err() && self.avoid_transit(&mut needs) {
+        let mut room = self.room_for(&missing, open, now);
+        if room.is_err() && self.avoid_transit(&mut missing) {
             // Its own sources may fill the host: what would pass through it is computed instead,
             // with all behind it for an engine that loads all of a prefix or none.
-            if let Some(end) = self.prefix(&needs, scope, ask.load) {
+            if let Some(end) = self.prefix(&missing, scope, ask.load) {
                 self.unpin(&path, None);
                 path.truncate(end);
-                needs.retain(|need| need.at < end);
+                missing.retain(|miss| miss.at < end);
                 open = self.behind(end, ask)?;
                 self.pin(&path);
             }
-            plan = self.decide_loads(&mut needs, now, self.prefill(ask, path.len()));
-            room = self.room_for(&needs, open, now);
+            plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
+            room = self.room_for(&missing, open, now);
         }
-        let mut passage = match room {
-            Ok(passage) => passage,
+        let mut transit = match room {
+            Ok(transit) => transit,
             Err(error) => {
                 self.unpin(&path, None);
                 return Err(error);
             }
         };
-        self.told.visit(&path, ask.tokens.len() / self.block_tokens());
-        for need in needs.iter().filter(|need| need.stays) {
-            self.stay(need.block);
+        self.feed.begin_request(&path, ask.tokens.len() / self.block_tokens());
+        for miss in missing.iter().filter(|miss| miss.stays) {
+            self.stay(miss.block);
         }
         let mut taken = Taken {
-            path: Path::of(path),
+            path: LeasePath::of(path),
             open: Vec::new(),
             awaits: Vec::new(),
             plan: Plan::default(),
         };
-        let mut moves = vec![MoveIds::new(); needs.len()];
+        let mut moves = vec![MoveIds::new(); missing.len()];
         // Loads take the slots that are free at once; what is computed can wait for stores.
         let mut at = 0;
-        while let Some(need) = needs.get(at) {
-            if let Some(convoy) = self.convoy(&needs[at..], id) {
-                for (id, moves) in self.set_out(&convoy, now).zip(&mut moves[at..]) {
+        while let Some(miss) = missing.get(at) {
+            if let Some(batch) = self.batch(&missing[at..], id) {
+                for (id, moves) in self.start_batch(&batch, now).zip(&mut moves[at..]) {
                     moves.push(id);
                 }
-                at += convoy.blocks.len();
+                at += batch.blocks.len();
                 continue;
             }
-            if need.load {
-                let begin = |step: &mut Step| self.begin_load(need, step, id, &mut passage, now);
-                moves[at] = taken.path.change(need.at, begin);
+            if miss.load {
+                let begin =
+                    |step: &mut PathBlock| self.begin_load(miss, step, id, &mut transit, now);
+                moves[at] = taken.path.change(miss.at, begin);
             }
             at += 1;
         }
-        for at in (0..needs.len()).filter(|&at| !needs[at].load && !needs[at].lacks.is_empty()) {
-            let begin = |step: &mut Step| {
+        for at in
+            (0..missing.len()).filter(|&at| !missing[at].load && !missing[at].lacks.is_empty())
+        {
+            let begin = |step: &mut PathBlock| {
                 step.deferred = ask.load == LoadMode::None;
-                self.begin_compute(&needs[at], step, id, &mut passage, now)
+                self.begin_compute(&missing[at], step, id, &mut transit, now)
             };
-            moves[at] = taken.path.change(needs[at].at, begin);
+            moves[at] = taken.path.change(missing[at].at, begin);
         }
-        self.close_passage(passage);
+        self.close_transit(transit);
         taken.awaits = moves.iter().flatten().copied().collect();
-        for need in needs.iter().filter(|need| !need.load || need.lacks != self.all_layers()) {
-            taken.awaits.extend(self.bringing(0, need.block, self.all_layers()));
+        for miss in missing.iter().filter(|miss| !miss.load || miss.lacks != self.all_layers()) {
+            taken.awaits.extend(self.bringing(0, miss.block, self.all_layers()));
         }
-        self.spans(taken.path.len(), &needs, &moves, &mut plan, now);
+        self.spans(taken.path.len(), &missing, &moves, &mut plan, now);
         taken.plan = plan;
-        taken.open = self.new_open(open);
+        taken.open = self.new_open_slots(open);
         Ok(taken)
     }
 
@@ -278,65 +281,70 @@ impl Manager {
     }
 
     /// Where a prefix that is to be loaded whole ends, if not at the path's end.
-    fn prefix(&self, needs: &[Need], scope: Option<ScopeId>, load: LoadMode) -> Option<usize> {
+    fn prefix(
+        &self,
+        missing: &[MissingBlock],
+        scope: Option<ScopeId>,
+        load: LoadMode,
+    ) -> Option<usize> {
         let prefix_only = scope.is_some_and(|id| {
             load == LoadMode::All && self.scopes.get(id).structure == Structure::LeafOnly
         });
-        needs.iter().find(|need| prefix_only && !need.compute.is_empty()).map(|need| need.at)
+        missing.iter().find(|miss| prefix_only && !miss.compute.is_empty()).map(|miss| miss.at)
     }
 
     /// Makes room for what was decided and `open` further blocks, or changes nothing. Returns the
     /// way for loads that pass through host.
-    fn room_for(&mut self, needs: &[Need], open: usize, now: Nanos) -> Result<Passage> {
+    fn room_for(&mut self, missing: &[MissingBlock], open: usize, now: Nanos) -> Result<Transit> {
         let mut units = self.units(0, self.all_layers()) * open as u64;
         if !self.engine_owned() {
-            let lacking = needs.iter().filter(|need| !need.lacks.is_empty());
-            units += lacking.map(|need| self.units(0, need.lacks)).sum::<u64>();
+            let lacking = missing.iter().filter(|miss| !miss.lacks.is_empty());
+            units += lacking.map(|miss| self.units(0, miss.lacks)).sum::<u64>();
         }
         let growth = self.growth_slots(0);
         if growth > 0 {
             // What is leased is counted block by block: only a tier that keeps room asks for it.
-            let staying = needs.iter().filter(|need| need.stays).count() as u64;
+            let staying = missing.iter().filter(|miss| miss.stays).count() as u64;
             let held = self.leased(0) + units + staying * self.units(0, self.all_layers());
             if held + growth > u64::from(self.tiers[0].space.capacity()) {
-                return Err(self.no_space(0, units, &self.draft()));
+                return Err(self.no_space(0, units, &self.eviction_set()));
             }
         }
-        self.withhold(needs, true);
-        let passage = self.open_passage(needs, units, now);
-        if passage.is_err() {
-            self.withhold(needs, false);
+        self.withhold(missing, true);
+        let transit = self.open_transit(missing, units, now);
+        if transit.is_err() {
+            self.withhold(missing, false);
         }
-        passage
+        transit
     }
 
     /// Begins the loads of a block into its residency on the first tier, or on a tier that the
     /// engine owns into a slot that it will name.
     pub(super) fn begin_load(
         &mut self,
-        need: &Need,
-        step: &mut Step,
+        miss: &MissingBlock,
+        step: &mut PathBlock,
         id: LeaseId,
-        passage: &mut Passage,
+        transit: &mut Transit,
         now: Nanos,
     ) -> MoveIds {
         if self.engine_owned() {
-            let own = self.new_own(0, need.lacks);
-            step.own = Some(own);
+            let private = self.new_private(0, miss.lacks);
+            step.private = Some(private);
             step.fresh = true;
-            return self.load_own(need, need.lacks, own, id, passage, now);
+            return self.load_private(miss, miss.lacks, private, id, transit, now);
         }
-        let row = self.take_slots(0, self.residency(0, need.block).slot, need.lacks);
-        self.alter(0, need.block, |here| here.slot = row);
+        let row = self.take_slots(0, self.residency(0, miss.block).slot, miss.lacks);
+        self.alter(0, miss.block, |here| here.slot = row);
         let mut moves = MoveIds::new();
-        for (tier, layers) in need.loads() {
-            let load = Load { block: need.block, from: tier, layers, lease: id };
-            moves.extend(self.load_layers(load, passage, now, |manager, layer| {
-                (manager.slot_of(0, need.block, layer), End::Here)
+        for (tier, layers) in miss.loads() {
+            let load = Load { block: miss.block, from: tier, layers, lease: id };
+            moves.extend(self.load_layers(load, transit, now, |manager, layer| {
+                (manager.slot_of(0, miss.block, layer), End::Here)
             }));
         }
         let bring: MoveIds = moves.iter().copied().filter(|&id| self.moves[id].dst == 0).collect();
-        self.expect(0, need.block, need.lacks, &bring);
+        self.expect(0, miss.block, miss.lacks, &bring);
         moves
     }
 
@@ -344,17 +352,17 @@ impl Manager {
     /// the layers behind the last one to compute.
     fn begin_compute(
         &mut self,
-        need: &Need,
-        step: &mut Step,
+        miss: &MissingBlock,
+        step: &mut PathBlock,
         id: LeaseId,
-        passage: &mut Passage,
+        transit: &mut Transit,
         now: Nanos,
     ) -> MoveIds {
-        let own = self.new_own(0, need.lacks);
-        step.own = Some(own);
+        let private = self.new_private(0, miss.lacks);
+        step.private = Some(private);
         step.fresh = true;
-        step.compute = need.compute;
-        self.load_own(need, need.lacks, own, id, passage, now)
+        step.compute = miss.compute;
+        self.load_private(miss, miss.lacks, private, id, transit, now)
     }
 
     fn growth_slots(&self, tier: TierId) -> u64 {

@@ -87,7 +87,7 @@ impl Manager {
     }
 
     fn ages_by_session(&self) -> bool {
-        self.tiers.iter().any(|tier| tier.retention.policy().ages_by_session())
+        self.tiers.iter().any(|tier| tier.eviction.policy().ages_by_session())
     }
 
     fn use_session(

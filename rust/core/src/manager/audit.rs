@@ -11,10 +11,10 @@ use crate::scope::ScopeId;
 use crate::tier::{Owner, State};
 
 use super::Manager;
+use super::in_flight::Leaves;
 use super::lease::TailFrom;
 use super::moves::{End, MoveKind};
-use super::own::Open;
-use super::trips::Leaves;
+use super::private_slot::OpenSlot;
 
 impl Manager {
     /// Checks every invariant.
@@ -94,7 +94,7 @@ impl Manager {
         }
         for (number, tier) in self.tiers.iter().enumerate() {
             let coming = self.living().filter(|&block| self.arrival(number, block).is_some());
-            let (seen, kept) = (coming.count(), tier.here.arrivals());
+            let (seen, kept) = (coming.count(), tier.residency.arrivals());
             if seen != kept {
                 let name = tier.spec.kind.name();
                 broken.push(format!("{kept} blocks are on their way to '{name}', {seen} stand"));
@@ -144,7 +144,7 @@ impl Manager {
         let gone = self.refused.blocks().filter(|&block| !self.trie.alive(block));
         broken.extend(gone.map(|block| format!("block {block} is gone and was refused")));
         let mut refs: BTreeMap<BlockId, u32> = BTreeMap::new();
-        let mut owned = BTreeMap::new();
+        let mut holders = BTreeMap::new();
         for lease in self.leases.values() {
             let cut = match lease.tail_from {
                 TailFrom::Block(step) => Some(step),
@@ -154,13 +154,13 @@ impl Manager {
                 *refs.entry(step.block).or_default() += 1;
             }
             let shared = match lease.tail_from {
-                TailFrom::Shared(own) => Some(own),
+                TailFrom::Shared(private) => Some(private),
                 _ => None,
             };
-            let own = lease.path.owns().chain(cut.and_then(|step| step.own));
-            let open = lease.open.iter().filter_map(|open| open.own());
-            for own in own.chain(open).chain(shared) {
-                *owned.entry(own).or_insert(0_u32) += 1;
+            let private = lease.path.private_slots().chain(cut.and_then(|step| step.private));
+            let open = lease.open.iter().filter_map(|open| open.private());
+            for private in private.chain(open).chain(shared) {
+                *holders.entry(private).or_insert(0_u32) += 1;
             }
             if lease.tail.len() >= self.block_tokens() {
                 broken.push(format!("lease {} has a tail of {}", lease.id, lease.tail.len()));
@@ -179,20 +179,23 @@ impl Manager {
                 broken.push(format!("block {block} counts {kept} leases, {seen} hold it"));
             }
         }
-        for (id, own) in &self.owns {
-            let seen = owned.remove(&id).unwrap_or(0);
-            if seen != own.refs || (own.refs == 0 && own.busy == 0) {
-                broken.push(format!("own slot {id:?} counts {} holders, {seen} hold it", own.refs));
+        for (id, private) in &self.private_slots {
+            let seen = holders.remove(&id).unwrap_or(0);
+            if seen != private.refs || (private.refs == 0 && private.busy == 0) {
+                broken.push(format!(
+                    "own slot {id:?} counts {} holders, {seen} hold it",
+                    private.refs
+                ));
             }
         }
-        if !owned.is_empty() {
-            broken.push(format!("leases hold {} own slots that do not exist", owned.len()));
+        if !holders.is_empty() {
+            broken.push(format!("leases hold {} own slots that do not exist", holders.len()));
         }
     }
 
     fn audit_moves(&self, broken: &mut Vec<String>) {
         let mut busy: BTreeMap<(TierId, BlockId), u16> = BTreeMap::new();
-        let mut own_busy = BTreeMap::new();
+        let mut private_busy = BTreeMap::new();
         for known in self.moves.values() {
             let block = known.block.and_then(|handle| self.trie.resolve(handle));
             if let (Some(Leaves { tier, .. }), true, Some(block)) =
@@ -203,7 +206,9 @@ impl Manager {
             for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
                 match (end, block) {
                     (End::Here, Some(block)) => *busy.entry((tier, block)).or_default() += 1,
-                    (End::Own(own), _) => *own_busy.entry(own).or_insert(0_u32) += 1,
+                    (End::PrivateSlot(private), _) => {
+                        *private_busy.entry(private).or_insert(0_u32) += 1
+                    }
                     _ => {}
                 }
             }
@@ -228,9 +233,9 @@ impl Manager {
                 }
             }
         }
-        for (id, own) in &self.owns {
-            if own_busy.get(&id).copied().unwrap_or(0) != own.busy {
-                broken.push(format!("own slot {id:?} counts {} moves", own.busy));
+        for (id, private) in &self.private_slots {
+            if private_busy.get(&id).copied().unwrap_or(0) != private.busy {
+                broken.push(format!("own slot {id:?} counts {} moves", private.busy));
             }
         }
     }
@@ -257,11 +262,11 @@ impl Manager {
         for block in self.living() {
             hold(self.residency(tier, block).slot);
         }
-        for own in self.owns.values().filter(|own| own.tier == tier) {
-            hold(own.slot);
+        for private in self.private_slots.values().filter(|private| private.tier == tier) {
+            hold(private.slot);
         }
         for open in self.leases.values().flat_map(|lease| &lease.open) {
-            if let (0, Open::Plain(slot)) = (tier, *open) {
+            if let (0, OpenSlot::Plain(slot)) = (tier, *open) {
                 hold(slot);
             }
         }
@@ -284,7 +289,7 @@ impl Manager {
 
     /// Exactly the evictable blocks are linked, at their present price.
     fn audit_retention(&self, tier: TierId, broken: &mut Vec<String>) {
-        let retention = &self.tiers[tier].retention;
+        let index = &self.tiers[tier].eviction;
         let mut linked = 0;
         for block in self.living() {
             let wanted = self
@@ -292,11 +297,11 @@ impl Manager {
                 .then(|| self.entry(tier, block, self.residency(tier, block).have));
             linked += usize::from(wanted.is_some());
             let stands = self.residency(tier, block).state != State::Absent;
-            if retention.policy().watches() && retention.holds(block) != stands {
+            if index.policy().watches() && index.holds(block) != stands {
                 broken.push(format!("the policy of tier {tier} is wrong about block {block}"));
             }
-            let known = retention.get(block);
-            let (linked, band) = (retention.band(block), self.band(tier, block));
+            let known = index.get(block);
+            let (linked, band) = (index.band(block), self.band(tier, block));
             if known != wanted || (known.is_some() && linked != band) {
                 broken.push(format!(
                     "block {block} on tier {tier} is linked as {known:?} in {linked:?}, should be \
@@ -304,8 +309,8 @@ impl Manager {
                 ));
             }
         }
-        if linked != retention.len() {
-            broken.push(format!("tier {tier} links {} entries of {linked}", retention.len()));
+        if linked != index.len() {
+            broken.push(format!("tier {tier} links {} entries of {linked}", index.len()));
         }
     }
 }

@@ -104,8 +104,8 @@ mod tests {
                 let all: Vec<_> = awaits.all().flat_map(pairs).collect();
                 prop_assert_eq!(all, model.iter().copied().collect::<Vec<_>>());
                 prop_assert!(awaits.all().all(|(_, moves)| !moves.is_empty()));
-                let own: Vec<_> = model.iter().filter(|pair| pair.0 == lease).collect();
-                prop_assert_eq!(awaits.of(lease).len(), own.len());
+                let mine: Vec<_> = model.iter().filter(|pair| pair.0 == lease).collect();
+                prop_assert_eq!(awaits.of(lease).len(), mine.len());
             }
         }
     }

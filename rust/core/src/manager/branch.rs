@@ -8,11 +8,11 @@ use crate::error::{Error, Result};
 use crate::time::Nanos;
 
 use super::Manager;
+use super::in_flight::InFlightMove;
 use super::lease::{Action, Hold, Lease, Plan, Span, TailFrom};
 use super::moves::End;
-use super::own::Open;
-use super::path::Path;
-use super::trips::Trip;
+use super::path::LeasePath;
+use super::private_slot::OpenSlot;
 
 impl Manager {
     /// `n` further leases over the same tokens, sharing full blocks and the partial one. All of
@@ -23,7 +23,7 @@ impl Manager {
     pub fn fork(&mut self, id: LeaseId, n: usize, now: Nanos) -> Result<Vec<LeaseId>> {
         let lease = self.active(id)?;
         let awaits = self.awaits(id)?.len();
-        let fresh = lease.path.apart().filter(|(_, step)| step.fresh).count();
+        let fresh = lease.path.exceptions().filter(|(_, step)| step.fresh).count();
         if awaits > 0 || fresh > 0 {
             return Err(Error::config(format!(
                 "fork of lease {id}, which awaits {awaits} moves and has {fresh} blocks to \
@@ -33,13 +33,13 @@ impl Manager {
         self.check_forks(id, n)?;
         let now = self.tick(now);
         if !self.leases[&id].tail.is_empty()
-            && matches!(self.leases[&id].tail_from, TailFrom::Open)
+            && matches!(self.leases[&id].tail_from, TailFrom::OpenSlot)
             && !self.leases[&id].open.is_empty()
         {
-            let own = self.own_open(id, 0);
+            let private = self.share_open(id, 0);
             let lease = self.lease_mut(id);
             lease.open.remove(0);
-            lease.tail_from = TailFrom::Shared(own);
+            lease.tail_from = TailFrom::Shared(private);
         }
         let mut forks = Vec::with_capacity(n);
         for _ in 0..n {
@@ -53,9 +53,9 @@ impl Manager {
             self.scopes.digests.hold(&copy.tail);
             self.share(&copy.path);
             match copy.tail_from {
-                TailFrom::Open => {}
-                TailFrom::Shared(own) => {
-                    self.owns.get_mut(own).expect("held").refs += 1;
+                TailFrom::OpenSlot => {}
+                TailFrom::Shared(private) => {
+                    self.private_slots.get_mut(private).expect("held").refs += 1;
                 }
                 TailFrom::Block(step) => self.share(&step.into()),
             }
@@ -68,10 +68,10 @@ impl Manager {
         Ok(forks)
     }
 
-    fn share(&mut self, path: &Path) {
+    fn share(&mut self, path: &LeasePath) {
         self.pin(path.blocks());
-        for own in path.owns() {
-            self.owns.get_mut(own).expect("held").refs += 1;
+        for private in path.private_slots() {
+            self.private_slots.get_mut(private).expect("held").refs += 1;
         }
     }
 
@@ -102,7 +102,7 @@ impl Manager {
             return Ok(());
         }
         if full == self.leases[&id].path.len() {
-            self.cut_tail(id, rest);
+            self.remove_tail(id, rest);
             if rest == 0 {
                 self.lose_tail(id);
             }
@@ -135,11 +135,11 @@ impl Manager {
         let lease = self.lease_mut(id);
         let start = (lease.path.len() * size) as u64;
         let stop = start + lease.tail.len() as u64;
-        self.cut_tail(id, 0);
+        self.remove_tail(id, 0);
         let lease = self.lease_mut(id);
-        match std::mem::replace(&mut lease.tail_from, TailFrom::Open) {
-            TailFrom::Open => {}
-            TailFrom::Shared(own) => self.unref_own(own),
+        match std::mem::replace(&mut lease.tail_from, TailFrom::OpenSlot) {
+            TailFrom::OpenSlot => {}
+            TailFrom::Shared(private) => self.unref_private(private),
             TailFrom::Block(cut) => self.let_go(&cut.into(), None),
         }
         (start, stop)
@@ -147,7 +147,12 @@ impl Manager {
 
     /// A block of a lease's path did not come: it is computed, in a leaf-only scope with all
     /// that follows. Returns the tokens concerned.
-    pub(super) fn compute_instead(&mut self, id: LeaseId, known: &Trip, now: Nanos) -> (u64, u64) {
+    pub(super) fn compute_instead(
+        &mut self,
+        id: LeaseId,
+        known: &InFlightMove,
+        now: Nanos,
+    ) -> (u64, u64) {
         let size = self.block_tokens();
         let Some(block) = known.block.and_then(|handle| self.trie.resolve(handle)) else {
             return (0, 0);
@@ -166,12 +171,12 @@ impl Manager {
         }
         let lost = (start, start + size as u64);
         let step = self.leases[&id].path.get(at).expect("found above");
-        if let Some(own) = step.own {
-            let layers = self.owns[own].layers;
+        if let Some(private) = step.private {
+            let layers = self.private_slots[private].layers;
             if step.compute == layers {
                 return (0, 0);
             }
-            debug_assert!(matches!(known.to, End::Own(_) | End::Here));
+            debug_assert!(matches!(known.to, End::PrivateSlot(_) | End::Here));
             let lease = self.lease_mut(id);
             lease.path.change(at, |step| {
                 (step.compute, step.deferred, step.fresh) = (layers, false, true);
@@ -186,10 +191,10 @@ impl Manager {
         if self.make_room(&[(0, units)], &[], now).is_err() {
             return (start, self.cut_path(id, at, now));
         }
-        let own = self.new_own(0, lacks);
+        let private = self.new_private(0, lacks);
         let lease = self.lease_mut(id);
         lease.path.change(at, |step| {
-            (step.own, step.compute, step.fresh) = (Some(own), lacks, true);
+            (step.private, step.compute, step.fresh) = (Some(private), lacks, true);
         });
         lease.unconfirmed = true;
         self.recompute_in_plan(id, at, lacks);
@@ -215,18 +220,20 @@ impl Manager {
         }
         let units = self.units(0, self.all_layers()) * cut.len() as u64;
         if self.make_room(&[(0, units)], &[], now).is_ok() {
-            let open = self.new_open(cut.len());
+            let open = self.new_open_slots(cut.len());
             self.lease_mut(id).open.extend(open);
         }
         stop
     }
 
     /// An engine has named slots for these blocks: it computes them there.
-    fn reopen(&mut self, id: LeaseId, cut: &mut Path) {
+    fn reopen(&mut self, id: LeaseId, cut: &mut LeasePath) {
         let mut open = Vec::with_capacity(cut.len());
         for at in 0..cut.len() {
-            let own = cut.change(at, |step| step.own.take());
-            open.push(Open::Own(own.unwrap_or_else(|| self.new_own(0, self.all_layers()))));
+            let private = cut.change(at, |step| step.private.take());
+            open.push(OpenSlot::Private(
+                private.unwrap_or_else(|| self.new_private(0, self.all_layers())),
+            ));
         }
         self.lease_mut(id).open.splice(0..0, open);
     }
@@ -281,10 +288,10 @@ impl Manager {
     pub(super) fn empty_lease(&mut self, id: LeaseId, hold: Hold) {
         self.awaits.forget(id);
         let lease = self.lease_mut(id);
-        lease.path = Path::default();
+        lease.path = LeasePath::default();
         lease.open = Vec::new();
         lease.tail = Vec::new();
-        lease.tail_from = TailFrom::Open;
+        lease.tail_from = TailFrom::OpenSlot;
         lease.plan = Plan::default();
         lease.matched = 0;
         lease.hold = hold;

@@ -15,8 +15,8 @@ use super::Manager;
 use super::lease::{Lease, TailFrom};
 use super::meter::Cause;
 use super::node::Node;
-use super::own::{Open, Own, OwnId};
-use super::path::Step;
+use super::path::PathBlock;
+use super::private_slot::{OpenSlot, PrivateSlot, PrivateSlotId};
 
 /// What became of committed tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,8 +52,8 @@ impl Manager {
         let now = self.tick(now);
         let mut out = Committed::default();
         let lease = &self.leases[&id];
-        let open = matches!(lease.tail_from, TailFrom::Open);
-        self.told.visit = lease.visit;
+        let open = matches!(lease.tail_from, TailFrom::OpenSlot);
+        self.feed.request = lease.request;
         if lease.unconfirmed {
             self.confirm(id, now, &mut out);
         }
@@ -79,7 +79,7 @@ impl Manager {
             let tail = std::mem::take(&mut lease.tail);
             self.seal(id, &tail, now, &mut out);
             self.lease_mut(id).tail = tail;
-            self.cut_tail(id, 0);
+            self.remove_tail(id, 0);
         }
         let full = rest.len() - rest.len() % size;
         if full > 0 {
@@ -157,11 +157,11 @@ impl Manager {
             return None;
         }
         let written = (lease.tail.len() + tokens).div_ceil(self.block_tokens());
-        let computed = lease.path.apart().filter(|(_, step)| !step.compute.is_empty());
+        let computed = lease.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
         computed
-            .filter_map(|(_, step)| step.own.map(Open::Own))
+            .filter_map(|(_, step)| step.private.map(OpenSlot::Private))
             .chain(lease.open.iter().copied().take(written))
-            .find_map(|open| self.open_waits(open).first().copied())
+            .find_map(|open| self.open_slot_waits(open).first().copied())
     }
 
     /// How many tokens a lease can still write; `usize::MAX` where the engine owns the slots.
@@ -173,27 +173,29 @@ impl Manager {
     }
 
     fn room_of(&self, lease: &Lease) -> usize {
-        let own_tail = match lease.tail_from {
-            TailFrom::Open => true,
-            TailFrom::Shared(own) => self.owns[own].refs == 1 && self.owns[own].busy == 0,
+        let private_tail = match lease.tail_from {
+            TailFrom::OpenSlot => true,
+            TailFrom::Shared(private) => {
+                self.private_slots[private].refs == 1 && self.private_slots[private].busy == 0
+            }
             TailFrom::Block(_) => false,
         };
-        if !own_tail {
+        if !private_tail {
             return 0;
         }
         if self.engine_owned() {
             return usize::MAX;
         }
-        let shared = usize::from(!matches!(lease.tail_from, TailFrom::Open));
+        let shared = usize::from(!matches!(lease.tail_from, TailFrom::OpenSlot));
         (lease.open.len() + shared) * self.block_tokens() - lease.tail.len()
     }
 
     /// A shared tail whose other holders are gone is the lease's own again.
     pub(super) fn adopt_tail(&mut self, id: LeaseId) {
         let lease = self.lease_mut(id);
-        if let TailFrom::Shared(own) = lease.tail_from {
-            lease.open.insert(0, Open::Own(own));
-            lease.tail_from = TailFrom::Open;
+        if let TailFrom::Shared(private) = lease.tail_from {
+            lease.open.insert(0, OpenSlot::Private(private));
+            lease.tail_from = TailFrom::OpenSlot;
         }
     }
 
@@ -201,39 +203,39 @@ impl Manager {
     fn confirm(&mut self, id: LeaseId, now: Nanos, out: &mut Committed) {
         let lease = self.lease_mut(id);
         lease.unconfirmed = false;
-        let apart: Vec<(usize, Step)> = lease.path.apart().collect();
-        for (at, Step { block, own, fresh, .. }) in apart {
-            let (Some(own), true) = (own, fresh) else { continue };
+        let exceptions: Vec<(usize, PathBlock)> = lease.path.exceptions().collect();
+        for (at, PathBlock { block, private, fresh, .. }) in exceptions {
+            let (Some(private), true) = (private, fresh) else { continue };
             self.lease_mut(id).path.change(at, |step| {
                 (step.compute, step.deferred, step.fresh) = (Layers::NONE, false, false);
             });
-            let left = self.offer_own(block, own, now, out);
-            self.lease_mut(id).path.change(at, |step| step.own = left);
+            let left = self.offer_private(block, private, now, out);
+            self.lease_mut(id).path.change(at, |step| step.private = left);
         }
     }
 
     /// Offers a slot of a lease's own to the trie. What stays with the lease is returned: a slot of
     /// the engine's, or a duplicate, which is told.
-    fn offer_own(
+    fn offer_private(
         &mut self,
         block: BlockId,
-        own: OwnId,
+        private: PrivateSlotId,
         now: Nanos,
         out: &mut Committed,
-    ) -> Option<OwnId> {
+    ) -> Option<PrivateSlotId> {
         if self.engine_owned() {
             self.forget_bad_copies(block);
-            self.write_through(0, block, Some(own), now);
-            Some(own)
-        } else if self.install(0, block, own) {
+            self.write_through(0, block, Some(private), now);
+            Some(private)
+        } else if self.install(0, block, private) {
             self.write_through(0, block, None, now);
             None
         } else {
-            let held = self.owns[own];
-            out.duplicate.push(self.own_slot(&held, held.layers.lo));
+            let held = self.private_slots[private];
+            out.duplicate.push(self.private_slot(&held, held.layers.lo));
             out.canonical.push(self.trie.handle(block));
-            self.meter.asked.duplicates += 1;
-            Some(own)
+            self.meter.requested.duplicates += 1;
+            Some(private)
         }
     }
 
@@ -270,15 +272,15 @@ impl Manager {
         } else {
             out.new.extend(new);
         }
-        self.meter.asked.inserted += (path.len() - known) as u64;
+        self.meter.requested.inserted += (path.len() - known) as u64;
         self.lease_mut(id).path.extend(&path);
         let settled = self.settle_open(&path[known..], open.get(known..).unwrap_or_default(), now);
         // Those that were known, and what did not simply settle.
         for at in (0..known).chain(known + settled..path.len()) {
             let Some(&open) = open.get(at) else { break };
-            let own = self.owned(open);
-            let left = self.offer_own(path[at], own, now, out);
-            self.lease_mut(id).path.change(end + at, |step| step.own = left);
+            let private = self.as_private(open);
+            let left = self.offer_private(path[at], private, now, out);
+            self.lease_mut(id).path.change(end + at, |step| step.private = left);
         }
         self.use_path(id, end, since);
         self.grant(id, end, now);
@@ -287,14 +289,14 @@ impl Manager {
     /// Turns open slots of a lease into the residencies of new blocks, which the lease pins: no entry
     /// changes by it. Stops at the first slot that somebody else may know of; returns how many came
     /// before it.
-    fn settle_open(&mut self, blocks: &[BlockId], open: &[Open], now: Nanos) -> usize {
+    fn settle_open(&mut self, blocks: &[BlockId], open: &[OpenSlot], now: Nanos) -> usize {
         let mut settled = 0;
-        let here = &mut self.tiers[0].here;
+        let here = &mut self.tiers[0].residency;
         for (&block, slot) in blocks.iter().zip(open.iter().map_while(|open| open.plain())) {
             here.put(block, slot);
             settled += 1;
         }
-        self.greet(0, &blocks[..settled]);
+        self.on_resident(0, &blocks[..settled]);
         if self.writes_through(0) {
             for run in self.runs(&blocks[..settled]) {
                 self.write_run(0, run, now);
@@ -304,8 +306,8 @@ impl Manager {
     }
 
     /// Turns a lease's own slot into the block's residency, if there is none of those layers.
-    fn install(&mut self, tier: TierId, block: BlockId, own: OwnId) -> bool {
-        let Own { slot, layers, refs, busy, .. } = self.owns[own];
+    fn install(&mut self, tier: TierId, block: BlockId, private: PrivateSlotId) -> bool {
+        let PrivateSlot { slot, layers, refs, busy, .. } = self.private_slots[private];
         let here = self.residency(tier, block);
         let whole = layers == self.all_layers() && here.state == State::Absent;
         let grows = here.state == State::Resident
@@ -316,7 +318,7 @@ impl Manager {
         if refs > 1 || busy > 0 || !(whole || grows) {
             return false;
         }
-        self.owns.remove(own);
+        self.private_slots.remove(private);
         if whole {
             let here = Residency { slot, have: layers, busy: 0, state: State::Resident };
             self.alter(tier, block, |known| *known = here);
@@ -336,7 +338,7 @@ impl Manager {
             self.alter(tier, block, |here| here.have = joined);
         }
         self.forget_bad_copies(block);
-        self.presence_changed(tier, block);
+        self.residency_changed(tier, block);
         true
     }
 

@@ -10,9 +10,9 @@ use crate::tier::State;
 use crate::time::Nanos;
 
 use super::Manager;
+use super::in_flight::{InFlightMove, Leaves};
 use super::meter::Cause;
 use super::moves::{End, MoveKind};
-use super::trips::{Leaves, Trip};
 
 /// What an executor says of a move.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ impl Manager {
         let mut rest = ids;
         while let Some(&id) = rest.first() {
             let store = self.moves.get(id).is_none_or(|known| known.kind == MoveKind::Store);
-            let together = if whole { self.arrive(rest, now) } else { 0 };
+            let together = if whole { self.complete_batch(rest, now) } else { 0 };
             let (these, others) = rest.split_at(together.max(1));
             if together > 0 || self.take_report(id, outcome, now) {
                 ended += these.len();
@@ -83,7 +83,7 @@ impl Manager {
         }
         self.awaits.end(awaited);
         self.unpark();
-        self.sink(now);
+        self.continue_demotions(now);
         self.write_ahead(now);
         Ok(ended)
     }
@@ -144,7 +144,7 @@ impl Manager {
             return Err(Error::config(format!("there is no move {id}")));
         }
         let Some(known) = self.moves.get(id) else {
-            return match self.outcomes.of(id) {
+            return match self.recent_results.of(id) {
                 Some(ok) if ok != outcome.ok => Err(Error::config(format!(
                     "move {id} was reported {} before",
                     if ok { "done" } else { "failed" }
@@ -156,7 +156,7 @@ impl Manager {
             return Err(Error::config(format!("move {id} was not handed out yet")));
         }
         let early = known.deps.iter().find(|dep| {
-            let ends = |m: &Trip| before.contains(dep) && self.ends(m, outcome);
+            let ends = |m: &InFlightMove| before.contains(dep) && self.ends(m, outcome);
             self.moves.get(**dep).is_some_and(|m| !ends(m))
         });
         if let (true, false, Some(dep)) = (outcome.ok, known.failed, early) {
@@ -176,7 +176,7 @@ impl Manager {
     }
 
     /// Whether a move ends well by this report.
-    fn ends(&self, known: &Trip, outcome: &Outcome<'_>) -> bool {
+    fn ends(&self, known: &InFlightMove, outcome: &Outcome<'_>) -> bool {
         let ranks = known.done_ranks | 1 << outcome.rank;
         ranks.count_ones() == self.settings.ranks
             && outcome.layers_done.is_none_or(|done| done == known.layers.len())
@@ -233,7 +233,7 @@ impl Manager {
 
     /// How moves ended is remembered, and no move waits for them any longer.
     pub(super) fn ended(&mut self, ids: &[MoveId], ok: bool) {
-        self.outcomes.remember(ids, ok);
+        self.recent_results.remember(ids, ok);
         if self.waiters.is_empty() {
             return;
         }
@@ -249,7 +249,7 @@ impl Manager {
     }
 
     /// The endpoints of a move that no longer runs.
-    fn end(&mut self, known: &Trip, now: Nanos) {
+    fn end(&mut self, known: &InFlightMove, now: Nanos) {
         let block = known.block.and_then(|handle| self.trie.resolve(handle));
         for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
             match (end, block) {
@@ -257,7 +257,7 @@ impl Manager {
                     self.alter(tier, block, |here| here.busy -= 1);
                     self.refresh_on(tier, block);
                 }
-                (End::Own(own), _) => self.unbusy_own(own),
+                (End::PrivateSlot(private), _) => self.unbusy_private(private),
                 _ => {}
             }
         }
@@ -300,7 +300,7 @@ impl Manager {
 
     /// Everything that was to arrive has landed or failed.
     pub(super) fn settle(&mut self, tier: TierId, block: BlockId, now: Nanos) {
-        let arrival = self.tiers[tier].here.settle(block).expect("arriving");
+        let arrival = self.tiers[tier].residency.settle(block).expect("arriving");
         let here = self.residency(tier, block);
         let mut have = if arrival.failed { here.have } else { arrival.target };
         if arrival.failed && tier == 0 && self.one_slot(have) {
@@ -323,7 +323,7 @@ impl Manager {
                 (here.state, here.slot) = (State::Absent, NO_SLOT);
             }
         });
-        self.presence_changed(tier, block);
+        self.residency_changed(tier, block);
         if !have.is_empty() {
             self.write_through(tier, block, None, now);
         }

@@ -50,7 +50,7 @@ impl Manager {
     }
 
     /// The same, but the first `kept`, are there no more.
-    pub(super) fn cut_tail(&mut self, id: LeaseId, kept: usize) {
+    pub(super) fn remove_tail(&mut self, id: LeaseId, kept: usize) {
         let lease = self.leases.get_mut(&id).expect("a lease that was just seen");
         self.scopes.digests.free(&lease.tail[kept..]);
         lease.tail.truncate(kept);

@@ -75,8 +75,8 @@ impl Manager {
             )));
         }
         let now = self.clock.read(now);
-        let retention = &self.tiers[tier].retention;
-        let policy = retention.policy();
+        let index = &self.tiers[tier].eviction;
+        let policy = index.policy();
         let mut facts = self.facts(tier, id, have);
         let mut leaving = self.next_out(tier, id, have);
         if let Some(layer) = layer {
@@ -102,7 +102,7 @@ impl Manager {
             idle,
             value: policy.value(&facts, terms.cost, idle),
             priority: self.band(tier, id).priority,
-            rank: retention.rank(id, stamp(now)),
+            rank: index.rank(id, stamp(now)),
             layers: leaving,
         })
     }
@@ -141,6 +141,6 @@ impl Manager {
             price: None,
             reload: self.reload(tier),
         };
-        Ok(self.tiers[tier].retention.policy().terms(&facts, &self.settings.cost))
+        Ok(self.tiers[tier].eviction.policy().terms(&facts, &self.settings.cost))
     }
 }

@@ -9,10 +9,10 @@ use crate::time::Nanos;
 
 use super::Manager;
 use super::complete::{Failed, MOST_FAILED};
+use super::in_flight::{InFlightMove, Leaves};
 use super::lease::{Lease, TailFrom};
 use super::moves::{End, MoveKind};
-use super::own::{Open, OwnId};
-use super::trips::{Leaves, Trip};
+use super::private_slot::{OpenSlot, PrivateSlotId};
 
 impl Manager {
     /// A move will not bring what it should. Moves that depend on it fail with it, without blame:
@@ -79,11 +79,11 @@ impl Manager {
             // Its other layers are not there, so these are the last ones.
             here.have = here.have.without(landed).expect("what has landed is at an end");
         });
-        self.presence_changed(tier, block);
+        self.residency_changed(tier, block);
     }
 
     /// The bytes of a source could not be delivered; it serves nobody until it is evicted.
-    fn load_failed(&mut self, known: &Trip, block: BlockId) {
+    fn load_failed(&mut self, known: &InFlightMove, block: BlockId) {
         let here = self.residency(known.src, block);
         if known.from == End::Here && known.src > 0 && here.state == State::Resident {
             self.alter(known.src, block, |here| here.state = State::Bad);
@@ -92,7 +92,7 @@ impl Manager {
     }
 
     /// The victim of a failed store stays where it was.
-    fn store_failed(&mut self, known: &Trip, block: BlockId, reason: &str, now: Nanos) {
+    fn store_failed(&mut self, known: &InFlightMove, block: BlockId, reason: &str, now: Nanos) {
         let Some(Leaves { tier, slot, held }) = known.leaves else { return };
         let promised = self.tiers[tier].space.undrain(slot);
         let mut back = self.can_return(tier, block, held);
@@ -136,16 +136,16 @@ impl Manager {
     ) -> bool {
         let layer_slots = self.tiers[tier].spec.layer_slots;
         if tier == 0 {
-            self.own_promised(slot);
+            self.private_promised(slot);
         }
-        let holder = self.owns.iter().find_map(|(id, own)| {
-            if own.tier != tier || own.slot == NO_SLOT {
+        let holder = self.private_slots.iter().find_map(|(id, private)| {
+            if private.tier != tier || private.slot == NO_SLOT {
                 return None;
             }
             if !layer_slots {
-                return (own.slot == slot).then_some((id, 0));
+                return (private.slot == slot).then_some((id, 0));
             }
-            let at = self.tiers[tier].space.row(own.slot).iter().position(|&s| s == slot)?;
+            let at = self.tiers[tier].space.row(private.slot).iter().position(|&s| s == slot)?;
             Some((id, u16::try_from(at).unwrap_or(u16::MAX)))
         });
         let Some((holder, layer)) = holder else { return false };
@@ -155,37 +155,38 @@ impl Manager {
         }
         let grant = self.tiers[tier].space.take().expect("room was made");
         if layer_slots {
-            let row = self.owns[holder].slot;
+            let row = self.private_slots[holder].slot;
             self.tiers[tier].space.set(row, layer, grant.slot);
         } else {
-            self.owns.get_mut(holder).expect("found").slot = grant.slot;
+            self.private_slots.get_mut(holder).expect("found").slot = grant.slot;
         }
         self.tell_moved(holder, reason);
         true
     }
 
     /// A slot that a lease was promised as room is to be found among the own ones.
-    fn own_promised(&mut self, slot: Slot) {
-        let place = |lease: &Lease| lease.open.iter().position(|&open| open == Open::Plain(slot));
+    fn private_promised(&mut self, slot: Slot) {
+        let place =
+            |lease: &Lease| lease.open.iter().position(|&open| open == OpenSlot::Plain(slot));
         let found = self.leases.values().find_map(|lease| Some((lease.id, place(lease)?)));
         if let Some((id, at)) = found {
-            self.own_open(id, at);
+            self.share_open(id, at);
         }
     }
 
     /// Tells the leases that use an own slot that it is another one now.
-    fn tell_moved(&mut self, own: OwnId, reason: &str) {
+    fn tell_moved(&mut self, private: PrivateSlotId, reason: &str) {
         let size = self.block_tokens();
         let mut failed = Vec::new();
         for lease in self.leases_in_order() {
-            let path = lease.path.steps().map(|step| step.own);
+            let path = lease.path.steps().map(|step| step.private);
             let cut = match lease.tail_from {
-                TailFrom::Open => None,
-                TailFrom::Shared(own) => Some(Some(own)),
-                TailFrom::Block(step) => Some(step.own),
+                TailFrom::OpenSlot => None,
+                TailFrom::Shared(private) => Some(Some(private)),
+                TailFrom::Block(step) => Some(step.private),
             };
-            let mut table = path.chain(cut).chain(lease.open.iter().map(|open| open.own()));
-            let Some(at) = table.position(|slot| slot == Some(own)) else { continue };
+            let mut table = path.chain(cut).chain(lease.open.iter().map(|open| open.private()));
+            let Some(at) = table.position(|slot| slot == Some(private)) else { continue };
             failed.push(Failed {
                 lease: lease.id,
                 block: lease.path.blocks().get(at).map(|&block| self.trie.handle(block)),
@@ -203,14 +204,15 @@ impl Manager {
     fn tell_failed(&mut self, row: Failed) {
         if self.failed.len() == MOST_FAILED {
             self.failed.pop_front();
-            self.meter.asked.failed_lost += 1;
+            self.meter.requested.failed_lost += 1;
         }
         self.failed.push_back(row);
     }
 
     /// Nobody will name this slot: the moves that wait for its name never start.
-    pub(super) fn cancel_unnamed(&mut self, own: OwnId) {
-        let touches = |known: &Trip| [known.from, known.to].contains(&End::Own(own));
+    pub(super) fn cancel_unnamed(&mut self, private: PrivateSlotId) {
+        let touches =
+            |known: &InFlightMove| [known.from, known.to].contains(&End::PrivateSlot(private));
         let waiting = self.moves.values().filter(|known| touches(known));
         let mut waiting: Vec<MoveId> = waiting.map(|known| known.id).collect();
         waiting.sort_unstable();
@@ -225,7 +227,7 @@ impl Manager {
     }
 
     /// Every lease that awaited a failed move computes the block instead.
-    fn replan(&mut self, known: &Trip, reason: &str, now: Nanos) {
+    fn replan(&mut self, known: &InFlightMove, reason: &str, now: Nanos) {
         // Nobody awaits a store.
         let leases = (known.kind != MoveKind::Store).then(|| self.awaits.all());
         let awaiting =
@@ -246,7 +248,8 @@ impl Manager {
                 _ => self.compute_instead(id, known, now),
             };
             // Until it has ended on every rank it may write a slot that the lease keeps.
-            let writes = matches!(known.to, End::Own(own) if self.leases[&id].keeps(own));
+            let writes =
+                matches!(known.to, End::PrivateSlot(private) if self.leases[&id].keeps(private));
             if !writes {
                 self.awaits.remove(id, known.id);
             }

@@ -16,10 +16,10 @@ use crate::time::{Nanos, stamp};
 
 use super::Manager;
 use super::node::Runs;
-use super::own::{Open, OwnId};
-use super::path::{Path, Step};
+use super::path::{LeasePath, PathBlock};
+use super::policy_feed::RequestContext;
+use super::private_slot::{OpenSlot, PrivateSlotId};
 use super::session::SessionId;
-use super::told::Visit;
 
 /// What a plan does with a span of blocks and layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,11 +68,11 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TailFrom {
     /// In the first open slot.
-    Open,
+    OpenSlot,
     /// In a slot shared with forks.
-    Shared(OwnId),
+    Shared(PrivateSlotId),
     /// In a block of the trie that the path was cut in.
-    Block(Step),
+    Block(PathBlock),
 }
 
 /// Whether a lease holds its path.
@@ -90,11 +90,11 @@ pub struct Lease {
     pub(super) scope: Scope,
     pub(super) scope_id: ScopeId,
     pub(super) session: Option<SessionId>,
-    pub(super) path: Path,
+    pub(super) path: LeasePath,
     pub(super) tail: Vec<Token>,
     pub(super) tail_from: TailFrom,
     /// Slots behind the path; the first one holds the tail.
-    pub(super) open: Vec<Open>,
+    pub(super) open: Vec<OpenSlot>,
     pub(super) matched: usize,
     pub(super) plan: Plan,
     /// Whether its plans count with loads and computation side by side, layer by layer.
@@ -102,7 +102,7 @@ pub struct Lease {
     /// Whether a step of the path is fresh.
     pub(super) unconfirmed: bool,
     pub(super) hold: Hold,
-    pub(super) visit: Visit,
+    pub(super) request: RequestContext,
     /// When it was acquired or resumed: the last use of what it commits, until it ends.
     pub(super) acquired: Nanos,
 }
@@ -134,14 +134,15 @@ impl Lease {
     }
 
     /// Whether it computes into an own slot, or will.
-    pub(super) fn keeps(&self, own: OwnId) -> bool {
-        self.open.contains(&Open::Own(own)) || self.path.owns().any(|known| known == own)
+    pub(super) fn keeps(&self, private: PrivateSlotId) -> bool {
+        self.open.contains(&OpenSlot::Private(private))
+            || self.path.private_slots().any(|known| known == private)
     }
 
     /// The blocks that the engine must compute, with the layers to write for each.
     pub fn recompute(&self) -> impl Iterator<Item = (u32, Layers)> + '_ {
         let place = |at| u32::try_from(at).expect("fewer than 2^32 blocks");
-        let computed = self.path.apart().filter(|(_, step)| !step.compute.is_empty());
+        let computed = self.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
         computed.map(move |(at, step)| (place(at), step.compute))
     }
 }
@@ -211,10 +212,10 @@ impl Manager {
         if self.tiers[0].space.quiet() {
             return;
         }
-        let computed = lease.path.apart().filter(|(_, step)| !step.compute.is_empty());
-        let computed = computed.filter_map(|(_, step)| step.own.map(Open::Own));
+        let computed = lease.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
+        let computed = computed.filter_map(|(_, step)| step.private.map(OpenSlot::Private));
         for open in computed.chain(lease.open.iter().copied()) {
-            self.open_waits(open).into_iter().for_each(&mut name);
+            self.open_slot_waits(open).into_iter().for_each(&mut name);
         }
     }
 
@@ -244,11 +245,11 @@ impl Manager {
     }
 
     /// The slot that a lease uses for one layer of one block of its path.
-    fn step_slot(&self, tier: TierId, step: Step, layer: u16) -> Slot {
-        if let (0, Some(own)) = (tier, step.own) {
-            let own = &self.owns[own];
-            if own.layers.contains(layer) || !self.tiers[0].spec.layer_slots {
-                return self.own_slot(own, layer);
+    fn step_slot(&self, tier: TierId, step: PathBlock, layer: u16) -> Slot {
+        if let (0, Some(private)) = (tier, step.private) {
+            let private = &self.private_slots[private];
+            if private.layers.contains(layer) || !self.tiers[0].spec.layer_slots {
+                return self.private_slot(private, layer);
             }
         }
         if self.residency(tier, step.block).state == State::Bad {
@@ -259,8 +260,10 @@ impl Manager {
 
     fn tail_slot(&self, lease: &Lease, layer: u16) -> Option<Slot> {
         match lease.tail_from {
-            TailFrom::Open => None,
-            TailFrom::Shared(own) => Some(self.own_slot(&self.owns[own], layer)),
+            TailFrom::OpenSlot => None,
+            TailFrom::Shared(private) => {
+                Some(self.private_slot(&self.private_slots[private], layer))
+            }
             TailFrom::Block(step) => Some(self.step_slot(0, step, layer)),
         }
     }
@@ -272,10 +275,10 @@ impl Manager {
         self.trie.change(path, |run, node| {
             node.refs += 1;
             for tier in lower {
-                tier.retention.warm(run.end - 1);
+                tier.eviction.warm(run.end - 1);
             }
             if node.refs == 1 {
-                first.retention.warm(run.end - 1);
+                first.eviction.warm(run.end - 1);
                 runs.push(run);
             }
         });
@@ -283,7 +286,7 @@ impl Manager {
         let structure = self.structure(first.start);
         for run in runs {
             for block in self.edge(0, run, structure) {
-                self.tiers[0].retention.unlink(block);
+                self.tiers[0].eviction.unlink(block);
             }
         }
     }
@@ -293,14 +296,14 @@ impl Manager {
     pub(super) fn unpin(&mut self, path: &[BlockId], until: Option<Nanos>) {
         let mut runs: SmallVec<[(Range<BlockId>, bool); 12]> = SmallVec::new();
         let Some(&last) = path.last() else { return };
-        self.tiers[0].here.warm(last);
-        self.tiers[0].retention.warm(last);
+        self.tiers[0].residency.warm(last);
+        self.tiers[0].eviction.warm(last);
         self.trie.warm_path(path);
         self.warm_path(path);
         let lower = &self.tiers[1..];
         self.trie.change(path, |run, node| {
             for tier in lower {
-                tier.retention.warm(run.end - 1);
+                tier.eviction.warm(run.end - 1);
             }
             node.refs -= 1;
             node.access = until.map_or(node.access, stamp);
@@ -323,7 +326,7 @@ impl Manager {
             if !free {
                 continue;
             }
-            let whole = all || self.tiers[0].here.wholly(run.clone());
+            let whole = all || self.tiers[0].residency.all_whole(run.clone());
             carries = whole && leaf_only;
             if carries && stands {
                 // What stands behind it keeps it from leaving.
@@ -343,9 +346,9 @@ impl Manager {
     }
 
     /// Lets go of a path, or of its end: its own slots and its pins.
-    pub(super) fn let_go(&mut self, path: &Path, until: Option<Nanos>) {
-        for own in path.owns() {
-            self.unref_own(own);
+    pub(super) fn let_go(&mut self, path: &LeasePath, until: Option<Nanos>) {
+        for private in path.private_slots() {
+            self.unref_private(private);
         }
         self.unpin(path.blocks(), until);
     }
@@ -381,8 +384,8 @@ impl Manager {
             self.close_open(open);
         }
         match lease.tail_from {
-            TailFrom::Open => {}
-            TailFrom::Shared(own) => self.unref_own(own),
+            TailFrom::OpenSlot => {}
+            TailFrom::Shared(private) => self.unref_private(private),
             TailFrom::Block(step) => self.let_go(&step.into(), None),
         }
         self.use_last(lease, now);
@@ -395,15 +398,15 @@ impl Manager {
             return Vec::new();
         }
         let cut = match lease.tail_from {
-            TailFrom::Open => None,
-            TailFrom::Shared(own) => Some(own),
-            TailFrom::Block(step) => step.own,
+            TailFrom::OpenSlot => None,
+            TailFrom::Shared(private) => Some(private),
+            TailFrom::Block(step) => step.private,
         };
-        let all = lease.path.owns().chain(cut);
-        let named = |own: &OwnId| self.owns[*own].slot != NO_SLOT;
-        let owns: BTreeSet<OwnId> =
-            all.chain(lease.open.iter().filter_map(|open| open.own())).filter(named).collect();
-        let touches = |end| matches!(end, super::moves::End::Own(own) if owns.contains(&own));
+        let all = lease.path.private_slots().chain(cut);
+        let named = |private: &PrivateSlotId| self.private_slots[*private].slot != NO_SLOT;
+        let private_slots: BTreeSet<PrivateSlotId> =
+            all.chain(lease.open.iter().filter_map(|open| open.private())).filter(named).collect();
+        let touches = |end| matches!(end, super::moves::End::PrivateSlot(private) if private_slots.contains(&private));
         let under_way = self.moves.values().filter(|m| touches(m.from) || touches(m.to));
         let mut reads: Vec<MoveId> = under_way.map(|m| m.id).collect();
         reads.sort_unstable();

@@ -11,9 +11,9 @@ use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::State;
 
 use super::Manager;
+use super::in_flight::Leaves;
 use super::moves::End;
-use super::survey::Need;
-use super::trips::Leaves;
+use super::residency_scan::MissingBlock;
 
 /// What leaves a tier, and by which stores; with layer slots one per layer.
 type Leaving = SmallVec<[(MoveId, Leaves); 1]>;
@@ -26,8 +26,10 @@ impl Manager {
             return leaving;
         }
         for &id in self.arrival(tier + 1, block).map_or(&[][..], |arrival| &arrival.moves) {
-            let Some(trip) = self.moves.get(id) else { continue };
-            if let Some(leaves) = trip.leaves.filter(|leaves| leaves.tier == tier && !trip.failed) {
+            let Some(flight) = self.moves.get(id) else { continue };
+            if let Some(leaves) =
+                flight.leaves.filter(|leaves| leaves.tier == tier && !flight.failed)
+            {
                 leaving.push((id, leaves));
             }
         }
@@ -68,9 +70,9 @@ impl Manager {
     }
 
     /// Keeps the slots of what is to stay from being promised meanwhile, or lets go of them again.
-    pub(super) fn withhold(&mut self, needs: &[Need], withheld: bool) {
-        for need in needs.iter().filter(|need| need.stays) {
-            for (_, leaves) in self.leaving(0, need.block) {
+    pub(super) fn withhold(&mut self, missing: &[MissingBlock], withheld: bool) {
+        for miss in missing.iter().filter(|miss| miss.stays) {
+            for (_, leaves) in self.leaving(0, miss.block) {
                 self.tiers[0].space.withhold(leaves.slot, withheld);
             }
         }
@@ -81,8 +83,8 @@ impl Manager {
     pub(super) fn stay(&mut self, block: BlockId) {
         for (id, leaves) in self.leaving(0, block) {
             self.tiers[0].space.undrain(leaves.slot);
-            let trip = self.moves.get_mut(id).expect("under way");
-            (trip.from, trip.leaves) = (End::Here, None);
+            let flight = self.moves.get_mut(id).expect("under way");
+            (flight.from, flight.leaves) = (End::Here, None);
             self.stand_again(block, leaves);
         }
     }
@@ -105,6 +107,6 @@ impl Manager {
             (here.slot, here.have, here.state) = (row, have, State::Resident);
             here.busy += 1;
         });
-        self.presence_changed(tier, block);
+        self.residency_changed(tier, block);
     }
 }

@@ -12,15 +12,15 @@ use crate::error::Result;
 use crate::time::Nanos;
 
 use super::Manager;
-use super::convoy::Convoy;
+use super::batch::TransferBatch;
 use super::moves::{self, End, MoveKind};
-use super::own::OwnId;
-use super::survey::Need;
+use super::private_slot::PrivateSlotId;
+use super::residency_scan::MissingBlock;
 
 /// Transit slots, each with the moves that leave it last.
 #[derive(Debug, Default)]
-pub(super) struct Passage {
-    slots: Vec<(OwnId, MoveIds)>,
+pub(super) struct Transit {
+    slots: Vec<(PrivateSlotId, MoveIds)>,
     next: usize,
 }
 
@@ -36,26 +36,26 @@ pub(super) struct Load {
 impl Manager {
     /// Makes room for `units` slots of the first tier and for what passes through host, and keeps
     /// the sources where they are; or changes nothing.
-    pub(super) fn open_passage(
+    pub(super) fn open_transit(
         &mut self,
-        needs: &[Need],
+        missing: &[MissingBlock],
         units: u64,
         now: Nanos,
-    ) -> Result<Passage> {
+    ) -> Result<Transit> {
         let mut stay: Vec<(TierId, Range<BlockId>)> = Vec::new();
         let mut run = 0..0;
         let mut passing: Vec<TierId> = Vec::new();
-        for need in needs.iter().filter(|need| need.load || !need.compute.is_empty()) {
-            for (tier, _) in need.loads() {
+        for miss in missing.iter().filter(|miss| miss.load || !miss.compute.is_empty()) {
+            for (tier, _) in miss.loads() {
                 match stay.last_mut() {
                     Some((at, blocks))
-                        if *at == tier && blocks.end == need.block && run.contains(&need.block) =>
+                        if *at == tier && blocks.end == miss.block && run.contains(&miss.block) =>
                     {
                         blocks.end += 1;
                     }
                     _ => {
-                        run = self.trie.run(need.block);
-                        stay.push((tier, need.block..need.block + 1));
+                        run = self.trie.run(miss.block);
+                        stay.push((tier, miss.block..miss.block + 1));
                     }
                 }
                 passing.extend(self.transit(0, tier));
@@ -63,7 +63,7 @@ impl Manager {
         }
         let Some(&host) = passing.first() else {
             self.make_room(&[(0, units)], &stay, now)?;
-            return Ok(Passage::default());
+            return Ok(Transit::default());
         };
         let each = self.units(host, self.all_layers());
         let mut count = passing.len();
@@ -72,58 +72,61 @@ impl Manager {
             count = 1;
             self.make_room(&[(host, each), (0, units)], &stay, now)?;
         }
-        let slots = (0..count).map(|_| (self.new_own(host, self.all_layers()), MoveIds::new()));
-        Ok(Passage { slots: slots.collect(), next: 0 })
+        let slots = (0..count).map(|_| (self.new_private(host, self.all_layers()), MoveIds::new()));
+        Ok(Transit { slots: slots.collect(), next: 0 })
     }
 
     /// The loads at the front of these that can travel together.
-    pub(super) fn convoy(&self, needs: &[Need], lease: LeaseId) -> Option<Convoy> {
+    pub(super) fn batch(&self, missing: &[MissingBlock], lease: LeaseId) -> Option<TransferBatch> {
         let all = self.all_layers();
-        let from = |need: &Need| match need.sources[..] {
-            [(tier, layers)] if need.load && need.compute.is_empty() => {
-                ((layers, need.lacks) == (all, all)).then_some(tier)
+        let from = |miss: &MissingBlock| match miss.sources[..] {
+            [(tier, layers)] if miss.load && miss.compute.is_empty() => {
+                ((layers, miss.lacks) == (all, all)).then_some(tier)
             }
             _ => None,
         };
-        let (first, src) = (needs.first()?, from(needs.first()?)?);
-        if !self.travels(src, 0) {
+        let (first, src) = (missing.first()?, from(missing.first()?)?);
+        if !self.can_batch(src, 0) {
             return None;
         }
         let run = first.block..self.trie.run(first.block).end;
-        let next = needs.iter().zip(run.clone()).zip(first.at..);
-        let alike = |&((need, block), at): &((&Need, BlockId), usize)| {
-            (need.block, need.at) == (block, at) && from(need) == Some(src)
+        let next = missing.iter().zip(run.clone()).zip(first.at..);
+        let alike = |&((miss, block), at): &((&MissingBlock, BlockId), usize)| {
+            (miss.block, miss.at) == (block, at) && from(miss) == Some(src)
         };
         let number = next.take_while(alike).count();
         let end = first.block + u32::try_from(number).expect("no more than the run has");
-        let quiet = first.block..self.tiers[src].here.quiet_front(first.block..end);
-        let blocks = first.block..self.tiers[0].here.bare_front(quiet);
+        let quiet = first.block..self.tiers[src].residency.first_not_idle(first.block..end);
+        let blocks = first.block..self.tiers[0].residency.first_present(quiet);
         let kind = MoveKind::Load;
-        (!blocks.is_empty()).then_some(Convoy { kind, lease, src, dst: 0, blocks })
+        (!blocks.is_empty()).then_some(TransferBatch { kind, lease, src, dst: 0, blocks })
     }
 
     /// Leaves the transit slots to the moves that pass through them.
-    pub(super) fn close_passage(&mut self, passage: Passage) {
-        for (own, _) in passage.slots {
-            self.unref_own(own);
+    pub(super) fn close_transit(&mut self, transit: Transit) {
+        for (private, _) in transit.slots {
+            self.unref_private(private);
         }
     }
 
     /// Begins the loads of the layers `wanted` into a slot of the lease's own.
-    pub(super) fn load_own(
+    pub(super) fn load_private(
         &mut self,
-        need: &Need,
+        miss: &MissingBlock,
         wanted: Layers,
-        own: OwnId,
+        private: PrivateSlotId,
         lease: LeaseId,
-        passage: &mut Passage,
+        transit: &mut Transit,
         now: Nanos,
     ) -> MoveIds {
         let mut moves = MoveIds::new();
-        for (from, layers) in need.loads() {
-            let load = Load { block: need.block, from, layers: layers.meet(wanted), lease };
-            moves.extend(self.load_layers(load, passage, now, |manager, layer| {
-                (manager.own_slot(&manager.owns[own], layer), End::Own(own))
+        for (from, layers) in miss.loads() {
+            let load = Load { block: miss.block, from, layers: layers.meet(wanted), lease };
+            moves.extend(self.load_layers(load, transit, now, |manager, layer| {
+                (
+                    manager.private_slot(&manager.private_slots[private], layer),
+                    End::PrivateSlot(private),
+                )
             }));
         }
         moves
@@ -133,7 +136,7 @@ impl Manager {
     pub(super) fn load_layers(
         &mut self,
         load: Load,
-        passage: &mut Passage,
+        transit: &mut Transit,
         now: Nanos,
         dest: impl Fn(&Self, u16) -> (Slot, End),
     ) -> MoveIds {
@@ -143,11 +146,11 @@ impl Manager {
         }
         self.meter.tier(from).promoted += 1;
         let host = self.transit(0, from);
-        let turn = passage.next % passage.slots.len().max(1);
+        let turn = transit.next % transit.slots.len().max(1);
         let mut moves = MoveIds::new();
         let mut leaving = MoveIds::new();
         for piece in self.pieces(from, 0, host, layers) {
-            let copy = |src, dst, deps| moves::Draft {
+            let copy = |src, dst, deps| moves::NewMove {
                 kind: MoveKind::Load,
                 lease,
                 block: Some(block),
@@ -162,11 +165,11 @@ impl Manager {
             let (slot, end) = dest(self, piece.lo);
             let mut hop = None;
             if let Some(host) = host {
-                let (own, last) = &passage.slots[turn];
-                let slot = self.own_slot(&self.owns[*own], piece.lo);
-                deps.extend(self.own_waits(*own));
+                let (private, last) = &transit.slots[turn];
+                let slot = self.private_slot(&self.private_slots[*private], piece.lo);
+                deps.extend(self.private_waits(*private));
                 deps.extend_from_slice(last);
-                let through = (host, slot, End::Own(*own));
+                let through = (host, slot, End::PrivateSlot(*private));
                 hop = Some(copy(src, through, std::mem::take(&mut deps)));
                 src = through;
             }
@@ -184,8 +187,8 @@ impl Manager {
             moves.push(up);
         }
         if host.is_some() {
-            passage.slots[turn].1 = leaving;
-            passage.next += 1;
+            transit.slots[turn].1 = leaving;
+            transit.next += 1;
         }
         moves
     }

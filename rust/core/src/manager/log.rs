@@ -100,7 +100,7 @@ impl Manager {
         }
         let idle = self.idle(block, now);
         let (terms, value) = self.value(tier, block, self.residency(tier, block).have, idle);
-        let next = self.tiers[tier].retention.victim(stamp(now)).map(|entry| {
+        let next = self.tiers[tier].eviction.victim(stamp(now)).map(|entry| {
             let have = self.residency(tier, entry.id).have;
             self.value(tier, entry.id, have, self.idle(entry.id, now)).1
         });
@@ -131,7 +131,7 @@ impl Manager {
 
     /// The terms of a copy's price on a tier, and its value.
     fn value(&self, tier: TierId, block: BlockId, have: Layers, idle: Nanos) -> (Terms, f64) {
-        let policy = self.tiers[tier].retention.policy();
+        let policy = self.tiers[tier].eviction.policy();
         let facts = self.facts(tier, block, have);
         let terms = policy.terms(&facts, &self.settings.cost);
         (terms, policy.value(&facts, terms.cost, idle))

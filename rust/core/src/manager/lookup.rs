@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::scope::{Scope, ScopeId};
 use crate::tier::State;
 use crate::time::Nanos;
-use crate::trie::Asked;
+use crate::trie::Query;
 
 use super::Manager;
 
@@ -63,7 +63,7 @@ impl Manager {
         scope: &Scope,
         keep: usize,
     ) -> Result<Match> {
-        let blocks = self.probe(Asked::Tokens(tokens), scope, keep)?;
+        let blocks = self.probe(Query::Tokens(tokens), scope, keep)?;
         Ok(Match {
             tokens: blocks.len() * self.block_tokens(),
             blocks: self.describe(&blocks, now),
@@ -74,7 +74,7 @@ impl Manager {
     ///
     /// # Errors
     /// As [`Manager::lookup`].
-    pub fn probe(&self, asked: Asked<'_>, scope: &Scope, keep: usize) -> Result<Vec<Handle>> {
+    pub fn probe(&self, asked: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<Handle>> {
         Ok(self.trie.handles(&self.known_path(asked, scope, keep)?))
     }
 
@@ -114,10 +114,10 @@ impl Manager {
     /// # Errors
     /// As [`Manager::lookup`].
     pub fn matched(&self, tokens: &[Token], scope: &Scope, keep: usize) -> Result<usize> {
-        Ok(self.known_path(Asked::Tokens(tokens), scope, keep)?.len() * self.block_tokens())
+        Ok(self.known_path(Query::Tokens(tokens), scope, keep)?.len() * self.block_tokens())
     }
 
-    fn known_path(&self, asked: Asked<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
+    fn known_path(&self, asked: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
         self.open()?;
         if self.scopes.digests.plain(scope) {
             let id = self.scopes.find(scope)?;
@@ -127,14 +127,14 @@ impl Manager {
         self.scopes.digests.check(scope, &tokens)?;
         let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
         let content = self.scopes.digests.content(scope, 0, &tokens);
-        Ok(self.path(id, Asked::Tokens(&content), keep, 0))
+        Ok(self.path(id, Query::Tokens(&content), keep, 0))
     }
 
     /// The blocks of the longest usable prefix, with room for those of so many tokens behind them.
     pub(super) fn path(
         &self,
         scope: ScopeId,
-        asked: Asked<'_>,
+        asked: Query<'_>,
         keep: usize,
         beyond: usize,
     ) -> Vec<BlockId> {
@@ -162,7 +162,7 @@ impl Manager {
         }
         let mut whole = 0;
         for run in self.runs(path) {
-            if !self.tiers.iter().any(|tier| tier.here.wholly(run.clone())) {
+            if !self.tiers.iter().any(|tier| tier.residency.all_whole(run.clone())) {
                 let lacking = run.clone().find(|&block| !self.missing(block).is_empty());
                 if let Some(lacking) = lacking {
                     return whole + (lacking - run.start) as usize;

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
 use crate::tier::{Owner, Residency, State};
 use crate::time::{Nanos, stamp};
-use crate::trie::Asked;
+use crate::trie::Query;
 
 use super::Manager;
 use super::meter::Cause;
@@ -53,7 +53,7 @@ impl Manager {
         let Some(scope) = known else { return Ok(Vec::new()) };
         let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
         let mut path = Vec::new();
-        self.trie.walk(self.scopes.get(scope).root, Asked::Tokens(&content), &mut path);
+        self.trie.walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
         path.retain(|&block| self.residency(mark.tier, block).state != State::Absent);
         for (at, &block) in path.iter().enumerate() {
             self.check_clear(mark.tier, block, &path[at..])?;
@@ -141,7 +141,7 @@ impl Manager {
         let (size, full) = (self.block_tokens(), content.len());
         let mut path = Vec::with_capacity(full / size);
         if let Some(scope) = scope {
-            self.trie.walk(self.scopes.get(scope).root, Asked::Tokens(content), &mut path);
+            self.trie.walk(self.scopes.get(scope).root, Query::Tokens(content), &mut path);
         }
         let mut units =
             self.units(mark.tier, self.all_layers()) * (full / size - path.len()) as u64;
@@ -210,9 +210,9 @@ impl Manager {
     fn place_new(&mut self, tier: TierId, blocks: &[BlockId], parent: Option<BlockId>) {
         for &block in blocks {
             let grant = self.tiers[tier].space.take().expect("room was made");
-            self.tiers[tier].here.put(block, grant.slot);
+            self.tiers[tier].residency.put(block, grant.slot);
         }
-        self.greet(tier, blocks);
+        self.on_resident(tier, blocks);
         if let (Some(parent), false) = (parent, blocks.is_empty()) {
             self.refresh_on(tier, parent);
         }
@@ -240,10 +240,10 @@ impl Manager {
         if let Some(ready) = ready {
             let first = first.unwrap_or(ready).min(ready);
             let arrival = Arrival::new(layers, MoveIds::new(), first, ready);
-            self.tiers[tier].here.expect(block, arrival);
+            self.tiers[tier].residency.expect(block, arrival);
             self.marked.insert((ready, tier, block));
         }
-        self.presence_changed(tier, block);
+        self.residency_changed(tier, block);
     }
 
     /// A marked copy has become ready.
@@ -257,7 +257,7 @@ impl Manager {
     /// Takes a quiet copy off a tier.
     pub(super) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
         self.count_loss(tier, block, cause, self.clock.last());
-        if let Some(arrival) = self.tiers[tier].here.settle(block) {
+        if let Some(arrival) = self.tiers[tier].residency.settle(block) {
             self.marked.remove(&(arrival.ready, tier, block));
             self.alter(tier, block, |here| here.have = arrival.target);
         }
@@ -267,6 +267,6 @@ impl Manager {
         }
         self.give_slots(tier, here.slot, here.have, true);
         self.alter(tier, block, |here| *here = Residency::default());
-        self.presence_changed(tier, block);
+        self.residency_changed(tier, block);
     }
 }

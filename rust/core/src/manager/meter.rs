@@ -17,12 +17,12 @@ use crate::tier::State;
 use crate::time::{Nanos, Stamp, stamp};
 
 use super::Manager;
-use super::convoy::Way;
+use super::batch::MoveClass;
+use super::in_flight::InFlightMove;
 use super::lease::{Action, Plan};
 use super::log::Log;
 use super::moves::MoveKind;
 use super::report::Reason;
-use super::trips::Trip;
 
 /// What made a copy leave a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -154,7 +154,7 @@ pub struct RequestStats {
 pub(super) struct Meter {
     tiers: Vec<TierStats>,
     times: Vec<TierTimes>,
-    pub(super) asked: RequestStats,
+    pub(super) requested: RequestStats,
     pub(super) log: Log,
 }
 
@@ -163,7 +163,7 @@ impl Meter {
         Self {
             tiers: vec![TierStats::default(); tiers],
             times: vec![TierTimes::default(); tiers],
-            asked: RequestStats::default(),
+            requested: RequestStats::default(),
             log: Log::new(log),
         }
     }
@@ -173,14 +173,14 @@ impl Meter {
     }
 
     /// So many bytes have gone a way, in that time.
-    fn count(&mut self, (_, src, dst): Way, bytes: u64, took: Nanos) {
+    fn count(&mut self, (_, src, dst): MoveClass, bytes: u64, took: Nanos) {
         self.tiers[src].bytes_read += bytes;
         self.tiers[dst].bytes_written += bytes;
         self.tiers[dst].move_ns += took;
     }
 
     /// How long moves of a way take.
-    fn lasting(&mut self, (kind, src, dst): Way) -> &mut Histogram {
+    fn lasting(&mut self, (kind, src, dst): MoveClass) -> &mut Histogram {
         match kind {
             MoveKind::Load => &mut self.times[src].load,
             MoveKind::Store => &mut self.times[dst].store,
@@ -193,7 +193,7 @@ impl Manager {
     /// The counters of a tier.
     #[must_use]
     pub fn stats(&self, tier: TierId) -> TierStats {
-        let (copies, retained) = (self.tiers[tier].here.copies(), self.retained(tier).0);
+        let (copies, retained) = (self.tiers[tier].residency.copies(), self.retained(tier).0);
         TierStats { copies, retained, ..self.meter.tiers[tier] }
     }
 
@@ -205,8 +205,8 @@ impl Manager {
 
     /// The counters of all requests.
     #[must_use]
-    pub fn asked(&self) -> RequestStats {
-        self.meter.asked
+    pub fn requested(&self) -> RequestStats {
+        self.meter.requested
     }
 
     /// How long a block has not been used.
@@ -224,7 +224,7 @@ impl Manager {
         plan: &Plan,
         now: Nanos,
     ) {
-        let asked = &mut self.meter.asked;
+        let asked = &mut self.meter.requested;
         asked.requests += 1;
         asked.tokens += tokens as u64;
         asked.blocks += tokens as u64 / u64::from(self.settings.block_tokens);
@@ -302,15 +302,15 @@ impl Manager {
     }
 
     /// A move has ended well.
-    pub(super) fn count_move(&mut self, known: &Trip, now: Nanos) {
+    pub(super) fn count_move(&mut self, known: &InFlightMove, now: Nanos) {
         let bytes = self.settings.layer_bytes * u64::from(known.layers.len());
-        let way = (known.kind, known.src, known.dst);
-        self.meter.count(way, bytes, now.saturating_sub(known.started));
-        self.meter.lasting(way).record(now.saturating_sub(known.handed), 1);
+        let class = (known.kind, known.src, known.dst);
+        self.meter.count(class, bytes, now.saturating_sub(known.started));
+        self.meter.lasting(class).record(now.saturating_sub(known.handed), 1);
     }
 
     /// Counts moves of whole blocks that went one way, and forgets them.
-    pub(super) fn end_moves(&mut self, way: Way, ids: &[MoveId], now: Nanos) {
+    pub(super) fn end_moves(&mut self, class: MoveClass, ids: &[MoveId], now: Nanos) {
         let bytes = self.settings.layer_bytes * u64::from(self.settings.layers);
         let mut took = 0;
         // Mostly all of them were handed out together.
@@ -322,9 +322,9 @@ impl Manager {
                 _ => handed.push((known.handed, 1)),
             }
         });
-        self.meter.count(way, bytes * ids.len() as u64, took);
+        self.meter.count(class, bytes * ids.len() as u64, took);
         for (then, number) in handed {
-            self.meter.lasting(way).record(now.saturating_sub(then), number);
+            self.meter.lasting(class).record(now.saturating_sub(then), number);
         }
     }
 
@@ -347,8 +347,8 @@ impl Manager {
     /// with the costs as they are before rounding, which may regret it.
     pub(super) fn compare_victims(&mut self, tier: TierId, broken: &mut Vec<String>) {
         let now = stamp(self.clock.last());
-        let retention = &mut self.tiers[tier].retention;
-        let (victim, twin) = (retention.victim(now), retention.scan(now));
+        let index = &mut self.tiers[tier].eviction;
+        let (victim, twin) = (index.victim(now), index.scan(now));
         if victim != twin {
             broken.push(format!("tier {tier} gives up {victim:?}, a scan {twin:?}"));
         }
@@ -361,14 +361,14 @@ impl Manager {
     /// Whether an entry of the victim's priority is worth less than the victim, by costs that are not
     /// rounded.
     fn regrets(&self, tier: TierId, victim: &Entry, now: Stamp) -> bool {
-        let retention = &self.tiers[tier].retention;
+        let index = &self.tiers[tier].eviction;
         let unrounded = |entry: &Entry| {
             let facts = self.facts(tier, entry.id, self.residency(tier, entry.id).have);
-            retention.unrounded(&facts, entry.tie, &self.settings.cost)
+            index.unrounded(&facts, entry.tie, &self.settings.cost)
         };
         let taken = unrounded(victim);
-        let mut others = retention.entries();
-        others.any(|other| retention.worth_less(&unrounded(&other), &taken, now))
+        let mut others = index.entries();
+        others.any(|other| index.worth_less(&unrounded(&other), &taken, now))
     }
 
     /// What was counted of copies is what stands.

@@ -9,7 +9,7 @@ use crate::scope::Scope;
 use crate::time::Nanos;
 
 use super::Manager;
-use super::draft::Draft;
+use super::eviction_set::EvictionSet;
 use super::meter::Cause;
 
 /// What a tier holds now.
@@ -78,7 +78,7 @@ impl Manager {
             slots: u64::from(tier.space.capacity()),
             free: u64::from(tier.space.free()),
             coming: u64::from(tier.space.coming()),
-            evictable: tier.retention.len() as u64,
+            evictable: tier.eviction.len() as u64,
         }
     }
 
@@ -162,26 +162,26 @@ impl Manager {
     }
 
     /// The price list of a failed request. Cost: O(leases' paths).
-    pub(super) fn no_space(&self, tier: TierId, wanted: u64, draft: &Draft) -> Error {
+    pub(super) fn no_space(&self, tier: TierId, wanted: u64, set: &EvictionSet) -> Error {
         Error::NoSpace {
             tier: self.tiers[tier].spec.kind.name().to_owned(),
             wanted,
-            free: Self::spare(draft, tier),
-            coming: self.tiers[tier].here.arrivals() as u64,
+            free: Self::spare(set, tier),
+            coming: self.tiers[tier].residency.arrivals() as u64,
             leased: if tier == 0 { self.leased(0) } else { 0 },
         }
     }
 
     /// The slots of a tier that leases hold. Cost: O(leases' paths).
     pub(super) fn leased(&self, tier: TierId) -> u64 {
-        let own: u64 = self
-            .owns
+        let private: u64 = self
+            .private_slots
             .values()
-            .filter(|own| own.tier == tier && own.refs > 0)
-            .map(|own| self.units(tier, own.layers))
+            .filter(|private| private.tier == tier && private.refs > 0)
+            .map(|private| self.units(tier, private.layers))
             .sum();
         if tier > 0 {
-            return own;
+            return private;
         }
         let (mut blocks, mut plain) = (std::collections::BTreeSet::new(), 0);
         for lease in self.leases.values() {
@@ -194,7 +194,7 @@ impl Manager {
             .filter(|layers| !layers.is_empty())
             .map(|layers| self.units(0, layers))
             .sum();
-        own + plain * self.units(0, self.all_layers()) + shared
+        private + plain * self.units(0, self.all_layers()) + shared
     }
 
     /// The blocks from the first of a scope to `tip`.

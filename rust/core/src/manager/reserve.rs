@@ -14,11 +14,11 @@ use crate::time::Nanos;
 
 use super::Manager;
 use super::lease::{Action, TailFrom};
-use super::load::Passage;
+use super::load::Transit;
 use super::moves::{self, End, MoveKind};
-use super::own::{Open, OwnId};
-use super::path::Step;
-use super::survey::{Need, Prefill};
+use super::path::PathBlock;
+use super::private_slot::{OpenSlot, PrivateSlotId};
+use super::residency_scan::{MissingBlock, Prefill};
 
 impl Manager {
     /// Makes room for `tokens` more tokens behind the lease's end, and copies a partial block
@@ -33,7 +33,7 @@ impl Manager {
             return Ok(());
         }
         let adopts =
-            !matches!(self.leases[&id].tail_from, TailFrom::Open) && self.room_left(id)? > 0;
+            !matches!(self.leases[&id].tail_from, TailFrom::OpenSlot) && self.room_left(id)? > 0;
         let lease = &self.leases[&id];
         let blocks = lease
             .tail
@@ -50,7 +50,7 @@ impl Manager {
         if adopts {
             self.adopt_tail(id);
         }
-        let open = self.new_open(more);
+        let open = self.new_open_slots(more);
         self.lease_mut(id).open.extend(open);
         self.copy_tail(id, now);
         self.write_ahead(now);
@@ -59,36 +59,41 @@ impl Manager {
 
     /// Copies a tail that stands in somebody else's slot into the lease's first open slot.
     fn copy_tail(&mut self, id: LeaseId, now: Nanos) {
-        if matches!(self.leases[&id].tail_from, TailFrom::Open) {
+        if matches!(self.leases[&id].tail_from, TailFrom::OpenSlot) {
             return;
         }
-        let open = self.own_open(id, 0);
+        let open = self.share_open(id, 0);
         let lease = &self.leases[&id];
         let tokens = u32::try_from(lease.tail.len()).expect("less than a block");
         let (block, shared, step) = match lease.tail_from {
-            TailFrom::Open => return,
-            TailFrom::Shared(own) => (None, Some(own), None),
-            TailFrom::Block(step) => (Some(step.block), step.own, Some(step)),
+            TailFrom::OpenSlot => return,
+            TailFrom::Shared(private) => (None, Some(private), None),
+            TailFrom::Block(step) => (Some(step.block), step.private, Some(step)),
         };
         let mut awaits = Vec::new();
         for piece in self.pieces(0, 0, None, self.all_layers()) {
-            let own = shared.filter(|&own| self.owns[own].layers.contains(piece.lo));
-            let src = match (own, block) {
-                (Some(own), _) => (0, self.own_slot(&self.owns[own], piece.lo), End::Own(own)),
+            let private =
+                shared.filter(|&private| self.private_slots[private].layers.contains(piece.lo));
+            let src = match (private, block) {
+                (Some(private), _) => (
+                    0,
+                    self.private_slot(&self.private_slots[private], piece.lo),
+                    End::PrivateSlot(private),
+                ),
                 (None, Some(block)) => (0, self.slot_of(0, block, piece.lo), End::Here),
                 (None, None) => return,
             };
-            let slot = self.own_slot(&self.owns[open], piece.lo);
+            let slot = self.private_slot(&self.private_slots[open], piece.lo);
             let mut deps: MoveIds = self.tiers[0].space.drained_by(slot).into_iter().collect();
             if let (End::Here, Some(block)) = (src.2, block) {
                 deps.extend(self.bringing(0, block, piece));
             }
-            let copy = moves::Draft {
+            let copy = moves::NewMove {
                 kind: MoveKind::Copy,
                 lease: id,
                 block,
                 src,
-                dst: (0, slot, End::Own(open)),
+                dst: (0, slot, End::PrivateSlot(open)),
                 layers: piece,
                 tokens,
                 deps,
@@ -96,11 +101,11 @@ impl Manager {
             awaits.push(self.add_move(copy, now));
         }
         let lease = self.lease_mut(id);
-        lease.tail_from = TailFrom::Open;
+        lease.tail_from = TailFrom::OpenSlot;
         self.awaits.add(id, awaits);
         match (step, shared) {
             (Some(step), _) => self.let_go(&step.into(), None),
-            (None, Some(own)) => self.unref_own(own),
+            (None, Some(private)) => self.unref_private(private),
             (None, None) => {}
         }
     }
@@ -129,28 +134,30 @@ impl Manager {
             return Err(Error::config(format!("slot {at} of bind is {NO_SLOT}, which names none")));
         }
         for at in first..end.min(next) {
-            let own =
-                lease.path.get(at).map_or_else(|| lease.open[at - known].own(), |step| step.own);
-            if let Some(own) = own
-                && self.owns[own].slot != NO_SLOT
-                && self.owns[own].slot != slots[at - first]
+            let private = lease
+                .path
+                .get(at)
+                .map_or_else(|| lease.open[at - known].private(), |step| step.private);
+            if let Some(private) = private
+                && self.private_slots[private].slot != NO_SLOT
+                && self.private_slots[private].slot != slots[at - first]
             {
                 return Err(Error::config(format!(
                     "block {at} of lease {id} is bound to slot {}, not {}",
-                    self.owns[own].slot,
+                    self.private_slots[private].slot,
                     slots[at - first]
                 )));
             }
         }
         self.check_memory(end.saturating_sub(next))?;
-        let mut bound: FxHashMap<OwnId, Slot> = FxHashMap::default();
+        let mut bound: FxHashMap<PrivateSlotId, Slot> = FxHashMap::default();
         for (at, &slot) in (first..end).zip(slots) {
-            let own = self.own_at(id, at);
-            self.owns.get_mut(own).expect("just found").slot = slot;
-            bound.insert(own, slot);
+            let private = self.private_at(id, at);
+            self.private_slots.get_mut(private).expect("just found").slot = slot;
+            bound.insert(private, slot);
         }
         let named = |end: End| match end {
-            End::Own(own) => bound.get(&own).copied(),
+            End::PrivateSlot(private) => bound.get(&private).copied(),
             End::Here | End::Leaving => None,
         };
         for known in self.moves.values_mut() {
@@ -162,23 +169,23 @@ impl Manager {
     }
 
     /// The own slot of a lease's block on a tier that the engine owns, made if there is none.
-    fn own_at(&mut self, id: LeaseId, at: usize) -> OwnId {
+    fn private_at(&mut self, id: LeaseId, at: usize) -> PrivateSlotId {
         let lease = &self.leases[&id];
         let known = lease.path.len();
         if let Some(step) = lease.path.get(at) {
-            if let Some(own) = step.own {
-                return own;
+            if let Some(private) = step.private {
+                return private;
             }
-            let own = self.new_own(0, self.all_layers());
-            self.lease_mut(id).path.change(at, |step| step.own = Some(own));
-            return own;
+            let private = self.new_private(0, self.all_layers());
+            self.lease_mut(id).path.change(at, |step| step.private = Some(private));
+            return private;
         }
         if at - known < lease.open.len() {
-            return self.own_open(id, at - known);
+            return self.share_open(id, at - known);
         }
-        let own = self.new_own(0, self.all_layers());
-        self.lease_mut(id).open.push(Open::Own(own));
-        own
+        let private = self.new_private(0, self.all_layers());
+        self.lease_mut(id).open.push(OpenSlot::Private(private));
+        private
     }
 
     /// Starts the loads that `acquire` with [`super::LoadMode::None`] left out, of all blocks
@@ -210,9 +217,9 @@ impl Manager {
                 within.start, within.end
             )));
         }
-        let apart = self.leases[&id].path.apart();
-        let steps: Vec<(usize, Step)> =
-            apart.filter(|(at, step)| step.deferred && within.contains(at)).collect();
+        let exceptions = self.leases[&id].path.exceptions();
+        let steps: Vec<(usize, PathBlock)> =
+            exceptions.filter(|(at, step)| step.deferred && within.contains(at)).collect();
         for (at, step) in &steps {
             if step.compute.without(asked).is_none() {
                 return Err(Error::config(format!(
@@ -223,15 +230,15 @@ impl Manager {
         }
         let now = self.tick(now);
         let blocks: Vec<BlockId> = steps.iter().map(|(_, step)| step.block).collect();
-        let need = |(at, &block)| self.need(at, block, now);
-        let mut needs: Vec<_> = blocks.iter().enumerate().map(need).collect();
-        self.decide_loads(&mut needs, now, Prefill::ALL);
-        let mut passage = self.open_passage(&needs, 0, now)?;
+        let miss = |(at, &block)| self.find_missing(at, block, now);
+        let mut missing: Vec<_> = blocks.iter().enumerate().map(miss).collect();
+        self.decide_loads(&mut missing, now, Prefill::ALL);
+        let mut transit = self.open_transit(&missing, 0, now)?;
         let mut all = Vec::new();
-        for (&(at, step), need) in steps.iter().zip(&needs) {
-            all.extend(self.load_step(id, (at, step), need, asked, &mut passage, now));
+        for (&(at, step), miss) in steps.iter().zip(&missing) {
+            all.extend(self.load_step(id, (at, step), miss, asked, &mut transit, now));
         }
-        self.close_passage(passage);
+        self.close_transit(transit);
         Ok(all)
     }
 
@@ -239,29 +246,29 @@ impl Manager {
     fn load_step(
         &mut self,
         id: LeaseId,
-        (at, step): (usize, Step),
-        need: &Need,
+        (at, step): (usize, PathBlock),
+        miss: &MissingBlock,
         asked: Layers,
-        passage: &mut Passage,
+        transit: &mut Transit,
         now: Nanos,
     ) -> MoveIds {
-        let own = step.own.expect("a deferred step has an own slot");
-        if need.lacks.is_empty() {
+        let private = step.private.expect("a deferred step has an own slot");
+        if miss.lacks.is_empty() {
             // Somebody else has brought the block meanwhile.
-            self.lease_mut(id).path.change(at, |step| *step = Step::shared(step.block));
-            self.unref_own(own);
+            self.lease_mut(id).path.change(at, |step| *step = PathBlock::shared(step.block));
+            self.unref_private(private);
             let arriving = self.bringing(0, step.block, self.all_layers());
             self.awaits.add(id, arriving);
             self.retell(id, at, vec![(self.all_layers(), Action::Reuse, 0, now, now)]);
             return MoveIds::new();
         }
-        let loadable = Layers::new(need.compute.hi.max(need.lacks.lo), need.lacks.hi);
+        let loadable = Layers::new(miss.compute.hi.max(miss.lacks.lo), miss.lacks.hi);
         let wanted = loadable.meet(asked).meet(step.compute);
         let Some(rest) = step.compute.without(wanted) else { return MoveIds::new() };
-        if wanted.is_empty() || need.lacks != self.owns[own].layers {
+        if wanted.is_empty() || miss.lacks != self.private_slots[private].layers {
             return MoveIds::new();
         }
-        let moves = self.load_own(need, wanted, own, id, passage, now);
+        let moves = self.load_private(miss, wanted, private, id, transit, now);
         let first = moves.iter().map(|&id| self.moves[id].first).min().unwrap_or(now);
         let ready = moves.iter().map(|&id| self.moves[id].ready).max().unwrap_or(now);
         let plan = &self.leases[&id].plan;
@@ -274,7 +281,7 @@ impl Manager {
             .map(|span| (span.layers, span.action, span.tier, span.first_ready, span.ready))
             .collect();
         parts.extend(
-            need.loads()
+            miss.loads()
                 .map(|(tier, layers)| (layers.meet(wanted), Action::Load, tier, first, ready))
                 .filter(|(layers, ..)| !layers.is_empty()),
         );

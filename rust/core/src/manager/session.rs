@@ -371,7 +371,7 @@ impl Manager {
 
     /// Whether a policy ranks by the length of sessions.
     pub(super) fn sessions_rank(&self) -> bool {
-        self.tiers.iter().any(|tier| tier.retention.policy().sessions())
+        self.tiers.iter().any(|tier| tier.eviction.policy().sessions())
     }
 
     /// The living path of a session, where a policy asks.

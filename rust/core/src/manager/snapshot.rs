@@ -37,11 +37,11 @@ impl Manager {
             writeln!(out, "{lease:?}")?;
         }
         writeln!(out, "{:?}", self.awaits)?;
-        writeln!(out, "{:?}", self.owns)?;
-        let mut trips: Vec<_> = self.moves.values().collect();
-        trips.sort_unstable_by_key(|trip| trip.id);
-        for trip in trips {
-            writeln!(out, "{trip:?}")?;
+        writeln!(out, "{:?}", self.private_slots)?;
+        let mut in_flight: Vec<_> = self.moves.values().collect();
+        in_flight.sort_unstable_by_key(|flight| flight.id);
+        for flight in in_flight {
+            writeln!(out, "{flight:?}")?;
         }
         writeln!(out, "{:?} {:?} {:?}", self.queue, self.parked, self.marked)?;
         writeln!(out, "{:?}", self.failed)?;
@@ -50,7 +50,7 @@ impl Manager {
         writeln!(out, "{:?}", self.prices)?;
         for tier in &self.tiers {
             writeln!(out, "{} {:?}", tier.spec.kind.name(), tier.space.spare())?;
-            for entry in tier.retention.entries() {
+            for entry in tier.eviction.entries() {
                 writeln!(out, "{entry:?}")?;
             }
         }

@@ -76,10 +76,10 @@ impl Manager {
         const FIRST: TierId = 0;
         while self.evictable(FIRST, block) && self.residency(FIRST, block).state == State::Resident
         {
-            let mut draft = self.draft_for(Cause::Suspended);
-            self.choose(&mut draft, FIRST, block, now);
-            let gone = !draft.victims.is_empty();
-            self.apply(&draft, now);
+            let mut set = self.eviction_set_for(Cause::Suspended);
+            self.choose(&mut set, FIRST, block, now);
+            let gone = !set.victims.is_empty();
+            self.apply(&set, now);
             if !gone || !self.trie.alive(block) {
                 return;
             }

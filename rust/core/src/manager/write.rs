@@ -15,11 +15,11 @@ use crate::tier::{State, Write};
 use crate::time::{Nanos, Stamp};
 
 use super::Manager;
-use super::convoy::Convoy;
-use super::draft::{Draft, Fate, Victim};
+use super::batch::TransferBatch;
+use super::eviction_set::{EvictionSet, Fate, Victim};
 use super::meter::Cause;
 use super::moves::{End, MoveKind};
-use super::own::OwnId;
+use super::private_slot::PrivateSlotId;
 
 impl Manager {
     /// Whether what comes to a tier is copied down at once.
@@ -32,7 +32,7 @@ impl Manager {
         &mut self,
         tier: TierId,
         block: BlockId,
-        source: Option<OwnId>,
+        source: Option<PrivateSlotId>,
         now: Nanos,
     ) {
         if self.writes_through(tier) {
@@ -42,7 +42,7 @@ impl Manager {
 
     /// Copies consecutive blocks of a run down as soon as they stand on a tier that writes through.
     pub(super) fn write_run(&mut self, tier: TierId, blocks: Range<BlockId>, now: Nanos) {
-        if !self.writes_through(tier) || self.write_convoy(tier, &blocks, now) {
+        if !self.writes_through(tier) || self.write_batch(tier, &blocks, now) {
             return;
         }
         for block in blocks {
@@ -52,30 +52,30 @@ impl Manager {
 
     /// Begins to copy blocks down together, of which nothing stands below. Whether that was all
     /// that there was to do.
-    fn write_convoy(&mut self, tier: TierId, blocks: &Range<BlockId>, now: Nanos) -> bool {
+    fn write_batch(&mut self, tier: TierId, blocks: &Range<BlockId>, now: Nanos) -> bool {
         let below = tier + 1;
-        if self.tiers[below..].iter().any(|lower| lower.here.wholly(blocks.clone())) {
+        if self.tiers[below..].iter().any(|lower| lower.residency.all_whole(blocks.clone())) {
             return true;
         }
-        let plain = self.travels(tier, below)
+        let plain = self.can_batch(tier, below)
             && self.refused.is_empty()
-            && self.tiers[tier].here.quietly(blocks.clone())
-            && self.tiers[below..].iter().all(|lower| lower.here.nowhere(blocks.clone()));
+            && self.tiers[tier].residency.all_idle(blocks.clone())
+            && self.tiers[below..].iter().all(|lower| lower.residency.none_present(blocks.clone()));
         if !plain || !self.worth_writing(tier, blocks.start) {
             return plain;
         }
-        let mut draft = self.draft_for(Cause::Ahead);
-        let fits = self.room(&mut draft, below, u64::from(blocks.end - blocks.start), now);
+        let mut set = self.eviction_set_for(Cause::Ahead);
+        let fits = self.room(&mut set, below, u64::from(blocks.end - blocks.start), now);
         // One by one, what stands before them would not leave once the first of them is there.
         let before = self.trie.parent(blocks.start);
-        if !fits || draft.victims.iter().any(|v| v.tier == below && Some(v.block) == before) {
-            self.abandon(&draft);
+        if !fits || set.victims.iter().any(|v| v.tier == below && Some(v.block) == before) {
+            self.abandon(&set);
             return false;
         }
-        self.apply(&draft, now);
+        self.apply(&set, now);
         let blocks = blocks.clone();
-        self.set_out(
-            &Convoy { kind: MoveKind::Store, lease: 0, src: tier, dst: below, blocks },
+        self.start_batch(
+            &TransferBatch { kind: MoveKind::Store, lease: 0, src: tier, dst: below, blocks },
             now,
         );
         true
@@ -97,12 +97,12 @@ impl Manager {
         &mut self,
         tier: TierId,
         block: BlockId,
-        source: Option<OwnId>,
+        source: Option<PrivateSlotId>,
         younger: Stamp,
         now: Nanos,
     ) {
         let have = match source {
-            Some(own) => self.owns[own].layers,
+            Some(private) => self.private_slots[private].layers,
             None => self.residency(tier, block).usable(),
         };
         let below = tier + 1;
@@ -120,20 +120,20 @@ impl Manager {
         if there.state == State::Bad || self.stuck(below, block) || !joins || !worth {
             return;
         }
-        let mut draft = self.draft_for(Cause::Ahead);
-        self.guard(&mut draft, below, block..block + 1);
+        let mut set = self.eviction_set_for(Cause::Ahead);
+        self.guard(&mut set, below, block..block + 1);
         let fresh = self.expected(below, block).is_empty();
         let units =
             if fresh || self.tiers[below].spec.layer_slots { self.units(below, dirty) } else { 0 };
-        let passes = self.transit(tier, below).is_none_or(|host| self.pass(&mut draft, host));
-        let fits = passes && self.room(&mut draft, below, units, now);
+        let passes = self.transit(tier, below).is_none_or(|host| self.pass(&mut set, host));
+        let fits = passes && self.room(&mut set, below, units, now);
         let costs = |v: &Victim| v.tier == self.last() || !matches!(v.fate, Fate::Clean);
         let young = |v: &Victim| self.node(v.block).access > younger;
-        if !fits || draft.victims.iter().any(|v| costs(v) && young(v)) {
-            self.abandon(&draft);
+        if !fits || set.victims.iter().any(|v| costs(v) && young(v)) {
+            self.abandon(&set);
             return;
         }
-        self.apply(&draft, now);
+        self.apply(&set, now);
         self.copy_down(tier, block, dirty, source, now);
     }
 
@@ -143,16 +143,18 @@ impl Manager {
         tier: TierId,
         block: BlockId,
         dirty: Layers,
-        source: Option<OwnId>,
+        source: Option<PrivateSlotId>,
         now: Nanos,
     ) {
         let each = self.tiers[tier].spec.layer_slots;
         let layers = if each { dirty } else { Layers::new(dirty.lo, dirty.lo + 1) };
         let slots: SmallVec<[Slot; 1]> = match source {
-            Some(own) => layers.iter().map(|l| self.own_slot(&self.owns[own], l)).collect(),
+            Some(private) => {
+                layers.iter().map(|l| self.private_slot(&self.private_slots[private], l)).collect()
+            }
             None => layers.iter().map(|layer| self.slot_of(tier, block, layer)).collect(),
         };
-        let end = source.map_or(End::Here, End::Own);
+        let end = source.map_or(End::Here, End::PrivateSlot);
         let slot = |at: u16| slots[if each { usize::from(at - dirty.lo) } else { 0 }];
         self.store(tier, block, dirty, now, |at| (slot(at), end));
     }
@@ -184,7 +186,7 @@ impl Manager {
 
     /// The blocks of a tier, the youngest first and parents before their children.
     fn youngest(&self, tier: TierId) -> Vec<BlockId> {
-        let all = self.tiers[tier].here.blocks(self.trie.bound());
+        let all = self.tiers[tier].residency.blocks(self.trie.bound());
         let mut blocks: Vec<BlockId> =
             all.filter(|(_, here)| !here.usable().is_empty()).map(|(block, _)| block).collect();
         blocks.sort_by_key(|&block| {
@@ -216,23 +218,23 @@ impl Manager {
         )]
         let low = (f64::from(this.space.capacity()) * this.spec.free_low) as u64;
         // An eighth of slack keeps the look from being taken at every call.
-        if free + this.credit + low / 8 >= low || this.retention.is_empty() {
+        if free + this.credit + low / 8 >= low || this.eviction.is_empty() {
             return;
         }
-        let mut draft = self.look(tier);
-        self.room(&mut draft, tier, low, now);
-        let ours = draft.victims.iter().filter(|victim| victim.tier == tier);
+        let mut set = self.look(tier);
+        self.room(&mut set, tier, low, now);
+        let ours = set.victims.iter().filter(|victim| victim.tier == tier);
         let clean = ours.map(|victim| u64::from(victim.blocks)).sum();
-        self.carry_out_below(&draft, tier, now);
-        self.abandon(&draft);
+        self.carry_out_below(&set, tier, now);
+        self.abandon(&set);
         self.tiers[tier].credit = clean;
     }
 
     /// Carries out what a draft decided below `tier`; on `tier` itself it only writes.
-    fn carry_out_below(&mut self, draft: &Draft, tier: TierId, now: Nanos) {
-        for victim in &draft.victims {
+    fn carry_out_below(&mut self, set: &EvictionSet, tier: TierId, now: Nanos) {
+        for victim in &set.victims {
             if victim.tier > tier {
-                self.evict(victim, draft.cause, now);
+                self.evict(victim, set.cause, now);
             } else if let (true, Fate::Demote(dirty)) = (victim.tier == tier, victim.fate) {
                 self.copy_down(tier, victim.block, dirty, None, now);
             }
@@ -244,13 +246,13 @@ impl Manager {
         if !self.engine_owned() || !self.writes(0) || self.leases[&id].suspended() {
             return;
         }
-        let apart: Vec<_> = self.leases[&id].path.apart().collect();
-        for (_, step) in apart {
+        let exceptions: Vec<_> = self.leases[&id].path.exceptions().collect();
+        for (_, step) in exceptions {
             let ready = !step.fresh && step.compute.is_empty();
-            if let (Some(own), true) = (step.own, ready)
-                && self.owns[own].slot != crate::block::NO_SLOT
+            if let (Some(private), true) = (step.private, ready)
+                && self.private_slots[private].slot != crate::block::NO_SLOT
             {
-                self.write_down(0, step.block, Some(own), Stamp::MAX, now);
+                self.write_down(0, step.block, Some(private), Stamp::MAX, now);
             }
         }
     }

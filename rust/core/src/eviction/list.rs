@@ -8,24 +8,24 @@
 
 use std::collections::BTreeSet;
 
+use crate::paged_slab::SlabIndex;
 use crate::policy::{Entry, Key};
-use crate::seats::Seat;
 
 use super::places::Places;
-use super::tournament::Slot;
+use super::tournament::Leaf;
 
 /// Behind the end of a chain.
 const NOBODY: Link =
-    Link { key: Key { place: u64::MAX, tie: u32::MAX, id: u32::MAX }, seat: Seat::MAX };
+    Link { key: Key { place: u64::MAX, tie: u32::MAX, id: u32::MAX }, seat: SlabIndex::MAX };
 
 /// Marks an entry that is in the set, not in the chain.
-const ASIDE: Seat = Seat::MAX - 1;
+const ASIDE: SlabIndex = SlabIndex::MAX - 1;
 
 /// An entry of the chain, and where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Link {
     key: Key,
-    seat: Seat,
+    seat: SlabIndex,
 }
 
 /// An entry and its neighbours in the chain.
@@ -34,16 +34,16 @@ struct Link {
 pub(super) struct Place {
     pub(super) entry: Entry,
     /// The slot of its class.
-    pub(super) slot: Slot,
+    pub(super) slot: Leaf,
     /// Out of date in the first one of a chain.
-    before: Seat,
+    before: SlabIndex,
     after: Link,
 }
 
 impl Place {
     /// Nobody's.
     pub(super) fn vacant() -> Self {
-        Self { entry: NOBODY.key.entry(0), slot: Slot::MAX, before: NOBODY.seat, after: NOBODY }
+        Self { entry: NOBODY.key.entry(0), slot: Leaf::MAX, before: NOBODY.seat, after: NOBODY }
     }
 }
 
@@ -63,7 +63,7 @@ impl Default for List {
 
 impl List {
     /// Links an entry that is not linked; `slot` is that of this class.
-    pub(super) fn link(&mut self, places: &mut Places, entry: Entry, slot: Slot) {
+    pub(super) fn link(&mut self, places: &mut Places, entry: Entry, slot: Leaf) {
         let key = entry.key();
         let mut add =
             |before, after| Link { key, seat: places.insert(Place { entry, slot, before, after }) };
@@ -126,22 +126,22 @@ impl List {
     }
 
     /// All entries, ascending.
-    pub(super) fn keys<'a>(&'a self, places: &'a Places) -> Keys<'a> {
+    pub(super) fn keys<'a>(&'a self, places: &'a Places) -> EntryKeys<'a> {
         let (first, last) = (self.first.seat, self.last.seat);
-        Keys { places, first, last, aside: self.aside.iter() }
+        EntryKeys { places, first, last, aside: self.aside.iter() }
     }
 }
 
 /// The entries of a class from both ends.
-pub(super) struct Keys<'a> {
+pub(super) struct EntryKeys<'a> {
     places: &'a Places,
-    first: Seat,
-    last: Seat,
+    first: SlabIndex,
+    last: SlabIndex,
     aside: std::collections::btree_set::Iter<'a, Key>,
 }
 
-impl Keys<'_> {
-    fn chained(&self, seat: Seat) -> Option<Key> {
+impl EntryKeys<'_> {
+    fn chained(&self, seat: SlabIndex) -> Option<Key> {
         (seat != NOBODY.seat).then(|| self.places[seat].entry.key())
     }
 
@@ -151,7 +151,7 @@ impl Keys<'_> {
     }
 }
 
-impl Iterator for Keys<'_> {
+impl Iterator for EntryKeys<'_> {
     type Item = Key;
 
     fn next(&mut self) -> Option<Key> {
@@ -171,7 +171,7 @@ impl Iterator for Keys<'_> {
     }
 }
 
-impl DoubleEndedIterator for Keys<'_> {
+impl DoubleEndedIterator for EntryKeys<'_> {
     fn next_back(&mut self) -> Option<Key> {
         let chained = self.chained(self.last);
         if let (Some(chain), Some(&aside)) = (chained, self.aside.clone().next_back())
@@ -196,8 +196,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::List;
+    use crate::eviction::places::Places;
     use crate::policy::{Entry, Key};
-    use crate::retention::places::Places;
 
     proptest! {
         #[test]

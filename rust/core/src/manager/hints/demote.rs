@@ -12,13 +12,13 @@ use crate::tier::State;
 use crate::time::Nanos;
 
 use super::super::Manager;
-use super::super::draft::Fate;
+use super::super::eviction_set::Fate;
 use super::super::meter::Cause;
 use super::rejected;
 
 /// How a block stands to where it should go.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Descent {
     /// Nothing of it stands above.
     Down,
     /// It goes there, or waits for what is under way.
@@ -36,7 +36,7 @@ impl Manager {
         let mut blocks = 0;
         for &block in path.iter().rev() {
             if self.trie.alive(block) {
-                blocks += u64::from(self.lower(block, to, now) != Way::Stays);
+                blocks += u64::from(self.lower(block, to, now) != Descent::Stays);
             }
         }
         let left = path.len() as u64 - blocks;
@@ -50,28 +50,28 @@ impl Manager {
     }
 
     /// Takes a block one step down, and notes that it is to go on.
-    fn lower(&mut self, block: BlockId, to: TierId, now: Nanos) -> Way {
-        self.hints.sinking.remove(&block);
+    fn lower(&mut self, block: BlockId, to: TierId, now: Nanos) -> Descent {
+        self.hints.demoting.remove(&block);
         for tier in 0..to {
             let here = self.residency(tier, block);
             match here.state {
                 State::Absent => {}
                 State::Resident if self.evictable(tier, block) => {
                     if !self.step_down(tier, block, now) {
-                        return Way::Stays;
+                        return Descent::Stays;
                     }
                 }
                 _ if self.underway(tier, block) => {
-                    self.hints.sinking.insert(block, to);
-                    return Way::Going;
+                    self.hints.demoting.insert(block, to);
+                    return Descent::Going;
                 }
-                _ => return Way::Stays,
+                _ => return Descent::Stays,
             }
         }
         if !self.trie.alive(block) {
-            return Way::Stays;
+            return Descent::Stays;
         }
-        Way::Down
+        Descent::Down
     }
 
     /// Whether a block cannot leave a tier yet, but will.
@@ -81,7 +81,7 @@ impl Manager {
         let moves = here.busy > 0 || here.state == State::Arriving;
         let behind = self.trie.children(block).any(|child| {
             self.residency(tier, child).state != State::Absent
-                && self.hints.sinking.contains_key(&child)
+                && self.hints.demoting.contains_key(&child)
         });
         here.state != State::Bad && !held && (moves || behind)
     }
@@ -89,30 +89,30 @@ impl Manager {
     /// Takes all layers of a block off a tier, if none of them is lost.
     fn step_down(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
         while self.residency(tier, block).state == State::Resident && self.evictable(tier, block) {
-            let mut draft = self.draft_for(Cause::Hinted);
-            self.choose(&mut draft, tier, block, now);
-            let mine = draft.victims.iter().filter(|victim| victim.block == block);
+            let mut set = self.eviction_set_for(Cause::Hinted);
+            self.choose(&mut set, tier, block, now);
+            let mine = set.victims.iter().filter(|victim| victim.block == block);
             let fates: Vec<Fate> = mine.map(|victim| victim.fate).collect();
             if fates.is_empty() || fates.contains(&Fate::Drop) {
-                self.abandon(&draft);
+                self.abandon(&set);
                 return false;
             }
-            self.apply(&draft, now);
+            self.apply(&set, now);
         }
         true
     }
 
     /// Moves have ended: what was to go further down goes on.
-    pub(in crate::manager) fn sink(&mut self, now: Nanos) {
-        if self.hints.sinking.is_empty() {
+    pub(in crate::manager) fn continue_demotions(&mut self, now: Nanos) {
+        if self.hints.demoting.is_empty() {
             return;
         }
         let mut all: Vec<(BlockId, TierId)> =
-            self.hints.sinking.iter().map(|(&block, &to)| (block, to)).collect();
+            self.hints.demoting.iter().map(|(&block, &to)| (block, to)).collect();
         all.sort_by_key(|&(block, _)| (Reverse(self.trie.depth(block)), block));
         for (block, to) in all {
             // A step of another block may have ended this one.
-            if self.hints.sinking.contains_key(&block) {
+            if self.hints.demoting.contains_key(&block) {
                 self.lower(block, to, now);
             }
         }

@@ -13,11 +13,11 @@ use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, TierId};
 use crate::time::Nanos;
 
 use super::Manager;
-use super::moves::{Draft, End, MoveKind};
+use super::moves::{End, MoveKind, NewMove};
 
 /// Blocks that stand whole and quiet on one tier and nowhere on another, for which there is room.
 #[derive(Clone, Debug)]
-pub(super) struct Convoy {
+pub(super) struct TransferBatch {
     pub(super) kind: MoveKind,
     pub(super) lease: LeaseId,
     pub(super) src: TierId,
@@ -26,34 +26,34 @@ pub(super) struct Convoy {
 }
 
 /// From where to where a move goes that may end together with others.
-pub(super) type Way = (MoveKind, TierId, TierId);
+pub(super) type MoveClass = (MoveKind, TierId, TierId);
 
 impl Manager {
     /// Whether blocks can travel together between two tiers: each takes one slot straight to
     /// another, and nobody wants to be told of every single one.
-    pub(super) fn travels(&self, src: TierId, dst: TierId) -> bool {
+    pub(super) fn can_batch(&self, src: TierId, dst: TierId) -> bool {
         let single = |tier: TierId| self.tiers[tier].spec.layer_slots;
         !single(src)
             && !single(dst)
             && !self.engine_owned()
-            && !self.told.watched
+            && !self.feed.watched
             && self.hints.quiet()
             && self.transit(src, dst).is_none()
     }
 
     /// Begins the moves of a convoy.
-    pub(super) fn set_out(&mut self, convoy: &Convoy, now: Nanos) -> Range<MoveId> {
-        let Convoy { kind, lease, src, dst, ref blocks } = *convoy;
+    pub(super) fn start_batch(&mut self, batch: &TransferBatch, now: Nanos) -> Range<MoveId> {
+        let TransferBatch { kind, lease, src, dst, ref blocks } = *batch;
         let (first, all) = (self.next_move, self.all_layers());
         for block in self.edge(src, blocks.clone(), self.structure(blocks.start)) {
-            self.tiers[src].retention.unlink(block);
+            self.tiers[src].eviction.unlink(block);
         }
         let route = self.route(kind, src, dst);
         for block in blocks.clone() {
-            let from = self.tiers[src].here.lend(block);
+            let from = self.tiers[src].residency.begin_read(block);
             let grant = self.tiers[dst].space.take().expect("room was made");
             let waits = Some(grant.after).filter(|&after| after != NO_MOVE);
-            let draft = Draft {
+            let new = NewMove {
                 kind,
                 lease,
                 block: Some(block),
@@ -63,9 +63,9 @@ impl Manager {
                 tokens: self.settings.block_tokens,
                 deps: waits.into_iter().collect(),
             };
-            let (id, times) = self.enter(draft, route, now);
+            let (id, times) = self.enter(new, route, now);
             let arrival = Arrival::new(all, smallvec![id], times.first, times.end);
-            self.tiers[dst].here.await_in(block, grant.slot, arrival);
+            self.tiers[dst].residency.await_in(block, grant.slot, arrival);
         }
         if let Some(parent) = self.trie.parent(blocks.start) {
             self.refresh_on(dst, parent);
@@ -80,21 +80,22 @@ impl Manager {
 
     /// Ends the moves at the front of `ids`, which went well, as far as they bring the blocks of
     /// one run to one tier. Returns how many.
-    pub(super) fn arrive(&mut self, ids: &[MoveId], now: Nanos) -> usize {
-        let Some((way, first)) = self.way(ids[0]) else { return 0 };
-        let (kind, src, dst) = way;
-        if !self.travels(src, dst) {
+    pub(super) fn complete_batch(&mut self, ids: &[MoveId], now: Nanos) -> usize {
+        let Some((class, first)) = self.move_class(ids[0]) else { return 0 };
+        let (kind, src, dst) = class;
+        if !self.can_batch(src, dst) {
             return 0;
         }
         let most = self.trie.run(first).end - first;
         let follow = (first..first + most).zip(ids);
-        let number = follow.take_while(|&(block, &id)| self.way(id) == Some((way, block))).count();
-        self.end_moves(way, &ids[..number], now);
+        let number =
+            follow.take_while(|&(block, &id)| self.move_class(id) == Some((class, block))).count();
+        self.end_moves(class, &ids[..number], now);
         self.ended(&ids[..number], true);
         let blocks = first..first + u32::try_from(number).expect("no more than the run has");
         for block in blocks.clone() {
-            self.tiers[src].here.calm(block);
-            self.tiers[dst].here.come(block);
+            self.tiers[src].residency.end_io(block);
+            self.tiers[dst].residency.arrived(block);
         }
         self.recount_run(dst, &blocks, Layers::NONE, Some(src));
         if kind == MoveKind::Store {
@@ -115,7 +116,7 @@ impl Manager {
 
     /// The way and the block of a move that brings all of a block, of which nothing else is under
     /// way to that tier.
-    fn way(&self, id: MoveId) -> Option<(Way, BlockId)> {
+    fn move_class(&self, id: MoveId) -> Option<(MoveClass, BlockId)> {
         let known = self.moves.get(id)?;
         let plain = (known.from, known.to) == (End::Here, End::Here)
             && known.layers == self.all_layers()
@@ -128,8 +129,8 @@ impl Manager {
         }
         // No block dies while something is on its way to it.
         let block = known.block?.id();
-        let alone =
-            self.tiers[known.src].here.whole(block) && self.tiers[known.dst].here.awaits(block, id);
+        let alone = self.tiers[known.src].residency.whole(block)
+            && self.tiers[known.dst].residency.awaits(block, id);
         alone.then_some(((known.kind, known.src, known.dst), block))
     }
 }

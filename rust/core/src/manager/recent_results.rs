@@ -10,26 +10,26 @@ const KEPT: usize = 4096;
 
 /// Ids of moves and how they ended.
 #[derive(Debug, Default)]
-pub(super) struct Outcomes {
+pub(super) struct RecentResults {
     /// By the id's rest: twice the id, and one more if it ended well.
-    told: Vec<u64>,
+    results: Vec<u64>,
 }
 
-impl Outcomes {
+impl RecentResults {
     /// Moves have ended.
     pub(super) fn remember(&mut self, ids: &[MoveId], ok: bool) {
-        if self.told.is_empty() {
-            self.told.resize(KEPT, NO_MOVE);
+        if self.results.is_empty() {
+            self.results.resize(KEPT, NO_MOVE);
         }
         for &id in ids {
-            self.told[place(id)] = id << 1 | u64::from(ok);
+            self.results[place(id)] = id << 1 | u64::from(ok);
         }
     }
 
     /// Whether a move ended well, if that is known.
     pub(super) fn of(&self, id: MoveId) -> Option<bool> {
-        let told = self.told.get(place(id)).copied().filter(|told| told >> 1 == id)?;
-        Some(told & 1 == 1)
+        let results = self.results.get(place(id)).copied().filter(|results| results >> 1 == id)?;
+        Some(results & 1 == 1)
     }
 }
 
@@ -40,16 +40,16 @@ fn place(id: MoveId) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{KEPT, Outcomes};
+    use super::{KEPT, RecentResults};
 
     #[test]
     fn the_last_of_those_in_one_place_is_known() {
-        let mut outcomes = Outcomes::default();
-        assert_eq!(outcomes.of(7), None);
-        outcomes.remember(&[7], true);
-        outcomes.remember(&[8], false);
-        assert_eq!([7, 8, 9].map(|id| outcomes.of(id)), [Some(true), Some(false), None]);
-        outcomes.remember(&[7 + KEPT as u64], false);
-        assert_eq!((outcomes.of(7), outcomes.of(7 + KEPT as u64)), (None, Some(false)));
+        let mut recent_results = RecentResults::default();
+        assert_eq!(recent_results.of(7), None);
+        recent_results.remember(&[7], true);
+        recent_results.remember(&[8], false);
+        assert_eq!([7, 8, 9].map(|id| recent_results.of(id)), [Some(true), Some(false), None]);
+        recent_results.remember(&[7 + KEPT as u64], false);
+        assert_eq!((recent_results.of(7), recent_results.of(7 + KEPT as u64)), (None, Some(false)));
     }
 }

@@ -1,7 +1,7 @@
 //! Victims: the minimum, at any time, over all entries that may leave a tier; of rounded costs, unless
 //! `epsilon` is 0.
 //!
-//! Invariant: exactly the linked entries are held, each once, and [`Retention::victim`] is the
+//! Invariant: exactly the linked entries are held, each once, and [`EvictionIndex::victim`] is the
 //! minimum by the policy's order. Within a class the order of leaving does not change with time,
 //! so only the heads of the classes compete: in a tournament where the order is by value or by rank,
 //! one after the other where it is the policy's own. Costs are rounded down to classes that differ
@@ -12,7 +12,7 @@
 //! share) while one holds too much; about 80 bytes per entry, and for one outside the normal band an
 //! entry of a hash map.
 
-mod gone;
+mod ghosts;
 mod list;
 mod places;
 mod shares;
@@ -25,29 +25,29 @@ use std::cmp::Ordering;
 use rustc_hash::FxHashMap;
 
 use crate::block::BlockId;
-use crate::column::Column;
 use crate::cost::CostModel;
 use crate::hint::{Band, Priority, Share};
+use crate::paged_vec::PagedVec;
 use crate::policy::{Entry, Facts, Key, Order, Policy, Seen, by_value};
 use crate::time::Nanos;
 use crate::visits;
 
-pub use gone::Gone;
+pub use ghosts::GhostTable;
 
 use list::List;
 use places::Places;
 use shares::Shares;
-use tournament::{Slot, Tournament};
+use tournament::{Leaf, Tournament};
 
 /// The linked entries of one tier, and its policy.
 #[derive(Debug)]
-pub struct Retention {
+pub struct EvictionIndex {
     policy: Box<dyn Policy>,
     /// Significant bits of a class number behind its first one.
     bits: u32,
-    slots: FxHashMap<(Priority, u64), Slot>,
+    slots: FxHashMap<(Priority, u64), Leaf>,
     lists: Vec<List>,
-    free: Vec<Slot>,
+    free: Vec<Leaf>,
     places: Places,
     heads: Tournament,
     /// The bands of linked entries that are not in the normal one.
@@ -56,10 +56,10 @@ pub struct Retention {
     shares: Shares,
     /// For a policy that watches, by block id: one more than the request for which the block came
     /// to stand here, 0 if it does not.
-    since: Column<u64>,
+    since: PagedVec<u64>,
 }
 
-impl Retention {
+impl EvictionIndex {
     /// No entries, under `policy`. Costs are rounded to classes `1 + epsilon` apart.
     #[must_use]
     pub fn new(policy: Box<dyn Policy>, epsilon: f64) -> Self {
@@ -73,7 +73,7 @@ impl Retention {
             places: Places::new(),
             bands: FxHashMap::default(),
             shares: Shares::new(),
-            since: Column::new(0),
+            since: PagedVec::new(0),
         }
     }
 
@@ -117,9 +117,9 @@ impl Retention {
     }
 
     /// Tells it that a block stands here no more.
-    pub fn left(&mut self, id: BlockId, print: u64) -> Vec<BlockId> {
+    pub fn left(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
         self.since[id] = 0;
-        self.policy.left(id, print)
+        self.policy.left(id, tag)
     }
 
     /// Begins to fetch what a policy that watches knows of a block.
@@ -176,10 +176,10 @@ impl Retention {
     }
 
     /// A slot for a class that has none.
-    fn open(&mut self, class: (Priority, u64)) -> Slot {
+    fn open(&mut self, class: (Priority, u64)) -> Leaf {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.lists.push(List::default());
-            Slot::try_from(self.lists.len() - 1).expect("fewer classes than blocks")
+            Leaf::try_from(self.lists.len() - 1).expect("fewer classes than blocks")
         });
         self.slots.insert(class, slot);
         slot
@@ -226,7 +226,7 @@ impl Retention {
         head.is_some_and(|head| head.place == entry.place)
     }
 
-    /// Whether `a` is worth less than `b`, both as [`Retention::unrounded`] has them and their blocks
+    /// Whether `a` is worth less than `b`, both as [`EvictionIndex::unrounded`] has them and their blocks
     /// linked, where the policy ranks by value and neither share nor priority tells them apart.
     #[must_use]
     pub fn worth_less(&self, a: &Entry, b: &Entry, now: Nanos) -> bool {
@@ -284,7 +284,7 @@ impl Retention {
             let heads = leaders.flat_map(|share| self.shares.heads(share, &*self.policy, now));
             return heads.min_by(|a, b| self.compare(a, b, now));
         }
-        let head = |(&(_, class), &slot): (&(Priority, u64), &Slot)| {
+        let head = |(&(_, class), &slot): (&(Priority, u64), &Leaf)| {
             visits::note(1);
             let list = &self.lists[slot as usize];
             let key = match self.policy.order() {
@@ -323,7 +323,7 @@ impl Retention {
 
     /// All entries, priority by priority and class by class.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
-        let mut classes: Vec<((Priority, u64), Slot)> =
+        let mut classes: Vec<((Priority, u64), Leaf)> =
             self.slots.iter().map(|(&class, &slot)| (class, slot)).collect();
         classes.sort_unstable();
         classes.into_iter().flat_map(|((_, class), slot)| {
@@ -339,7 +339,7 @@ impl Retention {
     }
 
     /// All entries in the order in which they would leave if time stood still at `now`: a full
-    /// sort, the simple twin of [`Retention::victim`].
+    /// sort, the simple twin of [`EvictionIndex::victim`].
     #[must_use]
     pub fn order(&self, now: Nanos) -> Vec<Entry> {
         let mut entries: Vec<Entry> = self.entries().collect();

@@ -11,14 +11,14 @@ use crate::policy::{Entry, Order};
 use crate::time::{Nanos, stamp};
 
 use super::super::Manager;
-use super::{Draft, Fate, Victim};
+use super::{EvictionSet, Fate, Victim};
 
 impl Manager {
     /// Decides on a run of a leaf-only scope from its end, as long as its next block leaves before
     /// all others and room is wanted, where that needs nothing but their slots. Whether it did.
-    pub(super) fn cut(
+    pub(super) fn evict_tail(
         &mut self,
-        draft: &mut Draft,
+        set: &mut EvictionSet,
         tier: TierId,
         tail: Entry,
         wanted: u64,
@@ -26,92 +26,92 @@ impl Manager {
     ) -> bool {
         let last = tail.id;
         let run = self.trie.run(last);
-        let plain = draft.looked_at.is_none()
-            && draft.added.is_empty()
-            && !draft.guards(tier, run.start..last + 1)
-            && draft.moving.is_empty()
+        let plain = set.looked_at.is_none()
+            && set.added.is_empty()
+            && !set.guards(tier, run.start..last + 1)
+            && set.moving.is_empty()
             && !self.tiers[tier].spec.layer_slots
             && self.node(last).refs == 0
             && self.structure(last) == Structure::LeafOnly
             // What leaves counts against a quota one by one.
             && self.band(tier, last).share == 0;
-        if !plain || !self.tiers[tier].here.quietly(last..last + 1) {
+        if !plain || !self.tiers[tier].residency.all_idle(last..last + 1) {
             return false;
         }
-        let Some(fate) = self.fate(draft, tier, last..last + 1) else { return false };
+        let Some(fate) = self.fate(set, tier, last..last + 1) else { return false };
         // What stands behind it must leave the trie with it. A block that was lost while others behind
         // it were on their way stays there for them.
-        let over = |child| draft.cuts(tier, child) && self.gone(draft, child);
+        let over = |child| set.in_tail(tier, child) && self.gone(set, child);
         if fate == Fate::Drop && !self.trie.children(last).all(over) {
             return false;
         }
         let mut first = last;
-        self.choose_last(draft, tier, last);
+        self.choose_last(set, tier, last);
         // Where nothing before the tail costs more, nothing before it leaves later, but for ties.
-        let more = u64::from(last - run.start).min(wanted.saturating_sub(draft.spare[tier]));
+        let more = u64::from(last - run.start).min(wanted.saturating_sub(set.spare[tier]));
         let front = last - u32::try_from(more).expect("no more than the run has");
-        let retention = &self.tiers[tier].retention;
-        let alone = || !retention.ties(&tail, self.band(tier, last));
+        let index = &self.tiers[tier].eviction;
+        let alone = || !index.ties(&tail, self.band(tier, last));
         if more > 0
             && self.ranks_by_place()
-            && retention.policy().deepens(front..last + 1, alone())
-            && self.tiers[tier].here.quietly(front..last)
-            && self.fate(draft, tier, front..last) == Some(fate)
+            && index.policy().deepens(front..last + 1, alone())
+            && self.tiers[tier].residency.all_idle(front..last)
+            && self.fate(set, tier, front..last) == Some(fate)
         {
-            draft.spare[tier] += more;
+            set.spare[tier] += more;
             first = front;
         }
         let mut next = None;
         while first > run.start {
             let block = first - 1;
-            let here = self.tiers[tier].here.quietly(block..first);
-            let full = draft.spare[tier] >= wanted;
-            if full || !here || self.fate(draft, tier, block..first) != Some(fate) {
+            let here = self.tiers[tier].residency.all_idle(block..first);
+            let full = set.spare[tier] >= wanted;
+            if full || !here || self.fate(set, tier, block..first) != Some(fate) {
                 break;
             }
             let entry = self.entry(tier, block, self.all_layers());
             if !self.leaves_next(tier, entry, &mut next, now) {
                 break;
             }
-            self.choose_last(draft, tier, block);
+            self.choose_last(set, tier, block);
             first = block;
         }
         let (blocks, layers) = (last + 1 - first, self.all_layers());
-        if fate == Fate::Drop && self.told.remembers() {
+        if fate == Fate::Drop && self.feed.keeps_ghosts() {
             self.trie.warm_text(first..last + 1);
         }
-        (first..=last).for_each(|block| self.foresee(tier, block));
-        draft.victims.push(Victim { tier, block: last, blocks, layers, fate, quiet: true });
-        draft.add_cut(tier, first..last + 1);
+        (first..=last).for_each(|block| self.on_evict_soon(tier, block));
+        set.victims.push(Victim { tier, block: last, blocks, layers, fate, quiet: true });
+        set.add_tail(tier, first..last + 1);
         true
     }
 
     /// Links what the latest cut exposed, unless it is to leave next: then it is returned.
     pub(super) fn expose(
         &mut self,
-        draft: &mut Draft,
+        set: &mut EvictionSet,
         tier: TierId,
         wanted: u64,
         now: Nanos,
     ) -> Option<Entry> {
-        let first = draft.cut.1.start;
+        let first = set.latest_tail.1.start;
         let parent = self.trie.parent(first)?;
-        let entry = self.exposed(draft, tier, parent, self.trie.only_child(first))?;
-        let compared = self.tiers[tier].retention.policy().order() != Order::Own;
-        if compared && draft.spare[tier] < wanted && self.leaves_next(tier, entry, &mut None, now) {
+        let entry = self.exposed(set, tier, parent, self.trie.only_child(first))?;
+        let compared = self.tiers[tier].eviction.policy().order() != Order::Own;
+        if compared && set.spare[tier] < wanted && self.leaves_next(tier, entry, &mut None, now) {
             return Some(entry);
         }
         self.link(tier, entry);
-        draft.sure.push((tier, parent));
+        set.sure.push((tier, parent));
         None
     }
 
     /// The last block of a cut that grows is to leave.
-    fn choose_last(&mut self, draft: &mut Draft, tier: TierId, block: BlockId) {
-        draft.spare[tier] += 1;
-        if self.told.watched {
+    fn choose_last(&mut self, set: &mut EvictionSet, tier: TierId, block: BlockId) {
+        set.spare[tier] += 1;
+        if self.feed.watched {
             let band = self.band(tier, block);
-            self.tiers[tier].retention.choose(block, band);
+            self.tiers[tier].eviction.choose(block, band);
         }
     }
 
@@ -124,15 +124,15 @@ impl Manager {
         next: &mut Option<Entry>,
         now: Nanos,
     ) -> bool {
-        let (band, retention) = (self.band(tier, entry.id), &mut self.tiers[tier].retention);
-        if retention.policy().order() == Order::Own {
-            retention.link(entry, band);
-            let first = retention.victim(stamp(now));
-            retention.unlink(entry.id);
+        let (band, index) = (self.band(tier, entry.id), &mut self.tiers[tier].eviction);
+        if index.policy().order() == Order::Own {
+            index.link(entry, band);
+            let first = index.victim(stamp(now));
+            index.unlink(entry.id);
             return first.is_some_and(|first| first.id == entry.id);
         }
-        *next = next.or_else(|| retention.victim(stamp(now)));
-        next.is_none_or(|next| retention.precedes(&entry, band, &next, stamp(now)))
+        *next = next.or_else(|| index.victim(stamp(now)));
+        next.is_none_or(|next| index.precedes(&entry, band, &next, stamp(now)))
     }
 
     /// Whether nothing was said of single blocks that tells them from others of their run.
@@ -142,14 +142,14 @@ impl Manager {
 
     /// What becomes of whole blocks that nobody uses, if nothing must be written for them and it is
     /// the same for all.
-    fn fate(&self, draft: &Draft, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
+    fn fate(&self, set: &EvictionSet, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
         let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
         let mut safe = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
-        if safe.any(|other| self.tiers[other].here.wholly(blocks.clone())) {
+        if safe.any(|other| self.tiers[other].residency.all_whole(blocks.clone())) {
             return Some(Fate::Clean);
         }
-        let dropped = tier == self.last() || draft.dropping || !self.writes(tier);
-        let alone = others.all(|other| self.tiers[other].here.nowhere(blocks.clone()));
+        let dropped = tier == self.last() || set.dropping || !self.writes(tier);
+        let alone = others.all(|other| self.tiers[other].residency.none_present(blocks.clone()));
         (dropped && alone).then_some(Fate::Drop)
     }
 }

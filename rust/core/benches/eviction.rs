@@ -13,9 +13,9 @@ use criterion::measurement::{Measurement, WallTime};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kvtrie_core::block::{Departure, Layers};
 use kvtrie_core::cost::CostModel;
+use kvtrie_core::eviction::EvictionIndex;
 use kvtrie_core::hint::Band;
 use kvtrie_core::policy::{Facts, Reload, Setup, by_name};
-use kvtrie_core::retention::Retention;
 
 const SIZES: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
 /// Victims that are timed together: the clock takes as long as one of them.
@@ -35,7 +35,7 @@ impl Random {
 
 /// Entries of conversations of up to 32 000 tokens, most of them used a few times.
 struct Filled {
-    retention: Retention,
+    eviction: EvictionIndex,
     cost: CostModel,
     random: Random,
     now: u64,
@@ -47,7 +47,7 @@ impl Filled {
     fn new(policy: &str, epsilon: f64, size: u32, late: bool) -> Self {
         let rule = by_name(policy, Setup { reuse: true, capacity: size }).expect("a known name");
         let mut filled = Self {
-            retention: Retention::new(rule, epsilon),
+            eviction: EvictionIndex::new(rule, epsilon),
             cost: CostModel::default_curve(100_000.0).expect("good numbers"),
             random: Random(7),
             now: 0,
@@ -81,15 +81,15 @@ impl Filled {
             price: None,
             reload: Reload { tokens: 16, here: 0, below: None },
         };
-        let entry = self.retention.entry(&facts, u32::MAX - block, &self.cost);
-        self.retention.link(entry, Band::NORMAL);
+        let entry = self.eviction.entry(&facts, u32::MAX - block, &self.cost);
+        self.eviction.link(entry, Band::NORMAL);
     }
 
     /// The victim of the next step leaves. Returns its block.
     fn give_up(&mut self) -> u32 {
         self.now += STEP;
-        let victim = self.retention.victim(black_box(self.now)).expect("there are entries");
-        self.retention.unlink(victim.id);
+        let victim = self.eviction.victim(black_box(self.now)).expect("there are entries");
+        self.eviction.unlink(victim.id);
         victim.id
     }
 
@@ -116,7 +116,7 @@ fn victims(c: &mut Criterion) {
             for size in SIZES {
                 let mut filled = Filled::new(policy, epsilon, size, late);
                 let way = if late { "late" } else { "in time" };
-                let classes = filled.retention.classes();
+                let classes = filled.eviction.classes();
                 group.throughput(Throughput::Elements(TIMED as u64));
                 let alone = BenchmarkId::new(format!("{way}, alone, {classes} classes"), size);
                 group.bench_function(alone, |b| {

@@ -14,12 +14,12 @@ use super::{Manager, Tier};
 
 new_key_type! {
     /// An own slot, for as long as it lives.
-    pub(super) struct OwnId;
+    pub(super) struct PrivateSlotId;
 }
 
 /// A slot, or with layer slots a row of them, outside the trie.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Own {
+pub(super) struct PrivateSlot {
     pub(super) tier: TierId,
     pub(super) slot: u32,
     pub(super) layers: Layers,
@@ -29,92 +29,92 @@ pub(super) struct Own {
 
 /// A slot behind a lease's path, to be written next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Open {
+pub(super) enum OpenSlot {
     /// A slot of the first tier for all layers of a block, which nobody else knows of.
     Plain(Slot),
-    Own(OwnId),
+    Private(PrivateSlotId),
 }
 
-impl Open {
+impl OpenSlot {
     pub(super) fn plain(self) -> Option<Slot> {
         match self {
             Self::Plain(slot) => Some(slot),
-            Self::Own(_) => None,
+            Self::Private(_) => None,
         }
     }
 
-    pub(super) fn own(self) -> Option<OwnId> {
+    pub(super) fn private(self) -> Option<PrivateSlotId> {
         match self {
             Self::Plain(_) => None,
-            Self::Own(own) => Some(own),
+            Self::Private(private) => Some(private),
         }
     }
 }
 
 impl Manager {
     /// Takes room for `layers` of a block; the caller has made it.
-    pub(super) fn new_own(&mut self, tier: TierId, layers: Layers) -> OwnId {
+    pub(super) fn new_private(&mut self, tier: TierId, layers: Layers) -> PrivateSlotId {
         let slot = if self.tiers[tier].spec.owner == Owner::Engine {
             NO_SLOT
         } else {
             self.take_slots(tier, NO_SLOT, layers)
         };
-        self.owns.insert(Own { tier, slot, layers, refs: 1, busy: 0 })
+        self.private_slots.insert(PrivateSlot { tier, slot, layers, refs: 1, busy: 0 })
     }
 
     /// Takes room on the first tier for `count` whole blocks.
-    pub(super) fn new_open(&mut self, count: usize) -> Vec<Open> {
+    pub(super) fn new_open_slots(&mut self, count: usize) -> Vec<OpenSlot> {
         let Tier { spec, space, .. } = &mut self.tiers[0];
         if spec.layer_slots || spec.owner == Owner::Engine {
             let layers = self.all_layers();
-            return (0..count).map(|_| Open::Own(self.new_own(0, layers))).collect();
+            return (0..count).map(|_| OpenSlot::Private(self.new_private(0, layers))).collect();
         }
         let mut open = Vec::with_capacity(count);
-        open.extend(space.take_free(count).map(Open::Plain));
+        open.extend(space.take_free(count).map(OpenSlot::Plain));
         let rest = open.len()..count;
-        open.extend(rest.map(|_| Open::Plain(space.take().expect("room was made").slot)));
+        open.extend(rest.map(|_| OpenSlot::Plain(space.take().expect("room was made").slot)));
         open
     }
 
     /// An open slot as one that others may refer to.
-    pub(super) fn owned(&mut self, open: Open) -> OwnId {
+    pub(super) fn as_private(&mut self, open: OpenSlot) -> PrivateSlotId {
         match open {
-            Open::Plain(slot) => {
+            OpenSlot::Plain(slot) => {
                 let layers = self.all_layers();
-                self.owns.insert(Own { tier: 0, slot, layers, refs: 1, busy: 0 })
+                self.private_slots.insert(PrivateSlot { tier: 0, slot, layers, refs: 1, busy: 0 })
             }
-            Open::Own(own) => own,
+            OpenSlot::Private(private) => private,
         }
     }
 
     /// The same for one that stays the lease's, by its place among those.
-    pub(super) fn own_open(&mut self, id: LeaseId, at: usize) -> OwnId {
-        let own = self.owned(self.leases[&id].open[at]);
-        self.lease_mut(id).open[at] = Open::Own(own);
-        own
+    pub(super) fn share_open(&mut self, id: LeaseId, at: usize) -> PrivateSlotId {
+        let private = self.as_private(self.leases[&id].open[at]);
+        self.lease_mut(id).open[at] = OpenSlot::Private(private);
+        private
     }
 
     /// The slot of one layer of an open slot.
-    pub(super) fn open_slot(&self, open: Open, layer: u16) -> Slot {
+    pub(super) fn open_slot(&self, open: OpenSlot, layer: u16) -> Slot {
         match open {
-            Open::Plain(slot) => slot,
-            Open::Own(own) => self.own_slot(&self.owns[own], layer),
+            OpenSlot::Plain(slot) => slot,
+            OpenSlot::Private(private) => self.private_slot(&self.private_slots[private], layer),
         }
     }
 
     /// The stores that must end before an open slot may be written.
-    pub(super) fn open_waits(&self, open: Open) -> MoveIds {
+    pub(super) fn open_slot_waits(&self, open: OpenSlot) -> MoveIds {
         match open {
-            Open::Plain(slot) => self.tiers[0].space.drained_by(slot).into_iter().collect(),
-            Open::Own(own) => self.own_waits(own),
+            OpenSlot::Plain(slot) => self.tiers[0].space.drained_by(slot).into_iter().collect(),
+            OpenSlot::Private(private) => self.private_waits(private),
         }
     }
 
     /// A lease lets go of an open slot.
-    pub(super) fn close_open(&mut self, open: Open) {
+    pub(super) fn close_open(&mut self, open: OpenSlot) {
         match open {
-            Open::Plain(slot) => self.tiers[0].space.give(slot),
-            Open::Own(own) => self.unref_own(own),
+            OpenSlot::Plain(slot) => self.tiers[0].space.give(slot),
+            OpenSlot::Private(private) => self.unref_private(private),
         }
     }
 
@@ -134,56 +134,56 @@ impl Manager {
     }
 
     /// The slot of one layer of an own slot.
-    pub(super) fn own_slot(&self, own: &Own, layer: u16) -> Slot {
-        if own.slot != NO_SLOT && self.tiers[own.tier].spec.layer_slots {
-            self.tiers[own.tier].space.row(own.slot)[usize::from(layer)]
+    pub(super) fn private_slot(&self, private: &PrivateSlot, layer: u16) -> Slot {
+        if private.slot != NO_SLOT && self.tiers[private.tier].spec.layer_slots {
+            self.tiers[private.tier].space.row(private.slot)[usize::from(layer)]
         } else {
-            own.slot
+            private.slot
         }
     }
 
     /// The stores that must end before an own slot may be written.
-    pub(super) fn own_waits(&self, id: OwnId) -> MoveIds {
-        let own = &self.owns[id];
-        if own.slot == NO_SLOT || self.tiers[own.tier].spec.owner == Owner::Engine {
+    pub(super) fn private_waits(&self, id: PrivateSlotId) -> MoveIds {
+        let private = &self.private_slots[id];
+        if private.slot == NO_SLOT || self.tiers[private.tier].spec.owner == Owner::Engine {
             return MoveIds::new();
         }
-        let space = &self.tiers[own.tier].space;
-        if !self.tiers[own.tier].spec.layer_slots {
-            return space.drained_by(own.slot).into_iter().collect();
+        let space = &self.tiers[private.tier].space;
+        if !self.tiers[private.tier].spec.layer_slots {
+            return space.drained_by(private.slot).into_iter().collect();
         }
         let mut waits: MoveIds =
-            space.row(own.slot).iter().filter_map(|&slot| space.drained_by(slot)).collect();
+            space.row(private.slot).iter().filter_map(|&slot| space.drained_by(slot)).collect();
         waits.sort_unstable();
         waits
     }
 
     /// A lease lets go of an own slot.
-    pub(super) fn unref_own(&mut self, id: OwnId) {
-        let own = self.owns.get_mut(id).expect("a living own slot");
-        own.refs -= 1;
-        if own.refs == 0 && own.busy > 0 && own.slot == NO_SLOT {
+    pub(super) fn unref_private(&mut self, id: PrivateSlotId) {
+        let private = self.private_slots.get_mut(id).expect("a living own slot");
+        private.refs -= 1;
+        if private.refs == 0 && private.busy > 0 && private.slot == NO_SLOT {
             self.cancel_unnamed(id);
         } else {
-            self.end_own(id);
+            self.end_private(id);
         }
     }
 
     /// A move that read or wrote an own slot has ended.
-    pub(super) fn unbusy_own(&mut self, id: OwnId) {
-        let own = self.owns.get_mut(id).expect("a living own slot");
-        own.busy -= 1;
-        self.end_own(id);
+    pub(super) fn unbusy_private(&mut self, id: PrivateSlotId) {
+        let private = self.private_slots.get_mut(id).expect("a living own slot");
+        private.busy -= 1;
+        self.end_private(id);
     }
 
-    fn end_own(&mut self, id: OwnId) {
-        let own = self.owns[id];
-        if own.refs > 0 || own.busy > 0 {
+    fn end_private(&mut self, id: PrivateSlotId) {
+        let private = self.private_slots[id];
+        if private.refs > 0 || private.busy > 0 {
             return;
         }
-        self.owns.remove(id);
-        if self.tiers[own.tier].spec.owner != Owner::Engine && own.slot != NO_SLOT {
-            self.give_slots(own.tier, own.slot, own.layers, true);
+        self.private_slots.remove(id);
+        if self.tiers[private.tier].spec.owner != Owner::Engine && private.slot != NO_SLOT {
+            self.give_slots(private.tier, private.slot, private.layers, true);
         }
     }
 

@@ -6,14 +6,14 @@
 use prefetch_index::prefetch_index;
 
 use crate::block::{BlockId, Token};
-use crate::column::PIECE;
+use crate::paged_vec::PIECE;
 
 /// Tokens of a line of memory.
 const LINE: usize = 64 / size_of::<Token>();
 
 /// Tokens by block id.
 #[derive(Clone, Debug)]
-pub(super) struct Text {
+pub(super) struct TokenPages {
     size: usize,
     pieces: Vec<Piece>,
 }
@@ -38,7 +38,7 @@ impl Piece {
     }
 }
 
-impl Text {
+impl TokenPages {
     /// No text of blocks of `size` tokens.
     pub(super) fn new(size: usize) -> Self {
         Self { size, pieces: Vec::new() }

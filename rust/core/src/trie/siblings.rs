@@ -18,20 +18,20 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         }
         let only = &self.runs[home.child];
         if only.next == NONE {
-            return (self.text.of(only.first, 1) == tokens).then_some(home.child);
+            return (self.token_pages.of(only.first, 1) == tokens).then_some(home.child);
         }
         let same = |child: RunId| {
             let child = &self.runs[child];
-            child.parent == run && self.text.of(child.first, 1) == tokens
+            child.parent == run && self.token_pages.of(child.first, 1) == tokens
         };
-        self.kin.find(key(home.seed(run), tokens), same)
+        self.siblings.find(key(home.seed(run), tokens), same)
     }
 
     /// Hangs a run that has blocks behind its parent.
     pub(super) fn adopt(&mut self, run: RunId, child: RunId) {
         let next = std::mem::replace(&mut self.runs[run].child, child);
-        let own = &mut self.runs[child];
-        (own.parent, own.previous, own.next) = (run, NONE, next);
+        let value = &mut self.runs[child];
+        (value.parent, value.previous, value.next) = (run, NONE, next);
         if next == NONE {
             return;
         }
@@ -45,19 +45,19 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// Puts a run into the tables.
     fn enter(&mut self, run: RunId) {
         let Run { parent, first, .. } = self.runs[run];
-        let key = key(self.runs[parent].seed(parent), self.text.of(first, 1));
+        let key = key(self.runs[parent].seed(parent), self.token_pages.of(first, 1));
         self.runs[run].key = key;
-        self.kin.insert(key, run);
+        self.siblings.insert(key, run);
     }
 
     /// Takes a run out of the tables.
     fn leave(&mut self, run: RunId) {
-        let known = self.kin.remove(self.runs[run].key, |other| other == run);
+        let known = self.siblings.remove(self.runs[run].key, |other| other == run);
         known.expect("a run that has a sibling");
     }
 
     /// Takes a run from its parent.
-    pub(super) fn disown(&mut self, run: RunId) {
+    pub(super) fn detach(&mut self, run: RunId) {
         let Run { parent, previous, next, .. } = self.runs[run];
         if (previous, next) == (NONE, NONE) {
             self.runs[parent].child = NONE;

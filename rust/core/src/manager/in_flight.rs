@@ -29,9 +29,9 @@ pub(super) struct Leaves {
 
 /// A move that has not ended.
 #[derive(Clone, Debug)]
-pub(super) struct Trip {
+pub(super) struct InFlightMove {
     /// What the executor is told.
-    pub(super) told: Move,
+    pub(super) spec: Move,
     pub(super) from: End,
     pub(super) to: End,
     /// What comes free when this move has ended well.
@@ -50,31 +50,31 @@ pub(super) struct Trip {
     pub(super) handed: Nanos,
 }
 
-impl Deref for Trip {
+impl Deref for InFlightMove {
     type Target = Move;
 
     fn deref(&self) -> &Move {
-        &self.told
+        &self.spec
     }
 }
 
-impl DerefMut for Trip {
+impl DerefMut for InFlightMove {
     fn deref_mut(&mut self) -> &mut Move {
-        &mut self.told
+        &mut self.spec
     }
 }
 
 /// Trips by id.
 #[derive(Debug, Default)]
-pub(super) struct Trips {
+pub(super) struct InFlight {
     /// The id of the first one in the row.
     first: MoveId,
-    row: VecDeque<Option<Trip>>,
-    late: FxHashMap<MoveId, Trip>,
+    row: VecDeque<Option<InFlightMove>>,
+    late: FxHashMap<MoveId, InFlightMove>,
     len: usize,
 }
 
-impl Trips {
+impl InFlight {
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -87,14 +87,14 @@ impl Trips {
         self.get(id).is_some()
     }
 
-    pub(super) fn get(&self, id: MoveId) -> Option<&Trip> {
+    pub(super) fn get(&self, id: MoveId) -> Option<&InFlightMove> {
         match self.place(id) {
             Some(at) => self.row.get(at)?.as_ref(),
             None => self.late.get(&id),
         }
     }
 
-    pub(super) fn get_mut(&mut self, id: MoveId) -> Option<&mut Trip> {
+    pub(super) fn get_mut(&mut self, id: MoveId) -> Option<&mut InFlightMove> {
         match self.place(id) {
             Some(at) => self.row.get_mut(at)?.as_mut(),
             None => self.late.get_mut(&id),
@@ -102,17 +102,17 @@ impl Trips {
     }
 
     /// Adds a trip whose id is the highest so far.
-    pub(super) fn push(&mut self, trip: Trip) {
+    pub(super) fn push(&mut self, flight: InFlightMove) {
         if self.row.is_empty() {
-            self.first = trip.id;
+            self.first = flight.id;
         }
-        let next = self.place(trip.id);
+        let next = self.place(flight.id);
         debug_assert_eq!(next, Some(self.row.len()), "ids count up");
-        self.row.push_back(Some(trip));
+        self.row.push_back(Some(flight));
         self.len += 1;
     }
 
-    pub(super) fn remove(&mut self, id: MoveId) -> Option<Trip> {
+    pub(super) fn remove(&mut self, id: MoveId) -> Option<InFlightMove> {
         let ended = match self.place(id) {
             Some(at) => self.row.get_mut(at)?.take(),
             None => self.late.remove(&id),
@@ -123,14 +123,14 @@ impl Trips {
     }
 
     /// Removes trips where they lie, after a last look at each.
-    pub(super) fn forget(&mut self, ids: &[MoveId], mut look: impl FnMut(&Trip)) {
+    pub(super) fn forget(&mut self, ids: &[MoveId], mut look: impl FnMut(&InFlightMove)) {
         for &id in ids {
             if let Some(at) = self.place(id) {
-                if let Some(trip) = self.row.get_mut(at)
-                    && let Some(known) = trip
+                if let Some(flight) = self.row.get_mut(at)
+                    && let Some(known) = flight
                 {
                     look(known);
-                    *trip = None;
+                    *flight = None;
                     self.len -= 1;
                 }
             } else if let Some(late) = self.late.remove(&id) {
@@ -144,7 +144,7 @@ impl Trips {
     /// Lets the row begin with a trip, and not long before most of them.
     fn close_up(&mut self) {
         loop {
-            let ended = self.row.iter().take_while(|trip| trip.is_none()).count();
+            let ended = self.row.iter().take_while(|flight| flight.is_none()).count();
             self.row.drain(..ended);
             self.first += ended as MoveId;
             if self.len * 4 + SLACK >= self.row.len() {
@@ -157,12 +157,12 @@ impl Trips {
     }
 
     /// All of them, in no order.
-    pub(super) fn values(&self) -> impl Iterator<Item = &Trip> {
+    pub(super) fn values(&self) -> impl Iterator<Item = &InFlightMove> {
         self.late.values().chain(self.row.iter().flatten())
     }
 
     /// All of them, in no order.
-    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut Trip> {
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut InFlightMove> {
         self.late.values_mut().chain(self.row.iter_mut().flatten())
     }
 
@@ -172,10 +172,10 @@ impl Trips {
     }
 }
 
-impl Index<MoveId> for Trips {
-    type Output = Trip;
+impl Index<MoveId> for InFlight {
+    type Output = InFlightMove;
 
-    fn index(&self, id: MoveId) -> &Trip {
+    fn index(&self, id: MoveId) -> &InFlightMove {
         self.get(id).expect("a move that has not ended")
     }
 }
@@ -187,14 +187,14 @@ mod tests {
     use proptest::prelude::*;
     use smallvec::SmallVec;
 
-    use super::{SLACK, Trip, Trips};
+    use super::{InFlight, InFlightMove, SLACK};
     use crate::arrival::MoveIds;
     use crate::block::{Layers, MoveId, NO_MOVE, NO_SLOT};
     use crate::manager::moves::{End, Move, MoveKind};
     use crate::record::Key;
 
-    fn trip(id: MoveId) -> Trip {
-        let told = Move {
+    fn flight(id: MoveId) -> InFlightMove {
+        let spec = Move {
             id,
             kind: MoveKind::Load,
             lease: 0,
@@ -211,8 +211,8 @@ mod tests {
             first: 0,
             ready: 0,
         };
-        Trip {
-            told,
+        InFlightMove {
+            spec,
             from: End::Here,
             to: End::Here,
             leaves: None,
@@ -235,37 +235,37 @@ mod tests {
             start in 1..50u64,
             waves in prop::collection::vec((1..900u64, 0..5u64, any::<prop::sample::Index>()), 1..12),
         ) {
-            let (mut trips, mut set, mut next) = (Trips::default(), BTreeSet::new(), start);
+            let (mut in_flight, mut set, mut next) = (InFlight::default(), BTreeSet::new(), start);
             for (number, stay, other) in waves {
                 for id in next..next + number {
-                    trips.push(trip(id));
+                    in_flight.push(flight(id));
                     set.insert(id);
                 }
                 next += number;
                 let old = *set.iter().nth(other.index(set.len())).expect("some are left");
-                prop_assert!(trips.remove(old).is_some_and(|gone| gone.id == old));
-                prop_assert!(trips.remove(old).is_none());
+                prop_assert!(in_flight.remove(old).is_some_and(|gone| gone.id == old));
+                prop_assert!(in_flight.remove(old).is_none());
                 set.remove(&old);
                 let end: Vec<MoveId> = set.iter().copied().filter(|id| id % 7 >= stay).collect();
                 if number % 2 == 0 {
                     let mut seen = Vec::new();
-                    trips.forget(&end, |trip| seen.push(trip.id));
+                    in_flight.forget(&end, |flight| seen.push(flight.id));
                     prop_assert_eq!(&seen, &end);
-                    trips.forget(&end, |gone| panic!("{} is gone", gone.id));
+                    in_flight.forget(&end, |gone| panic!("{} is gone", gone.id));
                 }
                 for id in end {
-                    prop_assert_eq!(trips.remove(id).is_some(), number % 2 == 1);
+                    prop_assert_eq!(in_flight.remove(id).is_some(), number % 2 == 1);
                     set.remove(&id);
                 }
-                prop_assert_eq!((trips.len(), trips.is_empty()), (set.len(), set.is_empty()));
-                prop_assert!(trips.row.len() <= trips.len() * 4 + SLACK);
+                prop_assert_eq!((in_flight.len(), in_flight.is_empty()), (set.len(), set.is_empty()));
+                prop_assert!(in_flight.row.len() <= in_flight.len() * 4 + SLACK);
                 for id in 0..next + 2 {
-                    prop_assert_eq!(trips.contains(id), set.contains(&id));
-                    prop_assert_eq!(trips.get_mut(id).map(|trip| trip.id), trips.get(id).map(|t| t.id));
+                    prop_assert_eq!(in_flight.contains(id), set.contains(&id));
+                    prop_assert_eq!(in_flight.get_mut(id).map(|flight| flight.id), in_flight.get(id).map(|t| t.id));
                 }
-                let mut all: Vec<MoveId> = trips.values().map(|trip| trip.id).collect();
+                let mut all: Vec<MoveId> = in_flight.values().map(|flight| flight.id).collect();
                 all.sort_unstable();
-                prop_assert_eq!(all.len(), trips.values_mut().count());
+                prop_assert_eq!(all.len(), in_flight.values_mut().count());
                 prop_assert_eq!(all, set.iter().copied().collect::<Vec<_>>());
             }
         }

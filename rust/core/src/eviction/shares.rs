@@ -17,7 +17,7 @@ use crate::visits;
 
 use super::list::List;
 use super::places::Places;
-use super::tournament::Slot;
+use super::tournament::Leaf;
 
 /// By how many blocks a share holds too much.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,9 +32,9 @@ struct Over {
 /// The entries of all shares.
 #[derive(Debug)]
 pub(super) struct Shares {
-    slots: BTreeMap<(Share, Priority, u64), Slot>,
+    slots: BTreeMap<(Share, Priority, u64), Leaf>,
     lists: Vec<List>,
-    free: Vec<Slot>,
+    free: Vec<Leaf>,
     places: Places,
     over: BTreeMap<Share, Over>,
     first: BTreeSet<(Reverse<u64>, Share)>,
@@ -60,7 +60,7 @@ impl Shares {
         let slot = *self.slots.entry(class).or_insert_with(|| {
             self.free.pop().unwrap_or_else(|| {
                 self.lists.push(List::default());
-                Slot::try_from(self.lists.len() - 1).expect("fewer classes than blocks")
+                Leaf::try_from(self.lists.len() - 1).expect("fewer classes than blocks")
             })
         });
         self.lists[slot as usize].link(&mut self.places, entry, slot);

@@ -6,7 +6,7 @@
 //! Invariant: `spare` counts the slots that applying the draft leaves free or coming.
 //! Cost: O(log n) per victim, plus the scan over class heads.
 
-mod cut;
+mod tail;
 mod transit;
 
 use std::collections::BTreeMap;
@@ -66,15 +66,15 @@ impl Victim {
 
 /// Decisions that have not been carried out.
 #[derive(Debug, Default)]
-pub(super) struct Draft {
+pub(super) struct EvictionSet {
     pub(super) victims: Vec<Victim>,
     /// What remains of residencies that lose layers.
     taken: FxHashMap<(TierId, BlockId), Layers>,
     /// Blocks that leave a tier together, with all layers, but for the latest: by tier and first
     /// block, the block behind the last one.
-    cuts: BTreeMap<(TierId, BlockId), BlockId>,
+    tails: BTreeMap<(TierId, BlockId), BlockId>,
     /// The latest of them, empty if there is none: what is exposed next stands before it.
-    cut: (TierId, Range<BlockId>),
+    latest_tail: (TierId, Range<BlockId>),
     /// What will have arrived one tier down.
     added: FxHashMap<(TierId, BlockId), Layers>,
     spare: Vec<u64>,
@@ -93,14 +93,14 @@ pub(super) struct Draft {
     pub(super) cause: Cause,
 }
 
-impl Draft {
+impl EvictionSet {
     /// Nothing is decided.
     fn clear(&mut self) {
         let Self {
             victims,
             taken,
-            cuts,
-            cut,
+            tails,
+            latest_tail,
             added,
             spare,
             looked_at,
@@ -113,14 +113,14 @@ impl Draft {
         } = self;
         victims.clear();
         taken.clear();
-        cuts.clear();
+        tails.clear();
         added.clear();
         spare.clear();
         touched.clear();
         sure.clear();
         guarded.clear();
         moving.clear();
-        (*cut, *looked_at, *dropping, *cause) = Default::default();
+        (*latest_tail, *looked_at, *dropping, *cause) = Default::default();
     }
 
     /// Whether one of these copies stays.
@@ -130,55 +130,55 @@ impl Draft {
     }
 
     /// Whether a block leaves with others.
-    fn cuts(&self, tier: TierId, block: BlockId) -> bool {
-        if self.cut.0 == tier && self.cut.1.contains(&block) {
+    fn in_tail(&self, tier: TierId, block: BlockId) -> bool {
+        if self.latest_tail.0 == tier && self.latest_tail.1.contains(&block) {
             return true;
         }
-        let before = self.cuts.range((tier, 0)..=(tier, block)).next_back();
+        let before = self.tails.range((tier, 0)..=(tier, block)).next_back();
         before.is_some_and(|(_, &end)| block < end)
     }
 
     /// Blocks leave together.
-    fn add_cut(&mut self, tier: TierId, blocks: Range<BlockId>) {
-        let (at, known) = std::mem::replace(&mut self.cut, (tier, blocks));
+    fn add_tail(&mut self, tier: TierId, blocks: Range<BlockId>) {
+        let (at, known) = std::mem::replace(&mut self.latest_tail, (tier, blocks));
         if !known.is_empty() {
-            self.cuts.insert((at, known.start), known.end);
+            self.tails.insert((at, known.start), known.end);
         }
     }
 
     /// What remains of a residency that loses layers.
     fn rest(&self, tier: TierId, block: BlockId) -> Option<Layers> {
         let taken = self.taken.get(&(tier, block)).copied();
-        taken.or_else(|| self.cuts(tier, block).then_some(Layers::NONE))
+        taken.or_else(|| self.in_tail(tier, block).then_some(Layers::NONE))
     }
 }
 
 impl Manager {
-    pub(super) fn draft(&self) -> Draft {
+    pub(super) fn eviction_set(&self) -> EvictionSet {
         let spare = self.tiers.iter().map(|tier| tier.space.takeable()).collect();
-        Draft { spare, ..Draft::default() }
+        EvictionSet { spare, ..EvictionSet::default() }
     }
 
     /// A draft in the memory of one that is done.
-    fn draft_again(&mut self, dropping: bool) -> Box<Draft> {
-        let mut draft = self.done.take().unwrap_or_default();
-        draft.spare.extend(self.tiers.iter().map(|tier| tier.space.takeable()));
-        draft.dropping = dropping;
-        draft
+    fn reuse_set(&mut self, dropping: bool) -> Box<EvictionSet> {
+        let mut set = self.done.take().unwrap_or_default();
+        set.spare.extend(self.tiers.iter().map(|tier| tier.space.takeable()));
+        set.dropping = dropping;
+        set
     }
 
     /// Keeps the memory of a draft for the next one, unless that is much.
-    fn keep(&mut self, mut draft: Box<Draft>) {
-        if draft.victims.len() > MANY || draft.taken.len() > MANY {
+    fn keep(&mut self, mut set: Box<EvictionSet>) {
+        if set.victims.len() > MANY || set.taken.len() > MANY {
             return;
         }
-        draft.clear();
-        self.done = Some(draft);
+        set.clear();
+        self.done = Some(set);
     }
 
     /// A draft whose victims leave for a certain cause.
-    pub(super) fn draft_for(&self, cause: Cause) -> Draft {
-        Draft { cause, ..self.draft() }
+    pub(super) fn eviction_set_for(&self, cause: Cause) -> EvictionSet {
+        EvictionSet { cause, ..self.eviction_set() }
     }
 
     /// Makes room for so many slots of each tier while some copies stay, or changes nothing.
@@ -202,73 +202,79 @@ impl Manager {
         }
         let mut refused = None;
         for dropping in [false, true] {
-            let mut draft = self.draft_again(dropping);
+            let mut set = self.reuse_set(dropping);
             for (tier, blocks) in stay {
-                self.guard(&mut draft, *tier, blocks.clone());
+                self.guard(&mut set, *tier, blocks.clone());
             }
             refused = None;
             for &(tier, units) in wanted {
-                if units > 0 && !self.room(&mut draft, tier, units, now) {
-                    refused = Some(self.no_space(tier, units, &draft));
+                if units > 0 && !self.room(&mut set, tier, units, now) {
+                    refused = Some(self.no_space(tier, units, &set));
                     break;
                 }
             }
             if refused.is_none() {
-                self.apply(&draft, now);
-                self.keep(draft);
+                self.apply(&set, now);
+                self.keep(set);
                 return Ok(());
             }
-            self.abandon(&draft);
-            self.keep(draft);
+            self.abandon(&set);
+            self.keep(set);
         }
         refused.map_or(Ok(()), Err)
     }
 
     /// A draft whose victims on `tier` stay: it finds out what to write ahead of need.
-    pub(super) fn look(&self, tier: TierId) -> Draft {
-        let draft = self.draft_for(Cause::Ahead);
-        let spare = draft.spare[tier];
-        Draft { looked_at: Some((tier, spare)), ..draft }
+    pub(super) fn look(&self, tier: TierId) -> EvictionSet {
+        let set = self.eviction_set_for(Cause::Ahead);
+        let spare = set.spare[tier];
+        EvictionSet { looked_at: Some((tier, spare)), ..set }
     }
 
     /// Decides on victims until `units` slots of a tier can be taken, and takes them. What was
     /// decided before a failure stays in the draft.
-    pub(super) fn room(&mut self, draft: &mut Draft, tier: TierId, units: u64, now: Nanos) -> bool {
+    pub(super) fn room(
+        &mut self,
+        set: &mut EvictionSet,
+        tier: TierId,
+        units: u64,
+        now: Nanos,
+    ) -> bool {
         // Where nothing is written down, nothing passes through on its way there.
-        let kept = if draft.dropping { 0 } else { self.transit_reserve(tier) };
+        let kept = if set.dropping { 0 } else { self.transit_reserve(tier) };
         let wanted = units + kept;
         let mut next = None;
-        while draft.spare[tier] < wanted {
+        while set.spare[tier] < wanted {
             let (entry, linked) = match next.take() {
                 Some(entry) => (entry, false),
-                None => match self.tiers[tier].retention.victim(stamp(now)) {
+                None => match self.tiers[tier].eviction.victim(stamp(now)) {
                     Some(entry) => (entry, true),
                     None => return false,
                 },
             };
             let run = self.warm(tier, entry.id);
             if linked {
-                self.tiers[tier].retention.unlink(entry.id);
+                self.tiers[tier].eviction.unlink(entry.id);
             }
             self.warm_before(tier, run);
-            if self.cut(draft, tier, entry, wanted, now) {
-                draft.sure.push((tier, entry.id));
-                next = self.expose(draft, tier, wanted, now);
+            if self.evict_tail(set, tier, entry, wanted, now) {
+                set.sure.push((tier, entry.id));
+                next = self.expose(set, tier, wanted, now);
             } else {
-                draft.touched.push((tier, entry.id));
-                self.decide(draft, tier, entry, now);
+                set.touched.push((tier, entry.id));
+                self.decide(set, tier, entry, now);
             }
         }
-        draft.spare[tier] -= units;
+        set.spare[tier] -= units;
         true
     }
 
     /// Begins to fetch what deciding on a victim will ask for: one wait for memory instead of many.
     /// Returns its run.
     fn warm(&self, tier: TierId, block: BlockId) -> RunId {
-        if self.told.watched {
-            self.told.warm_known(block);
-            self.tiers[tier].retention.warm_known(block);
+        if self.feed.watched {
+            self.feed.warm_known(block);
+            self.tiers[tier].eviction.warm_known(block);
         }
         self.warm_copies(block);
         let (run, first) = self.trie.warm(block);
@@ -280,36 +286,42 @@ impl Manager {
     fn warm_before(&self, tier: TierId, run: RunId) {
         if let Some(parent) = self.trie.warm_before(run) {
             self.warm_copies(parent);
-            self.tiers[tier].retention.warm(parent);
+            self.tiers[tier].eviction.warm(parent);
         }
     }
 
     /// Decides on one block, whatever its value.
-    pub(super) fn choose(&mut self, draft: &mut Draft, tier: TierId, block: BlockId, now: Nanos) {
+    pub(super) fn choose(
+        &mut self,
+        set: &mut EvictionSet,
+        tier: TierId,
+        block: BlockId,
+        now: Nanos,
+    ) {
         let entry = self.entry(tier, block, self.residency(tier, block).have);
-        self.take_out(draft, tier, block);
-        self.decide(draft, tier, entry, now);
+        self.take_out(set, tier, block);
+        self.decide(set, tier, entry, now);
     }
 
     /// How many slots a draft could still take on a tier.
-    pub(super) fn spare(draft: &Draft, tier: TierId) -> u64 {
-        draft.spare[tier]
+    pub(super) fn spare(set: &EvictionSet, tier: TierId) -> u64 {
+        set.spare[tier]
     }
 
     /// Links every entry again that a draft took out.
-    pub(super) fn abandon(&mut self, draft: &Draft) {
-        self.refresh_touched(draft);
-        for &(tier, block) in &draft.sure {
+    pub(super) fn abandon(&mut self, set: &EvictionSet) {
+        self.refresh_touched(set);
+        for &(tier, block) in &set.sure {
             self.refresh_on(tier, block);
         }
     }
 
     /// Brings the entries in line around what a draft decided one by one.
-    pub(super) fn refresh_touched(&mut self, draft: &Draft) {
+    pub(super) fn refresh_touched(&mut self, set: &EvictionSet) {
         for tier in &mut self.tiers {
-            tier.retention.settle();
+            tier.eviction.settle();
         }
-        for &(tier, block) in &draft.touched {
+        for &(tier, block) in &set.touched {
             self.refresh_on(tier, block);
         }
     }
@@ -321,36 +333,36 @@ impl Manager {
 
     /// Keeps blocks of a run that are on a tier out of the draft's reach. What is kept is told in
     /// ranges that do not overlap, but for their ends.
-    pub(super) fn guard(&mut self, draft: &mut Draft, tier: TierId, blocks: Range<BlockId>) {
-        let end = draft.guarded.entry((tier, blocks.start)).or_default();
+    pub(super) fn guard(&mut self, set: &mut EvictionSet, tier: TierId, blocks: Range<BlockId>) {
+        let end = set.guarded.entry((tier, blocks.start)).or_default();
         *end = blocks.end.max(*end);
         for block in self.edge(tier, blocks.clone(), self.structure(blocks.start)) {
-            self.take_out(draft, tier, block);
+            self.take_out(set, tier, block);
         }
     }
 
-    fn take_out(&mut self, draft: &mut Draft, tier: TierId, block: BlockId) {
-        if self.tiers[tier].retention.unlink(block).is_some() {
-            draft.touched.push((tier, block));
+    fn take_out(&mut self, set: &mut EvictionSet, tier: TierId, block: BlockId) {
+        if self.tiers[tier].eviction.unlink(block).is_some() {
+            set.touched.push((tier, block));
         }
     }
 
-    fn put_in(&mut self, draft: &mut Draft, tier: TierId, entry: Entry) {
+    fn put_in(&mut self, set: &mut EvictionSet, tier: TierId, entry: Entry) {
         self.link(tier, entry);
-        draft.touched.push((tier, entry.id));
+        set.touched.push((tier, entry.id));
     }
 
     fn link(&mut self, tier: TierId, entry: Entry) {
         let band = self.band(tier, entry.id);
-        self.tiers[tier].retention.link(entry, band);
+        self.tiers[tier].eviction.link(entry, band);
     }
 
     /// The layers that stand on a tier in the draft's view, whether usable or not.
-    fn view(&self, draft: &Draft, tier: TierId, block: BlockId) -> Layers {
-        if let Some(rest) = draft.rest(tier, block) {
+    fn view(&self, set: &EvictionSet, tier: TierId, block: BlockId) -> Layers {
+        if let Some(rest) = set.rest(tier, block) {
             return rest;
         }
-        if let Some(&more) = draft.added.get(&(tier, block)) {
+        if let Some(&more) = set.added.get(&(tier, block)) {
             return more;
         }
         match self.residency(tier, block).state {
@@ -359,60 +371,65 @@ impl Manager {
         }
     }
 
-    fn usable_view(&self, draft: &Draft, tier: TierId, block: BlockId) -> Layers {
+    fn usable_view(&self, set: &EvictionSet, tier: TierId, block: BlockId) -> Layers {
         if self.residency(tier, block).state == State::Bad {
             Layers::NONE
         } else {
-            self.view(draft, tier, block)
+            self.view(set, tier, block)
         }
     }
 
-    fn decide(&mut self, draft: &mut Draft, tier: TierId, entry: Entry, now: Nanos) {
+    fn decide(&mut self, set: &mut EvictionSet, tier: TierId, entry: Entry, now: Nanos) {
         let block = entry.id;
         // What is written ahead must not push out what was: the two would change places for ever.
-        let ahead = draft
-            .looked_at
-            .is_some_and(|(at, _)| at < tier && !self.expected(at, block).is_empty());
+        let ahead =
+            set.looked_at.is_some_and(|(at, _)| at < tier && !self.expected(at, block).is_empty());
         if ahead {
             return;
         }
-        let have = self.view(draft, tier, block);
+        let have = self.view(set, tier, block);
         if self.residency(tier, block).state == State::Bad {
-            self.leave(draft, Victim::one(tier, block, have, Fate::Clean));
+            self.leave(set, Victim::one(tier, block, have, Fate::Clean));
             return;
         }
         let out = self.next_out(tier, block, have);
-        let Some(dirty) = self.dirty(draft, tier, block, out) else {
-            self.drop_whole(draft, tier, block, have);
+        let Some(dirty) = self.dirty(set, tier, block, out) else {
+            self.drop_whole(set, tier, block, have);
             return;
         };
         if dirty.is_empty() {
-            self.leave(draft, Victim::one(tier, block, out, Fate::Clean));
+            self.leave(set, Victim::one(tier, block, out, Fate::Clean));
             return;
         }
         // What cannot be dropped, for something behind it is on its way, is still written.
-        if draft.dropping && self.drop_whole(draft, tier, block, have) {
+        if set.dropping && self.drop_whole(set, tier, block, have) {
             return;
         }
-        draft.moving.push(block);
-        let written = self.can_write(draft, tier, block, dirty, now);
-        draft.moving.pop();
+        set.moving.push(block);
+        let written = self.can_write(set, tier, block, dirty, now);
+        set.moving.pop();
         if written {
-            self.leave(draft, Victim::one(tier, block, out, Fate::Demote(dirty)));
+            self.leave(set, Victim::one(tier, block, out, Fate::Demote(dirty)));
         } else {
             // Without a copy below the order of dropping holds, not that of demoting.
             let single = tier == self.last();
-            self.drop_whole(draft, tier, block, if single { out } else { have });
+            self.drop_whole(set, tier, block, if single { out } else { have });
         }
     }
 
     /// The part of `out` that stands nowhere else; `None` if it is not one range.
-    fn dirty(&self, draft: &Draft, tier: TierId, block: BlockId, out: Layers) -> Option<Layers> {
+    fn dirty(
+        &self,
+        set: &EvictionSet,
+        tier: TierId,
+        block: BlockId,
+        out: Layers,
+    ) -> Option<Layers> {
         // On the lowest tier a copy above counts too: dropping this one loses nothing.
         let others = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
         others
             .into_iter()
-            .try_fold(out, |left, other| left.without(self.usable_view(draft, other, block)))
+            .try_fold(out, |left, other| left.without(self.usable_view(set, other, block)))
     }
 
     /// Whether layers spare anybody work. What is missing above them is computed through them all,
@@ -425,7 +442,7 @@ impl Manager {
 
     fn can_write(
         &mut self,
-        draft: &mut Draft,
+        set: &mut EvictionSet,
         tier: TierId,
         block: BlockId,
         dirty: Layers,
@@ -438,49 +455,55 @@ impl Manager {
             return false;
         }
         let below = tier + 1;
-        let there = self.view(draft, below, block);
+        let there = self.view(set, below, block);
         if self.residency(below, block).state == State::Bad || self.stuck(below, block) {
             return false;
         }
         let Some(joined) = there.join(dirty) else { return false };
-        if !self.spares(joined, |other| self.usable_view(draft, other, block)) {
+        if !self.spares(joined, |other| self.usable_view(set, other, block)) {
             return false;
         }
-        self.take_out(draft, below, block);
+        self.take_out(set, below, block);
         if let Some(host) = self.transit(tier, below) {
             // Only out of what is reserved: making room here could go round in circles.
-            if !self.pass(draft, host) {
+            if !self.pass(set, host) {
                 return false;
             }
         }
         let whole = !self.tiers[below].spec.layer_slots;
         let units = if whole && !there.is_empty() { 0 } else { self.units(below, dirty) };
-        if !self.room(draft, below, units, now) {
+        if !self.room(set, below, units, now) {
             return false;
         }
-        draft.added.insert((below, block), joined);
-        draft.taken.remove(&(below, block));
+        set.added.insert((below, block), joined);
+        set.taken.remove(&(below, block));
         true
     }
 
     /// Drops `out` of a last copy. A leaf-only block goes from all tiers at once, since what is
     /// left of it would serve nobody. Whether it goes.
-    fn drop_whole(&mut self, draft: &mut Draft, tier: TierId, block: BlockId, out: Layers) -> bool {
-        let looked_at = draft.looked_at.is_some_and(|(at, _)| at == tier);
+    fn drop_whole(
+        &mut self,
+        set: &mut EvictionSet,
+        tier: TierId,
+        block: BlockId,
+        out: Layers,
+    ) -> bool {
+        let looked_at = set.looked_at.is_some_and(|(at, _)| at == tier);
         if looked_at || self.structure(block) == Structure::Holes {
-            self.leave(draft, Victim::one(tier, block, out, Fate::Drop));
+            self.leave(set, Victim::one(tier, block, out, Fate::Drop));
             return true;
         }
-        let gone = if draft.dropping { self.subtree(block) } else { vec![block] };
-        if !gone.iter().all(|&block| self.droppable(draft, block, &gone)) {
+        let gone = if set.dropping { self.subtree(block) } else { vec![block] };
+        if !gone.iter().all(|&block| self.droppable(set, block, &gone)) {
             return false;
         }
         for &block in gone.iter().rev() {
             for tier in 0..self.tiers.len() {
-                let layers = self.view(draft, tier, block);
+                let layers = self.view(set, tier, block);
                 if !layers.is_empty() {
-                    self.take_out(draft, tier, block);
-                    self.leave(draft, Victim::one(tier, block, layers, Fate::Drop));
+                    self.take_out(set, tier, block);
+                    self.leave(set, Victim::one(tier, block, layers, Fate::Drop));
                 }
             }
         }
@@ -488,89 +511,95 @@ impl Manager {
     }
 
     /// Whether a leaf-only block may vanish: nobody uses it and nothing stays behind it.
-    fn droppable(&self, draft: &Draft, block: BlockId, gone: &[BlockId]) -> bool {
+    fn droppable(&self, set: &EvictionSet, block: BlockId, gone: &[BlockId]) -> bool {
         let tiers = 0..self.tiers.len();
         let quiet = tiers.clone().all(|tier| {
             let here = self.residency(tier, block);
             here.busy == 0
                 && here.state != State::Arriving
-                && !draft.added.contains_key(&(tier, block))
-                && !draft.guards(tier, block..block + 1)
-        }) && !draft.moving.contains(&block);
+                && !set.added.contains_key(&(tier, block))
+                && !set.guards(tier, block..block + 1)
+        }) && !set.moving.contains(&block);
         // What is written ahead takes nothing from the tiers that it comes from or passed.
-        let ahead = draft.looked_at.is_none_or(|(at, _)| {
+        let ahead = set.looked_at.is_none_or(|(at, _)| {
             (0..=at).all(|tier| self.residency(tier, block).state == State::Absent)
         });
         quiet
             && ahead
             && self.node(block).refs == 0
             && self.trie.children(block).all(|child| {
-                gone.contains(&child) || (self.node(child).refs == 0 && self.gone(draft, child))
+                gone.contains(&child) || (self.node(child).refs == 0 && self.gone(set, child))
             })
     }
 
-    fn gone(&self, draft: &Draft, block: BlockId) -> bool {
+    fn gone(&self, set: &EvictionSet, block: BlockId) -> bool {
         // What is only looked at stays where it is.
         let stays =
-            draft.looked_at.is_some_and(|(at, _)| self.residency(at, block).state != State::Absent);
+            set.looked_at.is_some_and(|(at, _)| self.residency(at, block).state != State::Absent);
         if stays {
             return false;
         }
         (0..self.tiers.len()).all(|tier| {
-            self.view(draft, tier, block).is_empty()
+            self.view(set, tier, block).is_empty()
                 && (self.residency(tier, block).state != State::Arriving
-                    || draft.rest(tier, block).is_some())
+                    || set.rest(tier, block).is_some())
         })
     }
 
     /// Records a victim and brings the entries around it in line with the view.
-    fn leave(&mut self, draft: &mut Draft, victim: Victim) {
+    fn leave(&mut self, set: &mut EvictionSet, victim: Victim) {
         let Victim { tier, block, layers, .. } = victim;
-        let have = self.view(draft, tier, block);
+        let have = self.view(set, tier, block);
         let rest = have.without(layers).expect("what leaves is at an end of the range");
-        draft.victims.push(victim);
-        draft.taken.insert((tier, block), rest);
+        set.victims.push(victim);
+        set.taken.insert((tier, block), rest);
         let freed = if self.tiers[tier].spec.layer_slots {
             u64::from(layers.len())
         } else {
             u64::from(rest.is_empty())
         };
-        draft.spare[tier] += freed;
+        set.spare[tier] += freed;
         if !rest.is_empty() {
             let entry = self.entry(tier, block, rest);
-            self.put_in(draft, tier, entry);
+            self.put_in(set, tier, entry);
             return;
         }
         let band = self.band(tier, block);
-        self.tiers[tier].retention.choose(block, band);
+        self.tiers[tier].eviction.choose(block, band);
         if self.structure(block) == Structure::LeafOnly
             && let Some(parent) = self.trie.parent(block)
-            && let Some(entry) = self.exposed(draft, tier, parent, false)
+            && let Some(entry) = self.exposed(set, tier, parent, false)
         {
-            self.put_in(draft, tier, entry);
+            self.put_in(set, tier, entry);
         }
     }
 
     /// The entry that a leaf-only block gets if what stood behind it leaves; `bare` if all of that is
     /// known to.
-    fn exposed(&self, draft: &Draft, tier: TierId, parent: BlockId, bare: bool) -> Option<Entry> {
+    fn exposed(
+        &self,
+        set: &EvictionSet,
+        tier: TierId,
+        parent: BlockId,
+        bare: bool,
+    ) -> Option<Entry> {
         let here = self.residency(tier, parent);
         let free = matches!(here.state, State::Resident | State::Bad)
             && here.busy == 0
             && (tier > 0 || self.node(parent).refs == 0)
-            && !draft.guards(tier, parent..parent + 1)
-            && !draft.moving.contains(&parent)
+            && !set.guards(tier, parent..parent + 1)
+            && !set.moving.contains(&parent)
             // What stood behind it kept it from leaving with others.
-            && !draft.taken.contains_key(&(tier, parent))
-            && !draft.added.contains_key(&(tier, parent));
+            && !set.taken.contains_key(&(tier, parent))
+            && !set.added.contains_key(&(tier, parent));
         let alone = |child| {
             self.residency(tier, child).state == State::Absent
-                && !draft.added.contains_key(&(tier, child))
-                || draft.rest(tier, child).is_some_and(Layers::is_empty)
+                && !set.added.contains_key(&(tier, child))
+                || set.rest(tier, child).is_some_and(Layers::is_empty)
         };
         // The children come last: there may be many.
         let exposed = free
-            && self.tiers[tier].retention.get(parent).is_none()
+            && self.tiers[tier].eviction.get(parent).is_none()
             && (bare || self.trie.children(parent).all(alone));
         exposed.then(|| self.entry(tier, parent, here.have))
     }

@@ -20,7 +20,7 @@ use super::lease::{Action, Plan, Span};
 
 /// What a block needs to stand on the first tier, and what was decided.
 #[derive(Clone, Debug)]
-pub(super) struct Need {
+pub(super) struct MissingBlock {
     /// Where the block stands on the path.
     pub(super) at: usize,
     pub(super) block: BlockId,
@@ -66,7 +66,7 @@ struct LoadTime {
     time: Nanos,
 }
 
-impl Need {
+impl MissingBlock {
     /// All of a block, of which nothing is on the first tier and all on another one.
     fn whole(at: usize, block: BlockId, tier: TierId, all: Layers, now: Nanos) -> Self {
         let (here, compute) = (Layers::NONE, Layers::NONE);
@@ -86,58 +86,63 @@ impl Need {
 
 impl Manager {
     /// The blocks of a path that do not stand whole on the first tier.
-    pub(super) fn survey(&self, path: &[BlockId], now: Nanos) -> Vec<Need> {
-        let mut needs = Vec::new();
+    pub(super) fn scan(&self, path: &[BlockId], now: Nanos) -> Vec<MissingBlock> {
+        let mut missing = Vec::new();
         if self.holds_all(0) && !self.engine_owned() {
-            return needs;
+            return missing;
         }
         let (mut at, all) = (0, self.all_layers());
         for run in self.runs(path) {
-            let lacks = self.tiers[0].here.whole_front(run.clone());
+            let lacks = self.tiers[0].residency.first_not_whole(run.clone());
             let rest = if self.engine_owned() { run.clone() } else { lacks..run.end };
             let lacking = (at + (rest.start - run.start) as usize..).zip(rest.clone());
             if let Some(tier) = self.whole_below(&rest) {
-                let whole = |(at, block)| Need::whole(at, block, tier, all, now);
-                needs.extend(lacking.map(whole));
+                let whole = |(at, block)| MissingBlock::whole(at, block, tier, all, now);
+                missing.extend(lacking.map(whole));
             } else {
                 let lacking = lacking.filter(|&(_, block)| !self.stands(block));
-                needs.extend(lacking.map(|(at, block)| self.stay_or_need(at, block, now)));
+                missing.extend(lacking.map(|(at, block)| self.stay_or_miss(at, block, now)));
             }
             at += run.len();
         }
-        needs
+        missing
     }
 
     /// The uppermost tier where something of blocks of one run stands, if there all of them stand
     /// whole and quiet.
     fn whole_below(&self, blocks: &Range<BlockId>) -> Option<TierId> {
-        let nowhere = |tier: &TierId| self.tiers[*tier].here.nowhere(blocks.clone());
+        let nowhere = |tier: &TierId| self.tiers[*tier].residency.none_present(blocks.clone());
         let tier = (0..self.tiers.len()).find(|tier| !nowhere(tier))?;
-        (tier > 0 && self.tiers[tier].here.quietly(blocks.clone())).then_some(tier)
+        (tier > 0 && self.tiers[tier].residency.all_idle(blocks.clone())).then_some(tier)
     }
 
     /// Whether every block that is known stands on a tier, whole.
     pub(super) fn holds_all(&self, tier: TierId) -> bool {
-        let here = &self.tiers[tier].here;
-        here.aside() == 0 && here.copies() == self.trie.len() as u64
+        let here = &self.tiers[tier].residency;
+        here.overflow() == 0 && here.copies() == self.trie.len() as u64
     }
 
     /// Whether all layers of a block are there on the first tier.
     pub(super) fn stands(&self, block: BlockId) -> bool {
-        self.tiers[0].here.whole(block) && !self.engine_owned()
+        self.tiers[0].residency.whole(block) && !self.engine_owned()
     }
 
     /// Decides for every need whether it is reused, loaded or computed.
-    pub(super) fn decide_loads(&self, needs: &mut [Need], now: Nanos, ask: Prefill) -> Plan {
+    pub(super) fn decide_loads(
+        &self,
+        missing: &mut [MissingBlock],
+        now: Nanos,
+        ask: Prefill,
+    ) -> Plan {
         let Prefill { mode, deadline, rest, layerwise } = ask;
-        if needs.is_empty() {
+        if missing.is_empty() {
             let (finish, exact) = (now.saturating_add(rest), mode == LoadMode::Plan);
             return Plan { spans: Vec::new(), stands: now, finish, exact };
         }
-        let mut trip = LoadTime::default();
-        let steps: Vec<plan::Step> = needs
+        let mut load_time = LoadTime::default();
+        let steps: Vec<plan::Step> = missing
             .iter()
-            .map(|need| self.plan_step(need, now, (mode, deadline), &mut trip))
+            .map(|miss| self.plan_step(miss, now, (mode, deadline), &mut load_time))
             .collect();
         let free: Vec<Nanos> = (0..self.lanes.len())
             .map(|lane| self.lanes.free_at(lane).saturating_sub(now))
@@ -159,16 +164,16 @@ impl Manager {
                 plan::Solution { load, finish, exact: false }
             }
         };
-        for ((need, step), load) in needs.iter_mut().zip(&steps).zip(&solution.load) {
-            need.load = *load && matches!(step.source, Source::Load { .. });
-            let undecided = need.compute.is_empty() || mode == LoadMode::None;
-            if !need.lacks.is_empty() && !need.load && undecided {
-                need.compute = need.lacks;
+        for ((miss, step), load) in missing.iter_mut().zip(&steps).zip(&solution.load) {
+            miss.load = *load && matches!(step.source, Source::Load { .. });
+            let undecided = miss.compute.is_empty() || mode == LoadMode::None;
+            if !miss.lacks.is_empty() && !miss.load && undecided {
+                miss.compute = miss.lacks;
             }
-            if !need.compute.is_empty() && !need.load && self.one_slot(need.here) {
-                need.here = Layers::NONE;
-                need.lacks = self.all_layers();
-                need.compute.lo = 0;
+            if !miss.compute.is_empty() && !miss.load && self.one_slot(miss.here) {
+                miss.here = Layers::NONE;
+                miss.lacks = self.all_layers();
+                miss.compute.lo = 0;
             }
         }
         // Layer by layer the rest of the prompt is part of the same pass. Otherwise it follows, which
@@ -179,11 +184,11 @@ impl Manager {
     }
 
     /// Has what would be loaded through host computed. Whether there is any.
-    pub(super) fn avoid_transit(&self, needs: &mut [Need]) -> bool {
+    pub(super) fn avoid_transit(&self, missing: &mut [MissingBlock]) -> bool {
         let mut any = false;
-        for need in needs {
-            if need.loads().any(|(tier, _)| self.transit(0, tier).is_some()) {
-                need.compute = need.lacks;
+        for miss in missing {
+            if miss.loads().any(|(tier, _)| self.transit(0, tier).is_some()) {
+                miss.compute = miss.lacks;
                 any = true;
             }
         }
@@ -191,13 +196,13 @@ impl Manager {
     }
 
     /// What one block needs; nothing if it leaves the first tier and can stay.
-    fn stay_or_need(&self, at: usize, block: BlockId, now: Nanos) -> Need {
+    fn stay_or_miss(&self, at: usize, block: BlockId, now: Nanos) -> MissingBlock {
         if self.engine_owned() || !self.can_stay(block) {
-            return self.need(at, block, now);
+            return self.find_missing(at, block, now);
         }
         let (here, none) = (self.all_layers(), Layers::NONE);
         let sources = SmallVec::new();
-        Need {
+        MissingBlock {
             at,
             block,
             here,
@@ -211,7 +216,7 @@ impl Manager {
     }
 
     /// What one block needs.
-    pub(super) fn need(&self, at: usize, block: BlockId, now: Nanos) -> Need {
+    pub(super) fn find_missing(&self, at: usize, block: BlockId, now: Nanos) -> MissingBlock {
         let here = if self.engine_owned() { Layers::NONE } else { self.expected(0, block) };
         let lacks = self.lacks(here);
         let mut sources: SmallVec<[(TierId, Layers); 1]> = SmallVec::new();
@@ -230,7 +235,7 @@ impl Manager {
         let compute = if gap_end > 0 { Layers::new(lacks.lo, gap_end) } else { Layers::NONE };
         let ready = self.arrival(0, block).map_or(now, |arrival| arrival.ready.max(now));
         let (load, stays) = (false, false);
-        Need { at, block, here, lacks, sources, compute, load, stays, ready }
+        MissingBlock { at, block, here, lacks, sources, compute, load, stays, ready }
     }
 
     /// Finds the layers that a block lacks where they stand in parts; returns where the last gap
@@ -257,39 +262,39 @@ impl Manager {
 
     fn plan_step(
         &self,
-        need: &Need,
+        miss: &MissingBlock,
         now: Nanos,
         (mode, deadline): (LoadMode, Option<Nanos>),
-        trip: &mut LoadTime,
+        load_time: &mut LoadTime,
     ) -> plan::Step {
-        if need.lacks.is_empty() {
-            return plan::Step { compute: 0, source: Source::Here { ready: need.ready - now } };
+        if miss.lacks.is_empty() {
+            return plan::Step { compute: 0, source: Source::Here { ready: miss.ready - now } };
         }
         let whole = || {
             let tokens =
                 u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
-            self.settings.cost.compute_ns(u64::from(self.trie.depth(need.block)) * tokens, tokens)
+            self.settings.cost.compute_ns(u64::from(self.trie.depth(miss.block)) * tokens, tokens)
         };
-        if !need.compute.is_empty() {
-            let part = u128::from(whole()) * u128::from(need.compute.hi)
+        if !miss.compute.is_empty() {
+            let part = u128::from(whole()) * u128::from(miss.compute.hi)
                 / u128::from(self.settings.layers);
             let compute = Nanos::try_from(part).unwrap_or(Nanos::MAX);
             return plan::Step { compute, source: Source::Missing };
         }
-        let deepest = need.sources.iter().map(|&(tier, _)| tier).max().unwrap_or(0);
+        let deepest = miss.sources.iter().map(|&(tier, _)| tier).max().unwrap_or(0);
         let lane = self.tiers[deepest].read;
         let start = self.lanes.free_at(lane).max(now);
-        let layers = need.lacks.len();
-        if (trip.lane, trip.layers) != (lane, layers) {
+        let layers = miss.lacks.len();
+        if (load_time.lane, load_time.layers) != (lane, layers) {
             let bytes = self.settings.layer_bytes * u64::from(layers);
             let time = self.lanes.preview(lane, bytes, start, layers).end - start;
-            *trip = LoadTime { lane, layers, time };
+            *load_time = LoadTime { lane, layers, time };
         }
-        let time = trip.time;
-        let from = need
+        let time = load_time.time;
+        let from = miss
             .sources
             .iter()
-            .filter_map(|&(tier, _)| self.arrival(tier, need.block))
+            .filter_map(|&(tier, _)| self.arrival(tier, miss.block))
             .map(|arrival| arrival.ready.saturating_sub(now))
             .max()
             .unwrap_or(0);
@@ -328,7 +333,7 @@ impl Manager {
     pub(super) fn spans(
         &self,
         blocks: usize,
-        needs: &[Need],
+        missing: &[MissingBlock],
         moves: &[MoveIds],
         plan: &mut Plan,
         now: Nanos,
@@ -345,9 +350,9 @@ impl Manager {
                 join(spans, span);
             }
         };
-        for (need, moves) in needs.iter().zip(moves) {
-            stand(&mut plan.spans, need.at);
-            let at = number(need.at);
+        for (miss, moves) in missing.iter().zip(moves) {
+            stand(&mut plan.spans, miss.at);
+            let at = number(miss.at);
             let mut add = |layers: Layers, action, tier, first_ready, ready| {
                 if !layers.is_empty() {
                     let span =
@@ -355,16 +360,16 @@ impl Manager {
                     join(&mut plan.spans, span);
                 }
             };
-            add(need.here, Action::Reuse, 0, now, need.ready);
-            if need.load || (!need.compute.is_empty() && !moves.is_empty()) {
+            add(miss.here, Action::Reuse, 0, now, miss.ready);
+            if miss.load || (!miss.compute.is_empty() && !moves.is_empty()) {
                 let times = moves.iter().filter_map(|&id| self.moves.get(id));
                 let first = times.clone().map(|m| m.first).min().unwrap_or(now);
                 let ready = times.map(|m| m.ready).max().unwrap_or(now);
-                for (tier, layers) in need.loads() {
+                for (tier, layers) in miss.loads() {
                     add(layers, Action::Load, tier, first, ready);
                 }
             }
-            add(need.compute, Action::Recompute, 0, plan.stands, plan.stands);
+            add(miss.compute, Action::Recompute, 0, plan.stands, plan.stands);
         }
         stand(&mut plan.spans, blocks);
         plan.spans.sort_by_key(|span| (span.start, span.layers));

@@ -7,8 +7,8 @@
 use std::ops::{Index, IndexMut};
 
 use crate::block::BlockId;
-use crate::pairs::Pairs;
-use crate::seats::{Seat, Seats};
+use crate::paged_slab::{PagedSlab, SlabIndex};
+use crate::u32_map::U32Map;
 
 use super::list::Place;
 
@@ -16,13 +16,13 @@ use super::list::Place;
 #[derive(Clone, Debug)]
 pub(super) struct Places {
     /// Seats by block.
-    known: Pairs,
-    seats: Seats<Place>,
+    known: U32Map,
+    seats: PagedSlab<Place>,
 }
 
 impl Places {
     pub(super) fn new() -> Self {
-        Self { known: Pairs::default(), seats: Seats::new(Place::vacant()) }
+        Self { known: U32Map::default(), seats: PagedSlab::new(Place::vacant()) }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -34,7 +34,7 @@ impl Places {
     }
 
     /// Adds the place of a block that has none.
-    pub(super) fn insert(&mut self, place: Place) -> Seat {
+    pub(super) fn insert(&mut self, place: Place) -> SlabIndex {
         let seat = self.seats.take(place);
         self.known.insert(place.entry.id, seat);
         seat
@@ -52,21 +52,21 @@ impl Places {
     }
 
     /// Begins to fetch what stands at a seat.
-    pub(super) fn warm_seat(&self, seat: Seat) {
+    pub(super) fn warm_seat(&self, seat: SlabIndex) {
         self.seats.warm(seat);
     }
 }
 
-impl Index<Seat> for Places {
+impl Index<SlabIndex> for Places {
     type Output = Place;
 
-    fn index(&self, seat: Seat) -> &Place {
+    fn index(&self, seat: SlabIndex) -> &Place {
         &self.seats[seat]
     }
 }
 
-impl IndexMut<Seat> for Places {
-    fn index_mut(&mut self, seat: Seat) -> &mut Place {
+impl IndexMut<SlabIndex> for Places {
+    fn index_mut(&mut self, seat: SlabIndex) -> &mut Place {
         &mut self.seats[seat]
     }
 }

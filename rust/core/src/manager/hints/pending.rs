@@ -24,7 +24,7 @@ pub(in crate::manager) const MOST_TOKENS: usize = 1 << 24;
 
 /// What an owner wants for the blocks of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::manager) struct Wish {
+pub(in crate::manager) struct PendingHint {
     pub(in crate::manager) owner: Arc<str>,
     pub(in crate::manager) start: u64,
     pub(in crate::manager) end: Option<u64>,
@@ -34,7 +34,7 @@ pub(in crate::manager) struct Wish {
     pub(in crate::manager) decode: Option<(Priority, Option<Nanos>)>,
 }
 
-impl Wish {
+impl PendingHint {
     /// What it says of the block whose first token is `first`, of a prompt of so many tokens.
     pub(in crate::manager) fn says(
         &self,
@@ -52,7 +52,7 @@ impl Wish {
 
     /// Whether two wishes of one owner are about the same range.
     fn replaces(&self, other: &Self) -> bool {
-        let range = |wish: &Self| (wish.start, wish.end);
+        let range = |hint: &Self| (hint.start, hint.end);
         self.owner == other.owner && range(self) == range(other)
     }
 }
@@ -63,16 +63,16 @@ struct Sequence {
     content: Vec<Token>,
     /// Its last block that is there.
     at: Option<BlockId>,
-    wish: Wish,
+    hint: PendingHint,
 }
 
 type Number = u64;
 
 /// All wishes, scope by scope.
 #[derive(Clone, Debug, Default)]
-pub(in crate::manager) struct Wishes {
-    leases: BTreeMap<(ScopeId, LeaseId), Vec<Wish>>,
-    sessions: BTreeMap<(ScopeId, String), Vec<Wish>>,
+pub(in crate::manager) struct PendingHints {
+    leases: BTreeMap<(ScopeId, LeaseId), Vec<PendingHint>>,
+    sessions: BTreeMap<(ScopeId, String), Vec<PendingHint>>,
     sequences: BTreeMap<(ScopeId, Number), Sequence>,
     anchors: BTreeSet<(ScopeId, Option<BlockId>, Number)>,
     ends: BTreeSet<(Nanos, ScopeId, Number)>,
@@ -83,7 +83,7 @@ pub(in crate::manager) struct Wishes {
     ended: Vec<(ScopeId, Vec<Token>)>,
 }
 
-impl Wishes {
+impl PendingHints {
     /// Whether a wish of a lease or a session waits.
     pub(in crate::manager) fn followed(&self) -> bool {
         !self.leases.is_empty() || !self.sessions.is_empty()
@@ -102,8 +102,8 @@ impl Wishes {
         tokens: usize,
         now: Nanos,
     ) -> Option<String> {
-        let waiting = self.keep(scope, |wish| {
-            wish.until.is_none_or(|until| until > now) || wish.decode.is_some()
+        let waiting = self.keep(scope, |hint| {
+            hint.until.is_none_or(|until| until > now) || hint.decode.is_some()
         });
         let waiting = waiting + self.numbers(scope).len();
         visits::note(waiting);
@@ -117,12 +117,13 @@ impl Wishes {
     }
 
     /// Keeps those wishes of a scope's leases and sessions that `stays` names. Returns how many.
-    fn keep(&mut self, scope: ScopeId, stays: impl Fn(&Wish) -> bool) -> usize {
+    fn keep(&mut self, scope: ScopeId, stays: impl Fn(&PendingHint) -> bool) -> usize {
         let (mut kept, mut over) = (0, Vec::new());
-        for (&key, wishes) in self.leases.range_mut((scope, LeaseId::MIN)..=(scope, LeaseId::MAX)) {
-            wishes.retain(|wish| stays(wish));
-            kept += wishes.len();
-            if wishes.is_empty() {
+        for (&key, pending) in self.leases.range_mut((scope, LeaseId::MIN)..=(scope, LeaseId::MAX))
+        {
+            pending.retain(|hint| stays(hint));
+            kept += pending.len();
+            if pending.is_empty() {
                 over.push(key);
             }
         }
@@ -131,10 +132,10 @@ impl Wishes {
         }
         let mut over = Vec::new();
         let mine = (scope, String::new())..(scope.saturating_add(1), String::new());
-        for (key, wishes) in self.sessions.range_mut(mine) {
-            wishes.retain(|wish| stays(wish));
-            kept += wishes.len();
-            if wishes.is_empty() {
+        for (key, pending) in self.sessions.range_mut(mine) {
+            pending.retain(|hint| stays(hint));
+            kept += pending.len();
+            if pending.is_empty() {
                 over.push(key.clone());
             }
         }
@@ -151,8 +152,13 @@ impl Wishes {
         self.sequences.range(mine).map(|(&(_, number), _)| number).collect()
     }
 
-    pub(in crate::manager) fn follow_lease(&mut self, scope: ScopeId, id: LeaseId, wish: Wish) {
-        put(self.leases.entry((scope, id)).or_default(), wish);
+    pub(in crate::manager) fn follow_lease(
+        &mut self,
+        scope: ScopeId,
+        id: LeaseId,
+        hint: PendingHint,
+    ) {
+        put(self.leases.entry((scope, id)).or_default(), hint);
     }
 
     /// Returns whether it is the session's first: then its scope is to be held.
@@ -160,12 +166,12 @@ impl Wishes {
         &mut self,
         scope: ScopeId,
         name: &str,
-        wish: Wish,
+        hint: PendingHint,
     ) -> bool {
-        let wishes = self.sessions.entry((scope, name.to_owned())).or_default();
+        let pending = self.sessions.entry((scope, name.to_owned())).or_default();
         // A wish may take the place of the only one.
-        let first = wishes.is_empty();
-        put(wishes, wish);
+        let first = pending.is_empty();
+        put(pending, hint);
         first
     }
 
@@ -175,8 +181,8 @@ impl Wishes {
         id: LeaseId,
         scope: ScopeId,
         session: Option<&str>,
-    ) -> Vec<Wish> {
-        let of = |wishes: Option<&Vec<Wish>>| wishes.cloned().unwrap_or_default();
+    ) -> Vec<PendingHint> {
+        let of = |pending: Option<&Vec<PendingHint>>| pending.cloned().unwrap_or_default();
         let mut all = of(session.and_then(|name| self.sessions.get(&(scope, name.to_owned()))));
         all.extend(of(self.leases.get(&(scope, id))));
         all
@@ -188,11 +194,11 @@ impl Wishes {
         scope: ScopeId,
         at: Option<BlockId>,
         content: Vec<Token>,
-        wish: Wish,
+        hint: PendingHint,
     ) {
         for number in self.anchored(scope, at) {
             let known = &self.sequences[&(scope, number)];
-            if known.content == content && wish.replaces(&known.wish) {
+            if known.content == content && hint.replaces(&known.hint) {
                 self.end(scope, number);
             }
         }
@@ -200,10 +206,10 @@ impl Wishes {
         self.next += 1;
         *self.tokens.entry(scope).or_default() += content.len();
         self.anchors.insert((scope, at, number));
-        if let Some(until) = wish.until {
+        if let Some(until) = hint.until {
             self.ends.insert((until, scope, number));
         }
-        self.sequences.insert((scope, number), Sequence { content, at, wish });
+        self.sequences.insert((scope, number), Sequence { content, at, hint });
     }
 
     /// A block came behind `parent`: the wishes about it and what follows. `before` is how many
@@ -215,22 +221,22 @@ impl Wishes {
         block: BlockId,
         tokens: &[Token],
         before: usize,
-    ) -> Vec<Wish> {
-        let mut wishes = Vec::new();
+    ) -> Vec<PendingHint> {
+        let mut pending = Vec::new();
         for number in self.anchored(scope, parent) {
             let known = self.sequences.get_mut(&(scope, number)).expect("anchored");
             let rest = known.content.get(before..).unwrap_or_default();
             if !rest.starts_with(tokens) {
                 continue;
             }
-            wishes.push(known.wish.clone());
+            pending.push(known.hint.clone());
             if rest.len() == tokens.len() {
                 self.end(scope, number);
             } else {
                 self.anchor(scope, number, Some(block));
             }
         }
-        wishes
+        pending
     }
 
     /// A block is gone: what stood there goes back to its parent.
@@ -252,21 +258,21 @@ impl Wishes {
 
     /// A session is over. Returns how many wishes it had.
     pub(in crate::manager) fn end_session(&mut self, scope: ScopeId, name: &str) -> usize {
-        let Some(wishes) = self.sessions.remove(&(scope, name.to_owned())) else { return 0 };
+        let Some(pending) = self.sessions.remove(&(scope, name.to_owned())) else { return 0 };
         self.ended.push((scope, Vec::new()));
-        wishes.len()
+        pending.len()
     }
 
     /// An owner of a scope is gone. Returns how many wishes it had.
     pub(in crate::manager) fn end_owner(&mut self, scope: ScopeId, owner: &str) -> usize {
         let ended = Cell::new(0);
-        self.keep(scope, |wish| {
-            let mine = &*wish.owner == owner;
+        self.keep(scope, |hint| {
+            let mine = &*hint.owner == owner;
             ended.set(ended.get() + usize::from(mine));
             !mine
         });
         let mut numbers = self.numbers(scope);
-        numbers.retain(|&number| &*self.sequences[&(scope, number)].wish.owner == owner);
+        numbers.retain(|&number| &*self.sequences[&(scope, number)].hint.owner == owner);
         for &number in &numbers {
             self.end(scope, number);
         }
@@ -308,7 +314,7 @@ impl Wishes {
     }
 
     fn end(&mut self, scope: ScopeId, number: Number) {
-        let Some(Sequence { content, at, wish }) = self.sequences.remove(&(scope, number)) else {
+        let Some(Sequence { content, at, hint }) = self.sequences.remove(&(scope, number)) else {
             return;
         };
         if let Some(tokens) = self.tokens.get_mut(&scope) {
@@ -318,7 +324,7 @@ impl Wishes {
             }
         }
         self.anchors.remove(&(scope, at, number));
-        if let Some(until) = wish.until {
+        if let Some(until) = hint.until {
             self.ends.remove(&(until, scope, number));
         }
         self.ended.push((scope, content));
@@ -355,7 +361,7 @@ impl Wishes {
     }
 }
 
-fn put(wishes: &mut Vec<Wish>, wish: Wish) {
-    wishes.retain(|known| !wish.replaces(known));
-    wishes.push(wish);
+fn put(pending: &mut Vec<PendingHint>, hint: PendingHint) {
+    pending.retain(|known| !hint.replaces(known));
+    pending.push(hint);
 }

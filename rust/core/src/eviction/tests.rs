@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::{Retention, rounded};
+use super::{EvictionIndex, rounded};
 use crate::cost::CostModel;
 use crate::error::Result;
 use crate::hint::{Band, Priority, Share};
@@ -115,8 +115,8 @@ proptest! {
     #[test]
     fn the_victim_is_the_minimum(ops in prop::collection::vec(op(), 0..120), now in time()) {
         for name in NAMES {
-            let mut retention = Retention::new(policy(name), 0.0);
-            let by = retention.policy().order();
+            let mut index = EvictionIndex::new(policy(name), 0.0);
+            let by = index.policy().order();
             let mut model: BTreeMap<u32, (Entry, Band)> = BTreeMap::new();
             // How much each share holds too much, and how much of that is chosen to leave.
             let mut over = [(0, 0); 3];
@@ -133,55 +133,55 @@ proptest! {
                 match *op {
                     Op::Link(entry, band) => {
                         let known = model.insert(entry.id, (entry, band));
-                        prop_assert_eq!(retention.unlink(entry.id), known.map(|known| known.0));
-                        retention.link(entry, band);
+                        prop_assert_eq!(index.unlink(entry.id), known.map(|known| known.0));
+                        index.link(entry, band);
                     }
                     Op::Unlink(id) => {
                         let known = model.remove(&id).map(|known| known.0);
-                        prop_assert_eq!(retention.unlink(id), known);
+                        prop_assert_eq!(index.unlink(id), known);
                     }
                     Op::Exceed(share, blocks) => {
-                        retention.exceed(share, blocks);
+                        index.exceed(share, blocks);
                         over[share as usize].0 = blocks;
                         if blocks == 0 {
                             over[share as usize].1 = 0;
                         }
                     }
                     Op::Evict(now) => {
-                        let victim = retention.victim(now);
-                        prop_assert_eq!(victim, retention.scan(now), "{} at {}", name, now);
+                        let victim = index.victim(now);
+                        prop_assert_eq!(victim, index.scan(now), "{} at {}", name, now);
                         let least = sorted(&model, &over, now).first().copied();
                         let first = least.map(|least| least.0);
                         prop_assert_eq!(victim, first, "{} at {}", name, now);
                         if let Some((entry, band)) = least {
-                            prop_assert_eq!(retention.band(entry.id), band);
-                            prop_assert_eq!(retention.unlink(entry.id), Some(entry));
+                            prop_assert_eq!(index.band(entry.id), band);
+                            prop_assert_eq!(index.unlink(entry.id), Some(entry));
                             model.remove(&entry.id);
-                            retention.choose(entry.id, band);
+                            index.choose(entry.id, band);
                             let (blocks, leaving) = &mut over[band.share as usize];
                             *leaving += u64::from(*blocks > 0);
                         }
                     }
                 }
-                prop_assert_eq!(retention.len(), model.len());
-                prop_assert_eq!(retention.is_empty(), model.is_empty());
+                prop_assert_eq!(index.len(), model.len());
+                prop_assert_eq!(index.is_empty(), model.is_empty());
             }
-            retention.settle();
+            index.settle();
             for (_, leaving) in &mut over {
                 *leaving = 0;
             }
             let all = sorted(&model, &over, now);
             let order: Vec<Entry> = all.iter().map(|known| known.0).collect();
-            prop_assert_eq!(&retention.order(now), &order);
+            prop_assert_eq!(&index.order(now), &order);
             for (rank, entry) in order.iter().enumerate() {
-                prop_assert_eq!(retention.rank(entry.id, now), Some(rank));
-                prop_assert_eq!(retention.get(entry.id), Some(*entry));
+                prop_assert_eq!(index.rank(entry.id, now), Some(rank));
+                prop_assert_eq!(index.get(entry.id), Some(*entry));
             }
             let mut listed: Vec<(Priority, Entry)> =
                 model.values().map(|&(entry, band)| (band.priority, entry)).collect();
             listed.sort_unstable();
             let listed: Vec<Entry> = listed.into_iter().map(|known| known.1).collect();
-            prop_assert_eq!(retention.entries().collect::<Vec<_>>(), listed);
+            prop_assert_eq!(index.entries().collect::<Vec<_>>(), listed);
         }
     }
 }
@@ -208,47 +208,47 @@ fn epsilon_says_how_many_bits_count() {
 
 #[test]
 fn the_request_that_brought_a_block_does_not_use_it_again() -> Result<()> {
-    let mut retention = Retention::new(policy("arc"), 0.0);
+    let mut index = EvictionIndex::new(policy("arc"), 0.0);
     let cost = CostModel::default_curve(1.0)?;
     let facts = Facts { id: 3, ..facts(0, 0, 1) };
     let seen = |request| {
         let (facts, cost) = (&facts, &cost);
-        Seen { print: 9, request, used: true, turn: 0, added: 1, last: true, facts, cost }
+        Seen { tag: 9, request, used: true, turn: 0, added: 1, last: true, facts, cost }
     };
-    let class = |retention: &Retention| retention.entry(&facts, 0, &cost).class;
-    retention.touched(&seen(4));
-    assert!(!retention.holds(3));
-    retention.arrived(&seen(5));
-    retention.touched(&seen(5));
-    assert_eq!((retention.holds(3), class(&retention)), (true, 1));
-    retention.touched(&seen(6));
-    assert_eq!(class(&retention), 2);
-    retention.left(3, 9);
-    assert!(!retention.holds(3));
+    let class = |index: &EvictionIndex| index.entry(&facts, 0, &cost).class;
+    index.touched(&seen(4));
+    assert!(!index.holds(3));
+    index.arrived(&seen(5));
+    index.touched(&seen(5));
+    assert_eq!((index.holds(3), class(&index)), (true, 1));
+    index.touched(&seen(6));
+    assert_eq!(class(&index), 2);
+    index.left(3, 9);
+    assert!(!index.holds(3));
     Ok(())
 }
 
 #[test]
 fn the_order_turns_with_time() {
-    let mut retention = Retention::new(policy("retention"), 0.0);
+    let mut index = EvictionIndex::new(policy("retention"), 0.0);
     let (cheap, dear) =
         (Entry { class: 1, place: 90, tie: 0, id: 0 }, Entry { class: 4, place: 0, tie: 0, id: 1 });
-    retention.link(cheap, Band::NORMAL);
-    retention.link(dear, Band::NORMAL);
+    index.link(cheap, Band::NORMAL);
+    index.link(dear, Band::NORMAL);
     // 1/10 against 4/100, then 1/110 against 4/200.
-    assert_eq!(retention.victim(100), Some(dear));
-    assert_eq!(retention.victim(200), Some(cheap));
-    assert_eq!((retention.rank(0, 100), retention.rank(0, 200)), (Some(1), Some(0)));
-    assert_eq!(retention.rank(7, 100), None);
+    assert_eq!(index.victim(100), Some(dear));
+    assert_eq!(index.victim(200), Some(cheap));
+    assert_eq!((index.rank(0, 100), index.rank(0, 200)), (Some(1), Some(0)));
+    assert_eq!(index.rank(7, 100), None);
 }
 
 #[test]
 fn nothing_leaves_an_empty_list() {
-    let mut retention = Retention::new(policy("lru"), 0.0);
-    assert_eq!((retention.victim(5), retention.unlink(3), retention.get(9)), (None, None, None));
+    let mut index = EvictionIndex::new(policy("lru"), 0.0);
+    assert_eq!((index.victim(5), index.unlink(3), index.get(9)), (None, None, None));
     let entry = Entry { class: 1, place: 5, tie: 0, id: 3 };
-    retention.link(entry, Band::NORMAL);
-    assert_eq!(retention.victim(5), Some(entry));
-    assert_eq!((retention.unlink(3), retention.len()), (Some(entry), 0));
-    assert_eq!(retention.policy().name(), "lru");
+    index.link(entry, Band::NORMAL);
+    assert_eq!(index.victim(5), Some(entry));
+    assert_eq!((index.unlink(3), index.len()), (Some(entry), 0));
+    assert_eq!(index.policy().name(), "lru");
 }

@@ -21,7 +21,7 @@ const VACANT: u32 = u32::MAX;
 const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 
 #[derive(Clone, Copy, Debug)]
-struct Pair {
+struct MapEntry {
     key: u32,
     value: u32,
 }
@@ -29,24 +29,24 @@ struct Pair {
 /// A power of two of places, or none.
 #[derive(Clone, Debug, Default)]
 struct Table {
-    places: Vec<Pair>,
+    places: Vec<MapEntry>,
     len: usize,
 }
 
 /// Values below `u32::MAX` by keys.
 #[derive(Clone, Debug)]
-pub struct Pairs {
+pub struct U32Map {
     tables: Vec<Table>,
     len: usize,
 }
 
-impl Default for Pairs {
+impl Default for U32Map {
     fn default() -> Self {
         Self { tables: vec![Table::default(); TABLES], len: 0 }
     }
 }
 
-impl Pairs {
+impl U32Map {
     /// How many pairs there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -71,7 +71,7 @@ impl Pairs {
     pub fn insert(&mut self, key: u32, value: u32) {
         debug_assert!(value != VACANT, "{value} stands for no value");
         self.len += 1;
-        self.tables[table(key)].insert(Pair { key, value });
+        self.tables[table(key)].insert(MapEntry { key, value });
     }
 
     /// Takes away a pair whose value is the one meant, which is returned.
@@ -121,7 +121,7 @@ impl Table {
         }
     }
 
-    fn insert(&mut self, pair: Pair) {
+    fn insert(&mut self, pair: MapEntry) {
         if 4 * (self.len + 1) > 3 * self.places.len() {
             self.grow();
         }
@@ -129,7 +129,7 @@ impl Table {
         self.put(pair);
     }
 
-    fn put(&mut self, pair: Pair) {
+    fn put(&mut self, pair: MapEntry) {
         let mut at = self.home(pair.key);
         while self.places[at].value != VACANT {
             at = self.behind(at);
@@ -158,7 +158,7 @@ impl Table {
     }
 
     fn grow(&mut self) {
-        let places = vec![Pair { key: 0, value: VACANT }; (2 * self.places.len()).max(LEAST)];
+        let places = vec![MapEntry { key: 0, value: VACANT }; (2 * self.places.len()).max(LEAST)];
         let old = std::mem::replace(&mut self.places, places);
         old.into_iter().filter(|pair| pair.value != VACANT).for_each(|pair| self.put(pair));
     }
@@ -180,7 +180,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{LEAST, Pairs, TABLES, table};
+    use super::{LEAST, TABLES, U32Map, table};
 
     /// Keys of one table, so that it fills; its last ones are far apart.
     fn keys() -> Vec<u32> {
@@ -193,7 +193,7 @@ mod tests {
             ops in prop::collection::vec((0..40_usize, 0..3_u32, any::<bool>()), 0..400),
         ) {
             let keys = keys();
-            let (mut pairs, mut model) = (Pairs::default(), BTreeSet::new());
+            let (mut pairs, mut model) = (U32Map::default(), BTreeSet::new());
             for (key, value, add) in ops {
                 let key = keys[key];
                 if !add {
@@ -220,7 +220,7 @@ mod tests {
     /// Neighbours, as ids of blocks are, fill all tables alike and stand near their homes.
     #[test]
     fn numbers_in_a_row_are_spread() {
-        let mut pairs = Pairs::default();
+        let mut pairs = U32Map::default();
         (0..100_000).for_each(|key| pairs.insert(key, key));
         let sizes: BTreeSet<usize> = pairs.tables.iter().map(|table| table.places.len()).collect();
         assert!(
@@ -228,7 +228,7 @@ mod tests {
             "{sizes:?}"
         );
         let away = |table: &super::Table| {
-            let far = |(at, pair): (usize, &super::Pair)| {
+            let far = |(at, pair): (usize, &super::MapEntry)| {
                 at.wrapping_sub(table.home(pair.key)) & (table.places.len() - 1)
             };
             let used =

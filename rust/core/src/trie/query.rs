@@ -9,7 +9,7 @@ use crate::block::Token;
 
 /// A sequence to be looked up.
 #[derive(Clone, Copy, Debug)]
-pub enum Asked<'a> {
+pub enum Query<'a> {
     /// Tokens as they are.
     Tokens(&'a [Token]),
     /// Tokens below 2³¹; negative numbers are none.
@@ -18,7 +18,7 @@ pub enum Asked<'a> {
     Wide(&'a [u64]),
 }
 
-impl<'a> Asked<'a> {
+impl<'a> Query<'a> {
     /// How many there are.
     #[must_use]
     pub fn len(self) -> usize {
@@ -109,7 +109,7 @@ fn alike<T>(
 mod tests {
     use proptest::prelude::*;
 
-    use super::Asked;
+    use super::Query;
     use crate::block::Token;
 
     fn token() -> impl Strategy<Value = Token> {
@@ -137,16 +137,16 @@ mod tests {
             let pairs = || known.iter().zip(&tokens);
             let plain = pairs().take_while(|(a, b)| a == b).count() / size;
             let small = pairs().take_while(|(a, b)| a == b && **b < 1 << 31).count() / size;
-            prop_assert_eq!(Asked::Tokens(&tokens).alike(known, size), plain);
-            prop_assert_eq!(Asked::Signed(&signed).alike(known, size), small);
-            prop_assert_eq!(Asked::Wide(&wide).alike(known, size), plain);
-            prop_assert_eq!(Asked::Wide(&wide).tokens().into_owned(), tokens.clone());
+            prop_assert_eq!(Query::Tokens(&tokens).alike(known, size), plain);
+            prop_assert_eq!(Query::Signed(&signed).alike(known, size), small);
+            prop_assert_eq!(Query::Wide(&wide).alike(known, size), plain);
+            prop_assert_eq!(Query::Wide(&wide).tokens().into_owned(), tokens.clone());
             let below = tokens.iter().position(|&token| token >= 1 << 31).unwrap_or(tokens.len());
-            prop_assert_eq!(Asked::Signed(&signed).tokens().into_owned(), &tokens[..below]);
+            prop_assert_eq!(Query::Signed(&signed).tokens().into_owned(), &tokens[..below]);
             if let Some(last) = wide.last_mut() {
                 *last |= 1 << 40;
                 let whole = if more > 0 { plain } else { plain.min((tokens.len() - 1) / size) };
-                prop_assert_eq!(Asked::Wide(&wide).alike(known, size), whole);
+                prop_assert_eq!(Query::Wide(&wide).alike(known, size), whole);
             }
         }
     }

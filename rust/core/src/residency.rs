@@ -11,19 +11,19 @@ use slab::Slab;
 
 use crate::arrival::Arrival;
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot};
-use crate::column::Column;
+use crate::paged_vec::PagedVec;
 use crate::tier::{Residency, State};
 
-/// Numbers from here to `ASIDE` are slots whose blocks one move reads. A slot that high stands in the
+/// Numbers from here to `OVERFLOW` are slots whose blocks one move reads. A slot that high stands in the
 /// table.
-const LENT: Slot = 1 << 30;
+const READING: Slot = 1 << 30;
 
 /// Numbers from here on, but `NO_SLOT`, are places in the table.
-const ASIDE: Slot = 1 << 31;
+const OVERFLOW: Slot = 1 << 31;
 
 /// A residency that a number does not tell.
 #[derive(Clone, Debug)]
-struct Aside {
+struct Overflow {
     here: Residency,
     /// What is on its way.
     arrival: Option<Arrival>,
@@ -31,20 +31,20 @@ struct Aside {
 
 /// The residencies of one tier.
 #[derive(Debug)]
-pub struct Presence {
+pub struct ResidencyTable {
     all: Layers,
-    slots: Column<Slot>,
-    aside: Slab<Aside>,
+    slots: PagedVec<Slot>,
+    overflow: Slab<Overflow>,
     /// How many of them something is on its way to.
     arrivals: usize,
     copies: u64,
 }
 
-impl Presence {
+impl ResidencyTable {
     /// Nothing is here; `all` are the model's layers.
     #[must_use]
     pub fn new(all: Layers) -> Self {
-        Self { all, slots: Column::new(NO_SLOT), aside: Slab::new(), arrivals: 0, copies: 0 }
+        Self { all, slots: PagedVec::new(NO_SLOT), overflow: Slab::new(), arrivals: 0, copies: 0 }
     }
 
     /// Makes room for the blocks below `bound`.
@@ -63,25 +63,25 @@ impl Presence {
     pub fn get(&self, block: BlockId) -> Residency {
         match self.slots[block] {
             NO_SLOT => Residency::default(),
-            slot if slot < LENT => self.quiet(slot),
-            lent if lent < ASIDE => Residency { busy: 1, ..self.quiet(lent - LENT) },
-            told => self.aside[place(told)].here,
+            slot if slot < READING => self.idle(slot),
+            lent if lent < OVERFLOW => Residency { busy: 1, ..self.idle(lent - READING) },
+            word => self.overflow[place(word)].here,
         }
     }
 
     /// The number that tells a residency without the table.
     #[inline]
-    fn plainly(&self, here: Residency) -> Option<Slot> {
+    fn packed(&self, here: Residency) -> Option<Slot> {
         if here == Residency::default() {
             return Some(NO_SLOT);
         }
-        let told = match here.busy {
+        let word = match here.busy {
             0 => here.slot,
-            1 => here.slot | LENT,
+            1 => here.slot | READING,
             _ => return None,
         };
         let whole = here.have == self.all && here.state == State::Resident;
-        (whole && here.slot < LENT).then_some(told)
+        (whole && here.slot < READING).then_some(word)
     }
 
     /// Changes a block's residency.
@@ -91,30 +91,30 @@ impl Presence {
         what(&mut here);
         let stands = here.state == State::Resident;
         self.copies = self.copies + u64::from(stands) - u64::from(stood);
-        match (self.plainly(here), self.beside(block)) {
-            (Some(told), known) => {
-                self.slots[block] = told;
+        match (self.packed(here), self.overflow_place(block)) {
+            (Some(word), known) => {
+                self.slots[block] = word;
                 if let Some(at) = known {
-                    self.end_aside(at);
+                    self.end_overflow(at);
                 }
             }
-            (None, Some(at)) => self.aside[at].here = here,
-            (None, None) => self.slots[block] = self.put_aside(here, None),
+            (None, Some(at)) => self.overflow[at].here = here,
+            (None, None) => self.slots[block] = self.put_overflow(here, None),
         }
     }
 
     /// Puts a block that is not here whole and quiet into a slot.
     pub fn put(&mut self, block: BlockId, slot: Slot) {
         debug_assert!(self.slots[block] == NO_SLOT);
-        let told = if slot < LENT { slot } else { self.put_aside(self.quiet(slot), None) };
-        self.slots[block] = told;
+        let word = if slot < READING { slot } else { self.put_overflow(self.idle(slot), None) };
+        self.slots[block] = word;
         self.copies += 1;
     }
 
     /// Takes away blocks of one run that are here whole and quiet. Returns their slots, the last
     /// block's first; each goes as it is returned.
     pub fn clear(&mut self, run: Range<BlockId>) -> impl Iterator<Item = Slot> + '_ {
-        debug_assert!(self.quietly(run.clone()), "blocks {run:?} are not here, whole and quiet");
+        debug_assert!(self.all_idle(run.clone()), "blocks {run:?} are not here, whole and quiet");
         self.copies -= u64::from(run.end - run.start);
         let slots = self.slots.stretch_mut(run.start, run.end);
         debug_assert_eq!(slots.len(), run.len(), "a run of one piece");
@@ -122,11 +122,11 @@ impl Presence {
     }
 
     /// A move begins to read a block that is here whole and quiet. Returns its slot.
-    pub fn lend(&mut self, block: BlockId) -> Slot {
+    pub fn begin_read(&mut self, block: BlockId) -> Slot {
         let slot = &mut self.slots[block];
-        debug_assert!(*slot < LENT);
-        *slot |= LENT;
-        *slot - LENT
+        debug_assert!(*slot < READING);
+        *slot |= READING;
+        *slot - READING
     }
 
     /// A move begins to bring all of a block that is not here into a slot.
@@ -134,7 +134,7 @@ impl Presence {
         debug_assert!(self.slots[block] == NO_SLOT);
         let here = Residency { slot, have: Layers::NONE, busy: 1, state: State::Arriving };
         self.arrivals += 1;
-        self.slots[block] = self.put_aside(here, Some(arrival));
+        self.slots[block] = self.put_overflow(here, Some(arrival));
     }
 
     /// Whether all of a block is on its way to this tier, by this move alone.
@@ -147,49 +147,49 @@ impl Presence {
     }
 
     /// The only move that brought a block has ended: all of it is here.
-    pub fn come(&mut self, block: BlockId) {
+    pub fn arrived(&mut self, block: BlockId) {
         let at = place(self.slots[block]);
-        let come = self.aside[at].arrival.take();
+        let come = self.overflow[at].arrival.take();
         debug_assert!(come.is_some(), "it was on its way");
         self.arrivals -= 1;
-        self.calm_at(at, block);
+        self.end_io_at(at, block);
     }
 
     /// A move that read or wrote a block has ended, and the block is here whole.
-    pub fn calm(&mut self, block: BlockId) {
-        if let Some(at) = self.beside(block) {
-            self.calm_at(at, block);
+    pub fn end_io(&mut self, block: BlockId) {
+        if let Some(at) = self.overflow_place(block) {
+            self.end_io_at(at, block);
         } else {
-            debug_assert!((LENT..ASIDE).contains(&self.slots[block]), "no move reads it");
-            self.slots[block] -= LENT;
+            debug_assert!((READING..OVERFLOW).contains(&self.slots[block]), "no move reads it");
+            self.slots[block] -= READING;
         }
     }
 
     #[inline]
-    fn calm_at(&mut self, at: usize, block: BlockId) {
-        let here = &mut self.aside[at].here;
+    fn end_io_at(&mut self, at: usize, block: BlockId) {
+        let here = &mut self.overflow[at].here;
         self.copies += u64::from(here.state != State::Resident);
         *here = Residency { busy: here.busy - 1, have: self.all, state: State::Resident, ..*here };
         let here = *here;
-        if let Some(told) = self.plainly(here) {
-            self.slots[block] = told;
-            self.end_aside(at);
+        if let Some(word) = self.packed(here) {
+            self.slots[block] = word;
+            self.end_overflow(at);
         }
     }
 
     /// Whether all these blocks are here, whole and quiet.
     #[must_use]
-    pub fn quietly(&self, blocks: Range<BlockId>) -> bool {
-        self.all_of(blocks, |slot| slot < LENT)
+    pub fn all_idle(&self, blocks: Range<BlockId>) -> bool {
+        self.all_of(blocks, |slot| slot < READING)
     }
 
     /// Whether a block is here whole, read or not.
     #[inline]
     #[must_use]
     pub fn whole(&self, block: BlockId) -> bool {
-        match self.beside(block) {
+        match self.overflow_place(block) {
             Some(at) => {
-                let here = &self.aside[at].here;
+                let here = &self.overflow[at].here;
                 here.state == State::Resident && here.have == self.all
             }
             None => self.slots[block] != NO_SLOT,
@@ -198,37 +198,37 @@ impl Presence {
 
     /// Whether all these blocks are here, whole, and each is read by one move at most.
     #[must_use]
-    pub fn wholly(&self, blocks: Range<BlockId>) -> bool {
-        self.all_of(blocks, |slot| slot < ASIDE)
+    pub fn all_whole(&self, blocks: Range<BlockId>) -> bool {
+        self.all_of(blocks, |slot| slot < OVERFLOW)
     }
 
     /// The first of these blocks of which that is not so; their end if it is of all.
     #[must_use]
-    pub fn whole_front(&self, blocks: Range<BlockId>) -> BlockId {
-        self.front(blocks, |slot| slot < ASIDE)
+    pub fn first_not_whole(&self, blocks: Range<BlockId>) -> BlockId {
+        self.front(blocks, |slot| slot < OVERFLOW)
     }
 
     /// The first of these blocks that is not here whole and quiet; their end if all are.
     #[must_use]
-    pub fn quiet_front(&self, blocks: Range<BlockId>) -> BlockId {
-        self.front(blocks, |slot| slot < LENT)
+    pub fn first_not_idle(&self, blocks: Range<BlockId>) -> BlockId {
+        self.front(blocks, |slot| slot < READING)
     }
 
     /// The first of these blocks of which something is here or coming; their end if there is none.
     #[must_use]
-    pub fn bare_front(&self, blocks: Range<BlockId>) -> BlockId {
+    pub fn first_present(&self, blocks: Range<BlockId>) -> BlockId {
         self.front(blocks, |slot| slot == NO_SLOT)
     }
 
     /// Whether something of each of these blocks is here or coming.
     #[must_use]
-    pub fn everywhere(&self, blocks: Range<BlockId>) -> bool {
+    pub fn all_present(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot != NO_SLOT)
     }
 
     /// Whether none of these blocks is here.
     #[must_use]
-    pub fn nowhere(&self, blocks: Range<BlockId>) -> bool {
+    pub fn none_present(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot == NO_SLOT)
     }
 
@@ -241,18 +241,18 @@ impl Presence {
     /// What is on its way to a block.
     #[must_use]
     pub fn arrival(&self, block: BlockId) -> Option<&Arrival> {
-        self.aside[self.beside(block)?].arrival.as_ref()
+        self.overflow[self.overflow_place(block)?].arrival.as_ref()
     }
 
     /// The same, to be changed.
     pub fn arrival_mut(&mut self, block: BlockId) -> Option<&mut Arrival> {
-        let at = self.beside(block)?;
-        self.aside[at].arrival.as_mut()
+        let at = self.overflow_place(block)?;
+        self.overflow[at].arrival.as_mut()
     }
 
     /// Something is on its way to a block, whose residency says so already.
     pub fn expect(&mut self, block: BlockId, arrival: Arrival) {
-        let here = &mut self.aside[place(self.slots[block])];
+        let here = &mut self.overflow[place(self.slots[block])];
         debug_assert!(here.arrival.is_none(), "something is on its way already");
         here.arrival = Some(arrival);
         self.arrivals += 1;
@@ -260,8 +260,8 @@ impl Presence {
 
     /// What was on its way to a block has come, or never will.
     pub fn settle(&mut self, block: BlockId) -> Option<Arrival> {
-        let at = self.beside(block)?;
-        let arrival = self.aside[at].arrival.take()?;
+        let at = self.overflow_place(block)?;
+        let arrival = self.overflow[at].arrival.take()?;
         self.arrivals -= 1;
         Some(arrival)
     }
@@ -280,29 +280,29 @@ impl Presence {
 
     /// How many blocks stand in the table.
     #[must_use]
-    pub fn aside(&self) -> usize {
-        self.aside.len()
+    pub fn overflow(&self) -> usize {
+        self.overflow.len()
     }
 
     /// Takes a place in the table. Returns what tells it.
-    fn put_aside(&mut self, here: Residency, arrival: Option<Arrival>) -> Slot {
-        ASIDE + number(self.aside.insert(Aside { here, arrival }))
+    fn put_overflow(&mut self, here: Residency, arrival: Option<Arrival>) -> Slot {
+        OVERFLOW + number(self.overflow.insert(Overflow { here, arrival }))
     }
 
     /// Where a block stands in the table, if it does.
     #[inline]
-    fn beside(&self, block: BlockId) -> Option<usize> {
-        let told = self.slots[block];
-        (ASIDE..NO_SLOT).contains(&told).then(|| place(told))
+    fn overflow_place(&self, block: BlockId) -> Option<usize> {
+        let word = self.slots[block];
+        (OVERFLOW..NO_SLOT).contains(&word).then(|| place(word))
     }
 
     /// Gives a place in the table back.
-    fn end_aside(&mut self, at: usize) {
-        let ended = self.aside.remove(at);
+    fn end_overflow(&mut self, at: usize) {
+        let ended = self.overflow.remove(at);
         debug_assert!(ended.arrival.is_none(), "nothing is on its way");
     }
 
-    fn quiet(&self, slot: Slot) -> Residency {
+    fn idle(&self, slot: Slot) -> Residency {
         Residency { slot, have: self.all, busy: 0, state: State::Resident }
     }
 
@@ -340,8 +340,8 @@ fn number(place: usize) -> u32 {
 }
 
 /// The place in the table that is told.
-fn place(told: Slot) -> usize {
-    (told - ASIDE) as usize
+fn place(word: Slot) -> usize {
+    (word - OVERFLOW) as usize
 }
 
 #[cfg(test)]
@@ -350,12 +350,12 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{ASIDE, LENT, Presence};
+    use super::{OVERFLOW, READING, ResidencyTable};
     use crate::arrival::{Arrival, MoveIds};
     use crate::block::{Layers, NO_SLOT};
     use crate::tier::{Residency, State};
 
-    type Step = (fn(&mut Residency), usize);
+    type Change = (fn(&mut Residency), usize);
 
     /// Told apart by its time.
     fn arrival(ready: u64) -> Arrival {
@@ -363,8 +363,8 @@ mod tests {
     }
 
     /// The slot of a block that is here whole and quiet.
-    fn slot_of(presence: &Presence, block: u32) -> Option<u32> {
-        presence.quietly(block..block + 1).then(|| presence.get(block).slot)
+    fn slot_of(residency: &ResidencyTable, block: u32) -> Option<u32> {
+        residency.all_idle(block..block + 1).then(|| residency.get(block).slot)
     }
 
     proptest! {
@@ -373,95 +373,95 @@ mod tests {
             steps in prop::collection::vec((0u32..6, 0u32..8, 0u32..4), 1..200),
         ) {
             let all = Layers::new(0, 3);
-            let (mut presence, mut model) = (Presence::new(all), BTreeMap::<u32, Residency>::new());
+            let (mut residency, mut model) = (ResidencyTable::new(all), BTreeMap::<u32, Residency>::new());
             let mut coming = BTreeMap::<u32, u64>::new();
-            presence.reach(6);
+            residency.reach(6);
             for (time, (block, what, number)) in (0..).zip(steps) {
-                let slot = [7, 8, LENT, ASIDE + 5][number as usize];
-                let quiet = Residency { slot, have: all, busy: 0, state: State::Resident };
+                let slot = [7, 8, READING, OVERFLOW + 5][number as usize];
+                let idle = Residency { slot, have: all, busy: 0, state: State::Resident };
                 let known = model.get(&block).copied();
                 let whole = known.filter(|here| here.busy == 0 && here.have == all);
                 match (what, known, whole) {
                     (0, None, _) => {
-                        presence.put(block, slot);
-                        model.insert(block, quiet);
+                        residency.put(block, slot);
+                        model.insert(block, idle);
                     }
                     (1, None, _) => {
-                        presence.await_in(block, slot, arrival(time));
+                        residency.await_in(block, slot, arrival(time));
                         coming.insert(block, time);
                         let state = State::Arriving;
                         model.insert(block, Residency { slot, have: Layers::NONE, busy: 1, state });
                     }
-                    (2, _, Some(here)) if here.slot < LENT => {
-                        prop_assert_eq!(presence.lend(block), here.slot);
+                    (2, _, Some(here)) if here.slot < READING => {
+                        prop_assert_eq!(residency.begin_read(block), here.slot);
                         model.insert(block, Residency { busy: 1, ..here });
                     }
                     (3, Some(here), _) if here.busy > 0 => {
                         let ready = coming.remove(&block);
-                        if number == 0 && presence.arrival(block).is_some() {
-                            presence.come(block);
+                        if number == 0 && residency.arrival(block).is_some() {
+                            residency.arrived(block);
                         } else {
-                            let known = presence.settle(block).map(|arrival| arrival.ready);
+                            let known = residency.settle(block).map(|arrival| arrival.ready);
                             prop_assert_eq!(known, ready);
-                            presence.calm(block);
+                            residency.end_io(block);
                         }
                         let busy = here.busy - 1;
-                        model.insert(block, Residency { busy, slot: here.slot, ..quiet });
+                        model.insert(block, Residency { busy, slot: here.slot, ..idle });
                     }
                     (4, Some(here), _) => {
                         let busy = here.busy + 1;
-                        presence.change(block, |here| here.busy = busy);
+                        residency.change(block, |here| here.busy = busy);
                         model.insert(block, Residency { busy, ..here });
                     }
                     (5, _, _) => {
-                        presence.settle(block);
+                        residency.settle(block);
                         coming.remove(&block);
-                        presence.change(block, |here| *here = Residency::default());
+                        residency.change(block, |here| *here = Residency::default());
                         model.remove(&block);
                     }
                     (6, Some(here), None) if !coming.contains_key(&block) => {
-                        presence.change(block, |here| here.state = State::Arriving);
-                        presence.expect(block, arrival(time));
+                        residency.change(block, |here| here.state = State::Arriving);
+                        residency.expect(block, arrival(time));
                         coming.insert(block, time);
                         model.insert(block, Residency { state: State::Arriving, ..here });
                     }
                     (7, _, _) => {
-                        if let Some(arrival) = presence.arrival_mut(block) {
+                        if let Some(arrival) = residency.arrival_mut(block) {
                             arrival.ready = time;
                             coming.insert(block, time);
                         }
                     }
                     _ => {}
                 }
-                let mut aside = 0;
+                let mut overflow = 0;
                 for block in 0..6 {
                     let wanted = model.get(&block).copied();
-                    prop_assert_eq!(presence.get(block), wanted.unwrap_or_default());
-                    let ready = presence.arrival(block).map(|arrival| arrival.ready);
+                    prop_assert_eq!(residency.get(block), wanted.unwrap_or_default());
+                    let ready = residency.arrival(block).map(|arrival| arrival.ready);
                     prop_assert_eq!(ready, coming.get(&block).copied());
-                    let told = |here: &Residency, most: u16| {
-                        here.slot < LENT
+                    let word = |here: &Residency, most: u16| {
+                        here.slot < READING
                             && here.busy <= most
-                            && *here == Residency { slot: here.slot, busy: here.busy, ..quiet }
+                            && *here == Residency { slot: here.slot, busy: here.busy, ..idle }
                     };
                     let only = block..block + 1;
-                    prop_assert_eq!(presence.quietly(only.clone()), wanted.is_some_and(|here| told(&here, 0)));
-                    prop_assert_eq!(presence.wholly(only), wanted.is_some_and(|here| told(&here, 1)));
+                    prop_assert_eq!(residency.all_idle(only.clone()), wanted.is_some_and(|here| word(&here, 0)));
+                    prop_assert_eq!(residency.all_whole(only), wanted.is_some_and(|here| word(&here, 1)));
                     let stands = |here: Residency| here.state == State::Resident && here.have == all;
-                    prop_assert_eq!(presence.whole(block), wanted.is_some_and(stands));
-                    aside += usize::from(wanted.is_some_and(|here| !told(&here, 1)));
+                    prop_assert_eq!(residency.whole(block), wanted.is_some_and(stands));
+                    overflow += usize::from(wanted.is_some_and(|here| !word(&here, 1)));
                 }
                 let front = |is: &dyn Fn(u32) -> bool| (block..6).find(|&other| !is(other));
-                let quiet = front(&|other| presence.quietly(other..other + 1));
-                prop_assert_eq!(presence.quiet_front(block..6), quiet.unwrap_or(6));
-                let whole = front(&|other| presence.wholly(other..other + 1));
-                prop_assert_eq!(presence.whole_front(block..6), whole.unwrap_or(6));
+                let idle = front(&|other| residency.all_idle(other..other + 1));
+                prop_assert_eq!(residency.first_not_idle(block..6), idle.unwrap_or(6));
+                let whole = front(&|other| residency.all_whole(other..other + 1));
+                prop_assert_eq!(residency.first_not_whole(block..6), whole.unwrap_or(6));
                 let bare = front(&|other| !model.contains_key(&other));
-                prop_assert_eq!(presence.bare_front(block..6), bare.unwrap_or(6));
-                prop_assert_eq!(presence.aside(), aside);
-                prop_assert_eq!(presence.arrivals(), coming.len());
+                prop_assert_eq!(residency.first_present(block..6), bare.unwrap_or(6));
+                prop_assert_eq!(residency.overflow(), overflow);
+                prop_assert_eq!(residency.arrivals(), coming.len());
                 let stand = |here: &&Residency| here.state == State::Resident;
-                prop_assert_eq!(presence.copies(), model.values().filter(stand).count() as u64);
+                prop_assert_eq!(residency.copies(), model.values().filter(stand).count() as u64);
             }
         }
     }
@@ -469,26 +469,26 @@ mod tests {
     #[test]
     fn a_block_comes_by_one_move_or_by_several() {
         let all = Layers::new(0, 3);
-        let mut presence = Presence::new(all);
-        presence.reach(3);
+        let mut residency = ResidencyTable::new(all);
+        residency.reach(3);
         let ways: [(Layers, &[u64], bool); 3] =
             [(all, &[7], true), (Layers::new(0, 2), &[7], false), (all, &[7, 8], false)];
         for (block, (target, by, alone)) in (0..).zip(ways) {
             let arrival = Arrival::new(target, MoveIds::from_slice(by), 0, 0);
-            presence.await_in(block, block, arrival);
-            assert_eq!((presence.awaits(block, 7), presence.awaits(block, 8)), (alone, false));
+            residency.await_in(block, block, arrival);
+            assert_eq!((residency.awaits(block, 7), residency.awaits(block, 8)), (alone, false));
         }
-        presence.arrival_mut(0).expect("it comes").failed = true;
-        assert!(!presence.awaits(0, 7));
+        residency.arrival_mut(0).expect("it comes").failed = true;
+        assert!(!residency.awaits(0, 7));
     }
 
     #[test]
     fn a_residency_is_what_was_made_of_it() {
         let all = Layers::new(0, 3);
-        let mut presence = Presence::new(all);
-        presence.reach(9);
-        assert_eq!((presence.get(4), presence.aside()), (Residency::default(), 0));
-        let steps: [Step; 6] = [
+        let mut residency = ResidencyTable::new(all);
+        residency.reach(9);
+        assert_eq!((residency.get(4), residency.overflow()), (Residency::default(), 0));
+        let steps: [Change; 6] = [
             (|here| here.slot = 7, 1),
             (|here| (here.have, here.state) = (Layers::new(0, 3), State::Resident), 0),
             (|here| here.busy = 2, 1),
@@ -497,42 +497,52 @@ mod tests {
             (|here| *here = Residency::default(), 0),
         ];
         let mut expected = Residency::default();
-        for (what, aside) in steps {
-            presence.change(4, what);
+        for (what, overflow) in steps {
+            residency.change(4, what);
             what(&mut expected);
-            assert_eq!((presence.get(4), presence.aside()), (expected, aside));
+            assert_eq!((residency.get(4), residency.overflow()), (expected, overflow));
             let stands = u64::from(expected.state == State::Resident);
-            assert_eq!(presence.copies(), stands);
-            let whole = expected.state == State::Resident && aside == 0;
-            assert_eq!(presence.quietly(4..5), whole);
-            assert_eq!(slot_of(&presence, 4), whole.then_some(7));
-            assert_eq!(presence.nowhere(4..5), expected.slot == NO_SLOT);
-            assert_eq!(presence.everywhere(4..5), expected.slot != NO_SLOT);
+            assert_eq!(residency.copies(), stands);
+            let whole = expected.state == State::Resident && overflow == 0;
+            assert_eq!(residency.all_idle(4..5), whole);
+            assert_eq!(slot_of(&residency, 4), whole.then_some(7));
+            assert_eq!(residency.none_present(4..5), expected.slot == NO_SLOT);
+            assert_eq!(residency.all_present(4..5), expected.slot != NO_SLOT);
         }
-        presence.change(4, |here| {
+        residency.change(4, |here| {
             *here = Residency { slot: 1, have: all, busy: 0, state: State::Resident }
         });
-        assert!(!presence.quietly(4..6) && !presence.nowhere(3..5) && presence.nowhere(5..9));
+        assert!(
+            !residency.all_idle(4..6)
+                && !residency.none_present(3..5)
+                && residency.none_present(5..9)
+        );
         assert_eq!(
-            presence.blocks(9).map(|(block, here)| (block, here.slot)).collect::<Vec<_>>(),
+            residency.blocks(9).map(|(block, here)| (block, here.slot)).collect::<Vec<_>>(),
             [(4, 1)]
         );
-        presence.put(5, 2);
-        presence.change(4, |here| here.state = State::Bad);
-        assert_eq!((presence.clear(5..6).collect::<Vec<_>>(), presence.copies()), (vec![2], 0));
-        presence.await_in(6, 8, arrival(0));
+        residency.put(5, 2);
+        residency.change(4, |here| here.state = State::Bad);
+        assert_eq!((residency.clear(5..6).collect::<Vec<_>>(), residency.copies()), (vec![2], 0));
+        residency.await_in(6, 8, arrival(0));
         let coming = Residency { slot: 8, have: Layers::NONE, busy: 1, state: State::Arriving };
-        assert_eq!((presence.get(6), presence.copies()), (coming, 0));
-        presence.change(6, |here| here.busy += 1);
-        assert_eq!((presence.settle(6).is_some(), presence.settle(6).is_none()), (true, true));
-        presence.calm(6);
+        assert_eq!((residency.get(6), residency.copies()), (coming, 0));
+        residency.change(6, |here| here.busy += 1);
+        assert_eq!((residency.settle(6).is_some(), residency.settle(6).is_none()), (true, true));
+        residency.end_io(6);
         let read = Residency { slot: 8, have: all, busy: 1, state: State::Resident };
-        assert_eq!((presence.get(6), presence.copies(), presence.quietly(6..7)), (read, 1, false));
-        presence.calm(6);
-        assert_eq!((presence.copies(), slot_of(&presence, 6), presence.aside()), (1, Some(8), 1));
-        presence.lend(6);
-        assert_eq!((presence.get(6), presence.copies(), presence.aside()), (read, 1, 1));
-        presence.calm(6);
-        assert!(presence.quietly(6..7));
+        assert_eq!(
+            (residency.get(6), residency.copies(), residency.all_idle(6..7)),
+            (read, 1, false)
+        );
+        residency.end_io(6);
+        assert_eq!(
+            (residency.copies(), slot_of(&residency, 6), residency.overflow()),
+            (1, Some(8), 1)
+        );
+        residency.begin_read(6);
+        assert_eq!((residency.get(6), residency.copies(), residency.overflow()), (read, 1, 1));
+        residency.end_io(6);
+        assert!(residency.all_idle(6..7));
     }
 }

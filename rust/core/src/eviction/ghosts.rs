@@ -10,7 +10,7 @@
 use prefetch_index::prefetch_index;
 
 use crate::policy::MOST_USES;
-use crate::trie::{GROUP, Part};
+use crate::trie::{GROUP, GroupSlice};
 
 /// Bits of a count: 0 for a block that is not gone, or its uses.
 const BITS: u32 = 6;
@@ -34,7 +34,7 @@ const BLOCKS: u64 = 8;
 
 /// The blocks of a group that are gone.
 #[derive(Clone, Copy, Debug, Default)]
-struct Way {
+struct Group {
     /// Fingerprint and counts; zero if the way is empty.
     counts: u64,
     checks: u64,
@@ -43,21 +43,21 @@ struct Way {
 /// The youngest first.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
-struct Line([Way; WAYS]);
+struct CacheLine([Group; WAYS]);
 
 /// Lines that are made together.
 const PIECE: usize = 128;
 
 /// Uses of blocks that are gone, up to [`MOST_USES`].
 #[derive(Debug)]
-pub struct Gone {
+pub struct GhostTable {
     /// Empty until something is written to it.
-    pieces: Vec<Vec<Line>>,
+    pieces: Vec<Vec<CacheLine>>,
     lines: usize,
     empty: bool,
 }
 
-impl Gone {
+impl GhostTable {
     /// Ghosts for a tier of `capacity` blocks.
     #[must_use]
     pub fn new(capacity: u64) -> Self {
@@ -72,48 +72,48 @@ impl Gone {
     }
 
     /// Begins to fetch what is known of a group.
-    pub fn warm(&self, part: &Part) {
-        let (line, _) = self.find(part.group);
+    pub fn warm(&self, slice: &GroupSlice) {
+        let (line, _) = self.find(slice.group);
         prefetch_index(&self.pieces[line / PIECE], line % PIECE);
     }
 
     /// Remembers how often blocks were used that are gone now.
-    pub fn remember(&mut self, part: &Part, uses: u32) {
+    pub fn remember(&mut self, slice: &GroupSlice, uses: u32) {
         self.empty = false;
-        let (line, name) = self.find(part.group);
+        let (line, name) = self.find(slice.group);
         let piece = &mut self.pieces[line / PIECE];
         if piece.is_empty() {
-            *piece = vec![Line::default(); PIECE];
+            *piece = vec![CacheLine::default(); PIECE];
         }
-        let ways = &mut piece[line % PIECE].0;
-        let known = position(ways, name);
-        let old = known.map_or(Way::default(), |at| ways[at]);
-        ways.copy_within(..known.unwrap_or(WAYS - 1), 1);
+        let groups = &mut piece[line % PIECE].0;
+        let known = position(groups, name);
+        let old = known.map_or(Group::default(), |at| groups[at]);
+        groups.copy_within(..known.unwrap_or(WAYS - 1), 1);
         let uses = u64::from(uses.clamp(1, MOST_USES));
-        let (counts, checks) = (mask(part, BITS), mask(part, 8));
-        ways[0] = Way {
+        let (counts, checks) = (mask(slice, BITS), mask(slice, 8));
+        groups[0] = Group {
             counts: name | (old.counts & COUNTS & !counts) | (uses * (ONES & counts)),
-            checks: (old.checks & !checks) | (part.checks & checks),
+            checks: (old.checks & !checks) | (slice.checks & checks),
         };
     }
 
     /// Tells how often the blocks of a part were used before they went, so many one after the other
     /// so often, and forgets them; 0 where it is not known.
-    pub fn recall(&mut self, part: &Part, mut tell: impl FnMut(usize, u32)) {
-        let (line, name) = self.find(part.group);
-        let ways = self.pieces[line / PIECE].get_mut(line % PIECE).map(|line| &mut line.0);
-        let known = ways.and_then(|ways| position(ways, name).map(|at| (ways, at)));
-        let Some((ways, at)) = known else { return tell(part.places.len(), 0) };
-        let Way { counts, checks } = ways[at];
+    pub fn recall(&mut self, slice: &GroupSlice, mut tell: impl FnMut(usize, u32)) {
+        let (line, name) = self.find(slice.group);
+        let groups = self.pieces[line / PIECE].get_mut(line % PIECE).map(|line| &mut line.0);
+        let known = groups.and_then(|groups| position(groups, name).map(|at| (groups, at)));
+        let Some((groups, at)) = known else { return tell(slice.places.len(), 0) };
+        let Group { counts, checks } = groups[at];
         let count = |place: u32| counts >> (BITS * place) & ONE;
         let uses = |count: u64| u32::try_from(count).expect("a few bits");
-        let (first, mut forgotten) = (count(part.places.start), mask(part, BITS));
-        let strange = (checks ^ part.checks) & mask(part, 8);
+        let (first, mut forgotten) = (count(slice.places.start), mask(slice, BITS));
+        let strange = (checks ^ slice.checks) & mask(slice, 8);
         let bytes = strange.to_le_bytes();
         if strange == 0 && counts & forgotten == first * (ONES & forgotten) {
-            tell(part.places.len(), uses(first));
+            tell(slice.places.len(), uses(first));
         } else {
-            for place in part.places.clone() {
+            for place in slice.places.clone() {
                 if bytes[place as usize] == 0 {
                     tell(1, uses(count(place)));
                 } else {
@@ -122,17 +122,17 @@ impl Gone {
                 }
             }
         }
-        ways[at].counts = counts & !forgotten;
+        groups[at].counts = counts & !forgotten;
         if counts & !forgotten & COUNTS == 0 {
-            ways.copy_within(at + 1.., at);
-            ways[WAYS - 1] = Way::default();
+            groups.copy_within(at + 1.., at);
+            groups[WAYS - 1] = Group::default();
         }
     }
 
     /// The bytes that it takes at most.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.lines * size_of::<Line>()
+        self.lines * size_of::<CacheLine>()
     }
 
     /// Where a group belongs: its line, and its fingerprint, never 0, above the counts.
@@ -144,14 +144,14 @@ impl Gone {
     }
 }
 
-fn position(ways: &[Way; WAYS], name: u64) -> Option<usize> {
-    ways.iter().position(|way| way.counts & !COUNTS == name)
+fn position(groups: &[Group; WAYS], name: u64) -> Option<usize> {
+    groups.iter().position(|way| way.counts & !COUNTS == name)
 }
 
 /// The bits of a part, of which each of its blocks has so many.
-fn mask(part: &Part, bits: u32) -> u64 {
+fn mask(slice: &GroupSlice, bits: u32) -> u64 {
     let below = |place: u32| 1_u64.checked_shl(bits * place).map_or(u64::MAX, |bit| bit - 1);
-    below(part.places.end) & !below(part.places.start)
+    below(slice.places.end) & !below(slice.places.start)
 }
 
 #[cfg(test)]
@@ -161,29 +161,29 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::Gone;
-    use crate::trie::{GROUP, Part, Trie};
+    use super::GhostTable;
+    use crate::trie::{GROUP, GroupSlice, Trie};
 
-    fn part(group: u64, places: Range<u32>) -> Part {
-        Part { group, places, checks: 0 }
+    fn slice(group: u64, places: Range<u32>) -> GroupSlice {
+        GroupSlice { group, places, checks: 0 }
     }
 
     /// What is known of single places of a part.
-    fn uses(gone: &mut Gone, part: &Part) -> Vec<u32> {
+    fn uses(gone: &mut GhostTable, slice: &GroupSlice) -> Vec<u32> {
         let mut known = Vec::new();
-        gone.recall(part, |blocks, uses| known.extend(vec![uses; blocks]));
-        assert_eq!(known.len(), part.places.len());
+        gone.recall(slice, |blocks, uses| known.extend(vec![uses; blocks]));
+        assert_eq!(known.len(), slice.places.len());
         known
     }
 
-    fn recall(gone: &mut Gone, group: u64, places: Range<u32>) -> Vec<u32> {
-        uses(gone, &part(group, places))
+    fn recall(gone: &mut GhostTable, group: u64, places: Range<u32>) -> Vec<u32> {
+        uses(gone, &slice(group, places))
     }
 
     /// Groups of paths that begin with different blocks.
-    fn groups(paths: Range<u32>) -> Vec<Part> {
+    fn groups(paths: Range<u32>) -> Vec<GroupSlice> {
         let trie = Trie::<()>::new(1);
-        let of = |path| trie.parts(0, None, &[path; 2 * GROUP as usize]).collect::<Vec<_>>();
+        let of = |path| trie.slices(0, None, &[path; 2 * GROUP as usize]).collect::<Vec<_>>();
         paths.flat_map(of).collect()
     }
 
@@ -195,18 +195,18 @@ mod tests {
                 (0..4_u64, 0..8_u32, 1..9_u32, 0..40_u32, any::<u64>()), 1..80,
             ),
         ) {
-            let (mut gone, mut model) = (Gone::new(1), BTreeMap::new());
+            let (mut gone, mut model) = (GhostTable::new(1), BTreeMap::new());
             for (group, start, blocks, uses, tokens) in ops {
                 let places = start..GROUP.min(start + blocks);
                 // Each block is one of two.
                 let checks = tokens & 0x0101_0101_0101_0101;
-                let part = Part { group, places: places.clone(), checks };
+                let slice = GroupSlice { group, places: places.clone(), checks };
                 let check = |place: u32| checks >> (8 * place) & 1;
                 if uses > 0 {
-                    gone.remember(&part, uses);
+                    gone.remember(&slice, uses);
                     model.extend(places.map(|place| ((group, place), (check(place), uses.min(32)))));
                 } else {
-                    for (place, known) in places.zip(super::tests::uses(&mut gone, &part)) {
+                    for (place, known) in places.zip(super::tests::uses(&mut gone, &slice)) {
                         let mut uses = 0;
                         if let Some(&(own, count)) = model.get(&(group, place))
                             && own == check(place)
@@ -223,10 +223,10 @@ mod tests {
 
     #[test]
     fn uses_come_back_once_and_are_capped() {
-        let mut gone = Gone::new(100);
+        let mut gone = GhostTable::new(100);
         assert!(gone.is_empty());
         for (group, uses) in [(1, 1), (2, 7), (3, 99)] {
-            gone.remember(&part(group, 2..5), uses);
+            gone.remember(&slice(group, 2..5), uses);
         }
         assert_eq!(recall(&mut gone, 3, 1..8), [0, 32, 32, 32, 0, 0, 0]);
         assert_eq!(recall(&mut gone, 2, 4..5), [7]);
@@ -237,12 +237,12 @@ mod tests {
 
     #[test]
     fn the_oldest_of_a_line_is_forgotten() {
-        let mut gone = Gone::new(1);
+        let mut gone = GhostTable::new(1);
         for group in 1..=5 {
-            gone.remember(&part(group, 0..1), 5);
+            gone.remember(&slice(group, 0..1), 5);
         }
-        gone.remember(&part(2, 1..2), 6);
-        gone.remember(&part(6, 0..1), 7);
+        gone.remember(&slice(2, 1..2), 6);
+        gone.remember(&slice(6, 0..1), 7);
         let known: Vec<u32> = (1..=6).flat_map(|group| recall(&mut gone, group, 0..1)).collect();
         assert_eq!(known, [0, 5, 0, 5, 5, 7]);
     }
@@ -251,12 +251,15 @@ mod tests {
     #[test]
     fn what_it_forgets_and_what_it_mistakes() {
         let all = groups(0..50_000);
-        let mut gone = Gone::new(40_000);
-        for part in &all {
-            gone.remember(part, 2);
+        let mut gone = GhostTable::new(40_000);
+        for slice in &all {
+            gone.remember(slice, 2);
         }
-        let mut told = |parts: &[Part]| {
-            parts.iter().filter(|part| uses(&mut gone, part) != vec![0; part.places.len()]).count()
+        let mut told = |slices: &[GroupSlice]| {
+            slices
+                .iter()
+                .filter(|slice| uses(&mut gone, slice) != vec![0; slice.places.len()])
+                .count()
         };
         let mistaken = told(&groups(1_000_000..1_020_000));
         let known = told(&all[90_000..]);

@@ -6,7 +6,7 @@ use crate::block::TierId;
 use crate::tier::Kind;
 
 use super::super::Manager;
-use super::Draft;
+use super::EvictionSet;
 
 impl Manager {
     /// The tier whose slot a move between two tiers passes through, if it cannot go straight.
@@ -22,17 +22,17 @@ impl Manager {
     }
 
     /// Takes a transit slot for a block out of what is spare.
-    pub(in crate::manager) fn pass(&self, draft: &mut Draft, host: TierId) -> bool {
+    pub(in crate::manager) fn pass(&self, set: &mut EvictionSet, host: TierId) -> bool {
         let units = self.units(host, self.all_layers());
-        let spare = match draft.looked_at {
+        let spare = match set.looked_at {
             Some((tier, spare)) if tier == host => spare,
-            _ => draft.spare[host],
+            _ => set.spare[host],
         };
         if spare < units {
             return false;
         }
-        draft.spare[host] = draft.spare[host].saturating_sub(units);
-        if let Some((tier, spare)) = &mut draft.looked_at
+        set.spare[host] = set.spare[host].saturating_sub(units);
+        if let Some((tier, spare)) = &mut set.looked_at
             && *tier == host
         {
             *spare -= units;

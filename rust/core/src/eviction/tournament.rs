@@ -11,28 +11,29 @@ use crate::policy::{Entry, Order};
 use crate::time::Nanos;
 
 /// A class's place in the tree.
-pub(super) type Slot = u32;
+pub(super) type Leaf = u32;
 
 /// Names no class: an empty side.
-const NOBODY: Slot = Slot::MAX;
+const NOBODY: Leaf = Leaf::MAX;
 
 /// The winner of a part of the tree. Priorities or classes differ, so ties between entries do not matter
 /// here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Node {
+struct Winner {
     fail: Nanos,
     class: u64,
     place: u64,
-    slot: Slot,
+    slot: Leaf,
     priority: Priority,
 }
 
 /// The two sides of a node, in one line of memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-struct Sides([Node; 2]);
+struct Sides([Winner; 2]);
 
-const EMPTY: Node = Node { fail: Nanos::MAX, class: 0, place: 0, slot: NOBODY, priority: NORMAL };
+const EMPTY: Winner =
+    Winner { fail: Nanos::MAX, class: 0, place: 0, slot: NOBODY, priority: NORMAL };
 
 /// The heads of all classes.
 #[derive(Clone, Debug)]
@@ -44,7 +45,7 @@ pub(super) struct Tournament {
     /// The time of the last query.
     seen: Nanos,
     /// Classes whose heads changed since: what went and came back costs nothing.
-    changed: Vec<Slot>,
+    changed: Vec<Leaf>,
 }
 
 impl Tournament {
@@ -54,12 +55,12 @@ impl Tournament {
     }
 
     /// The head of a class is now this one; `None` if the class is empty.
-    pub(super) fn set(&mut self, slot: Slot, head: Option<&Entry>, priority: Priority) {
+    pub(super) fn set(&mut self, slot: Leaf, head: Option<&Entry>, priority: Priority) {
         if slot as usize >= self.sides.len() {
             self.grow(slot as usize + 1);
         }
         let at = self.sides.len() + slot as usize;
-        *self.node_mut(at) = head.map_or(EMPTY, |head| Node {
+        *self.node_mut(at) = head.map_or(EMPTY, |head| Winner {
             fail: Nanos::MAX,
             class: head.class,
             place: head.place,
@@ -72,7 +73,7 @@ impl Tournament {
     }
 
     /// Plays again what a changed head takes part in.
-    fn replay(&mut self, slot: Slot) {
+    fn replay(&mut self, slot: Leaf) {
         let mut at = self.sides.len() + slot as usize;
         while at > 1 {
             at /= 2;
@@ -85,11 +86,11 @@ impl Tournament {
         }
     }
 
-    fn node(&self, at: usize) -> &Node {
+    fn node(&self, at: usize) -> &Winner {
         &self.sides[at / 2].0[at % 2]
     }
 
-    fn node_mut(&mut self, at: usize) -> &mut Node {
+    fn node_mut(&mut self, at: usize) -> &mut Winner {
         &mut self.sides[at / 2].0[at % 2]
     }
 
@@ -99,7 +100,7 @@ impl Tournament {
     }
 
     /// The class whose head is the minimum of all, with its place in the tree.
-    pub(super) fn winner(&mut self, now: Nanos) -> Option<(Slot, u64)> {
+    pub(super) fn winner(&mut self, now: Nanos) -> Option<(Leaf, u64)> {
         let back = now < self.seen;
         self.seen = now;
         if back {
@@ -110,7 +111,7 @@ impl Tournament {
             self.replay(slot);
         }
         self.mend(1);
-        let Node { slot, class, .. } = *self.node(1);
+        let Winner { slot, class, .. } = *self.node(1);
         (slot != NOBODY).then_some((slot, class))
     }
 
@@ -124,7 +125,7 @@ impl Tournament {
     }
 
     /// A node from its two sides, as of the last query.
-    fn duel(&self, at: usize) -> Node {
+    fn duel(&self, at: usize) -> Winner {
         let Sides([left, right]) = &self.sides[at];
         if left.slot == NOBODY || right.slot == NOBODY {
             return if right.slot == NOBODY { *left } else { *right };
@@ -132,21 +133,21 @@ impl Tournament {
         // Neither priorities nor places in one class change with time.
         let ever = left.priority != right.priority || left.class == right.class;
         if ever || self.order != Order::Value {
-            let standing = |node: &Node| (node.priority, node.class, node.place);
+            let standing = |node: &Winner| (node.priority, node.class, node.place);
             let winner = if standing(left) < standing(right) { left } else { right };
-            return Node { fail: left.fail.min(right.fail), ..*winner };
+            return Winner { fail: left.fail.min(right.fail), ..*winner };
         }
         let (cheap, dear) = if left.class < right.class { (left, right) } else { (right, left) };
         let (first, until) = duel(cheap, dear, self.seen);
         let winner = if first { cheap } else { dear };
-        Node { fail: left.fail.min(right.fail).min(until), ..*winner }
+        Winner { fail: left.fail.min(right.fail).min(until), ..*winner }
     }
 
     /// Room for so many classes.
     fn grow(&mut self, classes: usize) {
         let old = self.sides.len();
         let new = classes.next_power_of_two();
-        let slots: Vec<Node> = (old..2 * old).map(|at| *self.node(at)).collect();
+        let slots: Vec<Winner> = (old..2 * old).map(|at| *self.node(at)).collect();
         self.sides = vec![Sides([EMPTY; 2]); new];
         for (at, slot) in (new..).zip(slots) {
             *self.node_mut(at) = slot;
@@ -156,7 +157,7 @@ impl Tournament {
 }
 
 /// Whether the cheap one of two leaves first at `now`, and the first time at which that may change.
-fn duel(cheap: &Node, dear: &Node, now: Nanos) -> (bool, Nanos) {
+fn duel(cheap: &Winner, dear: &Winner, now: Nanos) -> (bool, Nanos) {
     let (new, old) = (now.saturating_sub(cheap.place), now.saturating_sub(dear.place));
     // At zero idle time a value is infinite, even that of no cost.
     if new == 0 && (old == 0 || cheap.class == 0) {
@@ -184,7 +185,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{EMPTY, Node, Tournament, duel};
+    use super::{EMPTY, Tournament, Winner, duel};
     use crate::policy::{Entry, Order, Setup, by_name};
 
     fn compare(a: &Entry, b: &Entry, now: u64) -> Ordering {
@@ -208,8 +209,8 @@ mod tests {
         prop_oneof![4 => 0..60u64, 3 => 0..20_000u64, 1 => any::<u64>(), 1 => ends]
     }
 
-    fn node(entry: &Entry) -> Node {
-        Node { class: entry.class, place: entry.place, slot: entry.id, ..EMPTY }
+    fn node(entry: &Entry) -> Winner {
+        Winner { class: entry.class, place: entry.place, slot: entry.id, ..EMPTY }
     }
 
     proptest! {
@@ -265,8 +266,8 @@ mod tests {
 
     #[test]
     fn places_change_at_the_crossing_and_not_before() {
-        let cheap = Node { class: 1, place: 90, slot: 0, ..EMPTY };
-        let dear = Node { class: 4, place: 0, slot: 1, ..EMPTY };
+        let cheap = Winner { class: 1, place: 90, slot: 0, ..EMPTY };
+        let dear = Winner { class: 4, place: 0, slot: 1, ..EMPTY };
         // 1 / (t - 90) reaches 4 / t at 120.
         let at = |now| duel(&cheap, &dear, now);
         assert_eq!((at(100), at(119)), ((false, 120), (false, 120)));

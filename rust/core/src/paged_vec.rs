@@ -12,12 +12,12 @@ pub const PIECE: usize = 1 << 12;
 
 /// A value for every id below `len`.
 #[derive(Clone, Debug)]
-pub struct Column<T> {
+pub struct PagedVec<T> {
     pieces: Vec<Box<[T; PIECE]>>,
     vacant: T,
 }
 
-impl<T: Clone> Column<T> {
+impl<T: Clone> PagedVec<T> {
     /// A column without a value; `vacant` stands wherever nothing was written.
     #[must_use]
     pub fn new(vacant: T) -> Self {
@@ -80,7 +80,7 @@ impl<T: Clone> Column<T> {
     }
 }
 
-impl<T> Index<u32> for Column<T> {
+impl<T> Index<u32> for PagedVec<T> {
     type Output = T;
 
     #[inline]
@@ -89,7 +89,7 @@ impl<T> Index<u32> for Column<T> {
     }
 }
 
-impl<T> IndexMut<u32> for Column<T> {
+impl<T> IndexMut<u32> for PagedVec<T> {
     #[inline]
     fn index_mut(&mut self, id: u32) -> &mut T {
         &mut self.pieces[id as usize / PIECE][id as usize % PIECE]
@@ -98,11 +98,11 @@ impl<T> IndexMut<u32> for Column<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Column, PIECE};
+    use super::{PIECE, PagedVec};
 
     #[test]
     fn what_was_not_written_is_vacant() {
-        let mut column = Column::new(7_u8);
+        let mut column = PagedVec::new(7_u8);
         assert_eq!(column.get(0), None);
         column.reach(1);
         let last = u32::try_from(PIECE).unwrap() - 1;
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_stretch_ends_with_its_piece() {
-        let mut column = Column::new(0_u32);
+        let mut column = PagedVec::new(0_u32);
         column.reach(10_000);
         (0..10_000).for_each(|id| column[id] = id);
         assert_eq!(column.stretch(5, 8), [5, 6, 7]);
