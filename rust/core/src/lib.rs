@@ -5,7 +5,7 @@
 //! clock, no threads. The same operations give the same moves, byte for byte.
 //!
 //! Modules build on each other in one direction: nouns (`block`, `error`, `histogram`, `time`,
-//! `record`, `hint`, `visits`), structures (`column`, `pairs`, `seats`, `trie`, `scope`, `retention`, `tier`,
+//! `record`, `hint`, `visits`), structures (`paged_vec`, `u32_map`, `paged_slab`, `trie`, `scope`, `eviction`, `tier`,
 //! `arrival`, `residency`, `lane`, `cost`), `policy`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]

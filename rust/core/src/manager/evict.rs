@@ -3,6 +3,10 @@
 //! Invariant: a slot whose bytes a store still reads is draining, never free. All evictions, of
 //! whatever kind, end in `vacate`. Cost: O(log n) per victim.
 
+pub(super) mod leaving;
+pub(super) mod set;
+pub(super) mod write;
+
 use std::ops::Range;
 
 use crate::arrival::MoveIds;
@@ -10,12 +14,13 @@ use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::State;
 use crate::time::Nanos;
 
-use super::eviction_set::{EvictionSet, Fate, Victim};
-use super::in_flight::Leaves;
-use super::meter::Cause;
-use super::moves::{self, End, MoveKind};
-use super::report::Reason;
-use super::{Manager, Tier};
+use crate::manager::evict::set::{EvictionSet, Fate, Victim};
+use crate::manager::kinds::Cause;
+use crate::manager::kinds::Reason;
+use crate::manager::kinds::{End, MoveKind};
+use crate::manager::moves;
+use crate::manager::moves::in_flight::Leaves;
+use crate::manager::{Manager, Tier};
 
 impl Manager {
     /// Carries out every decision, in order, and links the entries again.

@@ -26,8 +26,8 @@ use crate::tier::{State, TierSpec};
 use crate::time::Nanos;
 use crate::trie::Query;
 
-use super::Manager;
-use super::session::SessionId;
+use crate::manager::Manager;
+use crate::manager::request::session::SessionId;
 
 use claims::Claims;
 use pending::PendingHints;

@@ -4,6 +4,14 @@
 //! which it names as `after`. Invariant: the queue is in topological order, and an endpoint is
 //! busy until its move has ended. Cost: O(log moves) each.
 
+pub(super) mod awaits;
+pub(super) mod batch;
+pub(super) mod complete;
+pub(super) mod fail;
+pub(super) mod in_flight;
+pub(super) mod load;
+pub(super) mod recent_results;
+
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -15,31 +23,9 @@ use crate::record::{Key, Label};
 use crate::tier::{Kind, State};
 use crate::time::Nanos;
 
-use super::Manager;
-use super::in_flight::InFlightMove;
-use super::private_slot::PrivateSlotId;
-
-/// What a move is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum MoveKind {
-    /// Towards a faster tier.
-    Load,
-    /// Towards a slower tier.
-    Store,
-    /// Within the first tier, before a shared partial block is written.
-    Copy,
-}
-
-/// One end of a move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// The block's residency on that tier.
-    Here,
-    /// A lease's own slot, or one reserved for transit.
-    PrivateSlot(PrivateSlotId),
-    /// A slot whose block leaves with this move.
-    Leaving,
-}
+use crate::manager::Manager;
+use crate::manager::kinds::{End, MoveKind};
+use crate::manager::moves::in_flight::InFlightMove;
 
 /// Copies `layers` of one block from one slot to another.
 #[derive(Clone, Debug)]

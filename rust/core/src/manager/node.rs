@@ -15,9 +15,9 @@ use crate::tier::{Owner, State, Write};
 use crate::time::{Nanos, Stamp, stamp};
 use crate::trie::GroupSlice;
 
-use super::Manager;
-use super::meter::Cause;
-use super::settings::DropOrder;
+use crate::manager::Manager;
+use crate::manager::kinds::Cause;
+use crate::manager::settings::DropOrder;
 
 /// What the blocks of a run have in common.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

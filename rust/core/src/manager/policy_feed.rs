@@ -11,7 +11,7 @@ use crate::policy::Seen;
 use crate::tier::State;
 use crate::trie::GroupSlice;
 
-use super::{Manager, Tier};
+use crate::manager::{Manager, Tier};
 
 /// What policies may know of the request that is served.
 #[derive(Clone, Copy, Debug, Default)]

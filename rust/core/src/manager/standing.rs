@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::block::{BlockId, Layers, TierId};
 use crate::tier::{Residency, State};
 
-use super::Manager;
+use crate::manager::Manager;
 
 /// The layers of a block that stand on each tier.
 type Standings = SmallVec<[Layers; 4]>;

@@ -11,8 +11,8 @@ use crate::tier::State;
 use crate::time::Nanos;
 use crate::visits;
 
-use super::super::Manager;
 use super::rejected;
+use crate::manager::Manager;
 
 impl Manager {
     /// Where a block stands among the others of a tier.

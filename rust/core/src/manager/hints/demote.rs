@@ -11,10 +11,10 @@ use crate::hint::{Answer, HintReply, Target};
 use crate::tier::State;
 use crate::time::Nanos;
 
-use super::super::Manager;
-use super::super::eviction_set::Fate;
-use super::super::meter::Cause;
 use super::rejected;
+use crate::manager::Manager;
+use crate::manager::evict::set::Fate;
+use crate::manager::kinds::Cause;
 
 /// How a block stands to where it should go.
 #[derive(Clone, Copy, PartialEq, Eq)]

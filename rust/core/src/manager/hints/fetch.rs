@@ -9,11 +9,12 @@ use crate::hint::{Answer, HintReply, Target};
 use crate::tier::State;
 use crate::time::Nanos;
 
-use super::super::Manager;
-use super::super::moves::{End, MoveKind, NewMove};
-use super::super::path::PathBlock;
-use super::super::residency_scan::Prefill;
 use super::rejected;
+use crate::manager::Manager;
+use crate::manager::kinds::{End, MoveKind};
+use crate::manager::moves::NewMove;
+use crate::manager::request::path::PathBlock;
+use crate::manager::request::residency_scan::Prefill;
 
 /// One in so many slots of a tier may be taken by what is on its way unasked.
 const PART: u64 = 4;

@@ -13,9 +13,9 @@ use crate::block::{BlockId, Token};
 use crate::hint::{Answer, HintReply, Release};
 use crate::scope::{Scope, ScopeId};
 
-use super::super::Manager;
-use super::super::session::SessionId;
 use super::rejected;
+use crate::manager::Manager;
+use crate::manager::request::session::SessionId;
 
 /// So many blocks are looked at in one call.
 const LOOKS: usize = 10_000;

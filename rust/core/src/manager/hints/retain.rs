@@ -12,9 +12,9 @@ use crate::hint::{Answer, HintReply, NORMAL, Priority, Retain, Target};
 use crate::scope::{Scope, ScopeId};
 use crate::time::Nanos;
 
-use super::super::Manager;
 use super::pending::PendingHint;
 use super::{check_priority, rejected};
+use crate::manager::Manager;
 
 /// How far a hint got.
 #[derive(Default)]
