@@ -10,13 +10,13 @@ Cost: one forward over the missing tokens, with attention over the prefix up to 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import Cache
 
+from kvtrie.engines.mask import masks
 from kvtrie.engines.step import Step
-from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from kvtrie.tiers import Pool
 
 __all__ = ["recover"]
-
-_MASKED = ("sdpa", "eager")
 
 
 def recover(
@@ -79,7 +77,7 @@ def recover(
             entry(
                 input_ids=ids[None],
                 position_ids=positions[None],
-                attention_mask=_masks(model, positions, step.keys),
+                attention_mask=masks(model, positions, step.keys),
                 past_key_values=_Missing(step, last),
                 use_cache=True,
             )
@@ -112,35 +110,3 @@ class _Missing(Cache):
         if layer_idx == self._last:
             raise _Complete
         return self._step.read(layer_idx)
-
-
-def _masks(
-    model: PreTrainedModel, queries: torch.Tensor, keys: int
-) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Additive masks `(1, 1, queries, keys)`: one, or one per kind of layer where kinds mix."""
-    config: Any = cast("Any", model.config).get_text_config(decoder=True)
-    if config._attn_implementation not in _MASKED:  # noqa: SLF001 - has no public name
-        raise ConfigError(
-            f"holes need attention that takes any mask, {' or '.join(_MASKED)}, not "
-            f"{config._attn_implementation!r}"  # noqa: SLF001
-        )
-    window = getattr(config, "sliding_window", None)
-    chunk = getattr(config, "attention_chunk_size", None)
-    kinds: list[str] | None = getattr(config, "layer_types", None)
-    places = torch.arange(keys, device=queries.device)
-    distance = queries[:, None] - places
-
-    def additive(seen: torch.Tensor) -> torch.Tensor:
-        mask = torch.zeros(seen.shape, dtype=model.dtype, device=seen.device)
-        return mask.masked_fill_(~seen, torch.finfo(model.dtype).min)[None, None]
-
-    full = distance >= 0
-    sliding = full & (distance < window) if window else full
-    if kinds is None:
-        return additive(sliding)
-    known = {"full_attention": full, "sliding_attention": sliding}
-    if chunk:
-        known["chunked_attention"] = full & (queries[:, None] // chunk == places // chunk)
-    if unknown := set(kinds) - set(known):
-        raise ConfigError(f"no mask is known for layers of {', '.join(sorted(unknown))}")
-    return {kind: additive(known[kind]) for kind in set(kinds)}

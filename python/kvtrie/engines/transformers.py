@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from transformers import Cache
 
+from kvtrie.engines.decoder import Decoder
 from kvtrie.engines.fingerprint import fingerprint, require_same
 from kvtrie.engines.guard import Guard, named, remainder, states
 from kvtrie.engines.recovery import recover
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from kvtrie import Lease, Scope
     from kvtrie.transfer import Executor
 
-__all__ = ["KvtrieCache", "fingerprint"]
+__all__ = ["Decoder", "KvtrieCache", "fingerprint"]
 
 _T = TypeVar("_T")
 

@@ -1,0 +1,88 @@
+"""HeldCache: a transformers `Cache` over K and V that a fused cache stands on.
+
+Invariant: the first tokens are what fusion made; what passes add stands behind them and is matched
+by no other request. Cost: per pass and layer one write of the new tokens and one read of all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import Cache
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvtrie.fuse.layers import Held
+
+__all__ = ["HeldCache"]
+
+
+class HeldCache(Cache):
+    """A cache of one sequence, which grows with every pass.
+
+    Args:
+        kv: where K and V are.
+        length: tokens that are there already.
+    """
+
+    def __init__(self, kv: Held, length: int) -> None:
+        super().__init__(layers=[])
+        self._kv = kv
+        self._past = length
+
+    def __len__(self) -> int:
+        return self._kv.layers
+
+    def __repr__(self) -> str:
+        return f"HeldCache({self._past} tokens)"
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: object,
+        **__: object,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new K, V `(1, heads, queries, dim)` of a layer; return those of all tokens.
+
+        Raises:
+            ClosedError: the fused cache is closed.
+            ConfigError: a batch of several rows.
+            NoSpaceError: no room for the new tokens; the pass may be tried again later.
+        """
+        rows, queries = key_states.shape[0], key_states.shape[2]
+        if rows != 1:
+            raise ConfigError(
+                f"a fused cache holds one sequence, the pass has {rows}: fuse once for each"
+            )
+        end = self._past + queries
+        if layer_idx == 0:
+            self._kv.reserve(end)
+        places = torch.arange(self._past, end, device=key_states.device)
+        new = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
+        self._kv.write(layer_idx, places, *new)
+        keys, values = self._kv.read(layer_idx, end)
+        if layer_idx == self._kv.layers - 1:
+            self._past = end
+        return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - all layers hold the same
+        """Tokens that the cache holds."""
+        return self._past
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # noqa: ARG002
+        """Number of keys that a pass over `query_length` tokens sees, and the first of them."""
+        return self._past + query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002
+        """-1: the sequence grows as long as there is room."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` tokens: transformers gives a negative number."""
+        if tokens_to_remove > 0 or -tokens_to_remove > self._past:
+            raise ConfigError(f"cannot crop by {tokens_to_remove} of {self._past} tokens")
+        self._past += tokens_to_remove

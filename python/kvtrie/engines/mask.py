@@ -1,0 +1,62 @@
+"""Mask: which keys each query sees, where queries have positions of their own.
+
+Invariant: a query sees keys at positions up to its own, as far back as its kind of layer goes.
+Cost: `queries × keys` numbers per kind of layer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["masks"]
+
+_MASKED = ("sdpa", "eager")
+
+
+def masks(
+    model: PreTrainedModel, queries: torch.Tensor, keys: int
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Additive masks `(1, 1, queries, keys)`: one, or one per kind of layer where kinds mix.
+
+    Args:
+        model: whose attention.
+        queries: int64 `(queries,)`, their positions.
+        keys: number of keys, at positions from 0 on.
+
+    Raises:
+        ConfigError: a kind of layer whose mask is not known here, or an implementation of
+            attention that takes no mask.
+    """
+    config: Any = cast("Any", model.config).get_text_config(decoder=True)
+    if config._attn_implementation not in _MASKED:  # noqa: SLF001 - has no public name
+        raise ConfigError(
+            f"tokens at positions of their own need attention that takes any mask, "
+            f"{' or '.join(_MASKED)}, not {config._attn_implementation!r}"  # noqa: SLF001
+        )
+    window = getattr(config, "sliding_window", None)
+    chunk = getattr(config, "attention_chunk_size", None)
+    kinds: list[str] | None = getattr(config, "layer_types", None)
+    places = torch.arange(keys, device=queries.device)
+    distance = queries[:, None] - places
+
+    def additive(seen: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(seen.shape, dtype=model.dtype, device=seen.device)
+        return mask.masked_fill_(~seen, torch.finfo(model.dtype).min)[None, None]
+
+    full = distance >= 0
+    sliding = full & (distance < window) if window else full
+    if kinds is None:
+        return additive(sliding)
+    known = {"full_attention": full, "sliding_attention": sliding}
+    if chunk:
+        known["chunked_attention"] = full & (queries[:, None] // chunk == places // chunk)
+    if unknown := set(kinds) - set(known):
+        raise ConfigError(f"no mask is known for layers of {', '.join(sorted(unknown))}")
+    return {kind: additive(known[kind]) for kind in set(kinds)}

@@ -1,0 +1,62 @@
+"""Weighing: how much attention each key is given in a pass, beside what attention gives.
+
+While it is on, layers run an implementation of attention that also adds up its weights.
+Invariant: the pass computes what "sdpa" computes; the configuration is put back as it was.
+Cost: the products of queries and keys once more, in fp32.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from threading import local
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+__all__ = ["weighing"]
+
+_NAME = "kvtrie-weighed"
+_into = local()
+
+
+@contextmanager
+def weighing(config: Any, weights: torch.Tensor) -> Generator[None]:  # noqa: ANN401 - a PretrainedConfig
+    """Add to `weights`, fp32 `(keys,)`, the weights summed over queries and query heads."""
+    before = config._attn_implementation  # noqa: SLF001 - has no public name
+    _into.weights = weights
+    config._attn_implementation = _NAME  # noqa: SLF001
+    try:
+        yield
+    finally:
+        config._attn_implementation = before  # noqa: SLF001
+        del _into.weights
+
+
+def _weighed(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **given: Any,  # noqa: ANN401 - what transformers passes on
+) -> tuple[torch.Tensor, None]:
+    groups = key.shape[1]
+    # Query heads of one KV head side by side: (KV heads, heads each, queries, dim).
+    asked = query[0].unflatten(0, (groups, -1)).float()
+    scale = given.get("scaling") or query.shape[-1] ** -0.5
+    scores = torch.einsum("ghqd,gkd->ghqk", asked, key[0].float()) * scale
+    if attention_mask is not None:
+        scores += attention_mask[0, 0]
+    _into.weights += scores.softmax(dim=-1).sum(dim=(0, 1, 2))
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+
+
+AttentionInterface.register(_NAME, _weighed)

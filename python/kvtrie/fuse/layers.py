@@ -1,0 +1,144 @@
+"""DecoderLayers: a model as the fusor drives it, one layer at a time, at any positions.
+
+Each engine that fuses has one; the fusor knows no engine. Tensors have no batch axis: a pass is
+over tokens of one sequence, at any positions.
+Invariant: a layer attends with explicit positions, a token to all keys at positions up to its own.
+Cost: that of the layer over the given tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from kvtrie.kernels import Rope
+
+    Merge: TypeAlias = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+__all__ = ["DecoderLayers", "Held"]
+
+
+class Held(Protocol):
+    """K and V of a sequence that can grow: what a fused cache stands on."""
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        ...
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for so many tokens in all.
+
+        Raises:
+            NoSpaceError: there is no room.
+            ClosedError: the fused cache is closed.
+        """
+        ...
+
+    def read(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K `(tokens, kv_heads, head_dim)` and V of the first tokens at a layer, not to be changed.
+
+        Raises:
+            ClosedError: the fused cache is closed.
+        """
+        ...
+
+    def write(
+        self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Put K `(n, kv_heads, head_dim)` and V at positions, int64 `(n,)`, that are reserved."""
+        ...
+
+
+class DecoderLayers(Protocol):
+    """One model."""
+
+    @property
+    def layers(self) -> int:
+        """How many layers it has."""
+        ...
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """KV heads, numbers per head of K, and of V."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format of hidden states, K and V."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
+
+    def identity(self) -> object:
+        """Equal as long as the model computes the same: same weights, same adapters."""
+        ...
+
+    def ropes(self, length: int) -> Sequence[Rope | None]:
+        """Per layer the tables that turn its keys in a sequence of `length` tokens.
+
+        cos and sin are fp32 `(length, width / 2)` without any scale, so that R(q) R(p)^-1 turns a
+        key from position p to q (RoFormer, equation 15). None for a layer whose keys do not turn;
+        layers that turn alike have one object.
+        """
+        ...
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Hidden states `(n, hidden)` before layer 0 of tokens, int64 `(n,)`."""
+        ...
+
+    def layer(
+        self,
+        index: int,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        length: int,
+        merge: Merge,
+        *,
+        weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute one layer of some tokens.
+
+        Args:
+            index: which layer.
+            hidden: `(n, hidden)`, states before it.
+            positions: int64 `(n,)`, ascending: where the tokens stand.
+            length: tokens of the sequence, which are the keys.
+            merge: takes the tokens' K `(n, kv_heads, head_dim)`, turned to their positions, and V;
+                gives those of the whole sequence, in the order of positions.
+            weights: fp32 `(length,)`; what each key is given by attention, summed over the tokens
+                and all query heads, is added. None where nobody asks.
+
+        Returns:
+            `(n, hidden)`, states behind it.
+        """
+        ...
+
+    def project(
+        self, index: int, hidden: torch.Tensor, positions: torch.Tensor, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K `(n, kv_heads, head_dim)`, turned, and V of a layer before it runs."""
+        ...
+
+    def values(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
+        """V `(n, kv_heads, v_head_dim)` of a layer before it runs: its norm and `v_proj` alone."""
+        ...
+
+    def prefill(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits `(vocabulary,)` behind the last of some tokens: the engine's own full pass."""
+        ...
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits `(n, vocabulary)` of states behind the last layer."""
+        ...
+
+    def cache(self, kv: Held, length: int) -> Any:  # noqa: ANN401 - each engine has its own
+        """What its engine takes as a cache of the first `length` tokens, and makes grow."""
+        ...
