@@ -2,6 +2,20 @@
 
 from kvtrie.fuse.context import Chunk, Context
 from kvtrie.fuse.fetch import Fetch, Part
+from kvtrie.fuse.fusor import Fused, Fusor
+from kvtrie.fuse.layers import DecoderLayers
+from kvtrie.fuse.monitor import Monitor, Quality
 from kvtrie.fuse.store import CacheStore
 
-__all__ = ["CacheStore", "Chunk", "Context", "Fetch", "Part"]
+__all__ = [
+    "CacheStore",
+    "Chunk",
+    "Context",
+    "DecoderLayers",
+    "Fetch",
+    "Fused",
+    "Fusor",
+    "Monitor",
+    "Part",
+    "Quality",
+]

@@ -4,17 +4,49 @@
 //! back by `complete`, the only point at which a copy counts. Invariants are those of `audit`;
 //! an operation that fails has changed nothing. Cost: see each operation.
 
+mod acquire;
+mod ages;
+mod audit;
+mod awaits;
+mod branch;
+mod commit;
+mod complete;
+mod convoy;
+mod digests;
+mod draft;
 mod evict;
+mod explain;
+mod fail;
 mod hints;
+mod index;
 mod keys;
-mod kinds;
+mod lease;
+mod leaving;
+mod load;
+mod log;
+mod lookup;
+mod mark;
+mod meter;
 mod moves;
+mod name;
 mod node;
-mod observe;
-mod policy_feed;
-mod request;
+mod outcomes;
+mod own;
+mod path;
+mod price;
+mod refused;
+mod report;
+mod reserve;
+mod session;
 mod settings;
+mod snapshot;
 mod standing;
+mod survey;
+mod suspend;
+mod told;
+mod trips;
+mod weigh;
+mod write;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -24,53 +56,51 @@ use slotmap::SlotMap;
 use crate::arrival::Arrival;
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Structure, TierId};
 use crate::error::{Error, Result};
-use crate::eviction::EvictionIndex;
 use crate::lane::{LaneId, Lanes};
 use crate::memory;
 use crate::policy::{self, Setup};
-use crate::residency::ResidencyTable;
+use crate::presence::Presence;
+use crate::retention::Retention;
 use crate::scope::Scopes;
 use crate::tier::{Residency, Space, TierSpec};
 use crate::time::{Clock, Nanos};
 use crate::trie::Trie;
 
-pub use kinds::{Action, Cause, LoadMode, MoveKind, Reason, Span};
-pub use moves::Move;
-pub use moves::complete::{Failed, MOST_FAILED, Outcome};
-pub use observe::explain::Explanation;
-pub use observe::log::Eviction;
-pub use observe::meter::{RequestStats, TierStats, TierTimes};
-pub use observe::report::{Event, Occupancy};
-pub use request::acquire::Acquire;
-pub use request::commit::Committed;
-pub use request::index::Row;
-pub use request::lease::{Lease, Plan};
-pub use request::lookup::{Copy, Match, MatchedBlock};
-pub use request::mark::Mark;
-pub use request::price::Unpriced;
+pub use acquire::{Acquire, LoadMode};
+pub use commit::Committed;
+pub use complete::{Failed, MOST_FAILED, Outcome};
+pub use explain::Explanation;
+pub use index::Row;
+pub use lease::{Action, Lease, Plan, Span};
+pub use log::Eviction;
+pub use lookup::{Copy, Match, MatchedBlock};
+pub use mark::Mark;
+pub use meter::{Cause, RequestStats, TierStats, TierTimes};
+pub use moves::{Move, MoveKind};
+pub use price::Unpriced;
+pub use report::{Event, Occupancy, Reason};
 pub use settings::{DropOrder, Settings};
 
-use evict::set::EvictionSet;
+use ages::Ages;
+use awaits::Awaits;
+use draft::Draft;
 use hints::Hints;
-use kinds::PrivateSlotId;
-use moves::awaits::Awaits;
-use moves::in_flight::InFlight;
-use moves::recent_results::RecentResults;
+use meter::Meter;
 use node::Node;
-use observe::meter::Meter;
-use policy_feed::PolicyFeed;
-use request::ages::Ages;
-use request::price::Prices;
-use request::private_slot::PrivateSlot;
-use request::refused::Refused;
-use request::session::Sessions;
+use outcomes::Outcomes;
+use own::{Own, OwnId};
+use price::Prices;
+use refused::Refused;
+use session::Sessions;
+use told::Told;
+use trips::Trips;
 
 #[derive(Debug)]
 struct Tier {
     spec: TierSpec,
     space: Space,
-    residency: ResidencyTable,
-    eviction: EvictionIndex,
+    here: Presence,
+    retention: Retention,
     read: LaneId,
     store: LaneId,
     /// Slots known to be free or clean since the last look at `free_low`.
@@ -86,11 +116,11 @@ pub struct Manager {
     scopes: Scopes,
     tiers: Vec<Tier>,
     lanes: Lanes,
-    private_slots: SlotMap<PrivateSlotId, PrivateSlot>,
+    owns: SlotMap<OwnId, Own>,
     leases: FxHashMap<LeaseId, Box<Lease>>,
     awaits: Awaits,
     next_lease: LeaseId,
-    moves: InFlight,
+    moves: Trips,
     /// By move: those that wait for it.
     waiters: FxHashMap<MoveId, Vec<MoveId>>,
     next_move: MoveId,
@@ -102,15 +132,15 @@ pub struct Manager {
     marked: BTreeSet<(Nanos, TierId, BlockId)>,
     /// The latest failures that nobody has asked for.
     failed: VecDeque<Failed>,
-    recent_results: RecentResults,
+    outcomes: Outcomes,
     sessions: Sessions,
     ages: Ages,
-    feed: PolicyFeed,
+    told: Told,
     meter: Meter,
     /// An empty draft in the memory of one that was carried out.
-    done: Option<Box<EvictionSet>>,
+    done: Option<Box<Draft>>,
     events: VecDeque<Event>,
-    keys: keys::ContentKeys,
+    keys: keys::Keys,
     refused: Refused,
     hints: Hints,
     prices: Prices,
@@ -132,8 +162,8 @@ impl Manager {
             let setup = Setup { reuse: settings.reuse, capacity: spec.blocks };
             tiers.push(Tier {
                 space: Space::new(spec.blocks, settings.layers, spec.layer_slots),
-                residency: ResidencyTable::new(Layers::new(0, settings.layers)),
-                eviction: EvictionIndex::new(policy::by_name(name, setup)?, settings.epsilon),
+                here: Presence::new(Layers::new(0, settings.layers)),
+                retention: Retention::new(policy::by_name(name, setup)?, settings.epsilon),
                 read: lanes.add(spec.read.clone()),
                 store: lanes.add(spec.store.clone()),
                 credit: 0,
@@ -144,7 +174,7 @@ impl Manager {
         memory::check(trie.growth(1), || {
             format!("the text of blocks of {} tokens", settings.block_tokens)
         })?;
-        let feed = PolicyFeed::new(&tiers);
+        let told = Told::new(&tiers);
         let meter = Meter::new(tiers.len(), settings.eviction_log);
         let hints = Hints::new(&settings.tiers);
         Ok(Self {
@@ -154,25 +184,25 @@ impl Manager {
             scopes: Scopes::default(),
             tiers,
             lanes,
-            private_slots: SlotMap::with_key(),
+            owns: SlotMap::with_key(),
             leases: FxHashMap::default(),
             awaits: Awaits::default(),
             next_lease: 1,
-            moves: InFlight::default(),
+            moves: Trips::default(),
             waiters: FxHashMap::default(),
             next_move: 1,
             queue: VecDeque::new(),
             parked: BTreeSet::new(),
             marked: BTreeSet::new(),
             failed: VecDeque::new(),
-            recent_results: RecentResults::default(),
+            outcomes: Outcomes::default(),
             sessions: Sessions::default(),
             ages: Ages::default(),
-            feed,
+            told,
             meter,
             done: None,
             events: VecDeque::new(),
-            keys: keys::ContentKeys::default(),
+            keys: keys::Keys::default(),
             refused: Refused::default(),
             hints,
             prices: Prices::default(),
@@ -333,20 +363,20 @@ impl Manager {
     }
 
     fn residency(&self, tier: TierId, block: BlockId) -> Residency {
-        self.tiers[tier].residency.get(block)
+        self.tiers[tier].here.get(block)
     }
 
     /// What is on its way to a block on a tier.
     fn arrival(&self, tier: TierId, block: BlockId) -> Option<&Arrival> {
-        self.tiers[tier].residency.arrival(block)
+        self.tiers[tier].here.arrival(block)
     }
 
     fn arrival_mut(&mut self, tier: TierId, block: BlockId) -> Option<&mut Arrival> {
-        self.tiers[tier].residency.arrival_mut(block)
+        self.tiers[tier].here.arrival_mut(block)
     }
 
     /// What a block has in common with its neighbours.
     fn node(&self, block: BlockId) -> &Node {
-        self.trie.value(block)
+        self.trie.own(block)
     }
 }

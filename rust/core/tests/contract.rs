@@ -4,11 +4,12 @@ mod rig;
 
 mod contract {
     mod acquire;
-    mod batches;
     mod branch;
     mod commit;
     mod completion;
+    mod convoy;
     mod crowds;
+    mod cut;
     mod engine;
     mod failed_moves;
     mod failure;
@@ -29,7 +30,6 @@ mod contract {
     mod sharing;
     mod slots;
     mod suspend;
-    mod tails;
     mod tenants;
     mod transit;
     mod victims;

@@ -4,14 +4,6 @@
 //! which it names as `after`. Invariant: the queue is in topological order, and an endpoint is
 //! busy until its move has ended. Cost: O(log moves) each.
 
-pub(super) mod awaits;
-pub(super) mod batch;
-pub(super) mod complete;
-pub(super) mod fail;
-pub(super) mod in_flight;
-pub(super) mod load;
-pub(super) mod recent_results;
-
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -23,9 +15,31 @@ use crate::record::{Key, Label};
 use crate::tier::{Kind, State};
 use crate::time::Nanos;
 
-use crate::manager::Manager;
-use crate::manager::kinds::{End, MoveKind};
-use crate::manager::moves::in_flight::InFlightMove;
+use super::Manager;
+use super::own::OwnId;
+use super::trips::Trip;
+
+/// What a move is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MoveKind {
+    /// Towards a faster tier.
+    Load,
+    /// Towards a slower tier.
+    Store,
+    /// Within the first tier, before a shared partial block is written.
+    Copy,
+}
+
+/// One end of a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The block's residency on that tier.
+    Here,
+    /// A lease's own slot, or one reserved for transit.
+    Own(OwnId),
+    /// A slot whose block leaves with this move.
+    Leaving,
+}
 
 /// Copies `layers` of one block from one slot to another.
 #[derive(Clone, Debug)]
@@ -73,7 +87,7 @@ pub(super) struct Route {
 }
 
 /// What a new move is made of; the rest follows.
-pub(super) struct NewMove {
+pub(super) struct Draft {
     pub(super) kind: MoveKind,
     pub(super) lease: LeaseId,
     pub(super) block: Option<BlockId>,
@@ -101,7 +115,7 @@ impl Manager {
     pub fn hand_out<T>(
         &mut self,
         limit: usize,
-        give: impl Fn(&Move, LeaseId) -> T,
+        told: impl Fn(&Move, LeaseId) -> T,
     ) -> Result<Vec<T>> {
         self.open()?;
         let number = limit.min(self.queue.len());
@@ -119,7 +133,7 @@ impl Manager {
                 0 => first.get(&id).copied().unwrap_or(0),
                 asked => asked,
             };
-            out.push(give(&known.spec, lease));
+            out.push(told(&known.told, lease));
         }
         Ok(out)
     }
@@ -167,11 +181,11 @@ impl Manager {
     }
 
     /// Adds a move and marks its ends as busy.
-    pub(super) fn add_move(&mut self, new: NewMove, now: Nanos) -> MoveId {
-        self.hold(new.src.0, new.block, new.src.2);
-        self.hold(new.dst.0, new.block, new.dst.2);
-        let route = self.route(new.kind, new.src.0, new.dst.0);
-        self.enter(new, route, now).0
+    pub(super) fn add_move(&mut self, draft: Draft, now: Nanos) -> MoveId {
+        self.hold(draft.src.0, draft.block, draft.src.2);
+        self.hold(draft.dst.0, draft.block, draft.dst.2);
+        let route = self.route(draft.kind, draft.src.0, draft.dst.0);
+        self.enter(draft, route, now).0
     }
 
     /// How moves of this kind go from one tier to another.
@@ -189,13 +203,13 @@ impl Manager {
     #[inline(always)]
     pub(super) fn enter(
         &mut self,
-        new: NewMove,
+        draft: Draft,
         route: Route,
         now: Nanos,
     ) -> (MoveId, Transmission) {
         let id = self.next_move;
         self.next_move += 1;
-        let NewMove { kind, lease, block, src, dst, layers, tokens, mut deps } = new;
+        let Draft { kind, lease, block, src, dst, layers, tokens, mut deps } = draft;
         let Route { lane, keyed, labelled } = route;
         let mut start = now;
         if !deps.is_empty() {
@@ -223,8 +237,8 @@ impl Manager {
         let label = kept.map(|block| Box::new(self.label(block, now)));
         let named = dst.1 != NO_SLOT && src.1 != NO_SLOT;
         let turn = if named { self.turn(&deps) } else { None };
-        self.moves.push(InFlightMove {
-            spec: Move {
+        self.moves.push(Trip {
+            told: Move {
                 id,
                 kind,
                 lease,
@@ -299,8 +313,8 @@ impl Manager {
                 self.alter(tier, block, |here| here.busy += 1);
                 self.refresh_on(tier, block);
             }
-            (End::PrivateSlot(private), _) => {
-                self.private_slots.get_mut(private).expect("a living own slot").busy += 1;
+            (End::Own(own), _) => {
+                self.owns.get_mut(own).expect("a living own slot").busy += 1;
             }
             _ => {}
         }
@@ -319,7 +333,7 @@ impl Manager {
         let first = times.clone().map(|m| m.first).min().unwrap_or(0);
         let ready = times.map(|m| m.ready).max().unwrap_or(0);
         self.alter(tier, block, |here| here.state = State::Arriving);
-        let here = &mut self.tiers[tier].residency;
+        let here = &mut self.tiers[tier].here;
         if here.arrival(block).is_none() {
             here.expect(block, Arrival::new(have, MoveIds::new(), first, ready));
         }
@@ -328,7 +342,7 @@ impl Manager {
             arrival.target.join(layers).expect("what arrives leaves no gap in a tier's range");
         arrival.moves.extend_from_slice(moves);
         arrival.ready = arrival.ready.max(ready);
-        self.residency_changed(tier, block);
+        self.presence_changed(tier, block);
     }
 
     /// The slot of one layer, or of all, of a residency.

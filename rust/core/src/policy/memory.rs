@@ -5,15 +5,15 @@
 use std::ops::Range;
 
 use crate::block::BlockId;
-use crate::paged_vec::PagedVec;
+use crate::column::Column;
 
 /// One value per block.
 #[derive(Clone, Debug)]
-pub(super) struct Memory<T>(PagedVec<T>);
+pub(super) struct Memory<T>(Column<T>);
 
 impl<T: Copy + Default> Default for Memory<T> {
     fn default() -> Self {
-        Self(PagedVec::new(T::default()))
+        Self(Column::new(T::default()))
     }
 }
 

@@ -1,0 +1,59 @@
+"""Computing a sequence alone: the pass behind a chunk that is not there, and behind the gate.
+
+Invariant: K and V are those of a full prefill of the sequence. Cost: that of the pass over the
+tokens from `start` on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvtrie.fuse.layers import DecoderLayers
+
+    Past = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+    Write = Callable[[int, torch.Tensor, torch.Tensor], None]
+
+__all__ = ["compute"]
+
+
+@torch.no_grad()
+def compute(
+    decoder: DecoderLayers,
+    ids: torch.Tensor,
+    write: Write,
+    *,
+    start: int = 0,
+    past: Past | None = None,
+) -> torch.Tensor:
+    """Compute tokens of a sequence from `start` on, all layers.
+
+    Args:
+        decoder: computes.
+        ids: int64 `(T,)`, the whole sequence.
+        write: takes a layer, and K `(T - start, kv_heads, head_dim)` and V of it.
+        start: tokens before it have KV already.
+        past: gives K and V `(start, ...)` of those at a layer.
+
+    Returns:
+        States `(T - start, hidden)` behind the last layer.
+    """
+    places = torch.arange(start, len(ids), device=decoder.device)
+    hidden = decoder.embed(ids[start:])
+    for layer in range(decoder.layers):
+
+        def merge(
+            keys: torch.Tensor, values: torch.Tensor, layer: int = layer
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            write(layer, keys, values)
+            if past is None or not start:
+                return keys, values
+            before = past(layer)
+            return torch.cat([before[0], keys]), torch.cat([before[1], values])
+
+        hidden = decoder.layer(layer, hidden, places, len(ids), merge)
+    return hidden

@@ -1,0 +1,465 @@
+"""Fusion: one sequence of chunks and a query becoming one cache, layer by layer.
+
+A layer's reused K and V are laid out at the chunks' offsets in one buffer, keys turned to where
+they now stand; the tokens that are computed write theirs over them, and attend to the buffer with
+explicit positions. The next layer is loaded meanwhile.
+Invariant: what is not chosen keeps the bits that were stored (K turned in fp32); what stands first
+behind the prefix is exact and never computed. Cost: per layer a pass over the chosen tokens and the
+query, a copy of the buffer's K and V, and over a lease one more to its slots.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from kvtrie.fuse.log import FusionLog, Reused
+from kvtrie.fuse.monitor import Quality
+from kvtrie.fuse.select import Candidates
+from kvtrie.fuse.turn import Turns
+from kvtrie.kernels import Pages, Plane, recompute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from kvtrie.fuse.held import Leased, Tensors
+    from kvtrie.fuse.layers import DecoderLayers
+    from kvtrie.fuse.log import Stopwatch
+    from kvtrie.fuse.select import Select
+    from kvtrie.kernels import Rope
+
+__all__ = ["Deviation", "Fetched", "Fusion", "Piece", "Settings"]
+
+
+class Piece(Protocol):
+    """The prefix or a chunk, as a fetch gives it."""
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """Its own tokens, int64 `(n,)`."""
+        ...
+
+    @property
+    def at(self) -> int:
+        """The position at which K of the first one is turned."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """Whether it is a "hit", "absent", "lost" or "given"."""
+        ...
+
+
+class Fetched(Protocol):
+    """What brings the chunks' KV: `CacheStore.fetch_many`, or `InMemory`."""
+
+    @property
+    def parts(self) -> Sequence[Piece]:
+        """The distinct chunks."""
+        ...
+
+    @property
+    def order(self) -> Sequence[int]:
+        """For each chunk of the context the index of its part."""
+        ...
+
+    @property
+    def prefix(self) -> Piece | None:
+        """The tokens before all chunks."""
+        ...
+
+    def wait(self, layer: int) -> Sequence[Piece]:
+        """Wait for a layer; parts of which it does not come."""
+        ...
+
+    def read(self, part: Any, layer: int, out: tuple[torch.Tensor, torch.Tensor]) -> object:  # noqa: ANN401 - its own
+        """Copy K and V `(n, heads, dim)` of a layer of a part's own tokens to `out`."""
+        ...
+
+
+class Settings(NamedTuple):
+    """How tokens are chosen; see `Fusor`."""
+
+    select: Select
+    ratios: Sequence[float]
+    at: int
+    heed: Sequence[int]
+    probe: int
+    seed: int
+
+
+class Deviation(NamedTuple):
+    """By how much the computed tokens of one layer differ from what was reused, largest first.
+
+    Attributes:
+        positions: int64 `(n,)`, of chunks' tokens.
+        keys: fp32 `(n,)`, sum of squares over heads of fresh K minus what stood there.
+        values: likewise of V.
+    """
+
+    positions: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class Fusion:
+    """The run of one fusion.
+
+    Args:
+        decoder: computes.
+        fetched: brings chunks; nothing of it is absent any more.
+        held: where the fused cache stands.
+        query: int64 `(m,)`.
+        settings: how tokens are chosen.
+        watch: counts time.
+        mend: computes alone what was lost on the way.
+
+    Attributes:
+        ids: int64 `(T,)`, prefix, chunks and query.
+        log: what it did.
+        deviation: per layer, the computed tokens by their deviation.
+        mass: of the query's attention to reused tokens that may be wrong, the share on those that
+            were not computed; None if no attention was looked at.
+        relative: per layer, of V of the probed tokens, the deviation relative to V; none without
+            tokens to look at.
+    """
+
+    def __init__(
+        self,
+        decoder: DecoderLayers,
+        fetched: Fetched,
+        held: Leased | Tensors,
+        query: NDArray[np.int64],
+        *,
+        settings: Settings,
+        watch: Stopwatch,
+        mend: Callable[[], None],
+    ) -> None:
+        self._decoder = decoder
+        self._fetched = fetched
+        self._held = held
+        self._settings = settings
+        self._mend = mend
+        self._device = decoder.device
+        self.watch = watch
+        pieces, offset = list(_pieces(fetched)), 0
+        self._layout: list[tuple[Piece, int]] = []
+        for piece in pieces:
+            self._layout.append((piece, offset))
+            offset += len(piece.tokens)
+        tokens = [piece.tokens for piece in pieces] + [query]
+        self.ids = torch.as_tensor(np.concatenate(tokens), device=self._device)
+        self.length = len(self.ids)
+        self._reused = offset
+        self._first = 0 if fetched.prefix is None else len(fetched.prefix.tokens)
+        self._turns = [self._turned(piece, at) for piece, at in self._layout]
+        self._laid = 0
+        self._pages: tuple[object, Pages] | None = None
+        self.grid = np.zeros((decoder.layers, self.length - 1), dtype=np.bool_)
+        self.deviation: list[Deviation] = []
+        self.relative: list[float] = []
+        self.mass: float | None = None
+        self._cursor = 0
+        self._hidden: torch.Tensor | None = None
+        self._rows = self.ids.new_empty(0)
+        self._attention: torch.Tensor | None = None
+        self._candidates = self._among()
+
+    def run(self) -> None:
+        """Fuse all layers."""
+        among, decoder = self._candidates, self._decoder
+        ratios = self._settings.ratios
+        with self.watch.part("select"):
+            count = self._count(ratios[0])
+            nothing = among.positions.new_empty(0)
+            chosen = self._settings.select(among, count) if len(among) else nothing
+            probed = self._probed(chosen)
+            places = among.positions[torch.cat([chosen, probed])].sort().values
+            if self._attention is not None:
+                kept = torch.ones(len(among), dtype=torch.bool, device=self._device)
+                kept[chosen] = False
+                total = self._attention.sum()
+                self.mass = float(self._attention[kept].sum() / total) if total > 0 else 0.0
+        self._become(torch.cat([places, self._query(last=False)]))
+        watched = among.positions[probed]
+        for layer in range(self._cursor, decoder.layers):
+            if len(ratios) > 1:
+                self._narrow(ratios[min(layer, len(ratios) - 1)])
+            self._compute(layer, watched)
+        self._cursor = decoder.layers
+
+    def quality(self) -> Quality:
+        """How near the result is to a full prefill, by what was probed on the way."""
+        if not len(self._candidates):
+            return Quality(1.0, "exact")
+        if not self.relative:
+            return Quality(None, "nothing")
+        fresh = self.grid[:, self._candidates.positions.cpu().numpy()]
+        share, how = float(1 - fresh.mean()), "count"
+        if self.mass is not None:
+            share, how = self.mass, "attention"
+        off = sum(self.relative) / len(self.relative)
+        return Quality(max(0.0, 1 - off * share), how)
+
+    def finish(self, fates: Mapping[int, str]) -> FusionLog:
+        """The log.
+
+        Args:
+            fates: by the identity of a piece, what it was before it was computed alone.
+        """
+        spans, sizes = self._layout, self._decoder.widths
+        bytes_per_token = sizes[0] * (sizes[1] + sizes[2]) * self._decoder.dtype.itemsize
+        chunks: list[Reused] = []
+        for piece, at in spans[self._fetched.prefix is not None :]:
+            fresh = self.grid[:, at : at + len(piece.tokens)]
+            chunks.append(
+                Reused(
+                    len(piece.tokens),
+                    int((~fresh.any(axis=0)).sum()),
+                    int((~fresh).sum()) * bytes_per_token,
+                    fates.get(id(piece), piece.state),
+                    self._exact(piece, at),
+                )
+            )
+        return FusionLog(
+            chunks,
+            self.grid,
+            (self._first, self._reused),
+            self._settings.ratios[0],
+            self.watch.read(),
+        )
+
+    def logits(self) -> torch.Tensor:
+        """Those behind the last token, fp32 `(vocabulary,)`, over the fused cache.
+
+        Its K and V are not kept: the caller's first pass computes them again.
+        """
+        last = torch.arange(self.length - 1, self.length, device=self._device)
+        hidden = self._decoder.embed(self.ids[last])
+        for layer in range(self._decoder.layers):
+            held = self._held.read(layer, self.length - 1)
+
+            def behind(
+                keys: torch.Tensor,
+                values: torch.Tensor,
+                held: tuple[torch.Tensor, torch.Tensor] = held,
+            ) -> tuple[torch.Tensor, torch.Tensor]:
+                return torch.cat([held[0], keys]), torch.cat([held[1], values])
+
+            hidden = self._decoder.layer(layer, hidden, last, self.length, behind)
+        return self._decoder.head(hidden)[0].float()
+
+    def _among(self) -> Candidates:
+        positions: list[torch.Tensor] = []
+        chunks: list[torch.Tensor] = []
+        within: list[torch.Tensor] = []
+        for index, (piece, at) in enumerate(self._layout[self._fetched.prefix is not None :]):
+            if self._exact(piece, at):
+                continue
+            size = len(piece.tokens)
+            positions.append(torch.arange(at, at + size))
+            chunks.append(torch.full((size,), index))
+            within.append(torch.arange(size))
+        nothing = [torch.empty(0, dtype=torch.int64)]
+        generator = torch.Generator().manual_seed(self._settings.seed)
+        where, which, place = (
+            torch.cat(each or nothing).to(self._device) for each in (positions, chunks, within)
+        )
+        return Candidates(where, which, place, self._deviate, self._attend, generator)
+
+    def _exact(self, piece: Piece, at: int) -> bool:
+        """Whether a full prefill would give the same K and V: it stands where it was computed.
+
+        KV that a caller gives is only known to be that where nothing stands before it.
+        """
+        first = at == self._first == piece.at
+        return first and (piece.state != "given" or self._first == 0)
+
+    def _turned(self, piece: Piece, at: int) -> dict[int, Turns]:
+        """By the identity of a rope, the turns of a piece; none where it stays in place."""
+        turns: dict[int, Turns] = {}
+        if piece.at != at:
+            old = torch.arange(len(piece.tokens), device=self._device) + piece.at
+            for rope in self._ropes():
+                if rope is not None and id(rope) not in turns:
+                    turns[id(rope)] = Turns.between(rope, old, old - piece.at + at)
+        return turns
+
+    def _ropes(self) -> Sequence[Rope | None]:
+        most = max([self.length, *(piece.at + len(piece.tokens) for piece, _ in self._layout)])
+        return self._decoder.ropes(most)
+
+    def _query(self, *, last: bool) -> torch.Tensor:
+        return torch.arange(self._reused, self.length - (not last), device=self._device)
+
+    def _lay_out(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The buffer of a layer: what is reused, or what an earlier pass has left there."""
+        if layer < self._laid:
+            with self.watch.part("layout"):
+                return self._held.restore(layer, self.length)
+        with self.watch.part("wait"):
+            lost = self._fetched.wait(layer)
+        if lost:
+            with self.watch.part("absent"):
+                self._mend()
+        with self.watch.part("layout"):
+            keys, values = self._held.buffer(layer, self.length)
+            rope = self._ropes()[layer]
+            for (piece, at), turns in zip(self._layout, self._turns, strict=True):
+                here = slice(at, at + len(piece.tokens))
+                self._fetched.read(piece, layer, (keys[here], values[here]))
+                if (turn := turns.get(id(rope))) is not None:
+                    turn.into(keys[here], keys[here])
+        self._laid = layer + 1
+        return keys, values
+
+    def _attend(self) -> torch.Tensor:
+        """What the query gives each candidate over the reused cache."""
+        if self._attention is not None:
+            return self._attention
+        decoder = self._decoder
+        places = self._query(last=True)
+        found = torch.zeros(self.length, device=self._device)
+        with self.watch.part("recompute"):
+            hidden = decoder.embed(self.ids[places])
+            for layer in range(max(self._settings.heed) + 1):
+                known = layer < self._laid
+                keys, values = self._lay_out(layer)
+                into = _Into(keys, values, places, compare=False)
+                heeded = found if layer in self._settings.heed else None
+                hidden = decoder.layer(
+                    layer, hidden, places, self.length, into.merge, weights=heeded
+                )
+                if not known:
+                    with self.watch.part("layout"):
+                        self._held.keep(layer)
+        self._attention = found[self._candidates.positions]
+        return self._attention
+
+    def _deviate(self, kind: str) -> torch.Tensor:
+        """By how much K or V at the chosen layer differ, all layers below it computed in full."""
+        layer, decoder = self._settings.at, self._decoder
+        places = self._candidates.positions
+        if self._cursor < layer or self._hidden is None:
+            self._become(torch.cat([places, self._query(last=False)]))
+            for below in range(self._cursor, layer):
+                self._compute(below, places)
+        assert self._hidden is not None  # noqa: S101 - it has just become
+        known = layer < self._laid
+        keys, values = self._lay_out(layer)
+        with self.watch.part("recompute"):
+            if kind == "values":
+                fresh, stood = decoder.values(layer, self._hidden), values
+            else:
+                fresh = decoder.project(layer, self._hidden, self._rows, self.length - 1)[0]
+                stood = keys
+        if not known:
+            with self.watch.part("layout"):
+                self._held.keep(layer)
+        fresh = fresh[: len(places)].float()
+        return (fresh - stood[places].float()).square_().sum(dim=(1, 2))
+
+    def _probed(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Candidates that are computed only to see how far the others are off."""
+        left = torch.ones(len(self._candidates), dtype=torch.bool, device=self._device)
+        left[chosen] = False
+        rest = left.nonzero().flatten()
+        drawn = torch.randperm(len(rest), generator=self._candidates.generator)
+        return rest[drawn[: self._settings.probe].to(rest.device)]
+
+    def _become(self, rows: torch.Tensor) -> None:
+        """Go on with these tokens: from layer 0, or from the states that are there."""
+        with self.watch.part("recompute"):
+            if self._hidden is None:
+                self._hidden = self._decoder.embed(self.ids[rows]) if len(rows) else None
+            else:
+                self._hidden = self._hidden[torch.searchsorted(self._rows, rows)]
+        self._rows = rows
+
+    def _count(self, ratio: float) -> int:
+        """How many candidates a share of all chunks' tokens is."""
+        return min(len(self._candidates), round(ratio * (self._reused - self._first)))
+
+    def _narrow(self, ratio: float) -> None:
+        """Keep the share of candidates that deviated most at the layer before."""
+        count = self._count(ratio)
+        mine = self._rows[self._rows < self._reused]
+        if not self.deviation or count >= len(mine):
+            return
+        worst = self.deviation[-1].positions[:count].sort().values
+        self._become(torch.cat([worst, self._query(last=False)]))
+
+    def _compute(self, layer: int, watched: torch.Tensor) -> None:
+        """One layer of the tokens that go on."""
+        known = layer < self._laid
+        keys, values = self._lay_out(layer)
+        keys, values = keys[: self.length - 1], values[: self.length - 1]
+        rows = self._rows
+        if len(rows):
+            assert self._hidden is not None  # noqa: S101 - it has become
+            into = _Into(keys, values, rows)
+            with self.watch.part("recompute"):
+                self._hidden = self._decoder.layer(
+                    layer, self._hidden, rows, self.length - 1, into.merge
+                )
+            with self.watch.part("select"):
+                self._note(layer, rows, into.deviation, values, watched)
+        with self.watch.part("layout"):
+            self._held.keep(layer, rows if known else None)
+        self._cursor = layer + 1
+
+    def _note(
+        self,
+        layer: int,
+        rows: torch.Tensor,
+        deviation: torch.Tensor,
+        values: torch.Tensor,
+        watched: torch.Tensor,
+    ) -> None:
+        self.grid[layer, rows.cpu().numpy()] = True
+        count = int((rows < self._reused).sum())
+        mine, (keys, their_values) = rows[:count], deviation[:, :count]
+        order = torch.argsort(keys + their_values, descending=True, stable=True)
+        self.deviation.append(Deviation(mine[order], keys[order], their_values[order]))
+        seen = torch.isin(mine, watched if len(watched) else mine)
+        if seen.any():
+            square = values[mine[seen]].float().square().sum()
+            self.relative.append(float((their_values[seen].sum() / square).sqrt()))
+
+
+class _Into:
+    """Fresh K and V go to their places in a buffer, and what stood there is compared with them."""
+
+    def __init__(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        places: torch.Tensor,
+        *,
+        compare: bool = True,
+    ) -> None:
+        self._keys = keys
+        self._values = values
+        self._places = places
+        self._compare = compare
+        self.deviation = torch.empty((2, 0))
+
+    def merge(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scatter, and give the whole buffer."""
+        pages = Pages((Plane(self._keys[None]), Plane(self._values[None])))
+        fresh = keys.contiguous(), values.contiguous()
+        found = recompute(pages, self._places, *fresh, deviation=self._compare).deviation
+        if found is not None:
+            self.deviation = found
+        return self._keys, self._values
+
+
+def _pieces(fetched: Fetched) -> Iterator[Piece]:
+    if fetched.prefix is not None:
+        yield fetched.prefix
+    for index in fetched.order:
+        yield fetched.parts[index]

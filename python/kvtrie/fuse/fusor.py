@@ -1,0 +1,344 @@
+"""Fusor: makes one cache of pre-computed chunks and a query, and recomputes what matters most.
+
+The store leases all chunks at once, those that are absent are computed alone behind the prefix and
+kept, and then each layer is fused while the next one is loaded. The fused cache is an
+approximation: it stands on a lease that commits nothing, so no other request can match it.
+Invariant: a fusion that fails holds nothing. Cost: passes over the chosen tokens and the query,
+instead of all; memory beside the pools and the fused cache: one layer's buffer, and the layers that
+are on their way.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.fuse.alone import compute
+from kvtrie.fuse.fusion import Fusion, Settings
+from kvtrie.fuse.gate import divergence, pass_gate
+from kvtrie.fuse.held import Leased, Tensors
+from kvtrie.fuse.log import Stopwatch
+from kvtrie.fuse.memory import InMemory
+from kvtrie.fuse.monitor import Quality
+from kvtrie.fuse.select import way
+from kvtrie.tiers import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Any, Self
+
+    from kvtrie import Lease
+    from kvtrie.fuse.context import Context
+    from kvtrie.fuse.fetch import Fetch, Part
+    from kvtrie.fuse.fusion import Deviation
+    from kvtrie.fuse.layers import DecoderLayers
+    from kvtrie.fuse.log import FusionLog
+    from kvtrie.fuse.monitor import Monitor
+    from kvtrie.fuse.select import Select
+    from kvtrie.fuse.store import CacheStore
+
+__all__ = ["Fused", "Fusor"]
+
+_FUSED = b"fused"
+_HEEDED = 0.4
+"""How deep the layer lies whose attention "question" ranks by, where no layers are given."""
+
+
+class Ratios(Protocol):
+    """Chooses ratios and hears what they cost: `kvtrie.fuse.Controller`."""
+
+    def ratio(self, fetch: Fetch, query: int) -> float:
+        """The ratio for a request whose chunks are fetched, with a query of so many tokens."""
+        ...
+
+    def saw(
+        self, recompute_ns: int, *, pairs: int, layers_full: int, tokens: int, query: int
+    ) -> None:
+        """Hear of a fusion.
+
+        Args:
+            recompute_ns: time of its passes, those made to select included.
+            pairs: (token, layer) pairs that it computed, the query's included.
+            layers_full: layers at which all chunks' tokens that may be wrong were computed.
+            tokens: tokens of all chunks.
+            query: tokens of the query.
+        """
+        ...
+
+
+class Fused:
+    """One fused sequence, as long as it is open; a context manager.
+
+    Attributes:
+        ids: int64 `(1, T)`, prefix, chunks and query, on the decoder's device.
+        cache: what the engine takes as its cache: all tokens but the last one; it grows.
+        lease: the blocks it stands on, `lease.slots(0)` is the block table; None without a store.
+            Nothing is ever committed to it.
+        log: what was reused and computed, and how long it took.
+        quality: how near it is to a full prefill, and how that was estimated.
+        cost_ns: time of the passes that recompute, those made to select included, in nanoseconds of
+            the device.
+        deviation: per layer that computed any, its chunks' tokens by their deviation.
+    """
+
+    def __init__(
+        self,
+        fusion: Fusion,
+        held: Leased | Tensors,
+        cache: Any,  # noqa: ANN401 - the engine's own
+        log: FusionLog,
+        quality: Quality,
+    ) -> None:
+        self.ids: torch.Tensor = fusion.ids[None]
+        self.cache = cache
+        self.lease: Lease | None = held.lease
+        self.log = log
+        self.quality = quality
+        self.cost_ns: int = log.nanoseconds.get("recompute", 0)
+        self.deviation: list[Deviation] = fusion.deviation
+        self._held = held
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Fused({self.ids.shape[1]} tokens, {self.log.computed:.0%} of chunks computed)"
+
+    def close(self) -> None:
+        """Free its blocks, at once. Closing twice does nothing; the cache raises `ClosedError`."""
+        self._held.close()
+
+
+class Fusor:
+    """Fuses chunks for one model.
+
+    Args:
+        decoder: the model, layer by layer.
+        store: where chunks are found and kept; None where all come with their K and V.
+        select: a way to choose tokens, by name or a function: see `kvtrie.fuse.select`.
+        ratio: share of the chunks' tokens to recompute; a first chunk behind the prefix is exact,
+            its share goes to the others. Several, falling: one per layer, from layer 0 on and the
+            last one for those behind; each layer keeps those of the layer before that deviated
+            most. None leaves it to the controller.
+        at: the layer at which "keys" and "values" look; all below it are computed in full. 2 by
+            default, or the last one.
+        heed: the layers whose attention "question" ranks by. By default one, 0.4 of the way up.
+        controller: chooses ratios.
+        monitor: watches the result and adds to the ratio.
+        reserve: tokens behind the query to make room for at once; otherwise room grows with every
+            pass.
+        seed: of what is drawn.
+
+    Raises:
+        ConfigError: an unknown way, ratios that are not from 0 to 1 or that rise, layers that the
+            model does not have, no ratio and no controller, or a store of another model's KV.
+    """
+
+    def __init__(
+        self,
+        decoder: DecoderLayers,
+        store: CacheStore | None = None,
+        *,
+        select: str | Select = "first+question",
+        ratio: float | Sequence[float] | None = 0.15,
+        at: int | None = None,
+        heed: Sequence[int] | None = None,
+        controller: Ratios | None = None,
+        monitor: Monitor | None = None,
+        reserve: int = 0,
+        seed: int = 0,
+    ) -> None:
+        layers = decoder.layers
+        self.decoder = decoder
+        self.store = store
+        self.controller = controller
+        self.monitor = monitor
+        self._select = way(select)
+        if ratio is None and controller is None:
+            raise ConfigError("ratio is None and there is no controller: give one of them")
+        ratios = () if ratio is None else np.atleast_1d(ratio).tolist()
+        falling = all(one >= other for one, other in pairwise(ratios))
+        if not all(0 <= one <= 1 for one in ratios) or not falling:
+            raise ConfigError(f"ratio is {ratio}: from 0 to 1, and several must fall")
+        self._ratios: tuple[float, ...] = tuple(ratios)
+        self._at = min(2, layers - 1) if at is None else at
+        self._heed = (int(_HEEDED * layers),) if heed is None else tuple(heed)
+        if not self._heed or not all(0 <= layer < layers for layer in (self._at, *self._heed)):
+            raise ConfigError(
+                f"layers {self._at} and {list(self._heed)} to select by, of a model of {layers}"
+            )
+        self._reserve = reserve
+        self._seed = seed
+        self._check()
+
+    def fuse(self, context: Context) -> Fused:
+        """Fuse a context.
+
+        Raises:
+            ConfigError: the model does not pass the gate at this length, it has changed since the
+                store's KV was made, or a chunk's own K and V do not fit it.
+            NoSpaceError: the first tier has no room; nothing is held then.
+            TransferError: moves that all wait for cannot be carried out.
+        """
+        self._check()
+        self._fits(context)
+        prefix = np.empty(0, dtype=np.int64) if self.store is None else self.store.prefix
+        ids = np.concatenate([prefix, *(one.tokens for one in context.chunks), context.query])
+        pass_gate(self.decoder, torch.as_tensor(ids, device=self.decoder.device))
+        if self.store is None:
+            return self._fuse(InMemory(context.chunks), self._tensors(len(ids)), context)
+        executor = self.store.executor
+        before = executor.manager.stats()
+        with self.store.fetch_many(context.chunks) as fetch:
+            lease = executor.manager.acquire(
+                ids,
+                now=executor.clock(),
+                scope=replace(self.store.scope, extra=((0, _FUSED),)),
+                keep=0,
+                reserve=self._reserve,
+                load="none",
+            )
+            try:
+                executor.wait(lease)
+                held = Leased(executor, lease)
+            except BaseException:
+                lease.release(now=executor.clock())
+                raise
+            fused = self._fuse(fetch, held, context)
+        lanes = executor.manager.stats().since(before).lanes
+        fused.log.load_ns = sum(lane.busy_ns for lane in lanes.values())
+        if self.controller is not None:
+            first, stop = fused.log.span
+            self.controller.saw(
+                fused.cost_ns,
+                pairs=int(fused.log.grid.sum()),
+                layers_full=fused.log.layers_full,
+                tokens=stop - first,
+                query=len(context.query),
+            )
+        return fused
+
+    def _fuse(self, fetch: Fetch | InMemory, held: Leased | Tensors, context: Context) -> Fused:
+        decoder, monitor = self.decoder, self.monitor
+        watch = Stopwatch(decoder.device)
+        fates: dict[int, str] = {}
+
+        def mend() -> None:
+            if not isinstance(fetch, InMemory):
+                for part in fetch.absent():
+                    fates[id(part)] = part.state
+                    self._compute(fetch, part)
+
+        try:
+            with watch.part("absent"):
+                mend()
+            settings = Settings(
+                self._select,
+                self._ratios_for(fetch, context),
+                at=self._at,
+                heed=self._heed,
+                probe=0 if monitor is None else monitor.probe,
+                seed=self._seed,
+            )
+            fusion = Fusion(
+                decoder, fetch, held, context.query, settings=settings, watch=watch, mend=mend
+            )
+            fusion.run()
+            log = fusion.finish(fates)
+            quality = fusion.quality()
+            if monitor is not None:
+                if monitor.samples():
+                    kl = divergence(decoder.prefill(fusion.ids), fusion.logits())
+                    quality = Quality(math.exp(-kl), "full prefill", kl)
+                monitor.saw(quality)
+            held.done()
+            return Fused(fusion, held, decoder.cache(held, fusion.length - 1), log, quality)
+        except BaseException:
+            held.close()
+            raise
+
+    def _compute(self, fetch: Fetch, part: Part) -> None:
+        """Compute a part alone, behind the prefix, and keep it."""
+        compute(
+            self.decoder,
+            torch.as_tensor(part.sequence, device=self.decoder.device),
+            partial(fetch.write, part),
+            start=part.start,
+            past=partial(fetch.past, part),
+        )
+        fetch.keep(part)
+
+    def _ratios_for(self, fetch: Fetch | InMemory, context: Context) -> tuple[float, ...]:
+        ratios = self._ratios
+        if not ratios:
+            if self.controller is None or isinstance(fetch, InMemory):
+                raise ConfigError("a controller chooses ratios for chunks of a store: give a ratio")
+            ratios = (self.controller.ratio(fetch, len(context.query)),)
+        if self.monitor is not None:
+            ratios = tuple(self.monitor.ratio(one) for one in ratios)
+        return ratios
+
+    def _tensors(self, tokens: int) -> Tensors:
+        decoder = self.decoder
+        room = tokens + self._reserve
+        return Tensors(decoder.layers, decoder.widths, room, decoder.dtype, decoder.device)
+
+    def _check(self) -> None:
+        """Refuse a store whose KV is another model's, or lies elsewhere."""
+        if self.store is None:
+            return
+        executor = self.store.executor
+        mine, theirs = self.decoder.identity(), executor.manager.model.fingerprint
+        if mine != theirs:
+            raise ConfigError(
+                f"the store keeps KV of {theirs!r}, this model is {mine!r}: other weights, "
+                "adapters or RoPE settings make other KV; use a store of its own"
+            )
+        pool = executor.pools[0]
+        if not isinstance(pool, Pool):
+            raise ConfigError("the first tier has no memory that a model could compute in")
+        heads, *dims = self.decoder.widths
+        here = (self.decoder.layers, heads, *dims, self.decoder.dtype, self.decoder.device.type)
+        keys, values = pool.keys, pool.values
+        there = (pool.layers, *keys.shape[1:], values.shape[2], keys.dtype, pool.device.type)
+        if here != there:
+            raise ConfigError(
+                f"(layers, KV heads, K and V head_dim, dtype, device) of the model are {here}, of "
+                f"the store's first tier {there}"
+            )
+
+    def _fits(self, context: Context) -> None:
+        """Refuse K and V of chunks that are not the model's."""
+        heads, *dims = self.decoder.widths
+        for at, chunk in enumerate(context.chunks):
+            if chunk.kv is None:
+                continue
+            wanted = [(len(chunk.tokens), heads, dim) for dim in dims]
+            if len(chunk.kv) != self.decoder.layers:
+                raise ConfigError(
+                    f"chunk {at} comes with K and V of {len(chunk.kv)} layers, the model has "
+                    f"{self.decoder.layers}"
+                )
+            for layer, pair in enumerate(chunk.kv):
+                shapes = [tuple(each.shape) for each in pair]
+                if shapes != wanted:
+                    raise ConfigError(
+                        f"chunk {at} comes with K and V of {shapes} at layer {layer}, {wanted} "
+                        "wanted"
+                    )

@@ -1,0 +1,146 @@
+"""Gate: what a model must show before its first fusion.
+
+Its keys, computed at one position and turned to the last one in use, must be those computed there;
+and fusion that recomputes all must be its own full prefill. So there is no list of models: tables
+that are read wrongly, layers that need more than they are given, frequencies that change beyond a
+length all show in these two numbers.
+Invariant: a model that changes is looked at again, and so is a longer context. Cost: two passes of
+16 tokens up to attention, once per length that is longer than all before; four passes over at most
+48 tokens once per model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.fuse.alone import compute
+from kvtrie.fuse.context import Chunk
+from kvtrie.fuse.fusion import Fusion, Settings
+from kvtrie.fuse.held import Tensors
+from kvtrie.fuse.log import Stopwatch
+from kvtrie.fuse.memory import InMemory
+from kvtrie.fuse.select import every
+from kvtrie.fuse.turn import Turns
+
+if TYPE_CHECKING:
+    from kvtrie.fuse.layers import DecoderLayers
+
+__all__ = ["divergence", "pass_gate", "turning_error"]
+
+_LEAST = 1e-3
+"""Largest error of a turned key, of its norm; wrong tables give about 1."""
+
+_SHORT = 48
+_KEYS = 16
+_passed: WeakKeyDictionary[DecoderLayers, tuple[object, int]] = WeakKeyDictionary()
+
+
+def pass_gate(decoder: DecoderLayers, ids: torch.Tensor) -> None:
+    """Look at a model, unless it has passed with a context as long.
+
+    Args:
+        decoder: the model.
+        ids: int64 `(T,)`, the tokens that will be fused.
+
+    Raises:
+        ConfigError: a turned key is another than the one computed there, with the length and the
+            error; or fusion at ratio 1 is another than the full prefill.
+    """
+    name, longest = _passed.get(decoder, (None, 0))
+    mine = decoder.identity()
+    if name != mine:
+        longest = 0
+    if len(ids) <= longest:
+        return
+    # A format with few digits rounds what is compared: 2^-8 of bfloat16, twice and added up.
+    allowed = max(_LEAST, 4 * torch.finfo(decoder.dtype).eps)
+    error = turning_error(decoder, ids)
+    if not error <= allowed:
+        raise ConfigError(
+            f"keys turned to position {len(ids) - 1} are {error:.1e} of their norm away from those "
+            f"computed there, {allowed:.1e} allowed: the model turns otherwise in a sequence of "
+            f"{len(ids)} tokens, so these chunks cannot be fused; compute them in one prefill"
+        )
+    if not longest:
+        apart = _full_recompute(decoder, ids)
+        if not apart <= allowed:
+            raise ConfigError(
+                f"with all tokens recomputed, fusion's logits are {apart:.1e} of the largest one "
+                f"away from a full prefill's over {min(len(ids), _SHORT)} tokens, {allowed:.1e} "
+                "allowed: this model needs more than its layers are given here"
+            )
+    _passed[decoder] = mine, len(ids)
+
+
+@torch.no_grad()
+def turning_error(decoder: DecoderLayers, ids: torch.Tensor) -> float:
+    """The largest error of keys turned from the start of a sequence to its end, of their norm.
+
+    Keys of the first 16 tokens at positions from 0 on, computed as those of a short chunk are, are
+    turned to the last positions of `len(ids)` tokens and compared with keys computed there; at
+    layer 0 and the first layer of each further set of tables. A token whose key is zero, as a
+    padding token's may be, says nothing.
+    """
+    length = len(ids)
+    some = ids[:_KEYS]
+    old = torch.arange(len(some), device=decoder.device)
+    new = old + length - len(some)
+    hidden = decoder.embed(some)
+    seen: set[int] = set()
+    worst = 0.0
+    for layer, rope in enumerate(decoder.ropes(length)):
+        if rope is None or id(rope) in seen:
+            continue
+        seen.add(id(rope))
+        keys = decoder.project(layer, hidden, old, len(some))[0].float()
+        right = decoder.project(layer, hidden, new, length)[0].float()
+        turned = torch.empty_like(keys)
+        Turns.between(rope, old, new).into(keys, turned)
+        apart = (turned - right).square().sum(dim=(1, 2))
+        norm = right.square().sum(dim=(1, 2)).clamp(min=torch.finfo(torch.float32).tiny)
+        worst = max(worst, float((apart / norm).max().sqrt()))
+    if not seen:
+        raise ConfigError("no layer of this model turns its keys: there are no positions to turn")
+    return worst
+
+
+@torch.no_grad()
+def divergence(truth: torch.Tensor, mine: torch.Tensor) -> float:
+    """KL(truth || mine) of two rows of logits, in nats, summed in fp64."""
+    right, got = (each.double().log_softmax(dim=-1) for each in (truth, mine))
+    return float((right.exp() * (right - got)).sum().clamp(min=0.0))
+
+
+def _full_recompute(decoder: DecoderLayers, ids: torch.Tensor) -> float:
+    """How far fusion at ratio 1 is from the engine's full prefill, of the largest logit."""
+    short = ids[:_SHORT]
+    third = max(1, len(short) // 3)
+    parts = [part for part in (short[:third], short[third : 2 * third]) if len(part)]
+    query = short[2 * third :]
+    if not len(query):  # one or two tokens: all of them are the query
+        parts, query = [], short
+    chunks = [Chunk(part.cpu().numpy(), _kv(decoder, part)) for part in parts]
+    held = Tensors(decoder.layers, decoder.widths, len(short), decoder.dtype, decoder.device)
+    settings = Settings(every, (1.0,), at=0, heed=(), probe=0, seed=0)
+    fusion = Fusion(
+        decoder,
+        InMemory(chunks),
+        held,
+        query.cpu().numpy(),
+        settings=settings,
+        watch=Stopwatch(decoder.device),
+        mend=lambda: None,
+    )
+    fusion.run()
+    mine, truth = fusion.logits(), decoder.prefill(short).float()
+    return float((mine - truth).abs().max() / truth.abs().max())
+
+
+def _kv(decoder: DecoderLayers, ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    compute(decoder, ids, lambda _, keys, values: found.append((keys, values)))
+    return found

@@ -1,0 +1,198 @@
+"""What a fused cache stands on: blocks of a lease, or tensors of its own where there is no store.
+
+Fusion computes a layer in one contiguous buffer; where that is not the memory itself, `keep` writes
+it to its slots. The lease commits nothing, so no request finds these blocks, and releasing it frees
+them at once.
+Invariant: nothing is read or written once it is closed. Cost: over a lease one gather per read and
+one scatter per write; over tensors none but growth.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvtrie.errors import ClosedError, ConfigError
+from kvtrie.tiers import Pool
+
+if TYPE_CHECKING:
+    from kvtrie import Lease
+    from kvtrie.transfer import Executor
+
+__all__ = ["Leased", "Tensors"]
+
+_ROOM = 128
+"""Tokens that tensors grow by at least."""
+
+
+class Tensors:
+    """K and V in tensors of their own.
+
+    Attributes:
+        layers: layers of the model.
+        lease: None: nothing is leased.
+    """
+
+    lease: Lease | None = None
+
+    def __init__(
+        self,
+        layers: int,
+        widths: tuple[int, int, int],
+        tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.layers = layers
+        heads, *dims = widths
+        self._rows = [
+            [torch.empty((tokens, heads, dim), dtype=dtype, device=device) for dim in dims]
+            for _ in range(layers)
+        ]
+
+    def buffer(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a layer to be filled: the memory itself."""
+        return self.read(layer, tokens)
+
+    def keep(self, layer: int, places: torch.Tensor | None = None) -> None:
+        """A buffer has been filled; nothing is left to be done."""
+
+    def restore(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The buffer of a layer with what `keep` was given."""
+        return self.read(layer, tokens)
+
+    def done(self) -> None:
+        """Fusion has ended."""
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for so many tokens in all."""
+        self._open()
+        if tokens > len(self._rows[0][0]):
+            self._rows = [
+                [
+                    torch.cat([each, each.new_empty((tokens - len(each) + _ROOM, *each.shape[1:]))])
+                    for each in pair
+                ]
+                for pair in self._rows
+            ]
+
+    def read(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the first tokens, views."""
+        self._open()
+        keys, values = self._rows[layer]
+        return keys[:tokens], values[:tokens]
+
+    def write(
+        self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Put K and V of some tokens at their positions."""
+        self._open()
+        for rows, new in zip(self._rows[layer], (keys, values), strict=True):
+            rows[places] = new
+
+    def close(self) -> None:
+        """Free the tensors."""
+        self._rows = []
+
+    def _open(self) -> None:
+        if not self._rows:
+            raise ClosedError("the fused cache is closed: fuse the chunks again")
+
+
+class Leased:
+    """K and V in blocks of the first tier.
+
+    Args:
+        executor: whose first tier.
+        lease: with room for the sequence, nothing of which is committed; closing releases it.
+
+    Attributes:
+        layers: layers of the model.
+        lease: what it stands on.
+
+    Raises:
+        ConfigError: the first tier has no memory.
+    """
+
+    def __init__(self, executor: Executor, lease: Lease) -> None:
+        pool = executor.pools[0]
+        if not isinstance(pool, Pool):
+            raise ConfigError("the first tier has no memory that a fused cache could stand in")
+        self.layers = pool.layers
+        self.lease: Lease | None = lease
+        self._executor = executor
+        self._pool = pool
+        self._table = pool.table(lease.slots(0))
+        self._scratch: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def buffer(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002 - one serves all layers
+        """K and V of a layer to be filled: one buffer for all layers, whose content ends here."""
+        self._open()
+        if self._scratch is None or len(self._scratch[0]) < tokens:
+            keys, values = self._pool.keys, self._pool.values
+            self._scratch = (
+                keys.new_empty((tokens, *keys.shape[1:])),
+                values.new_empty((tokens, *values.shape[1:])),
+            )
+        return self._scratch[0][:tokens], self._scratch[1][:tokens]
+
+    def keep(self, layer: int, places: torch.Tensor | None = None) -> None:
+        """Write the buffer to the slots of a layer: all of it, or these positions."""
+        assert self._scratch is not None  # noqa: S101 - it has been filled
+        keys, values = self._scratch
+        if places is None:
+            room = self._table.shape[1] * self._pool.block_tokens
+            places = torch.arange(min(len(keys), room), device=keys.device)
+            self.write(layer, places, keys[: len(places)], values[: len(places)])
+        else:
+            self.write(layer, places, keys[places], values[places])
+
+    def restore(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The buffer of a layer, filled with what `keep` was given."""
+        for buffer, kept in zip(self.buffer(layer, tokens), self.read(layer, tokens), strict=True):
+            buffer.copy_(kept)
+        return self.buffer(layer, tokens)
+
+    def done(self) -> None:
+        """Free the buffer: fusion has ended."""
+        self._scratch = None
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for so many tokens in all.
+
+        Raises:
+            NoSpaceError: the first tier cannot hold them.
+        """
+        lease = self._open()
+        if tokens > self._table.shape[1] * self._pool.block_tokens:
+            lease.reserve(tokens, now=self._executor.clock())
+            self._executor.wait(lease)
+            self._table = self._pool.table(lease.slots(0))
+
+    def read(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the first tokens, copied out of their slots."""
+        self._open()
+        return self._pool.gather(*self._rows(layer, torch.arange(tokens, device=self._pool.device)))
+
+    def write(
+        self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Put K and V of some tokens into the slots of their positions."""
+        self._open()
+        self._pool.scatter(*self._rows(layer, places), keys, values)
+
+    def close(self) -> None:
+        """Release the lease: its blocks are free at once."""
+        if self.lease is not None:
+            self.lease.release(now=self._executor.clock())
+        self.lease = self._scratch = None
+
+    def _rows(self, layer: int, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        size = self._pool.block_tokens
+        return self._table[layer, places // size], places % size
+
+    def _open(self) -> Lease:
+        if self.lease is None:
+            raise ClosedError("the fused cache is closed: fuse the chunks again")
+        return self.lease

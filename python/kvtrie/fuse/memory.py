@@ -1,0 +1,76 @@
+"""InMemory: chunks that come with their K and V, where there is no store; a fetch without a lease.
+
+Invariant: as a store's fetch: layers are read one after another, and what is read is the chunk's
+own. Cost: none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from kvtrie.fuse.context import Chunk
+
+__all__ = ["InMemory", "LoosePart"]
+
+
+class LoosePart:
+    """One chunk.
+
+    Attributes:
+        tokens: int64 `(n,)`.
+        at: the position at which K of the first one is turned.
+        state: "given".
+    """
+
+    state = "given"
+
+    def __init__(self, chunk: Chunk) -> None:
+        self.tokens: NDArray[np.int64] = chunk.tokens
+        self.at = chunk.at
+        self.kv = chunk.kv
+
+
+class InMemory:
+    """What `CacheStore.fetch_many` gives, over K and V in memory alone.
+
+    Raises:
+        ConfigError: a chunk without K and V.
+    """
+
+    prefix = None
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        bare = [at for at, chunk in enumerate(chunks) if chunk.kv is None]
+        if bare:
+            raise ConfigError(
+                f"chunks {bare} come without K and V, and there is no store to find them in: give "
+                "Fusor a CacheStore"
+            )
+        self.parts = tuple(LoosePart(chunk) for chunk in chunks)
+        self.order = tuple(range(len(chunks)))
+
+    def absent(self) -> Iterator[LoosePart]:
+        """Nothing."""
+        return iter(())
+
+    def wait(self, layer: int) -> list[LoosePart]:  # noqa: ARG002 - all layers are there
+        """Nothing is lost."""
+        return []
+
+    def read(self, part: LoosePart, layer: int, out: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Copy K and V `(n, heads, dim)` of a layer to `out`."""
+        assert part.kv is not None  # noqa: S101 - looked at above
+        for here, there in zip(out, part.kv[layer], strict=True):
+            here.copy_(there)
+
+    def close(self) -> None:
+        """Nothing is held."""

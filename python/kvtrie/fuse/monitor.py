@@ -1,0 +1,106 @@
+"""Monitor: watches how far fused attention is from full attention, and raises the ratio.
+
+Every fusion is probed: a few tokens that were not chosen are computed as well, and by how much
+their V is off says how far the rest is. Some requests are also held against a full prefill, which
+is the truth and costs one. A score below the threshold raises the ratio by a step; after some good
+requests in a row it falls by one again.
+Invariant: what is added to the ratio is at least 0 and at most 1. Cost: the probed tokens in every
+fusion; a full prefill in `rate` of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from kvtrie.errors import ConfigError
+
+__all__ = ["Monitor", "Quality"]
+
+
+class Quality(NamedTuple):
+    """How near fused attention is to that of a full prefill.
+
+    Attributes:
+        score: from 0 to 1, the nearer the higher; None where nothing was looked at.
+        how: "full prefill": e^-KL of the next token's distribution. "attention": 1 - d m, where d
+            is the root mean square error of V of probed tokens relative to V, the mean over
+            layers, and m the share of the query's attention to reused tokens that falls on those
+            that were not computed. "count": likewise with m the share of tokens that were not
+            computed. "exact": nothing reused depends on what stands before it. "nothing": not
+            estimated, nothing was recomputed.
+        kl: of a full prefill, in nats; None otherwise.
+    """
+
+    score: float | None
+    how: Literal["full prefill", "attention", "count", "exact", "nothing"]
+    kl: float | None = None
+
+
+@dataclass(slots=True)
+class Monitor:
+    """The knobs, and what is added to the ratio now.
+
+    Attributes:
+        rate: share of requests that are held against a full prefill.
+        threshold: scores below it raise the ratio.
+        step: by how much it rises, and falls.
+        good: so many requests in a row at or above the threshold let it fall.
+        probe: tokens that each fusion computes only to look at.
+        extra: what is added to the ratio now.
+        raised: how often it has risen.
+        lowered: how often it has fallen.
+
+    Raises:
+        ConfigError: a number that cannot be.
+    """
+
+    rate: float = 0.01
+    threshold: float = 0.9
+    step: float = 0.05
+    good: int = 20
+    probe: int = 8
+    extra: float = 0.0
+    raised: int = 0
+    lowered: int = 0
+    _due: float = 0.0
+    _row: int = 0
+
+    def __post_init__(self) -> None:
+        shares = (self.rate, self.threshold)
+        if not all(0 <= each <= 1 for each in shares) or not 0 < self.step <= 1:
+            raise ConfigError(
+                f"rate {self.rate}, threshold {self.threshold} and step {self.step}: 0 to 1 wanted"
+            )
+        if self.good < 1 or self.probe < 0:
+            raise ConfigError(
+                f"good is {self.good} and probe {self.probe}: at least 1 and 0 wanted"
+            )
+
+    def samples(self) -> bool:
+        """Whether the next request is held against a full prefill: each 1 / rate-th is."""
+        self._due += self.rate
+        if self._due < 1 - 1e-9:
+            return False
+        self._due -= 1
+        return True
+
+    def ratio(self, base: float) -> float:
+        """A ratio with what is added to it now."""
+        return min(1.0, base + self.extra)
+
+    def saw(self, quality: Quality) -> None:
+        """Take the score of a request."""
+        if quality.score is None:
+            return
+        if quality.score < self.threshold:
+            self._row = 0
+            if self.extra < 1:
+                self.extra = min(1.0, self.extra + self.step)
+                self.raised += 1
+            return
+        self._row += 1
+        if self._row >= self.good and self.extra > 0:
+            self._row = 0
+            self.extra = max(0.0, self.extra - self.step)
+            self.lowered += 1

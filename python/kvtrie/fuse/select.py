@@ -1,0 +1,135 @@
+"""Selection: which of the reused tokens are computed again, one function per way.
+
+A way ranks the candidates, tokens whose KV another context would change, by how much recomputing
+them should mend, and takes the first `count`. Deviations are ranked, never held against a
+threshold: of a trained model's V they are a few thousandths of its squares at the first layers and
+a fifth of them at the middle ones.
+Invariant: what is taken is distinct, and at most `count`. Cost: `first`, `random`, `all`, `none`
+nothing; `keys`, `values` all layers below theirs in full; `question` a pass of the query's tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["WAYS", "Candidates", "Select", "way"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a selection sees.
+
+    Attributes:
+        positions: int64 `(m,)`, ascending: where the candidates stand in the sequence.
+        chunks: int64 `(m,)`: which of the context's chunks each is in.
+        within: int64 `(m,)`: its place in the chunk.
+        deviation: gives, for "keys" or "values", fp32 `(m,)`: per candidate the sum of squares by
+            which K or V at the chosen layer differs from what is reused, all layers below it
+            computed in full (CacheBlend, section 4.3).
+        attention: gives fp32 `(m,)`: what attention of the query gives each candidate over the
+            reused cache, summed over the chosen layers, query heads and the query's tokens.
+        generator: draws whatever is drawn.
+    """
+
+    positions: torch.Tensor
+    chunks: torch.Tensor
+    within: torch.Tensor
+    deviation: Callable[[str], torch.Tensor]
+    attention: Callable[[], torch.Tensor]
+    generator: torch.Generator
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+Select: TypeAlias = "Callable[[Candidates, int], torch.Tensor]"
+"""Given candidates and how many may be taken: int64, indices into the candidates, best first."""
+
+
+def none(among: Candidates, count: int) -> torch.Tensor:  # noqa: ARG001 - as all ways
+    """Nothing: plain reuse."""
+    return among.positions.new_empty(0)
+
+
+def every(among: Candidates, count: int) -> torch.Tensor:  # noqa: ARG001 - as all ways
+    """All, whatever the ratio: a full prefill behind what is exact."""
+    return torch.arange(len(among), device=among.positions.device)
+
+
+def random(among: Candidates, count: int) -> torch.Tensor:
+    """Drawn evenly."""
+    drawn = torch.randperm(len(among), generator=among.generator)
+    return drawn[:count].to(among.positions.device)
+
+
+def first(among: Candidates, count: int) -> torch.Tensor:
+    """The first tokens of each chunk, equally many of each as far as it has them."""
+    return torch.argsort(among.within, stable=True)[:count]
+
+
+def keys(among: Candidates, count: int) -> torch.Tensor:
+    """Those whose K deviates most at the chosen layer."""
+    return _largest(among.deviation("keys"), count)
+
+
+def values(among: Candidates, count: int) -> torch.Tensor:
+    """Those whose V deviates most at the chosen layer."""
+    return _largest(among.deviation("values"), count)
+
+
+def question(among: Candidates, count: int) -> torch.Tensor:
+    """Those that the query attends to most: serves this query, and needs its pass first."""
+    return _largest(among.attention(), count)
+
+
+WAYS: dict[str, Select] = {
+    "none": none,
+    "all": every,
+    "random": random,
+    "first": first,
+    "keys": keys,
+    "values": values,
+    "question": question,
+}
+"""Ways by name; names joined by "+" share the count evenly, in that order."""
+
+
+def way(named: str | Select) -> Select:
+    """The function of a name, "first+question" say; a function is its own.
+
+    Raises:
+        ConfigError: a name that is not known.
+    """
+    if not isinstance(named, str):
+        return named
+    parts = named.split("+")
+    if unknown := [part for part in parts if part not in WAYS]:
+        raise ConfigError(
+            f"no selection is called {', '.join(unknown)}: {', '.join(WAYS)}, several joined by +"
+        )
+    chosen = [WAYS[part] for part in parts]
+    if len(chosen) == 1:
+        return chosen[0]
+
+    def shared(among: Candidates, count: int) -> torch.Tensor:
+        taken = among.positions.new_empty(0)
+        for at, one in enumerate(chosen):
+            share = -(-(count - len(taken)) // (len(chosen) - at))
+            ranked = one(among, min(len(among), len(taken) + share))
+            taken = torch.cat([taken, ranked[~torch.isin(ranked, taken)][:share]])
+        return taken
+
+    return shared
+
+
+def _largest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The largest first; equal ones in the order of positions."""
+    return torch.argsort(scores, descending=True, stable=True)[:count]
