@@ -76,7 +76,7 @@ def test_the_numbers_are_those_of_stats():
     _, samples = scraped(manager)
     assert value(samples, "kvtrie_up") == 1
     assert value(samples, "kvtrie_time_seconds") == 10
-    assert value(samples, "kvtrie_asked_blocks_total") == stats.blocks_wanted == 12
+    assert value(samples, "kvtrie_requested_blocks_total") == stats.blocks_wanted == 12
     for name, lane in stats.lanes.items():
         assert value(samples, "kvtrie_lane_bytes_total", lane=name) == lane.bytes
         busy = value(samples, "kvtrie_lane_busy_seconds_total", lane=name)

@@ -83,11 +83,11 @@ METRICS = (
         "refused", _BY_MANAGER,
     ),
     Metric(
-        "kvtrie_asked_blocks_total", "counter", "Full blocks of the prompts of requests",
+        "kvtrie_requested_blocks_total", "counter", "Full blocks of the prompts of requests",
         "blocks_wanted", _BY_MANAGER,
     ),
     Metric(
-        "kvtrie_asked_tokens_total", "counter", "Tokens of the prompts of requests",
+        "kvtrie_requested_tokens_total", "counter", "Tokens of the prompts of requests",
         "tokens_wanted", _BY_MANAGER,
     ),
     Metric(

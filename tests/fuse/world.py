@@ -1,5 +1,7 @@
 """What the tests of fusion's store share: a small world, and KV that tells what it was made of."""
 
+from collections import Counter
+
 import numpy as np
 import torch
 
@@ -68,3 +70,23 @@ def right(store, fetch, part, layer):
     before = [] if part is fetch.prefix else store.prefix.tolist()
     wanted = truth([*before, *part.tokens])[layer][:, part.at :]
     return all(torch.equal(*pair) for pair in zip(fetch.read(part, layer), wanted, strict=True))
+
+
+class Shelf:
+    """A storage in memory that tells what was read of it, and loses what it is told to lose."""
+
+    def __init__(self):
+        self.kept = {}
+        self.reads = Counter()
+        self.lost = set()
+
+    def write(self, key, slot, layers, memory, label):  # noqa: ARG002
+        for layer, unit in zip(range(*layers), memory, strict=True):
+            self.kept[bytes(key), layer] = unit.clone()
+
+    def read(self, key, slot, layers, memory):  # noqa: ARG002
+        for layer, unit in zip(range(*layers), memory, strict=True):
+            self.reads[bytes(key), layer] += 1
+            if (bytes(key), layer) in self.lost:
+                raise OSError(f"layer {layer} is damaged")
+            unit.copy_(self.kept[bytes(key), layer])

@@ -229,6 +229,7 @@ class Fetch:
         self._layer = layer
         due = [part for part in self._stored if part.loads is not None]
         while due:
+            self._ahead(layer)
             failed = self._bring(due, layer)
             self._lease_again(failed)
             due = [part for part in failed if part.state == "hit" and part.loads is not None]
@@ -371,15 +372,17 @@ class Fetch:
         self._engine.load.wake()
 
     def _bring(self, due: Sequence[Part], layer: int) -> list[Part]:
-        """Wait for a layer of parts; those that fail, the prefix's chunks after it."""
-        self._ahead(layer)
+        """Wait for a layer of parts, in their order; those that fail have nothing on its way."""
         failed: list[Part] = []
-        for at, part in enumerate(reversed(due)):  # the last one's point lies behind all others'
+        for part in due:
             assert part.loads is not None  # noqa: S101 - its callers look
             try:
-                part.loads.wait(layer, self._engine.current, last=at == 0)
+                part.loads.wait(layer, self._engine.current)
             except TransferError:
-                failed.insert(0, part)
+                # What others await of it is given back, and comes with them.
+                self._engine.end(part.loads)
+                part.loads = None
+                failed.append(part)
         self._engine.load.wake()
         return failed
 
@@ -399,20 +402,28 @@ class Fetch:
         return part.lease is not None and part.lease.matched >= part.start
 
     def _settled(self, part: Part) -> bool:
-        """Bring what is cached of an absent part; False if it has to be looked at again."""
-        loads = part.loads
-        if loads is None:
+        """Bring all that is cached of a part; False if it has to be looked at again."""
+        if part.loads is None:
             return True
-        try:
-            loads.issue(self.layers)
-            loads.wait(self.layers - 1, self._engine.current)
-            loads.finish()
-        except TransferError:
-            self._lease_again([part])
+        due = [one for one in self._stored if one.loads is not None and self._akin(one, part)]
+        for one in due:
+            assert one.loads is not None  # noqa: S101 - chosen by it
+            one.loads.issue(self.layers)
+        failed = self._bring(due, self.layers - 1)
+        self._lease_again(failed)
+        if part in failed:
             return False
-        self._engine.end(loads)
+        part.loads.finish()
+        self._engine.end(part.loads)
         part.loads = None
         return True
+
+    def _akin(self, one: Part, part: Part) -> bool:
+        """Whether a part may load what another one awaits: the prefix, or a block of both."""
+        size = self._pool.block_tokens
+        edge = (part.at // size + 1) * size
+        same = np.array_equal(one.sequence[:edge], part.sequence[:edge])
+        return one is self.prefix or one is part or same
 
     def _release(self, part: Part) -> None:
         loads, lease = part.loads, part.lease

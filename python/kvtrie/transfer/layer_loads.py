@@ -250,10 +250,17 @@ class LayerLoads:
             return
         self._closed = True
         if self._error is None:
-            self._error = TransferError("the loads was abandoned")
+            self._error = TransferError("the loads were abandoned")
         self._load.submit(self._load.settle).join()
         reads = [get for gets in self._reads.values() for get in gets]
-        self._executor.until(lambda: all(read.over for read in reads), "reads do not end")
+        try:
+            self._executor.until(lambda: all(read.over for read in reads), "reads do not end")
+        except TransferError:
+            # Those whose moves have all ended badly come back by themselves, a moment later.
+            for reader in self._readers:
+                reader.synchronize()
+            if not all(read.over for read in reads):
+                raise
         hung = any(job.failed for job in self._read_to)
         for job in (*self._jobs, *self._executor.claim(self.lease.id)):
             if job.begun and not job.over and not job.failed:

@@ -11,13 +11,13 @@ use std::time::Duration;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use kvtrie_core::block::{Departure, Layers, LeaseId, Token};
 use kvtrie_core::cost::CostModel;
+use kvtrie_core::eviction::EvictionIndex;
 use kvtrie_core::hint::Band;
 use kvtrie_core::manager::{Acquire, Manager};
 use kvtrie_core::plan::{self, Source, Step};
 use kvtrie_core::policy::{Entry, Facts, NAMES, Reload, Setup, by_name};
-use kvtrie_core::retention::Retention;
 use kvtrie_core::scope::Scope;
-use kvtrie_core::trie::Asked;
+use kvtrie_core::trie::Query;
 use pool::manager;
 use trace::{Random, Request, Trace};
 
@@ -87,7 +87,7 @@ fn requests(c: &mut Criterion) {
             turn = (turn + 1) % prompts.len();
             played
                 .manager
-                .probe(Asked::Tokens(black_box(&prompts[turn])), &scope, 1)
+                .probe(Query::Tokens(black_box(&prompts[turn])), &scope, 1)
                 .expect("a good lookup")
         });
     });
@@ -224,7 +224,7 @@ fn victims(c: &mut Criterion) {
     for policy in NAMES {
         let make = || by_name(policy, SETUP).expect("one of the names");
         let rule = make();
-        let mut retention = Retention::new(make(), 1.0 / 64.0);
+        let mut index = EvictionIndex::new(make(), 1.0 / 64.0);
         let (mut random, mut now) = (Random::new(9), 0);
         let mut entry = |id, place| {
             let class = rule.class(&some_facts(&mut random), &cost);
@@ -232,17 +232,17 @@ fn victims(c: &mut Criterion) {
         };
         for id in 0..100_000 {
             now += 1000;
-            retention.link(entry(id, now), Band::NORMAL);
+            index.link(entry(id, now), Band::NORMAL);
         }
         group.bench_function(format!("{policy}: find"), |b| {
-            b.iter(|| retention.victim(black_box(now)));
+            b.iter(|| index.victim(black_box(now)));
         });
         group.bench_function(format!("{policy}: replace"), |b| {
             b.iter(|| {
                 now += 1000;
-                let victim = retention.victim(now).expect("there are entries");
-                retention.unlink(victim.id);
-                retention.link(entry(victim.id, now), Band::NORMAL);
+                let victim = index.victim(now).expect("there are entries");
+                index.unlink(victim.id);
+                index.link(entry(victim.id, now), Band::NORMAL);
             });
         });
     }

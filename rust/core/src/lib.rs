@@ -5,30 +5,30 @@
 //! clock, no threads. The same operations give the same moves, byte for byte.
 //!
 //! Modules build on each other in one direction: nouns (`block`, `error`, `histogram`, `time`,
-//! `record`, `hint`, `visits`), structures (`column`, `pairs`, `seats`, `trie`, `scope`, `retention`, `tier`,
-//! `arrival`, `presence`, `lane`, `cost`), `policy`, `plan`, `manager`.
+//! `record`, `hint`, `visits`), structures (`paged_vec`, `u32_map`, `paged_slab`, `trie`, `scope`, `eviction`, `tier`,
+//! `arrival`, `residency`, `lane`, `cost`), `policy`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
 
 pub mod arrival;
 pub mod block;
-pub mod column;
 pub mod cost;
 pub mod error;
+pub mod eviction;
 pub mod hint;
 pub mod histogram;
 pub mod lane;
 pub mod manager;
 pub mod memory;
-pub mod pairs;
+pub mod paged_slab;
+pub mod paged_vec;
 pub mod plan;
 pub mod policy;
-pub mod presence;
 pub mod record;
-pub mod retention;
+pub mod residency;
 pub mod scope;
-pub mod seats;
 pub mod tier;
 pub mod time;
 pub mod trie;
+pub mod u32_map;
 pub mod visits;

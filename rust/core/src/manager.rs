@@ -4,49 +4,17 @@
 //! back by `complete`, the only point at which a copy counts. Invariants are those of `audit`;
 //! an operation that fails has changed nothing. Cost: see each operation.
 
-mod acquire;
-mod ages;
-mod audit;
-mod awaits;
-mod branch;
-mod commit;
-mod complete;
-mod convoy;
-mod digests;
-mod draft;
 mod evict;
-mod explain;
-mod fail;
 mod hints;
-mod index;
 mod keys;
-mod lease;
-mod leaving;
-mod load;
-mod log;
-mod lookup;
-mod mark;
-mod meter;
+mod kinds;
 mod moves;
-mod name;
 mod node;
-mod outcomes;
-mod own;
-mod path;
-mod price;
-mod refused;
-mod report;
-mod reserve;
-mod session;
+mod observe;
+mod policy_feed;
+mod request;
 mod settings;
-mod snapshot;
 mod standing;
-mod survey;
-mod suspend;
-mod told;
-mod trips;
-mod weigh;
-mod write;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -56,51 +24,53 @@ use slotmap::SlotMap;
 use crate::arrival::Arrival;
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Structure, TierId};
 use crate::error::{Error, Result};
+use crate::eviction::EvictionIndex;
 use crate::lane::{LaneId, Lanes};
 use crate::memory;
 use crate::policy::{self, Setup};
-use crate::presence::Presence;
-use crate::retention::Retention;
+use crate::residency::ResidencyTable;
 use crate::scope::Scopes;
 use crate::tier::{Residency, Space, TierSpec};
 use crate::time::{Clock, Nanos};
 use crate::trie::Trie;
 
-pub use acquire::{Acquire, LoadMode};
-pub use commit::Committed;
-pub use complete::{Failed, MOST_FAILED, Outcome};
-pub use explain::Explanation;
-pub use index::Row;
-pub use lease::{Action, Lease, Plan, Span};
-pub use log::Eviction;
-pub use lookup::{Copy, Match, MatchedBlock};
-pub use mark::Mark;
-pub use meter::{Cause, RequestStats, TierStats, TierTimes};
-pub use moves::{Move, MoveKind};
-pub use price::Unpriced;
-pub use report::{Event, Occupancy, Reason};
+pub use kinds::{Action, Cause, LoadMode, MoveKind, Reason, Span};
+pub use moves::Move;
+pub use moves::complete::{Failed, MOST_FAILED, Outcome};
+pub use observe::explain::Explanation;
+pub use observe::log::Eviction;
+pub use observe::meter::{RequestStats, TierStats, TierTimes};
+pub use observe::report::{Event, Occupancy};
+pub use request::acquire::Acquire;
+pub use request::commit::Committed;
+pub use request::index::Row;
+pub use request::lease::{Lease, Plan};
+pub use request::lookup::{Copy, Match, MatchedBlock};
+pub use request::mark::Mark;
+pub use request::price::Unpriced;
 pub use settings::{DropOrder, Settings};
 
-use ages::Ages;
-use awaits::Awaits;
-use draft::Draft;
+use evict::set::EvictionSet;
 use hints::Hints;
-use meter::Meter;
+use kinds::PrivateSlotId;
+use moves::awaits::Awaits;
+use moves::in_flight::InFlight;
+use moves::recent_results::RecentResults;
 use node::Node;
-use outcomes::Outcomes;
-use own::{Own, OwnId};
-use price::Prices;
-use refused::Refused;
-use session::Sessions;
-use told::Told;
-use trips::Trips;
+use observe::meter::Meter;
+use policy_feed::PolicyFeed;
+use request::ages::Ages;
+use request::price::Prices;
+use request::private_slot::PrivateSlot;
+use request::refused::Refused;
+use request::session::Sessions;
 
 #[derive(Debug)]
 struct Tier {
     spec: TierSpec,
     space: Space,
-    here: Presence,
-    retention: Retention,
+    residency: ResidencyTable,
+    eviction: EvictionIndex,
     read: LaneId,
     store: LaneId,
     /// Slots known to be free or clean since the last look at `free_low`.
@@ -116,11 +86,11 @@ pub struct Manager {
     scopes: Scopes,
     tiers: Vec<Tier>,
     lanes: Lanes,
-    owns: SlotMap<OwnId, Own>,
+    private_slots: SlotMap<PrivateSlotId, PrivateSlot>,
     leases: FxHashMap<LeaseId, Box<Lease>>,
     awaits: Awaits,
     next_lease: LeaseId,
-    moves: Trips,
+    moves: InFlight,
     /// By move: those that wait for it.
     waiters: FxHashMap<MoveId, Vec<MoveId>>,
     next_move: MoveId,
@@ -132,15 +102,15 @@ pub struct Manager {
     marked: BTreeSet<(Nanos, TierId, BlockId)>,
     /// The latest failures that nobody has asked for.
     failed: VecDeque<Failed>,
-    outcomes: Outcomes,
+    recent_results: RecentResults,
     sessions: Sessions,
     ages: Ages,
-    told: Told,
+    feed: PolicyFeed,
     meter: Meter,
     /// An empty draft in the memory of one that was carried out.
-    done: Option<Box<Draft>>,
+    done: Option<Box<EvictionSet>>,
     events: VecDeque<Event>,
-    keys: keys::Keys,
+    keys: keys::ContentKeys,
     refused: Refused,
     hints: Hints,
     prices: Prices,
@@ -162,8 +132,8 @@ impl Manager {
             let setup = Setup { reuse: settings.reuse, capacity: spec.blocks };
             tiers.push(Tier {
                 space: Space::new(spec.blocks, settings.layers, spec.layer_slots),
-                here: Presence::new(Layers::new(0, settings.layers)),
-                retention: Retention::new(policy::by_name(name, setup)?, settings.epsilon),
+                residency: ResidencyTable::new(Layers::new(0, settings.layers)),
+                eviction: EvictionIndex::new(policy::by_name(name, setup)?, settings.epsilon),
                 read: lanes.add(spec.read.clone()),
                 store: lanes.add(spec.store.clone()),
                 credit: 0,
@@ -174,7 +144,7 @@ impl Manager {
         memory::check(trie.growth(1), || {
             format!("the text of blocks of {} tokens", settings.block_tokens)
         })?;
-        let told = Told::new(&tiers);
+        let feed = PolicyFeed::new(&tiers);
         let meter = Meter::new(tiers.len(), settings.eviction_log);
         let hints = Hints::new(&settings.tiers);
         Ok(Self {
@@ -184,25 +154,25 @@ impl Manager {
             scopes: Scopes::default(),
             tiers,
             lanes,
-            owns: SlotMap::with_key(),
+            private_slots: SlotMap::with_key(),
             leases: FxHashMap::default(),
             awaits: Awaits::default(),
             next_lease: 1,
-            moves: Trips::default(),
+            moves: InFlight::default(),
             waiters: FxHashMap::default(),
             next_move: 1,
             queue: VecDeque::new(),
             parked: BTreeSet::new(),
             marked: BTreeSet::new(),
             failed: VecDeque::new(),
-            outcomes: Outcomes::default(),
+            recent_results: RecentResults::default(),
             sessions: Sessions::default(),
             ages: Ages::default(),
-            told,
+            feed,
             meter,
             done: None,
             events: VecDeque::new(),
-            keys: keys::Keys::default(),
+            keys: keys::ContentKeys::default(),
             refused: Refused::default(),
             hints,
             prices: Prices::default(),
@@ -363,20 +333,20 @@ impl Manager {
     }
 
     fn residency(&self, tier: TierId, block: BlockId) -> Residency {
-        self.tiers[tier].here.get(block)
+        self.tiers[tier].residency.get(block)
     }
 
     /// What is on its way to a block on a tier.
     fn arrival(&self, tier: TierId, block: BlockId) -> Option<&Arrival> {
-        self.tiers[tier].here.arrival(block)
+        self.tiers[tier].residency.arrival(block)
     }
 
     fn arrival_mut(&mut self, tier: TierId, block: BlockId) -> Option<&mut Arrival> {
-        self.tiers[tier].here.arrival_mut(block)
+        self.tiers[tier].residency.arrival_mut(block)
     }
 
     /// What a block has in common with its neighbours.
     fn node(&self, block: BlockId) -> &Node {
-        self.trie.own(block)
+        self.trie.value(block)
     }
 }

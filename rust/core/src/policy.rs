@@ -151,8 +151,8 @@ pub trait Policy: Debug + Send + Sync {
     }
 
     /// A block of this name will come or go.
-    fn warm_print(&self, print: u64) {
-        let _ = print;
+    fn prefetch_tag(&self, tag: u64) {
+        let _ = tag;
     }
 
     /// A block has come to stand on the tier, for the request that is served.
@@ -168,8 +168,8 @@ pub trait Policy: Debug + Send + Sync {
     }
 
     /// A block does not stand on the tier any more.
-    fn left(&mut self, id: BlockId, print: u64) -> Vec<BlockId> {
-        let _ = (id, print);
+    fn left(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
+        let _ = (id, tag);
         Vec::new()
     }
 

@@ -11,28 +11,28 @@
 //! split O(blocks behind it). Beside the tokens six bytes per block and about 80 per run.
 
 mod ahead;
-mod asked;
 mod ids;
-mod kin;
 mod name;
+mod query;
 mod run;
+mod siblings;
 #[cfg(test)]
 mod tests;
-mod text;
+mod tokens;
 
 use std::ops::Range;
 
 use crate::block::{BlockId, Handle, Token};
-use crate::column::{Column, PIECE};
-use crate::pairs::Pairs;
+use crate::paged_vec::{PIECE, PagedVec};
+use crate::u32_map::U32Map;
 
-pub use asked::Asked;
-pub use name::{GROUP, Part, Prints};
+pub use name::{GROUP, GroupSlice, Tags};
+pub use query::Query;
 pub use run::RunId;
 
 use ids::Ids;
 use run::{NONE, Run};
-use text::Text;
+use tokens::TokenPages;
 
 /// Ids kept behind a run that grew by few blocks, for those that follow.
 const ROOM: u32 = 8;
@@ -41,17 +41,17 @@ const ROOM: u32 = 8;
 #[derive(Clone, Debug)]
 pub struct Trie<T = ()> {
     block_tokens: usize,
-    runs: Column<Run<T>>,
+    runs: PagedVec<Run<T>>,
     bound: RunId,
     free_runs: Vec<RunId>,
     /// Which ids are blocks, and of which run.
     ids: Ids,
-    text: Text,
-    generations: Column<u16>,
+    token_pages: TokenPages,
+    generations: PagedVec<u16>,
     living: usize,
     roots: u32,
     /// Every run that has a sibling, by its key.
-    kin: Pairs,
+    siblings: U32Map,
 }
 
 impl<T: Copy + PartialEq + Default> Trie<T> {
@@ -60,15 +60,15 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     pub fn new(block_tokens: usize) -> Self {
         Self {
             block_tokens,
-            runs: Column::new(Run::new(NONE, 0, T::default())),
+            runs: PagedVec::new(Run::new(NONE, 0, T::default())),
             bound: 0,
             free_runs: Vec::new(),
             ids: Ids::new(),
-            text: Text::new(block_tokens),
-            generations: Column::new(0),
+            token_pages: TokenPages::new(block_tokens),
+            generations: PagedVec::new(0),
             living: 0,
             roots: 0,
-            kin: Pairs::default(),
+            siblings: U32Map::default(),
         }
     }
 
@@ -112,7 +112,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// Bytes of text that so many more blocks take besides what is there.
     #[must_use]
     pub fn growth(&self, blocks: usize) -> usize {
-        self.text.growth(self.len().saturating_add(blocks).max(self.ids.bound() as usize))
+        self.token_pages.growth(self.len().saturating_add(blocks).max(self.ids.bound() as usize))
     }
 
     /// How many runs hold the blocks.
@@ -177,19 +177,19 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// The tokens of one block.
     #[must_use]
     pub fn tokens(&self, block: BlockId) -> &[Token] {
-        self.text.of(block, 1)
+        self.token_pages.of(block, 1)
     }
 
     /// The tokens of consecutive blocks of one run.
     #[must_use]
-    pub fn text(&self, blocks: Range<BlockId>) -> &[Token] {
-        self.text.of(blocks.start, blocks.end - blocks.start)
+    pub fn tokens_of(&self, blocks: Range<BlockId>) -> &[Token] {
+        self.token_pages.of(blocks.start, blocks.end - blocks.start)
     }
 
     /// What a block has in common with the others of its run.
     #[must_use]
-    pub fn own(&self, block: BlockId) -> &T {
-        &self.home(block).own
+    pub fn value(&self, block: BlockId) -> &T {
+        &self.home(block).value
     }
 
     /// The blocks of the run that a block belongs to.
@@ -211,7 +211,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             let run = &self.runs[before];
             let blocks = rest.len().min((run.first + run.blocks - first) as usize);
             rest = &rest[blocks..];
-            Some((first..first + count(blocks), &run.own))
+            Some((first..first + count(blocks), &run.value))
         })
     }
 
@@ -222,7 +222,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         while let Some(&first) = rest.first() {
             before = self.isolate(before, first, rest.len());
             let run = &mut self.runs[before];
-            what(first..first + run.blocks, &mut run.own);
+            what(first..first + run.blocks, &mut run.value);
             rest = &rest[run.blocks as usize..];
         }
         let Some(&first) = path.first() else { return };
@@ -268,7 +268,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     }
 
     /// Appends the blocks of the longest known prefix of `asked` to `path`; whole blocks only.
-    pub fn walk(&self, root: RunId, asked: Asked<'_>, path: &mut Vec<BlockId>) {
+    pub fn walk(&self, root: RunId, asked: Query<'_>, path: &mut Vec<BlockId>) {
         let size = self.block_tokens;
         let mut run = root;
         let mut rest = asked;
@@ -279,12 +279,12 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             // What stands behind it comes from memory while this is compared.
             if next.child != NONE {
                 let ahead = &self.runs[next.child];
-                self.text.warm(ahead.first, 1);
+                self.token_pages.warm(ahead.first, 1);
                 if ahead.child != NONE {
                     self.runs.warm(ahead.child);
                 }
             }
-            let same = rest.alike(self.text.of(next.first, count(blocks)), size);
+            let same = rest.alike(self.token_pages.of(next.first, count(blocks)), size);
             path.extend(next.first..next.first + count(same));
             if same < next.blocks as usize {
                 return;
@@ -312,10 +312,10 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         root: RunId,
         parent: Option<BlockId>,
         tokens: &[Token],
-        own: T,
+        value: T,
     ) -> BlockId {
         let mut path = Vec::with_capacity(1);
-        self.extend(root, parent, tokens, own, &mut path);
+        self.extend(root, parent, tokens, value, &mut path);
         path[0]
     }
 
@@ -326,7 +326,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         root: RunId,
         parent: Option<BlockId>,
         tokens: &[Token],
-        own: T,
+        value: T,
         path: &mut Vec<BlockId>,
     ) {
         let size = self.block_tokens;
@@ -342,7 +342,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         while !rest.is_empty() {
             let wanted = count(rest.len() / size);
             let at = &self.runs[run];
-            let joins = at.parent != NONE && at.child == NONE && at.own == own;
+            let joins = at.parent != NONE && at.child == NONE && at.value == value;
             let mut taken = if joins { self.lengthen(run, wanted) } else { 0 };
             let fresh = taken == 0;
             let mut home = run;
@@ -352,7 +352,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
                 let (first, length) = self.ids.take(wanted.max(ROOM));
                 taken = wanted.min(length);
                 let kept = length - taken;
-                home = self.new_run(Run { first, room: kept, ..Run::new(run, depth, own) });
+                home = self.new_run(Run { first, room: kept, ..Run::new(run, depth, value) });
             }
             let (now, later) = rest.split_at(taken as usize * size);
             self.append(home, taken, now, path);
@@ -380,7 +380,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let at = &mut self.runs[run];
         let first = at.first + at.blocks;
         at.blocks += taken;
-        self.text.put(first, tokens);
+        self.token_pages.put(first, tokens);
         self.generations.reach(self.ids.bound());
         self.ids.settle(first..first + taken, run);
         path.extend(first..first + taken);
@@ -396,17 +396,17 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// Removes a block that has no child; its id may be given out again.
     pub fn remove(&mut self, block: BlockId) {
-        self.cut(block, 1);
+        self.remove_tail(block, 1);
     }
 
     /// Removes the last blocks of a run that has no child, of which `block` is the last one; their
     /// ids may be given out again.
-    pub fn cut(&mut self, block: BlockId, blocks: u32) {
+    pub fn remove_tail(&mut self, block: BlockId, blocks: u32) {
         debug_assert!(self.children(block).next().is_none());
         let id = self.ids.home(block);
         let parent = self.runs[id].parent;
         if blocks == self.runs[id].blocks {
-            self.disown(id);
+            self.detach(id);
         }
         let run = &mut self.runs[id];
         run.blocks -= blocks;
@@ -436,7 +436,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     #[must_use]
     pub fn audit(&self) -> Vec<String> {
         let mut broken = Vec::new();
-        let (mut seen, mut kin, mut alone) = (0, 0, 0);
+        let (mut seen, mut siblings, mut alone) = (0, 0, 0);
         for id in 0..self.bound {
             let run = &self.runs[id];
             alone += usize::from(run.child != NONE && self.runs[run.child].next == NONE);
@@ -451,11 +451,12 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             }
             let mut previous = NONE;
             for child in self.siblings(run.child).take(self.bound as usize) {
-                kin += 1;
+                siblings += 1;
                 let next = &self.runs[child];
                 if next.parent != id || next.blocks == 0 {
                     broken.push(format!("run {child} is not a child of run {id}"));
-                } else if self.find(next.parent, self.text.of(next.first, 1)) != Some(child) {
+                } else if self.find(next.parent, self.token_pages.of(next.first, 1)) != Some(child)
+                {
                     broken.push(format!("run {child} is not found behind run {id}"));
                 } else if next.depth != run.depth + run.blocks {
                     broken.push(format!("run {child} has depth {}", next.depth));
@@ -466,12 +467,15 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
                 previous = child;
             }
         }
-        if kin != self.runs() {
-            broken.push(format!("{kin} runs have a parent, {} are counted", self.runs()));
+        if siblings != self.runs() {
+            broken.push(format!("{siblings} runs have a parent, {} are counted", self.runs()));
         }
-        let known = self.kin.len();
-        if kin - alone != known {
-            broken.push(format!("{} runs have a sibling, {known} are in the tables", kin - alone));
+        let known = self.siblings.len();
+        if siblings - alone != known {
+            broken.push(format!(
+                "{} runs have a sibling, {known} are in the tables",
+                siblings - alone
+            ));
         }
         if seen != self.len() {
             broken.push(format!("{seen} blocks in runs, {} are counted", self.len()));
@@ -524,7 +528,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             next: NONE,
             previous: NONE,
             key: 0,
-            own: front.own,
+            value: front.value,
         };
         front.blocks = at;
         let id = self.new_run(back);
@@ -542,10 +546,10 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let back = &self.runs[child];
         let follows = front.first + front.blocks == back.first
             && !(back.first as usize).is_multiple_of(PIECE);
-        if back.next != NONE || !follows || front.own != back.own {
+        if back.next != NONE || !follows || front.value != back.value {
             return;
         }
-        self.disown(child);
+        self.detach(child);
         let vacant = Run::new(NONE, 0, T::default());
         let back = std::mem::replace(&mut self.runs[child], vacant);
         let front = &mut self.runs[run];

@@ -4,12 +4,11 @@ mod rig;
 
 mod contract {
     mod acquire;
+    mod batches;
     mod branch;
     mod commit;
     mod completion;
-    mod convoy;
     mod crowds;
-    mod cut;
     mod engine;
     mod failed_moves;
     mod failure;
@@ -30,6 +29,7 @@ mod contract {
     mod sharing;
     mod slots;
     mod suspend;
+    mod tails;
     mod tenants;
     mod transit;
     mod victims;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvtrie_core::block::{BlockId, Handle, Token};
-use kvtrie_core::trie::{Asked, RunId, Trie};
+use kvtrie_core::trie::{Query, RunId, Trie};
 use proptest::prelude::*;
 
 /// A scope's root and the tokens from there to the end of a block.
@@ -69,9 +69,9 @@ impl Beside {
         let known = self.paths.get(&path).copied();
         assert_eq!(self.trie.child(path.0, above, tokens), known);
         if known.is_none() {
-            let own = above.map_or(0, |above| self.owns[&above]).min(1);
-            let block = self.trie.insert(path.0, above, tokens, own);
-            self.owns.insert(block, own);
+            let value = above.map_or(0, |above| self.owns[&above]).min(1);
+            let block = self.trie.insert(path.0, above, tokens, value);
+            self.owns.insert(block, value);
             assert!(self.paths.values().all(|other| *other != block), "an id is used twice");
             self.paths.insert(path.clone(), block);
         }
@@ -96,20 +96,20 @@ impl Beside {
     fn change(&mut self, at: usize, (front, back): (usize, usize), value: u8) {
         let (root, tokens) = self.pick(at);
         let mut path = Vec::new();
-        self.trie.walk(root, Asked::Tokens(&tokens), &mut path);
-        let Some(part) = path.get(front..path.len().saturating_sub(back)) else { return };
-        let mut told = Vec::new();
-        self.trie.change(part, |run, own| {
-            told.extend(run);
-            *own = value;
+        self.trie.walk(root, Query::Tokens(&tokens), &mut path);
+        let Some(slice) = path.get(front..path.len().saturating_sub(back)) else { return };
+        let mut seen = Vec::new();
+        self.trie.change(slice, |run, known| {
+            seen.extend(run);
+            *known = value;
         });
-        assert_eq!(told, part);
-        self.owns.extend(part.iter().map(|&block| (block, value)));
+        assert_eq!(seen, slice);
+        self.owns.extend(slice.iter().map(|&block| (block, value)));
     }
 
     fn walk(&self, root: RunId, tokens: &[Token]) {
         let mut found = vec![BlockId::MAX];
-        self.trie.walk(root, Asked::Tokens(tokens), &mut found);
+        self.trie.walk(root, Query::Tokens(tokens), &mut found);
         let ends = (self.size..=tokens.len()).step_by(self.size);
         let known = ends.map_while(|end| self.paths.get(&(root, tokens[..end].to_vec())));
         let wanted: Vec<BlockId> = std::iter::once(BlockId::MAX).chain(known.copied()).collect();
@@ -119,18 +119,18 @@ impl Beside {
     /// From any block of a path on, its runs are its blocks, each in the run that it belongs to.
     fn along(&self, root: RunId, tokens: &[Token]) {
         let mut path = Vec::new();
-        self.trie.walk(root, Asked::Tokens(tokens), &mut path);
+        self.trie.walk(root, Query::Tokens(tokens), &mut path);
         let handles = path.iter().map(|&block| self.trie.handle(block));
         assert_eq!(self.trie.handles(&path), handles.collect::<Vec<_>>());
         for from in 0..path.len() {
-            let mut told = Vec::new();
-            for (run, own) in self.trie.along(&path[from..]) {
+            let mut seen = Vec::new();
+            for (run, value) in self.trie.along(&path[from..]) {
                 let all = self.trie.run(run.start);
                 assert!(run.end == all.end || path.last() == Some(&(run.end - 1)));
-                assert!(all.contains(&(run.end - 1)) && *own == self.owns[&run.start]);
-                told.extend(run);
+                assert!(all.contains(&(run.end - 1)) && *value == self.owns[&run.start]);
+                seen.extend(run);
             }
-            assert_eq!(told, path[from..]);
+            assert_eq!(seen, path[from..]);
         }
     }
 
@@ -173,7 +173,7 @@ impl Beside {
             assert_eq!(self.trie.tokens(block), &tokens[parent.1.len()..]);
             assert_eq!(self.trie.parent(block), self.paths.get(&parent).copied());
             assert_eq!(self.trie.root(block), *root);
-            assert_eq!(*self.trie.own(block), self.owns[&block]);
+            assert_eq!(*self.trie.value(block), self.owns[&block]);
             self.walk(*root, tokens);
             self.along(*root, tokens);
             below.entry(parent).or_default().insert(block);

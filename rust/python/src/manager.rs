@@ -8,7 +8,7 @@ use kvtrie_core::block::{Handle, Structure, Token};
 use kvtrie_core::error::Result;
 use kvtrie_core::manager::{self, Acquire, DropOrder, LoadMode, Manager, Outcome};
 use kvtrie_core::policy;
-use kvtrie_core::trie::Asked;
+use kvtrie_core::trie::Query;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -163,11 +163,11 @@ impl BlockManager {
     ) -> PyResult<Match> {
         let py = tokens.py();
         let scope = crate::scope::scope(scope)?;
-        let look = |asked| self.shared.call(py, |manager| manager.probe(asked, &scope, keep));
+        let look = |query| self.shared.call(py, |manager| manager.probe(query, &scope, keep));
         let found = match Unchecked::of(tokens) {
-            None => look(Asked::Tokens(Tokens::new(tokens)?.as_slice()))?,
+            None => look(Query::Tokens(Tokens::new(tokens)?.as_slice()))?,
             Some(numbers) => {
-                let found = look(numbers.asked())?;
+                let found = look(numbers.query())?;
                 numbers.check(found.len() * self.block_tokens as usize)?;
                 found
             }
@@ -188,7 +188,7 @@ impl BlockManager {
         let scope = crate::scope::scope(scope)?;
         let all = Sequences::many(tokens)?;
         let look = |manager: &Manager, all: &[&[Token]]| {
-            let probe = |tokens| manager.probe(Asked::Tokens(tokens), &scope, keep);
+            let probe = |tokens| manager.probe(Query::Tokens(tokens), &scope, keep);
             all.iter().copied().map(probe).collect::<Result<Vec<_>>>()
         };
         let found = if all.slices().iter().map(|tokens| tokens.len()).sum::<usize>() > LONG {

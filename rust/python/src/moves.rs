@@ -51,9 +51,9 @@ struct Columns {
 }
 
 /// Kind, lease, tiers and layers of a move.
-type Way = (u8, u64, u8, u8, u16, u16);
+type MoveClass = (u8, u64, u8, u8, u16, u16);
 
-fn way(row: &Move) -> Way {
+fn move_class(row: &Move) -> MoveClass {
     (row.kind, row.lease, row.src, row.dst, row.layer_lo, row.layer_hi)
 }
 
@@ -201,11 +201,11 @@ impl Moves {
         let py = slf.py();
         let tiers = numbers(tiers, "tier", u64::from(u8::MAX))?;
         let among = |tier: u8| tiers.contains(&u64::from(tier));
-        let mut parts: Vec<(Way, Vec<Move>)> = Vec::new();
+        let mut parts: Vec<(MoveClass, Vec<Move>)> = Vec::new();
         let mut others = Vec::new();
         let rows = &slf.get().rows;
-        if let Some(first) = rows.first().map(way)
-            && rows.iter().all(|row| row.after == 0 && way(row) == first)
+        if let Some(first) = rows.first().map(move_class)
+            && rows.iter().all(|row| row.after == 0 && move_class(row) == first)
             && among(rows[0].src)
             && among(rows[0].dst)
         {
@@ -217,7 +217,7 @@ impl Moves {
                 others.push(row.clone());
                 continue;
             }
-            let own = way(row);
+            let own = move_class(row);
             if parts.get(last).is_none_or(|(other, _)| *other != own) {
                 last = parts.iter().position(|(other, _)| *other == own).unwrap_or_else(|| {
                     parts.push((own, Vec::new()));

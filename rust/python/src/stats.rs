@@ -88,21 +88,21 @@ impl Stats {
     pub(crate) fn new(manager: &Manager) -> Self {
         let (blocks, leases, clamped) = manager.totals();
         let (queued, moves) = manager.pending();
-        let asked = manager.asked();
-        let mut missed = asked.blocks;
+        let requested = manager.requested();
+        let mut missed = requested.blocks;
         let tiers = manager.settings().tiers.len();
         let tier = |at| {
             missed -= manager.stats(at).hits;
             TierStats::new(manager, at, missed)
         };
         Self {
-            requests: asked.requests,
-            refused: asked.refused,
-            blocks_wanted: asked.blocks,
-            tokens_wanted: asked.tokens,
-            inserted: asked.inserted,
-            duplicates: asked.duplicates,
-            failed_lost: asked.failed_lost,
+            requests: requested.requests,
+            refused: requested.refused,
+            blocks_wanted: requested.blocks,
+            tokens_wanted: requested.tokens,
+            inserted: requested.inserted,
+            duplicates: requested.duplicates,
+            failed_lost: requested.failed_lost,
             clamped,
             doubted: manager.doubted(),
             blocks: blocks as u64,

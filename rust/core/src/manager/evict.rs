@@ -3,6 +3,10 @@
 //! Invariant: a slot whose bytes a store still reads is draining, never free. All evictions, of
 //! whatever kind, end in `vacate`. Cost: O(log n) per victim.
 
+pub(super) mod leaving;
+pub(super) mod set;
+pub(super) mod write;
+
 use std::ops::Range;
 
 use crate::arrival::MoveIds;
@@ -10,27 +14,28 @@ use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
 use crate::tier::State;
 use crate::time::Nanos;
 
-use super::draft::{Draft, Fate, Victim};
-use super::meter::Cause;
-use super::moves::{self, End, MoveKind};
-use super::report::Reason;
-use super::trips::Leaves;
-use super::{Manager, Tier};
+use crate::manager::evict::set::{EvictionSet, Fate, Victim};
+use crate::manager::kinds::Cause;
+use crate::manager::kinds::Reason;
+use crate::manager::kinds::{End, MoveKind};
+use crate::manager::moves;
+use crate::manager::moves::in_flight::Leaves;
+use crate::manager::{Manager, Tier};
 
 impl Manager {
     /// Carries out every decision, in order, and links the entries again.
-    pub(super) fn apply(&mut self, draft: &Draft, now: Nanos) {
-        let last = draft.victims.iter().filter(|victim| victim.quiet && victim.fate == Fate::Drop);
+    pub(super) fn apply(&mut self, set: &EvictionSet, now: Nanos) {
+        let last = set.victims.iter().filter(|victim| victim.quiet && victim.fate == Fate::Drop);
         // Their lines come from memory while the victims leave.
-        let parts = self.parts_leaving(last.map(Victim::run));
-        for victim in &draft.victims {
-            self.evict(victim, draft.cause, now);
+        let slices = self.slices_leaving(last.map(Victim::run));
+        for victim in &set.victims {
+            self.evict(victim, set.cause, now);
         }
-        self.remember(&parts);
-        if draft.victims.iter().all(|victim| victim.quiet) {
-            self.refresh_touched(draft);
+        self.remember(&slices);
+        if set.victims.iter().all(|victim| victim.quiet) {
+            self.refresh_touched(set);
         } else {
-            self.abandon(draft);
+            self.abandon(set);
         }
     }
 
@@ -53,7 +58,7 @@ impl Manager {
                 let slots = self.slots_of(tier, block, layers);
                 self.vacate(tier, block, layers);
                 let held = if self.tiers[tier].spec.layer_slots { dirty } else { layers };
-                self.demote(tier, block, dirty, (slots[0], held), now);
+                self.write_back(tier, block, dirty, (slots[0], held), now);
             }
             Fate::Clean | Fate::Drop => {
                 let slots = self.slots_of(tier, block, layers);
@@ -75,12 +80,12 @@ impl Manager {
     fn vacate_run(&mut self, tier: TierId, blocks: Range<BlockId>, last_copy: bool) {
         let before = self.trie.parent(blocks.start);
         // Another victim's leaving may have linked it again.
-        self.tiers[tier].retention.unlink(blocks.end - 1);
-        let Tier { here, space, .. } = &mut self.tiers[tier];
-        space.give_all(here.clear(blocks.clone()));
-        if self.told.watched {
+        self.tiers[tier].eviction.unlink(blocks.end - 1);
+        let Tier { residency, space, .. } = &mut self.tiers[tier];
+        space.give_all(residency.clear(blocks.clone()));
+        if self.feed.watched {
             for block in blocks.clone().rev() {
-                self.notice(tier, block);
+                self.on_change(tier, block);
             }
             // What the policy moved may have been looked at too early.
             if let Some(before) = before {
@@ -124,13 +129,13 @@ impl Manager {
                 (here.state, here.slot) = (State::Absent, NO_SLOT);
             }
         });
-        self.presence_changed(tier, block);
+        self.residency_changed(tier, block);
         rest
     }
 
     /// Writes `dirty` one tier down out of a slot that nobody else holds any more; should that
     /// fail, the slot still has the layers that it `held`.
-    fn demote(
+    fn write_back(
         &mut self,
         tier: TierId,
         block: BlockId,
@@ -167,26 +172,26 @@ impl Manager {
             let mut from = (tier, slot, end);
             let mut deps: MoveIds = waits.into_iter().collect();
             if let Some(host) = transit {
-                let own = self.new_own(host, self.all_layers());
-                let passing = self.own_slot(&self.owns[own], piece.lo);
+                let private = self.new_private(host, self.all_layers());
+                let passing = self.private_slot(&self.private_slots[private], piece.lo);
                 let up = self.add_move(
-                    moves::Draft {
+                    moves::NewMove {
                         kind: MoveKind::Load,
                         lease: 0,
                         block: Some(block),
                         src: from,
-                        dst: (host, passing, End::Own(own)),
+                        dst: (host, passing, End::PrivateSlot(private)),
                         layers: piece,
                         tokens: self.settings.block_tokens,
-                        deps: self.own_waits(own),
+                        deps: self.private_waits(private),
                     },
                     now,
                 );
                 deps.push(up);
-                from = (host, passing, End::Own(own));
+                from = (host, passing, End::PrivateSlot(private));
             }
             let id = self.add_move(
-                moves::Draft {
+                moves::NewMove {
                     kind: MoveKind::Store,
                     lease: 0,
                     block: Some(block),
@@ -198,8 +203,8 @@ impl Manager {
                 },
                 now,
             );
-            if let (Some(_), End::Own(own)) = (transit, from.2) {
-                self.unref_own(own);
+            if let (Some(_), End::PrivateSlot(private)) = (transit, from.2) {
+                self.unref_private(private);
             }
             moves.push(id);
         }

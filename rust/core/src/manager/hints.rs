@@ -7,12 +7,12 @@
 
 mod bands;
 mod claims;
+mod demote;
 mod fetch;
+mod pending;
 mod quotas;
 mod release;
 mod retain;
-mod sink;
-mod wishes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,25 +24,25 @@ use crate::record::Wanted;
 use crate::scope::{Scope, ScopeId};
 use crate::tier::{State, TierSpec};
 use crate::time::Nanos;
-use crate::trie::Asked;
+use crate::trie::Query;
 
-use super::Manager;
-use super::session::SessionId;
+use crate::manager::Manager;
+use crate::manager::request::session::SessionId;
 
 use claims::Claims;
+use pending::PendingHints;
 use quotas::Quotas;
-use wishes::Wishes;
 
 /// All that was said.
 #[derive(Debug)]
 pub(super) struct Hints {
     claims: Claims,
-    wishes: Wishes,
+    pending: PendingHints,
     quotas: Quotas,
     /// Per tier the blocks that are retained there, and how many may be.
     kept: Vec<(BTreeSet<BlockId>, u64)>,
     /// Blocks on their way down more than one tier, and where to.
-    sinking: BTreeMap<BlockId, TierId>,
+    demoting: BTreeMap<BlockId, TierId>,
     /// The owner who is nobody in particular.
     nobody: Arc<str>,
 }
@@ -57,10 +57,10 @@ impl Hints {
         let most = |tier: &TierSpec| (f64::from(tier.blocks) * tier.retained_share) as u64;
         Self {
             claims: Claims::default(),
-            wishes: Wishes::default(),
+            pending: PendingHints::default(),
             quotas: Quotas::default(),
             kept: tiers.iter().map(|tier| (BTreeSet::new(), most(tier))).collect(),
-            sinking: BTreeMap::new(),
+            demoting: BTreeMap::new(),
             nobody: Arc::from(""),
         }
     }
@@ -74,12 +74,12 @@ impl Hints {
 
     /// The scopes that waiting hints hold, and the contents that wait.
     pub(super) fn awaited(&self) -> impl Iterator<Item = (ScopeId, &[Token])> {
-        self.wishes.contents()
+        self.pending.contents()
     }
 
     /// Whether nothing is said of any block, nor waits for one.
     pub(super) fn silent(&self) -> bool {
-        self.claims.is_empty() && self.sinking.is_empty() && !self.wishes.awaited()
+        self.claims.is_empty() && self.demoting.is_empty() && !self.pending.awaited()
     }
 
     fn owner(&self, name: Option<&str>) -> Arc<str> {
@@ -236,14 +236,14 @@ impl Manager {
         let mut path = Vec::new();
         if let Ok(Some(id)) = self.scopes.find(scope) {
             let content = self.scopes.digests.content(scope, 0, tokens);
-            self.trie.walk(self.scopes.get(id).root, Asked::Tokens(&content), &mut path);
+            self.trie.walk(self.scopes.get(id).root, Query::Tokens(&content), &mut path);
         }
         path
     }
 
     /// Hints that wait no more need their scopes and digests no more.
     fn leave_ended(&mut self) {
-        for (scope, content) in self.hints.wishes.take_ended() {
+        for (scope, content) in self.hints.pending.take_ended() {
             self.scopes.let_go(scope);
             self.scopes.digests.free(&content);
         }
@@ -252,16 +252,16 @@ impl Manager {
     /// A block is gone, and so is what was said of it.
     pub(super) fn forget_hints(&mut self, block: BlockId, parent: Option<BlockId>) {
         self.hints.claims.forget(block);
-        self.hints.sinking.remove(&block);
-        if self.hints.wishes.awaited() {
+        self.hints.demoting.remove(&block);
+        if self.hints.pending.awaited() {
             let scope = self.node(block).scope;
-            self.hints.wishes.gone(scope, block, parent);
+            self.hints.pending.gone(scope, block, parent);
         }
     }
 
     /// A lease has ended.
     pub(super) fn forget_lease_hints(&mut self, scope: ScopeId, id: LeaseId) {
-        self.hints.wishes.end_lease(scope, id);
+        self.hints.pending.end_lease(scope, id);
     }
 
     /// What a store keeps of what is said of a block: the strongest.
@@ -304,8 +304,8 @@ impl Manager {
         let hints = &self.hints;
         broken.extend(hints.claims.audit(self.clock.last()));
         let alive = |block| self.trie.alive(block);
-        broken.extend(hints.wishes.audit(alive, |lease| self.leases.contains_key(&lease)));
-        let named = hints.claims.blocks().chain(hints.sinking.keys().copied());
+        broken.extend(hints.pending.audit(alive, |lease| self.leases.contains_key(&lease)));
+        let named = hints.claims.blocks().chain(hints.demoting.keys().copied());
         let gone = named.filter(|&block| !self.trie.alive(block));
         broken.extend(gone.map(|block| format!("block {block} is gone and hinted")));
         for (tier, (kept, most)) in hints.kept.iter().enumerate() {

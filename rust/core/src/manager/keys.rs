@@ -18,13 +18,13 @@ const RECENT: usize = 1024;
 
 /// Keys by block.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Keys {
+pub(super) struct ContentKeys {
     kept: BTreeMap<BlockId, Key>,
     /// Empty until the first key comes; then each block has one place.
     recent: Vec<Option<(BlockId, Key)>>,
 }
 
-impl Keys {
+impl ContentKeys {
     pub(super) fn is_empty(&self) -> bool {
         self.recent.is_empty()
     }
@@ -63,7 +63,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{EVERY, Keys};
+    use super::{ContentKeys, EVERY};
 
     proptest! {
         /// Beside a map of all keys: nothing wrong is told, and what must be kept is.
@@ -71,7 +71,7 @@ mod tests {
         fn it_tells_no_key_that_is_not_the_blocks(
             steps in prop::collection::vec((0_u32..5000, 0_u32..40, 0_u8..4), 1..200),
         ) {
-            let (mut keys, mut all) = (Keys::default(), BTreeMap::new());
+            let (mut keys, mut all) = (ContentKeys::default(), BTreeMap::new());
             for (at, (block, depth, what)) in steps.into_iter().enumerate() {
                 let key = [u8::try_from(at).unwrap(); 32];
                 if what == 0 {

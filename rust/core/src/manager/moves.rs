@@ -4,6 +4,14 @@
 //! which it names as `after`. Invariant: the queue is in topological order, and an endpoint is
 //! busy until its move has ended. Cost: O(log moves) each.
 
+pub(super) mod awaits;
+pub(super) mod batch;
+pub(super) mod complete;
+pub(super) mod fail;
+pub(super) mod in_flight;
+pub(super) mod load;
+pub(super) mod recent_results;
+
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -15,31 +23,9 @@ use crate::record::{Key, Label};
 use crate::tier::{Kind, State};
 use crate::time::Nanos;
 
-use super::Manager;
-use super::own::OwnId;
-use super::trips::Trip;
-
-/// What a move is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum MoveKind {
-    /// Towards a faster tier.
-    Load,
-    /// Towards a slower tier.
-    Store,
-    /// Within the first tier, before a shared partial block is written.
-    Copy,
-}
-
-/// One end of a move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// The block's residency on that tier.
-    Here,
-    /// A lease's own slot, or one reserved for transit.
-    Own(OwnId),
-    /// A slot whose block leaves with this move.
-    Leaving,
-}
+use crate::manager::Manager;
+use crate::manager::kinds::{End, MoveKind};
+use crate::manager::moves::in_flight::InFlightMove;
 
 /// Copies `layers` of one block from one slot to another.
 #[derive(Clone, Debug)]
@@ -87,7 +73,7 @@ pub(super) struct Route {
 }
 
 /// What a new move is made of; the rest follows.
-pub(super) struct Draft {
+pub(super) struct NewMove {
     pub(super) kind: MoveKind,
     pub(super) lease: LeaseId,
     pub(super) block: Option<BlockId>,
@@ -115,7 +101,7 @@ impl Manager {
     pub fn hand_out<T>(
         &mut self,
         limit: usize,
-        told: impl Fn(&Move, LeaseId) -> T,
+        give: impl Fn(&Move, LeaseId) -> T,
     ) -> Result<Vec<T>> {
         self.open()?;
         let number = limit.min(self.queue.len());
@@ -133,7 +119,7 @@ impl Manager {
                 0 => first.get(&id).copied().unwrap_or(0),
                 asked => asked,
             };
-            out.push(told(&known.told, lease));
+            out.push(give(&known.spec, lease));
         }
         Ok(out)
     }
@@ -181,11 +167,11 @@ impl Manager {
     }
 
     /// Adds a move and marks its ends as busy.
-    pub(super) fn add_move(&mut self, draft: Draft, now: Nanos) -> MoveId {
-        self.hold(draft.src.0, draft.block, draft.src.2);
-        self.hold(draft.dst.0, draft.block, draft.dst.2);
-        let route = self.route(draft.kind, draft.src.0, draft.dst.0);
-        self.enter(draft, route, now).0
+    pub(super) fn add_move(&mut self, new: NewMove, now: Nanos) -> MoveId {
+        self.hold(new.src.0, new.block, new.src.2);
+        self.hold(new.dst.0, new.block, new.dst.2);
+        let route = self.route(new.kind, new.src.0, new.dst.0);
+        self.enter(new, route, now).0
     }
 
     /// How moves of this kind go from one tier to another.
@@ -203,13 +189,13 @@ impl Manager {
     #[inline(always)]
     pub(super) fn enter(
         &mut self,
-        draft: Draft,
+        new: NewMove,
         route: Route,
         now: Nanos,
     ) -> (MoveId, Transmission) {
         let id = self.next_move;
         self.next_move += 1;
-        let Draft { kind, lease, block, src, dst, layers, tokens, mut deps } = draft;
+        let NewMove { kind, lease, block, src, dst, layers, tokens, mut deps } = new;
         let Route { lane, keyed, labelled } = route;
         let mut start = now;
         if !deps.is_empty() {
@@ -237,8 +223,8 @@ impl Manager {
         let label = kept.map(|block| Box::new(self.label(block, now)));
         let named = dst.1 != NO_SLOT && src.1 != NO_SLOT;
         let turn = if named { self.turn(&deps) } else { None };
-        self.moves.push(Trip {
-            told: Move {
+        self.moves.push(InFlightMove {
+            spec: Move {
                 id,
                 kind,
                 lease,
@@ -313,8 +299,8 @@ impl Manager {
                 self.alter(tier, block, |here| here.busy += 1);
                 self.refresh_on(tier, block);
             }
-            (End::Own(own), _) => {
-                self.owns.get_mut(own).expect("a living own slot").busy += 1;
+            (End::PrivateSlot(private), _) => {
+                self.private_slots.get_mut(private).expect("a living own slot").busy += 1;
             }
             _ => {}
         }
@@ -333,7 +319,7 @@ impl Manager {
         let first = times.clone().map(|m| m.first).min().unwrap_or(0);
         let ready = times.map(|m| m.ready).max().unwrap_or(0);
         self.alter(tier, block, |here| here.state = State::Arriving);
-        let here = &mut self.tiers[tier].here;
+        let here = &mut self.tiers[tier].residency;
         if here.arrival(block).is_none() {
             here.expect(block, Arrival::new(have, MoveIds::new(), first, ready));
         }
@@ -342,7 +328,7 @@ impl Manager {
             arrival.target.join(layers).expect("what arrives leaves no gap in a tier's range");
         arrival.moves.extend_from_slice(moves);
         arrival.ready = arrival.ready.max(ready);
-        self.presence_changed(tier, block);
+        self.residency_changed(tier, block);
     }
 
     /// The slot of one layer, or of all, of a residency.

@@ -13,11 +13,11 @@ use crate::policy::{Entry, Facts, Reload};
 use crate::scope::{Known, ScopeId};
 use crate::tier::{Owner, State, Write};
 use crate::time::{Nanos, Stamp, stamp};
-use crate::trie::Part;
+use crate::trie::GroupSlice;
 
-use super::Manager;
-use super::meter::Cause;
-use super::settings::DropOrder;
+use crate::manager::Manager;
+use crate::manager::kinds::Cause;
+use crate::manager::settings::DropOrder;
 
 /// What the blocks of a run have in common.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(super) struct Node {
 pub(super) type Runs = SmallVec<[Range<BlockId>; 12]>;
 
 /// Parts of groups that leave the trie, and how often they were used.
-pub(super) type Parts = SmallVec<[(Part, u32); 16]>;
+pub(super) type GroupSlices = SmallVec<[(GroupSlice, u32); 16]>;
 
 impl Manager {
     /// The layers of a block that stand or will stand on a tier.
@@ -93,7 +93,7 @@ impl Manager {
         let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
         let out = self.next_out(tier, block, have);
         let single = self.tiers[tier].spec.layer_slots && out.len() == 1;
-        let policy = self.tiers[tier].retention.policy();
+        let policy = self.tiers[tier].eviction.policy();
         let sessions = policy.sessions().then(|| self.session_blocks(block)).flatten();
         Facts {
             id: block,
@@ -137,7 +137,7 @@ impl Manager {
             Structure::LeafOnly => u32::MAX - facts.block,
             Structure::Holes => facts.block,
         };
-        self.tiers[tier].retention.entry(&facts, tie, &self.settings.cost)
+        self.tiers[tier].eviction.entry(&facts, tie, &self.settings.cost)
     }
 
     /// Whether a block may be chosen as victim on a tier.
@@ -157,7 +157,7 @@ impl Manager {
 
     /// Begins to fetch where a block stands on every tier.
     pub(super) fn warm_copies(&self, block: BlockId) {
-        self.tiers.iter().for_each(|tier| tier.here.warm(block));
+        self.tiers.iter().for_each(|tier| tier.residency.warm(block));
     }
 
     /// The same for a path that is gone through, where it stands on several.
@@ -180,11 +180,11 @@ impl Manager {
         run: Range<BlockId>,
         structure: Structure,
     ) -> Range<BlockId> {
-        let (all, here) = (self.holds_all(tier), &self.tiers[tier].here);
-        if !all && here.nowhere(run.clone()) {
+        let (all, here) = (self.holds_all(tier), &self.tiers[tier].residency);
+        if !all && here.none_present(run.clone()) {
             return run.end..run.end;
         }
-        if structure == Structure::LeafOnly && (all || here.everywhere(run.clone())) {
+        if structure == Structure::LeafOnly && (all || here.all_present(run.clone())) {
             return run.end - 1..run.end;
         }
         run
@@ -200,7 +200,7 @@ impl Manager {
 
     pub(super) fn refresh_on(&mut self, tier: TierId, block: BlockId) {
         let alive = self.trie.alive(block);
-        let known = self.tiers[tier].retention.get(block);
+        let known = self.tiers[tier].eviction.get(block);
         if known.is_none() && tier == 0 && alive && self.node(block).refs > 0 {
             return;
         }
@@ -210,20 +210,20 @@ impl Manager {
             return;
         }
         let band = self.band(tier, block);
-        if known != wanted || (known.is_some() && self.tiers[tier].retention.band(block) != band) {
-            let retention = &mut self.tiers[tier].retention;
+        if known != wanted || (known.is_some() && self.tiers[tier].eviction.band(block) != band) {
+            let index = &mut self.tiers[tier].eviction;
             if known.is_some() {
-                retention.unlink(block);
+                index.unlink(block);
             }
             if let Some(entry) = wanted {
-                retention.link(entry, band);
+                index.link(entry, band);
             }
         }
     }
 
     /// After a block's presence on a tier changed: its own entry and its parent's.
-    pub(super) fn presence_changed(&mut self, tier: TierId, block: BlockId) {
-        self.notice(tier, block);
+    pub(super) fn residency_changed(&mut self, tier: TierId, block: BlockId) {
+        self.on_change(tier, block);
         self.attend(tier, block);
         self.refresh_on(tier, block);
         if let Some(parent) = self.trie.parent(block) {
@@ -244,9 +244,9 @@ impl Manager {
             }
         });
         self.refused.used(path);
-        if self.told.watched {
+        if self.feed.watched {
             for &block in path {
-                self.notice_use(block);
+                self.on_hit(block);
             }
         }
         self.used_again(path);
@@ -308,10 +308,10 @@ impl Manager {
     ) {
         let Known { root, seed, .. } = *self.scopes.get(node.scope);
         let known = path.len();
-        if self.told.recalls() {
+        if self.feed.has_ghosts() {
             let (mut rest, mut behind) = (tokens, parent);
             // Blocks that were used equally often go together.
-            for (blocks, uses) in self.former_uses(seed, parent, tokens) {
+            for (blocks, uses) in self.uses_before_eviction(seed, parent, tokens) {
                 let (now, later) = rest.split_at(blocks * self.block_tokens());
                 let node = Node { uses: node.uses + uses, ..node };
                 self.trie.extend(root, behind, now, node, path);
@@ -320,19 +320,19 @@ impl Manager {
         } else {
             self.trie.extend(root, parent, tokens, node, path);
         }
-        if self.told.meets() {
-            let mut prints = self.trie.prints(seed, parent);
+        if self.feed.wants_inserts() {
+            let mut tags = self.trie.tags(seed, parent);
             let mut before = parent;
             for &block in &path[known..] {
-                self.told.meet(before, block, prints.next(self.trie.tokens(block)));
-                self.foresee(0, block);
+                self.feed.on_insert(before, block, tags.next(self.trie.tokens(block)));
+                self.on_evict_soon(0, block);
                 before = Some(block);
             }
         }
     }
 
     /// How often blocks that come were used in a former life: so many one after the other, so often.
-    fn former_uses(
+    fn uses_before_eviction(
         &mut self,
         seed: u64,
         parent: Option<BlockId>,
@@ -343,10 +343,10 @@ impl Manager {
             Some((known, alike)) if *alike == uses => *known += blocks,
             _ => former.push((blocks, uses)),
         };
-        let parts = self.trie.parts(seed, parent, tokens).inspect(|part| self.told.warm(part));
-        let parts: SmallVec<[Part; 8]> = parts.collect();
-        for part in parts {
-            self.told.recall(&part, &mut add);
+        let slices = self.trie.slices(seed, parent, tokens).inspect(|slice| self.feed.warm(slice));
+        let slices: SmallVec<[GroupSlice; 8]> = slices.collect();
+        for slice in slices {
+            self.feed.recall(&slice, &mut add);
         }
         former
     }
@@ -354,7 +354,7 @@ impl Manager {
     /// Room for what is said of every block.
     fn reach(&mut self) {
         for tier in &mut self.tiers {
-            tier.here.reach(self.trie.bound());
+            tier.residency.reach(self.trie.bound());
         }
     }
 
@@ -403,26 +403,26 @@ impl Manager {
                 return;
             }
             next = self.trie.parent(block);
-            let parts = self.parts_leaving(std::iter::once(block..block + 1));
+            let slices = self.slices_leaving(std::iter::once(block..block + 1));
             self.strike(block..block + 1, next);
-            self.remember(&parts);
+            self.remember(&slices);
         }
     }
 
     /// What is to be remembered of the last blocks of runs, which are about to leave the trie, the
     /// last one first: whoever leaves later is remembered longer.
-    pub(super) fn parts_leaving(&self, runs: impl Iterator<Item = Range<BlockId>>) -> Parts {
-        let mut all = Parts::new();
-        if !self.told.remembers() {
+    pub(super) fn slices_leaving(&self, runs: impl Iterator<Item = Range<BlockId>>) -> GroupSlices {
+        let mut all = GroupSlices::new();
+        if !self.feed.keeps_ghosts() {
             return all;
         }
         for blocks in runs {
             let Node { scope, uses, .. } = *self.node(blocks.start);
             let (seed, before) = (self.scopes.get(scope).seed, self.trie.parent(blocks.start));
             let first = all.len();
-            for part in self.trie.parts(seed, before, self.trie.text(blocks)) {
-                self.told.warm(&part);
-                all.push((part, uses));
+            for slice in self.trie.slices(seed, before, self.trie.tokens_of(blocks)) {
+                self.feed.warm(&slice);
+                all.push((slice, uses));
             }
             all[first..].reverse();
         }
@@ -430,9 +430,9 @@ impl Manager {
     }
 
     /// Remembers blocks that left the trie.
-    pub(super) fn remember(&mut self, parts: &Parts) {
-        for (part, uses) in parts {
-            self.told.remember(part, *uses);
+    pub(super) fn remember(&mut self, slices: &GroupSlices) {
+        for (slice, uses) in slices {
+            self.feed.remember(slice, *uses);
         }
     }
 
@@ -448,8 +448,8 @@ impl Manager {
     fn strike(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
         self.forget_beside(blocks.clone(), before);
         let first = before.is_none().then(|| self.node(blocks.start).scope);
-        self.scopes.digests.free(self.trie.text(blocks.clone()));
-        self.trie.cut(blocks.end - 1, blocks.end - blocks.start);
+        self.scopes.digests.free(self.trie.tokens_of(blocks.clone()));
+        self.trie.remove_tail(blocks.end - 1, blocks.end - blocks.start);
         if let Some(scope) = first {
             self.scopes.emptied(scope);
         }

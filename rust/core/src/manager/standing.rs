@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::block::{BlockId, Layers, TierId};
 use crate::tier::{Residency, State};
 
-use super::Manager;
+use crate::manager::Manager;
 
 /// The layers of a block that stand on each tier.
 type Standings = SmallVec<[Layers; 4]>;
@@ -26,11 +26,11 @@ impl Manager {
         what: impl FnOnce(&mut Residency),
     ) {
         if self.tiers.len() == 1 {
-            self.tiers[tier].here.change(block, what);
+            self.tiers[tier].residency.change(block, what);
             return;
         }
         let stood = self.standing(tier, block);
-        self.tiers[tier].here.change(block, what);
+        self.tiers[tier].residency.change(block, what);
         self.recount(tier, block, stood);
     }
 
@@ -84,9 +84,9 @@ impl Manager {
     ) {
         let mut others = 0_u64;
         for at in (0..self.tiers.len()).filter(|&at| at != tier) {
-            if known == Some(at) || self.tiers[at].here.wholly(blocks.clone()) {
+            if known == Some(at) || self.tiers[at].residency.all_whole(blocks.clone()) {
                 others |= 1 << at;
-            } else if !self.tiers[at].here.nowhere(blocks.clone()) {
+            } else if !self.tiers[at].residency.none_present(blocks.clone()) {
                 for block in blocks.clone() {
                     self.recount(tier, block, stood);
                 }

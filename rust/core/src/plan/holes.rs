@@ -21,7 +21,7 @@ const MOST: usize = 512;
 const LOADED: u32 = 1 << 31;
 
 #[derive(Clone, Copy)]
-struct Pair {
+struct Partial {
     /// When the lane has done its loads.
     lane: Nanos,
     /// When everything so far is ready.
@@ -37,7 +37,7 @@ pub(super) fn solve(steps: &[Step], lane: usize, lane_free: &[Nanos]) -> (Vec<bo
     let mut exact = true;
     let mut trails: Vec<u32> = Vec::with_capacity(steps.len() * 8);
     let mut starts = Vec::with_capacity(steps.len());
-    let mut now = vec![Pair { lane: free, ready: 0, trail: 0 }];
+    let mut now = vec![Partial { lane: free, ready: 0, trail: 0 }];
     let mut next = Vec::new();
     for step in steps {
         after -= compulsory(std::slice::from_ref(step));
@@ -58,23 +58,23 @@ pub(super) fn solve(steps: &[Step], lane: usize, lane_free: &[Nanos]) -> (Vec<bo
 }
 
 /// The pairs after `step` that are ready by `bound`, ascending in the lane's end.
-fn advance(now: &[Pair], step: &Step, bound: Nanos, next: &mut Vec<Pair>) {
+fn advance(now: &[Partial], step: &Step, bound: Nanos, next: &mut Vec<Partial>) {
     next.clear();
     let numbered = || now.iter().zip(0u32..);
     match step.source {
         Source::Here { ready } => {
             for (pair, trail) in numbered() {
-                keep(next, Pair { ready: pair.ready.max(ready), trail, ..*pair }, bound);
+                keep(next, Partial { ready: pair.ready.max(ready), trail, ..*pair }, bound);
             }
         }
         Source::Missing => {
             for (pair, trail) in numbered() {
                 let ready = pair.ready.saturating_add(step.compute);
-                keep(next, Pair { ready, trail, ..*pair }, bound);
+                keep(next, Partial { ready, trail, ..*pair }, bound);
             }
         }
         Source::Load { time, from, .. } => {
-            let mut computed = numbered().map(|(pair, trail)| Pair {
+            let mut computed = numbered().map(|(pair, trail)| Partial {
                 lane: pair.lane,
                 ready: pair.ready.saturating_add(step.compute),
                 trail,
@@ -87,7 +87,7 @@ fn advance(now: &[Pair], step: &Step, bound: Nanos, next: &mut Vec<Pair>) {
                     coming = computed.next();
                 }
                 let ready = pair.ready.max(lane);
-                keep(next, Pair { lane, ready, trail: trail | LOADED }, bound);
+                keep(next, Partial { lane, ready, trail: trail | LOADED }, bound);
             }
             for pair in coming.into_iter().chain(computed) {
                 keep(next, pair, bound);
@@ -97,7 +97,7 @@ fn advance(now: &[Pair], step: &Step, bound: Nanos, next: &mut Vec<Pair>) {
 }
 
 /// Adds a pair whose lane ends no earlier than the others', unless one of them beats it.
-fn keep(pairs: &mut Vec<Pair>, pair: Pair, bound: Nanos) {
+fn keep(pairs: &mut Vec<Partial>, pair: Partial, bound: Nanos) {
     if pair.ready > bound {
         return;
     }
@@ -109,7 +109,7 @@ fn keep(pairs: &mut Vec<Pair>, pair: Pair, bound: Nanos) {
 }
 
 /// Keeps [`MOST`] pairs, evenly spread, both ends among them.
-fn thin(pairs: &mut Vec<Pair>) {
+fn thin(pairs: &mut Vec<Partial>) {
     let last = pairs.len() - 1;
     for i in 0..MOST {
         pairs[i] = pairs[i * last / (MOST - 1)];

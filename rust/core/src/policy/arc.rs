@@ -86,17 +86,17 @@ impl Policy for Arc {
         self.lists.warm(id);
     }
 
-    fn warm_print(&self, print: u64) {
-        self.ghosts[ONCE].warm(print);
-        self.ghosts[AGAIN].warm(print);
+    fn prefetch_tag(&self, tag: u64) {
+        self.ghosts[ONCE].warm(tag);
+        self.ghosts[AGAIN].warm(tag);
     }
 
     fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
         let [once, again] = [self.ghosts[ONCE].len(), self.ghosts[AGAIN].len()];
-        let list = if self.ghosts[ONCE].take(seen.print).is_some() {
+        let list = if self.ghosts[ONCE].take(seen.tag).is_some() {
             self.target = (self.target + (ONE * again / once).max(ONE)).min(ONE * self.capacity);
             AGAIN
-        } else if self.ghosts[AGAIN].take(seen.print).is_some() {
+        } else if self.ghosts[AGAIN].take(seen.tag).is_some() {
             self.target = self.target.saturating_sub((ONE * once / again).max(ONE));
             AGAIN
         } else {
@@ -121,11 +121,11 @@ impl Policy for Arc {
         self.chosen = 0;
     }
 
-    fn left(&mut self, id: BlockId, print: u64) -> Vec<BlockId> {
+    fn left(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
         let list = usize::from(self.lists.take(id));
         self.lengths[list] -= 1;
         self.chosen = self.chosen.saturating_sub(usize::from(list == ONCE));
-        self.ghosts[list].note(print, ());
+        self.ghosts[list].note(tag, ());
         self.ghosts[ONCE].keep(self.capacity.saturating_sub(self.lengths[ONCE]));
         let rest = (2 * self.capacity)
             .saturating_sub(self.lengths[ONCE] + self.lengths[AGAIN] + self.ghosts[ONCE].len());

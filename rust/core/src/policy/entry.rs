@@ -59,7 +59,7 @@ impl Facts {
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
     /// Names the block: the same when it comes back under another id.
-    pub print: u64,
+    pub tag: u64,
     /// How many requests there were: the clock of policies that count requests.
     pub request: u64,
     /// Whether a request uses the block; otherwise it comes from another tier.

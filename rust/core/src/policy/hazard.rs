@@ -29,7 +29,7 @@ const PERIOD: u64 = 128;
 const LEAST_WINDOW: u64 = 65_536;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Mark {
+struct HazardState {
     class: u8,
     /// The request of its last use.
     at: u64,
@@ -44,7 +44,7 @@ pub(super) struct Hazard {
     worth: Vec<Rates>,
     /// Looks so far.
     looks: u64,
-    marks: Memory<Mark>,
+    marks: Memory<HazardState>,
 }
 
 impl Hazard {
@@ -67,7 +67,7 @@ impl Hazard {
 
     fn mark(&mut self, seen: &Seen<'_>, class: u8, at: u64) {
         let weight = self.terms(seen.facts, seen.cost).cost;
-        self.marks.set(seen.facts.id, Mark { class, at, weight });
+        self.marks.set(seen.facts.id, HazardState { class, at, weight });
     }
 
     /// Rate of reuse times cost.
@@ -126,7 +126,7 @@ impl Policy for Hazard {
     }
 
     fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        match self.directory.latest(seen.print, seen.request) {
+        match self.directory.latest(seen.tag, seen.request) {
             // It comes from another tier: its life goes on.
             Some((class, age)) if !seen.used => {
                 self.mark(seen, class, seen.request.saturating_sub(u64::from(age)));
@@ -148,7 +148,7 @@ impl Policy for Hazard {
 
     /// Uses per request times cost.
     fn value(&self, facts: &Facts, _cost: f64, _idle: Nanos) -> f64 {
-        let Mark { class, at, .. } = self.marks.get(facts.id);
+        let HazardState { class, at, .. } = self.marks.get(facts.id);
         self.rate(facts.id, u64::from(class), at)
     }
 }

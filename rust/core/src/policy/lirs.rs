@@ -20,7 +20,7 @@ use crate::cost::CostModel;
 const HOT_SHARE: (usize, usize) = (1, 2);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Mark {
+struct LirsState {
     hot: bool,
     /// The request of its last use.
     used: u64,
@@ -30,7 +30,7 @@ struct Mark {
     depth: u32,
 }
 
-impl Mark {
+impl LirsState {
     /// 0 for the queue, 1 for hot blocks; and the place there.
     fn rank(self) -> (u64, u64) {
         (u64::from(self.hot), if self.hot { self.used } else { self.queued })
@@ -45,7 +45,7 @@ impl Mark {
 #[derive(Debug)]
 pub(super) struct Lirs {
     capacity: usize,
-    marks: Memory<Mark>,
+    marks: Memory<LirsState>,
     hot: BTreeSet<(u64, u32, BlockId)>,
     ghosts: Shadow<u64>,
 }
@@ -72,7 +72,8 @@ impl Lirs {
     /// Notes a use; returns the block that is hot no longer because of it.
     fn used(&mut self, seen: &Seen<'_>, hot: bool) -> Vec<BlockId> {
         let id = seen.facts.id;
-        let mark = Mark { hot, used: seen.request, queued: seen.request, depth: seen.facts.block };
+        let mark =
+            LirsState { hot, used: seen.request, queued: seen.request, depth: seen.facts.block };
         self.marks.set(id, mark);
         if !hot {
             return Vec::new();
@@ -82,7 +83,7 @@ impl Lirs {
         while self.hot.len() > self.room() {
             let Some((_, _, oldest)) = self.hot.pop_first() else { break };
             let mark = self.marks.get(oldest);
-            self.marks.set(oldest, Mark { hot: false, queued: seen.request, ..mark });
+            self.marks.set(oldest, LirsState { hot: false, queued: seen.request, ..mark });
             cooled.push(oldest);
         }
         cooled
@@ -118,16 +119,16 @@ impl Policy for Lirs {
         self.marks.warm(id);
     }
 
-    fn warm_print(&self, print: u64) {
-        self.ghosts.warm(print);
+    fn prefetch_tag(&self, tag: u64) {
+        self.ghosts.warm(tag);
     }
 
     fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
-        self.marks.ends_highest(blocks, alike, Mark::rank)
+        self.marks.ends_highest(blocks, alike, LirsState::rank)
     }
 
     fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        let ghost = self.ghosts.take(seen.print);
+        let ghost = self.ghosts.take(seen.tag);
         let hot = self.hot.len() < self.room() || ghost.is_some_and(|then| self.soon(then));
         self.used(seen, hot)
     }
@@ -141,12 +142,12 @@ impl Policy for Lirs {
         self.used(seen, hot)
     }
 
-    fn left(&mut self, id: BlockId, print: u64) -> Vec<BlockId> {
+    fn left(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
         let mark = self.marks.take(id);
         if mark.hot {
             self.hot.remove(&mark.key(id));
         }
-        self.ghosts.note(print, mark.used);
+        self.ghosts.note(tag, mark.used);
         self.ghosts.keep(self.capacity);
         Vec::new()
     }

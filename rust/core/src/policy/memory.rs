@@ -5,15 +5,15 @@
 use std::ops::Range;
 
 use crate::block::BlockId;
-use crate::column::Column;
+use crate::paged_vec::PagedVec;
 
 /// One value per block.
 #[derive(Clone, Debug)]
-pub(super) struct Memory<T>(Column<T>);
+pub(super) struct Memory<T>(PagedVec<T>);
 
 impl<T: Copy + Default> Default for Memory<T> {
     fn default() -> Self {
-        Self(Column::new(T::default()))
+        Self(PagedVec::new(T::default()))
     }
 }
 

@@ -22,12 +22,12 @@ use crate::time::Nanos;
 pub(super) struct Restore;
 
 /// The path of a request around one block.
-struct Path<'a> {
+struct RestorePath<'a> {
     facts: &'a Facts,
     cost: &'a CostModel,
 }
 
-impl Path<'_> {
+impl RestorePath<'_> {
     /// How much later the request is ready if block `at` has gone one tier down.
     fn loss(&self) -> Nanos {
         let (at, end) = (u64::from(self.facts.block), u64::from(self.facts.session_blocks));
@@ -92,7 +92,7 @@ impl Policy for Restore {
         Terms {
             base: facts.price_or(cost.base(facts.context)),
             layer_weight,
-            cost: micros(Path { facts, cost }.loss()) * layer_weight,
+            cost: micros(RestorePath { facts, cost }.loss()) * layer_weight,
             ..Terms::NONE
         }
     }
@@ -113,7 +113,7 @@ fn micros(nanos: Nanos) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Path, Restore};
+    use super::{Restore, RestorePath};
     use crate::cost::CostModel;
     use crate::error::Result;
     use crate::plan::{Source, Step, evaluate, solve};
@@ -168,7 +168,7 @@ mod tests {
             let facts = Facts { reload, ..facts(2 * u64::from(block), block, session_blocks) };
             let (with, without) =
                 (planned(&facts, &cost, block + 1), planned(&facts, &cost, block));
-            let loss = Path { facts: &facts, cost: &cost }.loss();
+            let loss = RestorePath { facts: &facts, cost: &cost }.loss();
             assert_eq!(loss, without.saturating_sub(with), "{facts:?} {cost:?}");
             hidden += u32::from(loss == 0);
         }
@@ -180,7 +180,7 @@ mod tests {
     fn loss(reload: Reload, block: u32, session_blocks: u32) -> Result<Nanos> {
         let cost = CostModel::affine(0.0, 1.0, 0.0, 1.0)?;
         let facts = Facts { reload, ..facts(u64::from(block) * 32, block, session_blocks) };
-        Ok(Path { facts: &facts, cost: &cost }.loss())
+        Ok(RestorePath { facts: &facts, cost: &cost }.loss())
     }
 
     #[test]

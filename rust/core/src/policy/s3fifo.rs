@@ -30,7 +30,7 @@ const MAIN_SHARE: usize = 5;
 const USES: u32 = 40;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Queue {
+enum Fifo {
     #[default]
     None,
     Small,
@@ -40,8 +40,8 @@ enum Queue {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Mark {
-    queue: Queue,
+struct S3State {
+    queue: Fifo,
     uses: u8,
     /// The turn in which it entered its queue.
     turn: u64,
@@ -53,7 +53,7 @@ struct Mark {
 #[derive(Debug)]
 pub(super) struct S3Fifo {
     capacity: usize,
-    marks: Memory<Mark>,
+    marks: Memory<S3State>,
     /// Oldest first, with the turns in which they entered: what has another turn now is void.
     small: VecDeque<(BlockId, u64)>,
     /// Blocks of the main queue with uses to their credit, by the turns in which they entered.
@@ -84,18 +84,18 @@ impl S3Fifo {
     /// otherwise the small one; last what was used.
     fn turn_of(&self, class: u64) -> u8 {
         let long = self.length - self.chosen > self.capacity / MAIN_SHARE;
-        let giving = if long { Queue::Main } else { Queue::Small };
+        let giving = if long { Fifo::Main } else { Fifo::Small };
         match class {
             _ if class == giving as u64 => 0,
-            _ if class == Queue::Used as u64 => 2,
+            _ if class == Fifo::Used as u64 => 2,
             _ => 1,
         }
     }
 
     /// Puts a block at the end of the main queue.
-    fn enter_main(&mut self, id: BlockId, mark: Mark) {
+    fn enter_main(&mut self, id: BlockId, mark: S3State) {
         self.turn += 1;
-        self.marks.set(id, Mark { queue: Queue::Main, turn: self.turn, ..mark });
+        self.marks.set(id, S3State { queue: Fifo::Main, turn: self.turn, ..mark });
         if mark.uses > 0 {
             self.used.insert((self.turn, id));
         }
@@ -106,11 +106,11 @@ impl S3Fifo {
         let mut passed = Vec::new();
         while let Some(&(id, turn)) = self.small.front() {
             let mark = self.marks.get(id);
-            if mark.turn == turn && mark.queue == Queue::Small {
+            if mark.turn == turn && mark.queue == Fifo::Small {
                 break;
             }
             self.small.pop_front();
-            if mark.turn == turn && mark.queue == Queue::Used {
+            if mark.turn == turn && mark.queue == Fifo::Used {
                 self.length += 1;
                 self.enter_main(id, mark);
                 passed.push(id);
@@ -120,7 +120,7 @@ impl S3Fifo {
     }
 
     /// Moves the main queue's hand to a block that leaves, as often round as it has uses.
-    fn pass_main(&mut self, mut left: Mark) -> Vec<BlockId> {
+    fn pass_main(&mut self, mut left: S3State) -> Vec<BlockId> {
         let mut passed = Vec::new();
         loop {
             while let Some(&(turn, id)) = self.used.first()
@@ -128,14 +128,14 @@ impl S3Fifo {
             {
                 self.used.pop_first();
                 let mark = self.marks.get(id);
-                self.enter_main(id, Mark { uses: mark.uses - 1, ..mark });
+                self.enter_main(id, S3State { uses: mark.uses - 1, ..mark });
                 passed.push(id);
             }
             if left.uses == 0 {
                 return passed;
             }
             self.turn += 1;
-            left = Mark { uses: left.uses - 1, turn: self.turn, ..left };
+            left = S3State { uses: left.uses - 1, turn: self.turn, ..left };
         }
     }
 }
@@ -160,7 +160,7 @@ impl Policy for S3Fifo {
     fn place(&self, facts: &Facts) -> u64 {
         let mark = self.marks.get(facts.id);
         match mark.queue {
-            Queue::Main => u64::from(mark.uses) << USES | mark.turn,
+            Fifo::Main => u64::from(mark.uses) << USES | mark.turn,
             _ => mark.request,
         }
     }
@@ -177,26 +177,26 @@ impl Policy for S3Fifo {
         self.marks.warm(id);
     }
 
-    fn warm_print(&self, print: u64) {
-        self.ghosts.warm(print);
+    fn prefetch_tag(&self, tag: u64) {
+        self.ghosts.warm(tag);
     }
 
     /// Only in the small queue does choosing one not change whose turn it is.
     fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
-        let small = |mark: Mark| mark.queue == Queue::Small;
+        let small = |mark: S3State| mark.queue == Fifo::Small;
         small(self.marks.get(blocks.end - 1))
             && self.marks.ends_highest(blocks, alike, |mark| (!small(mark), mark.request))
     }
 
     fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
         let (id, request) = (seen.facts.id, seen.request);
-        if self.ghosts.take(seen.print).is_some() {
+        if self.ghosts.take(seen.tag).is_some() {
             self.length += 1;
-            self.enter_main(id, Mark { request, ..Mark::default() });
+            self.enter_main(id, S3State { request, ..S3State::default() });
         } else {
             self.turn += 1;
             self.small.push_back((id, self.turn));
-            self.marks.set(id, Mark { queue: Queue::Small, uses: 0, turn: self.turn, request });
+            self.marks.set(id, S3State { queue: Fifo::Small, uses: 0, turn: self.turn, request });
         }
         Vec::new()
     }
@@ -204,33 +204,33 @@ impl Policy for S3Fifo {
     fn touched(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
         let mark = self.marks.get(seen.facts.id);
         let mark = match mark.queue {
-            Queue::Main => {
+            Fifo::Main => {
                 self.used.insert((mark.turn, seen.facts.id));
-                Mark { uses: (mark.uses + 1).min(MOST_USES), ..mark }
+                S3State { uses: (mark.uses + 1).min(MOST_USES), ..mark }
             }
-            _ => Mark { queue: Queue::Used, ..mark },
+            _ => S3State { queue: Fifo::Used, ..mark },
         };
         self.marks.set(seen.facts.id, mark);
         Vec::new()
     }
 
     fn chosen(&mut self, id: BlockId) {
-        self.chosen += usize::from(self.marks.get(id).queue == Queue::Main);
+        self.chosen += usize::from(self.marks.get(id).queue == Fifo::Main);
     }
 
     fn settled(&mut self) {
         self.chosen = 0;
     }
 
-    fn left(&mut self, id: BlockId, print: u64) -> Vec<BlockId> {
+    fn left(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
         let mark = self.marks.take(id);
-        if mark.queue == Queue::Main {
+        if mark.queue == Fifo::Main {
             self.length -= 1;
             self.used.remove(&(mark.turn, id));
             self.chosen = self.chosen.saturating_sub(1);
             return self.pass_main(mark);
         }
-        self.ghosts.note(print, ());
+        self.ghosts.note(tag, ());
         self.ghosts.keep(self.capacity);
         self.pass_small()
     }

@@ -9,10 +9,10 @@ use std::ops::Range;
 use super::{Entry, Facts, Policy, Reload, Seen, Setup, by_name};
 use crate::block::{BlockId, Departure, Layers};
 use crate::cost::CostModel;
+use crate::eviction::EvictionIndex;
 use crate::hint::{Band, NORMAL, Priority};
-use crate::retention::Retention;
 use crate::time::Nanos;
-use crate::trie::Prints;
+use crate::trie::Tags;
 
 /// A whole block, used once, about to be demoted.
 pub(crate) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
@@ -98,7 +98,7 @@ pub(super) struct Shelf {
     /// Blocks found by requests.
     pub(super) hits: usize,
     capacity: usize,
-    retention: Retention,
+    eviction: EvictionIndex,
     cost: CostModel,
     kept: BTreeMap<BlockId, Kept>,
     requests: u64,
@@ -113,7 +113,7 @@ impl Shelf {
             leaves: true,
             hits: 0,
             capacity: capacity as usize,
-            retention: Retention::new(policy, 0.0),
+            eviction: EvictionIndex::new(policy, 0.0),
             cost: CostModel::default_curve(1.0).expect("good numbers"),
             kept: BTreeMap::new(),
             requests: 0,
@@ -127,21 +127,21 @@ impl Shelf {
         self.requests += 1;
         let now = self.requests * 10;
         for id in path {
-            self.retention.unlink(*id);
+            self.eviction.unlink(*id);
         }
         let missing = path.iter().filter(|id| !self.kept.contains_key(id)).count();
         let mut victims = Vec::new();
         while self.kept.len() + missing > self.capacity {
-            let victim = self.retention.victim(now).expect("something may leave");
-            let order = self.retention.order(now);
+            let victim = self.eviction.victim(now).expect("something may leave");
+            let order = self.eviction.order(now);
             assert_eq!(order.iter().find(|entry| self.offered(entry)), Some(&victim));
             assert!(!path.contains(&victim.id));
             assert!(!self.leaves || self.leaf(victim.id));
             let lowest = order.iter().map(|entry| self.priority(entry.id)).min();
             assert_eq!(lowest, Some(self.priority(victim.id)));
-            self.retention.unlink(victim.id);
+            self.eviction.unlink(victim.id);
             let gone = self.kept.remove(&victim.id).expect("it was kept");
-            let moved = self.retention.left(victim.id, Prints::of(0).next(&[victim.id]));
+            let moved = self.eviction.left(victim.id, Tags::of(0).next(&[victim.id]));
             self.relink(moved, path);
             self.relink(gone.parent.into_iter().collect(), path);
             victims.push(victim.id);
@@ -154,15 +154,14 @@ impl Shelf {
             kept.facts.uses += 1;
             kept.facts.access = now;
             let facts = kept.facts;
-            let (print, cost) = (Prints::of(0).next(&[id]), &self.cost);
+            let (tag, cost) = (Tags::of(0).next(&[id]), &self.cost);
             let last = depth as usize + 1 == path.len();
             let added = u32::try_from(missing).expect("a short path");
             let request = self.requests;
-            let seen =
-                Seen { print, request, used: true, turn: 0, added, last, facts: &facts, cost };
+            let seen = Seen { tag, request, used: true, turn: 0, added, last, facts: &facts, cost };
             self.hits += usize::from(known);
             let moved =
-                if known { self.retention.touched(&seen) } else { self.retention.arrived(&seen) };
+                if known { self.eviction.touched(&seen) } else { self.eviction.arrived(&seen) };
             self.relink(moved, path);
         }
         self.relink(path.to_vec(), &[]);
@@ -172,14 +171,14 @@ impl Shelf {
     /// Whether the policy looks at an entry: `hazard` does at the first and last of each class.
     fn offered(&self, entry: &Entry) -> bool {
         let rank = |entry: &Entry| (self.priority(entry.id), entry.class);
-        let same = self.retention.entries().filter(|other| rank(other) == rank(entry));
+        let same = self.eviction.entries().filter(|other| rank(other) == rank(entry));
         let keys: Vec<_> = same.map(|other| other.key()).collect();
         let end = keys.first() == Some(&entry.key()) || keys.last() == Some(&entry.key());
-        end || self.retention.policy().name() != "hazard"
+        end || self.eviction.policy().name() != "hazard"
     }
 
     pub(super) fn policy(&self) -> &dyn Policy {
-        self.retention.policy()
+        self.eviction.policy()
     }
 
     /// What is kept from a block on without a gap.
@@ -208,12 +207,12 @@ impl Shelf {
     /// Links what may leave and is not in use, at its present price.
     fn relink(&mut self, ids: Vec<BlockId>, used: &[BlockId]) {
         for id in ids {
-            self.retention.unlink(id);
+            self.eviction.unlink(id);
             let Some(&Kept { facts, .. }) = self.kept.get(&id) else { continue };
             if !used.contains(&id) && (!self.leaves || self.leaf(id)) {
-                let entry = self.retention.entry(&facts, 99 - facts.block, &self.cost);
+                let entry = self.eviction.entry(&facts, 99 - facts.block, &self.cost);
                 let priority = self.priority(id);
-                self.retention.link(entry, Band { priority, ..Band::NORMAL });
+                self.eviction.link(entry, Band { priority, ..Band::NORMAL });
             }
         }
     }

@@ -3,38 +3,38 @@
 //! Invariant: a print is held at most once, with what was last noted of it. Cost: O(1); about 40 bytes
 //! per print, in lines of memory that can be fetched ahead.
 
-use crate::pairs::Pairs;
-use crate::seats::{Seat, Seats};
+use crate::paged_slab::{PagedSlab, SlabIndex};
+use crate::u32_map::U32Map;
 
 /// Before the oldest and behind the youngest.
-const NOBODY: Seat = Seat::MAX;
+const NOBODY: SlabIndex = SlabIndex::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Ghost<T> {
-    print: u64,
+    tag: u64,
     note: T,
     /// Who left before it.
-    before: Seat,
+    before: SlabIndex,
     /// Who left after it.
-    after: Seat,
+    after: SlabIndex,
 }
 
 /// A directory of what is gone.
 #[derive(Clone, Debug)]
 pub(super) struct Shadow<T> {
     /// Seats by the lower half of a print.
-    known: Pairs,
-    seats: Seats<Ghost<T>>,
-    oldest: Seat,
-    youngest: Seat,
+    known: U32Map,
+    seats: PagedSlab<Ghost<T>>,
+    oldest: SlabIndex,
+    youngest: SlabIndex,
 }
 
 impl<T: Copy + Default> Default for Shadow<T> {
     fn default() -> Self {
-        let vacant = Ghost { print: 0, note: T::default(), before: NOBODY, after: NOBODY };
+        let vacant = Ghost { tag: 0, note: T::default(), before: NOBODY, after: NOBODY };
         Self {
-            known: Pairs::default(),
-            seats: Seats::new(vacant),
+            known: U32Map::default(),
+            seats: PagedSlab::new(vacant),
             oldest: NOBODY,
             youngest: NOBODY,
         }
@@ -43,11 +43,11 @@ impl<T: Copy + Default> Default for Shadow<T> {
 
 impl<T: Copy + Default> Shadow<T> {
     /// Notes a print as the youngest.
-    pub(super) fn note(&mut self, print: u64, note: T) {
-        self.take(print);
-        let ghost = Ghost { print, note, before: self.youngest, after: NOBODY };
+    pub(super) fn note(&mut self, tag: u64, note: T) {
+        self.take(tag);
+        let ghost = Ghost { tag, note, before: self.youngest, after: NOBODY };
         let seat = self.seats.take(ghost);
-        self.known.insert(key(print), seat);
+        self.known.insert(key(tag), seat);
         match self.youngest {
             NOBODY => self.oldest = seat,
             youngest => self.seats[youngest].after = seat,
@@ -56,9 +56,9 @@ impl<T: Copy + Default> Shadow<T> {
     }
 
     /// Takes a print out.
-    pub(super) fn take(&mut self, print: u64) -> Option<T> {
+    pub(super) fn take(&mut self, tag: u64) -> Option<T> {
         let Self { known, seats, .. } = self;
-        let seat = known.remove(key(print), |seat| seats[seat].print == print)?;
+        let seat = known.remove(key(tag), |seat| seats[seat].tag == tag)?;
         let Ghost { note, before, after, .. } = self.seats[seat];
         match before {
             NOBODY => self.oldest = after,
@@ -75,17 +75,17 @@ impl<T: Copy + Default> Shadow<T> {
     /// Forgets the oldest ones until at most `most` are left.
     pub(super) fn keep(&mut self, most: usize) {
         while self.len() > most {
-            self.take(self.seats[self.oldest].print);
+            self.take(self.seats[self.oldest].tag);
         }
         // Who is to be forgotten next.
         if self.len() > 0 {
-            self.warm(self.seats[self.oldest].print);
+            self.warm(self.seats[self.oldest].tag);
         }
     }
 
     /// Begins to fetch what is known of a print.
-    pub(super) fn warm(&self, print: u64) {
-        self.known.warm(key(print));
+    pub(super) fn warm(&self, tag: u64) {
+        self.known.warm(key(tag));
     }
 
     /// How many prints it holds.
@@ -95,8 +95,8 @@ impl<T: Copy + Default> Shadow<T> {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "whoever looks compares the whole print")]
-fn key(print: u64) -> u32 {
-    print as u32
+fn key(tag: u64) -> u32 {
+    tag as u32
 }
 
 #[cfg(test)]
@@ -111,17 +111,17 @@ mod tests {
         fn a_shadow_is_a_queue(ops in prop::collection::vec((0..4u8, 0..6u64, 0..3u64), 0..200)) {
             let (mut shadow, mut model) = (Shadow::default(), Vec::<(u64, u64)>::new());
             for (turn, (what, low, high)) in (0..).zip(ops) {
-                let print = low | high << 32;
-                let known = model.iter().position(|&(other, _)| other == print);
+                let tag = low | high << 32;
+                let known = model.iter().position(|&(other, _)| other == tag);
                 match what {
                     0 | 1 => {
                         known.map(|at| model.remove(at));
-                        model.push((print, turn));
-                        shadow.note(print, turn);
+                        model.push((tag, turn));
+                        shadow.note(tag, turn);
                     }
                     2 => {
                         let note = known.map(|at| model.remove(at).1);
-                        prop_assert_eq!(shadow.take(print), note);
+                        prop_assert_eq!(shadow.take(tag), note);
                     }
                     _ => {
                         let most = usize::try_from(low + 3).unwrap_or_default();
@@ -132,8 +132,8 @@ mod tests {
                 prop_assert_eq!(shadow.len(), model.len());
                 prop_assert!(shadow.seats.bound() <= 18);
             }
-            for (print, note) in model {
-                prop_assert_eq!(shadow.take(print), Some(note));
+            for (tag, note) in model {
+                prop_assert_eq!(shadow.take(tag), Some(note));
             }
         }
     }
@@ -141,8 +141,8 @@ mod tests {
     #[test]
     fn the_oldest_are_forgotten_first() {
         let mut shadow = Shadow::default();
-        for print in [1, 2, 3, 1] {
-            shadow.note(print, print * 10);
+        for tag in [1, 2, 3, 1] {
+            shadow.note(tag, tag * 10);
         }
         shadow.keep(2);
         assert_eq!((shadow.take(2), shadow.take(1), shadow.take(1)), (None, Some(10), None));

@@ -23,11 +23,11 @@ pub const FIRST_DIGEST: Token = 1 << 31;
 const NUMBERS: Token = Token::MAX - FIRST_DIGEST;
 
 /// A token and the digest of what stands there.
-type Pair = (Token, Vec<u8>);
+type TokenDigest = (Token, Vec<u8>);
 
 #[derive(Clone, Debug)]
 struct Held {
-    pair: Arc<Pair>,
+    pair: Arc<TokenDigest>,
     /// Places that it is written to.
     uses: u64,
 }
@@ -35,7 +35,7 @@ struct Held {
 /// All digests that stand somewhere.
 #[derive(Clone, Debug)]
 pub struct Digests {
-    numbers: BTreeMap<Arc<Pair>, Token>,
+    numbers: BTreeMap<Arc<TokenDigest>, Token>,
     held: BTreeMap<Token, Held>,
     /// Real tokens that were cached before the first digest came.
     real: BTreeSet<Token>,
@@ -215,7 +215,7 @@ impl Digests {
     }
 
     /// A free number for a pair that has none: the first one from where its hash says on.
-    fn draw(&mut self, pair: &Arc<Pair>) -> Token {
+    fn draw(&mut self, pair: &Arc<TokenDigest>) -> Token {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&pair.0.to_le_bytes());
         hasher.update(&pair.1);

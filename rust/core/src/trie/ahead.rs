@@ -21,7 +21,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.generations.warm(run.first);
         self.ids.warm(run.first);
         if (run.previous, run.next) != (NONE, NONE) {
-            self.kin.warm(run.key);
+            self.siblings.warm(run.key);
         }
         (home, run.first)
     }
@@ -50,6 +50,6 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// Begins to fetch the tokens of consecutive blocks of one run.
     pub fn warm_text(&self, blocks: Range<BlockId>) {
-        self.text.warm(blocks.start, blocks.end - blocks.start);
+        self.token_pages.warm(blocks.start, blocks.end - blocks.start);
     }
 }

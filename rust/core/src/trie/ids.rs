@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use crate::block::BlockId;
-use crate::column::{Column, PIECE};
+use crate::paged_vec::{PIECE, PagedVec};
 
 use super::run::{NONE, RunId};
 
@@ -35,7 +35,7 @@ const LOOKS: usize = 4;
 /// Which ids are free, and whose the others are.
 #[derive(Clone, Debug)]
 pub(super) struct Ids {
-    homes: Column<RunId>,
+    homes: PagedVec<RunId>,
     /// First ids of free stretches by class; what is not true any more is noticed when looked at.
     free: [Vec<BlockId>; CLASSES],
     bound: BlockId,
@@ -45,7 +45,7 @@ pub(super) struct Ids {
 impl Ids {
     pub(super) fn new() -> Self {
         let free = std::array::from_fn(|_| Vec::new());
-        Self { homes: Column::new(FREE), free, bound: 0, used: 0 }
+        Self { homes: PagedVec::new(FREE), free, bound: 0, used: 0 }
     }
 
     /// One behind the largest id ever given out.

@@ -40,7 +40,7 @@ pub const GROUP: u32 = 8;
 
 /// Consecutive blocks of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct GroupSlice {
     /// What the group is known by: its first block, that block's place on its path, and the scope.
     pub group: u64,
     /// Which of its blocks they are.
@@ -51,13 +51,13 @@ pub struct Part {
 
 /// Prints of blocks that stand one behind the other.
 #[derive(Clone, Copy, Debug)]
-pub struct Prints {
+pub struct Tags {
     /// What the next print begins with: the content of the block before.
     before: u64,
     depth: u32,
 }
 
-impl Prints {
+impl Tags {
     /// Those of the paths of the scope that `seed` stands for.
     #[must_use]
     pub fn of(seed: u64) -> Self {
@@ -67,9 +67,9 @@ impl Prints {
     /// The print of the next block, which has these tokens.
     pub fn next(&mut self, tokens: &[Token]) -> u64 {
         let content = content(tokens);
-        let print = print(std::mem::replace(&mut self.before, content), content, self.depth);
+        let tag = tag(std::mem::replace(&mut self.before, content), content, self.depth);
         self.depth += 1;
-        print
+        tag
     }
 }
 
@@ -77,21 +77,21 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// The prints of blocks behind `parent`, of a path's first ones if there is none. What stands for
     /// a scope, `seed`, is the same whenever the scope is known again.
     #[must_use]
-    pub fn prints(&self, seed: u64, parent: Option<BlockId>) -> Prints {
-        parent.map_or(Prints::of(seed), |block| {
+    pub fn tags(&self, seed: u64, parent: Option<BlockId>) -> Tags {
+        parent.map_or(Tags::of(seed), |block| {
             let before = content(self.tokens(block));
-            Prints { before, depth: self.depth(block) + 1 }
+            Tags { before, depth: self.depth(block) + 1 }
         })
     }
 
     /// The groups that blocks with these tokens behind `parent`, first ones if there is none, belong
     /// to, in order.
-    pub fn parts<'a>(
+    pub fn slices<'a>(
         &'a self,
         seed: u64,
         parent: Option<BlockId>,
         tokens: &'a [Token],
-    ) -> impl Iterator<Item = Part> + 'a {
+    ) -> impl Iterator<Item = GroupSlice> + 'a {
         let size = self.block_tokens;
         let mut depth = parent.map_or(0, |block| self.depth(block) + 1);
         // The group that is begun already.
@@ -111,9 +111,9 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
                 checks |= check(tokens) << (8 * end);
                 end += 1;
             }
-            let group = print(seed, content(head), depth - place);
+            let group = tag(seed, content(head), depth - place);
             depth += end - place;
-            Some(Part { group, places: place..end, checks })
+            Some(GroupSlice { group, places: place..end, checks })
         })
     }
 
@@ -140,7 +140,7 @@ fn check(tokens: &[Token]) -> u64 {
 
 /// The print of a block with this content, behind a block with that of `before`, as the block
 /// number `depth` of its path.
-fn print(before: u64, content: u64, depth: u32) -> u64 {
+fn tag(before: u64, content: u64, depth: u32) -> u64 {
     fold(fold(SEED ^ u64::from(depth), before), content)
 }
 
@@ -154,23 +154,23 @@ pub(super) fn fold(state: u64, word: u64) -> u64 {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{GROUP, Part, Prints, check, content, print};
+    use super::{GROUP, GroupSlice, Tags, check, content, tag};
     use crate::trie::{Trie, count};
 
     #[test]
     fn blocks_that_differ_have_different_prints() {
-        let mut prints = BTreeSet::new();
+        let mut tags = BTreeSet::new();
         for before in 0..50 {
             for token in 0..50 {
                 for tokens in [vec![token], vec![token, 0], vec![0, token], vec![7, token, 9]] {
                     let depth = token / 10;
-                    let name = print(before, content(&tokens), depth);
-                    prints.insert((name, before, depth, tokens));
+                    let name = tag(before, content(&tokens), depth);
+                    tags.insert((name, before, depth, tokens));
                 }
             }
         }
-        let distinct: BTreeSet<u64> = prints.iter().map(|(print, ..)| *print).collect();
-        assert_eq!(distinct.len(), prints.len());
+        let distinct: BTreeSet<u64> = tags.iter().map(|(tag, ..)| *tag).collect();
+        assert_eq!(distinct.len(), tags.len());
     }
 
     /// Wherever naming begins, in whatever run, a block has the same print and a group the same name.
@@ -179,26 +179,26 @@ mod tests {
         let mut trie: Trie<u32> = Trie::new(1);
         let root = trie.add_root();
         let mut path = Vec::new();
-        for (own, tokens) in [(1, &[7, 8, 9][..]), (2, &[1; 9]), (3, &[2; 15])] {
-            trie.extend(root, path.last().copied(), tokens, own, &mut path);
+        for (value, tokens) in [(1, &[7, 8, 9][..]), (2, &[1; 9]), (3, &[2; 15])] {
+            trie.extend(root, path.last().copied(), tokens, value, &mut path);
         }
         trie.insert(root, Some(path[5]), &[77], 4);
         let tokens: Vec<u32> = path.iter().map(|&block| trie.tokens(block)[0]).collect();
-        let mut prints = Prints::of(7);
-        let expected: Vec<u64> = tokens.iter().map(|&token| prints.next(&[token])).collect();
-        let groups: Vec<Part> = trie.parts(7, None, &tokens).collect();
+        let mut tags = Tags::of(7);
+        let expected: Vec<u64> = tokens.iter().map(|&token| tags.next(&[token])).collect();
+        let groups: Vec<GroupSlice> = trie.slices(7, None, &tokens).collect();
         let group = |at: u32| groups[(at / GROUP) as usize].group;
         assert!(groups.windows(2).all(|two| two[0].group != two[1].group));
         for from in 0..tokens.len() {
             let parent = from.checked_sub(1).map(|at| path[at]);
-            assert_eq!(trie.prints(7, parent).next(&tokens[from..=from]), expected[from]);
+            assert_eq!(trie.tags(7, parent).next(&tokens[from..=from]), expected[from]);
             for to in from..=tokens.len() {
-                let parts = trie.parts(7, parent, &tokens[from..to]);
-                let one = |part: Part| {
-                    let check = move |place: u32| (part.checks >> (8 * place)) & 0xFF;
-                    part.places.map(move |place| (part.group, place, check(place)))
+                let slices = trie.slices(7, parent, &tokens[from..to]);
+                let one = |slice: GroupSlice| {
+                    let check = move |place: u32| (slice.checks >> (8 * place)) & 0xFF;
+                    slice.places.map(move |place| (slice.group, place, check(place)))
                 };
-                let ours: Vec<_> = parts.flat_map(one).collect();
+                let ours: Vec<_> = slices.flat_map(one).collect();
                 let named = |at: usize| (group(count(at)), count(at) % GROUP, check(&[tokens[at]]));
                 assert_eq!(ours, (from..to).map(named).collect::<Vec<_>>());
             }
@@ -208,11 +208,11 @@ mod tests {
     /// The low and the high bits are spread: both are used as they are.
     #[test]
     fn prints_are_spread() {
-        let prints: Vec<u64> = (0..4096).map(|token| print(0, content(&[token]), 0)).collect();
+        let tags: Vec<u64> = (0..4096).map(|token| tag(0, content(&[token]), 0)).collect();
         for shift in [0, 58] {
             let mut buckets = [0_u32; 64];
-            for print in &prints {
-                buckets[usize::try_from(print >> shift & 63).unwrap()] += 1;
+            for tag in &tags {
+                buckets[usize::try_from(tag >> shift & 63).unwrap()] += 1;
             }
             assert!(buckets.iter().all(|&count| (32..=96).contains(&count)), "{buckets:?}");
         }

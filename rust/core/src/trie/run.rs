@@ -28,13 +28,13 @@ pub(super) struct Run<T> {
     pub(super) next: RunId,
     pub(super) previous: RunId,
     /// What the tables find it by, while it is in them.
-    pub(super) key: Key,
-    pub(super) own: T,
+    pub(super) key: SiblingKey,
+    pub(super) value: T,
 }
 
 impl<T: Copy> Run<T> {
     /// An empty run behind `parent`.
-    pub(super) fn new(parent: RunId, depth: u32, own: T) -> Self {
+    pub(super) fn new(parent: RunId, depth: u32, value: T) -> Self {
         Self {
             parent,
             depth,
@@ -45,7 +45,7 @@ impl<T: Copy> Run<T> {
             next: NONE,
             previous: NONE,
             key: 0,
-            own,
+            value,
         }
     }
 
@@ -62,10 +62,10 @@ impl<T: Copy> Run<T> {
 }
 
 /// What the tables of siblings find a run by.
-pub(super) type Key = u32;
+pub(super) type SiblingKey = u32;
 
 /// The key of a run behind the block that `seed` stands for: its first tokens'.
-pub(super) fn key(seed: u64, tokens: &[Token]) -> Key {
+pub(super) fn key(seed: u64, tokens: &[Token]) -> SiblingKey {
     let hash = fold(seed, content(tokens));
-    Key::try_from(hash & u64::from(Key::MAX)).expect("half of the bits")
+    SiblingKey::try_from(hash & u64::from(SiblingKey::MAX)).expect("half of the bits")
 }

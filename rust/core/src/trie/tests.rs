@@ -1,7 +1,7 @@
 //! The trie by itself: what the model test does not reach.
 
 use super::run::key;
-use super::{Asked, Trie};
+use super::{Query, Trie};
 use crate::block::{BlockId, Token};
 
 /// Two blocks with one hash: their first pair is multiplied as 0.
@@ -9,7 +9,7 @@ const TWINS: [[Token; 4]; 2] = [[0xE17D_05AC; 4], [0xE17D_05AC, 0xE17D_05AC, 1, 
 
 fn walk(trie: &Trie, root: u32, tokens: &[Token]) -> Vec<BlockId> {
     let mut path = Vec::new();
-    trie.walk(root, Asked::Tokens(tokens), &mut path);
+    trie.walk(root, Query::Tokens(tokens), &mut path);
     path
 }
 
@@ -55,17 +55,17 @@ fn blocks_of_a_run_have_one_value() {
     let root = trie.add_root();
     let mut path = Vec::new();
     trie.extend(root, None, &[0, 1, 2, 3, 4], 1, &mut path);
-    trie.change(&path[1..3], |_, own| *own = 2);
+    trie.change(&path[1..3], |_, value| *value = 2);
     assert_eq!(trie.runs(), 3);
-    assert_eq!(path.iter().map(|&b| *trie.own(b)).collect::<Vec<_>>(), [1, 2, 2, 1, 1]);
-    trie.change(&path, |_, own| *own += 1);
+    assert_eq!(path.iter().map(|&b| *trie.value(b)).collect::<Vec<_>>(), [1, 2, 2, 1, 1]);
+    trie.change(&path, |_, value| *value += 1);
     let (five, seven) = (path[4], path[4] + 2);
     trie.extend(root, Some(five), &[5, 6], 2, &mut path);
     trie.extend(root, Some(seven), &[7], 9, &mut path);
     assert_eq!(trie.runs(), 4);
     let runs: Vec<_> = path.iter().map(|&b| trie.run(b)).collect();
     assert_eq!((runs[3].clone(), runs[6].clone()), (3..7, 3..7));
-    trie.change(&path[1..3], |_, own| *own = 2);
+    trie.change(&path[1..3], |_, value| *value = 2);
     assert_eq!((trie.run(path[0]), trie.runs()), (0..7, 2));
     assert_eq!(trie.audit(), [""; 0]);
 }
@@ -91,10 +91,10 @@ fn the_last_blocks_of_a_run_go_at_once() {
     let mut path = Vec::new();
     trie.extend(root, None, &[1; 40], (), &mut path);
     let handles: Vec<_> = path.iter().map(|&block| trie.handle(block)).collect();
-    trie.cut(path[19], 15);
+    trie.remove_tail(path[19], 15);
     assert_eq!(walk(&trie, root, &[1; 40]), path[..5]);
     assert!(handles[5..].iter().all(|&handle| trie.resolve(handle).is_none()));
-    trie.cut(path[4], 5);
+    trie.remove_tail(path[4], 5);
     assert_eq!((trie.len(), trie.runs(), trie.audit()), (0, 0, vec![]));
 }
 
@@ -114,8 +114,8 @@ fn a_path_goes_on_in_the_next_piece() {
         trie.depth(block) as usize == path.iter().position(|&b| b == block).unwrap()
     });
     assert_eq!((seen.len(), trie.audit()), (5_000, vec![]));
-    trie.cut(path[4_999], 5_000 - 4_096);
-    trie.cut(path[4_095], 4_096);
+    trie.remove_tail(path[4_999], 5_000 - 4_096);
+    trie.remove_tail(path[4_095], 4_096);
     assert!(trie.is_empty() && trie.runs() == 0);
 }
 
@@ -158,7 +158,7 @@ fn the_audit_sees_what_is_out_of_place() {
     };
     break_it(|trie| trie.ids.settle(1..2, 3));
     break_it(|trie| trie.runs[2].depth = 7);
-    break_it(|trie| trie.text.put(trie.runs[2].first, &[8]));
+    break_it(|trie| trie.token_pages.put(trie.runs[2].first, &[8]));
     break_it(|trie| trie.runs[2].parent = 0);
     break_it(|trie| trie.runs[1].child = 2);
     break_it(|trie| trie.ids.give(1, 1));

@@ -142,7 +142,7 @@ fn each_block_takes_its_fastest_copy() {
         [(0, 1, Action::Reuse, GPU), (1, 2, Action::Load, HOST), (2, 3, Action::Load, DISK)];
     assert_eq!(actions(&rig, id), wanted);
     let stats = [GPU, HOST, DISK].map(|tier| rig.manager.stats(tier).hits);
-    assert_eq!((stats, rig.manager.asked().tokens), ([1, 1, 1], 12));
+    assert_eq!((stats, rig.manager.requested().tokens), ([1, 1, 1], 12));
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn prompts_that_part_share_what_lies_before() {
     let branch = |last: u32| [stem.as_slice(), &[last; SIZE]].concat();
     rig.serve(&branch(7));
     rig.serve(&branch(8));
-    assert_eq!((rig.manager.totals().0, rig.manager.asked().inserted), (4, 4));
+    assert_eq!((rig.manager.totals().0, rig.manager.requested().inserted), (4, 4));
     let (seven, eight) = (rig.blocks(&branch(7)), rig.blocks(&branch(8)));
     assert_eq!(seven[..2], eight[..2]);
     assert_ne!(seven[2], eight[2]);

@@ -394,7 +394,7 @@ fn the_latest_4096_rows_are_kept_and_the_others_counted() {
         manager.complete(&moves, &outcome, now).unwrap();
         manager.release(id, now).unwrap();
     }
-    assert_eq!(manager.asked().failed_lost, 5000 - 4096);
+    assert_eq!(manager.requested().failed_lost, 5000 - 4096);
     let rows = failed(&mut rig);
     let reasons: Vec<usize> = rows.iter().map(|row| row.reason.parse().unwrap()).collect();
     assert_eq!(reasons, (905..=5000).collect::<Vec<_>>());

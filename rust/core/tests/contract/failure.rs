@@ -163,7 +163,7 @@ fn reset_forgets_blocks_and_is_refused_while_somebody_holds_one() {
     rig.release(id);
     rig.call(|manager, _| manager.reset()).unwrap();
     assert_eq!((rig.matched(&prompt), rig.manager.totals().0), (0, 0));
-    assert_eq!((rig.manager.occupancy(GPU).free, rig.manager.asked().inserted), (4, 2));
+    assert_eq!((rig.manager.occupancy(GPU).free, rig.manager.requested().inserted), (4, 2));
     assert!(rig.acquire(&prompt) > id, "ids are never used twice");
 }
 

@@ -28,7 +28,7 @@ fn hits_count_where_blocks_are_found_with_their_ages() {
     rig.mark(&tokens(1, 2), GPU);
     rig.now += 500;
     let id = rig.acquire(&[&tokens(1, 3)[..], &[7; 9]].concat());
-    let asked = rig.manager.asked();
+    let asked = rig.manager.requested();
     assert_eq!((asked.requests, asked.blocks, asked.tokens, asked.refused), (1, 5, 21, 0));
     let hits = [GPU, HOST].map(|tier| rig.manager.stats(tier).hits);
     assert_eq!((hits, rig.manager.stats(HOST).tokens_hit), ([2, 1], SIZE as u64));
@@ -39,7 +39,7 @@ fn hits_count_where_blocks_are_found_with_their_ages() {
     rig.release(id);
     let prompt = tokens(2, 9);
     rig.ask(&all_of(&prompt)).unwrap_err();
-    let asked = rig.manager.asked();
+    let asked = rig.manager.requested();
     assert_eq!((asked.requests, asked.refused, asked.blocks), (1, 1, 5));
 }
 
@@ -200,7 +200,7 @@ fn two_leases_that_compute_one_block_are_told_and_counted() {
     let (one, two) = (rig.acquire(&tokens(1, 1)), rig.acquire(&tokens(1, 1)));
     rig.commit(one, &tokens(1, 1));
     rig.commit(two, &tokens(1, 1));
-    let asked = rig.manager.asked();
+    let asked = rig.manager.requested();
     assert_eq!((asked.inserted, asked.duplicates), (1, 1));
 }
 

@@ -230,5 +230,8 @@ fn freed_bytes_are_counted() {
         rig.serve(&tokens(stem, 1));
     }
     let stats = rig.manager.stats(GPU);
-    assert_eq!((stats.dropped, stats.bytes_freed, rig.manager.asked().inserted), (3, 3 * 400, 5));
+    assert_eq!(
+        (stats.dropped, stats.bytes_freed, rig.manager.requested().inserted),
+        (3, 3 * 400, 5)
+    );
 }

@@ -23,7 +23,7 @@ struct Tier {
 /// The counts of a naive observer.
 #[derive(Default)]
 pub(super) struct Tally {
-    asked: RequestStats,
+    requested: RequestStats,
     tiers: Vec<Tier>,
     /// Every move that was handed out and has not ended, and when.
     handed: BTreeMap<MoveId, (Move, u64)>,
@@ -56,14 +56,14 @@ impl Tally {
         let id = match lease {
             Ok(id) => id,
             Err(error) => {
-                self.asked.refused += u64::from(matches!(error, Error::NoSpace { .. }));
+                self.requested.refused += u64::from(matches!(error, Error::NoSpace { .. }));
                 return;
             }
         };
         let size = manager.settings().block_tokens;
-        self.asked.requests += 1;
-        self.asked.tokens += tokens as u64;
-        self.asked.blocks += tokens as u64 / u64::from(size);
+        self.requested.requests += 1;
+        self.requested.tokens += tokens as u64;
+        self.requested.blocks += tokens as u64 / u64::from(size);
         let lease = manager.lease(id).unwrap();
         for block in 0..u32::try_from(lease.matched()).unwrap() / size {
             let spans = lease.plan().spans.iter().filter(|s| s.start <= block && block < s.stop);
@@ -127,9 +127,12 @@ impl Tally {
             idle: entry.idle,
         });
         assert_eq!(log.collect::<Vec<_>>(), self.last, "the log is the last events");
-        let asked = manager.asked();
-        let wanted =
-            RequestStats { inserted: asked.inserted, duplicates: asked.duplicates, ..self.asked };
+        let asked = manager.requested();
+        let wanted = RequestStats {
+            inserted: asked.inserted,
+            duplicates: asked.duplicates,
+            ..self.requested
+        };
         assert_eq!(asked, wanted);
         let (mut moves, mut ends) = (0, self.ended);
         for (at, tier) in self.tiers.iter().enumerate() {

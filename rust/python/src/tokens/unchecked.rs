@@ -4,7 +4,7 @@
 //! over what matched nothing.
 
 use kvtrie_core::block::Token;
-use kvtrie_core::trie::Asked;
+use kvtrie_core::trie::Query;
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 
@@ -36,19 +36,19 @@ impl<'py> Unchecked<'py> {
     }
 
     /// The numbers, as a lookup takes them.
-    pub(crate) fn asked(&self) -> Asked<'_> {
+    pub(crate) fn query(&self) -> Query<'_> {
         match self {
-            Self::Signed(numbers) => Asked::Signed(numbers.as_slice()),
-            Self::Wide(numbers) => Asked::Wide(bytemuck::cast_slice(numbers.as_slice())),
+            Self::Signed(numbers) => Query::Signed(numbers.as_slice()),
+            Self::Wide(numbers) => Query::Wide(bytemuck::cast_slice(numbers.as_slice())),
         }
     }
 
     /// Refuses the first number behind `matched` ones that is no token.
     pub(crate) fn check(&self, matched: usize) -> PyResult<()> {
-        match self.asked() {
-            Asked::Tokens(_) => Ok(()),
-            Asked::Signed(numbers) => unsigned(numbers, matched),
-            Asked::Wide(numbers) => {
+        match self.query() {
+            Query::Tokens(_) => Ok(()),
+            Query::Signed(numbers) => unsigned(numbers, matched),
+            Query::Wide(numbers) => {
                 let rest = &numbers[matched..];
                 if rest.iter().fold(0, |all, number| all | number) <= u64::from(Token::MAX) {
                     return Ok(());

@@ -11,8 +11,8 @@ use crate::tier::State;
 use crate::time::Nanos;
 use crate::visits;
 
-use super::super::Manager;
 use super::rejected;
+use crate::manager::Manager;
 
 impl Manager {
     /// Where a block stands among the others of a tier.
@@ -67,7 +67,7 @@ impl Manager {
         let share = self.tenant_share(tier, block);
         if share > 0 {
             let excess = self.hints.quotas.count(share, tier, block, stands);
-            self.tiers[tier].retention.exceed(share, excess);
+            self.tiers[tier].eviction.exceed(share, excess);
         }
         wanted && full
     }
@@ -85,11 +85,11 @@ impl Manager {
     /// A request uses blocks: they are not over, and may be retained where there was no room for them.
     /// Their entries are to be refreshed.
     pub(in crate::manager) fn used_again(&mut self, path: &[BlockId]) {
-        if self.hints.claims.is_empty() && self.hints.sinking.is_empty() {
+        if self.hints.claims.is_empty() && self.hints.demoting.is_empty() {
             return;
         }
         for &block in path {
-            self.hints.sinking.remove(&block);
+            self.hints.demoting.remove(&block);
             self.hints.claims.used(block);
             for tier in 0..self.tiers.len() {
                 self.attend(tier, block);
@@ -102,7 +102,7 @@ impl Manager {
         while let Some(block) = self.hints.claims.expire(now) {
             self.reband(block);
         }
-        self.hints.wishes.expire(now);
+        self.hints.pending.expire(now);
         self.leave_ended();
     }
 
@@ -146,7 +146,7 @@ impl Manager {
             self.refresh_on(tier, block);
         }
         let excess = self.hints.quotas.excess(number, tier);
-        self.tiers[tier].retention.exceed(number, excess);
+        self.tiers[tier].eviction.exceed(number, excess);
         HintReply {
             answer: Answer::Accepted,
             blocks: mine.len() as u64,

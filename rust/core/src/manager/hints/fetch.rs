@@ -9,11 +9,12 @@ use crate::hint::{Answer, HintReply, Target};
 use crate::tier::State;
 use crate::time::Nanos;
 
-use super::super::Manager;
-use super::super::moves::{Draft, End, MoveKind};
-use super::super::path::Step;
-use super::super::survey::Prefill;
 use super::rejected;
+use crate::manager::Manager;
+use crate::manager::kinds::{End, MoveKind};
+use crate::manager::moves::NewMove;
+use crate::manager::request::path::PathBlock;
+use crate::manager::request::residency_scan::Prefill;
 
 /// One in so many slots of a tier may be taken by what is on its way unasked.
 const PART: u64 = 4;
@@ -77,7 +78,7 @@ impl Manager {
     /// Whether more blocks may be on their way to a tier.
     fn crowded(&self, tier: TierId) -> bool {
         let tier = &self.tiers[tier];
-        (tier.here.arrivals() as u64 + 1) * PART > u64::from(tier.spec.blocks)
+        (tier.residency.arrivals() as u64 + 1) * PART > u64::from(tier.spec.blocks)
     }
 
     /// Whether layers from a tier would be there after a deadline.
@@ -92,28 +93,28 @@ impl Manager {
         if self.stands(block) {
             return Brought::Yes;
         }
-        let mut needs = [self.need(0, block, now)];
-        if needs[0].lacks.is_empty() {
+        let mut missing = [self.find_missing(0, block, now)];
+        if missing[0].lacks.is_empty() {
             return Brought::Yes;
         }
-        self.decide_loads(&mut needs, now, Prefill::ALL);
-        let [need] = &needs;
-        if !need.load || !need.compute.is_empty() {
+        self.decide_loads(&mut missing, now, Prefill::ALL);
+        let [miss] = &missing;
+        if !miss.load || !miss.compute.is_empty() {
             return Brought::No("they cannot be loaded");
         }
-        if need.loads().any(|(from, layers)| self.late(from, layers, deadline, now)) {
+        if miss.loads().any(|(from, layers)| self.late(from, layers, deadline, now)) {
             return Brought::No("they would come too late");
         }
         if self.crowded(0) {
             return Brought::No("a quarter of the tier is on its way already");
         }
-        let units = self.units(0, need.lacks);
-        let Ok(mut passage) = self.open_passage(&needs, units, now) else {
+        let units = self.units(0, miss.lacks);
+        let Ok(mut transit) = self.open_transit(&missing, units, now) else {
             return Brought::No("there is no room");
         };
-        let mut step = Step::shared(block);
-        self.begin_load(&needs[0], &mut step, NOBODY, &mut passage, now);
-        self.close_passage(passage);
+        let mut step = PathBlock::shared(block);
+        self.begin_load(&missing[0], &mut step, NOBODY, &mut transit, now);
+        self.close_transit(transit);
         Brought::Yes
     }
 
@@ -154,7 +155,7 @@ impl Manager {
         let mut moves = Vec::new();
         for layers in self.pieces(from, tier, None, all) {
             let dst = self.slot_of(tier, block, layers.lo);
-            let draft = Draft {
+            let new = NewMove {
                 kind: MoveKind::Load,
                 lease: NOBODY,
                 block: Some(block),
@@ -164,7 +165,7 @@ impl Manager {
                 tokens: self.settings.block_tokens,
                 deps: self.tiers[tier].space.drained_by(dst).into_iter().collect(),
             };
-            moves.push(self.add_move(draft, now));
+            moves.push(self.add_move(new, now));
         }
         self.expect(tier, block, all, &moves);
         Brought::Yes

@@ -13,9 +13,9 @@ use crate::block::{BlockId, Token};
 use crate::hint::{Answer, HintReply, Release};
 use crate::scope::{Scope, ScopeId};
 
-use super::super::Manager;
-use super::super::session::SessionId;
 use super::rejected;
+use crate::manager::Manager;
+use crate::manager::request::session::SessionId;
 
 /// So many blocks are looked at in one call.
 const LOOKS: usize = 10_000;
@@ -23,7 +23,7 @@ const LOOKS: usize = 10_000;
 /// What was found in one call.
 struct Look {
     /// How many leases of the session that is over hold a block.
-    own: FxHashMap<BlockId, u32>,
+    held: FxHashMap<BlockId, u32>,
     /// Blocks that nobody wants, nor what stands behind them.
     idle: FxHashSet<BlockId>,
     left: usize,
@@ -44,7 +44,7 @@ impl Manager {
         let Ok(Some(scope)) = self.scopes.find(scope) else {
             return rejected(format!("session '{name}' has no block and no hint"));
         };
-        let waited = self.hints.wishes.end_session(scope, name);
+        let waited = self.hints.pending.end_session(scope, name);
         let mine = self.withdraw_all(scope, name);
         let Some(id) = self.sessions.find(scope, name) else {
             if waited + mine.len() == 0 {
@@ -53,10 +53,10 @@ impl Manager {
             return told(0, mine.len() as u64);
         };
         let path = self.path_to(self.sessions.tip(id));
-        let own = self.held_by(id);
+        let held = self.held_by(id);
         self.finish_session(id);
         let others: Vec<BlockId> = mine.into_iter().filter(|block| !path.contains(block)).collect();
-        self.release_blocks(own, path.into_iter().chain(others).collect())
+        self.release_blocks(held, path.into_iter().chain(others).collect())
     }
 
     /// How many leases of a session hold each block.
@@ -74,7 +74,7 @@ impl Manager {
         let Ok(Some(scope)) = self.scopes.find(scope) else {
             return rejected(format!("owner '{owner}' has no hint"));
         };
-        let waited = self.hints.wishes.end_owner(scope, owner);
+        let waited = self.hints.pending.end_owner(scope, owner);
         let mine = self.withdraw_all(scope, owner);
         if mine.is_empty() && waited == 0 {
             return rejected(format!("owner '{owner}' has no hint"));
@@ -115,12 +115,12 @@ impl Manager {
     /// Marks those of the blocks that nobody wants.
     fn release_blocks(
         &mut self,
-        own: FxHashMap<BlockId, u32>,
+        held: FxHashMap<BlockId, u32>,
         mut blocks: Vec<BlockId>,
     ) -> HintReply {
         // What stands behind a block is known before the block is looked at.
         blocks.sort_by_key(|&block| std::cmp::Reverse(self.trie.depth(block)));
-        let mut look = Look { own, idle: FxHashSet::default(), left: LOOKS };
+        let mut look = Look { held, idle: FxHashSet::default(), left: LOOKS };
         let (mut released, mut wanted) = (0, 0);
         for block in blocks {
             if self.hints.claims.claimed(block) || self.wanted(block, &mut look) {
@@ -142,8 +142,8 @@ impl Manager {
             if look.idle.contains(&block) {
                 continue;
             }
-            let own = look.own.get(&block).copied().unwrap_or(0);
-            if look.left == 0 || self.node(block).refs > own || self.sessions.end_in(block) {
+            let held = look.held.get(&block).copied().unwrap_or(0);
+            if look.left == 0 || self.node(block).refs > held || self.sessions.end_in(block) {
                 return true;
             }
             look.left -= 1;

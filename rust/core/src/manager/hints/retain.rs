@@ -12,9 +12,9 @@ use crate::hint::{Answer, HintReply, NORMAL, Priority, Retain, Target};
 use crate::scope::{Scope, ScopeId};
 use crate::time::Nanos;
 
-use super::super::Manager;
-use super::wishes::Wish;
+use super::pending::PendingHint;
 use super::{check_priority, rejected};
+use crate::manager::Manager;
 
 /// How far a hint got.
 #[derive(Default)]
@@ -62,18 +62,18 @@ impl Manager {
     }
 
     pub(super) fn retain(&mut self, retain: &Retain, now: Nanos) -> HintReply {
-        let wish = self.wish(retain, now);
+        let hint = self.to_pending(retain, now);
         match &retain.target {
-            Target::Tokens { tokens, scope } => self.retain_tokens(tokens, scope, wish, now),
+            Target::Tokens { tokens, scope } => self.retain_tokens(tokens, scope, hint, now),
             Target::Lease(id) => match self.named(&retain.target) {
-                Ok(path) => self.retain_lease(*id, &path, wish, now),
+                Ok(path) => self.retain_lease(*id, &path, hint, now),
                 Err(reason) => rejected(reason),
             },
-            Target::Session { name, scope } => self.retain_session(name, scope, wish, now),
+            Target::Session { name, scope } => self.retain_session(name, scope, hint, now),
         }
     }
 
-    fn wish(&self, retain: &Retain, now: Nanos) -> Wish {
+    fn to_pending(&self, retain: &Retain, now: Nanos) -> PendingHint {
         let session = match &retain.target {
             Target::Tokens { .. } => None,
             Target::Session { name, .. } => Some(name.as_str()),
@@ -82,7 +82,7 @@ impl Manager {
                 lease.and_then(|lease| self.sessions.name(lease.session?))
             }
         };
-        Wish {
+        PendingHint {
             owner: self.hints.owner(retain.owner.as_deref().or(session)),
             start: retain.start,
             end: retain.end,
@@ -96,27 +96,27 @@ impl Manager {
         &mut self,
         tokens: &[Token],
         scope: &Scope,
-        wish: Wish,
+        hint: PendingHint,
         now: Nanos,
     ) -> HintReply {
         let size = self.block_tokens();
         let full = tokens.len() / size;
         let path = self.there(scope, &tokens[..full * size]);
         let (len, at) = (tokens.len() as u64, path.last().copied());
-        let mut reach = self.claim_path(&path, &wish, len, now);
-        reach.waiting = self.blocks_in(&wish, path.len()..full, len, now);
+        let mut reach = self.claim_path(&path, &hint, len, now);
+        reach.waiting = self.blocks_in(&hint, path.len()..full, len, now);
         if reach.waiting == 0 {
             return reach.reply("");
         }
         // What stands behind the range need not come.
-        let last = wish.end.map_or(full, |end| {
+        let last = hint.end.map_or(full, |end| {
             full.min(usize::try_from(end).unwrap_or(usize::MAX).div_ceil(size))
         });
-        let placed = self.place_wish(&tokens[..last * size], scope, now);
+        let placed = self.place_hint(&tokens[..last * size], scope, now);
         match placed {
             Ok((scope, content)) => {
                 self.scopes.hold(scope);
-                self.hints.wishes.await_sequence(scope, at, content, wish);
+                self.hints.pending.await_sequence(scope, at, content, hint);
                 reach.reply("")
             }
             Err(why) => reach.refuse(&why),
@@ -124,7 +124,7 @@ impl Manager {
     }
 
     /// The scope of a sequence that is to wait and its content, if it can.
-    fn place_wish(
+    fn place_hint(
         &mut self,
         tokens: &[Token],
         scope: &Scope,
@@ -132,7 +132,7 @@ impl Manager {
     ) -> std::result::Result<(ScopeId, Vec<Token>), String> {
         let known = self.scopes.find(scope).map_err(|error| error.to_string())?;
         if let Some(id) = known
-            && let Some(why) = self.hints.wishes.full(id, tokens.len(), now)
+            && let Some(why) = self.hints.pending.full(id, tokens.len(), now)
         {
             return Err(why);
         }
@@ -142,48 +142,66 @@ impl Manager {
         Ok((id, content))
     }
 
-    fn retain_lease(&mut self, id: LeaseId, path: &[BlockId], wish: Wish, now: Nanos) -> HintReply {
+    fn retain_lease(
+        &mut self,
+        id: LeaseId,
+        path: &[BlockId],
+        hint: PendingHint,
+        now: Nanos,
+    ) -> HintReply {
         let size = self.block_tokens() as u64;
         let prompt = self.prompt(id);
-        let mut reach = self.claim_path(path, &wish, prompt, now);
+        let mut reach = self.claim_path(path, &hint, prompt, now);
         let blocks = usize::try_from(prompt / size).unwrap_or(usize::MAX);
-        reach.waiting = self.blocks_in(&wish, path.len()..blocks, prompt, now);
-        let reaches = wish.end.unwrap_or(prompt) > path.len() as u64 * size;
-        if !reaches && wish.decode.is_none() {
+        reach.waiting = self.blocks_in(&hint, path.len()..blocks, prompt, now);
+        let reaches = hint.end.unwrap_or(prompt) > path.len() as u64 * size;
+        if !reaches && hint.decode.is_none() {
             return reach.reply("");
         }
         let scope = self.leases[&id].scope_id;
-        if let Some(why) = self.hints.wishes.full(scope, 0, now) {
+        if let Some(why) = self.hints.pending.full(scope, 0, now) {
             return reach.refuse(&why);
         }
-        self.hints.wishes.follow_lease(scope, id, wish);
+        self.hints.pending.follow_lease(scope, id, hint);
         reach.reply("its tokens are still to be committed")
     }
 
-    fn retain_session(&mut self, name: &str, scope: &Scope, wish: Wish, now: Nanos) -> HintReply {
+    fn retain_session(
+        &mut self,
+        name: &str,
+        scope: &Scope,
+        hint: PendingHint,
+        now: Nanos,
+    ) -> HintReply {
         let path = match self.session(name, scope) {
             Some(id) => self.path_to(self.sessions.tip(id)),
             None => Vec::new(),
         };
-        let reach = self.claim_path(&path, &wish, u64::MAX, now);
-        let scope = match self.place_wish(&[], scope, now) {
+        let reach = self.claim_path(&path, &hint, u64::MAX, now);
+        let scope = match self.place_hint(&[], scope, now) {
             Ok((scope, _)) => scope,
             Err(why) => return reach.refuse(&why),
         };
-        if self.hints.wishes.follow_session(scope, name, wish) {
+        if self.hints.pending.follow_session(scope, name, hint) {
             self.scopes.hold(scope);
         }
         reach.reply("the session has no such block yet")
     }
 
     /// Claims what a wish says of the blocks of a path.
-    fn claim_path(&mut self, path: &[BlockId], wish: &Wish, prompt: u64, now: Nanos) -> Reach {
+    fn claim_path(
+        &mut self,
+        path: &[BlockId],
+        hint: &PendingHint,
+        prompt: u64,
+        now: Nanos,
+    ) -> Reach {
         let size = self.block_tokens() as u64;
         let mut reach = Reach::default();
         for (first, &block) in (0..).step_by(self.block_tokens()).zip(path) {
             debug_assert_eq!(first % size, 0);
-            let Some((priority, until)) = wish.says(first, prompt, now) else { continue };
-            if self.claim(block, &wish.owner, priority, until) {
+            let Some((priority, until)) = hint.says(first, prompt, now) else { continue };
+            if self.claim(block, &hint.owner, priority, until) {
                 reach.clipped += 1;
             } else {
                 reach.blocks += 1;
@@ -207,39 +225,39 @@ impl Manager {
 
     fn blocks_in(
         &self,
-        wish: &Wish,
+        hint: &PendingHint,
         blocks: std::ops::Range<usize>,
         prompt: u64,
         now: Nanos,
     ) -> u64 {
         let size = self.block_tokens() as u64;
-        let said = |at: &usize| wish.says(*at as u64 * size, prompt, now).is_some();
+        let said = |at: &usize| hint.says(*at as u64 * size, prompt, now).is_some();
         blocks.filter(said).count() as u64
     }
 
     /// Tokens of a lease's prompt, in full blocks.
     fn prompt(&self, id: LeaseId) -> u64 {
-        u64::from(self.leases[&id].visit.prompt_blocks()) * self.block_tokens() as u64
+        u64::from(self.leases[&id].request.prompt_blocks()) * self.block_tokens() as u64
     }
 
     /// Blocks of a lease's path from `from` on have come: what hints say of them holds now.
     pub(in crate::manager) fn grant(&mut self, id: LeaseId, from: usize, now: Nanos) {
-        if !self.hints.wishes.followed() {
+        if !self.hints.pending.followed() {
             return;
         }
         let lease = &self.leases[&id];
         let session = lease.session.and_then(|session| self.sessions.name(session));
-        let wishes = self.hints.wishes.about(id, lease.scope_id, session);
-        if wishes.is_empty() {
+        let pending = self.hints.pending.about(id, lease.scope_id, session);
+        if pending.is_empty() {
             return;
         }
         let path: Vec<BlockId> = lease.path.blocks()[from..].to_vec();
         let prompt = self.prompt(id);
         for (at, &block) in (from..).zip(&path) {
             let first = (at * self.block_tokens()) as u64;
-            for wish in &wishes {
-                if let Some((priority, until)) = wish.says(first, prompt, now) {
-                    self.claim(block, &wish.owner, priority, until);
+            for hint in &pending {
+                if let Some((priority, until)) = hint.says(first, prompt, now) {
+                    self.claim(block, &hint.owner, priority, until);
                 }
             }
         }
@@ -255,16 +273,16 @@ impl Manager {
     ) {
         let mut parent = parent;
         for &block in blocks {
-            if !self.hints.wishes.awaited() {
+            if !self.hints.pending.awaited() {
                 break;
             }
             let before = self.trie.depth(block) as usize * self.block_tokens();
             let tokens = self.trie.tokens(block);
-            let wishes = self.hints.wishes.arrived(scope, parent, block, tokens, before);
-            for wish in wishes {
-                let said = wish.says(before as u64, u64::MAX, self.clock.last());
+            let pending = self.hints.pending.arrived(scope, parent, block, tokens, before);
+            for hint in pending {
+                let said = hint.says(before as u64, u64::MAX, self.clock.last());
                 if let Some((priority, until)) = said {
-                    self.hints.claims.claim((scope, block), &wish.owner, priority, until);
+                    self.hints.claims.claim((scope, block), &hint.owner, priority, until);
                 }
             }
             parent = Some(block);

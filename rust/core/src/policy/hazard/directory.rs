@@ -14,7 +14,7 @@ const OPEN: u16 = u16::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Touch {
-    print: u64,
+    tag: u64,
     /// The request, modulo 2^32.
     at: u32,
     lasted: u16,
@@ -59,8 +59,8 @@ impl Directory {
     }
 
     /// The class and the age of a block's latest touch, if it is known.
-    pub(super) fn latest(&self, print: u64, clock: u64) -> Option<(u8, u16)> {
-        let touch = self.ring[self.slot(self.lives.get(&print)?.touch)];
+    pub(super) fn latest(&self, tag: u64, clock: u64) -> Option<(u8, u16)> {
+        let touch = self.ring[self.slot(self.lives.get(&tag)?.touch)];
         Some((touch.class, age(touch.at, clock)))
     }
 
@@ -68,7 +68,7 @@ impl Directory {
     /// request's first touch of it.
     pub(super) fn touch(&mut self, seen: &Seen<'_>) -> Option<u8> {
         let mut hits = 0;
-        if let Some(&Life { touch, hits: before }) = self.lives.get(&seen.print) {
+        if let Some(&Life { touch, hits: before }) = self.lives.get(&seen.tag) {
             let slot = self.slot(touch);
             let Touch { at, class, .. } = self.ring[slot];
             let lasted = age(at, seen.request);
@@ -80,7 +80,7 @@ impl Directory {
             hits = before.saturating_add(1);
         }
         let class = class_of(seen.turn, hits, seen.added, seen.last);
-        self.begin(Touch { print: seen.print, at: low(seen.request), lasted: OPEN, class }, hits);
+        self.begin(Touch { tag: seen.tag, at: low(seen.request), lasted: OPEN, class }, hits);
         Some(class)
     }
 
@@ -91,10 +91,10 @@ impl Directory {
         } else {
             let old = std::mem::replace(&mut self.ring[slot], touch);
             if old.lasted == OPEN {
-                self.lives.remove(&old.print);
+                self.lives.remove(&old.tag);
             }
         }
-        self.lives.insert(touch.print, Life { touch: self.touches, hits });
+        self.lives.insert(touch.tag, Life { touch: self.touches, hits });
         self.touches += 1;
         if self.touches.is_multiple_of(4 * self.window) {
             self.counts.iter_mut().for_each(Counts::halve);
@@ -143,10 +143,10 @@ mod tests {
     use crate::policy::Seen;
     use crate::policy::sample::facts;
 
-    fn touch(directory: &mut Directory, print: u64, request: u64) {
+    fn touch(directory: &mut Directory, tag: u64, request: u64) {
         let cost = CostModel::default_curve(1.0).expect("good numbers");
         let (facts, last, turn, added, used) = (&facts(0, 0, 1), true, 0, 1, true);
-        directory.touch(&Seen { print, request, used, turn, added, last, facts, cost: &cost });
+        directory.touch(&Seen { tag, request, used, turn, added, last, facts, cost: &cost });
     }
 
     /// Block 7 goes without for 6 requests, then for 300; the others are touched once.
@@ -154,8 +154,8 @@ mod tests {
     fn a_life_counts_in_every_age_that_it_reached() {
         let mut directory = Directory::new(65_536);
         for request in 1..600 {
-            let print = if [1, 7, 307].contains(&request) { 7 } else { 1000 + request };
-            touch(&mut directory, print, request);
+            let tag = if [1, 7, 307].contains(&request) { 7 } else { 1000 + request };
+            touch(&mut directory, tag, request);
         }
         directory.look(512);
         let lasted = |request| match request {
@@ -179,8 +179,8 @@ mod tests {
     #[test]
     fn what_is_older_than_the_window_is_forgotten() {
         let mut directory = Directory::new(4);
-        for (request, print) in (1..).zip([1, 2, 3, 4, 1, 5, 6, 7, 8, 2]) {
-            touch(&mut directory, print, request);
+        for (request, tag) in (1..).zip([1, 2, 3, 4, 1, 5, 6, 7, 8, 2]) {
+            touch(&mut directory, tag, request);
             assert!(directory.lives.len() <= 4 && directory.ring.len() <= 4);
         }
         // 1 came again within four touches, 2 did not.

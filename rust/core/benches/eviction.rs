@@ -1,0 +1,147 @@
+//! What an exact victim costs at 10^3 to 10^6 entries: found and taken out, each at a time of its
+//! own; and the same followed by a newcomer, so that the number stays. Victims that come in runs are
+//! the business of `leaf_runs`.
+//!
+//! Invariant: seeded, so that two runs do the same work. `in time` links newcomers as used now, as
+//! with holes; `late` links half of them as used long ago, as a block whose last child left. Cost:
+//! about three minutes.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use criterion::measurement::{Measurement, WallTime};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use kvtrie_core::block::{Departure, Layers};
+use kvtrie_core::cost::CostModel;
+use kvtrie_core::eviction::EvictionIndex;
+use kvtrie_core::hint::Band;
+use kvtrie_core::policy::{Facts, Reload, Setup, by_name};
+
+const SIZES: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
+/// Victims that are timed together: the clock takes as long as one of them.
+const TIMED: usize = 30;
+const STEP: u64 = 1_000_000;
+
+/// Small, seeded, and good enough.
+struct Random(u64);
+
+impl Random {
+    /// A number below `bound`.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Entries of conversations of up to 32 000 tokens, most of them used a few times.
+struct Filled {
+    eviction: EvictionIndex,
+    cost: CostModel,
+    random: Random,
+    now: u64,
+    late: bool,
+    size: u64,
+}
+
+impl Filled {
+    fn new(policy: &str, epsilon: f64, size: u32, late: bool) -> Self {
+        let rule = by_name(policy, Setup { reuse: true, capacity: size }).expect("a known name");
+        let mut filled = Self {
+            eviction: EvictionIndex::new(rule, epsilon),
+            cost: CostModel::default_curve(100_000.0).expect("good numbers"),
+            random: Random(7),
+            now: 0,
+            late,
+            size: u64::from(size),
+        };
+        for id in 0..size {
+            filled.now += STEP;
+            filled.link(id);
+        }
+        filled
+    }
+
+    fn link(&mut self, id: u32) {
+        let block = u32::try_from(self.random.below(2000)).expect("small");
+        let uses = 32 / u32::try_from(1 + self.random.below(32)).expect("small");
+        let late = self.late && self.random.below(2) == 0;
+        let back = if late { self.random.below(self.size) * STEP } else { 0 };
+        let facts = Facts {
+            id,
+            context: u64::from(block) * 16,
+            start: 0,
+            block,
+            session_blocks: block + 1,
+            uses,
+            access: self.now.saturating_sub(back),
+            layers: Layers::new(0, 32),
+            model_layers: 32,
+            layer: None,
+            departure: Departure::Drop,
+            price: None,
+            reload: Reload { tokens: 16, here: 0, below: None },
+        };
+        let entry = self.eviction.entry(&facts, u32::MAX - block, &self.cost);
+        self.eviction.link(entry, Band::NORMAL);
+    }
+
+    /// The victim of the next step leaves. Returns its block.
+    fn give_up(&mut self) -> u32 {
+        self.now += STEP;
+        let victim = self.eviction.victim(black_box(self.now)).expect("there are entries");
+        self.eviction.unlink(victim.id);
+        victim.id
+    }
+
+    /// How long it takes until some have left; as many come then.
+    fn time_to_give_up(&mut self) -> Duration {
+        let begun = WallTime.start();
+        let gone = [(); TIMED].map(|()| self.give_up());
+        let took = WallTime.end(begun);
+        for id in gone {
+            self.link(id);
+        }
+        took
+    }
+}
+
+fn victims(c: &mut Criterion) {
+    for (name, policy, epsilon) in [
+        ("lru", "lru", 0.0),
+        ("retention, epsilon 1/64", "retention", 1.0 / 64.0),
+        ("retention, epsilon 0", "retention", 0.0),
+    ] {
+        let mut group = c.benchmark_group(name);
+        for late in [false, true] {
+            for size in SIZES {
+                let mut filled = Filled::new(policy, epsilon, size, late);
+                let way = if late { "late" } else { "in time" };
+                let classes = filled.eviction.classes();
+                group.throughput(Throughput::Elements(TIMED as u64));
+                let alone = BenchmarkId::new(format!("{way}, alone, {classes} classes"), size);
+                group.bench_function(alone, |b| {
+                    b.iter_custom(|times| (0..times).map(|_| filled.time_to_give_up()).sum());
+                });
+                group.throughput(Throughput::Elements(1));
+                let both = format!("{way}, with a newcomer, {classes} classes");
+                group.bench_function(BenchmarkId::new(both, size), |b| {
+                    b.iter(|| {
+                        let id = filled.give_up();
+                        filled.link(id);
+                    });
+                });
+            }
+        }
+        group.finish();
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_millis(1500))
+        .sample_size(20);
+    targets = victims
+}
+criterion_main!(benches);

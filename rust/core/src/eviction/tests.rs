@@ -1,0 +1,254 @@
+//! Every victim beside a scan of everything, under every policy.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::{EvictionIndex, rounded};
+use crate::cost::CostModel;
+use crate::error::Result;
+use crate::hint::{Band, Priority, Share};
+use crate::policy::{Entry, Facts, NAMES, Order, Policy, Seen, Setup, by_name, facts};
+
+/// Compares `a / b` with `c / d` by quotients and remainders, for positive `b` and `d`.
+fn fractions(a: u64, b: u64, c: u64, d: u64) -> Ordering {
+    match (a / b).cmp(&(c / d)) {
+        Ordering::Equal => match (a % b, c % d) {
+            (0, 0) => Ordering::Equal,
+            (0, _) => Ordering::Less,
+            (_, 0) => Ordering::Greater,
+            (rest_a, rest_c) => fractions(d, rest_c, b, rest_a),
+        },
+        other => other,
+    }
+}
+
+fn policy(name: &str) -> Box<dyn Policy> {
+    by_name(name, Setup { reuse: true, capacity: 9 }).expect("a known name")
+}
+
+/// The order as the documentation words it, written without the policies' code.
+fn naive(name: &str, order: Order, a: &Entry, b: &Entry, now: u64) -> Ordering {
+    let idle = |entry: &Entry| now.saturating_sub(entry.place);
+    if name == "checkerboard" {
+        let key = |entry: &Entry| (Reverse(idle(entry).checked_ilog2()), entry.class, entry.id);
+        return key(a).cmp(&key(b));
+    }
+    let rest = |entry: &Entry| (entry.class, entry.place, entry.tie, entry.id);
+    if name == "hazard" {
+        // It knows nothing: the oldest goes.
+        return (a.place, rest(a)).cmp(&(b.place, rest(b)));
+    }
+    // Without a block `arc` gives up the list of class 2 first; `s3fifo` that of class 1, and
+    // that of class 3 last.
+    let list = match (name, a.class, b.class) {
+        ("arc", a, b) => (a != 2).cmp(&(b != 2)),
+        ("s3fifo", a, b) => ((a != 1), (a == 3)).cmp(&((b != 1), (b == 3))),
+        _ => Ordering::Equal,
+    };
+    if order != Order::Value {
+        return list.then_with(|| rest(a).cmp(&rest(b)));
+    }
+    let value = match (idle(a), idle(b)) {
+        (0, 0) => Ordering::Equal,
+        (0, _) => Ordering::Greater,
+        (_, 0) => Ordering::Less,
+        (idle_a, idle_b) => fractions(a.class, idle_a, b.class, idle_b),
+    };
+    value.then_with(|| rest(a).cmp(&rest(b)))
+}
+
+/// An entry, its band, and how much its share holds too much: the share that holds the most too
+/// much first, then priorities, then the policy.
+fn ranked(
+    name: &str,
+    order: Order,
+    a: (&Entry, Band, u64),
+    b: (&Entry, Band, u64),
+    now: u64,
+) -> Ordering {
+    let first = |(_, band, over): (&Entry, Band, u64)| {
+        (Reverse(over), if over > 0 { band.share } else { 0 }, band.priority)
+    };
+    first(a).cmp(&first(b)).then_with(|| naive(name, order, a.0, b.0, now))
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Link(Entry, Band),
+    Unlink(u32),
+    Evict(u64),
+    Exceed(Share, u64),
+}
+
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![3 => 0..9u64, 3 => 0..2000u64, 1 => (1u64 << 62) - 9..=1 << 62]
+}
+
+fn time() -> impl Strategy<Value = u64> {
+    prop_oneof![3 => 0..9u64, 3 => 0..2000u64, 1 => u64::MAX - 9..=u64::MAX]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let entry = (number(), time(), 0..3u32, 0..40u32).prop_map(|(class, place, tie, id)| Entry {
+        class,
+        place,
+        tie,
+        id,
+    });
+    let priority = prop::sample::select(vec![35, 35, 35, 0, 20, 80, 100]);
+    let band = (priority, prop::sample::select(vec![0, 0, 0, 1, 2]))
+        .prop_map(|(priority, share)| Band { priority, share });
+    prop_oneof![
+        6 => (entry, band).prop_map(|(entry, band)| Op::Link(entry, band)),
+        1 => (1..3u32, 0..3u64).prop_map(|(share, blocks)| Op::Exceed(share, blocks)),
+        2 => (0..40u32).prop_map(Op::Unlink),
+        2 => time().prop_map(Op::Evict),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Any list of operations, under every policy, against a map that is scanned.
+    #[test]
+    fn the_victim_is_the_minimum(ops in prop::collection::vec(op(), 0..120), now in time()) {
+        for name in NAMES {
+            let mut index = EvictionIndex::new(policy(name), 0.0);
+            let by = index.policy().order();
+            let mut model: BTreeMap<u32, (Entry, Band)> = BTreeMap::new();
+            // How much each share holds too much, and how much of that is chosen to leave.
+            let mut over = [(0, 0); 3];
+            let sorted = |model: &BTreeMap<u32, (Entry, Band)>, over: &[(u64, u64); 3], now| {
+                let mut all: Vec<(Entry, Band)> = model.values().copied().collect();
+                let full = |band: Band| over[band.share as usize];
+                let over = |band: Band| u64::saturating_sub(full(band).0, full(band).1);
+                all.sort_by(|(a, left), (b, right)| {
+                    ranked(name, by, (a, *left, over(*left)), (b, *right, over(*right)), now)
+                });
+                all
+            };
+            for op in &ops {
+                match *op {
+                    Op::Link(entry, band) => {
+                        let known = model.insert(entry.id, (entry, band));
+                        prop_assert_eq!(index.unlink(entry.id), known.map(|known| known.0));
+                        index.link(entry, band);
+                    }
+                    Op::Unlink(id) => {
+                        let known = model.remove(&id).map(|known| known.0);
+                        prop_assert_eq!(index.unlink(id), known);
+                    }
+                    Op::Exceed(share, blocks) => {
+                        index.exceed(share, blocks);
+                        over[share as usize].0 = blocks;
+                        if blocks == 0 {
+                            over[share as usize].1 = 0;
+                        }
+                    }
+                    Op::Evict(now) => {
+                        let victim = index.victim(now);
+                        prop_assert_eq!(victim, index.scan(now), "{} at {}", name, now);
+                        let least = sorted(&model, &over, now).first().copied();
+                        let first = least.map(|least| least.0);
+                        prop_assert_eq!(victim, first, "{} at {}", name, now);
+                        if let Some((entry, band)) = least {
+                            prop_assert_eq!(index.band(entry.id), band);
+                            prop_assert_eq!(index.unlink(entry.id), Some(entry));
+                            model.remove(&entry.id);
+                            index.choose(entry.id, band);
+                            let (blocks, leaving) = &mut over[band.share as usize];
+                            *leaving += u64::from(*blocks > 0);
+                        }
+                    }
+                }
+                prop_assert_eq!(index.len(), model.len());
+                prop_assert_eq!(index.is_empty(), model.is_empty());
+            }
+            index.settle();
+            for (_, leaving) in &mut over {
+                *leaving = 0;
+            }
+            let all = sorted(&model, &over, now);
+            let order: Vec<Entry> = all.iter().map(|known| known.0).collect();
+            prop_assert_eq!(&index.order(now), &order);
+            for (rank, entry) in order.iter().enumerate() {
+                prop_assert_eq!(index.rank(entry.id, now), Some(rank));
+                prop_assert_eq!(index.get(entry.id), Some(*entry));
+            }
+            let mut listed: Vec<(Priority, Entry)> =
+                model.values().map(|&(entry, band)| (band.priority, entry)).collect();
+            listed.sort_unstable();
+            let listed: Vec<Entry> = listed.into_iter().map(|known| known.1).collect();
+            prop_assert_eq!(index.entries().collect::<Vec<_>>(), listed);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn rounding_costs_at_most_epsilon(class in number(), other in number(), bits in 0..20u32) {
+        let down = rounded(class, bits);
+        prop_assert!(down <= class && u128::from(class - down) << bits <= u128::from(class));
+        prop_assert!(down.checked_ilog2() == class.checked_ilog2());
+        prop_assert!(class > other || down <= rounded(other, bits));
+        prop_assert_eq!(rounded(class, 63), class);
+    }
+}
+
+#[test]
+fn epsilon_says_how_many_bits_count() {
+    assert_eq!([1.0, 0.5, 0.4, 1.0 / 64.0, 0.0].map(super::bits), [0, 1, 2, 6, 63]);
+    // 100 classes of one octave become 64 at 1/64.
+    let classes: std::collections::BTreeSet<u64> =
+        (1000..2000).map(|class| rounded(class, super::bits(1.0 / 64.0))).collect();
+    assert_eq!(classes.len(), 64);
+}
+
+#[test]
+fn the_request_that_brought_a_block_does_not_use_it_again() -> Result<()> {
+    let mut index = EvictionIndex::new(policy("arc"), 0.0);
+    let cost = CostModel::default_curve(1.0)?;
+    let facts = Facts { id: 3, ..facts(0, 0, 1) };
+    let seen = |request| {
+        let (facts, cost) = (&facts, &cost);
+        Seen { tag: 9, request, used: true, turn: 0, added: 1, last: true, facts, cost }
+    };
+    let class = |index: &EvictionIndex| index.entry(&facts, 0, &cost).class;
+    index.touched(&seen(4));
+    assert!(!index.holds(3));
+    index.arrived(&seen(5));
+    index.touched(&seen(5));
+    assert_eq!((index.holds(3), class(&index)), (true, 1));
+    index.touched(&seen(6));
+    assert_eq!(class(&index), 2);
+    index.left(3, 9);
+    assert!(!index.holds(3));
+    Ok(())
+}
+
+#[test]
+fn the_order_turns_with_time() {
+    let mut index = EvictionIndex::new(policy("retention"), 0.0);
+    let (cheap, dear) =
+        (Entry { class: 1, place: 90, tie: 0, id: 0 }, Entry { class: 4, place: 0, tie: 0, id: 1 });
+    index.link(cheap, Band::NORMAL);
+    index.link(dear, Band::NORMAL);
+    // 1/10 against 4/100, then 1/110 against 4/200.
+    assert_eq!(index.victim(100), Some(dear));
+    assert_eq!(index.victim(200), Some(cheap));
+    assert_eq!((index.rank(0, 100), index.rank(0, 200)), (Some(1), Some(0)));
+    assert_eq!(index.rank(7, 100), None);
+}
+
+#[test]
+fn nothing_leaves_an_empty_list() {
+    let mut index = EvictionIndex::new(policy("lru"), 0.0);
+    assert_eq!((index.victim(5), index.unlink(3), index.get(9)), (None, None, None));
+    let entry = Entry { class: 1, place: 5, tie: 0, id: 3 };
+    index.link(entry, Band::NORMAL);
+    assert_eq!(index.victim(5), Some(entry));
+    assert_eq!((index.unlink(3), index.len()), (Some(entry), 0));
+    assert_eq!(index.policy().name(), "lru");
+}

@@ -1,0 +1,264 @@
+//! Writing down: at commit, ahead of need, before an engine takes its slots back, before an end.
+//!
+//! Invariant: writing is soft. Where a lower tier has no room nothing is written and nothing
+//! fails. Cost: O(log n) per block written; the look ahead of need costs O(log n) per slot of the
+//! watermark, at most once per that many evictions.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use crate::block::{BlockId, Layers, LeaseId, Slot, Structure, TierId};
+use crate::error::Result;
+use crate::tier::{State, Write};
+use crate::time::{Nanos, Stamp};
+
+use crate::manager::Manager;
+use crate::manager::evict::set::{EvictionSet, Fate, Victim};
+use crate::manager::kinds::Cause;
+use crate::manager::kinds::PrivateSlotId;
+use crate::manager::kinds::{End, MoveKind};
+use crate::manager::moves::batch::TransferBatch;
+
+impl Manager {
+    /// Whether what comes to a tier is copied down at once.
+    pub(in crate::manager) fn writes_through(&self, tier: TierId) -> bool {
+        self.writes(tier) && self.tiers[tier].spec.write == Write::Through
+    }
+
+    /// Copies a block down as soon as it stands on a tier that writes through.
+    pub(in crate::manager) fn write_through(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        source: Option<PrivateSlotId>,
+        now: Nanos,
+    ) {
+        if self.writes_through(tier) {
+            self.write_down(tier, block, source, Stamp::MAX, now);
+        }
+    }
+
+    /// Copies consecutive blocks of a run down as soon as they stand on a tier that writes through.
+    pub(in crate::manager) fn write_run(
+        &mut self,
+        tier: TierId,
+        blocks: Range<BlockId>,
+        now: Nanos,
+    ) {
+        if !self.writes_through(tier) || self.write_batch(tier, &blocks, now) {
+            return;
+        }
+        for block in blocks {
+            self.write_down(tier, block, None, Stamp::MAX, now);
+        }
+    }
+
+    /// Begins to copy blocks down together, of which nothing stands below. Whether that was all
+    /// that there was to do.
+    fn write_batch(&mut self, tier: TierId, blocks: &Range<BlockId>, now: Nanos) -> bool {
+        let below = tier + 1;
+        if self.tiers[below..].iter().any(|lower| lower.residency.all_whole(blocks.clone())) {
+            return true;
+        }
+        let plain = self.can_batch(tier, below)
+            && self.refused.is_empty()
+            && self.tiers[tier].residency.all_idle(blocks.clone())
+            && self.tiers[below..].iter().all(|lower| lower.residency.none_present(blocks.clone()));
+        if !plain || !self.worth_writing(tier, blocks.start) {
+            return plain;
+        }
+        let mut set = self.eviction_set_for(Cause::Ahead);
+        let fits = self.room(&mut set, below, u64::from(blocks.end - blocks.start), now);
+        // One by one, what stands before them would not leave once the first of them is there.
+        let before = self.trie.parent(blocks.start);
+        if !fits || set.victims.iter().any(|v| v.tier == below && Some(v.block) == before) {
+            self.abandon(&set);
+            return false;
+        }
+        self.apply(&set, now);
+        let blocks = blocks.clone();
+        self.start_batch(
+            &TransferBatch { kind: MoveKind::Store, lease: 0, src: tier, dst: below, blocks },
+            now,
+        );
+        true
+    }
+
+    /// Whether a block of a tier has been used often enough to be written below, and would be of
+    /// use there: behind one that stands nowhere a copy would be a leaf-only scope's hole.
+    fn worth_writing(&self, tier: TierId, block: BlockId) -> bool {
+        let node = self.node(block);
+        node.uses >= self.tiers[tier].spec.admit_after
+            && (self.structure(block) == Structure::Holes
+                || self.trie.parent(block).is_none_or(|parent| self.missing(parent).is_empty()))
+    }
+
+    /// Begins to copy to the next tier what stands nowhere below, out of the block's residency
+    /// or of a slot of an engine, unless something used after `younger` would be lost to the last
+    /// tier or have to be written for it.
+    fn write_down(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        source: Option<PrivateSlotId>,
+        younger: Stamp,
+        now: Nanos,
+    ) {
+        let have = match source {
+            Some(private) => self.private_slots[private].layers,
+            None => self.residency(tier, block).usable(),
+        };
+        let below = tier + 1;
+        let mut dirty = Some(have);
+        for lower in below..self.tiers.len() {
+            dirty = dirty.and_then(|left| left.without(self.expected(lower, block)));
+        }
+        let Some(dirty) = dirty.filter(|dirty| !dirty.is_empty()) else { return };
+        self.forget_bad_copies(block);
+        let there = self.residency(below, block);
+        let joined = self.expected(below, block).join(dirty);
+        let joins =
+            joined.is_some_and(|joined| self.spares(joined, |other| self.expected(other, block)));
+        let worth = self.worth_writing(tier, block) && self.refused.may_write(block, below);
+        if there.state == State::Bad || self.stuck(below, block) || !joins || !worth {
+            return;
+        }
+        let mut set = self.eviction_set_for(Cause::Ahead);
+        self.guard(&mut set, below, block..block + 1);
+        let fresh = self.expected(below, block).is_empty();
+        let units =
+            if fresh || self.tiers[below].spec.layer_slots { self.units(below, dirty) } else { 0 };
+        let passes = self.transit(tier, below).is_none_or(|host| self.pass(&mut set, host));
+        let fits = passes && self.room(&mut set, below, units, now);
+        let costs = |v: &Victim| v.tier == self.last() || !matches!(v.fate, Fate::Clean);
+        let young = |v: &Victim| self.node(v.block).access > younger;
+        if !fits || set.victims.iter().any(|v| costs(v) && young(v)) {
+            self.abandon(&set);
+            return;
+        }
+        self.apply(&set, now);
+        self.copy_down(tier, block, dirty, source, now);
+    }
+
+    /// Begins the stores of `dirty`, for which there is room; the source stays where it is.
+    fn copy_down(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        dirty: Layers,
+        source: Option<PrivateSlotId>,
+        now: Nanos,
+    ) {
+        let each = self.tiers[tier].spec.layer_slots;
+        let layers = if each { dirty } else { Layers::new(dirty.lo, dirty.lo + 1) };
+        let slots: SmallVec<[Slot; 1]> = match source {
+            Some(private) => {
+                layers.iter().map(|l| self.private_slot(&self.private_slots[private], l)).collect()
+            }
+            None => layers.iter().map(|layer| self.slot_of(tier, block, layer)).collect(),
+        };
+        let end = source.map_or(End::Here, End::PrivateSlot);
+        let slot = |at: u16| slots[if each { usize::from(at - dirty.lo) } else { 0 }];
+        self.store(tier, block, dirty, now, |at| (slot(at), end));
+    }
+
+    /// Copies to the next tier what stands nowhere below, the youngest first and parents before
+    /// their children, so that a tier that outlives the manager holds whole prefixes. Nothing
+    /// younger leaves for it. What is under way is not copied yet: flush again when it has ended.
+    /// Returns how many moves began.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] or [`Error::Invariant`].
+    pub fn flush(&mut self, now: Nanos) -> Result<u64> {
+        self.open()?;
+        let now = self.tick(now);
+        let before = self.next_move;
+        for tier in (usize::from(self.engine_owned())..self.last()).rev() {
+            if self.writes(tier) {
+                for block in self.youngest(tier) {
+                    // Room for a younger one may have cost it its life.
+                    if self.trie.alive(block) {
+                        let age = self.node(block).access;
+                        self.write_down(tier, block, None, age, now);
+                    }
+                }
+            }
+        }
+        Ok(self.next_move - before)
+    }
+
+    /// The blocks of a tier, the youngest first and parents before their children.
+    fn youngest(&self, tier: TierId) -> Vec<BlockId> {
+        let all = self.tiers[tier].residency.blocks(self.trie.bound());
+        let mut blocks: Vec<BlockId> =
+            all.filter(|(_, here)| !here.usable().is_empty()).map(|(block, _)| block).collect();
+        blocks.sort_by_key(|&block| {
+            (Reverse(self.node(block).access), self.trie.depth(block), block)
+        });
+        blocks
+    }
+
+    /// Writes the least valuable dirty blocks down before their slots are needed, on every tier
+    /// whose free and clean slots are below its watermark and that writes straight to the next
+    /// one. The copies above stay valid.
+    pub(in crate::manager) fn write_ahead(&mut self, now: Nanos) {
+        for tier in 0..self.tiers.len() {
+            let ours = tier > 0 || !self.engine_owned();
+            let straight = self.writes(tier) && self.transit(tier, tier + 1).is_none();
+            if self.tiers[tier].spec.free_low > 0.0 && ours && straight {
+                self.write_ahead_on(tier, now);
+            }
+        }
+    }
+
+    fn write_ahead_on(&mut self, tier: TierId, now: Nanos) {
+        let this = &self.tiers[tier];
+        let free = this.space.takeable();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share below one of a capacity below 2^32"
+        )]
+        let low = (f64::from(this.space.capacity()) * this.spec.free_low) as u64;
+        // An eighth of slack keeps the look from being taken at every call.
+        if free + this.credit + low / 8 >= low || this.eviction.is_empty() {
+            return;
+        }
+        let mut set = self.look(tier);
+        self.room(&mut set, tier, low, now);
+        let ours = set.victims.iter().filter(|victim| victim.tier == tier);
+        let clean = ours.map(|victim| u64::from(victim.blocks)).sum();
+        self.carry_out_below(&set, tier, now);
+        self.abandon(&set);
+        self.tiers[tier].credit = clean;
+    }
+
+    /// Carries out what a draft decided below `tier`; on `tier` itself it only writes.
+    fn carry_out_below(&mut self, set: &EvictionSet, tier: TierId, now: Nanos) {
+        for victim in &set.victims {
+            if victim.tier > tier {
+                self.evict(victim, set.cause, now);
+            } else if let (true, Fate::Demote(dirty)) = (victim.tier == tier, victim.fate) {
+                self.copy_down(tier, victim.block, dirty, None, now);
+            }
+        }
+    }
+
+    /// Before an engine takes its slots back: what is not on a lower tier is written there.
+    pub(in crate::manager) fn store_engine_blocks(&mut self, id: LeaseId, now: Nanos) {
+        if !self.engine_owned() || !self.writes(0) || self.leases[&id].suspended() {
+            return;
+        }
+        let exceptions: Vec<_> = self.leases[&id].path.exceptions().collect();
+        for (_, step) in exceptions {
+            let ready = !step.fresh && step.compute.is_empty();
+            if let (Some(private), true) = (step.private, ready)
+                && self.private_slots[private].slot != crate::block::NO_SLOT
+            {
+                self.write_down(0, step.block, Some(private), Stamp::MAX, now);
+            }
+        }
+    }
+}

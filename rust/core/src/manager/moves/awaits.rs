@@ -1,0 +1,116 @@
+//! Awaits: the loads and copies that must end before the engine may count on what a lease holds.
+//!
+//! Most leases await nothing, so only those that do are here: a report looks at them alone, however
+//! many requests are running. Invariant: no lease is here without a move; its moves ascend. Cost:
+//! O(log leases + moves of the lease) to add; O(what is awaited) for those that end.
+
+use std::collections::BTreeMap;
+
+use crate::block::{LeaseId, MoveId};
+
+/// The moves that leases await.
+#[derive(Debug, Default)]
+pub(in crate::manager) struct Awaits(BTreeMap<LeaseId, Vec<MoveId>>);
+
+impl Awaits {
+    /// Who awaits what, by lease.
+    pub(in crate::manager) fn all(&self) -> impl Iterator<Item = (LeaseId, &[MoveId])> {
+        self.0.iter().map(|(&lease, moves)| (lease, &moves[..]))
+    }
+
+    /// What a lease awaits.
+    pub(in crate::manager) fn of(&self, lease: LeaseId) -> &[MoveId] {
+        self.0.get(&lease).map_or(&[], Vec::as_slice)
+    }
+
+    /// A lease awaits these moves too.
+    pub(in crate::manager) fn add(
+        &mut self,
+        lease: LeaseId,
+        more: impl IntoIterator<Item = MoveId>,
+    ) {
+        let mut more = more.into_iter().peekable();
+        if more.peek().is_some() {
+            let moves = self.0.entry(lease).or_default();
+            moves.extend(more);
+            moves.sort_unstable();
+            moves.dedup();
+        }
+    }
+
+    /// A lease awaits this move no longer.
+    pub(in crate::manager) fn remove(&mut self, lease: LeaseId, id: MoveId) {
+        if let Some(moves) = self.0.get_mut(&lease) {
+            moves.retain(|&awaited| awaited != id);
+            if moves.is_empty() {
+                self.0.remove(&lease);
+            }
+        }
+    }
+
+    /// A lease awaits nothing any more.
+    pub(in crate::manager) fn forget(&mut self, lease: LeaseId) {
+        self.0.remove(&lease);
+    }
+
+    /// Nobody awaits these moves any more.
+    pub(in crate::manager) fn end(&mut self, mut ended: Vec<MoveId>) {
+        if self.0.is_empty() {
+            return;
+        }
+        ended.sort_unstable();
+        self.0.retain(|_, moves| {
+            moves.retain(|id| ended.binary_search(id).is_err());
+            !moves.is_empty()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::Awaits;
+
+    proptest! {
+        /// Beside a plain set of pairs.
+        #[test]
+        fn it_is_a_set_of_pairs(
+            ops in prop::collection::vec(
+                (0..4_u8, 1..5_u64, prop::collection::vec(1..12_u64, 0..6)), 1..60,
+            ),
+        ) {
+            let (mut awaits, mut model) = (Awaits::default(), BTreeSet::new());
+            for (what, lease, moves) in ops {
+                match what {
+                    0 => {
+                        awaits.end(moves.clone());
+                        model.retain(|(_, id)| !moves.contains(id));
+                    }
+                    1 => {
+                        awaits.forget(lease);
+                        model.retain(|&(other, _)| other != lease);
+                    }
+                    2 => moves.iter().for_each(|&id| {
+                        awaits.remove(lease, id);
+                        model.remove(&(lease, id));
+                    }),
+                    _ => {
+                        awaits.add(lease, moves.clone());
+                        model.extend(moves.into_iter().map(|id| (lease, id)));
+                    }
+                }
+                let pairs = |(lease, moves): (u64, &[u64])| {
+                    moves.iter().map(move |&id| (lease, id)).collect::<Vec<_>>()
+                };
+                let all: Vec<_> = awaits.all().flat_map(pairs).collect();
+                prop_assert_eq!(all, model.iter().copied().collect::<Vec<_>>());
+                prop_assert!(awaits.all().all(|(_, moves)| !moves.is_empty()));
+                let mine: Vec<_> = model.iter().filter(|pair| pair.0 == lease).collect();
+                prop_assert_eq!(awaits.of(lease).len(), mine.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Convoys: whole blocks of one run that travel between two tiers together, a move each.
+//!
+//! What other copies look up, link and count once per block is done once per run here. Invariant:
+//! a convoy leaves the manager as its moves would one by one, first to last, but for which of the
+//! free slots they take. Cost: O(1) per block.
+
+use std::ops::Range;
+
+use smallvec::smallvec;
+
+use crate::arrival::Arrival;
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, TierId};
+use crate::time::Nanos;
+
+use crate::manager::Manager;
+use crate::manager::kinds::{End, MoveKind};
+use crate::manager::moves::NewMove;
+
+/// Blocks that stand whole and quiet on one tier and nowhere on another, for which there is room.
+#[derive(Clone, Debug)]
+pub(in crate::manager) struct TransferBatch {
+    pub(in crate::manager) kind: MoveKind,
+    pub(in crate::manager) lease: LeaseId,
+    pub(in crate::manager) src: TierId,
+    pub(in crate::manager) dst: TierId,
+    pub(in crate::manager) blocks: Range<BlockId>,
+}
+
+/// From where to where a move goes that may end together with others.
+pub(in crate::manager) type MoveClass = (MoveKind, TierId, TierId);
+
+impl Manager {
+    /// Whether blocks can travel together between two tiers: each takes one slot straight to
+    /// another, and nobody wants to be told of every single one.
+    pub(in crate::manager) fn can_batch(&self, src: TierId, dst: TierId) -> bool {
+        let single = |tier: TierId| self.tiers[tier].spec.layer_slots;
+        !single(src)
+            && !single(dst)
+            && !self.engine_owned()
+            && !self.feed.watched
+            && self.hints.quiet()
+            && self.transit(src, dst).is_none()
+    }
+
+    /// Begins the moves of a convoy.
+    pub(in crate::manager) fn start_batch(
+        &mut self,
+        batch: &TransferBatch,
+        now: Nanos,
+    ) -> Range<MoveId> {
+        let TransferBatch { kind, lease, src, dst, ref blocks } = *batch;
+        let (first, all) = (self.next_move, self.all_layers());
+        for block in self.edge(src, blocks.clone(), self.structure(blocks.start)) {
+            self.tiers[src].eviction.unlink(block);
+        }
+        let route = self.route(kind, src, dst);
+        for block in blocks.clone() {
+            let from = self.tiers[src].residency.begin_read(block);
+            let grant = self.tiers[dst].space.take().expect("room was made");
+            let waits = Some(grant.after).filter(|&after| after != NO_MOVE);
+            let new = NewMove {
+                kind,
+                lease,
+                block: Some(block),
+                src: (src, from, End::Here),
+                dst: (dst, grant.slot, End::Here),
+                layers: all,
+                tokens: self.settings.block_tokens,
+                deps: waits.into_iter().collect(),
+            };
+            let (id, times) = self.enter(new, route, now);
+            let arrival = Arrival::new(all, smallvec![id], times.first, times.end);
+            self.tiers[dst].residency.await_in(block, grant.slot, arrival);
+        }
+        if let Some(parent) = self.trie.parent(blocks.start) {
+            self.refresh_on(dst, parent);
+        }
+        let number = u64::from(blocks.end - blocks.start);
+        match kind {
+            MoveKind::Store => self.meter.tier(dst).demoted += number,
+            MoveKind::Load | MoveKind::Copy => self.meter.tier(src).promoted += number,
+        }
+        first..self.next_move
+    }
+
+    /// Ends the moves at the front of `ids`, which went well, as far as they bring the blocks of
+    /// one run to one tier. Returns how many.
+    pub(in crate::manager) fn complete_batch(&mut self, ids: &[MoveId], now: Nanos) -> usize {
+        let Some((class, first)) = self.move_class(ids[0]) else { return 0 };
+        let (kind, src, dst) = class;
+        if !self.can_batch(src, dst) {
+            return 0;
+        }
+        let most = self.trie.run(first).end - first;
+        let follow = (first..first + most).zip(ids);
+        let number =
+            follow.take_while(|&(block, &id)| self.move_class(id) == Some((class, block))).count();
+        self.end_moves(class, &ids[..number], now);
+        self.ended(&ids[..number], true);
+        let blocks = first..first + u32::try_from(number).expect("no more than the run has");
+        for block in blocks.clone() {
+            self.tiers[src].residency.end_io(block);
+            self.tiers[dst].residency.arrived(block);
+        }
+        self.recount_run(dst, &blocks, Layers::NONE, Some(src));
+        if kind == MoveKind::Store {
+            self.refused.took(dst, number as u64);
+        }
+        let structure = self.structure(first);
+        for tier in [src, dst] {
+            for block in self.edge(tier, blocks.clone(), structure) {
+                self.refresh_on(tier, block);
+            }
+        }
+        if let Some(parent) = self.trie.parent(first) {
+            self.sweep(parent);
+        }
+        self.write_run(dst, blocks, now);
+        number
+    }
+
+    /// The way and the block of a move that brings all of a block, of which nothing else is under
+    /// way to that tier.
+    fn move_class(&self, id: MoveId) -> Option<(MoveClass, BlockId)> {
+        let known = self.moves.get(id)?;
+        let plain = (known.from, known.to) == (End::Here, End::Here)
+            && known.layers == self.all_layers()
+            && known.landed == 0
+            && !known.failed
+            && known.leaves.is_none()
+            && known.deps.is_empty();
+        if !plain || !self.marked.is_empty() {
+            return None;
+        }
+        // No block dies while something is on its way to it.
+        let block = known.block?.id();
+        let alone = self.tiers[known.src].residency.whole(block)
+            && self.tiers[known.dst].residency.awaits(block, id);
+        alone.then_some(((known.kind, known.src, known.dst), block))
+    }
+}

@@ -1,0 +1,351 @@
+//! Completion: the only point at which a copy counts.
+//!
+//! Invariant: a report about a move that has ended changes nothing; slots that a failed move may
+//! still touch stay out of use until it has ended on every rank. Cost: O(log moves) per report,
+//! plus the leases that awaited it.
+
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, TierId};
+use crate::error::{Error, Result};
+use crate::tier::State;
+use crate::time::Nanos;
+
+use crate::manager::Manager;
+use crate::manager::kinds::Cause;
+use crate::manager::kinds::{End, MoveKind};
+use crate::manager::moves::in_flight::{InFlightMove, Leaves};
+
+/// What an executor says of a move.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome<'a> {
+    /// Whether it went well.
+    pub ok: bool,
+    /// How many of its layers are there, in ascending order; `None` means all.
+    pub layers_done: Option<u16>,
+    /// Which tensor-parallel rank reports.
+    pub rank: u32,
+    /// A failed move that still runs: its slots stay out of use until it is reported again.
+    pub hung: bool,
+    /// A failed move that never started: neither its source nor its destination is to blame.
+    pub cancelled: bool,
+    /// Why it failed.
+    pub error: Option<&'a str>,
+}
+
+impl Default for Outcome<'_> {
+    fn default() -> Self {
+        Self { ok: true, layers_done: None, rank: 0, hung: false, cancelled: false, error: None }
+    }
+}
+
+/// Tokens that will not be where a plan said; the lease's plan and slots are to be read again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// The lease concerned; 0 if none is.
+    pub lease: LeaseId,
+    /// The block; `None` for a partial one.
+    pub block: Option<Handle>,
+    /// First token on the lease's path.
+    pub start: u64,
+    /// One behind the last token.
+    pub stop: u64,
+    /// What the executor said.
+    pub reason: String,
+}
+
+/// So many rows of failures are kept for [`Manager::failed`].
+pub const MOST_FAILED: usize = 4096;
+
+impl Manager {
+    /// Takes reports about moves. Returns how many of them have ended well by this call.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a move that was never handed out, a rank or a number of layers that
+    /// does not exist, or a report that contradicts an earlier one; nothing has changed then.
+    pub fn complete(&mut self, ids: &[MoveId], outcome: &Outcome<'_>, now: Nanos) -> Result<usize> {
+        self.open()?;
+        for (at, &id) in ids.iter().enumerate() {
+            self.check_report(id, outcome, &ids[..at])?;
+        }
+        let now = self.tick(now);
+        let (mut ended, mut awaited) = (0, Vec::new());
+        let whole = outcome.ok && outcome.layers_done.is_none() && self.settings.ranks == 1;
+        let mut rest = ids;
+        while let Some(&id) = rest.first() {
+            let store = self.moves.get(id).is_none_or(|known| known.kind == MoveKind::Store);
+            let together = if whole { self.complete_batch(rest, now) } else { 0 };
+            let (these, others) = rest.split_at(together.max(1));
+            if together > 0 || self.take_report(id, outcome, now) {
+                ended += these.len();
+                // Nobody awaits a store.
+                awaited.extend_from_slice(if store { &[] } else { these });
+            }
+            rest = others;
+        }
+        self.awaits.end(awaited);
+        self.unpark();
+        self.continue_demotions(now);
+        self.write_ahead(now);
+        Ok(ended)
+    }
+
+    /// Takes what is said of one move. Whether it has ended well by that.
+    fn take_report(&mut self, id: MoveId, outcome: &Outcome<'_>, now: Nanos) -> bool {
+        let ranks = self.settings.ranks as usize;
+        let Some(known) = self.moves.get_mut(id) else { return false };
+        if known.failed {
+            if !outcome.hung {
+                self.end_rank(id, outcome.rank, now);
+            }
+        } else if outcome.ok {
+            let len = known.layers.len();
+            let rank = outcome.rank as usize;
+            let done = outcome.layers_done.unwrap_or(len);
+            known.progress.resize(ranks, 0);
+            known.progress[rank] = known.progress[rank].max(done);
+            if known.progress[rank] == len {
+                known.done_ranks |= 1 << outcome.rank;
+            }
+            self.land(id);
+            if self.all_ranks(id) {
+                self.finish(id, now);
+                return true;
+            }
+        } else {
+            let reason = outcome.error.unwrap_or("the executor reported a failure").to_owned();
+            if outcome.hung || !self.ends(&self.moves[id], outcome) {
+                self.withdraw(id);
+            }
+            self.fail(id, &reason, !outcome.cancelled, now);
+            if !outcome.hung {
+                self.end_rank(id, outcome.rank, now);
+            }
+        }
+        false
+    }
+
+    /// What failed since the last call: the latest [`MOST_FAILED`] rows; what was overwritten is
+    /// counted in `failed_lost` of [`Manager::asked`].
+    ///
+    /// # Errors
+    /// [`Error::Closed`] or [`Error::Invariant`].
+    pub fn failed(&mut self) -> Result<Vec<Failed>> {
+        self.open()?;
+        Ok(std::mem::take(&mut self.failed).into())
+    }
+
+    fn check_report(&self, id: MoveId, outcome: &Outcome<'_>, before: &[MoveId]) -> Result<()> {
+        if outcome.rank >= self.settings.ranks {
+            return Err(Error::config(format!(
+                "rank {} reported move {id}, there are {} ranks",
+                outcome.rank, self.settings.ranks
+            )));
+        }
+        if id == NO_MOVE || id >= self.next_move {
+            return Err(Error::config(format!("there is no move {id}")));
+        }
+        let Some(known) = self.moves.get(id) else {
+            return match self.recent_results.of(id) {
+                Some(ok) if ok != outcome.ok => Err(Error::config(format!(
+                    "move {id} was reported {} before",
+                    if ok { "done" } else { "failed" }
+                ))),
+                _ => Ok(()),
+            };
+        };
+        if !known.issued && !known.failed {
+            return Err(Error::config(format!("move {id} was not handed out yet")));
+        }
+        let early = known.deps.iter().find(|dep| {
+            let ends = |m: &InFlightMove| before.contains(dep) && self.ends(m, outcome);
+            self.moves.get(**dep).is_some_and(|m| !ends(m))
+        });
+        if let (true, false, Some(dep)) = (outcome.ok, known.failed, early) {
+            return Err(Error::config(format!(
+                "rank {} reported move {id} done before move {dep}, which it waits for, had ended \
+                 on all {} ranks",
+                outcome.rank, self.settings.ranks
+            )));
+        }
+        match outcome.layers_done {
+            Some(done) if done > known.layers.len() => Err(Error::config(format!(
+                "{done} layers of move {id} done, it has {}",
+                known.layers.len()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a move ends well by this report.
+    fn ends(&self, known: &InFlightMove, outcome: &Outcome<'_>) -> bool {
+        let ranks = known.done_ranks | 1 << outcome.rank;
+        ranks.count_ones() == self.settings.ranks
+            && outcome.layers_done.is_none_or(|done| done == known.layers.len())
+    }
+
+    fn all_ranks(&self, id: MoveId) -> bool {
+        self.moves[id].done_ranks.count_ones() == self.settings.ranks
+    }
+
+    /// Layers that are there on all ranks become valid.
+    fn land(&mut self, id: MoveId) {
+        let known = &self.moves[id];
+        let done = known.progress.iter().copied().min().unwrap_or(0);
+        if done <= known.landed {
+            return;
+        }
+        let lo = known.layers.lo;
+        let layers = Layers::new(lo + known.landed, lo + done);
+        let dst = known.dst;
+        let here = (known.to == End::Here).then_some(known.block).flatten();
+        self.moves.get_mut(id).expect("seen").landed = done;
+        let Some(block) = here.and_then(|handle| self.trie.resolve(handle)) else { return };
+        let mut have = self.residency(dst, block).have;
+        let Some(arrival) = self.arrival_mut(dst, block) else { return };
+        arrival.landed.push(layers);
+        let target = arrival.target;
+        // The first layers to count are those at the end that the tier must hold.
+        let anchored = |layers: Layers| {
+            if dst == 0 { layers.lo == 0 } else { layers.hi == target.hi || layers.lo == target.lo }
+        };
+        loop {
+            let next = arrival.landed.iter().position(|&landed| {
+                if have.is_empty() { anchored(landed) } else { have.join(landed).is_some() }
+            });
+            let Some(at) = next else { break };
+            have = have.join(arrival.landed.swap_remove(at)).expect("adjacent");
+        }
+        self.alter(dst, block, |here| here.have = have);
+    }
+
+    /// A move has ended well on all ranks.
+    fn finish(&mut self, id: MoveId, now: Nanos) {
+        let known = self.moves.remove(id).expect("under way");
+        self.count_move(&known, now);
+        if let Some(Leaves { tier, slot, .. }) = known.leaves {
+            self.tiers[tier].space.drained(slot);
+        }
+        if known.kind == MoveKind::Store {
+            self.refused.took(known.dst, 1);
+        }
+        self.end(&known, now);
+        self.ended(&[id], true);
+    }
+
+    /// How moves ended is remembered, and no move waits for them any longer.
+    pub(in crate::manager) fn ended(&mut self, ids: &[MoveId], ok: bool) {
+        self.recent_results.remember(ids, ok);
+        if self.waiters.is_empty() {
+            return;
+        }
+        for id in ids {
+            for waiter in self.waiters.remove(id).unwrap_or_default() {
+                let Some(other) = self.moves.get_mut(waiter) else { continue };
+                other.deps.retain(|dep| dep != id);
+                if other.after == *id && !other.issued {
+                    other.after = NO_MOVE;
+                }
+            }
+        }
+    }
+
+    /// The endpoints of a move that no longer runs.
+    fn end(&mut self, known: &InFlightMove, now: Nanos) {
+        let block = known.block.and_then(|handle| self.trie.resolve(handle));
+        for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
+            match (end, block) {
+                (End::Here, Some(block)) => {
+                    self.alter(tier, block, |here| here.busy -= 1);
+                    self.refresh_on(tier, block);
+                }
+                (End::PrivateSlot(private), _) => self.unbusy_private(private),
+                _ => {}
+            }
+        }
+        if let (Some(Leaves { tier, .. }), true, Some(block)) =
+            (known.leaves, known.returned, block)
+        {
+            self.alter(tier, block, |here| here.busy -= 1);
+            self.refresh_on(tier, block);
+        }
+        if let (End::Here, Some(block)) = (known.to, block)
+            && let Some(arrival) = self.arrival_mut(known.dst, block)
+        {
+            arrival.moves.retain(|id| *id != known.id);
+        }
+        for tier in [known.src, known.dst] {
+            if let Some(block) = block {
+                self.settle_if_over(tier, block, now);
+            }
+        }
+        if let Some(block) = block {
+            let parent = self.trie.parent(block);
+            self.prune(block);
+            self.sweep(block);
+            if let Some(parent) = parent {
+                self.sweep(parent);
+            }
+        }
+    }
+
+    /// Settles an arrival that no move brings any more. What failed is cleared away only when
+    /// nobody reads the part that had landed.
+    fn settle_if_over(&mut self, tier: TierId, block: BlockId, now: Nanos) {
+        let busy = self.residency(tier, block).busy;
+        let Some(arrival) = self.arrival(tier, block) else { return };
+        let marked = self.marked.contains(&(arrival.ready, tier, block));
+        if arrival.moves.is_empty() && !marked && (!arrival.failed || busy == 0) {
+            self.settle(tier, block, now);
+        }
+    }
+
+    /// Everything that was to arrive has landed or failed.
+    pub(in crate::manager) fn settle(&mut self, tier: TierId, block: BlockId, now: Nanos) {
+        let arrival = self.tiers[tier].residency.settle(block).expect("arriving");
+        let here = self.residency(tier, block);
+        let mut have = if arrival.failed { here.have } else { arrival.target };
+        if arrival.failed && tier == 0 && self.one_slot(have) {
+            // Whoever wanted the block computes all of it elsewhere.
+            self.count_loss(tier, block, Cause::Failed, now);
+            have = Layers::NONE;
+        }
+        if here.slot != NO_SLOT && have.is_empty() {
+            self.give_slots(tier, here.slot, arrival.target, true);
+        } else if here.slot != NO_SLOT {
+            for lost in
+                [Layers::new(arrival.target.lo, have.lo), Layers::new(have.hi, arrival.target.hi)]
+            {
+                self.give_slots(tier, here.slot, lost, false);
+            }
+        }
+        self.alter(tier, block, |here| {
+            (here.have, here.state) = (have, State::Resident);
+            if have.is_empty() {
+                (here.state, here.slot) = (State::Absent, NO_SLOT);
+            }
+        });
+        self.residency_changed(tier, block);
+        if !have.is_empty() {
+            self.write_through(tier, block, None, now);
+        }
+    }
+
+    /// A rank no longer touches the slots of a failed move.
+    fn end_rank(&mut self, id: MoveId, rank: u32, now: Nanos) {
+        if let Some(known) = self.moves.get_mut(id) {
+            known.done_ranks |= 1 << rank;
+            if self.all_ranks(id) {
+                self.end_move(id, now);
+            }
+        }
+    }
+
+    pub(in crate::manager) fn end_move(&mut self, id: MoveId, now: Nanos) {
+        if let Some(known) = self.moves.remove(id) {
+            self.end(&known, now);
+            self.ended(&[id], false);
+            if known.kind != MoveKind::Store {
+                self.awaits.end(vec![id]);
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! What a failed move leaves behind.
+//!
+//! Invariant: every failure ends in recomputation, never in wrong bytes and never in a lease that
+//! waits for ever. Cost: O(moves under way) per failure.
+
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
+use crate::tier::State;
+use crate::time::Nanos;
+
+use crate::manager::Manager;
+use crate::manager::kinds::PrivateSlotId;
+use crate::manager::kinds::{End, MoveKind};
+use crate::manager::moves::complete::{Failed, MOST_FAILED};
+use crate::manager::moves::in_flight::{InFlightMove, Leaves};
+use crate::manager::request::lease::{Lease, TailFrom};
+use crate::manager::request::private_slot::OpenSlot;
+
+impl Manager {
+    /// A move will not bring what it should. Moves that depend on it fail with it, without blame:
+    /// executors wait for `after`, so they never started.
+    pub(in crate::manager) fn fail(&mut self, id: MoveId, reason: &str, blame: bool, now: Nanos) {
+        // A move that depends on two may have failed with the other one.
+        let Some(known) = self.moves.get_mut(id).filter(|known| !known.failed) else { return };
+        known.failed = true;
+        let known = known.clone();
+        self.queue.retain(|queued| *queued != id);
+        self.parked.remove(&id);
+        self.meter.tier(known.dst).failed += 1;
+        let waiters = self.waiters.get(&id).into_iter().flatten();
+        let dependents: Vec<MoveId> = waiters
+            .copied()
+            .filter(|&other| self.moves.get(other).is_some_and(|m| !m.failed))
+            .collect();
+        for dependent in dependents {
+            // The first half of a store that passes through host fails as the store would.
+            let store = self.moves.get(dependent).filter(|m| m.kind == MoveKind::Store);
+            if let (true, Some(store)) = (blame, store)
+                && store.block == known.block
+                && let Some(block) = store.block.and_then(|handle| self.trie.resolve(handle))
+            {
+                self.refused.failed(block, store.dst);
+            }
+            self.fail(dependent, &format!("move {id} before it failed: {reason}"), false, now);
+            self.end_move(dependent, now);
+        }
+        let block = known.block.and_then(|handle| self.trie.resolve(handle));
+        if let (End::Here, Some(block)) = (known.to, block)
+            && let Some(arrival) = self.arrival_mut(known.dst, block)
+        {
+            arrival.failed = true;
+        }
+        if let Some(block) = block {
+            match known.kind {
+                MoveKind::Store => {
+                    if blame {
+                        self.refused.failed(block, known.dst);
+                    }
+                    self.store_failed(&known, block, reason, now);
+                }
+                MoveKind::Load if blame => self.load_failed(&known, block),
+                MoveKind::Load | MoveKind::Copy => {}
+            }
+        }
+        self.replan(&known, reason, now);
+        if let Some(block) = block {
+            self.sweep(block);
+        }
+    }
+
+    /// A move is about to fail and still runs: what it has landed it may write again.
+    pub(in crate::manager) fn withdraw(&mut self, id: MoveId) {
+        let known = &self.moves[id];
+        let (tier, lo) = (known.dst, known.layers.lo);
+        let landed = Layers::new(lo, lo + known.landed);
+        let here = (known.to == End::Here).then_some(known.block).flatten();
+        let Some(block) = here.and_then(|handle| self.trie.resolve(handle)) else { return };
+        let Some(arrival) = self.arrival_mut(tier, block) else { return };
+        arrival.landed.retain(|part| part.meet(landed).is_empty());
+        self.alter(tier, block, |here| {
+            // Its other layers are not there, so these are the last ones.
+            here.have = here.have.without(landed).expect("what has landed is at an end");
+        });
+        self.residency_changed(tier, block);
+    }
+
+    /// The bytes of a source could not be delivered; it serves nobody until it is evicted.
+    fn load_failed(&mut self, known: &InFlightMove, block: BlockId) {
+        let here = self.residency(known.src, block);
+        if known.from == End::Here && known.src > 0 && here.state == State::Resident {
+            self.alter(known.src, block, |here| here.state = State::Bad);
+            self.refresh_on(known.src, block);
+        }
+    }
+
+    /// The victim of a failed store stays where it was.
+    fn store_failed(&mut self, known: &InFlightMove, block: BlockId, reason: &str, now: Nanos) {
+        let Some(Leaves { tier, slot, held }) = known.leaves else { return };
+        let promised = self.tiers[tier].space.undrain(slot);
+        let mut back = self.can_return(tier, block, held);
+        if promised {
+            back = back && self.replace_promised(tier, slot, block, reason, now);
+            if !back {
+                return;
+            }
+        }
+        if !back {
+            self.tiers[tier].space.give(slot);
+            return;
+        }
+        // A store that hangs still reads the slot: it keeps the copy busy until it ends.
+        self.moves.get_mut(known.id).expect("under way").returned = true;
+        self.stand_again(block, Leaves { tier, slot, held });
+    }
+
+    fn can_return(&self, tier: TierId, block: BlockId, layers: Layers) -> bool {
+        let here = self.residency(tier, block);
+        match here.state {
+            State::Absent => !self.tiers[tier].spec.layer_slots || tier > 0 || layers.lo == 0,
+            State::Resident => {
+                self.tiers[tier].spec.layer_slots
+                    && here.have.meet(layers).is_empty()
+                    && here.have.join(layers).is_some()
+            }
+            State::Arriving | State::Bad => false,
+        }
+    }
+
+    /// Finds another slot for the holder of one that goes back to its block. Without room the
+    /// holder keeps it, and the block is lost.
+    fn replace_promised(
+        &mut self,
+        tier: TierId,
+        slot: Slot,
+        block: BlockId,
+        reason: &str,
+        now: Nanos,
+    ) -> bool {
+        let layer_slots = self.tiers[tier].spec.layer_slots;
+        if tier == 0 {
+            self.private_promised(slot);
+        }
+        let holder = self.private_slots.iter().find_map(|(id, private)| {
+            if private.tier != tier || private.slot == NO_SLOT {
+                return None;
+            }
+            if !layer_slots {
+                return (private.slot == slot).then_some((id, 0));
+            }
+            let at = self.tiers[tier].space.row(private.slot).iter().position(|&s| s == slot)?;
+            Some((id, u16::try_from(at).unwrap_or(u16::MAX)))
+        });
+        let Some((holder, layer)) = holder else { return false };
+        // The block itself must stay as it is, or its layers would not fit together again.
+        if self.make_room(&[(tier, 1)], &[(tier, block..block + 1)], now).is_err() {
+            return false;
+        }
+        let grant = self.tiers[tier].space.take().expect("room was made");
+        if layer_slots {
+            let row = self.private_slots[holder].slot;
+            self.tiers[tier].space.set(row, layer, grant.slot);
+        } else {
+            self.private_slots.get_mut(holder).expect("found").slot = grant.slot;
+        }
+        self.tell_moved(holder, reason);
+        true
+    }
+
+    /// A slot that a lease was promised as room is to be found among the own ones.
+    fn private_promised(&mut self, slot: Slot) {
+        let place =
+            |lease: &Lease| lease.open.iter().position(|&open| open == OpenSlot::Plain(slot));
+        let found = self.leases.values().find_map(|lease| Some((lease.id, place(lease)?)));
+        if let Some((id, at)) = found {
+            self.share_open(id, at);
+        }
+    }
+
+    /// Tells the leases that use an own slot that it is another one now.
+    fn tell_moved(&mut self, private: PrivateSlotId, reason: &str) {
+        let size = self.block_tokens();
+        let mut failed = Vec::new();
+        for lease in self.leases_in_order() {
+            let path = lease.path.steps().map(|step| step.private);
+            let cut = match lease.tail_from {
+                TailFrom::OpenSlot => None,
+                TailFrom::Shared(private) => Some(Some(private)),
+                TailFrom::Block(step) => Some(step.private),
+            };
+            let mut table = path.chain(cut).chain(lease.open.iter().map(|open| open.private()));
+            let Some(at) = table.position(|slot| slot == Some(private)) else { continue };
+            failed.push(Failed {
+                lease: lease.id,
+                block: lease.path.blocks().get(at).map(|&block| self.trie.handle(block)),
+                start: (at * size) as u64,
+                stop: ((at + 1) * size) as u64,
+                reason: format!("its slot is another one now: {reason}"),
+            });
+        }
+        for row in failed {
+            self.tell_failed(row);
+        }
+    }
+
+    /// Keeps a row for `failed`, instead of the oldest one where there are many.
+    fn tell_failed(&mut self, row: Failed) {
+        if self.failed.len() == MOST_FAILED {
+            self.failed.pop_front();
+            self.meter.requested.failed_lost += 1;
+        }
+        self.failed.push_back(row);
+    }
+
+    /// Nobody will name this slot: the moves that wait for its name never start.
+    pub(in crate::manager) fn cancel_unnamed(&mut self, private: PrivateSlotId) {
+        let touches =
+            |known: &InFlightMove| [known.from, known.to].contains(&End::PrivateSlot(private));
+        let waiting = self.moves.values().filter(|known| touches(known));
+        let mut waiting: Vec<MoveId> = waiting.map(|known| known.id).collect();
+        waiting.sort_unstable();
+        let now = self.clock.last();
+        // Whoever let go of the slot wants nothing of them.
+        let told = std::mem::take(&mut self.failed);
+        for id in waiting {
+            self.fail(id, "its slot was never named", false, now);
+            self.end_move(id, now);
+        }
+        self.failed = told;
+    }
+
+    /// Every lease that awaited a failed move computes the block instead.
+    fn replan(&mut self, known: &InFlightMove, reason: &str, now: Nanos) {
+        // Nobody awaits a store.
+        let leases = (known.kind != MoveKind::Store).then(|| self.awaits.all());
+        let awaiting =
+            leases.into_iter().flatten().filter(|(_, ids)| ids.binary_search(&known.id).is_ok());
+        let concerned: Vec<LeaseId> = awaiting.map(|(lease, _)| lease).collect();
+        if concerned.is_empty() {
+            self.tell_failed(Failed {
+                lease: NO_MOVE,
+                block: known.block,
+                start: 0,
+                stop: 0,
+                reason: reason.to_owned(),
+            });
+        }
+        for id in concerned {
+            let (start, stop) = match known.kind {
+                MoveKind::Copy => self.lose_tail(id),
+                _ => self.compute_instead(id, known, now),
+            };
+            // Until it has ended on every rank it may write a slot that the lease keeps.
+            let writes =
+                matches!(known.to, End::PrivateSlot(private) if self.leases[&id].keeps(private));
+            if !writes {
+                self.awaits.remove(id, known.id);
+            }
+            if start < stop {
+                let reason = reason.to_owned();
+                self.tell_failed(Failed { lease: id, block: known.block, start, stop, reason });
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Trips: the moves that have not ended, with what only the manager knows of them.
+//!
+//! Ids count up and most moves end in about that order, so they lie side by side in the order of
+//! their ids; those that outlast thousands of younger ones are kept apart. Invariant: there is at
+//! most one place in the row per four trips and 1024 more. Cost: O(1), amortised.
+
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut, Index};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::arrival::MoveIds;
+use crate::block::{Layers, MoveId, Slot, TierId};
+use crate::time::Nanos;
+
+use crate::manager::kinds::End;
+use crate::manager::moves::Move;
+
+/// Empty places that the row may have whatever it holds.
+const SLACK: usize = 1024;
+
+/// A slot whose block leaves it with a move, and the layers that it held.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::manager) struct Leaves {
+    pub(in crate::manager) tier: TierId,
+    pub(in crate::manager) slot: Slot,
+    pub(in crate::manager) held: Layers,
+}
+
+/// A move that has not ended.
+#[derive(Clone, Debug)]
+pub(in crate::manager) struct InFlightMove {
+    /// What the executor is told.
+    pub(in crate::manager) spec: Move,
+    pub(in crate::manager) from: End,
+    pub(in crate::manager) to: End,
+    /// What comes free when this move has ended well.
+    pub(in crate::manager) leaves: Option<Leaves>,
+    /// It failed, and its block is back in that slot.
+    pub(in crate::manager) returned: bool,
+    pub(in crate::manager) deps: MoveIds,
+    pub(in crate::manager) issued: bool,
+    pub(in crate::manager) failed: bool,
+    pub(in crate::manager) done_ranks: u64,
+    /// By rank: how many layers it said are there; nothing before the first word.
+    pub(in crate::manager) progress: SmallVec<[u16; 2]>,
+    pub(in crate::manager) landed: u16,
+    pub(in crate::manager) started: Nanos,
+    /// When it was handed out.
+    pub(in crate::manager) handed: Nanos,
+}
+
+impl Deref for InFlightMove {
+    type Target = Move;
+
+    fn deref(&self) -> &Move {
+        &self.spec
+    }
+}
+
+impl DerefMut for InFlightMove {
+    fn deref_mut(&mut self) -> &mut Move {
+        &mut self.spec
+    }
+}
+
+/// Trips by id.
+#[derive(Debug, Default)]
+pub(in crate::manager) struct InFlight {
+    /// The id of the first one in the row.
+    first: MoveId,
+    row: VecDeque<Option<InFlightMove>>,
+    late: FxHashMap<MoveId, InFlightMove>,
+    len: usize,
+}
+
+impl InFlight {
+    pub(in crate::manager) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(in crate::manager) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(in crate::manager) fn contains(&self, id: MoveId) -> bool {
+        self.get(id).is_some()
+    }
+
+    pub(in crate::manager) fn get(&self, id: MoveId) -> Option<&InFlightMove> {
+        match self.place(id) {
+            Some(at) => self.row.get(at)?.as_ref(),
+            None => self.late.get(&id),
+        }
+    }
+
+    pub(in crate::manager) fn get_mut(&mut self, id: MoveId) -> Option<&mut InFlightMove> {
+        match self.place(id) {
+            Some(at) => self.row.get_mut(at)?.as_mut(),
+            None => self.late.get_mut(&id),
+        }
+    }
+
+    /// Adds a trip whose id is the highest so far.
+    pub(in crate::manager) fn push(&mut self, flight: InFlightMove) {
+        if self.row.is_empty() {
+            self.first = flight.id;
+        }
+        let next = self.place(flight.id);
+        debug_assert_eq!(next, Some(self.row.len()), "ids count up");
+        self.row.push_back(Some(flight));
+        self.len += 1;
+    }
+
+    pub(in crate::manager) fn remove(&mut self, id: MoveId) -> Option<InFlightMove> {
+        let ended = match self.place(id) {
+            Some(at) => self.row.get_mut(at)?.take(),
+            None => self.late.remove(&id),
+        }?;
+        self.len -= 1;
+        self.close_up();
+        Some(ended)
+    }
+
+    /// Removes trips where they lie, after a last look at each.
+    pub(in crate::manager) fn forget(
+        &mut self,
+        ids: &[MoveId],
+        mut look: impl FnMut(&InFlightMove),
+    ) {
+        for &id in ids {
+            if let Some(at) = self.place(id) {
+                if let Some(flight) = self.row.get_mut(at)
+                    && let Some(known) = flight
+                {
+                    look(known);
+                    *flight = None;
+                    self.len -= 1;
+                }
+            } else if let Some(late) = self.late.remove(&id) {
+                look(&late);
+                self.len -= 1;
+            }
+        }
+        self.close_up();
+    }
+
+    /// Lets the row begin with a trip, and not long before most of them.
+    fn close_up(&mut self) {
+        loop {
+            let ended = self.row.iter().take_while(|flight| flight.is_none()).count();
+            self.row.drain(..ended);
+            self.first += ended as MoveId;
+            if self.len * 4 + SLACK >= self.row.len() {
+                return;
+            }
+            let late = self.row.pop_front().flatten().expect("the row begins with a trip");
+            self.late.insert(late.id, late);
+            self.first += 1;
+        }
+    }
+
+    /// All of them, in no order.
+    pub(in crate::manager) fn values(&self) -> impl Iterator<Item = &InFlightMove> {
+        self.late.values().chain(self.row.iter().flatten())
+    }
+
+    /// All of them, in no order.
+    pub(in crate::manager) fn values_mut(&mut self) -> impl Iterator<Item = &mut InFlightMove> {
+        self.late.values_mut().chain(self.row.iter_mut().flatten())
+    }
+
+    /// Where an id would stand in the row, unless it is too old.
+    fn place(&self, id: MoveId) -> Option<usize> {
+        usize::try_from(id.checked_sub(self.first)?).ok()
+    }
+}
+
+impl Index<MoveId> for InFlight {
+    type Output = InFlightMove;
+
+    fn index(&self, id: MoveId) -> &InFlightMove {
+        self.get(id).expect("a move that has not ended")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+    use smallvec::SmallVec;
+
+    use super::{InFlight, InFlightMove, SLACK};
+    use crate::arrival::MoveIds;
+    use crate::block::{Layers, MoveId, NO_MOVE, NO_SLOT};
+    use crate::manager::kinds::{End, MoveKind};
+    use crate::manager::moves::Move;
+    use crate::record::Key;
+
+    fn flight(id: MoveId) -> InFlightMove {
+        let spec = Move {
+            id,
+            kind: MoveKind::Load,
+            lease: 0,
+            block: None,
+            key: Key::default(),
+            label: None,
+            src: 1,
+            dst: 0,
+            src_slot: NO_SLOT,
+            dst_slot: NO_SLOT,
+            layers: Layers::new(0, 1),
+            after: NO_MOVE,
+            tokens: 1,
+            first: 0,
+            ready: 0,
+        };
+        InFlightMove {
+            spec,
+            from: End::Here,
+            to: End::Here,
+            leaves: None,
+            returned: false,
+            deps: MoveIds::new(),
+            issued: false,
+            failed: false,
+            done_ranks: 0,
+            progress: SmallVec::new(),
+            landed: 0,
+            started: 0,
+            handed: 0,
+        }
+    }
+
+    proptest! {
+        /// Beside a set of ids; a few stay while thousands go.
+        #[test]
+        fn it_holds_what_has_not_ended(
+            start in 1..50u64,
+            waves in prop::collection::vec((1..900u64, 0..5u64, any::<prop::sample::Index>()), 1..12),
+        ) {
+            let (mut in_flight, mut set, mut next) = (InFlight::default(), BTreeSet::new(), start);
+            for (number, stay, other) in waves {
+                for id in next..next + number {
+                    in_flight.push(flight(id));
+                    set.insert(id);
+                }
+                next += number;
+                let old = *set.iter().nth(other.index(set.len())).expect("some are left");
+                prop_assert!(in_flight.remove(old).is_some_and(|gone| gone.id == old));
+                prop_assert!(in_flight.remove(old).is_none());
+                set.remove(&old);
+                let end: Vec<MoveId> = set.iter().copied().filter(|id| id % 7 >= stay).collect();
+                if number % 2 == 0 {
+                    let mut seen = Vec::new();
+                    in_flight.forget(&end, |flight| seen.push(flight.id));
+                    prop_assert_eq!(&seen, &end);
+                    in_flight.forget(&end, |gone| panic!("{} is gone", gone.id));
+                }
+                for id in end {
+                    prop_assert_eq!(in_flight.remove(id).is_some(), number % 2 == 1);
+                    set.remove(&id);
+                }
+                prop_assert_eq!((in_flight.len(), in_flight.is_empty()), (set.len(), set.is_empty()));
+                prop_assert!(in_flight.row.len() <= in_flight.len() * 4 + SLACK);
+                for id in 0..next + 2 {
+                    prop_assert_eq!(in_flight.contains(id), set.contains(&id));
+                    prop_assert_eq!(in_flight.get_mut(id).map(|flight| flight.id), in_flight.get(id).map(|t| t.id));
+                }
+                let mut all: Vec<MoveId> = in_flight.values().map(|flight| flight.id).collect();
+                all.sort_unstable();
+                prop_assert_eq!(all.len(), in_flight.values_mut().count());
+                prop_assert_eq!(all, set.iter().copied().collect::<Vec<_>>());
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The loads of a call, and the way that those from below host take through it.
+//!
+//! Transit slots are taken in turn: where there are fewer than loads, a later load waits until the
+//! one before it has left the slot. Invariant: a transit slot lives until the last move through it
+//! has ended. Cost: O(log moves) per move.
+
+use std::ops::Range;
+
+use crate::arrival::MoveIds;
+use crate::block::{BlockId, Layers, LeaseId, NO_SLOT, Slot, TierId};
+use crate::error::Result;
+use crate::time::Nanos;
+
+use crate::manager::Manager;
+use crate::manager::kinds::PrivateSlotId;
+use crate::manager::kinds::{End, MoveKind};
+use crate::manager::moves;
+use crate::manager::moves::batch::TransferBatch;
+use crate::manager::request::residency_scan::MissingBlock;
+
+/// Transit slots, each with the moves that leave it last.
+#[derive(Debug, Default)]
+pub(in crate::manager) struct Transit {
+    slots: Vec<(PrivateSlotId, MoveIds)>,
+    next: usize,
+}
+
+/// Layers of a block that a lease wants from a lower tier.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::manager) struct Load {
+    pub(in crate::manager) block: BlockId,
+    pub(in crate::manager) from: TierId,
+    pub(in crate::manager) layers: Layers,
+    pub(in crate::manager) lease: LeaseId,
+}
+
+impl Manager {
+    /// Makes room for `units` slots of the first tier and for what passes through host, and keeps
+    /// the sources where they are; or changes nothing.
+    pub(in crate::manager) fn open_transit(
+        &mut self,
+        missing: &[MissingBlock],
+        units: u64,
+        now: Nanos,
+    ) -> Result<Transit> {
+        let mut stay: Vec<(TierId, Range<BlockId>)> = Vec::new();
+        let mut run = 0..0;
+        let mut passing: Vec<TierId> = Vec::new();
+        for miss in missing.iter().filter(|miss| miss.load || !miss.compute.is_empty()) {
+            for (tier, _) in miss.loads() {
+                match stay.last_mut() {
+                    Some((at, blocks))
+                        if *at == tier && blocks.end == miss.block && run.contains(&miss.block) =>
+                    {
+                        blocks.end += 1;
+                    }
+                    _ => {
+                        run = self.trie.run(miss.block);
+                        stay.push((tier, miss.block..miss.block + 1));
+                    }
+                }
+                passing.extend(self.transit(0, tier));
+            }
+        }
+        let Some(&host) = passing.first() else {
+            self.make_room(&[(0, units)], &stay, now)?;
+            return Ok(Transit::default());
+        };
+        let each = self.units(host, self.all_layers());
+        let mut count = passing.len();
+        let many = [(host, each * count as u64), (0, units)];
+        if self.make_room(&many, &stay, now).is_err() {
+            count = 1;
+            self.make_room(&[(host, each), (0, units)], &stay, now)?;
+        }
+        let slots = (0..count).map(|_| (self.new_private(host, self.all_layers()), MoveIds::new()));
+        Ok(Transit { slots: slots.collect(), next: 0 })
+    }
+
+    /// The loads at the front of these that can travel together.
+    pub(in crate::manager) fn batch(
+        &self,
+        missing: &[MissingBlock],
+        lease: LeaseId,
+    ) -> Option<TransferBatch> {
+        let all = self.all_layers();
+        let from = |miss: &MissingBlock| match miss.sources[..] {
+            [(tier, layers)] if miss.load && miss.compute.is_empty() => {
+                ((layers, miss.lacks) == (all, all)).then_some(tier)
+            }
+            _ => None,
+        };
+        let (first, src) = (missing.first()?, from(missing.first()?)?);
+        if !self.can_batch(src, 0) {
+            return None;
+        }
+        let run = first.block..self.trie.run(first.block).end;
+        let next = missing.iter().zip(run.clone()).zip(first.at..);
+        let alike = |&((miss, block), at): &((&MissingBlock, BlockId), usize)| {
+            (miss.block, miss.at) == (block, at) && from(miss) == Some(src)
+        };
+        let number = next.take_while(alike).count();
+        let end = first.block + u32::try_from(number).expect("no more than the run has");
+        let quiet = first.block..self.tiers[src].residency.first_not_idle(first.block..end);
+        let blocks = first.block..self.tiers[0].residency.first_present(quiet);
+        let kind = MoveKind::Load;
+        (!blocks.is_empty()).then_some(TransferBatch { kind, lease, src, dst: 0, blocks })
+    }
+
+    /// Leaves the transit slots to the moves that pass through them.
+    pub(in crate::manager) fn close_transit(&mut self, transit: Transit) {
+        for (private, _) in transit.slots {
+            self.unref_private(private);
+        }
+    }
+
+    /// Begins the loads of the layers `wanted` into a slot of the lease's own.
+    pub(in crate::manager) fn load_private(
+        &mut self,
+        miss: &MissingBlock,
+        wanted: Layers,
+        private: PrivateSlotId,
+        lease: LeaseId,
+        transit: &mut Transit,
+        now: Nanos,
+    ) -> MoveIds {
+        let mut moves = MoveIds::new();
+        for (from, layers) in miss.loads() {
+            let load = Load { block: miss.block, from, layers: layers.meet(wanted), lease };
+            moves.extend(self.load_layers(load, transit, now, |manager, layer| {
+                (
+                    manager.private_slot(&manager.private_slots[private], layer),
+                    End::PrivateSlot(private),
+                )
+            }));
+        }
+        moves
+    }
+
+    /// The moves of one load; `dest` names the slot and end of a layer on the first tier.
+    pub(in crate::manager) fn load_layers(
+        &mut self,
+        load: Load,
+        transit: &mut Transit,
+        now: Nanos,
+        dest: impl Fn(&Self, u16) -> (Slot, End),
+    ) -> MoveIds {
+        let Load { block, from, layers, lease } = load;
+        if layers.is_empty() {
+            return MoveIds::new();
+        }
+        self.meter.tier(from).promoted += 1;
+        let host = self.transit(0, from);
+        let turn = transit.next % transit.slots.len().max(1);
+        let mut moves = MoveIds::new();
+        let mut leaving = MoveIds::new();
+        for piece in self.pieces(from, 0, host, layers) {
+            let copy = |src, dst, deps| moves::NewMove {
+                kind: MoveKind::Load,
+                lease,
+                block: Some(block),
+                src,
+                dst,
+                layers: piece,
+                tokens: self.settings.block_tokens,
+                deps,
+            };
+            let mut src = (from, self.slot_of(from, block, piece.lo), End::Here);
+            let mut deps = self.bringing(from, block, piece);
+            let (slot, end) = dest(self, piece.lo);
+            let mut hop = None;
+            if let Some(host) = host {
+                let (private, last) = &transit.slots[turn];
+                let slot = self.private_slot(&self.private_slots[*private], piece.lo);
+                deps.extend(self.private_waits(*private));
+                deps.extend_from_slice(last);
+                let through = (host, slot, End::PrivateSlot(*private));
+                hop = Some(copy(src, through, std::mem::take(&mut deps)));
+                src = through;
+            }
+            if slot != NO_SLOT && !self.engine_owned() {
+                deps.extend(self.tiers[0].space.drained_by(slot));
+            }
+            let mut up = copy(src, (0, slot, end), deps);
+            if let Some(hop) = hop {
+                let hop = self.add_move(hop, now);
+                up.deps.push(hop);
+                moves.push(hop);
+            }
+            let up = self.add_move(up, now);
+            leaving.push(up);
+            moves.push(up);
+        }
+        if host.is_some() {
+            transit.slots[turn].1 = leaving;
+            transit.next += 1;
+        }
+        moves
+    }
+}

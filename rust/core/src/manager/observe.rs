@@ -1,0 +1,8 @@
+//! Reports: figures, events, explanations, the audit of all invariants.
+
+pub(super) mod audit;
+pub(super) mod explain;
+pub(super) mod log;
+pub(super) mod meter;
+pub(super) mod report;
+pub(super) mod snapshot;

@@ -1,0 +1,316 @@
+//! Every invariant, checked from scratch.
+//!
+//! A broken one poisons the manager instead of panicking: every later call fails with
+//! [`Error::Invariant`]. Cost: O(everything); tests call it after each operation.
+
+use std::collections::BTreeMap;
+
+use crate::block::{BlockId, MoveId, NO_SLOT, Slot, Structure, TierId};
+use crate::error::{Error, Result};
+use crate::scope::ScopeId;
+use crate::tier::{Owner, State};
+
+use crate::manager::Manager;
+use crate::manager::kinds::{End, MoveKind};
+use crate::manager::moves::in_flight::Leaves;
+use crate::manager::request::lease::TailFrom;
+use crate::manager::request::private_slot::OpenSlot;
+
+impl Manager {
+    /// Checks every invariant.
+    ///
+    /// # Errors
+    /// [`Error::Invariant`] naming what is broken; the manager is poisoned from then on.
+    pub fn audit(&mut self) -> Result<()> {
+        if let Some(reason) = &self.poison {
+            return Err(Error::invariant(format!("the manager is poisoned: {reason}")));
+        }
+        let mut broken = self.trie.audit();
+        self.audit_scopes(&mut broken);
+        self.audit_digests(&mut broken);
+        self.audit_blocks(&mut broken);
+        self.audit_references(&mut broken);
+        self.audit_moves(&mut broken);
+        self.audit_hints(&mut broken);
+        self.audit_sessions(&mut broken);
+        self.audit_prices(&mut broken);
+        for tier in 0..self.tiers.len() {
+            self.audit_slots(tier, &mut broken);
+            self.audit_retention(tier, &mut broken);
+            self.compare_victims(tier, &mut broken);
+        }
+        self.audit_meter(&mut broken);
+        if broken.is_empty() {
+            return Ok(());
+        }
+        let reason = broken.join("; ");
+        self.poison = Some(reason.clone());
+        Err(Error::invariant(reason))
+    }
+
+    /// Poisons the manager by hand: for callers that saw an invariant broken.
+    pub fn poison(&mut self, reason: &str) {
+        self.poison = Some(reason.to_owned());
+    }
+
+    pub(in crate::manager) fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
+        (0..self.trie.bound()).filter(|&b| self.trie.alive(b))
+    }
+
+    fn audit_scopes(&self, broken: &mut Vec<String>) {
+        let mut held: BTreeMap<ScopeId, u32> = BTreeMap::new();
+        let leased = self.leases.values().map(|lease| lease.scope_id);
+        for scope in leased.chain(self.hints.awaited().map(|(scope, _)| scope)) {
+            *held.entry(scope).or_default() += 1;
+        }
+        broken.extend(self.scopes.audit(&self.trie, held));
+    }
+
+    fn audit_blocks(&self, broken: &mut Vec<String>) {
+        for block in self.living() {
+            let mut held = false;
+            for tier in 0..self.tiers.len() {
+                let here = self.residency(tier, block);
+                held |= here.state != State::Absent;
+                self.audit_residency(tier, block, broken);
+            }
+            let used = self.node(block).refs > 0 || self.trie.children(block).next().is_some();
+            if !held && !used {
+                broken.push(format!("block {block} holds nothing and nothing needs it"));
+            }
+            // Leaf-only scopes have no holes: what stands behind a block that is not leased
+            // needs all of it.
+            let leaf_only = self.structure(block) == Structure::LeafOnly;
+            let carries = self.trie.children(block).any(|child| {
+                (0..self.tiers.len()).any(|tier| {
+                    let here = self.residency(tier, child);
+                    here.state == State::Resident && here.busy == 0
+                })
+            });
+            if leaf_only && self.node(block).refs == 0 && carries && !self.missing(block).is_empty()
+            {
+                broken.push(format!("block {block} is a hole in a leaf-only scope"));
+            }
+        }
+        for (number, tier) in self.tiers.iter().enumerate() {
+            let coming = self.living().filter(|&block| self.arrival(number, block).is_some());
+            let (seen, kept) = (coming.count(), tier.residency.arrivals());
+            if seen != kept {
+                let name = tier.spec.kind.name();
+                broken.push(format!("{kept} blocks are on their way to '{name}', {seen} stand"));
+            }
+        }
+    }
+
+    fn audit_residency(&self, tier: TierId, block: BlockId, broken: &mut Vec<String>) {
+        let here = self.residency(tier, block);
+        let name = self.tiers[tier].spec.kind.name();
+        let arrival = self.arrival(tier, block);
+        let mut say = |what: String| broken.push(format!("block {block} on '{name}' {what}"));
+        match here.state {
+            State::Absent if here.slot != NO_SLOT || !here.have.is_empty() || here.busy > 0 => {
+                say(format!("is absent with slot {}, layers {}", here.slot, here.have));
+            }
+            State::Resident | State::Bad if here.have.is_empty() || arrival.is_some() => {
+                say(format!("is settled with layers {}", here.have));
+            }
+            State::Arriving if arrival.is_none() => say("arrives without a move".to_owned()),
+            _ => {}
+        }
+        if here.have.hi > self.settings.layers {
+            say(format!("has layers {} of {}", here.have, self.settings.layers));
+        }
+        let top = tier == 0 && self.tiers.len() > 1;
+        if top && !here.have.is_empty() && here.have.lo != 0 {
+            say(format!("is on the first tier with layers {}", here.have));
+        }
+        if let Some(arrival) = arrival
+            && (!arrival.target.covers(here.have) || here.state != State::Arriving)
+        {
+            say(format!("expects {} and has {}", arrival.target, here.have));
+        }
+        if self.tiers[tier].spec.layer_slots && here.slot != NO_SLOT {
+            let held = arrival.map_or(here.have, |arrival| arrival.target);
+            let row = self.tiers[tier].space.row(here.slot);
+            for (layer, &slot) in (0..).zip(row) {
+                if (slot != NO_SLOT) != held.contains(layer) {
+                    say(format!("has layers {held} and slot {slot} for layer {layer}"));
+                }
+            }
+        }
+    }
+
+    fn audit_references(&self, broken: &mut Vec<String>) {
+        let gone = self.refused.blocks().filter(|&block| !self.trie.alive(block));
+        broken.extend(gone.map(|block| format!("block {block} is gone and was refused")));
+        let mut refs: BTreeMap<BlockId, u32> = BTreeMap::new();
+        let mut holders = BTreeMap::new();
+        for lease in self.leases.values() {
+            let cut = match lease.tail_from {
+                TailFrom::Block(step) => Some(step),
+                _ => None,
+            };
+            for step in lease.path.steps().chain(cut) {
+                *refs.entry(step.block).or_default() += 1;
+            }
+            let shared = match lease.tail_from {
+                TailFrom::Shared(private) => Some(private),
+                _ => None,
+            };
+            let private = lease.path.private_slots().chain(cut.and_then(|step| step.private));
+            let open = lease.open.iter().filter_map(|open| open.private());
+            for private in private.chain(open).chain(shared) {
+                *holders.entry(private).or_insert(0_u32) += 1;
+            }
+            if lease.tail.len() >= self.block_tokens() {
+                broken.push(format!("lease {} has a tail of {}", lease.id, lease.tail.len()));
+            }
+        }
+        let brings =
+            |id: MoveId| self.moves.get(id).is_some_and(|known| known.kind != MoveKind::Store);
+        for (lease, moves) in self.awaits.all() {
+            let held = self.leases.contains_key(&lease);
+            let vain = moves.iter().filter(|&&id| !held || !brings(id));
+            broken.extend(vain.map(|id| format!("lease {lease} awaits move {id} in vain")));
+        }
+        for block in self.living() {
+            let (seen, kept) = (refs.get(&block).copied().unwrap_or(0), self.node(block).refs);
+            if seen != kept {
+                broken.push(format!("block {block} counts {kept} leases, {seen} hold it"));
+            }
+        }
+        for (id, private) in &self.private_slots {
+            let seen = holders.remove(&id).unwrap_or(0);
+            if seen != private.refs || (private.refs == 0 && private.busy == 0) {
+                broken.push(format!(
+                    "own slot {id:?} counts {} holders, {seen} hold it",
+                    private.refs
+                ));
+            }
+        }
+        if !holders.is_empty() {
+            broken.push(format!("leases hold {} own slots that do not exist", holders.len()));
+        }
+    }
+
+    fn audit_moves(&self, broken: &mut Vec<String>) {
+        let mut busy: BTreeMap<(TierId, BlockId), u16> = BTreeMap::new();
+        let mut private_busy = BTreeMap::new();
+        for known in self.moves.values() {
+            let block = known.block.and_then(|handle| self.trie.resolve(handle));
+            if let (Some(Leaves { tier, .. }), true, Some(block)) =
+                (known.leaves, known.returned, block)
+            {
+                *busy.entry((tier, block)).or_default() += 1;
+            }
+            for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
+                match (end, block) {
+                    (End::Here, Some(block)) => *busy.entry((tier, block)).or_default() += 1,
+                    (End::PrivateSlot(private), _) => {
+                        *private_busy.entry(private).or_insert(0_u32) += 1
+                    }
+                    _ => {}
+                }
+            }
+            if known.deps.iter().any(|dep| *dep >= known.id) {
+                broken.push(format!("move {} waits for a later one", known.id));
+            }
+            let queued = self.queue.contains(&known.id);
+            let parked = self.parked.contains(&known.id);
+            let places = u8::from(queued) + u8::from(parked) + u8::from(known.issued);
+            if !known.failed && places != 1 {
+                broken.push(format!("move {} is in {places} places", known.id));
+            }
+        }
+        let over = self.waiters.keys().filter(|&&id| !self.moves.contains(id));
+        broken.extend(over.map(|id| format!("move {id} has ended and is waited for")));
+        for block in self.living() {
+            for tier in 0..self.tiers.len() {
+                let seen = busy.get(&(tier, block)).copied().unwrap_or(0);
+                let kept = self.residency(tier, block).busy;
+                if seen != kept {
+                    broken.push(format!("block {block} on tier {tier}: {kept} moves, {seen} seen"));
+                }
+            }
+        }
+        for (id, private) in &self.private_slots {
+            if private_busy.get(&id).copied().unwrap_or(0) != private.busy {
+                broken.push(format!("own slot {id:?} counts {} moves", private.busy));
+            }
+        }
+    }
+
+    /// Every slot is in exactly one place.
+    fn audit_slots(&self, tier: TierId, broken: &mut Vec<String>) {
+        let this = &self.tiers[tier];
+        if this.spec.owner == Owner::Engine {
+            return;
+        }
+        let mut places: BTreeMap<Slot, u32> = BTreeMap::new();
+        let mut hold = |slot: u32| {
+            if slot == NO_SLOT {
+                return;
+            }
+            if this.spec.layer_slots {
+                for &one in this.space.row(slot).iter().filter(|&&one| one != NO_SLOT) {
+                    *places.entry(one).or_default() += 1;
+                }
+            } else {
+                *places.entry(slot).or_default() += 1;
+            }
+        };
+        for block in self.living() {
+            hold(self.residency(tier, block).slot);
+        }
+        for private in self.private_slots.values().filter(|private| private.tier == tier) {
+            hold(private.slot);
+        }
+        for open in self.leases.values().flat_map(|lease| &lease.open) {
+            if let (0, OpenSlot::Plain(slot)) = (tier, *open) {
+                hold(slot);
+            }
+        }
+        let spare = this.space.spare();
+        let mut told = places.len() as u64;
+        for range in &spare {
+            told += range.len() as u64;
+            places.range_mut(range.clone()).for_each(|(_, places)| *places += 1);
+        }
+        let twice = spare.windows(2).find(|pair| pair[0].end > pair[1].start);
+        let wrong: Vec<_> = places.iter().filter(|(_, places)| **places != 1).take(3).collect();
+        if !wrong.is_empty() || twice.is_some() || told != u64::from(this.space.capacity()) {
+            broken.push(format!(
+                "tier '{}' accounts for {told} of {} slots, wrong: {wrong:?}, free twice: {twice:?}",
+                this.spec.kind.name(),
+                this.space.capacity()
+            ));
+        }
+    }
+
+    /// Exactly the evictable blocks are linked, at their present price.
+    fn audit_retention(&self, tier: TierId, broken: &mut Vec<String>) {
+        let index = &self.tiers[tier].eviction;
+        let mut linked = 0;
+        for block in self.living() {
+            let wanted = self
+                .evictable(tier, block)
+                .then(|| self.entry(tier, block, self.residency(tier, block).have));
+            linked += usize::from(wanted.is_some());
+            let stands = self.residency(tier, block).state != State::Absent;
+            if index.policy().watches() && index.holds(block) != stands {
+                broken.push(format!("the policy of tier {tier} is wrong about block {block}"));
+            }
+            let known = index.get(block);
+            let (linked, band) = (index.band(block), self.band(tier, block));
+            if known != wanted || (known.is_some() && linked != band) {
+                broken.push(format!(
+                    "block {block} on tier {tier} is linked as {known:?} in {linked:?}, should be \
+                     {wanted:?} in {band:?}"
+                ));
+            }
+        }
+        if linked != index.len() {
+            broken.push(format!("tier {tier} links {} entries of {linked}", index.len()));
+        }
+    }
+}

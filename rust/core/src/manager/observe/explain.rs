@@ -1,0 +1,146 @@
+//! Why a block stays or goes: the terms of its price, by the code that ranks victims.
+//!
+//! Invariant: nothing changes. Cost: O(entries of the tier) for the rank.
+
+use crate::block::{BlockId, Departure, Handle, Layers, TierId};
+use crate::error::{Error, Result};
+use crate::hint::Priority;
+use crate::policy::{Facts, Terms};
+use crate::time::{Nanos, stamp};
+
+use crate::manager::Manager;
+
+/// The price of a block on a tier at a time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Explanation {
+    /// The factors and their product.
+    pub terms: Terms,
+    /// Nanoseconds since its last use.
+    pub idle: Nanos,
+    /// Cost per second of idle time; infinite at zero idle time.
+    pub value: f64,
+    /// Its priority there: a lower one leaves first, whatever its value.
+    pub priority: Priority,
+    /// How many entries of the tier leave before it; `None` while it cannot be a victim.
+    pub rank: Option<usize>,
+    /// The layers that would leave next.
+    pub layers: Layers,
+}
+
+impl Manager {
+    /// The price of a block on a tier and how many entries leave before it.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the block is not cached or not on that tier.
+    pub fn explain(&self, block: Handle, tier: TierId, now: Nanos) -> Result<Explanation> {
+        self.explain_part(block, tier, None, now)
+    }
+
+    /// The price of one layer of a block, as if it alone left the tier next by demotion. The
+    /// rank is that of the block's entry.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the block is not cached or that layer of it not on that tier.
+    pub fn explain_layer(
+        &self,
+        block: Handle,
+        tier: TierId,
+        layer: u16,
+        now: Nanos,
+    ) -> Result<Explanation> {
+        self.explain_part(block, tier, Some(layer), now)
+    }
+
+    fn explain_part(
+        &self,
+        block: Handle,
+        tier: TierId,
+        layer: Option<u16>,
+        now: Nanos,
+    ) -> Result<Explanation> {
+        self.open()?;
+        let id = self.resolve(block)?;
+        if tier >= self.tiers.len() {
+            return Err(Error::config(format!(
+                "there is no tier {tier}, only {}",
+                self.tiers.len()
+            )));
+        }
+        let have = self.residency(tier, id).have;
+        if have.is_empty() {
+            return Err(Error::config(format!(
+                "block {:#x} is not on tier '{}'",
+                block.0,
+                self.tiers[tier].spec.kind.name()
+            )));
+        }
+        let now = self.clock.read(now);
+        let index = &self.tiers[tier].eviction;
+        let policy = index.policy();
+        let mut facts = self.facts(tier, id, have);
+        let mut leaving = self.next_out(tier, id, have);
+        if let Some(layer) = layer {
+            if !have.contains(layer) {
+                return Err(Error::config(format!(
+                    "layer {layer} of block {:#x} is not on tier '{}', which has {have}",
+                    block.0,
+                    self.tiers[tier].spec.kind.name()
+                )));
+            }
+            leaving = Layers::new(layer, layer + 1);
+            facts = Facts {
+                layers: leaving,
+                layer: Some(layer),
+                departure: Departure::Demote,
+                ..facts
+            };
+        }
+        let terms = policy.terms(&facts, &self.settings.cost);
+        let idle = stamp(now) - facts.access;
+        Ok(Explanation {
+            terms,
+            idle,
+            value: policy.value(&facts, terms.cost, idle),
+            priority: self.band(tier, id).priority,
+            rank: index.rank(id, stamp(now)),
+            layers: leaving,
+        })
+    }
+
+    /// The cost that a tier's policy gives one layer of a block that is demoted.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a layer or a block that does not exist.
+    pub fn cost(
+        &self,
+        tier: TierId,
+        layer: u16,
+        block: u32,
+        session_blocks: u32,
+        context: u64,
+    ) -> Result<Terms> {
+        if layer >= self.settings.layers || block >= session_blocks || tier >= self.tiers.len() {
+            return Err(Error::config(format!(
+                "layer {layer} of {}, block {block} of {session_blocks}, tier {tier} of {}",
+                self.settings.layers,
+                self.tiers.len()
+            )));
+        }
+        let facts = Facts {
+            id: BlockId::MAX,
+            context,
+            start: 0,
+            block,
+            session_blocks,
+            uses: 1,
+            access: 0,
+            layers: Layers::new(layer, layer + 1),
+            model_layers: self.settings.layers,
+            layer: Some(layer),
+            departure: Departure::Demote,
+            price: None,
+            reload: self.reload(tier),
+        };
+        Ok(self.tiers[tier].eviction.policy().terms(&facts, &self.settings.cost))
+    }
+}

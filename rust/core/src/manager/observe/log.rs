@@ -1,0 +1,139 @@
+//! The eviction log: why each of the last victims left, with the figures that ranked it.
+//!
+//! Invariant: it holds at most so many entries as the manager was told, in order of time, and
+//! nothing is worked out where it holds none. Cost: O(1) per entry, and one look for the next
+//! victim, which is O(log classes) or, under a policy with an order of its own, a scan.
+
+use std::collections::VecDeque;
+
+use crate::block::{BlockId, Handle, Layers, TierId};
+use crate::error::Result;
+use crate::policy::Terms;
+use crate::scope::Whose;
+use crate::time::{Nanos, stamp};
+
+use crate::manager::Manager;
+use crate::manager::kinds::Cause;
+use crate::manager::kinds::Reason;
+
+/// One entry of the eviction log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Eviction {
+    /// When.
+    pub at: Nanos,
+    /// Which block.
+    pub block: Handle,
+    /// Its place in its sequence, in blocks.
+    pub position: u32,
+    /// Whose it was: the tenant's salt.
+    pub tenant: Vec<u8>,
+    /// Whose it was: the adapter's name.
+    pub lora: String,
+    /// Which tier it left.
+    pub tier: TierId,
+    /// Where it went.
+    pub to: Option<TierId>,
+    /// What left.
+    pub layers: Layers,
+    /// What made it leave.
+    pub cause: Cause,
+    /// Whether a copy is left.
+    pub reason: Reason,
+    /// How often it was used.
+    pub uses: u32,
+    /// How long it had not been used.
+    pub idle: Nanos,
+    /// The factors of its price, and their product.
+    pub terms: Terms,
+    /// Cost per second of idle time; infinite at zero idle time.
+    pub value: f64,
+    /// The value of the copy that would have left next; `None` if none could.
+    pub next: Option<f64>,
+}
+
+#[derive(Debug)]
+struct Line {
+    /// Shared with the scope, which may be forgotten since.
+    whose: Whose,
+    entry: Eviction,
+}
+
+/// The last evictions.
+#[derive(Debug)]
+pub(in crate::manager) struct Log {
+    most: usize,
+    lines: VecDeque<Line>,
+}
+
+impl Log {
+    /// An empty log of so many entries at most.
+    pub(in crate::manager) fn new(most: usize) -> Self {
+        Self { most, lines: VecDeque::with_capacity(most) }
+    }
+}
+
+impl Manager {
+    /// The last `limit` entries of the eviction log, the oldest first; they stay in it.
+    ///
+    /// # Errors
+    /// [`crate::error::Error::Closed`] or [`crate::error::Error::Invariant`].
+    pub fn evictions(&self, limit: usize) -> Result<Vec<Eviction>> {
+        self.open()?;
+        let lines = &self.meter.log.lines;
+        let known = lines.iter().skip(lines.len().saturating_sub(limit));
+        let whose = |line: &Line| {
+            let (tenant, lora) = (line.whose.tenant().to_vec(), line.whose.lora().to_owned());
+            Eviction { tenant, lora, ..line.entry.clone() }
+        };
+        Ok(known.map(whose).collect())
+    }
+
+    /// Takes down that some layers of a block leave a tier, where they still stand.
+    pub(in crate::manager) fn log_eviction(
+        &mut self,
+        (tier, block, layers): (TierId, BlockId, Layers),
+        (reason, cause): (Reason, Cause),
+        now: Nanos,
+    ) {
+        if self.meter.log.most == 0 {
+            return;
+        }
+        let idle = self.idle(block, now);
+        let (terms, value) = self.value(tier, block, self.residency(tier, block).have, idle);
+        let next = self.tiers[tier].eviction.victim(stamp(now)).map(|entry| {
+            let have = self.residency(tier, entry.id).have;
+            self.value(tier, entry.id, have, self.idle(entry.id, now)).1
+        });
+        let entry = Eviction {
+            at: now,
+            block: self.trie.handle(block),
+            position: self.trie.depth(block),
+            tenant: Vec::new(),
+            lora: String::new(),
+            tier,
+            to: (reason == Reason::Demoted).then_some(tier + 1),
+            layers,
+            cause,
+            reason,
+            uses: self.node(block).uses,
+            idle,
+            terms,
+            value,
+            next,
+        };
+        let whose = self.scopes.get(self.node(block).scope).whose.clone();
+        let log = &mut self.meter.log;
+        if log.lines.len() == log.most {
+            log.lines.pop_front();
+        }
+        log.lines.push_back(Line { whose, entry });
+    }
+
+    /// The terms of a copy's price on a tier, and its value.
+    fn value(&self, tier: TierId, block: BlockId, have: Layers, idle: Nanos) -> (Terms, f64) {
+        let policy = self.tiers[tier].eviction.policy();
+        let facts = self.facts(tier, block, have);
+        let terms = policy.terms(&facts, &self.settings.cost);
+        (terms, policy.value(&facts, terms.cost, idle))
+    }
+}

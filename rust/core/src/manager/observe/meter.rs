@@ -1,0 +1,382 @@
+//! What is counted: per tier what was found, moved and evicted, and per manager what was asked.
+//!
+//! Every count is taken here; the other files of the manager call in one line. Invariants: counts
+//! only grow, `reset` included; every eviction has one cause and one reason, so both sum up to the
+//! same, and so does the histogram of ages; `copies` and `clean` are what a look at every block
+//! would find, which `audit` takes. Cost: O(1) per event and per run of blocks, and no allocation
+//! where a request loads nothing; nothing per block.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use crate::block::{BlockId, Layers, MoveId, TierId};
+use crate::histogram::Histogram;
+use crate::policy::Entry;
+use crate::tier::State;
+use crate::time::{Nanos, Stamp, stamp};
+
+use crate::manager::Manager;
+use crate::manager::kinds::Action;
+use crate::manager::kinds::Cause;
+use crate::manager::kinds::MoveKind;
+use crate::manager::kinds::Reason;
+use crate::manager::moves::batch::MoveClass;
+use crate::manager::moves::in_flight::InFlightMove;
+use crate::manager::observe::log::Log;
+use crate::manager::request::lease::Plan;
+
+impl Cause {
+    /// All of them, in the order of [`TierStats::evicted`].
+    pub const ALL: [Self; 7] = [
+        Self::Demand,
+        Self::Ahead,
+        Self::Suspended,
+        Self::Failed,
+        Self::Cleared,
+        Self::Reset,
+        Self::Hinted,
+    ];
+
+    /// The name users read.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Demand => "demand",
+            Self::Ahead => "ahead",
+            Self::Suspended => "suspended",
+            Self::Failed => "failed",
+            Self::Cleared => "cleared",
+            Self::Reset => "reset",
+            Self::Hinted => "hinted",
+        }
+    }
+}
+
+/// Counters of one tier since the manager was made, and what stands there now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierStats {
+    /// Blocks that requests found here.
+    pub hits: u64,
+    /// Tokens that requests found here.
+    pub tokens_hit: u64,
+    /// Evictions by [`Cause`]. With layer slots each range of layers that leaves counts.
+    pub evicted: [u64; Cause::ALL.len()],
+    /// Evictions that were instant because a copy stands elsewhere.
+    pub evicted_clean: u64,
+    /// Evictions that had to be written first.
+    pub evicted_dirty: u64,
+    /// Evictions of last copies.
+    pub dropped: u64,
+    /// Stores of a block begun into this tier.
+    pub demoted: u64,
+    /// Loads of a block begun out of this tier.
+    pub promoted: u64,
+    /// Bytes that evictions gave back.
+    pub bytes_freed: u64,
+    /// Bytes read from here by moves.
+    pub bytes_read: u64,
+    /// Bytes written to here by moves.
+    pub bytes_written: u64,
+    /// Moves into this tier.
+    pub moves: u64,
+    /// Moves into this tier that failed.
+    pub failed: u64,
+    /// Time from begin to end, summed over moves into this tier.
+    pub move_ns: u64,
+    /// How often `audit` compared the next victim with that of the scan over all classes.
+    pub compared: u64,
+    /// How often an entry was worth less than that victim by its cost before rounding.
+    pub regrets: u64,
+    /// Blocks that stand here now, with all or some of their layers.
+    pub copies: u64,
+    /// Those of them that could leave at once and without a loss: their layers stand below too,
+    /// or, on the last tier, above.
+    pub clean: u64,
+    /// Those of them that a hint retains.
+    pub retained: u64,
+}
+
+/// How times are spread on one tier.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TierTimes {
+    /// Since the last use, of blocks that requests found here.
+    pub hit_age: Histogram,
+    /// Since the last use, of copies that left.
+    pub evict_age: Histogram,
+    /// From being handed out to the end, of loads that read from here.
+    pub load: Histogram,
+    /// Likewise of stores that wrote to here.
+    pub store: Histogram,
+    /// Likewise of copies within this tier.
+    pub copy: Histogram,
+}
+
+/// Counters of all requests since the manager was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestStats {
+    /// Requests that got a lease.
+    pub requests: u64,
+    /// Requests that did not fit.
+    pub refused: u64,
+    /// Full blocks of their prompts.
+    pub blocks: u64,
+    /// Tokens of their prompts.
+    pub tokens: u64,
+    /// Blocks that entered the trie.
+    pub inserted: u64,
+    /// Blocks that a second lease computed too.
+    pub duplicates: u64,
+    /// Failures that were overwritten before somebody asked.
+    pub failed_lost: u64,
+}
+
+/// What a manager has counted.
+#[derive(Debug)]
+pub(in crate::manager) struct Meter {
+    tiers: Vec<TierStats>,
+    times: Vec<TierTimes>,
+    pub(in crate::manager) requested: RequestStats,
+    pub(in crate::manager) log: Log,
+}
+
+impl Meter {
+    pub(in crate::manager) fn new(tiers: usize, log: usize) -> Self {
+        Self {
+            tiers: vec![TierStats::default(); tiers],
+            times: vec![TierTimes::default(); tiers],
+            requested: RequestStats::default(),
+            log: Log::new(log),
+        }
+    }
+
+    pub(in crate::manager) fn tier(&mut self, tier: TierId) -> &mut TierStats {
+        &mut self.tiers[tier]
+    }
+
+    /// So many bytes have gone a way, in that time.
+    fn count(&mut self, (_, src, dst): MoveClass, bytes: u64, took: Nanos) {
+        self.tiers[src].bytes_read += bytes;
+        self.tiers[dst].bytes_written += bytes;
+        self.tiers[dst].move_ns += took;
+    }
+
+    /// How long moves of a way take.
+    fn lasting(&mut self, (kind, src, dst): MoveClass) -> &mut Histogram {
+        match kind {
+            MoveKind::Load => &mut self.times[src].load,
+            MoveKind::Store => &mut self.times[dst].store,
+            MoveKind::Copy => &mut self.times[dst].copy,
+        }
+    }
+}
+
+impl Manager {
+    /// The counters of a tier.
+    #[must_use]
+    pub fn stats(&self, tier: TierId) -> TierStats {
+        let (copies, retained) = (self.tiers[tier].residency.copies(), self.retained(tier).0);
+        TierStats { copies, retained, ..self.meter.tiers[tier] }
+    }
+
+    /// How times are spread on a tier.
+    #[must_use]
+    pub fn times(&self, tier: TierId) -> &TierTimes {
+        &self.meter.times[tier]
+    }
+
+    /// The counters of all requests.
+    #[must_use]
+    pub fn requested(&self) -> RequestStats {
+        self.meter.requested
+    }
+
+    /// How long a block has not been used.
+    pub(in crate::manager) fn idle(&self, block: BlockId, now: Nanos) -> Nanos {
+        stamp(now).saturating_sub(self.node(block).access)
+    }
+
+    /// A request for so many tokens found `path`, which was not touched yet. A block counts once,
+    /// on a tier that some of it is loaded from if there is one; what is computed again, even in
+    /// part, is no hit.
+    pub(in crate::manager) fn count_request(
+        &mut self,
+        tokens: usize,
+        path: &[BlockId],
+        plan: &Plan,
+        now: Nanos,
+    ) {
+        let asked = &mut self.meter.requested;
+        asked.requests += 1;
+        asked.tokens += tokens as u64;
+        asked.blocks += tokens as u64 / u64::from(self.settings.block_tokens);
+        if let [all] = &plan.spans[..] {
+            if all.action != Action::Recompute {
+                self.count_hits(all.tier, &path[all.start as usize..all.stop as usize], now);
+            }
+            return;
+        }
+        let mut counted = vec![false; path.len()];
+        let of = |action| plan.spans.iter().filter(move |span| span.action == action);
+        for span in of(Action::Recompute) {
+            counted[span.start as usize..span.stop as usize].fill(true);
+        }
+        for span in of(Action::Load).chain(of(Action::Reuse)) {
+            let mut at = span.start as usize;
+            for piece in counted[at..span.stop as usize].chunk_by_mut(|a, b| a == b) {
+                if !piece[0] {
+                    self.count_hits(span.tier, &path[at..at + piece.len()], now);
+                    piece.fill(true);
+                }
+                at += piece.len();
+            }
+        }
+    }
+
+    /// The blocks of a run were used together last.
+    fn count_hits(&mut self, tier: TierId, path: &[BlockId], now: Nanos) {
+        for (run, node) in self.trie.along(path) {
+            let age = stamp(now).saturating_sub(node.access);
+            self.meter.times[tier].hit_age.record(age, u64::from(run.end - run.start));
+        }
+        let (hits, stats) = (path.len() as u64, &mut self.meter.tiers[tier]);
+        stats.hits += hits;
+        stats.tokens_hit += hits * u64::from(self.settings.block_tokens);
+    }
+
+    /// Some layers of each block of a run leave a tier where they still stand: every eviction, of
+    /// whatever kind, is counted and logged here. The last block leaves first.
+    pub(in crate::manager) fn count_eviction(
+        &mut self,
+        (tier, run, layers): (TierId, Range<BlockId>, Layers),
+        reason: Reason,
+        cause: Cause,
+        now: Nanos,
+    ) {
+        let (number, idle) = (u64::from(run.end - run.start), self.idle(run.start, now));
+        let stats = &mut self.meter.tiers[tier];
+        stats.evicted[cause as usize] += number;
+        match reason {
+            Reason::Clean => stats.evicted_clean += number,
+            Reason::Demoted => stats.evicted_dirty += number,
+            Reason::Dropped => stats.dropped += number,
+        }
+        stats.bytes_freed += u64::from(layers.len()) * self.settings.layer_bytes * number;
+        self.meter.times[tier].evict_age.record(idle, number);
+        if self.settings.events == 0 && self.settings.eviction_log == 0 {
+            return;
+        }
+        for block in run.rev() {
+            self.record((tier, block, layers), (reason, cause), idle, now);
+            self.log_eviction((tier, block, layers), (reason, cause), now);
+        }
+    }
+
+    /// A whole copy is taken off a tier otherwise than by eviction for room.
+    pub(in crate::manager) fn count_loss(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        cause: Cause,
+        now: Nanos,
+    ) {
+        let here = self.residency(tier, block);
+        if here.have.is_empty() {
+            return;
+        }
+        let clean = here.state == State::Bad || self.clean(tier, block);
+        let reason = if clean { Reason::Clean } else { Reason::Dropped };
+        self.count_eviction((tier, block..block + 1, here.have), reason, cause, now);
+    }
+
+    /// A move has ended well.
+    pub(in crate::manager) fn count_move(&mut self, known: &InFlightMove, now: Nanos) {
+        let bytes = self.settings.layer_bytes * u64::from(known.layers.len());
+        let class = (known.kind, known.src, known.dst);
+        self.meter.count(class, bytes, now.saturating_sub(known.started));
+        self.meter.lasting(class).record(now.saturating_sub(known.handed), 1);
+    }
+
+    /// Counts moves of whole blocks that went one way, and forgets them.
+    pub(in crate::manager) fn end_moves(&mut self, class: MoveClass, ids: &[MoveId], now: Nanos) {
+        let bytes = self.settings.layer_bytes * u64::from(self.settings.layers);
+        let mut took = 0;
+        // Mostly all of them were handed out together.
+        let mut handed: SmallVec<[(Nanos, u64); 2]> = SmallVec::new();
+        self.moves.forget(ids, |known| {
+            took += now.saturating_sub(known.started);
+            match handed.last_mut() {
+                Some((then, number)) if *then == known.handed => *number += 1,
+                _ => handed.push((known.handed, 1)),
+            }
+        });
+        self.meter.count(class, bytes * ids.len() as u64, took);
+        for (then, number) in handed {
+            self.meter.lasting(class).record(now.saturating_sub(then), number);
+        }
+    }
+
+    /// All counters stay when everything is forgotten, and what stood counts as evicted.
+    pub(in crate::manager) fn count_reset(&mut self) {
+        let now = self.clock.last();
+        self.meter.log = Log::new(0);
+        for block in self.living().collect::<Vec<_>>() {
+            for tier in 0..self.tiers.len() {
+                self.count_loss(tier, block, Cause::Reset, now);
+            }
+        }
+        self.meter.log = Log::new(self.settings.eviction_log);
+        for tier in &mut self.meter.tiers {
+            tier.clean = 0;
+        }
+    }
+
+    /// Compares the next victim of a tier with that of its simple twin, which must be the same, and
+    /// with the costs as they are before rounding, which may regret it.
+    pub(in crate::manager) fn compare_victims(&mut self, tier: TierId, broken: &mut Vec<String>) {
+        let now = stamp(self.clock.last());
+        let index = &mut self.tiers[tier].eviction;
+        let (victim, twin) = (index.victim(now), index.scan(now));
+        if victim != twin {
+            broken.push(format!("tier {tier} gives up {victim:?}, a scan {twin:?}"));
+        }
+        let regret = victim.is_some_and(|victim| self.regrets(tier, &victim, now));
+        let stats = self.meter.tier(tier);
+        stats.compared += 1;
+        stats.regrets += u64::from(regret);
+    }
+
+    /// Whether an entry of the victim's priority is worth less than the victim, by costs that are not
+    /// rounded.
+    fn regrets(&self, tier: TierId, victim: &Entry, now: Stamp) -> bool {
+        let index = &self.tiers[tier].eviction;
+        let unrounded = |entry: &Entry| {
+            let facts = self.facts(tier, entry.id, self.residency(tier, entry.id).have);
+            index.unrounded(&facts, entry.tie, &self.settings.cost)
+        };
+        let taken = unrounded(victim);
+        let mut others = index.entries();
+        others.any(|other| index.worth_less(&unrounded(&other), &taken, now))
+    }
+
+    /// What was counted of copies is what stands.
+    pub(in crate::manager) fn audit_meter(&self, broken: &mut Vec<String>) {
+        for tier in 0..self.tiers.len() {
+            let stands = |&block: &BlockId| self.residency(tier, block).state == State::Resident;
+            let copies = self.living().filter(stands).count() as u64;
+            let clean = self.living().filter(|&block| self.clean(tier, block)).count() as u64;
+            let (stats, times) = (self.stats(tier), self.times(tier));
+            let evicted: u64 = stats.evicted.iter().sum();
+            let reasons = stats.evicted_clean + stats.evicted_dirty + stats.dropped;
+            let ages = (times.hit_age.count(), times.evict_age.count());
+            let wrong = (stats.copies, stats.clean) != (copies, clean)
+                || evicted != reasons
+                || ages != (stats.hits, evicted);
+            if wrong {
+                broken.push(format!(
+                    "tier {tier} holds {copies} copies, {clean} clean, and counts {stats:?}, {ages:?}"
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! What is there now, and what has just left which tier, told once.
+//!
+//! Invariant: each event is told once; of those not taken the oldest are forgotten. Cost: O(1) per
+//! event.
+
+use crate::block::{BlockId, Handle, Layers, LeaseId, TierId};
+use crate::error::{Error, Result};
+use crate::scope::Scope;
+use crate::time::Nanos;
+
+use crate::manager::Manager;
+use crate::manager::evict::set::EvictionSet;
+use crate::manager::kinds::Cause;
+use crate::manager::kinds::Reason;
+
+/// What a tier holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// All slots.
+    pub slots: u64,
+    /// Slots that can be written at once.
+    pub free: u64,
+    /// Slots that nobody holds and a store still reads.
+    pub coming: u64,
+    /// Entries that could be victims now.
+    pub evictable: u64,
+}
+
+impl Reason {
+    /// The name users read.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Clean => "clean",
+            Self::Demoted => "demoted",
+            Self::Dropped => "dropped",
+        }
+    }
+}
+
+/// One line of the eviction log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// When.
+    pub at: Nanos,
+    /// Which block.
+    pub block: Handle,
+    /// What left.
+    pub layers: Layers,
+    /// Which tier it left.
+    pub tier: TierId,
+    /// Whether a copy is left.
+    pub reason: Reason,
+    /// What made it leave.
+    pub cause: Cause,
+    /// Where it went.
+    pub to: Option<TierId>,
+    /// How long it had not been used.
+    pub idle: Nanos,
+}
+
+impl Manager {
+    /// What a tier holds now.
+    #[must_use]
+    pub fn occupancy(&self, tier: TierId) -> Occupancy {
+        let tier = &self.tiers[tier];
+        Occupancy {
+            slots: u64::from(tier.space.capacity()),
+            free: u64::from(tier.space.free()),
+            coming: u64::from(tier.space.coming()),
+            evictable: tier.eviction.len() as u64,
+        }
+    }
+
+    /// Runs that the blocks stand in: chains that share what is said of their blocks.
+    #[must_use]
+    pub fn run_count(&self) -> usize {
+        self.trie.runs()
+    }
+
+    /// Blocks in the trie, leases held, and calls that came with an old time.
+    #[must_use]
+    pub fn totals(&self) -> (usize, usize, u64) {
+        (self.trie.len(), self.leases.len(), self.clock.clamped())
+    }
+
+    /// Calls that came with a time far ahead of the latest one, and were served at that.
+    #[must_use]
+    pub fn doubted(&self) -> u64 {
+        self.clock.doubted()
+    }
+
+    /// Takes the eviction log: what left which tier, when, why and where to.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] or [`Error::Invariant`].
+    pub fn take_events(&mut self) -> Result<Vec<Event>> {
+        self.open()?;
+        Ok(self.events.drain(..).collect())
+    }
+
+    /// The last-known path of every named session of a scope: its name, its length in blocks, and
+    /// the blocks that still live, in logical order.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the scope is known with another structure.
+    pub fn sessions(&self, scope: &Scope) -> Result<Vec<(String, u32, Vec<Handle>)>> {
+        self.open()?;
+        let Some(scope) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
+        let path = |tip| self.trie.handles(&self.path_to(tip));
+        let named = self.sessions.named(scope);
+        Ok(named.map(|(name, length, tip)| (name.to_owned(), length, path(tip))).collect())
+    }
+
+    /// The name of a lease's session, if it has one.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn session_name(&self, id: LeaseId) -> Result<Option<&str>> {
+        Ok(self.lease(id)?.session.and_then(|session| self.sessions.name(session)))
+    }
+
+    /// Where every layer of a block stands: the fastest tier that holds it, or none.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the block is not cached.
+    pub fn layer_tiers(&self, block: Handle) -> Result<Vec<Option<TierId>>> {
+        let block = self.resolve(block)?;
+        let of = |layer| {
+            (0..self.tiers.len()).find(|&t| self.residency(t, block).usable().contains(layer))
+        };
+        Ok(self.all_layers().iter().map(of).collect())
+    }
+
+    /// Tells of layers that leave a tier.
+    pub(in crate::manager) fn record(
+        &mut self,
+        (tier, block, layers): (TierId, BlockId, Layers),
+        (reason, cause): (Reason, Cause),
+        idle: Nanos,
+        at: Nanos,
+    ) {
+        if self.settings.events == 0 {
+            return;
+        }
+        if self.events.len() == self.settings.events {
+            self.events.pop_front();
+        }
+        let block = self.trie.handle(block);
+        let to = (reason == Reason::Demoted).then_some(tier + 1);
+        self.events.push_back(Event { at, block, layers, tier, reason, cause, to, idle });
+    }
+
+    /// The price list of a failed request. Cost: O(leases' paths).
+    pub(in crate::manager) fn no_space(
+        &self,
+        tier: TierId,
+        wanted: u64,
+        set: &EvictionSet,
+    ) -> Error {
+        Error::NoSpace {
+            tier: self.tiers[tier].spec.kind.name().to_owned(),
+            wanted,
+            free: Self::spare(set, tier),
+            coming: self.tiers[tier].residency.arrivals() as u64,
+            leased: if tier == 0 { self.leased(0) } else { 0 },
+        }
+    }
+
+    /// The slots of a tier that leases hold. Cost: O(leases' paths).
+    pub(in crate::manager) fn leased(&self, tier: TierId) -> u64 {
+        let private: u64 = self
+            .private_slots
+            .values()
+            .filter(|private| private.tier == tier && private.refs > 0)
+            .map(|private| self.units(tier, private.layers))
+            .sum();
+        if tier > 0 {
+            return private;
+        }
+        let (mut blocks, mut plain) = (std::collections::BTreeSet::new(), 0);
+        for lease in self.leases.values() {
+            blocks.extend(lease.path.blocks().iter().copied());
+            plain += lease.open.iter().filter(|open| open.plain().is_some()).count() as u64;
+        }
+        let shared: u64 = blocks
+            .into_iter()
+            .map(|block| self.expected(0, block))
+            .filter(|layers| !layers.is_empty())
+            .map(|layers| self.units(0, layers))
+            .sum();
+        private + plain * self.units(0, self.all_layers()) + shared
+    }
+
+    /// The blocks from the first of a scope to `tip`.
+    pub(in crate::manager) fn path_to(&self, tip: Option<BlockId>) -> Vec<BlockId> {
+        let mut path: Vec<BlockId> =
+            std::iter::successors(tip, |&block| self.trie.parent(block)).collect();
+        path.reverse();
+        path
+    }
+}

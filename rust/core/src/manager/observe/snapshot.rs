@@ -1,0 +1,78 @@
+//! The whole state as bytes, for comparison: equal states give equal bytes.
+//!
+//! Invariant: neither the clock nor a counter is part of it, so that a refused call leaves it as
+//! it was. Cost: O(everything).
+
+use std::fmt::Write;
+
+use crate::block::BlockId;
+use crate::tier::State;
+
+use crate::manager::Manager;
+
+impl Manager {
+    /// The state in a readable, canonical form.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<u8> {
+        let mut out = String::new();
+        self.write_snapshot(&mut out).expect("writing to a string does not fail");
+        out.into_bytes()
+    }
+
+    fn write_snapshot(&self, out: &mut String) -> std::fmt::Result {
+        for (id, scope) in self.scopes.all() {
+            if !self.scopes.in_use(id, &self.trie) {
+                // The next call forgets it.
+                continue;
+            }
+            let (whose, structure) = (&scope.whose, scope.structure.name());
+            writeln!(out, "scope {id} {:?} {:?} {structure}", whose.tenant(), whose.lora())?;
+            let mut stack: Vec<BlockId> = self.trie.firsts(scope.root).collect();
+            while let Some(block) = stack.pop() {
+                self.write_block(block, out)?;
+                stack.extend(self.trie.children(block));
+            }
+        }
+        for lease in self.leases_in_order() {
+            writeln!(out, "{lease:?}")?;
+        }
+        writeln!(out, "{:?}", self.awaits)?;
+        writeln!(out, "{:?}", self.private_slots)?;
+        let mut in_flight: Vec<_> = self.moves.values().collect();
+        in_flight.sort_unstable_by_key(|flight| flight.id);
+        for flight in in_flight {
+            writeln!(out, "{flight:?}")?;
+        }
+        writeln!(out, "{:?} {:?} {:?}", self.queue, self.parked, self.marked)?;
+        writeln!(out, "{:?}", self.failed)?;
+        writeln!(out, "{:?} {:?} {:?}", self.sessions, self.ages, self.refused)?;
+        self.write_hints(out)?;
+        writeln!(out, "{:?}", self.prices)?;
+        for tier in &self.tiers {
+            writeln!(out, "{} {:?}", tier.spec.kind.name(), tier.space.spare())?;
+            for entry in tier.eviction.entries() {
+                writeln!(out, "{entry:?}")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_block(&self, block: BlockId, out: &mut String) -> std::fmt::Result {
+        let node = *self.node(block);
+        let handle = self.trie.handle(block).0;
+        write!(out, "block {handle:#x} {:?} {node:?}", self.trie.tokens(block))?;
+        for tier in 0..self.tiers.len() {
+            let here = self.residency(tier, block);
+            if here.state != State::Absent {
+                write!(out, " {tier}:{here:?}")?;
+                if let Some(arrival) = self.arrival(tier, block) {
+                    write!(out, "{arrival:?}")?;
+                }
+                if self.tiers[tier].spec.layer_slots {
+                    write!(out, "{:?}", self.tiers[tier].space.row(here.slot))?;
+                }
+            }
+        }
+        writeln!(out)
+    }
+}

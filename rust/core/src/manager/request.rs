@@ -1,0 +1,21 @@
+//! Calls of an engine: look up, acquire, compute, commit, branch, release.
+
+pub(super) mod acquire;
+pub(super) mod ages;
+pub(super) mod branch;
+pub(super) mod commit;
+pub(super) mod digests;
+pub(super) mod index;
+pub(super) mod lease;
+pub(super) mod lookup;
+pub(super) mod mark;
+pub(super) mod name;
+pub(super) mod path;
+pub(super) mod price;
+pub(super) mod private_slot;
+pub(super) mod refused;
+pub(super) mod reserve;
+pub(super) mod residency_scan;
+pub(super) mod session;
+pub(super) mod suspend;
+pub(super) mod weigh;

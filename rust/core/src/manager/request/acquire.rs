@@ -1,0 +1,367 @@
+//! Acquire: lookup, pin and room in one atomic step.
+//!
+//! Invariant: all or nothing. Until room is certain only pins and retention entries are touched,
+//! and both are put back. Cost: O(tokens) to match, O(blocks) to plan and pin, O(log n) per
+//! victim.
+
+use crate::arrival::MoveIds;
+use crate::block::{LeaseId, MoveId, Structure, TierId, Token};
+use crate::error::{Error, Result};
+use crate::scope::{Scope, ScopeId};
+use crate::time::Nanos;
+use crate::trie::Query;
+
+use crate::manager::Manager;
+use crate::manager::kinds::End;
+use crate::manager::kinds::LoadMode;
+use crate::manager::moves::load::{Load, Transit};
+use crate::manager::request::lease::{Hold, Lease, Plan, TailFrom};
+use crate::manager::request::path::{LeasePath, PathBlock};
+use crate::manager::request::private_slot::OpenSlot;
+use crate::manager::request::residency_scan::{MissingBlock, Prefill};
+
+/// A path has room from the start for the blocks of at most so many tokens to come.
+const FAR: usize = 1 << 20;
+
+/// What a request asks for.
+#[derive(Clone, Debug, Default)]
+pub struct Acquire<'a> {
+    /// The prompt.
+    pub tokens: &'a [Token],
+    /// Who may share its blocks.
+    pub scope: Scope,
+    /// The conversation it belongs to.
+    pub session: Option<&'a str>,
+    /// How many blocks that conversation will have, if that is known ahead.
+    pub session_blocks: Option<u32>,
+    /// Tokens at the end that stay to be computed.
+    pub keep: usize,
+    /// Tokens behind the prompt's end to make room for.
+    pub reserve: usize,
+    /// Whether blocks of lower tiers are loaded.
+    pub load: LoadMode,
+    /// Loads that would be ready later than this are not planned.
+    pub deadline: Option<Nanos>,
+    /// Whether the engine computes a layer while the next ones are loaded; otherwise it waits for all
+    /// layers.
+    pub layerwise: bool,
+}
+
+/// What was taken for a request, before it becomes a lease.
+struct Taken {
+    path: LeasePath,
+    open: Vec<OpenSlot>,
+    awaits: Vec<MoveId>,
+    plan: Plan,
+}
+
+impl Manager {
+    /// Looks a prompt up, pins what the plan reuses or loads, and makes room for loads,
+    /// recomputation and growth.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] if a tier cannot hold it, [`Error::Config`] for a bad argument; nothing
+    /// has changed then.
+    pub fn acquire(&mut self, ask: &Acquire<'_>, now: Nanos) -> Result<LeaseId> {
+        self.open()?;
+        self.scopes.sweep(&mut self.trie);
+        self.scopes.digests.check(&ask.scope, ask.tokens)?;
+        self.scopes.digests.check_room(&ask.scope)?;
+        let scope = self.scopes.find(&ask.scope)?;
+        let now = self.tick(now);
+        let taken = self.take(ask, scope, self.next_lease, now);
+        self.meter.requested.refused += u64::from(matches!(taken, Err(Error::NoSpace { .. })));
+        let taken = taken?;
+        let id = self.next_lease;
+        self.next_lease += 1;
+        let scope = scope.unwrap_or_else(|| {
+            self.scopes.add(&ask.scope, self.settings.structure, &mut self.trie)
+        });
+        self.begin(id, ask, scope, taken, now);
+        Ok(id)
+    }
+
+    fn begin(
+        &mut self,
+        id: LeaseId,
+        ask: &Acquire<'_>,
+        scope_id: ScopeId,
+        taken: Taken,
+        now: Nanos,
+    ) {
+        let session = self.sessions.open(scope_id, ask.session, self.sessions_rank(), id);
+        if let (Some(session), Some(blocks)) = (session, ask.session_blocks) {
+            self.sessions.foretell(session, blocks);
+        }
+        let matched = taken.path.len() * self.block_tokens();
+        self.count_request(ask.tokens.len(), taken.path.blocks(), &taken.plan, now);
+        self.touch(taken.path.blocks(), now);
+        let unconfirmed = taken.path.fresh();
+        self.awaits.add(id, taken.awaits);
+        self.scopes.hold(scope_id);
+        self.scopes.digests.promise(&ask.scope);
+        self.leases.insert(
+            id,
+            Box::new(Lease {
+                id,
+                scope: ask.scope.clone(),
+                scope_id,
+                session,
+                path: taken.path,
+                tail: Vec::new(),
+                tail_from: TailFrom::OpenSlot,
+                open: taken.open,
+                matched,
+                plan: taken.plan,
+                layerwise: ask.layerwise,
+                unconfirmed,
+                hold: Hold::Active,
+                request: self.feed.request,
+                acquired: now,
+            }),
+        );
+        self.track_session(id);
+        self.use_path(id, 0, now);
+        self.settle_sessions();
+        self.grant(id, 0, now);
+        self.write_ahead(now);
+    }
+
+    /// Plans anew for a suspended lease.
+    pub(in crate::manager) fn reacquire(
+        &mut self,
+        id: LeaseId,
+        tokens: &[Token],
+        (reserve, load): (usize, LoadMode),
+        now: Nanos,
+    ) -> Result<()> {
+        let Lease { ref scope, scope_id, layerwise, .. } = *self.leases[&id];
+        let scope = scope.clone();
+        let ask = Acquire { tokens, scope, reserve, load, layerwise, ..Acquire::default() };
+        let taken = self.take(&ask, Some(scope_id), id, now)?;
+        let matched = taken.path.len() * self.block_tokens();
+        self.touch(taken.path.blocks(), now);
+        let request = self.feed.request;
+        self.awaits.add(id, taken.awaits);
+        let lease = self.lease_mut(id);
+        lease.unconfirmed = taken.path.fresh();
+        lease.path = taken.path;
+        lease.open = taken.open;
+        lease.plan = taken.plan;
+        lease.matched = matched;
+        lease.hold = Hold::Active;
+        lease.request = request;
+        lease.acquired = now;
+        self.track_session(id);
+        self.use_path(id, 0, now);
+        self.grant(id, 0, now);
+        self.write_ahead(now);
+        Ok(())
+    }
+
+    /// The atomic part: plan, pin, make room, begin the loads.
+    fn take(
+        &mut self,
+        ask: &Acquire<'_>,
+        scope: Option<ScopeId>,
+        id: LeaseId,
+        now: Nanos,
+    ) -> Result<Taken> {
+        let mut path = match scope {
+            Some(scope) => {
+                let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
+                // What will be written goes there too; a reserve may be far beyond it.
+                let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len().min(FAR));
+                self.path(scope, Query::Tokens(&content), ask.keep, beyond)
+            }
+            None => Vec::new(),
+        };
+        self.warm_path(&path);
+        let mut missing = self.scan(&path, now);
+        let mut plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
+        let mut open = self.behind(path.len(), ask)?;
+        self.pin(&path);
+        let mut room = self.room_for(&missing, open, now);
+        if room.is_err() && self.avoid_transit(&mut missing) {
+            // Its own sources may fill the host: what would pass through it is computed instead,
+            // with all behind it for an engine that loads all of a prefix or none.
+            if let Some(end) = self.prefix(&missing, scope, ask.load) {
+                self.unpin(&path, None);
+                path.truncate(end);
+                missing.retain(|miss| miss.at < end);
+                open = self.behind(end, ask)?;
+                self.pin(&path);
+            }
+            plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
+            room = self.room_for(&missing, open, now);
+        }
+        let mut transit = match room {
+            Ok(transit) => transit,
+            Err(error) => {
+                self.unpin(&path, None);
+                return Err(error);
+            }
+        };
+        self.feed.begin_request(&path, ask.tokens.len() / self.block_tokens());
+        for miss in missing.iter().filter(|miss| miss.stays) {
+            self.stay(miss.block);
+        }
+        let mut taken = Taken {
+            path: LeasePath::of(path),
+            open: Vec::new(),
+            awaits: Vec::new(),
+            plan: Plan::default(),
+        };
+        let mut moves = vec![MoveIds::new(); missing.len()];
+        // Loads take the slots that are free at once; what is computed can wait for stores.
+        let mut at = 0;
+        while let Some(miss) = missing.get(at) {
+            if let Some(batch) = self.batch(&missing[at..], id) {
+                for (id, moves) in self.start_batch(&batch, now).zip(&mut moves[at..]) {
+                    moves.push(id);
+                }
+                at += batch.blocks.len();
+                continue;
+            }
+            if miss.load {
+                let begin =
+                    |step: &mut PathBlock| self.begin_load(miss, step, id, &mut transit, now);
+                moves[at] = taken.path.change(miss.at, begin);
+            }
+            at += 1;
+        }
+        for at in
+            (0..missing.len()).filter(|&at| !missing[at].load && !missing[at].lacks.is_empty())
+        {
+            let begin = |step: &mut PathBlock| {
+                step.deferred = ask.load == LoadMode::None;
+                self.begin_compute(&missing[at], step, id, &mut transit, now)
+            };
+            moves[at] = taken.path.change(missing[at].at, begin);
+        }
+        self.close_transit(transit);
+        taken.awaits = moves.iter().flatten().copied().collect();
+        for miss in missing.iter().filter(|miss| !miss.load || miss.lacks != self.all_layers()) {
+            taken.awaits.extend(self.bringing(0, miss.block, self.all_layers()));
+        }
+        self.spans(taken.path.len(), &missing, &moves, &mut plan, now);
+        taken.plan = plan;
+        taken.open = self.new_open_slots(open);
+        Ok(taken)
+    }
+
+    /// What a request asks its plan for, behind so many blocks that are known.
+    fn prefill(&self, ask: &Acquire<'_>, matched: usize) -> Prefill {
+        let weight = u64::from(self.settings.token_weight);
+        let context = matched * self.block_tokens();
+        let tokens = (ask.tokens.len() - context) as u64 * weight;
+        let rest = self.settings.cost.compute_ns(context as u64 * weight, tokens);
+        Prefill { mode: ask.load, deadline: ask.deadline, rest, layerwise: ask.layerwise }
+    }
+
+    /// How many blocks a request needs behind `matched` ones.
+    fn behind(&self, matched: usize, ask: &Acquire<'_>) -> Result<usize> {
+        let rest = (ask.tokens.len() - matched * self.block_tokens())
+            .checked_add(ask.reserve)
+            .ok_or_else(|| Error::config(format!("reserve of {} tokens", ask.reserve)))?;
+        let open = if self.engine_owned() { 0 } else { rest.div_ceil(self.block_tokens()) };
+        self.check_memory(open)?;
+        Ok(open)
+    }
+
+    /// Where a prefix that is to be loaded whole ends, if not at the path's end.
+    fn prefix(
+        &self,
+        missing: &[MissingBlock],
+        scope: Option<ScopeId>,
+        load: LoadMode,
+    ) -> Option<usize> {
+        let prefix_only = scope.is_some_and(|id| {
+            load == LoadMode::All && self.scopes.get(id).structure == Structure::LeafOnly
+        });
+        missing.iter().find(|miss| prefix_only && !miss.compute.is_empty()).map(|miss| miss.at)
+    }
+
+    /// Makes room for what was decided and `open` further blocks, or changes nothing. Returns the
+    /// way for loads that pass through host.
+    fn room_for(&mut self, missing: &[MissingBlock], open: usize, now: Nanos) -> Result<Transit> {
+        let mut units = self.units(0, self.all_layers()) * open as u64;
+        if !self.engine_owned() {
+            let lacking = missing.iter().filter(|miss| !miss.lacks.is_empty());
+            units += lacking.map(|miss| self.units(0, miss.lacks)).sum::<u64>();
+        }
+        let growth = self.growth_slots(0);
+        if growth > 0 {
+            // What is leased is counted block by block: only a tier that keeps room asks for it.
+            let staying = missing.iter().filter(|miss| miss.stays).count() as u64;
+            let held = self.leased(0) + units + staying * self.units(0, self.all_layers());
+            if held + growth > u64::from(self.tiers[0].space.capacity()) {
+                return Err(self.no_space(0, units, &self.eviction_set()));
+            }
+        }
+        self.withhold(missing, true);
+        let transit = self.open_transit(missing, units, now);
+        if transit.is_err() {
+            self.withhold(missing, false);
+        }
+        transit
+    }
+
+    /// Begins the loads of a block into its residency on the first tier, or on a tier that the
+    /// engine owns into a slot that it will name.
+    pub(in crate::manager) fn begin_load(
+        &mut self,
+        miss: &MissingBlock,
+        step: &mut PathBlock,
+        id: LeaseId,
+        transit: &mut Transit,
+        now: Nanos,
+    ) -> MoveIds {
+        if self.engine_owned() {
+            let private = self.new_private(0, miss.lacks);
+            step.private = Some(private);
+            step.fresh = true;
+            return self.load_private(miss, miss.lacks, private, id, transit, now);
+        }
+        let row = self.take_slots(0, self.residency(0, miss.block).slot, miss.lacks);
+        self.alter(0, miss.block, |here| here.slot = row);
+        let mut moves = MoveIds::new();
+        for (tier, layers) in miss.loads() {
+            let load = Load { block: miss.block, from: tier, layers, lease: id };
+            moves.extend(self.load_layers(load, transit, now, |manager, layer| {
+                (manager.slot_of(0, miss.block, layer), End::Here)
+            }));
+        }
+        let bring: MoveIds = moves.iter().copied().filter(|&id| self.moves[id].dst == 0).collect();
+        self.expect(0, miss.block, miss.lacks, &bring);
+        moves
+    }
+
+    /// Gives a block that is to be computed a slot of the lease's own, and begins the loads of
+    /// the layers behind the last one to compute.
+    fn begin_compute(
+        &mut self,
+        miss: &MissingBlock,
+        step: &mut PathBlock,
+        id: LeaseId,
+        transit: &mut Transit,
+        now: Nanos,
+    ) -> MoveIds {
+        let private = self.new_private(0, miss.lacks);
+        step.private = Some(private);
+        step.fresh = true;
+        step.compute = miss.compute;
+        self.load_private(miss, miss.lacks, private, id, transit, now)
+    }
+
+    fn growth_slots(&self, tier: TierId) -> u64 {
+        let tier = &self.tiers[tier];
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share below one of a capacity below 2^32"
+        )]
+        let slots = (f64::from(tier.space.capacity()) * tier.spec.growth_reserve) as u64;
+        slots
+    }
+}

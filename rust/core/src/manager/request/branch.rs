@@ -1,0 +1,300 @@
+//! Fork, truncate, and what a lease does when a block does not come.
+//!
+//! Invariant: a slot with more than one holder is never written; the tail is copied at the next
+//! `reserve`. Cost: O(path) per fork, O(blocks cut) per truncation.
+
+use crate::block::{Layers, LeaseId, Structure, TierId};
+use crate::error::{Error, Result};
+use crate::time::Nanos;
+
+use crate::manager::Manager;
+use crate::manager::kinds::End;
+use crate::manager::kinds::{Action, Span};
+use crate::manager::moves::in_flight::InFlightMove;
+use crate::manager::request::lease::{Hold, Lease, Plan, TailFrom};
+use crate::manager::request::path::LeasePath;
+use crate::manager::request::private_slot::OpenSlot;
+
+impl Manager {
+    /// `n` further leases over the same tokens, sharing full blocks and the partial one. All of
+    /// them, this one too, call `reserve` before the next write.
+    ///
+    /// # Errors
+    /// [`Error::Config`] while something of the plan is still to be loaded or computed.
+    pub fn fork(&mut self, id: LeaseId, n: usize, now: Nanos) -> Result<Vec<LeaseId>> {
+        let lease = self.active(id)?;
+        let awaits = self.awaits(id)?.len();
+        let fresh = lease.path.exceptions().filter(|(_, step)| step.fresh).count();
+        if awaits > 0 || fresh > 0 {
+            return Err(Error::config(format!(
+                "fork of lease {id}, which awaits {awaits} moves and has {fresh} blocks to \
+                 compute; commit first"
+            )));
+        }
+        self.check_forks(id, n)?;
+        let now = self.tick(now);
+        if !self.leases[&id].tail.is_empty()
+            && matches!(self.leases[&id].tail_from, TailFrom::OpenSlot)
+            && !self.leases[&id].open.is_empty()
+        {
+            let private = self.share_open(id, 0);
+            let lease = self.lease_mut(id);
+            lease.open.remove(0);
+            lease.tail_from = TailFrom::Shared(private);
+        }
+        let mut forks = Vec::with_capacity(n);
+        for _ in 0..n {
+            let mut copy: Box<Lease> = self.leases[&id].clone();
+            copy.id = self.next_lease;
+            self.next_lease += 1;
+            copy.open = Vec::new();
+            copy.acquired = now;
+            self.scopes.hold(copy.scope_id);
+            self.scopes.digests.promise(&copy.scope);
+            self.scopes.digests.hold(&copy.tail);
+            self.share(&copy.path);
+            match copy.tail_from {
+                TailFrom::OpenSlot => {}
+                TailFrom::Shared(private) => {
+                    self.private_slots.get_mut(private).expect("held").refs += 1;
+                }
+                TailFrom::Block(step) => self.share(&step.into()),
+            }
+            forks.push(copy.id);
+            if let Some(session) = copy.session {
+                self.sessions.hold(session, copy.id);
+            }
+            self.leases.insert(copy.id, copy);
+        }
+        Ok(forks)
+    }
+
+    fn share(&mut self, path: &LeasePath) {
+        self.pin(path.blocks());
+        for private in path.private_slots() {
+            self.private_slots.get_mut(private).expect("held").refs += 1;
+        }
+    }
+
+    /// Keeps the first `tokens` tokens of a lease. Blocks behind them are unpinned and stay
+    /// cached; own slots behind them are freed.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the lease holds fewer tokens, or the cut falls into a block that the
+    /// engine has still to compute; nothing has changed then.
+    pub fn truncate(&mut self, id: LeaseId, tokens: usize, now: Nanos) -> Result<()> {
+        self.active(id)?;
+        let held = self.lease_tokens(id)?;
+        if tokens > held {
+            return Err(Error::config(format!(
+                "truncate lease {id} to {tokens} tokens, it holds {held}"
+            )));
+        }
+        let size = self.block_tokens();
+        let (full, rest) = (tokens / size, tokens % size);
+        if rest > 0 && self.leases[&id].path.get(full).is_some_and(|step| step.fresh) {
+            return Err(Error::config(format!(
+                "truncate lease {id} to {tokens} tokens, within block {full}, which is still to \
+                 be computed; commit first"
+            )));
+        }
+        self.tick(now);
+        if tokens == held {
+            return Ok(());
+        }
+        if full == self.leases[&id].path.len() {
+            self.remove_tail(id, rest);
+            if rest == 0 {
+                self.lose_tail(id);
+            }
+            return Ok(());
+        }
+        self.lose_tail(id);
+        let lease = self.lease_mut(id);
+        let open = std::mem::take(&mut lease.open);
+        let mut cut = lease.path.split_off(full);
+        lease.matched = lease.matched.min(full * size);
+        for open in open {
+            self.close_open(open);
+        }
+        if rest > 0 {
+            let behind = cut.split_off(1);
+            let step = std::mem::replace(&mut cut, behind).get(0).expect("the cut is in it");
+            let kept = self.trie.tokens(step.block)[..rest].to_vec();
+            self.extend_tail(id, &kept);
+            self.lease_mut(id).tail_from = TailFrom::Block(step);
+        }
+        self.let_go(&cut, None);
+        self.cut_plan(id, full);
+        self.track_session(id);
+        Ok(())
+    }
+
+    /// A lease lets go of the tokens behind its last full block. Returns which those were.
+    pub(in crate::manager) fn lose_tail(&mut self, id: LeaseId) -> (u64, u64) {
+        let size = self.block_tokens();
+        let lease = self.lease_mut(id);
+        let start = (lease.path.len() * size) as u64;
+        let stop = start + lease.tail.len() as u64;
+        self.remove_tail(id, 0);
+        let lease = self.lease_mut(id);
+        match std::mem::replace(&mut lease.tail_from, TailFrom::OpenSlot) {
+            TailFrom::OpenSlot => {}
+            TailFrom::Shared(private) => self.unref_private(private),
+            TailFrom::Block(cut) => self.let_go(&cut.into(), None),
+        }
+        (start, stop)
+    }
+
+    /// A block of a lease's path did not come: it is computed, in a leaf-only scope with all
+    /// that follows. Returns the tokens concerned.
+    pub(in crate::manager) fn compute_instead(
+        &mut self,
+        id: LeaseId,
+        known: &InFlightMove,
+        now: Nanos,
+    ) -> (u64, u64) {
+        let size = self.block_tokens();
+        let Some(block) = known.block.and_then(|handle| self.trie.resolve(handle)) else {
+            return (0, 0);
+        };
+        if let TailFrom::Block(step) = self.leases[&id].tail_from
+            && step.block == block
+        {
+            return self.lose_tail(id);
+        }
+        let Some(at) = self.leases[&id].path.blocks().iter().position(|&at| at == block) else {
+            return (0, 0);
+        };
+        let start = (at * size) as u64;
+        if self.structure(block) == Structure::LeafOnly {
+            return (start, self.cut_path(id, at, now));
+        }
+        let lost = (start, start + size as u64);
+        let step = self.leases[&id].path.get(at).expect("found above");
+        if let Some(private) = step.private {
+            let layers = self.private_slots[private].layers;
+            if step.compute == layers {
+                return (0, 0);
+            }
+            debug_assert!(matches!(known.to, End::PrivateSlot(_) | End::Here));
+            let lease = self.lease_mut(id);
+            lease.path.change(at, |step| {
+                (step.compute, step.deferred, step.fresh) = (layers, false, true);
+            });
+            lease.unconfirmed = true;
+            self.recompute_in_plan(id, at, layers);
+            return lost;
+        }
+        let here = self.residency(0, block).have;
+        let lacks = self.lacks(if self.one_slot(here) { Layers::NONE } else { here });
+        let units = self.units(0, lacks);
+        if self.make_room(&[(0, units)], &[], now).is_err() {
+            return (start, self.cut_path(id, at, now));
+        }
+        let private = self.new_private(0, lacks);
+        let lease = self.lease_mut(id);
+        lease.path.change(at, |step| {
+            (step.private, step.compute, step.fresh) = (Some(private), lacks, true);
+        });
+        lease.unconfirmed = true;
+        self.recompute_in_plan(id, at, lacks);
+        lost
+    }
+
+    /// Ends a lease's match before block `at`, and keeps as much room behind it as there was; on
+    /// a tier that the engine owns the same slots. What it holds behind the match goes too: it was
+    /// computed from what is gone. Returns one behind the last token that is lost.
+    fn cut_path(&mut self, id: LeaseId, at: usize, now: Nanos) -> u64 {
+        let size = self.block_tokens();
+        let (_, stop) = self.lose_tail(id);
+        let lease = self.lease_mut(id);
+        let mut cut = lease.path.split_off(at);
+        lease.matched = lease.matched.min(at * size);
+        if self.engine_owned() {
+            self.reopen(id, &mut cut);
+        }
+        self.let_go(&cut, None);
+        self.cut_plan(id, at);
+        if self.engine_owned() {
+            return stop;
+        }
+        let units = self.units(0, self.all_layers()) * cut.len() as u64;
+        if self.make_room(&[(0, units)], &[], now).is_ok() {
+            let open = self.new_open_slots(cut.len());
+            self.lease_mut(id).open.extend(open);
+        }
+        stop
+    }
+
+    /// An engine has named slots for these blocks: it computes them there.
+    fn reopen(&mut self, id: LeaseId, cut: &mut LeasePath) {
+        let mut open = Vec::with_capacity(cut.len());
+        for at in 0..cut.len() {
+            let private = cut.change(at, |step| step.private.take());
+            open.push(OpenSlot::Private(
+                private.unwrap_or_else(|| self.new_private(0, self.all_layers())),
+            ));
+        }
+        self.lease_mut(id).open.splice(0..0, open);
+    }
+
+    fn cut_plan(&mut self, id: LeaseId, at: usize) {
+        let at = u32::try_from(at).unwrap_or(u32::MAX);
+        let plan = &mut self.lease_mut(id).plan;
+        plan.spans.retain(|span| span.start < at);
+        for span in &mut plan.spans {
+            span.stop = span.stop.min(at);
+        }
+    }
+
+    fn recompute_in_plan(&mut self, id: LeaseId, at: usize, layers: Layers) {
+        let ready = self.leases[&id].plan.stands;
+        self.retell(id, at, vec![(layers, Action::Recompute, 0, ready, ready)]);
+    }
+
+    /// Replaces what a plan says of one block, but for what it reuses: layers, action, tier,
+    /// first and last ready time of each part.
+    pub(in crate::manager) fn retell(
+        &mut self,
+        id: LeaseId,
+        at: usize,
+        parts: Vec<(Layers, Action, TierId, Nanos, Nanos)>,
+    ) {
+        let at = u32::try_from(at).unwrap_or(u32::MAX);
+        let plan = &mut self.lease_mut(id).plan;
+        let mut spans = Vec::with_capacity(plan.spans.len() + parts.len() + 1);
+        for span in &plan.spans {
+            let inside = span.start <= at && at < span.stop;
+            if !inside || span.action == Action::Reuse {
+                spans.push(*span);
+                continue;
+            }
+            for (start, stop) in [(span.start, at), (at + 1, span.stop)] {
+                if start < stop {
+                    spans.push(Span { start, stop, ..*span });
+                }
+            }
+        }
+        for (layers, action, tier, first_ready, ready) in parts {
+            let start = at;
+            spans.push(Span { start, stop: at + 1, layers, action, tier, first_ready, ready });
+        }
+        spans.sort_by_key(|span| (span.start, span.layers));
+        plan.spans = spans;
+        plan.exact = false;
+    }
+
+    /// A suspended lease holds tokens and nothing else.
+    pub(in crate::manager) fn empty_lease(&mut self, id: LeaseId, hold: Hold) {
+        self.awaits.forget(id);
+        let lease = self.lease_mut(id);
+        lease.path = LeasePath::default();
+        lease.open = Vec::new();
+        lease.tail = Vec::new();
+        lease.tail_from = TailFrom::OpenSlot;
+        lease.plan = Plan::default();
+        lease.matched = 0;
+        lease.hold = hold;
+    }
+}

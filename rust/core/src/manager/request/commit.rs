@@ -1,0 +1,355 @@
+//! Commit: how a running request grows.
+//!
+//! Invariant: only full blocks enter the trie; of two requests that computed the same block the
+//! first wins and the other keeps its slot until release. Cost: a token that fills no block costs
+//! O(1) and allocates nothing; one that does costs O(log n).
+
+use rustc_hash::FxHashSet;
+
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
+use crate::error::{Error, Result};
+use crate::tier::{Residency, State};
+use crate::time::{Nanos, stamp};
+
+use crate::manager::Manager;
+use crate::manager::kinds::Cause;
+use crate::manager::kinds::PrivateSlotId;
+use crate::manager::node::Node;
+use crate::manager::request::lease::{Lease, TailFrom};
+use crate::manager::request::path::PathBlock;
+use crate::manager::request::private_slot::{OpenSlot, PrivateSlot};
+
+/// What became of committed tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Committed {
+    /// Blocks that entered the trie.
+    pub new: Vec<Handle>,
+    /// Own slots whose block somebody else had committed already.
+    pub duplicate: Vec<Slot>,
+    /// The blocks that won, one for each duplicate.
+    pub canonical: Vec<Handle>,
+}
+
+impl Manager {
+    /// Appends tokens whose KV is written. The first commit, which may be empty, also confirms
+    /// what the plan had the engine compute.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is no room for the tokens or moves that the lease awaits have
+    /// not ended; nothing has changed then.
+    pub fn commit(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Result<Committed> {
+        self.check_commit(id, tokens)?;
+        self.commit_checked(id, tokens, now)
+    }
+
+    fn commit_checked(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Result<Committed> {
+        let content = self.with_digests(id, tokens)?;
+        let out = self.commit_content(id, content.as_deref().unwrap_or(tokens), now);
+        self.scopes.digests.free(content.as_deref().unwrap_or_default());
+        Ok(out)
+    }
+
+    fn commit_content(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Committed {
+        let now = self.tick(now);
+        let mut out = Committed::default();
+        let lease = &self.leases[&id];
+        let open = matches!(lease.tail_from, TailFrom::OpenSlot);
+        self.feed.request = lease.request;
+        if lease.unconfirmed {
+            self.confirm(id, now, &mut out);
+        }
+        if tokens.is_empty() {
+            return out;
+        }
+        let size = self.block_tokens();
+        if !open {
+            self.adopt_tail(id);
+        }
+        let mut rest = tokens;
+        let lease = self.leases.get_mut(&id).expect("it was checked");
+        let known = lease.path.len();
+        if !lease.tail.is_empty() {
+            let take = (size - lease.tail.len()).min(rest.len());
+            self.scopes.digests.hold(&rest[..take]);
+            lease.tail.extend_from_slice(&rest[..take]);
+            rest = &rest[take..];
+            // Most decoded tokens end here: the tail is not a block yet.
+            if lease.tail.len() < size {
+                return out;
+            }
+            let tail = std::mem::take(&mut lease.tail);
+            self.seal(id, &tail, now, &mut out);
+            self.lease_mut(id).tail = tail;
+            self.remove_tail(id, 0);
+        }
+        let full = rest.len() - rest.len() % size;
+        if full > 0 {
+            self.seal(id, &rest[..full], now, &mut out);
+        }
+        if full < rest.len() {
+            self.extend_tail(id, &rest[full..]);
+        }
+        if self.leases[&id].path.len() > known {
+            self.track_session(id);
+            self.write_ahead(now);
+        }
+        out
+    }
+
+    /// Commits the next tokens of many leases: all of them or, on an error, none.
+    ///
+    /// # Errors
+    /// As [`Manager::commit`], for the first lease that fails; a lease named twice.
+    pub fn commit_many<T: AsRef<[Token]>>(
+        &mut self,
+        batch: &[(LeaseId, T)],
+        now: Nanos,
+    ) -> Result<Vec<Committed>> {
+        let mut seen = FxHashSet::default();
+        for (id, tokens) in batch {
+            self.check_commit(*id, tokens.as_ref())?;
+            if !seen.insert(*id) {
+                return Err(Error::config(format!("lease {id} is named twice in one batch")));
+            }
+        }
+        batch.iter().map(|(id, tokens)| self.commit_checked(*id, tokens.as_ref(), now)).collect()
+    }
+
+    /// The tokens with the scope's digests in place, if it has any; they count as written.
+    fn with_digests(&mut self, id: LeaseId, tokens: &[Token]) -> Result<Option<Vec<Token>>> {
+        let lease = &self.leases[&id];
+        if lease.scope.extra.is_empty() {
+            return Ok(None);
+        }
+        let from = (lease.path.len() * self.block_tokens() + lease.tail.len()) as u64;
+        let scope = lease.scope.clone();
+        self.intern(&scope, from, tokens).map(Some)
+    }
+
+    /// Whether a commit can go ahead.
+    fn check_commit(&self, id: LeaseId, tokens: &[Token]) -> Result<()> {
+        let lease = self.active(id)?;
+        if let Some(first) = self.first_wait(lease, tokens.len()) {
+            return Err(Error::config(format!(
+                "lease {id} awaits {} moves, the first is {first}; commit when they have ended",
+                self.awaits(id)?.len()
+            )));
+        }
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        self.scopes.digests.check(&lease.scope, tokens)?;
+        let room = self.room_of(lease);
+        if tokens.len() > room {
+            return Err(Error::config(format!(
+                "commit of {} tokens to lease {id}, which has room for {room}; call reserve first",
+                tokens.len()
+            )));
+        }
+        self.check_memory((lease.tail.len() + tokens.len()) / self.block_tokens())
+    }
+
+    /// A move that must end before `tokens` more tokens can have been written.
+    fn first_wait(&self, lease: &Lease, tokens: usize) -> Option<MoveId> {
+        if let Some(&first) = self.awaits.of(lease.id).first() {
+            return Some(first);
+        }
+        if self.tiers[0].space.quiet() {
+            return None;
+        }
+        let written = (lease.tail.len() + tokens).div_ceil(self.block_tokens());
+        let computed = lease.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
+        computed
+            .filter_map(|(_, step)| step.private.map(OpenSlot::Private))
+            .chain(lease.open.iter().copied().take(written))
+            .find_map(|open| self.open_slot_waits(open).first().copied())
+    }
+
+    /// How many tokens a lease can still write; `usize::MAX` where the engine owns the slots.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn room_left(&self, id: LeaseId) -> Result<usize> {
+        Ok(self.room_of(self.active(id)?))
+    }
+
+    fn room_of(&self, lease: &Lease) -> usize {
+        let private_tail = match lease.tail_from {
+            TailFrom::OpenSlot => true,
+            TailFrom::Shared(private) => {
+                self.private_slots[private].refs == 1 && self.private_slots[private].busy == 0
+            }
+            TailFrom::Block(_) => false,
+        };
+        if !private_tail {
+            return 0;
+        }
+        if self.engine_owned() {
+            return usize::MAX;
+        }
+        let shared = usize::from(!matches!(lease.tail_from, TailFrom::OpenSlot));
+        (lease.open.len() + shared) * self.block_tokens() - lease.tail.len()
+    }
+
+    /// A shared tail whose other holders are gone is the lease's own again.
+    pub(in crate::manager) fn adopt_tail(&mut self, id: LeaseId) {
+        let lease = self.lease_mut(id);
+        if let TailFrom::Shared(private) = lease.tail_from {
+            lease.open.insert(0, OpenSlot::Private(private));
+            lease.tail_from = TailFrom::OpenSlot;
+        }
+    }
+
+    /// What the engine has computed for holes now stands on the first tier.
+    fn confirm(&mut self, id: LeaseId, now: Nanos, out: &mut Committed) {
+        let lease = self.lease_mut(id);
+        lease.unconfirmed = false;
+        let exceptions: Vec<(usize, PathBlock)> = lease.path.exceptions().collect();
+        for (at, PathBlock { block, private, fresh, .. }) in exceptions {
+            let (Some(private), true) = (private, fresh) else { continue };
+            self.lease_mut(id).path.change(at, |step| {
+                (step.compute, step.deferred, step.fresh) = (Layers::NONE, false, false);
+            });
+            let left = self.offer_private(block, private, now, out);
+            self.lease_mut(id).path.change(at, |step| step.private = left);
+        }
+    }
+
+    /// Offers a slot of a lease's own to the trie. What stays with the lease is returned: a slot of
+    /// the engine's, or a duplicate, which is told.
+    fn offer_private(
+        &mut self,
+        block: BlockId,
+        private: PrivateSlotId,
+        now: Nanos,
+        out: &mut Committed,
+    ) -> Option<PrivateSlotId> {
+        if self.engine_owned() {
+            self.forget_bad_copies(block);
+            self.write_through(0, block, Some(private), now);
+            Some(private)
+        } else if self.install(0, block, private) {
+            self.write_through(0, block, None, now);
+            None
+        } else {
+            let held = self.private_slots[private];
+            out.duplicate.push(self.private_slot(&held, held.layers.lo));
+            out.canonical.push(self.trie.handle(block));
+            self.meter.requested.duplicates += 1;
+            Some(private)
+        }
+    }
+
+    /// Full blocks behind a lease's path enter the trie, each with the lease's next open slot.
+    fn seal(&mut self, id: LeaseId, tokens: &[Token], now: Nanos, out: &mut Committed) {
+        if tokens.is_empty() {
+            return;
+        }
+        let size = self.block_tokens();
+        let lease = self.leases.get_mut(&id).expect("checked");
+        let (scope, since, end) = (lease.scope_id, lease.acquired, lease.path.len());
+        let parent = lease.path.blocks().last().copied();
+        let slots = lease.open.len().min(tokens.len() / size);
+        let rest = lease.open.split_off(slots);
+        let open = std::mem::replace(&mut lease.open, rest);
+        let root = self.scopes.get(scope).root;
+        let mut path = Vec::with_capacity(tokens.len() / size);
+        for tokens in tokens.chunks_exact(size) {
+            let Some(block) = self.trie.child(root, path.last().copied().or(parent), tokens) else {
+                break;
+            };
+            path.push(block);
+        }
+        let known = path.len();
+        self.pin(&path);
+        self.touch(&path, now);
+        // What a request commits was last used when the request began, until it ends.
+        let node = Node { scope, refs: 1, uses: 1, access: stamp(since), session_blocks: 0 };
+        let behind = path.last().copied().or(parent);
+        self.new_nodes(node, behind, &tokens[known * size..], &mut path);
+        let new = self.trie.handles(&path[known..]);
+        if out.new.is_empty() {
+            out.new = new;
+        } else {
+            out.new.extend(new);
+        }
+        self.meter.requested.inserted += (path.len() - known) as u64;
+        self.lease_mut(id).path.extend(&path);
+        let settled = self.settle_open(&path[known..], open.get(known..).unwrap_or_default(), now);
+        // Those that were known, and what did not simply settle.
+        for at in (0..known).chain(known + settled..path.len()) {
+            let Some(&open) = open.get(at) else { break };
+            let private = self.as_private(open);
+            let left = self.offer_private(path[at], private, now, out);
+            self.lease_mut(id).path.change(end + at, |step| step.private = left);
+        }
+        self.use_path(id, end, since);
+        self.grant(id, end, now);
+    }
+
+    /// Turns open slots of a lease into the residencies of new blocks, which the lease pins: no entry
+    /// changes by it. Stops at the first slot that somebody else may know of; returns how many came
+    /// before it.
+    fn settle_open(&mut self, blocks: &[BlockId], open: &[OpenSlot], now: Nanos) -> usize {
+        let mut settled = 0;
+        let here = &mut self.tiers[0].residency;
+        for (&block, slot) in blocks.iter().zip(open.iter().map_while(|open| open.plain())) {
+            here.put(block, slot);
+            settled += 1;
+        }
+        self.on_resident(0, &blocks[..settled]);
+        if self.writes_through(0) {
+            for run in self.runs(&blocks[..settled]) {
+                self.write_run(0, run, now);
+            }
+        }
+        settled
+    }
+
+    /// Turns a lease's own slot into the block's residency, if there is none of those layers.
+    fn install(&mut self, tier: TierId, block: BlockId, private: PrivateSlotId) -> bool {
+        let PrivateSlot { slot, layers, refs, busy, .. } = self.private_slots[private];
+        let here = self.residency(tier, block);
+        let whole = layers == self.all_layers() && here.state == State::Absent;
+        let grows = here.state == State::Resident
+            && here.busy == 0
+            && self.tiers[tier].spec.layer_slots
+            && !here.have.covers(layers)
+            && here.have.join(layers).is_some();
+        if refs > 1 || busy > 0 || !(whole || grows) {
+            return false;
+        }
+        self.private_slots.remove(private);
+        if whole {
+            let here = Residency { slot, have: layers, busy: 0, state: State::Resident };
+            self.alter(tier, block, |known| *known = here);
+        } else {
+            let space = &mut self.tiers[tier].space;
+            for layer in layers.iter() {
+                let moved = space.row(slot)[usize::from(layer)];
+                space.set(slot, layer, NO_SLOT);
+                if here.have.contains(layer) {
+                    space.give(moved);
+                } else {
+                    space.set(here.slot, layer, moved);
+                }
+            }
+            space.end_row(slot);
+            let joined = here.have.join(layers).expect("no gap");
+            self.alter(tier, block, |here| here.have = joined);
+        }
+        self.forget_bad_copies(block);
+        self.residency_changed(tier, block);
+        true
+    }
+
+    /// Copies of a block that could not be read go once a good one stands on the first tier.
+    pub(in crate::manager) fn forget_bad_copies(&mut self, block: BlockId) {
+        for tier in 1..self.tiers.len() {
+            let here = self.residency(tier, block);
+            if here.state == State::Bad && here.busy == 0 {
+                self.drop_copy(tier, block, Cause::Failed);
+            }
+        }
+    }
+}

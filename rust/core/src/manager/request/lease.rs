@@ -1,0 +1,387 @@
+//! A matched path held for a request, with its plan and its room to grow.
+//!
+//! Invariant: every block of the path carries one reference per lease that goes through it; the
+//! tail's tokens are fewer than a block. Cost: O(path) to make and to release.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token};
+use crate::error::{Error, Result};
+use crate::scope::{Scope, ScopeId};
+use crate::tier::State;
+use crate::time::{Nanos, stamp};
+
+use crate::manager::Manager;
+use crate::manager::kinds::PrivateSlotId;
+use crate::manager::kinds::Span;
+use crate::manager::node::Runs;
+use crate::manager::policy_feed::RequestContext;
+use crate::manager::request::path::{LeasePath, PathBlock};
+use crate::manager::request::private_slot::OpenSlot;
+use crate::manager::request::session::SessionId;
+
+/// How a request's prefix comes to stand on the first tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// In logical order.
+    pub spans: Vec<Span>,
+    /// Predicted time at which all of the match is there.
+    pub stands: Nanos,
+    /// Predicted time at which the rest of the prompt is computed too.
+    pub finish: Nanos,
+    /// Whether no plan can finish earlier under the lanes' and the cost model's predictions.
+    pub exact: bool,
+}
+
+/// Where the tokens of the tail stand, if not in the lease's own open slot.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::manager) enum TailFrom {
+    /// In the first open slot.
+    OpenSlot,
+    /// In a slot shared with forks.
+    Shared(PrivateSlotId),
+    /// In a block of the trie that the path was cut in.
+    Block(PathBlock),
+}
+
+/// Whether a lease holds its path.
+#[derive(Clone, Debug)]
+pub(in crate::manager) enum Hold {
+    Active,
+    /// Preempted: only its tokens are left.
+    Suspended(Vec<Token>),
+}
+
+/// A request's hold on blocks and slots.
+#[derive(Clone, Debug)]
+pub struct Lease {
+    pub(in crate::manager) id: LeaseId,
+    pub(in crate::manager) scope: Scope,
+    pub(in crate::manager) scope_id: ScopeId,
+    pub(in crate::manager) session: Option<SessionId>,
+    pub(in crate::manager) path: LeasePath,
+    pub(in crate::manager) tail: Vec<Token>,
+    pub(in crate::manager) tail_from: TailFrom,
+    /// Slots behind the path; the first one holds the tail.
+    pub(in crate::manager) open: Vec<OpenSlot>,
+    pub(in crate::manager) matched: usize,
+    pub(in crate::manager) plan: Plan,
+    /// Whether its plans count with loads and computation side by side, layer by layer.
+    pub(in crate::manager) layerwise: bool,
+    /// Whether a step of the path is fresh.
+    pub(in crate::manager) unconfirmed: bool,
+    pub(in crate::manager) hold: Hold,
+    pub(in crate::manager) request: RequestContext,
+    /// When it was acquired or resumed: the last use of what it commits, until it ends.
+    pub(in crate::manager) acquired: Nanos,
+}
+
+impl Lease {
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> LeaseId {
+        self.id
+    }
+
+    /// Tokens of the given ones that need not be computed behind the match: a multiple of the
+    /// block size.
+    #[must_use]
+    pub fn matched(&self) -> usize {
+        self.matched
+    }
+
+    /// What was planned.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Whether it is suspended.
+    #[must_use]
+    pub fn suspended(&self) -> bool {
+        matches!(self.hold, Hold::Suspended(_))
+    }
+
+    /// Whether it computes into an own slot, or will.
+    pub(in crate::manager) fn keeps(&self, private: PrivateSlotId) -> bool {
+        self.open.contains(&OpenSlot::Private(private))
+            || self.path.private_slots().any(|known| known == private)
+    }
+
+    /// The blocks that the engine must compute, with the layers to write for each.
+    pub fn recompute(&self) -> impl Iterator<Item = (u32, Layers)> + '_ {
+        let place = |at| u32::try_from(at).expect("fewer than 2^32 blocks");
+        let computed = self.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
+        computed.map(move |(at, step)| (place(at), step.compute))
+    }
+}
+
+impl Manager {
+    /// A lease by id; it outlives scheduler steps.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] if it is released or never was.
+    pub fn lease(&self, id: LeaseId) -> Result<&Lease> {
+        self.open()?;
+        let lease = self.leases.get(&id).map(|lease| &**lease);
+        lease.ok_or_else(|| Error::closed(format!("lease {id} is not held")))
+    }
+
+    /// All leases, the oldest first.
+    pub(in crate::manager) fn leases_in_order(&self) -> Vec<&Lease> {
+        let mut leases: Vec<&Lease> = self.leases.values().map(|lease| &**lease).collect();
+        leases.sort_unstable_by_key(|lease| lease.id);
+        leases
+    }
+
+    pub(in crate::manager) fn active(&self, id: LeaseId) -> Result<&Lease> {
+        let lease = self.lease(id)?;
+        if lease.suspended() {
+            return Err(Error::closed(format!("lease {id} is suspended; resume it first")));
+        }
+        Ok(lease)
+    }
+
+    pub(in crate::manager) fn lease_mut(&mut self, id: LeaseId) -> &mut Lease {
+        self.leases.get_mut(&id).expect("a lease that was just seen")
+    }
+
+    /// How many tokens a lease holds: its path and its tail.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn lease_tokens(&self, id: LeaseId) -> Result<usize> {
+        let lease = self.lease(id)?;
+        Ok(match &lease.hold {
+            Hold::Suspended(tokens) => tokens.len(),
+            Hold::Active => lease.path.len() * self.block_tokens() + lease.tail.len(),
+        })
+    }
+
+    /// The moves that must end before the engine may read its path and write its open slots.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn awaits(&self, id: LeaseId) -> Result<Vec<MoveId>> {
+        let mut awaits = Vec::new();
+        self.each_await(self.lease(id)?, |id| awaits.push(id));
+        awaits.sort_unstable();
+        awaits.dedup();
+        Ok(awaits)
+    }
+
+    /// Names what a lease awaits, some of it perhaps more than once.
+    pub(in crate::manager) fn each_await(&self, lease: &Lease, mut name: impl FnMut(MoveId)) {
+        self.awaits.of(lease.id).iter().copied().for_each(&mut name);
+        self.each_reader(lease, name);
+    }
+
+    /// Names the stores that still read slots that a lease is to write.
+    pub(in crate::manager) fn each_reader(&self, lease: &Lease, mut name: impl FnMut(MoveId)) {
+        if self.tiers[0].space.quiet() {
+            return;
+        }
+        let computed = lease.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
+        let computed = computed.filter_map(|(_, step)| step.private.map(OpenSlot::Private));
+        for open in computed.chain(lease.open.iter().copied()) {
+            self.open_slot_waits(open).into_iter().for_each(&mut name);
+        }
+    }
+
+    /// The block table of a lease on a tier, in logical order; with layer slots one row of it per
+    /// layer. What is not there is [`NO_SLOT`]. Open slots follow the path on the first tier.
+    ///
+    /// # Errors
+    /// [`Error::Closed`]; [`Error::Config`] if there is no such tier.
+    pub fn slots(&self, id: LeaseId, tier: TierId) -> Result<(usize, Vec<Slot>)> {
+        let lease = self.lease(id)?;
+        if tier >= self.tiers.len() {
+            return Err(Error::config(format!(
+                "there is no tier {tier}, only {}",
+                self.tiers.len()
+            )));
+        }
+        let rows = if self.tiers[tier].spec.layer_slots { self.settings.layers } else { 1 };
+        let mut table = Vec::new();
+        for layer in 0..rows {
+            table.extend(lease.path.steps().map(|step| self.step_slot(tier, step, layer)));
+            if tier == 0 {
+                table.extend(self.tail_slot(lease, layer));
+                table.extend(lease.open.iter().map(|&open| self.open_slot(open, layer)));
+            }
+        }
+        Ok((usize::from(rows), table))
+    }
+
+    /// The slot that a lease uses for one layer of one block of its path.
+    fn step_slot(&self, tier: TierId, step: PathBlock, layer: u16) -> Slot {
+        if let (0, Some(private)) = (tier, step.private) {
+            let private = &self.private_slots[private];
+            if private.layers.contains(layer) || !self.tiers[0].spec.layer_slots {
+                return self.private_slot(private, layer);
+            }
+        }
+        if self.residency(tier, step.block).state == State::Bad {
+            return NO_SLOT;
+        }
+        self.slot_of(tier, step.block, layer)
+    }
+
+    fn tail_slot(&self, lease: &Lease, layer: u16) -> Option<Slot> {
+        match lease.tail_from {
+            TailFrom::OpenSlot => None,
+            TailFrom::Shared(private) => {
+                Some(self.private_slot(&self.private_slots[private], layer))
+            }
+            TailFrom::Block(step) => Some(self.step_slot(0, step, layer)),
+        }
+    }
+
+    /// Pins consecutive blocks of a path.
+    pub(in crate::manager) fn pin(&mut self, path: &[BlockId]) {
+        let mut runs = Runs::new();
+        let (first, lower) = self.tiers.split_first().expect("at least one tier");
+        self.trie.change(path, |run, node| {
+            node.refs += 1;
+            for tier in lower {
+                tier.eviction.warm(run.end - 1);
+            }
+            if node.refs == 1 {
+                first.eviction.warm(run.end - 1);
+                runs.push(run);
+            }
+        });
+        let Some(first) = runs.first() else { return };
+        let structure = self.structure(first.start);
+        for run in runs {
+            for block in self.edge(0, run, structure) {
+                self.tiers[0].eviction.unlink(block);
+            }
+        }
+    }
+
+    /// Unpins consecutive blocks of a path, last first, and removes what nothing holds any more.
+    /// Where they have been used until now, that is told.
+    pub(in crate::manager) fn unpin(&mut self, path: &[BlockId], until: Option<Nanos>) {
+        let mut runs: SmallVec<[(Range<BlockId>, bool); 12]> = SmallVec::new();
+        let Some(&last) = path.last() else { return };
+        self.tiers[0].residency.warm(last);
+        self.tiers[0].eviction.warm(last);
+        self.trie.warm_path(path);
+        self.warm_path(path);
+        let lower = &self.tiers[1..];
+        self.trie.change(path, |run, node| {
+            for tier in lower {
+                tier.eviction.warm(run.end - 1);
+            }
+            node.refs -= 1;
+            node.access = until.map_or(node.access, stamp);
+            runs.push((run, node.refs == 0));
+        });
+        self.trie.trim(last);
+        let structure = self.structure(last);
+        if until.is_some() {
+            self.refused.used(path);
+            for (run, _) in &runs {
+                self.refresh_from(1, run.clone(), structure);
+            }
+        }
+        let leaf_only = structure == Structure::LeafOnly;
+        // Nothing is removed then.
+        let all = self.holds_all(0);
+        let mut carries = false;
+        for (run, free) in runs.into_iter().rev() {
+            let stands = std::mem::take(&mut carries);
+            if !free {
+                continue;
+            }
+            let whole = all || self.tiers[0].residency.all_whole(run.clone());
+            carries = whole && leaf_only;
+            if carries && stands {
+                // What stands behind it keeps it from leaving.
+                continue;
+            }
+            for block in if carries { run.end - 1..run.end } else { run }.rev() {
+                if !self.trie.alive(block) {
+                    continue;
+                }
+                self.refresh_on(0, block);
+                if !self.stands(block) {
+                    self.prune(block);
+                    self.sweep(block);
+                }
+            }
+        }
+    }
+
+    /// Lets go of a path, or of its end: its own slots and its pins.
+    pub(in crate::manager) fn let_go(&mut self, path: &LeasePath, until: Option<Nanos>) {
+        for private in path.private_slots() {
+            self.unref_private(private);
+        }
+        self.unpin(path.blocks(), until);
+    }
+
+    /// Ends a lease. Returns the moves that still read slots of a tier that the engine owns: it
+    /// may reuse those slots when they have ended. Releasing twice does nothing.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] or [`Error::Invariant`] of the manager itself.
+    pub fn release(&mut self, id: LeaseId, now: Nanos) -> Result<Vec<MoveId>> {
+        self.open()?;
+        if !self.leases.contains_key(&id) {
+            return Ok(Vec::new());
+        }
+        let now = self.tick(now);
+        self.store_engine_blocks(id, now);
+        let lease = self.leases.remove(&id).expect("seen above");
+        self.awaits.forget(id);
+        let reading = self.reads_of(&lease);
+        self.abandon_lease(&lease, now);
+        self.scopes.let_go(lease.scope_id);
+        self.scopes.digests.retract(&lease.scope);
+        self.forget_lease_hints(lease.scope_id, id);
+        self.leave_session(lease.session, id);
+        self.write_ahead(now);
+        Ok(reading)
+    }
+
+    /// Unpins and frees all that a lease holds.
+    pub(in crate::manager) fn abandon_lease(&mut self, lease: &Lease, now: Nanos) {
+        self.scopes.digests.free(&lease.tail);
+        for &open in &lease.open {
+            self.close_open(open);
+        }
+        match lease.tail_from {
+            TailFrom::OpenSlot => {}
+            TailFrom::Shared(private) => self.unref_private(private),
+            TailFrom::Block(step) => self.let_go(&step.into(), None),
+        }
+        self.use_last(lease, now);
+        self.let_go(&lease.path, Some(now));
+    }
+
+    /// The moves that still touch slots that an engine has named for a lease.
+    pub(in crate::manager) fn reads_of(&self, lease: &Lease) -> Vec<MoveId> {
+        if !self.engine_owned() {
+            return Vec::new();
+        }
+        let cut = match lease.tail_from {
+            TailFrom::OpenSlot => None,
+            TailFrom::Shared(private) => Some(private),
+            TailFrom::Block(step) => step.private,
+        };
+        let all = lease.path.private_slots().chain(cut);
+        let named = |private: &PrivateSlotId| self.private_slots[*private].slot != NO_SLOT;
+        let private_slots: BTreeSet<PrivateSlotId> =
+            all.chain(lease.open.iter().filter_map(|open| open.private())).filter(named).collect();
+        let touches = |end| matches!(end, crate::manager::kinds::End::PrivateSlot(private) if private_slots.contains(&private));
+        let under_way = self.moves.values().filter(|m| touches(m.from) || touches(m.to));
+        let mut reads: Vec<MoveId> = under_way.map(|m| m.id).collect();
+        reads.sort_unstable();
+        reads
+    }
+}

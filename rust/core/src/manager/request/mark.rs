@@ -1,0 +1,272 @@
+//! Presence without a request: the marks of a simulator or a peer.
+//!
+//! Invariant: a marked copy is a copy like any other. Cost: O(blocks · log n).
+
+use crate::arrival::{Arrival, MoveIds};
+use crate::block::{BlockId, Handle, Layers, NO_SLOT, Slot, TierId, Token};
+use crate::error::{Error, Result};
+use crate::scope::{Scope, ScopeId};
+use crate::tier::{Owner, Residency, State};
+use crate::time::{Nanos, stamp};
+use crate::trie::Query;
+
+use crate::manager::Manager;
+use crate::manager::kinds::Cause;
+use crate::manager::node::Node;
+
+/// Whether the blocks of a sequence stand on a tier, and from when on.
+#[derive(Clone, Debug)]
+pub struct Mark<'a> {
+    /// The sequence; its full blocks are meant.
+    pub tokens: &'a [Token],
+    /// Whose blocks.
+    pub scope: Scope,
+    /// Which tier.
+    pub tier: TierId,
+    /// Whether they are there.
+    pub present: bool,
+    /// When all layers are there; `None` means now.
+    pub ready: Option<Nanos>,
+    /// When the first layer is there; `None` means at `ready`.
+    pub first: Option<Nanos>,
+}
+
+impl Manager {
+    /// Sets or clears the presence of the full blocks of a sequence on a tier. Setting makes
+    /// room, and makes good what could not be read; a copy that is ready in the future is arriving
+    /// until then.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; [`Error::Config`] if a block to clear is leased, busy or carries others
+    /// in a leaf-only scope, if a failed move still writes a block to be there or only a part of it
+    /// is on its way, or if the tier has no slots of ours. Nothing has changed then.
+    pub fn mark(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
+        self.open()?;
+        self.scopes.sweep(&mut self.trie);
+        self.check_tier(mark.tier)?;
+        self.scopes.digests.check(&mark.scope, mark.tokens)?;
+        let known = self.scopes.find(&mark.scope)?;
+        let now = self.tick(now);
+        if mark.present {
+            return self.mark_present(mark, known, now);
+        }
+        let Some(scope) = known else { return Ok(Vec::new()) };
+        let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
+        let mut path = Vec::new();
+        self.trie.walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
+        path.retain(|&block| self.residency(mark.tier, block).state != State::Absent);
+        for (at, &block) in path.iter().enumerate() {
+            self.check_clear(mark.tier, block, &path[at..])?;
+        }
+        let handles = self.trie.handles(&path);
+        for &block in path.iter().rev() {
+            self.drop_copy(mark.tier, block, Cause::Cleared);
+            self.prune(block);
+        }
+        Ok(handles)
+    }
+
+    pub(in crate::manager) fn check_tier(&self, tier: TierId) -> Result<()> {
+        if tier >= self.tiers.len() {
+            return Err(Error::config(format!(
+                "there is no tier {tier}, only {}",
+                self.tiers.len()
+            )));
+        }
+        if self.tiers[tier].spec.owner == Owner::Engine {
+            return Err(Error::config(format!(
+                "the engine owns the slots of tier '{}'",
+                self.tiers[tier].spec.kind.name()
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_clear(&self, tier: TierId, block: BlockId, cleared: &[BlockId]) -> Result<()> {
+        let here = self.residency(tier, block);
+        let handle = self.trie.handle(block).0;
+        let refs = self.node(block).refs;
+        let moving = self.arrival(tier, block).is_some_and(|a| !a.moves.is_empty());
+        if here.busy > 0 || moving || refs > 0 {
+            return Err(Error::config(format!(
+                "block {handle:#x} cannot be cleared: {refs} leases, {} moves",
+                here.busy
+            )));
+        }
+        let elsewhere = |block: BlockId| {
+            (0..self.tiers.len())
+                .filter(|&other| other != tier)
+                .try_fold(self.all_layers(), |left, other| {
+                    left.without(self.expected(other, block))
+                })
+        };
+        let last = elsewhere(block).is_none_or(|left| !left.is_empty());
+        let leaf_only = self.structure(block) == crate::block::Structure::LeafOnly;
+        let stays = |child: &BlockId| {
+            !cleared.contains(child) || elsewhere(*child) != Some(self.all_layers())
+        };
+        let below = self.trie.children(block).filter(stays).count();
+        if last && leaf_only && below > 0 {
+            return Err(Error::config(format!(
+                "block {handle:#x} cannot be cleared: {below} blocks stand behind it in a \
+                 leaf-only scope"
+            )));
+        }
+        Ok(())
+    }
+
+    fn mark_present(
+        &mut self,
+        mark: &Mark<'_>,
+        scope: Option<ScopeId>,
+        now: Nanos,
+    ) -> Result<Vec<Handle>> {
+        let size = self.block_tokens();
+        let full = mark.tokens.len() / size * size;
+        self.check_memory(full / size)?;
+        let content = self.intern(&mark.scope, 0, &mark.tokens[..full])?;
+        let marked = self.mark_content(mark, scope, &content, now);
+        self.scopes.digests.free(&content);
+        marked
+    }
+
+    /// The same for full blocks with digests in place.
+    fn mark_content(
+        &mut self,
+        mark: &Mark<'_>,
+        scope: Option<ScopeId>,
+        content: &[Token],
+        now: Nanos,
+    ) -> Result<Vec<Handle>> {
+        let (size, full) = (self.block_tokens(), content.len());
+        let mut path = Vec::with_capacity(full / size);
+        if let Some(scope) = scope {
+            self.trie.walk(self.scopes.get(scope).root, Query::Tokens(content), &mut path);
+        }
+        let mut units =
+            self.units(mark.tier, self.all_layers()) * (full / size - path.len()) as u64;
+        for &block in &path {
+            units += self.lacking(mark.tier, block)?;
+        }
+        let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (mark.tier, run)).collect();
+        self.pin(&path);
+        if let Err(error) = self.make_room(&[(mark.tier, units)], &stay, now) {
+            self.unpin(&path, None);
+            return Err(error);
+        }
+        let scope = scope.unwrap_or_else(|| {
+            self.scopes.add(&mark.scope, self.settings.structure, &mut self.trie)
+        });
+        let pinned = path.len();
+        let node = Node { scope, refs: 0, uses: 1, access: stamp(now), session_blocks: 0 };
+        self.new_nodes(node, path.last().copied(), &content[pinned * size..], &mut path);
+        let late = mark.ready.is_some_and(|ready| ready > now);
+        let plain = !late && !self.tiers[mark.tier].spec.layer_slots;
+        let (known, new) = path.split_at(if plain { pinned } else { path.len() });
+        for &block in known {
+            self.complete_copy(block, mark, now);
+        }
+        self.place_new(mark.tier, new, known.last().copied());
+        self.refresh_path(&path[pinned..]);
+        self.unpin(&path[..pinned], Some(now));
+        Ok(self.trie.handles(&path))
+    }
+
+    /// How many slots a block needs to stand whole on a tier.
+    fn lacking(&self, tier: TierId, block: BlockId) -> Result<u64> {
+        let (here, all) = (self.residency(tier, block), self.all_layers());
+        if here.state != State::Arriving {
+            let layers = u64::from(all.len() - here.have.len());
+            let rows = self.tiers[tier].spec.layer_slots;
+            return Ok(if rows { layers } else { u64::from(here.slot == NO_SLOT) });
+        }
+        if self.expected(tier, block) != all {
+            return Err(Error::config(format!(
+                "block {:#x} cannot be marked on tier '{}': moves have still to end there",
+                self.trie.handle(block).0,
+                self.tiers[tier].spec.kind.name()
+            )));
+        }
+        Ok(0)
+    }
+
+    /// Puts what a tier lacks of a block there. A copy that could not be read is good again.
+    fn complete_copy(&mut self, block: BlockId, mark: &Mark<'_>, now: Nanos) {
+        let (here, all) = (self.residency(mark.tier, block), self.all_layers());
+        if here.state == State::Arriving || here.usable() == all {
+            return;
+        }
+        let mut slot = here.slot;
+        for lacks in [Layers::new(0, here.have.lo), Layers::new(here.have.hi, all.hi)] {
+            if !lacks.is_empty() {
+                slot = self.take_slots(mark.tier, slot, lacks);
+            }
+        }
+        self.place(mark.tier, block, (slot, all), mark.ready, mark.first, now);
+    }
+
+    /// Puts new blocks, of which nothing stands anywhere, whole on a tier. Their own entries are
+    /// made when they are touched.
+    fn place_new(&mut self, tier: TierId, blocks: &[BlockId], parent: Option<BlockId>) {
+        for &block in blocks {
+            let grant = self.tiers[tier].space.take().expect("room was made");
+            self.tiers[tier].residency.put(block, grant.slot);
+        }
+        self.on_resident(tier, blocks);
+        if let (Some(parent), false) = (parent, blocks.is_empty()) {
+            self.refresh_on(tier, parent);
+        }
+    }
+
+    /// Puts layers of a block on a tier, into given slots.
+    pub(in crate::manager) fn place(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        (slot, layers): (Slot, Layers),
+        ready: Option<Nanos>,
+        first: Option<Nanos>,
+        now: Nanos,
+    ) {
+        let ready = ready.filter(|&ready| ready > now);
+        self.alter(tier, block, |here| {
+            here.slot = slot;
+            if ready.is_some() {
+                (here.state, here.have) = (State::Arriving, here.usable());
+            } else {
+                (here.state, here.have) = (State::Resident, layers);
+            }
+        });
+        if let Some(ready) = ready {
+            let first = first.unwrap_or(ready).min(ready);
+            let arrival = Arrival::new(layers, MoveIds::new(), first, ready);
+            self.tiers[tier].residency.expect(block, arrival);
+            self.marked.insert((ready, tier, block));
+        }
+        self.residency_changed(tier, block);
+    }
+
+    /// A marked copy has become ready.
+    pub(in crate::manager) fn settle_mark(&mut self, tier: TierId, block: BlockId) {
+        let marked = self.arrival(tier, block).is_some_and(|a| a.moves.is_empty());
+        if marked {
+            self.settle(tier, block, self.clock.last());
+        }
+    }
+
+    /// Takes a quiet copy off a tier.
+    pub(in crate::manager) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
+        self.count_loss(tier, block, cause, self.clock.last());
+        if let Some(arrival) = self.tiers[tier].residency.settle(block) {
+            self.marked.remove(&(arrival.ready, tier, block));
+            self.alter(tier, block, |here| here.have = arrival.target);
+        }
+        let here = self.residency(tier, block);
+        if here.slot == NO_SLOT {
+            return;
+        }
+        self.give_slots(tier, here.slot, here.have, true);
+        self.alter(tier, block, |here| *here = Residency::default());
+        self.residency_changed(tier, block);
+    }
+}

@@ -1,0 +1,96 @@
+//! Names for outside: the keys and records under which blocks stand on storage.
+//!
+//! Invariant: a path that comes back has the same keys. Cost: one hash per block behind the next one
+//! above whose key is kept, sixteen at most once a key below was asked for.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::block::BlockId;
+use crate::record::{Key, Label, Owner, Record, Standing, scope_key};
+use crate::time::{Nanos, stamp};
+
+use crate::manager::Manager;
+
+impl Manager {
+    /// Content hash of a block: over the model, the scope and all tokens up to its end.
+    pub(in crate::manager) fn key(&mut self, block: BlockId) -> Key {
+        let mut path: SmallVec<[BlockId; 16]> = SmallVec::new();
+        let (mut next, mut above) = (Some(block), None);
+        while let Some(block) = next {
+            above = self.keys.get(block);
+            if above.is_some() {
+                break;
+            }
+            path.push(block);
+            next = self.trie.parent(block);
+        }
+        for &block in path.iter().rev() {
+            let key = self.record_behind(block, above).key();
+            self.keys.put(block, self.trie.depth(block), key);
+            above = Some(key);
+        }
+        above.expect("the path has a block")
+    }
+
+    /// Every block by its key. Cost: one hash per block of the trie.
+    pub(in crate::manager) fn by_key(&self) -> FxHashMap<Key, BlockId> {
+        let mut known = FxHashMap::default();
+        let firsts = self.scopes.all().flat_map(|(_, scope)| self.trie.firsts(scope.root));
+        let mut open: Vec<(BlockId, Option<Key>)> = firsts.map(|block| (block, None)).collect();
+        while let Some((block, above)) = open.pop() {
+            let key = self.record_behind(block, above).key();
+            known.insert(key, block);
+            open.extend(self.trie.children(block).map(|child| (child, Some(key))));
+        }
+        known
+    }
+
+    /// What a store has to keep beside the bytes of a block.
+    pub(in crate::manager) fn label(&mut self, block: BlockId, now: Nanos) -> Label {
+        let above = self.trie.parent(block).map(|parent| self.key(parent));
+        let node = *self.node(block);
+        let standing = Standing {
+            age: stamp(now).saturating_sub(node.access),
+            uses: node.uses,
+            session_blocks: self.session_blocks(block).unwrap_or(0),
+            wanted: self.wanted_of(block, now),
+            cost: self.price(block),
+        };
+        Label { record: self.record_behind(block, above), standing }
+    }
+
+    fn record_behind(&self, block: BlockId, above: Option<Key>) -> Record {
+        let scope = self.scopes.get(self.node(block).scope);
+        let mut digests = Vec::new();
+        let content = self.trie.tokens(block).iter().zip(0..);
+        let tokens = content
+            .map(|(&token, offset)| match self.scopes.digests.pair(token) {
+                Some((token, digest)) => {
+                    digests.push((offset, digest.clone()));
+                    *token
+                }
+                None => token,
+            })
+            .collect();
+        match above {
+            Some(parent) => Record { parent, scope: None, tokens, digests },
+            None => Record {
+                parent: self.scope_key(scope.whose.tenant(), scope.whose.lora()),
+                scope: Some(Box::new(Owner {
+                    tenant: scope.whose.tenant().to_vec(),
+                    lora: scope.whose.lora().to_owned(),
+                    structure: scope.chosen.then_some(scope.structure),
+                })),
+                tokens,
+                digests,
+            },
+        }
+    }
+
+    /// The key that the first blocks of a scope are chained to.
+    pub(in crate::manager) fn scope_key(&self, tenant: &[u8], lora: &str) -> Key {
+        let settings = &self.settings;
+        scope_key(&settings.fingerprint, settings.block_tokens, tenant, lora)
+    }
+}

@@ -1,0 +1,148 @@
+//! Costs that the user says, block by block, instead of the cost model.
+//!
+//! Blocks are handed out and their costs taken back by two calls, so that nobody's code runs under
+//! the manager's lock. Invariant: where the user prices blocks, every living block is priced or
+//! unpriced; an unpriced one is ranked by the cost model meanwhile. Cost: O(log n) per new block and
+//! per cost, and nothing where the user does not.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::block::{BlockId, Handle};
+use crate::error::{Error, Result};
+use crate::record::sound;
+use crate::time::Nanos;
+
+use crate::manager::Manager;
+
+/// The prices of blocks.
+#[derive(Debug, Default)]
+pub(in crate::manager) struct Prices {
+    known: BTreeMap<BlockId, f64>,
+    unknown: BTreeSet<BlockId>,
+}
+
+/// A block that the user has still to price, and what may matter for that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unpriced {
+    /// The block.
+    pub block: Handle,
+    /// Tokens before it.
+    pub context: u64,
+    /// Its index in its sequence, from 0.
+    pub index: u32,
+    /// How often it was used.
+    pub uses: u32,
+    /// Blocks of its session, or up to its own end if it belongs to none.
+    pub session_blocks: u32,
+}
+
+impl Prices {
+    /// Whether the user has priced nothing.
+    pub(in crate::manager) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// Whether there is nothing to forget.
+    pub(in crate::manager) fn silent(&self) -> bool {
+        self.known.is_empty() && self.unknown.is_empty()
+    }
+
+    pub(in crate::manager) fn forget(&mut self, block: BlockId) {
+        self.known.remove(&block);
+        self.unknown.remove(&block);
+    }
+}
+
+impl Manager {
+    pub(in crate::manager) fn price(&self, block: BlockId) -> Option<f64> {
+        if self.prices.known.is_empty() { None } else { self.prices.known.get(&block).copied() }
+    }
+
+    /// A block has the price that was kept of it, unless the user has said another.
+    pub(in crate::manager) fn price_again(&mut self, block: BlockId, cost: f64) {
+        if self.settings.priced && sound(cost).is_some() && self.prices.unknown.remove(&block) {
+            self.prices.known.insert(block, cost);
+        }
+    }
+
+    pub(in crate::manager) fn await_prices(&mut self, blocks: &[BlockId]) {
+        if self.settings.priced {
+            self.prices.unknown.extend(blocks);
+        }
+    }
+
+    /// Up to `limit` blocks that have no price, in the order of their ids. They are handed out again
+    /// until they have one.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the manager was not made for the user's prices.
+    pub fn unpriced(&self, limit: usize) -> Result<Vec<Unpriced>> {
+        self.check_priced()?;
+        let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
+        let all = self.prices.unknown.iter().take(limit).map(|&block| {
+            let index = self.trie.depth(block);
+            Unpriced {
+                block: self.trie.handle(block),
+                context: u64::from(index) * tokens,
+                index,
+                uses: self.node(block).uses,
+                session_blocks: self.session_blocks(block).unwrap_or(index + 1),
+            }
+        });
+        Ok(all.collect())
+    }
+
+    /// Takes the cost of computing a token of each block again. Blocks that are gone are left out:
+    /// their handles name no other block. Returns how many are not gone.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the manager was not made for it, if there is not one cost for each
+    /// block, or for a cost that is not finite and above 0; nothing has changed then.
+    pub fn set_costs(&mut self, blocks: &[Handle], costs: &[f64], now: Nanos) -> Result<usize> {
+        self.check_priced()?;
+        if blocks.len() != costs.len() {
+            return Err(Error::config(format!(
+                "{} blocks and {} costs",
+                blocks.len(),
+                costs.len()
+            )));
+        }
+        if let Some(at) = costs.iter().position(|&cost| sound(cost).is_none()) {
+            return Err(Error::config(format!(
+                "cost {at}, of block {:#x}, is {}: finite and above 0 wanted",
+                blocks[at].0, costs[at]
+            )));
+        }
+        self.tick(now);
+        let mut set = 0;
+        for (&handle, &cost) in blocks.iter().zip(costs) {
+            let Some(block) = self.trie.resolve(handle) else { continue };
+            self.prices.unknown.remove(&block);
+            self.prices.known.insert(block, cost);
+            self.refresh(block);
+            set += 1;
+        }
+        Ok(set)
+    }
+
+    fn check_priced(&self) -> Result<()> {
+        self.open()?;
+        if self.settings.priced {
+            return Ok(());
+        }
+        Err(Error::config("the manager ranks by its cost model; make it with cost='python'"))
+    }
+
+    pub(in crate::manager) fn audit_prices(&self, broken: &mut Vec<String>) {
+        let Prices { known, unknown } = &self.prices;
+        let living = if self.settings.priced { self.living().count() } else { 0 };
+        let all = known.keys().chain(unknown).filter(|&&block| self.trie.alive(block)).count();
+        if (known.len() + unknown.len(), all) != (living, living) {
+            broken.push(format!(
+                "{living} blocks, {} priced and {} not, {all} of them alive",
+                known.len(),
+                unknown.len()
+            ));
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! Conversations: which path each one has reached, and how long it is.
+//!
+//! A name belongs to a scope, as blocks do: two tenants, or two adapters, that use one name have two
+//! sessions. Invariant: a session has a lease or ends in a living block, and of those without a
+//! lease at most [`MOST_IDLE`] end in one block, so that sessions are bounded by blocks and leases;
+//! its tip is the last living block of its path. How long the sessions are that pass through a block
+//! is tracked only where a policy ranks by it, at O(path) per extension. Cost: O(log sessions) per
+//! lease that begins, grows or ends, per run of blocks that goes and per session that ended there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::block::{BlockId, LeaseId};
+use crate::scope::ScopeId;
+use crate::visits;
+
+use crate::manager::Manager;
+
+/// A session's number.
+pub(in crate::manager) type SessionId = u64;
+
+/// So many sessions without a lease may end in one block; then the one that was used the longest
+/// time ago is forgotten.
+pub(in crate::manager) const MOST_IDLE: usize = 8;
+
+/// What stands for the end of its last lease while a session has one.
+const HELD: u64 = u64::MAX;
+
+#[derive(Clone, Debug)]
+struct Session {
+    name: Option<(ScopeId, Arc<str>)>,
+    /// Blocks of its path, living or not, or as many as it will have, if that is more.
+    length: u32,
+    /// Blocks that it will have, as far as somebody said.
+    foretold: u32,
+    tip: Option<BlockId>,
+    /// Its last lease was the how manieth to end; [`HELD`] while it has one.
+    ended: u64,
+    /// Whether somebody said that it is over, and no request of it came since: then it goes with
+    /// its last lease.
+    over: bool,
+}
+
+/// All sessions.
+#[derive(Clone, Debug, Default)]
+pub(in crate::manager) struct Sessions {
+    all: BTreeMap<SessionId, Session>,
+    names: BTreeMap<ScopeId, BTreeMap<Arc<str>, SessionId>>,
+    held: BTreeSet<(SessionId, LeaseId)>,
+    /// By tip, and there by the end of the last lease.
+    tips: BTreeSet<(BlockId, u64, SessionId)>,
+    /// Blocks in which more sessions without a lease end than may.
+    crowded: BTreeSet<BlockId>,
+    /// Of the sessions through a block, each length and how many have it, the shortest first.
+    through: FxHashMap<BlockId, SmallVec<[(u32, u32); 2]>>,
+    next: SessionId,
+    ends: u64,
+}
+
+impl Sessions {
+    /// The session of that name for a lease, or a nameless one if the lease's path is to be tracked.
+    pub(in crate::manager) fn open(
+        &mut self,
+        scope: ScopeId,
+        name: Option<&str>,
+        track: bool,
+        lease: LeaseId,
+    ) -> Option<SessionId> {
+        if let Some(known) = name.and_then(|name| self.find(scope, name)) {
+            if let Some(session) = self.all.get_mut(&known) {
+                session.over = false;
+            }
+            self.hold(known, lease);
+            return Some(known);
+        }
+        if name.is_none() && !track {
+            return None;
+        }
+        let id = self.next;
+        self.next += 1;
+        let name = name.map(|name| (scope, Arc::from(name)));
+        if let Some((_, name)) = &name {
+            self.names.entry(scope).or_default().insert(Arc::clone(name), id);
+        }
+        self.all.insert(
+            id,
+            Session { name, length: 0, foretold: 0, tip: None, ended: HELD, over: false },
+        );
+        self.held.insert((id, lease));
+        Some(id)
+    }
+
+    /// So many blocks a session will have. It counts from the next time on that its path is told.
+    pub(in crate::manager) fn foretell(&mut self, id: SessionId, blocks: u32) {
+        if let Some(session) = self.all.get_mut(&id) {
+            session.foretold = blocks;
+        }
+    }
+
+    /// A further lease of a session.
+    pub(in crate::manager) fn hold(&mut self, id: SessionId, lease: LeaseId) {
+        self.held.insert((id, lease));
+        self.place(id, HELD);
+    }
+
+    /// A lease of a session has ended. Returns whether the session goes with it.
+    pub(in crate::manager) fn leave(&mut self, id: SessionId, lease: LeaseId) -> bool {
+        self.held.remove(&(id, lease));
+        if self.leases(id).next().is_some() {
+            return false;
+        }
+        self.ends += 1;
+        self.place(id, self.ends);
+        self.all.get(&id).is_some_and(|session| session.over || session.tip.is_none())
+    }
+
+    /// Notes when a session's last lease ended.
+    fn place(&mut self, id: SessionId, ended: u64) {
+        let Some(session) = self.all.get_mut(&id) else { return };
+        let before = std::mem::replace(&mut session.ended, ended);
+        if let Some(tip) = session.tip {
+            self.tips.remove(&(tip, before, id));
+            self.stand(tip, ended, id);
+        }
+    }
+
+    fn stand(&mut self, tip: BlockId, ended: u64, id: SessionId) {
+        self.tips.insert((tip, ended, id));
+        if ended < HELD && self.idle(tip).nth(MOST_IDLE).is_some() {
+            self.crowded.insert(tip);
+        }
+    }
+
+    /// The sessions without a lease that end in a block, the one used the longest time ago first.
+    fn idle(&self, block: BlockId) -> impl Iterator<Item = SessionId> + '_ {
+        let here = (block, 0, 0)..(block, HELD, 0);
+        self.tips.range(here).inspect(|_| visits::note(1)).map(|&(_, _, id)| id)
+    }
+
+    /// A session that is one too many where it ends.
+    pub(in crate::manager) fn surplus(&mut self) -> Option<SessionId> {
+        while let Some(&block) = self.crowded.first() {
+            if self.idle(block).nth(MOST_IDLE).is_some() {
+                return self.idle(block).next();
+            }
+            self.crowded.remove(&block);
+        }
+        None
+    }
+
+    /// A session is no more. Returns its length.
+    pub(in crate::manager) fn end(&mut self, id: SessionId) -> Option<u32> {
+        let session = self.all.remove(&id)?;
+        if let Some(tip) = session.tip {
+            self.tips.remove(&(tip, session.ended, id));
+        }
+        if let Some((scope, name)) = session.name
+            && let Some(names) = self.names.get_mut(&scope)
+        {
+            names.remove(&name);
+            if names.is_empty() {
+                self.names.remove(&scope);
+            }
+        }
+        Some(session.length)
+    }
+
+    /// Whether there is none.
+    pub(in crate::manager) fn is_empty(&self) -> bool {
+        self.all.is_empty() && self.through.is_empty()
+    }
+
+    /// The session of that name.
+    pub(in crate::manager) fn find(&self, scope: ScopeId, name: &str) -> Option<SessionId> {
+        self.names.get(&scope)?.get(name).copied()
+    }
+
+    /// The leases of a session.
+    pub(in crate::manager) fn leases(&self, id: SessionId) -> impl Iterator<Item = LeaseId> + '_ {
+        let mine = self.held.range((id, LeaseId::MIN)..=(id, LeaseId::MAX));
+        mine.inspect(|_| visits::note(1)).map(|&(_, lease)| lease)
+    }
+
+    /// Somebody says that a session is over. Returns whether it goes at once; else it goes with its
+    /// last lease, if no request of it comes before.
+    pub(in crate::manager) fn finish(&mut self, id: SessionId) -> bool {
+        let Some(session) = self.all.get_mut(&id) else { return false };
+        session.over = true;
+        session.ended < HELD
+    }
+
+    /// Whether a session that is not over ends in a block.
+    pub(in crate::manager) fn end_in(&self, block: BlockId) -> bool {
+        let here = (block, 0, 0)..=(block, HELD, SessionId::MAX);
+        self.tips.range(here).inspect(|_| visits::note(1)).any(|(_, _, id)| !self.all[id].over)
+    }
+
+    /// The length of the shortest session through a block: its position weighs most there.
+    pub(in crate::manager) fn shortest(&self, block: BlockId) -> Option<u32> {
+        Some(self.through.get(&block)?.first()?.0)
+    }
+
+    /// The last living block of a session's path.
+    pub(in crate::manager) fn tip(&self, id: SessionId) -> Option<BlockId> {
+        self.all.get(&id)?.tip
+    }
+
+    /// A session's path is now `path`. Returns the former length and the one it has now, if anything
+    /// changed.
+    pub(in crate::manager) fn extend(
+        &mut self,
+        id: SessionId,
+        path: &[BlockId],
+    ) -> Option<(u32, u32)> {
+        let session = self.all.get_mut(&id)?;
+        let length = u32::try_from(path.len()).unwrap_or(u32::MAX).max(session.foretold);
+        let tip = path.last().copied();
+        if session.length == length && session.tip == tip {
+            return None;
+        }
+        let before = std::mem::replace(&mut session.length, length);
+        let old = std::mem::replace(&mut session.tip, tip);
+        let ended = session.ended;
+        if let Some(old) = old {
+            self.tips.remove(&(old, ended, id));
+        }
+        if let Some(tip) = tip {
+            self.stand(tip, ended, id);
+        }
+        Some((before, length))
+    }
+
+    /// For prices that depend on sessions: a session of the length `before` passed through the
+    /// blocks of `old`, now it has the length `length` and passes through those of `new`. Returns
+    /// the blocks whose shortest session is another one now.
+    pub(in crate::manager) fn carry(
+        &mut self,
+        (old, before): (&[BlockId], u32),
+        (new, length): (&[BlockId], u32),
+    ) -> Vec<BlockId> {
+        let same = old.iter().zip(new).take_while(|(a, b)| a == b).count();
+        let mut changed = Vec::new();
+        let ends = old[same..].iter().map(|&block| (block, Some(before), None));
+        let stays = new[..same].iter().map(|&block| (block, Some(before), Some(length)));
+        let begins = new[same..].iter().map(|&block| (block, None, Some(length)));
+        for (block, less, more) in ends.chain(stays).chain(begins) {
+            let lengths = self.through.entry(block).or_default();
+            visits::note(lengths.len());
+            let shortest = lengths.first().map(|known| known.0);
+            if let Some(length) = more {
+                match lengths.binary_search_by_key(&length, |known| known.0) {
+                    Ok(at) => lengths[at].1 += 1,
+                    Err(at) => lengths.insert(at, (length, 1)),
+                }
+            }
+            let less = less.map(|less| lengths.binary_search_by_key(&less, |known| known.0));
+            if let Some(Ok(at)) = less {
+                lengths[at].1 -= 1;
+                if lengths[at].1 == 0 {
+                    lengths.remove(at);
+                }
+            }
+            if lengths.first().map(|known| known.0) != shortest {
+                changed.push(block);
+            }
+            if lengths.is_empty() {
+                self.through.remove(&block);
+            }
+        }
+        changed
+    }
+
+    /// Blocks that follow each other are gone, with all behind them; sessions that ended there end in
+    /// the block before.
+    pub(in crate::manager) fn forget(&mut self, blocks: Range<BlockId>, parent: Option<BlockId>) {
+        if !self.through.is_empty() {
+            for block in blocks.clone() {
+                self.through.remove(&block);
+            }
+        }
+        while let Some(&(tip, ended, id)) =
+            self.tips.range((blocks.start, 0, 0)..(blocks.end, 0, 0)).next()
+        {
+            visits::note(1);
+            self.tips.remove(&(tip, ended, id));
+            if let Some(session) = self.all.get_mut(&id) {
+                session.tip = parent;
+            }
+            if let Some(parent) = parent {
+                self.stand(parent, ended, id);
+            } else if ended < HELD {
+                self.end(id);
+            }
+        }
+    }
+
+    /// A session's name.
+    pub(in crate::manager) fn name(&self, id: SessionId) -> Option<&str> {
+        self.all.get(&id)?.name.as_ref().map(|(_, name)| &**name)
+    }
+
+    /// Name, length in blocks and tip of every named session of a scope, by name.
+    pub(in crate::manager) fn named(
+        &self,
+        scope: ScopeId,
+    ) -> impl Iterator<Item = (&str, u32, Option<BlockId>)> {
+        self.names.get(&scope).into_iter().flatten().filter_map(|(name, id)| {
+            let session = self.all.get(id)?;
+            Some((&**name, session.length, session.tip))
+        })
+    }
+
+    /// What is broken, where `block` and `lease` tell living blocks and leases.
+    fn audit(
+        &self,
+        block: impl Fn(BlockId) -> bool,
+        lease: impl Fn(SessionId, LeaseId) -> bool,
+    ) -> Vec<String> {
+        let mut broken = Vec::new();
+        for (&id, session) in &self.all {
+            let held = self.leases(id).next().is_some();
+            let ends = session.tip.is_some_and(&block);
+            if held != (session.ended == HELD) || !(held || ends) {
+                broken
+                    .push(format!("session {id} is held by nobody and ends nowhere: {session:?}"));
+            }
+            if session.tip.is_some_and(|tip| !self.tips.contains(&(tip, session.ended, id))) {
+                broken.push(format!("session {id} is not listed where it ends: {session:?}"));
+            }
+            let named = session.name.as_ref();
+            if named.is_some_and(|(scope, name)| self.find(*scope, name) != Some(id)) {
+                broken.push(format!("session {id} is not found by its name: {session:?}"));
+            }
+        }
+        let ending = self.all.values().filter(|session| session.tip.is_some()).count();
+        let named = self.all.values().filter(|session| session.name.is_some()).count();
+        let listed: usize = self.names.values().map(BTreeMap::len).sum();
+        if (self.tips.len(), listed) != (ending, named) {
+            broken.push(format!(
+                "{ending} sessions end in a block and {named} have a name, {} and {listed} listed",
+                self.tips.len()
+            ));
+        }
+        let vain = self.held.iter().filter(|&&(id, held)| !lease(id, held));
+        broken.extend(vain.map(|(id, held)| format!("lease {held} does not hold session {id}")));
+        for &(tip, _, _) in &self.tips {
+            let here = self.idle(tip).count();
+            if here > MOST_IDLE && !self.crowded.contains(&tip) {
+                broken.push(format!("{here} sessions without a lease end in block {tip}"));
+            }
+        }
+        broken
+    }
+}
+
+impl Manager {
+    /// A lease's session has reached the end of its path.
+    pub(in crate::manager) fn track_session(&mut self, id: LeaseId) {
+        let lease = &self.leases[&id];
+        let Some(session) = lease.session else { return };
+        let path = lease.path.blocks();
+        let old = self.ranked_path(session);
+        let ranked = self.sessions_rank();
+        let Some((before, length)) = self.sessions.extend(session, path) else { return };
+        if ranked {
+            for block in self.sessions.carry((&old, before), (path, length)) {
+                self.refresh(block);
+            }
+        }
+    }
+
+    /// Whether a policy ranks by the length of sessions.
+    pub(in crate::manager) fn sessions_rank(&self) -> bool {
+        self.tiers.iter().any(|tier| tier.eviction.policy().sessions())
+    }
+
+    /// The living path of a session, where a policy asks.
+    fn ranked_path(&self, id: SessionId) -> Vec<BlockId> {
+        if self.sessions_rank() { self.path_to(self.sessions.tip(id)) } else { Vec::new() }
+    }
+
+    /// A lease of a session has ended.
+    pub(in crate::manager) fn leave_session(&mut self, session: Option<SessionId>, lease: LeaseId) {
+        if let Some(id) = session
+            && self.sessions.leave(id, lease)
+        {
+            self.end_session(id);
+        }
+    }
+
+    /// Somebody says that a session is over.
+    pub(in crate::manager) fn finish_session(&mut self, id: SessionId) {
+        if self.sessions.finish(id) {
+            self.end_session(id);
+        }
+    }
+
+    /// Forgets sessions that are too many where they end.
+    pub(in crate::manager) fn settle_sessions(&mut self) {
+        while let Some(id) = self.sessions.surplus() {
+            self.end_session(id);
+        }
+    }
+
+    fn end_session(&mut self, id: SessionId) {
+        let path = self.ranked_path(id);
+        let Some(length) = self.sessions.end(id) else { return };
+        for block in self.sessions.carry((&path, length), (&[], 0)) {
+            self.refresh(block);
+        }
+    }
+
+    /// What is broken among sessions.
+    pub(in crate::manager) fn audit_sessions(&self, broken: &mut Vec<String>) {
+        let holds = |id, lease| self.leases.get(&lease).is_some_and(|l| l.session == Some(id));
+        broken.extend(self.sessions.audit(|block| self.trie.alive(block), holds));
+        for lease in self.leases.values() {
+            if lease.session.is_some_and(|id| !self.sessions.leases(id).any(|l| l == lease.id)) {
+                broken.push(format!("lease {} has session {:?}", lease.id, lease.session));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::Sessions;
+    use crate::block::BlockId;
+
+    proptest! {
+        /// Beside a list of what every session has left of its path: blocks of a tree are numbered
+        /// as they come, and leaves go.
+        #[test]
+        fn the_shortest_session_through_a_block_is_known(
+            steps in prop::collection::vec((0_usize..4, prop::collection::vec(0_u8..2, 0..5), any::<bool>()), 1..60),
+        ) {
+            let mut sessions = Sessions::default();
+            let ids: Vec<_> = (0..4).filter_map(|at| sessions.open(0, None, true, at)).collect();
+            // Two sessions say how long they will be.
+            let foretold = [0, 3, 0, 9];
+            for (&id, blocks) in ids.iter().zip(foretold) {
+                sessions.foretell(id, blocks);
+            }
+            let mut held: [(Vec<BlockId>, u32); 4] = Default::default();
+            let (mut tree, mut next) = (BTreeMap::<Vec<u8>, BlockId>::new(), 0);
+            for (who, way, goes) in steps {
+                if goes {
+                    let leaf = |at: &Vec<u8>| !tree.keys().any(|other| other.len() > at.len() && other.starts_with(at));
+                    let Some(gone) = tree.keys().find(|at| at.starts_with(&way) && leaf(at)).cloned() else { continue };
+                    let parent = tree.get(&gone[..gone.len() - 1]).copied();
+                    let block = tree.remove(&gone).unwrap();
+                    sessions.forget(block..block + 1, parent);
+                    for (path, _) in &mut held {
+                        if path.last() == Some(&block) {
+                            path.pop();
+                        }
+                    }
+                } else {
+                    let new: Vec<BlockId> = (1..=way.len()).map(|to| {
+                        *tree.entry(way[..to].to_vec()).or_insert_with(|| { next += 1; next })
+                    }).collect();
+                    let (path, length) = &mut held[who];
+                    if let Some((before, after)) = sessions.extend(ids[who], &new) {
+                        prop_assert_eq!(before, *length);
+                        let shortest = |sessions: &Sessions| -> Vec<_> {
+                            (0..=next).map(|block| sessions.shortest(block)).collect()
+                        };
+                        let then = shortest(&sessions);
+                        let mut changed = sessions.carry((path, before), (&new, after));
+                        changed.sort_unstable();
+                        let now = shortest(&sessions);
+                        let differ: Vec<BlockId> = (0..=next).filter(|&at| then[at as usize] != now[at as usize]).collect();
+                        prop_assert_eq!(changed, differ);
+                        prop_assert_eq!(after, u32::try_from(new.len()).unwrap().max(foretold[who]));
+                        *length = after;
+                    }
+                    *path = new;
+                }
+                for &block in tree.values() {
+                    let through = held.iter().filter(|(path, _)| path.contains(&block));
+                    prop_assert_eq!(sessions.shortest(block), through.map(|held| held.1).min());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Preemption: a lease steps back and comes again.
+//!
+//! Invariant: suspending never fails and writes what has room. Cost: O(path · log n).
+
+use crate::block::{BlockId, LeaseId, MoveId, TierId, Token};
+use crate::error::{Error, Result};
+use crate::tier::{Kind, State};
+use crate::time::Nanos;
+
+use crate::manager::Manager;
+use crate::manager::kinds::Cause;
+use crate::manager::kinds::LoadMode;
+use crate::manager::request::lease::Hold;
+
+impl Manager {
+    /// Unpins a lease's blocks, writes to the next tier what has room there, drops the rest from
+    /// the first tier, and keeps only the tokens. The partial block is dropped. Returns the moves
+    /// that still touch slots of a tier that the engine owns, as `release` does.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if `to` is not the next tier below the first.
+    pub fn suspend(&mut self, id: LeaseId, to: Kind, now: Nanos) -> Result<Vec<MoveId>> {
+        self.active(id)?;
+        let below = self.tiers.get(1).map(|tier| tier.spec.kind);
+        if below.is_some_and(|below| below != to) {
+            return Err(Error::config(format!(
+                "suspend to '{}', the tier below '{}' is '{}'",
+                to.name(),
+                self.tiers[0].spec.kind.name(),
+                below.map_or("none", Kind::name)
+            )));
+        }
+        let now = self.tick(now);
+        self.store_engine_blocks(id, now);
+        let lease = self.leases[&id].clone();
+        let mut tokens: Vec<Token> = Vec::with_capacity(self.lease_tokens(id)?);
+        for &block in lease.path.blocks() {
+            tokens.extend_from_slice(self.trie.tokens(block));
+        }
+        tokens.extend_from_slice(&lease.tail);
+        let tokens = self.scopes.digests.tokens(tokens);
+        let touching = self.reads_of(&lease);
+        self.empty_lease(id, Hold::Suspended(tokens));
+        self.abandon_lease(&lease, now);
+        for &block in lease.path.blocks().iter().rev() {
+            if self.trie.alive(block) {
+                self.leave_first(block, now);
+            }
+        }
+        Ok(touching)
+    }
+
+    /// Plans anew for a suspended lease, with room for `reserve` tokens behind its end. What is
+    /// not matched any more is to be computed and committed again; `load` says what is loaded.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`]; the lease stays suspended then. [`Error::Config`] if it is not
+    /// suspended.
+    pub fn resume(
+        &mut self,
+        id: LeaseId,
+        reserve: usize,
+        load: LoadMode,
+        now: Nanos,
+    ) -> Result<()> {
+        let Hold::Suspended(tokens) = &self.lease(id)?.hold else {
+            return Err(Error::config(format!("lease {id} is not suspended")));
+        };
+        let tokens = tokens.clone();
+        let now = self.tick(now);
+        self.reacquire(id, &tokens, (reserve, load), now)
+    }
+
+    /// Takes a block off the first tier, if nothing else needs it there.
+    fn leave_first(&mut self, block: BlockId, now: Nanos) {
+        const FIRST: TierId = 0;
+        while self.evictable(FIRST, block) && self.residency(FIRST, block).state == State::Resident
+        {
+            let mut set = self.eviction_set_for(Cause::Suspended);
+            self.choose(&mut set, FIRST, block, now);
+            let gone = !set.victims.is_empty();
+            self.apply(&set, now);
+            if !gone || !self.trie.alive(block) {
+                return;
+            }
+        }
+    }
+}

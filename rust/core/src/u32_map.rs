@@ -1,0 +1,241 @@
+//! Pairs: numbers found by numbers, in tables whose lines can be fetched ahead.
+//!
+//! A key may have several values; who asks says which one is meant. A pair stands at the place that
+//! its key's hash names, or behind it where others were there before. Invariant: no place between
+//! the two is vacant, and a quarter of each table is. Cost: O(1), mostly one line of memory; 8 bytes
+//! per place, so 11 to 22 per pair. There are many tables, so that none gets so large that its growth
+//! is felt.
+
+use prefetch_index::prefetch_index;
+
+/// Tables that the keys are spread over.
+const TABLES: usize = 256;
+
+/// Places of a table that holds anything.
+const LEAST: usize = 8;
+
+/// Stands for the value of a vacant place.
+const VACANT: u32 = u32::MAX;
+
+/// Spreads keys over 64 bits: the golden ratio, made odd.
+const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+
+#[derive(Clone, Copy, Debug)]
+struct MapEntry {
+    key: u32,
+    value: u32,
+}
+
+/// A power of two of places, or none.
+#[derive(Clone, Debug, Default)]
+struct Table {
+    places: Vec<MapEntry>,
+    len: usize,
+}
+
+/// Values below `u32::MAX` by keys.
+#[derive(Clone, Debug)]
+pub struct U32Map {
+    tables: Vec<Table>,
+    len: usize,
+}
+
+impl Default for U32Map {
+    fn default() -> Self {
+        Self { tables: vec![Table::default(); TABLES], len: 0 }
+    }
+}
+
+impl U32Map {
+    /// How many pairs there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no pair.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A value of a key that is the one meant.
+    #[inline]
+    #[must_use]
+    pub fn find(&self, key: u32, meant: impl FnMut(u32) -> bool) -> Option<u32> {
+        let table = &self.tables[table(key)];
+        Some(table.places[table.find(key, meant)?].value)
+    }
+
+    /// Adds a pair.
+    pub fn insert(&mut self, key: u32, value: u32) {
+        debug_assert!(value != VACANT, "{value} stands for no value");
+        self.len += 1;
+        self.tables[table(key)].insert(MapEntry { key, value });
+    }
+
+    /// Takes away a pair whose value is the one meant, which is returned.
+    pub fn remove(&mut self, key: u32, meant: impl FnMut(u32) -> bool) -> Option<u32> {
+        let table = &mut self.tables[table(key)];
+        let at = table.find(key, meant)?;
+        self.len -= 1;
+        Some(table.vacate(at))
+    }
+
+    /// Begins to fetch what is known of a key.
+    #[inline]
+    pub fn warm(&self, key: u32) {
+        let table = &self.tables[table(key)];
+        if !table.places.is_empty() {
+            prefetch_index(&table.places[..], table.home(key));
+        }
+    }
+}
+
+impl Table {
+    /// Where a pair belongs.
+    #[inline]
+    fn home(&self, key: u32) -> usize {
+        usize::try_from(hash(key) >> 24).unwrap_or_default() & (self.places.len() - 1)
+    }
+
+    fn behind(&self, at: usize) -> usize {
+        (at + 1) & (self.places.len() - 1)
+    }
+
+    #[inline]
+    fn find(&self, key: u32, mut meant: impl FnMut(u32) -> bool) -> Option<usize> {
+        if self.len == 0 {
+            return None;
+        }
+        let mut at = self.home(key);
+        loop {
+            let pair = self.places[at];
+            if pair.value == VACANT {
+                return None;
+            }
+            if pair.key == key && meant(pair.value) {
+                return Some(at);
+            }
+            at = self.behind(at);
+        }
+    }
+
+    fn insert(&mut self, pair: MapEntry) {
+        if 4 * (self.len + 1) > 3 * self.places.len() {
+            self.grow();
+        }
+        self.len += 1;
+        self.put(pair);
+    }
+
+    fn put(&mut self, pair: MapEntry) {
+        let mut at = self.home(pair.key);
+        while self.places[at].value != VACANT {
+            at = self.behind(at);
+        }
+        self.places[at] = pair;
+    }
+
+    /// Makes a place vacant and moves up what would not be found any more.
+    fn vacate(&mut self, mut gap: usize) -> u32 {
+        let mask = self.places.len() - 1;
+        let value = self.places[gap].value;
+        let mut at = self.behind(gap);
+        while self.places[at].value != VACANT {
+            let pair = self.places[at];
+            // How far it stands behind its home, and behind the gap.
+            let (home, away) = (at.wrapping_sub(self.home(pair.key)), at.wrapping_sub(gap));
+            if home & mask >= away & mask {
+                self.places[gap] = pair;
+                gap = at;
+            }
+            at = self.behind(at);
+        }
+        self.places[gap].value = VACANT;
+        self.len -= 1;
+        value
+    }
+
+    fn grow(&mut self) {
+        let places = vec![MapEntry { key: 0, value: VACANT }; (2 * self.places.len()).max(LEAST)];
+        let old = std::mem::replace(&mut self.places, places);
+        old.into_iter().filter(|pair| pair.value != VACANT).for_each(|pair| self.put(pair));
+    }
+}
+
+fn hash(key: u32) -> u64 {
+    u64::from(key).wrapping_mul(FACTOR)
+}
+
+/// The table of a key, by the bits above those that name its place there.
+#[inline]
+fn table(key: u32) -> usize {
+    usize::try_from(hash(key) >> 56).unwrap_or_default() % TABLES
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::{LEAST, TABLES, U32Map, table};
+
+    /// Keys of one table, so that it fills; its last ones are far apart.
+    fn keys() -> Vec<u32> {
+        (0..1 << 20).filter(|&key| table(key) == 7).step_by(5).take(40).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_set_of_pairs(
+            ops in prop::collection::vec((0..40_usize, 0..3_u32, any::<bool>()), 0..400),
+        ) {
+            let keys = keys();
+            let (mut pairs, mut model) = (U32Map::default(), BTreeSet::new());
+            for (key, value, add) in ops {
+                let key = keys[key];
+                if !add {
+                    let known = pairs.remove(key, |known| known == value);
+                    prop_assert_eq!(known.is_some(), model.remove(&(key, value)));
+                } else if model.insert((key, value)) {
+                    pairs.insert(key, value);
+                }
+                prop_assert_eq!(pairs.len(), model.len());
+                prop_assert_eq!(pairs.is_empty(), model.is_empty());
+                for &key in &keys {
+                    pairs.warm(key);
+                    for value in 0..3 {
+                        let known = pairs.find(key, |known| known == value);
+                        prop_assert_eq!(known.is_some(), model.contains(&(key, value)));
+                    }
+                }
+                let places: usize = pairs.tables.iter().map(|table| table.places.len()).sum();
+                prop_assert!(4 * pairs.len() <= 3 * places);
+            }
+        }
+    }
+
+    /// Neighbours, as ids of blocks are, fill all tables alike and stand near their homes.
+    #[test]
+    fn numbers_in_a_row_are_spread() {
+        let mut pairs = U32Map::default();
+        (0..100_000).for_each(|key| pairs.insert(key, key));
+        let sizes: BTreeSet<usize> = pairs.tables.iter().map(|table| table.places.len()).collect();
+        assert!(
+            sizes.iter().all(|places| (LEAST..=4 * 100_000 / TABLES).contains(places)),
+            "{sizes:?}"
+        );
+        let away = |table: &super::Table| {
+            let far = |(at, pair): (usize, &super::MapEntry)| {
+                at.wrapping_sub(table.home(pair.key)) & (table.places.len() - 1)
+            };
+            let used =
+                table.places.iter().enumerate().filter(|(_, pair)| pair.value != super::VACANT);
+            used.map(far).sum::<usize>()
+        };
+        let away: usize = pairs.tables.iter().map(away).sum();
+        assert!(away < 100_000, "{away}");
+    }
+}

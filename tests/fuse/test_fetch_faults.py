@@ -1,0 +1,103 @@
+"""A chunk that is damaged or gone is computed alone; what the others load stays as it is."""
+
+import numpy as np
+import pytest
+from world import LAYERS, Shelf, compute, fill, right, store_of, world
+
+PREFIX = [901, 902, 903, 904, 905, 906]
+CHUNKS = [np.arange(10) + 100 * n for n in range(3)]
+
+
+@pytest.fixture
+def shelf():
+    return Shelf()
+
+
+@pytest.fixture
+def executor(shelf):
+    with world(gpu=32, host=32, disk={"blocks": 64}, pools=[shelf]) as executor:
+        yield executor
+        executor.drain()
+        executor.manager.audit()
+        assert executor.manager.stats().leases == 0
+
+
+def stored(executor, shelf, prefix=PREFIX):
+    """A store whose chunks are on the shelf alone, each with the keys of its own blocks."""
+    store = store_of(executor, prefix)
+    keys = []
+    for chunk in CHUNKS:
+        before = set(shelf.kept)
+        fill(store, chunk)
+        store.place([chunk], "disk")
+        executor.drain()
+        keys.append(sorted({key for key, _ in set(shelf.kept) - before}))
+    store.place([[]], "disk")  # the prefix too
+    executor.drain()
+    assert {found.tier for found in store.lookup(CHUNKS).found} == {"disk"}
+    return store, keys
+
+
+def fuse(store, chunks):
+    """Go through a fetch as a fusor does; the parts that were computed at each layer."""
+    lost = {}
+    with store.fetch_many(chunks) as fetch:
+        for part in fetch.absent():
+            compute(fetch, part)
+            lost.setdefault(-1, []).append(part)
+        for layer in range(LAYERS):
+            if failed := fetch.wait(layer):
+                lost[layer] = failed
+                assert {part.state for part in failed} == {"lost"}
+                for part in fetch.absent():
+                    compute(fetch, part)
+            for part in filter(None, (fetch.prefix, *fetch.parts)):
+                assert right(store, fetch, part, layer)
+        return fetch, lost
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_chunk_that_fails_midway_is_computed_alone(executor, shelf, layer, gone):
+    store, keys = stored(executor, shelf)
+    victim = (keys[1][0], layer)
+    if gone:
+        del shelf.kept[victim]
+    else:
+        shelf.lost.add(victim)
+    fetch, lost = fuse(store, CHUNKS)
+    ((seen, parts),) = lost.items()
+    assert seen <= layer  # layers are read ahead
+    assert parts == [fetch.parts[1]]
+    kept = [key for at in (0, 2) for key in keys[at]]
+    assert {shelf.reads[key, at] for key in kept for at in range(LAYERS)} == {1}
+    # It is kept again, and stays right.
+    assert fuse(store, CHUNKS)[1] == {}
+
+
+def test_all_are_computed_behind_a_prefix_that_fails(executor, shelf):
+    store, keys = stored(executor, shelf)
+    known = {key for part in keys for key in part}
+    first = next(key for key, _ in shelf.kept if key not in known)
+    shelf.lost.add((first, 1))
+    fetch, lost = fuse(store, CHUNKS)
+    ((_, parts),) = lost.items()
+    assert parts[0] is fetch.prefix
+    shelf.lost.clear()
+    assert fuse(store, CHUNKS)[1] == {}
+
+
+def test_the_past_of_an_absent_chunk_may_fail_too(executor, shelf):
+    store, keys = stored(executor, shelf)
+    known = {key for part in keys for key in part}
+    first = next(key for key, _ in shelf.kept if key not in known)
+    shelf.lost.add((first, LAYERS - 1))
+    fetch, lost = fuse(store, [np.arange(9) + 700, *CHUNKS])
+    assert fetch.parts[0] in lost[-1]
+
+
+def test_reads_that_all_fail_end(executor, shelf):
+    store, _ = stored(executor, shelf, prefix=[])
+    shelf.lost.update(shelf.kept)
+    fetch, lost = fuse(store, CHUNKS)
+    assert lost == {0: list(fetch.parts)}
