@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from kvtrie.errors import ConfigError, NoSpaceError
 from kvtrie.fuse.context import Chunk, as_tokens
 from kvtrie.fuse.fetch import Fetch
+from kvtrie.fuse.locations import Location, Names, paths
+from kvtrie.fuse.placement import check_place
 from kvtrie.hint import Demote
 from kvtrie.scope import Scope
 from kvtrie.shape import require_fingerprint
@@ -149,6 +150,7 @@ class CacheStore:
         self.scope = scope or Scope()
         self.tier: Kind | None = None
         self._engine: LayerwiseEngine | None = None
+        self._names = Names()
         self._hits = dict.fromkeys((tier.kind for tier in self._manager.tiers), 0)
         self._wanted = 0
         self._chunks = 0
@@ -167,11 +169,37 @@ class CacheStore:
         chunk's tokens.
         """
         tokens = as_tokens("chunk", chunk)
-        owner = (self.scope.tenant, self.scope.lora.encode())
-        extra = self.scope_of(len(tokens)).extra
-        digests = (part for at, one in extra for part in (at.to_bytes(8, "little"), one))
-        identity = self._manager.model.identity().encode()
-        return _digest(identity, *owner, _bytes(self.prefix), _bytes(tokens), *digests)
+        name = self._digest(len(tokens))
+        name.update(_bytes(tokens))
+        return _sealed(name, len(tokens))
+
+    def locations(self, key: bytes) -> list[Location]:
+        """Where the KV of a chunk is: every copy of each of its blocks, the fastest tier first.
+
+        Args:
+            key: its name, from this process or an earlier one.
+
+        Returns:
+            Empty for a chunk that is not there. A name that no `lookup`, `fetch_many` or `insert`
+            of this store has met lately is looked for among all blocks of all tiers.
+        """
+        tokens = self._names.get(key)
+        if tokens is None:
+            tokens = self._recall(key)
+        if tokens is None:
+            return []
+        (match,) = self._matches([tokens])
+        front = len(self.prefix) // self._manager.block_tokens
+        return [
+            Location(
+                at,
+                self._manager.tiers[copy.tier].kind,
+                tuple(copy.slots.tolist()),
+                (copy.layer_lo, copy.layer_hi),
+            )
+            for at, block in enumerate(match.blocks[front:])
+            for copy in block.copies
+        ]
 
     def scope_of(self, tokens: int) -> Scope:
         """The scope of the plain sequence of a chunk of so many tokens, digests in their places."""
@@ -195,6 +223,8 @@ class CacheStore:
         size, behind = self._manager.block_tokens, len(self.prefix)
         sequences = [self.sequence(chunk) for chunk in chunks]
         for chunk, sequence, match in zip(chunks, sequences, self._matches(chunks), strict=True):
+            key = self.key(chunk)
+            self._names.saw(key, chunk)
             own = match.blocks[behind // size :]
             tiers = [block.copies[0].tier if block.copies else 0 for block in own]
             self._wanted += len(sequence) // size - behind // size
@@ -202,10 +232,10 @@ class CacheStore:
                 self._hits[self._manager.tiers[tier].kind] += 1
             if match.tokens == len(sequence):
                 kind = self._manager.tiers[max(tiers)].kind
-                found.append(Found(chunk, self.key(chunk), kind, len(chunk)))
+                found.append(Found(chunk, key, kind, len(chunk)))
                 continue
             there = max(0, match.tokens - behind)
-            missed.append(Miss(chunk, self.key(chunk), "partial" if there else "absent", there))
+            missed.append(Miss(chunk, key, "partial" if there else "absent", there))
         self._chunks += len(chunks)
         self._missed += len(missed)
         return Lookup(found, missed)
@@ -270,15 +300,21 @@ class CacheStore:
             NoSpaceError: that tier, or one on the way to it, has no room; nothing is kept then.
         """
         now = self.executor.clock()
-        front = len(self.prefix) // self._manager.block_tokens * self._manager.block_tokens
+        size = self._manager.block_tokens
+        front = len(self.prefix) // size
         held: Lease | None = None
         try:
+            tokens = as_tokens("chunk", chunk)
+            sequence = self.sequence(tokens)
             if tier is not None:
-                self._check_place(chunk, tier)
-            committed = lease.commit(self.sequence(chunk)[lease.matched :], now=now)
+                (match,) = self._matches([tokens])
+                blocks = len(sequence) // size - front
+                check_place(self._manager, match.blocks[front:], blocks, tier)
+            committed = lease.commit(sequence[lease.matched :], now=now)
+            self._names.saw(self.key(tokens), tokens)
             if front and tier is not None:  # the prefix stays where it is
                 held = self._manager.acquire(
-                    self.prefix[:front], now=now, scope=self.scope_of(0), keep=0, load="none"
+                    sequence[: front * size], now=now, scope=self.scope_of(0), keep=0, load="none"
                 )
         finally:
             lease.release(now=now)
@@ -319,6 +355,7 @@ class CacheStore:
         """Count parts of a fetch as chunks that were looked up, for `feedback`."""
         size, behind = self._manager.block_tokens, len(self.prefix)
         for part in parts:
+            self._names.saw(part.key, part.tokens)
             self._chunks += 1
             self._missed += part.state != "hit"
             self._wanted += len(part.sequence) // size - behind // size
@@ -361,32 +398,39 @@ class CacheStore:
             for sequence, chunk in zip(sequences, chunks, strict=True)
         ]
 
-    def _check_place(self, chunk: Tokens, kind: Kind) -> None:
-        """Refuse a tier that cannot take a chunk, before anything of it is kept."""
-        tiers = self._manager.tiers
-        kinds: list[Kind] = [tier.kind for tier in tiers]
-        if kind not in kinds:
-            raise ConfigError(f"a chunk is inserted into {' or '.join(kinds)}, not {kind!r}")
-        stats = self._manager.stats().tiers
-        (match,) = self._matches([as_tokens("chunk", chunk)])
-        front = len(self.prefix) // self._manager.block_tokens
-        blocks = len(self.sequence(chunk)) // self._manager.block_tokens - front
-        for at in range(1, kinds.index(kind) + 1):
-            if tiers[at].write == "never":
-                raise ConfigError(f"nothing is ever written to {kinds[at]}: write='never'")
-            there = sum(any(copy.tier == at for copy in one.copies) for one in match.blocks[front:])
-            each = self._manager.model.layers if tiers[at].layer_slots else 1
-            wanted, here = (blocks - there) * each, stats[kinds[at]]
-            if wanted > here.free + here.evictable:
-                raise NoSpaceError(
-                    f"a chunk of {len(chunk)} tokens wants {wanted} slots of {kinds[at]}, where "
-                    f"{here.free} are free and {here.evictable} could be",
-                    tier=kinds[at],
-                    wanted=wanted,
-                    free=here.free + here.evictable,
-                    coming=here.coming,
-                    leased=here.slots - here.free - here.evictable - here.coming,
-                )
+    def _recall(self, key: bytes) -> NDArray[np.int64] | None:
+        """The tokens of a chunk that some blocks belong to; None if no blocks do."""
+        now, behind = self.executor.clock(), len(self.prefix)
+        tiers = [at for at, tier in enumerate(self._manager.tiers) if not tier.layer_slots]
+        indices = [self._manager.index(tier, now=now) for tier in tiers]
+        changes = {at for at, _ in self.scope.extra}
+        for path in paths(indices):
+            if not np.array_equal(path[:behind], self.prefix):
+                continue
+            tokens = path[behind:]
+            each = _bytes(tokens)
+            name = self._digest(0)
+            for at in range(len(tokens)):
+                if at in changes:
+                    name = self._digest(at + 1)
+                    name.update(each[: 4 * at])
+                name.update(each[4 * at : 4 * at + 4])
+                if _sealed(name.copy(), at + 1) == key:
+                    self._names.saw(key, tokens[: at + 1])
+                    return tokens[: at + 1]
+        return None
+
+    def _digest(self, tokens: int) -> hashlib.blake2b:
+        """A hash to which only the tokens of a chunk of so many are still to be added."""
+        extra = self.scope_of(tokens).extra
+        digests = (part for at, one in extra for part in (at.to_bytes(8, "little"), one))
+        owner = (self.scope.tenant, self.scope.lora.encode())
+        name = hashlib.blake2b(digest_size=32, person=_LABEL)
+        identity = self._manager.model.identity().encode()
+        for part in (identity, *owner, _bytes(self.prefix), *digests):
+            name.update(len(part).to_bytes(8, "little"))
+            name.update(part)
+        return name
 
 
 def _bytes(tokens: NDArray[np.int64]) -> bytes:
@@ -394,10 +438,7 @@ def _bytes(tokens: NDArray[np.int64]) -> bytes:
     return tokens.astype("<u4").tobytes()
 
 
-def _digest(*parts: bytes) -> bytes:
-    """A hash of parts that cannot be cut in another way."""
-    digest = hashlib.blake2b(digest_size=32, person=_LABEL)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()
+def _sealed(name: hashlib.blake2b, tokens: int) -> bytes:
+    """The hash with the number of tokens behind them: nothing can be cut in another way."""
+    name.update(tokens.to_bytes(8, "little"))
+    return name.digest()

@@ -252,15 +252,7 @@ class LayerLoads:
         if self._error is None:
             self._error = TransferError("the loads were abandoned")
         self._load.submit(self._load.settle).join()
-        reads = [get for gets in self._reads.values() for get in gets]
-        try:
-            self._executor.until(lambda: all(read.over for read in reads), "reads do not end")
-        except TransferError:
-            # Those whose moves have all ended badly come back by themselves, a moment later.
-            for reader in self._readers:
-                reader.synchronize()
-            if not all(read.over for read in reads):
-                raise
+        self._join_reads()
         hung = any(job.failed for job in self._read_to)
         for job in (*self._jobs, *self._executor.claim(self.lease.id)):
             if job.begun and not job.over and not job.failed:
@@ -273,6 +265,18 @@ class LayerLoads:
             reader.close(wait=not hung)
         for layer in list(self._buffers):
             self._take_back(layer)
+
+    def _join_reads(self) -> None:
+        """Block until nothing is read any more, but for what hangs."""
+        reads = [get for gets in self._reads.values() for get in gets]
+        try:
+            self._executor.until(lambda: all(read.over for read in reads), "reads do not end")
+        except TransferError:
+            # Those whose moves have all ended badly come back by themselves, a moment later.
+            for reader in self._readers:
+                reader.synchronize()
+            if not all(read.over for read in reads):
+                raise
 
     def _submit(self, call: Callable[[], None]) -> StreamEvent:
         def guarded() -> None:
