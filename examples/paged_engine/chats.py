@@ -92,8 +92,9 @@ def start(model: Any, gpu: int, host: int, fail_on: int) -> tuple[BlockManager, 
 
     The first load fails on rank `fail_on`.
     """
+    shape = ModelShape.from_config(model.config, tp=2)
     manager = BlockManager(
-        ModelShape.from_config(model.config, tp=2),
+        shape,
         [Tier("gpu", blocks=gpu, owner="engine"), Tier("host", blocks=host)],
         block_tokens=_BLOCK_TOKENS,
         structure="holes",
@@ -102,7 +103,7 @@ def start(model: Any, gpu: int, host: int, fail_on: int) -> tuple[BlockManager, 
     )
     config = model.config.to_dict()
     setups = [
-        Setup(config, shard(model, rank, 2), [gpu, host], _BLOCK_TOKENS, rank == fail_on)
+        Setup(shape, config, shard(model, rank, 2), [gpu, host], _BLOCK_TOKENS, rank == fail_on)
         for rank in range(2)
     ]
     return manager, Ranks(setups)

@@ -22,6 +22,8 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvtrie.tiers import Pool
+
 _ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _COLUMNS = ("o_proj", "down_proj")
 
@@ -74,14 +76,14 @@ class Model:
         even = torch.arange(0, self._dim, 2) / self._dim
         self._pace = 1.0 / config["rope_parameters"]["rope_theta"] ** even
 
-    def pool(self, slots: int, block_tokens: int) -> torch.Tensor:
-        """A tier's memory, `(slots, layers, K and V, tokens, heads, dim)`: a slot is one run.
+    def blocks_of(self, pool: Pool) -> torch.Tensor:
+        """A pool's memory as `(slots, layers, K and V, tokens, heads, dim)`, without a copy.
 
-        It begins as NaN: whatever is read without having been written shows.
+        It begins as NaN, so that a read of KV that was never written shows.
         """
         heads = len(self._weights["model.layers.0.self_attn.k_proj.weight"]) // self._dim
-        shape = (slots, self._layers, 2, block_tokens, heads, self._dim)
-        return torch.full(shape, torch.nan)
+        shape = (pool.blocks, self._layers, 2, pool.block_tokens, heads, self._dim)
+        return pool.planes[0].view(torch.float32).view(shape).fill_(torch.nan)
 
     @torch.inference_mode()
     def forward(self, batch: list[Sequence], pool: torch.Tensor) -> torch.Tensor:

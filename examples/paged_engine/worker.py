@@ -1,7 +1,8 @@
-"""Worker: the process of one rank. It holds bytes and decides nothing.
+"""Worker: the process of one rank. It holds bytes and decides nothing; it has no `BlockManager`.
 
 Its gpu pool and host pool have the rank's heads of every slot; slot numbers mean the same on all
-ranks. A step brings moves and a batch, the reply says which moves went well and what comes next.
+ranks. A step brings moves, which a `Runner` copies, and a batch; the reply says which moves went
+well and which tokens come next.
 Invariant: every move is reported once, done or failed, and ends before the batch begins.
 Cost: a move copies its bytes once; an addition sends one tensor to the neighbour.
 """
@@ -15,16 +16,21 @@ import torch
 
 from examples.paged_engine.model import Model, Sequence
 from kvtrie import Moves
+from kvtrie.tiers import Pool
+from kvtrie.transfer import Runner
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from kvtrie import Move
+    from numpy.typing import NDArray
+
+    from kvtrie import ModelShape
 
 
 class Setup(NamedTuple):
-    """What a rank needs to know."""
+    """The arguments of a worker."""
 
+    shape: ModelShape
     config: dict[str, Any]
     weights: dict[str, Any]
     slots: list[int]  # of each tier
@@ -51,41 +57,56 @@ def serve(rank: int, setup: Setup, scheduler: Connection, neighbour: Connection)
     """Answer steps until the scheduler hangs up."""
     torch.set_num_threads(1)
     worker = _Worker(rank, setup, neighbour)
-    try:
-        while True:
-            scheduler.send(worker.step(scheduler.recv()))
-    except (EOFError, ConnectionError):
-        return  # somebody is gone; if that is the neighbour, the scheduler tells
+    with worker.runner:
+        try:
+            while True:
+                scheduler.send(worker.step(scheduler.recv()))
+        except (EOFError, ConnectionError):
+            return  # somebody is gone; if that is the neighbour, the scheduler tells
+
+
+class _FailingPool(Pool):
+    """The gpu pool of the rank whose first load fails, for show."""
+
+    failed = False
+
+    def copy_from(
+        self, source: Pool, source_units: NDArray[np.int64], units: NDArray[np.int64]
+    ) -> None:
+        if source is not self and not self.failed:
+            self.failed = True
+            raise OSError(f"injected: cannot read slot {source_units[0] // source.layers}")
+        super().copy_from(source, source_units, units)
 
 
 class _Worker:
     def __init__(self, rank: int, setup: Setup, neighbour: Connection) -> None:
         self._model = Model(setup.config, setup.weights, self._add)
-        self._pools = [self._model.pool(slots, setup.block_tokens) for slots in setup.slots]
+        gpu = _FailingPool if setup.fail_a_load else Pool
+        kinds = [gpu, *[Pool] * (len(setup.slots) - 1)]
+        self.pools = [
+            kind(setup.shape, slots, setup.block_tokens)
+            for kind, slots in zip(kinds, setup.slots, strict=True)
+        ]
+        self._memory = self._model.blocks_of(self.pools[0])
+        # One move a job: what cannot be copied costs one block.
+        self.runner = Runner(self.pools, workers=1, moves_per_job=1)
         self._rank = rank
         self._neighbour = neighbour
-        self._fail_a_load = setup.fail_a_load
 
     def step(self, step: StepInput) -> Reply:
         reply = Reply([], {}, [])
-        for move in (move for data in step.moves for move in Moves.from_bytes(data)):
-            try:
-                self._copy(move)
-                reply.done.append(move.id)
-            except OSError as error:
-                reply.failed[move.id] = str(error)
+        for data in step.moves:
+            self.runner.submit(Moves.from_bytes(data))
+        for report in self.runner.drain():
+            if report.error is not None:
+                reply.failed.update(dict.fromkeys(report.ids, report.error))
+            elif report.layers_done is None:  # not only some of its layers
+                reply.done.extend(report.ids)
         if step.batch:
-            logits = self._model.forward(step.batch, self._pools[0])
+            logits = self._model.forward(step.batch, self._memory)
             reply.tokens.extend(int(token) for token in logits.argmax(-1))
         return reply
-
-    def _copy(self, move: Move) -> None:
-        if self._fail_a_load and move.kind == Moves.LOAD:
-            self._fail_a_load = False
-            raise OSError(f"injected: tier {move.src} cannot read slot {move.src_slot}")
-        layers = slice(move.layer_lo, move.layer_hi)
-        source = self._pools[move.src][move.src_slot, layers]
-        self._pools[move.dst][move.dst_slot, layers] = source
 
     def _add(self, mine: torch.Tensor) -> torch.Tensor:
         """The sum over both ranks, to the last bit the same on both: a + b is b + a."""

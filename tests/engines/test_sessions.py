@@ -124,7 +124,7 @@ def test_what_could_not_be_loaded_is_told_and_can_be_put_again(
     talk(sessions, "b", 4, 2)
     executor.drain()
     assert {sessions.get("a", block, 0).tier for block in range(4)} == {"host"}
-    executor._moves_per_job = 1
+    executor.runner.moves_per_job = 1
     fail(executor.pools[0], monkeypatch, nth)
     gathered = sessions.gather("a", 1)
     holes = set(gathered.holes.tolist())
@@ -157,7 +157,7 @@ def test_a_block_whose_load_fails_while_it_is_put_is_written(structure, monkeypa
     talk(sessions, "b", 4, 2)
     executor.drain()
     assert {sessions.get("a", block, 0).tier for block in range(4)} == {"host"}
-    executor._moves_per_job = 1
+    executor.runner.moves_per_job = 1
     fail(executor.pools[0], monkeypatch, 4)
     sessions.put("a", 3, *said[3])
     again = sessions.gather("a", 2)

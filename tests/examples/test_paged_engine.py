@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from itertools import count
 from multiprocessing import Pipe
 from pathlib import Path
@@ -21,7 +22,7 @@ from examples.paged_engine.ranks import RankLostError
 from examples.paged_engine.scheduler import ChatRequest, Scheduler, StepEvent, StepReport
 from examples.paged_engine.slots import Slots
 from examples.paged_engine.worker import Setup, _Worker
-from kvtrie import Moves
+from kvtrie import ModelShape, Moves
 
 pytestmark = pytest.mark.engine
 
@@ -50,13 +51,16 @@ def side_by_side(*calls):
     return [results[at] for at in range(len(calls))]
 
 
-def unreliable(copy, luck, share=0.2):
-    def attempt(move):
+def unreliable(worker, luck, share=0.2):
+    """Let a share of a worker's copies fail before they begin."""
+
+    def attempt(copy, *arguments):
         if luck.random() < share:
             raise OSError("no luck")
-        copy(move)
+        copy(*arguments)
 
-    return attempt
+    for pool in worker.pools:
+        pool.copy_from = partial(attempt, pool.copy_from)
 
 
 class Threads:
@@ -75,7 +79,7 @@ class Threads:
         self.waited = 0
         if self.seed is not None:
             for rank, worker in enumerate(self.workers):
-                worker._copy = unreliable(worker._copy, random.Random(2 * self.seed + rank))
+                unreliable(worker, random.Random(2 * self.seed + rank))
 
     def step(self, step):
         moves = [move for data in step.moves for move in Moves.from_bytes(data)]
@@ -211,7 +215,7 @@ def test_a_load_whose_store_failed_is_never_carried_out(engine, monkeypatch):
     manager, ranks, scheduler = engine()
     monkeypatch.setattr(scheduler.slots, "find", lambda _: [])
     follow(scheduler)
-    ranks.workers[0]._copy = unreliable(ranks.workers[0]._copy, random.Random(0), share=1)
+    unreliable(ranks.workers[0], random.Random(0), share=1)
     reports = drain(manager, scheduler)
     assert happened(reports, "failed load") == [(0, "two", 8)] * 4
     assert happened(reports, "loaded") == []
@@ -261,8 +265,11 @@ def test_what_could_never_run_is_refused(engine):
 def test_two_ranks_over_block_tables_give_the_models_logits(llama):
     """Prefill in pieces, decode, and a hole computed last, all beside each other."""
     config = llama.config.to_dict()
-    setups = [Setup(config, shard(llama, rank, 2), [12], 8, fail_a_load=False) for rank in range(2)]
-    ranks = [(worker._model, worker._pools[0]) for worker in Threads(setups).workers]
+    shape = ModelShape.from_config(llama.config, tp=2)
+    setups = [
+        Setup(shape, config, shard(llama, rank, 2), [12], 8, fail_a_load=False) for rank in range(2)
+    ]
+    ranks = [(worker._model, worker._memory) for worker in Threads(setups).workers]
     pools = [pool for _, pool in ranks]
     assert pools[0].shape == (12, 4, 2, 8, 2, 8)
     generator = torch.Generator().manual_seed(0)

@@ -175,8 +175,9 @@ class Engine:
         self.faults.release()  # and nothing can begin to hang any more
         executor.drain()
         while executor.poll():  # what was late and has just been let go
-            with executor._section:
-                ticket = executor._section.ticket(PATIENCE_S) if executor._late() else None
+            with executor.runner.section:
+                late = executor.runner.schedule.late()
+                ticket = executor.runner.section.ticket(PATIENCE_S) if late else None
             assert ticket is None or ticket.wait(), "it hangs after its release"
             executor.drain()
         self.faults.quiet = False

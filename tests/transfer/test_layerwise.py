@@ -443,8 +443,8 @@ def one_a_second(executor, host, time, blocks):
         assert host.entered.acquire(timeout=30)
         assert len(host.diary) == done
         time.now += 1_000_000_000
-        with executor._section:
-            executor._section.notify_all()
+        with executor.runner.section:
+            executor.runner.section.notify_all()
 
 
 def test_background_copies_keep_to_the_budget_of_their_tiers():

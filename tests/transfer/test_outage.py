@@ -196,7 +196,7 @@ def test_a_clock_may_start_at_zero():
         lease = manager.acquire(prompt(2, 3), now=clock())
         executor.poll()
         assert host.entered.acquire(timeout=30)
-        assert executor._patience() == 2.0
+        assert executor.runner.patience() == 2.0
         host.open()
         executor.wait(lease)
         lease.release()
@@ -234,7 +234,7 @@ def test_closing_leaves_a_thread_behind_that_hangs():
     executor.poll()
     hang(executor, host)
     executor.close()
-    (left,) = [thread for thread in executor._threads if thread.is_alive()]
+    (left,) = [thread for thread in executor.runner.threads if thread.is_alive()]
     assert lease.ready()
     lease.release()
     host.open()

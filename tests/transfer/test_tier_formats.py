@@ -16,7 +16,7 @@ from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.errors import ConfigError
 from kvtrie.layout import Layout
 from kvtrie.tiers import DiskStorage, Pool, open_pools
-from kvtrie.transfer import Executor, Layerwise, LayerwiseEngine
+from kvtrie.transfer import Executor, Layerwise, LayerwiseEngine, Runner
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, fingerprint="formats")
 SIZE = 4
@@ -194,18 +194,18 @@ def test_layers_come_and_go_one_by_one(name, settings, disk, tmp_path):
         executor.manager.audit()
 
 
-def test_a_copy_counts_the_bytes_that_its_lane_carries():
-    seen = []
+def test_a_copy_counts_the_bytes_that_its_lane_carries(monkeypatch):
+    seen, carry_out = [], Runner._carry_out
 
-    class Counting(Executor):
-        def _carry_out(self, jobs, stream):
-            seen.extend((job.store, job.bytes // len(job.ids)) for job in jobs)
-            super()._carry_out(jobs, stream)
+    def counting(runner, jobs, stream):
+        seen.extend((job.store, job.bytes // len(job.ids)) for job in jobs)
+        carry_out(runner, jobs, stream)
 
+    monkeypatch.setattr(Runner, "_carry_out", counting)
     layout = FORMATS["int8"]
     tiers = [Tier("gpu", blocks=4), Tier("host", blocks=12, layout=layout)]
     manager = BlockManager(SHAPE, tiers, block_tokens=SIZE)
-    with Counting(manager, open_pools(SHAPE, tiers, SIZE), clock=Time(), workers=0) as executor:
+    with Executor(manager, open_pools(SHAPE, tiers, SIZE), clock=Time(), workers=0) as executor:
         mine = [compute(executor, seed, 2) for seed in range(4)]
         fetched(executor, mine[0][0])
     [unit] = layout.planes(SIZE, 2, 16)

@@ -43,7 +43,9 @@ class Budget:
         return max(self._free[tier] for tier in job.tiers)
 
     def spend(self, job: Job, now: int) -> None:
-        """A background job starts."""
+        """Count the bytes of a background job that starts."""
+        if not self.limited:
+            return
         for tier in job.tiers:
             rate = self._rates[tier]
             if rate:

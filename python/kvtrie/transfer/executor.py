@@ -1,20 +1,23 @@
-"""Executor: takes a manager's moves, copies the bytes on worker threads, reports completion.
+"""Executor: a manager and a `Runner` in one process: it feeds the moves and reports their ends.
 
-The face of `Runner`: waiting, cancelling, keeping what lasts, and leaving the loads of a lease to
-an engine that carries them out itself, layer by layer.
-Invariant: whoever waits is woken by an end, a failure or a deadline. Cost: as of `Runner`.
+It also waits for leases, cancels moves, and lets persistent tiers keep what they hold. A layer-wise
+engine takes the loads of its leases out by `claims`.
+Invariant: a call that waits is woken by an end, a failure or a deadline. Cost: as of `Runner`.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from kvtrie.errors import TransferError
-from kvtrie.tiers import PersistentStorage, Pool
+from kvtrie.errors import ConfigError, TransferError
+from kvtrie.tiers import BlockFormat, HasBlockFormat, PersistentStorage, Pool, agree
+from kvtrie.transfer.claims import Claims
 from kvtrie.transfer.deadline_call import DeadlineCall
+from kvtrie.transfer.feedback import Feedback
 from kvtrie.transfer.runner import Progress, Runner
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from kvtrie import BlockManager, Committed, Lease
+    from kvtrie import BlockManager, Committed, Lease, Moves
     from kvtrie.tiers import Storage
     from kvtrie.transfer.job import Job
 
@@ -33,7 +36,44 @@ __all__ = ["Executor", "Progress"]
 _NS = 1_000_000_000
 
 
-class Executor(Runner):
+@dataclass(frozen=True, slots=True)
+class _ManagerSink:
+    """The `Sink` of a manager. It refers to no executor, so that one may simply be dropped."""
+
+    manager: BlockManager
+    feedback: Feedback
+
+    def more(self) -> Moves:
+        return self.manager.moves()
+
+    def began(self, job: Job, now: int) -> None:
+        self.feedback.began(job, now)
+
+    def ended(self, job: Job, now: int, *, brought: int) -> None:
+        self.feedback.ended(job, now, brought=brought)
+
+    def report(
+        self,
+        ids: Sequence[int] | NDArray[np.uint64],
+        now: int,
+        *,
+        layers_done: int | None,
+        error: str | None,
+        hung: bool,
+        cancelled: bool,
+    ) -> None:
+        self.manager.complete(
+            ids,
+            now=now,
+            ok=error is None,
+            layers_done=layers_done,
+            error=error,
+            hung=hung,
+            cancelled=cancelled,
+        )
+
+
+class Executor:
     """Runs the moves of one manager.
 
     What leases wait for comes first, then loads that nobody waits for, then stores. What nobody
@@ -66,7 +106,9 @@ class Executor(Runner):
         learn: give each lane the bandwidth and latency that its copies show, from then on.
 
     Attributes:
-        feedback: what the lanes were seen to do.
+        runner: the threads that copy.
+        claims: the loads that a layer-wise engine carries out itself.
+        feedback: the speeds that lanes were seen to have.
 
     Raises:
         ConfigError: pools that do not match the manager's tiers, or whose bytes lie differently
@@ -87,17 +129,26 @@ class Executor(Runner):
         progress: Callable[[Progress], None] | None = None,
         learn: bool = False,
     ) -> None:
-        super().__init__(
-            manager,
-            pools,
+        given = [pool for pool in pools if pool is not None]
+        if len(given) != len(manager.tiers):
+            raise ConfigError(f"{len(given)} pools given for {len(manager.tiers)} tiers")
+        _look(manager, given)
+        self.manager = manager
+        self.feedback = Feedback(manager, learn=learn)
+        self.runner = Runner(
+            given,
+            tiers=manager.tiers,
             workers=workers,
             deadline_s=deadline_s,
             clock=clock,
             layers_per_report=layers_per_report,
             moves_per_job=moves_per_job,
             progress=progress,
-            learn=learn,
+            sink=_ManagerSink(manager, self.feedback),
         )
+        self.claims = Claims(manager, self.runner, self.feedback)
+        self.clock = clock
+        self._section = self.runner.section
         self._deadline_calls: dict[int, DeadlineCall] = {}
         self._closing: list[Callable[[], None]] = []
 
@@ -113,6 +164,11 @@ class Executor(Runner):
         if self._section.here:  # a fork that leaves the block leaves what its parent holds alone
             self.close()
 
+    @property
+    def pools(self) -> tuple[Pool | Storage, ...]:
+        """The pool or storage of each tier."""
+        return cast("tuple[Pool | Storage, ...]", self.runner.pools)
+
     def poll(self) -> int:
         """Hand new moves to the workers and fail those past their deadline; never blocks.
 
@@ -125,8 +181,8 @@ class Executor(Runner):
             TransferError: the executor is closed, or a worker could not report.
         """
         with self._section:
-            self._poll()
-            return self._left()
+            self.runner.poll(self.claims.sweep)
+            return self.runner.schedule.left()
 
     def wait(self, lease: Lease) -> None:
         """Block until nothing that `lease` awaits is on its way.
@@ -136,7 +192,7 @@ class Executor(Runner):
                 still write a slot of its own. Release it and acquire again.
         """
         stuck = f"lease {lease.id} awaits moves that hang or were never handed out: release it"
-        self._until(lease.ready, stuck)
+        self.claims.until(lease.ready, stuck)
 
     def drain(self) -> None:
         """Block until every move, also those that others cause by ending, has ended.
@@ -144,11 +200,10 @@ class Executor(Runner):
         What runs past its deadline is not waited for. Loads that an engine carries out itself and
         has not begun are carried out here; what it has begun, it has to end.
         """
-        with self._section:
-            for lease in list(self._claimed):
-                self._disclaim(lease)
-        self._until(
-            lambda: self._left() == self._late(), "moves are left that nobody can carry out"
+        self.claims.disclaim_all()
+        schedule = self.runner.schedule
+        self.claims.until(
+            lambda: schedule.left() == schedule.late(), "moves are left that nobody can carry out"
         )
 
     def cancel(self, ids: Collection[int] | NDArray[np.uint64] | None = None) -> int:
@@ -162,8 +217,8 @@ class Executor(Runner):
             How many moves will not run, those that waited for them included.
         """
         with self._section:
-            self._take()
-            return self._cancel(ids, "cancelled")
+            self.runner.take()
+            return self.runner.cancel(ids)
 
     def flush(self) -> None:
         """Copy down what stands only above, as far as there is room, and wait for it.
@@ -213,160 +268,7 @@ class Executor(Runner):
             closing = list(self._closing)
         for close in closing:
             close()
-        self._shut("the executor was closed before the move started")
-        while True:
-            with self._section:
-                self._expire()
-                hanging = {job.worker for job in self._running}
-                if all(job.failed for job in self._running):
-                    break
-                ticket = self._section.ticket(self._patience())
-            ticket.wait()
-        for thread in self._threads:
-            if thread not in hanging:
-                thread.join()
-
-    def acquire_claimed(self, action: Callable[[], Lease]) -> Lease:
-        """Make a lease, and leave its loads to who asks for them by `claim`.
-
-        Args:
-            action: acquires or resumes it.
-        """
-        lease: Lease | None = None
-        try:
-            with self._section:
-                self._poll()
-                lease = action()
-                self._claimed[lease.id] = []
-                self._take()
-                return lease
-        except BaseException:
-            if lease is not None:
-                lease.release(now=self.clock())
-            raise
-
-    def claimable(self, lease: int) -> bool:
-        """Whether `claim` has something to give."""
-        with self._section.lock:
-            return bool(self._claimed.get(lease))
-
-    def claim(self, lease: int) -> list[Job]:
-        """The claimed loads of a lease that have been handed out since the last call."""
-        with self._section:
-            self._take()
-            jobs = self._claimed.get(lease, [])
-            if jobs:
-                self._claimed[lease] = []
-            return jobs
-
-    def disclaim(self, lease: int) -> None:
-        """Carry out the loads of a lease that nobody has claimed like anybody's."""
-        with self._section:
-            self._disclaim(lease)
-
-    def leases_of(self, ids: Collection[int]) -> set[int]:
-        """The leases that carry out any of these moves themselves."""
-        with self._section.lock:
-            wanted = set(ids)
-            running = (job for job in self._running if job.lease)
-            jobs = [job for job in running if wanted.intersection(job.ids.tolist())]
-            jobs += filter(None, map(self._queue.job_of, wanted))
-            return {job.lease for job in jobs if job.lease}
-
-    def startable(self, job: Job) -> bool:
-        """Whether `begin` would not block."""
-        with self._section.lock:
-            return job.lost or job.begun or self._queue.free(job)
-
-    def begin(self, job: Job) -> bool:
-        """Block until a claimed job may start; False if it never will.
-
-        Raises:
-            TransferError: the executor is closed, or what the job waits for hangs.
-        """
-        self._until(lambda: job.lost or self._queue.free(job), f"{len(job.ids)} loads cannot start")
-        with self._section:
-            if job.lost:
-                return False
-            self._queue.take(job)
-            self._running.append(job)
-            job.begun = True
-            return True
-
-    def copying(self, job: Job) -> None:
-        """A claimed job begins to copy: from now on its deadline counts."""
-        with self._section.lock:
-            job.started_ns = self.clock()
-            self.feedback.began(job, job.started_ns)
-
-    def copied(
-        self,
-        job: Job,
-        brought: int,
-        layer: int,
-        *,
-        handed: bool = False,
-    ) -> None:
-        """A claimed job has stopped copying.
-
-        Args:
-            job: which.
-            brought: bytes that have come; 0 if that failed.
-            layer: its layers below this one are there, which others may wait for.
-            handed: they were only handed to a GPU, and `took` tells how long they took.
-        """
-        with self._section.lock:
-            job.started_ns = None
-            self.feedback.ended(job, self.clock(), brought=0 if handed else brought, handed=handed)
-            if brought:
-                job.there = layer
-            self._section.notify_all()
-
-    def took(self, job: Job, brought: int, ns: int) -> None:
-        """A GPU has copied so many bytes of a job, and of others like it, in so many ns."""
-        with self._section.lock:
-            self.feedback.took(job, brought, ns)
-
-    def tell(self, change: Callable[[], object]) -> None:
-        """Change something that others look at within `until`."""
-        with self._section.lock:
-            change()
-            self._section.notify_all()
-
-    def end(self, job: Job, error: str | None = None, *, cancelled: bool = False) -> None:
-        """A claimed job has ended: well, badly, or because nobody wants it any more."""
-        self._end(job, error, cancelled=cancelled)
-
-    def until(self, done: Callable[[], bool], stuck: str) -> None:
-        """Block until something is so that moves bring about; looks again when any gets further.
-
-        Raises:
-            TransferError: with the text `stuck`, if no move is left that could bring it about.
-        """
-        self._until(done, stuck)
-
-    def layer_there(self, ids: Collection[int], layer: int) -> bool:
-        """Whether each of these moves, of which none has ended, has brought this layer."""
-        with self._section.lock:
-            left = set(ids)
-            for job in self._running if left else ():
-                if job.there > layer:
-                    left.difference_update(job.ids.tolist())
-            return not left
-
-    def stalled(self, ids: Collection[int]) -> bool:
-        """Whether moves, of which none has ended, wait for what engines carry out themselves.
-
-        Some of them have not been handed out, and the executor has nothing to do.
-        """
-        with self._section.lock:
-            busy = any(not job.lease for job in self._running) or any(self._queue)
-            return not busy and len(self._unended(set(ids))) < len(ids)
-
-    def quiet(self) -> bool:
-        """Whether no load runs or waits that a lease awaits."""
-        with self._section.lock:
-            return not self._loading()
+        self.runner.close()
 
     def batched_put(
         self,
@@ -394,7 +296,7 @@ class Executor(Runner):
         left = np.asarray(spares, dtype=np.int64)
         try:
             with self._section:
-                self._poll()
+                self.runner.poll(self.claims.sweep)
                 held = lease.slots(0)[blocks.start : blocks.stop]
                 committed = lease.commit(tokens, now=self.clock())
                 moves = self.manager.moves()
@@ -413,13 +315,13 @@ class Executor(Runner):
                     rows, left, taken = rows[at], np.delete(taken, of), taken[of]
                 pool.adopt(moves.dst_slot[rows], taken)
                 if len(rows) < len(moves):
-                    self._accept(moves[np.delete(np.arange(len(moves)), rows)])
+                    self.runner.accept(moves[np.delete(np.arange(len(moves)), rows)])
                 ids = moves.id[rows]
-                self._report(ids)
-                self._take()
+                self.runner.report(ids)
+                self.runner.take()
         finally:
             pool.put_back(left.tolist())
-        self._told(ids, pool.layers, pool.layers, None)
+        self.runner.told(ids, pool.layers, pool.layers, None)
         return committed
 
     def before_close(self, close: Callable[[], None]) -> None:
@@ -436,14 +338,25 @@ class Executor(Runner):
                 seconds = f"{hung.seconds:.3f} s"
                 raise TransferError(f"{name}: an earlier save still hangs after {seconds}")
             index = self.manager.index(tier, now=self.clock())
-            if self._deadline_ns is not None:
+            if self.runner.deadline_ns is not None:
                 call = self._deadline_calls[tier] = DeadlineCall(
                     lambda: pool.keep(index), self.clock
                 )
-        if call is None or self._deadline_ns is None:
+        if call is None or self.runner.deadline_ns is None:
             pool.keep(index)
-        elif not call.wait(self._deadline_ns):
+        elif not call.wait(self.runner.deadline_ns):
             raise TransferError(
                 f"{name}: {len(index)} blocks were not written down within "
-                f"{self._deadline_ns / _NS:.3f} s"
+                f"{self.runner.deadline_ns / _NS:.3f} s"
             )
+
+
+def _look(manager: BlockManager, pools: Sequence[Pool | Storage]) -> None:
+    """Raise if the first pool that has a format does not keep the KV of the manager's model."""
+    for at, pool in enumerate(pools):
+        if isinstance(pool, HasBlockFormat):
+            found, model = pool.block_format, manager.model
+            wanted = BlockFormat.first(model, found.layout, manager.block_tokens)
+            name = f"tier {at} ({manager.tiers[at].kind})"
+            agree([("the manager", wanted, False), (name, found, False)])
+            return

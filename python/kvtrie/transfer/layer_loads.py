@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie import Lease
+    from kvtrie.transfer.claims import Claims
     from kvtrie.transfer.connector import LayerBuffer, PagedConnector
     from kvtrie.transfer.executor import Executor
     from kvtrie.transfer.job import Job
@@ -48,12 +49,12 @@ class LayerGet:
 
     def __init__(
         self,
-        executor: Executor,
+        claims: Claims,
         readers: Sequence[Stream],
         shares: Sequence[Sequence[Job]],
         layer: int,
     ) -> None:
-        self._executor = executor
+        self._claims = claims
         self._layer = layer
         self._left = len(shares)
         self.error: BaseException | None = None
@@ -72,7 +73,7 @@ class LayerGet:
         Raises:
             TransferError: a read failed, or hangs beyond the executor's deadline.
         """
-        self._executor.until(lambda: self.over, f"layer {self._layer} is not read")
+        self._claims.until(lambda: self.over, f"layer {self._layer} is not read")
         if self._left:
             raise TransferError("a read hangs")
         if self.error is not None:
@@ -87,17 +88,17 @@ class LayerGet:
                 together = next(joins, len(left))
             now, left = left[:together], left[together:]
             for job in now:
-                self._executor.copying(job)
+                self._claims.copying(job)
             for job, error in zip(now, self._errors(now), strict=True):
                 brought = 0 if error else job.bytes // (job.layers[1] - job.layers[0])
-                self._executor.copied(job, brought, self._layer + 1)
+                self._claims.copied(job, brought, self._layer + 1)
                 if error is not None:
                     self.error = self.error or error
                     if not job.over:
-                        self._executor.end(job, f"{type(error).__name__}: {error}")
+                        self._claims.end(job, f"{type(error).__name__}: {error}")
                 elif job.failed:
-                    self._executor.end(job)
-        self._executor.tell(self._done)
+                    self._claims.end(job)
+        self._claims.tell(self._done)
 
     def _errors(self, jobs: Sequence[Job]) -> Sequence[BaseException | None]:
         """Read the layer of some blocks, several in one call; what went wrong of each."""
@@ -119,7 +120,7 @@ class LayerLoads:
 
     Args:
         executor: whose moves they are.
-        lease: made by `Executor.acquire_claimed`, or otherwise: it then waits for what others copy.
+        lease: made by `Claims.acquire`, or otherwise: it then waits for what others copy.
         load: the stream that copies.
         connector: how.
         readers: how many threads read from storages.
@@ -145,6 +146,7 @@ class LayerLoads:
         self._rush = rush
         self._help = help_on
         self._executor = executor
+        self._claims = executor.claims
         self._load = load
         self._connector = connector
         self._up = connector.batched_to_gpu()
@@ -196,7 +198,7 @@ class LayerLoads:
             count, host = min(self._most, len(jobs)), torch.device("cpu")
             self._readers = [Stream(f"kvtrie-read-{at}", host) for at in range(count)]
         shares = [jobs[at :: len(self._readers)] for at in range(len(self._readers))]
-        return LayerGet(self._executor, self._readers, [one for one in shares if one], layer)
+        return LayerGet(self._claims, self._readers, [one for one in shares if one], layer)
 
     def wait(self, layer: int, current: Current, *, last: bool = True) -> None:
         """Let the computation wait for a layer.
@@ -254,13 +256,13 @@ class LayerLoads:
         self._load.submit(self._load.settle).join()
         self._join_reads()
         hung = any(job.failed for job in self._read_to)
-        for job in (*self._jobs, *self._executor.claim(self.lease.id)):
+        for job in (*self._jobs, *self._claims.claim(self.lease.id)):
             if job.begun and not job.over and not job.failed:
-                self._executor.end(job, "nobody wants it any more", cancelled=True)
+                self._claims.end(job, "nobody wants it any more", cancelled=True)
             elif not job.begun and not job.lost:
                 self._executor.cancel(job.ids)
         self._jobs = []
-        self._executor.disclaim(self.lease.id)
+        self._claims.disclaim(self.lease.id)
         for reader in self._readers:
             reader.close(wait=not hung)
         for layer in list(self._buffers):
@@ -270,7 +272,7 @@ class LayerLoads:
         """Block until nothing is read any more, but for what hangs."""
         reads = [get for gets in self._reads.values() for get in gets]
         try:
-            self._executor.until(lambda: all(read.over for read in reads), "reads do not end")
+            self._claims.until(lambda: all(read.over for read in reads), "reads do not end")
         except TransferError:
             # Those whose moves have all ended badly come back by themselves, a moment later.
             for reader in self._readers:
@@ -290,7 +292,7 @@ class LayerLoads:
 
     def _starts(self, job: Job) -> bool:
         """Begin a job if that needs no waiting; tells whether it has begun."""
-        if not job.begun and self._executor.startable(job):
+        if not job.begun and self._claims.startable(job):
             self._begin(job)
         return job.begun
 
@@ -299,9 +301,9 @@ class LayerLoads:
         if job.begun:
             return
         # What it waits for may be a job whose next layers are not wanted yet: those come first.
-        if job.after and self._executor.leases_of([job.after]):
+        if job.after and self._claims.leases_of([job.after]):
             self._rush()
-        if not self._executor.begin(job):
+        if not self._claims.begin(job):
             reads = [get.error for gets in self._reads.values() for get in gets if get.error]
             raise reads[0] if reads else TransferError("what it waited for has failed")
 
@@ -364,30 +366,30 @@ class LayerLoads:
         # What was read first: the copies behind it may only be told to have ended afterwards.
         for job in sorted(ended, key=_stored, reverse=True):
             self._begin(job)
-            self._executor.end(job)
+            self._claims.end(job)
             self._units.pop(job, None)
         for job in jobs:
             self._next[job] = layer + 1
 
     def _copy(self, memory: Sequence[Job], layer: int) -> None:
         for job in memory:
-            self._executor.copying(job)
+            self._claims.copying(job)
         came, begin = False, self._load.mark()
         each = [job.bytes // (job.layers[1] - job.layers[0]) for job in memory]
         try:
             self._up.send([self._copies(job, layer) for job in memory])
             came = True
             if begin is not None and memory:
-                self._load.measure(begin, partial(self._executor.took, memory[0], sum(each)))
+                self._load.measure(begin, partial(self._claims.took, memory[0], sum(each)))
         except BaseException as caught:
             for job in memory:
                 if job.begun:
-                    self._executor.end(job, f"{type(caught).__name__}: {caught}")
+                    self._claims.end(job, f"{type(caught).__name__}: {caught}")
             raise
         finally:
             for job, size in zip(memory, each, strict=True):
                 handed = begin is not None
-                self._executor.copied(job, size if came else 0, layer + 1, handed=handed)
+                self._claims.copied(job, size if came else 0, layer + 1, handed=handed)
 
     def _copies(self, job: Job, layer: int) -> Copies:
         source, first = job.source, job.layers[0]
@@ -402,7 +404,7 @@ class LayerLoads:
 
     def _news(self) -> list[Job]:
         """Loads that have been handed out since; what they carry is nobody else's."""
-        jobs = self._executor.claim(self.lease.id)
+        jobs = self._claims.claim(self.lease.id)
         self._mine += [job.ids for job in jobs]
         return jobs
 
@@ -415,23 +417,23 @@ class LayerLoads:
 
     def _await_others(self, layer: int, current: Current) -> None:
         """Moves of other requests, stores that free a slot, and own loads that came later."""
-        executor, lease = self._executor, self.lease
+        claims, lease = self._claims, self.lease
         while self._error is None:
             if news := self._news():
                 self._submit(partial(self._catch_up, news, self.issued - 1)).join()
             if self._there(layer):
                 break
-            if others := executor.leases_of(self._foreign):
+            if others := claims.leases_of(self._foreign):
                 self._help(others, layer)
-            executor.until(
+            claims.until(
                 lambda: (
-                    executor.claimable(lease.id)
+                    claims.claimable(lease.id)
                     or self._there(layer)
-                    or executor.stalled(self._foreign)
+                    or claims.stalled(self._foreign)
                 ),
                 f"lease {lease.id} awaits moves that nobody carries out",
             )
-            if executor.stalled(self._foreign):
+            if claims.stalled(self._foreign):
                 # Room in transit is short: what is half there must be there before more can come.
                 self._submit(self._rush).join()
         holes = len(lease.plan.recompute())
@@ -444,7 +446,7 @@ class LayerLoads:
     def _there(self, layer: int) -> bool:
         """Whether what others carry has brought a layer."""
         self._foreign = self._others()
-        return self._executor.layer_there(self._foreign, layer)
+        return self._claims.layer_there(self._foreign, layer)
 
     def _catch_up(self, jobs: list[Job], layer: int) -> None:
         """On the load stream: bring what came late as far as everything else is."""

@@ -71,6 +71,7 @@ class LayerStores:
         if room is not None and len(tokens) > room:
             raise ConfigError(f"{len(tokens)} tokens to store, the lease has room for {room}")
         self._executor = executor
+        self._claims = executor.claims
         self._lease = lease
         self._tokens = tokens
         self._store = store
@@ -125,15 +126,15 @@ class LayerStores:
                 copies = Copies(self._below, self._below_units + layer, self._units[layer])
             else:
                 copies = Copies(self._below, self._below_units, self._units, layer)
-            self._executor.copying(self._way)
+            self._claims.copying(self._way)
             begin, came = self._store.mark(), 0
             try:
                 self._down.send([copies])
                 came = len(self._blocks) * self._below.unit_bytes
                 if begin is not None:
-                    self._store.measure(begin, partial(self._executor.took, self._way, came))
+                    self._store.measure(begin, partial(self._claims.took, self._way, came))
             finally:
-                self._executor.copied(self._way, came, layer + 1, handed=begin is not None)
+                self._claims.copied(self._way, came, layer + 1, handed=begin is not None)
         except BaseException as caught:  # noqa: BLE001 - told by `commit`
             self._error = caught
 

@@ -138,7 +138,7 @@ class LayerwiseEngine:
         """
         options.setdefault("now", self.executor.clock())
         options.setdefault("layerwise", self.settings.use_layerwise)
-        return self.executor.acquire_claimed(
+        return self.executor.claims.acquire(
             partial(self.executor.manager.acquire, tokens, **options)
         )
 
@@ -339,7 +339,7 @@ class LayerwiseEngine:
             if loads.lease.id in leases:
                 loads.issue(layer + 1)
         for lease in leases:
-            self.executor.disclaim(lease)
+            self.executor.claims.disclaim(lease)
 
     def _open_stores(self, lease: Lease, tokens: Any) -> LayerStores:  # noqa: ANN401 - as above
         return LayerStores(
@@ -371,5 +371,6 @@ class LayerwiseEngine:
         """Block while a load is on its way that somebody waits for."""
         for loads in (*self._loads, *self._alone):
             loads.join()
-        if not self.executor.quiet():
-            self.executor.until(self.executor.quiet, "loads do not end")
+        claims = self.executor.claims
+        if not claims.quiet():
+            claims.until(claims.quiet, "loads do not end")

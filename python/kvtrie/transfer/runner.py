@@ -1,10 +1,12 @@
-"""Runner: the queue of a manager's moves, the threads that carry them out, and their reports.
+"""Runner: a pool of threads that carries out moves on copy streams, without a manager.
 
-Invariants: a move starts only after its `after` has ended well; every move handed out is reported
-exactly once as done or failed; what still runs when it is reported failed is reported again when
-it ends, and its slots stay untouched until then; nobody waits for a device that hangs longer than
-the deadline; no store that nobody waits for starts while a load that somebody waits for runs.
-Cost: one lock, held for bookkeeping and calls into the manager (microseconds), never for a copy.
+It lives in the process that holds the bytes. Beside a manager an `Executor` feeds it; elsewhere
+moves arrive as data by `submit`, and `reports` goes back to the process that has the manager.
+Invariant: a move starts only after its `after` has ended well; each move is reported exactly once
+as done or failed; one that still runs when it is reported failed is reported again when it ends;
+nothing waits for a device beyond the deadline; no store of the background starts while a load runs
+that a lease awaits. Cost: one lock, held for bookkeeping and calls of the sink (microseconds),
+never for a copy.
 """
 
 from __future__ import annotations
@@ -12,47 +14,75 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+import numpy as np
 import torch
 
-from kvtrie.errors import ClosedError, ConfigError, TransferError
-from kvtrie.tiers import BlockFormat, HasBlockFormat, Pool, agree
-from kvtrie.transfer.budget import Budget
-from kvtrie.transfer.feedback import Feedback
+from kvtrie.errors import ConfigError, TransferError
+from kvtrie.tiers import HasBlockFormat, Pool, agree
+from kvtrie.transfer.addresses import misaddressed
 from kvtrie.transfer.job import Job, Urgency, group, run_together
-from kvtrie.transfer.queue import Queue
+from kvtrie.transfer.schedule import Schedule
 from kvtrie.transfer.section import Section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+    from types import TracebackType
+    from typing import Self
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from kvtrie import BlockManager, Moves
+    from kvtrie import Moves
+    from kvtrie.tier import Tier
     from kvtrie.tiers import Storage
     from kvtrie.transfer.section import Ticket
 
-__all__ = ["Progress", "Runner"]
+__all__ = ["MoveReport", "Progress", "Runner", "Sink"]
 
 _LOG = logging.getLogger(__name__)
 _NS = 1_000_000_000
+_FAILED_KEPT = 1 << 16
+_DEPENDS = "the move that it waits for has failed"
+
+
+class MoveReport(NamedTuple):
+    """News of some moves, with the arguments of `BlockManager.complete`; it can be pickled.
+
+    Attributes:
+        ids: the moves, which are equally far.
+        layers_done: the first layers of each that are copied; None once the moves have ended.
+        error: why they failed; None while all is well.
+        hung: they failed at the deadline and still run: a second report follows when they end.
+        cancelled: they failed and never started.
+    """
+
+    ids: tuple[int, ...]
+    layers_done: int | None = None
+    error: str | None = None
+    hung: bool = False
+    cancelled: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether the bytes are there."""
+        return self.error is None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far some moves are, as `Executor` tells it.
+    """The progress of some moves, for a callback.
 
     Attributes:
         ids: the moves, which are equally far.
         layers_done: layers that are copied, the first ones of each.
         layers: layers of each move.
         error: why they failed; None while all is well.
-        pending: moves of the executor that have not ended.
+        pending: moves of the runner that have not ended.
     """
 
     ids: tuple[int, ...]
@@ -62,43 +92,108 @@ class Progress:
     pending: int
 
 
+class Sink(Protocol):
+    """The manager's side of a runner in the manager's own process.
+
+    Every call comes from within the runner's section. Any exception breaks the runner.
+    """
+
+    def more(self) -> Moves:
+        """Moves that the manager hands out now."""
+        ...
+
+    def began(self, job: Job, now: int) -> None:
+        """A job starts to copy."""
+        ...
+
+    def ended(self, job: Job, now: int, *, brought: int) -> None:
+        """A job has ended and brought so many bytes; 0 if it failed."""
+        ...
+
+    def report(
+        self,
+        ids: Sequence[int] | NDArray[np.uint64],
+        now: int,
+        *,
+        layers_done: int | None,
+        error: str | None,
+        hung: bool,
+        cancelled: bool,
+    ) -> None:
+        """News of moves, as `MoveReport` has them."""
+        ...
+
+
 class Runner:
-    """What an `Executor` stands on: its arguments are explained there."""
+    """Threads that copy what moves say, between the pools of one process.
+
+    A move may name as `after` another one that this runner has or has had. With several ranks,
+    submit a move only when its `after` has ended well on all of them.
+    One that is dropped without `close` cancels what has not started, and its threads end. It
+    belongs to the process that made it: in a fork every call is a `ConfigError`.
+
+    Args:
+        pools: a `Pool` or a `Storage` per tier, in the manager's order; None for a tier whose bytes
+            are not in this process.
+        tiers: the manager's tiers, for their `io_budget` and their names; without them nothing is
+            limited.
+        workers: threads; on a GPU each has a copy stream of its own. With 0, one copies, and only
+            during a call that waits.
+        deadline_s: seconds that a job may run before its moves are reported failed. None waits for
+            ever.
+        clock: nanoseconds, monotone.
+        layers_per_report: layers that are copied between two reports of progress.
+        moves_per_job: the most moves that are copied and reported together.
+        progress: called from the worker's thread with every piece of news. The first exception that
+            it raises is logged, the others are ignored.
+        sink: takes the reports and gives more moves; None collects them for `reports`.
+
+    Attributes:
+        section: the lock of all that follows.
+        schedule: jobs that wait and run.
+        claimed: by lease, loads that a layer-wise engine carries out itself and has not begun.
+        threads: the workers.
+
+    Raises:
+        ConfigError: pools whose bytes lie differently from each other's, or numbers that cannot be.
+    """
 
     def __init__(
         self,
-        manager: BlockManager,
         pools: Sequence[Pool | Storage | None],
         *,
-        workers: int,
-        deadline_s: float | None,
-        clock: Callable[[], int],
-        layers_per_report: int,
-        moves_per_job: int,
-        progress: Callable[[Progress], None] | None,
-        learn: bool,
+        tiers: Sequence[Tier] = (),
+        workers: int = 2,
+        deadline_s: float | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        layers_per_report: int = 8,
+        moves_per_job: int = 64,
+        progress: Callable[[Progress], None] | None = None,
+        sink: Sink | None = None,
     ) -> None:
-        given = [pool for pool in pools if pool is not None]
-        if len(given) != len(manager.tiers):
-            raise ConfigError(f"{len(given)} pools given for {len(manager.tiers)} tiers")
         if workers < 0 or layers_per_report < 1 or moves_per_job < 1:
             raise ConfigError("workers is at least 0, layers and moves per report at least 1")
         if deadline_s is not None and deadline_s <= 0:
             raise ConfigError(f"a deadline of {deadline_s} s has passed before a move starts")
-        self.manager = manager
-        self.pools = tuple(given)
-        self._look()
+        memory = [isinstance(pool, Pool) for pool in pools]
+        agree(
+            (_name(at, tiers), pool.block_format, memory[at])
+            for at, pool in enumerate(pools)
+            if isinstance(pool, HasBlockFormat)
+        )
+        self.pools = tuple(pools)
         self.clock = clock
-        self._deadline_ns = None if deadline_s is None else int(deadline_s * _NS)
+        self.deadline_ns = None if deadline_s is None else int(deadline_s * _NS)
+        self.moves_per_job = moves_per_job
+        self.section = Section()
+        self.schedule = Schedule(tiers)
+        self.claimed: dict[int, list[Job]] = {}
         self._layers_per_report = layers_per_report
-        self._moves_per_job = moves_per_job
-        self._tell = progress
+        self._progress = progress
         self._complained = False
-        self._queue = Queue()
-        self._budget = Budget(manager.tiers)
-        self.feedback = Feedback(manager, learn=learn)
-        self._claimed: dict[int, list[Job]] = {}
-        self._running: list[Job] = []
+        self._sink = sink
+        self._outbox: list[MoveReport] = []
+        self._failed: dict[int, None] = {}  # the last ones, for moves that name them as `after`
         self._closed = False
         self._broken: BaseException | None = None
         devices = (pool.device for pool in self.pools if isinstance(pool, Pool))
@@ -106,8 +201,7 @@ class Runner:
         self._compute = None if cuda is None else torch.cuda.current_stream(cuda)
         self._on_call = workers == 0
         self._given: list[Job] = []
-        self._section = Section()
-        self._threads = [
+        self.threads = [
             threading.Thread(
                 target=_work,
                 args=(weakref.ref(self), self._stream()),
@@ -116,153 +210,229 @@ class Runner:
             )
             for index in range(workers or 1)
         ]
-        for thread in self._threads:
+        for thread in self.threads:
             thread.start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.section.here:  # a fork that leaves the block leaves its parent's threads alone
+            self.close()
+
     def __del__(self) -> None:
-        """What nobody refers to any more holds nothing: whoever works for it refers to it."""
-        section: Section | None = getattr(self, "_section", None)  # its settings may be refused
+        """Fail every move that is left: no thread of a dropped runner works for it."""
+        # Missing where the arguments were refused.
+        section: Section | None = getattr(self, "section", None)
         if section is None or not section.here or sys.is_finalizing():
             return
-        self._tell = None
-        self._shut("the executor is gone")
-        for job in list(self._running):
-            self._end(job, "the executor is gone", cancelled=True)
+        self._progress = None
+        self.shut("the runner was dropped")
+        for job in list(self.schedule.running):
+            self.end(job, "the runner was dropped", cancelled=True)
 
-    def _shut(self, why: str) -> None:
+    def submit(self, moves: Moves) -> None:
+        """Take moves in, and start them when they may.
+
+        A move that no pool of this process can serve is reported failed, as is one whose `after`
+        has failed here; an `after` that this runner has never had counts as ended well.
+
+        Raises:
+            ConfigError: a move that is here already, or twice in `moves`.
+            TransferError: the runner is closed.
+        """
+        with self.section:
+            self.check()
+            ids = moves.id.tolist()
+            again = self.schedule.unended(set(ids))
+            if again or len(set(ids)) < len(ids):
+                raise ConfigError(f"{len(ids)} moves, {len(again)} of them here already, or twice")
+            why = misaddressed(moves, self.pools)
+            for row, reason in why.items():
+                self.report([ids[row]], error=reason)
+            # In topological order, so one pass finds chains; most batches wait for nothing.
+            for row in np.flatnonzero(moves.after).tolist():
+                if row not in why and int(moves.after[row]) in self._failed:
+                    why[row] = _DEPENDS
+                    self.report([ids[row]], error=_DEPENDS, cancelled=True)
+            self.accept(moves if not why else moves[np.delete(np.arange(len(moves)), [*why])])
+
+    def reports(self, *, wait: bool = False) -> list[MoveReport]:
+        """News since the last call, in the order in which it came.
+
+        Args:
+            wait: block until there is any, or until no move is left that could bring any.
+
+        Raises:
+            TransferError: a worker could not report.
+        """
+        if wait and not self._closed:
+            self.until(
+                lambda: bool(self._outbox) or self.schedule.left() == self.schedule.late(),
+                "no move is left",
+            )
+        with self.section:
+            if not self._closed:
+                self.poll()
+            news, self._outbox = self._outbox, []
+            return news
+
+    def drain(self) -> list[MoveReport]:
+        """Block until every move has ended, but for those that hang; the news since the last call.
+
+        Raises:
+            TransferError: the runner is closed, or a worker could not report.
+        """
+        schedule = self.schedule
+        self.until(lambda: schedule.left() == schedule.late(), "no move is left")
+        return self.reports()
+
+    @property
+    def pending(self) -> int:
+        """Moves that have not ended, those that hang included."""
+        with self.section.lock:
+            return self.schedule.left()
+
+    def cancel(
+        self,
+        ids: Collection[int] | NDArray[np.uint64] | None = None,
+        why: str = "cancelled",
+        *,
+        blame: bool = False,
+    ) -> int:
+        """Fail moves that have not started.
+
+        Args:
+            ids: which moves; None means all. Those that run, have ended or are unknown stay.
+            why: the reason that is reported.
+            blame: report them as failed instead of cancelled, so that they are not asked for again.
+
+        Returns:
+            How many moves will not run, those that waited for them included.
+        """
+        with self.section:
+            gone, with_them = self.schedule.queue.cancel(ids)
+            if gone:
+                self.report(gone, error=why, cancelled=not blame)
+                self._lose(with_them)
+                self.section.notify_all()
+            return len(gone) + len(with_them)
+
+    def close(self) -> None:
+        """Cancel the moves that have not started, let the running ones end, join the threads.
+
+        A thread that hangs beyond the deadline is left behind. Closing twice does nothing.
+        """
+        self.shut("closed before the move started")
+        while True:
+            with self.section:
+                self._expire()
+                hanging = {job.worker for job in self.schedule.running}
+                if all(job.failed for job in self.schedule.running):
+                    break
+                ticket = self.section.ticket(self.patience())
+            ticket.wait()
+        for thread in self.threads:
+            if thread not in hanging:
+                thread.join()
+
+    def shut(self, why: str) -> None:
         """Cancel what has not started; the threads end when they have nothing left to do."""
-        with self._section:
+        with self.section:
             if not self._closed:
                 self._closed = True
-                self._cancel(None, why)
-                self._section.notify_all()
+                self.cancel(None, why)
+                self.section.notify_all()
 
-    def _stream(self) -> torch.cuda.Stream | None:
-        """What a thread copies on: on a GPU a stream of its own, or the caller's on call."""
-        compute = self._compute
-        return compute if compute is None or self._on_call else torch.cuda.Stream(compute.device)
+    def check(self) -> None:
+        """Raise if no move can be taken in any more.
 
-    def _look(self) -> None:
-        """Whether the pools may exchange bytes, and are of the manager's blocks."""
-        model, size = self.manager.model, self.manager.block_tokens
-        memory = [isinstance(pool, Pool) for pool in self.pools]
-        formats = [
-            (f"tier {at} ({tier.kind})", pool.block_format, memory[at])
-            for at, (tier, pool) in enumerate(zip(self.manager.tiers, self.pools, strict=True))
-            if isinstance(pool, HasBlockFormat)
-        ]
-        for name, block_format, _ in formats[:1]:
-            managed = BlockFormat.first(model, block_format.layout, size)
-            agree([("the manager", managed, False), (name, block_format, False)])
-        agree(formats)
+        Raises:
+            TransferError: the runner is closed, or a worker could not report.
+        """
+        if self._broken is not None:
+            raise TransferError(f"a worker could not report: {self._broken}") from self._broken
+        if self._closed:
+            raise TransferError("the runner is closed")
 
-    def _until(self, done: Callable[[], bool], stuck: str) -> None:
+    def poll(self, before: Callable[[], object] | None = None) -> bool:
+        """From within the section: take moves in, and fail those past their deadline.
+
+        Args:
+            before: called first, if the runner is open.
+
+        Returns:
+            Whether anything has changed.
+        """
+        self.check()
+        if before is not None:
+            before()
+        return any([self._expire(), self.take(), self._give_up()])
+
+    def until(
+        self,
+        done: Callable[[], bool],
+        stuck: str,
+        before: Callable[[], object] | None = None,
+    ) -> None:
+        """Block until moves have brought something about; looks again when any gets further.
+
+        Raises:
+            TransferError: with the text `stuck`, if no move is left that could bring it about.
+        """
         while True:
-            with self._section:
-                news = self._poll()
+            with self.section:
+                news = self.poll(before)
                 if done():
                     return
                 if self._on_call:
                     self._give()
                 if news:
                     continue
-                if self._left() == self._late():
+                if self.schedule.left() == self.schedule.late():
                     raise TransferError(stuck)
-                ticket = self._section.ticket(self._patience())
+                ticket = self.section.ticket(self.patience())
             ticket.wait()
 
-    def _give(self) -> None:
-        """With `workers=0`: what comes next is for the thread, if that has nothing to do.
+    def take(self) -> bool:
+        """From within the section: accept what the sink hands out; tells whether there was any.
 
-        The caller only waits: what interrupts it does not stop a copy half-way.
+        The lock is held, so no completion can slip in between.
         """
-        (thread,) = self._threads
-        if not any(job.worker is thread for job in self._running):
-            self._given = self._next(thread)
-            self._section.notify_all()
-
-    def _poll(self) -> bool:
-        """Look after everything; tells whether there was anything to do."""
-        if self._broken is not None:
-            raise TransferError(f"a worker could not report: {self._broken}") from self._broken
-        if self._closed:
-            raise TransferError("the executor is closed")
-        for lease in [lease for lease, jobs in self._claimed.items() if jobs]:
-            try:
-                self.manager.lease(lease)
-            except ClosedError:  # released before anybody retrieved it
-                self._disclaim(lease)
-        return any([self._expire(), self._take(), self._give_up()])
-
-    def _disclaim(self, lease: int) -> None:
-        """Carry out the loads of a lease that nobody has claimed like anybody's."""
-        for job in self._claimed.pop(lease, ()):
-            self._queue.hand_over(job)
-        self._section.notify_all()
-
-    def _take(self) -> bool:
-        """Accept what the manager hands out. The lock is held: no completion can slip between."""
-        if self._closed or self._broken is not None:
+        if self._sink is None or self._closed or self._broken is not None:
             return False
-        moves = self.manager.moves()
+        moves = self._sink.more()
         if not len(moves):
             return False
-        self._accept(moves)
+        self.accept(moves)
         return True
 
-    def _accept(self, moves: Moves) -> None:
+    def accept(self, moves: Moves) -> None:
+        """From within the section: queue moves whose tiers and slots the pools have."""
         event = self._compute.record_event() if self._compute is not None else None
-        jobs = group(moves, self.pools, self._unended, self._moves_per_job, self._claimed)
-        for job in jobs:
+        schedule, claimed = self.schedule, self.claimed
+        pools = cast("Sequence[Pool | Storage]", self.pools)  # those of the moves are here
+        for job in group(moves, pools, schedule.unended, self.moves_per_job, claimed):
             job.event = event
-            self._queue.add(job)
+            schedule.queue.add(job)
             if job.lease:
-                self._claimed[job.lease].append(job)
-        self._section.notify_all()
-
-    def _next(self, worker: threading.Thread | None) -> list[Job]:
-        """The jobs to carry out next: one, or several that go in one call of their storage."""
-        jobs: list[Job] = []
-        job = self._queue.pop(self._may)
-        while job is not None:
-            jobs.append(job)
-            job.started_ns = self.clock()
-            job.worker = worker
-            self._running.append(job)
-            if job.urgency != Urgency.DEMAND:
-                self._budget.spend(job, self.clock())
-            self.feedback.began(job, job.started_ns)
-            more = len(jobs) < self._moves_per_job and jobs[0].batchable
-            job = self._queue.pop(self._may, jobs[0]) if more else None
-        return jobs
-
-    def _may(self, job: Job) -> bool:
-        """Whether a job may start now."""
-        if job.urgency == Urgency.DEMAND:
-            return True
-        if job.store and self._loading():
-            return False
-        return self._budget.free_at(job) <= self.clock()
-
-    def _loading(self) -> bool:
-        """Whether a load copies that a lease waits for."""
-        return any(
-            job.urgency == Urgency.DEMAND
-            and not job.store
-            and not job.failed
-            and job.started_ns is not None
-            for job in self._running
-        )
+                claimed[job.lease].append(job)
+        self.section.notify_all()
 
     def attend(self, stream: torch.cuda.Stream | None) -> Ticket | None:
-        """Carry out, as one of the threads, what there is to do.
+        """Carry out, as one of the threads, the jobs that may start.
 
         Returns:
-            What to wait for before there may be more; None if there never will be.
+            The ticket to wait for before there may be more; None if there never will be.
         """
         worker = threading.current_thread()
         while True:
-            with self._section:
+            with self.section:
                 self._expire()
                 jobs, self._given = self._given, []
                 if not self._on_call:
@@ -270,8 +440,106 @@ class Runner:
                 if not jobs:
                     if self._closed or self._broken is not None:
                         return None
-                    return self._section.ticket(self._patience())
+                    return self.section.ticket(self.patience())
             self._carry_out(jobs, stream)
+
+    def end(self, job: Job, error: str | None = None, *, cancelled: bool = False) -> None:
+        """Report a running job: ended well, failed, or given up by its lease."""
+        with self.section:
+            self.schedule.running.remove(job)
+            self.schedule.queue.done(job)
+            job.over = True
+            if job.failed:
+                error = "the move ended past its deadline"
+            # A claimed job has told the sink of each of its layers.
+            if self._sink is not None and not job.lease:
+                brought = job.bytes if error is None else 0
+                self._sink.ended(job, self.clock(), brought=brought)
+            self.report(job.ids, error=error, cancelled=cancelled and not job.failed)
+            self._release(job.ids, ok=error is None)
+            try:
+                self.take()
+            except Exception as broken:  # noqa: BLE001 - raised to the caller that waits
+                self._break(broken)
+            self.section.notify_all()
+        layers = job.layers[1] - job.layers[0]
+        self.told(job.ids, layers if error is None else 0, layers, error)
+
+    def report(
+        self,
+        ids: Sequence[int] | NDArray[np.uint64],
+        *,
+        layers_done: int | None = None,
+        error: str | None = None,
+        hung: bool = False,
+        cancelled: bool = False,
+    ) -> None:
+        """From within the section: pass news on to the sink, or keep it for `reports`."""
+        if self._sink is None:
+            each = tuple(map(int, ids))
+            self._outbox.append(MoveReport(each, layers_done, error, hung, cancelled))
+            if error is not None:
+                self._remember(each)
+            return
+        try:
+            self._sink.report(
+                ids,
+                self.clock(),
+                layers_done=layers_done,
+                error=error,
+                hung=hung,
+                cancelled=cancelled,
+            )
+        except Exception as broken:  # noqa: BLE001 - raised to the caller that waits
+            self._break(broken)
+
+    def told(
+        self,
+        ids: Sequence[int] | NDArray[np.uint64],
+        layers_done: int,
+        layers: int,
+        error: str | None,
+    ) -> None:
+        """Call back with progress, outside the section: the callback takes its own time."""
+        if self._progress is None or not len(ids):
+            return
+        each, left = tuple(map(int, ids)), self.schedule.left()
+        try:
+            self._progress(Progress(each, layers_done, layers, error, left))
+        except BaseException as raised:
+            own = threading.current_thread() in self.threads
+            if not isinstance(raised, Exception) and not own:
+                raise  # Ctrl-C is the caller's
+            if not self._complained:
+                self._complained = True
+                _LOG.warning("progress could not be told, moves go on: %s", raised, exc_info=raised)
+
+    def patience(self) -> float | None:
+        """Seconds until a deadline passes or a budget lets a job start; None for neither."""
+        return self.schedule.patience(self.deadline_ns, self.clock())
+
+    def _stream(self) -> torch.cuda.Stream | None:
+        """A thread's copy stream on a GPU: its own, or the caller's where it copies on call."""
+        compute = self._compute
+        return compute if compute is None or self._on_call else torch.cuda.Stream(compute.device)
+
+    def _give(self) -> None:
+        """With `workers=0`: hand the next jobs to the thread, if it has nothing to do.
+
+        The caller only waits, so that Ctrl-C does not stop a copy half-way.
+        """
+        (thread,) = self.threads
+        if not any(job.worker is thread for job in self.schedule.running):
+            self._given = self._next(thread)
+            self.section.notify_all()
+
+    def _next(self, worker: threading.Thread) -> list[Job]:
+        now = self.clock()
+        jobs = self.schedule.next(worker, self.moves_per_job, now)
+        if self._sink is not None:
+            for job in jobs:
+                self._sink.began(job, now)
+        return jobs
 
     def _carry_out(self, jobs: Sequence[Job], stream: torch.cuda.Stream | None) -> None:
         if len(jobs) > 1:
@@ -286,11 +554,11 @@ class Runner:
                     if stream is not None:
                         stream.synchronize()
                     if done < job.layers[1] - job.layers[0]:
-                        self._progress(job, done)
+                        self._advance(job, done)
         except BaseException as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
-            self._end(job, f"{type(caught).__name__}: {caught}")
+            self.end(job, f"{type(caught).__name__}: {caught}")
         else:
-            self._end(job, None)
+            self.end(job)
 
     def _carry_out_together(self, jobs: Sequence[Job]) -> None:
         kind = TransferError.__name__
@@ -299,167 +567,85 @@ class Runner:
         except BaseException as caught:  # noqa: BLE001 - whatever a tier raises fails its moves
             told, kind = [str(caught)] * len(jobs), type(caught).__name__
         for job, why in zip(jobs, told, strict=True):
-            self._end(job, None if why is None else f"{kind}: {why}")
+            self.end(job, None if why is None else f"{kind}: {why}")
 
-    def _progress(self, job: Job, layers_done: int) -> None:
-        with self._section:
+    def _advance(self, job: Job, layers_done: int) -> None:
+        """Report the layers that a running job has copied so far."""
+        with self.section:
             late = job.failed
             if not late:
                 job.there = job.layers[0] + layers_done
-                self._report(job.ids, layers_done=layers_done)
-                self._section.notify_all()
+                self.report(job.ids, layers_done=layers_done)
+                self.section.notify_all()
         if not late:
-            self._told(job.ids, layers_done, job.layers[1] - job.layers[0], None)
-
-    def _end(self, job: Job, error: str | None, *, cancelled: bool = False) -> None:
-        with self._section:
-            self._running.remove(job)
-            self._queue.done(job)
-            job.over = True
-            if job.failed:
-                error = "the move ended past its deadline"
-            if not job.lease:
-                self.feedback.ended(job, self.clock(), brought=job.bytes if error is None else 0)
-            self._report(job.ids, error=error, cancelled=cancelled and not job.failed)
-            self._release(job.ids, ok=error is None)
-            try:
-                self._take()
-            except Exception as broken:  # noqa: BLE001 - told to whoever waits
-                self._break(broken)
-            self._section.notify_all()
-        layers = job.layers[1] - job.layers[0]
-        self._told(job.ids, layers if error is None else 0, layers, error)
+            self.told(job.ids, layers_done, job.layers[1] - job.layers[0], None)
 
     def _release(self, ids: NDArray[np.uint64], *, ok: bool) -> None:
-        """Start what waited for moves that ended well; forget what waited for failed ones."""
-        for ident in self._queue.awaited(ids):
-            self._queue.ended(ident, ok=ok)
+        """Start the jobs that waited for moves that ended well; drop those of failed ones."""
+        for ident in self.schedule.queue.awaited(ids):
+            self._lose(self.schedule.queue.ended(ident, ok=ok))
 
-    def _cancel(
-        self,
-        ids: Collection[int] | NDArray[np.uint64] | None,
-        why: str,
-        *,
-        blame: bool = False,
-    ) -> int:
-        gone, with_them = self._queue.cancel(ids)
-        if gone:
-            self._report(gone, error=why, cancelled=not blame)
-            self._section.notify_all()
-        return len(gone) + len(with_them)
+    def _lose(self, ids: list[int]) -> None:
+        """Report moves that left the queue with the one they waited for."""
+        # A manager has failed them itself, with the move that they name.
+        if ids and self._sink is None:
+            self.report(ids, error=_DEPENDS, cancelled=True)
+
+    def _remember(self, ids: tuple[int, ...]) -> None:
+        self._failed.update(dict.fromkeys(ids))
+        while len(self._failed) > _FAILED_KEPT:
+            del self._failed[next(iter(self._failed))]
 
     def _give_up(self) -> bool:
-        """Cancel what moves that hang keep from starting; tells whether there was any.
+        """Cancel the moves that hanging ones keep from starting; tells whether there was any.
 
-        That is what stands behind them at a storage and, while every worker hangs, everything. A
-        store whose end somebody waits for is blamed then: the manager would only ask for another
-        block's in its place, and then for that of the first again, without end.
+        Those are the moves behind them at a slot of a storage and, while every worker hangs, all.
         """
-        hung = [job for job in self._running if job.failed]
-        behind = [ident for job in hung for ident in self._queue.behind(job)]
-        gone = self._cancel(behind, "the move before it at its place hangs")
-        if len({job.worker for job in hung} - {None}) == len(self._threads):
+        queue = self.schedule.queue
+        hung = [job for job in self.schedule.running if job.failed]
+        if not hung:
+            return False
+        behind = [ident for job in hung for ident in queue.behind(job)]
+        gone = self.cancel(behind, "the move before it at its place hangs")
+        if len({job.worker for job in hung} - {None}) == len(self.threads):
+            # An awaited store is blamed: a manager would otherwise ask for another block's in its
+            # place, then for that of the first again, without end.
             awaited = [
                 ident
-                for job in self._queue
+                for job in queue
                 if job.store and job.urgency == Urgency.DEMAND
                 for ident in job.ids.tolist()
             ]
             why = "every worker hangs"
-            gone += self._cancel(awaited, why, blame=True) + self._cancel(None, why)
+            gone += self.cancel(awaited, why, blame=True) + self.cancel(None, why)
         return gone > 0
 
     def _expire(self) -> bool:
-        """Report failed what runs past its deadline; tells whether there was any."""
-        if self._deadline_ns is None:
+        """Report failed the jobs past their deadline; tells whether there was any."""
+        if self.deadline_ns is None:
             return False
-        now, before = self.clock(), self._late()
-        for job in self._running:
+        now, found = self.clock(), False
+        for job in self.schedule.running:
             started = job.started_ns
-            if job.failed or started is None or now - started < self._deadline_ns:
+            if job.failed or started is None or now - started < self.deadline_ns:
                 continue
-            job.failed = True
-            self._report(job.ids, error=f"no end after {(now - started) / _NS:.3f} s", hung=True)
+            job.failed = found = True
+            self.report(job.ids, error=f"no end after {(now - started) / _NS:.3f} s", hung=True)
             self._release(job.ids, ok=False)
-            self._section.notify_all()
-        return self._late() > before
-
-    def _left(self) -> int:
-        """Moves that have not ended."""
-        return len(self._queue) + sum(len(job.ids) for job in self._running)
-
-    def _unended(self, ids: set[int]) -> set[int]:
-        """Those of some moves that have not ended."""
-        left = {ident for ident in ids if self._queue.job_of(ident)}
-        return left.union(*(ids.intersection(job.ids.tolist()) for job in self._running))
-
-    def _late(self) -> int:
-        """Moves that still run though they were reported failed."""
-        return sum(len(job.ids) for job in self._running if job.failed)
-
-    def _patience(self) -> float | None:
-        """Seconds until a deadline or until a budget lets something start; None for neither."""
-        now = self.clock()
-        # What has not begun may do so at once, and wakes nobody for that.
-        starts = [job.started_ns or now for job in self._running if not job.failed]
-        starts += [now] if self._queue else []
-        times = [self._budget.free_at(job) for job in self._queue] if self._budget.limited else []
-        times = [time for time in times if time > now]
-        if self._deadline_ns is not None and starts:
-            times.append(min(starts) + self._deadline_ns)
-        return max(0.0, (min(times) - now) / _NS) if times else None
-
-    def _report(
-        self,
-        ids: Sequence[int] | NDArray[np.uint64],
-        *,
-        layers_done: int | None = None,
-        error: str | None = None,
-        hung: bool = False,
-        cancelled: bool = False,
-    ) -> None:
-        try:
-            self.manager.complete(
-                ids,
-                now=self.clock(),
-                ok=error is None,
-                layers_done=layers_done,
-                error=error,
-                hung=hung,
-                cancelled=cancelled,
-            )
-        except Exception as broken:  # noqa: BLE001 - told to whoever waits, also across threads
-            self._break(broken)
-
-    def _told(
-        self,
-        ids: Sequence[int] | NDArray[np.uint64],
-        layers_done: int,
-        layers: int,
-        error: str | None,
-    ) -> None:
-        """Tell the caller, outside the section: what it does with the news is its own time."""
-        if self._tell is None or not len(ids):
-            return
-        try:
-            self._tell(Progress(tuple(map(int, ids)), layers_done, layers, error, self._left()))
-        except BaseException as raised:
-            if not isinstance(raised, Exception) and not self._own_thread():
-                raise  # Ctrl-C is the caller's
-            if not self._complained:
-                self._complained = True
-                _LOG.warning("progress could not be told, moves go on: %s", raised, exc_info=raised)
-
-    def _own_thread(self) -> bool:
-        return threading.current_thread() in self._threads
+            self.section.notify_all()
+        return found
 
     def _break(self, broken: BaseException) -> None:
         self._broken = broken
-        self._section.notify_all()
+        self.section.notify_all()
+
+
+def _name(at: int, tiers: Sequence[Tier]) -> str:
+    return f"tier {at} ({tiers[at].kind})" if at < len(tiers) else f"tier {at}"
 
 
 def _work(ref: weakref.ref[Runner], stream: torch.cuda.Stream | None) -> None:
-    """A thread: it refers to its runner only while it works, so that one may simply be dropped."""
+    """A thread's loop: it refers to its runner only while it works, so that one may be dropped."""
     while (runner := ref()) is not None:
         ticket = runner.attend(stream)
         del runner

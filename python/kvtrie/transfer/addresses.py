@@ -1,0 +1,48 @@
+"""Addresses of moves, compared with the pools of a process before any byte is touched.
+
+A move that crossed a process may name a tier that this process does not hold, or a slot that its
+pool does not have. Cost: a few array operations per batch and tier.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie.tiers import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtrie import Moves
+    from kvtrie.tiers import Storage
+
+__all__ = ["misaddressed"]
+
+
+def misaddressed(moves: Moves, pools: Sequence[Pool | Storage | None]) -> dict[int, str]:
+    """The rows of `moves` that these pools cannot serve, with the reason.
+
+    A storage keeps its own count of slots and raises when it is read or written.
+    """
+    why: dict[int, str] = {}
+    sides = ((moves.src, moves.src_slot), (moves.dst, moves.dst_slot))
+    for tiers, slots in sides:
+        for tier in sorted(set[int](tiers.tolist())):
+            rows = np.flatnonzero(tiers == tier)
+            pool: Pool | Storage | None = pools[tier] if tier < len(pools) else None
+            if pool is None:
+                held = [at for at, one in enumerate(pools) if one is not None]
+                why |= dict.fromkeys(rows.tolist(), f"no pool for tier {tier}: this has {held}")
+            elif isinstance(pool, Pool):
+                room = pool.blocks * (pool.layers if pool.layer_slots else 1)
+                for row in rows[slots[rows] >= room].tolist():
+                    why[row] = f"slot {slots[row]} of tier {tier}, whose pool has {room}"
+                for row in rows[moves.layer_hi[rows] > pool.layers].tolist():
+                    why[row] = f"layer {moves.layer_hi[row] - 1} of {pool.layers} on tier {tier}"
+                wide = moves.layer_hi[rows] - moves.layer_lo[rows] != 1
+                if pool.layer_slots and wide.any():
+                    reason = f"several layers in one layer slot of tier {tier}"
+                    why |= dict.fromkeys(rows[wide].tolist(), reason)
+    return why

@@ -1,0 +1,195 @@
+"""Claims: the loads that a layer-wise engine carries out itself, layer by layer.
+
+Their jobs wait in the runner's queue for their turn like any, but no thread of the runner takes
+them: the engine does, by name. A claim ends with its lease; its jobs are then the threads'.
+Invariant: a claimed job is begun once and ended once. Cost: per layer and job two short calls under
+the runner's lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtrie.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from kvtrie import BlockManager, Lease
+    from kvtrie.transfer.feedback import Feedback
+    from kvtrie.transfer.job import Job
+    from kvtrie.transfer.runner import Runner
+
+__all__ = ["Claims"]
+
+
+class Claims:
+    """Claimed loads by lease, over one manager and its runner.
+
+    Args:
+        manager: the manager that has the leases.
+        runner: its runner, whose queue and running jobs include the claimed ones.
+        feedback: takes the times of their layers.
+    """
+
+    def __init__(self, manager: BlockManager, runner: Runner, feedback: Feedback) -> None:
+        self._manager = manager
+        self._runner = runner
+        self._section = runner.section
+        self._schedule = runner.schedule
+        self._clock = runner.clock
+        self._feedback = feedback
+
+    def acquire(self, action: Callable[[], Lease]) -> Lease:
+        """Make a lease whose loads are claimed.
+
+        Args:
+            action: acquires or resumes it.
+        """
+        lease: Lease | None = None
+        try:
+            with self._section:
+                self._runner.poll(self.sweep)
+                lease = action()
+                self._runner.claimed[lease.id] = []
+                self._runner.take()
+                return lease
+        except BaseException:
+            if lease is not None:
+                lease.release(now=self._clock())
+            raise
+
+    def claimable(self, lease: int) -> bool:
+        """Whether `claim` has any job to give."""
+        with self._section.lock:
+            return bool(self._runner.claimed.get(lease))
+
+    def claim(self, lease: int) -> list[Job]:
+        """The loads of a claimed lease that have been handed out since the last call."""
+        with self._section:
+            self._runner.take()
+            jobs = self._runner.claimed.get(lease, [])
+            if jobs:
+                self._runner.claimed[lease] = []
+            return jobs
+
+    def disclaim(self, lease: int) -> None:
+        """Leave the loads of a lease that were not begun to the runner's threads."""
+        with self._section:
+            for job in self._runner.claimed.pop(lease, ()):
+                self._schedule.queue.hand_over(job)
+            self._section.notify_all()
+
+    def disclaim_all(self) -> None:
+        """Leave all loads that were not begun to the runner's threads."""
+        with self._section:
+            for lease in list(self._runner.claimed):
+                self.disclaim(lease)
+
+    def sweep(self) -> None:
+        """From within the section: disclaim the loads of leases that were released."""
+        for lease in [lease for lease, jobs in self._runner.claimed.items() if jobs]:
+            try:
+                self._manager.lease(lease)
+            except ClosedError:
+                self.disclaim(lease)
+
+    def leases_of(self, ids: Collection[int]) -> set[int]:
+        """The leases that have claimed any of these moves."""
+        with self._section.lock:
+            wanted = set(ids)
+            running = (job for job in self._schedule.running if job.lease)
+            jobs = [job for job in running if wanted.intersection(job.ids.tolist())]
+            jobs += filter(None, map(self._schedule.queue.job_of, wanted))
+            return {job.lease for job in jobs if job.lease}
+
+    def startable(self, job: Job) -> bool:
+        """Whether `begin` would not block."""
+        with self._section.lock:
+            return job.lost or job.begun or self._schedule.queue.free(job)
+
+    def begin(self, job: Job) -> bool:
+        """Block until a claimed job may start; False if it never will.
+
+        Raises:
+            TransferError: the runner is closed, or the move that the job waits for hangs.
+        """
+        free = self._schedule.queue.free
+        self.until(lambda: job.lost or free(job), f"{len(job.ids)} loads cannot start")
+        with self._section:
+            if job.lost:
+                return False
+            self._schedule.queue.take(job)
+            self._schedule.running.append(job)
+            job.begun = True
+            return True
+
+    def copying(self, job: Job) -> None:
+        """Start the deadline of a claimed job, which begins to copy a layer."""
+        with self._section.lock:
+            job.started_ns = self._clock()
+            self._feedback.began(job, job.started_ns)
+
+    def copied(self, job: Job, brought: int, layer: int, *, handed: bool = False) -> None:
+        """Stop the deadline of a claimed job, whose layer is copied or has failed.
+
+        Args:
+            job: the job.
+            brought: bytes that have come; 0 if that failed.
+            layer: its layers below this one are there, which other leases may wait for.
+            handed: the bytes were only handed to a GPU, and `took` reports the time later.
+        """
+        with self._section.lock:
+            job.started_ns = None
+            came = 0 if handed else brought
+            self._feedback.ended(job, self._clock(), brought=came, handed=handed)
+            if brought:
+                job.there = layer
+            self._section.notify_all()
+
+    def took(self, job: Job, brought: int, ns: int) -> None:
+        """Note the nanoseconds in which a GPU has copied bytes of a job and of others like it."""
+        with self._section.lock:
+            self._feedback.took(job, brought, ns)
+
+    def tell(self, change: Callable[[], object]) -> None:
+        """Change a value that `until` looks at."""
+        with self._section.lock:
+            change()
+            self._section.notify_all()
+
+    def end(self, job: Job, error: str | None = None, *, cancelled: bool = False) -> None:
+        """Report a claimed job: ended well, failed, or given up."""
+        self._runner.end(job, error, cancelled=cancelled)
+
+    def until(self, done: Callable[[], bool], stuck: str) -> None:
+        """Block until moves have brought something about; looks again when any gets further.
+
+        Raises:
+            TransferError: with the text `stuck`, if no move is left that could bring it about.
+        """
+        self._runner.until(done, stuck, self.sweep)
+
+    def layer_there(self, ids: Collection[int], layer: int) -> bool:
+        """Whether each of these moves, of which none has ended, has brought this layer."""
+        with self._section.lock:
+            left = set(ids)
+            for job in self._schedule.running if left else ():
+                if job.there > layer:
+                    left.difference_update(job.ids.tolist())
+            return not left
+
+    def stalled(self, ids: Collection[int]) -> bool:
+        """Whether moves, of which none has ended, wait for claimed jobs alone.
+
+        Some of them have not been handed out, and the runner's threads have nothing to do.
+        """
+        with self._section.lock:
+            busy = any(not job.lease for job in self._schedule.running)
+            busy = busy or any(self._schedule.queue)
+            return not busy and len(self._schedule.unended(set(ids))) < len(ids)
+
+    def quiet(self) -> bool:
+        """Whether no load runs that a lease awaits."""
+        with self._section.lock:
+            return not self._schedule.loading()
