@@ -122,12 +122,6 @@ impl EvictionIndex {
         self.policy.left(id, tag)
     }
 
-    /// Begins to fetch what a policy that watches knows of a block.
-    pub fn warm_known(&self, id: BlockId) {
-        self.since.warm(id);
-        self.policy.warm(id);
-    }
-
     /// Makes `entry` eligible, in a band. Its block must not be linked.
     pub fn link(&mut self, entry: Entry, band: Band) {
         debug_assert!(self.get(entry.id).is_none(), "block {} is linked already", entry.id);
@@ -159,7 +153,7 @@ impl EvictionIndex {
         let headed = list.head() == Some(entry.key());
         list.unlink(&mut self.places, place);
         if headed {
-            let head = list.warm_head(&self.places).map(|key| key.entry(entry.class));
+            let head = list.head().map(|key| key.entry(entry.class));
             self.heads.set(slot, head.as_ref(), band.priority);
             if head.is_none() {
                 self.slots.remove(&(band.priority, entry.class));
@@ -256,9 +250,9 @@ impl EvictionIndex {
         self.places.get(id).map(|place| place.entry)
     }
 
-    /// Begins to fetch what linking a block, or taking it out, will ask for first.
-    pub fn warm(&self, id: BlockId) {
-        self.places.warm(id);
+    /// Prefetches the CPU cache line in which a block's entry is looked for first.
+    pub fn prefetch_line(&self, id: BlockId) {
+        self.places.prefetch_line(id);
     }
 
     /// The entry that leaves first at `now`. It stays linked.
@@ -271,7 +265,7 @@ impl EvictionIndex {
             Order::Own => self.scan(now),
             Order::Value | Order::Rank => {
                 let (slot, class) = self.heads.winner(now)?;
-                Some(self.lists[slot as usize].warm_head(&self.places)?.entry(class))
+                Some(self.lists[slot as usize].head()?.entry(class))
             }
         }
     }

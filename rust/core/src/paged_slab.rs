@@ -47,10 +47,10 @@ impl<T: Clone> PagedSlab<T> {
         self.bound
     }
 
-    /// Begins to fetch what stands at a seat.
+    /// Prefetches the CPU cache line that holds a seat's value.
     #[inline]
-    pub fn warm(&self, seat: SlabIndex) {
-        self.values.warm(seat);
+    pub fn prefetch_line(&self, seat: SlabIndex) {
+        self.values.prefetch_line(seat);
     }
 }
 

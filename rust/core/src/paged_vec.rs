@@ -45,9 +45,9 @@ impl<T: Clone> PagedVec<T> {
         self.pieces.get(id as usize / PIECE).map(|piece| &piece[id as usize % PIECE])
     }
 
-    /// Begins to fetch the value of an id that will be asked for.
+    /// Prefetches the CPU cache line that holds an id's value.
     #[inline]
-    pub fn warm(&self, id: u32) {
+    pub fn prefetch_line(&self, id: u32) {
         if let Some(piece) = self.pieces.get(id as usize / PIECE) {
             prefetch_index(&piece[..], id as usize % PIECE);
         }

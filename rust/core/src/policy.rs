@@ -145,16 +145,6 @@ pub trait Policy: Debug + Send + Sync {
         false
     }
 
-    /// It will be asked for, or told of, a block.
-    fn warm(&self, id: BlockId) {
-        let _ = id;
-    }
-
-    /// A block of this name will come or go.
-    fn prefetch_tag(&self, tag: u64) {
-        let _ = tag;
-    }
-
     /// A block has come to stand on the tier, for the request that is served.
     fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
         let _ = seen;

@@ -52,9 +52,9 @@ impl ResidencyTable {
         self.slots.reach(bound);
     }
 
-    /// Begins to fetch a block's residency.
-    pub fn warm(&self, block: BlockId) {
-        self.slots.warm(block);
+    /// Prefetches the CPU cache line that holds a block's residency.
+    pub fn prefetch_line(&self, block: BlockId) {
+        self.slots.prefetch_line(block);
     }
 
     /// A block's residency.

@@ -10,9 +10,9 @@
 //! block. Cost: lookup O(tokens + runs); inserting and removing at the end of a run O(1) a block; a
 //! split O(blocks behind it). Beside the tokens six bytes per block and about 80 per run.
 
-mod ahead;
 mod ids;
 mod name;
+mod prefetch;
 mod query;
 mod run;
 mod siblings;
@@ -276,12 +276,12 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             let Some(child) = self.find(run, &rest.first(size).tokens()) else { return };
             let next = &self.runs[child];
             let blocks = (next.blocks as usize).min(rest.len() / size);
-            // What stands behind it comes from memory while this is compared.
+            // The walk is bound by memory: its next step loads while this one is compared.
             if next.child != NONE {
                 let ahead = &self.runs[next.child];
-                self.token_pages.warm(ahead.first, 1);
+                self.token_pages.prefetch_lines(ahead.first);
                 if ahead.child != NONE {
-                    self.runs.warm(ahead.child);
+                    self.runs.prefetch_line(ahead.child);
                 }
             }
             let same = rest.alike(self.token_pages.of(next.first, count(blocks)), size);

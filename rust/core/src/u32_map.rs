@@ -82,9 +82,9 @@ impl U32Map {
         Some(table.vacate(at))
     }
 
-    /// Begins to fetch what is known of a key.
+    /// Prefetches the CPU cache line in which a key's entry is looked for first.
     #[inline]
-    pub fn warm(&self, key: u32) {
+    pub fn prefetch_line(&self, key: u32) {
         let table = &self.tables[table(key)];
         if !table.places.is_empty() {
             prefetch_index(&table.places[..], table.home(key));
@@ -205,7 +205,7 @@ mod tests {
                 prop_assert_eq!(pairs.len(), model.len());
                 prop_assert_eq!(pairs.is_empty(), model.is_empty());
                 for &key in &keys {
-                    pairs.warm(key);
+                    pairs.prefetch_line(key);
                     for value in 0..3 {
                         let known = pairs.find(key, |known| known == value);
                         prop_assert_eq!(known.is_some(), model.contains(&(key, value)));

@@ -71,8 +71,8 @@ impl GhostTable {
         self.empty
     }
 
-    /// Begins to fetch what is known of a group.
-    pub fn warm(&self, slice: &GroupSlice) {
+    /// Prefetches the CPU cache line of a group.
+    pub fn prefetch_line(&self, slice: &GroupSlice) {
         let (line, _) = self.find(slice.group);
         prefetch_index(&self.pieces[line / PIECE], line % PIECE);
     }

@@ -3,8 +3,7 @@
 //! What comes in that order, as uses do, is appended to a chain in O(1); what comes late, as a
 //! block whose last child left, goes into an ordered set. Invariant: the chain ascends, and an
 //! entry is in one of the two. Cost: O(1) in order and before the first, O(log n) otherwise; a line of
-//! memory per entry. Whoever leaves first names the next one, which can be fetched then: of a million
-//! entries each is mostly far from the caches.
+//! memory per entry.
 
 use std::collections::BTreeSet;
 
@@ -113,16 +112,6 @@ impl List {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
-    }
-
-    /// The same, and begins to fetch what taking it out will ask for.
-    pub(super) fn warm_head(&self, places: &Places) -> Option<Key> {
-        let head = self.head()?;
-        places.warm(head.id);
-        if head == self.first.key {
-            places.warm_seat(self.first.seat);
-        }
-        Some(head)
     }
 
     /// All entries, ascending.

@@ -46,14 +46,9 @@ impl Places {
         Some(self[seat])
     }
 
-    /// Begins to fetch where a block's seat is found.
-    pub(super) fn warm(&self, id: BlockId) {
-        self.known.warm(id);
-    }
-
-    /// Begins to fetch what stands at a seat.
-    pub(super) fn warm_seat(&self, seat: SlabIndex) {
-        self.seats.warm(seat);
+    /// Prefetches the CPU cache line in which a block's entry is looked for first.
+    pub(super) fn prefetch_line(&self, id: BlockId) {
+        self.known.prefetch_line(id);
     }
 }
 

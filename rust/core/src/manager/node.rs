@@ -155,16 +155,9 @@ impl Manager {
                     .any(|child| self.residency(tier, child).state != State::Absent))
     }
 
-    /// Begins to fetch where a block stands on every tier.
-    pub(super) fn warm_copies(&self, block: BlockId) {
-        self.tiers.iter().for_each(|tier| tier.residency.warm(block));
-    }
-
-    /// The same for a path that is gone through, where it stands on several.
-    pub(super) fn warm_path(&self, path: &[BlockId]) {
-        if self.tiers.len() > 1 {
-            path.iter().step_by(16).for_each(|&block| self.warm_copies(block));
-        }
+    /// Prefetches the CPU cache lines of a block's residencies on all tiers.
+    pub(super) fn prefetch_residencies(&self, block: BlockId) {
+        self.tiers.iter().for_each(|tier| tier.residency.prefetch_line(block));
     }
 
     /// Consecutive blocks of a path, run by run.
@@ -325,7 +318,6 @@ impl Manager {
             let mut before = parent;
             for &block in &path[known..] {
                 self.feed.on_insert(before, block, tags.next(self.trie.tokens(block)));
-                self.on_evict_soon(0, block);
                 before = Some(block);
             }
         }
@@ -343,7 +335,8 @@ impl Manager {
             Some((known, alike)) if *alike == uses => *known += blocks,
             _ => former.push((blocks, uses)),
         };
-        let slices = self.trie.slices(seed, parent, tokens).inspect(|slice| self.feed.warm(slice));
+        let slices =
+            self.trie.slices(seed, parent, tokens).inspect(|slice| self.feed.prefetch_line(slice));
         let slices: SmallVec<[GroupSlice; 8]> = slices.collect();
         for slice in slices {
             self.feed.recall(&slice, &mut add);
@@ -421,7 +414,7 @@ impl Manager {
             let (seed, before) = (self.scopes.get(scope).seed, self.trie.parent(blocks.start));
             let first = all.len();
             for slice in self.trie.slices(seed, before, self.trie.tokens_of(blocks)) {
-                self.feed.warm(&slice);
+                self.feed.prefetch_line(&slice);
                 all.push((slice, uses));
             }
             all[first..].reverse();

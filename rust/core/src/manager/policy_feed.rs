@@ -71,15 +71,10 @@ impl PolicyFeed {
         }
     }
 
-    /// It will be asked for the print of a block.
-    pub(super) fn warm_known(&self, block: BlockId) {
-        self.tags.warm(block);
-    }
-
-    /// It will be asked for, or told of, a part.
-    pub(super) fn warm(&self, slice: &GroupSlice) {
+    /// Prefetches the CPU cache line of a group's ghosts.
+    pub(super) fn prefetch_line(&self, slice: &GroupSlice) {
         if let Some(ghosts) = &self.ghosts {
-            ghosts.warm(slice);
+            ghosts.prefetch_line(slice);
         }
     }
 
@@ -140,13 +135,6 @@ impl PolicyFeed {
 }
 
 impl Manager {
-    /// A tier's policy will be told that a block comes or goes.
-    pub(super) fn on_evict_soon(&self, tier: TierId, block: BlockId) {
-        if self.feed.watched {
-            self.tiers[tier].eviction.policy().prefetch_tag(self.feed.tags[block]);
-        }
-    }
-
     /// Tells a tier's policy, if it watches, that a block has come or gone.
     pub(super) fn on_change(&mut self, tier: TierId, block: BlockId) {
         if !self.feed.watched || !self.tiers[tier].eviction.policy().watches() {

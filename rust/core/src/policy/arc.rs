@@ -82,15 +82,6 @@ impl Policy for Arc {
         true
     }
 
-    fn warm(&self, id: BlockId) {
-        self.lists.warm(id);
-    }
-
-    fn prefetch_tag(&self, tag: u64) {
-        self.ghosts[ONCE].warm(tag);
-        self.ghosts[AGAIN].warm(tag);
-    }
-
     fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
         let [once, again] = [self.ghosts[ONCE].len(), self.ghosts[AGAIN].len()];
         let list = if self.ghosts[ONCE].take(seen.tag).is_some() {

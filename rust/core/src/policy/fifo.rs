@@ -41,10 +41,6 @@ impl Policy for Fifo {
         true
     }
 
-    fn warm(&self, id: BlockId) {
-        self.brought.warm(id);
-    }
-
     fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
         self.brought.ends_highest(blocks, alike, |brought| brought)
     }

@@ -61,10 +61,6 @@ impl Policy for Gdsf {
         true
     }
 
-    fn warm(&self, id: BlockId) {
-        self.ranks.warm(id);
-    }
-
     fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
         self.ranks.ends_highest(blocks, alike, |rank| rank)
     }

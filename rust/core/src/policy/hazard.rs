@@ -117,10 +117,6 @@ impl Policy for Hazard {
         true
     }
 
-    fn warm(&self, id: BlockId) {
-        self.marks.warm(id);
-    }
-
     fn turns(&self) -> bool {
         true
     }

@@ -115,14 +115,6 @@ impl Policy for Lirs {
         true
     }
 
-    fn warm(&self, id: BlockId) {
-        self.marks.warm(id);
-    }
-
-    fn prefetch_tag(&self, tag: u64) {
-        self.ghosts.warm(tag);
-    }
-
     fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
         self.marks.ends_highest(blocks, alike, LirsState::rank)
     }

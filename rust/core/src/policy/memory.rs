@@ -39,11 +39,6 @@ impl<T: Copy + Default> Memory<T> {
         }
     }
 
-    /// Begins to fetch what is remembered of a block.
-    pub(super) fn warm(&self, id: BlockId) {
-        self.0.warm(id);
-    }
-
     /// Whether `rank` puts each of consecutive blocks before the last of them or, if `alike`, none
     /// behind it.
     pub(super) fn ends_highest<R: Ord>(

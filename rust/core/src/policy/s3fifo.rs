@@ -173,14 +173,6 @@ impl Policy for S3Fifo {
         true
     }
 
-    fn warm(&self, id: BlockId) {
-        self.marks.warm(id);
-    }
-
-    fn prefetch_tag(&self, tag: u64) {
-        self.ghosts.warm(tag);
-    }
-
     /// Only in the small queue does choosing one not change whose turn it is.
     fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
         let small = |mark: S3State| mark.queue == Fifo::Small;

@@ -77,15 +77,6 @@ impl<T: Copy + Default> Shadow<T> {
         while self.len() > most {
             self.take(self.seats[self.oldest].tag);
         }
-        // Who is to be forgotten next.
-        if self.len() > 0 {
-            self.warm(self.seats[self.oldest].tag);
-        }
-    }
-
-    /// Begins to fetch what is known of a print.
-    pub(super) fn warm(&self, tag: u64) {
-        self.known.warm(key(tag));
     }
 
     /// How many prints it holds.

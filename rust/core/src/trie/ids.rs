@@ -59,9 +59,9 @@ impl Ids {
         self.homes.get(id).copied().filter(|&home| home < NOBODY).unwrap_or(NONE)
     }
 
-    /// Begins to fetch the run of a block.
-    pub(super) fn warm(&self, id: BlockId) {
-        self.homes.warm(id);
+    /// Prefetches the CPU cache line that holds a block's run.
+    pub(super) fn prefetch_line(&self, id: BlockId) {
+        self.homes.prefetch_line(id);
     }
 
     /// Says whose ids are that were taken.

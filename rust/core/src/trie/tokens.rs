@@ -57,11 +57,10 @@ impl TokenPages {
         pieces.saturating_mul(PIECE * size_of::<Token>()).saturating_mul(self.size)
     }
 
-    /// Begins to fetch the tokens of consecutive blocks of one piece.
+    /// Prefetches the CPU cache lines of a block's tokens.
     #[inline]
-    pub(super) fn warm(&self, first: BlockId, blocks: u32) {
-        let at = first as usize % PIECE * self.size;
-        let tokens = self.pieces[first as usize / PIECE].part(at, blocks as usize * self.size);
+    pub(super) fn prefetch_lines(&self, block: BlockId) {
+        let tokens = self.of(block, 1);
         for line in (0..tokens.len()).step_by(LINE) {
             prefetch_index(tokens, line);
         }

@@ -252,11 +252,11 @@ impl Manager {
                     None => return false,
                 },
             };
-            let run = self.warm(tier, entry.id);
+            let run = self.prefetch_victim(entry.id);
             if linked {
                 self.tiers[tier].eviction.unlink(entry.id);
             }
-            self.warm_before(tier, run);
+            self.prefetch_parent(tier, run);
             if self.evict_tail(set, tier, entry, wanted, now) {
                 set.sure.push((tier, entry.id));
                 next = self.expose(set, tier, wanted, now);
@@ -269,24 +269,20 @@ impl Manager {
         true
     }
 
-    /// Begins to fetch what deciding on a victim will ask for: one wait for memory instead of many.
-    /// Returns its run.
-    fn warm(&self, tier: TierId, block: BlockId) -> RunId {
-        if self.feed.watched {
-            self.feed.warm_known(block);
-            self.tiers[tier].eviction.warm_known(block);
-        }
-        self.warm_copies(block);
-        let (run, first) = self.trie.warm(block);
-        self.warm_copies(first);
+    /// Prefetches the CPU cache lines that deciding on a victim reads, which then takes one wait for
+    /// memory instead of many; returns the victim's run.
+    fn prefetch_victim(&self, block: BlockId) -> RunId {
+        self.prefetch_residencies(block);
+        let (run, first) = self.trie.prefetch_lines(block);
+        self.prefetch_residencies(first);
         run
     }
 
-    /// The same for the block before a run, which may be exposed.
-    fn warm_before(&self, tier: TierId, run: RunId) {
-        if let Some(parent) = self.trie.warm_before(run) {
-            self.warm_copies(parent);
-            self.tiers[tier].eviction.warm(parent);
+    /// Prefetches the lines of the block before a run, which may be linked when the run leaves.
+    fn prefetch_parent(&self, tier: TierId, run: RunId) {
+        if let Some(parent) = self.trie.prefetch_parent(run) {
+            self.prefetch_residencies(parent);
+            self.tiers[tier].eviction.prefetch_line(parent);
         }
     }
 

@@ -176,7 +176,6 @@ impl Manager {
             }
             None => Vec::new(),
         };
-        self.warm_path(&path);
         let mut missing = self.scan(&path, now);
         let mut plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
         let mut open = self.behind(path.len(), ask)?;

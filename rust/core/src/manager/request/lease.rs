@@ -243,14 +243,9 @@ impl Manager {
     /// Pins consecutive blocks of a path.
     pub(in crate::manager) fn pin(&mut self, path: &[BlockId]) {
         let mut runs = Runs::new();
-        let (first, lower) = self.tiers.split_first().expect("at least one tier");
         self.trie.change(path, |run, node| {
             node.refs += 1;
-            for tier in lower {
-                tier.eviction.warm(run.end - 1);
-            }
             if node.refs == 1 {
-                first.eviction.warm(run.end - 1);
                 runs.push(run);
             }
         });
@@ -268,15 +263,7 @@ impl Manager {
     pub(in crate::manager) fn unpin(&mut self, path: &[BlockId], until: Option<Nanos>) {
         let mut runs: SmallVec<[(Range<BlockId>, bool); 12]> = SmallVec::new();
         let Some(&last) = path.last() else { return };
-        self.tiers[0].residency.warm(last);
-        self.tiers[0].eviction.warm(last);
-        self.trie.warm_path(path);
-        self.warm_path(path);
-        let lower = &self.tiers[1..];
         self.trie.change(path, |run, node| {
-            for tier in lower {
-                tier.eviction.warm(run.end - 1);
-            }
             node.refs -= 1;
             node.access = until.map_or(node.access, stamp);
             runs.push((run, node.refs == 0));

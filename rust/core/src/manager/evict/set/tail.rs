@@ -77,10 +77,6 @@ impl Manager {
             first = block;
         }
         let (blocks, layers) = (last + 1 - first, self.all_layers());
-        if fate == Fate::Drop && self.feed.keeps_ghosts() {
-            self.trie.warm_text(first..last + 1);
-        }
-        (first..=last).for_each(|block| self.on_evict_soon(tier, block));
         set.victims.push(Victim { tier, block: last, blocks, layers, fate, quiet: true });
         set.add_tail(tier, first..last + 1);
         true
