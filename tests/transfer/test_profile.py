@@ -1,10 +1,13 @@
 """The profile: what it writes is what managers and lanes take. Nothing asserts a time."""
 
 import pytest
+from tqdm import tqdm
 
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.cli import main
+from kvtrie.demo.model import from_folder, tiny
 from kvtrie.errors import ConfigError
+from kvtrie.transfer.passes import PassTable
 from kvtrie.transfer.profile import Timing, load_profile
 
 
@@ -17,6 +20,8 @@ def test_a_profile_is_measured_and_taken(tmp_path, capsys):
     assert [at for at, _ in profile.cost.table] == [0, 16, 32]
     assert set(profile.lanes) == {"host read", "host store", "disk read", "disk store"}
     assert set(profile.both) == {"host", "disk"}
+    assert (profile.passes.contexts, profile.passes.tokens) == ((0, 16), (1, 4))
+    assert min(profile.device) > 0
     lanes = {"read": profile.lanes["host read"], "store": profile.lanes["host store"]}
     tiers = [Tier("gpu", blocks=4), Tier("host", blocks=4, **lanes)]
     manager = BlockManager(ModelShape(2, 1, 4), tiers, cost=profile.cost)
@@ -35,3 +40,38 @@ def test_other_files_are_refused(tmp_path):
     wrong.write_text("[cost]\nper_token = 1\n")
     with pytest.raises(ConfigError, match="is no profile"):
         load_profile(wrong)
+
+
+def test_any_folder_with_a_model_is_profiled(tmp_path, monkeypatch):
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # its thread never ends
+    model = tiny(1).model
+    model.save_pretrained(tmp_path / "model")
+    out = tmp_path / "p.toml"
+    words = f"profile --model {tmp_path / 'model'} --longest 16 --blocks 2 --repeats 2 --json"
+    assert main([*words.split(), "--out", str(out)]) == 0
+    assert load_profile(out).passes.pass_ns(4, 8) > 0
+    with pytest.raises(ConfigError, match="no causal language model"):
+        from_folder(tmp_path / "none")
+
+
+def test_passes_are_linear_between_cells_and_never_fall():
+    table = PassTable.of([(0, 1, 10.0), (0, 5, 50.0), (100, 1, 9.0), (100, 5, 90.0)])
+    assert table.ns == ((10.0, 50.0), (10.0, 90.0))
+    assert table.pass_ns(3, 0) == 30
+    assert table.pass_ns(5, 50) == 70
+    assert table.pass_ns(0.5, 0) == table.pass_ns(1, 0) == 10
+    assert table.pass_ns(0, 50) == 0
+    assert table.pass_ns(9, 0) == 90
+    assert table.pass_ns(5, 200) == 130
+    assert PassTable((0,), (4,), ((8.0,),)).pass_ns(8, 0) == 16
+    for contexts, tokens, ns in (
+        ((0,), (1, 1), ((1.0, 2.0),)),
+        ((0,), (1, 2), ((2.0, 1.0),)),
+        ((0,), (0,), ((1.0,),)),
+        ((0,), (1,), ((0.0,),)),
+        ((0, 1), (1,), ((1.0,),)),
+    ):
+        with pytest.raises(ConfigError):
+            PassTable(contexts, tokens, ns)
+    with pytest.raises(ConfigError, match="no time"):
+        PassTable.of([(0, 1, 1.0), (1, 2, 1.0)])

@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+    from rich.console import Console
+
 __all__ = ["COMMAND"]
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", choices=("none", "tiny", "demo"), default="demo", help="whose prefill is timed"
+        "--model",
+        default="demo",
+        metavar="MODEL",
+        help="whose passes are timed: demo, tiny, none, or the folder of a causal language model",
     )
     parser.add_argument("--block-tokens", type=int, default=16, metavar="N")
     parser.add_argument(
@@ -69,6 +74,7 @@ def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str,
     from kvtrie.shape import ModelShape
     from kvtrie.tier import Tier
     from kvtrie.tiers import DiskStorage, gpu_pool, host_pool
+    from kvtrie.transfer.passes import time_device
     from kvtrie.transfer.profile import time_lane, time_prefill
 
     told: dict[str, Any] = {"model": given.model, "block_tokens": given.block_tokens}
@@ -76,10 +82,7 @@ def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str,
     if given.model != "none":
         from rich.console import Console
 
-        from kvtrie.demo.model import smollm, tiny
-
-        console = Console(stderr=True, quiet=given.json)
-        model = (tiny() if given.model == "tiny" else smollm(console)).model
+        model = _model(given.model, Console(stderr=True, quiet=given.json))
         shape = ModelShape.from_config(model.config, fingerprint="profile")
         contexts = [0]
         while 2 * max(1, contexts[-1]) <= given.longest:
@@ -95,6 +98,10 @@ def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str,
             spreads.append(round(timing.spread / timing.median, 4))
         table = [[int(at), round(ns / rows[0][1], 6)] for at, ns in rows]
         told["cost"] = {"ns_per_token": round(rows[0][1], 1), "table": table, "spread": spreads}
+        told["passes"] = _passes(model, given.longest, given.repeats, tell)
+    tell("Device")
+    device = time_device(shape.dtype, repeats=given.repeats)
+    told["compute"] = {name: round(value) for name, value in device._asdict().items()}
     host = Tier("host", blocks=given.blocks)
     fast = gpu_pool(shape, Tier("gpu", blocks=given.blocks), given.block_tokens)
     below = host_pool(shape, host, given.block_tokens)
@@ -120,6 +127,35 @@ def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str,
     return told
 
 
+def _model(name: str, console: Console) -> Any:  # noqa: ANN401 - a transformers model
+    """The model of that name, or of that folder."""
+    from kvtrie.demo.model import from_folder, smollm, tiny
+
+    if name in {"tiny", "demo"}:
+        return (tiny() if name == "tiny" else smollm(console)).model
+    return from_folder(Path(name))
+
+
+def _passes(
+    model: Any,  # noqa: ANN401 - a transformers model
+    longest: int,
+    repeats: int,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """Passes of one token up to a quarter of the longest context, without and behind half of it."""
+    from kvtrie.transfer.passes import PassTable, time_passes
+
+    tokens = [1]
+    while 4 * tokens[-1] <= max(4, longest // 4):
+        tokens.append(4 * tokens[-1])
+    cells: list[tuple[int, int, float]] = []
+    for context, many, ns in time_passes(model, [0, longest // 2], tokens, repeats=repeats):
+        tell(f"Passes of {many} tokens behind {context}")
+        cells.append((context, many, round(ns)))
+    table = PassTable.of(cells)
+    return {"contexts": table.contexts, "tokens": table.tokens, "ns": table.ns}
+
+
 def _toml(told: dict[str, Any]) -> str:
     """Plain values first, then a table for each dictionary; strings and numbers read as in JSON."""
     text = ""
@@ -127,7 +163,7 @@ def _toml(told: dict[str, Any]) -> str:
     for name, value in told.items():
         if name == "lanes":
             tables += [(f'lanes."{lane}"', figures) for lane, figures in value.items()]
-        elif name in {"cost", "both"}:
+        elif name in {"cost", "passes", "compute", "both"}:
             tables.append((name, value))
         else:
             text += f"{name} = {json.dumps(value)}\n"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from transformers import PreTrainedModel
 
-__all__ = ["Speaker", "cache_folder", "smollm", "tiny"]
+__all__ = ["Speaker", "cache_folder", "from_folder", "smollm", "tiny"]
 
 _auto: Any = transformers  # its loaders are untyped
 
@@ -71,6 +71,18 @@ class Speaker:
 def cache_folder() -> Path:
     """Where converted models are kept: `$XDG_CACHE_HOME/kvtrie`, or `~/.cache/kvtrie`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvtrie"
+
+
+def from_folder(folder: Path) -> PreTrainedModel:
+    """The causal language model in a folder, in evaluation mode. Nothing is downloaded.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        return _auto.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{folder} holds no causal language model: {error}") from error
 
 
 def tiny(layers: int = 8) -> Speaker:

@@ -26,6 +26,7 @@ from kvtrie.errors import ConfigError, TransferError
 from kvtrie.shape import ModelShape
 from kvtrie.tier import Lane, Tier
 from kvtrie.tiers import Pool, default_device
+from kvtrie.transfer.passes import Device, PassTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -76,11 +77,15 @@ class Profile:
         lanes: by name, what `Tier(read=..., store=...)` take.
         both: by kind of tier, how much longer a load takes while a store runs the other way, as a
             share.
+        passes: how long passes of the model take; None if no model was measured.
+        device: what the device that computes can do; None if that was not measured.
     """
 
     cost: Cost | None
     lanes: dict[str, Lane]
     both: dict[str, float]
+    passes: PassTable | None = None
+    device: Device | None = None
 
 
 def load_profile(path: Path) -> Profile:
@@ -100,9 +105,18 @@ def load_profile(path: Path) -> Profile:
                 for name, each in told.get("lanes", {}).items()
             },
             {kind: float(share) for kind, share in told.get("both", {}).items()},
+            _passes(told["passes"]) if "passes" in told else None,
+            Device(**{name: float(told["compute"][name]) for name in Device._fields})
+            if "compute" in told
+            else None,
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is no profile of `kvtrie profile`: {error}") from error
+
+
+def _passes(told: dict[str, Any]) -> PassTable:
+    rows = tuple(tuple(float(ns) for ns in row) for row in told["ns"])
+    return PassTable(tuple(map(int, told["contexts"])), tuple(map(int, told["tokens"])), rows)
 
 
 def time_lane(
