@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtrie.errors import ClosedError
+from kvtrie.transfer.job_state import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -106,7 +107,7 @@ class Claims:
     def startable(self, job: Job) -> bool:
         """Whether `begin` would not block."""
         with self._section.lock:
-            return job.lost or job.begun or self._schedule.queue.free(job)
+            return job.state is not JobState.WAITING or self._schedule.queue.free(job)
 
     def begin(self, job: Job) -> bool:
         """Block until a claimed job may start; False if it never will.
@@ -115,19 +116,24 @@ class Claims:
             TransferError: the runner is closed, or the move that the job waits for hangs.
         """
         free = self._schedule.queue.free
-        self.until(lambda: job.lost or free(job), f"{len(job.ids)} loads cannot start")
+        self.until(
+            lambda: job.state is JobState.LOST or free(job), f"{len(job.ids)} loads cannot start"
+        )
         with self._section:
-            if job.lost:
+            if job.state is JobState.LOST:
                 return False
             self._schedule.queue.take(job)
             self._schedule.running.append(job)
-            job.begun = True
+            job.go(JobState.IDLE)
             return True
 
     def copying(self, job: Job) -> None:
         """Start the deadline of a claimed job, which begins to copy a layer."""
         with self._section.lock:
             job.started_ns = self._clock()
+            # One that waits for a read of the same pass copies behind it before its turn comes.
+            if job.state is JobState.IDLE:
+                job.go(JobState.COPYING)
             self._feedback.began(job, job.started_ns)
 
     def copied(self, job: Job, brought: int, layer: int, *, handed: bool = False) -> None:
@@ -140,7 +146,9 @@ class Claims:
             handed: the bytes were only handed to a GPU, and `took` reports the time later.
         """
         with self._section.lock:
-            job.started_ns = None
+            # One past its deadline stays so; one that failed has ended.
+            if job.state is JobState.COPYING:
+                job.go(JobState.IDLE)
             came = 0 if handed else brought
             self._feedback.ended(job, self._clock(), brought=came, handed=handed)
             if brought:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import torch
 
-from kvtrie.errors import TransferError
+from kvtrie.errors import InvariantError, TransferError
 from kvtrie.tiers import Batched, Pool, Storage
+from kvtrie.transfer.job_state import TRANSITIONS, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -69,13 +70,10 @@ class Job:
         keys: 32 bytes per move that name the block on a storage.
         labels: what a storage keeps beside each block.
         event: on a GPU, the point of the compute stream that the copy must not overtake.
-        started_ns: when a thread took the job; None before.
+        state: how far it is; see `JobState`.
+        started_ns: when the copy began; it counts only while the job is COPYING.
         worker: that thread; None for the caller's own.
-        failed: set once the job has been reported failed, though it may still run.
         lease: the lease whose engine carries it out, layer by layer; 0 for the executor's threads.
-        begun: set once a claimed job has left the queue to run.
-        over: set once it has ended.
-        lost: set when what it waited for has failed, or it was cancelled: it will never run.
         there: its layers below this one have come; 0 before the first one has.
     """
 
@@ -93,14 +91,38 @@ class Job:
     keys: list[bytes] = field(default_factory=list[bytes])
     labels: list[bytes] = field(default_factory=list[bytes])
     event: torch.Event | None = None
-    started_ns: int | None = None
+    state: JobState = JobState.WAITING
+    started_ns: int = 0
     worker: threading.Thread | None = None
-    failed: bool = False
     lease: int = 0
-    begun: bool = False
-    over: bool = False
-    lost: bool = False
     there: int = 0
+
+    def go(self, state: JobState) -> None:
+        """Change the state.
+
+        Raises:
+            InvariantError: a transition that the table does not have.
+        """
+        if state not in TRANSITIONS[self.state]:
+            raise InvariantError(
+                f"a job of {len(self.ids)} moves cannot go from {self.state.value} to {state.value}"
+            )
+        self.state = state
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has left the queue to run."""
+        return self.state is not JobState.WAITING and self.state is not JobState.LOST
+
+    @property
+    def expired(self) -> bool:
+        """Whether it has passed its deadline, and was reported failed then."""
+        return self.state is JobState.LATE or self.state is JobState.EXPIRED
+
+    @property
+    def over(self) -> bool:
+        """Whether it has run and ended."""
+        return self.state is JobState.ENDED or self.state is JobState.EXPIRED
 
     @property
     def bytes(self) -> int:

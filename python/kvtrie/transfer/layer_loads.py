@@ -21,6 +21,7 @@ from kvtrie.tiers import Pool
 from kvtrie.transfer.connector import BufferedConnector, Copies
 from kvtrie.transfer.feedback import Sight
 from kvtrie.transfer.job import read_together
+from kvtrie.transfer.job_state import JobState
 from kvtrie.transfer.stream import Stream
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class LayerGet:
     @property
     def over(self) -> bool:
         """Whether nothing is read any more, but for what hangs."""
-        return not self._left or any(job.failed for job in self._jobs)
+        return not self._left or any(job.expired for job in self._jobs)
 
     def result(self) -> None:
         """Block until the layer is there.
@@ -81,10 +82,10 @@ class LayerGet:
 
     def _read(self, share: Sequence[Job]) -> None:
         left = list(share)
-        while left and self.error is None and not left[0].failed:
+        while left and self.error is None and not left[0].expired:
             together = 1
             if left[0].batchable:
-                joins = (at for at, job in enumerate(left) if job.failed or not job.joins(left[0]))
+                joins = (at for at, job in enumerate(left) if job.expired or not job.joins(left[0]))
                 together = next(joins, len(left))
             now, left = left[:together], left[together:]
             for job in now:
@@ -96,7 +97,7 @@ class LayerGet:
                     self.error = self.error or error
                     if not job.over:
                         self._claims.end(job, f"{type(error).__name__}: {error}")
-                elif job.failed:
+                elif job.state is JobState.LATE:
                     self._claims.end(job)
         self._claims.tell(self._done)
 
@@ -255,11 +256,11 @@ class LayerLoads:
             self._error = TransferError("the loads were abandoned")
         self._load.submit(self._load.settle).join()
         self._join_reads()
-        hung = any(job.failed for job in self._read_to)
+        hung = any(job.expired for job in self._read_to)
         for job in (*self._jobs, *self._claims.claim(self.lease.id)):
-            if job.begun and not job.over and not job.failed:
+            if job.state in (JobState.IDLE, JobState.COPYING):
                 self._claims.end(job, "nobody wants it any more", cancelled=True)
-            elif not job.begun and not job.lost:
+            elif job.state is JobState.WAITING:
                 self._executor.cancel(job.ids)
         self._jobs = []
         self._claims.disclaim(self.lease.id)

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from kvtrie.transfer.job import Urgency
+from kvtrie.transfer.job_state import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -143,7 +144,7 @@ class Queue:
                 if ok:
                     self._offer(job)
                     continue
-                job.lost = True
+                job.go(JobState.LOST)
                 self._forget(job)
                 lost += job.ids.tolist()
                 ends += job.ids.tolist()
@@ -186,7 +187,7 @@ class Queue:
         self._moves -= 1
         if len(job.ids):
             return
-        job.lost = True
+        job.go(JobState.LOST)
         if not job.after:
             if job in self._of_state(job):
                 del self._of_state(job)[job]

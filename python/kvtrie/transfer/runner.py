@@ -27,6 +27,7 @@ from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import HasBlockFormat, Pool, agree
 from kvtrie.transfer.addresses import misaddressed
 from kvtrie.transfer.job import Job, Urgency, group, run_together
+from kvtrie.transfer.job_state import JobState
 from kvtrie.transfer.schedule import Schedule
 from kvtrie.transfer.section import Section
 
@@ -333,7 +334,7 @@ class Runner:
             with self.section:
                 self._expire()
                 hanging = {job.worker for job in self.schedule.running}
-                if all(job.failed for job in self.schedule.running):
+                if all(job.state is JobState.LATE for job in self.schedule.running):
                     break
                 ticket = self.section.ticket(self.patience())
             ticket.wait()
@@ -448,14 +449,15 @@ class Runner:
         with self.section:
             self.schedule.running.remove(job)
             self.schedule.queue.done(job)
-            job.over = True
-            if job.failed:
+            late = job.state is JobState.LATE
+            job.go(JobState.EXPIRED if late else JobState.ENDED)
+            if late:
                 error = "the move ended past its deadline"
             # A claimed job has told the sink of each of its layers.
             if self._sink is not None and not job.lease:
                 brought = job.bytes if error is None else 0
                 self._sink.ended(job, self.clock(), brought=brought)
-            self.report(job.ids, error=error, cancelled=cancelled and not job.failed)
+            self.report(job.ids, error=error, cancelled=cancelled and not late)
             self._release(job.ids, ok=error is None)
             try:
                 self.take()
@@ -572,7 +574,7 @@ class Runner:
     def _advance(self, job: Job, layers_done: int) -> None:
         """Report the layers that a running job has copied so far."""
         with self.section:
-            late = job.failed
+            late = job.state is JobState.LATE
             if not late:
                 job.there = job.layers[0] + layers_done
                 self.report(job.ids, layers_done=layers_done)
@@ -602,7 +604,7 @@ class Runner:
         Those are the moves behind them at a slot of a storage and, while every worker hangs, all.
         """
         queue = self.schedule.queue
-        hung = [job for job in self.schedule.running if job.failed]
+        hung = [job for job in self.schedule.running if job.state is JobState.LATE]
         if not hung:
             return False
         behind = [ident for job in hung for ident in queue.behind(job)]
@@ -626,11 +628,12 @@ class Runner:
             return False
         now, found = self.clock(), False
         for job in self.schedule.running:
-            started = job.started_ns
-            if job.failed or started is None or now - started < self.deadline_ns:
+            took = now - job.started_ns
+            if job.state is not JobState.COPYING or took < self.deadline_ns:
                 continue
-            job.failed = found = True
-            self.report(job.ids, error=f"no end after {(now - started) / _NS:.3f} s", hung=True)
+            job.go(JobState.LATE)
+            found = True
+            self.report(job.ids, error=f"no end after {took / _NS:.3f} s", hung=True)
             self._release(job.ids, ok=False)
             self.section.notify_all()
         return found

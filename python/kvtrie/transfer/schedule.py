@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvtrie.transfer.budget import Budget
 from kvtrie.transfer.job import Urgency
+from kvtrie.transfer.job_state import JobState
 from kvtrie.transfer.queue import Queue
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Schedule:
             if job is None:
                 break
             jobs.append(job)
+            job.go(JobState.COPYING)
             job.started_ns = now
             job.worker = worker
             self.running.append(job)
@@ -75,10 +77,7 @@ class Schedule:
     def loading(self) -> bool:
         """Whether a load runs that a lease awaits."""
         return any(
-            job.urgency == Urgency.DEMAND
-            and not job.store
-            and not job.failed
-            and job.started_ns is not None
+            job.urgency == Urgency.DEMAND and not job.store and job.state is JobState.COPYING
             for job in self.running
         )
 
@@ -88,7 +87,7 @@ class Schedule:
 
     def late(self) -> int:
         """Moves that still run though they were reported failed."""
-        return sum(len(job.ids) for job in self.running if job.failed)
+        return sum(len(job.ids) for job in self.running if job.state is JobState.LATE)
 
     def unended(self, ids: set[int]) -> set[int]:
         """Those of some moves that have not ended."""
@@ -98,7 +97,11 @@ class Schedule:
     def patience(self, deadline_ns: int | None, now: int) -> float | None:
         """Seconds until a deadline passes or a budget lets a job start; None for neither."""
         # A waiting job may start at once, and starts no timer by itself: it counts from now.
-        starts = [job.started_ns or now for job in self.running if not job.failed]
+        starts = [
+            job.started_ns if job.state is JobState.COPYING else now
+            for job in self.running
+            if job.state is not JobState.LATE
+        ]
         starts += [now] if self.queue else []
         free = [self._budget.free_at(job) for job in self.queue] if self._budget.limited else []
         times = [time for time in free if time > now]
