@@ -14,7 +14,6 @@ mod observe;
 mod policy_feed;
 mod request;
 mod settings;
-mod standing;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -28,11 +27,10 @@ use crate::eviction::EvictionIndex;
 use crate::lane::{LaneId, Lanes};
 use crate::memory;
 use crate::policy::{self, Setup};
-use crate::residency::ResidencyTable;
+use crate::residency::Blocks;
 use crate::scope::Scopes;
-use crate::tier::{Residency, Space, TierSpec};
+use crate::tier::{Residency, TierSpec};
 use crate::time::{Clock, Nanos};
-use crate::trie::Trie;
 
 pub use kinds::{Action, Cause, LoadMode, MoveKind, Reason, Span};
 pub use moves::Move;
@@ -68,8 +66,6 @@ use request::session::Sessions;
 #[derive(Debug)]
 struct Tier {
     spec: TierSpec,
-    space: Space,
-    residency: ResidencyTable,
     eviction: EvictionIndex,
     read: LaneId,
     store: LaneId,
@@ -82,7 +78,7 @@ struct Tier {
 pub struct Manager {
     settings: Settings,
     clock: Clock,
-    trie: Trie<Node>,
+    blocks: Blocks<Node>,
     scopes: Scopes,
     tiers: Vec<Tier>,
     lanes: Lanes,
@@ -131,8 +127,6 @@ impl Manager {
             let name = spec.policy.as_deref().unwrap_or(&settings.policy);
             let setup = Setup { reuse: settings.reuse, capacity: spec.blocks };
             tiers.push(Tier {
-                space: Space::new(spec.blocks, settings.layers, spec.layer_slots),
-                residency: ResidencyTable::new(Layers::new(0, settings.layers)),
                 eviction: EvictionIndex::new(policy::by_name(name, setup)?, settings.epsilon),
                 read: lanes.add(spec.read.clone()),
                 store: lanes.add(spec.store.clone()),
@@ -140,15 +134,15 @@ impl Manager {
                 spec: spec.clone(),
             });
         }
-        let trie = Trie::new(settings.block_tokens as usize);
-        memory::check(trie.growth(1), || {
+        let blocks = Blocks::new(settings.block_tokens as usize, settings.layers, &settings.tiers);
+        memory::check(blocks.trie().growth(1), || {
             format!("the text of blocks of {} tokens", settings.block_tokens)
         })?;
         let feed = PolicyFeed::new(&tiers);
         let meter = Meter::new(tiers.len(), settings.eviction_log);
         let hints = Hints::new(&settings.tiers);
         Ok(Self {
-            trie,
+            blocks,
             settings,
             clock: Clock::default(),
             scopes: Scopes::default(),
@@ -327,26 +321,27 @@ impl Manager {
     }
 
     fn resolve(&self, handle: Handle) -> Result<BlockId> {
-        self.trie
+        self.blocks
+            .trie()
             .resolve(handle)
             .ok_or_else(|| Error::config(format!("block {:#x} is not cached", handle.0)))
     }
 
     fn residency(&self, tier: TierId, block: BlockId) -> Residency {
-        self.tiers[tier].residency.get(block)
+        self.blocks.table(tier).get(block)
     }
 
     /// What is on its way to a block on a tier.
     fn arrival(&self, tier: TierId, block: BlockId) -> Option<&Arrival> {
-        self.tiers[tier].residency.arrival(block)
+        self.blocks.table(tier).arrival(block)
     }
 
     fn arrival_mut(&mut self, tier: TierId, block: BlockId) -> Option<&mut Arrival> {
-        self.tiers[tier].residency.arrival_mut(block)
+        self.blocks.arrival_mut(tier, block)
     }
 
     /// What a block has in common with its neighbours.
     fn node(&self, block: BlockId) -> &Node {
-        self.trie.value(block)
+        self.blocks.trie().value(block)
     }
 }

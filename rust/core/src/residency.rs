@@ -1,548 +1,351 @@
-//! Presence: where each block stands on one tier.
+//! The blocks of a manager: the trie that names them, and their residency on every tier.
 //!
-//! Nearly every copy is whole and quiet: it is told by its slot alone, four bytes per block; one more
-//! bit tells that a move reads it. What is part of a block, arriving, bad or busier stands in a table
-//! beside, and its place there is told; that tells what is on its way. Invariants: a residency is in
-//! the table if and only if a number cannot tell it; `copies` counts what is resident. Cost: O(1).
+//! [`Blocks`] owns the trie, each tier's residency table and slots, and the counts of clean copies in
+//! private fields, so that nothing else can change where a block is resident. Others read through
+//! `trie`, `table` and `space` and change by the verbs here. Invariants: a residency has the slots of
+//! its layers and no others; a copy is counted clean exactly while its layers are resident below too
+//! (on the last tier: above). Cost: a verb is O(1) per block where the block is on one tier alone,
+//! O(tiers²) otherwise; with layer slots also O(layers).
+
+mod clean;
+mod space;
+mod table;
 
 use std::ops::Range;
 
-use slab::Slab;
-
 use crate::arrival::Arrival;
-use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot};
-use crate::paged_vec::PagedVec;
-use crate::tier::{Residency, State};
+use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId, Token};
+use crate::tier::{Residency, State, TierSpec};
+use crate::trie::{RunId, Trie};
 
-/// Numbers from here to `OVERFLOW` are slots whose blocks one move reads. A slot that high stands in the
-/// table.
-const READING: Slot = 1 << 30;
+pub use space::{Grant, Space};
+pub use table::ResidencyTable;
 
-/// Numbers from here on, but `NO_SLOT`, are places in the table.
-const OVERFLOW: Slot = 1 << 31;
-
-/// A residency that a number does not tell.
-#[derive(Clone, Debug)]
-struct Overflow {
-    here: Residency,
-    /// What is on its way.
-    arrival: Option<Arrival>,
-}
-
-/// The residencies of one tier.
+/// The part of one tier.
 #[derive(Debug)]
-pub struct ResidencyTable {
+struct Held {
+    table: ResidencyTable,
+    space: Space,
+    layer_slots: bool,
+    /// Clean copies.
+    clean: u64,
+}
+
+/// All blocks, each with a value `T` that neighbours of a run share.
+#[derive(Debug)]
+pub struct Blocks<T> {
     all: Layers,
-    slots: PagedVec<Slot>,
-    overflow: Slab<Overflow>,
-    /// How many of them something is on its way to.
-    arrivals: usize,
-    copies: u64,
+    trie: Trie<T>,
+    tiers: Vec<Held>,
 }
 
-impl ResidencyTable {
-    /// Nothing is here; `all` are the model's layers.
+impl<T: Copy + PartialEq + Default> Blocks<T> {
+    /// No block, on tiers of these specifications.
     #[must_use]
-    pub fn new(all: Layers) -> Self {
-        Self { all, slots: PagedVec::new(NO_SLOT), overflow: Slab::new(), arrivals: 0, copies: 0 }
-    }
-
-    /// Makes room for the blocks below `bound`.
-    pub fn reach(&mut self, bound: BlockId) {
-        self.slots.reach(bound);
-    }
-
-    /// Prefetches the CPU cache line that holds a block's residency.
-    pub fn prefetch_line(&self, block: BlockId) {
-        self.slots.prefetch_line(block);
-    }
-
-    /// A block's residency.
-    #[inline]
-    #[must_use]
-    pub fn get(&self, block: BlockId) -> Residency {
-        match self.slots[block] {
-            NO_SLOT => Residency::default(),
-            slot if slot < READING => self.idle(slot),
-            lent if lent < OVERFLOW => Residency { busy: 1, ..self.idle(lent - READING) },
-            word => self.overflow[place(word)].here,
-        }
-    }
-
-    /// The number that tells a residency without the table.
-    #[inline]
-    fn packed(&self, here: Residency) -> Option<Slot> {
-        if here == Residency::default() {
-            return Some(NO_SLOT);
-        }
-        let word = match here.busy {
-            0 => here.slot,
-            1 => here.slot | READING,
-            _ => return None,
+    pub fn new(block_tokens: usize, layers: u16, tiers: &[TierSpec]) -> Self {
+        let all = Layers::new(0, layers);
+        let held = |spec: &TierSpec| Held {
+            table: ResidencyTable::new(all),
+            space: Space::new(spec.blocks, layers, spec.layer_slots),
+            layer_slots: spec.layer_slots,
+            clean: 0,
         };
-        let whole = here.have == self.all && here.state == State::Resident;
-        (whole && here.slot < READING).then_some(word)
+        Self { all, trie: Trie::new(block_tokens), tiers: tiers.iter().map(held).collect() }
     }
 
-    /// Changes a block's residency.
-    pub fn change(&mut self, block: BlockId, what: impl FnOnce(&mut Residency)) {
-        let mut here = self.get(block);
-        let stood = here.state == State::Resident;
-        what(&mut here);
-        let stands = here.state == State::Resident;
-        self.copies = self.copies + u64::from(stands) - u64::from(stood);
-        match (self.packed(here), self.overflow_place(block)) {
-            (Some(word), known) => {
-                self.slots[block] = word;
-                if let Some(at) = known {
-                    self.end_overflow(at);
-                }
-            }
-            (None, Some(at)) => self.overflow[at].here = here,
-            (None, None) => self.slots[block] = self.put_overflow(here, None),
-        }
-    }
-
-    /// Puts a block that is not here whole and quiet into a slot.
-    pub fn put(&mut self, block: BlockId, slot: Slot) {
-        debug_assert!(self.slots[block] == NO_SLOT);
-        let word = if slot < READING { slot } else { self.put_overflow(self.idle(slot), None) };
-        self.slots[block] = word;
-        self.copies += 1;
-    }
-
-    /// Takes away blocks of one run that are here whole and quiet. Returns their slots, the last
-    /// block's first; each goes as it is returned.
-    pub fn clear(&mut self, run: Range<BlockId>) -> impl Iterator<Item = Slot> + '_ {
-        debug_assert!(self.all_idle(run.clone()), "blocks {run:?} are not here, whole and quiet");
-        self.copies -= u64::from(run.end - run.start);
-        let slots = self.slots.stretch_mut(run.start, run.end);
-        debug_assert_eq!(slots.len(), run.len(), "a run of one piece");
-        slots.iter_mut().rev().map(|slot| std::mem::replace(slot, NO_SLOT))
-    }
-
-    /// A move begins to read a block that is here whole and quiet. Returns its slot.
-    pub fn begin_read(&mut self, block: BlockId) -> Slot {
-        let slot = &mut self.slots[block];
-        debug_assert!(*slot < READING);
-        *slot |= READING;
-        *slot - READING
-    }
-
-    /// A move begins to bring all of a block that is not here into a slot.
-    pub fn await_in(&mut self, block: BlockId, slot: Slot, arrival: Arrival) {
-        debug_assert!(self.slots[block] == NO_SLOT);
-        let here = Residency { slot, have: Layers::NONE, busy: 1, state: State::Arriving };
-        self.arrivals += 1;
-        self.slots[block] = self.put_overflow(here, Some(arrival));
-    }
-
-    /// Whether all of a block is on its way to this tier, by this move alone.
-    #[must_use]
-    pub fn awaits(&self, block: BlockId, by: MoveId) -> bool {
-        self.arrival(block).is_some_and(|arrival| {
-            let alone = arrival.moves.len() == 1 && arrival.moves[0] == by;
-            alone && arrival.target == self.all && !arrival.failed
-        })
-    }
-
-    /// The only move that brought a block has ended: all of it is here.
-    pub fn arrived(&mut self, block: BlockId) {
-        let at = place(self.slots[block]);
-        let come = self.overflow[at].arrival.take();
-        debug_assert!(come.is_some(), "it was on its way");
-        self.arrivals -= 1;
-        self.end_io_at(at, block);
-    }
-
-    /// A move that read or wrote a block has ended, and the block is here whole.
-    pub fn end_io(&mut self, block: BlockId) {
-        if let Some(at) = self.overflow_place(block) {
-            self.end_io_at(at, block);
-        } else {
-            debug_assert!((READING..OVERFLOW).contains(&self.slots[block]), "no move reads it");
-            self.slots[block] -= READING;
-        }
-    }
-
-    #[inline]
-    fn end_io_at(&mut self, at: usize, block: BlockId) {
-        let here = &mut self.overflow[at].here;
-        self.copies += u64::from(here.state != State::Resident);
-        *here = Residency { busy: here.busy - 1, have: self.all, state: State::Resident, ..*here };
-        let here = *here;
-        if let Some(word) = self.packed(here) {
-            self.slots[block] = word;
-            self.end_overflow(at);
-        }
-    }
-
-    /// Whether all these blocks are here, whole and quiet.
-    #[must_use]
-    pub fn all_idle(&self, blocks: Range<BlockId>) -> bool {
-        self.all_of(blocks, |slot| slot < READING)
-    }
-
-    /// Whether a block is here whole, read or not.
+    /// The trie, to read.
     #[inline]
     #[must_use]
-    pub fn whole(&self, block: BlockId) -> bool {
-        match self.overflow_place(block) {
-            Some(at) => {
-                let here = &self.overflow[at].here;
-                here.state == State::Resident && here.have == self.all
-            }
-            None => self.slots[block] != NO_SLOT,
-        }
+    pub fn trie(&self) -> &Trie<T> {
+        &self.trie
     }
 
-    /// Whether all these blocks are here, whole, and each is read by one move at most.
-    #[must_use]
-    pub fn all_whole(&self, blocks: Range<BlockId>) -> bool {
-        self.all_of(blocks, |slot| slot < OVERFLOW)
-    }
-
-    /// The first of these blocks of which that is not so; their end if it is of all.
-    #[must_use]
-    pub fn first_not_whole(&self, blocks: Range<BlockId>) -> BlockId {
-        self.front(blocks, |slot| slot < OVERFLOW)
-    }
-
-    /// The first of these blocks that is not here whole and quiet; their end if all are.
-    #[must_use]
-    pub fn first_not_idle(&self, blocks: Range<BlockId>) -> BlockId {
-        self.front(blocks, |slot| slot < READING)
-    }
-
-    /// The first of these blocks of which something is here or coming; their end if there is none.
-    #[must_use]
-    pub fn first_present(&self, blocks: Range<BlockId>) -> BlockId {
-        self.front(blocks, |slot| slot == NO_SLOT)
-    }
-
-    /// Whether something of each of these blocks is here or coming.
-    #[must_use]
-    pub fn all_present(&self, blocks: Range<BlockId>) -> bool {
-        self.all_of(blocks, |slot| slot != NO_SLOT)
-    }
-
-    /// Whether none of these blocks is here.
-    #[must_use]
-    pub fn none_present(&self, blocks: Range<BlockId>) -> bool {
-        self.all_of(blocks, |slot| slot == NO_SLOT)
-    }
-
-    /// Every block of which something is here or coming, below `bound`.
-    pub fn blocks(&self, bound: BlockId) -> impl Iterator<Item = (BlockId, Residency)> + '_ {
-        let here = (0..bound).filter(|&block| self.slots[block] != NO_SLOT);
-        here.map(|block| (block, self.get(block)))
-    }
-
-    /// What is on its way to a block.
-    #[must_use]
-    pub fn arrival(&self, block: BlockId) -> Option<&Arrival> {
-        self.overflow[self.overflow_place(block)?].arrival.as_ref()
-    }
-
-    /// The same, to be changed.
-    pub fn arrival_mut(&mut self, block: BlockId) -> Option<&mut Arrival> {
-        let at = self.overflow_place(block)?;
-        self.overflow[at].arrival.as_mut()
-    }
-
-    /// Something is on its way to a block, whose residency says so already.
-    pub fn expect(&mut self, block: BlockId, arrival: Arrival) {
-        let here = &mut self.overflow[place(self.slots[block])];
-        debug_assert!(here.arrival.is_none(), "something is on its way already");
-        here.arrival = Some(arrival);
-        self.arrivals += 1;
-    }
-
-    /// What was on its way to a block has come, or never will.
-    pub fn settle(&mut self, block: BlockId) -> Option<Arrival> {
-        let at = self.overflow_place(block)?;
-        let arrival = self.overflow[at].arrival.take()?;
-        self.arrivals -= 1;
-        Some(arrival)
-    }
-
-    /// To how many blocks something is on its way.
-    #[must_use]
-    pub fn arrivals(&self) -> usize {
-        self.arrivals
-    }
-
-    /// How many blocks are resident, with all or some of their layers.
-    #[must_use]
-    pub fn copies(&self) -> u64 {
-        self.copies
-    }
-
-    /// How many blocks stand in the table.
-    #[must_use]
-    pub fn overflow(&self) -> usize {
-        self.overflow.len()
-    }
-
-    /// Takes a place in the table. Returns what tells it.
-    fn put_overflow(&mut self, here: Residency, arrival: Option<Arrival>) -> Slot {
-        OVERFLOW + number(self.overflow.insert(Overflow { here, arrival }))
-    }
-
-    /// Where a block stands in the table, if it does.
+    /// A tier's residency table, to read.
     #[inline]
-    fn overflow_place(&self, block: BlockId) -> Option<usize> {
-        let word = self.slots[block];
-        (OVERFLOW..NO_SLOT).contains(&word).then(|| place(word))
+    #[must_use]
+    pub fn table(&self, tier: TierId) -> &ResidencyTable {
+        &self.tiers[tier].table
     }
 
-    /// Gives a place in the table back.
-    fn end_overflow(&mut self, at: usize) {
-        let ended = self.overflow.remove(at);
-        debug_assert!(ended.arrival.is_none(), "nothing is on its way");
-    }
-
-    fn idle(&self, slot: Slot) -> Residency {
-        Residency { slot, have: self.all, busy: 0, state: State::Resident }
-    }
-
+    /// A tier's slots, to read.
     #[inline]
-    fn all_of(&self, blocks: Range<BlockId>, is: impl Fn(Slot) -> bool) -> bool {
-        let mut from = blocks.start;
-        while from < blocks.end {
-            let piece = self.slots.stretch(from, blocks.end);
-            if !piece.iter().all(|&slot| is(slot)) {
-                return false;
+    #[must_use]
+    pub fn space(&self, tier: TierId) -> &Space {
+        &self.tiers[tier].space
+    }
+
+    // The trie: its blocks come and go, and with them room in every table.
+
+    /// Adds the root of a scope.
+    pub fn add_root(&mut self) -> RunId {
+        self.trie.add_root()
+    }
+
+    /// Removes the root of a scope without blocks.
+    pub fn remove_root(&mut self, root: RunId) {
+        self.trie.remove_root(root);
+    }
+
+    /// Adds blocks of new tokens behind `parent`, or behind the root; `path` gets them. They are
+    /// resident nowhere.
+    pub fn extend(
+        &mut self,
+        root: RunId,
+        parent: Option<BlockId>,
+        tokens: &[Token],
+        value: T,
+        path: &mut Vec<BlockId>,
+    ) {
+        self.trie.extend(root, parent, tokens, value, path);
+        let bound = self.trie.bound();
+        for tier in &mut self.tiers {
+            tier.table.reach(bound);
+        }
+    }
+
+    /// Changes the values of a path, run by run.
+    pub fn change_values(&mut self, path: &[BlockId], change: impl FnMut(Range<BlockId>, &mut T)) {
+        self.trie.change(path, change);
+    }
+
+    /// Gives back the ids that are kept for a run that will not grow.
+    pub fn trim(&mut self, block: BlockId) {
+        self.trie.trim(block);
+    }
+
+    /// Removes the last `blocks` blocks of a run, which are resident nowhere.
+    pub fn remove_tail(&mut self, block: BlockId, blocks: u32) {
+        self.trie.remove_tail(block, blocks);
+    }
+
+    // Residencies.
+
+    /// Changes a block's residency on a tier; its slots are the caller's.
+    pub fn alter(&mut self, tier: TierId, block: BlockId, change: impl FnOnce(&mut Residency)) {
+        if self.tiers.len() == 1 {
+            self.tiers[tier].table.change(block, change);
+            return;
+        }
+        let before = self.resident_layers(tier, block);
+        self.tiers[tier].table.change(block, change);
+        self.recount(tier, block, before);
+    }
+
+    /// Makes new blocks, resident nowhere, resident on a tier with all layers. Room was made.
+    pub fn put_new(&mut self, tier: TierId, blocks: &[BlockId]) {
+        let Held { table, space, .. } = &mut self.tiers[tier];
+        for &block in blocks {
+            table.put(block, space.take().expect("room was made").slot);
+        }
+    }
+
+    /// Makes new blocks fully resident on the first tier in these slots, as far as both go. Returns
+    /// how many.
+    pub fn put_in(&mut self, blocks: &[BlockId], slots: impl Iterator<Item = Slot>) -> usize {
+        let table = &mut self.tiers[0].table;
+        let pairs = blocks.iter().zip(slots);
+        pairs.map(|(&block, slot)| table.put(block, slot)).count()
+    }
+
+    /// Evicts consecutive blocks of one run that are fully resident and idle on a tier; their slots
+    /// are given back, the last block's first.
+    pub fn evict_run(&mut self, tier: TierId, blocks: Range<BlockId>) {
+        let Held { table, space, .. } = &mut self.tiers[tier];
+        space.give_all(table.clear(blocks.clone()));
+        self.recount_run(tier, &blocks, self.all, None);
+    }
+
+    /// Makes `layers`, at an end of what a block has on a tier, absent; their slots are the caller's.
+    /// Returns the layers that stay.
+    pub fn vacate(&mut self, tier: TierId, block: BlockId, layers: Layers) -> Layers {
+        let Held { table, space, layer_slots, .. } = &mut self.tiers[tier];
+        let here = table.get(block);
+        let rest = here.have.without(layers).expect("what leaves is at an end of the range");
+        let row = *layer_slots && here.slot != NO_SLOT;
+        if row {
+            layers.iter().for_each(|layer| space.set(here.slot, layer, NO_SLOT));
+        }
+        // What is still to arrive needs the row.
+        let ended = rest.is_empty() && table.arrival(block).is_none();
+        if ended && row {
+            space.end_row(here.slot);
+        }
+        self.alter(tier, block, |here| {
+            here.have = rest;
+            if ended {
+                (here.state, here.slot) = (State::Absent, NO_SLOT);
             }
-            from += number(piece.len());
-        }
-        true
-    }
-
-    /// The first of these blocks whose number is not such; their end if all are.
-    #[inline]
-    fn front(&self, blocks: Range<BlockId>, is: impl Fn(Slot) -> bool) -> BlockId {
-        let mut from = blocks.start;
-        while from < blocks.end {
-            let piece = self.slots.stretch(from, blocks.end);
-            let such = piece.iter().take_while(|&&slot| is(slot)).count();
-            from += number(such);
-            if such < piece.len() {
-                break;
-            }
-        }
-        from
-    }
-}
-
-fn number(place: usize) -> u32 {
-    u32::try_from(place).expect("no more than blocks")
-}
-
-/// The place in the table that is told.
-fn place(word: Slot) -> usize {
-    (word - OVERFLOW) as usize
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use proptest::prelude::*;
-
-    use super::{OVERFLOW, READING, ResidencyTable};
-    use crate::arrival::{Arrival, MoveIds};
-    use crate::block::{Layers, NO_SLOT};
-    use crate::tier::{Residency, State};
-
-    type Change = (fn(&mut Residency), usize);
-
-    /// Told apart by its time.
-    fn arrival(ready: u64) -> Arrival {
-        Arrival::new(Layers::new(0, 3), MoveIds::new(), 0, ready)
-    }
-
-    /// The slot of a block that is here whole and quiet.
-    fn slot_of(residency: &ResidencyTable, block: u32) -> Option<u32> {
-        residency.all_idle(block..block + 1).then(|| residency.get(block).slot)
-    }
-
-    proptest! {
-        #[test]
-        fn places_in_the_table_are_nobody_elses(
-            steps in prop::collection::vec((0u32..6, 0u32..8, 0u32..4), 1..200),
-        ) {
-            let all = Layers::new(0, 3);
-            let (mut residency, mut model) = (ResidencyTable::new(all), BTreeMap::<u32, Residency>::new());
-            let mut coming = BTreeMap::<u32, u64>::new();
-            residency.reach(6);
-            for (time, (block, what, number)) in (0..).zip(steps) {
-                let slot = [7, 8, READING, OVERFLOW + 5][number as usize];
-                let idle = Residency { slot, have: all, busy: 0, state: State::Resident };
-                let known = model.get(&block).copied();
-                let whole = known.filter(|here| here.busy == 0 && here.have == all);
-                match (what, known, whole) {
-                    (0, None, _) => {
-                        residency.put(block, slot);
-                        model.insert(block, idle);
-                    }
-                    (1, None, _) => {
-                        residency.await_in(block, slot, arrival(time));
-                        coming.insert(block, time);
-                        let state = State::Arriving;
-                        model.insert(block, Residency { slot, have: Layers::NONE, busy: 1, state });
-                    }
-                    (2, _, Some(here)) if here.slot < READING => {
-                        prop_assert_eq!(residency.begin_read(block), here.slot);
-                        model.insert(block, Residency { busy: 1, ..here });
-                    }
-                    (3, Some(here), _) if here.busy > 0 => {
-                        let ready = coming.remove(&block);
-                        if number == 0 && residency.arrival(block).is_some() {
-                            residency.arrived(block);
-                        } else {
-                            let known = residency.settle(block).map(|arrival| arrival.ready);
-                            prop_assert_eq!(known, ready);
-                            residency.end_io(block);
-                        }
-                        let busy = here.busy - 1;
-                        model.insert(block, Residency { busy, slot: here.slot, ..idle });
-                    }
-                    (4, Some(here), _) => {
-                        let busy = here.busy + 1;
-                        residency.change(block, |here| here.busy = busy);
-                        model.insert(block, Residency { busy, ..here });
-                    }
-                    (5, _, _) => {
-                        residency.settle(block);
-                        coming.remove(&block);
-                        residency.change(block, |here| *here = Residency::default());
-                        model.remove(&block);
-                    }
-                    (6, Some(here), None) if !coming.contains_key(&block) => {
-                        residency.change(block, |here| here.state = State::Arriving);
-                        residency.expect(block, arrival(time));
-                        coming.insert(block, time);
-                        model.insert(block, Residency { state: State::Arriving, ..here });
-                    }
-                    (7, _, _) => {
-                        if let Some(arrival) = residency.arrival_mut(block) {
-                            arrival.ready = time;
-                            coming.insert(block, time);
-                        }
-                    }
-                    _ => {}
-                }
-                let mut overflow = 0;
-                for block in 0..6 {
-                    let wanted = model.get(&block).copied();
-                    prop_assert_eq!(residency.get(block), wanted.unwrap_or_default());
-                    let ready = residency.arrival(block).map(|arrival| arrival.ready);
-                    prop_assert_eq!(ready, coming.get(&block).copied());
-                    let word = |here: &Residency, most: u16| {
-                        here.slot < READING
-                            && here.busy <= most
-                            && *here == Residency { slot: here.slot, busy: here.busy, ..idle }
-                    };
-                    let only = block..block + 1;
-                    prop_assert_eq!(residency.all_idle(only.clone()), wanted.is_some_and(|here| word(&here, 0)));
-                    prop_assert_eq!(residency.all_whole(only), wanted.is_some_and(|here| word(&here, 1)));
-                    let stands = |here: Residency| here.state == State::Resident && here.have == all;
-                    prop_assert_eq!(residency.whole(block), wanted.is_some_and(stands));
-                    overflow += usize::from(wanted.is_some_and(|here| !word(&here, 1)));
-                }
-                let front = |is: &dyn Fn(u32) -> bool| (block..6).find(|&other| !is(other));
-                let idle = front(&|other| residency.all_idle(other..other + 1));
-                prop_assert_eq!(residency.first_not_idle(block..6), idle.unwrap_or(6));
-                let whole = front(&|other| residency.all_whole(other..other + 1));
-                prop_assert_eq!(residency.first_not_whole(block..6), whole.unwrap_or(6));
-                let bare = front(&|other| !model.contains_key(&other));
-                prop_assert_eq!(residency.first_present(block..6), bare.unwrap_or(6));
-                prop_assert_eq!(residency.overflow(), overflow);
-                prop_assert_eq!(residency.arrivals(), coming.len());
-                let stand = |here: &&Residency| here.state == State::Resident;
-                prop_assert_eq!(residency.copies(), model.values().filter(stand).count() as u64);
-            }
-        }
-    }
-
-    #[test]
-    fn a_block_comes_by_one_move_or_by_several() {
-        let all = Layers::new(0, 3);
-        let mut residency = ResidencyTable::new(all);
-        residency.reach(3);
-        let ways: [(Layers, &[u64], bool); 3] =
-            [(all, &[7], true), (Layers::new(0, 2), &[7], false), (all, &[7, 8], false)];
-        for (block, (target, by, alone)) in (0..).zip(ways) {
-            let arrival = Arrival::new(target, MoveIds::from_slice(by), 0, 0);
-            residency.await_in(block, block, arrival);
-            assert_eq!((residency.awaits(block, 7), residency.awaits(block, 8)), (alone, false));
-        }
-        residency.arrival_mut(0).expect("it comes").failed = true;
-        assert!(!residency.awaits(0, 7));
-    }
-
-    #[test]
-    fn a_residency_is_what_was_made_of_it() {
-        let all = Layers::new(0, 3);
-        let mut residency = ResidencyTable::new(all);
-        residency.reach(9);
-        assert_eq!((residency.get(4), residency.overflow()), (Residency::default(), 0));
-        let steps: [Change; 6] = [
-            (|here| here.slot = 7, 1),
-            (|here| (here.have, here.state) = (Layers::new(0, 3), State::Resident), 0),
-            (|here| here.busy = 2, 1),
-            (|here| (here.busy, here.have) = (0, Layers::new(0, 2)), 1),
-            (|here| here.have = Layers::new(0, 3), 0),
-            (|here| *here = Residency::default(), 0),
-        ];
-        let mut expected = Residency::default();
-        for (what, overflow) in steps {
-            residency.change(4, what);
-            what(&mut expected);
-            assert_eq!((residency.get(4), residency.overflow()), (expected, overflow));
-            let stands = u64::from(expected.state == State::Resident);
-            assert_eq!(residency.copies(), stands);
-            let whole = expected.state == State::Resident && overflow == 0;
-            assert_eq!(residency.all_idle(4..5), whole);
-            assert_eq!(slot_of(&residency, 4), whole.then_some(7));
-            assert_eq!(residency.none_present(4..5), expected.slot == NO_SLOT);
-            assert_eq!(residency.all_present(4..5), expected.slot != NO_SLOT);
-        }
-        residency.change(4, |here| {
-            *here = Residency { slot: 1, have: all, busy: 0, state: State::Resident }
         });
-        assert!(
-            !residency.all_idle(4..6)
-                && !residency.none_present(3..5)
-                && residency.none_present(5..9)
-        );
-        assert_eq!(
-            residency.blocks(9).map(|(block, here)| (block, here.slot)).collect::<Vec<_>>(),
-            [(4, 1)]
-        );
-        residency.put(5, 2);
-        residency.change(4, |here| here.state = State::Bad);
-        assert_eq!((residency.clear(5..6).collect::<Vec<_>>(), residency.copies()), (vec![2], 0));
-        residency.await_in(6, 8, arrival(0));
-        let coming = Residency { slot: 8, have: Layers::NONE, busy: 1, state: State::Arriving };
-        assert_eq!((residency.get(6), residency.copies()), (coming, 0));
-        residency.change(6, |here| here.busy += 1);
-        assert_eq!((residency.settle(6).is_some(), residency.settle(6).is_none()), (true, true));
-        residency.end_io(6);
-        let read = Residency { slot: 8, have: all, busy: 1, state: State::Resident };
-        assert_eq!(
-            (residency.get(6), residency.copies(), residency.all_idle(6..7)),
-            (read, 1, false)
-        );
-        residency.end_io(6);
-        assert_eq!(
-            (residency.copies(), slot_of(&residency, 6), residency.overflow()),
-            (1, Some(8), 1)
-        );
-        residency.begin_read(6);
-        assert_eq!((residency.get(6), residency.copies(), residency.overflow()), (read, 1, 1));
-        residency.end_io(6);
-        assert!(residency.all_idle(6..7));
+        rest
+    }
+
+    /// Makes layers resident again in the slot that they were leaving, which a store still reads.
+    pub fn restore(&mut self, tier: TierId, block: BlockId, slot: Slot, held: Layers) {
+        let Held { table, space, layer_slots, .. } = &mut self.tiers[tier];
+        let here = table.get(block);
+        let have = here.have.join(held).expect("it can return");
+        let row = match (*layer_slots, here.slot) {
+            (false, _) => slot,
+            (true, NO_SLOT) => space.new_row(),
+            (true, row) => row,
+        };
+        if *layer_slots {
+            space.set(row, held.lo, slot);
+        }
+        self.alter(tier, block, |here| {
+            (here.slot, here.have, here.state) = (row, have, State::Resident);
+            here.busy += 1;
+        });
+    }
+
+    // Moves: one begins to read or to bring a block, and ends.
+
+    /// A move begins to read a block that is fully resident and idle. Returns its slot.
+    pub fn begin_read(&mut self, tier: TierId, block: BlockId) -> Slot {
+        self.tiers[tier].table.begin_read(block)
+    }
+
+    /// A move begins to bring all of a block that is absent, into a slot.
+    pub fn await_in(&mut self, tier: TierId, block: BlockId, slot: Slot, arrival: Arrival) {
+        self.tiers[tier].table.await_in(block, slot, arrival);
+    }
+
+    /// The only moves that brought these blocks of one run from `src` to `dst` have ended.
+    pub fn arrived(&mut self, src: TierId, dst: TierId, blocks: Range<BlockId>) {
+        for block in blocks.clone() {
+            self.tiers[src].table.end_io(block);
+            self.tiers[dst].table.arrived(block);
+        }
+        self.recount_run(dst, &blocks, Layers::NONE, Some(src));
+    }
+
+    /// Moves are on their way to a block, whose residency is arriving already.
+    pub fn expect(&mut self, tier: TierId, block: BlockId, arrival: Arrival) {
+        self.tiers[tier].table.expect(block, arrival);
+    }
+
+    /// The moves that are on their way to a block, to be changed.
+    pub fn arrival_mut(&mut self, tier: TierId, block: BlockId) -> Option<&mut Arrival> {
+        self.tiers[tier].table.arrival_mut(block)
+    }
+
+    /// Forgets what was on its way to a block: it has landed, or never will.
+    pub fn settle(&mut self, tier: TierId, block: BlockId) -> Option<Arrival> {
+        self.tiers[tier].table.settle(block)
+    }
+
+    // Slots.
+
+    /// Takes one slot. Room was made.
+    pub fn take_slot(&mut self, tier: TierId) -> Grant {
+        self.tiers[tier].space.take().expect("room was made")
+    }
+
+    /// Takes `count` slots of the first tier that no store reads, or that one did. Room was made.
+    pub fn take_open(&mut self, count: usize) -> impl Iterator<Item = Slot> + '_ {
+        let space = &mut self.tiers[0].space;
+        let mut known: Vec<Slot> = Vec::with_capacity(count);
+        known.extend(space.take_free(count));
+        let rest = known.len()..count;
+        known.extend(rest.map(|_| space.take().expect("room was made").slot));
+        known.into_iter()
+    }
+
+    /// Takes slots for `layers` and returns the slot or the row, which is `into` if that exists.
+    pub fn take_slots(&mut self, tier: TierId, into: u32, layers: Layers) -> u32 {
+        let Held { space, layer_slots, .. } = &mut self.tiers[tier];
+        if !*layer_slots {
+            return if into == NO_SLOT { space.take().expect("room was made").slot } else { into };
+        }
+        let row = if into == NO_SLOT { space.new_row() } else { into };
+        for layer in layers.iter() {
+            let grant = space.take().expect("room was made");
+            space.set(row, layer, grant.slot);
+        }
+        row
+    }
+
+    /// Gives one slot back.
+    pub fn give_slot(&mut self, tier: TierId, slot: Slot) {
+        self.tiers[tier].space.give(slot);
+    }
+
+    /// Gives the slots of `layers` back; `last` ends the row.
+    pub fn give_slots(&mut self, tier: TierId, slot: u32, layers: Layers, last: bool) {
+        let Held { space, layer_slots, .. } = &mut self.tiers[tier];
+        if !*layer_slots {
+            if last {
+                space.give(slot);
+            }
+            return;
+        }
+        for layer in layers.iter() {
+            let one = space.row(slot)[usize::from(layer)];
+            if one != NO_SLOT {
+                space.set(slot, layer, NO_SLOT);
+                space.give(one);
+            }
+        }
+        if last {
+            space.end_row(slot);
+        }
+    }
+
+    /// Moves `layers` of one row into another, which may have some of them: those are given back.
+    pub fn join_rows(&mut self, tier: TierId, from: u32, into: u32, layers: Layers, known: Layers) {
+        let space = &mut self.tiers[tier].space;
+        for layer in layers.iter() {
+            let moved = space.row(from)[usize::from(layer)];
+            space.set(from, layer, NO_SLOT);
+            if known.contains(layer) {
+                space.give(moved);
+            } else {
+                space.set(into, layer, moved);
+            }
+        }
+        space.end_row(from);
+    }
+
+    /// Puts another slot into a row.
+    pub fn set_layer(&mut self, tier: TierId, row: u32, layer: u16, slot: Slot) {
+        self.tiers[tier].space.set(row, layer, slot);
+    }
+
+    /// The slot of one layer of a slot or row.
+    #[inline]
+    #[must_use]
+    pub fn layer_slot(&self, tier: TierId, slot: u32, layer: u16) -> Slot {
+        let Held { space, layer_slots, .. } = &self.tiers[tier];
+        if *layer_slots && slot != NO_SLOT { space.row(slot)[usize::from(layer)] } else { slot }
+    }
+
+    /// A store begins to read a slot that its block leaves.
+    pub fn drain(&mut self, tier: TierId, slot: Slot, by: MoveId) {
+        self.tiers[tier].space.drain(slot, by);
+    }
+
+    /// The store has read the slot.
+    pub fn drained(&mut self, tier: TierId, slot: Slot) {
+        self.tiers[tier].space.drained(slot);
+    }
+
+    /// The store failed: the slot is its block's again. Returns whether it was promised meanwhile.
+    pub fn undrain(&mut self, tier: TierId, slot: Slot) -> bool {
+        self.tiers[tier].space.undrain(slot)
+    }
+
+    /// Keeps a slot that a store still reads from being promised, or ends that.
+    pub fn withhold(&mut self, tier: TierId, slot: Slot, withheld: bool) {
+        self.tiers[tier].space.withhold(slot, withheld);
+    }
+
+    /// Which slots below `bound` are free, for the caller to claim until [`Blocks::put_back`].
+    pub fn choice(&mut self, tier: TierId, bound: Slot) -> Vec<bool> {
+        self.tiers[tier].space.choice(bound)
+    }
+
+    /// Takes back the slots of a choice that were not claimed.
+    pub fn put_back(&mut self, tier: TierId, free: &[bool]) {
+        self.tiers[tier].space.put_back(free);
     }
 }

@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 
 use crate::block::Structure;
 use crate::error::{Error, Result};
+use crate::residency::Blocks;
 use crate::trie::{RunId, Trie};
 use crate::visits;
 
@@ -188,9 +189,9 @@ impl Scopes {
 
     /// Forgets the scopes that nothing is left of. Called where a call that may add one begins, so
     /// that nobody is at work with their ids, which may be given out again.
-    pub fn sweep<T: Copy + PartialEq + Default>(&mut self, trie: &mut Trie<T>) {
+    pub fn sweep<T: Copy + PartialEq + Default>(&mut self, blocks: &mut Blocks<T>) {
         while let Some(id) = self.left.pop() {
-            let used = self.in_use(id, trie);
+            let used = self.in_use(id, blocks.trie());
             let slot = &mut self.known[id as usize];
             let Some(gone) = slot.take_if(|known| {
                 known.left = false;
@@ -198,7 +199,7 @@ impl Scopes {
             }) else {
                 continue;
             };
-            trie.remove_root(gone.root);
+            blocks.remove_root(gone.root);
             self.ids.remove(&gone.whose);
             self.free.push(id);
             if self.plain == Some(id) {
@@ -267,11 +268,11 @@ impl Scopes {
         &mut self,
         scope: &Scope,
         default: Structure,
-        trie: &mut Trie<T>,
+        blocks: &mut Blocks<T>,
     ) -> ScopeId {
         let whose = Whose::new(scope);
         let known = Known {
-            root: trie.add_root(),
+            root: blocks.add_root(),
             seed: whose.seed(),
             structure: scope.structure.unwrap_or(default),
             chosen: scope.structure.is_some(),
@@ -299,14 +300,14 @@ impl Scopes {
 mod tests {
     use super::{Scope, Scopes};
     use crate::block::Structure;
-    use crate::trie::Trie;
+    use crate::residency::Blocks;
 
     #[test]
     fn a_scope_keeps_the_structure_of_its_first_use() {
-        let mut trie = Trie::<()>::new(4);
+        let mut blocks = Blocks::<()>::new(4, 1, &[]);
         let mut scopes = Scopes::default();
         let scope = Scope { structure: Some(Structure::Holes), ..Scope::default() };
-        let id = scopes.add(&scope, Structure::LeafOnly, &mut trie);
+        let id = scopes.add(&scope, Structure::LeafOnly, &mut blocks);
         assert_eq!(scopes.find(&Scope::default()), Ok(Some(id)));
         let other = Scope { structure: Some(Structure::LeafOnly), ..Scope::default() };
         assert!(scopes.find(&other).is_err());

@@ -10,17 +10,16 @@ pub(super) mod write;
 use std::ops::Range;
 
 use crate::arrival::MoveIds;
-use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
-use crate::tier::State;
+use crate::block::{BlockId, Layers, MoveId, Slot, TierId};
 use crate::time::Nanos;
 
+use crate::manager::Manager;
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
 use crate::manager::kinds::Cause;
 use crate::manager::kinds::Reason;
 use crate::manager::kinds::{End, MoveKind};
 use crate::manager::moves;
 use crate::manager::moves::in_flight::Leaves;
-use crate::manager::{Manager, Tier};
 
 impl Manager {
     /// Carries out every decision, in order, and links the entries again.
@@ -65,10 +64,10 @@ impl Manager {
                 let rest = self.vacate(tier, block, layers);
                 if self.tiers[tier].spec.layer_slots {
                     for slot in slots {
-                        self.tiers[tier].space.give(slot);
+                        self.blocks.give_slot(tier, slot);
                     }
                 } else if rest.is_empty() {
-                    self.tiers[tier].space.give(slots[0]);
+                    self.blocks.give_slot(tier, slots[0]);
                 }
                 self.prune(block);
             }
@@ -78,11 +77,10 @@ impl Manager {
     /// Takes the last blocks of a leaf-only run off a tier where they stand whole and quiet, and out
     /// of the trie if they stand nowhere else. What stood before them was linked by the draft.
     fn vacate_run(&mut self, tier: TierId, blocks: Range<BlockId>, last_copy: bool) {
-        let before = self.trie.parent(blocks.start);
+        let before = self.blocks.trie().parent(blocks.start);
         // Another victim's leaving may have linked it again.
         self.tiers[tier].eviction.unlink(blocks.end - 1);
-        let Tier { residency, space, .. } = &mut self.tiers[tier];
-        space.give_all(residency.clear(blocks.clone()));
+        self.blocks.evict_run(tier, blocks.clone());
         if self.feed.watched {
             for block in blocks.clone().rev() {
                 self.on_change(tier, block);
@@ -92,7 +90,6 @@ impl Manager {
                 self.refresh_on(tier, before);
             }
         }
-        self.recount_run(tier, &blocks, self.all_layers(), None);
         self.attend_all(tier, blocks.clone().rev());
         if last_copy {
             self.forget(blocks, before);
@@ -111,24 +108,7 @@ impl Manager {
     /// Marks `layers` of a block as not present on a tier; their slots are the caller's.
     /// Returns what remains.
     pub(super) fn vacate(&mut self, tier: TierId, block: BlockId, layers: Layers) -> Layers {
-        let here = self.residency(tier, block);
-        let rest = here.have.without(layers).expect("what leaves is at an end of the range");
-        if self.tiers[tier].spec.layer_slots && here.slot != NO_SLOT {
-            for layer in layers.iter() {
-                self.tiers[tier].space.set(here.slot, layer, NO_SLOT);
-            }
-        }
-        let arriving = self.arrival(tier, block).is_some();
-        let ended = rest.is_empty() && !arriving;
-        if ended && self.tiers[tier].spec.layer_slots && here.slot != NO_SLOT {
-            self.tiers[tier].space.end_row(here.slot);
-        }
-        self.alter(tier, block, |here| {
-            here.have = rest;
-            if ended {
-                (here.state, here.slot) = (State::Absent, NO_SLOT);
-            }
-        });
+        let rest = self.blocks.vacate(tier, block, layers);
         self.residency_changed(tier, block);
         rest
     }
@@ -146,7 +126,7 @@ impl Manager {
         let stores = self.store(tier, block, dirty, now, |_| (slot, End::Leaving));
         let [by] = stores[..] else { unreachable!("one slot leaves by one store") };
         self.moves.get_mut(by).expect("just made").leaves = Some(Leaves { tier, slot, held });
-        self.tiers[tier].space.drain(slot, by);
+        self.blocks.drain(tier, slot, by);
     }
 
     /// Begins the moves that copy `layers` of a block one tier down, where room was made.
@@ -161,14 +141,14 @@ impl Manager {
     ) -> Vec<MoveId> {
         let below = tier + 1;
         let into = self.residency(below, block).slot;
-        let row = self.take_slots(below, into, layers);
-        self.alter(below, block, |here| here.slot = row);
+        let row = self.blocks.take_slots(below, into, layers);
+        self.blocks.alter(below, block, |here| here.slot = row);
         let transit = self.transit(tier, below);
         let mut moves = Vec::new();
         for piece in self.pieces(tier, below, transit, layers) {
             let (slot, end) = source(piece.lo);
             let dst = self.slot_of(below, block, piece.lo);
-            let waits = self.tiers[below].space.drained_by(dst);
+            let waits = self.blocks.space(below).drained_by(dst);
             let mut from = (tier, slot, end);
             let mut deps: MoveIds = waits.into_iter().collect();
             if let Some(host) = transit {

@@ -95,7 +95,7 @@ impl Manager {
     /// [`Error::Config`] for a hint that says nothing sensible; nothing has changed then.
     pub fn hint(&mut self, hints: &[Hint], now: Nanos) -> Result<Vec<HintReply>> {
         self.open()?;
-        self.scopes.sweep(&mut self.trie);
+        self.scopes.sweep(&mut self.blocks);
         for (at, hint) in hints.iter().enumerate() {
             self.check_hint(hint).map_err(|error| match error {
                 Error::Config(said) => Error::Config(format!("hint {at}: {said}")),
@@ -127,7 +127,7 @@ impl Manager {
     pub fn known(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Handle>> {
         self.open()?;
         self.check_named(scope, tokens)?;
-        Ok(self.trie.handles(&self.there(scope, tokens)))
+        Ok(self.blocks.trie().handles(&self.there(scope, tokens)))
     }
 
     /// How many blocks of a tier are retained, and how many may be.
@@ -236,7 +236,7 @@ impl Manager {
         let mut path = Vec::new();
         if let Ok(Some(id)) = self.scopes.find(scope) {
             let content = self.scopes.digests.content(scope, 0, tokens);
-            self.trie.walk(self.scopes.get(id).root, Query::Tokens(&content), &mut path);
+            self.blocks.trie().walk(self.scopes.get(id).root, Query::Tokens(&content), &mut path);
         }
         path
     }
@@ -303,14 +303,14 @@ impl Manager {
     pub(super) fn audit_hints(&self, broken: &mut Vec<String>) {
         let hints = &self.hints;
         broken.extend(hints.claims.audit(self.clock.last()));
-        let alive = |block| self.trie.alive(block);
+        let alive = |block| self.blocks.trie().alive(block);
         broken.extend(hints.pending.audit(alive, |lease| self.leases.contains_key(&lease)));
         let named = hints.claims.blocks().chain(hints.demoting.keys().copied());
-        let gone = named.filter(|&block| !self.trie.alive(block));
+        let gone = named.filter(|&block| !self.blocks.trie().alive(block));
         broken.extend(gone.map(|block| format!("block {block} is gone and hinted")));
         for (tier, (kept, most)) in hints.kept.iter().enumerate() {
             let wrong = kept.iter().find(|&&block| {
-                !self.trie.alive(block)
+                !self.blocks.trie().alive(block)
                     || self.residency(tier, block).state == State::Absent
                     || hints.claims.priority(block) <= NORMAL
             });

@@ -136,7 +136,7 @@ impl Manager {
                 name(id, lease);
             }
         }
-        if !self.tiers[0].space.quiet() {
+        if !self.blocks.space(0).quiet() {
             for lease in self.leases.values() {
                 self.each_reader(lease, |id| name(id, lease.id));
             }
@@ -228,7 +228,7 @@ impl Manager {
                 id,
                 kind,
                 lease,
-                block: block.map(|block| self.trie.handle(block)),
+                block: block.map(|block| self.blocks.trie().handle(block)),
                 key,
                 label,
                 src: src.0,
@@ -296,7 +296,7 @@ impl Manager {
     fn hold(&mut self, tier: TierId, block: Option<BlockId>, end: End) {
         match (end, block) {
             (End::Here, Some(block)) => {
-                self.alter(tier, block, |here| here.busy += 1);
+                self.blocks.alter(tier, block, |here| here.busy += 1);
                 self.refresh_on(tier, block);
             }
             (End::PrivateSlot(private), _) => {
@@ -318,12 +318,12 @@ impl Manager {
         let times = moves.iter().map(|&id| &self.moves[id]);
         let first = times.clone().map(|m| m.first).min().unwrap_or(0);
         let ready = times.map(|m| m.ready).max().unwrap_or(0);
-        self.alter(tier, block, |here| here.state = State::Arriving);
-        let here = &mut self.tiers[tier].residency;
-        if here.arrival(block).is_none() {
-            here.expect(block, Arrival::new(have, MoveIds::new(), first, ready));
+        self.blocks.alter(tier, block, |here| here.state = State::Arriving);
+        if self.arrival(tier, block).is_none() {
+            let arrival = Arrival::new(have, MoveIds::new(), first, ready);
+            self.blocks.expect(tier, block, arrival);
         }
-        let arrival = here.arrival_mut(block).expect("just made");
+        let arrival = self.arrival_mut(tier, block).expect("just made");
         arrival.target =
             arrival.target.join(layers).expect("what arrives leaves no gap in a tier's range");
         arrival.moves.extend_from_slice(moves);
@@ -333,15 +333,7 @@ impl Manager {
 
     /// The slot of one layer, or of all, of a residency.
     pub(super) fn slot_of(&self, tier: TierId, block: BlockId, layer: u16) -> Slot {
-        let here = self.residency(tier, block);
-        if here.slot == NO_SLOT {
-            return NO_SLOT;
-        }
-        if self.tiers[tier].spec.layer_slots {
-            self.tiers[tier].space.row(here.slot)[usize::from(layer)]
-        } else {
-            here.slot
-        }
+        self.blocks.layer_slot(tier, self.residency(tier, block).slot, layer)
     }
 
     /// Cuts a range into the pieces that one move can copy between two tiers.

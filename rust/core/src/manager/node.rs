@@ -89,7 +89,7 @@ impl Manager {
 
     /// What ranks a block on a tier that holds `have` of it.
     pub(super) fn facts(&self, tier: TierId, block: BlockId, have: Layers) -> Facts {
-        let (depth, node) = (self.trie.depth(block), self.node(block));
+        let (depth, node) = (self.blocks.trie().depth(block), self.node(block));
         let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
         let out = self.next_out(tier, block, have);
         let single = self.tiers[tier].spec.layer_slots && out.len() == 1;
@@ -98,7 +98,11 @@ impl Manager {
         Facts {
             id: block,
             context: u64::from(depth) * tokens,
-            start: if policy.turns() { u64::from(self.trie.start(block)) * tokens } else { 0 },
+            start: if policy.turns() {
+                u64::from(self.blocks.trie().start(block)) * tokens
+            } else {
+                0
+            },
             block: depth,
             session_blocks: sessions.unwrap_or(depth + 1),
             uses: node.uses,
@@ -150,19 +154,20 @@ impl Manager {
             && (tier > 0 || node.refs == 0)
             && (self.structure(block) == Structure::Holes
                 || !self
-                    .trie
+                    .blocks
+                    .trie()
                     .children(block)
                     .any(|child| self.residency(tier, child).state != State::Absent))
     }
 
     /// Prefetches the CPU cache lines of a block's residencies on all tiers.
     pub(super) fn prefetch_residencies(&self, block: BlockId) {
-        self.tiers.iter().for_each(|tier| tier.residency.prefetch_line(block));
+        (0..self.tiers.len()).for_each(|tier| self.blocks.table(tier).prefetch_line(block));
     }
 
     /// Consecutive blocks of a path, run by run.
     pub(super) fn runs(&self, path: &[BlockId]) -> Runs {
-        self.trie.along(path).map(|(run, _)| run).collect()
+        self.blocks.trie().along(path).map(|(run, _)| run).collect()
     }
 
     /// The blocks of a run that may have an entry on a tier. Where something of all of a leaf-only
@@ -173,7 +178,7 @@ impl Manager {
         run: Range<BlockId>,
         structure: Structure,
     ) -> Range<BlockId> {
-        let (all, here) = (self.holds_all(tier), &self.tiers[tier].residency);
+        let (all, here) = (self.holds_all(tier), &self.blocks.table(tier));
         if !all && here.none_present(run.clone()) {
             return run.end..run.end;
         }
@@ -192,7 +197,7 @@ impl Manager {
     }
 
     pub(super) fn refresh_on(&mut self, tier: TierId, block: BlockId) {
-        let alive = self.trie.alive(block);
+        let alive = self.blocks.trie().alive(block);
         let known = self.tiers[tier].eviction.get(block);
         if known.is_none() && tier == 0 && alive && self.node(block).refs > 0 {
             return;
@@ -219,7 +224,7 @@ impl Manager {
         self.on_change(tier, block);
         self.attend(tier, block);
         self.refresh_on(tier, block);
-        if let Some(parent) = self.trie.parent(block) {
+        if let Some(parent) = self.blocks.trie().parent(block) {
             self.refresh_on(tier, parent);
         }
     }
@@ -229,7 +234,7 @@ impl Manager {
         let mut runs = Runs::new();
         // What is leased has no entry on the first tier.
         let single = self.tiers.len() == 1;
-        self.trie.change(path, |run, node| {
+        self.blocks.change_values(path, |run, node| {
             node.access = stamp(now);
             node.uses = node.uses.saturating_add(1);
             if node.refs == 0 || !single {
@@ -287,7 +292,6 @@ impl Manager {
         let known = path.len();
         self.scopes.digests.hold(tokens);
         self.extend_trie(node, parent, tokens, path);
-        self.reach();
         self.await_prices(&path[known..]);
         self.grant_new(node.scope, parent, &path[known..]);
     }
@@ -307,17 +311,17 @@ impl Manager {
             for (blocks, uses) in self.uses_before_eviction(seed, parent, tokens) {
                 let (now, later) = rest.split_at(blocks * self.block_tokens());
                 let node = Node { uses: node.uses + uses, ..node };
-                self.trie.extend(root, behind, now, node, path);
+                self.blocks.extend(root, behind, now, node, path);
                 (rest, behind) = (later, path.last().copied());
             }
         } else {
-            self.trie.extend(root, parent, tokens, node, path);
+            self.blocks.extend(root, parent, tokens, node, path);
         }
         if self.feed.wants_inserts() {
-            let mut tags = self.trie.tags(seed, parent);
+            let mut tags = self.blocks.trie().tags(seed, parent);
             let mut before = parent;
             for &block in &path[known..] {
-                self.feed.on_insert(before, block, tags.next(self.trie.tokens(block)));
+                self.feed.on_insert(before, block, tags.next(self.blocks.trie().tokens(block)));
                 before = Some(block);
             }
         }
@@ -335,8 +339,11 @@ impl Manager {
             Some((known, alike)) if *alike == uses => *known += blocks,
             _ => former.push((blocks, uses)),
         };
-        let slices =
-            self.trie.slices(seed, parent, tokens).inspect(|slice| self.feed.prefetch_line(slice));
+        let slices = self
+            .blocks
+            .trie()
+            .slices(seed, parent, tokens)
+            .inspect(|slice| self.feed.prefetch_line(slice));
         let slices: SmallVec<[GroupSlice; 8]> = slices.collect();
         for slice in slices {
             self.feed.recall(&slice, &mut add);
@@ -344,17 +351,10 @@ impl Manager {
         former
     }
 
-    /// Room for what is said of every block.
-    fn reach(&mut self) {
-        for tier in &mut self.tiers {
-            tier.residency.reach(self.trie.bound());
-        }
-    }
-
     /// Where the last copy of a leaf-only block was lost to a failure, what stands behind it
     /// serves nobody any more: it goes too, now or when the moves that touch it have ended.
     pub(super) fn sweep(&mut self, block: BlockId) {
-        let lost = self.trie.alive(block)
+        let lost = self.blocks.trie().alive(block)
             && self.structure(block) == Structure::LeafOnly
             && self.node(block).refs == 0
             && !self.missing(block).is_empty();
@@ -377,7 +377,7 @@ impl Manager {
         let mut below = vec![block];
         let mut at = 0;
         while let Some(&next) = below.get(at) {
-            below.extend(self.trie.children(next));
+            below.extend(self.blocks.trie().children(next));
             at += 1;
         }
         below
@@ -387,15 +387,18 @@ impl Manager {
     pub(super) fn prune(&mut self, block: BlockId) {
         let mut next = Some(block);
         while let Some(block) = next {
-            if !self.trie.alive(block) {
+            if !self.blocks.trie().alive(block) {
                 return;
             }
             let held = (0..self.tiers.len())
                 .any(|tier| self.residency(tier, block).state != State::Absent);
-            if held || self.node(block).refs > 0 || self.trie.children(block).next().is_some() {
+            if held
+                || self.node(block).refs > 0
+                || self.blocks.trie().children(block).next().is_some()
+            {
                 return;
             }
-            next = self.trie.parent(block);
+            next = self.blocks.trie().parent(block);
             let slices = self.slices_leaving(std::iter::once(block..block + 1));
             self.strike(block..block + 1, next);
             self.remember(&slices);
@@ -411,9 +414,12 @@ impl Manager {
         }
         for blocks in runs {
             let Node { scope, uses, .. } = *self.node(blocks.start);
-            let (seed, before) = (self.scopes.get(scope).seed, self.trie.parent(blocks.start));
+            let (seed, before) =
+                (self.scopes.get(scope).seed, self.blocks.trie().parent(blocks.start));
             let first = all.len();
-            for slice in self.trie.slices(seed, before, self.trie.tokens_of(blocks)) {
+            for slice in
+                self.blocks.trie().slices(seed, before, self.blocks.trie().tokens_of(blocks))
+            {
                 self.feed.prefetch_line(&slice);
                 all.push((slice, uses));
             }
@@ -441,8 +447,8 @@ impl Manager {
     fn strike(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
         self.forget_beside(blocks.clone(), before);
         let first = before.is_none().then(|| self.node(blocks.start).scope);
-        self.scopes.digests.free(self.trie.tokens_of(blocks.clone()));
-        self.trie.remove_tail(blocks.end - 1, blocks.end - blocks.start);
+        self.scopes.digests.free(self.blocks.trie().tokens_of(blocks.clone()));
+        self.blocks.remove_tail(blocks.end - 1, blocks.end - blocks.start);
         if let Some(scope) = first {
             self.scopes.emptied(scope);
         }

@@ -7,7 +7,7 @@
 
 use smallvec::SmallVec;
 
-use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId};
+use crate::block::{BlockId, Layers, MoveId, Slot, TierId};
 use crate::tier::State;
 
 use crate::manager::Manager;
@@ -63,7 +63,7 @@ impl Manager {
     pub(in crate::manager) fn can_stay(&self, block: BlockId) -> bool {
         let leaving = self.leaving(0, block);
         let unpromised = |(id, leaves): &(MoveId, Leaves)| {
-            self.moves[*id].from == End::Leaving && self.tiers[0].space.is_idle(leaves.slot)
+            self.moves[*id].from == End::Leaving && self.blocks.space(0).is_idle(leaves.slot)
         };
         self.valid_with(0, block, &leaving) == Some(self.all_layers())
             && leaving.iter().all(unpromised)
@@ -73,7 +73,7 @@ impl Manager {
     pub(in crate::manager) fn withhold(&mut self, missing: &[MissingBlock], withheld: bool) {
         for miss in missing.iter().filter(|miss| miss.stays) {
             for (_, leaves) in self.leaving(0, miss.block) {
-                self.tiers[0].space.withhold(leaves.slot, withheld);
+                self.blocks.withhold(0, leaves.slot, withheld);
             }
         }
     }
@@ -82,7 +82,7 @@ impl Manager {
     /// that is written ahead do.
     pub(in crate::manager) fn stay(&mut self, block: BlockId) {
         for (id, leaves) in self.leaving(0, block) {
-            self.tiers[0].space.undrain(leaves.slot);
+            self.blocks.undrain(0, leaves.slot);
             let flight = self.moves.get_mut(id).expect("under way");
             (flight.from, flight.leaves) = (End::Here, None);
             self.stand_again(block, leaves);
@@ -92,21 +92,7 @@ impl Manager {
     /// A copy stands on its tier again in the slot that it was leaving; the store still reads it.
     pub(in crate::manager) fn stand_again(&mut self, block: BlockId, leaves: Leaves) {
         let Leaves { tier, slot, held } = leaves;
-        let whole = !self.tiers[tier].spec.layer_slots;
-        let here = self.residency(tier, block);
-        let have = here.have.join(held).expect("it can return");
-        let row = match (whole, here.slot) {
-            (true, _) => slot,
-            (false, NO_SLOT) => self.tiers[tier].space.new_row(),
-            (false, row) => row,
-        };
-        if !whole {
-            self.tiers[tier].space.set(row, held.lo, slot);
-        }
-        self.alter(tier, block, |here| {
-            (here.slot, here.have, here.state) = (row, have, State::Resident);
-            here.busy += 1;
-        });
+        self.blocks.restore(tier, block, slot, held);
         self.residency_changed(tier, block);
     }
 }

@@ -155,14 +155,19 @@ impl EvictionSet {
 
 impl Manager {
     pub(in crate::manager) fn eviction_set(&self) -> EvictionSet {
-        let spare = self.tiers.iter().map(|tier| tier.space.takeable()).collect();
+        let spare = self.takeable().collect();
         EvictionSet { spare, ..EvictionSet::default() }
+    }
+
+    /// The slots that can be taken on each tier.
+    fn takeable(&self) -> impl Iterator<Item = u64> + '_ {
+        (0..self.tiers.len()).map(|tier| self.blocks.space(tier).takeable())
     }
 
     /// A draft in the memory of one that is done.
     fn reuse_set(&mut self, dropping: bool) -> Box<EvictionSet> {
         let mut set = self.done.take().unwrap_or_default();
-        set.spare.extend(self.tiers.iter().map(|tier| tier.space.takeable()));
+        set.spare.extend(self.takeable());
         set.dropping = dropping;
         set
     }
@@ -195,7 +200,7 @@ impl Manager {
     ) -> Result<()> {
         // Each tier is named once.
         let there = |&(tier, units): &(TierId, u64)| {
-            units == 0 || units + self.transit_reserve(tier) <= self.tiers[tier].space.takeable()
+            units == 0 || units + self.transit_reserve(tier) <= self.blocks.space(tier).takeable()
         };
         if wanted.iter().all(there) {
             return Ok(());
@@ -273,14 +278,14 @@ impl Manager {
     /// memory instead of many; returns the victim's run.
     fn prefetch_victim(&self, block: BlockId) -> RunId {
         self.prefetch_residencies(block);
-        let (run, first) = self.trie.prefetch_lines(block);
+        let (run, first) = self.blocks.trie().prefetch_lines(block);
         self.prefetch_residencies(first);
         run
     }
 
     /// Prefetches the lines of the block before a run, which may be linked when the run leaves.
     fn prefetch_parent(&self, tier: TierId, run: RunId) {
-        if let Some(parent) = self.trie.prefetch_parent(run) {
+        if let Some(parent) = self.blocks.trie().prefetch_parent(run) {
             self.prefetch_residencies(parent);
             self.tiers[tier].eviction.prefetch_line(parent);
         }
@@ -532,7 +537,7 @@ impl Manager {
         quiet
             && ahead
             && self.node(block).refs == 0
-            && self.trie.children(block).all(|child| {
+            && self.blocks.trie().children(block).all(|child| {
                 gone.contains(&child) || (self.node(child).refs == 0 && self.gone(set, child))
             })
     }
@@ -572,7 +577,7 @@ impl Manager {
         let band = self.band(tier, block);
         self.tiers[tier].eviction.choose(block, band);
         if self.structure(block) == Structure::LeafOnly
-            && let Some(parent) = self.trie.parent(block)
+            && let Some(parent) = self.blocks.trie().parent(block)
             && let Some(entry) = self.exposed(set, tier, parent, false)
         {
             self.put_in(set, tier, entry);
@@ -605,7 +610,7 @@ impl Manager {
         // The children come last: there may be many.
         let exposed = free
             && self.tiers[tier].eviction.get(parent).is_none()
-            && (bare || self.trie.children(parent).all(alone));
+            && (bare || self.blocks.trie().children(parent).all(alone));
         exposed.then(|| self.entry(tier, parent, here.have))
     }
 }

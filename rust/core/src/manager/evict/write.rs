@@ -59,20 +59,21 @@ impl Manager {
     /// that there was to do.
     fn write_batch(&mut self, tier: TierId, blocks: &Range<BlockId>, now: Nanos) -> bool {
         let below = tier + 1;
-        if self.tiers[below..].iter().any(|lower| lower.residency.all_whole(blocks.clone())) {
+        if (below..self.tiers.len()).any(|at| self.blocks.table(at).all_whole(blocks.clone())) {
             return true;
         }
         let plain = self.can_batch(tier, below)
             && self.refused.is_empty()
-            && self.tiers[tier].residency.all_idle(blocks.clone())
-            && self.tiers[below..].iter().all(|lower| lower.residency.none_present(blocks.clone()));
+            && self.blocks.table(tier).all_idle(blocks.clone())
+            && (below..self.tiers.len())
+                .all(|at| self.blocks.table(at).none_present(blocks.clone()));
         if !plain || !self.worth_writing(tier, blocks.start) {
             return plain;
         }
         let mut set = self.eviction_set_for(Cause::Ahead);
         let fits = self.room(&mut set, below, u64::from(blocks.end - blocks.start), now);
         // One by one, what stands before them would not leave once the first of them is there.
-        let before = self.trie.parent(blocks.start);
+        let before = self.blocks.trie().parent(blocks.start);
         if !fits || set.victims.iter().any(|v| v.tier == below && Some(v.block) == before) {
             self.abandon(&set);
             return false;
@@ -92,7 +93,11 @@ impl Manager {
         let node = self.node(block);
         node.uses >= self.tiers[tier].spec.admit_after
             && (self.structure(block) == Structure::Holes
-                || self.trie.parent(block).is_none_or(|parent| self.missing(parent).is_empty()))
+                || self
+                    .blocks
+                    .trie()
+                    .parent(block)
+                    .is_none_or(|parent| self.missing(parent).is_empty()))
     }
 
     /// Begins to copy to the next tier what stands nowhere below, out of the block's residency
@@ -179,7 +184,7 @@ impl Manager {
             if self.writes(tier) {
                 for block in self.youngest(tier) {
                     // Room for a younger one may have cost it its life.
-                    if self.trie.alive(block) {
+                    if self.blocks.trie().alive(block) {
                         let age = self.node(block).access;
                         self.write_down(tier, block, None, age, now);
                     }
@@ -191,11 +196,11 @@ impl Manager {
 
     /// The blocks of a tier, the youngest first and parents before their children.
     fn youngest(&self, tier: TierId) -> Vec<BlockId> {
-        let all = self.tiers[tier].residency.blocks(self.trie.bound());
+        let all = self.blocks.table(tier).blocks(self.blocks.trie().bound());
         let mut blocks: Vec<BlockId> =
             all.filter(|(_, here)| !here.usable().is_empty()).map(|(block, _)| block).collect();
         blocks.sort_by_key(|&block| {
-            (Reverse(self.node(block).access), self.trie.depth(block), block)
+            (Reverse(self.node(block).access), self.blocks.trie().depth(block), block)
         });
         blocks
     }
@@ -214,14 +219,14 @@ impl Manager {
     }
 
     fn write_ahead_on(&mut self, tier: TierId, now: Nanos) {
-        let this = &self.tiers[tier];
-        let free = this.space.takeable();
+        let (this, space) = (&self.tiers[tier], self.blocks.space(tier));
+        let free = space.takeable();
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "a share below one of a capacity below 2^32"
         )]
-        let low = (f64::from(this.space.capacity()) * this.spec.free_low) as u64;
+        let low = (f64::from(space.capacity()) * this.spec.free_low) as u64;
         // An eighth of slack keeps the look from being taken at every call.
         if free + this.credit + low / 8 >= low || this.eviction.is_empty() {
             return;

@@ -28,7 +28,7 @@ impl Manager {
     }
 
     pub(super) fn tenant_share(&self, tier: TierId, block: BlockId) -> Share {
-        if self.hints.quotas.is_empty() || !self.trie.alive(block) {
+        if self.hints.quotas.is_empty() || !self.blocks.trie().alive(block) {
             return 0;
         }
         let tenant = self.scopes.get(self.node(block).scope).whose.tenant();
@@ -55,7 +55,8 @@ impl Manager {
         if self.hints.quiet() {
             return false;
         }
-        let stands = self.trie.alive(block) && self.residency(tier, block).state != State::Absent;
+        let stands =
+            self.blocks.trie().alive(block) && self.residency(tier, block).state != State::Absent;
         let wanted = stands && self.hints.claims.priority(block) > NORMAL;
         let (kept, most) = &mut self.hints.kept[tier];
         let full = kept.len() as u64 >= *most && !kept.contains(&block);
@@ -108,11 +109,14 @@ impl Manager {
 
     /// The blocks of all scopes of a tenant.
     fn blocks_of(&self, tenant: &[u8]) -> Vec<BlockId> {
-        let mut blocks: Vec<BlockId> =
-            self.scopes.of(tenant).flat_map(|scope| self.trie.firsts(scope.root)).collect();
+        let mut blocks: Vec<BlockId> = self
+            .scopes
+            .of(tenant)
+            .flat_map(|scope| self.blocks.trie().firsts(scope.root))
+            .collect();
         let mut at = 0;
         while let Some(&block) = blocks.get(at) {
-            blocks.extend(self.trie.children(block));
+            blocks.extend(self.blocks.trie().children(block));
             at += 1;
         }
         visits::note(at);

@@ -35,7 +35,7 @@ impl Manager {
         };
         let mut blocks = 0;
         for &block in path.iter().rev() {
-            if self.trie.alive(block) {
+            if self.blocks.trie().alive(block) {
                 blocks += u64::from(self.lower(block, to, now) != Descent::Stays);
             }
         }
@@ -68,7 +68,7 @@ impl Manager {
                 _ => return Descent::Stays,
             }
         }
-        if !self.trie.alive(block) {
+        if !self.blocks.trie().alive(block) {
             return Descent::Stays;
         }
         Descent::Down
@@ -79,7 +79,7 @@ impl Manager {
         let here = self.residency(tier, block);
         let held = tier == 0 && self.node(block).refs > 0;
         let moves = here.busy > 0 || here.state == State::Arriving;
-        let behind = self.trie.children(block).any(|child| {
+        let behind = self.blocks.trie().children(block).any(|child| {
             self.residency(tier, child).state != State::Absent
                 && self.hints.demoting.contains_key(&child)
         });
@@ -109,7 +109,7 @@ impl Manager {
         }
         let mut all: Vec<(BlockId, TierId)> =
             self.hints.demoting.iter().map(|(&block, &to)| (block, to)).collect();
-        all.sort_by_key(|&(block, _)| (Reverse(self.trie.depth(block)), block));
+        all.sort_by_key(|&(block, _)| (Reverse(self.blocks.trie().depth(block)), block));
         for (block, to) in all {
             // A step of another block may have ended this one.
             if self.hints.demoting.contains_key(&block) {

@@ -77,8 +77,8 @@ impl Manager {
 
     /// Whether more blocks may be on their way to a tier.
     fn crowded(&self, tier: TierId) -> bool {
-        let tier = &self.tiers[tier];
-        (tier.residency.arrivals() as u64 + 1) * PART > u64::from(tier.spec.blocks)
+        let arrivals = self.blocks.table(tier).arrivals() as u64;
+        (arrivals + 1) * PART > u64::from(self.tiers[tier].spec.blocks)
     }
 
     /// Whether layers from a tier would be there after a deadline.
@@ -150,8 +150,8 @@ impl Manager {
         if self.make_room(&[(tier, units)], &[(from, block..block + 1)], now).is_err() {
             return Brought::No("there is no room");
         }
-        let row = self.take_slots(tier, self.residency(tier, block).slot, all);
-        self.alter(tier, block, |here| here.slot = row);
+        let row = self.blocks.take_slots(tier, self.residency(tier, block).slot, all);
+        self.blocks.alter(tier, block, |here| here.slot = row);
         let mut moves = Vec::new();
         for layers in self.pieces(from, tier, None, all) {
             let dst = self.slot_of(tier, block, layers.lo);
@@ -163,7 +163,7 @@ impl Manager {
                 dst: (tier, dst, End::Here),
                 layers,
                 tokens: self.settings.block_tokens,
-                deps: self.tiers[tier].space.drained_by(dst).into_iter().collect(),
+                deps: self.blocks.space(tier).drained_by(dst).into_iter().collect(),
             };
             moves.push(self.add_move(new, now));
         }

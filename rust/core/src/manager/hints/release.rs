@@ -119,7 +119,7 @@ impl Manager {
         mut blocks: Vec<BlockId>,
     ) -> HintReply {
         // What stands behind a block is known before the block is looked at.
-        blocks.sort_by_key(|&block| std::cmp::Reverse(self.trie.depth(block)));
+        blocks.sort_by_key(|&block| std::cmp::Reverse(self.blocks.trie().depth(block)));
         let mut look = Look { held, idle: FxHashSet::default(), left: LOOKS };
         let (mut released, mut wanted) = (0, 0);
         for block in blocks {
@@ -148,7 +148,7 @@ impl Manager {
             }
             look.left -= 1;
             seen.push(block);
-            next.extend(self.trie.children(block));
+            next.extend(self.blocks.trie().children(block));
         }
         look.idle.extend(seen);
         false

@@ -138,7 +138,7 @@ impl Manager {
         }
         let content = self.intern(scope, 0, tokens).map_err(|error| error.to_string())?;
         let id = known
-            .unwrap_or_else(|| self.scopes.add(scope, self.settings.structure, &mut self.trie));
+            .unwrap_or_else(|| self.scopes.add(scope, self.settings.structure, &mut self.blocks));
         Ok((id, content))
     }
 
@@ -276,8 +276,8 @@ impl Manager {
             if !self.hints.pending.awaited() {
                 break;
             }
-            let before = self.trie.depth(block) as usize * self.block_tokens();
-            let tokens = self.trie.tokens(block);
+            let before = self.blocks.trie().depth(block) as usize * self.block_tokens();
+            let tokens = self.blocks.trie().tokens(block);
             let pending = self.hints.pending.arrived(scope, parent, block, tokens, before);
             for hint in pending {
                 let said = hint.says(before as u64, u64::MAX, self.clock.last());

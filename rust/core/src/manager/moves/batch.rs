@@ -9,7 +9,7 @@ use std::ops::Range;
 use smallvec::smallvec;
 
 use crate::arrival::Arrival;
-use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, TierId};
+use crate::block::{BlockId, LeaseId, MoveId, NO_MOVE, TierId};
 use crate::time::Nanos;
 
 use crate::manager::Manager;
@@ -55,8 +55,8 @@ impl Manager {
         }
         let route = self.route(kind, src, dst);
         for block in blocks.clone() {
-            let from = self.tiers[src].residency.begin_read(block);
-            let grant = self.tiers[dst].space.take().expect("room was made");
+            let from = self.blocks.begin_read(src, block);
+            let grant = self.blocks.take_slot(dst);
             let waits = Some(grant.after).filter(|&after| after != NO_MOVE);
             let new = NewMove {
                 kind,
@@ -70,9 +70,9 @@ impl Manager {
             };
             let (id, times) = self.enter(new, route, now);
             let arrival = Arrival::new(all, smallvec![id], times.first, times.end);
-            self.tiers[dst].residency.await_in(block, grant.slot, arrival);
+            self.blocks.await_in(dst, block, grant.slot, arrival);
         }
-        if let Some(parent) = self.trie.parent(blocks.start) {
+        if let Some(parent) = self.blocks.trie().parent(blocks.start) {
             self.refresh_on(dst, parent);
         }
         let number = u64::from(blocks.end - blocks.start);
@@ -91,18 +91,14 @@ impl Manager {
         if !self.can_batch(src, dst) {
             return 0;
         }
-        let most = self.trie.run(first).end - first;
+        let most = self.blocks.trie().run(first).end - first;
         let follow = (first..first + most).zip(ids);
         let number =
             follow.take_while(|&(block, &id)| self.move_class(id) == Some((class, block))).count();
         self.end_moves(class, &ids[..number], now);
         self.ended(&ids[..number], true);
         let blocks = first..first + u32::try_from(number).expect("no more than the run has");
-        for block in blocks.clone() {
-            self.tiers[src].residency.end_io(block);
-            self.tiers[dst].residency.arrived(block);
-        }
-        self.recount_run(dst, &blocks, Layers::NONE, Some(src));
+        self.blocks.arrived(src, dst, blocks.clone());
         if kind == MoveKind::Store {
             self.refused.took(dst, number as u64);
         }
@@ -112,7 +108,7 @@ impl Manager {
                 self.refresh_on(tier, block);
             }
         }
-        if let Some(parent) = self.trie.parent(first) {
+        if let Some(parent) = self.blocks.trie().parent(first) {
             self.sweep(parent);
         }
         self.write_run(dst, blocks, now);
@@ -134,8 +130,8 @@ impl Manager {
         }
         // No block dies while something is on its way to it.
         let block = known.block?.id();
-        let alone = self.tiers[known.src].residency.whole(block)
-            && self.tiers[known.dst].residency.awaits(block, id);
+        let alone = self.blocks.table(known.src).whole(block)
+            && self.blocks.table(known.dst).awaits(block, id);
         alone.then_some(((known.kind, known.src, known.dst), block))
     }
 }

@@ -198,7 +198,9 @@ impl Manager {
         let dst = known.dst;
         let here = (known.to == End::Here).then_some(known.block).flatten();
         self.moves.get_mut(id).expect("seen").landed = done;
-        let Some(block) = here.and_then(|handle| self.trie.resolve(handle)) else { return };
+        let Some(block) = here.and_then(|handle| self.blocks.trie().resolve(handle)) else {
+            return;
+        };
         let mut have = self.residency(dst, block).have;
         let Some(arrival) = self.arrival_mut(dst, block) else { return };
         arrival.landed.push(layers);
@@ -214,7 +216,7 @@ impl Manager {
             let Some(at) = next else { break };
             have = have.join(arrival.landed.swap_remove(at)).expect("adjacent");
         }
-        self.alter(dst, block, |here| here.have = have);
+        self.blocks.alter(dst, block, |here| here.have = have);
     }
 
     /// A move has ended well on all ranks.
@@ -222,7 +224,7 @@ impl Manager {
         let known = self.moves.remove(id).expect("under way");
         self.count_move(&known, now);
         if let Some(Leaves { tier, slot, .. }) = known.leaves {
-            self.tiers[tier].space.drained(slot);
+            self.blocks.drained(tier, slot);
         }
         if known.kind == MoveKind::Store {
             self.refused.took(known.dst, 1);
@@ -250,11 +252,11 @@ impl Manager {
 
     /// The endpoints of a move that no longer runs.
     fn end(&mut self, known: &InFlightMove, now: Nanos) {
-        let block = known.block.and_then(|handle| self.trie.resolve(handle));
+        let block = known.block.and_then(|handle| self.blocks.trie().resolve(handle));
         for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
             match (end, block) {
                 (End::Here, Some(block)) => {
-                    self.alter(tier, block, |here| here.busy -= 1);
+                    self.blocks.alter(tier, block, |here| here.busy -= 1);
                     self.refresh_on(tier, block);
                 }
                 (End::PrivateSlot(private), _) => self.unbusy_private(private),
@@ -264,7 +266,7 @@ impl Manager {
         if let (Some(Leaves { tier, .. }), true, Some(block)) =
             (known.leaves, known.returned, block)
         {
-            self.alter(tier, block, |here| here.busy -= 1);
+            self.blocks.alter(tier, block, |here| here.busy -= 1);
             self.refresh_on(tier, block);
         }
         if let (End::Here, Some(block)) = (known.to, block)
@@ -278,7 +280,7 @@ impl Manager {
             }
         }
         if let Some(block) = block {
-            let parent = self.trie.parent(block);
+            let parent = self.blocks.trie().parent(block);
             self.prune(block);
             self.sweep(block);
             if let Some(parent) = parent {
@@ -300,7 +302,7 @@ impl Manager {
 
     /// Everything that was to arrive has landed or failed.
     pub(in crate::manager) fn settle(&mut self, tier: TierId, block: BlockId, now: Nanos) {
-        let arrival = self.tiers[tier].residency.settle(block).expect("arriving");
+        let arrival = self.blocks.settle(tier, block).expect("arriving");
         let here = self.residency(tier, block);
         let mut have = if arrival.failed { here.have } else { arrival.target };
         if arrival.failed && tier == 0 && self.one_slot(have) {
@@ -309,15 +311,15 @@ impl Manager {
             have = Layers::NONE;
         }
         if here.slot != NO_SLOT && have.is_empty() {
-            self.give_slots(tier, here.slot, arrival.target, true);
+            self.blocks.give_slots(tier, here.slot, arrival.target, true);
         } else if here.slot != NO_SLOT {
             for lost in
                 [Layers::new(arrival.target.lo, have.lo), Layers::new(have.hi, arrival.target.hi)]
             {
-                self.give_slots(tier, here.slot, lost, false);
+                self.blocks.give_slots(tier, here.slot, lost, false);
             }
         }
-        self.alter(tier, block, |here| {
+        self.blocks.alter(tier, block, |here| {
             (here.have, here.state) = (have, State::Resident);
             if have.is_empty() {
                 (here.state, here.slot) = (State::Absent, NO_SLOT);

@@ -36,14 +36,15 @@ impl Manager {
             let store = self.moves.get(dependent).filter(|m| m.kind == MoveKind::Store);
             if let (true, Some(store)) = (blame, store)
                 && store.block == known.block
-                && let Some(block) = store.block.and_then(|handle| self.trie.resolve(handle))
+                && let Some(block) =
+                    store.block.and_then(|handle| self.blocks.trie().resolve(handle))
             {
                 self.refused.failed(block, store.dst);
             }
             self.fail(dependent, &format!("move {id} before it failed: {reason}"), false, now);
             self.end_move(dependent, now);
         }
-        let block = known.block.and_then(|handle| self.trie.resolve(handle));
+        let block = known.block.and_then(|handle| self.blocks.trie().resolve(handle));
         if let (End::Here, Some(block)) = (known.to, block)
             && let Some(arrival) = self.arrival_mut(known.dst, block)
         {
@@ -73,10 +74,12 @@ impl Manager {
         let (tier, lo) = (known.dst, known.layers.lo);
         let landed = Layers::new(lo, lo + known.landed);
         let here = (known.to == End::Here).then_some(known.block).flatten();
-        let Some(block) = here.and_then(|handle| self.trie.resolve(handle)) else { return };
+        let Some(block) = here.and_then(|handle| self.blocks.trie().resolve(handle)) else {
+            return;
+        };
         let Some(arrival) = self.arrival_mut(tier, block) else { return };
         arrival.landed.retain(|part| part.meet(landed).is_empty());
-        self.alter(tier, block, |here| {
+        self.blocks.alter(tier, block, |here| {
             // Its other layers are not there, so these are the last ones.
             here.have = here.have.without(landed).expect("what has landed is at an end");
         });
@@ -87,7 +90,7 @@ impl Manager {
     fn load_failed(&mut self, known: &InFlightMove, block: BlockId) {
         let here = self.residency(known.src, block);
         if known.from == End::Here && known.src > 0 && here.state == State::Resident {
-            self.alter(known.src, block, |here| here.state = State::Bad);
+            self.blocks.alter(known.src, block, |here| here.state = State::Bad);
             self.refresh_on(known.src, block);
         }
     }
@@ -95,7 +98,7 @@ impl Manager {
     /// The victim of a failed store stays where it was.
     fn store_failed(&mut self, known: &InFlightMove, block: BlockId, reason: &str, now: Nanos) {
         let Some(Leaves { tier, slot, held }) = known.leaves else { return };
-        let promised = self.tiers[tier].space.undrain(slot);
+        let promised = self.blocks.undrain(tier, slot);
         let mut back = self.can_return(tier, block, held);
         if promised {
             back = back && self.replace_promised(tier, slot, block, reason, now);
@@ -104,7 +107,7 @@ impl Manager {
             }
         }
         if !back {
-            self.tiers[tier].space.give(slot);
+            self.blocks.give_slot(tier, slot);
             return;
         }
         // A store that hangs still reads the slot: it keeps the copy busy until it ends.
@@ -146,7 +149,7 @@ impl Manager {
             if !layer_slots {
                 return (private.slot == slot).then_some((id, 0));
             }
-            let at = self.tiers[tier].space.row(private.slot).iter().position(|&s| s == slot)?;
+            let at = self.blocks.space(tier).row(private.slot).iter().position(|&s| s == slot)?;
             Some((id, u16::try_from(at).unwrap_or(u16::MAX)))
         });
         let Some((holder, layer)) = holder else { return false };
@@ -154,10 +157,10 @@ impl Manager {
         if self.make_room(&[(tier, 1)], &[(tier, block..block + 1)], now).is_err() {
             return false;
         }
-        let grant = self.tiers[tier].space.take().expect("room was made");
+        let grant = self.blocks.take_slot(tier);
         if layer_slots {
             let row = self.private_slots[holder].slot;
-            self.tiers[tier].space.set(row, layer, grant.slot);
+            self.blocks.set_layer(tier, row, layer, grant.slot);
         } else {
             self.private_slots.get_mut(holder).expect("found").slot = grant.slot;
         }
@@ -190,7 +193,7 @@ impl Manager {
             let Some(at) = table.position(|slot| slot == Some(private)) else { continue };
             failed.push(Failed {
                 lease: lease.id,
-                block: lease.path.blocks().get(at).map(|&block| self.trie.handle(block)),
+                block: lease.path.blocks().get(at).map(|&block| self.blocks.trie().handle(block)),
                 start: (at * size) as u64,
                 stop: ((at + 1) * size) as u64,
                 reason: format!("its slot is another one now: {reason}"),

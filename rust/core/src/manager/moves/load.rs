@@ -55,7 +55,7 @@ impl Manager {
                         blocks.end += 1;
                     }
                     _ => {
-                        run = self.trie.run(miss.block);
+                        run = self.blocks.trie().run(miss.block);
                         stay.push((tier, miss.block..miss.block + 1));
                     }
                 }
@@ -94,15 +94,15 @@ impl Manager {
         if !self.can_batch(src, 0) {
             return None;
         }
-        let run = first.block..self.trie.run(first.block).end;
+        let run = first.block..self.blocks.trie().run(first.block).end;
         let next = missing.iter().zip(run.clone()).zip(first.at..);
         let alike = |&((miss, block), at): &((&MissingBlock, BlockId), usize)| {
             (miss.block, miss.at) == (block, at) && from(miss) == Some(src)
         };
         let number = next.take_while(alike).count();
         let end = first.block + u32::try_from(number).expect("no more than the run has");
-        let quiet = first.block..self.tiers[src].residency.first_not_idle(first.block..end);
-        let blocks = first.block..self.tiers[0].residency.first_present(quiet);
+        let quiet = first.block..self.blocks.table(src).first_not_idle(first.block..end);
+        let blocks = first.block..self.blocks.table(0).first_present(quiet);
         let kind = MoveKind::Load;
         (!blocks.is_empty()).then_some(TransferBatch { kind, lease, src, dst: 0, blocks })
     }
@@ -179,7 +179,7 @@ impl Manager {
                 src = through;
             }
             if slot != NO_SLOT && !self.engine_owned() {
-                deps.extend(self.tiers[0].space.drained_by(slot));
+                deps.extend(self.blocks.space(0).drained_by(slot));
             }
             let mut up = copy(src, (0, slot, end), deps);
             if let Some(hop) = hop {

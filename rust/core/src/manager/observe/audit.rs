@@ -25,7 +25,7 @@ impl Manager {
         if let Some(reason) = &self.poison {
             return Err(Error::invariant(format!("the manager is poisoned: {reason}")));
         }
-        let mut broken = self.trie.audit();
+        let mut broken = self.blocks.trie().audit();
         self.audit_scopes(&mut broken);
         self.audit_digests(&mut broken);
         self.audit_blocks(&mut broken);
@@ -54,7 +54,7 @@ impl Manager {
     }
 
     pub(in crate::manager) fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
-        (0..self.trie.bound()).filter(|&b| self.trie.alive(b))
+        (0..self.blocks.trie().bound()).filter(|&b| self.blocks.trie().alive(b))
     }
 
     fn audit_scopes(&self, broken: &mut Vec<String>) {
@@ -63,7 +63,7 @@ impl Manager {
         for scope in leased.chain(self.hints.awaited().map(|(scope, _)| scope)) {
             *held.entry(scope).or_default() += 1;
         }
-        broken.extend(self.scopes.audit(&self.trie, held));
+        broken.extend(self.scopes.audit(&self.blocks.trie(), held));
     }
 
     fn audit_blocks(&self, broken: &mut Vec<String>) {
@@ -74,14 +74,15 @@ impl Manager {
                 held |= here.state != State::Absent;
                 self.audit_residency(tier, block, broken);
             }
-            let used = self.node(block).refs > 0 || self.trie.children(block).next().is_some();
+            let used =
+                self.node(block).refs > 0 || self.blocks.trie().children(block).next().is_some();
             if !held && !used {
                 broken.push(format!("block {block} holds nothing and nothing needs it"));
             }
             // Leaf-only scopes have no holes: what stands behind a block that is not leased
             // needs all of it.
             let leaf_only = self.structure(block) == Structure::LeafOnly;
-            let carries = self.trie.children(block).any(|child| {
+            let carries = self.blocks.trie().children(block).any(|child| {
                 (0..self.tiers.len()).any(|tier| {
                     let here = self.residency(tier, child);
                     here.state == State::Resident && here.busy == 0
@@ -94,7 +95,7 @@ impl Manager {
         }
         for (number, tier) in self.tiers.iter().enumerate() {
             let coming = self.living().filter(|&block| self.arrival(number, block).is_some());
-            let (seen, kept) = (coming.count(), tier.residency.arrivals());
+            let (seen, kept) = (coming.count(), self.blocks.table(number).arrivals());
             if seen != kept {
                 let name = tier.spec.kind.name();
                 broken.push(format!("{kept} blocks are on their way to '{name}', {seen} stand"));
@@ -131,7 +132,7 @@ impl Manager {
         }
         if self.tiers[tier].spec.layer_slots && here.slot != NO_SLOT {
             let held = arrival.map_or(here.have, |arrival| arrival.target);
-            let row = self.tiers[tier].space.row(here.slot);
+            let row = self.blocks.space(tier).row(here.slot);
             for (layer, &slot) in (0..).zip(row) {
                 if (slot != NO_SLOT) != held.contains(layer) {
                     say(format!("has layers {held} and slot {slot} for layer {layer}"));
@@ -141,7 +142,7 @@ impl Manager {
     }
 
     fn audit_references(&self, broken: &mut Vec<String>) {
-        let gone = self.refused.blocks().filter(|&block| !self.trie.alive(block));
+        let gone = self.refused.blocks().filter(|&block| !self.blocks.trie().alive(block));
         broken.extend(gone.map(|block| format!("block {block} is gone and was refused")));
         let mut refs: BTreeMap<BlockId, u32> = BTreeMap::new();
         let mut holders = BTreeMap::new();
@@ -197,7 +198,7 @@ impl Manager {
         let mut busy: BTreeMap<(TierId, BlockId), u16> = BTreeMap::new();
         let mut private_busy = BTreeMap::new();
         for known in self.moves.values() {
-            let block = known.block.and_then(|handle| self.trie.resolve(handle));
+            let block = known.block.and_then(|handle| self.blocks.trie().resolve(handle));
             if let (Some(Leaves { tier, .. }), true, Some(block)) =
                 (known.leaves, known.returned, block)
             {
@@ -207,7 +208,7 @@ impl Manager {
                 match (end, block) {
                     (End::Here, Some(block)) => *busy.entry((tier, block)).or_default() += 1,
                     (End::PrivateSlot(private), _) => {
-                        *private_busy.entry(private).or_insert(0_u32) += 1
+                        *private_busy.entry(private).or_insert(0_u32) += 1;
                     }
                     _ => {}
                 }
@@ -242,7 +243,7 @@ impl Manager {
 
     /// Every slot is in exactly one place.
     fn audit_slots(&self, tier: TierId, broken: &mut Vec<String>) {
-        let this = &self.tiers[tier];
+        let (this, space) = (&self.tiers[tier], self.blocks.space(tier));
         if this.spec.owner == Owner::Engine {
             return;
         }
@@ -252,7 +253,7 @@ impl Manager {
                 return;
             }
             if this.spec.layer_slots {
-                for &one in this.space.row(slot).iter().filter(|&&one| one != NO_SLOT) {
+                for &one in space.row(slot).iter().filter(|&&one| one != NO_SLOT) {
                     *places.entry(one).or_default() += 1;
                 }
             } else {
@@ -270,7 +271,7 @@ impl Manager {
                 hold(slot);
             }
         }
-        let spare = this.space.spare();
+        let spare = space.spare();
         let mut told = places.len() as u64;
         for range in &spare {
             told += range.len() as u64;
@@ -278,11 +279,11 @@ impl Manager {
         }
         let twice = spare.windows(2).find(|pair| pair[0].end > pair[1].start);
         let wrong: Vec<_> = places.iter().filter(|(_, places)| **places != 1).take(3).collect();
-        if !wrong.is_empty() || twice.is_some() || told != u64::from(this.space.capacity()) {
+        if !wrong.is_empty() || twice.is_some() || told != u64::from(space.capacity()) {
             broken.push(format!(
                 "tier '{}' accounts for {told} of {} slots, wrong: {wrong:?}, free twice: {twice:?}",
                 this.spec.kind.name(),
-                this.space.capacity()
+                space.capacity()
             ));
         }
     }

@@ -106,8 +106,8 @@ impl Manager {
         });
         let entry = Eviction {
             at: now,
-            block: self.trie.handle(block),
-            position: self.trie.depth(block),
+            block: self.blocks.trie().handle(block),
+            position: self.blocks.trie().depth(block),
             tenant: Vec::new(),
             lora: String::new(),
             tier,

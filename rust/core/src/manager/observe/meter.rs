@@ -175,8 +175,8 @@ impl Manager {
     /// The counters of a tier.
     #[must_use]
     pub fn stats(&self, tier: TierId) -> TierStats {
-        let (copies, retained) = (self.tiers[tier].residency.copies(), self.retained(tier).0);
-        TierStats { copies, retained, ..self.meter.tiers[tier] }
+        let (copies, clean) = (self.blocks.table(tier).copies(), self.blocks.clean_copies(tier));
+        TierStats { copies, clean, retained: self.retained(tier).0, ..self.meter.tiers[tier] }
     }
 
     /// How times are spread on a tier.
@@ -235,7 +235,7 @@ impl Manager {
 
     /// The blocks of a run were used together last.
     fn count_hits(&mut self, tier: TierId, path: &[BlockId], now: Nanos) {
-        for (run, node) in self.trie.along(path) {
+        for (run, node) in self.blocks.trie().along(path) {
             let age = stamp(now).saturating_sub(node.access);
             self.meter.times[tier].hit_age.record(age, u64::from(run.end - run.start));
         }
@@ -284,7 +284,7 @@ impl Manager {
         if here.have.is_empty() {
             return;
         }
-        let clean = here.state == State::Bad || self.clean(tier, block);
+        let clean = here.state == State::Bad || self.blocks.is_clean(tier, block);
         let reason = if clean { Reason::Clean } else { Reason::Dropped };
         self.count_eviction((tier, block..block + 1, here.have), reason, cause, now);
     }
@@ -326,9 +326,6 @@ impl Manager {
             }
         }
         self.meter.log = Log::new(self.settings.eviction_log);
-        for tier in &mut self.meter.tiers {
-            tier.clean = 0;
-        }
     }
 
     /// Compares the next victim of a tier with that of its simple twin, which must be the same, and
@@ -364,7 +361,8 @@ impl Manager {
         for tier in 0..self.tiers.len() {
             let stands = |&block: &BlockId| self.residency(tier, block).state == State::Resident;
             let copies = self.living().filter(stands).count() as u64;
-            let clean = self.living().filter(|&block| self.clean(tier, block)).count() as u64;
+            let clean =
+                self.living().filter(|&block| self.blocks.is_clean(tier, block)).count() as u64;
             let (stats, times) = (self.stats(tier), self.times(tier));
             let evicted: u64 = stats.evicted.iter().sum();
             let reasons = stats.evicted_clean + stats.evicted_dirty + stats.dropped;

@@ -63,25 +63,25 @@ impl Manager {
     /// What a tier holds now.
     #[must_use]
     pub fn occupancy(&self, tier: TierId) -> Occupancy {
-        let tier = &self.tiers[tier];
+        let (space, eviction) = (self.blocks.space(tier), &self.tiers[tier].eviction);
         Occupancy {
-            slots: u64::from(tier.space.capacity()),
-            free: u64::from(tier.space.free()),
-            coming: u64::from(tier.space.coming()),
-            evictable: tier.eviction.len() as u64,
+            slots: u64::from(space.capacity()),
+            free: u64::from(space.free()),
+            coming: u64::from(space.coming()),
+            evictable: eviction.len() as u64,
         }
     }
 
     /// Runs that the blocks stand in: chains that share what is said of their blocks.
     #[must_use]
     pub fn run_count(&self) -> usize {
-        self.trie.runs()
+        self.blocks.trie().runs()
     }
 
     /// Blocks in the trie, leases held, and calls that came with an old time.
     #[must_use]
     pub fn totals(&self) -> (usize, usize, u64) {
-        (self.trie.len(), self.leases.len(), self.clock.clamped())
+        (self.blocks.trie().len(), self.leases.len(), self.clock.clamped())
     }
 
     /// Calls that came with a time far ahead of the latest one, and were served at that.
@@ -107,7 +107,7 @@ impl Manager {
     pub fn sessions(&self, scope: &Scope) -> Result<Vec<(String, u32, Vec<Handle>)>> {
         self.open()?;
         let Some(scope) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
-        let path = |tip| self.trie.handles(&self.path_to(tip));
+        let path = |tip| self.blocks.trie().handles(&self.path_to(tip));
         let named = self.sessions.named(scope);
         Ok(named.map(|(name, length, tip)| (name.to_owned(), length, path(tip))).collect())
     }
@@ -146,7 +146,7 @@ impl Manager {
         if self.events.len() == self.settings.events {
             self.events.pop_front();
         }
-        let block = self.trie.handle(block);
+        let block = self.blocks.trie().handle(block);
         let to = (reason == Reason::Demoted).then_some(tier + 1);
         self.events.push_back(Event { at, block, layers, tier, reason, cause, to, idle });
     }
@@ -162,7 +162,7 @@ impl Manager {
             tier: self.tiers[tier].spec.kind.name().to_owned(),
             wanted,
             free: Self::spare(set, tier),
-            coming: self.tiers[tier].residency.arrivals() as u64,
+            coming: self.blocks.table(tier).arrivals() as u64,
             leased: if tier == 0 { self.leased(0) } else { 0 },
         }
     }
@@ -195,7 +195,7 @@ impl Manager {
     /// The blocks from the first of a scope to `tip`.
     pub(in crate::manager) fn path_to(&self, tip: Option<BlockId>) -> Vec<BlockId> {
         let mut path: Vec<BlockId> =
-            std::iter::successors(tip, |&block| self.trie.parent(block)).collect();
+            std::iter::successors(tip, |&block| self.blocks.trie().parent(block)).collect();
         path.reverse();
         path
     }

@@ -21,16 +21,16 @@ impl Manager {
 
     fn write_snapshot(&self, out: &mut String) -> std::fmt::Result {
         for (id, scope) in self.scopes.all() {
-            if !self.scopes.in_use(id, &self.trie) {
+            if !self.scopes.in_use(id, &self.blocks.trie()) {
                 // The next call forgets it.
                 continue;
             }
             let (whose, structure) = (&scope.whose, scope.structure.name());
             writeln!(out, "scope {id} {:?} {:?} {structure}", whose.tenant(), whose.lora())?;
-            let mut stack: Vec<BlockId> = self.trie.firsts(scope.root).collect();
+            let mut stack: Vec<BlockId> = self.blocks.trie().firsts(scope.root).collect();
             while let Some(block) = stack.pop() {
                 self.write_block(block, out)?;
-                stack.extend(self.trie.children(block));
+                stack.extend(self.blocks.trie().children(block));
             }
         }
         for lease in self.leases_in_order() {
@@ -48,8 +48,8 @@ impl Manager {
         writeln!(out, "{:?} {:?} {:?}", self.sessions, self.ages, self.refused)?;
         self.write_hints(out)?;
         writeln!(out, "{:?}", self.prices)?;
-        for tier in &self.tiers {
-            writeln!(out, "{} {:?}", tier.spec.kind.name(), tier.space.spare())?;
+        for (number, tier) in self.tiers.iter().enumerate() {
+            writeln!(out, "{} {:?}", tier.spec.kind.name(), self.blocks.space(number).spare())?;
             for entry in tier.eviction.entries() {
                 writeln!(out, "{entry:?}")?;
             }
@@ -59,8 +59,8 @@ impl Manager {
 
     fn write_block(&self, block: BlockId, out: &mut String) -> std::fmt::Result {
         let node = *self.node(block);
-        let handle = self.trie.handle(block).0;
-        write!(out, "block {handle:#x} {:?} {node:?}", self.trie.tokens(block))?;
+        let handle = self.blocks.trie().handle(block).0;
+        write!(out, "block {handle:#x} {:?} {node:?}", self.blocks.trie().tokens(block))?;
         for tier in 0..self.tiers.len() {
             let here = self.residency(tier, block);
             if here.state != State::Absent {
@@ -69,7 +69,7 @@ impl Manager {
                     write!(out, "{arrival:?}")?;
                 }
                 if self.tiers[tier].spec.layer_slots {
-                    write!(out, "{:?}", self.tiers[tier].space.row(here.slot))?;
+                    write!(out, "{:?}", self.blocks.space(tier).row(here.slot))?;
                 }
             }
         }

@@ -64,7 +64,7 @@ impl Manager {
     /// has changed then.
     pub fn acquire(&mut self, ask: &Acquire<'_>, now: Nanos) -> Result<LeaseId> {
         self.open()?;
-        self.scopes.sweep(&mut self.trie);
+        self.scopes.sweep(&mut self.blocks);
         self.scopes.digests.check(&ask.scope, ask.tokens)?;
         self.scopes.digests.check_room(&ask.scope)?;
         let scope = self.scopes.find(&ask.scope)?;
@@ -75,7 +75,7 @@ impl Manager {
         let id = self.next_lease;
         self.next_lease += 1;
         let scope = scope.unwrap_or_else(|| {
-            self.scopes.add(&ask.scope, self.settings.structure, &mut self.trie)
+            self.scopes.add(&ask.scope, self.settings.structure, &mut self.blocks)
         });
         self.begin(id, ask, scope, taken, now);
         Ok(id)
@@ -294,7 +294,7 @@ impl Manager {
             // What is leased is counted block by block: only a tier that keeps room asks for it.
             let staying = missing.iter().filter(|miss| miss.stays).count() as u64;
             let held = self.leased(0) + units + staying * self.units(0, self.all_layers());
-            if held + growth > u64::from(self.tiers[0].space.capacity()) {
+            if held + growth > u64::from(self.blocks.space(0).capacity()) {
                 return Err(self.no_space(0, units, &self.eviction_set()));
             }
         }
@@ -322,8 +322,8 @@ impl Manager {
             step.fresh = true;
             return self.load_private(miss, miss.lacks, private, id, transit, now);
         }
-        let row = self.take_slots(0, self.residency(0, miss.block).slot, miss.lacks);
-        self.alter(0, miss.block, |here| here.slot = row);
+        let row = self.blocks.take_slots(0, self.residency(0, miss.block).slot, miss.lacks);
+        self.blocks.alter(0, miss.block, |here| here.slot = row);
         let mut moves = MoveIds::new();
         for (tier, layers) in miss.loads() {
             let load = Load { block: miss.block, from: tier, layers, lease: id };
@@ -354,13 +354,13 @@ impl Manager {
     }
 
     fn growth_slots(&self, tier: TierId) -> u64 {
-        let tier = &self.tiers[tier];
+        let capacity = self.blocks.space(tier).capacity();
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "a share below one of a capacity below 2^32"
         )]
-        let slots = (f64::from(tier.space.capacity()) * tier.spec.growth_reserve) as u64;
+        let slots = (f64::from(capacity) * self.tiers[tier].spec.growth_reserve) as u64;
         slots
     }
 }

@@ -120,7 +120,7 @@ impl Manager {
         if rest > 0 {
             let behind = cut.split_off(1);
             let step = std::mem::replace(&mut cut, behind).get(0).expect("the cut is in it");
-            let kept = self.trie.tokens(step.block)[..rest].to_vec();
+            let kept = self.blocks.trie().tokens(step.block)[..rest].to_vec();
             self.extend_tail(id, &kept);
             self.lease_mut(id).tail_from = TailFrom::Block(step);
         }
@@ -155,7 +155,7 @@ impl Manager {
         now: Nanos,
     ) -> (u64, u64) {
         let size = self.block_tokens();
-        let Some(block) = known.block.and_then(|handle| self.trie.resolve(handle)) else {
+        let Some(block) = known.block.and_then(|handle| self.blocks.trie().resolve(handle)) else {
             return (0, 0);
         };
         if let TailFrom::Block(step) = self.leases[&id].tail_from

@@ -6,7 +6,7 @@
 
 use rustc_hash::FxHashSet;
 
-use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_SLOT, Slot, TierId, Token};
+use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot, TierId, Token};
 use crate::error::{Error, Result};
 use crate::tier::{Residency, State};
 use crate::time::{Nanos, stamp};
@@ -154,7 +154,7 @@ impl Manager {
         if let Some(&first) = self.awaits.of(lease.id).first() {
             return Some(first);
         }
-        if self.tiers[0].space.quiet() {
+        if self.blocks.space(0).quiet() {
             return None;
         }
         let written = (lease.tail.len() + tokens).div_ceil(self.block_tokens());
@@ -234,7 +234,7 @@ impl Manager {
         } else {
             let held = self.private_slots[private];
             out.duplicate.push(self.private_slot(&held, held.layers.lo));
-            out.canonical.push(self.trie.handle(block));
+            out.canonical.push(self.blocks.trie().handle(block));
             self.meter.requested.duplicates += 1;
             Some(private)
         }
@@ -255,7 +255,9 @@ impl Manager {
         let root = self.scopes.get(scope).root;
         let mut path = Vec::with_capacity(tokens.len() / size);
         for tokens in tokens.chunks_exact(size) {
-            let Some(block) = self.trie.child(root, path.last().copied().or(parent), tokens) else {
+            let Some(block) =
+                self.blocks.trie().child(root, path.last().copied().or(parent), tokens)
+            else {
                 break;
             };
             path.push(block);
@@ -267,7 +269,7 @@ impl Manager {
         let node = Node { scope, refs: 1, uses: 1, access: stamp(since), session_blocks: 0 };
         let behind = path.last().copied().or(parent);
         self.new_nodes(node, behind, &tokens[known * size..], &mut path);
-        let new = self.trie.handles(&path[known..]);
+        let new = self.blocks.trie().handles(&path[known..]);
         if out.new.is_empty() {
             out.new = new;
         } else {
@@ -291,12 +293,7 @@ impl Manager {
     /// changes by it. Stops at the first slot that somebody else may know of; returns how many came
     /// before it.
     fn settle_open(&mut self, blocks: &[BlockId], open: &[OpenSlot], now: Nanos) -> usize {
-        let mut settled = 0;
-        let here = &mut self.tiers[0].residency;
-        for (&block, slot) in blocks.iter().zip(open.iter().map_while(|open| open.plain())) {
-            here.put(block, slot);
-            settled += 1;
-        }
+        let settled = self.blocks.put_in(blocks, open.iter().map_while(|open| open.plain()));
         self.on_resident(0, &blocks[..settled]);
         if self.writes_through(0) {
             for run in self.runs(&blocks[..settled]) {
@@ -322,21 +319,11 @@ impl Manager {
         self.private_slots.remove(private);
         if whole {
             let here = Residency { slot, have: layers, busy: 0, state: State::Resident };
-            self.alter(tier, block, |known| *known = here);
+            self.blocks.alter(tier, block, |known| *known = here);
         } else {
-            let space = &mut self.tiers[tier].space;
-            for layer in layers.iter() {
-                let moved = space.row(slot)[usize::from(layer)];
-                space.set(slot, layer, NO_SLOT);
-                if here.have.contains(layer) {
-                    space.give(moved);
-                } else {
-                    space.set(here.slot, layer, moved);
-                }
-            }
-            space.end_row(slot);
+            self.blocks.join_rows(tier, slot, here.slot, layers, here.have);
             let joined = here.have.join(layers).expect("no gap");
-            self.alter(tier, block, |here| here.have = joined);
+            self.blocks.alter(tier, block, |here| here.have = joined);
         }
         self.forget_bad_copies(block);
         self.residency_changed(tier, block);

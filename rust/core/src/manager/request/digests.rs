@@ -17,7 +17,8 @@ impl Manager {
     /// adapters and images.
     #[must_use]
     pub fn strangers(&self) -> (usize, usize) {
-        let living = self.scopes.all().filter(|&(id, _)| self.scopes.in_use(id, &self.trie));
+        let living =
+            self.scopes.all().filter(|&(id, _)| self.scopes.in_use(id, &self.blocks.trie()));
         (living.count(), self.scopes.digests.len())
     }
 
@@ -59,7 +60,7 @@ impl Manager {
     /// Every token that stands somewhere with digests in place.
     fn each_written(&self, mut tell: impl FnMut(Token)) {
         for block in self.living() {
-            self.trie.tokens(block).iter().copied().for_each(&mut tell);
+            self.blocks.trie().tokens(block).iter().copied().for_each(&mut tell);
         }
         for lease in self.leases.values() {
             lease.tail.iter().copied().for_each(&mut tell);

@@ -37,11 +37,14 @@ impl Manager {
         self.open()?;
         self.check_index(tier)?;
         let now = self.tick(now);
-        let mut blocks: Vec<BlockId> =
-            self.scopes.all().flat_map(|(_, scope)| self.trie.firsts(scope.root)).collect();
+        let mut blocks: Vec<BlockId> = self
+            .scopes
+            .all()
+            .flat_map(|(_, scope)| self.blocks.trie().firsts(scope.root))
+            .collect();
         let mut rows = Vec::new();
         while let Some(block) = blocks.pop() {
-            blocks.extend(self.trie.children(block));
+            blocks.extend(self.blocks.trie().children(block));
             let here = self.residency(tier, block);
             if here.state == State::Resident && !here.have.is_empty() {
                 let label = self.label(block, now);
@@ -64,16 +67,16 @@ impl Manager {
         self.check_index(tier)?;
         let bound = rows.iter().map(|row| row.slot.saturating_add(1)).max();
         self.check_memory(rows.len())?;
-        let slots = bound.unwrap_or(0).min(self.tiers[tier].space.capacity()) as usize;
+        let slots = bound.unwrap_or(0).min(self.blocks.space(tier).capacity()) as usize;
         // Whether each is free, and the list of those that stay so.
         memory::check(slots.saturating_mul(1 + 2 * size_of::<Slot>()), || {
             format!("an index with slots up to {slots}")
         })?;
         let now = self.tick(now);
-        self.scopes.sweep(&mut self.trie);
+        self.scopes.sweep(&mut self.blocks);
         let mut known = self.by_key();
         known.reserve(rows.len());
-        let mut free = self.tiers[tier].space.choice(bound.unwrap_or(0));
+        let mut free = self.blocks.choice(tier, bound.unwrap_or(0));
         let mut loaded = 0;
         for row in rows {
             let parent = known.get(&row.label.record.parent).copied();
@@ -84,10 +87,10 @@ impl Manager {
             *slot = !fresh;
             loaded += usize::from(fresh);
             let key = row.label.record.key();
-            self.keys.put(block, self.trie.depth(block), key);
+            self.keys.put(block, self.blocks.trie().depth(block), key);
             known.insert(key, block);
         }
-        self.tiers[tier].space.put_back(&free);
+        self.blocks.put_back(tier, &free);
         Ok(loaded)
     }
 
@@ -144,7 +147,7 @@ impl Manager {
             return Some((block, false));
         }
         if known {
-            self.trie.change(&[block], |_, node| {
+            self.blocks.change_values(&[block], |_, node| {
                 node.access = node.access.max(stood.access);
                 node.uses = node.uses.max(stood.uses);
                 node.session_blocks = stood.session_blocks;
@@ -197,9 +200,9 @@ impl Manager {
         let content = self.intern(scope, 0, &record.tokens).ok()?;
         let id = match known {
             Some(id) => id,
-            None => self.scopes.add(scope, self.settings.structure, &mut self.trie),
+            None => self.scopes.add(scope, self.settings.structure, &mut self.blocks),
         };
-        let known = self.trie.child(self.scopes.get(id).root, parent, &content);
+        let known = self.blocks.trie().child(self.scopes.get(id).root, parent, &content);
         let block = known.unwrap_or_else(|| {
             let mut path = Vec::with_capacity(1);
             self.new_nodes(Node { scope: id, ..stood }, parent, &content, &mut path);

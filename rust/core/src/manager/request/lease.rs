@@ -181,7 +181,7 @@ impl Manager {
 
     /// Names the stores that still read slots that a lease is to write.
     pub(in crate::manager) fn each_reader(&self, lease: &Lease, mut name: impl FnMut(MoveId)) {
-        if self.tiers[0].space.quiet() {
+        if self.blocks.space(0).quiet() {
             return;
         }
         let computed = lease.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
@@ -243,7 +243,7 @@ impl Manager {
     /// Pins consecutive blocks of a path.
     pub(in crate::manager) fn pin(&mut self, path: &[BlockId]) {
         let mut runs = Runs::new();
-        self.trie.change(path, |run, node| {
+        self.blocks.change_values(path, |run, node| {
             node.refs += 1;
             if node.refs == 1 {
                 runs.push(run);
@@ -263,12 +263,12 @@ impl Manager {
     pub(in crate::manager) fn unpin(&mut self, path: &[BlockId], until: Option<Nanos>) {
         let mut runs: SmallVec<[(Range<BlockId>, bool); 12]> = SmallVec::new();
         let Some(&last) = path.last() else { return };
-        self.trie.change(path, |run, node| {
+        self.blocks.change_values(path, |run, node| {
             node.refs -= 1;
             node.access = until.map_or(node.access, stamp);
             runs.push((run, node.refs == 0));
         });
-        self.trie.trim(last);
+        self.blocks.trim(last);
         let structure = self.structure(last);
         if until.is_some() {
             self.refused.used(path);
@@ -285,14 +285,14 @@ impl Manager {
             if !free {
                 continue;
             }
-            let whole = all || self.tiers[0].residency.all_whole(run.clone());
+            let whole = all || self.blocks.table(0).all_whole(run.clone());
             carries = whole && leaf_only;
             if carries && stands {
                 // What stands behind it keeps it from leaving.
                 continue;
             }
             for block in if carries { run.end - 1..run.end } else { run }.rev() {
-                if !self.trie.alive(block) {
+                if !self.blocks.trie().alive(block) {
                     continue;
                 }
                 self.refresh_on(0, block);

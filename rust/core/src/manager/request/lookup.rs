@@ -75,16 +75,16 @@ impl Manager {
     /// # Errors
     /// As [`Manager::lookup`].
     pub fn probe(&self, asked: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<Handle>> {
-        Ok(self.trie.handles(&self.known_path(asked, scope, keep)?))
+        Ok(self.blocks.trie().handles(&self.known_path(asked, scope, keep)?))
     }
 
     /// What is known of blocks. One that is gone has no tokens and no copies.
     #[must_use]
     pub fn describe(&self, blocks: &[Handle], now: Nanos) -> Vec<MatchedBlock> {
         let now = self.clock.read(now);
-        let of = |&block: &Handle| match self.trie.resolve(block) {
+        let of = |&block: &Handle| match self.blocks.trie().resolve(block) {
             Some(id) => {
-                let tokens = self.trie.tokens(id).to_vec();
+                let tokens = self.blocks.trie().tokens(id).to_vec();
                 MatchedBlock { block, tokens, copies: self.copies(id, now) }
             }
             None => MatchedBlock { block, tokens: Vec::new(), copies: Vec::new() },
@@ -96,7 +96,7 @@ impl Manager {
     /// coming layers.
     #[must_use]
     pub fn copy_slots(&self, block: Handle, copy: &Copy) -> Vec<Slot> {
-        let Some(block) = self.trie.resolve(block) else { return Vec::new() };
+        let Some(block) = self.blocks.trie().resolve(block) else { return Vec::new() };
         if self.tiers[copy.tier].spec.layer_slots {
             let leaving = self.leaving(copy.tier, block);
             let slot = |layer| match Self::leaving_slot(&leaving, layer) {
@@ -141,9 +141,9 @@ impl Manager {
         let known = self.scopes.get(scope);
         let usable = asked.len().saturating_sub(keep);
         // However much is asked for, no more is found than there is.
-        let found = (usable / self.block_tokens()).min(self.trie.len());
+        let found = (usable / self.block_tokens()).min(self.blocks.trie().len());
         let mut path = Vec::with_capacity(found + beyond / self.block_tokens() + 1);
-        self.trie.walk(known.root, asked.first(usable), &mut path);
+        self.blocks.trie().walk(known.root, asked.first(usable), &mut path);
         if known.structure == Structure::LeafOnly {
             path.truncate(self.whole(&path));
         } else {
@@ -162,7 +162,7 @@ impl Manager {
         }
         let mut whole = 0;
         for run in self.runs(path) {
-            if !self.tiers.iter().any(|tier| tier.residency.all_whole(run.clone())) {
+            if !(0..self.tiers.len()).any(|tier| self.blocks.table(tier).all_whole(run.clone())) {
                 let lacking = run.clone().find(|&block| !self.missing(block).is_empty());
                 if let Some(lacking) = lacking {
                     return whole + (lacking - run.start) as usize;

@@ -42,7 +42,7 @@ impl Manager {
     /// is on its way, or if the tier has no slots of ours. Nothing has changed then.
     pub fn mark(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
         self.open()?;
-        self.scopes.sweep(&mut self.trie);
+        self.scopes.sweep(&mut self.blocks);
         self.check_tier(mark.tier)?;
         self.scopes.digests.check(&mark.scope, mark.tokens)?;
         let known = self.scopes.find(&mark.scope)?;
@@ -53,12 +53,12 @@ impl Manager {
         let Some(scope) = known else { return Ok(Vec::new()) };
         let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
         let mut path = Vec::new();
-        self.trie.walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
+        self.blocks.trie().walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
         path.retain(|&block| self.residency(mark.tier, block).state != State::Absent);
         for (at, &block) in path.iter().enumerate() {
             self.check_clear(mark.tier, block, &path[at..])?;
         }
-        let handles = self.trie.handles(&path);
+        let handles = self.blocks.trie().handles(&path);
         for &block in path.iter().rev() {
             self.drop_copy(mark.tier, block, Cause::Cleared);
             self.prune(block);
@@ -84,7 +84,7 @@ impl Manager {
 
     fn check_clear(&self, tier: TierId, block: BlockId, cleared: &[BlockId]) -> Result<()> {
         let here = self.residency(tier, block);
-        let handle = self.trie.handle(block).0;
+        let handle = self.blocks.trie().handle(block).0;
         let refs = self.node(block).refs;
         let moving = self.arrival(tier, block).is_some_and(|a| !a.moves.is_empty());
         if here.busy > 0 || moving || refs > 0 {
@@ -105,7 +105,7 @@ impl Manager {
         let stays = |child: &BlockId| {
             !cleared.contains(child) || elsewhere(*child) != Some(self.all_layers())
         };
-        let below = self.trie.children(block).filter(stays).count();
+        let below = self.blocks.trie().children(block).filter(stays).count();
         if last && leaf_only && below > 0 {
             return Err(Error::config(format!(
                 "block {handle:#x} cannot be cleared: {below} blocks stand behind it in a \
@@ -141,7 +141,7 @@ impl Manager {
         let (size, full) = (self.block_tokens(), content.len());
         let mut path = Vec::with_capacity(full / size);
         if let Some(scope) = scope {
-            self.trie.walk(self.scopes.get(scope).root, Query::Tokens(content), &mut path);
+            self.blocks.trie().walk(self.scopes.get(scope).root, Query::Tokens(content), &mut path);
         }
         let mut units =
             self.units(mark.tier, self.all_layers()) * (full / size - path.len()) as u64;
@@ -155,7 +155,7 @@ impl Manager {
             return Err(error);
         }
         let scope = scope.unwrap_or_else(|| {
-            self.scopes.add(&mark.scope, self.settings.structure, &mut self.trie)
+            self.scopes.add(&mark.scope, self.settings.structure, &mut self.blocks)
         });
         let pinned = path.len();
         let node = Node { scope, refs: 0, uses: 1, access: stamp(now), session_blocks: 0 };
@@ -169,7 +169,7 @@ impl Manager {
         self.place_new(mark.tier, new, known.last().copied());
         self.refresh_path(&path[pinned..]);
         self.unpin(&path[..pinned], Some(now));
-        Ok(self.trie.handles(&path))
+        Ok(self.blocks.trie().handles(&path))
     }
 
     /// How many slots a block needs to stand whole on a tier.
@@ -183,7 +183,7 @@ impl Manager {
         if self.expected(tier, block) != all {
             return Err(Error::config(format!(
                 "block {:#x} cannot be marked on tier '{}': moves have still to end there",
-                self.trie.handle(block).0,
+                self.blocks.trie().handle(block).0,
                 self.tiers[tier].spec.kind.name()
             )));
         }
@@ -199,7 +199,7 @@ impl Manager {
         let mut slot = here.slot;
         for lacks in [Layers::new(0, here.have.lo), Layers::new(here.have.hi, all.hi)] {
             if !lacks.is_empty() {
-                slot = self.take_slots(mark.tier, slot, lacks);
+                slot = self.blocks.take_slots(mark.tier, slot, lacks);
             }
         }
         self.place(mark.tier, block, (slot, all), mark.ready, mark.first, now);
@@ -208,10 +208,7 @@ impl Manager {
     /// Puts new blocks, of which nothing stands anywhere, whole on a tier. Their own entries are
     /// made when they are touched.
     fn place_new(&mut self, tier: TierId, blocks: &[BlockId], parent: Option<BlockId>) {
-        for &block in blocks {
-            let grant = self.tiers[tier].space.take().expect("room was made");
-            self.tiers[tier].residency.put(block, grant.slot);
-        }
+        self.blocks.put_new(tier, blocks);
         self.on_resident(tier, blocks);
         if let (Some(parent), false) = (parent, blocks.is_empty()) {
             self.refresh_on(tier, parent);
@@ -229,7 +226,7 @@ impl Manager {
         now: Nanos,
     ) {
         let ready = ready.filter(|&ready| ready > now);
-        self.alter(tier, block, |here| {
+        self.blocks.alter(tier, block, |here| {
             here.slot = slot;
             if ready.is_some() {
                 (here.state, here.have) = (State::Arriving, here.usable());
@@ -240,7 +237,7 @@ impl Manager {
         if let Some(ready) = ready {
             let first = first.unwrap_or(ready).min(ready);
             let arrival = Arrival::new(layers, MoveIds::new(), first, ready);
-            self.tiers[tier].residency.expect(block, arrival);
+            self.blocks.expect(tier, block, arrival);
             self.marked.insert((ready, tier, block));
         }
         self.residency_changed(tier, block);
@@ -257,16 +254,16 @@ impl Manager {
     /// Takes a quiet copy off a tier.
     pub(in crate::manager) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
         self.count_loss(tier, block, cause, self.clock.last());
-        if let Some(arrival) = self.tiers[tier].residency.settle(block) {
+        if let Some(arrival) = self.blocks.settle(tier, block) {
             self.marked.remove(&(arrival.ready, tier, block));
-            self.alter(tier, block, |here| here.have = arrival.target);
+            self.blocks.alter(tier, block, |here| here.have = arrival.target);
         }
         let here = self.residency(tier, block);
         if here.slot == NO_SLOT {
             return;
         }
-        self.give_slots(tier, here.slot, here.have, true);
-        self.alter(tier, block, |here| *here = Residency::default());
+        self.blocks.give_slots(tier, here.slot, here.have, true);
+        self.blocks.alter(tier, block, |here| *here = Residency::default());
         self.residency_changed(tier, block);
     }
 }

@@ -23,11 +23,11 @@ impl Manager {
                 break;
             }
             path.push(block);
-            next = self.trie.parent(block);
+            next = self.blocks.trie().parent(block);
         }
         for &block in path.iter().rev() {
             let key = self.record_behind(block, above).key();
-            self.keys.put(block, self.trie.depth(block), key);
+            self.keys.put(block, self.blocks.trie().depth(block), key);
             above = Some(key);
         }
         above.expect("the path has a block")
@@ -36,19 +36,19 @@ impl Manager {
     /// Every block by its key. Cost: one hash per block of the trie.
     pub(in crate::manager) fn by_key(&self) -> FxHashMap<Key, BlockId> {
         let mut known = FxHashMap::default();
-        let firsts = self.scopes.all().flat_map(|(_, scope)| self.trie.firsts(scope.root));
+        let firsts = self.scopes.all().flat_map(|(_, scope)| self.blocks.trie().firsts(scope.root));
         let mut open: Vec<(BlockId, Option<Key>)> = firsts.map(|block| (block, None)).collect();
         while let Some((block, above)) = open.pop() {
             let key = self.record_behind(block, above).key();
             known.insert(key, block);
-            open.extend(self.trie.children(block).map(|child| (child, Some(key))));
+            open.extend(self.blocks.trie().children(block).map(|child| (child, Some(key))));
         }
         known
     }
 
     /// What a store has to keep beside the bytes of a block.
     pub(in crate::manager) fn label(&mut self, block: BlockId, now: Nanos) -> Label {
-        let above = self.trie.parent(block).map(|parent| self.key(parent));
+        let above = self.blocks.trie().parent(block).map(|parent| self.key(parent));
         let node = *self.node(block);
         let standing = Standing {
             age: stamp(now).saturating_sub(node.access),
@@ -63,7 +63,7 @@ impl Manager {
     fn record_behind(&self, block: BlockId, above: Option<Key>) -> Record {
         let scope = self.scopes.get(self.node(block).scope);
         let mut digests = Vec::new();
-        let content = self.trie.tokens(block).iter().zip(0..);
+        let content = self.blocks.trie().tokens(block).iter().zip(0..);
         let tokens = content
             .map(|(&token, offset)| match self.scopes.digests.pair(token) {
                 Some((token, digest)) => {

@@ -80,9 +80,9 @@ impl Manager {
         self.check_priced()?;
         let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
         let all = self.prices.unknown.iter().take(limit).map(|&block| {
-            let index = self.trie.depth(block);
+            let index = self.blocks.trie().depth(block);
             Unpriced {
-                block: self.trie.handle(block),
+                block: self.blocks.trie().handle(block),
                 context: u64::from(index) * tokens,
                 index,
                 uses: self.node(block).uses,
@@ -116,7 +116,7 @@ impl Manager {
         self.tick(now);
         let mut set = 0;
         for (&handle, &cost) in blocks.iter().zip(costs) {
-            let Some(block) = self.trie.resolve(handle) else { continue };
+            let Some(block) = self.blocks.trie().resolve(handle) else { continue };
             self.prices.unknown.remove(&block);
             self.prices.known.insert(block, cost);
             self.refresh(block);
@@ -136,7 +136,8 @@ impl Manager {
     pub(in crate::manager) fn audit_prices(&self, broken: &mut Vec<String>) {
         let Prices { known, unknown } = &self.prices;
         let living = if self.settings.priced { self.living().count() } else { 0 };
-        let all = known.keys().chain(unknown).filter(|&&block| self.trie.alive(block)).count();
+        let all =
+            known.keys().chain(unknown).filter(|&&block| self.blocks.trie().alive(block)).count();
         if (known.len() + unknown.len(), all) != (living, living) {
             broken.push(format!(
                 "{living} blocks, {} priced and {} not, {all} of them alive",

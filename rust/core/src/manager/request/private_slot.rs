@@ -8,8 +8,8 @@ use crate::arrival::MoveIds;
 use crate::block::{Layers, LeaseId, NO_SLOT, Slot, TierId};
 use crate::tier::Owner;
 
+use crate::manager::Manager;
 use crate::manager::kinds::PrivateSlotId;
-use crate::manager::{Manager, Tier};
 
 /// A slot, or with layer slots a row of them, outside the trie.
 #[derive(Clone, Copy, Debug)]
@@ -55,23 +55,19 @@ impl Manager {
         let slot = if self.tiers[tier].spec.owner == Owner::Engine {
             NO_SLOT
         } else {
-            self.take_slots(tier, NO_SLOT, layers)
+            self.blocks.take_slots(tier, NO_SLOT, layers)
         };
         self.private_slots.insert(PrivateSlot { tier, slot, layers, refs: 1, busy: 0 })
     }
 
     /// Takes room on the first tier for `count` whole blocks.
     pub(in crate::manager) fn new_open_slots(&mut self, count: usize) -> Vec<OpenSlot> {
-        let Tier { spec, space, .. } = &mut self.tiers[0];
+        let spec = &self.tiers[0].spec;
         if spec.layer_slots || spec.owner == Owner::Engine {
             let layers = self.all_layers();
             return (0..count).map(|_| OpenSlot::Private(self.new_private(0, layers))).collect();
         }
-        let mut open = Vec::with_capacity(count);
-        open.extend(space.take_free(count).map(OpenSlot::Plain));
-        let rest = open.len()..count;
-        open.extend(rest.map(|_| OpenSlot::Plain(space.take().expect("room was made").slot)));
-        open
+        self.blocks.take_open(count).map(OpenSlot::Plain).collect()
     }
 
     /// An open slot as one that others may refer to.
@@ -103,7 +99,7 @@ impl Manager {
     /// The stores that must end before an open slot may be written.
     pub(in crate::manager) fn open_slot_waits(&self, open: OpenSlot) -> MoveIds {
         match open {
-            OpenSlot::Plain(slot) => self.tiers[0].space.drained_by(slot).into_iter().collect(),
+            OpenSlot::Plain(slot) => self.blocks.space(0).drained_by(slot).into_iter().collect(),
             OpenSlot::Private(private) => self.private_waits(private),
         }
     }
@@ -111,38 +107,14 @@ impl Manager {
     /// A lease lets go of an open slot.
     pub(in crate::manager) fn close_open(&mut self, open: OpenSlot) {
         match open {
-            OpenSlot::Plain(slot) => self.tiers[0].space.give(slot),
+            OpenSlot::Plain(slot) => self.blocks.give_slot(0, slot),
             OpenSlot::Private(private) => self.unref_private(private),
         }
     }
 
-    /// Takes slots for `layers` and returns the slot or the row, `into` if that exists already.
-    pub(in crate::manager) fn take_slots(
-        &mut self,
-        tier: TierId,
-        into: u32,
-        layers: Layers,
-    ) -> u32 {
-        let layer_slots = self.tiers[tier].spec.layer_slots;
-        let space = &mut self.tiers[tier].space;
-        if !layer_slots {
-            return if into == NO_SLOT { space.take().expect("room was made").slot } else { into };
-        }
-        let row = if into == NO_SLOT { space.new_row() } else { into };
-        for layer in layers.iter() {
-            let grant = space.take().expect("room was made");
-            space.set(row, layer, grant.slot);
-        }
-        row
-    }
-
     /// The slot of one layer of an own slot.
     pub(in crate::manager) fn private_slot(&self, private: &PrivateSlot, layer: u16) -> Slot {
-        if private.slot != NO_SLOT && self.tiers[private.tier].spec.layer_slots {
-            self.tiers[private.tier].space.row(private.slot)[usize::from(layer)]
-        } else {
-            private.slot
-        }
+        self.blocks.layer_slot(private.tier, private.slot, layer)
     }
 
     /// The stores that must end before an own slot may be written.
@@ -151,7 +123,7 @@ impl Manager {
         if private.slot == NO_SLOT || self.tiers[private.tier].spec.owner == Owner::Engine {
             return MoveIds::new();
         }
-        let space = &self.tiers[private.tier].space;
+        let space = &self.blocks.space(private.tier);
         if !self.tiers[private.tier].spec.layer_slots {
             return space.drained_by(private.slot).into_iter().collect();
         }
@@ -186,35 +158,7 @@ impl Manager {
         }
         self.private_slots.remove(id);
         if self.tiers[private.tier].spec.owner != Owner::Engine && private.slot != NO_SLOT {
-            self.give_slots(private.tier, private.slot, private.layers, true);
-        }
-    }
-
-    /// Gives the slots of `layers` back; `last` ends the row.
-    pub(in crate::manager) fn give_slots(
-        &mut self,
-        tier: TierId,
-        slot: u32,
-        layers: Layers,
-        last: bool,
-    ) {
-        let layer_slots = self.tiers[tier].spec.layer_slots;
-        let space = &mut self.tiers[tier].space;
-        if !layer_slots {
-            if last {
-                space.give(slot);
-            }
-            return;
-        }
-        for layer in layers.iter() {
-            let one = space.row(slot)[usize::from(layer)];
-            if one != NO_SLOT {
-                space.set(slot, layer, NO_SLOT);
-                space.give(one);
-            }
-        }
-        if last {
-            space.end_row(slot);
+            self.blocks.give_slots(private.tier, private.slot, private.layers, true);
         }
     }
 }

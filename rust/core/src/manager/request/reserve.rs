@@ -87,7 +87,7 @@ impl Manager {
                 (None, None) => return,
             };
             let slot = self.private_slot(&self.private_slots[open], piece.lo);
-            let mut deps: MoveIds = self.tiers[0].space.drained_by(slot).into_iter().collect();
+            let mut deps: MoveIds = self.blocks.space(0).drained_by(slot).into_iter().collect();
             if let (End::Here, Some(block)) = (src.2, block) {
                 deps.extend(self.bringing(0, block, piece));
             }

@@ -94,7 +94,7 @@ impl Manager {
         }
         let (mut at, all) = (0, self.all_layers());
         for run in self.runs(path) {
-            let lacks = self.tiers[0].residency.first_not_whole(run.clone());
+            let lacks = self.blocks.table(0).first_not_whole(run.clone());
             let rest = if self.engine_owned() { run.clone() } else { lacks..run.end };
             let lacking = (at + (rest.start - run.start) as usize..).zip(rest.clone());
             if let Some(tier) = self.whole_below(&rest) {
@@ -112,20 +112,20 @@ impl Manager {
     /// The uppermost tier where something of blocks of one run stands, if there all of them stand
     /// whole and quiet.
     fn whole_below(&self, blocks: &Range<BlockId>) -> Option<TierId> {
-        let nowhere = |tier: &TierId| self.tiers[*tier].residency.none_present(blocks.clone());
+        let nowhere = |tier: &TierId| self.blocks.table(*tier).none_present(blocks.clone());
         let tier = (0..self.tiers.len()).find(|tier| !nowhere(tier))?;
-        (tier > 0 && self.tiers[tier].residency.all_idle(blocks.clone())).then_some(tier)
+        (tier > 0 && self.blocks.table(tier).all_idle(blocks.clone())).then_some(tier)
     }
 
     /// Whether every block that is known stands on a tier, whole.
     pub(in crate::manager) fn holds_all(&self, tier: TierId) -> bool {
-        let here = &self.tiers[tier].residency;
-        here.overflow() == 0 && here.copies() == self.trie.len() as u64
+        let here = &self.blocks.table(tier);
+        here.overflow() == 0 && here.copies() == self.blocks.trie().len() as u64
     }
 
     /// Whether all layers of a block are there on the first tier.
     pub(in crate::manager) fn stands(&self, block: BlockId) -> bool {
-        self.tiers[0].residency.whole(block) && !self.engine_owned()
+        self.blocks.table(0).whole(block) && !self.engine_owned()
     }
 
     /// Decides for every need whether it is reused, loaded or computed.
@@ -279,7 +279,9 @@ impl Manager {
         let whole = || {
             let tokens =
                 u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
-            self.settings.cost.compute_ns(u64::from(self.trie.depth(miss.block)) * tokens, tokens)
+            self.settings
+                .cost
+                .compute_ns(u64::from(self.blocks.trie().depth(miss.block)) * tokens, tokens)
         };
         if !miss.compute.is_empty() {
             let part = u128::from(whole()) * u128::from(miss.compute.hi)

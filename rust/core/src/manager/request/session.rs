@@ -417,7 +417,7 @@ impl Manager {
     /// What is broken among sessions.
     pub(in crate::manager) fn audit_sessions(&self, broken: &mut Vec<String>) {
         let holds = |id, lease| self.leases.get(&lease).is_some_and(|l| l.session == Some(id));
-        broken.extend(self.sessions.audit(|block| self.trie.alive(block), holds));
+        broken.extend(self.sessions.audit(|block| self.blocks.trie().alive(block), holds));
         for lease in self.leases.values() {
             if lease.session.is_some_and(|id| !self.sessions.leases(id).any(|l| l == lease.id)) {
                 broken.push(format!("lease {} has session {:?}", lease.id, lease.session));

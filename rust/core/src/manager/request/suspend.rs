@@ -35,7 +35,7 @@ impl Manager {
         let lease = self.leases[&id].clone();
         let mut tokens: Vec<Token> = Vec::with_capacity(self.lease_tokens(id)?);
         for &block in lease.path.blocks() {
-            tokens.extend_from_slice(self.trie.tokens(block));
+            tokens.extend_from_slice(self.blocks.trie().tokens(block));
         }
         tokens.extend_from_slice(&lease.tail);
         let tokens = self.scopes.digests.tokens(tokens);
@@ -43,7 +43,7 @@ impl Manager {
         self.empty_lease(id, Hold::Suspended(tokens));
         self.abandon_lease(&lease, now);
         for &block in lease.path.blocks().iter().rev() {
-            if self.trie.alive(block) {
+            if self.blocks.trie().alive(block) {
                 self.leave_first(block, now);
             }
         }
@@ -80,7 +80,7 @@ impl Manager {
             self.choose(&mut set, FIRST, block, now);
             let gone = !set.victims.is_empty();
             self.apply(&set, now);
-            if !gone || !self.trie.alive(block) {
+            if !gone || !self.blocks.trie().alive(block) {
                 return;
             }
         }

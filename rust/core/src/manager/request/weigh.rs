@@ -20,7 +20,7 @@ impl Manager {
         let rows = self.tiers.iter().any(|tier| tier.spec.layer_slots);
         let layers =
             if rows { 2 * size_of::<u32>() * usize::from(self.settings.layers) } else { 0 };
-        let text = self.trie.growth(blocks);
+        let text = self.blocks.trie().growth(blocks);
         let bytes = blocks.saturating_mul(BLOCK + layers).saturating_add(text);
         memory::check(bytes, || {
             format!("what is kept of {blocks} new blocks of {} tokens", self.block_tokens())

@@ -25,7 +25,7 @@ impl Manager {
         now: Nanos,
     ) -> bool {
         let last = tail.id;
-        let run = self.trie.run(last);
+        let run = self.blocks.trie().run(last);
         let plain = set.looked_at.is_none()
             && set.added.is_empty()
             && !set.guards(tier, run.start..last + 1)
@@ -35,14 +35,14 @@ impl Manager {
             && self.structure(last) == Structure::LeafOnly
             // What leaves counts against a quota one by one.
             && self.band(tier, last).share == 0;
-        if !plain || !self.tiers[tier].residency.all_idle(last..last + 1) {
+        if !plain || !self.blocks.table(tier).all_idle(last..last + 1) {
             return false;
         }
         let Some(fate) = self.fate(set, tier, last..last + 1) else { return false };
         // What stands behind it must leave the trie with it. A block that was lost while others behind
         // it were on their way stays there for them.
         let over = |child| set.in_tail(tier, child) && self.gone(set, child);
-        if fate == Fate::Drop && !self.trie.children(last).all(over) {
+        if fate == Fate::Drop && !self.blocks.trie().children(last).all(over) {
             return false;
         }
         let mut first = last;
@@ -55,7 +55,7 @@ impl Manager {
         if more > 0
             && self.ranks_by_place()
             && index.policy().deepens(front..last + 1, alone())
-            && self.tiers[tier].residency.all_idle(front..last)
+            && self.blocks.table(tier).all_idle(front..last)
             && self.fate(set, tier, front..last) == Some(fate)
         {
             set.spare[tier] += more;
@@ -64,7 +64,7 @@ impl Manager {
         let mut next = None;
         while first > run.start {
             let block = first - 1;
-            let here = self.tiers[tier].residency.all_idle(block..first);
+            let here = self.blocks.table(tier).all_idle(block..first);
             let full = set.spare[tier] >= wanted;
             if full || !here || self.fate(set, tier, block..first) != Some(fate) {
                 break;
@@ -91,8 +91,8 @@ impl Manager {
         now: Nanos,
     ) -> Option<Entry> {
         let first = set.latest_tail.1.start;
-        let parent = self.trie.parent(first)?;
-        let entry = self.exposed(set, tier, parent, self.trie.only_child(first))?;
+        let parent = self.blocks.trie().parent(first)?;
+        let entry = self.exposed(set, tier, parent, self.blocks.trie().only_child(first))?;
         let compared = self.tiers[tier].eviction.policy().order() != Order::Own;
         if compared && set.spare[tier] < wanted && self.leaves_next(tier, entry, &mut None, now) {
             return Some(entry);
@@ -141,11 +141,11 @@ impl Manager {
     fn fate(&self, set: &EvictionSet, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
         let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
         let mut safe = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
-        if safe.any(|other| self.tiers[other].residency.all_whole(blocks.clone())) {
+        if safe.any(|other| self.blocks.table(other).all_whole(blocks.clone())) {
             return Some(Fate::Clean);
         }
         let dropped = tier == self.last() || set.dropping || !self.writes(tier);
-        let alone = others.all(|other| self.tiers[other].residency.none_present(blocks.clone()));
+        let alone = others.all(|other| self.blocks.table(other).none_present(blocks.clone()));
         (dropped && alone).then_some(Fate::Drop)
     }
 }

@@ -1,0 +1,548 @@
+//! Residency table of one tier.
+//!
+//! Nearly every copy is whole and quiet: it is told by its slot alone, four bytes per block; one more
+//! bit tells that a move reads it. What is part of a block, arriving, bad or busier stands in a table
+//! beside, and its place there is told; that tells what is on its way. Invariants: a residency is in
+//! the table if and only if a number cannot tell it; `copies` counts what is resident. Cost: O(1).
+
+use std::ops::Range;
+
+use slab::Slab;
+
+use crate::arrival::Arrival;
+use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot};
+use crate::paged_vec::PagedVec;
+use crate::tier::{Residency, State};
+
+/// Numbers from here to `OVERFLOW` are slots whose blocks one move reads. A slot that high stands in the
+/// table.
+const READING: Slot = 1 << 30;
+
+/// Numbers from here on, but `NO_SLOT`, are places in the table.
+const OVERFLOW: Slot = 1 << 31;
+
+/// A residency that a number does not tell.
+#[derive(Clone, Debug)]
+struct Overflow {
+    here: Residency,
+    /// What is on its way.
+    arrival: Option<Arrival>,
+}
+
+/// The residencies of one tier.
+#[derive(Debug)]
+pub struct ResidencyTable {
+    all: Layers,
+    slots: PagedVec<Slot>,
+    overflow: Slab<Overflow>,
+    /// How many of them something is on its way to.
+    arrivals: usize,
+    copies: u64,
+}
+
+impl ResidencyTable {
+    /// Nothing is here; `all` are the model's layers.
+    #[must_use]
+    pub fn new(all: Layers) -> Self {
+        Self { all, slots: PagedVec::new(NO_SLOT), overflow: Slab::new(), arrivals: 0, copies: 0 }
+    }
+
+    /// Makes room for the blocks below `bound`.
+    pub fn reach(&mut self, bound: BlockId) {
+        self.slots.reach(bound);
+    }
+
+    /// Prefetches the CPU cache line that holds a block's residency.
+    pub fn prefetch_line(&self, block: BlockId) {
+        self.slots.prefetch_line(block);
+    }
+
+    /// A block's residency.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, block: BlockId) -> Residency {
+        match self.slots[block] {
+            NO_SLOT => Residency::default(),
+            slot if slot < READING => self.idle(slot),
+            lent if lent < OVERFLOW => Residency { busy: 1, ..self.idle(lent - READING) },
+            word => self.overflow[place(word)].here,
+        }
+    }
+
+    /// The number that tells a residency without the table.
+    #[inline]
+    fn packed(&self, here: Residency) -> Option<Slot> {
+        if here == Residency::default() {
+            return Some(NO_SLOT);
+        }
+        let word = match here.busy {
+            0 => here.slot,
+            1 => here.slot | READING,
+            _ => return None,
+        };
+        let whole = here.have == self.all && here.state == State::Resident;
+        (whole && here.slot < READING).then_some(word)
+    }
+
+    /// Changes a block's residency.
+    pub fn change(&mut self, block: BlockId, what: impl FnOnce(&mut Residency)) {
+        let mut here = self.get(block);
+        let stood = here.state == State::Resident;
+        what(&mut here);
+        let stands = here.state == State::Resident;
+        self.copies = self.copies + u64::from(stands) - u64::from(stood);
+        match (self.packed(here), self.overflow_place(block)) {
+            (Some(word), known) => {
+                self.slots[block] = word;
+                if let Some(at) = known {
+                    self.end_overflow(at);
+                }
+            }
+            (None, Some(at)) => self.overflow[at].here = here,
+            (None, None) => self.slots[block] = self.put_overflow(here, None),
+        }
+    }
+
+    /// Puts a block that is not here whole and quiet into a slot.
+    pub fn put(&mut self, block: BlockId, slot: Slot) {
+        debug_assert!(self.slots[block] == NO_SLOT);
+        let word = if slot < READING { slot } else { self.put_overflow(self.idle(slot), None) };
+        self.slots[block] = word;
+        self.copies += 1;
+    }
+
+    /// Takes away blocks of one run that are here whole and quiet. Returns their slots, the last
+    /// block's first; each goes as it is returned.
+    pub fn clear(&mut self, run: Range<BlockId>) -> impl Iterator<Item = Slot> + '_ {
+        debug_assert!(self.all_idle(run.clone()), "blocks {run:?} are not here, whole and quiet");
+        self.copies -= u64::from(run.end - run.start);
+        let slots = self.slots.stretch_mut(run.start, run.end);
+        debug_assert_eq!(slots.len(), run.len(), "a run of one piece");
+        slots.iter_mut().rev().map(|slot| std::mem::replace(slot, NO_SLOT))
+    }
+
+    /// A move begins to read a block that is here whole and quiet. Returns its slot.
+    pub fn begin_read(&mut self, block: BlockId) -> Slot {
+        let slot = &mut self.slots[block];
+        debug_assert!(*slot < READING);
+        *slot |= READING;
+        *slot - READING
+    }
+
+    /// A move begins to bring all of a block that is not here into a slot.
+    pub fn await_in(&mut self, block: BlockId, slot: Slot, arrival: Arrival) {
+        debug_assert!(self.slots[block] == NO_SLOT);
+        let here = Residency { slot, have: Layers::NONE, busy: 1, state: State::Arriving };
+        self.arrivals += 1;
+        self.slots[block] = self.put_overflow(here, Some(arrival));
+    }
+
+    /// Whether all of a block is on its way to this tier, by this move alone.
+    #[must_use]
+    pub fn awaits(&self, block: BlockId, by: MoveId) -> bool {
+        self.arrival(block).is_some_and(|arrival| {
+            let alone = arrival.moves.len() == 1 && arrival.moves[0] == by;
+            alone && arrival.target == self.all && !arrival.failed
+        })
+    }
+
+    /// The only move that brought a block has ended: all of it is here.
+    pub fn arrived(&mut self, block: BlockId) {
+        let at = place(self.slots[block]);
+        let come = self.overflow[at].arrival.take();
+        debug_assert!(come.is_some(), "it was on its way");
+        self.arrivals -= 1;
+        self.end_io_at(at, block);
+    }
+
+    /// A move that read or wrote a block has ended, and the block is here whole.
+    pub fn end_io(&mut self, block: BlockId) {
+        if let Some(at) = self.overflow_place(block) {
+            self.end_io_at(at, block);
+        } else {
+            debug_assert!((READING..OVERFLOW).contains(&self.slots[block]), "no move reads it");
+            self.slots[block] -= READING;
+        }
+    }
+
+    #[inline]
+    fn end_io_at(&mut self, at: usize, block: BlockId) {
+        let here = &mut self.overflow[at].here;
+        self.copies += u64::from(here.state != State::Resident);
+        *here = Residency { busy: here.busy - 1, have: self.all, state: State::Resident, ..*here };
+        let here = *here;
+        if let Some(word) = self.packed(here) {
+            self.slots[block] = word;
+            self.end_overflow(at);
+        }
+    }
+
+    /// Whether all these blocks are here, whole and quiet.
+    #[must_use]
+    pub fn all_idle(&self, blocks: Range<BlockId>) -> bool {
+        self.all_of(blocks, |slot| slot < READING)
+    }
+
+    /// Whether a block is here whole, read or not.
+    #[inline]
+    #[must_use]
+    pub fn whole(&self, block: BlockId) -> bool {
+        match self.overflow_place(block) {
+            Some(at) => {
+                let here = &self.overflow[at].here;
+                here.state == State::Resident && here.have == self.all
+            }
+            None => self.slots[block] != NO_SLOT,
+        }
+    }
+
+    /// Whether all these blocks are here, whole, and each is read by one move at most.
+    #[must_use]
+    pub fn all_whole(&self, blocks: Range<BlockId>) -> bool {
+        self.all_of(blocks, |slot| slot < OVERFLOW)
+    }
+
+    /// The first of these blocks of which that is not so; their end if it is of all.
+    #[must_use]
+    pub fn first_not_whole(&self, blocks: Range<BlockId>) -> BlockId {
+        self.front(blocks, |slot| slot < OVERFLOW)
+    }
+
+    /// The first of these blocks that is not here whole and quiet; their end if all are.
+    #[must_use]
+    pub fn first_not_idle(&self, blocks: Range<BlockId>) -> BlockId {
+        self.front(blocks, |slot| slot < READING)
+    }
+
+    /// The first of these blocks of which something is here or coming; their end if there is none.
+    #[must_use]
+    pub fn first_present(&self, blocks: Range<BlockId>) -> BlockId {
+        self.front(blocks, |slot| slot == NO_SLOT)
+    }
+
+    /// Whether something of each of these blocks is here or coming.
+    #[must_use]
+    pub fn all_present(&self, blocks: Range<BlockId>) -> bool {
+        self.all_of(blocks, |slot| slot != NO_SLOT)
+    }
+
+    /// Whether none of these blocks is here.
+    #[must_use]
+    pub fn none_present(&self, blocks: Range<BlockId>) -> bool {
+        self.all_of(blocks, |slot| slot == NO_SLOT)
+    }
+
+    /// Every block of which something is here or coming, below `bound`.
+    pub fn blocks(&self, bound: BlockId) -> impl Iterator<Item = (BlockId, Residency)> + '_ {
+        let here = (0..bound).filter(|&block| self.slots[block] != NO_SLOT);
+        here.map(|block| (block, self.get(block)))
+    }
+
+    /// What is on its way to a block.
+    #[must_use]
+    pub fn arrival(&self, block: BlockId) -> Option<&Arrival> {
+        self.overflow[self.overflow_place(block)?].arrival.as_ref()
+    }
+
+    /// The same, to be changed.
+    pub fn arrival_mut(&mut self, block: BlockId) -> Option<&mut Arrival> {
+        let at = self.overflow_place(block)?;
+        self.overflow[at].arrival.as_mut()
+    }
+
+    /// Something is on its way to a block, whose residency says so already.
+    pub fn expect(&mut self, block: BlockId, arrival: Arrival) {
+        let here = &mut self.overflow[place(self.slots[block])];
+        debug_assert!(here.arrival.is_none(), "something is on its way already");
+        here.arrival = Some(arrival);
+        self.arrivals += 1;
+    }
+
+    /// What was on its way to a block has come, or never will.
+    pub fn settle(&mut self, block: BlockId) -> Option<Arrival> {
+        let at = self.overflow_place(block)?;
+        let arrival = self.overflow[at].arrival.take()?;
+        self.arrivals -= 1;
+        Some(arrival)
+    }
+
+    /// To how many blocks something is on its way.
+    #[must_use]
+    pub fn arrivals(&self) -> usize {
+        self.arrivals
+    }
+
+    /// How many blocks are resident, with all or some of their layers.
+    #[must_use]
+    pub fn copies(&self) -> u64 {
+        self.copies
+    }
+
+    /// How many blocks stand in the table.
+    #[must_use]
+    pub fn overflow(&self) -> usize {
+        self.overflow.len()
+    }
+
+    /// Takes a place in the table. Returns what tells it.
+    fn put_overflow(&mut self, here: Residency, arrival: Option<Arrival>) -> Slot {
+        OVERFLOW + number(self.overflow.insert(Overflow { here, arrival }))
+    }
+
+    /// Where a block stands in the table, if it does.
+    #[inline]
+    fn overflow_place(&self, block: BlockId) -> Option<usize> {
+        let word = self.slots[block];
+        (OVERFLOW..NO_SLOT).contains(&word).then(|| place(word))
+    }
+
+    /// Gives a place in the table back.
+    fn end_overflow(&mut self, at: usize) {
+        let ended = self.overflow.remove(at);
+        debug_assert!(ended.arrival.is_none(), "nothing is on its way");
+    }
+
+    fn idle(&self, slot: Slot) -> Residency {
+        Residency { slot, have: self.all, busy: 0, state: State::Resident }
+    }
+
+    #[inline]
+    fn all_of(&self, blocks: Range<BlockId>, is: impl Fn(Slot) -> bool) -> bool {
+        let mut from = blocks.start;
+        while from < blocks.end {
+            let piece = self.slots.stretch(from, blocks.end);
+            if !piece.iter().all(|&slot| is(slot)) {
+                return false;
+            }
+            from += number(piece.len());
+        }
+        true
+    }
+
+    /// The first of these blocks whose number is not such; their end if all are.
+    #[inline]
+    fn front(&self, blocks: Range<BlockId>, is: impl Fn(Slot) -> bool) -> BlockId {
+        let mut from = blocks.start;
+        while from < blocks.end {
+            let piece = self.slots.stretch(from, blocks.end);
+            let such = piece.iter().take_while(|&&slot| is(slot)).count();
+            from += number(such);
+            if such < piece.len() {
+                break;
+            }
+        }
+        from
+    }
+}
+
+fn number(place: usize) -> u32 {
+    u32::try_from(place).expect("no more than blocks")
+}
+
+/// The place in the table that is told.
+fn place(word: Slot) -> usize {
+    (word - OVERFLOW) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::{OVERFLOW, READING, ResidencyTable};
+    use crate::arrival::{Arrival, MoveIds};
+    use crate::block::{Layers, NO_SLOT};
+    use crate::tier::{Residency, State};
+
+    type Change = (fn(&mut Residency), usize);
+
+    /// Told apart by its time.
+    fn arrival(ready: u64) -> Arrival {
+        Arrival::new(Layers::new(0, 3), MoveIds::new(), 0, ready)
+    }
+
+    /// The slot of a block that is here whole and quiet.
+    fn slot_of(residency: &ResidencyTable, block: u32) -> Option<u32> {
+        residency.all_idle(block..block + 1).then(|| residency.get(block).slot)
+    }
+
+    proptest! {
+        #[test]
+        fn places_in_the_table_are_nobody_elses(
+            steps in prop::collection::vec((0u32..6, 0u32..8, 0u32..4), 1..200),
+        ) {
+            let all = Layers::new(0, 3);
+            let (mut residency, mut model) = (ResidencyTable::new(all), BTreeMap::<u32, Residency>::new());
+            let mut coming = BTreeMap::<u32, u64>::new();
+            residency.reach(6);
+            for (time, (block, what, number)) in (0..).zip(steps) {
+                let slot = [7, 8, READING, OVERFLOW + 5][number as usize];
+                let idle = Residency { slot, have: all, busy: 0, state: State::Resident };
+                let known = model.get(&block).copied();
+                let whole = known.filter(|here| here.busy == 0 && here.have == all);
+                match (what, known, whole) {
+                    (0, None, _) => {
+                        residency.put(block, slot);
+                        model.insert(block, idle);
+                    }
+                    (1, None, _) => {
+                        residency.await_in(block, slot, arrival(time));
+                        coming.insert(block, time);
+                        let state = State::Arriving;
+                        model.insert(block, Residency { slot, have: Layers::NONE, busy: 1, state });
+                    }
+                    (2, _, Some(here)) if here.slot < READING => {
+                        prop_assert_eq!(residency.begin_read(block), here.slot);
+                        model.insert(block, Residency { busy: 1, ..here });
+                    }
+                    (3, Some(here), _) if here.busy > 0 => {
+                        let ready = coming.remove(&block);
+                        if number == 0 && residency.arrival(block).is_some() {
+                            residency.arrived(block);
+                        } else {
+                            let known = residency.settle(block).map(|arrival| arrival.ready);
+                            prop_assert_eq!(known, ready);
+                            residency.end_io(block);
+                        }
+                        let busy = here.busy - 1;
+                        model.insert(block, Residency { busy, slot: here.slot, ..idle });
+                    }
+                    (4, Some(here), _) => {
+                        let busy = here.busy + 1;
+                        residency.change(block, |here| here.busy = busy);
+                        model.insert(block, Residency { busy, ..here });
+                    }
+                    (5, _, _) => {
+                        residency.settle(block);
+                        coming.remove(&block);
+                        residency.change(block, |here| *here = Residency::default());
+                        model.remove(&block);
+                    }
+                    (6, Some(here), None) if !coming.contains_key(&block) => {
+                        residency.change(block, |here| here.state = State::Arriving);
+                        residency.expect(block, arrival(time));
+                        coming.insert(block, time);
+                        model.insert(block, Residency { state: State::Arriving, ..here });
+                    }
+                    (7, _, _) => {
+                        if let Some(arrival) = residency.arrival_mut(block) {
+                            arrival.ready = time;
+                            coming.insert(block, time);
+                        }
+                    }
+                    _ => {}
+                }
+                let mut overflow = 0;
+                for block in 0..6 {
+                    let wanted = model.get(&block).copied();
+                    prop_assert_eq!(residency.get(block), wanted.unwrap_or_default());
+                    let ready = residency.arrival(block).map(|arrival| arrival.ready);
+                    prop_assert_eq!(ready, coming.get(&block).copied());
+                    let word = |here: &Residency, most: u16| {
+                        here.slot < READING
+                            && here.busy <= most
+                            && *here == Residency { slot: here.slot, busy: here.busy, ..idle }
+                    };
+                    let only = block..block + 1;
+                    prop_assert_eq!(residency.all_idle(only.clone()), wanted.is_some_and(|here| word(&here, 0)));
+                    prop_assert_eq!(residency.all_whole(only), wanted.is_some_and(|here| word(&here, 1)));
+                    let stands = |here: Residency| here.state == State::Resident && here.have == all;
+                    prop_assert_eq!(residency.whole(block), wanted.is_some_and(stands));
+                    overflow += usize::from(wanted.is_some_and(|here| !word(&here, 1)));
+                }
+                let front = |is: &dyn Fn(u32) -> bool| (block..6).find(|&other| !is(other));
+                let idle = front(&|other| residency.all_idle(other..other + 1));
+                prop_assert_eq!(residency.first_not_idle(block..6), idle.unwrap_or(6));
+                let whole = front(&|other| residency.all_whole(other..other + 1));
+                prop_assert_eq!(residency.first_not_whole(block..6), whole.unwrap_or(6));
+                let bare = front(&|other| !model.contains_key(&other));
+                prop_assert_eq!(residency.first_present(block..6), bare.unwrap_or(6));
+                prop_assert_eq!(residency.overflow(), overflow);
+                prop_assert_eq!(residency.arrivals(), coming.len());
+                let stand = |here: &&Residency| here.state == State::Resident;
+                prop_assert_eq!(residency.copies(), model.values().filter(stand).count() as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_comes_by_one_move_or_by_several() {
+        let all = Layers::new(0, 3);
+        let mut residency = ResidencyTable::new(all);
+        residency.reach(3);
+        let ways: [(Layers, &[u64], bool); 3] =
+            [(all, &[7], true), (Layers::new(0, 2), &[7], false), (all, &[7, 8], false)];
+        for (block, (target, by, alone)) in (0..).zip(ways) {
+            let arrival = Arrival::new(target, MoveIds::from_slice(by), 0, 0);
+            residency.await_in(block, block, arrival);
+            assert_eq!((residency.awaits(block, 7), residency.awaits(block, 8)), (alone, false));
+        }
+        residency.arrival_mut(0).expect("it comes").failed = true;
+        assert!(!residency.awaits(0, 7));
+    }
+
+    #[test]
+    fn a_residency_is_what_was_made_of_it() {
+        let all = Layers::new(0, 3);
+        let mut residency = ResidencyTable::new(all);
+        residency.reach(9);
+        assert_eq!((residency.get(4), residency.overflow()), (Residency::default(), 0));
+        let steps: [Change; 6] = [
+            (|here| here.slot = 7, 1),
+            (|here| (here.have, here.state) = (Layers::new(0, 3), State::Resident), 0),
+            (|here| here.busy = 2, 1),
+            (|here| (here.busy, here.have) = (0, Layers::new(0, 2)), 1),
+            (|here| here.have = Layers::new(0, 3), 0),
+            (|here| *here = Residency::default(), 0),
+        ];
+        let mut expected = Residency::default();
+        for (what, overflow) in steps {
+            residency.change(4, what);
+            what(&mut expected);
+            assert_eq!((residency.get(4), residency.overflow()), (expected, overflow));
+            let stands = u64::from(expected.state == State::Resident);
+            assert_eq!(residency.copies(), stands);
+            let whole = expected.state == State::Resident && overflow == 0;
+            assert_eq!(residency.all_idle(4..5), whole);
+            assert_eq!(slot_of(&residency, 4), whole.then_some(7));
+            assert_eq!(residency.none_present(4..5), expected.slot == NO_SLOT);
+            assert_eq!(residency.all_present(4..5), expected.slot != NO_SLOT);
+        }
+        residency.change(4, |here| {
+            *here = Residency { slot: 1, have: all, busy: 0, state: State::Resident }
+        });
+        assert!(
+            !residency.all_idle(4..6)
+                && !residency.none_present(3..5)
+                && residency.none_present(5..9)
+        );
+        assert_eq!(
+            residency.blocks(9).map(|(block, here)| (block, here.slot)).collect::<Vec<_>>(),
+            [(4, 1)]
+        );
+        residency.put(5, 2);
+        residency.change(4, |here| here.state = State::Bad);
+        assert_eq!((residency.clear(5..6).collect::<Vec<_>>(), residency.copies()), (vec![2], 0));
+        residency.await_in(6, 8, arrival(0));
+        let coming = Residency { slot: 8, have: Layers::NONE, busy: 1, state: State::Arriving };
+        assert_eq!((residency.get(6), residency.copies()), (coming, 0));
+        residency.change(6, |here| here.busy += 1);
+        assert_eq!((residency.settle(6).is_some(), residency.settle(6).is_none()), (true, true));
+        residency.end_io(6);
+        let read = Residency { slot: 8, have: all, busy: 1, state: State::Resident };
+        assert_eq!(
+            (residency.get(6), residency.copies(), residency.all_idle(6..7)),
+            (read, 1, false)
+        );
+        residency.end_io(6);
+        assert_eq!(
+            (residency.copies(), slot_of(&residency, 6), residency.overflow()),
+            (1, Some(8), 1)
+        );
+        residency.begin_read(6);
+        assert_eq!((residency.get(6), residency.copies(), residency.overflow()), (read, 1, 1));
+        residency.end_io(6);
+        assert!(residency.all_idle(6..7));
+    }
+}
