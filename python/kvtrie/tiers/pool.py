@@ -220,6 +220,11 @@ class Pool:
         del self._free[first:]
         return taken
 
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of the spare blocks that are set aside."""
+        return (self.spare - len(self._free)) * self.layers * self.unit_bytes
+
     def put_back(self, spares: Iterable[int]) -> None:
         """Give spare blocks back."""
         self._free.extend(spares)

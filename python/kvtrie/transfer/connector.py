@@ -132,7 +132,7 @@ class PagedConnector:
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes of staging memory that are held now."""
+        """Bytes of the staging buffers, which are taken from the first use to `release`."""
         return sum(part.nbytes for part in (*self._load, *self._store))
 
     def _staging(self) -> tuple[torch.Tensor, ...]:
@@ -173,6 +173,11 @@ class BufferedConnector(PagedConnector):
         super().__init__(pool, use_gpu=use_gpu, staging_bytes=staging_bytes)
         self.staging_bytes = staging_bytes
         self.held = 0
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of the staging buffers, and of the matches that are laid out."""
+        return super().staged_bytes + self.held
 
     def buffer_bytes(self, tokens: int) -> int:
         """Bytes of one layer's buffer."""

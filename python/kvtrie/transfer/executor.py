@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvtrie import BlockManager, Committed, Lease, Moves
     from kvtrie.tiers import Storage
     from kvtrie.transfer.job import Job
+    from kvtrie.transfer.layerwise import LayerwiseEngine
 
 __all__ = ["Executor", "Progress"]
 
@@ -150,7 +151,7 @@ class Executor:
         self.clock = clock
         self._section = self.runner.section
         self._deadline_calls: dict[int, DeadlineCall] = {}
-        self._closing: list[Callable[[], None]] = []
+        self._engines: list[LayerwiseEngine] = []
 
     def __enter__(self) -> Self:
         return self
@@ -265,9 +266,9 @@ class Executor:
         A thread that hangs beyond the deadline is left behind. Closing twice does nothing.
         """
         with self._section:
-            closing = list(self._closing)
-        for close in closing:
-            close()
+            engines = list(self._engines)
+        for engine in engines:
+            engine.close()
         self.runner.close()
 
     def batched_put(
@@ -324,9 +325,19 @@ class Executor:
         self.runner.told(ids, pool.layers, pool.layers, None)
         return committed
 
-    def before_close(self, close: Callable[[], None]) -> None:
-        """Have something closed first that uses this executor."""
-        self._closing.append(close)
+    def attach(self, engine: LayerwiseEngine) -> None:
+        """Count what an engine stages, and close it before this executor."""
+        self._engines.append(engine)
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes that passes over layers hold beside the slots of the tiers; 0 between passes.
+
+        They are spare blocks that a store has set aside, staging buffers beside the first tier and
+        matches laid out for fusion.
+        """
+        spare = sum(pool.staged_bytes for pool in self.pools if isinstance(pool, Pool))
+        return spare + sum(engine.connector.staged_bytes for engine in self._engines)
 
     def _keep(self, tier: int, pool: PersistentStorage) -> None:
         """As `PersistentStorage.keep`; with a deadline, a thread that hangs is left behind."""

@@ -117,8 +117,9 @@ class LayerwiseEngine:
         self._batch: list[Request] = []
         self._loads: list[LayerLoads] = []
         self._alone: set[LayerLoads] = set()
+        self._alone_stores: set[LayerStores] = set()
         self._stores: list[LayerStores] = []
-        executor.before_close(self.close)
+        executor.attach(self)
 
     def __enter__(self) -> Self:
         return self
@@ -183,6 +184,7 @@ class LayerwiseEngine:
             loads.close()
         finally:
             self._alone.discard(loads)
+            self._release_staging()
 
     def store_layer(self, lease: Lease, tokens: Any) -> Generator[int | Committed]:  # noqa: ANN401
         """Bring down what a pass computes, layer by layer, and commit it.
@@ -203,6 +205,7 @@ class LayerwiseEngine:
             TransferError: a copy failed; nothing is committed.
         """
         stores = self._open_stores(lease, tokens)
+        self._alone_stores.add(stores)
         try:
             for layer in range(self.layers):
                 stores.save(layer, self.current)
@@ -210,6 +213,8 @@ class LayerwiseEngine:
             yield stores.commit()
         finally:
             stores.close()
+            self._alone_stores.discard(stores)
+            self._release_staging()
 
     def start_load_kv(self, batch: Sequence[Request]) -> list[int]:
         """Begin a pass over several requests: their first layers are on their way.
@@ -306,6 +311,7 @@ class LayerwiseEngine:
         self._end()
         for loads in list(self._alone):
             loads.close()
+        self.connector.release()
         self.load.close()
         self.store.close()
 
@@ -316,7 +322,12 @@ class LayerwiseEngine:
             stores.close()
         self.layerwise_retrievers, self._loads, self._stores = [], [], []
         self._batch = []
-        self.connector.release()
+        self._release_staging()
+
+    def _release_staging(self) -> None:
+        # Requests share the buffers of a direction: the last one gives them back.
+        if not (self._loads or self._stores or self._alone or self._alone_stores):
+            self.connector.release()
 
     def _open_loads(self, lease: Lease) -> LayerLoads:
         return LayerLoads(
