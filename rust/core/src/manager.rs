@@ -1,8 +1,16 @@
-//! The one facade: decides what is cached where, what to keep, what to move, what to recompute.
+//! The block manager: decides what is cached on which tier, what to evict, what to move and what to
+//! recompute.
 //!
-//! Sans-IO and deterministic: time is an argument, copies are handed out as moves and reported
-//! back by `complete`, the only point at which a copy counts. Invariants are those of `audit`;
-//! an operation that fails has changed nothing. Cost: see each operation.
+//! Sans-IO and deterministic: time is an argument, `moves` hands copies out and `complete` takes
+//! their results, the only point at which a copy becomes valid. Invariants are those of `audit`; an
+//! operation that fails has changed nothing. Cost: see each operation. A request:
+//!
+//! ```text
+//! acquire: match the trie -> pin the path -> residency scan -> plan (reuse | load | recompute)
+//!            -> eviction set (room on each tier) -> apply it -> moves in flight -> lease
+//! moves:   queue -> executor copies -> complete: arrived -> resident -> lease ready
+//! commit:  computed blocks enter the trie and become resident;  release: unpin, evictable again
+//! ```
 
 mod evict;
 mod hints;
@@ -69,7 +77,7 @@ struct Tier {
     eviction: EvictionIndex,
     read: LaneId,
     store: LaneId,
-    /// Slots known to be free or clean since the last look at `free_low`.
+    /// Slots known to be free or clean since `write_ahead` last looked at `free_low`.
     credit: u64,
 }
 
@@ -87,24 +95,24 @@ pub struct Manager {
     awaits: Awaits,
     next_lease: LeaseId,
     moves: InFlight,
-    /// By move: those that wait for it.
+    /// By move: the moves that depend on it.
     waiters: FxHashMap<MoveId, Vec<MoveId>>,
     next_move: MoveId,
     /// Moves ready to be handed out, in topological order.
     queue: VecDeque<MoveId>,
-    /// Moves that wait for more than one other.
+    /// Moves that still depend on more than one other, or whose slots are not all known.
     parked: BTreeSet<MoveId>,
-    /// Marked copies that no move brings, by ready time.
+    /// Copies that `mark` announced and no move brings, by ready time.
     marked: BTreeSet<(Nanos, TierId, BlockId)>,
-    /// The latest failures that nobody has asked for.
+    /// The latest failures that no call of `failed` has taken.
     failed: VecDeque<Failed>,
     recent_results: RecentResults,
     sessions: Sessions,
     ages: Ages,
     feed: PolicyFeed,
     meter: Meter,
-    /// An empty draft in the memory of one that was carried out.
-    done: Option<Box<EvictionSet>>,
+    /// An empty eviction set that keeps the memory of an earlier one.
+    spare_set: Option<Box<EvictionSet>>,
     events: VecDeque<Event>,
     keys: keys::ContentKeys,
     refused: Refused,
@@ -115,7 +123,7 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// A manager without a block.
+    /// An empty manager.
     ///
     /// # Errors
     /// [`Error::Config`] if the settings contradict each other.
@@ -164,7 +172,7 @@ impl Manager {
             ages: Ages::default(),
             feed,
             meter,
-            done: None,
+            spare_set: None,
             events: VecDeque::new(),
             keys: keys::ContentKeys::default(),
             refused: Refused::default(),
@@ -221,8 +229,8 @@ impl Manager {
         Ok(self.lanes.transmit(id, bytes, now, layers))
     }
 
-    /// Takes what a lane has turned out to do, for all predictions from now on; what is queued
-    /// keeps its times, and the lane its queue.
+    /// Sets a lane's measured bandwidth and latency for all later predictions; transmissions that
+    /// are queued keep their times.
     ///
     /// # Errors
     /// [`Error::Config`] if no lane has that name.
@@ -234,7 +242,7 @@ impl Manager {
         Err(Error::config(format!("there is no lane '{lane}'")))
     }
 
-    /// Counts nanoseconds in which a lane was seen to carry something.
+    /// Counts nanoseconds in which a lane was seen busy.
     ///
     /// # Errors
     /// [`Error::Config`] if no lane has that name.
@@ -246,8 +254,8 @@ impl Manager {
         Err(Error::config(format!("there is no lane '{lane}'")))
     }
 
-    /// Forgets all blocks, leases and moves, and the time: the next call may name any. Settings,
-    /// what lanes can do and counters stay; the lanes are idle.
+    /// Forgets all blocks, leases and moves, and the time, so that the next call may pass any.
+    /// Settings, lanes' rates and counters stay; the lanes are idle.
     ///
     /// # Errors
     /// [`Error::Config`] while a lease is held or a move is under way.
@@ -263,6 +271,7 @@ impl Manager {
         let fresh = Self::new(self.settings.clone())?;
         self.count_reset();
         let old = std::mem::replace(self, fresh);
+        // The clock keeps what it has counted, but accepts an earlier time from here on.
         self.clock = old.clock;
         self.clock.reset();
         self.lanes = old.lanes;
@@ -278,8 +287,7 @@ impl Manager {
         self.closed = true;
     }
 
-    /// Whether calls are served: fails with what every call fails with after `close` or after an
-    /// invariant was found broken.
+    /// Fails once `close` was called or an invariant was found broken, as every call then does.
     ///
     /// # Errors
     /// [`Error::Closed`] or [`Error::Invariant`].
@@ -290,7 +298,8 @@ impl Manager {
         if self.closed { Err(Error::closed("the manager is closed")) } else { Ok(()) }
     }
 
-    /// Takes the caller's time and settles what was marked to be ready by then.
+    /// Advances the clock to the caller's time, settles marked copies that are due and ends hints
+    /// that have expired.
     fn tick(&mut self, now: Nanos) -> Nanos {
         let now = self.clock.advance(now);
         while let Some(&(ready, tier, block)) = self.marked.first() {
@@ -331,7 +340,7 @@ impl Manager {
         self.blocks.table(tier).get(block)
     }
 
-    /// What is on its way to a block on a tier.
+    /// The arrival of a block on a tier: the layers in flight to it.
     fn arrival(&self, tier: TierId, block: BlockId) -> Option<&Arrival> {
         self.blocks.table(tier).arrival(block)
     }
@@ -340,7 +349,7 @@ impl Manager {
         self.blocks.arrival_mut(tier, block)
     }
 
-    /// What a block has in common with its neighbours.
+    /// The values that a block shares with its neighbours in a run.
     fn node(&self, block: BlockId) -> &Node {
         self.blocks.trie().value(block)
     }

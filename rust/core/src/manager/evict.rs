@@ -1,7 +1,15 @@
-//! Carrying out a draft: copies leave, stores begin, slots come free.
+//! Eviction: carries an eviction set out; copies leave their tier, write-backs begin, slots become
+//! free.
 //!
-//! Invariant: a slot whose bytes a store still reads is draining, never free. All evictions, of
-//! whatever kind, end in `vacate`. Cost: O(log n) per victim.
+//! Invariant: a slot that a store still reads is draining, never free. Every eviction, of whatever
+//! kind, ends in `vacate` or `vacate_run`. Cost: O(log n) per victim. A victim's slot:
+//!
+//! ```text
+//! resident --clean, drop------------------------------> free
+//! resident --demote--> draining (a store reads it) ----> free        once the store has ended
+//!                          | reclaimed by a request ----> resident   before a new holder has it
+//!                          | the store failed ----------> resident
+//! ```
 
 pub(super) mod leaving;
 pub(super) mod set;
@@ -22,24 +30,26 @@ use crate::manager::moves;
 use crate::manager::moves::in_flight::Leaves;
 
 impl Manager {
-    /// Carries out every decision, in order, and links the entries again.
+    /// Carries out every decision, in order, and links the entries again that the set took out.
     pub(super) fn apply(&mut self, set: &EvictionSet, now: Nanos) {
-        let last = set.victims.iter().filter(|victim| victim.quiet && victim.fate == Fate::Drop);
-        // Their lines come from memory while the victims leave.
+        let last = set.victims.iter().filter(|victim| victim.idle && victim.fate == Fate::Drop);
+        // Ghost lines are prefetched here, so that they arrive from memory while the victims leave.
         let slices = self.slices_leaving(last.map(Victim::run));
         for victim in &set.victims {
             self.evict(victim, set.cause, now);
         }
         self.remember(&slices);
-        if set.victims.iter().all(|victim| victim.quiet) {
+        // Tail evictions have linked the parents that they exposed: no second pass over `settled`.
+        if set.victims.iter().all(|victim| victim.idle) {
             self.refresh_touched(set);
         } else {
             self.abandon(set);
         }
     }
 
+    /// Evicts one victim: counts it, frees or drains its slots, and prunes what it leaves empty.
     pub(super) fn evict(&mut self, victim: &Victim, cause: Cause, now: Nanos) {
-        let Victim { tier, block, blocks, layers, fate, quiet } = *victim;
+        let Victim { tier, block, blocks, layers, fate, idle } = *victim;
         self.tiers[tier].credit = self.tiers[tier].credit.saturating_sub(u64::from(blocks));
         let reason = match fate {
             Fate::Clean => Reason::Clean,
@@ -48,7 +58,7 @@ impl Manager {
         };
         let run = victim.run();
         self.count_eviction((tier, run.clone(), layers), reason, cause, now);
-        if quiet {
+        if idle {
             self.vacate_run(tier, run, fate == Fate::Drop);
             return;
         }
@@ -56,6 +66,7 @@ impl Manager {
             Fate::Demote(dirty) => {
                 let slots = self.slots_of(tier, block, layers);
                 self.vacate(tier, block, layers);
+                // A block slot keeps the clean layers too, should the store fail.
                 let held = if self.tiers[tier].spec.layer_slots { dirty } else { layers };
                 self.write_back(tier, block, dirty, (slots[0], held), now);
             }
@@ -66,6 +77,7 @@ impl Manager {
                     for slot in slots {
                         self.blocks.give_slot(tier, slot);
                     }
+                    // The layers share one slot, which is free once none of them is left.
                 } else if rest.is_empty() {
                     self.blocks.give_slot(tier, slots[0]);
                 }
@@ -74,18 +86,18 @@ impl Manager {
         }
     }
 
-    /// Takes the last blocks of a leaf-only run off a tier where they stand whole and quiet, and out
-    /// of the trie if they stand nowhere else. What stood before them was linked by the draft.
+    /// Evicts the tail of a leaf-only run that is fully resident and idle, and removes it from the
+    /// trie if that was the last copy. The eviction set has already linked its parent.
     fn vacate_run(&mut self, tier: TierId, blocks: Range<BlockId>, last_copy: bool) {
         let before = self.blocks.trie().parent(blocks.start);
-        // Another victim's leaving may have linked it again.
+        // The eviction of another victim may have linked it again.
         self.tiers[tier].eviction.unlink(blocks.end - 1);
         self.blocks.evict_run(tier, blocks.clone());
         if self.feed.watched {
             for block in blocks.clone().rev() {
                 self.on_change(tier, block);
             }
-            // What the policy moved may have been looked at too early.
+            // The policy may have moved the parent, after its entry was computed.
             if let Some(before) = before {
                 self.refresh_on(tier, before);
             }
@@ -96,7 +108,7 @@ impl Manager {
         }
     }
 
-    /// The slots of `layers` of a residency: one per layer, or the one of all.
+    /// The slots of `layers` of a residency: one per layer, or the block's only slot.
     pub(super) fn slots_of(&self, tier: TierId, block: BlockId, layers: Layers) -> Vec<Slot> {
         if self.tiers[tier].spec.layer_slots {
             layers.iter().map(|layer| self.slot_of(tier, block, layer)).collect()
@@ -105,16 +117,16 @@ impl Manager {
         }
     }
 
-    /// Marks `layers` of a block as not present on a tier; their slots are the caller's.
-    /// Returns what remains.
+    /// Clears `layers` of a residency and returns the layers that remain; the caller owns the
+    /// slots.
     pub(super) fn vacate(&mut self, tier: TierId, block: BlockId, layers: Layers) -> Layers {
         let rest = self.blocks.vacate(tier, block, layers);
         self.residency_changed(tier, block);
         rest
     }
 
-    /// Writes `dirty` one tier down out of a slot that nobody else holds any more; should that
-    /// fail, the slot still has the layers that it `held`.
+    /// Begins the write-back of `dirty` one tier down, out of a slot that no residency holds any
+    /// more; if it fails, the slot still has the layers `held`.
     fn write_back(
         &mut self,
         tier: TierId,
@@ -129,8 +141,8 @@ impl Manager {
         self.blocks.drain(tier, slot, by);
     }
 
-    /// Begins the moves that copy `layers` of a block one tier down, where room was made.
-    /// `source` names the slot and end of a layer. Returns the moves that end below.
+    /// Begins the moves that copy `layers` of a block one tier down, where room was made. `source`
+    /// gives the slot and end of a layer. Returns the moves that end below.
     pub(super) fn store(
         &mut self,
         tier: TierId,
@@ -152,6 +164,7 @@ impl Manager {
             let mut from = (tier, slot, end);
             let mut deps: MoveIds = waits.into_iter().collect();
             if let Some(host) = transit {
+                // Disk and remote do not touch: the block goes up to host and down again.
                 let private = self.new_private(host, self.all_layers());
                 let passing = self.private_slot(&self.private_slots[private], piece.lo);
                 let up = self.add_move(
@@ -183,6 +196,7 @@ impl Manager {
                 },
                 now,
             );
+            // The moves keep the transit slot alive from here on.
             if let (Some(_), End::PrivateSlot(private)) = (transit, from.2) {
                 self.unref_private(private);
             }

@@ -66,7 +66,7 @@ impl Hints {
     }
 
     /// Whether every block is in the normal band.
-    pub(super) fn quiet(&self) -> bool {
+    pub(super) fn all_normal(&self) -> bool {
         self.claims.is_empty()
             && self.quotas.is_empty()
             && self.kept.iter().all(|(kept, _)| kept.is_empty())
@@ -78,7 +78,7 @@ impl Hints {
     }
 
     /// Whether nothing is said of any block, nor waits for one.
-    pub(super) fn silent(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.claims.is_empty() && self.demoting.is_empty() && !self.pending.awaited()
     }
 

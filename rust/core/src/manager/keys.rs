@@ -1,26 +1,26 @@
-//! Keys of blocks that were hashed before: those of every sixteenth block of a path, and of the
-//! blocks that were asked for last.
+//! Content keys: a cache of the hashes of blocks, for every sixteenth block of a path and for the
+//! 1024 asked for last.
 //!
-//! Invariant: a key that is kept is its block's; whatever is not kept can be hashed again from one
-//! that is, fifteen blocks above at most. Cost: O(log n); about three bytes per block that was ever
-//! asked for, and 36 KB for the last ones.
+//! Invariant: a cached key is its block's; any other is hashed again from one at most fifteen
+//! blocks above. Cost: O(log n); about three bytes per block whose key was ever asked for, and 36
+//! KB for the recent ones.
 
 use std::collections::BTreeMap;
 
 use crate::block::BlockId;
 use crate::record::Key;
 
-/// Blocks of a path from one kept key to the next.
+/// Blocks of a path from one cached key to the next.
 const EVERY: u32 = 16;
 
-/// Blocks whose keys are kept because they were asked for last.
+/// Capacity of the direct-mapped cache of recent keys.
 const RECENT: usize = 1024;
 
 /// Keys by block.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ContentKeys {
     kept: BTreeMap<BlockId, Key>,
-    /// Empty until the first key comes; then each block has one place.
+    /// Direct-mapped by `id % RECENT`; empty until the first key is put.
     recent: Vec<Option<(BlockId, Key)>>,
 }
 
@@ -29,14 +29,14 @@ impl ContentKeys {
         self.recent.is_empty()
     }
 
-    /// A block's key, if it is kept.
+    /// A block's key, if it is cached.
     pub(super) fn get(&self, block: BlockId) -> Option<Key> {
         let recent = self.recent.get(block as usize % RECENT).copied().flatten();
         let recent = recent.filter(|&(whose, _)| whose == block).map(|(_, key)| key);
         recent.or_else(|| self.kept.get(&block).copied())
     }
 
-    /// Keeps the key of a block that stands behind `depth` others.
+    /// Caches the key of a block at a depth.
     pub(super) fn put(&mut self, block: BlockId, depth: u32, key: Key) {
         if depth.is_multiple_of(EVERY) {
             self.kept.insert(block, key);
@@ -45,7 +45,7 @@ impl ContentKeys {
         self.recent[block as usize % RECENT] = Some((block, key));
     }
 
-    /// The block is gone: its id may come back for another.
+    /// Drops the key of a block that was removed: its id may be used for another.
     pub(super) fn forget(&mut self, block: BlockId) {
         self.kept.remove(&block);
         if let Some(place) = self.recent.get_mut(block as usize % RECENT)
@@ -66,7 +66,7 @@ mod tests {
     use super::{ContentKeys, EVERY};
 
     proptest! {
-        /// Beside a map of all keys: nothing wrong is told, and what must be kept is.
+        /// Against a map of all keys: no wrong key is returned, and every sixteenth is.
         #[test]
         fn it_tells_no_key_that_is_not_the_blocks(
             steps in prop::collection::vec((0_u32..5000, 0_u32..40, 0_u8..4), 1..200),

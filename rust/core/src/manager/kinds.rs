@@ -1,4 +1,4 @@
-//! Kinds that calls, moves and reports have in common. Imports nothing of the manager.
+//! Enums that calls, moves and reports share; imports nothing of the manager.
 
 use slotmap::new_key_type;
 
@@ -6,45 +6,45 @@ use crate::block::{Layers, TierId};
 use crate::time::Nanos;
 
 new_key_type! {
-    /// An own slot, for as long as it lives.
+    /// Key of a private slot, never used twice.
     pub(super) struct PrivateSlotId;
 }
 
-/// What made a copy leave a tier.
+/// Cause of an eviction: the event that made a copy leave a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// Its room was wanted at once.
+    /// Another block needed its slots at once.
     #[default]
     Demand,
-    /// Its room was wanted for something that is written down before its slot is needed.
+    /// Another block needed its slots for a write-back ahead of need.
     Ahead,
     /// Its lease was suspended.
     Suspended,
-    /// A move failed: it could not be read, or stood behind what was lost.
+    /// A move failed: the copy could not be read, or its parent was lost.
     Failed,
     /// `mark` cleared it.
     Cleared,
     /// `reset` forgot it.
     Reset,
-    /// A hint took it down.
+    /// A hint demoted it.
     Hinted,
 }
 
-/// Why a copy left a tier.
+/// Kind of an eviction, by what remains of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// It stands elsewhere too.
+    /// Another copy is resident elsewhere.
     Clean,
-    /// It is written one tier down.
+    /// It is written back one tier down.
     Demoted,
     /// It was the last copy.
     Dropped,
 }
 
-/// What a plan does with a span of blocks and layers.
+/// Action of a plan for a span of blocks and layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// It stands on the first tier, or arrives there for somebody else.
+    /// Resident on the first tier, or in flight to it for another lease.
     Reuse,
     /// It is copied up from a lower tier.
     Load,
@@ -52,38 +52,39 @@ pub enum Action {
     Recompute,
 }
 
-/// What happens to some layers of consecutive blocks.
+/// Rectangle of a plan: some layers of consecutive blocks, and the action for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// First block on the path.
+    /// First block, counted on the lease's path.
     pub start: u32,
     /// One behind the last block.
     pub stop: u32,
-    /// Which layers.
+    /// Layers concerned.
     pub layers: Layers,
-    /// What happens.
+    /// The action.
     pub action: Action,
-    /// Where the bytes are.
+    /// Tier that has the bytes.
     pub tier: TierId,
-    /// Predicted time at which the first layer is there.
+    /// Predicted time at which the first layer is ready.
     pub first_ready: Nanos,
-    /// Predicted time at which all of it is there.
+    /// Predicted time at which all layers are ready.
     pub ready: Nanos,
 }
 
-/// Whether blocks of lower tiers are loaded.
+/// Policy of a request for blocks that are resident on lower tiers only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadMode {
     /// Load or recompute, whichever is ready sooner.
     #[default]
     Plan,
-    /// Load all that can be loaded; in a leaf-only scope the match ends where that is not.
+    /// Load all that can be loaded; in a leaf-only scope the match ends at the first block that
+    /// cannot.
     All,
     /// Load nothing until [`Manager::load`] says so.
     None,
 }
 
-/// What a move is for.
+/// Direction of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MoveKind {
     /// Towards a faster tier.
@@ -94,13 +95,13 @@ pub enum MoveKind {
     Copy,
 }
 
-/// One end of a move.
+/// Kind of a move's source or destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// The block's residency on that tier.
     Here,
-    /// A lease's own slot, or one reserved for transit.
+    /// A lease's private slot, or one reserved for transit.
     PrivateSlot(PrivateSlotId),
-    /// A slot whose block leaves with this move.
+    /// A slot whose block was evicted from it and is written back by this move.
     Leaving,
 }

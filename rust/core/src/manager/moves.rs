@@ -1,8 +1,15 @@
-//! Moves: what the executor is asked to copy.
+//! Moves: the queue of copies for the executor.
 //!
-//! Each move is handed out exactly once, after everything it depends on but at most one move,
-//! which it names as `after`. Invariant: the queue is in topological order, and an endpoint is
-//! busy until its move has ended. Cost: O(log moves) each.
+//! Each move is handed out exactly once, after all that it depends on but at most one move, which
+//! it names as `after`. Invariant: the queue is in topological order, and both ends of a move are
+//! busy until it has ended. Cost: O(log moves) each. A move's life:
+//!
+//! ```text
+//! add_move --> parked --> queue --> issued --> done on some ranks --> ended, ok
+//!               |            |         |                 |
+//!               +------------+---------+-- fail ---------+--> failed --> ended, on every rank
+//! parked: more than one dependency, a parked one, or a slot that the engine has not named
+//! ```
 
 pub(super) mod awaits;
 pub(super) mod batch;
@@ -32,7 +39,7 @@ use crate::manager::moves::in_flight::InFlightMove;
 pub struct Move {
     /// Its id, never used twice.
     pub id: MoveId,
-    /// What it is for.
+    /// Direction.
     pub kind: MoveKind,
     /// The lease that asked for it, or the first one that waits for it; 0 if none does.
     pub lease: LeaseId,
@@ -40,17 +47,18 @@ pub struct Move {
     pub block: Option<Handle>,
     /// Content hash of the block; zeros unless a disk or remote tier takes part.
     pub key: Key,
-    /// What a disk or remote tier keeps beside the block; `None` unless it is the destination.
+    /// Record that a disk or remote tier keeps beside the block; `None` unless it is the
+    /// destination.
     pub label: Option<Box<Label>>,
-    /// Where from.
+    /// Source tier.
     pub src: TierId,
-    /// Where to.
+    /// Destination tier.
     pub dst: TierId,
     /// The source's slot.
     pub src_slot: Slot,
     /// The destination's slot.
     pub dst_slot: Slot,
-    /// Which layers.
+    /// Layers to copy.
     pub layers: Layers,
     /// The move that must have finished before this one starts; 0 if none.
     pub after: MoveId,
@@ -62,17 +70,17 @@ pub struct Move {
     pub ready: Nanos,
 }
 
-/// What all moves of one kind between two tiers have in common.
+/// Route of moves of one kind between two tiers, computed once per batch.
 #[derive(Clone, Copy)]
 pub(super) struct Route {
     lane: LaneId,
-    /// Whether the block's key is told.
+    /// Whether the move carries the block's key.
     keyed: bool,
-    /// Whether the block's label is.
+    /// Whether it carries the block's label.
     labelled: bool,
 }
 
-/// What a new move is made of; the rest follows.
+/// Specification of a new move; `enter` adds id, times and dependencies.
 pub(super) struct NewMove {
     pub(super) kind: MoveKind,
     pub(super) lease: LeaseId,
@@ -93,8 +101,8 @@ impl Manager {
         self.hand_out(limit, |known, lease| Move { lease, ..known.clone() })
     }
 
-    /// As [`Manager::moves`], each as `told` tells it, with the lease that asked for it or waits for
-    /// it.
+    /// As [`Manager::moves`], but returns `give` of each move and of the lease that asked for it or
+    /// waits for it.
     ///
     /// # Errors
     /// As [`Manager::moves`].
@@ -105,8 +113,9 @@ impl Manager {
     ) -> Result<Vec<T>> {
         self.open()?;
         let number = limit.min(self.queue.len());
-        let nobodys = |&id: &MoveId| self.moves.get(id).is_some_and(|known| known.lease == 0);
-        let any = self.queue.iter().take(number).any(nobodys);
+        let unowned = |&id: &MoveId| self.moves.get(id).is_some_and(|known| known.lease == 0);
+        let any = self.queue.iter().take(number).any(unowned);
+        // Looking for the waiting leases takes O(leases): only if a move has none.
         let first = if any { self.first_to_await() } else { FxHashMap::default() };
         let mut out = Vec::with_capacity(number);
         for id in self.queue.drain(..number) {
@@ -124,27 +133,28 @@ impl Manager {
         Ok(out)
     }
 
-    /// By move: the oldest of the leases that wait for it.
+    /// Index by move: the oldest of the leases that wait for it.
     fn first_to_await(&self) -> FxHashMap<MoveId, LeaseId> {
         let mut all: FxHashMap<MoveId, LeaseId> = FxHashMap::default();
-        let mut name = |id: MoveId, lease: LeaseId| {
+        let mut visit = |id: MoveId, lease: LeaseId| {
             let first = all.entry(id).or_insert(lease);
             *first = lease.min(*first);
         };
         for (lease, moves) in self.awaits.all() {
             for &id in moves {
-                name(id, lease);
+                visit(id, lease);
             }
         }
+        // While slots drain, a lease that was promised one waits for the store that reads it.
         if !self.blocks.space(0).quiet() {
             for lease in self.leases.values() {
-                self.each_reader(lease, |id| name(id, lease.id));
+                self.each_reader(lease, |id| visit(id, lease.id));
             }
         }
         all
     }
 
-    /// How many moves wait to be handed out, and how many are under way in all.
+    /// The moves that wait to be handed out, and all that are in flight.
     #[must_use]
     pub fn pending(&self) -> (usize, usize) {
         (self.queue.len(), self.moves.len())
@@ -166,7 +176,7 @@ impl Manager {
         Ok(ids.iter().map(times).collect())
     }
 
-    /// Adds a move and marks its ends as busy.
+    /// Adds a move and marks both its ends as busy.
     pub(super) fn add_move(&mut self, new: NewMove, now: Nanos) -> MoveId {
         self.hold(new.src.0, new.block, new.src.2);
         self.hold(new.dst.0, new.block, new.dst.2);
@@ -174,9 +184,10 @@ impl Manager {
         self.enter(new, route, now).0
     }
 
-    /// How moves of this kind go from one tier to another.
+    /// The route of moves of this kind between two tiers.
     pub(super) fn route(&self, kind: MoveKind, src: TierId, dst: TierId) -> Route {
         let lane = match kind {
+            // A tier has one lane for reads and one for writes; a load queues at its source.
             MoveKind::Load | MoveKind::Copy => self.tiers[src].read,
             MoveKind::Store => self.tiers[dst].store,
         };
@@ -184,7 +195,7 @@ impl Manager {
         Route { lane, keyed: far(src) || far(dst), labelled: far(dst) }
     }
 
-    /// Adds a move between ends that are marked, and says when it will have ended.
+    /// Adds a move between ends that are already busy, and returns its predicted times.
     #[expect(clippy::inline_always, reason = "a convoy's moves: a tenth of what offloading takes")]
     #[inline(always)]
     pub(super) fn enter(
@@ -200,7 +211,7 @@ impl Manager {
         let mut start = now;
         if !deps.is_empty() {
             deps.retain(|dep| self.moves.contains(*dep));
-            // One store can both bring the source and free the destination.
+            // One store may both bring the source and free the destination.
             deps.sort_unstable();
             deps.dedup();
             start = deps.iter().map(|dep| self.moves[*dep].ready).fold(now, Nanos::max);
@@ -208,11 +219,12 @@ impl Manager {
                 self.waiters.entry(dep).or_default().push(id);
             }
         }
-        let whole = self.settings.layer_bytes * u64::from(layers.len());
+        let full = self.settings.layer_bytes * u64::from(layers.len());
+        // A partial block transfers only its tokens.
         let bytes = if tokens == self.settings.block_tokens {
-            whole
+            full
         } else {
-            whole * u64::from(tokens) / u64::from(self.settings.block_tokens)
+            full * u64::from(tokens) / u64::from(self.settings.block_tokens)
         };
         let times = self.lanes.transmit(lane, bytes, start, layers.len());
         let key = match block {
@@ -221,6 +233,7 @@ impl Manager {
         };
         let kept = block.filter(|_| labelled);
         let label = kept.map(|block| Box::new(self.label(block, now)));
+        // A slot that the engine has not named parks the move.
         let named = dst.1 != NO_SLOT && src.1 != NO_SLOT;
         let turn = if named { self.turn(&deps) } else { None };
         self.moves.push(InFlightMove {
@@ -263,9 +276,9 @@ impl Manager {
         (id, times)
     }
 
-    /// After which move one that waits for these may be queued: after all but one have ended and
-    /// that one is queued. Behind one that failed and still runs it stays: executors take a failed
-    /// `after` for their own failure.
+    /// The `after` of a move with these dependencies once it may be queued: when all but one have
+    /// ended and that one is queued. Behind one that failed and still runs it stays parked:
+    /// executors take a failed `after` for their own failure.
     fn turn(&self, deps: &[MoveId]) -> Option<MoveId> {
         match *deps {
             [] => Some(NO_MOVE),
@@ -274,7 +287,8 @@ impl Manager {
         }
     }
 
-    /// Queues the parked moves whose turn has come.
+    /// Queues the parked moves whose dependencies allow it.
+    // A move that is queued may allow the next one: repeat until none does.
     pub(super) fn unpark(&mut self) {
         let mut ready = true;
         while ready {
@@ -292,7 +306,7 @@ impl Manager {
         }
     }
 
-    /// Marks an endpoint as read or written by one more move.
+    /// Marks an end as read or written by one more move.
     fn hold(&mut self, tier: TierId, block: Option<BlockId>, end: End) {
         match (end, block) {
             (End::Here, Some(block)) => {
@@ -306,7 +320,7 @@ impl Manager {
         }
     }
 
-    /// Adds layers to what arrives for a block on a tier.
+    /// Adds layers to the arrival of a block on a tier.
     pub(super) fn expect(
         &mut self,
         tier: TierId,
@@ -336,7 +350,8 @@ impl Manager {
         self.blocks.layer_slot(tier, self.residency(tier, block).slot, layer)
     }
 
-    /// Cuts a range into the pieces that one move can copy between two tiers.
+    /// Splits a range into the pieces that one move can copy between two tiers: single layers where
+    /// an end has layer slots.
     pub(super) fn pieces(
         &self,
         src: TierId,
@@ -352,7 +367,7 @@ impl Manager {
         }
     }
 
-    /// The moves that bring `layers` of a block to a tier and have not ended.
+    /// The moves in flight that bring `layers` of a block to a tier.
     pub(super) fn bringing(&self, tier: TierId, block: BlockId, layers: Layers) -> MoveIds {
         let Some(arrival) = self.arrival(tier, block) else { return MoveIds::new() };
         let under_way = |id: &&MoveId| {

@@ -1,8 +1,8 @@
-//! One block among its kin: what ranks it, whether it may leave, when it is gone.
+//! Nodes: the values of a block in the trie, the facts that rank it, and its removal.
 //!
-//! Invariant: after every change `refresh` has brought the retention entries in line with the
-//! block's state. Cost: O(tiers · log n) per refresh; in leaf-only scopes plus the children looked
-//! at until one is found.
+//! Invariant: after every change `refresh` has brought the block's entries in the eviction indexes
+//! in line with its state. Cost: O(tiers · log n) per refresh; in leaf-only scopes also the
+//! children, up to the first that is resident.
 
 use std::ops::Range;
 
@@ -19,12 +19,13 @@ use crate::manager::Manager;
 use crate::manager::kinds::Cause;
 use crate::manager::settings::DropOrder;
 
-/// What the blocks of a run have in common.
+/// Values that all blocks of a run share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Node {
     pub(super) scope: ScopeId,
-    /// Leases whose path goes through here.
+    /// Refcount: leases whose path goes through here.
     pub(super) refs: u32,
+    /// Requests that used it, before an earlier eviction included.
     pub(super) uses: u32,
     /// When it was last used.
     pub(super) access: Stamp,
@@ -32,14 +33,14 @@ pub(super) struct Node {
     pub(super) session_blocks: u32,
 }
 
-/// A path run by run; few paths have more runs than turns.
+/// A path as ranges of blocks, one per run; few paths have more runs than turns.
 pub(super) type Runs = SmallVec<[Range<BlockId>; 12]>;
 
-/// Parts of groups that leave the trie, and how often they were used.
+/// Slices of trie groups that leave the trie, each with its use count.
 pub(super) type GroupSlices = SmallVec<[(GroupSlice, u32); 16]>;
 
 impl Manager {
-    /// The layers of a block that stand or will stand on a tier.
+    /// The layers of a block that are resident on a tier or in flight to it.
     pub(super) fn expected(&self, tier: TierId, block: BlockId) -> Layers {
         let here = self.residency(tier, block);
         if here.state != State::Arriving {
@@ -51,21 +52,22 @@ impl Manager {
         }
     }
 
-    /// Whether failed moves still hold slots of a block on a tier: nothing new may go there.
+    /// Whether failed moves still hold slots of a block on a tier: no new move may write there.
     pub(super) fn stuck(&self, tier: TierId, block: BlockId) -> bool {
         self.arrival(tier, block).is_some_and(|arrival| arrival.failed)
     }
 
-    /// Whether victims of a tier are written one tier down.
+    /// Whether a tier writes its victims back to the tier below.
     pub(super) fn writes(&self, tier: TierId) -> bool {
         tier < self.last() && self.tiers[tier].spec.write != Write::Never
     }
 
+    /// How victims leave a tier.
     pub(super) fn departure(&self, tier: TierId) -> Departure {
         if self.writes(tier) { Departure::Demote } else { Departure::Drop }
     }
 
-    /// The layers that leave next from what a tier holds of a block.
+    /// The layers that an eviction takes next from `have`, the layers resident on a tier.
     pub(super) fn next_out(&self, tier: TierId, block: BlockId, have: Layers) -> Layers {
         if !self.tiers[tier].spec.layer_slots {
             return have;
@@ -73,21 +75,23 @@ impl Manager {
         let back = Layers::new(have.hi - 1, have.hi);
         match self.departure(tier) {
             Departure::Demote => back,
+            // A leaf-only block is of use only with all its layers.
             Departure::Drop if self.structure(block) == Structure::LeafOnly => have,
             Departure::Drop if self.settings.drop_order == DropOrder::Seed => back,
+            // On the last tier the shallow layer goes: recomputation passes through it anyway.
             Departure::Drop if tier == self.last() => Layers::new(have.lo, have.lo + 1),
             Departure::Drop => have,
         }
     }
 
-    /// Blocks of the shortest session through a block; before any is seen, of the one that passed
-    /// through it when it was stored.
+    /// Length in blocks of the shortest session through a block; before one is seen, of the session
+    /// that stored it.
     pub(super) fn session_blocks(&self, block: BlockId) -> Option<u32> {
         let stored = self.node(block).session_blocks;
         self.sessions.shortest(block).or((stored > 0).then_some(stored))
     }
 
-    /// What ranks a block on a tier that holds `have` of it.
+    /// The facts by which a policy ranks a block that has `have` resident on a tier.
     pub(super) fn facts(&self, tier: TierId, block: BlockId, have: Layers) -> Facts {
         let (depth, node) = (self.blocks.trie().depth(block), self.node(block));
         let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
@@ -98,6 +102,7 @@ impl Manager {
         Facts {
             id: block,
             context: u64::from(depth) * tokens,
+            // Some facts cost a lookup: only policies that read them pay.
             start: if policy.turns() {
                 u64::from(self.blocks.trie().start(block)) * tokens
             } else {
@@ -124,7 +129,7 @@ impl Manager {
         }
     }
 
-    /// How long the blocks of a tier take to load, on idle lanes, from there and from where they go.
+    /// How long the blocks of a tier take to load, on idle lanes, from it and from the tier below.
     pub(super) fn reload(&self, tier: TierId) -> Reload {
         let bytes = self.settings.layer_bytes * u64::from(self.settings.layers);
         let time = |tier: TierId| self.lanes.takes(self.tiers[tier].read, bytes);
@@ -135,8 +140,11 @@ impl Manager {
         }
     }
 
+    /// The entry of a block in a tier's eviction index.
     pub(super) fn entry(&self, tier: TierId, block: BlockId, have: Layers) -> Entry {
         let facts = self.facts(tier, block, have);
+        // Equal values: the deepest of a leaf-only path leaves first, of a path with holes the
+        // first.
         let tie = match self.structure(block) {
             Structure::LeafOnly => u32::MAX - facts.block,
             Structure::Holes => facts.block,
@@ -144,11 +152,13 @@ impl Manager {
         self.tiers[tier].eviction.entry(&facts, tie, &self.settings.cost)
     }
 
-    /// Whether a block may be chosen as victim on a tier.
+    /// Whether a block may be a victim on a tier.
     pub(super) fn evictable(&self, tier: TierId, block: BlockId) -> bool {
         let here = self.residency(tier, block);
         let node = *self.node(block);
         let settled = matches!(here.state, State::Resident | State::Bad) && here.busy == 0;
+        // An engine evicts from its own tier itself; a pinned block stays on the first tier; a
+        // leaf-only block leaves after its children.
         settled
             && self.tiers[tier].spec.owner != Owner::Engine
             && (tier > 0 || node.refs == 0)
@@ -165,13 +175,13 @@ impl Manager {
         (0..self.tiers.len()).for_each(|tier| self.blocks.table(tier).prefetch_line(block));
     }
 
-    /// Consecutive blocks of a path, run by run.
+    /// The ranges of a path, one per run.
     pub(super) fn runs(&self, path: &[BlockId]) -> Runs {
         self.blocks.trie().along(path).map(|(run, _)| run).collect()
     }
 
-    /// The blocks of a run that may have an entry on a tier. Where something of all of a leaf-only
-    /// run is there, only the last one may have nothing behind it.
+    /// The blocks of a run that may have an entry on a tier. If all of a leaf-only run is resident,
+    /// that is its last block: any other has a child there.
     pub(super) fn edge(
         &self,
         tier: TierId,
@@ -188,17 +198,19 @@ impl Manager {
         run
     }
 
-    /// Brings the retention entries of a block in line with its state. Called after any change of
-    /// residency, lease, access or price.
+    /// Brings the entries of a block in line with its state. To be called after any change of
+    /// residency, refcount, access or price.
     pub(super) fn refresh(&mut self, block: BlockId) {
         for tier in 0..self.tiers.len() {
             self.refresh_on(tier, block);
         }
     }
 
+    /// The same on one tier.
     pub(super) fn refresh_on(&mut self, tier: TierId, block: BlockId) {
         let alive = self.blocks.trie().alive(block);
         let known = self.tiers[tier].eviction.get(block);
+        // A pinned block without an entry stays without one: the usual case of a decoding lease.
         if known.is_none() && tier == 0 && alive && self.node(block).refs > 0 {
             return;
         }
@@ -219,7 +231,8 @@ impl Manager {
         }
     }
 
-    /// After a block's presence on a tier changed: its own entry and its parent's.
+    /// Updates policy, hints, the block's entry and its parent's after its residency on a tier
+    /// changed.
     pub(super) fn residency_changed(&mut self, tier: TierId, block: BlockId) {
         self.on_change(tier, block);
         self.attend(tier, block);
@@ -229,10 +242,10 @@ impl Manager {
         }
     }
 
-    /// A request uses the blocks of a path at `now`.
+    /// Counts a request's use of the blocks of a path at `now`.
     pub(super) fn touch(&mut self, path: &[BlockId], now: Nanos) {
         let mut runs = Runs::new();
-        // What is leased has no entry on the first tier.
+        // A pinned block has no entry on the first tier, so nothing is to be refreshed there.
         let single = self.tiers.len() == 1;
         self.blocks.change_values(path, |run, node| {
             node.access = stamp(now);
@@ -251,12 +264,12 @@ impl Manager {
         self.refresh_runs(runs);
     }
 
-    /// Brings the entries of consecutive blocks of a path in line.
+    /// Refreshes the entries of consecutive blocks of a path.
     pub(super) fn refresh_path(&mut self, path: &[BlockId]) {
         self.refresh_runs(self.runs(path));
     }
 
-    /// The same for runs, looking at their ends only where no other block can have an entry.
+    /// The same for ranges, but only at their ends where no other block can have an entry.
     fn refresh_runs(&mut self, runs: Runs) {
         let Some(first) = runs.first() else { return };
         let structure = self.structure(first.start);
@@ -266,7 +279,7 @@ impl Manager {
         }
     }
 
-    /// The same for a run on all tiers from one on.
+    /// The same for one range, on all tiers from `first` on.
     pub(super) fn refresh_from(
         &mut self,
         first: TierId,
@@ -280,8 +293,8 @@ impl Manager {
         }
     }
 
-    /// Blocks that are not known, one behind the other, the first behind `parent`; `path` gets them.
-    /// `node` says what they have in common, but for the uses of former lives.
+    /// Adds consecutive blocks under `parent` to the trie and to `path`, with the values of `node`;
+    /// use counts before eviction are added to its uses.
     pub(super) fn new_nodes(
         &mut self,
         node: Node,
@@ -296,6 +309,7 @@ impl Manager {
         self.grant_new(node.scope, parent, &path[known..]);
     }
 
+    /// Extends the trie, and feeds policies and ghosts.
     fn extend_trie(
         &mut self,
         node: Node,
@@ -306,13 +320,13 @@ impl Manager {
         let Known { root, seed, .. } = *self.scopes.get(node.scope);
         let known = path.len();
         if self.feed.has_ghosts() {
-            let (mut rest, mut behind) = (tokens, parent);
-            // Blocks that were used equally often go together.
+            let (mut rest, mut last) = (tokens, parent);
+            // Blocks of one use count share a run.
             for (blocks, uses) in self.uses_before_eviction(seed, parent, tokens) {
                 let (now, later) = rest.split_at(blocks * self.block_tokens());
                 let node = Node { uses: node.uses + uses, ..node };
-                self.blocks.extend(root, behind, now, node, path);
-                (rest, behind) = (later, path.last().copied());
+                self.blocks.extend(root, last, now, node, path);
+                (rest, last) = (later, path.last().copied());
             }
         } else {
             self.blocks.extend(root, parent, tokens, node, path);
@@ -327,18 +341,20 @@ impl Manager {
         }
     }
 
-    /// How often blocks that come were used in a former life: so many one after the other, so often.
+    /// The use counts before eviction of blocks that are added, as (blocks, uses) per stretch of
+    /// equal counts.
     fn uses_before_eviction(
         &mut self,
         seed: u64,
         parent: Option<BlockId>,
         tokens: &[Token],
     ) -> SmallVec<[(usize, u32); 8]> {
-        let mut former: SmallVec<[(usize, u32); 8]> = SmallVec::new();
-        let mut add = |blocks: usize, uses: u32| match former.last_mut() {
-            Some((known, alike)) if *alike == uses => *known += blocks,
-            _ => former.push((blocks, uses)),
+        let mut counts: SmallVec<[(usize, u32); 8]> = SmallVec::new();
+        let mut add = |blocks: usize, uses: u32| match counts.last_mut() {
+            Some((known, same)) if *same == uses => *known += blocks,
+            _ => counts.push((blocks, uses)),
         };
+        // All lines are prefetched before the first is read.
         let slices = self
             .blocks
             .trie()
@@ -348,11 +364,11 @@ impl Manager {
         for slice in slices {
             self.feed.recall(&slice, &mut add);
         }
-        former
+        counts
     }
 
-    /// Where the last copy of a leaf-only block was lost to a failure, what stands behind it
-    /// serves nobody any more: it goes too, now or when the moves that touch it have ended.
+    /// Drops the subtree of a leaf-only block whose last copy was lost to a failure, since its
+    /// blocks are unreachable: now, or when the moves that touch them have ended.
     pub(super) fn sweep(&mut self, block: BlockId) {
         let lost = self.blocks.trie().alive(block)
             && self.structure(block) == Structure::LeafOnly
@@ -372,7 +388,7 @@ impl Manager {
         }
     }
 
-    /// A block and all that stands behind it, parents before children.
+    /// A block and its descendants, parents before children.
     pub(super) fn subtree(&self, block: BlockId) -> Vec<BlockId> {
         let mut below = vec![block];
         let mut at = 0;
@@ -383,7 +399,8 @@ impl Manager {
         below
     }
 
-    /// Removes nodes that hold nothing and that nothing needs, from `block` upwards.
+    /// Removes nodes that are resident nowhere, not pinned and without children, from `block`
+    /// upwards.
     pub(super) fn prune(&mut self, block: BlockId) {
         let mut next = Some(block);
         while let Some(block) = next {
@@ -400,13 +417,13 @@ impl Manager {
             }
             next = self.blocks.trie().parent(block);
             let slices = self.slices_leaving(std::iter::once(block..block + 1));
-            self.strike(block..block + 1, next);
+            self.remove_nodes(block..block + 1, next);
             self.remember(&slices);
         }
     }
 
-    /// What is to be remembered of the last blocks of runs, which are about to leave the trie, the
-    /// last one first: whoever leaves later is remembered longer.
+    /// The slices to remember of the tails of runs that are about to leave the trie, the last block
+    /// first: a ghost table keeps later entries longer.
     pub(super) fn slices_leaving(&self, runs: impl Iterator<Item = Range<BlockId>>) -> GroupSlices {
         let mut all = GroupSlices::new();
         if !self.feed.keeps_ghosts() {
@@ -428,41 +445,44 @@ impl Manager {
         all
     }
 
-    /// Remembers blocks that left the trie.
+    /// Puts slices that left the trie into the ghost table.
     pub(super) fn remember(&mut self, slices: &GroupSlices) {
         for (slice, uses) in slices {
             self.feed.remember(slice, *uses);
         }
     }
 
-    /// Removes the last blocks of a run, which hold nothing, have nothing behind them and are
-    /// remembered, and then what nothing needs any more before them.
+    /// Removes the tail of a run, which is resident nowhere, has no child and is in the ghost
+    /// table, and prunes upwards from `before`.
     pub(super) fn forget(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
-        self.strike(blocks, before);
+        self.remove_nodes(blocks, before);
         if let Some(before) = before {
             self.prune(before);
         }
     }
 
-    fn strike(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
-        self.forget_beside(blocks.clone(), before);
+    /// Removes the tail of a run from the side tables, the digests and the trie.
+    fn remove_nodes(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
+        self.forget_side_tables(blocks.clone(), before);
         let first = before.is_none().then(|| self.node(blocks.start).scope);
         self.scopes.digests.free(self.blocks.trie().tokens_of(blocks.clone()));
         self.blocks.remove_tail(blocks.end - 1, blocks.end - blocks.start);
+        // A scope without blocks may be forgotten.
         if let Some(scope) = first {
             self.scopes.emptied(scope);
         }
     }
 
-    /// What tables beside the trie say of blocks that leave it.
-    fn forget_beside(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
-        let silent = self.sessions.is_empty()
+    /// Removes blocks that leave the trie from the side tables.
+    fn forget_side_tables(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
+        let empty = self.sessions.is_empty()
             && self.keys.is_empty()
             && self.refused.is_empty()
-            && self.hints.silent()
-            && self.prices.silent()
+            && self.hints.is_empty()
+            && self.prices.tracks_none()
             && self.ages.is_empty();
-        if silent {
+        // Without hints, sessions and keys the tables are empty: no work per block.
+        if empty {
             return;
         }
         self.sessions.forget(blocks.clone(), before);

@@ -1,4 +1,4 @@
-//! What a manager is made with.
+//! Settings of a manager, checked before it is made.
 //!
 //! Invariant: `check` passes before a manager exists. Cost: none.
 
@@ -8,10 +8,10 @@ use crate::error::{Error, Result};
 use crate::policy;
 use crate::tier::{Kind, Owner, TierSpec};
 
-/// In which order the layers of a last copy are dropped.
+/// Order in which the layers of a last copy are dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DropOrder {
-    /// Shallow layers first: recomputation must pass through them anyway.
+    /// Shallow layers first: recomputing a layer recomputes all below it anyway.
     #[default]
     Shallow,
     /// Back layers first, as the source document has it.
@@ -21,7 +21,7 @@ pub enum DropOrder {
 /// The settings of a manager.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Names the weights; part of every content hash.
+    /// Fingerprint of the weights; part of every content hash.
     pub fingerprint: String,
     /// Layers of the model.
     pub layers: u16,
@@ -39,13 +39,13 @@ pub struct Settings {
     pub reuse: bool,
     /// Policies that rank by cost / idle round costs down to classes `1 + epsilon` apart; 0 does not.
     pub epsilon: f64,
-    /// What recomputation costs.
+    /// Cost model of recomputation.
     pub cost: CostModel,
-    /// Whether the user prices blocks: then they are handed out by `unpriced`.
+    /// Whether the user prices blocks: `unpriced` then hands them out.
     pub priced: bool,
     /// The structure of scopes that name none.
     pub structure: Structure,
-    /// In which order layers of a last copy go.
+    /// Order in which the layers of a last copy are dropped.
     pub drop_order: DropOrder,
     /// Tensor-parallel ranks that must report each move.
     pub ranks: u32,
@@ -56,6 +56,7 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Checks every field, and the tiers against each other.
     pub(super) fn check(&self) -> Result<()> {
         let tiers = &self.tiers;
         if tiers.is_empty() || tiers.len() > 4 {
@@ -79,6 +80,7 @@ impl Settings {
             if let Some(policy) = &tier.policy {
                 policy::check(policy)?;
             }
+            // `Kind` is ordered from fast to slow.
             if tiers[..at].iter().any(|above| above.kind >= tier.kind) {
                 return Err(Error::config(format!(
                     "tier {at} is '{name}': tiers go gpu, host, disk, remote, each at most once"
@@ -107,6 +109,7 @@ impl Settings {
                     tier.retained_share
                 )));
             }
+            // A tier that keeps whole blocks could not give single layers to the tier below.
             if tier.layer_slots && at > 0 && !tiers[at - 1].layer_slots {
                 return Err(Error::config(format!(
                     "tier '{name}' has layer_slots, so '{}' above it must have them too",
@@ -132,6 +135,8 @@ impl Settings {
             ));
         }
         let host = tiers.iter().find(|tier| tier.kind == Kind::Host);
+        // A block from disk to remote passes through host, which needs a slot beside the one that
+        // it reserves.
         let passes = remote && tiers.iter().any(|tier| tier.kind == Kind::Disk);
         if let (true, Some(host)) = (passes, host)
             && (host.blocks < 2 || host.layer_slots)

@@ -1,10 +1,20 @@
-//! Making room, decided before anything changes.
+//! Eviction sets: plans of victims that make room, completed before anything changes.
 //!
-//! A draft chooses victims in exact order of value, tier by tier down the cascade, on a view of
-//! the residencies as they would be. Only entries of the retention structure are unlinked on the
-//! way; `abandon` links them again, so that a draft without enough room leaves no trace.
-//! Invariant: `spare` counts the slots that applying the draft leaves free or coming.
-//! Cost: O(log n) per victim, plus the scan over class heads.
+//! A set takes victims in exact order of value, tier by tier down the cascade, on a view of the
+//! residencies as they would be. Only entries of the eviction indexes are unlinked on the way;
+//! `abandon` links them again, so that a set without enough room leaves no trace. Invariant:
+//! `spare` counts the slots that carrying the set out leaves free or draining. Cost: O(log n) per
+//! victim, plus the scan over class heads. One victim:
+//!
+//! ```text
+//! lowest entry -> tail of an idle leaf-only run? --yes--> all its last blocks at once (tail.rs)
+//!                       | no
+//!                       v
+//!        resident elsewhere? --yes--> Clean
+//!                       | no
+//!                       v
+//!      room on the next tier (recursive)? --yes--> Demote --no--> Drop
+//! ```
 
 mod tail;
 mod transit;
@@ -25,21 +35,22 @@ use crate::manager::Manager;
 use crate::manager::kinds::Cause;
 use crate::manager::settings::DropOrder;
 
-/// A draft that decided on more has its memory given back.
+/// Victims up to which a set's memory is kept for the next one.
 const MANY: usize = 64;
 
-/// What becomes of a victim.
+/// How a victim leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::manager) enum Fate {
-    /// It stands elsewhere too, or is of no use: its slots are free at once.
+    /// It is resident elsewhere too, or bad: its slots are free at once.
     Clean,
-    /// This range must be written one tier down first.
+    /// This range must be written back one tier down first.
     Demote(Layers),
-    /// The last copy goes.
+    /// It is the last copy and is dropped.
     Drop,
 }
 
-/// One range of layers of one block that leaves one tier, or all layers of consecutive blocks.
+/// Victim: one range of layers of one block on one tier, or all layers of a run's consecutive
+/// blocks.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::manager) struct Victim {
     pub(in crate::manager) tier: TierId,
@@ -48,53 +59,55 @@ pub(in crate::manager) struct Victim {
     pub(in crate::manager) blocks: u32,
     pub(in crate::manager) layers: Layers,
     pub(in crate::manager) fate: Fate,
-    /// They are the end of a leaf-only run that stands whole and quiet: nothing but their slots and
-    /// their place in the trie is concerned.
-    pub(in crate::manager) quiet: bool,
+    /// They are the tail of a leaf-only run, fully resident and idle: only their slots and their
+    /// nodes change.
+    pub(in crate::manager) idle: bool,
 }
 
 impl Victim {
     fn one(tier: TierId, block: BlockId, layers: Layers, fate: Fate) -> Self {
-        Self { tier, block, blocks: 1, layers, fate, quiet: false }
+        Self { tier, block, blocks: 1, layers, fate, idle: false }
     }
 
-    /// Its blocks.
+    /// The range of its blocks.
     pub(in crate::manager) fn run(&self) -> Range<BlockId> {
         self.block + 1 - self.blocks..self.block + 1
     }
 }
 
-/// Decisions that have not been carried out.
+/// Eviction set: victims that are decided on and not evicted yet, with the view that they give.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct EvictionSet {
     pub(in crate::manager) victims: Vec<Victim>,
-    /// What remains of residencies that lose layers.
+    /// Layers that remain of residencies that lose some.
     taken: FxHashMap<(TierId, BlockId), Layers>,
-    /// Blocks that leave a tier together, with all layers, but for the latest: by tier and first
-    /// block, the block behind the last one.
+    /// Tails that leave a tier with all layers, but for the latest: end of the range by tier and
+    /// first block.
     tails: BTreeMap<(TierId, BlockId), BlockId>,
-    /// The latest of them, empty if there is none: what is exposed next stands before it.
+    /// The latest tail, empty if there is none; the block exposed next is its parent.
     latest_tail: (TierId, Range<BlockId>),
-    /// What will have arrived one tier down.
+    /// Layers that will be resident or in flight one tier down.
     added: FxHashMap<(TierId, BlockId), Layers>,
+    /// Slots per tier that could be taken once the set is carried out.
     spare: Vec<u64>,
-    /// On this tier victims are only looked at; so many of its slots are spare in fact.
-    looked_at: Option<(TierId, u64)>,
-    /// Victims are dropped if they can be, not written.
+    /// Tier whose victims are only previewed, and how many of its slots are spare in fact.
+    preview: Option<(TierId, u64)>,
+    /// Whether victims are dropped if possible, not written back.
     dropping: bool,
+    /// Entries that were linked or unlinked for single blocks: to be refreshed in any case.
     touched: Vec<(TierId, BlockId)>,
-    /// What was taken out or put in for cuts: right as it is, should nothing but cuts be carried out.
-    sure: Vec<(TierId, BlockId)>,
-    /// Copies that stay: by tier and first block, the block behind the last one.
+    /// Entries that were linked or unlinked for tails: right as they are if only tails are evicted.
+    settled: Vec<(TierId, BlockId)>,
+    /// Copies that must stay: end of the range by tier and first block.
     guarded: BTreeMap<(TierId, BlockId), BlockId>,
-    /// Blocks for whose copies room is being made below: they must not go meanwhile.
+    /// Blocks for whose copies room is being made below: they must not be dropped meanwhile.
     moving: Vec<BlockId>,
-    /// What its victims leave for.
+    /// Cause of the evictions.
     pub(in crate::manager) cause: Cause,
 }
 
 impl EvictionSet {
-    /// Nothing is decided.
+    /// Empties the set, and keeps its memory.
     fn clear(&mut self) {
         let Self {
             victims,
@@ -103,10 +116,10 @@ impl EvictionSet {
             latest_tail,
             added,
             spare,
-            looked_at,
+            preview,
             dropping,
             touched,
-            sure,
+            settled,
             guarded,
             moving,
             cause,
@@ -117,19 +130,20 @@ impl EvictionSet {
         added.clear();
         spare.clear();
         touched.clear();
-        sure.clear();
+        settled.clear();
         guarded.clear();
         moving.clear();
-        (*latest_tail, *looked_at, *dropping, *cause) = Default::default();
+        (*latest_tail, *preview, *dropping, *cause) = Default::default();
     }
 
-    /// Whether one of these copies stays.
+    /// Whether one of these copies must stay.
     fn guards(&self, tier: TierId, blocks: Range<BlockId>) -> bool {
+        // Ranges do not overlap, so the last one that begins before the end decides.
         let before = self.guarded.range((tier, 0)..(tier, blocks.end)).next_back();
         before.is_some_and(|(_, &end)| blocks.start < end)
     }
 
-    /// Whether a block leaves with others.
+    /// Whether a block leaves with a tail.
     fn in_tail(&self, tier: TierId, block: BlockId) -> bool {
         if self.latest_tail.0 == tier && self.latest_tail.1.contains(&block) {
             return true;
@@ -138,7 +152,7 @@ impl EvictionSet {
         before.is_some_and(|(_, &end)| block < end)
     }
 
-    /// Blocks leave together.
+    /// Adds a tail that leaves.
     fn add_tail(&mut self, tier: TierId, blocks: Range<BlockId>) {
         let (at, known) = std::mem::replace(&mut self.latest_tail, (tier, blocks));
         if !known.is_empty() {
@@ -146,7 +160,7 @@ impl EvictionSet {
         }
     }
 
-    /// What remains of a residency that loses layers.
+    /// The layers that remain of a residency that loses some.
     fn rest(&self, tier: TierId, block: BlockId) -> Option<Layers> {
         let taken = self.taken.get(&(tier, block)).copied();
         taken.or_else(|| self.in_tail(tier, block).then_some(Layers::NONE))
@@ -154,6 +168,7 @@ impl EvictionSet {
 }
 
 impl Manager {
+    /// An empty set over the slots that can be taken now.
     pub(in crate::manager) fn eviction_set(&self) -> EvictionSet {
         let spare = self.takeable().collect();
         EvictionSet { spare, ..EvictionSet::default() }
@@ -164,30 +179,30 @@ impl Manager {
         (0..self.tiers.len()).map(|tier| self.blocks.space(tier).takeable())
     }
 
-    /// A draft in the memory of one that is done.
+    /// An empty set, in the memory of an earlier one if there is one.
     fn reuse_set(&mut self, dropping: bool) -> Box<EvictionSet> {
-        let mut set = self.done.take().unwrap_or_default();
+        let mut set = self.spare_set.take().unwrap_or_default();
         set.spare.extend(self.takeable());
         set.dropping = dropping;
         set
     }
 
-    /// Keeps the memory of a draft for the next one, unless that is much.
+    /// Keeps the memory of a set for the next one, unless it is large.
     fn keep(&mut self, mut set: Box<EvictionSet>) {
         if set.victims.len() > MANY || set.taken.len() > MANY {
             return;
         }
         set.clear();
-        self.done = Some(set);
+        self.spare_set = Some(set);
     }
 
-    /// A draft whose victims leave for a certain cause.
+    /// An empty set whose victims leave for this cause.
     pub(in crate::manager) fn eviction_set_for(&self, cause: Cause) -> EvictionSet {
         EvictionSet { cause, ..self.eviction_set() }
     }
 
-    /// Makes room for so many slots of each tier while some copies stay, or changes nothing.
-    /// Where writing victims down does not leave enough, those that can be are dropped: retention is
+    /// Makes room for so many slots of each tier while some copies stay, or changes nothing. Where
+    /// writing victims back does not leave enough room, those that can be are dropped: retention is
     /// soft.
     ///
     /// # Errors
@@ -198,7 +213,7 @@ impl Manager {
         stay: &[(TierId, Range<BlockId>)],
         now: Nanos,
     ) -> Result<()> {
-        // Each tier is named once.
+        // Each tier is named once, so the tiers can be checked one by one.
         let there = |&(tier, units): &(TierId, u64)| {
             units == 0 || units + self.transit_reserve(tier) <= self.blocks.space(tier).takeable()
         };
@@ -229,15 +244,15 @@ impl Manager {
         refused.map_or(Ok(()), Err)
     }
 
-    /// A draft whose victims on `tier` stay: it finds out what to write ahead of need.
-    pub(in crate::manager) fn look(&self, tier: TierId) -> EvictionSet {
+    /// A set that previews the victims of `tier`, to write them ahead of need.
+    pub(in crate::manager) fn preview(&self, tier: TierId) -> EvictionSet {
         let set = self.eviction_set_for(Cause::Ahead);
         let spare = set.spare[tier];
-        EvictionSet { looked_at: Some((tier, spare)), ..set }
+        EvictionSet { preview: Some((tier, spare)), ..set }
     }
 
-    /// Decides on victims until `units` slots of a tier can be taken, and takes them. What was
-    /// decided before a failure stays in the draft.
+    /// Adds victims until `units` slots of a tier can be taken, and takes them. Victims that were
+    /// added before a failure stay in the set.
     pub(in crate::manager) fn room(
         &mut self,
         set: &mut EvictionSet,
@@ -245,11 +260,13 @@ impl Manager {
         units: u64,
         now: Nanos,
     ) -> bool {
-        // Where nothing is written down, nothing passes through on its way there.
+        // Only write-backs from disk to remote pass through, and dropping writes none.
         let kept = if set.dropping { 0 } else { self.transit_reserve(tier) };
         let wanted = units + kept;
         let mut next = None;
         while set.spare[tier] < wanted {
+            // A block that a tail exposed goes on unlinked, which spares a link and an unlink per
+            // block.
             let (entry, linked) = match next.take() {
                 Some(entry) => (entry, false),
                 None => match self.tiers[tier].eviction.victim(stamp(now)) {
@@ -263,7 +280,7 @@ impl Manager {
             }
             self.prefetch_parent(tier, run);
             if self.evict_tail(set, tier, entry, wanted, now) {
-                set.sure.push((tier, entry.id));
+                set.settled.push((tier, entry.id));
                 next = self.expose(set, tier, wanted, now);
             } else {
                 set.touched.push((tier, entry.id));
@@ -274,8 +291,8 @@ impl Manager {
         true
     }
 
-    /// Prefetches the CPU cache lines that deciding on a victim reads, which then takes one wait for
-    /// memory instead of many; returns the victim's run.
+    /// Prefetches the CPU cache lines that deciding on a victim reads, for one wait for memory
+    /// instead of many; returns the victim's run.
     fn prefetch_victim(&self, block: BlockId) -> RunId {
         self.prefetch_residencies(block);
         let (run, first) = self.blocks.trie().prefetch_lines(block);
@@ -283,7 +300,7 @@ impl Manager {
         run
     }
 
-    /// Prefetches the lines of the block before a run, which may be linked when the run leaves.
+    /// Prefetches the lines of the parent of a run, which is linked when the run leaves.
     fn prefetch_parent(&self, tier: TierId, run: RunId) {
         if let Some(parent) = self.blocks.trie().prefetch_parent(run) {
             self.prefetch_residencies(parent);
@@ -291,7 +308,7 @@ impl Manager {
         }
     }
 
-    /// Decides on one block, whatever its value.
+    /// Adds one block as a victim, whatever its value.
     pub(in crate::manager) fn choose(
         &mut self,
         set: &mut EvictionSet,
@@ -304,20 +321,20 @@ impl Manager {
         self.decide(set, tier, entry, now);
     }
 
-    /// How many slots a draft could still take on a tier.
+    /// How many more slots of a tier a set could take.
     pub(in crate::manager) fn spare(set: &EvictionSet, tier: TierId) -> u64 {
         set.spare[tier]
     }
 
-    /// Links every entry again that a draft took out.
+    /// Links every entry again that a set unlinked.
     pub(in crate::manager) fn abandon(&mut self, set: &EvictionSet) {
         self.refresh_touched(set);
-        for &(tier, block) in &set.sure {
+        for &(tier, block) in &set.settled {
             self.refresh_on(tier, block);
         }
     }
 
-    /// Brings the entries in line around what a draft decided one by one.
+    /// Refreshes the entries of the blocks that a set decided one by one.
     pub(in crate::manager) fn refresh_touched(&mut self, set: &EvictionSet) {
         for tier in &mut self.tiers {
             tier.eviction.settle();
@@ -327,13 +344,13 @@ impl Manager {
         }
     }
 
-    /// The slots that `layers` of a block would take on a tier.
+    /// The slots that `layers` of a block take on a tier.
     pub(in crate::manager) fn units(&self, tier: TierId, layers: Layers) -> u64 {
         if self.tiers[tier].spec.layer_slots { u64::from(layers.len()) } else { 1 }
     }
 
-    /// Keeps blocks of a run that are on a tier out of the draft's reach. What is kept is told in
-    /// ranges that do not overlap, but for their ends.
+    /// Keeps resident blocks of a run out of the set. Guarded ranges of a tier overlap only where
+    /// one extends another.
     pub(in crate::manager) fn guard(
         &mut self,
         set: &mut EvictionSet,
@@ -363,14 +380,16 @@ impl Manager {
         self.tiers[tier].eviction.link(entry, band);
     }
 
-    /// The layers that stand on a tier in the draft's view, whether usable or not.
+    /// The layers of a block on a tier in the set's view, usable or bad.
     fn view(&self, set: &EvictionSet, tier: TierId, block: BlockId) -> Layers {
         if let Some(rest) = set.rest(tier, block) {
             return rest;
         }
         if let Some(&more) = set.added.get(&(tier, block)) {
+            // A victim may come back as a copy from above: `can_write` removes what remained of it.
             return more;
         }
+        // Bad layers cannot be read, but their slots can be freed.
         match self.residency(tier, block).state {
             State::Bad => self.residency(tier, block).have,
             _ => self.expected(tier, block),
@@ -385,17 +404,20 @@ impl Manager {
         }
     }
 
+    /// Decides how one block leaves, and adds it if it can.
     fn decide(&mut self, set: &mut EvictionSet, tier: TierId, entry: Entry, now: Nanos) {
         let block = entry.id;
-        // What is written ahead must not push out what was: the two would change places for ever.
+        // A write-back ahead must not push out a copy of a block that it would write again: for
+        // ever.
         let ahead =
-            set.looked_at.is_some_and(|(at, _)| at < tier && !self.expected(at, block).is_empty());
+            set.preview.is_some_and(|(at, _)| at < tier && !self.expected(at, block).is_empty());
         if ahead {
             return;
         }
         let have = self.view(set, tier, block);
         if self.residency(tier, block).state == State::Bad {
-            self.leave(set, Victim::one(tier, block, have, Fate::Clean));
+            // Bad bytes: nothing is lost, nothing can be written.
+            self.add_victim(set, Victim::one(tier, block, have, Fate::Clean));
             return;
         }
         let out = self.next_out(tier, block, have);
@@ -404,18 +426,19 @@ impl Manager {
             return;
         };
         if dirty.is_empty() {
-            self.leave(set, Victim::one(tier, block, out, Fate::Clean));
+            self.add_victim(set, Victim::one(tier, block, out, Fate::Clean));
             return;
         }
-        // What cannot be dropped, for something behind it is on its way, is still written.
+        // A block that cannot be dropped, for a child in flight, is still written.
         if set.dropping && self.drop_whole(set, tier, block, have) {
             return;
         }
+        // The cascade below must not drop this block meanwhile.
         set.moving.push(block);
         let written = self.can_write(set, tier, block, dirty, now);
         set.moving.pop();
         if written {
-            self.leave(set, Victim::one(tier, block, out, Fate::Demote(dirty)));
+            self.add_victim(set, Victim::one(tier, block, out, Fate::Demote(dirty)));
         } else {
             // Without a copy below the order of dropping holds, not that of demoting.
             let single = tier == self.last();
@@ -423,7 +446,7 @@ impl Manager {
         }
     }
 
-    /// The part of `out` that stands nowhere else; `None` if it is not one range.
+    /// The part of `out` that is resident nowhere else; `None` if it is not one range.
     fn dirty(
         &self,
         set: &EvictionSet,
@@ -438,18 +461,19 @@ impl Manager {
             .try_fold(out, |left, other| left.without(self.usable_view(set, other, block)))
     }
 
-    /// Whether layers spare anybody work. What is missing above them is computed through them all,
-    /// so they do only if every layer above stands somewhere.
-    pub(in crate::manager) fn spares(
+    /// Whether layers save computation. Missing layers above them are computed through all below,
+    /// so they do only if every layer above is resident somewhere.
+    pub(in crate::manager) fn saves_compute(
         &self,
         layers: Layers,
-        stands: impl Fn(TierId) -> Layers,
+        resident: impl Fn(TierId) -> Layers,
     ) -> bool {
         let above = Layers::new(layers.hi, self.settings.layers);
-        let left = (0..self.tiers.len()).try_fold(above, |left, tier| left.without(stands(tier)));
+        let left = (0..self.tiers.len()).try_fold(above, |left, tier| left.without(resident(tier)));
         self.settings.drop_order == DropOrder::Seed || left.is_some_and(Layers::is_empty)
     }
 
+    /// Whether a victim may be written one tier down; makes room there if so.
     fn can_write(
         &mut self,
         set: &mut EvictionSet,
@@ -460,6 +484,7 @@ impl Manager {
     ) -> bool {
         let node = *self.node(block);
         let spec = &self.tiers[tier].spec;
+        // A block used too rarely, or refused by the tier below, is not worth a store.
         let worth = node.uses >= spec.admit_after && self.refused.may_write(block, tier + 1);
         if tier == self.last() || spec.write == Write::Never || !worth {
             return false;
@@ -470,16 +495,18 @@ impl Manager {
             return false;
         }
         let Some(joined) = there.join(dirty) else { return false };
-        if !self.spares(joined, |other| self.usable_view(set, other, block)) {
+        if !self.saves_compute(joined, |other| self.usable_view(set, other, block)) {
             return false;
         }
+        // Its copy below grows: it must not be evicted for itself.
         self.take_out(set, below, block);
         if let Some(host) = self.transit(tier, below) {
-            // Only out of what is reserved: making room here could go round in circles.
+            // Only out of the reserve: making room on host here could recurse for ever.
             if !self.pass(set, host) {
                 return false;
             }
         }
+        // A slot that holds part of the block has room for the rest.
         let whole = !self.tiers[below].spec.layer_slots;
         let units = if whole && !there.is_empty() { 0 } else { self.units(below, dirty) };
         if !self.room(set, below, units, now) {
@@ -490,8 +517,8 @@ impl Manager {
         true
     }
 
-    /// Drops `out` of a last copy. A leaf-only block goes from all tiers at once, since what is
-    /// left of it would serve nobody. Whether it goes.
+    /// Adds `out` of a last copy to the victims. A leaf-only block leaves all tiers at once, since
+    /// no part of it would be of use. Returns whether it could be dropped.
     fn drop_whole(
         &mut self,
         set: &mut EvictionSet,
@@ -499,53 +526,57 @@ impl Manager {
         block: BlockId,
         out: Layers,
     ) -> bool {
-        let looked_at = set.looked_at.is_some_and(|(at, _)| at == tier);
-        if looked_at || self.structure(block) == Structure::Holes {
-            self.leave(set, Victim::one(tier, block, out, Fate::Drop));
+        let preview = set.preview.is_some_and(|(at, _)| at == tier);
+        if preview || self.structure(block) == Structure::Holes {
+            self.add_victim(set, Victim::one(tier, block, out, Fate::Drop));
             return true;
         }
-        let gone = if set.dropping { self.subtree(block) } else { vec![block] };
-        if !gone.iter().all(|&block| self.droppable(set, block, &gone)) {
+        // Where room must be made, a whole subtree may go; otherwise a block with children stays.
+        let dropped = if set.dropping { self.subtree(block) } else { vec![block] };
+        if !dropped.iter().all(|&block| self.droppable(set, block, &dropped)) {
             return false;
         }
-        for &block in gone.iter().rev() {
+        // Children first, so that each exposes its parent in the view.
+        for &block in dropped.iter().rev() {
             for tier in 0..self.tiers.len() {
                 let layers = self.view(set, tier, block);
                 if !layers.is_empty() {
                     self.take_out(set, tier, block);
-                    self.leave(set, Victim::one(tier, block, layers, Fate::Drop));
+                    self.add_victim(set, Victim::one(tier, block, layers, Fate::Drop));
                 }
             }
         }
         true
     }
 
-    /// Whether a leaf-only block may vanish: nobody uses it and nothing stays behind it.
-    fn droppable(&self, set: &EvictionSet, block: BlockId, gone: &[BlockId]) -> bool {
+    /// Whether a leaf-only block may be removed: it is not in use, and no child of it stays.
+    fn droppable(&self, set: &EvictionSet, block: BlockId, dropped: &[BlockId]) -> bool {
         let tiers = 0..self.tiers.len();
-        let quiet = tiers.clone().all(|tier| {
+        let settled = tiers.clone().all(|tier| {
             let here = self.residency(tier, block);
             here.busy == 0
                 && here.state != State::Arriving
                 && !set.added.contains_key(&(tier, block))
                 && !set.guards(tier, block..block + 1)
         }) && !set.moving.contains(&block);
-        // What is written ahead takes nothing from the tiers that it comes from or passed.
-        let ahead = set.looked_at.is_none_or(|(at, _)| {
+        // A write-back ahead takes nothing from its source tier or the tiers above.
+        let ahead = set.preview.is_none_or(|(at, _)| {
             (0..=at).all(|tier| self.residency(tier, block).state == State::Absent)
         });
-        quiet
+        settled
             && ahead
             && self.node(block).refs == 0
             && self.blocks.trie().children(block).all(|child| {
-                gone.contains(&child) || (self.node(child).refs == 0 && self.gone(set, child))
+                dropped.contains(&child)
+                    || (self.node(child).refs == 0 && self.is_evicted(set, child))
             })
     }
 
-    fn gone(&self, set: &EvictionSet, block: BlockId) -> bool {
-        // What is only looked at stays where it is.
+    /// Whether a block is resident nowhere in the set's view, nor in flight.
+    fn is_evicted(&self, set: &EvictionSet, block: BlockId) -> bool {
+        // Previewed victims stay where they are.
         let stays =
-            set.looked_at.is_some_and(|(at, _)| self.residency(at, block).state != State::Absent);
+            set.preview.is_some_and(|(at, _)| self.residency(at, block).state != State::Absent);
         if stays {
             return false;
         }
@@ -556,8 +587,8 @@ impl Manager {
         })
     }
 
-    /// Records a victim and brings the entries around it in line with the view.
-    fn leave(&mut self, set: &mut EvictionSet, victim: Victim) {
+    /// Adds a victim, and brings the entries around it in line with the view.
+    fn add_victim(&mut self, set: &mut EvictionSet, victim: Victim) {
         let Victim { tier, block, layers, .. } = victim;
         let have = self.view(set, tier, block);
         let rest = have.without(layers).expect("what leaves is at an end of the range");
@@ -574,6 +605,7 @@ impl Manager {
             self.put_in(set, tier, entry);
             return;
         }
+        // The policy learns of the victim in order, as if it had been evicted already.
         let band = self.band(tier, block);
         self.tiers[tier].eviction.choose(block, band);
         if self.structure(block) == Structure::LeafOnly
@@ -584,8 +616,8 @@ impl Manager {
         }
     }
 
-    /// The entry that a leaf-only block gets if what stood behind it leaves; `bare` if all of that is
-    /// known to.
+    /// The entry that a leaf-only block gets once its children have left; `bare` if they are known
+    /// to.
     fn exposed(
         &self,
         set: &EvictionSet,
@@ -599,7 +631,7 @@ impl Manager {
             && (tier > 0 || self.node(parent).refs == 0)
             && !set.guards(tier, parent..parent + 1)
             && !set.moving.contains(&parent)
-            // What stood behind it kept it from leaving with others.
+            // A child kept it from leaving with its tail.
             && !set.taken.contains_key(&(tier, parent))
             && !set.added.contains_key(&(tier, parent));
         let alone = |child| {
@@ -607,7 +639,7 @@ impl Manager {
                 && !set.added.contains_key(&(tier, child))
                 || set.rest(tier, child).is_some_and(Layers::is_empty)
         };
-        // The children come last: there may be many.
+        // The children are checked last: there may be many.
         let exposed = free
             && self.tiers[tier].eviction.get(parent).is_none()
             && (bare || self.blocks.trie().children(parent).all(alone));

@@ -1,7 +1,8 @@
-//! Writing down: at commit, ahead of need, before an engine takes its slots back, before an end.
+//! Write-back: at commit (write-through), ahead of need, before an engine takes slots back, at
+//! flush.
 //!
-//! Invariant: writing is soft. Where a lower tier has no room nothing is written and nothing
-//! fails. Cost: O(log n) per block written; the look ahead of need costs O(log n) per slot of the
+//! Invariant: writing is soft. Where a lower tier has no room nothing is written and nothing fails.
+//! Cost: O(log n) per block written; the preview ahead of need costs O(log n) per slot of the
 //! watermark, at most once per that many evictions.
 
 use std::cmp::Reverse;
@@ -22,12 +23,12 @@ use crate::manager::kinds::{End, MoveKind};
 use crate::manager::moves::batch::TransferBatch;
 
 impl Manager {
-    /// Whether what comes to a tier is copied down at once.
+    /// Whether blocks that become resident on a tier are copied down at once.
     pub(in crate::manager) fn writes_through(&self, tier: TierId) -> bool {
         self.writes(tier) && self.tiers[tier].spec.write == Write::Through
     }
 
-    /// Copies a block down as soon as it stands on a tier that writes through.
+    /// Copies a block down once it is resident on a tier that writes through.
     pub(in crate::manager) fn write_through(
         &mut self,
         tier: TierId,
@@ -40,7 +41,7 @@ impl Manager {
         }
     }
 
-    /// Copies consecutive blocks of a run down as soon as they stand on a tier that writes through.
+    /// The same for consecutive blocks of a run.
     pub(in crate::manager) fn write_run(
         &mut self,
         tier: TierId,
@@ -55,8 +56,8 @@ impl Manager {
         }
     }
 
-    /// Begins to copy blocks down together, of which nothing stands below. Whether that was all
-    /// that there was to do.
+    /// Begins to copy blocks down in one batch, if none is resident below. Returns whether nothing
+    /// is left to do.
     fn write_batch(&mut self, tier: TierId, blocks: &Range<BlockId>, now: Nanos) -> bool {
         let below = tier + 1;
         if (below..self.tiers.len()).any(|at| self.blocks.table(at).all_whole(blocks.clone())) {
@@ -72,7 +73,7 @@ impl Manager {
         }
         let mut set = self.eviction_set_for(Cause::Ahead);
         let fits = self.room(&mut set, below, u64::from(blocks.end - blocks.start), now);
-        // One by one, what stands before them would not leave once the first of them is there.
+        // Block by block, their parent would not leave the tier once the first of them is there.
         let before = self.blocks.trie().parent(blocks.start);
         if !fits || set.victims.iter().any(|v| v.tier == below && Some(v.block) == before) {
             self.abandon(&set);
@@ -87,8 +88,8 @@ impl Manager {
         true
     }
 
-    /// Whether a block of a tier has been used often enough to be written below, and would be of
-    /// use there: behind one that stands nowhere a copy would be a leaf-only scope's hole.
+    /// Whether a block was used often enough to be written below, and would be of use there: below
+    /// a missing parent it would be a hole of a leaf-only scope.
     fn worth_writing(&self, tier: TierId, block: BlockId) -> bool {
         let node = self.node(block);
         node.uses >= self.tiers[tier].spec.admit_after
@@ -100,9 +101,9 @@ impl Manager {
                     .is_none_or(|parent| self.missing(parent).is_empty()))
     }
 
-    /// Begins to copy to the next tier what stands nowhere below, out of the block's residency
-    /// or of a slot of an engine, unless something used after `younger` would be lost to the last
-    /// tier or have to be written for it.
+    /// Copies the layers that are resident on no lower tier one tier down, from the block's
+    /// residency or from an engine's slot, unless a block used after `younger` would be dropped or
+    /// written for it.
     fn write_down(
         &mut self,
         tier: TierId,
@@ -123,9 +124,10 @@ impl Manager {
         let Some(dirty) = dirty.filter(|dirty| !dirty.is_empty()) else { return };
         self.forget_bad_copies(block);
         let there = self.residency(below, block);
+        // A range with a gap cannot be kept below.
         let joined = self.expected(below, block).join(dirty);
-        let joins =
-            joined.is_some_and(|joined| self.spares(joined, |other| self.expected(other, block)));
+        let joins = joined
+            .is_some_and(|joined| self.saves_compute(joined, |other| self.expected(other, block)));
         let worth = self.worth_writing(tier, block) && self.refused.may_write(block, below);
         if there.state == State::Bad || self.stuck(below, block) || !joins || !worth {
             return;
@@ -133,10 +135,12 @@ impl Manager {
         let mut set = self.eviction_set_for(Cause::Ahead);
         self.guard(&mut set, below, block..block + 1);
         let fresh = self.expected(below, block).is_empty();
+        // A slot that holds part of the block has room for the rest.
         let units =
             if fresh || self.tiers[below].spec.layer_slots { self.units(below, dirty) } else { 0 };
         let passes = self.transit(tier, below).is_none_or(|host| self.pass(&mut set, host));
         let fits = passes && self.room(&mut set, below, units, now);
+        // A clean victim above the last tier costs nothing: its bytes are below.
         let costs = |v: &Victim| v.tier == self.last() || !matches!(v.fate, Fate::Clean);
         let young = |v: &Victim| self.node(v.block).access > younger;
         if !fits || set.victims.iter().any(|v| costs(v) && young(v)) {
@@ -147,7 +151,7 @@ impl Manager {
         self.copy_down(tier, block, dirty, source, now);
     }
 
-    /// Begins the stores of `dirty`, for which there is room; the source stays where it is.
+    /// Begins the stores of `dirty`, for which there is room; the source stays resident.
     fn copy_down(
         &mut self,
         tier: TierId,
@@ -169,9 +173,9 @@ impl Manager {
         self.store(tier, block, dirty, now, |at| (slot(at), end));
     }
 
-    /// Copies to the next tier what stands nowhere below, the youngest first and parents before
-    /// their children, so that a tier that outlives the manager holds whole prefixes. Nothing
-    /// younger leaves for it. What is under way is not copied yet: flush again when it has ended.
+    /// Copies blocks that are resident on no lower tier one tier down, the youngest first and
+    /// parents before their children, so that a persistent tier holds full prefixes. No younger
+    /// block is evicted for it. Blocks in flight are skipped: flush again when they have arrived.
     /// Returns how many moves began.
     ///
     /// # Errors
@@ -180,10 +184,11 @@ impl Manager {
         self.open()?;
         let now = self.tick(now);
         let before = self.next_move;
+        // From the lowest tier up, so that a block moves one tier per flush and room is made once.
         for tier in (usize::from(self.engine_owned())..self.last()).rev() {
             if self.writes(tier) {
                 for block in self.youngest(tier) {
-                    // Room for a younger one may have cost it its life.
+                    // Room for a younger block may have removed it.
                     if self.blocks.trie().alive(block) {
                         let age = self.node(block).access;
                         self.write_down(tier, block, None, age, now);
@@ -194,7 +199,7 @@ impl Manager {
         Ok(self.next_move - before)
     }
 
-    /// The blocks of a tier, the youngest first and parents before their children.
+    /// The resident blocks of a tier, the youngest first and parents before their children.
     fn youngest(&self, tier: TierId) -> Vec<BlockId> {
         let all = self.blocks.table(tier).blocks(self.blocks.trie().bound());
         let mut blocks: Vec<BlockId> =
@@ -206,8 +211,8 @@ impl Manager {
     }
 
     /// Writes the least valuable dirty blocks down before their slots are needed, on every tier
-    /// whose free and clean slots are below its watermark and that writes straight to the next
-    /// one. The copies above stay valid.
+    /// whose free and clean slots are below its watermark `free_low` and that writes straight to
+    /// the next one. The copies above stay valid.
     pub(in crate::manager) fn write_ahead(&mut self, now: Nanos) {
         for tier in 0..self.tiers.len() {
             let ours = tier > 0 || !self.engine_owned();
@@ -227,11 +232,11 @@ impl Manager {
             reason = "a share below one of a capacity below 2^32"
         )]
         let low = (f64::from(space.capacity()) * this.spec.free_low) as u64;
-        // An eighth of slack keeps the look from being taken at every call.
+        // An eighth of slack keeps the preview from running at every call.
         if free + this.credit + low / 8 >= low || this.eviction.is_empty() {
             return;
         }
-        let mut set = self.look(tier);
+        let mut set = self.preview(tier);
         self.room(&mut set, tier, low, now);
         let ours = set.victims.iter().filter(|victim| victim.tier == tier);
         let clean = ours.map(|victim| u64::from(victim.blocks)).sum();
@@ -240,7 +245,7 @@ impl Manager {
         self.tiers[tier].credit = clean;
     }
 
-    /// Carries out what a draft decided below `tier`; on `tier` itself it only writes.
+    /// Evicts a set's victims below `tier`; those on `tier` itself it only writes.
     fn carry_out_below(&mut self, set: &EvictionSet, tier: TierId, now: Nanos) {
         for victim in &set.victims {
             if victim.tier > tier {
@@ -251,13 +256,14 @@ impl Manager {
         }
     }
 
-    /// Before an engine takes its slots back: what is not on a lower tier is written there.
+    /// Writes blocks that only the engine's slots hold one tier down, before it takes them back.
     pub(in crate::manager) fn store_engine_blocks(&mut self, id: LeaseId, now: Nanos) {
         if !self.engine_owned() || !self.writes(0) || self.leases[&id].suspended() {
             return;
         }
         let exceptions: Vec<_> = self.leases[&id].path.exceptions().collect();
         for (_, step) in exceptions {
+            // Slots that are still written, or not named yet, have no valid bytes.
             let ready = !step.fresh && step.compute.is_empty();
             if let (Some(private), true) = (step.private, ready)
                 && self.private_slots[private].slot != crate::block::NO_SLOT

@@ -17,7 +17,7 @@ use crate::manager::Manager;
 impl Manager {
     /// Where a block stands among the others of a tier.
     pub(in crate::manager) fn band(&self, tier: TierId, block: BlockId) -> Band {
-        if self.hints.quiet() {
+        if self.hints.all_normal() {
             return Band::NORMAL;
         }
         let mut priority = self.hints.claims.priority(block);
@@ -41,7 +41,7 @@ impl Manager {
         tier: TierId,
         blocks: impl IntoIterator<Item = BlockId>,
     ) {
-        if !self.hints.quiet() {
+        if !self.hints.all_normal() {
             for block in blocks {
                 self.attend(tier, block);
             }
@@ -52,7 +52,7 @@ impl Manager {
     /// and what its tenant holds. Its entry is to be refreshed. Returns whether the tier retains as
     /// many blocks as it may, and so not this one.
     pub(in crate::manager) fn attend(&mut self, tier: TierId, block: BlockId) -> bool {
-        if self.hints.quiet() {
+        if self.hints.all_normal() {
             return false;
         }
         let stands =

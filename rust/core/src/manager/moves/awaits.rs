@@ -1,29 +1,30 @@
-//! Awaits: the loads and copies that must end before the engine may count on what a lease holds.
+//! Awaits: an index from leases to the loads and copies that must end before the engine may read
+//! their blocks.
 //!
-//! Most leases await nothing, so only those that do are here: a report looks at them alone, however
-//! many requests are running. Invariant: no lease is here without a move; its moves ascend. Cost:
-//! O(log leases + moves of the lease) to add; O(what is awaited) for those that end.
+//! Most leases await nothing, so only those that do have a row: a report visits them alone, however
+//! many requests run. Invariant: no row is empty; its moves ascend. Cost: O(log leases + moves of
+//! the lease) to add; O(moves awaited) for those that end.
 
 use std::collections::BTreeMap;
 
 use crate::block::{LeaseId, MoveId};
 
-/// The moves that leases await.
+/// Moves that leases await, by lease.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Awaits(BTreeMap<LeaseId, Vec<MoveId>>);
 
 impl Awaits {
-    /// Who awaits what, by lease.
+    /// All rows, by lease.
     pub(in crate::manager) fn all(&self) -> impl Iterator<Item = (LeaseId, &[MoveId])> {
         self.0.iter().map(|(&lease, moves)| (lease, &moves[..]))
     }
 
-    /// What a lease awaits.
+    /// The moves that a lease awaits.
     pub(in crate::manager) fn of(&self, lease: LeaseId) -> &[MoveId] {
         self.0.get(&lease).map_or(&[], Vec::as_slice)
     }
 
-    /// A lease awaits these moves too.
+    /// Adds moves to a lease's row.
     pub(in crate::manager) fn add(
         &mut self,
         lease: LeaseId,
@@ -38,7 +39,7 @@ impl Awaits {
         }
     }
 
-    /// A lease awaits this move no longer.
+    /// Removes one move from a lease's row.
     pub(in crate::manager) fn remove(&mut self, lease: LeaseId, id: MoveId) {
         if let Some(moves) = self.0.get_mut(&lease) {
             moves.retain(|&awaited| awaited != id);
@@ -48,12 +49,12 @@ impl Awaits {
         }
     }
 
-    /// A lease awaits nothing any more.
+    /// Removes a lease's row.
     pub(in crate::manager) fn forget(&mut self, lease: LeaseId) {
         self.0.remove(&lease);
     }
 
-    /// Nobody awaits these moves any more.
+    /// Removes moves that have ended from all rows.
     pub(in crate::manager) fn end(&mut self, mut ended: Vec<MoveId>) {
         if self.0.is_empty() {
             return;
@@ -75,7 +76,7 @@ mod tests {
     use super::Awaits;
 
     proptest! {
-        /// Beside a plain set of pairs.
+        /// Against a plain set of pairs.
         #[test]
         fn it_is_a_set_of_pairs(
             ops in prop::collection::vec(

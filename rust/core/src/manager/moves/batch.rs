@@ -1,8 +1,9 @@
-//! Convoys: whole blocks of one run that travel between two tiers together, a move each.
+//! Transfer batches: consecutive blocks of one run that move between two tiers together, one move
+//! each.
 //!
-//! What other copies look up, link and count once per block is done once per run here. Invariant:
-//! a convoy leaves the manager as its moves would one by one, first to last, but for which of the
-//! free slots they take. Cost: O(1) per block.
+//! Lookups, links and counts that other copies make once per block are made once per run.
+//! Invariant: a batch leaves the manager as its moves would one by one, first to last, but for
+//! which of the free slots they take. Cost: O(1) per block.
 
 use std::ops::Range;
 
@@ -16,7 +17,8 @@ use crate::manager::Manager;
 use crate::manager::kinds::{End, MoveKind};
 use crate::manager::moves::NewMove;
 
-/// Blocks that stand whole and quiet on one tier and nowhere on another, for which there is room.
+/// Transfer batch: blocks fully resident and idle on one tier and absent on another, which has
+/// room.
 #[derive(Clone, Debug)]
 pub(in crate::manager) struct TransferBatch {
     pub(in crate::manager) kind: MoveKind,
@@ -26,23 +28,23 @@ pub(in crate::manager) struct TransferBatch {
     pub(in crate::manager) blocks: Range<BlockId>,
 }
 
-/// From where to where a move goes that may end together with others.
+/// Key by which moves may end together: kind, source and destination.
 pub(in crate::manager) type MoveClass = (MoveKind, TierId, TierId);
 
 impl Manager {
-    /// Whether blocks can travel together between two tiers: each takes one slot straight to
-    /// another, and nobody wants to be told of every single one.
+    /// Whether blocks can move in a batch between two tiers: each takes one slot straight to
+    /// another, and no policy or hint must see every single one.
     pub(in crate::manager) fn can_batch(&self, src: TierId, dst: TierId) -> bool {
         let single = |tier: TierId| self.tiers[tier].spec.layer_slots;
         !single(src)
             && !single(dst)
             && !self.engine_owned()
             && !self.feed.watched
-            && self.hints.quiet()
+            && self.hints.all_normal()
             && self.transit(src, dst).is_none()
     }
 
-    /// Begins the moves of a convoy.
+    /// Begins the moves of a batch.
     pub(in crate::manager) fn start_batch(
         &mut self,
         batch: &TransferBatch,
@@ -50,6 +52,7 @@ impl Manager {
     ) -> Range<MoveId> {
         let TransferBatch { kind, lease, src, dst, ref blocks } = *batch;
         let (first, all) = (self.next_move, self.all_layers());
+        // Blocks that are read are no victims; only those at the edge of the run have an entry.
         for block in self.edge(src, blocks.clone(), self.structure(blocks.start)) {
             self.tiers[src].eviction.unlink(block);
         }
@@ -83,8 +86,8 @@ impl Manager {
         first..self.next_move
     }
 
-    /// Ends the moves at the front of `ids`, which went well, as far as they bring the blocks of
-    /// one run to one tier. Returns how many.
+    /// Ends the moves at the front of `ids`, which went well, as far as they bring consecutive
+    /// blocks of one run to one tier. Returns how many.
     pub(in crate::manager) fn complete_batch(&mut self, ids: &[MoveId], now: Nanos) -> usize {
         let Some((class, first)) = self.move_class(ids[0]) else { return 0 };
         let (kind, src, dst) = class;
@@ -115,9 +118,10 @@ impl Manager {
         number
     }
 
-    /// The way and the block of a move that brings all of a block, of which nothing else is under
-    /// way to that tier.
+    /// The class and the block of a move that brings all of a block, to a residency that awaits no
+    /// other.
     fn move_class(&self, id: MoveId) -> Option<(MoveClass, BlockId)> {
+        // Anything partial, failed, depended on or leaving ends one by one.
         let known = self.moves.get(id)?;
         let plain = (known.from, known.to) == (End::Here, End::Here)
             && known.layers == self.all_layers()
@@ -128,7 +132,7 @@ impl Manager {
         if !plain || !self.marked.is_empty() {
             return None;
         }
-        // No block dies while something is on its way to it.
+        // A block with a move in flight is not removed, so its id is valid.
         let block = known.block?.id();
         let alone = self.blocks.table(known.src).whole(block)
             && self.blocks.table(known.dst).awaits(block, id);

@@ -1,8 +1,14 @@
-//! Completion: the only point at which a copy counts.
+//! Completion: takes the results of moves, the only point at which a copy becomes valid.
 //!
 //! Invariant: a report about a move that has ended changes nothing; slots that a failed move may
 //! still touch stay out of use until it has ended on every rank. Cost: O(log moves) per report,
-//! plus the leases that awaited it.
+//! plus the leases that await it. A residency:
+//!
+//! ```text
+//! Absent --expect--> Arriving --all landed--> Resident --load failed--> Bad
+//!    ^                  | failed, none landed     |                       |
+//!    +------------------+--------- evicted -------+-----------------------+
+//! ```
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, TierId};
 use crate::error::{Error, Result};
@@ -14,12 +20,12 @@ use crate::manager::kinds::Cause;
 use crate::manager::kinds::{End, MoveKind};
 use crate::manager::moves::in_flight::{InFlightMove, Leaves};
 
-/// What an executor says of a move.
+/// Result that an executor reports for moves.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome<'a> {
     /// Whether it went well.
     pub ok: bool,
-    /// How many of its layers are there, in ascending order; `None` means all.
+    /// How many of its layers have arrived, in ascending order; `None` means all.
     pub layers_done: Option<u16>,
     /// Which tensor-parallel rank reports.
     pub rank: u32,
@@ -37,7 +43,8 @@ impl Default for Outcome<'_> {
     }
 }
 
-/// Tokens that will not be where a plan said; the lease's plan and slots are to be read again.
+/// Range of tokens that will not be where a plan said; the lease's plan and slots must be read
+/// again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
     /// The lease concerned; 0 if none is.
@@ -48,11 +55,11 @@ pub struct Failed {
     pub start: u64,
     /// One behind the last token.
     pub stop: u64,
-    /// What the executor said.
+    /// Error text of the executor.
     pub reason: String,
 }
 
-/// So many rows of failures are kept for [`Manager::failed`].
+/// Capacity of the list of failures for [`Manager::failed`].
 pub const MOST_FAILED: usize = 4096;
 
 impl Manager {
@@ -68,6 +75,7 @@ impl Manager {
         }
         let now = self.tick(now);
         let (mut ended, mut awaited) = (0, Vec::new());
+        // With several ranks or partial results each move keeps its own progress.
         let whole = outcome.ok && outcome.layers_done.is_none() && self.settings.ranks == 1;
         let mut rest = ids;
         while let Some(&id) = rest.first() {
@@ -76,7 +84,7 @@ impl Manager {
             let (these, others) = rest.split_at(together.max(1));
             if together > 0 || self.take_report(id, outcome, now) {
                 ended += these.len();
-                // Nobody awaits a store.
+                // No lease awaits a store.
                 awaited.extend_from_slice(if store { &[] } else { these });
             }
             rest = others;
@@ -88,10 +96,11 @@ impl Manager {
         Ok(ended)
     }
 
-    /// Takes what is said of one move. Whether it has ended well by that.
+    /// Takes one move's result. Returns whether it has ended well.
     fn take_report(&mut self, id: MoveId, outcome: &Outcome<'_>, now: Nanos) -> bool {
         let ranks = self.settings.ranks as usize;
         let Some(known) = self.moves.get_mut(id) else { return false };
+        // Later reports of a failed move only say that a rank touches its slots no longer.
         if known.failed {
             if !outcome.hung {
                 self.end_rank(id, outcome.rank, now);
@@ -112,8 +121,10 @@ impl Manager {
             }
         } else {
             let reason = outcome.error.unwrap_or("the executor reported a failure").to_owned();
+            // Other ranks, or a hung copy, may still write: layers that have landed are not valid
+            // any more.
             if outcome.hung || !self.ends(&self.moves[id], outcome) {
-                self.withdraw(id);
+                self.revoke_landed(id);
             }
             self.fail(id, &reason, !outcome.cancelled, now);
             if !outcome.hung {
@@ -123,8 +134,8 @@ impl Manager {
         false
     }
 
-    /// What failed since the last call: the latest [`MOST_FAILED`] rows; what was overwritten is
-    /// counted in `failed_lost` of [`Manager::asked`].
+    /// Takes the failures since the last call: the latest [`MOST_FAILED`]; overwritten ones are
+    /// counted in `failed_lost` of [`Manager::requested`].
     ///
     /// # Errors
     /// [`Error::Closed`] or [`Error::Invariant`].
@@ -133,6 +144,7 @@ impl Manager {
         Ok(std::mem::take(&mut self.failed).into())
     }
 
+    /// Checks one report against the move and earlier reports, before any is taken.
     fn check_report(&self, id: MoveId, outcome: &Outcome<'_>, before: &[MoveId]) -> Result<()> {
         if outcome.rank >= self.settings.ranks {
             return Err(Error::config(format!(
@@ -144,6 +156,7 @@ impl Manager {
             return Err(Error::config(format!("there is no move {id}")));
         }
         let Some(known) = self.moves.get(id) else {
+            // An ended move: a repeated report is fine, an opposite one is an error.
             return match self.recent_results.of(id) {
                 Some(ok) if ok != outcome.ok => Err(Error::config(format!(
                     "move {id} was reported {} before",
@@ -155,6 +168,7 @@ impl Manager {
         if !known.issued && !known.failed {
             return Err(Error::config(format!("move {id} was not handed out yet")));
         }
+        // A dependency may end earlier in the same call.
         let early = known.deps.iter().find(|dep| {
             let ends = |m: &InFlightMove| before.contains(dep) && self.ends(m, outcome);
             self.moves.get(**dep).is_some_and(|m| !ends(m))
@@ -175,7 +189,7 @@ impl Manager {
         }
     }
 
-    /// Whether a move ends well by this report.
+    /// Whether this report ends a move well.
     fn ends(&self, known: &InFlightMove, outcome: &Outcome<'_>) -> bool {
         let ranks = known.done_ranks | 1 << outcome.rank;
         ranks.count_ones() == self.settings.ranks
@@ -186,7 +200,7 @@ impl Manager {
         self.moves[id].done_ranks.count_ones() == self.settings.ranks
     }
 
-    /// Layers that are there on all ranks become valid.
+    /// Makes the layers valid that have arrived on all ranks.
     fn land(&mut self, id: MoveId) {
         let known = &self.moves[id];
         let done = known.progress.iter().copied().min().unwrap_or(0);
@@ -205,10 +219,11 @@ impl Manager {
         let Some(arrival) = self.arrival_mut(dst, block) else { return };
         arrival.landed.push(layers);
         let target = arrival.target;
-        // The first layers to count are those at the end that the tier must hold.
+        // The first valid layers are those at the end of the range that the tier must hold.
         let anchored = |layers: Layers| {
             if dst == 0 { layers.lo == 0 } else { layers.hi == target.hi || layers.lo == target.lo }
         };
+        // Layers arrive out of order across moves: join what has become adjacent.
         loop {
             let next = arrival.landed.iter().position(|&landed| {
                 if have.is_empty() { anchored(landed) } else { have.join(landed).is_some() }
@@ -219,7 +234,7 @@ impl Manager {
         self.blocks.alter(dst, block, |here| here.have = have);
     }
 
-    /// A move has ended well on all ranks.
+    /// Ends a move that went well on all ranks.
     fn finish(&mut self, id: MoveId, now: Nanos) {
         let known = self.moves.remove(id).expect("under way");
         self.count_move(&known, now);
@@ -233,7 +248,7 @@ impl Manager {
         self.ended(&[id], true);
     }
 
-    /// How moves ended is remembered, and no move waits for them any longer.
+    /// Records how moves ended, and removes them from the dependencies of others.
     pub(in crate::manager) fn ended(&mut self, ids: &[MoveId], ok: bool) {
         self.recent_results.remember(ids, ok);
         if self.waiters.is_empty() {
@@ -250,7 +265,7 @@ impl Manager {
         }
     }
 
-    /// The endpoints of a move that no longer runs.
+    /// Frees both ends of a move that no longer runs, and settles their blocks.
     fn end(&mut self, known: &InFlightMove, now: Nanos) {
         let block = known.block.and_then(|handle| self.blocks.trie().resolve(handle));
         for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
@@ -263,6 +278,7 @@ impl Manager {
                 _ => {}
             }
         }
+        // A reclaimed victim of a failed store was busy while that store hung.
         if let (Some(Leaves { tier, .. }), true, Some(block)) =
             (known.leaves, known.returned, block)
         {
@@ -280,6 +296,7 @@ impl Manager {
             }
         }
         if let Some(block) = block {
+            // The move may have kept a block in the trie that nothing needs any more.
             let parent = self.blocks.trie().parent(block);
             self.prune(block);
             self.sweep(block);
@@ -289,8 +306,8 @@ impl Manager {
         }
     }
 
-    /// Settles an arrival that no move brings any more. What failed is cleared away only when
-    /// nobody reads the part that had landed.
+    /// Settles an arrival that no move brings any more. A failed one waits until no move reads the
+    /// layers that had landed.
     fn settle_if_over(&mut self, tier: TierId, block: BlockId, now: Nanos) {
         let busy = self.residency(tier, block).busy;
         let Some(arrival) = self.arrival(tier, block) else { return };
@@ -300,13 +317,14 @@ impl Manager {
         }
     }
 
-    /// Everything that was to arrive has landed or failed.
+    /// Ends an arrival: every layer has landed or failed.
     pub(in crate::manager) fn settle(&mut self, tier: TierId, block: BlockId, now: Nanos) {
         let arrival = self.blocks.settle(tier, block).expect("arriving");
         let here = self.residency(tier, block);
         let mut have = if arrival.failed { here.have } else { arrival.target };
         if arrival.failed && tier == 0 && self.one_slot(have) {
-            // Whoever wanted the block computes all of it elsewhere.
+            // Every lease computes the block elsewhere; a slot without its last layers is useless
+            // here.
             self.count_loss(tier, block, Cause::Failed, now);
             have = Layers::NONE;
         }
@@ -331,7 +349,7 @@ impl Manager {
         }
     }
 
-    /// A rank no longer touches the slots of a failed move.
+    /// Ends a failed move on one rank, which no longer touches its slots.
     fn end_rank(&mut self, id: MoveId, rank: u32, now: Nanos) {
         if let Some(known) = self.moves.get_mut(id) {
             known.done_ranks |= 1 << rank;
@@ -341,6 +359,7 @@ impl Manager {
         }
     }
 
+    /// Ends a failed move on every rank.
     pub(in crate::manager) fn end_move(&mut self, id: MoveId, now: Nanos) {
         if let Some(known) = self.moves.remove(id) {
             self.end(&known, now);

@@ -1,7 +1,7 @@
-//! What a failed move leaves behind.
+//! Failed moves: what depends on them fails too, and leases recompute.
 //!
 //! Invariant: every failure ends in recomputation, never in wrong bytes and never in a lease that
-//! waits for ever. Cost: O(moves under way) per failure.
+//! waits for ever. Cost: O(moves in flight) per failure.
 
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
 use crate::tier::State;
@@ -16,10 +16,10 @@ use crate::manager::request::lease::{Lease, TailFrom};
 use crate::manager::request::private_slot::OpenSlot;
 
 impl Manager {
-    /// A move will not bring what it should. Moves that depend on it fail with it, without blame:
-    /// executors wait for `after`, so they never started.
+    /// Fails a move and, without blame, those that depend on it: executors wait for `after`, so
+    /// they never started.
     pub(in crate::manager) fn fail(&mut self, id: MoveId, reason: &str, blame: bool, now: Nanos) {
-        // A move that depends on two may have failed with the other one.
+        // A move with two dependencies may have failed with the other one.
         let Some(known) = self.moves.get_mut(id).filter(|known| !known.failed) else { return };
         known.failed = true;
         let known = known.clone();
@@ -68,8 +68,9 @@ impl Manager {
         }
     }
 
-    /// A move is about to fail and still runs: what it has landed it may write again.
-    pub(in crate::manager) fn withdraw(&mut self, id: MoveId) {
+    /// Takes the layers back that a move has landed, since it is about to fail and may still write
+    /// them.
+    pub(in crate::manager) fn revoke_landed(&mut self, id: MoveId) {
         let known = &self.moves[id];
         let (tier, lo) = (known.dst, known.layers.lo);
         let landed = Layers::new(lo, lo + known.landed);
@@ -80,13 +81,13 @@ impl Manager {
         let Some(arrival) = self.arrival_mut(tier, block) else { return };
         arrival.landed.retain(|part| part.meet(landed).is_empty());
         self.blocks.alter(tier, block, |here| {
-            // Its other layers are not there, so these are the last ones.
+            // No other layers of the range have landed, so these are at an end.
             here.have = here.have.without(landed).expect("what has landed is at an end");
         });
         self.residency_changed(tier, block);
     }
 
-    /// The bytes of a source could not be delivered; it serves nobody until it is evicted.
+    /// Marks a source bad whose bytes could not be read: no request uses it until it is evicted.
     fn load_failed(&mut self, known: &InFlightMove, block: BlockId) {
         let here = self.residency(known.src, block);
         if known.from == End::Here && known.src > 0 && here.state == State::Resident {
@@ -95,12 +96,13 @@ impl Manager {
         }
     }
 
-    /// The victim of a failed store stays where it was.
+    /// Makes the victim of a failed store resident again in its slot, if it can be.
     fn store_failed(&mut self, known: &InFlightMove, block: BlockId, reason: &str, now: Nanos) {
         let Some(Leaves { tier, slot, held }) = known.leaves else { return };
         let promised = self.blocks.undrain(tier, slot);
         let mut back = self.can_return(tier, block, held);
         if promised {
+            // The new holder has been promised the slot: it needs another one first.
             back = back && self.replace_promised(tier, slot, block, reason, now);
             if !back {
                 return;
@@ -112,9 +114,10 @@ impl Manager {
         }
         // A store that hangs still reads the slot: it keeps the copy busy until it ends.
         self.moves.get_mut(known.id).expect("under way").returned = true;
-        self.stand_again(block, Leaves { tier, slot, held });
+        self.make_resident(block, Leaves { tier, slot, held });
     }
 
+    /// Whether layers that were leaving form one range with those that are resident.
     fn can_return(&self, tier: TierId, block: BlockId, layers: Layers) -> bool {
         let here = self.residency(tier, block);
         match here.state {
@@ -128,8 +131,8 @@ impl Manager {
         }
     }
 
-    /// Finds another slot for the holder of one that goes back to its block. Without room the
-    /// holder keeps it, and the block is lost.
+    /// Finds another slot for the holder of one that returns to its block. Without room the holder
+    /// keeps it, and the block is lost.
     fn replace_promised(
         &mut self,
         tier: TierId,
@@ -153,7 +156,7 @@ impl Manager {
             Some((id, u16::try_from(at).unwrap_or(u16::MAX)))
         });
         let Some((holder, layer)) = holder else { return false };
-        // The block itself must stay as it is, or its layers would not fit together again.
+        // The block must stay as it is, or its layers would not join again.
         if self.make_room(&[(tier, 1)], &[(tier, block..block + 1)], now).is_err() {
             return false;
         }
@@ -164,11 +167,12 @@ impl Manager {
         } else {
             self.private_slots.get_mut(holder).expect("found").slot = grant.slot;
         }
-        self.tell_moved(holder, reason);
+        self.report_moved(holder, reason);
         true
     }
 
-    /// A slot that a lease was promised as room is to be found among the own ones.
+    /// Gives a slot that was promised as growth a private slot's id, so that its holder can be
+    /// changed.
     fn private_promised(&mut self, slot: Slot) {
         let place =
             |lease: &Lease| lease.open.iter().position(|&open| open == OpenSlot::Plain(slot));
@@ -178,18 +182,18 @@ impl Manager {
         }
     }
 
-    /// Tells the leases that use an own slot that it is another one now.
-    fn tell_moved(&mut self, private: PrivateSlotId, reason: &str) {
+    /// Reports a private slot that was exchanged to the leases that use it.
+    fn report_moved(&mut self, private: PrivateSlotId, reason: &str) {
         let size = self.block_tokens();
         let mut failed = Vec::new();
         for lease in self.leases_in_order() {
             let path = lease.path.steps().map(|step| step.private);
-            let cut = match lease.tail_from {
+            let tail = match lease.tail_from {
                 TailFrom::OpenSlot => None,
                 TailFrom::Shared(private) => Some(Some(private)),
                 TailFrom::Block(step) => Some(step.private),
             };
-            let mut table = path.chain(cut).chain(lease.open.iter().map(|open| open.private()));
+            let mut table = path.chain(tail).chain(lease.open.iter().map(|open| open.private()));
             let Some(at) = table.position(|slot| slot == Some(private)) else { continue };
             failed.push(Failed {
                 lease: lease.id,
@@ -200,12 +204,12 @@ impl Manager {
             });
         }
         for row in failed {
-            self.tell_failed(row);
+            self.push_failed(row);
         }
     }
 
-    /// Keeps a row for `failed`, instead of the oldest one where there are many.
-    fn tell_failed(&mut self, row: Failed) {
+    /// Appends a failure for `failed`, dropping the oldest of too many.
+    fn push_failed(&mut self, row: Failed) {
         if self.failed.len() == MOST_FAILED {
             self.failed.pop_front();
             self.meter.requested.failed_lost += 1;
@@ -213,7 +217,7 @@ impl Manager {
         self.failed.push_back(row);
     }
 
-    /// Nobody will name this slot: the moves that wait for its name never start.
+    /// Fails the moves that wait for a slot which no lease will name: they never start.
     pub(in crate::manager) fn cancel_unnamed(&mut self, private: PrivateSlotId) {
         let touches =
             |known: &InFlightMove| [known.from, known.to].contains(&End::PrivateSlot(private));
@@ -221,24 +225,24 @@ impl Manager {
         let mut waiting: Vec<MoveId> = waiting.map(|known| known.id).collect();
         waiting.sort_unstable();
         let now = self.clock.last();
-        // Whoever let go of the slot wants nothing of them.
-        let told = std::mem::take(&mut self.failed);
+        // The lease gave the slot up, so these failures concern no request.
+        let reported = std::mem::take(&mut self.failed);
         for id in waiting {
             self.fail(id, "its slot was never named", false, now);
             self.end_move(id, now);
         }
-        self.failed = told;
+        self.failed = reported;
     }
 
-    /// Every lease that awaited a failed move computes the block instead.
+    /// Lets every lease that awaited a failed move compute the block instead.
     fn replan(&mut self, known: &InFlightMove, reason: &str, now: Nanos) {
-        // Nobody awaits a store.
+        // No lease awaits a store.
         let leases = (known.kind != MoveKind::Store).then(|| self.awaits.all());
         let awaiting =
             leases.into_iter().flatten().filter(|(_, ids)| ids.binary_search(&known.id).is_ok());
         let concerned: Vec<LeaseId> = awaiting.map(|(lease, _)| lease).collect();
         if concerned.is_empty() {
-            self.tell_failed(Failed {
+            self.push_failed(Failed {
                 lease: NO_MOVE,
                 block: known.block,
                 start: 0,
@@ -259,7 +263,7 @@ impl Manager {
             }
             if start < stop {
                 let reason = reason.to_owned();
-                self.tell_failed(Failed { lease: id, block: known.block, start, stop, reason });
+                self.push_failed(Failed { lease: id, block: known.block, start, stop, reason });
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Trips: the moves that have not ended, with what only the manager knows of them.
+//! In-flight moves: a table by id, with the manager's state of each.
 //!
-//! Ids count up and most moves end in about that order, so they lie side by side in the order of
-//! their ids; those that outlast thousands of younger ones are kept apart. Invariant: there is at
-//! most one place in the row per four trips and 1024 more. Cost: O(1), amortised.
+//! Ids count up and most moves end in about that order, so a ring buffer holds them by id; moves
+//! that outlast thousands of younger ones go to a hash map. Invariant: the ring has at most four
+//! places per move and 1024 more. Cost: O(1), amortised.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut, Index};
@@ -17,10 +17,10 @@ use crate::time::Nanos;
 use crate::manager::kinds::End;
 use crate::manager::moves::Move;
 
-/// Empty places that the row may have whatever it holds.
+/// Empty places that the ring may have, however few moves it holds.
 const SLACK: usize = 1024;
 
-/// A slot whose block leaves it with a move, and the layers that it held.
+/// Slot whose block was evicted and is written back by a move, with the layers that it held.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::manager) struct Leaves {
     pub(in crate::manager) tier: TierId,
@@ -28,26 +28,28 @@ pub(in crate::manager) struct Leaves {
     pub(in crate::manager) held: Layers,
 }
 
-/// A move that has not ended.
+/// Move that has not ended.
 #[derive(Clone, Debug)]
 pub(in crate::manager) struct InFlightMove {
-    /// What the executor is told.
+    /// The part that the executor gets.
     pub(in crate::manager) spec: Move,
     pub(in crate::manager) from: End,
     pub(in crate::manager) to: End,
-    /// What comes free when this move has ended well.
+    /// The slot that becomes free when this move has ended well.
     pub(in crate::manager) leaves: Option<Leaves>,
-    /// It failed, and its block is back in that slot.
+    /// Whether it failed and its block is resident again in that slot.
     pub(in crate::manager) returned: bool,
     pub(in crate::manager) deps: MoveIds,
     pub(in crate::manager) issued: bool,
     pub(in crate::manager) failed: bool,
+    /// Bit set of the ranks on which it has ended.
     pub(in crate::manager) done_ranks: u64,
-    /// By rank: how many layers it said are there; nothing before the first word.
+    /// Layers done by rank; empty before the first report.
     pub(in crate::manager) progress: SmallVec<[u16; 2]>,
+    /// Layers that have arrived on all ranks.
     pub(in crate::manager) landed: u16,
     pub(in crate::manager) started: Nanos,
-    /// When it was handed out.
+    /// Time at which it was handed out.
     pub(in crate::manager) handed: Nanos,
 }
 
@@ -65,10 +67,10 @@ impl DerefMut for InFlightMove {
     }
 }
 
-/// Trips by id.
+/// Moves in flight, by id.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct InFlight {
-    /// The id of the first one in the row.
+    /// Id of the ring's first place.
     first: MoveId,
     row: VecDeque<Option<InFlightMove>>,
     late: FxHashMap<MoveId, InFlightMove>,
@@ -102,7 +104,7 @@ impl InFlight {
         }
     }
 
-    /// Adds a trip whose id is the highest so far.
+    /// Adds a move whose id is the highest so far.
     pub(in crate::manager) fn push(&mut self, flight: InFlightMove) {
         if self.row.is_empty() {
             self.first = flight.id;
@@ -123,7 +125,7 @@ impl InFlight {
         Some(ended)
     }
 
-    /// Removes trips where they lie, after a last look at each.
+    /// Removes moves in place, after `look` has seen each.
     pub(in crate::manager) fn forget(
         &mut self,
         ids: &[MoveId],
@@ -146,7 +148,8 @@ impl InFlight {
         self.close_up();
     }
 
-    /// Lets the row begin with a trip, and not long before most of them.
+    /// Drops ended moves from the ring's front, and moves the oldest to the map while the ring is
+    /// sparse.
     fn close_up(&mut self) {
         loop {
             let ended = self.row.iter().take_while(|flight| flight.is_none()).count();
@@ -161,17 +164,17 @@ impl InFlight {
         }
     }
 
-    /// All of them, in no order.
+    /// All moves, in no order.
     pub(in crate::manager) fn values(&self) -> impl Iterator<Item = &InFlightMove> {
         self.late.values().chain(self.row.iter().flatten())
     }
 
-    /// All of them, in no order.
+    /// All moves, in no order.
     pub(in crate::manager) fn values_mut(&mut self) -> impl Iterator<Item = &mut InFlightMove> {
         self.late.values_mut().chain(self.row.iter_mut().flatten())
     }
 
-    /// Where an id would stand in the row, unless it is too old.
+    /// The place of an id in the ring; `None` if it is older than the ring.
     fn place(&self, id: MoveId) -> Option<usize> {
         usize::try_from(id.checked_sub(self.first)?).ok()
     }

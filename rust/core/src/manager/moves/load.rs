@@ -1,8 +1,8 @@
-//! The loads of a call, and the way that those from below host take through it.
+//! Loads of a request, and the transit slots through which those from below host pass.
 //!
-//! Transit slots are taken in turn: where there are fewer than loads, a later load waits until the
-//! one before it has left the slot. Invariant: a transit slot lives until the last move through it
-//! has ended. Cost: O(log moves) per move.
+//! Transit slots are used in turn: where there are fewer than loads, a later load waits until the
+//! one before has left the slot. Invariant: a transit slot lives until the last move through it has
+//! ended. Cost: O(log moves) per move.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub(in crate::manager) struct Transit {
     next: usize,
 }
 
-/// Layers of a block that a lease wants from a lower tier.
+/// Load of layers of a block from a lower tier, for a lease.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::manager) struct Load {
     pub(in crate::manager) block: BlockId,
@@ -35,8 +35,8 @@ pub(in crate::manager) struct Load {
 }
 
 impl Manager {
-    /// Makes room for `units` slots of the first tier and for what passes through host, and keeps
-    /// the sources where they are; or changes nothing.
+    /// Makes room for `units` slots of the first tier and for transit through host, and keeps the
+    /// sources where they are; or changes nothing.
     pub(in crate::manager) fn open_transit(
         &mut self,
         missing: &[MissingBlock],
@@ -77,7 +77,7 @@ impl Manager {
         Ok(Transit { slots: slots.collect(), next: 0 })
     }
 
-    /// The loads at the front of these that can travel together.
+    /// The loads at the front of these that can form a batch.
     pub(in crate::manager) fn batch(
         &self,
         missing: &[MissingBlock],
@@ -114,7 +114,7 @@ impl Manager {
         }
     }
 
-    /// Begins the loads of the layers `wanted` into a slot of the lease's own.
+    /// Begins the loads of the layers `wanted` into a private slot of the lease.
     pub(in crate::manager) fn load_private(
         &mut self,
         miss: &MissingBlock,
@@ -137,7 +137,7 @@ impl Manager {
         moves
     }
 
-    /// The moves of one load; `dest` names the slot and end of a layer on the first tier.
+    /// The moves of one load; `dest` gives the slot and end of a layer on the first tier.
     pub(in crate::manager) fn load_layers(
         &mut self,
         load: Load,

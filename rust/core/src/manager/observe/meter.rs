@@ -1,4 +1,4 @@
-//! What is counted: per tier what was found, moved and evicted, and per manager what was asked.
+//! What is counted: per tier what was found, moved and evicted, and per manager what was stats.
 //!
 //! Every count is taken here; the other files of the manager call in one line. Invariants: counts
 //! only grow, `reset` included; every eviction has one cause and one reason, so both sum up to the
@@ -127,7 +127,7 @@ pub struct RequestStats {
     pub inserted: u64,
     /// Blocks that a second lease computed too.
     pub duplicates: u64,
-    /// Failures that were overwritten before somebody asked.
+    /// Failures that were overwritten before somebody stats.
     pub failed_lost: u64,
 }
 
@@ -162,7 +162,7 @@ impl Meter {
     }
 
     /// How long moves of a way take.
-    fn lasting(&mut self, (kind, src, dst): MoveClass) -> &mut Histogram {
+    fn durations(&mut self, (kind, src, dst): MoveClass) -> &mut Histogram {
         match kind {
             MoveKind::Load => &mut self.times[src].load,
             MoveKind::Store => &mut self.times[dst].store,
@@ -206,10 +206,10 @@ impl Manager {
         plan: &Plan,
         now: Nanos,
     ) {
-        let asked = &mut self.meter.requested;
-        asked.requests += 1;
-        asked.tokens += tokens as u64;
-        asked.blocks += tokens as u64 / u64::from(self.settings.block_tokens);
+        let stats = &mut self.meter.requested;
+        stats.requests += 1;
+        stats.tokens += tokens as u64;
+        stats.blocks += tokens as u64 / u64::from(self.settings.block_tokens);
         if let [all] = &plan.spans[..] {
             if all.action != Action::Recompute {
                 self.count_hits(all.tier, &path[all.start as usize..all.stop as usize], now);
@@ -294,7 +294,7 @@ impl Manager {
         let bytes = self.settings.layer_bytes * u64::from(known.layers.len());
         let class = (known.kind, known.src, known.dst);
         self.meter.count(class, bytes, now.saturating_sub(known.started));
-        self.meter.lasting(class).record(now.saturating_sub(known.handed), 1);
+        self.meter.durations(class).record(now.saturating_sub(known.handed), 1);
     }
 
     /// Counts moves of whole blocks that went one way, and forgets them.
@@ -312,7 +312,7 @@ impl Manager {
         });
         self.meter.count(class, bytes * ids.len() as u64, took);
         for (then, number) in handed {
-            self.meter.lasting(class).record(now.saturating_sub(then), number);
+            self.meter.durations(class).record(now.saturating_sub(then), number);
         }
     }
 

@@ -202,8 +202,8 @@ impl Manager {
             }
         };
         self.feed.begin_request(&path, ask.tokens.len() / self.block_tokens());
-        for miss in missing.iter().filter(|miss| miss.stays) {
-            self.stay(miss.block);
+        for miss in missing.iter().filter(|miss| miss.reclaim) {
+            self.reclaim(miss.block);
         }
         let mut taken = Taken {
             path: LeasePath::of(path),
@@ -292,8 +292,8 @@ impl Manager {
         let growth = self.growth_slots(0);
         if growth > 0 {
             // What is leased is counted block by block: only a tier that keeps room asks for it.
-            let staying = missing.iter().filter(|miss| miss.stays).count() as u64;
-            let held = self.leased(0) + units + staying * self.units(0, self.all_layers());
+            let reclaimed = missing.iter().filter(|miss| miss.reclaim).count() as u64;
+            let held = self.leased(0) + units + reclaimed * self.units(0, self.all_layers());
             if held + growth > u64::from(self.blocks.space(0).capacity()) {
                 return Err(self.no_space(0, units, &self.eviction_set()));
             }

@@ -43,7 +43,7 @@ impl Prices {
     }
 
     /// Whether there is nothing to forget.
-    pub(in crate::manager) fn silent(&self) -> bool {
+    pub(in crate::manager) fn tracks_none(&self) -> bool {
         self.known.is_empty() && self.unknown.is_empty()
     }
 

@@ -36,7 +36,7 @@ pub(in crate::manager) struct MissingBlock {
     /// Whether it is loaded.
     pub(in crate::manager) load: bool,
     /// Whether it was leaving the first tier, and stays.
-    pub(in crate::manager) stays: bool,
+    pub(in crate::manager) reclaim: bool,
     /// When what stands or arrives on the first tier is there.
     ready: Nanos,
 }
@@ -72,8 +72,8 @@ impl MissingBlock {
     fn whole(at: usize, block: BlockId, tier: TierId, all: Layers, now: Nanos) -> Self {
         let (here, compute) = (Layers::NONE, Layers::NONE);
         let sources = smallvec![(tier, all)];
-        let (load, stays) = (false, false);
-        Self { at, block, here, lacks: all, sources, compute, load, stays, ready: now }
+        let (load, reclaim) = (false, false);
+        Self { at, block, here, lacks: all, sources, compute, load, reclaim, ready: now }
     }
 
     /// The layers that come to the first tier from below.
@@ -102,7 +102,7 @@ impl Manager {
                 missing.extend(lacking.map(whole));
             } else {
                 let lacking = lacking.filter(|&(_, block)| !self.stands(block));
-                missing.extend(lacking.map(|(at, block)| self.stay_or_miss(at, block, now)));
+                missing.extend(lacking.map(|(at, block)| self.reclaim_or_miss(at, block, now)));
             }
             at += run.len();
         }
@@ -197,8 +197,8 @@ impl Manager {
     }
 
     /// What one block needs; nothing if it leaves the first tier and can stay.
-    fn stay_or_miss(&self, at: usize, block: BlockId, now: Nanos) -> MissingBlock {
-        if self.engine_owned() || !self.can_stay(block) {
+    fn reclaim_or_miss(&self, at: usize, block: BlockId, now: Nanos) -> MissingBlock {
+        if self.engine_owned() || !self.can_reclaim(block) {
             return self.find_missing(at, block, now);
         }
         let (here, none) = (self.all_layers(), Layers::NONE);
@@ -211,7 +211,7 @@ impl Manager {
             sources,
             compute: none,
             load: false,
-            stays: true,
+            reclaim: true,
             ready: now,
         }
     }
@@ -240,8 +240,8 @@ impl Manager {
         // A layer can only be computed through all layers below it.
         let compute = if gap_end > 0 { Layers::new(lacks.lo, gap_end) } else { Layers::NONE };
         let ready = self.arrival(0, block).map_or(now, |arrival| arrival.ready.max(now));
-        let (load, stays) = (false, false);
-        MissingBlock { at, block, here, lacks, sources, compute, load, stays, ready }
+        let (load, reclaim) = (false, false);
+        MissingBlock { at, block, here, lacks, sources, compute, load, reclaim, ready }
     }
 
     /// Finds the layers that a block lacks where they stand in parts; returns where the last gap

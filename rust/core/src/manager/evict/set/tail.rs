@@ -1,8 +1,8 @@
-//! Cuts: the end of a leaf-only run leaves a tier at once.
+//! Tail eviction: the last blocks of a leaf-only run leave a tier as one victim.
 //!
 //! Invariant: the victims are those that deciding block by block gives, in the same order. Cost:
-//! O(blocks) to see that they stand whole and quiet; O(log n) once where what is deeper leaves first,
-//! otherwise a comparison per block.
+//! O(blocks) to see that they are fully resident and idle; O(log n) once where the policy ranks
+//! deeper blocks first, otherwise a comparison per block.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ use crate::manager::Manager;
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
 
 impl Manager {
-    /// Decides on a run of a leaf-only scope from its end, as long as its next block leaves before
-    /// all others and room is wanted, where that needs nothing but their slots. Whether it did.
+    /// Adds the tail of a leaf-only run as one victim, as long as its next block has the lowest
+    /// value and room is wanted, where eviction concerns nothing but slots. Returns whether it did.
     pub(in crate::manager) fn evict_tail(
         &mut self,
         set: &mut EvictionSet,
@@ -26,28 +26,29 @@ impl Manager {
     ) -> bool {
         let last = tail.id;
         let run = self.blocks.trie().run(last);
-        let plain = set.looked_at.is_none()
+        let plain = set.preview.is_none()
             && set.added.is_empty()
             && !set.guards(tier, run.start..last + 1)
             && set.moving.is_empty()
             && !self.tiers[tier].spec.layer_slots
             && self.node(last).refs == 0
             && self.structure(last) == Structure::LeafOnly
-            // What leaves counts against a quota one by one.
+            // Blocks that leave count against a quota one by one.
             && self.band(tier, last).share == 0;
         if !plain || !self.blocks.table(tier).all_idle(last..last + 1) {
             return false;
         }
         let Some(fate) = self.fate(set, tier, last..last + 1) else { return false };
-        // What stands behind it must leave the trie with it. A block that was lost while others behind
-        // it were on their way stays there for them.
-        let over = |child| set.in_tail(tier, child) && self.gone(set, child);
+        // A drop removes its children from the trie too. A block that was lost while its children
+        // were in flight stays for them.
+        let over = |child| set.in_tail(tier, child) && self.is_evicted(set, child);
         if fate == Fate::Drop && !self.blocks.trie().children(last).all(over) {
             return false;
         }
         let mut first = last;
         self.choose_last(set, tier, last);
-        // Where nothing before the tail costs more, nothing before it leaves later, but for ties.
+        // If no block of the stretch costs more than the tail, the stretch leaves first, but for
+        // ties.
         let more = u64::from(last - run.start).min(wanted.saturating_sub(set.spare[tier]));
         let front = last - u32::try_from(more).expect("no more than the run has");
         let index = &self.tiers[tier].eviction;
@@ -62,6 +63,7 @@ impl Manager {
             first = front;
         }
         let mut next = None;
+        // The policy could not tell: compare block by block, as the index would.
         while first > run.start {
             let block = first - 1;
             let here = self.blocks.table(tier).all_idle(block..first);
@@ -77,12 +79,13 @@ impl Manager {
             first = block;
         }
         let (blocks, layers) = (last + 1 - first, self.all_layers());
-        set.victims.push(Victim { tier, block: last, blocks, layers, fate, quiet: true });
+        set.victims.push(Victim { tier, block: last, blocks, layers, fate, idle: true });
         set.add_tail(tier, first..last + 1);
         true
     }
 
-    /// Links what the latest cut exposed, unless it is to leave next: then it is returned.
+    /// Links the block that the latest tail exposed, unless it is the next victim: then it is
+    /// returned.
     pub(in crate::manager) fn expose(
         &mut self,
         set: &mut EvictionSet,
@@ -93,16 +96,17 @@ impl Manager {
         let first = set.latest_tail.1.start;
         let parent = self.blocks.trie().parent(first)?;
         let entry = self.exposed(set, tier, parent, self.blocks.trie().only_child(first))?;
+        // A policy with an order of its own must see every entry.
         let compared = self.tiers[tier].eviction.policy().order() != Order::Own;
         if compared && set.spare[tier] < wanted && self.leaves_next(tier, entry, &mut None, now) {
             return Some(entry);
         }
         self.link(tier, entry);
-        set.sure.push((tier, parent));
+        set.settled.push((tier, parent));
         None
     }
 
-    /// The last block of a cut that grows is to leave.
+    /// Counts a block as leaving with its tail.
     fn choose_last(&mut self, set: &mut EvictionSet, tier: TierId, block: BlockId) {
         set.spare[tier] += 1;
         if self.feed.watched {
@@ -111,8 +115,8 @@ impl Manager {
         }
     }
 
-    /// Whether an entry that is not linked would leave before all that are. `next` is the one of them
-    /// that leaves first, where choosing others does not change that.
+    /// Whether an entry that is not linked would leave before all that are. `next` caches the first
+    /// of those, where choosing others does not change it.
     fn leaves_next(
         &mut self,
         tier: TierId,
@@ -121,6 +125,7 @@ impl Manager {
         now: Nanos,
     ) -> bool {
         let (band, index) = (self.band(tier, entry.id), &mut self.tiers[tier].eviction);
+        // Such a policy compares only linked entries.
         if index.policy().order() == Order::Own {
             index.link(entry, band);
             let first = index.victim(stamp(now));
@@ -131,15 +136,15 @@ impl Manager {
         next.is_none_or(|next| index.precedes(&entry, band, &next, stamp(now)))
     }
 
-    /// Whether nothing was said of single blocks that tells them from others of their run.
+    /// Whether no hint or price tells single blocks from others of their run.
     fn ranks_by_place(&self) -> bool {
-        self.hints.quiet() && self.prices.is_empty()
+        self.hints.all_normal() && self.prices.is_empty()
     }
 
-    /// What becomes of whole blocks that nobody uses, if nothing must be written for them and it is
-    /// the same for all.
+    /// How fully resident, idle blocks leave, if none must be written and it is the same for all.
     fn fate(&self, set: &EvictionSet, tier: TierId, blocks: Range<BlockId>) -> Option<Fate> {
         let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
+        // On the last tier a copy above counts too: dropping this one loses nothing.
         let mut safe = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
         if safe.any(|other| self.blocks.table(other).all_whole(blocks.clone())) {
             return Some(Fate::Clean);
