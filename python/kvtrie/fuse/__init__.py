@@ -1,6 +1,7 @@
 """Fusion of chunks: pieces of text whose KV is computed once and reused at any position."""
 
 from kvtrie.fuse.context import Chunk, Context
+from kvtrie.fuse.controller import Controller
 from kvtrie.fuse.fetch import Fetch, Part
 from kvtrie.fuse.fusor import Fused, Fusor
 from kvtrie.fuse.layers import DecoderLayers
@@ -11,6 +12,7 @@ __all__ = [
     "CacheStore",
     "Chunk",
     "Context",
+    "Controller",
     "DecoderLayers",
     "Fetch",
     "Fused",

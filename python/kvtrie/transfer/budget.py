@@ -26,15 +26,21 @@ class Budget:
 
     Args:
         tiers: the manager's.
-
-    Attributes:
-        limited: whether any tier has a budget.
     """
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
         self._rates = [tier.io_budget for tier in tiers]
         self._free = [0] * len(tiers)
-        self.limited = any(self._rates)
+
+    @property
+    def limited(self) -> bool:
+        """Whether any tier has a budget."""
+        return any(self._rates)
+
+    def set(self, tier: int, rate: int | None) -> None:
+        """Give a tier another budget; what has started by the old one is over with it."""
+        self._rates[tier] = rate
+        self._free[tier] = 0
 
     def free_at(self, job: Job) -> int:
         """From when on a background job may start, in nanoseconds; a demanded one always may."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from kvtrie.argument import whole
 from kvtrie.errors import ConfigError, TransferError
 from kvtrie.tiers import BlockFormat, HasBlockFormat, PersistentStorage, Pool, agree
 from kvtrie.transfer.claims import Claims
@@ -220,6 +221,23 @@ class Executor:
         with self._section:
             self.runner.take()
             return self.runner.cancel(ids)
+
+    def set_io_budget(self, tier: int, bytes_per_s: int | None) -> None:
+        """Give a tier another `io_budget`, from now on.
+
+        Args:
+            tier: index of the tier.
+            bytes_per_s: bytes per second that background copies may take; None does not limit them.
+
+        Raises:
+            ConfigError: no such tier, or a budget below 1.
+        """
+        whole("tier", tier, 0, len(self.pools) - 1)
+        if bytes_per_s is not None:
+            whole("io_budget", bytes_per_s, 1, 2**63 - 1)
+        with self._section:
+            self.runner.schedule.budget.set(tier, bytes_per_s)
+            self._section.notify_all()
 
     def flush(self) -> None:
         """Copy down what stands only above, as far as there is room, and wait for it.

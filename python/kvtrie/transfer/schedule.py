@@ -35,12 +35,13 @@ class Schedule:
     Attributes:
         queue: jobs that have not started.
         running: jobs that have started and not ended, those past their deadline included.
+        budget: what jobs may take that no lease awaits.
     """
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
         self.queue = Queue()
         self.running: list[Job] = []
-        self._budget = Budget(tiers)
+        self.budget = Budget(tiers)
 
     def next(self, worker: threading.Thread, limit: int, now: int) -> list[Job]:
         """Start the next job, or several that go in one call of their storage.
@@ -61,7 +62,7 @@ class Schedule:
             job.worker = worker
             self.running.append(job)
             if job.urgency != Urgency.DEMAND:
-                self._budget.spend(job, now)
+                self.budget.spend(job, now)
             if not job.batchable:
                 break
         return jobs
@@ -72,7 +73,7 @@ class Schedule:
         # Both directions at once slow each other down: an awaited load goes alone.
         if job.store and self.loading():
             return False
-        return self._budget.free_at(job) <= now
+        return self.budget.free_at(job) <= now
 
     def loading(self) -> bool:
         """Whether a load runs that a lease awaits."""
@@ -103,7 +104,7 @@ class Schedule:
             if job.state is not JobState.LATE
         ]
         starts += [now] if self.queue else []
-        free = [self._budget.free_at(job) for job in self.queue] if self._budget.limited else []
+        free = [self.budget.free_at(job) for job in self.queue] if self.budget.limited else []
         times = [time for time in free if time > now]
         if deadline_ns is not None and starts:
             times.append(min(starts) + deadline_ns)

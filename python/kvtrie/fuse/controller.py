@@ -1,0 +1,264 @@
+"""Controller: chooses how many tokens to recompute, and the tier of new chunks.
+
+Recomputation that is no longer than loading costs nothing: layer i is computed while layer i + 1
+loads. `r = max(r_eq, r*)`, where `T_recompute(r_eq) = T_load` (CacheBlend, section 5.1) and r* is
+the least that keeps answers right. New chunks go to the cheapest tier whose loads still hide behind
+recomputation at r*.
+Invariant: lanes that were seen to carry something count with what was seen, declared ones only
+until then; a ratio is from floor to ceiling. Cost: some forty look-ups in the profile's table per
+request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvtrie.errors import ConfigError
+from kvtrie.tiers import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kvtrie import Lane, Tier
+    from kvtrie.fuse.fetch import Fetch
+    from kvtrie.fuse.store import CacheStore, Kind
+    from kvtrie.transfer.profile import Profile
+
+__all__ = ["Controller", "Estimate"]
+
+_NS = 1_000_000_000
+_HALVINGS = 20  # of the interval of ratios: to a millionth
+_MOVES_PER_JOB = 64  # blocks that memory hands on in one copy
+_FRESH = 0.3  # weight of the newest of what is seen
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the controller expects of the request that it was asked about last.
+
+    Attributes:
+        load_ns: T_load: loads of all layers but the first, which nothing hides, nanoseconds.
+        recompute_ns: T_recompute at the ratio: passes of all layers but the last, which hide
+            nothing, with the query, full first layers and the layout of reused K and V.
+        r_eq: the ratio at which they are equal; 0 where even the query takes longer than loading, 1
+            where recomputing all of it takes less.
+        ratio: what was chosen.
+    """
+
+    load_ns: float
+    recompute_ns: float
+    r_eq: float
+    ratio: float
+
+
+@dataclass(slots=True)
+class Controller:
+    """Ratios and tiers for the fusions of a store.
+
+    Args:
+        profile: of this machine and model; its `passes` are wanted, its `device` tells what laying
+            out takes, its lanes stand in for those that the tiers declare.
+        store: whose chunks; `store.tier` is set by each call of `saw`.
+        floor: r*, the least ratio; .15 by CacheBlend.
+        ceiling: the largest ratio.
+        layers_full: first layers at which all of the chunks' tokens are computed; None takes what
+            the last fusion did, and none until then.
+        slack: a tier still hides where what is expected to stick out, times the share of chunks
+            that are found again, is at most this share of recomputation.
+
+    Attributes:
+        tier: kind of the tier for new chunks; that of the first tier leaves them there.
+        pace: how much longer recomputation was seen to take than the profile says.
+        estimate: of the last request.
+
+    Raises:
+        ConfigError: a profile without passes, or numbers that cannot be.
+    """
+
+    profile: Profile
+    store: CacheStore
+    floor: float = 0.15
+    ceiling: float = 1.0
+    layers_full: int | None = None
+    slack: float = 0.05
+    tier: Kind = field(init=False)
+    pace: float = field(init=False, default=1.0)
+    estimate: Estimate | None = field(init=False, default=None)
+    _full: int = field(init=False, default=0)
+    _usual: tuple[float, float] | None = field(init=False, default=None)
+    _found: float = field(init=False, default=1.0)
+    _counted: tuple[int, int] = field(init=False, default=(0, 0))
+
+    def __post_init__(self) -> None:
+        layers = self.store.executor.manager.model.layers
+        if self.profile.passes is None:
+            raise ConfigError("the profile has no passes: write it with `kvtrie profile --model`")
+        if not 0 <= self.floor <= self.ceiling <= 1 or self.slack < 0:
+            raise ConfigError(
+                f"floor {self.floor}, ceiling {self.ceiling}, slack {self.slack}: 0 <= floor <= "
+                "ceiling <= 1 wanted, and a slack of at least 0"
+            )
+        self._full = self.layers_full or 0
+        if not 0 <= self._full <= layers:
+            raise ConfigError(f"{self._full} full layers of {layers}")
+        self.tier = self.store.tier or self.store.executor.manager.tiers[0].kind
+        feedback = self.store.feedback()
+        self._counted = (feedback.chunks, feedback.missed)
+
+    def ratio(self, fetch: Fetch, query: int) -> float:
+        """The share of the chunks' tokens to recompute in a request.
+
+        Args:
+            fetch: its chunks; what of them is loaded, and from where, is taken as it is now.
+            query: tokens of its query, which are computed at every layer.
+        """
+        tokens = sum(len(fetch.parts[at].tokens) for at in fetch.order)
+        counted = [part for part in (fetch.prefix, *fetch.parts) if part is not None]
+        blocks: dict[str, int] = {}
+        for part in counted:
+            for kind, many in part.blocks.items():
+                blocks[kind] = blocks.get(kind, 0) + many
+        load = self.load_ns(blocks)
+
+        def recompute(ratio: float) -> float:
+            return self.recompute_ns(ratio, tokens, query)
+
+        r_eq = _crossing(recompute, load)
+        ratio = min(self.ceiling, max(self.floor, r_eq))
+        self.estimate = Estimate(load, recompute(ratio), r_eq, ratio)
+        self._usual = _blend(self._usual, (float(tokens), float(query)))
+        return ratio
+
+    def saw(
+        self, recompute_ns: int, *, pairs: int, layers_full: int, tokens: int, query: int
+    ) -> None:
+        """Hear of a fusion: later ratios and the tier of new chunks follow what it took.
+
+        Args:
+            recompute_ns: time of its passes, those made to select included.
+            pairs: (token, layer) pairs that it computed, the query's included.
+            layers_full: layers at which all of the chunks' tokens were computed.
+            tokens: tokens of all chunks.
+            query: tokens of the query.
+        """
+        layers = self.store.executor.manager.model.layers
+        left = max(0, pairs - layers_full * (tokens + query))
+        rest = left / max(1, layers - layers_full)
+        expected = self._passes(layers_full, tokens + query, layers - layers_full, rest, tokens)
+        if expected > 0 and recompute_ns > 0:
+            self.pace += _FRESH * (recompute_ns / expected - self.pace)
+        if self.layers_full is None:
+            self._full = layers_full
+        feedback = self.store.feedback()
+        chunks, missed = feedback.chunks - self._counted[0], feedback.missed - self._counted[1]
+        self._counted = (feedback.chunks, feedback.missed)
+        if chunks:
+            self._found += _FRESH * (1 - missed / chunks - self._found)
+        self._usual = _blend(self._usual, (float(tokens), float(query)))
+        self._choose()
+
+    def load_ns(self, blocks: Mapping[str, int]) -> float:
+        """T_load: what lanes take for all layers but the first, in nanoseconds.
+
+        Args:
+            blocks: how many blocks come from each kind of tier. Those below the host pass through
+                it, on both lanes at once; lanes work side by side, those that share a queue do not.
+        """
+        executor = self.store.executor
+        manager, layers = executor.manager, executor.manager.model.layers
+        layer_bytes = manager.model.layer_bytes(manager.block_tokens)
+        queues: dict[str, float] = {}
+        for tier, pool in list(zip(manager.tiers, executor.pools, strict=True))[1:]:
+            carried = blocks.get(tier.kind, 0)
+            if tier.kind == "host":
+                carried += sum(blocks.get(kind, 0) for kind in ("disk", "remote"))
+            if not carried:
+                continue
+            lane, seen = self._lane(tier)
+            copies = -(-carried // _MOVES_PER_JOB) if isinstance(pool, Pool) else carried
+            # Declared latencies are per block, whatever the number of its layers.
+            waits = lane.latency_ns * (copies if seen else carried / layers)
+            queue = lane.shares or lane.name
+            took = waits + carried * layer_bytes * _NS / lane.bytes_per_s
+            queues[queue] = queues.get(queue, 0.0) + took
+        return (layers - 1) * max(queues.values(), default=0.0)
+
+    def recompute_ns(self, ratio: float, tokens: int, query: int) -> float:
+        """T_recompute: what all layers but the last take, in nanoseconds.
+
+        Args:
+            ratio: share of the chunks' tokens.
+            tokens: tokens of the chunks.
+            query: tokens of the query.
+        """
+        layers = self.store.executor.manager.model.layers
+        full = min(self._full, layers - 1)
+        chosen = ratio * tokens + query
+        took = self._passes(full, tokens + query, layers - 1 - full, chosen, tokens)
+        return self.pace * took + (layers - 1) * self._layout_ns(tokens + query)
+
+    def _passes(
+        self, full: int, all_tokens: float, others: int, chosen: float, context: float
+    ) -> float:
+        """Passes of some layers over all tokens, and of others over the chosen ones."""
+        passes = self.profile.passes
+        assert passes is not None  # noqa: S101 - looked at when this was made
+        layers = self.store.executor.manager.model.layers
+        before = len(self.store.prefix) + context
+        of_all = passes.pass_ns(all_tokens, len(self.store.prefix))
+        return (full * of_all + others * passes.pass_ns(chosen, before)) / layers
+
+    def _layout_ns(self, tokens: int) -> float:
+        """Reading and writing a layer's K and V of the context, where the device was measured."""
+        if self.profile.device is None:
+            return 0.0
+        manager = self.store.executor.manager
+        each = manager.model.block_bytes(manager.block_tokens) / manager.block_tokens
+        moved = 2 * tokens * each / manager.model.layers
+        return moved * _NS / self.profile.device.memory_bytes_per_s
+
+    def _lane(self, tier: Tier) -> tuple[Lane, bool]:
+        """The lane up from a tier, in bytes of the model's own KV, and whether it was seen."""
+        declared, _ = tier.lanes()
+        seen = self.store.executor.feedback.lanes().get(declared.name)
+        lane = seen or self.profile.lanes.get(declared.name, declared)
+        manager = self.store.executor.manager
+        return tier.pace(lane, manager.model, manager.block_tokens), seen is not None
+
+    def _choose(self) -> None:
+        """The last tier in the list is the cheapest; the first that hides is taken."""
+        assert self._usual is not None  # noqa: S101 - `saw` has set it
+        manager = self.store.executor.manager
+        tokens, query = map(round, self._usual)
+        hidden = self.recompute_ns(self.floor, tokens, query)
+        blocks = -(-tokens // manager.block_tokens)
+        self.tier = manager.tiers[0].kind
+        for tier in reversed(manager.tiers[1:]):
+            out = max(0.0, self.load_ns({tier.kind: blocks}) - hidden)
+            if tier.write != "never" and self._found * out <= self.slack * hidden:
+                self.tier = tier.kind
+                break
+        self.store.tier = self.tier
+
+
+def _crossing(recompute: Callable[[float], float], load: float) -> float:
+    """The ratio from 0 to 1 at which recomputing takes as long as loading."""
+    low, high = 0.0, 1.0
+    if recompute(low) >= load:
+        return low
+    if recompute(high) <= load:
+        return high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if recompute(middle) <= load else (low, middle)
+    return low
+
+
+def _blend(before: tuple[float, float] | None, now: tuple[float, float]) -> tuple[float, float]:
+    if before is None:
+        return now
+    return (
+        before[0] + _FRESH * (now[0] - before[0]),
+        before[1] + _FRESH * (now[1] - before[1]),
+    )

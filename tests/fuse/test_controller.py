@@ -1,0 +1,217 @@
+"""The controller: recomputation as long as loading, from what lanes and passes were seen to do."""
+
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from kvtrie import BlockManager, Lane, ModelShape, Tier
+from kvtrie.errors import ConfigError
+from kvtrie.fuse import CacheStore, Controller
+from kvtrie.fuse.chunker import Given
+from kvtrie.tiers import open_pools
+from kvtrie.transfer import Executor
+from kvtrie.transfer.layerwise import Layerwise, LayerwiseEngine
+from kvtrie.transfer.passes import Device, PassTable
+from kvtrie.transfer.profile import Profile
+
+LAYERS, SIZE, QUERY = 4, 16, 16
+SHAPE = ModelShape(layers=LAYERS, kv_heads=8, head_dim=64, dtype="float32", fingerprint="loop")
+LAYER_NS = 5_000  # of a token at a layer
+CHUNKS = [np.arange(128) + 1000 * n for n in range(3)]
+TOKENS = sum(map(len, CHUNKS))
+DISK = 2
+GB = 10**9
+
+
+class Time:
+    """A clock that moves when something takes time."""
+
+    def __init__(self):
+        self.now = 1_000
+        self._lock = threading.Lock()
+
+    def __call__(self):
+        return self.now
+
+    def take(self, ns):
+        with self._lock:
+            self.now += int(ns)
+
+
+class Paced:
+    """A storage that is as fast as its tier's `io_budget` allows."""
+
+    def __init__(self, time):
+        self.time = time
+        self.rate = 0
+        self.kept = {}
+
+    def write(self, key, slot, layers, memory, label):  # noqa: ARG002
+        self.kept[bytes(key)] = memory.clone()
+
+    def read(self, key, slot, layers, memory):  # noqa: ARG002
+        self.time.take(memory.nbytes * GB / self.rate)
+        memory.copy_(self.kept[bytes(key)][layers[0] : layers[1]])
+
+
+def profile(**more):
+    """Passes that take the same for each token, whatever is before them."""
+    row = (LAYERS * LAYER_NS * 1.0, LAYERS * LAYER_NS * 1024.0)
+    passes = PassTable((0, 1024), (1, 1024), (row, row))
+    return Profile(cost=None, lanes={}, both={}, passes=passes, **more)
+
+
+@pytest.fixture
+def store():
+    time = Time()
+    disk = Paced(time)
+    tiers = [
+        Tier("gpu", blocks=64),
+        Tier("host", blocks=64),
+        Tier("disk", blocks=256, io_budget=8 * GB, read=Lane("disk read", 8e9)),
+    ]
+    manager = BlockManager(SHAPE, tiers, block_tokens=SIZE, policy="lru")
+    pools = [*open_pools(SHAPE, tiers, SIZE)[:DISK], disk]
+    with Executor(manager, pools, clock=time) as executor:
+        store = CacheStore(executor, Given())
+        # One reader: of several, the time of one's read would count with another's bytes.
+        store._engine = LayerwiseEngine(executor, Layerwise(readers=1))
+        yield store
+        settle(executor)
+        manager.audit()
+
+
+def limit(store, rate):
+    """Let the disk's budget change, and the device with it."""
+    store.executor.set_io_budget(DISK, rate)
+    store.executor.pools[DISK].rate = rate
+
+
+def settle(executor):
+    """Let time go on until all moves have ended: those in the background keep to budgets."""
+    while executor.poll():
+        executor.clock.take(100_000)
+
+
+def request(store, controller, chunks, slower=1.0):
+    """One fusion as a fusor makes it; the ratio, and where the chunks came from."""
+    executor = store.executor
+    from_tiers = Counter()
+    with store.fetch_many(chunks) as fetch:
+        for part in fetch.absent():
+            zeros = torch.zeros(len(part.sequence) - part.start, 8, 64)
+            for layer in range(LAYERS):
+                fetch.write(part, layer, zeros, zeros)
+            fetch.keep(part)
+        ratio = controller.ratio(fetch, QUERY)
+        computed = round(ratio * TOKENS) + QUERY
+        for layer in range(LAYERS):
+            assert fetch.wait(layer) == []  # what is computed meanwhile is told, not played
+        for part in fetch.parts:
+            from_tiers.update(part.tiers)
+    controller.saw(
+        round(slower * LAYERS * LAYER_NS * computed),
+        pairs=LAYERS * computed,
+        layers_full=0,
+        tokens=TOKENS,
+        query=QUERY,
+    )
+    settle(executor)
+    store.place(CHUNKS, "disk")
+    settle(executor)
+    return ratio, from_tiers
+
+
+def test_ratio_and_tier_follow_a_budget_that_falls_and_rises(store):
+    controller = Controller(profile(), store)
+    limit(store, 8 * GB)
+    request(store, controller, CHUNKS)
+    for _ in range(4):
+        ratio, came = request(store, controller, CHUNKS)
+        assert came == {"disk": TOKENS}
+    assert ratio == controller.floor  # loads are short: .06 would hide
+    assert controller.tier == store.tier == "disk"
+    # Other work takes the disk away: recompute more, and keep new chunks where they hide.
+    limit(store, GB)
+    for _ in range(12):
+        ratio, _ = request(store, controller, CHUNKS)
+    per_layer = TOKENS * SHAPE.layer_bytes(1)
+    wanted = (per_layer * GB / GB / LAYER_NS - QUERY) / TOKENS
+    assert ratio == pytest.approx(wanted, rel=0.1)
+    assert 0.6 < ratio < 0.9
+    assert controller.tier == store.tier == "host"
+    new = np.arange(64) + 9_000
+    request(store, controller, [new])
+    assert [found.tier for found in store.lookup([new]).found] == ["host"]
+    limit(store, 8 * GB)
+    for _ in range(14):
+        ratio, _ = request(store, controller, CHUNKS)
+    assert ratio == controller.floor
+    assert controller.tier == "disk"
+
+
+def test_passes_that_turn_out_slower_hide_more_loading(store):
+    controller = Controller(profile(), store, floor=0)
+    limit(store, 2 * GB)
+    request(store, controller, CHUNKS)
+    for _ in range(6):
+        before, _ = request(store, controller, CHUNKS)
+    for _ in range(12):
+        after, _ = request(store, controller, CHUNKS, slower=2.0)
+    assert controller.pace == pytest.approx(2, rel=0.02)
+    assert QUERY + after * TOKENS == pytest.approx((QUERY + before * TOKENS) / 2, rel=0.05)
+
+
+def test_load_and_recomputation_are_those_of_the_pipeline(store):
+    """All layers but the first are loaded beside all but the last, with query and full layers."""
+    controller = Controller(profile(), store, layers_full=1)
+    full, chosen = TOKENS + QUERY, 0.15 * TOKENS + QUERY
+    wanted = LAYER_NS * (full + 2 * chosen)
+    assert controller.recompute_ns(0.15, TOKENS, QUERY) == pytest.approx(wanted)
+    block = SHAPE.layer_bytes(SIZE)
+    disk = 3 * 24 * block * GB / 8e9
+    host = 3 * (24 * block * GB / 12e9 + 24 * 10_000 / LAYERS)
+    assert controller.load_ns({"disk": 24}) == pytest.approx(max(disk, host))
+    assert controller.load_ns({"host": 24}) == pytest.approx(host)
+    assert controller.load_ns({"gpu": 24}) == 0
+    measured = Controller(profile(device=Device(1e9, 1e12)), store, layers_full=1)
+    moved = 3 * 2 * (TOKENS + QUERY) * SHAPE.layer_bytes(1) * GB / 1e9
+    assert measured.recompute_ns(0.15, TOKENS, QUERY) == pytest.approx(wanted + moved)
+
+
+@pytest.mark.parametrize(("rate", "wanted"), [(64 * GB, 0.2), (GB // 10, 0.5)])
+def test_ratios_are_from_floor_to_ceiling(store, rate, wanted):
+    controller = Controller(profile(), store, floor=0.2, ceiling=0.5)
+    limit(store, rate)
+    for _ in range(12):
+        ratio, _ = request(store, controller, CHUNKS)
+    assert ratio == controller.estimate.ratio == wanted
+    assert (controller.estimate.r_eq > 0.5) == (wanted == 0.5)
+
+
+def test_chunks_that_are_not_asked_for_again_go_to_the_cheapest_tier(store):
+    controller = Controller(profile(), store)
+    limit(store, GB)
+    request(store, controller, CHUNKS)
+    for _ in range(12):
+        request(store, controller, CHUNKS)
+    assert controller.tier == "host"
+    for n in range(14):
+        request(store, controller, [np.arange(128) + 2_000 * n + 100_000])
+    assert controller.tier == "disk"
+
+
+def test_what_cannot_be_is_refused(store):
+    with pytest.raises(ConfigError, match="no passes"):
+        Controller(Profile(cost=None, lanes={}, both={}), store)
+    for wrong in ({"floor": -1}, {"floor": 0.6, "ceiling": 0.5}, {"ceiling": 2}, {"slack": -1}):
+        with pytest.raises(ConfigError, match="floor <="):
+            Controller(profile(), store, **wrong)
+    with pytest.raises(ConfigError, match="5 full layers of 4"):
+        Controller(profile(), store, layers_full=5)
+    for budget in ((3, 1), (DISK, 0)):
+        with pytest.raises(ConfigError):
+            store.executor.set_io_budget(*budget)
