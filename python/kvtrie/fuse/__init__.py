@@ -2,10 +2,11 @@
 
 from kvtrie.fuse.context import Chunk, Context
 from kvtrie.fuse.controller import Controller
-from kvtrie.fuse.fetch import Fetch, Part
+from kvtrie.fuse.fetch import Fetch
 from kvtrie.fuse.fusor import Fused, Fusor
 from kvtrie.fuse.layers import DecoderLayers
 from kvtrie.fuse.monitor import Monitor, Quality
+from kvtrie.fuse.part import Part
 from kvtrie.fuse.store import CacheStore
 
 __all__ = [

@@ -9,66 +9,26 @@ per layer a wait and one gather per chunk that is read; no buffer beside those o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from kvtrie.errors import ConfigError, NoSpaceError, TransferError
+from kvtrie.errors import ConfigError, TransferError
+from kvtrie.fuse.part import Part
+from kvtrie.fuse.placement import check_room
 from kvtrie.transfer.connector import LayerBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
-    from typing import Self, TypeAlias
+    from typing import Self
 
-    from numpy.typing import NDArray
-
-    from kvtrie import Lease, Scope
+    from kvtrie import Scope
     from kvtrie.fuse.context import Chunk
     from kvtrie.fuse.store import CacheStore
-    from kvtrie.transfer.layer_loads import LayerLoads
 
-    State: TypeAlias = Literal["hit", "absent", "lost", "given"]
-
-__all__ = ["Fetch", "Part"]
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """A distinct chunk of a request, or its prefix.
-
-    Attributes:
-        tokens: its own tokens, int64 `(n,)`.
-        key: 32 bytes that name it.
-        at: the position that K of its first token is rotated to.
-        sequence: what is stored, int64: the prefix, its tokens, and the filler behind them up to
-            the end of a block, which is computed like the rest. Empty for one that was given.
-        state: "hit" if its KV is there or on its way, "absent" if it must be computed, "lost" if it
-            must be since its load failed, "given" if the caller brought it.
-        start: position in `sequence` from which on it must be computed; its end for a hit.
-        tiers: how many of its own tokens were found, by the kind of the tier they come from.
-        blocks: likewise of its blocks.
-    """
-
-    tokens: NDArray[np.int64]
-    key: bytes
-    at: int
-    sequence: NDArray[np.int64]
-    state: State = "absent"
-    start: int = 0
-    tiers: dict[str, int] = field(default_factory=dict[str, int])
-    blocks: dict[str, int] = field(default_factory=dict[str, int])
-    given: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
-    lease: Lease | None = None
-    loads: LayerLoads | None = None
-    rows: torch.Tensor | None = None  # units by layer and position of the sequence
-
-    @property
-    def found(self) -> int:
-        """How many of its own tokens were found."""
-        return sum(self.tiers.values())
+__all__ = ["Fetch"]
 
 
 class Fetch:
@@ -112,7 +72,7 @@ class Fetch:
         self._stored = [part for part in self.parts if part.state != "given"]
         if self.prefix is not None:
             self._stored.insert(0, self.prefix)
-        self._check_room()
+        check_room(self._executor.manager, [part.sequence for part in self._stored])
         try:
             self._lease(self._stored)
             self._ahead(0)
@@ -281,29 +241,6 @@ class Fetch:
         sequence = store.sequence(chunk.tokens)
         return Part(chunk.tokens, store.key(chunk.tokens), len(store.prefix), sequence)
 
-    def _check_room(self) -> None:
-        """Refuse what the first tier can never hold, before anything has changed."""
-        size = self._pool.block_tokens
-        blocks: set[int] = set()
-        for part in self._stored:
-            above = 0
-            for at in range(0, len(part.sequence), size):
-                above = hash((above, part.sequence[at : at + size].tobytes()))
-                blocks.add(above)
-        tier = self._executor.manager.tiers[0]
-        stats = self._executor.manager.stats().tiers[tier.kind]
-        each = self.layers if tier.layer_slots else 1
-        if len(blocks) * each > stats.slots:
-            raise NoSpaceError(
-                f"{len(self._stored)} chunks and prefix are {len(blocks)} blocks, {tier.kind} "
-                f"holds {stats.slots // each}",
-                tier=tier.kind,
-                wanted=len(blocks) * each,
-                free=stats.free + stats.evictable,
-                coming=stats.coming,
-                leased=stats.slots - stats.free - stats.evictable - stats.coming,
-            )
-
     def _lease(self, parts: Sequence[Part]) -> None:
         """Lease parts, the prefix first; chunks behind one that is absent have room kept only."""
         size = self._pool.block_tokens
@@ -330,7 +267,7 @@ class Fetch:
         part.start = lease.matched
         if part.start == len(part.sequence):
             part.state = "hit"
-        self._see_origin(part, lease)
+        part.see_origin(lease.plan, self._executor.manager)
         part.loads = None if lease.ready() else self._engine.open(lease)
         table = self._pool.table(lease.slots(0))
         blocks = len(part.sequence) // self._pool.block_tokens
@@ -338,23 +275,6 @@ class Fetch:
 
     def _scope(self, part: Part) -> Scope:
         return self._store.scope_of(0 if part is self.prefix else len(part.tokens))
-
-    def _see_origin(self, part: Part, lease: Lease) -> None:
-        """Note where a part comes from: the slowest tier of any layer counts."""
-        slowest = np.full(len(part.sequence), -1, dtype=np.int64)
-        for span in lease.plan.spans:
-            if span.action != "recompute":
-                here = slowest[span.start : span.stop]
-                np.maximum(here, span.tier if span.action == "load" else 0, out=here)
-        size = self._pool.block_tokens
-        for each, tiers in (
-            (part.tiers, slowest[part.at : part.at + len(part.tokens)]),
-            (part.blocks, slowest[part.at // size * size :: size]),
-        ):
-            each.clear()
-            for tier, settings in enumerate(self._executor.manager.tiers):
-                if count := int((tiers == tier).sum()):
-                    each[settings.kind] = count
 
     def _prefix_there(self) -> bool:
         """Whether the full blocks of the prefix are there or on their way."""

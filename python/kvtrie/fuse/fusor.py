@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 
     from kvtrie import Lease
     from kvtrie.fuse.context import Context
-    from kvtrie.fuse.fetch import Fetch, Part
+    from kvtrie.fuse.fetch import Fetch
     from kvtrie.fuse.fusion import Deviation
     from kvtrie.fuse.layers import DecoderLayers
     from kvtrie.fuse.log import FusionLog
     from kvtrie.fuse.monitor import Monitor
+    from kvtrie.fuse.part import Part
     from kvtrie.fuse.select import Select
     from kvtrie.fuse.store import CacheStore
 

@@ -1,6 +1,7 @@
-"""Placement: whether a tier can take the blocks of a chunk, asked before anything is kept.
+"""Placement: whether tiers can take the blocks of chunks, asked before anything has changed.
 
-Invariant: nothing is changed. Cost: counters of the tiers on the way, and a look at the copies.
+Invariant: nothing is changed. Cost: counters of the tiers; of a first tier a hash per block, of one
+below it a look at the copies.
 """
 
 from __future__ import annotations
@@ -12,9 +13,43 @@ from kvtrie.errors import ConfigError, NoSpaceError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from kvtrie import BlockManager, MatchedBlock
 
-__all__ = ["check_place"]
+__all__ = ["check_place", "check_room"]
+
+
+def check_room(manager: BlockManager, sequences: Sequence[NDArray[np.int64]]) -> None:
+    """Refuse what the first tier could not even hold if nothing else were there.
+
+    Args:
+        manager: whose tiers.
+        sequences: int64 each, of full blocks; what they share counts once.
+
+    Raises:
+        NoSpaceError: it has fewer slots than they want.
+    """
+    size = manager.block_tokens
+    blocks: set[int] = set()
+    for sequence in sequences:
+        above = 0
+        for at in range(0, len(sequence), size):
+            above = hash((above, sequence[at : at + size].tobytes()))
+            blocks.add(above)
+    tier = manager.tiers[0]
+    here = manager.stats().tiers[tier.kind]
+    each = manager.model.layers if tier.layer_slots else 1
+    if len(blocks) * each > here.slots:
+        raise NoSpaceError(
+            f"chunks and prefix are {len(blocks)} blocks, {tier.kind} holds {here.slots // each}",
+            tier=tier.kind,
+            wanted=len(blocks) * each,
+            free=here.free + here.evictable,
+            coming=here.coming,
+            leased=here.slots - here.free - here.evictable - here.coming,
+        )
 
 
 def check_place(

@@ -10,15 +10,14 @@ and what is found is whole. Cost: a lookup per chunk; bytes move as the manager 
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from kvtrie.fuse.context import Chunk, as_tokens
 from kvtrie.fuse.fetch import Fetch
-from kvtrie.fuse.locations import Location, Names, paths
+from kvtrie.fuse.lookup import ChunkFeedback, Found, Lookup, Miss
+from kvtrie.fuse.names import Location, Names
 from kvtrie.fuse.placement import check_place
 from kvtrie.hint import Demote
 from kvtrie.scope import Scope
@@ -33,83 +32,16 @@ if TYPE_CHECKING:
 
     from kvtrie import Committed, Eviction, Lease, Match
     from kvtrie.fuse.context import Tokens
-    from kvtrie.fuse.fetch import Part
+    from kvtrie.fuse.part import Part
     from kvtrie.transfer import Executor
 
-__all__ = ["FILLER", "CacheStore", "ChunkFeedback", "Found", "Lookup", "Miss"]
+__all__ = ["FILLER", "CacheStore"]
 
 Kind: TypeAlias = Literal["gpu", "host", "disk", "remote"]
 """Kind of a tier."""
 
 FILLER = 0
 """The token that fills the last block of a chunk."""
-
-_LABEL = b"chunk"
-
-
-class Found(NamedTuple):
-    """A chunk that is there.
-
-    Attributes:
-        chunk: its tokens.
-        key: 32 bytes that name it.
-        tier: kind of the slowest tier that a part of it must come from.
-        tokens: how many of its tokens have KV: all of them.
-    """
-
-    chunk: NDArray[np.int64]
-    key: bytes
-    tier: str
-    tokens: int
-
-
-class Miss(NamedTuple):
-    """A chunk that must be computed.
-
-    Attributes:
-        chunk: its tokens.
-        key: 32 bytes that name it.
-        kind: "absent" if nothing of it is there, "partial" if only its first blocks are.
-        tokens: how many of its tokens are there.
-    """
-
-    chunk: NDArray[np.int64]
-    key: bytes
-    kind: Literal["absent", "partial"]
-    tokens: int
-
-
-class Lookup(NamedTuple):
-    """What became of the chunks of a text.
-
-    Attributes:
-        found: those that are there.
-        missed: those that must be computed.
-    """
-
-    found: list[Found]
-    missed: list[Miss]
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkFeedback:
-    """How the store does, for whoever chooses how much to recompute.
-
-    Attributes:
-        hit_rate: by kind of tier, the share of all full blocks of the chunks looked up by this
-            store that was found there, on the fastest of its tiers.
-        fetch_ns: by kind of tier, the mean time of a load from there; 0 if there was none.
-        bandwidth: by name of lane, the share of the time since the store was made in which the
-            executor saw it carry something, for whomever.
-        chunks: chunks that were looked up.
-        missed: chunks that were not wholly there.
-    """
-
-    hit_rate: dict[str, float]
-    fetch_ns: dict[str, float]
-    bandwidth: dict[str, float]
-    chunks: int
-    missed: int
 
 
 class CacheStore:
@@ -150,7 +82,7 @@ class CacheStore:
         self.scope = scope or Scope()
         self.tier: Kind | None = None
         self._engine: LayerwiseEngine | None = None
-        self._names = Names()
+        self._names = Names(self._manager.model.identity(), self.scope, self.prefix)
         self._hits = dict.fromkeys((tier.kind for tier in self._manager.tiers), 0)
         self._wanted = 0
         self._chunks = 0
@@ -168,10 +100,7 @@ class CacheStore:
         That is the model, the scope (tenant, adapter, digests within the chunk), the prefix and the
         chunk's tokens.
         """
-        tokens = as_tokens("chunk", chunk)
-        name = self._digest(len(tokens))
-        name.update(_bytes(tokens))
-        return _sealed(name, len(tokens))
+        return self._names.key(as_tokens("chunk", chunk))
 
     def locations(self, key: bytes) -> list[Location]:
         """Where the KV of a chunk is: every copy of each of its blocks, the fastest tier first.
@@ -185,7 +114,9 @@ class CacheStore:
         """
         tokens = self._names.get(key)
         if tokens is None:
-            tokens = self._recall(key)
+            now = self.executor.clock()
+            tiers = [at for at, tier in enumerate(self._manager.tiers) if not tier.layer_slots]
+            tokens = self._names.recall(key, (self._manager.index(at, now=now) for at in tiers))
         if tokens is None:
             return []
         (match,) = self._matches([tokens])
@@ -203,11 +134,7 @@ class CacheStore:
 
     def scope_of(self, tokens: int) -> Scope:
         """The scope of the plain sequence of a chunk of so many tokens, digests in their places."""
-        if not self.scope.extra:
-            return self.scope
-        behind = len(self.prefix)
-        extra = sorted((behind + at, one) for at, one in self.scope.extra if at < tokens)
-        return replace(self.scope, extra=tuple(extra))
+        return self._names.scope_of(tokens)
 
     def sequence(self, chunk: Tokens = ()) -> NDArray[np.int64]:
         """What is stored of a chunk, int64: prefix, chunk, and `FILLER` up to a block's end."""
@@ -397,48 +324,3 @@ class CacheStore:
             self._manager.lookup(sequence, now=now, scope=self.scope_of(len(chunk)), keep=0)
             for sequence, chunk in zip(sequences, chunks, strict=True)
         ]
-
-    def _recall(self, key: bytes) -> NDArray[np.int64] | None:
-        """The tokens of a chunk that some blocks belong to; None if no blocks do."""
-        now, behind = self.executor.clock(), len(self.prefix)
-        tiers = [at for at, tier in enumerate(self._manager.tiers) if not tier.layer_slots]
-        indices = [self._manager.index(tier, now=now) for tier in tiers]
-        changes = {at for at, _ in self.scope.extra}
-        for path in paths(indices):
-            if not np.array_equal(path[:behind], self.prefix):
-                continue
-            tokens = path[behind:]
-            each = _bytes(tokens)
-            name = self._digest(0)
-            for at in range(len(tokens)):
-                if at in changes:
-                    name = self._digest(at + 1)
-                    name.update(each[: 4 * at])
-                name.update(each[4 * at : 4 * at + 4])
-                if _sealed(name.copy(), at + 1) == key:
-                    self._names.saw(key, tokens[: at + 1])
-                    return tokens[: at + 1]
-        return None
-
-    def _digest(self, tokens: int) -> hashlib.blake2b:
-        """A hash to which only the tokens of a chunk of so many are still to be added."""
-        extra = self.scope_of(tokens).extra
-        digests = (part for at, one in extra for part in (at.to_bytes(8, "little"), one))
-        owner = (self.scope.tenant, self.scope.lora.encode())
-        name = hashlib.blake2b(digest_size=32, person=_LABEL)
-        identity = self._manager.model.identity().encode()
-        for part in (identity, *owner, _bytes(self.prefix), *digests):
-            name.update(len(part).to_bytes(8, "little"))
-            name.update(part)
-        return name
-
-
-def _bytes(tokens: NDArray[np.int64]) -> bytes:
-    """Tokens as they are hashed."""
-    return tokens.astype("<u4").tobytes()
-
-
-def _sealed(name: hashlib.blake2b, tokens: int) -> bytes:
-    """The hash with the number of tokens behind them: nothing can be cut in another way."""
-    name.update(tokens.to_bytes(8, "little"))
-    return name.digest()

@@ -1,0 +1,179 @@
+"""Names: what chunks are called, and which chunk a name is of.
+
+A name is a hash of all that decides what matches a chunk. It cannot be turned back, so names that a
+process has met are remembered, and others are looked for among all blocks that there are: each
+block's label has its tokens and the key of the block before it, so that paths can be read back, and
+hashed.
+Invariant: two names are equal exactly if model, tenant, adapter, prefix, tokens and digests are.
+Cost: a lookup for a name that is remembered; otherwise a hash per token of all blocks, once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import OrderedDict
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from kvtrie import Index
+    from kvtrie.scope import Scope
+
+__all__ = ["Location", "Names", "paths"]
+
+_LABEL = b"chunk"
+_MOST = 1 << 14
+_STANDING = struct.Struct("<QQIIBB6x")
+_HEAD = struct.Struct("<BBxxII32s")
+_COST_BYTES = 8
+
+
+class Location(NamedTuple):
+    """Where some layers of a block of a chunk are.
+
+    Attributes:
+        block: index of the block, from 0 for the one with the chunk's first token.
+        tier: kind of the tier.
+        slots: its slot there, or with layer slots one for each of the layers.
+        layers: first layer, and one behind the last.
+    """
+
+    block: int
+    tier: str
+    slots: tuple[int, ...]
+    layers: tuple[int, int]
+
+
+class Names:
+    """The names of the chunks of a store, and those that were seen last.
+
+    Args:
+        identity: the model's.
+        scope: of the chunks; its offsets count from a chunk's first token.
+        prefix: int64, the tokens before every chunk.
+    """
+
+    def __init__(self, identity: str, scope: Scope, prefix: NDArray[np.int64]) -> None:
+        self._identity = identity
+        self._scope = scope
+        self._prefix = prefix
+        self._seen: OrderedDict[bytes, NDArray[np.uint32]] = OrderedDict()
+
+    def scope_of(self, tokens: int) -> Scope:
+        """The scope of prefix and chunk of so many tokens as one sequence."""
+        if not self._scope.extra:
+            return self._scope
+        behind = len(self._prefix)
+        extra = sorted((behind + at, one) for at, one in self._scope.extra if at < tokens)
+        return replace(self._scope, extra=tuple(extra))
+
+    def key(self, tokens: NDArray[np.int64]) -> bytes:
+        """The name of a chunk."""
+        name = self._begun(len(tokens))
+        name.update(_bytes(tokens))
+        return _sealed(name, len(tokens))
+
+    def saw(self, key: bytes, tokens: NDArray[np.int64]) -> None:
+        """A chunk has this name."""
+        if key in self._seen:
+            self._seen.move_to_end(key)
+            return
+        self._seen[key] = tokens.astype(np.uint32)
+        if len(self._seen) > _MOST:
+            self._seen.popitem(last=False)
+
+    def get(self, key: bytes) -> NDArray[np.int64] | None:
+        """The tokens of a chunk, if it is remembered."""
+        seen = self._seen.get(key)
+        return None if seen is None else seen.astype(np.int64)
+
+    def recall(self, key: bytes, indices: Iterable[Index]) -> NDArray[np.int64] | None:
+        """The tokens of a chunk by what is there of it; None if nothing of it is there.
+
+        Args:
+            key: its name.
+            indices: what `BlockManager.index` gives of tiers.
+        """
+        behind = len(self._prefix)
+        changes = {at for at, _ in self._scope.extra}
+        for path in paths(indices):
+            if not np.array_equal(path[:behind], self._prefix):
+                continue
+            tokens = path[behind:]
+            each = _bytes(tokens)
+            name = self._begun(0)
+            for at in range(len(tokens)):
+                if at in changes:
+                    name = self._begun(at + 1)
+                    name.update(each[: 4 * at])
+                name.update(each[4 * at : 4 * at + 4])
+                if _sealed(name.copy(), at + 1) == key:
+                    self.saw(key, tokens[: at + 1])
+                    return tokens[: at + 1]
+        return None
+
+    def _begun(self, tokens: int) -> hashlib.blake2b:
+        """A hash to which only the tokens of a chunk of so many are still to be added."""
+        extra = self.scope_of(tokens).extra
+        digests = (part for at, one in extra for part in (at.to_bytes(8, "little"), one))
+        owner = (self._scope.tenant, self._scope.lora.encode())
+        name = hashlib.blake2b(digest_size=32, person=_LABEL)
+        for part in (self._identity.encode(), *owner, _bytes(self._prefix), *digests):
+            name.update(len(part).to_bytes(8, "little"))
+            name.update(part)
+        return name
+
+
+def paths(indices: Iterable[Index]) -> Iterator[NDArray[np.int64]]:
+    """The token sequences that blocks make, each to the end of a block behind which none is known.
+
+    Args:
+        indices: what `BlockManager.index` gives of tiers.
+    """
+    blocks: dict[bytes, tuple[bytes, bytes]] = {}
+    for index in indices:
+        for key, (label, *_) in zip(index.key, index, strict=True):
+            blocks[key.tobytes()] = _record(label)
+    above = {parent for parent, _ in blocks.values()}
+    for key in blocks:
+        if key not in above:
+            yield _path(blocks, key)
+
+
+def _path(blocks: Mapping[bytes, tuple[bytes, bytes]], key: bytes) -> NDArray[np.int64]:
+    parts: list[bytes] = []
+    while key in blocks:
+        key, tokens = blocks[key]
+        parts.append(tokens)
+    return np.frombuffer(b"".join(reversed(parts)), dtype="<u4").astype(np.int64)
+
+
+def _record(label: bytes) -> tuple[bytes, bytes]:
+    """The key of the block before, and the tokens, of a block's label.
+
+    The label is as the core writes it: how the block was used, 32 bytes and perhaps a cost, then
+    its record: version, scope, digests, tokens, the key before it.
+    """
+    priced = _STANDING.unpack_from(label)[5]
+    begin = _STANDING.size + (_COST_BYTES if priced else 0)
+    _, _, _, tokens, parent = _HEAD.unpack_from(label, begin)
+    first = begin + _HEAD.size
+    return parent, label[first : first + 4 * tokens]
+
+
+def _bytes(tokens: NDArray[np.int64]) -> bytes:
+    """Tokens as they are hashed."""
+    return tokens.astype("<u4").tobytes()
+
+
+def _sealed(name: hashlib.blake2b, tokens: int) -> bytes:
+    """The hash with the number of tokens behind them: nothing can be cut in another way."""
+    name.update(tokens.to_bytes(8, "little"))
+    return name.digest()
