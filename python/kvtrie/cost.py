@@ -1,4 +1,4 @@
-"""Cost: what it costs to compute a token again, over the length of its context.
+"""Cost: the time to compute a token again, over the length of its context.
 
 Invariant: costs are finite, above zero and never fall with context. Cost: a formula or a table,
 read once when a manager is made.

@@ -1,4 +1,4 @@
-"""Errors: what kvtrie raises, from Python and from the core alike.
+"""Errors: the exceptions of kvtrie, from Python and from the core alike.
 
 Invariant: a call that raises one of these has changed nothing, and its message carries the
 numbers that explain it. Cost: none until raised.

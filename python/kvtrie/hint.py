@@ -1,6 +1,6 @@
-"""Hints: what an engine or an agent knows about the future of blocks, for `BlockManager.hint`.
+"""Hints: advice of an engine or an agent on the future of blocks, for `BlockManager.hint`.
 
-Every block has a priority from 0 to 100, 35 if nobody says anything. A block of lower priority
+Every block has a priority from 0 to 100, 35 without a hint. A block of lower priority
 leaves its tier before one of higher priority; among equals the policy decides. Invariant: a hint is
 soft, it pins nothing and makes no request fail. Cost: plain values, read once per hint.
 """
@@ -81,7 +81,7 @@ class Retain:
         decode_priority: the priority of blocks behind the prompt of a lease or of the session's
             leases; None says nothing of them.
         decode_ttl: for how long that holds, from the commit of each such block on.
-        owner: who says so; None is the session, or nobody in particular.
+        owner: the author of the hint; None is the session, or no one in particular.
         scope: whose blocks, with `tokens`, or whose session; names of sessions and owners count
             within their scope.
 
@@ -124,7 +124,7 @@ class Retain:
 class Release:
     """Blocks that are wanted no more: they leave first, until a request uses them again.
 
-    A block stays as it is while somebody else wants it: a lease holds it, another session that is
+    A block stays as it is while another owner wants it: a lease holds it, another session that is
     not over goes through it, or another owner retains it.
 
     Attributes:

@@ -49,11 +49,11 @@ class Layout:
             except for the padding that `alignment` asks for.
         dtype: torch's name of the stored numbers' type.
         kv: "joined" keeps K and V of a layer side by side in one tensor, "split" in two tensors.
-        scales: what one quantisation scale covers, an fp32 number; "none" for plain numbers. Those
-            of a "token" (all its heads) or "group" (one head of a token), of K and then of V, stand
-            behind the numbers of each layer of each block; those of a "head" or of the whole
-            "tensor" are kept elsewhere.
-        latent: True where one compressed vector per token stands for both K and V.
+        scales: the numbers that one quantisation scale covers, which is an fp32 number; "none" for
+            plain numbers. Scales of a "token" (all its heads) or "group" (one head of a token), of
+            K and then of V, lie behind the numbers of each layer of each block; those of a "head"
+            or of the whole "tensor" are kept elsewhere.
+        latent: True where one compressed vector per token replaces both K and V.
         alignment: every layer of a block starts at a multiple of this many bytes.
         rope: "rotated" where stored keys carry their position's rotation, "plain" where they are
             stored before it, "none" for models without rotary positions.

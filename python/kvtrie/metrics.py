@@ -46,14 +46,14 @@ _BY_TIER = ("machine", "tier", "policy")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What is exported under one name.
+    """One exported metric.
 
     Attributes:
-        name: as it stands in a scrape, a counter's with `_total`.
+        name: as a scrape has it, a counter's with `_total`.
         type: counter, gauge or histogram.
         meaning: the help text.
         of: the attribute of `Stats`, `LaneStats` or `TierStats` it comes from.
-        labels: by what it is told apart.
+        labels: the names of its labels.
         scale: units of the attribute in one unit of the metric.
     """
 
@@ -189,7 +189,7 @@ class Collector(_Base):
     """Exports what managers count.
 
     Register it (`prometheus_client.REGISTRY.register(Collector(manager))`), and an exporter such as
-    `prometheus_client.start_http_server` shows it. Managers are told apart by their machine's
+    `prometheus_client.start_http_server` shows it. Managers differ by their machine's
     number, tiers by kind and policy.
     """
 

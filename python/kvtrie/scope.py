@@ -26,7 +26,7 @@ class Scope:
     Attributes:
         tenant: salt of the tenant; two tenants never share.
         lora: name of the adapter; two adapters never share.
-        extra: pairs of token offset and digest of what stands at that token without being one, an
+        extra: pairs of token offset and digest of an input at that token that is no token, an
             image say. Sequences share everything before the first digest in which they differ.
         structure: "leaf-only" where the engine reuses prefixes only, "holes" where it can
             recompute inside a sequence; None takes the manager's. Fixed at the scope's first use.

@@ -1,4 +1,4 @@
-"""ModelShape: what of a model decides the size and the meaning of its KV.
+"""ModelShape: the properties of a model that decide the size and the meaning of its KV.
 
 Invariant: equal identities mean exchangeable KV; a structure that kvtrie cannot serve rightly is
 refused, never guessed. Cost: arithmetic on a handful of integers.
@@ -93,7 +93,7 @@ class ModelShape:
         head_dim: numbers per head of K; with `latent`, numbers of the one vector per token.
         dtype: torch's name of the type that KV is kept in.
         v_head_dim: numbers per head of V where they differ from K's.
-        latent: True where one compressed vector per token stands for both K and V.
+        latent: True where one compressed vector per token replaces both K and V.
         query_heads: heads of Q, where known.
         hidden: width of the residual stream, where known; it prices computation.
         groups: layers by kind of attention; empty means full attention everywhere. All layers keep

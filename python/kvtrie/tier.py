@@ -37,7 +37,7 @@ class Lane:
         name: its name, for `transmit` and in statistics.
         bytes_per_s: bandwidth in bytes per second, at least 1.
         latency_ns: nanoseconds that each transmission takes besides its bytes.
-        shares: name of the queue it stands in; lanes of one queue wait for each other. None is
+        shares: name of its queue; lanes of one queue wait for each other. None is
             a queue of its own name.
 
     Raises:
@@ -90,8 +90,8 @@ class Tier:
         layout: how its bytes lie, and in which format, which below the first tier may be another
             than the model's: a block takes as many bytes as the layout says. None takes kvtrie's
             own. The core does not read it.
-        durability: what a block on disk survives: "none" a clean close, "flush" the death of the
-            process, "fsync" the loss of power. The core does not read it.
+        durability: the event that a block on disk survives: "none" a clean close, "flush" the death
+            of the process, "fsync" the loss of power. The core does not read it.
         io: "direct" moves a disk's bytes between device and memory without the system's page
             cache, where the file system allows it; "buffered" uses the cache. The core does not
             read it.

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     Args:
-        arguments: what stands behind `kvtrie`; None takes the process's.
+        arguments: the words behind `kvtrie`; None takes the process's.
     """
     options = _parser().parse_args(arguments)
     try:

@@ -64,4 +64,4 @@ def _run(given: argparse.Namespace) -> int:
 
 
 COMMAND = ("a real model, twelve chats whose KV does not fit, and a verdict", _arguments)
-"""What the command does, and the function that adds its arguments."""
+"""The help text of the command, and the function that adds its arguments."""

@@ -117,7 +117,7 @@ def _gc(given: argparse.Namespace) -> int:
 def _each(
     found: Iterable[Path], work: Callable[[Path], _Result], unreadable: list[str]
 ) -> list[_Result]:
-    """What the work gives for every store; why it gives nothing is added to `unreadable`."""
+    """The result of the work per store; the reason why there is none goes to `unreadable`."""
     results: list[_Result] = []
     for store in found:
         try:
@@ -238,7 +238,7 @@ def _outcome(result: Cleaned) -> str:
 
 
 def _meaning(about: str) -> object:
-    """A store's description as what it says, or as it stands if that is no JSON."""
+    """A store's description, parsed, or as it is if that is no JSON."""
     try:
         return json.loads(about)
     except (ValueError, RecursionError):
@@ -292,4 +292,4 @@ _ACTIONS = {
 }
 
 COMMAND = ("look at, verify and clean the files of a disk tier", _arguments)
-"""What the command does, and the function that adds its arguments."""
+"""The help text of the command, and the function that adds its arguments."""

@@ -50,14 +50,14 @@ _LINE = 64  # bytes of a lock that are read: it names a process
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What stands in a store.
+    """The contents of a store.
 
     Attributes:
         store: its own folder.
-        about: what its KV means, as JSON.
+        about: the meaning of its KV, as JSON.
         slots: how many blocks it may hold.
-        bytes: what its files take on the disk.
-        read_only: why nobody else may write now; None if one may.
+        bytes: the size of its files on the disk.
+        read_only: the reason why no other process may write now; None if one may.
         rows: its blocks.
     """
 
@@ -76,7 +76,7 @@ class Finding:
     Attributes:
         slot: where the block stood; None for a part of the manifest that names no block.
         key: the block's name, likewise.
-        reason: what was wrong.
+        reason: the fault.
         removed: whether it is gone now.
     """
 
@@ -94,7 +94,7 @@ class Verified:
         store: its own folder.
         blocks: how many blocks were read.
         read_only: why nothing could be removed; None if it could.
-        findings: what could not be proved.
+        findings: the records that could not be proved.
     """
 
     store: Path
@@ -136,7 +136,7 @@ def stores(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def look(store: Path, wall: int) -> Look:
-    """What stands in a store, with ages as of `wall`, in nanoseconds.
+    """The contents of a store, with ages as of `wall`, in nanoseconds.
 
     Raises:
         ConfigError: it has no good manifest.
@@ -242,7 +242,7 @@ def _remove(path: Path) -> int:
 
 
 def _half(removed: Path) -> list[Path]:
-    """What a store that is being removed has in a second folder; nothing that is not its own."""
+    """The files in a second folder of a store that is being removed; only its own."""
     try:
         with closing(DiskStore.inspect(removed)) as seen:
             second = seen.second
@@ -276,7 +276,7 @@ def _open(store: Path) -> DiskStore:
 
 
 def _refusal(store: Path) -> str | None:
-    """Why a store may not be written: somebody does, or nobody may."""
+    """The reason why a store may not be written: another process does, or none may."""
     lock = store / "lock"
     try:
         found = lock.lstat()

@@ -174,4 +174,4 @@ def _toml(told: dict[str, Any]) -> str:
 
 
 COMMAND = ("measure this machine: prefill over context, and every lane's speed", _arguments)
-"""What the command does, and the function that adds its arguments."""
+"""The help text of the command, and the function that adds its arguments."""

@@ -1,6 +1,6 @@
 """Progress: a bar on the terminal while something long is gone through.
 
-Invariant: nothing is drawn where nobody looks or rich is not installed; standard output stays the
+Invariant: nothing is drawn without a terminal or without rich; standard output stays the
 command's. Cost: a few redraws per second.
 """
 
@@ -21,8 +21,8 @@ def watched(items: Sequence[_Item], what: str, *, quiet: bool) -> Iterable[_Item
     """The items, with a bar while they are gone through.
 
     Args:
-        items: what is gone through.
-        what: stands before the bar.
+        items: the items to go through.
+        what: the text before the bar.
         quiet: draw none.
     """
     if quiet or not sys.stderr.isatty():

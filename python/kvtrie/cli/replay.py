@@ -190,4 +190,4 @@ def _text(title: str, played: Replayed) -> str:
 
 
 COMMAND = ("play a trace of block hashes through a manager, without bytes", _arguments)
-"""What the command does, and the function that adds its arguments."""
+"""The help text of the command, and the function that adds its arguments."""

@@ -1,6 +1,6 @@
-"""A scrape: what managers had counted at one moment, as Prometheus sees it.
+"""A scrape: the counters of managers at one moment, as Prometheus sees them.
 
-Invariant: whoever counted, a manager in this process or one behind an address, a scrape reads the
+Invariant: of a manager in this process or one behind an address, a scrape reads the
 same. Cost: one pass over the samples.
 """
 

@@ -1,4 +1,4 @@
-"""`kvtrie map` and `kvtrie stats`: what a report says."""
+"""`kvtrie map` and `kvtrie stats`: the pictures of a report."""
 
 from __future__ import annotations
 
@@ -82,6 +82,6 @@ def _stats(given: argparse.Namespace) -> int:
 
 
 MAP = ("draw which layers of which session were on which tier, from a report", _map_arguments)
-"""What the command does, and the function that adds its arguments."""
+"""The help text of the command, and the function that adds its arguments."""
 STATS = ("print what each tier held and did, from a report", _stats_arguments)
 """Likewise."""

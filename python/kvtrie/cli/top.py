@@ -1,4 +1,4 @@
-"""`kvtrie top`: what managers do now, refreshed: of a replay in this process, or of an engine.
+"""`kvtrie top`: a live table of managers: of a replay in this process, or of an engine.
 
 Invariant: it only looks; both sources are read through the same metrics. Cost: some milliseconds
 per refresh.
@@ -105,7 +105,7 @@ def _printed(view: View) -> None:
 
 
 class _Shown:
-    """What is on the screen, or printed line by line."""
+    """The screen, or the lines that are printed instead."""
 
     def __init__(self, put: Callable[[View], None] | None, before: Scrape, title: str) -> None:
         self.view: View | None = None
@@ -256,4 +256,4 @@ def _fetch(url: str) -> Scrape:
 
 
 COMMAND = ("show live what managers do: of a replay, or of a running engine", _arguments)
-"""What the command does, and the function that adds its arguments."""
+"""The help text of the command, and the function that adds its arguments."""

@@ -1,4 +1,4 @@
-"""A view: what `kvtrie top` shows of the time between two scrapes.
+"""A view: the figures of `kvtrie top` for the time between two scrapes.
 
 Rates are per second of the manager's own clock, so a replay shows the trace's time.
 Invariant: a view follows from its two scrapes alone. Cost: a few passes over their samples.
@@ -20,7 +20,7 @@ class TierView:
     Attributes:
         machine: whose tier.
         tier: its kind.
-        policy: what leaves first.
+        policy: the eviction policy.
         slots: all slots.
         used: share of them that cannot be written at once.
         clean: share of the copies that could leave without a loss.
@@ -86,7 +86,7 @@ class View:
 
     @classmethod
     def between(cls, before: Scrape, after: Scrape) -> View:
-        """What happened between two scrapes; the first may be empty."""
+        """The view of the time between two scrapes; the first may be empty."""
         machines = [labels["machine"] for labels, _ in after.samples.get("kvtrie_up", ())]
         spans = {machine: _Interval(before, after, machine) for machine in machines}
         return cls(

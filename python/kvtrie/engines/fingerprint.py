@@ -37,7 +37,7 @@ _ADAPTERS = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling
 
 
 class _State(NamedTuple):
-    """What changes with a model; equal states have one fingerprint.
+    """The state of a model that its fingerprint covers; equal states have one.
 
     A reference to a tensor is named by its number, which stays its own as long as it is kept.
     """

@@ -1,4 +1,4 @@
-"""Guard: what of a pass could make its KV depend on more than its tokens.
+"""Guard: a check of the inputs by which a pass could make KV depend on more than tokens.
 
 KV is found again by tokens alone, so a pass whose keys and values come from anything else as well
 (other positions, other masks, images, dropout) would serve wrong KV to the next one who asks.
@@ -53,7 +53,7 @@ class Pass:
 
 
 class Guard:
-    """What a model's passes are held against.
+    """The arguments and settings with which a model's passes are compared.
 
     Args:
         model: the model whose passes are looked at.

@@ -1,7 +1,7 @@
 """Recovery: the KV that was dropped inside a cached prefix, computed again at its own positions.
 
 Every missing token of a prefix goes through the model in one pass, however the holes lie: queries
-carry their own positions, keys stand in logical order, and a query sees the keys at positions up
+carry their own positions, keys lie in logical order, and a query sees the keys at positions up
 to its own (Pensieve, section 4.3.4, recovers dropped tokens the same way). The pass ends at the
 deepest layer that misses anything: what lies above is still there.
 Invariant: only missing (layer, position) pairs are written, so what is reused stays bit-identical.
@@ -39,7 +39,7 @@ def recover(
 ) -> int:
     """Compute what the plan of `lease` says is missing in front of its match.
 
-    The lease must be ready: everything that the plan reuses or loads stands in its slots.
+    The lease must be ready: everything that the plan reuses or loads is in its slots.
 
     Args:
         model: a causal language model or its decoder.
@@ -91,7 +91,7 @@ class _Complete(Exception):  # noqa: N818 - not an error: the pass has done its 
 
 
 class _Missing(Cache):
-    """What the model sees as its cache during the pass."""
+    """The model's cache during the pass."""
 
     def __init__(self, step: Step, last: int) -> None:
         super().__init__(layers=[])

@@ -24,7 +24,7 @@ _PLAIN = frozenset({"default", "linear", "yarn", "llama3", "proportional", "mrop
 
 @dataclass(frozen=True, slots=True)
 class RopeLimits:
-    """What a model's rotations depend on beside the position.
+    """The lengths at which a model's rotations change.
 
     Attributes:
         switches: ascending lengths; a sequence longer than one is rotated in another way.

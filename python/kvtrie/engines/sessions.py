@@ -179,7 +179,7 @@ class Sessions:
         self._executor.poll()
 
     def end(self, session: str) -> None:
-        """A conversation is over: it is forgotten, and what no other one needs leaves first.
+        """Forget a conversation that is over: blocks that no other one needs are evicted first.
 
         Raises:
             ConfigError: there is no such session.

@@ -1,4 +1,4 @@
-"""What could be had by knowing the future: a bound on hits, and a reference for costs.
+"""Offline caches, which know the future: a bound on hits, and a reference for costs.
 
 `most_hits` is Belady's rule on single blocks: no cache of that room finds more blocks, whatever it
 keeps, as long as it holds every request's blocks while that runs. `leaves_first` is the same rule
@@ -37,7 +37,7 @@ class OfflineHits:
 
 
 def most_hits(requests: Sequence[TraceRequest], capacity: int) -> OfflineHits:
-    """What a cache of `capacity` blocks finds at most, in number.
+    """The most hits that a cache of `capacity` blocks can have.
 
     Raises:
         ConfigError: a request is longer than `capacity`.

@@ -35,7 +35,7 @@ _SHAPE = ModelShape(
 
 @dataclass(frozen=True, slots=True)
 class TierFigures:
-    """What happened on one tier.
+    """The counts of one tier.
 
     Attributes:
         kind: which tier.
@@ -56,7 +56,7 @@ class TierFigures:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay found; counts are in blocks unless they say otherwise.
+    """The result of a replay; counts are in blocks unless they say otherwise.
 
     Attributes:
         requests: requests of the trace.
@@ -67,7 +67,7 @@ class Replayed:
         recomputed: blocks inside a match that were computed again.
         tokens_hit: tokens of the blocks found.
         cost: cost of computing all prompts, in tokens without context.
-        cost_saved: the part of it that the blocks found stand for.
+        cost_saved: the part of it that the blocks found save.
         waited_s: seconds that requests waited for their loads, in all.
         tiers: per tier, fastest first.
     """
@@ -119,10 +119,10 @@ def open_manager(
     Times are those of a model of 8 billion parameters in bfloat16.
 
     Args:
-        tiers: fastest first; whoever owns them, they hold no bytes.
+        tiers: fastest first; they hold no bytes, whatever their owner.
         policy: which block leaves first.
         structure: whether blocks inside a sequence may be dropped.
-        block_tokens: real tokens that one hash stands for.
+        block_tokens: real tokens per hash.
         eviction_log: how many evictions are kept for `evictions`.
 
     Raises:
@@ -211,7 +211,7 @@ def replay(
 
 
 class _Bill:
-    """What prompts cost to compute, and what is spared."""
+    """The cost of computing prompts, and the part that hits save."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block = block_tokens

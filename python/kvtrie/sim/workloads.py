@@ -1,4 +1,4 @@
-"""Made-up traces: what prefix caches are asked for, by families.
+"""Synthetic traces of requests to a prefix cache, by families.
 
 `chats` are conversations of many turns, `agents` work through tools and pause for them, `shared`
 are single questions behind popular documents, `flood` is chats with waves of prompts that nobody
@@ -38,7 +38,7 @@ class _Text:
     rest: int = 0
 
     def grow(self, tokens: int) -> None:
-        """Append tokens that nobody has written before."""
+        """Append tokens that are in no earlier text."""
         whole, self.rest = divmod(self.rest + tokens, _BLOCK)
         self.path.extend(next(self.ids) for _ in range(whole))
 
@@ -229,7 +229,7 @@ def shared(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
 
 
 def flood(*, requests: int = 10_000, seed: int = 0) -> list[TraceRequest]:
-    """Chats, and every ten minutes a wave of long prompts that nobody asks for again.
+    """Chats, and every ten minutes a wave of long prompts that never come back.
 
     A wave is a job of about three hundred prompts of about 4 000 tokens within a minute.
 

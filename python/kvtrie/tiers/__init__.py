@@ -49,7 +49,7 @@ class Storage(Protocol):
     """A tier without memory of its own that a kernel could read: disk, remote.
 
     `memory` is always a view into a pool, `(hi - lo, bytes of one layer)` of uint8:
-    reads go into it, writes come out of it, and nobody keeps it after the call. Calls come from
+    reads go into it, writes come out of it, and a storage drops it with the call. Calls come from
     several threads at once, never two at a time for one slot. An error is any exception; the
     move then counts as failed.
     """
@@ -94,11 +94,11 @@ class PersistentStorage(Storage, Protocol):
     """A storage whose blocks are found again by a later process."""
 
     def recall(self) -> Index:
-        """What was kept and is still there, for `BlockManager.load_index`."""
+        """The index of the blocks that are still there, for `BlockManager.load_index`."""
         ...
 
     def keep(self, index: Index) -> None:
-        """Write down that exactly the blocks of `index` stand here, with their ages and uses."""
+        """Persist that exactly the blocks of `index` are here, with their ages and uses."""
         ...
 
 
@@ -111,7 +111,7 @@ def open_pools(
     ranks: int = 1,
     staging: int = 0,
 ) -> tuple[Pool | Storage | None, ...]:
-    """What kvtrie keeps bytes in: memory for `gpu` and `host`, files for a `disk` with a path.
+    """Pools and storages of tiers: memory for `gpu` and `host`, files for a `disk` with a path.
 
     Args:
         model: the shape whose KV is kept.
@@ -123,8 +123,8 @@ def open_pools(
             what running passes compute; as many as one batch fills.
 
     Returns:
-        One entry per tier, None where an engine or nobody owns the bytes or they lie elsewhere:
-        what `Executor` takes as its `pools`, once the storages of the user's own are filled in.
+        One entry per tier, None where an engine owns the bytes, there are none, or they lie
+        elsewhere: the `pools` of `Executor`, once the user's own storages are filled in.
 
     Raises:
         ConfigError: a tier of a kind that has no memory and is not `disk` or `remote`, tiers whose

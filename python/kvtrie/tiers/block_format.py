@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "BlockFormat", "HasBlockFormat"]
 
 FORMAT = ("dtype", "scales")
-"""What two memories may differ in: copies between them convert."""
+"""Fields in which two memories may differ: copies between them convert."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def pages(fmt: BlockFormat, memory: Sequence[torch.Tensor], units: int) -> Pages
 
 
 def check(one: BlockFormat, other: BlockFormat) -> None:
-    """Look whether KV can go from one format to another and back.
+    """Raise unless KV can go from one format to another and back.
 
     Raises:
         ConfigError: a format that kernels do not know, scales that would have to be given, heads
@@ -69,14 +69,14 @@ def check(one: BlockFormat, other: BlockFormat) -> None:
 
 
 def agree(tiers: Iterable[tuple[str, BlockFormat, bool]]) -> None:
-    """Look that tiers, from the first one down, may exchange KV.
+    """Raise unless tiers, from the first one down, may exchange KV.
 
     Args:
         tiers: a name, the format, and whether it is memory, which converts; anything else takes the
             bytes of the memory above it.
 
     Raises:
-        ConfigError: two of them differ, both numbers are told; or KV cannot be converted.
+        ConfigError: two of them differ, with both numbers; or KV cannot be converted.
     """
     named = list(tiers)
     for (above, wanted), (name, fmt, memory) in zip(_above(named), named, strict=True):

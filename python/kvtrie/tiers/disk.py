@@ -54,20 +54,20 @@ class DiskStorage:
         blocks: slots, as many as the tier has blocks.
         block_tokens: tokens per block.
         layout: how a layer of a block lies in the pools; None is kvtrie's own.
-        durability: what a finished write survives: "none" a clean close, "flush" the death of the
-            process, "fsync" the loss of power.
+        durability: the event that a finished write survives: "none" a clean close, "flush" the
+            death of the process, "fsync" the loss of power.
         io: "direct" past the system's page cache, where the file system allows it, or "buffered".
-        queue: what keeps several operations under way: "best" is the kernel's queue where it has
-            one, or else "threads".
+        queue: the way to keep several operations under way: "best" is the kernel's queue where it
+            has one, or else "threads".
         second: a folder on another device, where every other slot lies; None keeps all in `folder`.
         rank: the tensor-parallel rank whose part of the KV this is.
         clock: the wall clock in nanoseconds; ages grow by it between two processes.
-        faults: a device that fails as it is told, for tests.
+        faults: a device that fails on demand, for tests.
 
     Attributes:
         block_format: how the bytes lie.
         store: the files.
-        read_only: whether another process writes here, or nobody may.
+        read_only: whether another process writes here, or the folder cannot be written.
 
     How bytes travel, and why not as was asked for, is in `store.travel`.
 
@@ -232,13 +232,13 @@ class DiskStorage:
         return self.store.write_many(rows, self._clock(), depth=depth)
 
     def recall(self) -> Index:
-        """What stands here, with ages as of now."""
+        """The index of the blocks that are here, with ages as of now."""
         index = self.store.index(self._clock())
         self._log()
         return index
 
     def keep(self, index: Index) -> None:
-        """Write down that exactly the blocks of `index` stand here; nothing if read-only."""
+        """Persist that exactly the blocks of `index` are here; a read-only storage does nothing."""
         if not self.read_only:
             self.store.save(index, self._clock())
             self.store.sync()

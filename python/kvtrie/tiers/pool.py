@@ -3,7 +3,7 @@
 A *unit* is one layer of one block. A slot that holds whole blocks is `layers` consecutive units;
 with layer slots each unit is a slot of its own, so both forms are addressed the same way and any
 layer of any block may sit in any unit of the second. A pool may have spare blocks, which no slot
-stands for: bytes that come layer by layer wait there, and `adopt` makes them those of a slot.
+has: bytes that come layer by layer wait there, and `adopt` makes them those of a slot.
 A pool below the first tier may keep KV in a format of its own (`Layout.dtype`, `Layout.scales`):
 copies between pools convert then.
 Invariant: allocated and touched once, never resized; bytes move only by `copy_from` and `scatter`;
@@ -53,7 +53,7 @@ class Pool:
         block_format: how the bytes lie.
         layers: layers of the model.
         layer_slots: whether a slot is one layer of a block instead of the whole block.
-        spare: blocks of memory beyond those that slots stand for.
+        spare: blocks of memory beyond those of the slots.
 
     Raises:
         ConfigError: an order of axes other than kvtrie's own, a format that KV of the model cannot

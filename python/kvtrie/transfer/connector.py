@@ -49,7 +49,7 @@ class Copies(NamedTuple):
 
 
 class LayerBuffer(NamedTuple):
-    """One layer of a match in logical order; whoever has it may change it.
+    """One layer of a match in logical order; its holder may change it.
 
     Attributes:
         keys: K `(tokens, kv_heads, head_dim)`.

@@ -1,6 +1,6 @@
 """DeadlineCall: a call that may never come back, made by a thread of its own.
 
-Invariant: whoever sends it waits no longer than the deadline; a call that hangs keeps its thread
+Invariant: its sender waits no longer than the deadline; a call that hangs keeps its thread
 until it ends, and nothing else. Cost: one thread per call.
 """
 
@@ -21,7 +21,7 @@ class DeadlineCall:
     """Starts a call at once.
 
     Args:
-        call: what to do; its result is not kept.
+        call: the call; its result is dropped.
         clock: nanoseconds, monotone.
 
     Attributes:

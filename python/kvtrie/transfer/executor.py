@@ -19,7 +19,8 @@ from kvtrie.tiers import BlockFormat, HasBlockFormat, PersistentStorage, Pool, a
 from kvtrie.transfer.claims import Claims
 from kvtrie.transfer.deadline_call import DeadlineCall
 from kvtrie.transfer.feedback import Feedback
-from kvtrie.transfer.runner import Progress, Runner
+from kvtrie.transfer.report import Progress
+from kvtrie.transfer.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -76,23 +77,22 @@ class _ManagerSink:
 
 
 class Executor:
-    """Runs the moves of one manager.
+    """The moves of one manager, carried out by threads of its process.
 
-    What leases wait for comes first, then loads that nobody waits for, then stores. What nobody
-    waits for keeps to the `io_budget` of both its tiers, and such stores wait while loads run that
-    somebody waits for: both directions at once cost each of them 18 to 20 % on PCIe (Pensieve,
-    section 4.3.2).
+    Moves that leases await come first, then other loads, then other stores. Those others keep to
+    the `io_budget` of both their tiers, and such stores wait while awaited loads run: both
+    directions at once cost each of them 18 to 20 % on PCIe (Pensieve, section 4.3.2).
 
-    With `workers=0` nothing is copied but while somebody calls `wait` or `drain`, and then one job
-    after another, in the manager's order, which makes a run repeatable.
+    With `workers=0` bytes are copied only during `wait` or `drain`, one job after another in the
+    manager's order, which makes a run repeatable.
 
-    Ctrl-C interrupts whoever waits, and nothing else: a copy that runs ends, and `drain` goes on
-    later. One that is dropped without `close` cancels what has not started, and its threads end.
+    Ctrl-C interrupts a call that waits, and nothing else: a copy that runs ends, and `drain` goes
+    on later. One dropped without `close` cancels moves that have not started; its threads end.
     It belongs to the process that made it: in a fork every call is a `ConfigError`.
 
     Args:
-        manager: whose moves to run.
-        pools: a `Pool` or a `Storage` per tier, in the manager's order: what `open_pools` gave,
+        manager: the source of the moves.
+        pools: a `Pool` or a `Storage` per tier, in the manager's order: the result of `open_pools`,
             with the places of disk and remote tiers filled in.
         workers: threads that copy while the caller computes; on a GPU each has a copy stream of
             its own.
@@ -209,7 +209,7 @@ class Executor:
         )
 
     def cancel(self, ids: Collection[int] | NDArray[np.uint64] | None = None) -> int:
-        """Fail moves that have not started, which blames nobody: they can be asked for again.
+        """Fail moves that have not started; without blame, so that they can be asked for again.
 
         Args:
             ids: which moves; None means all. Those that run, have ended or are unknown are left
@@ -240,7 +240,7 @@ class Executor:
             self._section.notify_all()
 
     def flush(self) -> None:
-        """Copy down what stands only above, as far as there is room, and wait for it.
+        """Copy down the blocks that are only on a tier above, as far as there is room, and wait.
 
         Afterwards a tier that outlives the process holds whole prefixes; see `save`. It takes as
         long as the `io_budget` of the tiers makes it take.
@@ -253,7 +253,7 @@ class Executor:
         self.drain()
 
     def save(self) -> None:
-        """Flush, and let every lasting tier write down what it holds now, with ages and uses.
+        """Flush, and let every persistent tier write down its blocks, with their ages and uses.
 
         Raises:
             TransferError: a tier did not write it down, or not within the deadline. What it wrote
@@ -265,7 +265,7 @@ class Executor:
                 self._keep(tier, pool)
 
     def restore(self) -> int:
-        """Find again what lasting tiers kept; before the first request.
+        """Find the blocks again that persistent tiers kept; call it before the first request.
 
         Returns:
             How many blocks are there again.

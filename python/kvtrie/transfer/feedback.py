@@ -1,9 +1,9 @@
-"""Feedback: what lanes and layers were predicted to take, and what they took.
+"""Feedback: measured times of lanes and layers, beside the predicted ones.
 
 A lane's speed is learned from its busy periods: the time in which at least one copy ran on it, the
 bytes that came through, and how many copies there were. `time = copies × latency + bytes /
 bandwidth` is fitted by least squares over the last periods, old ones counting less.
-The manager is told how long each lane was busy, whatever speed it was declared to have.
+The manager learns how long each lane was busy, whatever speed it was declared to have.
 Invariant: nothing is learned from a copy that failed, and nothing from too little.
 Cost: a few additions per copy; a fit of two unknowns per busy period.
 """
@@ -48,7 +48,7 @@ class Sight(NamedTuple):
 
 @dataclass(slots=True)
 class _Sums:
-    """What a lane has done: weighted sums over busy periods, and the period that runs.
+    """Weighted sums over a lane's busy periods, and the period that runs.
 
     `told` is until when the manager knows that it was busy.
     """
@@ -99,10 +99,10 @@ class _Sums:
 
 @dataclass(slots=True)
 class Feedback:
-    """What was seen of a manager's lanes and of its leases' layers.
+    """Measurements of a manager's lanes and of its leases' layers.
 
     Args:
-        manager: whose.
+        manager: the manager.
         learn: whether the manager's lanes take what was seen.
 
     Attributes:

@@ -68,7 +68,7 @@ class Job:
         firsts: the first layer of each move.
         slots: int64 `(moves, 2)`, source and destination slot of each.
         keys: 32 bytes per move that name the block on a storage.
-        labels: what a storage keeps beside each block.
+        labels: the bytes that a storage keeps beside each block.
         event: on a GPU, the point of the compute stream that the copy must not overtake.
         state: how far it is; see `JobState`.
         started_ns: when the copy began; it counts only while the job is COPYING.
@@ -126,7 +126,7 @@ class Job:
 
     @property
     def bytes(self) -> int:
-        """Bytes that it copies, in the format of the lower tier: what its lane carries."""
+        """Bytes that it copies, in the format of the lower tier, which crosses the lane."""
         lower, upper = (self.target, self.source) if self.store else (self.source, self.target)
         pool = lower if isinstance(lower, Pool) else upper
         if not isinstance(pool, Pool):
@@ -292,7 +292,7 @@ def group(
     """Turn the columns of `moves` into jobs, in an order that respects every `after`.
 
     Args:
-        moves: what the manager handed out.
+        moves: moves of the manager, in its order.
         tiers: the pool or storage of each tier.
         unended: those of some moves, of which none is new, that have not ended.
         limit: the most moves of one job; claimed loads are not limited.

@@ -3,7 +3,7 @@
 A block that comes from a storage is read into the host's memory and copied on from there in the
 same pass, layer by layer: the second copy does not wait for the end of the first.
 Invariant: a layer counts as there when all that the lease awaits has brought it; an aborted
-one gives every move back, and blames nobody for what it did not do.
+one gives every move back, without blame for layers that it did not copy.
 Cost: per layer one call on the load stream and a few operations on arrays, whatever the number of
 blocks in memory; per block on a storage and layer one read.
 """
@@ -248,7 +248,7 @@ class LayerLoads:
         self._executor.wait(self.lease)
 
     def close(self) -> None:
-        """End it: what has not come is given back, and can be asked for again."""
+        """Give back the moves that have not come, which can be asked for again."""
         if self._closed:
             return
         self._closed = True
@@ -404,13 +404,13 @@ class LayerLoads:
         return Copies(source, below, above, layer - first)
 
     def _news(self) -> list[Job]:
-        """Loads that have been handed out since; what they carry is nobody else's."""
+        """Loads that have been handed out since; no other job carries their moves."""
         jobs = self._claims.claim(self.lease.id)
         self._mine += [job.ids for job in jobs]
         return jobs
 
     def _others(self) -> set[int]:
-        """What the lease awaits and others carry."""
+        """The moves that the lease awaits and other jobs carry."""
         awaited = self.lease.after
         if len(self._mine) == 1 and np.array_equal(awaited, self._mine[0]):
             return set()
@@ -435,7 +435,7 @@ class LayerLoads:
                 f"lease {lease.id} awaits moves that nobody carries out",
             )
             if claims.stalled(self._foreign):
-                # Room in transit is short: what is half there must be there before more can come.
+                # Room in transit is short: blocks that are half there must come first.
                 self._submit(self._rush).join()
         holes = len(lease.plan.recompute())
         if self._error is None and (lease.matched < self.tokens or holes > self._holes):

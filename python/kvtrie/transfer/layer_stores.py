@@ -1,4 +1,4 @@
-"""LayerStores: what one pass computes, brought down to the host while later layers compute.
+"""LayerStores: the stores of one pass, copied to the host while later layers compute.
 
 Its blocks wait in spare blocks of the host's pool, since nothing is cached before all layers are
 written. With the commit the manager's stores come, and their slots take the spare blocks over.
@@ -41,7 +41,7 @@ class LayerStores:
         tokens: the tokens, as `Lease.commit` takes them.
         store: the stream that copies.
         connector: how.
-        behind_loads: blocks while a load is on its way that somebody waits for.
+        behind_loads: blocks while a load is on its way that a lease awaits.
 
     Raises:
         ConfigError: tiers that do not store what is committed, or no pool to store it to.
@@ -120,7 +120,7 @@ class LayerStores:
         if self._error is not None:
             return
         try:
-            # Both directions at once cost each of them: what a pass waits for comes first.
+            # Both directions at once slow each other down: loads that a pass waits for come first.
             self._behind_loads()
             if self._pool.layer_slots:
                 copies = Copies(self._below, self._below_units + layer, self._units[layer])

@@ -69,7 +69,7 @@ class Request(NamedTuple):
     """One request of a batch.
 
     Attributes:
-        lease: what it holds.
+        lease: the blocks that it holds.
         tokens: the tokens that the pass computes behind what the lease holds.
     """
 
@@ -135,7 +135,7 @@ class LayerwiseEngine:
     def acquire(self, tokens: Any, **options: Any) -> Lease:  # noqa: ANN401 - as the manager's
         """`BlockManager.acquire`, whose loads wait for `retrieve_layer`.
 
-        Whoever gets a lease elsewhere loses nothing but the order: its loads start at once.
+        A lease made elsewhere only loses the order of layers: its loads start at once.
         """
         options.setdefault("now", self.executor.clock())
         options.setdefault("layerwise", self.settings.use_layerwise)
@@ -149,7 +149,7 @@ class LayerwiseEngine:
         Args:
             lease: whose loads.
             sync: whether the caller's stream waits for each layer before it is yielded; otherwise
-                somebody else does, as `wait_for_layer_load` for a batch.
+                another call does, as `wait_for_layer_load` for a batch.
 
         Yields:
             The hit count in tokens; each layer's index, when it is there; the hit count again, when
@@ -179,7 +179,7 @@ class LayerwiseEngine:
         return loads
 
     def end(self, loads: LayerLoads) -> None:
-        """End what `open` gave: what has not come is given back, and can be asked for again."""
+        """End loads that `open` gave: layers that have not come can be asked for again."""
         try:
             loads.close()
         finally:
@@ -193,7 +193,7 @@ class LayerwiseEngine:
 
         Args:
             lease: with room for the tokens.
-            tokens: what the pass computes behind what the lease holds.
+            tokens: the tokens that the pass computes behind those that the lease holds.
 
         Yields:
             Each layer's index, when its copy has been started; what `Lease.commit` gave, when all
@@ -279,7 +279,7 @@ class LayerwiseEngine:
             stores.save(layer, self.current if at == 0 else None)
 
     def wait_for_save(self) -> list[Committed]:
-        """End a pass: what it computed is down and committed.
+        """End a pass: store and commit the tokens that it computed.
 
         Returns:
             For each request of the batch what `Lease.commit` gave.
@@ -379,7 +379,7 @@ class LayerwiseEngine:
         return self.settings.look_ahead
 
     def _join_loads(self) -> None:
-        """Block while a load is on its way that somebody waits for."""
+        """Block while a load is on its way that a lease awaits."""
         for loads in (*self._loads, *self._alone):
             loads.join()
         claims = self.executor.claims

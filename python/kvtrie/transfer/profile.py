@@ -1,8 +1,8 @@
-"""Profile: what this machine does, measured: prefill over context, and every lane's speed.
+"""Profile: measured speeds of this machine: prefill over context, and every lane.
 
 Copies go through the pools and storages that serve, in the sizes that serve. Each number is the
 median of repeated runs, with half the distance between its quartiles as spread.
-Invariant: nothing is told that was not timed here. Cost: seconds per lane, and for a model as long
+Invariant: every figure was timed here. Cost: seconds per lane, and for a model as long
 as the longest context takes to prefill.
 """
 

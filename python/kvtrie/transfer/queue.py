@@ -40,11 +40,11 @@ class Queue:
         }
         self._claimed: OrderedDict[Job, None] = (
             OrderedDict()
-        )  # ready too, for whoever carries out its own loads
+        )  # ready too, for the engines that have claimed them
         self._waiting: dict[int, list[Job]] = {}
         # By place, in order: the first one runs or is ready, the others wait for its end.
         self._lines: dict[Place, list[Job]] = {}
-        # Who carries a move, but for jobs that nobody has looked for: most run before anybody does.
+        # The job of each move, filled at the first look-up: most jobs run before there is one.
         self._of: dict[int, Job] = {}
         self._new: dict[Job, None] = {}
         self._moves = 0
@@ -90,7 +90,7 @@ class Queue:
         self._leave(job)
 
     def hand_over(self, job: Job) -> None:
-        """A claimed job becomes anybody's."""
+        """Give a claimed job to the threads."""
         free = job in self._claimed
         if free:
             del self._claimed[job]
@@ -123,7 +123,7 @@ class Queue:
         self._forget(job)
 
     def _of_state(self, job: Job) -> OrderedDict[Job, None]:
-        """Where a job stands while it may start."""
+        """The ordered set that a job is in while it may start."""
         return self._claimed if job.lease else self._ready[job.urgency]
 
     def awaited(self, ids: NDArray[np.uint64]) -> list[int]:
@@ -131,7 +131,7 @@ class Queue:
         return [ident for ident in ids.tolist() if ident in self._waiting] if self._waiting else []
 
     def ended(self, ident: int, *, ok: bool) -> list[int]:
-        """A move has ended: what waited for it may start, or never will.
+        """Note the end of a move: jobs that waited for it may start, or never will.
 
         Returns:
             The moves that leave the queue with it; the manager has failed these already.
@@ -201,7 +201,7 @@ class Queue:
             del self._waiting[job.after]
 
     def _hurry(self, ident: int, urgency: Urgency) -> None:
-        """Whoever carries this move is awaited by something of that urgency."""
+        """Raise the job of a move, and those before it, to the urgency of a job that awaits it."""
         job = self._jobs().get(ident)
         while job is not None and job.urgency > urgency:
             if not job.after:
@@ -210,7 +210,7 @@ class Queue:
             job = self._of.get(job.after)
 
     def _offer(self, job: Job) -> None:
-        """A job that waits for no move: it is ready, or stands in line for its place."""
+        """Make a job that waits for no move ready, or put it in line for its place."""
         if job.place is not None:
             line = self._lines.setdefault(job.place, [])
             line.append(job)
@@ -232,7 +232,7 @@ class Queue:
         self._of_state(line[0])[line[0]] = None
 
     def _raise(self, job: Job, urgency: Urgency) -> None:
-        """A job that waits for no move becomes more urgent, and whoever has its place before it."""
+        """Raise a job that waits for no move, or the one that has its place before it."""
         first = self._lines[job.place][0] if job.place is not None else job
         if first.urgency > urgency and first in self._ready[first.urgency]:
             del self._ready[first.urgency][first]

@@ -17,8 +17,7 @@ import threading
 import time
 import weakref
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from kvtrie.tiers import HasBlockFormat, Pool, agree
 from kvtrie.transfer.addresses import misaddressed
 from kvtrie.transfer.job import Job, Urgency, group, run_together
 from kvtrie.transfer.job_state import JobState
+from kvtrie.transfer.report import MoveReport, Progress
 from kvtrie.transfer.schedule import Schedule
 from kvtrie.transfer.section import Section
 
@@ -41,88 +41,15 @@ if TYPE_CHECKING:
     from kvtrie import Moves
     from kvtrie.tier import Tier
     from kvtrie.tiers import Storage
+    from kvtrie.transfer.report import Sink
     from kvtrie.transfer.section import Ticket
 
-__all__ = ["MoveReport", "Progress", "Runner", "Sink"]
+__all__ = ["Runner"]
 
 _LOG = logging.getLogger(__name__)
 _NS = 1_000_000_000
-_FAILED_KEPT = 1 << 16
+_FAILED_KEPT = 1 << 16  # ids of failed moves, for later ones that name them as `after`
 _DEPENDS = "the move that it waits for has failed"
-
-
-class MoveReport(NamedTuple):
-    """News of some moves, with the arguments of `BlockManager.complete`; it can be pickled.
-
-    Attributes:
-        ids: the moves, which are equally far.
-        layers_done: the first layers of each that are copied; None once the moves have ended.
-        error: why they failed; None while all is well.
-        hung: they failed at the deadline and still run: a second report follows when they end.
-        cancelled: they failed and never started.
-    """
-
-    ids: tuple[int, ...]
-    layers_done: int | None = None
-    error: str | None = None
-    hung: bool = False
-    cancelled: bool = False
-
-    @property
-    def ok(self) -> bool:
-        """Whether the bytes are there."""
-        return self.error is None
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of some moves, for a callback.
-
-    Attributes:
-        ids: the moves, which are equally far.
-        layers_done: layers that are copied, the first ones of each.
-        layers: layers of each move.
-        error: why they failed; None while all is well.
-        pending: moves of the runner that have not ended.
-    """
-
-    ids: tuple[int, ...]
-    layers_done: int
-    layers: int
-    error: str | None
-    pending: int
-
-
-class Sink(Protocol):
-    """The manager's side of a runner in the manager's own process.
-
-    Every call comes from within the runner's section. Any exception breaks the runner.
-    """
-
-    def more(self) -> Moves:
-        """Moves that the manager hands out now."""
-        ...
-
-    def began(self, job: Job, now: int) -> None:
-        """A job starts to copy."""
-        ...
-
-    def ended(self, job: Job, now: int, *, brought: int) -> None:
-        """A job has ended and brought so many bytes; 0 if it failed."""
-        ...
-
-    def report(
-        self,
-        ids: Sequence[int] | NDArray[np.uint64],
-        now: int,
-        *,
-        layers_done: int | None,
-        error: str | None,
-        hung: bool,
-        cancelled: bool,
-    ) -> None:
-        """News of moves, as `MoveReport` has them."""
-        ...
 
 
 class Runner:
@@ -194,7 +121,7 @@ class Runner:
         self._complained = False
         self._sink = sink
         self._outbox: list[MoveReport] = []
-        self._failed: dict[int, None] = {}  # the last ones, for moves that name them as `after`
+        self._failed: dict[int, None] = {}
         self._closed = False
         self._broken: BaseException | None = None
         devices = (pool.device for pool in self.pools if isinstance(pool, Pool))

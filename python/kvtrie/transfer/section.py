@@ -3,7 +3,7 @@
 Python raises what a handler of SIGINT raises between any two bytecodes of the main thread, also
 within `threading.Condition`, and half a change would stay. So the handler is set aside while the
 main thread is in a section, and called when it leaves: everything that is changed in a section is
-changed wholly or not at all. Whoever has to wait takes a ticket and waits outside.
+changed wholly or not at all. A thread that has to wait takes a ticket and waits outside.
 Invariant: a section is left as it was entered, whatever is raised; in another process than the one
 that made it, which `fork` gives a copy, it is never entered, for its lock may be held there for
 ever. Cost: two changes of a handler per outermost section of the main thread, about a microsecond;
@@ -110,14 +110,14 @@ class Section:
                 _INTERRUPTS.let_in()
 
     def ticket(self, seconds: float | None) -> Ticket:
-        """From within: the right to be woken by whoever changes something from now on."""
+        """From within: the right to be woken by the next change."""
         ticket = Ticket(seconds)
         self._tickets = [other for other in self._tickets if not other.over]
         self._tickets.append(ticket)
         return ticket
 
     def notify_all(self) -> None:
-        """From within: wake whoever waits."""
+        """From within: wake every thread that waits."""
         tickets, self._tickets = self._tickets, []
         for ticket in tickets:
             ticket.wake()
@@ -148,7 +148,7 @@ class _Interrupts:
         if self._depth or self._handler is None:
             return
         handler, self._handler = self._handler, None
-        _RAW.signal(signal.SIGINT, handler)  # nothing is left to do for whoever interrupts now
+        _RAW.signal(signal.SIGINT, handler)  # an interrupt from here on finds nothing to finish
         if self._came:
             self._came = False
             signal.raise_signal(signal.SIGINT)

@@ -3,7 +3,7 @@
 On a GPU the thread only hands copies to a CUDA stream of its own; without one it makes them. So the
 same program overlaps copies with computation in both worlds.
 Invariant: calls run in the order in which they came; a call behind `wait` starts after the event;
-what a call raises is told to whoever waits for it.
+an exception of a call is raised to the caller that waits for it.
 Cost: a queue and a wake-up per call; who waits for calls that have not begun makes them itself, so
 that a wait costs no change of threads.
 """
@@ -39,7 +39,7 @@ class StreamEvent:
     Attributes:
         passed: whether the stream has made the calls before it; its GPU may still be on the way.
         cuda: the same point on the GPU.
-        error: what the call before it has raised.
+        error: the exception of the call before it.
     """
 
     __slots__ = ("_stream", "cuda", "error", "passed")
@@ -90,7 +90,7 @@ class Stream:
         self._thread.start()
 
     def __del__(self) -> None:
-        """What nobody refers to any more has nothing to run: its thread ends."""
+        """End the thread: a stream without a reference gets no more calls."""
         section: Section | None = getattr(self, "_section", None)
         if section is not None and section.here and not sys.is_finalizing():
             self.close(wait=False)
@@ -105,7 +105,7 @@ class Stream:
         """Run a call behind those that came before.
 
         Args:
-            call: what to run.
+            call: the call.
             wake: whether the thread is to begin at once; otherwise it does with the next `wake`.
 
         Raises:
