@@ -54,6 +54,7 @@ class Speaker:
     Attributes:
         name: what to call it.
         model: a causal language model in evaluation mode.
+        tokens: tokens of plain text.
         opening: tokens of a system prompt.
         turn: tokens from the end of the last message to the start of the model's answer.
         text: what tokens say.
@@ -62,6 +63,7 @@ class Speaker:
 
     name: str
     model: PreTrainedModel
+    tokens: Callable[[str], list[int]]
     opening: Callable[[str], list[int]]
     turn: Callable[[str], list[int]]
     text: Callable[[list[int]], str]
@@ -113,6 +115,7 @@ def tiny(layers: int = 8) -> Speaker:
     return Speaker(
         name="a tiny random Llama",
         model=LlamaForCausalLM(config).eval(),
+        tokens=words,
         opening=lambda text: words(f"<system> {text}"),
         turn=lambda text: words(f"<user> {text} <assistant>"),
         text=lambda ids: " ".join(f"w{token}" for token in ids),
@@ -141,6 +144,7 @@ def smollm(console: Console) -> Speaker:
     return Speaker(
         name=_NAME,
         model=model.eval(),
+        tokens=tokens,
         opening=lambda text: tokens(f"<|im_start|>system\n{text}"),
         turn=lambda text: tokens(
             f"<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"

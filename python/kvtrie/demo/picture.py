@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-__all__ = ["draw", "draw_map"]
+__all__ = ["draw", "draw_map", "figure", "save"]
 
 _TIERS = ("gpu", "host", "disk", "remote")
 _COLOURS = ("#1b4f8a", "#8fbce6", "#b9d9b4", "#d9cde8", "#f2ddd0")  # of the tiers, then dropped
@@ -51,12 +51,12 @@ def draw(
     Raises:
         ConfigError: the file cannot be written.
     """
-    figure = _figure(title, 7.2)
-    axes: Any = figure.subplots(2, 1, height_ratios=(1, 1.5))
+    drawn = figure(title, 7.2)
+    axes: Any = drawn.subplots(2, 1, height_ratios=(1, 1.5))
     _timeline(axes[0], shares)
     _map(axes[1], names, grids)
     axes[1].set_title("Which layers of which blocks are where, after the last turn", **_SMALL)
-    _save(figure, path)
+    save(drawn, path)
 
 
 def draw_map(
@@ -71,29 +71,35 @@ def draw_map(
 
     if not any(each.size for each in grids):
         raise ConfigError("there is no session with a block to draw")
-    figure = _figure(title, 4.8)
-    axis: Any = figure.subplots()
+    drawn = figure(title, 4.8)
+    axis: Any = drawn.subplots()
     _map(axis, names, grids)
     seen = sorted({int(code) for each in grids for code in np.unique(_codes(each))})
     labels = (*_TIERS, "dropped")
     patches = [Patch(color=_COLOURS[code], label=labels[code]) for code in seen]
-    figure.legend(handles=patches, loc="outside lower center", ncols=len(seen), frameon=False)
-    _save(figure, path)
+    drawn.legend(handles=patches, loc="outside lower center", ncols=len(seen), frameon=False)
+    save(drawn, path)
 
 
-def _figure(title: str, height: float) -> Figure:
+def figure(title: str, height: float) -> Figure:
+    """An empty picture, `height` inches high, that is drawn without a screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, color=_INK)
-    return figure
+    drawn = Figure(figsize=(12, height), layout="constrained")
+    FigureCanvasAgg(drawn)
+    drawn.suptitle(title, color=_INK)
+    return drawn
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(drawn: Figure, path: Path) -> None:
+    """Write a picture, of the kind that `path` ends in.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     try:
-        figure.savefig(path, dpi=110)
+        drawn.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot write the picture {path}: {error}") from error
 

@@ -1,0 +1,65 @@
+"""`kvtrie fuse`: one question over passages, by full prefill, plain reuse and fusion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["COMMAND"]
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "passages", nargs="*", type=Path, metavar="FILE", help="a text file for each passage"
+    )
+    parser.add_argument("--question", metavar="TEXT", help="what is asked about the files")
+    parser.add_argument(
+        "--demo", action="store_true", help="a built-in question over six built-in passages"
+    )
+    parser.add_argument("--tiny", action="store_true", help="a random model, and seconds")
+    parser.add_argument(
+        "--select",
+        default="first+question",
+        metavar="WAY",
+        help="none, all, random, first, keys, values, question, or several joined by + "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ratio",
+        type=float,
+        default=0.15,
+        metavar="X",
+        help="share of the tokens to compute again (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw tokens x layers (--demo: kvtrie-fuse.png)"
+    )
+    parser.add_argument("--answer-tokens", type=int, metavar="N", help="tokens of an answer")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(run=_run)
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.demo == bool(given.passages) or bool(given.question) != bool(given.passages):
+        raise ConfigError("give files with a --question, or --demo")
+    try:
+        from kvtrie.demo.fusing import FuseOptions, fuse
+    except ImportError as error:
+        raise ConfigError(
+            f"{error.name} is not installed; fusion needs: pip install 'kvtrie[hf,cli]'"
+        ) from error
+    names = ("passages", "question", "tiny", "select", "ratio", "plot", "answer_tokens", "json")
+    chosen = {name: getattr(given, name) for name in names}
+    if given.demo and given.plot is None:
+        chosen["plot"] = Path("kvtrie-fuse.png")
+    # What was not said keeps its own default.
+    return fuse(FuseOptions(**{name: value for name, value in chosen.items() if value is not None}))
+
+
+COMMAND = ("a question over passages whose KV is known: reused, or fused", _arguments)
+"""What the command does, and the function that adds its arguments."""

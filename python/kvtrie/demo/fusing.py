@@ -1,0 +1,258 @@
+"""Fusing: one question over passages whose KV is known already, answered in three ways.
+
+A full prefill, plain reuse of the passages' KV, and fusion, which computes few tokens of them
+again: how long each takes to its first token, how far its next token's distribution is from the
+full prefill's, and what it says.
+Invariant: all ways read the same tokens. Exit status 0 if fusion is nearer to the full prefill than
+plain reuse is, 1 if not, 2 if it cannot start. Cost: half a minute with SmolLM2 on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.demo.fusion_picture import draw_fusion
+from kvtrie.demo.model import Speaker, smollm, tiny
+from kvtrie.demo.passages import FAMILIAR, PASSAGES, QUESTION, SYSTEM
+from kvtrie.engines.transformers import Decoder, fingerprint
+from kvtrie.errors import ConfigError, KvtrieError
+from kvtrie.fuse import CacheStore, Context, Fused, Fusor
+from kvtrie.fuse.chunker import Given
+from kvtrie.fuse.gate import divergence
+from kvtrie.tiers import default_device, open_pools
+from kvtrie.transfer import Executor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+__all__ = ["FuseOptions", "Way", "fuse"]
+
+_BLOCK_TOKENS = 16
+_PLAIN_WIDTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class FuseOptions:
+    """What the command line may set.
+
+    Attributes:
+        passages: files, each a passage; none takes the built-in ones.
+        question: what is asked; None takes the built-in one.
+        tiny: a random model instead of SmolLM2.
+        select: how tokens are chosen; see `kvtrie.fuse.select`.
+        ratio: share of the passages' tokens to compute again.
+        plot: where to draw which tokens were computed at which layers; None for nowhere.
+        answer_tokens: tokens of each answer.
+        json: print one JSON document instead of a table.
+    """
+
+    passages: Sequence[Path] = ()
+    question: str | None = None
+    tiny: bool = False
+    select: str = "first+question"
+    ratio: float = 0.15
+    plot: Path | None = None
+    answer_tokens: int = 6
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to answer.
+
+    Attributes:
+        name: what it is called.
+        seconds: time to the logits of its first token.
+        kl: of these from the full prefill's, in nats.
+        computed: share of the passages' (token, layer) pairs that it computed.
+        answer: what it says.
+    """
+
+    name: str
+    seconds: float
+    kl: float
+    computed: float
+    answer: str
+
+
+def fuse(options: FuseOptions) -> int:
+    """Answer in three ways and return the exit status; prints to standard output."""
+    console = Console(
+        stderr=options.json,
+        highlight=False,
+        width=None if sys.stdout.isatty() else _PLAIN_WIDTH,
+    )
+    try:
+        if options.tiny:
+            torch.set_num_threads(1)  # so small a model only loses by sharing its work out
+        texts = [_read(path) for path in options.passages] or list(PASSAGES)
+        question = options.question or QUESTION
+        speaker = tiny() if options.tiny else smollm(console)
+        torch.nn.Module.to(speaker.model, default_device())  # where the first tier is
+        return _run(options, speaker, texts, question, console)
+    except KvtrieError as error:
+        console.print(f"[red]{error}[/]")
+        return 2
+
+
+def _run(
+    options: FuseOptions, speaker: Speaker, texts: Sequence[str], question: str, console: Console
+) -> int:
+    context = Context([speaker.tokens(text) for text in texts], speaker.tokens(question))
+    store = _store(speaker, context)
+    asked = _Asked(speaker, context, store, options.answer_tokens)
+    decoder = Decoder(speaker.model)
+    reuse = Fusor(decoder, store, ratio=0.0)
+    fusion = Fusor(decoder, store, select=options.select, ratio=options.ratio)
+    # The passages have been read before, in some other order, and their KV lies below.
+    before = FAMILIAR if len(context.chunks) == len(FAMILIAR) else range(len(context.chunks))
+    with console.status("computing each passage alone, once"):
+        began = time.perf_counter()
+        reuse.fuse(Context([context.chunks[at] for at in before], context.query)).close()
+        alone = time.perf_counter() - began
+        store.executor.drain()
+    with console.status("full prefill"):
+        first, truth = asked.prefill()
+    results = [first]
+    fused: Fused | None = None
+    for name, fusor in (("plain reuse", reuse), ("fusion", fusion)):
+        store.place([chunk.tokens for chunk in context.chunks], "host")
+        store.executor.poll()
+        store.executor.drain()
+        with console.status(name):
+            way, fused = asked.fused(name, fusor, truth)
+        results.append(way)
+    assert fused is not None  # noqa: S101 - fusion came last
+    store.executor.close()
+    ok = results[2].kl < results[1].kl
+    if options.plot is not None:
+        tokens = sum(len(chunk.tokens) for chunk in context.chunks)
+        title = (
+            f"{speaker.name}: {results[2].computed:.0%} of {tokens} tokens' KV computed again, "
+            f"first token after {results[2].seconds:.2f} s instead of {results[0].seconds:.2f} s"
+        )
+        draw_fusion(options.plot, title, fused.log)
+    if options.json:
+        document = {
+            "model": speaker.name,
+            "tokens": [len(chunk.tokens) for chunk in context.chunks],
+            "query": len(context.query),
+            "alone_s": alone,
+            "ways": [{name: getattr(way, name) for name in Way.__slots__} for way in results],
+            "quality": fused.quality._asdict(),
+            "log": fused.log.as_dict(),
+            "ok": ok,
+        }
+        sys.stdout.write(json.dumps(document) + "\n")
+        return 0 if ok else 1
+    _tell(console, asked, results, fused, alone)
+    if options.plot is not None:
+        console.print(f"Which tokens were computed at which layers: {options.plot}")
+    return 0 if ok else 1
+
+
+def _store(speaker: Speaker, context: Context) -> CacheStore:
+    """A store with room for the passages and one fused cache, and for the passages below it."""
+    model = speaker.model
+    dtype = str(model.dtype).removeprefix("torch.")
+    shape = ModelShape.from_config(model.config, dtype=dtype, fingerprint=fingerprint(model))
+    prefix = speaker.tokens(SYSTEM)
+    tokens = sum(len(chunk.tokens) for chunk in context.chunks) + len(context.query) + len(prefix)
+    each = -(-tokens // _BLOCK_TOKENS) + 2 * len(context.chunks)
+    tiers = [Tier("gpu", blocks=2 * each + 4), Tier("host", blocks=each + 4)]
+    manager = BlockManager(shape, tiers, block_tokens=_BLOCK_TOKENS)
+    executor = Executor(manager, list(open_pools(shape, tiers, _BLOCK_TOKENS)))
+    return CacheStore(executor, Given(), prefix=prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question and what answers it."""
+
+    speaker: Speaker
+    context: Context
+    store: CacheStore
+    answer_tokens: int
+
+    def prefill(self) -> tuple[Way, torch.Tensor]:
+        """The way of a full prefill, and the logits that all others are held against."""
+        chunks = (chunk.tokens for chunk in self.context.chunks)
+        ids = np.concatenate([self.store.prefix, *chunks, self.context.query])
+        rows = torch.as_tensor(ids)[None].to(self.speaker.model.device)
+        began = time.perf_counter()
+        logits = self._logits(rows)
+        seconds = time.perf_counter() - began
+        return Way("full prefill", seconds, 0.0, 1.0, self._answer(rows)), logits
+
+    def fused(self, name: str, fusor: Fusor, truth: torch.Tensor) -> tuple[Way, Fused]:
+        """The way of a fusor, and what it made, which is closed."""
+        began = time.perf_counter()
+        with fusor.fuse(self.context) as fused:
+            logits = self._logits(fused.ids[:, -1:], fused.cache)
+            seconds = time.perf_counter() - began
+            fused.cache.crop(-1)  # `generate` computes the last token itself
+            answer = self._answer(fused.ids, fused.cache)
+        return Way(name, seconds, divergence(truth, logits), fused.log.computed, answer), fused
+
+    @torch.no_grad()
+    def _logits(self, ids: torch.Tensor, cache: Any = None) -> torch.Tensor:  # noqa: ANN401 - an engine's
+        model = cast("Any", self.speaker.model)
+        logits: torch.Tensor = model(ids, past_key_values=cache, logits_to_keep=1).logits
+        return logits[0, -1].cpu()
+
+    def _answer(self, ids: torch.Tensor, cache: Any = None) -> str:  # noqa: ANN401 - an engine's
+        generate: Callable[..., torch.Tensor] = cast("Any", self.speaker.model).generate
+        said = generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=cache,
+            max_new_tokens=self.answer_tokens,
+            do_sample=False,
+        )
+        tokens = cast("list[int]", said[0, ids.shape[1] :].cpu().numpy().tolist())
+        text = self.speaker.text(tokens)
+        return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the passage {path}: {error}") from error
+
+
+def _tell(console: Console, asked: _Asked, ways: Sequence[Way], fused: Fused, alone: float) -> None:
+    context = asked.context
+    tokens = sum(len(chunk.tokens) for chunk in context.chunks)
+    console.print(
+        f"{asked.speaker.name}: a question of {len(context.query)} tokens over "
+        f"{len(context.chunks)} passages of {tokens}, each computed alone before "
+        f"({alone:.1f} s, once)\n"
+    )
+    table = Table("way", "first token", "of full", "computed", "KL", "answer", box=None)
+    for way in ways:
+        table.add_row(
+            way.name,
+            f"{way.seconds:.2f} s",
+            f"{way.seconds / ways[0].seconds:.0%}",
+            f"{way.computed:.0%}",
+            f"{way.kl:.4f}",
+            way.answer,
+        )
+    console.print(table)
+    spent = {name: each / 1e9 for name, each in fused.log.nanoseconds.items() if each > 10**5}
+    parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in spent.items())
+    console.print(f"\nFusion: {parts}; loading took {fused.log.load_ns / 1e9:.2f} s beside it")
+    if fused.quality.score is not None:
+        console.print(f"Quality {fused.quality.score:.2f}, estimated by {fused.quality.how}")

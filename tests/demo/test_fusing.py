@@ -1,0 +1,63 @@
+"""`kvtrie fuse`: what it prints, draws and refuses, on the random model."""
+
+import json
+
+import pytest
+import torch
+
+from kvtrie.cli import main
+from kvtrie.demo import fusing
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_demo_compares_three_ways_and_draws_one(tmp_path, capsys):
+    picture = tmp_path / "fuse.png"
+    status = main(["fuse", "--demo", "--tiny", "--plot", str(picture), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    full, reuse, fusion = document["ways"]
+    assert [way["name"] for way in document["ways"]] == ["full prefill", "plain reuse", "fusion"]
+    assert document["ok"] == (fusion["kl"] < reuse["kl"])
+    assert status == (0 if document["ok"] else 1)
+    assert (full["kl"], full["computed"], reuse["computed"]) == (0, 1, 0)
+    assert fusion["computed"] == pytest.approx(0.15, abs=0.01)
+    assert [chunk["state"] for chunk in document["log"]["chunks"]] == ["hit"] * 6
+    assert document["log"]["load_ns"] > 0  # the passages came from below
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_passages_of_ones_own_and_a_ratio_of_one(tmp_path, capsys):
+    files = []
+    for at, text in enumerate(("one two three four", "five six seven", "eight nine")):
+        files.append(tmp_path / f"{at}.txt")
+        files[-1].write_text(text)
+    given = [*map(str, files), "--question", "ten eleven", "--tiny", "--ratio", "1"]
+    assert main(["fuse", *given]) == 0
+    out = capsys.readouterr().out
+    assert "3 passages of 9" in out
+    assert "full prefill" in out
+    table = [line.split() for line in out.splitlines() if line.strip().startswith("fusion")]
+    assert table[0][5] == "0.0000"  # KL
+
+
+def test_what_does_not_go_together_is_refused(tmp_path, capsys):
+    for given in ([], ["--demo", "x.txt", "--question", "?"], ["x.txt"], ["--question", "?"]):
+        assert main(["fuse", *given]) == 2
+        assert "give files with a --question, or --demo" in capsys.readouterr().err
+    assert main(["fuse", str(tmp_path / "none.txt"), "--question", "?", "--tiny"]) == 2
+    assert "cannot read the passage" in capsys.readouterr().out
+    assert main(["fuse", "--demo", "--tiny", "--select", "best"]) == 2
+    assert "no selection is called best" in capsys.readouterr().out
+
+
+def test_the_names_in_the_passages_end_one_and_their_facts_begin_the_next():
+    assert fusing.PASSAGES[0].endswith("The access code of Bergen")
+    assert fusing.PASSAGES[1].startswith(" is 4821.")
+    assert sorted(fusing.FAMILIAR) == list(range(len(fusing.PASSAGES)))
