@@ -28,7 +28,7 @@ use crate::block::BlockId;
 use crate::cost::CostModel;
 use crate::hint::{Band, Priority, Share};
 use crate::paged_vec::PagedVec;
-use crate::policy::{Entry, Facts, Key, Order, Policy, Seen, by_value};
+use crate::policy::{Entry, Event, Facts, Key, Needs, Order, Policy, by_value};
 use crate::time::Nanos;
 use crate::visits;
 
@@ -43,6 +43,8 @@ use tournament::{Leaf, Tournament};
 #[derive(Debug)]
 pub struct EvictionIndex {
     policy: Box<dyn Policy>,
+    /// Of the policy: asked for every block.
+    needs: Needs,
     /// Significant bits of a class number behind its first one.
     bits: u32,
     slots: FxHashMap<(Priority, u64), Leaf>,
@@ -66,6 +68,7 @@ impl EvictionIndex {
         Self {
             heads: Tournament::new(policy.order()),
             bits: bits(epsilon),
+            needs: policy.needs(),
             policy,
             slots: FxHashMap::default(),
             lists: Vec::new(),
@@ -94,32 +97,33 @@ impl EvictionIndex {
         Entry { class, place, tie, id: facts.id }
     }
 
-    /// Whether the policy knows that the block stands on the tier.
+    /// Whether the policy has the block as resident.
     #[must_use]
     pub fn holds(&self, id: BlockId) -> bool {
         self.since.get(id).is_some_and(|&since| since > 0)
     }
 
-    /// Tells a policy that watches of a block that came to stand on the tier. Returns the other
-    /// blocks whose entries changed; so do the next two.
-    pub fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        self.since.put(seen.facts.id, seen.request + 1);
-        self.policy.arrived(seen)
+    /// Feeds a block that became resident to a policy that needs events. Returns the other blocks
+    /// whose entries changed; so do the next two.
+    pub fn on_resident(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        self.since.put(event.facts.id, event.request + 1);
+        self.policy.on_resident(event)
     }
 
-    /// Tells it that a block is used. The request that brought the block does not count again.
-    pub fn touched(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        let known = self.since.get(seen.facts.id).copied().unwrap_or(0);
-        if known == 0 || known > seen.request {
+    /// Feeds a hit to it.
+    pub fn on_hit(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        let known = self.since.get(event.facts.id).copied().unwrap_or(0);
+        // The request that made the block resident counted it already.
+        if known == 0 || known > event.request {
             return Vec::new();
         }
-        self.policy.touched(seen)
+        self.policy.on_hit(event)
     }
 
-    /// Tells it that a block stands here no more.
-    pub fn left(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
+    /// Feeds a block that left the tier to it.
+    pub fn on_evict(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
         self.since[id] = 0;
-        self.policy.left(id, tag)
+        self.policy.on_evict(id, tag)
     }
 
     /// Makes `entry` eligible, in a band. Its block must not be linked.
@@ -179,16 +183,16 @@ impl EvictionIndex {
         slot
     }
 
-    /// Tells the policy that a block, of this band, is chosen to leave the tier.
-    pub fn choose(&mut self, id: BlockId, band: Band) {
-        self.policy.chosen(id);
-        self.shares.choose(band.share);
+    /// Selects a block, of this band, to leave the tier: the next victims are found as if it had left.
+    pub fn select(&mut self, id: BlockId, band: Band) {
+        self.policy.on_select(id);
+        self.shares.select(band.share);
     }
 
-    /// Tells it that all who were chosen have left, or stay.
-    pub fn settle(&mut self) {
-        self.policy.settled();
-        self.shares.clear();
+    /// Ends the selection: all selected blocks have left, or stay.
+    pub fn end_selection(&mut self) {
+        self.policy.end_selection();
+        self.shares.end_selection();
     }
 
     /// So many blocks of a share stand here beyond what it may hold: that many leave first.
@@ -324,6 +328,13 @@ impl EvictionIndex {
             let keys = self.lists[slot as usize].keys(&self.places);
             keys.map(move |key: Key| key.entry(class))
         })
+    }
+
+    /// Whether the policy has these needs.
+    #[inline]
+    #[must_use]
+    pub fn needs(&self, needs: Needs) -> bool {
+        self.needs.has(needs)
     }
 
     /// The policy.

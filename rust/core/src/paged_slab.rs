@@ -1,56 +1,56 @@
-//! Seats: values kept at numbers that are taken again once they are given back.
+//! Paged slab: values at indices that are reused once their values are removed.
 //!
-//! Invariant: a value stays where it is while its seat is taken. Cost: O(1).
+//! Invariant: a value keeps its index and its address until it is removed. Cost: O(1).
 
 use std::ops::{Index, IndexMut};
 
 use crate::paged_vec::PagedVec;
 
-/// Where a value is kept.
+/// Index of a value.
 pub type SlabIndex = u32;
 
-/// Values that come and go.
+/// Slab of values.
 #[derive(Clone, Debug)]
 pub struct PagedSlab<T> {
     values: PagedVec<T>,
-    /// One behind the last seat ever taken.
+    /// One behind the highest index ever used.
     bound: SlabIndex,
     free: Vec<SlabIndex>,
 }
 
 impl<T: Clone> PagedSlab<T> {
-    /// None is taken; `vacant` stands where none was.
+    /// An empty slab; `vacant` fills indices that were never used.
     #[must_use]
     pub fn new(vacant: T) -> Self {
         Self { values: PagedVec::new(vacant), bound: 0, free: Vec::new() }
     }
 
-    /// Keeps a value; returns where.
-    pub fn take(&mut self, value: T) -> SlabIndex {
-        let seat = self.free.pop().unwrap_or_else(|| {
+    /// Adds a value and returns its index.
+    pub fn insert(&mut self, value: T) -> SlabIndex {
+        let at = self.free.pop().unwrap_or_else(|| {
             self.bound += 1;
             self.bound - 1
         });
-        self.values.put(seat, value);
-        seat
+        self.values.put(at, value);
+        at
     }
 
-    /// Gives a taken seat back. Its value stands there until somebody takes it.
-    pub fn give(&mut self, seat: SlabIndex) {
-        debug_assert!(seat < self.bound, "seat {seat} was never taken");
-        self.free.push(seat);
+    /// Frees an index in use. Its value stays readable until the index is reused.
+    pub fn remove(&mut self, at: SlabIndex) {
+        debug_assert!(at < self.bound, "index {at} was never used");
+        self.free.push(at);
     }
 
-    /// How many seats were ever taken at once.
+    /// Highest number of indices in use at once.
     #[must_use]
     pub fn bound(&self) -> SlabIndex {
         self.bound
     }
 
-    /// Prefetches the CPU cache line that holds a seat's value.
+    /// Prefetches the CPU cache line that holds a value.
     #[inline]
-    pub fn prefetch_line(&self, seat: SlabIndex) {
-        self.values.prefetch_line(seat);
+    pub fn prefetch_line(&self, at: SlabIndex) {
+        self.values.prefetch_line(at);
     }
 }
 
@@ -58,15 +58,15 @@ impl<T> Index<SlabIndex> for PagedSlab<T> {
     type Output = T;
 
     #[inline]
-    fn index(&self, seat: SlabIndex) -> &T {
-        &self.values[seat]
+    fn index(&self, at: SlabIndex) -> &T {
+        &self.values[at]
     }
 }
 
 impl<T> IndexMut<SlabIndex> for PagedSlab<T> {
     #[inline]
-    fn index_mut(&mut self, seat: SlabIndex) -> &mut T {
-        &mut self.values[seat]
+    fn index_mut(&mut self, at: SlabIndex) -> &mut T {
+        &mut self.values[at]
     }
 }
 
@@ -75,13 +75,13 @@ mod tests {
     use super::PagedSlab;
 
     #[test]
-    fn what_is_given_back_is_taken_again() {
-        let mut seats = PagedSlab::new(0);
-        let taken: Vec<_> = (1..=3).map(|value| seats.take(value)).collect();
-        assert_eq!(taken.iter().map(|&seat| seats[seat]).collect::<Vec<_>>(), [1, 2, 3]);
-        seats.give(taken[1]);
-        assert_eq!(seats.take(9), taken[1]);
-        seats[taken[0]] += 4;
-        assert_eq!((seats[taken[0]], seats[taken[1]], seats.bound()), (5, 9, 3));
+    fn a_removed_index_is_reused() {
+        let mut slab = PagedSlab::new(0);
+        let used: Vec<_> = (1..=3).map(|value| slab.insert(value)).collect();
+        assert_eq!(used.iter().map(|&at| slab[at]).collect::<Vec<_>>(), [1, 2, 3]);
+        slab.remove(used[1]);
+        assert_eq!(slab.insert(9), used[1]);
+        slab[used[0]] += 4;
+        assert_eq!((slab[used[0]], slab[used[1]], slab.bound()), (5, 9, 3));
     }
 }

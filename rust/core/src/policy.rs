@@ -1,34 +1,33 @@
-//! Policies: what an entry is worth, and which of two leaves first.
+//! Eviction policies: the value of an entry, and which of two leaves first.
 //!
 //! Invariant: [`Policy::compare`] is a strict total order at every `now`, and entries of one class
 //! keep their order for ever, up to [`Policy::head`]. Numbers are ranked as integers, so every
 //! platform picks the same victim. Cost: one multiplication per comparison.
 
+mod block_map;
 mod entry;
-mod memory;
+mod ghost_list;
 #[cfg(test)]
 mod sample;
-mod shadow;
 #[cfg(test)]
 mod suite;
 
 use std::cmp::Ordering;
 use std::fmt::Debug;
-use std::ops::Range;
 
 use crate::block::BlockId;
 use crate::cost::{CostModel, fixed};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
 
-pub use entry::{Entry, Facts, Key, Reload, Seen};
+pub use entry::{Entry, Event, Facts, Key, Reload};
 #[cfg(test)]
 pub(crate) use sample::facts;
 
-/// Uses beyond this many count no further.
+/// Upper bound of the uses that count: few classes, and six bits per ghost.
 pub const MOST_USES: u32 = 32;
 
-/// The terms of a cost, as an explanation shows them. Terms that a policy does not use are 1.
+/// Terms of a cost, as an explanation shows them. Terms that a policy does not use are 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
     /// The cost of computing a token of the block again.
@@ -44,41 +43,85 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// The terms of a policy that weighs nothing.
+    /// Terms of a policy without weights.
     pub const NONE: Self =
         Self { base: 1.0, layer_weight: 1.0, position_weight: 1.0, uses: 1, cost: 1.0 };
 }
 
-/// What decides between two entries, and so how the minimum is found.
+/// Kind of order between two entries; it says how the minimum is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The smaller `class / idle`; it changes with time, by a formula that is known.
+    /// The smaller `class / idle`, which changes with time by a known formula: a kinetic tournament.
     Value,
-    /// Class, then place: time changes nothing.
+    /// Class, then place, which time does not change: a tournament.
     Rank,
-    /// The policy's own rule: the heads of all classes are compared.
+    /// The policy's own rule: a scan over the heads of all classes.
     Own,
 }
 
-/// What a policy is made for.
+/// Arguments of a policy's constructor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
-    /// Whether a policy that may count uses or not does.
+    /// Whether uses count, for a policy that can do without.
     pub reuse: bool,
-    /// Blocks of its tier.
+    /// Blocks of the policy's tier.
     pub capacity: u32,
 }
 
-/// A rule of eviction. The victim is the minimum by [`Policy::compare`] of all entries. One object
-/// serves one tier; what it remembers changes in `arrived`, `touched` and `left` alone.
-pub trait Policy: Debug + Send + Sync {
-    /// The name users write.
-    fn name(&self) -> &'static str;
+/// Bit set of the inputs that a policy reads beside a block's uses, last use and cost. The manager
+/// keeps up to date only those that a policy of one of its tiers names, since each costs memory or time.
+///
+/// ```text
+/// bit  5       4      3       2          1               0
+///      reload  turns  events  past uses  session access  session blocks
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs(u8);
 
-    /// The cost of losing the entry, term by term.
+impl Needs {
+    /// None of them.
+    pub const NONE: Self = Self(0);
+    /// [`Facts::session_blocks`].
+    pub const SESSION_BLOCKS: Self = Self(1);
+    /// [`Facts::access`] is the last use of any block of the session.
+    pub const SESSION_ACCESS: Self = Self(1 << 1);
+    /// [`Facts::uses`] goes on counting when an evicted block comes back.
+    pub const PAST_USES: Self = Self(1 << 2);
+    /// [`Policy::on_resident`], [`Policy::on_hit`] and [`Policy::on_evict`] are called.
+    pub const EVENTS: Self = Self(1 << 3);
+    /// The turns of a conversation, in [`Event`], and [`Facts::start`].
+    pub const TURNS: Self = Self(1 << 4);
+    /// [`Facts::reload`].
+    pub const RELOAD: Self = Self(1 << 5);
+
+    /// Union of both.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether all of `other` are among them.
+    #[must_use]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// Eviction policy of one tier: the victim is the minimum by [`Policy::compare`] over all entries.
+///
+/// A policy without state of its own writes [`Policy::terms`] and, unless it ranks by value,
+/// [`Policy::order`]. State of its own changes in the four `on_` calls and
+/// [`Policy::end_selection`] alone, so an entry that none of them returned keeps its rank.
+pub trait Policy: Debug + Send + Sync {
+    /// Cost of losing the entry, term by term.
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms;
 
-    /// What decides between two entries.
+    /// Inputs that it reads.
+    fn needs(&self) -> Needs {
+        Needs::NONE
+    }
+
+    /// Kind of order, which says how the minimum is found.
     fn order(&self) -> Order {
         Order::Value
     }
@@ -102,77 +145,48 @@ pub trait Policy: Debug + Send + Sync {
         }
     }
 
-    /// Under [`Order::Own`]: which entry of one class leaves first. `keys` are all of it, ascending.
+    /// First entry of one class to leave under [`Order::Own`]. `keys` are all of it, ascending.
     fn head(&self, keys: &mut dyn DoubleEndedIterator<Item = Key>, now: Nanos) -> Option<Key> {
         let _ = now;
         keys.next()
     }
 
-    /// Whether each of these blocks, which stand one behind the other and were used alike, would
-    /// leave before the last of them or, if `alike`, would do so but for ties.
-    fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
-        let _ = (blocks, alike);
+    /// Whether neither class nor place falls along a path whose blocks were used alike. Then the
+    /// tail of a run leaves as one piece without a comparison per block. Such a policy needs no
+    /// events.
+    fn deepens(&self) -> bool {
         false
     }
 
-    /// Whether `Facts::session_blocks` matters.
-    fn sessions(&self) -> bool {
-        false
-    }
-
-    /// Whether `Facts::access` is the last use of anything of the block's session.
-    fn ages_by_session(&self) -> bool {
-        false
-    }
-
-    /// Whether `Facts::uses` goes on counting when a block comes back that was gone.
-    fn remembers(&self) -> bool {
-        false
-    }
-
-    /// Whether it has a memory, and so wants the calls below.
-    fn watches(&self) -> bool {
-        false
-    }
-
-    /// Whether it reads the turns of a conversation in [`Seen`].
-    fn turns(&self) -> bool {
-        false
-    }
-
-    /// Whether it reads [`Facts::reload`].
-    fn restores(&self) -> bool {
-        false
-    }
-
-    /// A block has come to stand on the tier, for the request that is served.
-    fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        let _ = seen;
+    /// A block became resident on the tier. Returns the other blocks whose class or place changed;
+    /// so do the next two.
+    fn on_resident(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        let _ = event;
         Vec::new()
     }
 
-    /// A later request uses a block of the tier. Returns which others changed class or place.
-    fn touched(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        let _ = seen;
+    /// A later request uses a block of the tier.
+    fn on_hit(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        let _ = event;
         Vec::new()
     }
 
-    /// A block does not stand on the tier any more.
-    fn left(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
+    /// A block left the tier.
+    fn on_evict(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
         let _ = (id, tag);
         Vec::new()
     }
 
-    /// A block is chosen to leave the tier, together with others: their victims are found as if it
-    /// had left. Then `left` follows for each of them, or for none.
-    fn chosen(&mut self, id: BlockId) {
+    /// A block is selected to leave the tier together with others: the next victim is found as if
+    /// it had left. [`Policy::on_evict`] follows for each selected block, or for none.
+    fn on_select(&mut self, id: BlockId) {
         let _ = id;
     }
 
-    /// No block is chosen any more.
-    fn settled(&mut self) {}
+    /// No block is selected any more.
+    fn end_selection(&mut self) {}
 
-    /// What `explain` shows as value. By default cost per second of idle time, infinite at zero.
+    /// Value as `explain` shows it; by default cost per second of idle time, infinite at zero.
     fn value(&self, facts: &Facts, cost: f64, idle: Nanos) -> f64 {
         let _ = facts;
         if idle == 0 { f64::INFINITY } else { cost / seconds(idle) }
@@ -188,7 +202,7 @@ macro_rules! policies {
     };
 }
 
-// A line is all that registers a policy: the file's name, which users write, and how it is made.
+// One line registers a policy: its file's name, which users write, and its constructor.
 policies! {
     lru => |_| Box::new(lru::Lru);
     fifo => |_| Box::new(fifo::Fifo::default());
@@ -242,7 +256,7 @@ fn find(name: &str) -> Result<Make> {
     }
 }
 
-/// Compares `class / idle` by cross multiplication.
+/// Compares `class / idle` by cross multiplication, exactly: 64 by 64 bits fit in 128.
 pub(crate) fn by_value(a: &Entry, b: &Entry, now: Nanos) -> Ordering {
     let (idle_a, idle_b) = (now.saturating_sub(a.place), now.saturating_sub(b.place));
     match (idle_a, idle_b) {

@@ -23,7 +23,7 @@ mod tokens;
 use std::ops::Range;
 
 use crate::block::{BlockId, Handle, Token};
-use crate::paged_vec::{PIECE, PagedVec};
+use crate::paged_vec::{PAGE, PagedVec};
 use crate::u32_map::U32Map;
 
 pub use name::{GROUP, GroupSlice, Tags};
@@ -544,8 +544,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             return;
         }
         let back = &self.runs[child];
-        let follows = front.first + front.blocks == back.first
-            && !(back.first as usize).is_multiple_of(PIECE);
+        let follows =
+            front.first + front.blocks == back.first && !(back.first as usize).is_multiple_of(PAGE);
         if back.next != NONE || !follows || front.value != back.value {
             return;
         }

@@ -35,14 +35,14 @@ impl Places {
 
     /// Adds the place of a block that has none.
     pub(super) fn insert(&mut self, place: Place) -> SlabIndex {
-        let seat = self.seats.take(place);
+        let seat = self.seats.insert(place);
         self.known.insert(place.entry.id, seat);
         seat
     }
 
     pub(super) fn remove(&mut self, id: BlockId) -> Option<Place> {
         let seat = self.known.remove(id, |_| true)?;
-        self.seats.give(seat);
+        self.seats.remove(seat);
         Some(self[seat])
     }
 

@@ -90,7 +90,7 @@ impl Shares {
     }
 
     /// A block of a share is chosen to leave.
-    pub(super) fn choose(&mut self, share: Share) {
+    pub(super) fn select(&mut self, share: Share) {
         let Some(over) = self.over.get_mut(&share) else { return };
         over.leaving += 1;
         self.leaving.push(share);
@@ -98,7 +98,7 @@ impl Shares {
     }
 
     /// All who were chosen have left, or stay.
-    pub(super) fn clear(&mut self) {
+    pub(super) fn end_selection(&mut self) {
         for share in std::mem::take(&mut self.leaving) {
             if let Some(over) = self.over.get_mut(&share) {
                 over.leaving = 0;

@@ -9,7 +9,7 @@ use super::{EvictionIndex, rounded};
 use crate::cost::CostModel;
 use crate::error::Result;
 use crate::hint::{Band, Priority, Share};
-use crate::policy::{Entry, Facts, NAMES, Order, Policy, Seen, Setup, by_name, facts};
+use crate::policy::{Entry, Event, Facts, NAMES, Order, Policy, Setup, by_name, facts};
 
 /// Compares `a / b` with `c / d` by quotients and remainders, for positive `b` and `d`.
 fn fractions(a: u64, b: u64, c: u64, d: u64) -> Ordering {
@@ -157,7 +157,7 @@ proptest! {
                             prop_assert_eq!(index.band(entry.id), band);
                             prop_assert_eq!(index.unlink(entry.id), Some(entry));
                             model.remove(&entry.id);
-                            index.choose(entry.id, band);
+                            index.select(entry.id, band);
                             let (blocks, leaving) = &mut over[band.share as usize];
                             *leaving += u64::from(*blocks > 0);
                         }
@@ -166,7 +166,7 @@ proptest! {
                 prop_assert_eq!(index.len(), model.len());
                 prop_assert_eq!(index.is_empty(), model.is_empty());
             }
-            index.settle();
+            index.end_selection();
             for (_, leaving) in &mut over {
                 *leaving = 0;
             }
@@ -207,23 +207,23 @@ fn epsilon_says_how_many_bits_count() {
 }
 
 #[test]
-fn the_request_that_brought_a_block_does_not_use_it_again() -> Result<()> {
+fn the_request_that_inserts_a_block_does_not_hit_it() -> Result<()> {
     let mut index = EvictionIndex::new(policy("arc"), 0.0);
     let cost = CostModel::default_curve(1.0)?;
     let facts = Facts { id: 3, ..facts(0, 0, 1) };
-    let seen = |request| {
+    let event = |request| {
         let (facts, cost) = (&facts, &cost);
-        Seen { tag: 9, request, used: true, turn: 0, added: 1, last: true, facts, cost }
+        Event { tag: 9, request, used: true, turn: 0, added: 1, last: true, facts, cost }
     };
     let class = |index: &EvictionIndex| index.entry(&facts, 0, &cost).class;
-    index.touched(&seen(4));
+    index.on_hit(&event(4));
     assert!(!index.holds(3));
-    index.arrived(&seen(5));
-    index.touched(&seen(5));
+    index.on_resident(&event(5));
+    index.on_hit(&event(5));
     assert_eq!((index.holds(3), class(&index)), (true, 1));
-    index.touched(&seen(6));
+    index.on_hit(&event(6));
     assert_eq!(class(&index), 2);
-    index.left(3, 9);
+    index.on_evict(3, 9);
     assert!(!index.holds(3));
     Ok(())
 }
@@ -250,5 +250,4 @@ fn nothing_leaves_an_empty_list() {
     index.link(entry, Band::NORMAL);
     assert_eq!(index.victim(5), Some(entry));
     assert_eq!((index.unlink(3), index.len()), (Some(entry), 0));
-    assert_eq!(index.policy().name(), "lru");
 }

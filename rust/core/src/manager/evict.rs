@@ -93,9 +93,9 @@ impl Manager {
         // The eviction of another victim may have linked it again.
         self.tiers[tier].eviction.unlink(blocks.end - 1);
         self.blocks.evict_run(tier, blocks.clone());
-        if self.feed.watched {
+        if self.feed.events {
             for block in blocks.clone().rev() {
-                self.on_change(tier, block);
+                self.on_residency(tier, block);
             }
             // The policy may have moved the parent, after its entry was computed.
             if let Some(before) = before {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::block::{BlockId, Departure, Layers, Structure, TierId, Token};
-use crate::policy::{Entry, Facts, Reload};
+use crate::policy::{Entry, Facts, Needs, Reload};
 use crate::scope::{Known, ScopeId};
 use crate::tier::{Owner, State, Write};
 use crate::time::{Nanos, Stamp, stamp};
@@ -97,13 +97,14 @@ impl Manager {
         let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
         let out = self.next_out(tier, block, have);
         let single = self.tiers[tier].spec.layer_slots && out.len() == 1;
-        let policy = self.tiers[tier].eviction.policy();
-        let sessions = policy.sessions().then(|| self.session_blocks(block)).flatten();
+        let index = &self.tiers[tier].eviction;
+        let sessions =
+            index.needs(Needs::SESSION_BLOCKS).then(|| self.session_blocks(block)).flatten();
         Facts {
             id: block,
             context: u64::from(depth) * tokens,
             // Some facts cost a lookup: only policies that read them pay.
-            start: if policy.turns() {
+            start: if index.needs(Needs::TURNS) {
                 u64::from(self.blocks.trie().start(block)) * tokens
             } else {
                 0
@@ -111,7 +112,7 @@ impl Manager {
             block: depth,
             session_blocks: sessions.unwrap_or(depth + 1),
             uses: node.uses,
-            access: if policy.ages_by_session() {
+            access: if index.needs(Needs::SESSION_ACCESS) {
                 self.ages.last_use(block).unwrap_or(node.access)
             } else {
                 node.access
@@ -125,7 +126,7 @@ impl Manager {
                 DropOrder::Shallow => self.departure(tier),
             },
             price: self.price(block),
-            reload: if policy.restores() { self.reload(tier) } else { Reload::default() },
+            reload: if index.needs(Needs::RELOAD) { self.reload(tier) } else { Reload::default() },
         }
     }
 
@@ -234,7 +235,7 @@ impl Manager {
     /// Updates policy, hints, the block's entry and its parent's after its residency on a tier
     /// changed.
     pub(super) fn residency_changed(&mut self, tier: TierId, block: BlockId) {
-        self.on_change(tier, block);
+        self.on_residency(tier, block);
         self.attend(tier, block);
         self.refresh_on(tier, block);
         if let Some(parent) = self.blocks.trie().parent(block) {
@@ -255,7 +256,7 @@ impl Manager {
             }
         });
         self.refused.used(path);
-        if self.feed.watched {
+        if self.feed.events {
             for &block in path {
                 self.on_hit(block);
             }
@@ -362,7 +363,7 @@ impl Manager {
             .inspect(|slice| self.feed.prefetch_line(slice));
         let slices: SmallVec<[GroupSlice; 8]> = slices.collect();
         for slice in slices {
-            self.feed.recall(&slice, &mut add);
+            self.feed.take_uses(&slice, &mut add);
         }
         counts
     }
@@ -448,7 +449,7 @@ impl Manager {
     /// Puts slices that left the trie into the ghost table.
     pub(super) fn remember(&mut self, slices: &GroupSlices) {
         for (slice, uses) in slices {
-            self.feed.remember(slice, *uses);
+            self.feed.put_uses(slice, *uses);
         }
     }
 

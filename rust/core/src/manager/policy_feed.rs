@@ -1,24 +1,24 @@
-//! What policies with a memory are told, and what is remembered for them.
+//! Policy feed: the events and past uses that policies need, and the tables behind them.
 //!
-//! Invariant: a policy that watches knows exactly the blocks that stand on its tier; prints and
-//! turns are kept only if a policy asks. Cost: nothing where no policy of the manager has a memory;
-//! otherwise O(1) per block that comes, goes or is used, beside the policy's own.
+//! Invariant: a policy that needs events has exactly the resident blocks of its tier; tags and turns
+//! are kept only if a policy needs them. Cost: nothing where no policy of the manager needs any;
+//! otherwise O(1) per block that is inserted, hit or evicted, beside the policy's own.
 
 use crate::block::{BlockId, TierId};
 use crate::eviction::{EvictionIndex, GhostTable};
 use crate::paged_vec::PagedVec;
-use crate::policy::Seen;
+use crate::policy::{Event, Needs};
 use crate::tier::State;
 use crate::trie::GroupSlice;
 
 use crate::manager::{Manager, Tier};
 
-/// What policies may know of the request that is served.
+/// Context of the request that is served, for events.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RequestContext {
     /// Its number.
     number: u64,
-    /// By how many requests one after the other the path was made that it found.
+    /// Number of requests, one after the other, that made the path that it found.
     turn: u32,
     /// Blocks that it adds to the path.
     added: u32,
@@ -33,41 +33,40 @@ impl RequestContext {
     }
 }
 
-/// What is kept for policies that have a memory.
+/// Tables for policies that need events or past uses.
 #[derive(Debug)]
 pub(super) struct PolicyFeed {
-    /// Whether a policy watches its tier.
-    pub(super) watched: bool,
-    /// Whether a policy counts the turns of conversations.
-    turning: bool,
-    /// How many requests took their path.
+    /// Whether a policy needs events.
+    pub(super) events: bool,
+    /// Whether a policy needs the turns of conversations.
+    counts_turns: bool,
+    /// Number of requests so far.
     requests: u64,
-    /// The one that is served.
+    /// The request that is served.
     pub(super) request: RequestContext,
-    /// The prints of blocks by id, if a policy watches: it asks for them often.
+    /// Tags of blocks by id, if a policy needs events.
     tags: PagedVec<u64>,
-    /// By block id: by how many requests one after the other the path to it was made, and the
-    /// number of the last of them.
+    /// By block id: the number of requests, one after the other, that made the path to it, and the
+    /// last of them.
     turns: PagedVec<(u32, u64)>,
-    /// Uses of blocks that are gone, if a policy counts them.
+    /// Uses of evicted blocks, if a policy needs them.
     ghosts: Option<GhostTable>,
 }
 
 impl PolicyFeed {
-    /// What the policies of these tiers ask for.
+    /// Empty tables for the needs of these tiers' policies.
     pub(super) fn new(tiers: &[Tier]) -> Self {
-        let rules = || tiers.iter().map(|tier| (tier.eviction.policy(), tier.spec.blocks));
-        let remembered = rules().filter(|(rule, _)| rule.remembers());
-        let remembered: u64 = remembered.map(|(_, blocks)| u64::from(blocks)).sum();
-        let watched = rules().any(|(rule, _)| rule.watches());
+        let any = |needs| tiers.iter().any(|tier| tier.eviction.needs(needs));
+        let past = tiers.iter().filter(|tier| tier.eviction.needs(Needs::PAST_USES));
+        let capacity: u64 = past.map(|tier| u64::from(tier.spec.blocks)).sum();
         Self {
-            watched,
-            turning: rules().any(|(rule, _)| rule.turns()),
+            events: any(Needs::EVENTS),
+            counts_turns: any(Needs::TURNS),
             requests: 0,
             request: RequestContext::default(),
             tags: PagedVec::new(0),
             turns: PagedVec::new((0, 0)),
-            ghosts: (remembered > 0).then(|| GhostTable::new(remembered)),
+            ghosts: (capacity > 0).then(|| GhostTable::new(capacity)),
         }
     }
 
@@ -78,49 +77,50 @@ impl PolicyFeed {
         }
     }
 
-    /// Tells how often blocks that come were used in a former life, so many one after the other so
-    /// often; it is remembered no longer.
-    pub(super) fn recall(&mut self, slice: &GroupSlice, tell: impl FnMut(usize, u32)) {
+    /// Takes a slice's ghosts out of the table; `each` gets numbers of consecutive blocks and their
+    /// uses before eviction.
+    pub(super) fn take_uses(&mut self, slice: &GroupSlice, each: impl FnMut(usize, u32)) {
         if let Some(ghosts) = &mut self.ghosts {
-            ghosts.recall(slice, tell);
+            ghosts.take(slice, each);
         }
     }
 
-    /// A block is new in the trie.
+    /// A block was inserted into the trie.
     pub(super) fn on_insert(&mut self, parent: Option<BlockId>, block: BlockId, tag: u64) {
-        if self.watched {
+        if self.events {
             self.tags.put(block, tag);
         }
-        if self.turning {
+        if self.counts_turns {
             let (turn, by) = parent.map_or((0, u64::MAX), |parent| self.turns[parent]);
+            // A request that goes on where it ended is still in its own turn.
             let turn = turn + u32::from(by != self.request.number);
             self.turns.put(block, (turn, self.request.number));
         }
     }
 
-    /// Whether something is remembered.
+    /// Whether any uses of evicted blocks are known.
     pub(super) fn has_ghosts(&self) -> bool {
         self.ghosts.as_ref().is_some_and(|ghosts| !ghosts.is_empty())
     }
 
-    /// Whether it wants to meet what is new.
+    /// Whether it needs [`PolicyFeed::on_insert`].
     pub(super) fn wants_inserts(&self) -> bool {
-        self.watched || self.turning
+        self.events || self.counts_turns
     }
 
-    /// Whether it wants to know what leaves the trie.
+    /// Whether it needs [`PolicyFeed::put_uses`].
     pub(super) fn keeps_ghosts(&self) -> bool {
         self.ghosts.is_some()
     }
 
-    /// Blocks leave the trie.
-    pub(super) fn remember(&mut self, slice: &GroupSlice, uses: u32) {
+    /// Puts the uses of blocks that leave the trie into the ghost table.
+    pub(super) fn put_uses(&mut self, slice: &GroupSlice, uses: u32) {
         if let Some(ghosts) = &mut self.ghosts {
-            ghosts.remember(slice, uses);
+            ghosts.put(slice, uses);
         }
     }
 
-    /// A request of so many blocks found `path` and is served from now on.
+    /// Begins to serve a request of so many blocks, which found `path`.
     pub(super) fn begin_request(&mut self, path: &[BlockId], blocks: usize) {
         let count = |blocks: usize| u32::try_from(blocks).unwrap_or(u32::MAX);
         let turn = path.last().and_then(|&last| self.turns.get(last));
@@ -135,60 +135,63 @@ impl PolicyFeed {
 }
 
 impl Manager {
-    /// Tells a tier's policy, if it watches, that a block has come or gone.
-    pub(super) fn on_change(&mut self, tier: TierId, block: BlockId) {
-        if !self.feed.watched || !self.tiers[tier].eviction.policy().watches() {
+    /// Feeds a block's residency to its tier's policy, as an insertion or an eviction, if it changed.
+    pub(super) fn on_residency(&mut self, tier: TierId, block: BlockId) {
+        if !self.feed.events || !self.tiers[tier].eviction.needs(Needs::EVENTS) {
             return;
         }
-        let stands = self.residency(tier, block).state != State::Absent;
-        if stands == self.tiers[tier].eviction.holds(block) {
+        let resident = self.residency(tier, block).state != State::Absent;
+        // A block whose layers come or go one by one changes several times, and once for the policy.
+        if resident == self.tiers[tier].eviction.holds(block) {
             return;
         }
-        let moved = if stands {
-            self.tell(tier, block, EvictionIndex::arrived)
+        let changed = if resident {
+            self.feed_event(tier, block, EvictionIndex::on_resident)
         } else {
             let tag = self.feed.tags[block];
-            self.tiers[tier].eviction.left(block, tag)
+            self.tiers[tier].eviction.on_evict(block, tag)
         };
-        for block in moved {
+        for block in changed {
             self.refresh_on(tier, block);
         }
     }
 
-    /// New blocks stand on a tier: policies that watch and what was said of them take note.
+    /// Feeds new blocks of a tier to its policy, and applies the hints that wait for them.
     pub(super) fn on_resident(&mut self, tier: TierId, blocks: &[BlockId]) {
-        if self.feed.watched {
+        if self.feed.events {
             for &block in blocks {
-                self.on_change(tier, block);
+                self.on_residency(tier, block);
             }
         }
         self.attend_all(tier, blocks.iter().copied());
     }
 
-    /// Tells the policies that watch that a block on their tiers is used.
+    /// Feeds a use of a block to the policies of all tiers that have it.
     pub(super) fn on_hit(&mut self, block: BlockId) {
-        if !self.feed.watched {
+        if !self.feed.events {
             return;
         }
         for tier in 0..self.tiers.len() {
             let index = &self.tiers[tier].eviction;
-            if index.policy().watches() && index.holds(block) {
-                for block in self.tell(tier, block, EvictionIndex::touched) {
+            if index.needs(Needs::EVENTS) && index.holds(block) {
+                for block in self.feed_event(tier, block, EvictionIndex::on_hit) {
                     self.refresh_on(tier, block);
                 }
             }
         }
     }
 
-    fn tell(
+    /// Builds the event of a block and feeds it through `call`; returns the blocks whose entries
+    /// changed.
+    fn feed_event(
         &mut self,
         tier: TierId,
         block: BlockId,
-        what: impl FnOnce(&mut EvictionIndex, &Seen<'_>) -> Vec<BlockId>,
+        call: impl FnOnce(&mut EvictionIndex, &Event<'_>) -> Vec<BlockId>,
     ) -> Vec<BlockId> {
         let facts = self.facts(tier, block, self.all_layers());
         let RequestContext { turn, added, blocks, .. } = self.feed.request;
-        let seen = Seen {
+        let event = Event {
             tag: self.feed.tags[block],
             request: self.feed.requests,
             used: self.node(block).refs > 0,
@@ -198,7 +201,7 @@ impl Manager {
             facts: &facts,
             cost: &self.settings.cost,
         };
-        what(&mut self.tiers[tier].eviction, &seen)
+        call(&mut self.tiers[tier].eviction, &event)
     }
 }
 
@@ -209,7 +212,7 @@ mod tests {
 
     #[test]
     fn a_turn_is_a_request_that_made_the_path_longer() {
-        let mut feed = PolicyFeed { turning: true, watched: true, ..PolicyFeed::new(&[]) };
+        let mut feed = PolicyFeed { counts_turns: true, events: true, ..PolicyFeed::new(&[]) };
         feed.begin_request(&[], 2);
         assert_eq!((feed.request.turn, feed.request.added, feed.request.blocks), (0, 2, 2));
         feed.on_insert(None, 0, 1);
@@ -228,13 +231,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_if_nobody_asks() {
+    fn nothing_is_kept_without_a_need() {
         let mut feed = PolicyFeed::new(&[]);
         feed.begin_request(&[], 9);
         feed.on_insert(None, 5, 1);
         let slice = GroupSlice { group: 1, places: 0..1, checks: 0 };
-        feed.remember(&slice, 3);
-        feed.recall(&slice, |_, _| unreachable!("nothing is kept"));
+        feed.put_uses(&slice, 3);
+        feed.take_uses(&slice, |_, _| unreachable!("nothing is kept"));
         assert!(!feed.has_ghosts());
         assert_eq!((feed.tags.get(0), feed.turns.get(0)), (None, None));
     }

@@ -1,15 +1,15 @@
-//! `arc`: adaptive replacement. Blocks seen once and blocks seen again are kept in two lists, each
-//! least recently used first; hits on what either list lost move the target between them.
+//! `arc`: adaptive replacement cache. Blocks used once and blocks used again are in two LRU lists;
+//! hits on the ghosts of either list move the target length between them.
 //!
-//! Invariant: the lists' lengths are those of the tier's blocks; a list and its ghosts hold at most
+//! Invariant: the two lists hold the tier's blocks; a list and its ghosts hold at most
 //! the capacity, all four twice that. The target moves between requests. Cost: O(1); one byte per
 //! block and a ghost per block of capacity.
 
 use std::cmp::Ordering;
 
-use super::memory::Memory;
-use super::shadow::Shadow;
-use super::{Entry, Facts, Order, Policy, Seen, Terms};
+use super::block_map::BlockMap;
+use super::ghost_list::GhostList;
+use super::{Entry, Event, Facts, Needs, Order, Policy, Terms};
 use crate::block::BlockId;
 use crate::cost::CostModel;
 use crate::time::Nanos;
@@ -24,13 +24,14 @@ const ONE: usize = 1 << 16;
 #[derive(Debug)]
 pub(super) struct Arc {
     capacity: usize,
-    /// How long the list of blocks seen once should be, in units of 2^-16.
+    /// Target length of the list of blocks used once, in units of 2^-16.
     target: usize,
-    lists: Memory<u8>,
+    /// List of each block: 0 for none.
+    lists: BlockMap<u8>,
     lengths: [usize; 3],
-    /// Of the blocks seen once, those chosen to leave.
-    chosen: usize,
-    ghosts: [Shadow<()>; 3],
+    /// Number of blocks of the first list that are selected to leave.
+    selected: usize,
+    ghosts: [GhostList<()>; 3],
 }
 
 impl Arc {
@@ -38,9 +39,9 @@ impl Arc {
         Self {
             capacity: capacity as usize,
             target: 0,
-            lists: Memory::default(),
+            lists: BlockMap::default(),
             lengths: [0; 3],
-            chosen: 0,
+            selected: 0,
             ghosts: Default::default(),
         }
     }
@@ -50,17 +51,13 @@ impl Arc {
         self.lengths[list] += 1;
     }
 
-    /// The list that gives up a block next.
-    fn giving(&self) -> usize {
-        if (self.lengths[ONCE] - self.chosen) * ONE > self.target { ONCE } else { AGAIN }
+    /// List of the next victim; selected blocks count as gone already.
+    fn victim_list(&self) -> usize {
+        if (self.lengths[ONCE] - self.selected) * ONE > self.target { ONCE } else { AGAIN }
     }
 }
 
 impl Policy for Arc {
-    fn name(&self) -> &'static str {
-        "arc"
-    }
-
     fn terms(&self, _facts: &Facts, _cost: &CostModel) -> Terms {
         Terms::NONE
     }
@@ -74,79 +71,81 @@ impl Policy for Arc {
     }
 
     fn compare(&self, a: &Entry, b: &Entry, _now: Nanos) -> Ordering {
-        let giving = self.giving() as u64;
-        (a.class != giving).cmp(&(b.class != giving)).then_with(|| a.cmp(b))
+        let first = self.victim_list() as u64;
+        (a.class != first).cmp(&(b.class != first)).then_with(|| a.cmp(b))
     }
 
-    fn watches(&self) -> bool {
-        true
+    fn needs(&self) -> Needs {
+        Needs::EVENTS
     }
 
-    fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
+    fn on_resident(&mut self, event: &Event<'_>) -> Vec<BlockId> {
         let [once, again] = [self.ghosts[ONCE].len(), self.ghosts[AGAIN].len()];
-        let list = if self.ghosts[ONCE].take(seen.tag).is_some() {
+        // Evicted too early from the first list: it was too short.
+        let list = if self.ghosts[ONCE].take(event.tag).is_some() {
             self.target = (self.target + (ONE * again / once).max(ONE)).min(ONE * self.capacity);
             AGAIN
-        } else if self.ghosts[AGAIN].take(seen.tag).is_some() {
+        // Evicted too early from the second list: the first one was too long.
+        } else if self.ghosts[AGAIN].take(event.tag).is_some() {
             self.target = self.target.saturating_sub((ONE * once / again).max(ONE));
             AGAIN
         } else {
             ONCE
         };
-        self.put(seen.facts.id, list);
+        self.put(event.facts.id, list);
         Vec::new()
     }
 
-    fn touched(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        let list = usize::from(self.lists.take(seen.facts.id));
+    fn on_hit(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        let list = usize::from(self.lists.take(event.facts.id));
         self.lengths[list] -= 1;
-        self.put(seen.facts.id, AGAIN);
+        self.put(event.facts.id, AGAIN);
         Vec::new()
     }
 
-    fn chosen(&mut self, id: BlockId) {
-        self.chosen += usize::from(usize::from(self.lists.get(id)) == ONCE);
+    fn on_select(&mut self, id: BlockId) {
+        self.selected += usize::from(usize::from(self.lists.get(id)) == ONCE);
     }
 
-    fn settled(&mut self) {
-        self.chosen = 0;
+    fn end_selection(&mut self) {
+        self.selected = 0;
     }
 
-    fn left(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
+    fn on_evict(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
         let list = usize::from(self.lists.take(id));
         self.lengths[list] -= 1;
-        self.chosen = self.chosen.saturating_sub(usize::from(list == ONCE));
-        self.ghosts[list].note(tag, ());
-        self.ghosts[ONCE].keep(self.capacity.saturating_sub(self.lengths[ONCE]));
+        self.selected = self.selected.saturating_sub(usize::from(list == ONCE));
+        self.ghosts[list].push(tag, ());
+        self.ghosts[ONCE].truncate(self.capacity.saturating_sub(self.lengths[ONCE]));
         let rest = (2 * self.capacity)
             .saturating_sub(self.lengths[ONCE] + self.lengths[AGAIN] + self.ghosts[ONCE].len());
-        self.ghosts[AGAIN].keep(rest);
+        self.ghosts[AGAIN].truncate(rest);
         Vec::new()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::policy::sample::Shelf;
+    use crate::policy::sample::TestCache;
 
     #[test]
-    fn what_was_seen_once_goes_before_what_was_seen_again() {
-        let mut shelf = Shelf::new("arc", 3);
+    fn blocks_used_once_go_before_those_used_again() {
+        let mut cache = TestCache::new("arc", 3);
         for block in [1, 1, 2, 3] {
-            shelf.request(&[block]);
+            cache.request(&[block]);
         }
-        assert_eq!(shelf.request(&[4]), [2]);
-        assert_eq!(shelf.request(&[5]), [3]);
+        assert_eq!(cache.request(&[4]), [2]);
+        assert_eq!(cache.request(&[5]), [3]);
     }
 
     #[test]
-    fn a_ghost_comes_back_as_seen_again_and_moves_the_target() {
-        let mut shelf = Shelf::new("arc", 3);
+    fn a_ghost_comes_back_as_used_again_and_moves_the_target() {
+        let mut cache = TestCache::new("arc", 3);
         for block in [1, 1, 2, 3, 4] {
-            shelf.request(&[block]);
+            cache.request(&[block]);
         }
-        // 2 left; back again, it makes room for one more block seen once.
-        assert_eq!(shelf.request(&[2]), [3]);
-        assert_eq!(shelf.request(&[5]), [1]);
+        // 2 left; back again, it makes room for one more block used once.
+        assert_eq!(cache.request(&[2]), [3]);
+        assert_eq!(cache.request(&[5]), [1]);
     }
 }

@@ -9,7 +9,7 @@
 
 use std::cmp::Ordering;
 
-use super::{Entry, Facts, Key, Order, Policy, Terms};
+use super::{Entry, Facts, Key, Needs, Order, Policy, Terms};
 use crate::block::Departure;
 use crate::cost::{CostModel, layer_weight};
 use crate::time::Nanos;
@@ -19,11 +19,7 @@ use crate::time::Nanos;
 pub(super) struct Checkerboard;
 
 impl Policy for Checkerboard {
-    fn name(&self) -> &'static str {
-        "checkerboard"
-    }
-
-    /// What losing the layer costs; the order follows the class instead.
+    /// Cost of losing the layer, for `explain`; the order follows the class instead.
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
         let base = facts.price_or(cost.base(facts.context));
         let layer_weight = facts
@@ -48,8 +44,8 @@ impl Policy for Checkerboard {
         Order::Own
     }
 
-    fn ages_by_session(&self) -> bool {
-        true
+    fn needs(&self) -> Needs {
+        Needs::SESSION_ACCESS
     }
 
     fn compare(&self, a: &Entry, b: &Entry, now: Nanos) -> Ordering {
@@ -66,7 +62,7 @@ impl Policy for Checkerboard {
     }
 }
 
-/// One more than `floor(log2 idle)`; zero for what was used just now.
+/// One more than `floor(log2 idle)`; zero at zero idle time.
 fn age_class(access: Nanos, now: Nanos) -> u32 {
     Nanos::BITS - now.saturating_sub(access).leading_zeros()
 }
@@ -136,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn it_shows_what_losing_the_layer_costs() -> Result<()> {
+    fn it_shows_the_cost_of_losing_the_layer() -> Result<()> {
         let terms = Checkerboard.terms(&layer(39, 40, 1, 4), &CostModel::seed(1.0)?);
         assert!((terms.cost - 0.047 / 40.0).abs() < 1e-12);
         Ok(())

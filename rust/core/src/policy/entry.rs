@@ -1,4 +1,4 @@
-//! What a policy knows of a block, and a block's place among those that may leave.
+//! Inputs of a policy about one block, and the entry of a block among those that may leave.
 //!
 //! Invariant: [`Entry`]s order by class, then by their place in it. Cost: plain integers.
 
@@ -6,38 +6,38 @@ use crate::block::{BlockId, Departure, Layers};
 use crate::cost::CostModel;
 use crate::time::Nanos;
 
-/// What a policy may know about a block on its tier.
+/// Facts about a block on its tier, from which a policy computes class and place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Facts {
     /// The block; [`BlockId::MAX`] if none is meant.
     pub id: BlockId,
     /// Tokens before the block.
     pub context: u64,
-    /// Tokens before the part of its path that it shares with nobody.
+    /// Tokens before the unshared suffix of its path.
     pub start: u64,
     /// The block's index in its sequence, from 0.
     pub block: u32,
     /// Blocks of its session; of several the shortest one's, in which its position weighs most.
     pub session_blocks: u32,
-    /// How often it was used, the first time included.
+    /// Number of uses, the first one included.
     pub uses: u32,
-    /// When it was last used, or its session, if the policy ages by session.
+    /// Time of its last use, or its session's, if the policy needs that.
     pub access: Nanos,
     /// The layers resident on this tier.
     pub layers: Layers,
     /// The model's number of layers.
     pub model_layers: u16,
-    /// The one layer that would leave, on a tier with layer slots; `None`: the whole block.
+    /// Layer that would leave, on a tier with layer slots; `None`: the whole block.
     pub layer: Option<u16>,
     /// Whether it would be demoted or dropped.
     pub departure: Departure,
-    /// What the user says that a token of it costs, if anything.
+    /// Price per token that the user set, if any.
     pub price: Option<f64>,
-    /// What loading takes, if the policy restores.
+    /// Time to load it, if the policy needs that.
     pub reload: Reload,
 }
 
-/// How long a block takes to load, from where it stands and from where it would go.
+/// Times to load a block, from its tier and from the tier that it would go to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reload {
     /// Tokens of a block.
@@ -49,41 +49,41 @@ pub struct Reload {
 }
 
 impl Facts {
-    /// What a token of the block costs: the user's word, or this.
+    /// Price per token: the user's, or else `base`.
     pub(super) fn price_or(&self, base: f64) -> f64 {
         self.price.unwrap_or(base)
     }
 }
 
-/// What a policy with a memory is told when a block arrives, is used or leaves.
+/// Event of one block on a policy's tier: it became resident, or a request hit it.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
-    /// Names the block: the same when it comes back under another id.
+pub struct Event<'a> {
+    /// Hash of the block's path: the same when it comes back under another id.
     pub tag: u64,
-    /// How many requests there were: the clock of policies that count requests.
+    /// Number of requests so far: the clock of policies that count requests.
     pub request: u64,
     /// Whether a request uses the block; otherwise it comes from another tier.
     pub used: bool,
-    /// By how many requests one after the other the path was made that this request found.
+    /// Number of requests, one after the other, that made the path that this request found.
     pub turn: u32,
-    /// Blocks that this request adds to the path.
+    /// Number of blocks that this request adds to the path.
     pub added: u32,
     /// Whether the block is the last one of the request's prompt.
     pub last: bool,
-    /// The block as it is now.
+    /// The block after the event.
     pub facts: &'a Facts,
-    /// What recomputation costs.
+    /// Cost of recomputation.
     pub cost: &'a CostModel,
 }
 
-/// What may leave a tier. `class` and `place` come from the policy.
+/// Entry of a block that may leave a tier; its policy computes `class` and `place`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
-    /// Entries of one class never change places.
+    /// Entries of one class keep their order for ever.
     pub class: u64,
-    /// When it was last used, or its place in an order of the policy's own.
+    /// Time of its last use, or a position in an order of the policy's own.
     pub place: u64,
-    /// What decides between equal places: the smaller one leaves first.
+    /// Decides between equal places: the smaller one leaves first.
     pub tie: u32,
     /// The block.
     pub id: BlockId,
@@ -92,9 +92,9 @@ pub struct Entry {
 /// An entry's place within its class; ascending order = leaves first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    /// When it was last used, or its place in an order of the policy's own.
+    /// Time of its last use, or a position in an order of the policy's own.
     pub place: u64,
-    /// What decides between equal places.
+    /// Decides between equal places.
     pub tie: u32,
     /// The block.
     pub id: BlockId,

@@ -1,11 +1,9 @@
-//! `fifo`: what came to the tier first leaves first.
+//! `fifo`: first in, first out, of the tier.
 //!
-//! Invariant: a block's place is the request that brought it; uses do not change it. Cost:
+//! Invariant: a block's place is the request that made it resident; hits do not change it. Cost:
 //! constant; 8 bytes per block.
 
-use std::ops::Range;
-
-use super::{Facts, Order, Policy, Seen, Terms, memory::Memory};
+use super::{Event, Facts, Needs, Order, Policy, Terms, block_map::BlockMap};
 use crate::block::BlockId;
 use crate::cost::CostModel;
 use crate::time::Nanos;
@@ -13,14 +11,10 @@ use crate::time::Nanos;
 /// First in, first out.
 #[derive(Debug, Default)]
 pub(super) struct Fifo {
-    brought: Memory<u64>,
+    inserted: BlockMap<u64>,
 }
 
 impl Policy for Fifo {
-    fn name(&self) -> &'static str {
-        "fifo"
-    }
-
     fn terms(&self, _facts: &Facts, _cost: &CostModel) -> Terms {
         Terms::NONE
     }
@@ -34,41 +28,37 @@ impl Policy for Fifo {
     }
 
     fn place(&self, facts: &Facts) -> u64 {
-        self.brought.get(facts.id)
+        self.inserted.get(facts.id)
     }
 
-    fn watches(&self) -> bool {
-        true
+    fn needs(&self) -> Needs {
+        Needs::EVENTS
     }
 
-    fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
-        self.brought.ends_highest(blocks, alike, |brought| brought)
-    }
-
-    fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        self.brought.set(seen.facts.id, seen.request);
+    fn on_resident(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        self.inserted.set(event.facts.id, event.request);
         Vec::new()
     }
 
-    /// The number of the request that brought it.
+    /// Number of the request that made it resident.
     #[expect(clippy::cast_precision_loss, reason = "an explanation needs no more than 53 bits")]
     fn value(&self, facts: &Facts, _cost: f64, _idle: Nanos) -> f64 {
-        self.brought.get(facts.id) as f64
+        self.inserted.get(facts.id) as f64
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::policy::sample::Shelf;
+    use crate::policy::sample::TestCache;
 
     #[test]
-    fn uses_do_not_help() {
-        let mut shelf = Shelf::new("fifo", 3);
-        shelf.request(&[1]);
-        shelf.request(&[2]);
-        shelf.request(&[3]);
-        shelf.request(&[1]);
-        assert_eq!(shelf.request(&[4]), [1]);
-        assert_eq!(shelf.request(&[1]), [2]);
+    fn a_hit_changes_nothing() {
+        let mut cache = TestCache::new("fifo", 3);
+        cache.request(&[1]);
+        cache.request(&[2]);
+        cache.request(&[3]);
+        cache.request(&[1]);
+        assert_eq!(cache.request(&[4]), [1]);
+        assert_eq!(cache.request(&[1]), [2]);
     }
 }

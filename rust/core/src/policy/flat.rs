@@ -2,10 +2,7 @@
 //!
 //! Invariant: neither layers nor position nor uses change the cost. Cost: constant.
 
-use std::ops::Range;
-
 use super::{Facts, Policy, Terms};
-use crate::block::BlockId;
 use crate::cost::CostModel;
 
 /// Context alone, for comparison.
@@ -13,12 +10,8 @@ use crate::cost::CostModel;
 pub(super) struct Flat;
 
 impl Policy for Flat {
-    fn name(&self) -> &'static str {
-        "flat"
-    }
-
-    fn deepens(&self, _blocks: Range<BlockId>, alike: bool) -> bool {
-        alike
+    fn deepens(&self) -> bool {
+        true
     }
 
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {

@@ -1,13 +1,11 @@
 //! `gdsf`: greedy dual size frequency. A block's rank is `clock + uses * cost` as of its last use;
-//! the clock is the highest rank that has left.
+//! the clock is the highest rank evicted so far.
 //!
-//! Invariant: the clock never falls, so what is not used sinks below what comes in. All blocks are
-//! of one size; uses are forgotten when the last copy goes. Cost: constant; 8 bytes per block.
+//! Invariant: the clock never falls, so an unused block sinks below newcomers. All blocks are
+//! of one size; uses start anew when the last copy is evicted. Cost: constant; 8 bytes per block.
 
-use std::ops::Range;
-
-use super::memory::Memory;
-use super::{Facts, Order, Policy, Seen, Terms};
+use super::block_map::BlockMap;
+use super::{Event, Facts, Needs, Order, Policy, Terms};
 use crate::block::BlockId;
 use crate::cost::CostModel;
 use crate::time::Nanos;
@@ -19,7 +17,7 @@ const ONE: f64 = (1 << 20) as f64;
 #[derive(Debug, Default)]
 pub(super) struct Gdsf {
     clock: u64,
-    ranks: Memory<u64>,
+    ranks: BlockMap<u64>,
 }
 
 impl Gdsf {
@@ -28,18 +26,15 @@ impl Gdsf {
         clippy::cast_sign_loss,
         reason = "never negative, and the cast saturates"
     )]
-    fn rank(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        let worth = (self.terms(seen.facts, seen.cost).cost * ONE).round() as u64;
-        self.ranks.set(seen.facts.id, self.clock.saturating_add(worth));
+    /// Sets the rank as of this use.
+    fn rank(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        let worth = (self.terms(event.facts, event.cost).cost * ONE).round() as u64;
+        self.ranks.set(event.facts.id, self.clock.saturating_add(worth));
         Vec::new()
     }
 }
 
 impl Policy for Gdsf {
-    fn name(&self) -> &'static str {
-        "gdsf"
-    }
-
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
         let base = facts.price_or(cost.base(facts.context));
         Terms { base, uses: facts.uses, cost: f64::from(facts.uses) * base, ..Terms::NONE }
@@ -57,23 +52,19 @@ impl Policy for Gdsf {
         self.ranks.get(facts.id)
     }
 
-    fn watches(&self) -> bool {
-        true
+    fn needs(&self) -> Needs {
+        Needs::EVENTS
     }
 
-    fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
-        self.ranks.ends_highest(blocks, alike, |rank| rank)
+    fn on_resident(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        self.rank(event)
     }
 
-    fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        self.rank(seen)
+    fn on_hit(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        self.rank(event)
     }
 
-    fn touched(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        self.rank(seen)
-    }
-
-    fn left(&mut self, id: BlockId, _print: u64) -> Vec<BlockId> {
+    fn on_evict(&mut self, id: BlockId, _tag: u64) -> Vec<BlockId> {
         self.clock = self.clock.max(self.ranks.take(id));
         Vec::new()
     }
@@ -87,25 +78,25 @@ impl Policy for Gdsf {
 
 #[cfg(test)]
 mod tests {
-    use crate::policy::sample::Shelf;
+    use crate::policy::sample::TestCache;
 
     #[test]
     fn the_clock_lets_old_favourites_sink() {
-        let mut shelf = Shelf::new("gdsf", 2);
+        let mut cache = TestCache::new("gdsf", 2);
         for block in [1, 1, 1, 2] {
-            shelf.request(&[block]);
+            cache.request(&[block]);
         }
         // Ranks 3 and 1; each newcomer enters one above the last victim.
-        let victims: Vec<_> = (3..7).flat_map(|block| shelf.request(&[block])).collect();
+        let victims: Vec<_> = (3..7).flat_map(|block| cache.request(&[block])).collect();
         assert_eq!(victims, [2, 3, 1, 4]);
     }
 
     #[test]
     fn a_dear_block_outlives_a_cheap_one() {
-        let mut shelf = Shelf::new("gdsf", 4);
-        shelf.request(&[1, 2]);
-        shelf.request(&[8]);
-        shelf.request(&[9]);
-        assert_eq!(shelf.request(&[7]), [8]);
+        let mut cache = TestCache::new("gdsf", 4);
+        cache.request(&[1, 2]);
+        cache.request(&[8]);
+        cache.request(&[9]);
+        assert_eq!(cache.request(&[7]), [8]);
     }
 }

@@ -1,12 +1,9 @@
-//! `lfu`: what was used least often leaves first, the least recently used of those.
+//! `lfu`: the least frequently used leaves first, of these the least recently used.
 //!
-//! Invariant: a class is a number of uses; they are forgotten when the last copy goes. Cost:
+//! Invariant: a class is a number of uses; it starts anew when the last copy is evicted. Cost:
 //! constant.
 
-use std::ops::Range;
-
 use super::{Facts, Order, Policy, Terms};
-use crate::block::BlockId;
 use crate::cost::CostModel;
 use crate::time::Nanos;
 
@@ -15,12 +12,8 @@ use crate::time::Nanos;
 pub(super) struct Lfu;
 
 impl Policy for Lfu {
-    fn name(&self) -> &'static str {
-        "lfu"
-    }
-
-    fn deepens(&self, _blocks: Range<BlockId>, alike: bool) -> bool {
-        alike
+    fn deepens(&self) -> bool {
+        true
     }
 
     fn terms(&self, facts: &Facts, _cost: &CostModel) -> Terms {
@@ -43,15 +36,15 @@ impl Policy for Lfu {
 
 #[cfg(test)]
 mod tests {
-    use crate::policy::sample::Shelf;
+    use crate::policy::sample::TestCache;
 
     #[test]
-    fn what_is_used_often_stays_however_old() {
-        let mut shelf = Shelf::new("lfu", 3);
+    fn a_block_that_is_used_often_stays_however_old() {
+        let mut cache = TestCache::new("lfu", 3);
         for block in [1, 1, 1, 2, 3, 3] {
-            shelf.request(&[block]);
+            cache.request(&[block]);
         }
-        let victims: Vec<_> = (4..8).flat_map(|block| shelf.request(&[block])).collect();
+        let victims: Vec<_> = (4..8).flat_map(|block| cache.request(&[block])).collect();
         assert_eq!(victims, [2, 4, 5, 6]);
     }
 }

@@ -1,20 +1,18 @@
-//! `lirs`: low inter-reference recency. Half of the tier is for blocks that came back soon; the
-//! rest passes through a queue.
+//! `lirs`: low inter-reference recency set. Half of the tier is for hot blocks, whose last two uses
+//! were close together; the rest passes through a FIFO queue.
 //!
-//! A block is hot if it came back while the oldest hot block was not used; the hot block that was
-//! then the oldest joins the queue's end. Whether a block is in the stack of the original is a
+//! A block becomes hot if it was last used after the oldest hot block was; the oldest hot block
+//! then joins the queue's end. Whether a block is in the stack of the original is a
 //! comparison: it was used after the oldest hot one. Invariant: at most `capacity / 2` blocks are
 //! hot; recency is the number of the request. Cost: O(log n) per use of a hot block; 24 bytes per
 //! block, a ghost per block of capacity.
 
-use std::collections::BTreeSet;
-use std::ops::Range;
-
-use super::memory::Memory;
-use super::shadow::Shadow;
-use super::{Facts, Order, Policy, Seen, Terms};
+use super::block_map::BlockMap;
+use super::ghost_list::GhostList;
+use super::{Event, Facts, Needs, Order, Policy, Terms};
 use crate::block::BlockId;
 use crate::cost::CostModel;
+use std::collections::BTreeSet;
 
 /// The share of the tier for hot blocks. With leaves only, inner blocks fill the rest anyway.
 const HOT_SHARE: (usize, usize) = (1, 2);
@@ -31,7 +29,7 @@ struct LirsState {
 }
 
 impl LirsState {
-    /// 0 for the queue, 1 for hot blocks; and the place there.
+    /// Class, 0 for the queue and 1 for hot blocks, and place in it.
     fn rank(self) -> (u64, u64) {
         (u64::from(self.hot), if self.hot { self.used } else { self.queued })
     }
@@ -45,45 +43,46 @@ impl LirsState {
 #[derive(Debug)]
 pub(super) struct Lirs {
     capacity: usize,
-    marks: Memory<LirsState>,
+    states: BlockMap<LirsState>,
     hot: BTreeSet<(u64, u32, BlockId)>,
-    ghosts: Shadow<u64>,
+    ghosts: GhostList<u64>,
 }
 
 impl Lirs {
     pub(super) fn new(capacity: u32) -> Self {
         Self {
             capacity: capacity as usize,
-            marks: Memory::default(),
+            states: BlockMap::default(),
             hot: BTreeSet::new(),
-            ghosts: Shadow::default(),
+            ghosts: GhostList::default(),
         }
     }
 
-    /// Whether a block used at `then` is younger than the oldest hot one.
-    fn soon(&self, then: u64) -> bool {
+    /// Whether a block last used at `then` is younger than the oldest hot one.
+    fn recent(&self, then: u64) -> bool {
         self.hot.first().is_none_or(|oldest| then > oldest.0)
     }
 
-    fn room(&self) -> usize {
+    /// Most hot blocks.
+    fn most_hot(&self) -> usize {
         (self.capacity * HOT_SHARE.0 / HOT_SHARE.1).max(1)
     }
 
-    /// Notes a use; returns the block that is hot no longer because of it.
-    fn used(&mut self, seen: &Seen<'_>, hot: bool) -> Vec<BlockId> {
-        let id = seen.facts.id;
-        let mark =
-            LirsState { hot, used: seen.request, queued: seen.request, depth: seen.facts.block };
-        self.marks.set(id, mark);
+    /// Records a use; returns the blocks that are no longer hot because of it.
+    fn record(&mut self, event: &Event<'_>, hot: bool) -> Vec<BlockId> {
+        let id = event.facts.id;
+        let state =
+            LirsState { hot, used: event.request, queued: event.request, depth: event.facts.block };
+        self.states.set(id, state);
         if !hot {
             return Vec::new();
         }
-        self.hot.insert(mark.key(id));
+        self.hot.insert(state.key(id));
         let mut cooled = Vec::new();
-        while self.hot.len() > self.room() {
+        while self.hot.len() > self.most_hot() {
             let Some((_, _, oldest)) = self.hot.pop_first() else { break };
-            let mark = self.marks.get(oldest);
-            self.marks.set(oldest, LirsState { hot: false, queued: seen.request, ..mark });
+            let state = self.states.get(oldest);
+            self.states.set(oldest, LirsState { hot: false, queued: event.request, ..state });
             cooled.push(oldest);
         }
         cooled
@@ -91,10 +90,6 @@ impl Lirs {
 }
 
 impl Policy for Lirs {
-    fn name(&self) -> &'static str {
-        "lirs"
-    }
-
     fn terms(&self, _facts: &Facts, _cost: &CostModel) -> Terms {
         Terms::NONE
     }
@@ -104,70 +99,66 @@ impl Policy for Lirs {
     }
 
     fn class(&self, facts: &Facts, _cost: &CostModel) -> u64 {
-        self.marks.get(facts.id).rank().0
+        self.states.get(facts.id).rank().0
     }
 
     fn place(&self, facts: &Facts) -> u64 {
-        self.marks.get(facts.id).rank().1
+        self.states.get(facts.id).rank().1
     }
 
-    fn watches(&self) -> bool {
-        true
+    fn needs(&self) -> Needs {
+        Needs::EVENTS
     }
 
-    fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
-        self.marks.ends_highest(blocks, alike, LirsState::rank)
+    fn on_resident(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        let ghost = self.ghosts.take(event.tag);
+        let hot = self.hot.len() < self.most_hot() || ghost.is_some_and(|then| self.recent(then));
+        self.record(event, hot)
     }
 
-    fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        let ghost = self.ghosts.take(seen.tag);
-        let hot = self.hot.len() < self.room() || ghost.is_some_and(|then| self.soon(then));
-        self.used(seen, hot)
-    }
-
-    fn touched(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        let mark = self.marks.take(seen.facts.id);
-        let hot = mark.hot || self.hot.len() < self.room() || self.soon(mark.used);
-        if mark.hot {
-            self.hot.remove(&mark.key(seen.facts.id));
+    fn on_hit(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        let state = self.states.take(event.facts.id);
+        let hot = state.hot || self.hot.len() < self.most_hot() || self.recent(state.used);
+        if state.hot {
+            self.hot.remove(&state.key(event.facts.id));
         }
-        self.used(seen, hot)
+        self.record(event, hot)
     }
 
-    fn left(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
-        let mark = self.marks.take(id);
-        if mark.hot {
-            self.hot.remove(&mark.key(id));
+    fn on_evict(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
+        let state = self.states.take(id);
+        if state.hot {
+            self.hot.remove(&state.key(id));
         }
-        self.ghosts.note(tag, mark.used);
-        self.ghosts.keep(self.capacity);
+        self.ghosts.push(tag, state.used);
+        self.ghosts.truncate(self.capacity);
         Vec::new()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::policy::sample::Shelf;
+    use crate::policy::sample::TestCache;
 
     #[test]
     fn hot_blocks_outlive_a_flood() {
-        let mut shelf = Shelf::new("lirs", 4);
+        let mut cache = TestCache::new("lirs", 4);
         for block in [1, 2, 3, 4] {
-            shelf.request(&[block]);
+            cache.request(&[block]);
         }
         // 1 and 2 came while there was room for hot blocks.
-        let victims: Vec<_> = (5..9).flat_map(|block| shelf.request(&[block])).collect();
+        let victims: Vec<_> = (5..9).flat_map(|block| cache.request(&[block])).collect();
         assert_eq!(victims, [3, 4, 5, 6]);
     }
 
     #[test]
-    fn who_comes_back_soon_becomes_hot_and_cools_the_oldest() {
-        let mut shelf = Shelf::new("lirs", 4);
+    fn a_block_that_is_used_again_soon_becomes_hot_and_cools_the_oldest() {
+        let mut cache = TestCache::new("lirs", 4);
         for block in [1, 2, 3, 4, 4] {
-            shelf.request(&[block]);
+            cache.request(&[block]);
         }
         // 4 took the place of 1, which joined the queue behind 3.
-        let victims: Vec<_> = (5..8).flat_map(|block| shelf.request(&[block])).collect();
+        let victims: Vec<_> = (5..8).flat_map(|block| cache.request(&[block])).collect();
         assert_eq!(victims, [3, 1, 5]);
     }
 }

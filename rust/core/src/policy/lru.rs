@@ -2,10 +2,7 @@
 //!
 //! Invariant: one class, so the order is that of the last use. Cost: constant.
 
-use std::ops::Range;
-
 use super::{Facts, Order, Policy, Terms};
-use crate::block::BlockId;
 use crate::cost::CostModel;
 
 /// Least recently used.
@@ -13,12 +10,8 @@ use crate::cost::CostModel;
 pub(super) struct Lru;
 
 impl Policy for Lru {
-    fn name(&self) -> &'static str {
-        "lru"
-    }
-
-    fn deepens(&self, _blocks: Range<BlockId>, alike: bool) -> bool {
-        alike
+    fn deepens(&self) -> bool {
+        true
     }
 
     fn terms(&self, _facts: &Facts, _cost: &CostModel) -> Terms {
@@ -39,7 +32,7 @@ mod tests {
     use crate::policy::sample::{facts, layer};
 
     #[test]
-    fn everything_is_of_one_class() -> Result<()> {
+    fn all_entries_are_of_one_class() -> Result<()> {
         let cost = CostModel::default_curve(1.0)?;
         let class = Lru.class(&facts(0, 0, 1), &cost);
         assert_eq!(Lru.class(&facts(99_999, 7, 9), &cost), class);

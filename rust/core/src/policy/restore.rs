@@ -1,19 +1,19 @@
-//! `restore`: `how much longer the request's restore plan would take without the block / idle`.
+//! `restore`: `(restore plan without the block - restore plan with it) / idle`, in time.
 //!
 //! The request is that of the shortest session through the block, or one that ends with it. The
 //! plan is the planner's: the device computes what comes first while lanes load what comes last.
-//! What is assumed: the blocks before it stand on its tier or above, as leaves have it; those behind
-//! it have gone where it would go; every lane is idle, and each tier has its own. Then the plan is
+//! Assumptions: the blocks before it are on its tier or above, as leaf-only structures have it; those
+//! behind it are where it would go; every lane is idle, and each tier has its own. Then the plan is
 //! two stretches of equal loads, one per tier, and each is computed up to some block and loaded from
 //! there on, so that losing a block makes one stretch shorter and the next one longer. On a single
 //! tier, or where blocks are dropped from the first one, the difference is the block's computation.
 //!
 //! Invariant: under these assumptions the cost is the difference of two best plans, exact where a
-//! span's time is the sum of its blocks' (an affine curve, without a price of the user's). Cost: no
+//! span's time is the sum of its blocks' (an affine curve, without a user's price). Cost: no
 //! plan is solved again; four binary searches over the session's blocks, O(log session) per refresh,
 //! and the length of sessions is tracked, O(path) per extension.
 
-use super::{Facts, Policy, Terms};
+use super::{Facts, Needs, Policy, Terms};
 use crate::cost::{CostModel, layer_weight};
 use crate::time::Nanos;
 
@@ -80,10 +80,6 @@ impl RestorePath<'_> {
 }
 
 impl Policy for Restore {
-    fn name(&self) -> &'static str {
-        "restore"
-    }
-
     /// Costs are microseconds.
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
         let layer_weight = facts
@@ -97,12 +93,8 @@ impl Policy for Restore {
         }
     }
 
-    fn sessions(&self) -> bool {
-        true
-    }
-
-    fn restores(&self) -> bool {
-        true
+    fn needs(&self) -> Needs {
+        Needs::SESSION_BLOCKS.and(Needs::RELOAD)
     }
 }
 

@@ -4,10 +4,7 @@
 //! [`MOST_USES`]; without reuse they do not count, which is Pensieve's plain formula. Cost:
 //! constant.
 
-use std::ops::Range;
-
-use super::{Facts, MOST_USES, Policy, Terms};
-use crate::block::BlockId;
+use super::{Facts, MOST_USES, Needs, Policy, Terms};
 use crate::cost::{CostModel, layer_weight};
 
 /// Cost of recomputation times uses.
@@ -18,12 +15,8 @@ pub(super) struct Retention {
 }
 
 impl Policy for Retention {
-    fn name(&self) -> &'static str {
-        "retention"
-    }
-
-    fn deepens(&self, _blocks: Range<BlockId>, alike: bool) -> bool {
-        alike
+    fn deepens(&self) -> bool {
+        true
     }
 
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
@@ -36,9 +29,8 @@ impl Policy for Retention {
         Terms { base, layer_weight, position_weight: 1.0, uses, cost }
     }
 
-    /// A block that comes back has the uses that it had when it went.
-    fn remembers(&self) -> bool {
-        self.reuse
+    fn needs(&self) -> Needs {
+        if self.reuse { Needs::PAST_USES } else { Needs::NONE }
     }
 }
 
@@ -88,7 +80,7 @@ mod tests {
 
     /// A hot block outlives a deeper one; without reuse it does not.
     #[test]
-    fn what_is_used_often_stays() -> Result<()> {
+    fn a_block_that_is_used_often_stays() -> Result<()> {
         let cost = CostModel::default_curve(1.0)?;
         let (hot, deep) = (Facts { uses: 3, ..facts(0, 0, 2) }, facts(10_700, 1, 2));
         let classes = |reuse| {

@@ -1,32 +1,37 @@
-//! `s3fifo`: a small queue for what is new, a main queue for what was used there, and ghosts of
-//! what the small queue lost, which come back into the main one.
+//! `s3fifo`: three FIFO queues. New blocks enter a small queue, those used there move on to a main
+//! queue, and ghosts of the small queue's victims come back into the main one.
 //!
-//! The small queue gives up its oldest block that was not used there; what was used enters the main
-//! queue once it is the oldest. The main queue's hand gives up the first block without a use to its
-//! credit; whom it passes loses one use (at most three count) and stands at the end again. What may
-//! not leave and has no use keeps its place. Invariant: the hands move when a block leaves, so that
-//! choosing one changes nothing. The small queue has four fifths of the tier: prefixes come back
-//! later than objects of a web cache, and with the usual tenth the policy is worse than `lru`. Cost:
-//! O(log n), amortised over uses; 32 bytes per block and a ghost per block of capacity.
+//! ```text
+//! new block -> small queue --oldest, unused--> evicted, tag to the ghost list
+//!                  | oldest, used                      |
+//!                  v                                   | comes back
+//!              main queue <----------------------------+
+//!                  | oldest: uses > 0 -> one use less, to the end again
+//!                  +-------- uses = 0 -> evicted
+//! ```
+//!
+//! At most three uses count in the main queue. A block that may not leave and has no use keeps its
+//! place. Invariant: the hands move when a block leaves, so that selecting one changes nothing. The
+//! small queue has four fifths of the tier: prefixes come back later than objects of a web cache, and
+//! with the usual tenth the policy is worse than `lru`. Cost: O(log n), amortised over uses; 32 bytes
+//! per block and a ghost per block of capacity.
 
-use std::cmp::Ordering;
-use std::collections::{BTreeSet, VecDeque};
-use std::ops::Range;
-
-use super::memory::Memory;
-use super::shadow::Shadow;
-use super::{Entry, Facts, Order, Policy, Seen, Terms};
+use super::block_map::BlockMap;
+use super::ghost_list::GhostList;
+use super::{Entry, Event, Facts, Needs, Order, Policy, Terms};
 use crate::block::BlockId;
 use crate::cost::CostModel;
 use crate::time::Nanos;
+use std::cmp::Ordering;
+use std::collections::{BTreeSet, VecDeque};
 
-/// So many uses count in the main queue.
+/// Most uses that count in the main queue.
 const MOST_USES: u8 = 3;
 
-/// The main queue has the fifth part of the tier.
+/// The main queue has one part in so many of the tier.
 const MAIN_SHARE: usize = 5;
 
-/// A place in the main queue is a number of uses, then the turn in which the block entered.
+/// Place in the main queue: `uses << 40 | turn in which the block entered`.
 const USES: u32 = 40;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,7 +40,7 @@ enum Fifo {
     None,
     Small,
     Main,
-    /// Used in the small queue, which has not come to it yet.
+    /// Used in the small queue, whose hand has not passed it yet.
     Used,
 }
 
@@ -45,7 +50,7 @@ struct S3State {
     uses: u8,
     /// The turn in which it entered its queue.
     turn: u64,
-    /// The request that brought it.
+    /// The request that made it resident.
     request: u64,
 }
 
@@ -53,98 +58,97 @@ struct S3State {
 #[derive(Debug)]
 pub(super) struct S3Fifo {
     capacity: usize,
-    marks: Memory<S3State>,
-    /// Oldest first, with the turns in which they entered: what has another turn now is void.
+    states: BlockMap<S3State>,
+    /// The small queue, oldest first, with the turn in which each block entered. An entry is stale
+    /// if its block has another turn by now.
     small: VecDeque<(BlockId, u64)>,
-    /// Blocks of the main queue with uses to their credit, by the turns in which they entered.
+    /// Blocks of the main queue with uses left, by the turns in which they entered.
     used: BTreeSet<(u64, BlockId)>,
     /// Blocks of the main queue.
     length: usize,
-    /// Of these, those chosen to leave.
-    chosen: usize,
+    /// Number of these that are selected to leave.
+    selected: usize,
     turn: u64,
-    ghosts: Shadow<()>,
+    ghosts: GhostList<()>,
 }
 
 impl S3Fifo {
     pub(super) fn new(capacity: u32) -> Self {
         Self {
             capacity: capacity as usize,
-            marks: Memory::default(),
+            states: BlockMap::default(),
             small: VecDeque::new(),
             used: BTreeSet::new(),
             length: 0,
-            chosen: 0,
+            selected: 0,
             turn: 0,
-            ghosts: Shadow::default(),
+            ghosts: GhostList::default(),
         }
     }
 
-    /// When a class gives up its blocks: first the main queue if it is longer than its share,
-    /// otherwise the small one; last what was used.
-    fn turn_of(&self, class: u64) -> u8 {
-        let long = self.length - self.chosen > self.capacity / MAIN_SHARE;
-        let giving = if long { Fifo::Main } else { Fifo::Small };
+    /// Rank of a class among the queues: first the main queue if it is longer than its share,
+    /// otherwise the small one; last the used blocks of the small queue.
+    fn queue_rank(&self, class: u64) -> u8 {
+        let long = self.length - self.selected > self.capacity / MAIN_SHARE;
+        let first = if long { Fifo::Main } else { Fifo::Small };
         match class {
-            _ if class == giving as u64 => 0,
+            _ if class == first as u64 => 0,
             _ if class == Fifo::Used as u64 => 2,
             _ => 1,
         }
     }
 
     /// Puts a block at the end of the main queue.
-    fn enter_main(&mut self, id: BlockId, mark: S3State) {
+    fn enter_main(&mut self, id: BlockId, state: S3State) {
         self.turn += 1;
-        self.marks.set(id, S3State { queue: Fifo::Main, turn: self.turn, ..mark });
-        if mark.uses > 0 {
+        self.states.set(id, S3State { queue: Fifo::Main, turn: self.turn, ..state });
+        if state.uses > 0 {
             self.used.insert((self.turn, id));
         }
     }
 
-    /// Moves the small queue's hand over what was used, up to the oldest that was not.
+    /// Moves the small queue's hand past used blocks, up to the oldest unused one; returns those that
+    /// moved to the main queue.
     fn pass_small(&mut self) -> Vec<BlockId> {
         let mut passed = Vec::new();
         while let Some(&(id, turn)) = self.small.front() {
-            let mark = self.marks.get(id);
-            if mark.turn == turn && mark.queue == Fifo::Small {
+            let state = self.states.get(id);
+            if state.turn == turn && state.queue == Fifo::Small {
                 break;
             }
             self.small.pop_front();
-            if mark.turn == turn && mark.queue == Fifo::Used {
+            if state.turn == turn && state.queue == Fifo::Used {
                 self.length += 1;
-                self.enter_main(id, mark);
+                self.enter_main(id, state);
                 passed.push(id);
             }
         }
         passed
     }
 
-    /// Moves the main queue's hand to a block that leaves, as often round as it has uses.
-    fn pass_main(&mut self, mut left: S3State) -> Vec<BlockId> {
+    /// Moves the main queue's hand to a block that leaves, round as often as it has uses; returns the
+    /// blocks that lost a use.
+    fn pass_main(&mut self, mut evicted: S3State) -> Vec<BlockId> {
         let mut passed = Vec::new();
         loop {
             while let Some(&(turn, id)) = self.used.first()
-                && turn < left.turn
+                && turn < evicted.turn
             {
                 self.used.pop_first();
-                let mark = self.marks.get(id);
-                self.enter_main(id, S3State { uses: mark.uses - 1, ..mark });
+                let state = self.states.get(id);
+                self.enter_main(id, S3State { uses: state.uses - 1, ..state });
                 passed.push(id);
             }
-            if left.uses == 0 {
+            if evicted.uses == 0 {
                 return passed;
             }
             self.turn += 1;
-            left = S3State { uses: left.uses - 1, turn: self.turn, ..left };
+            evicted = S3State { uses: evicted.uses - 1, turn: self.turn, ..evicted };
         }
     }
 }
 
 impl Policy for S3Fifo {
-    fn name(&self) -> &'static str {
-        "s3fifo"
-    }
-
     fn terms(&self, _facts: &Facts, _cost: &CostModel) -> Terms {
         Terms::NONE
     }
@@ -154,114 +158,107 @@ impl Policy for S3Fifo {
     }
 
     fn class(&self, facts: &Facts, _cost: &CostModel) -> u64 {
-        self.marks.get(facts.id).queue as u64
+        self.states.get(facts.id).queue as u64
     }
 
     fn place(&self, facts: &Facts) -> u64 {
-        let mark = self.marks.get(facts.id);
-        match mark.queue {
-            Fifo::Main => u64::from(mark.uses) << USES | mark.turn,
-            _ => mark.request,
+        let state = self.states.get(facts.id);
+        match state.queue {
+            Fifo::Main => u64::from(state.uses) << USES | state.turn,
+            _ => state.request,
         }
     }
 
     fn compare(&self, a: &Entry, b: &Entry, _now: Nanos) -> Ordering {
-        self.turn_of(a.class).cmp(&self.turn_of(b.class)).then_with(|| a.cmp(b))
+        self.queue_rank(a.class).cmp(&self.queue_rank(b.class)).then_with(|| a.cmp(b))
     }
 
-    fn watches(&self) -> bool {
-        true
+    fn needs(&self) -> Needs {
+        Needs::EVENTS
     }
 
-    /// Only in the small queue does choosing one not change whose turn it is.
-    fn deepens(&self, blocks: Range<BlockId>, alike: bool) -> bool {
-        let small = |mark: S3State| mark.queue == Fifo::Small;
-        small(self.marks.get(blocks.end - 1))
-            && self.marks.ends_highest(blocks, alike, |mark| (!small(mark), mark.request))
-    }
-
-    fn arrived(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        let (id, request) = (seen.facts.id, seen.request);
-        if self.ghosts.take(seen.tag).is_some() {
+    fn on_resident(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        let (id, request) = (event.facts.id, event.request);
+        if self.ghosts.take(event.tag).is_some() {
             self.length += 1;
             self.enter_main(id, S3State { request, ..S3State::default() });
         } else {
             self.turn += 1;
             self.small.push_back((id, self.turn));
-            self.marks.set(id, S3State { queue: Fifo::Small, uses: 0, turn: self.turn, request });
+            self.states.set(id, S3State { queue: Fifo::Small, uses: 0, turn: self.turn, request });
         }
         Vec::new()
     }
 
-    fn touched(&mut self, seen: &Seen<'_>) -> Vec<BlockId> {
-        let mark = self.marks.get(seen.facts.id);
-        let mark = match mark.queue {
+    fn on_hit(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        let state = self.states.get(event.facts.id);
+        let state = match state.queue {
             Fifo::Main => {
-                self.used.insert((mark.turn, seen.facts.id));
-                S3State { uses: (mark.uses + 1).min(MOST_USES), ..mark }
+                self.used.insert((state.turn, event.facts.id));
+                S3State { uses: (state.uses + 1).min(MOST_USES), ..state }
             }
-            _ => S3State { queue: Fifo::Used, ..mark },
+            _ => S3State { queue: Fifo::Used, ..state },
         };
-        self.marks.set(seen.facts.id, mark);
+        self.states.set(event.facts.id, state);
         Vec::new()
     }
 
-    fn chosen(&mut self, id: BlockId) {
-        self.chosen += usize::from(self.marks.get(id).queue == Fifo::Main);
+    fn on_select(&mut self, id: BlockId) {
+        self.selected += usize::from(self.states.get(id).queue == Fifo::Main);
     }
 
-    fn settled(&mut self) {
-        self.chosen = 0;
+    fn end_selection(&mut self) {
+        self.selected = 0;
     }
 
-    fn left(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
-        let mark = self.marks.take(id);
-        if mark.queue == Fifo::Main {
+    fn on_evict(&mut self, id: BlockId, tag: u64) -> Vec<BlockId> {
+        let state = self.states.take(id);
+        if state.queue == Fifo::Main {
             self.length -= 1;
-            self.used.remove(&(mark.turn, id));
-            self.chosen = self.chosen.saturating_sub(1);
-            return self.pass_main(mark);
+            self.used.remove(&(state.turn, id));
+            self.selected = self.selected.saturating_sub(1);
+            return self.pass_main(state);
         }
-        self.ghosts.note(tag, ());
-        self.ghosts.keep(self.capacity);
+        self.ghosts.push(tag, ());
+        self.ghosts.truncate(self.capacity);
         self.pass_small()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::policy::sample::Shelf;
+    use crate::policy::sample::TestCache;
 
     #[test]
     fn a_flood_passes_through_the_small_queue() {
-        let mut shelf = Shelf::new("s3fifo", 10);
+        let mut cache = TestCache::new("s3fifo", 10);
         for block in [1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 10] {
-            shelf.request(&[block]);
+            cache.request(&[block]);
         }
-        let victims: Vec<_> = (11..14).flat_map(|block| shelf.request(&[block])).collect();
+        let victims: Vec<_> = (11..14).flat_map(|block| cache.request(&[block])).collect();
         assert_eq!(victims, [3, 4, 5]);
     }
 
     /// The main queue holds 1, 2, 3 and 4, used there three, two, two times and once.
     #[test]
     fn a_use_is_a_pass_of_the_hand() {
-        let mut shelf = Shelf::new("s3fifo", 10);
+        let mut cache = TestCache::new("s3fifo", 10);
         let new = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
         for block in new.into_iter().chain([1, 2, 3, 4]) {
-            shelf.request(&[block]);
+            cache.request(&[block]);
         }
         // 5 leaves and the small hand passes the four.
-        assert_eq!(shelf.request(&[11]), [5]);
+        assert_eq!(cache.request(&[11]), [5]);
         for block in [1, 2, 3, 4, 1, 2, 3, 1, 1, 1] {
-            shelf.request(&[block]);
+            cache.request(&[block]);
         }
         // The main queue is longer than two: 4 goes after one round, then 2 and 6, 7, ...
-        let victims: Vec<_> = (12..17).flat_map(|block| shelf.request(&[block])).collect();
+        let victims: Vec<_> = (12..17).flat_map(|block| cache.request(&[block])).collect();
         assert_eq!(victims, [4, 2, 6, 7, 8]);
         // 3 has none left, 1 has one.
-        assert_eq!(shelf.request(&[3, 1]), []);
-        shelf.request(&[6]);
-        shelf.request(&[7]);
-        assert_eq!((shelf.hits, shelf.request(&[20]).len()), (16, 1));
+        assert_eq!(cache.request(&[3, 1]), []);
+        cache.request(&[6]);
+        cache.request(&[7]);
+        assert_eq!((cache.hits, cache.request(&[20]).len()), (16, 1));
     }
 }

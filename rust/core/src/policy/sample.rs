@@ -1,12 +1,11 @@
-//! Facts, simple loops and a small cache for the tests of all policies.
+//! Test fixtures of all policies: facts, simple loops and a small cache.
 //!
 //! Invariant: blocks hold 32 tokens and the model has 40 layers unless a test says otherwise. Cost:
 //! full sorts and scans.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
-use super::{Entry, Facts, Policy, Reload, Seen, Setup, by_name};
+use super::{Entry, Event, Facts, Policy, Reload, Setup, by_name};
 use crate::block::{BlockId, Departure, Layers};
 use crate::cost::CostModel;
 use crate::eviction::EvictionIndex;
@@ -92,11 +91,12 @@ struct Kept {
 
 /// A cache of whole paths under one policy. A path is a list of block ids, each always behind the
 /// same ones; a block's cost is one more than its depth; a request takes ten nanoseconds.
-pub(super) struct Shelf {
+pub(super) struct TestCache {
     /// Whether only leaves may leave.
     pub(super) leaves: bool,
     /// Blocks found by requests.
     pub(super) hits: usize,
+    name: String,
     capacity: usize,
     eviction: EvictionIndex,
     cost: CostModel,
@@ -106,12 +106,13 @@ pub(super) struct Shelf {
     pub(super) priorities: BTreeMap<BlockId, Priority>,
 }
 
-impl Shelf {
+impl TestCache {
     pub(super) fn new(name: &str, capacity: u32) -> Self {
         let policy = by_name(name, Setup { reuse: true, capacity }).expect("a known name");
         Self {
             leaves: true,
             hits: 0,
+            name: name.to_owned(),
             capacity: capacity as usize,
             eviction: EvictionIndex::new(policy, 0.0),
             cost: CostModel::default_curve(1.0).expect("good numbers"),
@@ -121,7 +122,7 @@ impl Shelf {
         }
     }
 
-    /// Serves a path: what is there is used, what is missing comes in. Returns who left for it, and
+    /// Serves a path: resident blocks are hit, missing ones become resident. Returns the victims, and
     /// checks each of them.
     pub(super) fn request(&mut self, path: &[BlockId]) -> Vec<BlockId> {
         self.requests += 1;
@@ -140,10 +141,10 @@ impl Shelf {
             let lowest = order.iter().map(|entry| self.priority(entry.id)).min();
             assert_eq!(lowest, Some(self.priority(victim.id)));
             self.eviction.unlink(victim.id);
-            let gone = self.kept.remove(&victim.id).expect("it was kept");
-            let moved = self.eviction.left(victim.id, Tags::of(0).next(&[victim.id]));
+            let evicted = self.kept.remove(&victim.id).expect("it was kept");
+            let moved = self.eviction.on_evict(victim.id, Tags::of(0).next(&[victim.id]));
             self.relink(moved, path);
-            self.relink(gone.parent.into_iter().collect(), path);
+            self.relink(evicted.parent.into_iter().collect(), path);
             victims.push(victim.id);
         }
         for (depth, &id) in (0_u32..).zip(path) {
@@ -158,42 +159,27 @@ impl Shelf {
             let last = depth as usize + 1 == path.len();
             let added = u32::try_from(missing).expect("a short path");
             let request = self.requests;
-            let seen = Seen { tag, request, used: true, turn: 0, added, last, facts: &facts, cost };
+            let event =
+                Event { tag, request, used: true, turn: 0, added, last, facts: &facts, cost };
             self.hits += usize::from(known);
-            let moved =
-                if known { self.eviction.touched(&seen) } else { self.eviction.arrived(&seen) };
+            let moved = if known {
+                self.eviction.on_hit(&event)
+            } else {
+                self.eviction.on_resident(&event)
+            };
             self.relink(moved, path);
         }
         self.relink(path.to_vec(), &[]);
         victims
     }
 
-    /// Whether the policy looks at an entry: `hazard` does at the first and last of each class.
+    /// Whether the policy considers an entry: `hazard` takes the first and last of each class only.
     fn offered(&self, entry: &Entry) -> bool {
         let rank = |entry: &Entry| (self.priority(entry.id), entry.class);
         let same = self.eviction.entries().filter(|other| rank(other) == rank(entry));
         let keys: Vec<_> = same.map(|other| other.key()).collect();
         let end = keys.first() == Some(&entry.key()) || keys.last() == Some(&entry.key());
-        end || self.eviction.policy().name() != "hazard"
-    }
-
-    pub(super) fn policy(&self) -> &dyn Policy {
-        self.eviction.policy()
-    }
-
-    /// What is kept from a block on without a gap.
-    pub(super) fn stretch(&self, first: BlockId) -> Range<BlockId> {
-        let mut end = first;
-        while self.kept.contains_key(&end) {
-            end += 1;
-        }
-        first..end
-    }
-
-    /// The class and the place of what is kept.
-    pub(super) fn rank(&self, id: BlockId) -> (u64, u64) {
-        let facts = &self.kept[&id].facts;
-        (self.policy().class(facts, &self.cost), self.policy().place(facts))
+        end || self.name != "hazard"
     }
 
     fn priority(&self, id: BlockId) -> Priority {
@@ -204,7 +190,7 @@ impl Shelf {
         self.kept.values().all(|other| other.parent != Some(id))
     }
 
-    /// Links what may leave and is not in use, at its present price.
+    /// Links the blocks that may leave and are not in use, at their present cost.
     fn relink(&mut self, ids: Vec<BlockId>, used: &[BlockId]) {
         for id in ids {
             self.eviction.unlink(id);

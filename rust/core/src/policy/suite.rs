@@ -1,11 +1,11 @@
-//! The one suite for all policies: orders, ties, names, and requests served from a small shelf.
+//! Test suite of all policies: orders, ties, names, and requests served from a small cache.
 //!
-//! Invariant: every test but the tables of exact orders takes every registered policy by itself.
+//! Invariant: every test but the tables of exact orders runs for every registered policy.
 
 use std::cmp::Ordering;
 
-use super::sample::{Shelf, facts, order};
-use super::{Entry, Facts, NAMES, Setup, by_name};
+use super::sample::{TestCache, facts, order};
+use super::{Entry, Facts, NAMES, Needs, Setup, by_name};
 use crate::cost::CostModel;
 use crate::error::{Error, Result};
 
@@ -50,7 +50,7 @@ fn each_policy_has_its_order_on_a_small_trace() -> Result<()> {
 }
 
 #[test]
-fn each_policy_that_deepens_does() -> Result<()> {
+fn each_policy_that_deepens_has_classes_that_never_fall_with_depth() -> Result<()> {
     let models = [
         CostModel::default_curve(1.0)?,
         CostModel::seed(1.0)?,
@@ -61,53 +61,19 @@ fn each_policy_that_deepens_does() -> Result<()> {
         let policy = by_name(name, SETUP)?;
         let class = |block: u32| policy.class(&facts(64 * u64::from(block), block, 200), cost);
         let falls = (1..200).any(|block| class(block) < class(block - 1));
-        let deepens = !policy.watches() && policy.deepens(0..200, true);
-        assert!(!deepens || !falls, "{name}");
+        let deepens = policy.deepens();
+        assert!(!deepens || !(falls || policy.needs().has(Needs::EVENTS)), "{name}");
         deepening += usize::from(deepens);
     }
     assert_eq!(deepening, 4 * models.len());
     Ok(())
 }
 
-/// What it remembers may rise or fall along a path; it says so itself.
 #[test]
-fn each_policy_that_watches_knows_where_it_deepens() {
-    for name in NAMES {
-        let mut shelf = Shelf::new(name, 60);
-        shelf.leaves = false;
-        let (mut state, mut counts) = (3_u64, [0, 0]);
-        let mut below = |bound: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            u32::try_from((state >> 33) % bound).expect("small")
-        };
-        if !by_name(name, SETUP).expect("a known name").watches() {
-            continue;
-        }
-        for _ in 0..2000 {
-            let first = 10 * below(20);
-            shelf.request(&(first..=first + below(9)).collect::<Vec<_>>());
-            let mut blocks = shelf.stretch(first + below(3));
-            let Some(last) = blocks.clone().last() else { continue };
-            let alike = below(2) == 0;
-            let deepens = shelf.policy().deepens(blocks.clone(), alike);
-            counts[usize::from(deepens)] += 1;
-            let leaves = |id| {
-                let (rank, most) = (shelf.rank(id), shelf.rank(last));
-                rank < most || alike && rank == most
-            };
-            assert!(!deepens || blocks.all(|id| id == last || leaves(id)), "{name}");
-        }
-        let knows = ["fifo", "gdsf", "s3fifo", "lirs"].contains(name);
-        assert_eq!(counts.iter().all(|&count| count > 50), knows, "{name}: {counts:?}");
-    }
-}
-
-#[test]
-fn each_policy_keeps_what_was_used_just_now_and_gives_up_the_old() -> Result<()> {
+fn each_policy_keeps_the_latest_use_and_evicts_the_oldest() -> Result<()> {
     let cost = CostModel::default_curve(1.0)?;
     for name in NAMES {
         let policy = by_name(name, SETUP)?;
-        assert_eq!(policy.name(), *name);
         let class = policy.class(&facts(64, 4, 9), &cost);
         let entries = [(4, 90), (1, 100), (2, 0), (3, 120)].map(|(id, place)| Entry {
             class,
@@ -181,12 +147,13 @@ fn an_unknown_name_is_refused_with_the_known_ones() {
 }
 
 #[test]
-fn who_reads_the_length_of_sessions_says_so() -> Result<()> {
+fn each_policy_that_reads_the_length_of_sessions_needs_it() -> Result<()> {
     let cost = CostModel::default_curve(1.0)?;
     for name in NAMES {
         let policy = by_name(name, SETUP)?;
         let class = |length| policy.class(&facts(64, 4, length), &cost);
-        assert_eq!(policy.sessions(), class(5) != class(50), "{name}");
+        let reads = class(5) != class(50);
+        assert_eq!(policy.needs().has(Needs::SESSION_BLOCKS), reads, "{name}");
     }
     Ok(())
 }
@@ -246,28 +213,28 @@ fn each_policy_has_its_victims_on_a_small_trace() {
     ];
     assert!(NAMES.iter().all(|name| expected.iter().any(|(known, _)| known == name)));
     for &(name, victims) in expected {
-        let mut shelf = Shelf::new(name, 9);
-        let seen: Vec<u32> = REQUESTS.iter().flat_map(|path| shelf.request(path)).collect();
+        let mut cache = TestCache::new(name, 9);
+        let seen: Vec<u32> = REQUESTS.iter().flat_map(|path| cache.request(path)).collect();
         assert_eq!(seen, victims, "{name}");
     }
 }
 
-/// The shelf checks each victim: nothing of lower priority could have left. Twelve blocks are retained,
+/// The cache checks each victim: no block of lower priority could have left. Twelve blocks are retained,
 /// and always six others are there.
 #[test]
 fn each_policy_ranks_within_priorities() {
     for name in NAMES {
         for leaves in [true, false] {
-            let mut shelf = Shelf::new(name, 18);
-            shelf.leaves = leaves;
-            shelf.priorities =
+            let mut cache = TestCache::new(name, 18);
+            cache.leaves = leaves;
+            cache.priorities =
                 (0..60).map(|id| (id, [35, 0, 35, 80, 20][id as usize % 5])).collect();
             let mut victims = Vec::new();
             let mut state = 7_u64;
             for _ in 0..3000 {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let first = u32::try_from((state >> 33) % 20).expect("small");
-                victims.extend(shelf.request(&[first, first + 20, first + 40]));
+                victims.extend(cache.request(&[first, first + 20, first + 40]));
             }
             let count = |rest: u32| victims.iter().filter(|&&id| id % 5 == rest).count();
             let counts = [0, 1, 2, 3, 4].map(count);
@@ -277,14 +244,14 @@ fn each_policy_ranks_within_priorities() {
     }
 }
 
-/// The shelf itself checks that no victim is in use and that each is the minimum of a full sort.
+/// The cache itself checks that no victim is in use and that each is the minimum of a full sort.
 #[test]
 fn each_policy_serves_a_long_trace() {
     for name in NAMES {
         for leaves in [true, false] {
             let served = || {
-                let mut shelf = Shelf::new(name, 40);
-                shelf.leaves = leaves;
+                let mut cache = TestCache::new(name, 40);
+                cache.leaves = leaves;
                 let mut state = 1_u64;
                 let mut below = |bound: u64| {
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -295,9 +262,9 @@ fn each_policy_serves_a_long_trace() {
                     let chat = below(9) * below(9);
                     let mut path: Vec<u32> = vec![0, 1 + chat % 3];
                     path.extend((0..=below(8)).map(|turn| 100 + 10 * chat + turn));
-                    victims.extend(shelf.request(&path));
+                    victims.extend(cache.request(&path));
                 }
-                (victims, shelf.hits)
+                (victims, cache.hits)
             };
             let (victims, hits) = served();
             assert!(victims.len() > 1000 && hits > 1000, "{name}: {} {hits}", victims.len());

@@ -1,9 +1,9 @@
 //! `weighted`: `layer_weight * position_weight * base_cost / idle`, the source document's formula.
 //!
 //! Invariant: the layer weight of a whole block is the sum over its resident layers, so a block
-//! that gave layers away costs less. Cost: constant.
+//! without some of its layers costs less. Cost: constant.
 
-use super::{Facts, Policy, Terms};
+use super::{Facts, Needs, Policy, Terms};
 use crate::cost::{CostModel, layer_weight, layers_weight, position_weight};
 
 /// Layer, position and context.
@@ -11,10 +11,6 @@ use crate::cost::{CostModel, layer_weight, layers_weight, position_weight};
 pub(super) struct Weighted;
 
 impl Policy for Weighted {
-    fn name(&self) -> &'static str {
-        "weighted"
-    }
-
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms {
         let Facts { layers, model_layers, departure, .. } = *facts;
         let base = facts.price_or(cost.base(facts.context));
@@ -27,8 +23,8 @@ impl Policy for Weighted {
         Terms { base, layer_weight, position_weight, uses: 1, cost }
     }
 
-    fn sessions(&self) -> bool {
-        true
+    fn needs(&self) -> Needs {
+        Needs::SESSION_BLOCKS
     }
 }
 

@@ -3,14 +3,14 @@
 //!
 //! A free stretch is told by its first and its last id, so that neighbours become one at once.
 //! Invariant: an id is free in exactly one stretch or in use; no stretch reaches over the end of a
-//! piece of [`PIECE`] ids. The ids in use reach at most a sixteenth further than their number, where
+//! piece of [`PAGE`] ids. The ids in use reach at most a sixteenth further than their number, where
 //! they do not have to: a stretch that is long enough is preferred to the end, the end to shorter
 //! ones. Cost: O(1) amortised; four bytes per id.
 
 use std::ops::Range;
 
 use crate::block::BlockId;
-use crate::paged_vec::{PIECE, PagedVec};
+use crate::paged_vec::{PAGE, PagedVec};
 
 use super::run::{NONE, RunId};
 
@@ -27,7 +27,7 @@ const NOBODY: RunId = FREE - 1;
 const FIRST: u32 = 1 << 30;
 
 /// Free stretches are kept by the logarithm of their length.
-const CLASSES: usize = PIECE.ilog2() as usize + 1;
+const CLASSES: usize = PAGE.ilog2() as usize + 1;
 
 /// How many stretches of one class are looked at for one that is long enough.
 const LOOKS: usize = 4;
@@ -92,7 +92,7 @@ impl Ids {
 
     /// The ids from `first` on that are free, at most `wanted`; they are taken.
     pub(super) fn extend(&mut self, first: BlockId, wanted: u32) -> u32 {
-        if (first as usize).is_multiple_of(PIECE) {
+        if (first as usize).is_multiple_of(PAGE) {
             return 0;
         }
         if first == self.bound {
@@ -112,14 +112,14 @@ impl Ids {
         self.used -= length;
         self.homes.fill(first, first + length, &FREE);
         let (mut first, mut end) = (first, first + length);
-        if !(first as usize).is_multiple_of(PIECE)
+        if !(first as usize).is_multiple_of(PAGE)
             && let Some(before) = self.ends(first - 1)
         {
             self.homes[first - 1] = FREE;
             first -= before;
             self.homes[first] = FREE;
         }
-        if !(end as usize).is_multiple_of(PIECE)
+        if !(end as usize).is_multiple_of(PAGE)
             && let Some(behind) = self.starts(end)
         {
             self.homes[end] = FREE;
@@ -136,7 +136,7 @@ impl Ids {
 
     /// Takes ids at the end, at most up to the end of a piece.
     fn grow(&mut self, wanted: u32) -> u32 {
-        let piece = u32::try_from(PIECE).expect("a few thousand");
+        let piece = u32::try_from(PAGE).expect("a few thousand");
         let taken = wanted.min(piece - self.bound % piece);
         self.bound += taken;
         self.used += taken;

@@ -6,7 +6,7 @@
 use prefetch_index::prefetch_index;
 
 use crate::block::{BlockId, Token};
-use crate::paged_vec::PIECE;
+use crate::paged_vec::PAGE;
 
 /// Tokens of a line of memory.
 const LINE: usize = 64 / size_of::<Token>();
@@ -47,14 +47,14 @@ impl TokenPages {
     /// The tokens of consecutive blocks of one piece.
     #[inline]
     pub(super) fn of(&self, first: BlockId, blocks: u32) -> &[Token] {
-        let at = first as usize % PIECE * self.size;
-        self.pieces[first as usize / PIECE].part(at, blocks as usize * self.size)
+        let at = first as usize % PAGE * self.size;
+        self.pieces[first as usize / PAGE].part(at, blocks as usize * self.size)
     }
 
     /// Bytes of the pieces that are still to be made for the ids below `bound`.
     pub(super) fn growth(&self, bound: usize) -> usize {
-        let pieces = bound.div_ceil(PIECE).saturating_sub(self.pieces.len());
-        pieces.saturating_mul(PIECE * size_of::<Token>()).saturating_mul(self.size)
+        let pieces = bound.div_ceil(PAGE).saturating_sub(self.pieces.len());
+        pieces.saturating_mul(PAGE * size_of::<Token>()).saturating_mul(self.size)
     }
 
     /// Prefetches the CPU cache lines of a block's tokens.
@@ -68,12 +68,12 @@ impl TokenPages {
 
     /// Sets the tokens of blocks from `first` on, of one piece.
     pub(super) fn put(&mut self, first: BlockId, tokens: &[Token]) {
-        let piece = first as usize / PIECE;
+        let piece = first as usize / PAGE;
         while self.pieces.len() <= piece {
-            self.pieces.push(Piece::new(PIECE * self.size));
+            self.pieces.push(Piece::new(PAGE * self.size));
         }
         let Piece { tokens: known, from } = &mut self.pieces[piece];
-        let at = *from + first as usize % PIECE * self.size;
+        let at = *from + first as usize % PAGE * self.size;
         known[at..at + tokens.len()].copy_from_slice(tokens);
     }
 }

@@ -337,7 +337,7 @@ impl Manager {
     /// Refreshes the entries of the blocks that a set decided one by one.
     pub(in crate::manager) fn refresh_touched(&mut self, set: &EvictionSet) {
         for tier in &mut self.tiers {
-            tier.eviction.settle();
+            tier.eviction.end_selection();
         }
         for &(tier, block) in &set.touched {
             self.refresh_on(tier, block);
@@ -607,7 +607,7 @@ impl Manager {
         }
         // The policy learns of the victim in order, as if it had been evicted already.
         let band = self.band(tier, block);
-        self.tiers[tier].eviction.choose(block, band);
+        self.tiers[tier].eviction.select(block, band);
         if self.structure(block) == Structure::LeafOnly
             && let Some(parent) = self.blocks.trie().parent(block)
             && let Some(entry) = self.exposed(set, tier, parent, false)

@@ -39,7 +39,7 @@ impl Manager {
         !single(src)
             && !single(dst)
             && !self.engine_owned()
-            && !self.feed.watched
+            && !self.feed.events
             && self.hints.all_normal()
             && self.transit(src, dst).is_none()
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::block::{BlockId, MoveId, NO_SLOT, Slot, Structure, TierId};
 use crate::error::{Error, Result};
+use crate::policy::Needs;
 use crate::scope::ScopeId;
 use crate::tier::{Owner, State};
 
@@ -298,7 +299,7 @@ impl Manager {
                 .then(|| self.entry(tier, block, self.residency(tier, block).have));
             linked += usize::from(wanted.is_some());
             let stands = self.residency(tier, block).state != State::Absent;
-            if index.policy().watches() && index.holds(block) != stands {
+            if index.needs(Needs::EVENTS) && index.holds(block) != stands {
                 broken.push(format!("the policy of tier {tier} is wrong about block {block}"));
             }
             let known = index.get(block);

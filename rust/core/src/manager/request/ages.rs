@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::block::{BlockId, LeaseId};
+use crate::policy::Needs;
 use crate::time::{Nanos, Stamp, stamp};
 
 use crate::manager::Manager;
@@ -87,7 +88,7 @@ impl Manager {
     }
 
     fn ages_by_session(&self) -> bool {
-        self.tiers.iter().any(|tier| tier.eviction.policy().ages_by_session())
+        self.tiers.iter().any(|tier| tier.eviction.needs(Needs::SESSION_ACCESS))
     }
 
     fn use_session(

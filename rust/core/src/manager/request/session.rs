@@ -15,6 +15,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::block::{BlockId, LeaseId};
+use crate::policy::Needs;
 use crate::scope::ScopeId;
 use crate::visits;
 
@@ -375,7 +376,7 @@ impl Manager {
 
     /// Whether a policy ranks by the length of sessions.
     pub(in crate::manager) fn sessions_rank(&self) -> bool {
-        self.tiers.iter().any(|tier| tier.eviction.policy().sessions())
+        self.tiers.iter().any(|tier| tier.eviction.needs(Needs::SESSION_BLOCKS))
     }
 
     /// The living path of a session, where a policy asks.

@@ -1,15 +1,15 @@
-//! The last touches of blocks that stand here or are gone, and what became of them.
+//! Ring buffer of the latest touches of resident and evicted blocks, with counts of their lifetimes.
 //!
-//! A touch begins a life that lasts until the block's next touch. Invariant: `lives` names the
-//! latest touch of each block, as long as the ring holds it. Cost: O(1) per touch, amortised; about
+//! A touch begins a lifetime that ends at the block's next touch. Invariant: `latest` has the latest
+//! touch of each block, as long as the ring holds it. Cost: O(1) per touch, amortised; about
 //! 60 bytes per touch that it holds.
 
 use rustc_hash::FxHashMap;
 
 use super::rates::{BUCKETS, CLASSES, Counts, bucket, class_of, start};
-use crate::policy::Seen;
+use crate::policy::Event;
 
-/// Lasts still.
+/// Length of a lifetime that has not ended.
 const OPEN: u16 = u16::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -17,61 +17,63 @@ struct Touch {
     tag: u64,
     /// The request, modulo 2^32.
     at: u32,
+    /// Length of the lifetime in requests, or [`OPEN`].
     lasted: u16,
     class: u8,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Life {
+struct Latest {
+    /// Number of the touch.
     touch: u64,
-    /// How often the block was touched again.
+    /// Touches of the block before it.
     hits: u8,
 }
 
-/// A ring of touches.
+/// Touches, and counts by class and age.
 #[derive(Debug)]
 pub(super) struct Directory {
     window: u64,
     ring: Vec<Touch>,
     touches: u64,
-    lives: FxHashMap<u64, Life>,
-    /// By bucket: the first touch that was not as old yet when we looked last.
+    latest: FxHashMap<u64, Latest>,
+    /// By bucket: the first touch that had not reached that age at the last count.
     trails: [u64; BUCKETS],
     counts: Vec<Counts>,
 }
 
 impl Directory {
-    /// Holds so many touches.
+    /// An empty directory that holds so many touches.
     pub(super) fn new(window: u64) -> Self {
         Self {
             window,
             ring: Vec::new(),
             touches: 0,
-            lives: FxHashMap::default(),
+            latest: FxHashMap::default(),
             trails: [0; BUCKETS],
             counts: vec![Counts::default(); CLASSES],
         }
     }
 
-    /// What was counted, by class.
+    /// Counts by class.
     pub(super) fn counts(&self) -> &[Counts] {
         &self.counts
     }
 
-    /// The class and the age of a block's latest touch, if it is known.
+    /// Class and age of a block's latest touch, if the ring still holds it.
     pub(super) fn latest(&self, tag: u64, clock: u64) -> Option<(u8, u16)> {
-        let touch = self.ring[self.slot(self.lives.get(&tag)?.touch)];
+        let touch = self.ring[self.slot(self.latest.get(&tag)?.touch)];
         Some((touch.class, age(touch.at, clock)))
     }
 
-    /// A request touches a block. Returns the class of the life that begins, if it is the
-    /// request's first touch of it.
-    pub(super) fn touch(&mut self, seen: &Seen<'_>) -> Option<u8> {
+    /// A request touches a block. Returns the class of the lifetime that begins; `None` if the request
+    /// touched the block before.
+    pub(super) fn touch(&mut self, event: &Event<'_>) -> Option<u8> {
         let mut hits = 0;
-        if let Some(&Life { touch, hits: before }) = self.lives.get(&seen.tag) {
+        if let Some(&Latest { touch, hits: before }) = self.latest.get(&event.tag) {
             let slot = self.slot(touch);
             let Touch { at, class, .. } = self.ring[slot];
-            let lasted = age(at, seen.request);
+            let lasted = age(at, event.request);
             if lasted == 0 {
                 return None;
             }
@@ -79,8 +81,8 @@ impl Directory {
             self.counts[usize::from(class)].ended[bucket(lasted)] += 1.0;
             hits = before.saturating_add(1);
         }
-        let class = class_of(seen.turn, hits, seen.added, seen.last);
-        self.begin(Touch { tag: seen.tag, at: low(seen.request), lasted: OPEN, class }, hits);
+        let class = class_of(event.turn, hits, event.added, event.last);
+        self.begin(Touch { tag: event.tag, at: low(event.request), lasted: OPEN, class }, hits);
         Some(class)
     }
 
@@ -91,18 +93,18 @@ impl Directory {
         } else {
             let old = std::mem::replace(&mut self.ring[slot], touch);
             if old.lasted == OPEN {
-                self.lives.remove(&old.tag);
+                self.latest.remove(&old.tag);
             }
         }
-        self.lives.insert(touch.tag, Life { touch: self.touches, hits });
+        self.latest.insert(touch.tag, Latest { touch: self.touches, hits });
         self.touches += 1;
         if self.touches.is_multiple_of(4 * self.window) {
             self.counts.iter_mut().for_each(Counts::halve);
         }
     }
 
-    /// Counts the lives that came to each bucket since the last look.
-    pub(super) fn look(&mut self, clock: u64) {
+    /// Counts the lifetimes that reached each bucket since the last call.
+    pub(super) fn count_ages(&mut self, clock: u64) {
         let oldest = self.touches.saturating_sub(self.window);
         for b in 0..BUCKETS {
             let mut at = self.trails[b].max(oldest);
@@ -111,7 +113,7 @@ impl Directory {
                 if u64::from(age(then, clock)) < start(b) {
                     break;
                 }
-                // One that lasts still is `OPEN`, longer than any.
+                // An open lifetime is `OPEN`, longer than any age.
                 if u64::from(lasted) >= start(b) {
                     self.counts[usize::from(class)].reached[b] += 1.0;
                 }
@@ -126,7 +128,7 @@ impl Directory {
     }
 }
 
-/// Requests from `at` to `clock`, as far as they matter.
+/// Requests from `at` to `clock`, saturating below [`OPEN`].
 fn age(at: u32, clock: u64) -> u16 {
     u16::try_from(low(clock).wrapping_sub(at)).unwrap_or(OPEN).min(OPEN - 1)
 }
@@ -140,24 +142,24 @@ mod tests {
     use super::super::rates::{BUCKETS, bucket, start};
     use super::Directory;
     use crate::cost::CostModel;
-    use crate::policy::Seen;
+    use crate::policy::Event;
     use crate::policy::sample::facts;
 
     fn touch(directory: &mut Directory, tag: u64, request: u64) {
         let cost = CostModel::default_curve(1.0).expect("good numbers");
         let (facts, last, turn, added, used) = (&facts(0, 0, 1), true, 0, 1, true);
-        directory.touch(&Seen { tag, request, used, turn, added, last, facts, cost: &cost });
+        directory.touch(&Event { tag, request, used, turn, added, last, facts, cost: &cost });
     }
 
     /// Block 7 goes without for 6 requests, then for 300; the others are touched once.
     #[test]
-    fn a_life_counts_in_every_age_that_it_reached() {
+    fn a_lifetime_counts_in_every_age_that_it_reached() {
         let mut directory = Directory::new(65_536);
         for request in 1..600 {
             let tag = if [1, 7, 307].contains(&request) { 7 } else { 1000 + request };
             touch(&mut directory, tag, request);
         }
-        directory.look(512);
+        directory.count_ages(512);
         let lasted = |request| match request {
             1 => 6,
             7 => 300,
@@ -177,11 +179,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_the_window_is_forgotten() {
+    fn touches_older_than_the_window_are_overwritten() {
         let mut directory = Directory::new(4);
         for (request, tag) in (1..).zip([1, 2, 3, 4, 1, 5, 6, 7, 8, 2]) {
             touch(&mut directory, tag, request);
-            assert!(directory.lives.len() <= 4 && directory.ring.len() <= 4);
+            assert!(directory.latest.len() <= 4 && directory.ring.len() <= 4);
         }
         // 1 came again within four touches, 2 did not.
         let ended: f64 = directory.counts().iter().flat_map(|counts| counts.ended).sum();

@@ -1,7 +1,7 @@
-//! What a class of touches is worth at every age: from counts to rates of reuse.
+//! Estimator of reuse rates by class of touch and age, from counts of lifetimes.
 //!
-//! A class with few lives leans on its group, a group on all. Invariant: rates are finite, and no
-//! hazard is above 0.98. Cost: O(classes * buckets^2) per look, every 128 requests.
+//! A class with few lifetimes is shrunk towards its group, a group towards all. Invariant: rates are finite, and no
+//! hazard is above 0.98. Cost: O(classes * buckets^2) per update, every 128 requests.
 
 /// One for each (turn, hits, blocks added), and one for the last block of a prompt by turn.
 pub(super) const CLASSES: usize = TURNS * (HITS * SIZES + 1);
@@ -13,10 +13,10 @@ const TURNS: usize = 4;
 const HITS: usize = 5;
 const SIZES: usize = 4;
 
-/// Classes of one turn that differ in what was added only; the last block of a prompt is its own.
+/// Classes of one turn that differ in the blocks added only; the last block of a prompt is its own.
 const GROUPS: usize = TURNS * (HITS + 1);
 
-/// Lives that the estimate of a wider class weighs as much as.
+/// Weight of the wider class's estimate, in lifetimes.
 const PRIOR: f64 = 128.0;
 
 const MOST_HAZARD: f64 = 0.98;
@@ -24,7 +24,7 @@ const MOST_HAZARD: f64 = 0.98;
 /// One number per bucket of age.
 pub(super) type Rates = [f64; BUCKETS];
 
-/// Lives by age: how many came so far, and how many ended there by another touch.
+/// Lifetimes by age: how many reached it, and how many ended there by another touch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) reached: Rates,
@@ -39,7 +39,7 @@ impl Counts {
         }
     }
 
-    /// Recent lives weigh more than old ones.
+    /// Halves the counts, so that recent lifetimes weigh more than old ones.
     pub(super) fn halve(&mut self) {
         for count in self.reached.iter_mut().chain(&mut self.ended) {
             *count /= 2.0;
@@ -74,7 +74,7 @@ pub(super) fn start(bucket: usize) -> u64 {
     root + u64::from(root * root < square)
 }
 
-/// The worth of every class at every age.
+/// Reuse rate of every class at every age.
 pub(super) fn learn(classes: &[Counts]) -> Vec<Rates> {
     let mut groups = vec![Counts::default(); GROUPS];
     let mut all = Counts::default();
@@ -93,7 +93,7 @@ pub(super) fn learn(classes: &[Counts]) -> Vec<Rates> {
     (0..classes.len()).map(rates).collect()
 }
 
-/// The best rate of reuse per request that keeping can have, from each bucket on.
+/// Best rate of reuse per request over all times to keep a block, from each bucket on.
 fn worth(hazard: &Rates) -> Rates {
     std::array::from_fn(|from| {
         let (mut alive, mut uses, mut time, mut best) = (1.0, 0.0, 0.0, 0.0_f64);
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(classes.map(|(a, b, c, d)| class_of(a, b, c, d)), [0, 5, 40, 83]);
     }
 
-    /// All lives of one class end at age 4, those of another never do.
+    /// All lifetimes of one class end at age 4, those of another never do.
     #[test]
     fn a_class_that_comes_back_is_worth_more() {
         let mut classes = vec![Counts::default(); CLASSES];
@@ -167,7 +167,7 @@ mod tests {
         classes[0].ended[4] = 1000.0;
         let worth = learn(&classes);
         assert!(worth[0][0] > 10.0 * worth[50][0]);
-        // A class without lives lies between the two, nearer to its group.
+        // A class without lifetimes lies between the two, nearer to its group.
         assert!(worth[0][4] > worth[1][4] && worth[1][4] > worth[51][4]);
         assert!(worth[51][4] > worth[50][4]);
     }

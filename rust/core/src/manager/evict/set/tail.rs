@@ -55,7 +55,8 @@ impl Manager {
         let alone = || !index.ties(&tail, self.band(tier, last));
         if more > 0
             && self.ranks_by_place()
-            && index.policy().deepens(front..last + 1, alone())
+            && index.policy().deepens()
+            && alone()
             && self.blocks.table(tier).all_idle(front..last)
             && self.fate(set, tier, front..last) == Some(fate)
         {
@@ -109,9 +110,9 @@ impl Manager {
     /// Counts a block as leaving with its tail.
     fn choose_last(&mut self, set: &mut EvictionSet, tier: TierId, block: BlockId) {
         set.spare[tier] += 1;
-        if self.feed.watched {
+        if self.feed.events {
             let band = self.band(tier, block);
-            self.tiers[tier].eviction.choose(block, band);
+            self.tiers[tier].eviction.select(block, band);
         }
     }
 
