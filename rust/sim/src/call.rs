@@ -1,0 +1,226 @@
+//! The calls that a run makes to a manager, and their log.
+//!
+//! The log is all that a manager was asked and all that it handed out: played into another manager
+//! of the same settings it must give the same moves, slot for slot. Invariant: no manager is changed
+//! but through here. Cost: none beside the call where nothing is logged.
+
+use kvtrie_core::block::{Layers, LeaseId, MoveId, Slot, TierId, Token};
+use kvtrie_core::error::Result;
+use kvtrie_core::manager::{Acquire, LoadMode, Manager, Move, MoveKind, Outcome, Settings};
+use kvtrie_core::scope::Scope;
+use kvtrie_core::time::{DAY, Nanos};
+
+/// A move as it was handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handed {
+    /// Its id.
+    pub id: MoveId,
+    /// What it is for.
+    pub kind: MoveKind,
+    /// The lease that it is for; 0 for nobody.
+    pub lease: LeaseId,
+    /// Where from.
+    pub src: TierId,
+    /// Where to.
+    pub dst: TierId,
+    /// The source's slot.
+    pub src_slot: Slot,
+    /// The destination's slot.
+    pub dst_slot: Slot,
+    /// Which layers.
+    pub layers: Layers,
+    /// The move that must have ended before it starts.
+    pub after: MoveId,
+    /// How many tokens of its block are valid.
+    pub tokens: u32,
+    /// Predicted end of its first layer.
+    pub first: Nanos,
+    /// Predicted end.
+    pub ready: Nanos,
+}
+
+impl Handed {
+    fn of(order: &Move, lease: LeaseId) -> Self {
+        Self {
+            id: order.id,
+            kind: order.kind,
+            lease,
+            src: order.src,
+            dst: order.dst,
+            src_slot: order.src_slot,
+            dst_slot: order.dst_slot,
+            layers: order.layers,
+            after: order.after,
+            tokens: order.tokens,
+            first: order.first,
+            ready: order.ready,
+        }
+    }
+
+    /// What moves of one transmission have in common.
+    #[must_use]
+    pub fn way(&self) -> (MoveKind, LeaseId, TierId, TierId, Layers) {
+        (self.kind, self.lease, self.src, self.dst, self.layers)
+    }
+}
+
+/// One call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// `acquire`, with the lease, or 0 for no room.
+    Acquire {
+        /// The prompt.
+        tokens: Vec<Token>,
+        /// Tokens that stay to be computed.
+        keep: usize,
+        /// Tokens behind the prompt.
+        reserve: usize,
+        /// Whether loads run beside computing.
+        layerwise: bool,
+        /// The conversation.
+        session: Option<String>,
+        /// The lease's id, 0 if there was no room.
+        lease: LeaseId,
+        /// When.
+        now: Nanos,
+    },
+    /// `moves`, with what it handed out.
+    Moves(Vec<Handed>),
+    /// `complete`.
+    Complete(Vec<MoveId>, Nanos),
+    /// `commit`.
+    Commit(LeaseId, Vec<Token>, Nanos),
+    /// `release`.
+    Release(LeaseId, Nanos),
+}
+
+/// A manager with its log.
+#[derive(Debug)]
+pub struct Calls {
+    manager: Manager,
+    load: LoadMode,
+    log: Option<Vec<Call>>,
+}
+
+impl Calls {
+    /// A manager without a block. With `logged` all calls are kept.
+    ///
+    /// # Errors
+    /// As [`Manager::new`].
+    pub fn new(settings: Settings, load: LoadMode, logged: bool) -> Result<Self> {
+        Ok(Self { manager: Manager::new(settings)?, load, log: logged.then(Vec::new) })
+    }
+
+    /// The manager, to look at.
+    #[must_use]
+    pub fn manager(&self) -> &Manager {
+        &self.manager
+    }
+
+    /// The log, if one is kept.
+    #[must_use]
+    pub fn log(&self) -> &[Call] {
+        self.log.as_deref().unwrap_or_default()
+    }
+
+    fn note(&mut self, call: impl FnOnce() -> Call) {
+        if let Some(log) = &mut self.log {
+            log.push(call());
+        }
+    }
+
+    /// Managers doubt a jump of more than a day until the next call bears it out: a trace may pause
+    /// for longer.
+    fn at(&mut self, now: Nanos) -> Result<()> {
+        if now > self.manager.now().saturating_add(DAY) {
+            self.note(|| Call::Complete(Vec::new(), now));
+            self.manager.complete(&[], &Outcome::default(), now)?;
+        }
+        Ok(())
+    }
+
+    /// Asks for a lease; `None` if there is no room.
+    ///
+    /// # Errors
+    /// As [`Manager::acquire`], but for room.
+    pub fn acquire(
+        &mut self,
+        tokens: &[Token],
+        (keep, reserve): (usize, usize),
+        layerwise: bool,
+        session: Option<&str>,
+        now: Nanos,
+    ) -> Result<Option<LeaseId>> {
+        self.at(now)?;
+        let ask = Acquire {
+            tokens,
+            scope: Scope::default(),
+            session,
+            keep,
+            reserve,
+            load: self.load,
+            layerwise,
+            ..Acquire::default()
+        };
+        let found = match self.manager.acquire(&ask, now) {
+            Ok(lease) => Some(lease),
+            Err(kvtrie_core::error::Error::NoSpace { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        self.note(|| Call::Acquire {
+            tokens: tokens.to_vec(),
+            keep,
+            reserve,
+            layerwise,
+            session: session.map(String::from),
+            lease: found.unwrap_or(0),
+            now,
+        });
+        Ok(found)
+    }
+
+    /// All moves that wait to be handed out.
+    ///
+    /// # Errors
+    /// As [`Manager::moves`].
+    pub fn moves(&mut self) -> Result<Vec<Handed>> {
+        let handed = self.manager.hand_out(usize::MAX, Handed::of)?;
+        if !handed.is_empty() {
+            self.note(|| Call::Moves(handed.clone()));
+        }
+        Ok(handed)
+    }
+
+    /// Reports moves that have ended well.
+    ///
+    /// # Errors
+    /// As [`Manager::complete`].
+    pub fn complete(&mut self, moves: &[MoveId], now: Nanos) -> Result<()> {
+        self.at(now)?;
+        self.manager.complete(moves, &Outcome::default(), now)?;
+        self.note(|| Call::Complete(moves.to_vec(), now));
+        Ok(())
+    }
+
+    /// Appends tokens whose KV is written.
+    ///
+    /// # Errors
+    /// As [`Manager::commit`].
+    pub fn commit(&mut self, lease: LeaseId, tokens: &[Token], now: Nanos) -> Result<()> {
+        self.at(now)?;
+        self.manager.commit(lease, tokens, now)?;
+        self.note(|| Call::Commit(lease, tokens.to_vec(), now));
+        Ok(())
+    }
+
+    /// Ends a lease.
+    ///
+    /// # Errors
+    /// As [`Manager::release`].
+    pub fn release(&mut self, lease: LeaseId, now: Nanos) -> Result<()> {
+        self.at(now)?;
+        self.manager.release(lease, now)?;
+        self.note(|| Call::Release(lease, now));
+        Ok(())
+    }
+}

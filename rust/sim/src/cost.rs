@@ -1,0 +1,37 @@
+//! Step time: how long an engine computes.
+//!
+//! Prices are integers in parts of a nanosecond, made before the run. Invariant: the time of a span
+//! is the sum over its tokens, so cutting a prefill into chunks changes no sum but for rounding.
+//! Cost: O(1) of a formula, O(points) of a table.
+
+mod affine;
+mod table;
+
+use std::fmt::Debug;
+
+use kvtrie_core::time::Nanos;
+
+pub use affine::Affine;
+pub use table::Table;
+
+/// Prices are in units of `2^-PART_BITS` ns.
+pub const PART_BITS: u32 = 32;
+
+/// How long tokens take to compute.
+pub trait Cost: Debug {
+    /// Parts of a nanosecond that `tokens` tokens take behind `context` tokens, each behind those
+    /// before it.
+    fn parts(&self, context: u64, tokens: u64) -> u128;
+
+    /// Nanoseconds for the same, rounded to the nearest.
+    fn span(&self, context: u64, tokens: u64) -> Nanos {
+        nanos(self.parts(context, tokens))
+    }
+}
+
+/// Parts of a nanosecond as nanoseconds; saturates.
+#[must_use]
+pub fn nanos(parts: u128) -> Nanos {
+    let half = 1 << (PART_BITS - 1);
+    Nanos::try_from(parts.saturating_add(half) >> PART_BITS).unwrap_or(Nanos::MAX)
+}

@@ -1,0 +1,41 @@
+//! A token takes a fixed time and a part of it per token of context.
+//!
+//! Invariant: linear in the context. Cost: O(1).
+
+use super::Cost;
+
+/// `base + slope * context` per token.
+#[derive(Clone, Copy, Debug)]
+pub struct Affine {
+    /// Parts of a nanosecond of a token without context.
+    pub base: u64,
+    /// Parts of a nanosecond for each token of context.
+    pub slope: u64,
+}
+
+impl Cost for Affine {
+    fn parts(&self, context: u64, tokens: u64) -> u128 {
+        let (base, slope) = (u128::from(self.base), u128::from(self.slope));
+        let tokens = u128::from(tokens);
+        // Contexts of the tokens: context, context + 1, ...
+        let before = tokens * tokens.saturating_sub(1) / 2;
+        let contexts = (tokens * u128::from(context)).saturating_add(before);
+        base.saturating_mul(tokens).saturating_add(slope.saturating_mul(contexts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Affine;
+    use crate::cost::{Cost, PART_BITS};
+
+    #[test]
+    fn a_span_is_the_sum_over_its_tokens_however_it_is_cut() {
+        let cost = Affine { base: 1000 << PART_BITS, slope: 3 << PART_BITS };
+        assert_eq!(cost.span(0, 64), 64_000 + 3 * (63 * 64 / 2));
+        assert_eq!(cost.parts(0, 64), cost.parts(0, 17) + cost.parts(17, 47));
+        assert_eq!(cost.span(10, 1), 1030);
+        assert_eq!(cost.span(5, 0), 0);
+        assert_eq!(cost.span(u64::MAX, u64::MAX), u64::MAX);
+    }
+}

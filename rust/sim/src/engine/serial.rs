@@ -1,0 +1,164 @@
+//! The serial engine: one request after the other, from its first load to its last token.
+//!
+//! Invariant: requests begin in the order in which they came. Cost: a few events per request;
+//! decoding is one step, however many tokens it makes.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use kvtrie_core::block::MoveId;
+use kvtrie_core::error::Result;
+use kvtrie_core::time::Nanos;
+
+use super::prefill::Prefill;
+use super::{Engine, Service};
+use crate::event::Kind;
+use crate::machine::Machine;
+use crate::record::Record;
+use crate::request::Request;
+use crate::transfer::Entered;
+
+/// How far a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It waits for loads, or its end is not known yet.
+    Loading,
+    Prefill,
+    Decode,
+}
+
+/// The request that runs.
+#[derive(Debug)]
+struct Running {
+    request: Request,
+    prefill: Prefill,
+    record: Record,
+    phase: Phase,
+}
+
+/// One request after the other.
+#[derive(Debug)]
+pub struct Serial {
+    service: Service,
+    queue: VecDeque<Request>,
+    running: Option<Running>,
+    /// No request begins before.
+    free_at: Nanos,
+    due: Vec<(Kind, Nanos)>,
+    finished: Vec<Record>,
+}
+
+impl Serial {
+    /// An engine without a request.
+    #[must_use]
+    pub fn new(service: Service) -> Self {
+        let free_at = service.gap;
+        let (queue, due, finished) = (VecDeque::new(), Vec::new(), Vec::new());
+        Self { service, queue, running: None, free_at, due, finished }
+    }
+
+    /// The machine is free for the next request.
+    fn free(&mut self, now: Nanos) {
+        self.free_at = now.saturating_add(self.service.gap);
+        if !self.queue.is_empty() {
+            self.due.push((Kind::StepBegins, self.free_at));
+        }
+    }
+
+    /// Computing begins as soon as it is known when it ends.
+    fn start(&mut self, now: Nanos) {
+        let Some(running) = &mut self.running else { return };
+        if let (Phase::Loading, Some(end)) = (running.phase, running.prefill.end(now)) {
+            running.phase = Phase::Prefill;
+            self.due.push((Kind::StepEnds, end.max(now)));
+        }
+    }
+}
+
+impl Engine for Serial {
+    fn push(&mut self, request: Request, now: Nanos) {
+        if self.running.is_none() && self.queue.is_empty() {
+            self.due.push((Kind::StepBegins, now.max(self.free_at)));
+        }
+        self.queue.push_back(request);
+    }
+
+    fn load(&self) -> u64 {
+        self.queue.len() as u64 + u64::from(self.running.is_some())
+    }
+
+    fn head(&self, now: Nanos) -> Option<&Request> {
+        if self.running.is_some() || now < self.free_at { None } else { self.queue.front() }
+    }
+
+    fn begin(&mut self, machine: &mut Machine, fetched: Range<usize>, now: Nanos) -> Result<()> {
+        let Some(request) = self.queue.pop_front() else { return Ok(()) };
+        let begun = Prefill::begin(&request, &self.service, machine, &fetched, now)?;
+        if let Some((prefill, record)) = begun {
+            self.running = Some(Running { request, prefill, record, phase: Phase::Loading });
+            self.start(now);
+        } else {
+            // Nothing else runs: it would not fit later either.
+            let Request { id, arrival, .. } = request;
+            let machine = machine.number;
+            self.finished.push(Record { id, machine, arrival, ..Record::default() });
+            self.free(now);
+        }
+        Ok(())
+    }
+
+    fn go_on(&mut self, now: Nanos) {
+        self.start(now);
+    }
+
+    fn entered(&mut self, entered: &[Entered], now: Nanos) {
+        if let Some(running) = &mut self.running
+            && running.phase == Phase::Loading
+        {
+            running.prefill.entered(entered);
+            self.start(now);
+        }
+    }
+
+    fn ended(&mut self, moves: &[MoveId], now: Nanos) {
+        if let Some(running) = &mut self.running
+            && running.phase == Phase::Loading
+        {
+            running.prefill.ended(moves);
+            if running.prefill.ready() {
+                self.due.push((Kind::StepBegins, now));
+            }
+        }
+    }
+
+    fn step_ends(&mut self, machine: &mut Machine, now: Nanos) -> Result<()> {
+        let Some(mut running) = self.running.take() else { return Ok(()) };
+        let Running { request, prefill, record, phase } = &mut running;
+        if *phase == Phase::Prefill {
+            machine.calls.commit(prefill.lease, &request.tokens[prefill.matched..], now)?;
+            record.first_token = Some(now);
+            if request.output > 1 {
+                machine.take(now)?;
+                *phase = Phase::Decode;
+                let decode = self.service.cost.span(request.input, request.output - 1);
+                self.due.push((Kind::StepEnds, now.saturating_add(decode)));
+                self.running = Some(running);
+                return Ok(());
+            }
+        }
+        machine.calls.release(prefill.lease, now)?;
+        machine.take(now)?;
+        record.end = Some(now);
+        self.finished.push(running.record);
+        self.free(now);
+        Ok(())
+    }
+
+    fn take_due(&mut self) -> Vec<(Kind, Nanos)> {
+        std::mem::take(&mut self.due)
+    }
+
+    fn take_finished(&mut self) -> Vec<Record> {
+        std::mem::take(&mut self.finished)
+    }
+}

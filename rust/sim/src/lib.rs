@@ -1,0 +1,22 @@
+//! kvtrie-sim: a discrete-event simulator of machines that serve a trace, over kvtrie-core.
+//!
+//! Each machine is the production `Manager`, called as an engine calls it, with an executor that
+//! takes the time of a copy instead of copying. Time is integer nanoseconds of the trace; costs come
+//! in as integers. Equal runs give equal bytes on every platform and in every build.
+//!
+//! Modules build on each other in one direction: nouns (`event`, `request`, `record`, `call`, `cost`),
+//! `transfer`, `machine`, `engine`, `router`, `peers`, `simulation`.
+
+#![forbid(unsafe_code)]
+#![deny(clippy::float_arithmetic)]
+
+pub mod call;
+pub mod cost;
+pub mod engine;
+pub mod event;
+pub mod machine;
+pub mod record;
+pub mod request;
+pub mod router;
+pub mod simulation;
+pub mod transfer;

@@ -1,0 +1,30 @@
+//! What became of one request.
+//!
+//! Invariant: real tokens; hits and `computed` add up to the prompt. Cost: plain values.
+
+use kvtrie_core::time::Nanos;
+
+use crate::event::MachineId;
+
+/// One request's times and hits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Record {
+    /// Its place in the trace.
+    pub id: u64,
+    /// Where it ran.
+    pub machine: MachineId,
+    /// When it came in.
+    pub arrival: Nanos,
+    /// When its first token was there; `None` if it did not fit and was refused.
+    pub first_token: Option<Nanos>,
+    /// When its last token was there; `None` if it was refused.
+    pub end: Option<Nanos>,
+    /// Tokens found on each tier of its machine.
+    pub hits: Vec<u64>,
+    /// Tokens found on another machine.
+    pub peer: u64,
+    /// Tokens of the prompt that were computed.
+    pub computed: u64,
+    /// Tokens of the answer.
+    pub output: u64,
+}

@@ -1,0 +1,65 @@
+//! A request of a trace.
+//!
+//! Invariant: `tokens` are what the manager matches; where one of them stands for several real
+//! tokens (a block's hash), the real numbers are kept beside it. Cost: plain values.
+
+use kvtrie_core::block::Token;
+use kvtrie_core::time::Nanos;
+
+/// One request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// Its place in the trace, from 0 on.
+    pub id: u64,
+    /// When it comes in.
+    pub arrival: Nanos,
+    /// Its prompt as the manager takes it.
+    pub tokens: Vec<Token>,
+    /// The conversation it belongs to.
+    pub session: Option<String>,
+    /// Real tokens of its prompt.
+    pub input: u64,
+    /// Real tokens of its answer.
+    pub output: u64,
+}
+
+impl Request {
+    /// Tokens at the prompt's end that stay to be computed so that `keep` real ones do.
+    ///
+    /// Of hashes that stand for `weight` real tokens each, all may be matched with a `keep` of 0, and
+    /// else those that end before the kept tokens.
+    #[must_use]
+    pub fn keep(&self, keep: u64, weight: u64) -> usize {
+        if weight == 1 || keep == 0 {
+            return usize::try_from(keep).unwrap_or(usize::MAX);
+        }
+        let usable = self.input.saturating_sub(keep) / weight;
+        self.tokens.len().saturating_sub(usize::try_from(usable).unwrap_or(usize::MAX))
+    }
+
+    /// Tokens behind the prompt to make room for. The last token of an answer is never written.
+    #[must_use]
+    pub fn reserve(&self, weight: u64) -> usize {
+        let written = self.input.saturating_add(self.output.saturating_sub(1));
+        let units = usize::try_from(written.div_ceil(weight)).unwrap_or(usize::MAX);
+        units.saturating_sub(self.tokens.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Request;
+
+    #[test]
+    fn a_hash_is_matched_if_it_ends_before_the_kept_tokens() {
+        let request =
+            Request { tokens: vec![1, 2, 3], input: 1100, output: 600, ..Request::default() };
+        assert_eq!([0, 1, 76, 77].map(|keep| request.keep(keep, 512)), [0, 1, 1, 2]);
+        // 1100 + 599 tokens are written.
+        assert_eq!(request.reserve(512), 1);
+        let plain = Request { tokens: vec![0; 20], input: 20, output: 4, ..Request::default() };
+        assert_eq!((plain.keep(1, 1), plain.reserve(1)), (1, 3));
+        let none = Request { output: 0, ..plain };
+        assert_eq!(none.reserve(1), 0);
+    }
+}

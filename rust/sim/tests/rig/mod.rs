@@ -1,0 +1,121 @@
+//! Small settings and traces for the simulator's tests.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::rc::Rc;
+
+use kvtrie_core::block::Structure;
+use kvtrie_core::cost::CostModel;
+use kvtrie_core::lane::LaneSpec;
+use kvtrie_core::manager::{DropOrder, LoadMode, Settings};
+use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_sim::cost::{Affine, PART_BITS};
+use kvtrie_sim::engine::{Service, Wait};
+use kvtrie_sim::record::Record;
+use kvtrie_sim::request::Request;
+use kvtrie_sim::router::RoundRobin;
+use kvtrie_sim::simulation::{Config, Simulation};
+use kvtrie_sim::transfer::{Mode, Transfer};
+
+/// A lane.
+pub(crate) fn lane(name: &str, bytes_per_s: u64, latency_ns: u64) -> LaneSpec {
+    LaneSpec { name: name.into(), bytes_per_s, latency_ns, shares: None }
+}
+
+/// A tier whose lanes carry a block of 16 KiB in a millisecond.
+pub(crate) fn tier(kind: Kind, blocks: u32, write: Write) -> TierSpec {
+    let name = kind.name();
+    TierSpec {
+        kind,
+        blocks,
+        owner: Owner::Nobody,
+        write,
+        admit_after: 1,
+        free_low: 0.0,
+        growth_reserve: 0.0,
+        retained_share: 0.5,
+        layer_slots: false,
+        policy: None,
+        read: lane(&format!("{name} read"), 16_384_000, 0),
+        store: lane(&format!("{name} store"), 16_384_000, 0),
+    }
+}
+
+/// Settings of a model with 4 layers and 1 KiB of KV per token, in blocks of 16 tokens.
+pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
+    Settings {
+        fingerprint: String::new(),
+        layers: 4,
+        layer_bytes: 4096,
+        block_tokens: 16,
+        token_weight: 1,
+        tiers,
+        policy: "lru".into(),
+        reuse: true,
+        epsilon: 0.0,
+        cost: CostModel::affine(0.0, 1.0, 0.0, 1000.0).expect("a cost"),
+        priced: false,
+        structure: Structure::LeafOnly,
+        drop_order: DropOrder::Shallow,
+        ranks: 1,
+        events: 0,
+        eviction_log: 0,
+    }
+}
+
+/// A run of the settings on one serial engine per machine, a microsecond per token.
+pub(crate) fn config(settings: Settings, machines: usize, wait: Wait) -> Config {
+    Config {
+        settings,
+        machines,
+        load: LoadMode::All,
+        service: Service {
+            cost: Rc::new(Affine { base: 1000 << PART_BITS, slope: 0 }),
+            wait,
+            keep: 1,
+            gap: 0,
+        },
+        transfer: Transfer {
+            mode: Mode::Executor,
+            moves_per_job: 64,
+            layerwise: wait == Wait::Layer,
+        },
+        router: Box::<RoundRobin>::default(),
+        logged: false,
+    }
+}
+
+/// A GPU of four blocks above a host of 64.
+pub(crate) fn two_tiers() -> Settings {
+    settings(vec![tier(Kind::Gpu, 4, Write::Through), tier(Kind::Host, 64, Write::Back)])
+}
+
+/// 64 tokens of their own for each name, each request with its time in milliseconds.
+pub(crate) fn requests(trace: &[(u32, u64)]) -> Vec<Request> {
+    let request = |(id, &(name, ms)): (usize, &(u32, u64))| Request {
+        id: id as u64,
+        arrival: ms * 1_000_000,
+        tokens: (name * 1000..name * 1000 + 64).collect(),
+        session: None,
+        input: 64,
+        output: 1,
+    };
+    trace.iter().enumerate().map(request).collect()
+}
+
+/// Plays requests; the records and the simulation at its end.
+pub(crate) fn play(config: Config, requests: Vec<Request>) -> (Vec<Record>, Simulation) {
+    let mut simulation = Simulation::new(config).expect("settings");
+    let mut records = Vec::new();
+    let tell = |record| {
+        records.push(record);
+        Ok(())
+    };
+    simulation.run(requests.into_iter().map(Ok), tell).expect("a run");
+    (records, simulation)
+}
+
+/// Time to the first token of each.
+pub(crate) fn ttft(records: &[Record]) -> Vec<u64> {
+    let wait = |record: &Record| record.first_token.expect("served") - record.arrival;
+    records.iter().map(wait).collect()
+}
