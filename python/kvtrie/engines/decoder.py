@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Decoder"]
 
-_PARTS = ("layers", "norm", "rotary_emb")
+_PARTS = ("layers", "rotary_emb")
+_NORMS = ("norm", "final_layernorm", "final_layer_norm")
 _APART = 3
 """Positions between two keys that are compared to see how a layer turns them."""
 
@@ -85,12 +86,17 @@ class Decoder:
         self.model = model
         Guard(model).ready()
         base: Any = cast("Any", model).get_decoder()
-        if missing := [name for name in _PARTS if not hasattr(base, name)]:
+        norms = [name for name in _NORMS if hasattr(base, name)]
+        missing = [name for name in _PARTS if not hasattr(base, name)]
+        if missing or not norms:
             raise ConfigError(
-                f"{type(base).__name__} has no {', '.join(missing)}: fusion turns keys by rotary "
-                "positions, so it takes decoders that have these parts"
+                f"{type(base).__name__} has no {', '.join(missing or _NORMS[:1])}: fusion turns "
+                "keys by rotary positions, so it takes decoders that have these parts"
             )
         self._base = base
+        takes = inspect.signature(base.layers[0].forward).parameters
+        self._past = "layer_past" if "layer_past" in takes else "past_key_values"
+        self._norm: torch.nn.Module = getattr(base, norms[0])
         self._config: Any = cast("Any", model.config).get_text_config(decoder=True)
         self.layers: int = len(base.layers)
         rotates = inspect.signature(base.rotary_emb.forward).parameters
@@ -185,7 +191,7 @@ class Decoder:
             "attention_mask": self._mask(index, positions, length),
             "position_ids": positions[None],
             "position_embeddings": self._turns(index, positions, length),
-            "past_key_values": _Merging(merge),
+            self._past: _Merging(merge),
             "use_cache": True,
         }
         if weights is None:
@@ -236,11 +242,18 @@ class Decoder:
 
     @torch.no_grad()
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits `(n, vocabulary)` of states behind the last layer: the norm and the output matrix.
+        """Logits `(n, vocabulary)` of states behind the last layer.
 
-        What a model does to its logits afterwards (a cap, a factor) is left out.
+        The model makes them, with whatever it does behind its last norm: it runs over as many
+        tokens, whose states are exchanged there. So it costs a pass.
         """
-        return cast("Any", self.model).get_output_embeddings()(self._base.norm(hidden))
+        places = torch.arange(len(hidden), device=self.device)[None]
+        hook = self._norm.register_forward_pre_hook(lambda *_: (hidden[None],))
+        try:
+            given: Any = {"input_ids": torch.zeros_like(places), "position_ids": places}
+            return cast("Any", self.model)(**given, use_cache=False).logits[0]
+        finally:
+            hook.remove()
 
     def cache(self, kv: Held, length: int) -> HeldCache:
         """A transformers `Cache` of the first `length` tokens, for `past_key_values`."""
@@ -286,7 +299,7 @@ class Decoder:
         half = cos.shape[-1] // 2
         if torch.equal(cos[:, :half], cos[:, half:]):  # each angle comes twice
             cos, sin = cos[:, :half], sin[:, :half]
-        else:
+        elif torch.equal(cos[:, ::2], cos[:, 1::2]):
             cos, sin = cos[:, ::2], sin[:, ::2]
         scale = torch.hypot(cos, sin)
         return Rope((cos / scale).contiguous(), (sin / scale).contiguous(), neighbours=neighbours)

@@ -1,8 +1,9 @@
 """Weighing: how much attention each key is given in a pass, beside what attention gives.
 
-While it is on, layers run an implementation of attention that also adds up its weights.
-Invariant: the pass computes what "sdpa" computes; the configuration is put back as it was.
-Cost: the products of queries and keys once more, in fp32.
+While it is on, layers run an implementation of attention that also adds up its weights. It knows
+masks and soft caps; sinks are left out.
+Invariant: the configuration is put back as it was. Cost: attention in fp32, all of its weights at
+once: `query heads × queries × keys` numbers.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -41,22 +41,25 @@ def weighing(config: Any, weights: torch.Tensor) -> Generator[None]:  # noqa: AN
 
 
 def _weighed(
-    module: torch.nn.Module,
+    module: torch.nn.Module,  # noqa: ARG001 - as transformers calls it
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     **given: Any,  # noqa: ANN401 - what transformers passes on
 ) -> tuple[torch.Tensor, None]:
-    groups = key.shape[1]
     # Query heads of one KV head side by side: (KV heads, heads each, queries, dim).
-    asked = query[0].unflatten(0, (groups, -1)).float()
+    asked = query[0].unflatten(0, (key.shape[1], -1)).float()
     scale = given.get("scaling") or query.shape[-1] ** -0.5
     scores = torch.einsum("ghqd,gkd->ghqk", asked, key[0].float()) * scale
+    if (cap := given.get("softcap")) is not None:
+        scores = torch.tanh(scores / cap) * cap
     if attention_mask is not None:
         scores += attention_mask[0, 0]
-    _into.weights += scores.softmax(dim=-1).sum(dim=(0, 1, 2))
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+    weights = scores.softmax(dim=-1)
+    _into.weights += weights.sum(dim=(0, 1, 2))
+    out = torch.einsum("ghqk,gkd->qghd", weights, value[0].float())
+    return out.flatten(1, 2)[None].to(query.dtype), None
 
 
 AttentionInterface.register(_NAME, _weighed)

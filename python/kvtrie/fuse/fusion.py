@@ -161,11 +161,13 @@ class Fusion:
         self._pages: tuple[object, Pages] | None = None
         self.grid = np.zeros((decoder.layers, self.length - 1), dtype=np.bool_)
         self.deviation: list[Deviation] = []
-        self.relative: list[float] = []
+        self.relative: list[torch.Tensor] = []
         self.mass: float | None = None
         self._cursor = 0
         self._hidden: torch.Tensor | None = None
         self._rows = self.ids.new_empty(0)
+        self._mine = 0  # of these, how many are chunks' tokens: they come first
+        self._columns = np.empty(0, dtype=np.int64)
         self._attention: torch.Tensor | None = None
         self._candidates = self._among()
 
@@ -202,7 +204,7 @@ class Fusion:
         share, how = float(1 - fresh.mean()), "count"
         if self.mass is not None:
             share, how = self.mass, "attention"
-        off = sum(self.relative) / len(self.relative)
+        off = float(torch.stack(self.relative).nanmean())
         return Quality(max(0.0, 1 - off * share), how)
 
     def finish(self, fates: Mapping[int, str]) -> FusionLog:
@@ -379,6 +381,8 @@ class Fusion:
             else:
                 self._hidden = self._hidden[torch.searchsorted(self._rows, rows)]
         self._rows = rows
+        self._mine = int((rows < self._reused).sum())
+        self._columns = rows.cpu().numpy()
 
     def _count(self, ratio: float) -> int:
         """How many candidates a share of all chunks' tokens is."""
@@ -387,8 +391,7 @@ class Fusion:
     def _narrow(self, ratio: float) -> None:
         """Keep the share of candidates that deviated most at the layer before."""
         count = self._count(ratio)
-        mine = self._rows[self._rows < self._reused]
-        if not self.deviation or count >= len(mine):
+        if not self.deviation or count >= self._mine:
             return
         worst = self.deviation[-1].positions[:count].sort().values
         self._become(torch.cat([worst, self._query(last=False)]))
@@ -407,28 +410,23 @@ class Fusion:
                     layer, self._hidden, rows, self.length - 1, into.merge
                 )
             with self.watch.part("select"):
-                self._note(layer, rows, into.deviation, values, watched)
+                self._note(layer, into.deviation, values, watched)
         with self.watch.part("layout"):
             self._held.keep(layer, rows if known else None)
         self._cursor = layer + 1
 
     def _note(
-        self,
-        layer: int,
-        rows: torch.Tensor,
-        deviation: torch.Tensor,
-        values: torch.Tensor,
-        watched: torch.Tensor,
+        self, layer: int, deviation: torch.Tensor, values: torch.Tensor, watched: torch.Tensor
     ) -> None:
-        self.grid[layer, rows.cpu().numpy()] = True
-        count = int((rows < self._reused).sum())
-        mine, (keys, their_values) = rows[:count], deviation[:, :count]
+        """Write down what a layer computed; on a GPU without waiting for it."""
+        self.grid[layer, self._columns] = True
+        mine, (keys, their_values) = self._rows[: self._mine], deviation[:, : self._mine]
         order = torch.argsort(keys + their_values, descending=True, stable=True)
         self.deviation.append(Deviation(mine[order], keys[order], their_values[order]))
-        seen = torch.isin(mine, watched if len(watched) else mine)
-        if seen.any():
-            square = values[mine[seen]].float().square().sum()
-            self.relative.append(float((their_values[seen].sum() / square).sqrt()))
+        if self._mine:
+            seen = torch.isin(mine, watched if len(watched) else mine)
+            square = values[mine].float().square().sum(dim=(1, 2)) * seen
+            self.relative.append(((their_values * seen).sum() / square.sum()).sqrt())
 
 
 class _Into:
