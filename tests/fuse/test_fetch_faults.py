@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from world import LAYERS, Shelf, compute, fill, right, store_of, world
+from world import LAYERS, SIZE, Shelf, compute, fill, right, store_of, world
 
 PREFIX = [901, 902, 903, 904, 905, 906]
 CHUNKS = [np.arange(10) + 100 * n for n in range(3)]
@@ -75,16 +75,24 @@ def test_a_chunk_that_fails_midway_is_computed_alone(executor, shelf, layer, gon
     assert fuse(store, CHUNKS)[1] == {}
 
 
-def test_all_are_computed_behind_a_prefix_that_fails(executor, shelf):
-    store, keys = stored(executor, shelf)
-    known = {key for part in keys for key in part}
-    first = next(key for key, _ in shelf.kept if key not in known)
-    shelf.lost.add((first, 1))
+@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_all_are_computed_behind_a_prefix_that_fails(executor, shelf, block, layer):
+    prefix = np.arange(14) + 900
+    store, _ = stored(executor, shelf, prefix)
+    labels = {key: label for key, label in shelf.labels.items() if tokens(prefix, block) in label}
+    (victim,) = labels
+    shelf.lost.add((victim, layer))
     fetch, lost = fuse(store, CHUNKS)
     ((_, parts),) = lost.items()
     assert parts[0] is fetch.prefix
     shelf.lost.clear()
     assert fuse(store, CHUNKS)[1] == {}
+
+
+def tokens(prefix, block):
+    """The tokens of a block of the prefix, as a label has them."""
+    return prefix[block * SIZE : (block + 1) * SIZE].astype("<u4").tobytes()
 
 
 def test_the_past_of_an_absent_chunk_may_fail_too(executor, shelf):

@@ -52,10 +52,12 @@ def check(store, chunk):
             assert right(store, fetch, fetch.parts[0], layer)
 
 
+@pytest.mark.parametrize("prefix", [PREFIX, PREFIX[:4]])
 @pytest.mark.parametrize("kind", ["gpu", "host", "disk", "remote"])
-def test_a_chunk_goes_to_a_tier_of_any_kind(tmp_path, kind):
+def test_a_chunk_goes_to_a_tier_of_any_kind(tmp_path, kind, prefix):
+    """Its prefix stays, also one behind which nothing else is."""
     with opened(*tiers(tmp_path)) as executor:
-        store = store_of(executor, PREFIX)
+        store = store_of(executor, prefix)
         fill(store)  # the prefix
         put(store, A, kind)
         places = store.locations(store.key(A))
@@ -123,3 +125,10 @@ def test_kv_of_another_fingerprint_is_not_found(tmp_path):
         assert store.key(A) != key
         assert (store.lookup([A]).found, store.locations(key)) == ([], [])
         assert fill(store, A) == 2
+
+
+def test_digests_are_not_taken_for_tokens(tmp_path):
+    with opened(*tiers(tmp_path)) as executor:
+        image = store_of(executor, scope=Scope(extra=((0, b"abcd"),)))
+        alike = np.frombuffer(b"".join(n.to_bytes(8, "little") for n in (8, 0, 4)) + b"abcd", "<u4")
+        assert image.key(A) != store_of(executor).key(np.concatenate((alike, A)))

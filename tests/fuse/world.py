@@ -79,8 +79,10 @@ class Shelf:
         self.kept = {}
         self.reads = Counter()
         self.lost = set()
+        self.labels = {}
 
     def write(self, key, slot, layers, memory, label):  # noqa: ARG002
+        self.labels[bytes(key)] = label
         for layer, unit in zip(range(*layers), memory, strict=True):
             self.kept[bytes(key), layer] = unit.clone()
 

@@ -431,6 +431,8 @@ class LayerLoads:
                     claims.claimable(lease.id)
                     or self._there(layer)
                     or claims.stalled(self._foreign)
+                    # A load that failed may be planned anew for a lease that waits in turn.
+                    or any(map(claims.claimable, claims.leases_of(self._foreign)))
                 ),
                 f"lease {lease.id} awaits moves that nobody carries out",
             )
