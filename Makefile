@@ -26,7 +26,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-restart bench-formats bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-restart bench-formats bench-fusion bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -77,6 +77,9 @@ bench-instructions: $(BUILT) ## instructions per call under callgrind, against t
 
 bench-formats: $(BUILT) ## logits of a real model behind a host tier in each format; ARGS="--tiny"
 	$(BIN)/python -m benches.formats $(ARGS)
+
+bench-fusion: $(BUILT) $(MODEL) ## time to first token: full prefill, prefix reuse, fusion; ARGS="--rounds 3 --json"
+	OMP_NUM_THREADS=1 $(BIN)/python -m benches.fusion $(ARGS)
 
 bench-gpu: $(BUILT) ## kernels and copies on a CUDA device, in minutes; ARGS="--only link --json"
 	$(BIN)/python -m benches.gpu $(ARGS)

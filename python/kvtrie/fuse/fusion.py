@@ -331,7 +331,7 @@ class Fusion:
             for layer in range(max(self._settings.heed) + 1):
                 known = layer < self._laid
                 keys, values = self._lay_out(layer)
-                into = _Into(keys, values, places, compare=False)
+                into = _Into(keys, values, places, self.watch, compare=False)
                 heeded = found if layer in self._settings.heed else None
                 hidden = decoder.layer(
                     layer, hidden, places, self.length, into.merge, weights=heeded
@@ -404,7 +404,7 @@ class Fusion:
         rows = self._rows
         if len(rows):
             assert self._hidden is not None  # noqa: S101 - it has become
-            into = _Into(keys, values, rows)
+            into = _Into(keys, values, rows, self.watch)
             with self.watch.part("recompute"):
                 self._hidden = self._decoder.layer(
                     layer, self._hidden, rows, self.length - 1, into.merge
@@ -437,9 +437,11 @@ class _Into:
         keys: torch.Tensor,
         values: torch.Tensor,
         places: torch.Tensor,
+        watch: Stopwatch,
         *,
         compare: bool = True,
     ) -> None:
+        self._watch = watch
         self._keys = keys
         self._values = values
         self._places = places
@@ -448,9 +450,10 @@ class _Into:
 
     def merge(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Scatter, and give the whole buffer."""
-        pages = Pages((Plane(self._keys[None]), Plane(self._values[None])))
-        fresh = keys.contiguous(), values.contiguous()
-        found = recompute(pages, self._places, *fresh, deviation=self._compare).deviation
+        with self._watch.part("scatter"):
+            pages = Pages((Plane(self._keys[None]), Plane(self._values[None])))
+            fresh = keys.contiguous(), values.contiguous()
+            found = recompute(pages, self._places, *fresh, deviation=self._compare).deviation
         if found is not None:
             self.deviation = found
         return self._keys, self._values

@@ -103,7 +103,7 @@ class Fused:
         self.lease: Lease | None = held.lease
         self.log = log
         self.quality = quality
-        self.cost_ns: int = log.nanoseconds.get("recompute", 0)
+        self.cost_ns: int = sum(log.nanoseconds.get(part, 0) for part in ("recompute", "scatter"))
         self.deviation: list[Deviation] = fusion.deviation
         self._held = held
 

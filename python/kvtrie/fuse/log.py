@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FusionLog", "Reused", "Stopwatch"]
 
-Part = Literal["wait", "layout", "select", "recompute", "absent"]
+Part = Literal["wait", "layout", "select", "recompute", "scatter", "absent"]
 
 
 class Reused(NamedTuple):
@@ -57,7 +57,8 @@ class FusionLog:
         ratio: share of the chunks' tokens that was to be computed.
         nanoseconds: by part: "wait" for layers that are loaded, "layout" of buffers and turning,
             "select" ranking and what is not a pass, "recompute" passes of the model, those made
-            to select included, "absent" computing chunks that were not there.
+            to select included, "scatter" fresh K and V within them, "absent" computing chunks
+            that were not there.
         load_ns: how long lanes of the manager carried something meanwhile; 0 without a store.
     """
 
