@@ -59,6 +59,7 @@ __all__ = [
     "Move",
     "Moves",
     "Plan",
+    "Simulation",
     "Span",
     "Stats",
     "TierStats",
@@ -1765,6 +1766,107 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as dictionaries of numbers, for JSON; histograms as `Histogram.as_dict`."""
+
+@final
+class Simulation:
+    """Machines that serve a trace on the trace's clock, each with a manager of its own.
+
+    Nothing is copied or computed: an executor in it takes the time that copies take. Equal
+    arguments and requests give equal results. `kvtrie.sim.run` makes one from a file of settings.
+    """
+
+    def __new__(
+        cls,
+        model: ModelShape,
+        tiers: Iterable[Tier],
+        *,
+        price: tuple[int, int] | Sequence[tuple[int, int]],
+        machines: int = 1,
+        block_tokens: int = 16,
+        token_weight: int = 1,
+        policy: str = "lru",
+        cost: Cost | Literal["default", "seed"] = "default",
+        structure: Literal["leaf-only", "holes"] = "leaf-only",
+        drop_order: Literal["shallow", "seed"] = "shallow",
+        reuse: bool = True,
+        epsilon: float = 0.015625,
+        load: Literal["plan", "all", "none"] = "all",
+        keep: int = 1,
+        wait: Literal["all", "layer"] = "all",
+        router: Literal["round-robin", "least-loaded", "hash"] = "round-robin",
+        transfer: Literal["executor", "predicted"] = "executor",
+        moves_per_job: int = 64,
+        logged: bool = False,
+    ) -> Self:
+        """Makes machines without a block.
+
+        Args:
+            model: as for `BlockManager`, as are `tiers`, `block_tokens`, `token_weight`, `policy`,
+                `cost`, `structure`, `drop_order`, `reuse` and `epsilon`.
+            tiers: of each machine, fastest first.
+            price: what a token takes to compute, in 2**-32 ns: `(base, slope)`, the slope per token
+                of context, or ascending pairs `(context, price)`, linear between them.
+            machines: how many machines.
+            block_tokens: tokens of one block.
+            token_weight: real tokens for each given one.
+            policy: which copies leave first.
+            cost: what managers take the price for.
+            structure: whether blocks inside a sequence may leave.
+            drop_order: which layers of a last copy leave first.
+            reuse: whether policies that may count uses do.
+            epsilon: how far apart classes of costs are.
+            load: as for `BlockManager.acquire`.
+            keep: real tokens at a prompt's end that are always computed.
+            wait: whether a prefill waits for all of its loads, or each layer for its own.
+            router: which machine a request goes to: each in turn, the one with the fewest requests,
+                or a fixed one for each session (without one, for each first block).
+            transfer: whether moves take the time that the executor needs, or end when the manager
+                predicted, as `kvtrie.sim.replay` has it.
+            moves_per_job: the most moves of one transmission.
+            logged: keep all calls of managers for `log`.
+
+        Raises:
+            ConfigError: settings that contradict each other.
+        """
+
+    def run(
+        self,
+        requests: Iterable[tuple[int, _Tokens, int, int, str | None]],
+        tell: Callable[
+            [tuple[int, int, int, int | None, int | None, list[int], int, int, int]], object
+        ],
+    ) -> None:
+        """Plays requests to their end.
+
+        Args:
+            requests: `(arrival_ns, tokens, input_tokens, output_tokens, session)`, in order of
+                arrival.
+            tell: called with each record, in order: `(id, machine, arrival_ns, first_token_ns,
+                end_ns, tokens found per tier, tokens found on a peer, tokens computed, ns waited
+                for copies)`; the times of one that did not fit are None.
+
+        Raises:
+            ConfigError: a request that arrives before the one above it.
+        """
+
+    @property
+    def now(self) -> int:
+        """The time of the last event, in nanoseconds."""
+
+    def tiers(self) -> list[tuple[int, int, int, int, int]]:
+        """Per tier, over all machines: blocks and tokens hit; evicted clean, demoted, dropped."""
+
+    def lanes(self) -> dict[str, tuple[int, int]]:
+        """Bytes and busy nanoseconds of each lane, over all machines."""
+
+    def log(self, machine: int) -> list[tuple[Any, ...]]:
+        """The calls of a machine's manager, in order, each with its name first.
+
+        `("acquire", tokens, keep, reserve, layerwise, session, lease, now)`, where lease 0 is a
+        NoSpaceError; `("moves", rows)`, a row being id, kind, lease, src, dst, src_slot, dst_slot,
+        layer_lo, layer_hi, after; `("complete", ids, now)`; `("commit", lease, tokens, now)`;
+        `("release", lease, now)`.
+        """
 
 @final
 class Transmission:

@@ -1,4 +1,4 @@
-"""The command line: `kvtrie demo`, `fuse`, `replay`, `map`, `stats`, `top`, `disk`.
+"""The command line: `kvtrie demo`, `fuse`, `replay`, `sim`, `map`, `stats`, `top`, `disk`.
 
 Arguments are parsed here and work is done elsewhere, imported when a command runs.
 Exit status: 0 if all is well, 1 if a verdict failed, 2 for a wrong argument or setting or a file
@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from kvtrie import __version__
-from kvtrie.cli import demo, disk, fuse, profile, replay, show, top
+from kvtrie.cli import demo, disk, fuse, profile, replay, show, sim, top
 from kvtrie.errors import KvtrieError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ _COMMANDS = {
     "demo": demo.COMMAND,
     "fuse": fuse.COMMAND,
     "replay": replay.COMMAND,
+    "sim": sim.COMMAND,
     "map": show.MAP,
     "stats": show.STATS,
     "top": top.COMMAND,

@@ -17,12 +17,12 @@ import numpy as np
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-__all__ = ["TraceRequest", "read_trace", "write_trace"]
+__all__ = ["TraceRequest", "iter_trace", "lines_of", "read_trace", "write_trace"]
 
 _NS_PER_MS = 1_000_000
 _LATEST_MS = 2**63 // _NS_PER_MS
@@ -53,22 +53,39 @@ def read_trace(path: Path) -> list[TraceRequest]:
         ConfigError: the file cannot be read or holds no request; a line is no JSON object, lacks a
             field, has a number that cannot be, or a time before that of the line above.
     """
-    requests: list[TraceRequest] = []
+    return list(iter_trace(path))
+
+
+def iter_trace(path: Path) -> Iterator[TraceRequest]:
+    """As `read_trace`, request by request; a bad line is found when it is reached."""
+    earliest = 0
+    for number, line in lines_of(path):
+        try:
+            request = _request(line, earliest)
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+        earliest = request.at
+        yield request
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a trace that are not empty, with their numbers.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds none.
+    """
+    found = False
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    requests.append(_request(line, requests[-1].at if requests else 0))
-                except ConfigError as error:
-                    raise ConfigError(f"{path}, line {number}: {error}") from None
+                if line.strip():
+                    found = True
+                    yield number, line
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"cannot read the trace {path}: {reason}") from error
-    if not requests:
+    if not found:
         raise ConfigError(f"the trace {path} holds no request")
-    return requests
 
 
 def write_trace(path: Path, requests: Iterable[TraceRequest]) -> None:

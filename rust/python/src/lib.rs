@@ -27,6 +27,7 @@ mod plan;
 mod scope;
 mod settings;
 mod shared;
+mod simulation;
 mod stats;
 mod text;
 mod tokens;
@@ -69,6 +70,8 @@ mod _kvtrie {
     use crate::moves::{Move, Moves};
     #[pymodule_export]
     use crate::plan::{Plan, Span};
+    #[pymodule_export]
+    use crate::simulation::Simulation;
     #[pymodule_export]
     use crate::stats::{LaneStats, Stats, TierStats};
     #[pymodule_export]

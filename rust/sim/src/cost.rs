@@ -18,7 +18,7 @@ pub use table::Table;
 pub const PART_BITS: u32 = 32;
 
 /// How long tokens take to compute.
-pub trait Cost: Debug {
+pub trait Cost: Debug + Send + Sync {
     /// Parts of a nanosecond that `tokens` tokens take behind `context` tokens, each behind those
     /// before it.
     fn parts(&self, context: u64, tokens: u64) -> u128;

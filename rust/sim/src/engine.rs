@@ -8,7 +8,7 @@ mod serial;
 
 use std::fmt::Debug;
 use std::ops::Range;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use kvtrie_core::block::MoveId;
 use kvtrie_core::error::Result;
@@ -37,7 +37,7 @@ pub enum Wait {
 #[derive(Clone, Debug)]
 pub struct Service {
     /// How long tokens take.
-    pub cost: Rc<dyn Cost>,
+    pub cost: Arc<dyn Cost>,
     /// How long a prefill waits for its loads.
     pub wait: Wait,
     /// Real tokens at a prompt's end that are always computed.
@@ -47,7 +47,7 @@ pub struct Service {
 }
 
 /// Computes the requests of one machine.
-pub trait Engine: Debug {
+pub trait Engine: Debug + Send {
     /// Takes in a request.
     fn push(&mut self, request: Request, now: Nanos);
 

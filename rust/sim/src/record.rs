@@ -25,6 +25,9 @@ pub struct Record {
     pub peer: u64,
     /// Tokens of the prompt that were computed.
     pub computed: u64,
+    /// Nanoseconds from its begin to its first token in which it waited for copies and computed
+    /// nothing.
+    pub stalled: Nanos,
     /// Tokens of the answer.
     pub output: u64,
 }

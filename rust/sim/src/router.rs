@@ -17,7 +17,7 @@ pub use least_loaded::LeastLoaded;
 pub use round_robin::RoundRobin;
 
 /// Sends requests to machines.
-pub trait Router: Debug {
+pub trait Router: Debug + Send {
     /// The machine for a request; `loads` are the requests on each that have not ended.
     fn route(&mut self, request: &Request, loads: &[u64]) -> MachineId;
 }

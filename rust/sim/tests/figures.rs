@@ -38,7 +38,7 @@ fn layers_are_computed_while_others_load() {
     {
         let mut config = config(two_tiers(), 1, Wait::Layer);
         let base = ns_per_token << kvtrie_sim::cost::PART_BITS;
-        config.service.cost = std::rc::Rc::new(kvtrie_sim::cost::Affine { base, slope: 0 });
+        config.service.cost = std::sync::Arc::new(kvtrie_sim::cost::Affine { base, slope: 0 });
         assert_eq!(ttft(&play(config, trace.clone()).0), [first, first, last]);
     }
 }

@@ -112,6 +112,11 @@ impl Prefill {
         self.awaited.is_empty()
     }
 
+    /// Of the time since it began, what it did not compute in, if it ends now.
+    pub(super) fn stalled(&self, now: Nanos) -> Nanos {
+        (now - self.began).saturating_sub(self.compute)
+    }
+
     /// When it ends if a step begins now; `None` while that cannot be known or begin.
     pub(super) fn end(&self, now: Nanos) -> Option<Nanos> {
         if !self.ready() {

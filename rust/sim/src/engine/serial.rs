@@ -137,6 +137,7 @@ impl Engine for Serial {
         if *phase == Phase::Prefill {
             machine.calls.commit(prefill.lease, &request.tokens[prefill.matched..], now)?;
             record.first_token = Some(now);
+            record.stalled = prefill.stalled(now);
             if request.output > 1 {
                 machine.take(now)?;
                 *phase = Phase::Decode;

@@ -1,7 +1,7 @@
 //! Small settings and traces for the simulator's tests.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use kvtrie_core::block::Structure;
 use kvtrie_core::cost::CostModel;
@@ -69,7 +69,7 @@ pub(crate) fn config(settings: Settings, machines: usize, wait: Wait) -> Config 
         machines,
         load: LoadMode::All,
         service: Service {
-            cost: Rc::new(Affine { base: 1000 << PART_BITS, slope: 0 }),
+            cost: Arc::new(Affine { base: 1000 << PART_BITS, slope: 0 }),
             wait,
             keep: 1,
             gap: 0,

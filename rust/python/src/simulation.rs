@@ -1,0 +1,293 @@
+//! A run of the simulator: its settings, its trace as a Python iterator, its records as tuples.
+//!
+//! Invariant: settings are checked when it is made, before the trace is asked for anything. Cost: one
+//! conversion per request and one per record.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvtrie_core::block::Structure;
+use kvtrie_core::error::Error;
+use kvtrie_core::manager::{DropOrder, MoveKind};
+use kvtrie_sim::call::{Call, Handed};
+use kvtrie_sim::cost::{Affine, Cost, Table};
+use kvtrie_sim::engine::{Service, Wait};
+use kvtrie_sim::record::Record;
+use kvtrie_sim::request::Request;
+use kvtrie_sim::router::{Hash, LeastLoaded, RoundRobin, Router};
+use kvtrie_sim::simulation::{Config, Simulation as Run};
+use kvtrie_sim::transfer::{Mode, Transfer};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::error::{bad, raise};
+use crate::lease::load_mode;
+use crate::number::{self, count, nanos, shown, whole};
+use crate::settings;
+use crate::text::text;
+use crate::tokens::Tokens;
+
+/// `(arrival_ns, tokens, input_tokens, output_tokens, session)`.
+type Asked<'py> = (
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Bound<'py, PyAny>,
+    Option<Bound<'py, PyAny>>,
+);
+
+/// `(hits, tokens_hit, evicted_clean, evicted_dirty, dropped)` of a tier.
+type TierCounts = (u64, u64, u64, u64, u64);
+
+/// Machines that serve a trace, each with a manager, on the trace's clock.
+#[pyclass(frozen, module = "kvtrie._kvtrie")]
+pub(crate) struct Simulation {
+    /// Out while it runs.
+    run: Mutex<Option<Run>>,
+    tiers: usize,
+}
+
+impl Simulation {
+    fn take(&self) -> PyResult<Run> {
+        let mut run = self.run.lock().unwrap_or_else(PoisonError::into_inner);
+        run.take().ok_or_else(|| bad("the simulation runs: it cannot be asked meanwhile"))
+    }
+
+    fn put(&self, run: Run) {
+        *self.run.lock().unwrap_or_else(PoisonError::into_inner) = Some(run);
+    }
+
+    fn look<T>(&self, at: impl FnOnce(&Run) -> PyResult<T>) -> PyResult<T> {
+        let run = self.take()?;
+        let found = at(&run);
+        self.put(run);
+        found
+    }
+}
+
+#[pymethods]
+impl Simulation {
+    #[new]
+    #[pyo3(signature = (
+        model, tiers, *, price, machines=1, block_tokens=16, token_weight=1,
+        policy=String::from("lru"), cost=None, structure=Structure::LeafOnly,
+        drop_order=DropOrder::Shallow, reuse=true, epsilon=0.015_625, load=None, keep=1,
+        wait=None, router=None, transfer=None, moves_per_job=64, logged=false
+    ), text_signature = "(model, tiers, *, price, machines=1, block_tokens=16, token_weight=1, \
+        policy='lru', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
+        epsilon=0.015625, load='all', keep=1, wait='all', router='round-robin', \
+        transfer='executor', moves_per_job=64, logged=False)")]
+    #[expect(clippy::too_many_arguments, reason = "a run's settings are keyword arguments")]
+    fn new(
+        model: &Bound<'_, PyAny>,
+        tiers: &Bound<'_, PyAny>,
+        price: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::machine)] machines: u32,
+        #[pyo3(from_py_with = number::block_tokens)] block_tokens: u32,
+        #[pyo3(from_py_with = number::token_weight)] token_weight: u32,
+        #[pyo3(from_py_with = settings::policy)] policy: String,
+        cost: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = crate::scope::structure_of)] structure: Structure,
+        #[pyo3(from_py_with = settings::drop_order)] drop_order: DropOrder,
+        #[pyo3(from_py_with = number::reuse)] reuse: bool,
+        #[pyo3(from_py_with = number::epsilon)] epsilon: f64,
+        load: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::keep)] keep: usize,
+        wait: Option<&Bound<'_, PyAny>>,
+        router: Option<&Bound<'_, PyAny>>,
+        transfer: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = moves_per_job)] moves_per_job: usize,
+        logged: bool,
+    ) -> PyResult<Self> {
+        let tiers = settings::tiers(tiers)?;
+        let settings = settings::settings(&settings::Given {
+            model,
+            tiers: &tiers,
+            block_tokens,
+            policy,
+            cost,
+            structure,
+            drop_order,
+            token_weight,
+            ranks: 1,
+            events: 0,
+            eviction_log: 0,
+            reuse,
+            epsilon,
+        })?;
+        let word = |given: Option<&Bound<'_, PyAny>>, name: &str, known: [&'static str; 2]| {
+            let given = given.map_or(Ok(known[0]), |given| text(given, name))?;
+            known.into_iter().position(|word| word == given).ok_or_else(|| {
+                bad(format!("{name} is '{}' or '{}', not '{given}'", known[0], known[1]))
+            })
+        };
+        let layerwise = word(wait, "wait", ["all", "layer"])? == 1;
+        let predicted = word(transfer, "transfer", ["executor", "predicted"])? == 1;
+        let config = Config {
+            machines: machines as usize,
+            load: load.map_or(Ok(kvtrie_core::manager::LoadMode::All), load_mode)?,
+            service: Service {
+                cost: prices(price)?,
+                wait: if layerwise { Wait::Layer } else { Wait::All },
+                keep: keep as u64,
+                gap: u64::from(predicted),
+            },
+            transfer: Transfer {
+                mode: if predicted { Mode::Predicted } else { Mode::Executor },
+                moves_per_job,
+                layerwise,
+            },
+            router: routed(router, block_tokens)?,
+            settings,
+            logged,
+        };
+        let run = Mutex::new(Some(Run::new(config).map_err(raise)?));
+        Ok(Self { run, tiers: tiers.len() })
+    }
+
+    /// Plays a trace to its end.
+    fn run(&self, requests: &Bound<'_, PyAny>, tell: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut run = self.take()?;
+        let failed = std::cell::RefCell::new(None);
+        // The error itself is raised below; the run only has to stop.
+        let stop = |error: PyErr| {
+            *failed.borrow_mut() = Some(error);
+            Error::closed("the trace failed")
+        };
+        let played = requests.try_iter().map(|requests| {
+            let asked = (0..)
+                .zip(requests)
+                .map(|(id, request)| request.and_then(|request| read(id, &request)).map_err(stop));
+            run.run(asked, |record| tell.call1((row(&record),)).map(drop).map_err(stop))
+        });
+        self.put(run);
+        let played = played?;
+        match failed.take() {
+            Some(error) => Err(error),
+            None => played.map_err(raise),
+        }
+    }
+
+    /// The time of the last event, in nanoseconds.
+    #[getter]
+    fn now(&self) -> PyResult<u64> {
+        self.look(|run| Ok(run.now()))
+    }
+
+    /// Per tier, over all machines: hits in blocks and tokens, and evictions by reason.
+    fn tiers(&self) -> PyResult<Vec<TierCounts>> {
+        self.look(|run| {
+            let of = |tier| {
+                let stats = run.machines().map(|machine| machine.calls.manager().stats(tier));
+                stats.fold((0, 0, 0, 0, 0), |sum: TierCounts, tier| {
+                    (
+                        sum.0 + tier.hits,
+                        sum.1 + tier.tokens_hit,
+                        sum.2 + tier.evicted_clean,
+                        sum.3 + tier.evicted_dirty,
+                        sum.4 + tier.dropped,
+                    )
+                })
+            };
+            Ok((0..self.tiers).map(of).collect())
+        })
+    }
+
+    /// Bytes and busy nanoseconds of each lane, by name, over all machines.
+    fn lanes(&self) -> PyResult<BTreeMap<String, (u64, u64)>> {
+        self.look(|run| {
+            let lanes = run.lanes().into_iter();
+            Ok(lanes.map(|(name, lane)| (name, (lane.bytes, lane.busy))).collect())
+        })
+    }
+
+    /// What was asked of a machine's manager, in order, if that was logged.
+    fn log<'py>(&self, py: Python<'py>, machine: usize) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        self.look(|run| {
+            if machine >= run.machines().count() {
+                return Err(bad(format!("there is no machine {machine}")));
+            }
+            run.log(machine).iter().map(|call| call_row(py, call)).collect()
+        })
+    }
+}
+
+fn moves_per_job(given: &Bound<'_, PyAny>) -> PyResult<usize> {
+    count(given, "moves_per_job")
+}
+
+/// `(base, slope)`, or a list of `(context, price)`, in parts of a nanosecond.
+fn prices(given: &Bound<'_, PyAny>) -> PyResult<Arc<dyn Cost>> {
+    if let Ok((base, slope)) = given.extract::<(u64, u64)>() {
+        return Ok(Arc::new(Affine { base, slope }));
+    }
+    let points = given.extract::<Vec<(u64, u64)>>().unwrap_or_default();
+    let ascends = points.windows(2).all(|two| two[0].0 < two[1].0 && two[0].1 <= two[1].1);
+    if points.is_empty() || !ascends {
+        return Err(bad(format!(
+            "price is {}, a pair or ascending pairs of integers wanted",
+            shown(given)
+        )));
+    }
+    Ok(Arc::new(Table(points)))
+}
+
+fn routed(given: Option<&Bound<'_, PyAny>>, block_tokens: u32) -> PyResult<Box<dyn Router>> {
+    match given.map_or(Ok("round-robin"), |given| text(given, "router"))? {
+        "round-robin" => Ok(Box::<RoundRobin>::default()),
+        "least-loaded" => Ok(Box::new(LeastLoaded)),
+        "hash" => Ok(Box::new(Hash { block_tokens: block_tokens as usize })),
+        other => {
+            Err(bad(format!("router is 'round-robin', 'least-loaded' or 'hash', not '{other}'")))
+        }
+    }
+}
+
+fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
+    let (arrival, tokens, input, output, session): Asked<'_> = request.extract()?;
+    Ok(Request {
+        id,
+        arrival: nanos(&arrival, "arrival_ns")?,
+        tokens: Tokens::new(&tokens)?.into_vec()?,
+        input: whole(&input, "input_tokens", u64::from(u32::MAX))?,
+        output: whole(&output, "output_tokens", u64::from(u32::MAX))?,
+        session: session.map(|name| text(&name, "session").map(String::from)).transpose()?,
+    })
+}
+
+/// `(id, machine, arrival, first token, end, hits by tier, peer, computed, stalled)`.
+type Row = (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, u64, u64);
+
+fn row(record: &Record) -> Row {
+    let Record {
+        id, machine, arrival, first_token, end, ref hits, peer, computed, stalled, ..
+    } = *record;
+    (id, machine, arrival, first_token, end, hits.clone(), peer, computed, stalled)
+}
+
+/// `(id, kind, lease, src, dst, src_slot, dst_slot, layer_lo, layer_hi, after)`.
+type MoveRow = (u64, u8, u64, usize, usize, u32, u32, u16, u16, u64);
+
+fn move_row(order: &Handed) -> MoveRow {
+    let Handed { id, lease, src, dst, src_slot, dst_slot, layers, after, .. } = *order;
+    let kind = match order.kind {
+        MoveKind::Load => 0,
+        MoveKind::Store => 1,
+        MoveKind::Copy => 2,
+    };
+    (id, kind, lease, src, dst, src_slot, dst_slot, layers.lo, layers.hi, after)
+}
+
+fn call_row<'py>(py: Python<'py>, call: &Call) -> PyResult<Bound<'py, PyTuple>> {
+    match call {
+        Call::Acquire { tokens, keep, reserve, layerwise, session, lease, now } => {
+            ("acquire", tokens, keep, reserve, layerwise, session, lease, now).into_pyobject(py)
+        }
+        Call::Moves(moves) => {
+            ("moves", moves.iter().map(move_row).collect::<Vec<_>>()).into_pyobject(py)
+        }
+        Call::Complete(moves, now) => ("complete", moves, now).into_pyobject(py),
+        Call::Commit(lease, tokens, now) => ("commit", lease, tokens, now).into_pyobject(py),
+        Call::Release(lease, now) => ("release", lease, now).into_pyobject(py),
+    }
+}

@@ -1,0 +1,198 @@
+"""`kvtrie sim run`: figures worked out by hand, and what it refuses."""
+
+import json
+
+import pytest
+
+from kvtrie.cli import main
+from kvtrie.errors import ConfigError
+from kvtrie.sim.config import TraceSource, read_config
+from kvtrie.sim.requests import trace_requests
+
+A = list(range(64))
+B = list(range(100, 164))
+SECOND = 10**9
+SETTINGS = """
+seed = 0
+machines = 1
+trace = {path="t.jsonl", format="tokens"}
+model = {layers=4, kv_heads=1, head_dim=64, dtype="float16"}
+manager = {block_tokens=16, policy="lru", load="all", keep=1}
+engine = {kind="serial", wait="all"}
+cost = {kind="affine", ns_per_token=1000, alpha=0.0}
+router = {kind="round-robin"}
+tiers = [
+  {kind="gpu", blocks=4, write="through"},
+  {kind="host", blocks=64, read={bytes_per_s=16384000, latency_ns=0}, \
+store={bytes_per_s=16384000, latency_ns=0}},
+]
+"""
+
+
+def write(folder, *requests, settings=SETTINGS):
+    """The settings with a trace of `(seconds, tokens)`."""
+    rows = ({"arrival_ns": int(at * SECOND), "tokens": t, "output_tokens": 1} for at, t in requests)
+    (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = folder / "sim.toml"
+    path.write_text(settings)
+    return path
+
+
+@pytest.fixture
+def config(tmp_path):
+    return write(tmp_path, (0, A), (1, B), (2, A))
+
+
+def play(config, capsys, *changes):
+    """The figures of a run and its lines."""
+    lines = config.with_name("lines.jsonl")
+    options = [word for change in changes for word in ("--set", change)]
+    assert main(["sim", "run", str(config), "--json", "--requests", str(lines), *options]) == 0
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    return json.loads(capsys.readouterr().out), rows
+
+
+def waits(lines):
+    return [line["first_token_ns"] - line["arrival_ns"] for line in lines]
+
+
+def test_a_prompt_comes_back_from_the_host(config, capsys):
+    figures, lines = play(config, capsys)
+    assert waits(lines) == [64_000, 64_000, 3_016_000]
+    assert lines[2] == {
+        "id": 2,
+        "machine": 0,
+        "arrival_ns": 2 * SECOND,
+        "first_token_ns": 2 * SECOND + 3_016_000,
+        "end_ns": 2 * SECOND + 3_016_000,
+        "hit_tokens": {"gpu": 0, "host": 48, "disk": 0, "peer": 0},
+        "computed_tokens": 16,
+    }
+    assert figures["ttft_ns"] == {
+        "mean": 1_048_000,
+        "p50": 64_000,
+        "p90": 3_016_000,
+        "p99": 3_016_000,
+    }
+    assert (figures["requests"], figures["refused"], figures["stalled_ns"]) == (3, 0, 3_000_000)
+    assert [(tier["kind"], tier["hits"]) for tier in figures["tiers"]] == [("gpu", 0), ("host", 3)]
+    assert figures["lanes"]["host read"] == {"bytes": 3 << 14, "busy_ns": 3_000_000}
+    again, same = play(config, capsys)
+    assert same == lines
+    assert {**again, "wall_s": 0} == {**figures, "wall_s": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "last"),
+    [
+        ("engine.wait=layer", 3_004_000),
+        ("manager.keep=17", 2_032_000),
+        ("manager.load=plan", 64_000),
+        ("tiers.1.read.bytes_per_s=32768000", 1_516_000),
+        ("tiers.1.read.latency_ns=7", 3_016_007),
+        ("tiers.0.write=never", 64_000),
+        ("tiers.0.blocks=8", 16_000),
+        ("cost.alpha=1.0", 3_000_000 + 1000 * sum(range(49, 65))),
+        ('cost={kind="table", points=[[0, 500], [64, 500]]}', 3_008_000),
+        ("transfer=predicted", 3_016_000),
+    ],
+)
+def test_settings_change_the_third_request(config, capsys, change, last):
+    assert waits(play(config, capsys, change)[1])[2] == last
+
+
+def test_a_person_reads_a_table(config, capsys):
+    assert main(["sim", "run", str(config)]) == 0
+    text = capsys.readouterr().out
+    assert "3 requests, 0 refused, 192 prompt tokens, 0.2500 of them found" in text
+    assert "host read                0.0         3.0" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("tiers.0.blocks=0", "tiers.0: blocks of tier 'gpu' is 0"),
+        ("tiers.0.blcks=9", "tiers.0.blcks is 9"),
+        ("machines=0", "machines is 0"),
+        ("seed=-1", "seed is -1"),
+        ("model.layers=0", "model: layers is 0"),
+        ("model.heads=3", "model.heads is 3"),
+        ("manager.block_tokens=0", "manager.block_tokens is 0"),
+        ("manager.policy=best", "policy 'best'"),
+        ("manager.load=some", "manager.load is one of all, plan, none, not 'some'"),
+        ("engine.kind=parallel", "engine.kind is one of serial, not 'parallel'"),
+        ("router.kind=best", "router.kind is one of"),
+        ("cost.alpha=-1", "cost.alpha is -1"),
+        ('cost={kind="table", points=[[5, 2], [4, 3]]}', "cost.points: a cost table ascends"),
+        ("tiers=[]", "tiers is ()"),
+        ('tiers=[{kind="host", blocks=1}, {kind="gpu", blocks=1}]', "tier 1 is 'gpu'"),
+        ('tiers=[{kind="gpu", blocks=4}, {kind="remote", blocks=4}]', "'host', which is missing"),
+        ("tiers.1.read.bytes_per_s=0", "tiers.1.read: bytes_per_s"),
+        ("tiers.7.blocks=3", "7 is no place in a list of 2"),
+        ("trace.path=none.jsonl", "none.jsonl"),
+        ("trace.format=csv", "trace.format is one of tokens, mooncake, not 'csv'"),
+        ("shards=1", "shards is 1"),
+        ("seed", "KEY=VALUE"),
+    ],
+)
+def test_bad_settings_are_refused_with_key_and_value(config, capsys, change, said):
+    lines = config.with_name("lines.jsonl")
+    assert main(["sim", "run", str(config), "--requests", str(lines), "--set", change]) == 2
+    out, err = capsys.readouterr()
+    assert said in err
+    assert not out
+    assert not lines.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[]", "a JSON object wanted"),
+        ("{", "no JSON"),
+        ('{"arrival_ns": 5, "tokens": []}', "tokens is []"),
+        ('{"arrival_ns": 1.5, "tokens": [1]}', "arrival_ns is 1.5"),
+        ('{"arrival_ns": 5, "tokens": [1, -2]}', "tokens[1] is -2"),
+        ('{"arrival_ns": 5, "tokens": [1, 4294967296]}', "tokens[1] is 4294967296"),
+        ('{"arrival_ns": 5, "tokens": [1, "a"]}', "tokens[1] is 'a'"),
+        ('{"arrival_ns": 5, "tokens": [1], "output_tokens": -1}', "output_tokens is -1"),
+        ('{"arrival_ns": 4, "tokens": [1]}', "arrival_ns is 4, before the 5 of the request above"),
+    ],
+)
+def test_a_bad_line_is_named(config, capsys, line, said):
+    good = '{"arrival_ns": 5, "tokens": [1, 2]}\n'
+    config.with_name("t.jsonl").write_text(f"{good}\n{line}\n")
+    assert main(["sim", "run", str(config), "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert "line 3" in err
+    assert said in err
+    assert not out
+
+
+def test_a_hash_is_as_many_blocks_as_it_has_tokens_for(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    row = {"timestamp": 2, "input_length": 700, "output_length": 9, "hash_ids": [5, 1]}
+    path.write_text(json.dumps(row) + "\n")
+    source = TraceSource(path, "mooncake")
+    asked = [(at, t.tolist(), *rest) for at, t, *rest in trace_requests(source, 512)]
+    assert asked == [(2_000_000, [5, 1], 700, 9, None)]
+    # Hash 5 is the blocks 20 to 23; of hash 1, 188 tokens are there, which begin two blocks.
+    (asked,) = trace_requests(TraceSource(path, "mooncake", output=False), 128)
+    assert (asked[1].tolist(), asked[3]) == ([20, 21, 22, 23, 4, 5], 1)
+
+
+def test_a_path_starts_at_the_settings_folder(tmp_path, monkeypatch):
+    config = write(tmp_path, (0, A))
+    monkeypatch.chdir("/")
+    assert read_config(config).trace.path == tmp_path / "t.jsonl"
+    with pytest.raises(ConfigError, match="cannot read the settings"):
+        read_config(tmp_path / "missing.toml")
+
+
+def test_requests_are_spread_over_machines(tmp_path, capsys):
+    config = write(tmp_path, (0, A), (0, B), (1, A), (1, B), (2, A))
+    figures, lines = play(config, capsys, "machines=2")
+    assert [line["machine"] for line in lines] == [0, 1, 0, 1, 0]
+    assert waits(lines) == [64_000, 64_000, 16_000, 16_000, 16_000]
+    assert figures["hit_tokens"]["gpu"] == 3 * 48
+    _, lines = play(config, capsys, "machines=7", "router.kind=hash")
+    assert len({line["machine"] for line in lines if line["id"] in {0, 2, 4}}) == 1
