@@ -1,5 +1,7 @@
 """Fusion on real, if tiny, models: exact where it must be, and what it holds and frees."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -230,6 +232,12 @@ def test_closing_frees_the_blocks_at_once_and_the_cache_says_so():
     assert executor.manager.stats().tiers["gpu"].free == before
     with pytest.raises(ClosedError, match="fuse the chunks again"):
         last_logits(model, fused.ids, fused.cache)
+    cache = Fusor(decoder, store).fuse(context).cache
+    gc.collect()
+    assert executor.manager.stats().tiers["gpu"].free < before  # the cache is in use
+    del cache
+    gc.collect()
+    assert executor.manager.stats().tiers["gpu"].free == before
     executor.manager.audit()
 
 

@@ -248,7 +248,11 @@ class Decoder:
         tokens, whose states are exchanged there. So it costs a pass.
         """
         places = torch.arange(len(hidden), device=self.device)[None]
-        hook = self._norm.register_forward_pre_hook(lambda *_: (hidden[None],))
+
+        def exchange(*_: object) -> tuple[torch.Tensor]:
+            return (hidden[None],)
+
+        hook = self._norm.register_forward_pre_hook(exchange)
         try:
             given: Any = {"input_ids": torch.zeros_like(places), "position_ids": places}
             return cast("Any", self.model)(**given, use_cache=False).logits[0]

@@ -9,6 +9,7 @@ one scatter per write; over tensors none but growth.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -105,7 +106,8 @@ class Leased:
 
     Args:
         executor: whose first tier.
-        lease: with room for the sequence, nothing of which is committed; closing releases it.
+        lease: with room for the sequence, nothing of which is committed; closing releases it, and
+            so does the collection of one that is dropped without.
 
     Attributes:
         layers: layers of the model.
@@ -125,6 +127,8 @@ class Leased:
         self._pool = pool
         self._table = pool.table(lease.slots(0))
         self._scratch: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._end_of_life = weakref.finalize(self, _release, executor, lease)
+        self._end_of_life.atexit = False
 
     def buffer(self, layer: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ARG002 - one serves all layers
         """K and V of a layer to be filled: one buffer for all layers, whose content ends here."""
@@ -184,8 +188,7 @@ class Leased:
 
     def close(self) -> None:
         """Release the lease: its blocks are free at once."""
-        if self.lease is not None:
-            self.lease.release(now=self._executor.clock())
+        self._end_of_life()
         self.lease = self._scratch = None
 
     def _rows(self, layer: int, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -196,3 +199,7 @@ class Leased:
         if self.lease is None:
             raise ClosedError("the fused cache is closed: fuse the chunks again")
         return self.lease
+
+
+def _release(executor: Executor, lease: Lease) -> None:
+    lease.release(now=executor.clock())
