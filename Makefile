@@ -100,7 +100,7 @@ lint: $(BUILT) ## format, clippy, ruff, pyright, stubtest, import contracts, spe
 	$(BIN)/pyright
 	$(BIN)/python -m mypy.stubtest kvtrie._kvtrie --mypy-config-file pyproject.toml
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/codespell
+	$(BIN)/codespell --dictionary - --dictionary docs/words.txt
 
 fuzz: $(BUILT) ## four million random operations in Rust (OPS=100000000: so many), a hundred thousand through Python, and mutations
 	KVTRIE_FUZZ_OPS=$(OPS) cargo test -p kvtrie-core --test fuzz -- --ignored --nocapture

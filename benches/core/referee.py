@@ -100,7 +100,7 @@ def run(play: Play) -> list[Line]:
 
 
 def parse(printed: Sequence[str]) -> list[Line]:
-    """The measurements among what was printed; peers also greet."""
+    """The measurements among what was printed; peers also print banners."""
     lines: list[Line] = []
     for text in printed:
         if not text.startswith("{"):
