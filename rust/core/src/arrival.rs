@@ -1,34 +1,35 @@
-//! A copy under way: what will stand on a tier when all that brings it has ended well.
+//! Arrival: the moves in flight to one block on one tier, and the layers that result.
 //!
-//! Invariant: `landed` are layers that are there and do not yet join what counts. Cost: plain values.
+//! Invariant: `landed` are layers already copied that do not touch the resident range yet. Cost:
+//! plain values.
 
 use smallvec::SmallVec;
 
 use crate::block::{Layers, MoveId};
 use crate::time::Nanos;
 
-/// A few moves; most copies wait for none or one.
+/// A few moves; most copies wait for one at most.
 pub type MoveIds = SmallVec<[MoveId; 2]>;
 
-/// What is on its way to a block on a tier.
+/// Moves in flight to one block on one tier.
 #[derive(Clone, Debug)]
 pub struct Arrival {
-    /// The layers that will stand there.
+    /// The layers resident once all have ended.
     pub target: Layers,
-    /// What brings them and has not ended; none if the copy was marked.
+    /// The moves that have not ended; none if the caller marked the copy.
     pub moves: MoveIds,
-    /// Layers that are there before those below or above them.
+    /// Layers that landed before those next to the resident range.
     pub landed: SmallVec<[Layers; 2]>,
     /// Predicted end of its first layer.
     pub first: Nanos,
     /// Predicted end.
     pub ready: Nanos,
-    /// One of its moves failed: it will not come.
+    /// One of its moves failed: the arrival will not complete.
     pub failed: bool,
 }
 
 impl Arrival {
-    /// All of `target`, of which nothing is there yet.
+    /// All of `target` in flight, none landed.
     #[must_use]
     pub fn new(target: Layers, moves: MoveIds, first: Nanos, ready: Nanos) -> Self {
         Self { target, moves, landed: SmallVec::new(), first, ready, failed: false }

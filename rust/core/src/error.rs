@@ -1,34 +1,34 @@
-//! What can go wrong, with the numbers in it.
+//! Errors of the core, with the numbers in them.
 //!
-//! Invariant: an operation that returns an error has changed nothing; only
-//! [`Error::Invariant`] says that the manager itself is broken. Cost: none on the good path.
+//! Invariant: an operation that returns an error has changed nothing; [`Error::Invariant`] alone
+//! says that the manager itself is broken. Cost: none without an error.
 
 use std::fmt;
 
-/// The result of every operation that can fail.
+/// Result of an operation that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The kinds of failure, mirrored one to one by the Python exceptions.
+/// Kinds of error, mirrored one to one by the Python exceptions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// A tier cannot hold what was asked for. All numbers are in slots of that tier.
+    /// A tier has too few free or evictable slots. All numbers are slots of that tier.
     NoSpace {
         /// The tier's name.
         tier: String,
-        /// Slots asked for.
+        /// Slots requested.
         wanted: u64,
         /// Slots free or evictable now.
         free: u64,
-        /// Slots that moves in flight will give back.
+        /// Slots that moves in flight will free.
         coming: u64,
         /// Slots held by leases.
         leased: u64,
     },
-    /// A setting or an argument is wrong.
+    /// A setting or argument is wrong.
     Config(String),
-    /// An invariant is broken; the manager refuses all further work.
+    /// An invariant is broken; the manager refuses all further calls.
     Invariant(String),
-    /// The manager, the lease or the move is gone.
+    /// The manager, lease or move has ended.
     Closed(String),
 }
 
@@ -38,7 +38,7 @@ impl Error {
         Self::Config(message.into())
     }
 
-    /// Something that is gone.
+    /// A manager, lease or move that has ended.
     pub fn closed(message: impl Into<String>) -> Self {
         Self::Closed(message.into())
     }

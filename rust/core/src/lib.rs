@@ -1,12 +1,12 @@
-//! kvtrie-core: the bookkeeping of kvtrie.
+//! kvtrie-core: the KV-cache block manager, without I/O, clock or threads.
 //!
-//! A radix trie of token blocks, exact retention priorities, tiers with slots and lanes, and
-//! restore plans, behind one [`manager::Manager`]. It decides and never executes: no I/O, no
-//! clock, no threads. The same operations give the same moves, byte for byte.
+//! A radix trie of token blocks, eviction policies, tiers with slots and lanes, and restore plans
+//! behind one [`manager::Manager`]: it decides, the caller executes. The same operations give the
+//! same moves, byte for byte.
 //!
-//! Modules build on each other in one direction: nouns (`block`, `error`, `histogram`, `time`,
-//! `record`, `hint`, `visits`), structures (`paged_vec`, `u32_map`, `paged_slab`, `trie`, `scope`, `eviction`, `tier`,
-//! `arrival`, `residency`, `lane`, `cost`), `policy`, `plan`, `manager`.
+//! Modules depend on one another in one direction: nouns (`block`, `error`, `histogram`, `time`,
+//! `record`, `hint`, `visits`), structures (`paged_vec`, `u32_map`, `paged_slab`, `trie`, `scope`,
+//! `eviction`, `tier`, `arrival`, `residency`, `lane`, `cost`), `policy`, `plan`, `manager`.
 
 #![forbid(unsafe_code)]
 

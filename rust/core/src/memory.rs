@@ -1,25 +1,25 @@
-//! Memory that a call is about to take: whether it is there.
+//! Check that a large allocation can succeed, before a call makes it.
 //!
-//! An allocation that fails ends the process, so a large amount that an argument asks for is tried
-//! first. Invariant: nothing is kept. Cost: one comparison; a large amount is taken once, untouched,
-//! and given back.
+//! A failed allocation aborts the process, so an amount that comes from an argument is tried first.
+//! Invariant: nothing stays allocated. Cost: one comparison; a large amount is reserved once,
+//! untouched, and freed.
 
 use crate::error::{Error, Result};
 
-/// Less than this is not tried.
+/// Smaller amounts are not tried.
 const LARGE: usize = 64 << 20;
 
-/// Whether so many bytes more can be had.
+/// Checks that `bytes` more bytes can be allocated.
 ///
 /// # Errors
-/// [`Error::Config`], which says what they are for.
+/// [`Error::Config`] with their purpose `what`, if not.
 pub fn check(bytes: usize, what: impl FnOnce() -> String) -> Result<()> {
     if bytes < LARGE {
         return Ok(());
     }
     let mut tried: Vec<u8> = Vec::new();
     let there = tried.try_reserve_exact(bytes).is_ok();
-    // What nobody looks at need not be allocated.
+    // Keeps the compiler from eliding an allocation that is never used.
     std::hint::black_box(tried.as_ptr());
     if there {
         return Ok(());
@@ -32,12 +32,15 @@ mod tests {
     use super::check;
 
     #[test]
-    fn what_no_machine_has_is_refused_and_the_rest_is_not() {
+    fn an_impossible_allocation_is_refused() {
         assert!(check(1 << 20, || unreachable!()).is_ok());
         assert!(check(1 << 27, || unreachable!()).is_ok());
         for bytes in [1 << 60, usize::MAX] {
-            let said = check(bytes, || "a reserve of 7 tokens".to_owned()).unwrap_err().to_string();
-            assert!(said.contains("a reserve of 7 tokens") && said.contains(&bytes.to_string()));
+            let message =
+                check(bytes, || "a reserve of 7 tokens".to_owned()).unwrap_err().to_string();
+            assert!(
+                message.contains("a reserve of 7 tokens") && message.contains(&bytes.to_string())
+            );
         }
     }
 }

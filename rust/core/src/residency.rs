@@ -1,11 +1,19 @@
-//! The blocks of a manager: the trie that names them, and their residency on every tier.
+//! Blocks of a manager: one trie and, per tier, a residency table, a slot allocator and a count of
+//! clean copies, all in private fields.
 //!
-//! [`Blocks`] owns the trie, each tier's residency table and slots, and the counts of clean copies in
-//! private fields, so that nothing else can change where a block is resident. Others read through
-//! `trie`, `table` and `space` and change by the verbs here. Invariants: a residency has the slots of
-//! its layers and no others; a copy is counted clean exactly while its layers are resident below too
-//! (on the last tier: above). Cost: a verb is O(1) per block where the block is on one tier alone,
-//! O(tiers²) otherwise; with layer slots also O(layers).
+//! Others read through `trie`, `table` and `space`; only the verbs here change where a block is
+//! resident:
+//!
+//! ```text
+//!            extend            begin_arrival             arrived
+//!   no block ───────> absent ──────────────────> arriving ─────────> resident ──┐ begin_read,
+//!                      ^  └─────────── put_new, put_in ────────────> ^  │   ^ └─┘ end_io
+//!                      └─────────── vacate, evict_run ──────────────────┘   └─ restore
+//! ```
+//!
+//! Invariants: a residency holds exactly the slots of its layers; a copy counts as clean exactly
+//! while its layers are also resident below (on the last tier: above). Cost: O(1) per block for a
+//! verb if the block is on one tier alone, else O(tiers²); with layer slots also O(layers).
 
 mod clean;
 mod space;
@@ -21,30 +29,30 @@ use crate::trie::{RunId, Trie};
 pub use space::{Grant, Space};
 pub use table::ResidencyTable;
 
-/// The part of one tier.
+/// Residency table, slots and clean count of one tier.
 #[derive(Debug)]
-struct Held {
+struct TierBlocks {
     table: ResidencyTable,
     space: Space,
     layer_slots: bool,
-    /// Clean copies.
+    /// Number of clean copies.
     clean: u64,
 }
 
-/// All blocks, each with a value `T` that neighbours of a run share.
+/// Trie and residency tables of all blocks; the blocks of a run share a value `T`.
 #[derive(Debug)]
 pub struct Blocks<T> {
     all: Layers,
     trie: Trie<T>,
-    tiers: Vec<Held>,
+    tiers: Vec<TierBlocks>,
 }
 
 impl<T: Copy + PartialEq + Default> Blocks<T> {
-    /// No block, on tiers of these specifications.
+    /// No blocks, on tiers of these specifications.
     #[must_use]
     pub fn new(block_tokens: usize, layers: u16, tiers: &[TierSpec]) -> Self {
         let all = Layers::new(0, layers);
-        let held = |spec: &TierSpec| Held {
+        let held = |spec: &TierSpec| TierBlocks {
             table: ResidencyTable::new(all),
             space: Space::new(spec.blocks, layers, spec.layer_slots),
             layer_slots: spec.layer_slots,
@@ -53,41 +61,41 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         Self { all, trie: Trie::new(block_tokens), tiers: tiers.iter().map(held).collect() }
     }
 
-    /// The trie, to read.
+    /// The trie, read-only.
     #[inline]
     #[must_use]
     pub fn trie(&self) -> &Trie<T> {
         &self.trie
     }
 
-    /// A tier's residency table, to read.
+    /// A tier's residency table, read-only.
     #[inline]
     #[must_use]
     pub fn table(&self, tier: TierId) -> &ResidencyTable {
         &self.tiers[tier].table
     }
 
-    /// A tier's slots, to read.
+    /// A tier's slots, read-only.
     #[inline]
     #[must_use]
     pub fn space(&self, tier: TierId) -> &Space {
         &self.tiers[tier].space
     }
 
-    // The trie: its blocks come and go, and with them room in every table.
+    // Trie: a block that is added gets an entry in every table.
 
     /// Adds the root of a scope.
     pub fn add_root(&mut self) -> RunId {
         self.trie.add_root()
     }
 
-    /// Removes the root of a scope without blocks.
+    /// Removes the root of a scope that has no blocks.
     pub fn remove_root(&mut self, root: RunId) {
         self.trie.remove_root(root);
     }
 
-    /// Adds blocks of new tokens behind `parent`, or behind the root; `path` gets them. They are
-    /// resident nowhere.
+    /// Inserts blocks of these tokens after `parent` (after the root, if none), absent on every
+    /// tier, and appends them to `path`.
     pub fn extend(
         &mut self,
         root: RunId,
@@ -108,20 +116,21 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.trie.change(path, change);
     }
 
-    /// Gives back the ids that are kept for a run that will not grow.
+    /// Frees the ids that are reserved behind a block's run.
     pub fn trim(&mut self, block: BlockId) {
         self.trie.trim(block);
     }
 
-    /// Removes the last `blocks` blocks of a run, which are resident nowhere.
+    /// Removes the last `blocks` blocks of a run, which are absent on every tier.
     pub fn remove_tail(&mut self, block: BlockId, blocks: u32) {
         self.trie.remove_tail(block, blocks);
     }
 
     // Residencies.
 
-    /// Changes a block's residency on a tier; its slots are the caller's.
+    /// Changes a block's residency on a tier; the caller allocates and frees the slots.
     pub fn alter(&mut self, tier: TierId, block: BlockId, change: impl FnOnce(&mut Residency)) {
+        // On a single tier no copy is clean.
         if self.tiers.len() == 1 {
             self.tiers[tier].table.change(block, change);
             return;
@@ -131,41 +140,41 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.recount(tier, block, before);
     }
 
-    /// Makes new blocks, resident nowhere, resident on a tier with all layers. Room was made.
+    /// Makes absent blocks fully resident on a tier. It must have as many free slots.
     pub fn put_new(&mut self, tier: TierId, blocks: &[BlockId]) {
-        let Held { table, space, .. } = &mut self.tiers[tier];
+        let TierBlocks { table, space, .. } = &mut self.tiers[tier];
         for &block in blocks {
             table.put(block, space.take().expect("room was made").slot);
         }
     }
 
-    /// Makes new blocks fully resident on the first tier in these slots, as far as both go. Returns
-    /// how many.
+    /// Makes absent blocks fully resident on the first tier in these slots, as far as both go;
+    /// returns how many.
     pub fn put_in(&mut self, blocks: &[BlockId], slots: impl Iterator<Item = Slot>) -> usize {
         let table = &mut self.tiers[0].table;
         let pairs = blocks.iter().zip(slots);
         pairs.map(|(&block, slot)| table.put(block, slot)).count()
     }
 
-    /// Evicts consecutive blocks of one run that are fully resident and idle on a tier; their slots
-    /// are given back, the last block's first.
+    /// Evicts consecutive blocks of one run that are fully resident and idle on a tier, and frees
+    /// their slots, the last block's first.
     pub fn evict_run(&mut self, tier: TierId, blocks: Range<BlockId>) {
-        let Held { table, space, .. } = &mut self.tiers[tier];
+        let TierBlocks { table, space, .. } = &mut self.tiers[tier];
         space.give_all(table.clear(blocks.clone()));
         self.recount_run(tier, &blocks, self.all, None);
     }
 
-    /// Makes `layers`, at an end of what a block has on a tier, absent; their slots are the caller's.
+    /// Makes `layers`, at an end of a block's resident range, absent; the caller frees their slots.
     /// Returns the layers that stay.
     pub fn vacate(&mut self, tier: TierId, block: BlockId, layers: Layers) -> Layers {
-        let Held { table, space, layer_slots, .. } = &mut self.tiers[tier];
+        let TierBlocks { table, space, layer_slots, .. } = &mut self.tiers[tier];
         let here = table.get(block);
         let rest = here.have.without(layers).expect("what leaves is at an end of the range");
         let row = *layer_slots && here.slot != NO_SLOT;
         if row {
             layers.iter().for_each(|layer| space.set(here.slot, layer, NO_SLOT));
         }
-        // What is still to arrive needs the row.
+        // Layers in flight to this block still need the row.
         let ended = rest.is_empty() && table.arrival(block).is_none();
         if ended && row {
             space.end_row(here.slot);
@@ -179,9 +188,9 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         rest
     }
 
-    /// Makes layers resident again in the slot that they were leaving, which a store still reads.
+    /// Makes layers resident again in the slot that they were leaving; a store still reads it.
     pub fn restore(&mut self, tier: TierId, block: BlockId, slot: Slot, held: Layers) {
-        let Held { table, space, layer_slots, .. } = &mut self.tiers[tier];
+        let TierBlocks { table, space, layer_slots, .. } = &mut self.tiers[tier];
         let here = table.get(block);
         let have = here.have.join(held).expect("it can return");
         let row = match (*layer_slots, here.slot) {
@@ -198,19 +207,19 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         });
     }
 
-    // Moves: one begins to read or to bring a block, and ends.
+    // Moves: one begins to read a block or to bring it, and ends.
 
-    /// A move begins to read a block that is fully resident and idle. Returns its slot.
+    /// Begins a read of a block that is fully resident and idle; returns its slot.
     pub fn begin_read(&mut self, tier: TierId, block: BlockId) -> Slot {
         self.tiers[tier].table.begin_read(block)
     }
 
-    /// A move begins to bring all of a block that is absent, into a slot.
-    pub fn await_in(&mut self, tier: TierId, block: BlockId, slot: Slot, arrival: Arrival) {
-        self.tiers[tier].table.await_in(block, slot, arrival);
+    /// Begins the arrival of all layers of an absent block in a slot.
+    pub fn begin_arrival(&mut self, tier: TierId, block: BlockId, slot: Slot, arrival: Arrival) {
+        self.tiers[tier].table.begin_arrival(block, slot, arrival);
     }
 
-    /// The only moves that brought these blocks of one run from `src` to `dst` have ended.
+    /// Ends the only moves that brought these blocks of one run from `src` to `dst`.
     pub fn arrived(&mut self, src: TierId, dst: TierId, blocks: Range<BlockId>) {
         for block in blocks.clone() {
             self.tiers[src].table.end_io(block);
@@ -219,29 +228,30 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.recount_run(dst, &blocks, Layers::NONE, Some(src));
     }
 
-    /// Moves are on their way to a block, whose residency is arriving already.
-    pub fn expect(&mut self, tier: TierId, block: BlockId, arrival: Arrival) {
-        self.tiers[tier].table.expect(block, arrival);
+    /// Attaches an arrival to a block whose state is already arriving.
+    pub fn attach_arrival(&mut self, tier: TierId, block: BlockId, arrival: Arrival) {
+        self.tiers[tier].table.attach_arrival(block, arrival);
     }
 
-    /// The moves that are on their way to a block, to be changed.
+    /// The arrival of a block, if it is arriving.
     pub fn arrival_mut(&mut self, tier: TierId, block: BlockId) -> Option<&mut Arrival> {
         self.tiers[tier].table.arrival_mut(block)
     }
 
-    /// Forgets what was on its way to a block: it has landed, or never will.
-    pub fn settle(&mut self, tier: TierId, block: BlockId) -> Option<Arrival> {
-        self.tiers[tier].table.settle(block)
+    /// Detaches a block's arrival, which has landed or failed.
+    pub fn take_arrival(&mut self, tier: TierId, block: BlockId) -> Option<Arrival> {
+        self.tiers[tier].table.take_arrival(block)
     }
 
     // Slots.
 
-    /// Takes one slot. Room was made.
+    /// Allocates one slot. One must be free.
     pub fn take_slot(&mut self, tier: TierId) -> Grant {
         self.tiers[tier].space.take().expect("room was made")
     }
 
-    /// Takes `count` slots of the first tier that no store reads, or that one did. Room was made.
+    /// Allocates `count` slots of the first tier, those that no store reads first. They must be
+    /// free.
     pub fn take_open(&mut self, count: usize) -> impl Iterator<Item = Slot> + '_ {
         let space = &mut self.tiers[0].space;
         let mut known: Vec<Slot> = Vec::with_capacity(count);
@@ -251,9 +261,9 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         known.into_iter()
     }
 
-    /// Takes slots for `layers` and returns the slot or the row, which is `into` if that exists.
+    /// Allocates slots for `layers` and returns the slot or row, which is `into` if that exists.
     pub fn take_slots(&mut self, tier: TierId, into: u32, layers: Layers) -> u32 {
-        let Held { space, layer_slots, .. } = &mut self.tiers[tier];
+        let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
         if !*layer_slots {
             return if into == NO_SLOT { space.take().expect("room was made").slot } else { into };
         }
@@ -265,14 +275,14 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         row
     }
 
-    /// Gives one slot back.
+    /// Frees one slot.
     pub fn give_slot(&mut self, tier: TierId, slot: Slot) {
         self.tiers[tier].space.give(slot);
     }
 
-    /// Gives the slots of `layers` back; `last` ends the row.
+    /// Frees the slots of `layers`; `last` also ends the row.
     pub fn give_slots(&mut self, tier: TierId, slot: u32, layers: Layers, last: bool) {
-        let Held { space, layer_slots, .. } = &mut self.tiers[tier];
+        let TierBlocks { space, layer_slots, .. } = &mut self.tiers[tier];
         if !*layer_slots {
             if last {
                 space.give(slot);
@@ -291,7 +301,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
     }
 
-    /// Moves `layers` of one row into another, which may have some of them: those are given back.
+    /// Moves `layers` of one row into another, and frees those that the other has (`known`).
     pub fn join_rows(&mut self, tier: TierId, from: u32, into: u32, layers: Layers, known: Layers) {
         let space = &mut self.tiers[tier].space;
         for layer in layers.iter() {
@@ -306,7 +316,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         space.end_row(from);
     }
 
-    /// Puts another slot into a row.
+    /// Replaces a layer's slot in a row.
     pub fn set_layer(&mut self, tier: TierId, row: u32, layer: u16, slot: Slot) {
         self.tiers[tier].space.set(row, layer, slot);
     }
@@ -315,36 +325,36 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     #[inline]
     #[must_use]
     pub fn layer_slot(&self, tier: TierId, slot: u32, layer: u16) -> Slot {
-        let Held { space, layer_slots, .. } = &self.tiers[tier];
+        let TierBlocks { space, layer_slots, .. } = &self.tiers[tier];
         if *layer_slots && slot != NO_SLOT { space.row(slot)[usize::from(layer)] } else { slot }
     }
 
-    /// A store begins to read a slot that its block leaves.
+    /// Frees a slot that a store still reads.
     pub fn drain(&mut self, tier: TierId, slot: Slot, by: MoveId) {
         self.tiers[tier].space.drain(slot, by);
     }
 
-    /// The store has read the slot.
+    /// Ends the store's read of a slot.
     pub fn drained(&mut self, tier: TierId, slot: Slot) {
         self.tiers[tier].space.drained(slot);
     }
 
-    /// The store failed: the slot is its block's again. Returns whether it was promised meanwhile.
+    /// Undoes [`Blocks::drain`] after the store failed. Returns whether the slot was granted since.
     pub fn undrain(&mut self, tier: TierId, slot: Slot) -> bool {
         self.tiers[tier].space.undrain(slot)
     }
 
-    /// Keeps a slot that a store still reads from being promised, or ends that.
+    /// Excludes a draining slot from grants, or admits it again.
     pub fn withhold(&mut self, tier: TierId, slot: Slot, withheld: bool) {
         self.tiers[tier].space.withhold(slot, withheld);
     }
 
-    /// Which slots below `bound` are free, for the caller to claim until [`Blocks::put_back`].
-    pub fn choice(&mut self, tier: TierId, bound: Slot) -> Vec<bool> {
-        self.tiers[tier].space.choice(bound)
+    /// Reserves the free slots below `bound` as a bitmap, to claim some until [`Blocks::put_back`].
+    pub fn reserve_below(&mut self, tier: TierId, bound: Slot) -> Vec<bool> {
+        self.tiers[tier].space.reserve_below(bound)
     }
 
-    /// Takes back the slots of a choice that were not claimed.
+    /// Frees the reserved slots that were not claimed.
     pub fn put_back(&mut self, tier: TierId, free: &[bool]) {
         self.tiers[tier].space.put_back(free);
     }

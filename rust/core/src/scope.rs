@@ -184,7 +184,7 @@ impl Scopes {
     #[must_use]
     pub fn in_use<T: Copy + PartialEq + Default>(&self, id: ScopeId, trie: &Trie<T>) -> bool {
         let known = self.known[id as usize].as_ref();
-        known.is_some_and(|known| known.holders > 0 || !trie.bare(known.root))
+        known.is_some_and(|known| known.holders > 0 || !trie.has_no_blocks(known.root))
     }
 
     /// Forgets the scopes that nothing is left of. Called where a call that may add one begins, so

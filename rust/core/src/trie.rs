@@ -1,21 +1,26 @@
-//! The radix trie: which token blocks exist, where each stands on its path, and what the blocks of
-//! a run have in common.
+//! Radix trie of token blocks: finds a prompt's longest known prefix, and each block's depth.
 //!
-//! A run is a chain of blocks without a branch, numbered one after the other, and tokens lie where
-//! the numbers say: contiguous in a run, so matching is a memory comparison. Blocks of one run share
-//! a value of the caller's; where it differs, a run is split. Children of a run hang behind its last
-//! block; an only child is known by that, and tables find one among siblings by a hash of that block
-//! and of its own first one. Both compare exactly.
-//! Invariant: no run but a scope's root is empty, and no two children of a run start with the same
-//! block. Cost: lookup O(tokens + runs); inserting and removing at the end of a run O(1) a block; a
-//! split O(blocks behind it). Beside the tokens six bytes per block and about 80 per run.
+//! A run is a chain of blocks without a branch. Its block ids are consecutive and its tokens are
+//! contiguous in memory: a match is a memory comparison. The blocks of a run share one value of the
+//! caller's; changing part of a run splits it, and equal neighbours are merged again.
+//!
+//! ```text
+//!   root ──> run 1: blocks 0..4 ──┬──> run 2: blocks 4..9     (siblings: in the hash table,
+//!                                 └──> run 3: blocks 16..18    by last block of run 1, own tokens)
+//!                                           └──> run 4: blocks 24..99   (only child: no table)
+//! ```
+//!
+//! A match compares tokens, never hashes alone. Invariants: only a scope's root is an empty run; no
+//! two children of a run start with the same block. Cost: lookup O(tokens + runs); O(1) per block
+//! inserted or removed at the end of a run; a split O(blocks behind it). Beside the tokens, 6 bytes
+//! per block and about 80 per run.
 
 mod ids;
-mod name;
 mod prefetch;
 mod query;
 mod run;
 mod siblings;
+mod tags;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -26,31 +31,31 @@ use crate::block::{BlockId, Handle, Token};
 use crate::paged_vec::{PAGE, PagedVec};
 use crate::u32_map::U32Map;
 
-pub use name::{GROUP, GroupSlice, Tags};
 pub use query::Query;
 pub use run::RunId;
+pub use tags::{GROUP, GroupSlice, Tags};
 
 use ids::Ids;
 use run::{NONE, Run};
 use tokens::TokenPages;
 
-/// Ids kept behind a run that grew by few blocks, for those that follow.
-const ROOM: u32 = 8;
+/// Ids reserved behind a run that grew by few blocks, for the blocks that follow.
+const RESERVE: u32 = 8;
 
-/// The trie of all scopes. Block ids are reused; handles carry a generation.
+/// Trie of all scopes. Block ids are reused; a handle carries a generation, so a stale one fails.
 #[derive(Clone, Debug)]
 pub struct Trie<T = ()> {
     block_tokens: usize,
     runs: PagedVec<Run<T>>,
     bound: RunId,
     free_runs: Vec<RunId>,
-    /// Which ids are blocks, and of which run.
+    /// Allocator of block ids, with the run of each block.
     ids: Ids,
     token_pages: TokenPages,
     generations: PagedVec<u16>,
-    living: usize,
+    blocks: usize,
     roots: u32,
-    /// Every run that has a sibling, by its key.
+    /// Hash table of the runs that have a sibling.
     siblings: U32Map,
 }
 
@@ -66,7 +71,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             ids: Ids::new(),
             token_pages: TokenPages::new(block_tokens),
             generations: PagedVec::new(0),
-            living: 0,
+            blocks: 0,
             roots: 0,
             siblings: U32Map::default(),
         }
@@ -78,15 +83,15 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.new_run(Run::new(NONE, 0, T::default()))
     }
 
-    /// Whether no block stands behind the root of a scope.
+    /// Whether a scope's root has no blocks.
     #[must_use]
-    pub fn bare(&self, root: RunId) -> bool {
+    pub fn has_no_blocks(&self, root: RunId) -> bool {
         self.runs[root].child == NONE
     }
 
     /// Removes the root of a scope without a block; its id may be given out again.
     pub fn remove_root(&mut self, root: RunId) {
-        debug_assert!(self.bare(root), "blocks stand behind root {root}");
+        debug_assert!(self.has_no_blocks(root), "root {root} has blocks");
         self.roots -= 1;
         self.free_runs.push(root);
     }
@@ -94,40 +99,40 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// How many blocks exist.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.living
+        self.blocks
     }
 
     /// Whether there is no block.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.living == 0
+        self.blocks == 0
     }
 
-    /// One behind the largest block id ever given out.
+    /// One more than the largest block id ever allocated.
     #[must_use]
     pub fn bound(&self) -> BlockId {
         self.ids.bound()
     }
 
-    /// Bytes of text that so many more blocks take besides what is there.
+    /// Bytes of token memory that `blocks` more blocks would add.
     #[must_use]
     pub fn growth(&self, blocks: usize) -> usize {
         self.token_pages.growth(self.len().saturating_add(blocks).max(self.ids.bound() as usize))
     }
 
-    /// How many runs hold the blocks.
+    /// How many runs the blocks form.
     #[must_use]
     pub fn runs(&self) -> usize {
         (self.bound - self.roots) as usize - self.free_runs.len()
     }
 
-    /// Whether the id names a living block.
+    /// Whether a block has this id now.
     #[must_use]
     pub fn alive(&self, block: BlockId) -> bool {
-        self.ids.home(block) != NONE
+        self.ids.run_of(block) != NONE
     }
 
-    /// The handle of a living block.
+    /// The handle of a block.
     #[must_use]
     pub fn handle(&self, block: BlockId) -> Handle {
         Handle::new(block, u32::from(self.generations[block]))
@@ -145,7 +150,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         handles
     }
 
-    /// The block behind a handle, if it still lives.
+    /// The block of a handle, unless it was removed since.
     #[must_use]
     pub fn resolve(&self, handle: Handle) -> Option<BlockId> {
         let block = handle.id();
@@ -153,20 +158,21 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             .then_some(block)
     }
 
-    /// How many blocks stand before this one on its path.
+    /// How many blocks precede this one on its path.
     #[must_use]
     pub fn depth(&self, block: BlockId) -> u32 {
-        let run = self.home(block);
+        let run = self.run_of(block);
         run.depth + (block - run.first)
     }
 
-    /// How many blocks stand before the chain without a branch that it belongs to. Cost: O(runs of
-    /// the chain).
+    /// How many blocks precede the branchless chain that this block is in. Cost: O(runs of the
+    /// chain).
     #[must_use]
     pub fn start(&self, block: BlockId) -> u32 {
-        let mut run = self.home(block);
+        let mut run = self.run_of(block);
         loop {
             let above = &self.runs[run.parent];
+            // Runs of different values follow one another without a branch: only a sibling ends it.
             if above.parent == NONE || run.next != NONE || run.previous != NONE {
                 return run.depth;
             }
@@ -186,20 +192,20 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         self.token_pages.of(blocks.start, blocks.end - blocks.start)
     }
 
-    /// What a block has in common with the others of its run.
+    /// The caller's value of a block, shared by its run.
     #[must_use]
     pub fn value(&self, block: BlockId) -> &T {
-        &self.home(block).value
+        &self.run_of(block).value
     }
 
-    /// The blocks of the run that a block belongs to.
+    /// The blocks of this block's run.
     #[must_use]
     pub fn run(&self, block: BlockId) -> Range<BlockId> {
-        let run = self.home(block);
+        let run = self.run_of(block);
         run.first..run.first + run.blocks
     }
 
-    /// Consecutive blocks of one path, run by run, and what those of each run have in common.
+    /// Consecutive blocks of one path, run by run, each with the run's value.
     pub fn along<'a>(
         &'a self,
         path: &'a [BlockId],
@@ -207,7 +213,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let (mut rest, mut before) = (path, NONE);
         std::iter::from_fn(move || {
             let &first = rest.first()?;
-            before = self.behind(before, first);
+            before = self.next_run(before, first);
             let run = &self.runs[before];
             let blocks = rest.len().min((run.first + run.blocks - first) as usize);
             rest = &rest[blocks..];
@@ -215,98 +221,100 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         })
     }
 
-    /// Changes what consecutive blocks of one path have in common with those of their runs, run by
-    /// run. Runs that reach beyond them are split; ends that became alike are joined.
-    pub fn change(&mut self, path: &[BlockId], mut what: impl FnMut(Range<BlockId>, &mut T)) {
+    /// Changes the values of consecutive blocks of one path, run by run. Splits the runs that reach
+    /// beyond them; merges neighbours whose values became equal.
+    pub fn change(&mut self, path: &[BlockId], mut change: impl FnMut(Range<BlockId>, &mut T)) {
         let (mut rest, mut before) = (path, NONE);
         while let Some(&first) = rest.first() {
             before = self.isolate(before, first, rest.len());
             let run = &mut self.runs[before];
-            what(first..first + run.blocks, &mut run.value);
+            change(first..first + run.blocks, &mut run.value);
             rest = &rest[run.blocks as usize..];
         }
         let Some(&first) = path.first() else { return };
+        // Only the two ends can have become equal to a neighbour that was not changed.
         self.merge(before);
-        self.merge(self.runs[self.ids.home(first)].parent);
+        self.merge(self.runs[self.ids.run_of(first)].parent);
     }
 
-    /// The block before this one, if it is not the first of its scope.
+    /// The block before this one; none for the first of its scope.
     #[must_use]
     pub fn parent(&self, block: BlockId) -> Option<BlockId> {
-        let run = self.home(block);
+        let run = self.run_of(block);
         if block > run.first { Some(block - 1) } else { self.runs[run.parent].last() }
     }
 
     /// The root of the scope that a block belongs to. Cost: O(runs above it).
     #[must_use]
     pub fn root(&self, block: BlockId) -> RunId {
-        let mut run = self.ids.home(block);
+        let mut run = self.ids.run_of(block);
         while self.runs[run].parent != NONE {
             run = self.runs[run].parent;
         }
         run
     }
 
-    /// The blocks directly behind this one.
+    /// The blocks directly after this one.
     pub fn children(&self, block: BlockId) -> impl Iterator<Item = BlockId> + '_ {
-        let run = self.home(block);
+        let run = self.run_of(block);
         let next = (run.last() != Some(block)).then_some(block + 1);
         let branches = if next.is_some() { NONE } else { run.child };
         next.into_iter().chain(self.siblings(branches).map(|child| self.runs[child].first))
     }
 
-    /// Whether a block is the only one behind its parent.
+    /// Whether a block has no sibling.
     #[must_use]
     pub fn only_child(&self, block: BlockId) -> bool {
-        let run = self.home(block);
+        let run = self.run_of(block);
         block > run.first || (run.previous, run.next) == (NONE, NONE)
     }
 
-    /// The first blocks of a scope.
-    pub fn firsts(&self, root: RunId) -> impl Iterator<Item = BlockId> + '_ {
+    /// The first blocks of a scope's paths.
+    pub fn first_blocks(&self, root: RunId) -> impl Iterator<Item = BlockId> + '_ {
         self.siblings(self.runs[root].child).map(|child| self.runs[child].first)
     }
 
-    /// Appends the blocks of the longest known prefix of `asked` to `path`; whole blocks only.
-    pub fn walk(&self, root: RunId, asked: Query<'_>, path: &mut Vec<BlockId>) {
+    /// Appends the blocks of the longest known prefix of `query` to `path`; full blocks only.
+    pub fn walk(&self, root: RunId, query: Query<'_>, path: &mut Vec<BlockId>) {
         let size = self.block_tokens;
         let mut run = root;
-        let mut rest = asked;
+        let mut rest = query;
         while rest.len() >= size {
             let Some(child) = self.find(run, &rest.first(size).tokens()) else { return };
             let next = &self.runs[child];
             let blocks = (next.blocks as usize).min(rest.len() / size);
-            // The walk is bound by memory: its next step loads while this one is compared.
+            // The walk is bound by memory latency: load the next step while comparing this one.
             if next.child != NONE {
-                let ahead = &self.runs[next.child];
-                self.token_pages.prefetch_lines(ahead.first);
-                if ahead.child != NONE {
-                    self.runs.prefetch_line(ahead.child);
+                let after = &self.runs[next.child];
+                self.token_pages.prefetch_lines(after.first);
+                if after.child != NONE {
+                    self.runs.prefetch_line(after.child);
                 }
             }
-            let same = rest.alike(self.token_pages.of(next.first, count(blocks)), size);
-            path.extend(next.first..next.first + count(same));
-            if same < next.blocks as usize {
+            let equal = rest.equal_blocks(self.token_pages.of(next.first, count(blocks)), size);
+            path.extend(next.first..next.first + count(equal));
+            // The query ends or diverges inside this run, so no child of it can match.
+            if equal < next.blocks as usize {
                 return;
             }
-            rest = rest.from(same * size);
+            rest = rest.from(equal * size);
             run = child;
         }
     }
 
-    /// The child of `parent` (of the root, if none) with these tokens.
+    /// The child of `parent` (of the root, if none) that has these tokens.
     #[must_use]
     pub fn child(&self, root: RunId, parent: Option<BlockId>, tokens: &[Token]) -> Option<BlockId> {
         let run = match parent {
             None => root,
-            Some(block) if self.home(block).last() == Some(block) => self.ids.home(block),
+            Some(block) if self.run_of(block).last() == Some(block) => self.ids.run_of(block),
+            // Inside a run the next block is the only child.
             Some(block) => return (self.tokens(block + 1) == tokens).then_some(block + 1),
         };
         self.find(run, tokens).map(|child| self.runs[child].first)
     }
 
-    /// Adds a block behind `parent` (behind the root, if none). The caller has seen that
-    /// [`Trie::child`] finds nothing.
+    /// Inserts a block after `parent` (after the root, if none). [`Trie::child`] must not find it.
     pub fn insert(
         &mut self,
         root: RunId,
@@ -319,8 +327,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         path[0]
     }
 
-    /// Adds blocks one behind the other, the first behind `parent` (behind the root, if none), and
-    /// appends them to `path`. The caller has seen that [`Trie::child`] does not find the first.
+    /// Inserts consecutive blocks, the first after `parent` (after the root, if none), and appends
+    /// them to `path`. [`Trie::child`] must not find the first.
     pub fn extend(
         &mut self,
         root: RunId,
@@ -332,7 +340,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let size = self.block_tokens;
         let mut run = root;
         if let Some(block) = parent {
-            run = self.ids.home(block);
+            run = self.ids.run_of(block);
             let at = block + 1 - self.runs[run].first;
             if at < self.runs[run].blocks {
                 self.split(run, at);
@@ -342,68 +350,70 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         while !rest.is_empty() {
             let wanted = count(rest.len() / size);
             let at = &self.runs[run];
-            let joins = at.parent != NONE && at.child == NONE && at.value == value;
-            let mut taken = if joins { self.lengthen(run, wanted) } else { 0 };
+            // A leaf of the same value grows in place, if the ids behind it are free.
+            let grows = at.parent != NONE && at.child == NONE && at.value == value;
+            let mut taken = if grows { self.lengthen(run, wanted) } else { 0 };
             let fresh = taken == 0;
             let mut home = run;
             if fresh {
                 let at = &self.runs[run];
                 let depth = at.depth + at.blocks;
-                let (first, length) = self.ids.take(wanted.max(ROOM));
+                let (first, length) = self.ids.take(wanted.max(RESERVE));
                 taken = wanted.min(length);
                 let kept = length - taken;
-                home = self.new_run(Run { first, room: kept, ..Run::new(run, depth, value) });
+                home = self.new_run(Run { first, reserved: kept, ..Run::new(run, depth, value) });
             }
             let (now, later) = rest.split_at(taken as usize * size);
             self.append(home, taken, now, path);
             if fresh {
                 self.adopt(run, home);
+                // Only now: siblings are found by their first block's tokens.
             }
             run = home;
             rest = later;
         }
     }
 
-    /// Takes up to `wanted` ids behind a run's last one.
+    /// Allocates up to `wanted` ids directly behind a run's last block.
     fn lengthen(&mut self, run: RunId, wanted: u32) -> u32 {
         let at = &mut self.runs[run];
-        if at.room > 0 {
-            let taken = wanted.min(at.room);
-            at.room -= taken;
+        if at.reserved > 0 {
+            let taken = wanted.min(at.reserved);
+            at.reserved -= taken;
             return taken;
         }
         self.ids.extend(at.first + at.blocks, wanted)
     }
 
-    /// Puts blocks, whose ids are taken, at the end of a run.
+    /// Appends blocks with allocated ids to a run.
     fn append(&mut self, run: RunId, taken: u32, tokens: &[Token], path: &mut Vec<BlockId>) {
         let at = &mut self.runs[run];
         let first = at.first + at.blocks;
         at.blocks += taken;
         self.token_pages.put(first, tokens);
         self.generations.reach(self.ids.bound());
-        self.ids.settle(first..first + taken, run);
+        self.ids.assign(first..first + taken, run);
         path.extend(first..first + taken);
-        self.living += taken as usize;
+        self.blocks += taken as usize;
     }
 
-    /// Gives back the ids that are kept behind the run of a block for more of them.
+    /// Frees the ids reserved behind a block's run.
     pub fn trim(&mut self, block: BlockId) {
-        let run = &mut self.runs[self.ids.home(block)];
-        let (first, room) = (run.first + run.blocks, std::mem::take(&mut run.room));
-        self.ids.give(first, room);
+        let run = &mut self.runs[self.ids.run_of(block)];
+        let (first, reserved) = (run.first + run.blocks, std::mem::take(&mut run.reserved));
+        self.ids.give(first, reserved);
     }
 
-    /// Removes a block that has no child; its id may be given out again.
+    /// Removes a block without children; its id may be reused.
     pub fn remove(&mut self, block: BlockId) {
         self.remove_tail(block, 1);
     }
 
-    /// Removes the last blocks of a run that has no child, of which `block` is the last one; their
-    /// ids may be given out again.
+    /// Removes the last `blocks` blocks of a childless run that ends with `block`; their ids may be
+    /// reused.
     pub fn remove_tail(&mut self, block: BlockId, blocks: u32) {
         debug_assert!(self.children(block).next().is_none());
-        let id = self.ids.home(block);
+        let id = self.ids.run_of(block);
         let parent = self.runs[id].parent;
         if blocks == self.runs[id].blocks {
             self.detach(id);
@@ -411,13 +421,13 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let run = &mut self.runs[id];
         run.blocks -= blocks;
         let first = run.first + run.blocks;
-        let end = first + blocks + std::mem::take(&mut run.room);
-        self.living -= blocks as usize;
+        let end = first + blocks + std::mem::take(&mut run.reserved);
+        self.blocks -= blocks as usize;
         let mut free = first;
         let generations = self.generations.stretch_mut(first, first + blocks);
         for (block, generation) in (first..).zip(generations) {
             *generation = generation.saturating_add(1);
-            // An id whose generations are used up never comes again.
+            // Retire an id whose generations are used up: an old handle must not resolve again.
             if *generation == u16::MAX {
                 self.ids.give(free, block - free);
                 self.ids.retire(block);
@@ -425,6 +435,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             }
         }
         self.ids.give(free, end - free);
+        // The removed branch may have been all that kept its sibling from the parent.
         if self.runs[id].blocks == 0 {
             self.runs[id] = Run::new(NONE, 0, T::default());
             self.free_runs.push(id);
@@ -432,7 +443,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         }
     }
 
-    /// Every broken invariant, in words.
+    /// A sentence per broken invariant.
     #[must_use]
     pub fn audit(&self) -> Vec<String> {
         let mut broken = Vec::new();
@@ -442,7 +453,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             alone += usize::from(run.child != NONE && self.runs[run.child].next == NONE);
             for block in (0..run.blocks).map(|at| run.first + at) {
                 seen += 1;
-                if self.ids.home(block) != id {
+                if self.ids.run_of(block) != id {
                     broken.push(format!("block {block} is not where run {id} says"));
                 }
                 if self.ids.is_free(block) {
@@ -484,30 +495,30 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     }
 
     #[inline]
-    fn home(&self, block: BlockId) -> &Run<T> {
-        &self.runs[self.ids.home(block)]
+    fn run_of(&self, block: BlockId) -> &Run<T> {
+        &self.runs[self.ids.run_of(block)]
     }
 
-    /// The run of a block, which stands behind the run `before` if one is named. An only child is
-    /// found without a look at where each block is.
-    fn behind(&self, before: RunId, block: BlockId) -> RunId {
+    /// The run of a block. If `before` is named, the run before it on the path: an only child is
+    /// found there without a lookup by id.
+    fn next_run(&self, before: RunId, block: BlockId) -> RunId {
         if before != NONE {
             let child = self.runs[before].child;
             if child != NONE && self.runs[child].first == block {
                 return child;
             }
         }
-        self.ids.home(block)
+        self.ids.run_of(block)
     }
 
-    /// Splits the run of `block`, which stands behind the run `before` if one is named, so that it
-    /// begins with `block` and has at most `blocks` blocks.
+    /// Splits a block's run so that a run starts with `block` and has at most `blocks` blocks.
+    /// `before` as in `next_run`.
     fn isolate(&mut self, before: RunId, block: BlockId, blocks: usize) -> RunId {
-        let mut run = self.behind(before, block);
+        let mut run = self.next_run(before, block);
         let at = block - self.runs[run].first;
         if at > 0 {
             self.split(run, at);
-            run = self.ids.home(block);
+            run = self.ids.run_of(block);
         }
         if (self.runs[run].blocks as usize) > blocks {
             self.split(run, count(blocks));
@@ -515,7 +526,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         run
     }
 
-    /// Cuts a run before block `at`; the front keeps its id, so that its parent need not change.
+    /// Splits a run before its block number `at`. The front keeps the id: its parent stays valid.
     fn split(&mut self, run: RunId, at: u32) {
         let front = &mut self.runs[run];
         let back = Run {
@@ -523,7 +534,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             depth: front.depth + at,
             first: front.first + at,
             blocks: front.blocks - at,
-            room: std::mem::take(&mut front.room),
+            reserved: std::mem::take(&mut front.reserved),
             child: std::mem::replace(&mut front.child, NONE),
             next: NONE,
             previous: NONE,
@@ -532,17 +543,18 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         };
         front.blocks = at;
         let id = self.new_run(back);
-        self.settle(id);
+        self.repoint(id);
         self.adopt(run, id);
     }
 
-    /// Joins a run with its only child, undoing a split whose reason is gone.
+    /// Merges a run with its only child if their ids are adjacent and their values equal.
     fn merge(&mut self, run: RunId) {
         let front = &self.runs[run];
         let child = front.child;
         if front.parent == NONE || child == NONE {
             return;
         }
+        // A run must not cross a page: its tokens would not be contiguous.
         let back = &self.runs[child];
         let follows =
             front.first + front.blocks == back.first && !(back.first as usize).is_multiple_of(PAGE);
@@ -554,16 +566,16 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let back = std::mem::replace(&mut self.runs[child], vacant);
         let front = &mut self.runs[run];
         front.blocks += back.blocks;
-        front.room = back.room;
+        front.reserved = back.reserved;
         front.child = back.child;
-        self.settle(run);
+        self.repoint(run);
         self.free_runs.push(child);
     }
 
-    /// Tells blocks and children of a run where they are now.
-    fn settle(&mut self, run: RunId) {
+    /// Points a run's blocks and children at its id.
+    fn repoint(&mut self, run: RunId) {
         let Run { first, blocks, mut child, .. } = self.runs[run];
-        self.ids.settle(first..first + blocks, run);
+        self.ids.assign(first..first + blocks, run);
         while child != NONE {
             self.runs[child].parent = run;
             child = self.runs[child].next;

@@ -183,7 +183,7 @@ impl Beside {
             assert_eq!(set(&children), below.remove(path).unwrap_or_default());
         }
         for &root in &self.roots {
-            let firsts: Vec<BlockId> = self.trie.firsts(root).collect();
+            let firsts: Vec<BlockId> = self.trie.first_blocks(root).collect();
             assert_eq!(set(&firsts), below.remove(&(root, Vec::new())).unwrap_or_default());
         }
     }

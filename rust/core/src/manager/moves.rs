@@ -146,7 +146,7 @@ impl Manager {
             }
         }
         // While slots drain, a lease that was promised one waits for the store that reads it.
-        if !self.blocks.space(0).quiet() {
+        if !self.blocks.space(0).none_draining() {
             for lease in self.leases.values() {
                 self.each_reader(lease, |id| visit(id, lease.id));
             }
@@ -335,7 +335,7 @@ impl Manager {
         self.blocks.alter(tier, block, |here| here.state = State::Arriving);
         if self.arrival(tier, block).is_none() {
             let arrival = Arrival::new(have, MoveIds::new(), first, ready);
-            self.blocks.expect(tier, block, arrival);
+            self.blocks.attach_arrival(tier, block, arrival);
         }
         let arrival = self.arrival_mut(tier, block).expect("just made");
         arrival.target =

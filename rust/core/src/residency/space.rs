@@ -1,9 +1,15 @@
-//! Slots of one tier: which are free, and which a store still reads.
+//! Slot allocator of one tier: a free list, a bump pointer and the draining slots.
 //!
-//! A slot holds all layers of one block. With layer slots it holds one layer of one block, out of
-//! blocks x layers slots, and a row names the slot of each layer. Invariant: a slot is free, draining
-//! (a store still reads it) or held by exactly one residency, lease or move. Cost: O(1) per slot;
-//! O(log n) for one that a store still reads.
+//! A slot holds all layers of one block; with layer slots, one layer of one block (blocks × layers
+//! slots), and a row lists the slot of each layer.
+//!
+//! ```text
+//!   slots 0 .. fresh       free (stack) | held | draining (a store reads it; unclaimed or granted)
+//!   slots fresh .. capacity  free, never used
+//! ```
+//!
+//! Invariant: a slot is free, draining, or held by exactly one residency, lease or move. Cost: O(1)
+//! per slot; O(log n) for a draining one.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,32 +18,32 @@ use rustc_hash::FxHashMap;
 
 use crate::block::{MoveId, NO_SLOT, Slot};
 
-/// The slots of one tier.
+/// Slot allocator of one tier.
 #[derive(Clone, Debug)]
 pub struct Space {
     capacity: u32,
     fresh: u32,
     free: Vec<Slot>,
-    /// Slots that a store still reads, and which one.
+    /// Slots that a store still reads, with that store.
     draining: FxHashMap<Slot, MoveId>,
-    /// Those of them that nobody was promised.
-    idle: BTreeSet<Slot>,
+    /// Draining slots that are not granted yet, lowest first.
+    unclaimed: BTreeSet<Slot>,
     layers: u16,
     rows: Vec<Slot>,
     free_rows: Vec<u32>,
 }
 
-/// A slot handed out, and the move that must have finished before it may be written.
+/// An allocated slot, and the move that must end before the slot may be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The slot.
     pub slot: Slot,
-    /// The store that still reads it, or [`crate::block::NO_MOVE`].
+    /// The store that still reads the slot, or [`crate::block::NO_MOVE`].
     pub after: MoveId,
 }
 
 impl Space {
-    /// Room for `blocks` blocks; with `layer_slots` that many times `layers` slots.
+    /// All slots free, for `blocks` blocks (times `layers` with `layer_slots`).
     #[must_use]
     pub fn new(blocks: u32, layers: u16, layer_slots: bool) -> Self {
         Self {
@@ -45,38 +51,38 @@ impl Space {
             fresh: 0,
             free: Vec::new(),
             draining: FxHashMap::default(),
-            idle: BTreeSet::new(),
+            unclaimed: BTreeSet::new(),
             layers: if layer_slots { layers } else { 0 },
             rows: Vec::new(),
             free_rows: Vec::new(),
         }
     }
 
-    /// All slots.
+    /// Number of slots.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Slots that can be written at once.
+    /// Number of free slots, writable at once.
     #[must_use]
     pub fn free(&self) -> u32 {
         self.capacity - self.fresh + u32::try_from(self.free.len()).unwrap_or(u32::MAX)
     }
 
-    /// Slots that nobody holds and a store still reads.
+    /// Number of draining slots that are not granted.
     #[must_use]
     pub fn coming(&self) -> u32 {
-        u32::try_from(self.idle.len()).unwrap_or(u32::MAX)
+        u32::try_from(self.unclaimed.len()).unwrap_or(u32::MAX)
     }
 
-    /// Slots that can be taken, at once or when the store that reads them has ended.
+    /// Number of slots that [`Space::take`] can grant, at once or after a store.
     #[must_use]
     pub fn takeable(&self) -> u64 {
         u64::from(self.free()) + u64::from(self.coming())
     }
 
-    /// Takes a free slot; if there is none, one that a store still reads.
+    /// Allocates a free slot, else a draining one.
     pub fn take(&mut self) -> Option<Grant> {
         if let Some(slot) = self.free.pop() {
             return Some(Grant { slot, after: crate::block::NO_MOVE });
@@ -85,20 +91,19 @@ impl Space {
             self.fresh += 1;
             return Some(Grant { slot: self.fresh - 1, after: crate::block::NO_MOVE });
         }
-        let slot = self.idle.pop_first()?;
+        let slot = self.unclaimed.pop_first()?;
         Some(Grant { slot, after: self.draining[&slot] })
     }
 
-    /// Takes free slots, as [`Space::take`] does, as long as there are any that were used before; at
-    /// most so many.
+    /// Allocates up to `most` slots from the free list, in the order of [`Space::take`].
     pub fn take_free(&mut self, most: usize) -> impl Iterator<Item = Slot> + '_ {
         let left = self.free.len().saturating_sub(most);
         self.free.drain(left..).rev()
     }
 
-    /// Which of the slots below `bound` are free: to be claimed there, one by one. Nobody else
-    /// takes one of them until [`Space::put_back`]. Cost: O(free slots + `bound`).
-    pub fn choice(&mut self, bound: Slot) -> Vec<bool> {
+    /// Reserves the free slots below `bound` as a bitmap, to claim some one by one; all are
+    /// reserved until [`Space::put_back`]. Cost: O(free slots + `bound`).
+    pub fn reserve_below(&mut self, bound: Slot) -> Vec<bool> {
         let bound = bound.min(self.capacity);
         let mut free = vec![false; bound as usize];
         free[bound.min(self.fresh) as usize..].fill(true);
@@ -110,82 +115,84 @@ impl Space {
         free
     }
 
-    /// Takes back what nobody has claimed of a choice; the first slots are taken first again.
+    /// Frees the slots of the bitmap that were not claimed; the lowest are taken first again.
     pub fn put_back(&mut self, free: &[bool]) {
-        let left = (0..).zip(free).filter(|(_, free)| **free).map(|(slot, _)| slot);
+        let unclaimed = (0..).zip(free).filter(|(_, free)| **free).map(|(slot, _)| slot);
         let behind = self.free.len();
-        self.free.extend(left);
+        self.free.extend(unclaimed);
         self.free[behind..].reverse();
     }
 
-    /// Gives a slot back. One that a store still reads becomes free when the store ends.
+    /// Frees a slot; a draining one becomes free when its store ends.
     pub fn give(&mut self, slot: Slot) {
         if self.draining.contains_key(&slot) {
-            self.idle.insert(slot);
+            self.unclaimed.insert(slot);
         } else {
             self.free.push(slot);
         }
     }
 
-    /// Gives slots back, as [`Space::give`] does one after the other.
+    /// Frees slots in order.
     pub fn give_all(&mut self, slots: impl Iterator<Item = Slot>) {
-        if self.quiet() {
+        if self.none_draining() {
             self.free.extend(slots);
         } else {
             slots.for_each(|slot| self.give(slot));
         }
     }
 
-    /// A store begins to read a slot whose block leaves; nobody holds it any more.
+    /// Starts draining a slot: its block is evicted, a store still reads it.
     pub fn drain(&mut self, slot: Slot, by: MoveId) {
         self.draining.insert(slot, by);
-        self.idle.insert(slot);
+        self.unclaimed.insert(slot);
     }
 
-    /// The store has read the slot. Returns whether somebody was promised it.
+    /// Ends draining. Returns whether the slot was granted meanwhile.
     pub fn drained(&mut self, slot: Slot) -> bool {
         let drained = self.draining.remove(&slot).is_some();
-        let idle = self.idle.remove(&slot);
-        if idle {
+        let unclaimed = self.unclaimed.remove(&slot);
+        // A granted slot stays with its new holder.
+        if unclaimed {
             self.free.push(slot);
         }
-        drained && !idle
+        drained && !unclaimed
     }
 
-    /// The store failed: the slot is its old holder's again. Returns whether it was promised.
+    /// Cancels draining after the store failed: the slot is its block's again. Returns whether it
+    /// was granted meanwhile.
     pub fn undrain(&mut self, slot: Slot) -> bool {
-        self.draining.remove(&slot).is_some() && !self.idle.remove(&slot)
+        self.draining.remove(&slot).is_some() && !self.unclaimed.remove(&slot)
     }
 
-    /// Whether a store still reads a slot that nobody was promised.
+    /// Whether a slot is draining and not granted.
     #[must_use]
-    pub fn is_idle(&self, slot: Slot) -> bool {
-        self.idle.contains(&slot)
+    pub fn is_unclaimed(&self, slot: Slot) -> bool {
+        self.unclaimed.contains(&slot)
     }
 
-    /// Keeps a slot that a store still reads from being promised, or lets it be again.
+    /// Excludes a draining slot from grants, or admits it again.
     pub fn withhold(&mut self, slot: Slot, withheld: bool) {
         debug_assert!(self.draining.contains_key(&slot), "a store reads it");
         if withheld {
-            self.idle.remove(&slot);
+            self.unclaimed.remove(&slot);
         } else {
-            self.idle.insert(slot);
+            self.unclaimed.insert(slot);
         }
     }
 
-    /// The move that still reads a slot, if any.
+    /// The store that still reads a slot, if any.
     #[must_use]
     pub fn drained_by(&self, slot: Slot) -> Option<MoveId> {
         self.draining.get(&slot).copied()
     }
 
-    /// Whether no store reads a slot that its block has left.
+    /// Whether no slot is draining.
     #[must_use]
-    pub fn quiet(&self) -> bool {
+    pub fn none_draining(&self) -> bool {
         self.draining.is_empty()
     }
 
-    /// A new row of layer slots, all empty.
+    /// Allocates a row of layer slots, all empty.
     pub fn new_row(&mut self) -> u32 {
         let width = usize::from(self.layers);
         if let Some(row) = self.free_rows.pop() {
@@ -208,17 +215,17 @@ impl Space {
         self.rows[row as usize * usize::from(self.layers) + usize::from(layer)] = slot;
     }
 
-    /// Ends a row; its slots must have been taken out of it.
+    /// Frees a row, whose slots must be taken out of it.
     pub fn end_row(&mut self, row: u32) {
         debug_assert!(self.row(row).iter().all(|&slot| slot == NO_SLOT));
         self.free_rows.push(row);
     }
 
-    /// Every slot that is free or draining, as ranges in ascending order, none of which touch: a
-    /// tier may have billions. A slot that stands there twice makes two ranges overlap.
+    /// All free and unclaimed draining slots as ascending ranges that do not touch (a tier may have
+    /// billions of slots). A slot listed twice makes two ranges overlap, for the audit to see.
     #[must_use]
     pub fn spare(&self) -> Vec<Range<Slot>> {
-        let mut slots: Vec<Slot> = self.free.iter().chain(&self.idle).copied().collect();
+        let mut slots: Vec<Slot> = self.free.iter().chain(&self.unclaimed).copied().collect();
         slots.sort_unstable();
         let fresh = (self.fresh < self.capacity).then_some(self.fresh..self.capacity);
         let mut ranges: Vec<Range<Slot>> = Vec::new();
@@ -238,7 +245,7 @@ mod tests {
     use crate::block::NO_MOVE;
 
     #[test]
-    fn a_draining_slot_is_promised_with_its_move_and_freed_once() {
+    fn a_draining_slot_is_granted_with_its_move_and_freed_once() {
         let mut space = Space::new(1, 4, false);
         let grant = space.take().unwrap();
         assert_eq!(grant, Grant { slot: 0, after: NO_MOVE });
@@ -254,25 +261,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_claimed_of_a_choice_is_free_again() {
+    fn reserved_slots_that_are_not_claimed_are_free_again() {
         let mut space = Space::new(6, 1, false);
         for _ in 0..4 {
             space.take();
         }
         space.give(3);
         space.give(1);
-        let mut choice = space.choice(5);
-        assert_eq!(choice, [false, true, false, true, true]);
+        let mut reserved = space.reserve_below(5);
+        assert_eq!(reserved, [false, true, false, true, true]);
         assert_eq!((space.free(), space.take().map(|grant| grant.slot)), (1, Some(5)));
-        choice[3] = false;
-        space.put_back(&choice);
+        reserved[3] = false;
+        space.put_back(&reserved);
         let taken: Vec<_> = (0..3).map(|_| space.take().map(|grant| grant.slot)).collect();
         assert_eq!(taken, [Some(1), Some(4), None]);
-        assert_eq!(space.choice(9), [false; 6]);
+        assert_eq!(space.reserve_below(9), [false; 6]);
     }
 
     #[test]
-    fn spare_slots_are_ranges_however_they_came_to_be_free() {
+    fn spare_slots_are_merged_into_ranges() {
         let mut space = Space::new(u32::MAX - 1, 1, false);
         assert_eq!(space.spare(), std::slice::from_ref(&(0..u32::MAX - 1)));
         for _ in 0..6 {

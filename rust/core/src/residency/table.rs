@@ -1,9 +1,15 @@
-//! Residency table of one tier.
+//! Residency table of one tier, a packed `u32` per block.
 //!
-//! Nearly every copy is whole and quiet: it is told by its slot alone, four bytes per block; one more
-//! bit tells that a move reads it. What is part of a block, arriving, bad or busier stands in a table
-//! beside, and its place there is told; that tells what is on its way. Invariants: a residency is in
-//! the table if and only if a number cannot tell it; `copies` counts what is resident. Cost: O(1).
+//! ```text
+//!   bit 31  bit 30  bits 0-29
+//!     0       0     slot of a fully resident, idle block
+//!     0       1     slot of a fully resident block that one move reads
+//!     1       *     bits 0-30 index the overflow slab: partial, arriving, bad, busier, slot ≥ 2^30
+//!   all ones        absent (`NO_SLOT`)
+//! ```
+//!
+//! Invariants: a residency is in the overflow slab if and only if a word cannot encode it; `copies`
+//! counts the resident blocks. Cost: O(1); 4 bytes per block, an entry of the slab for the rest.
 
 use std::ops::Range;
 
@@ -14,40 +20,39 @@ use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot};
 use crate::paged_vec::PagedVec;
 use crate::tier::{Residency, State};
 
-/// Numbers from here to `OVERFLOW` are slots whose blocks one move reads. A slot that high stands in the
-/// table.
+/// Bit of a block that one move reads; a slot this high overflows.
 const READING: Slot = 1 << 30;
 
-/// Numbers from here on, but `NO_SLOT`, are places in the table.
+/// Bit of an index into the overflow slab.
 const OVERFLOW: Slot = 1 << 31;
 
-/// A residency that a number does not tell.
+/// Entry of the overflow slab.
 #[derive(Clone, Debug)]
 struct Overflow {
     here: Residency,
-    /// What is on its way.
+    /// Its moves in flight.
     arrival: Option<Arrival>,
 }
 
-/// The residencies of one tier.
+/// Residency table of one tier.
 #[derive(Debug)]
 pub struct ResidencyTable {
     all: Layers,
     slots: PagedVec<Slot>,
     overflow: Slab<Overflow>,
-    /// How many of them something is on its way to.
+    /// Number of blocks with an arrival.
     arrivals: usize,
     copies: u64,
 }
 
 impl ResidencyTable {
-    /// Nothing is here; `all` are the model's layers.
+    /// All blocks absent; `all` are the model's layers.
     #[must_use]
     pub fn new(all: Layers) -> Self {
         Self { all, slots: PagedVec::new(NO_SLOT), overflow: Slab::new(), arrivals: 0, copies: 0 }
     }
 
-    /// Makes room for the blocks below `bound`.
+    /// Extends the table to the blocks below `bound`.
     pub fn reach(&mut self, bound: BlockId) {
         self.slots.reach(bound);
     }
@@ -64,12 +69,12 @@ impl ResidencyTable {
         match self.slots[block] {
             NO_SLOT => Residency::default(),
             slot if slot < READING => self.idle(slot),
-            lent if lent < OVERFLOW => Residency { busy: 1, ..self.idle(lent - READING) },
+            read if read < OVERFLOW => Residency { busy: 1, ..self.idle(read - READING) },
             word => self.overflow[place(word)].here,
         }
     }
 
-    /// The number that tells a residency without the table.
+    /// The word that encodes a residency, if one can.
     #[inline]
     fn packed(&self, here: Residency) -> Option<Slot> {
         if here == Residency::default() {
@@ -80,17 +85,17 @@ impl ResidencyTable {
             1 => here.slot | READING,
             _ => return None,
         };
-        let whole = here.have == self.all && here.state == State::Resident;
-        (whole && here.slot < READING).then_some(word)
+        let full = here.have == self.all && here.state == State::Resident;
+        (full && here.slot < READING).then_some(word)
     }
 
-    /// Changes a block's residency.
-    pub fn change(&mut self, block: BlockId, what: impl FnOnce(&mut Residency)) {
+    /// Changes a block's residency; moves it into or out of the overflow slab as needed.
+    pub fn change(&mut self, block: BlockId, change: impl FnOnce(&mut Residency)) {
         let mut here = self.get(block);
-        let stood = here.state == State::Resident;
-        what(&mut here);
-        let stands = here.state == State::Resident;
-        self.copies = self.copies + u64::from(stands) - u64::from(stood);
+        let before = here.state == State::Resident;
+        change(&mut here);
+        let resident = here.state == State::Resident;
+        self.copies = self.copies + u64::from(resident) - u64::from(before);
         match (self.packed(here), self.overflow_place(block)) {
             (Some(word), known) => {
                 self.slots[block] = word;
@@ -103,7 +108,7 @@ impl ResidencyTable {
         }
     }
 
-    /// Puts a block that is not here whole and quiet into a slot.
+    /// Makes an absent block fully resident and idle in a slot.
     pub fn put(&mut self, block: BlockId, slot: Slot) {
         debug_assert!(self.slots[block] == NO_SLOT);
         let word = if slot < READING { slot } else { self.put_overflow(self.idle(slot), None) };
@@ -111,17 +116,17 @@ impl ResidencyTable {
         self.copies += 1;
     }
 
-    /// Takes away blocks of one run that are here whole and quiet. Returns their slots, the last
-    /// block's first; each goes as it is returned.
+    /// Makes blocks of one run, fully resident and idle, absent. Returns their slots, the last
+    /// block's first; each becomes absent as its slot is returned.
     pub fn clear(&mut self, run: Range<BlockId>) -> impl Iterator<Item = Slot> + '_ {
-        debug_assert!(self.all_idle(run.clone()), "blocks {run:?} are not here, whole and quiet");
+        debug_assert!(self.all_idle(run.clone()), "blocks {run:?} are not fully resident and idle");
         self.copies -= u64::from(run.end - run.start);
         let slots = self.slots.stretch_mut(run.start, run.end);
-        debug_assert_eq!(slots.len(), run.len(), "a run of one piece");
+        debug_assert_eq!(slots.len(), run.len(), "a run of one page");
         slots.iter_mut().rev().map(|slot| std::mem::replace(slot, NO_SLOT))
     }
 
-    /// A move begins to read a block that is here whole and quiet. Returns its slot.
+    /// Begins a read of a block that is fully resident and idle; returns its slot.
     pub fn begin_read(&mut self, block: BlockId) -> Slot {
         let slot = &mut self.slots[block];
         debug_assert!(*slot < READING);
@@ -129,33 +134,33 @@ impl ResidencyTable {
         *slot - READING
     }
 
-    /// A move begins to bring all of a block that is not here into a slot.
-    pub fn await_in(&mut self, block: BlockId, slot: Slot, arrival: Arrival) {
+    /// Begins the arrival of all layers of an absent block in a slot.
+    pub fn begin_arrival(&mut self, block: BlockId, slot: Slot, arrival: Arrival) {
         debug_assert!(self.slots[block] == NO_SLOT);
         let here = Residency { slot, have: Layers::NONE, busy: 1, state: State::Arriving };
         self.arrivals += 1;
         self.slots[block] = self.put_overflow(here, Some(arrival));
     }
 
-    /// Whether all of a block is on its way to this tier, by this move alone.
+    /// Whether a block arrives with all layers by this move alone.
     #[must_use]
-    pub fn awaits(&self, block: BlockId, by: MoveId) -> bool {
+    pub fn arrives_by(&self, block: BlockId, by: MoveId) -> bool {
         self.arrival(block).is_some_and(|arrival| {
-            let alone = arrival.moves.len() == 1 && arrival.moves[0] == by;
-            alone && arrival.target == self.all && !arrival.failed
+            let only = arrival.moves.len() == 1 && arrival.moves[0] == by;
+            only && arrival.target == self.all && !arrival.failed
         })
     }
 
-    /// The only move that brought a block has ended: all of it is here.
+    /// Ends the only move that brought a block: it is fully resident.
     pub fn arrived(&mut self, block: BlockId) {
         let at = place(self.slots[block]);
-        let come = self.overflow[at].arrival.take();
-        debug_assert!(come.is_some(), "it was on its way");
+        let arrival = self.overflow[at].arrival.take();
+        debug_assert!(arrival.is_some(), "block {block} has no arrival");
         self.arrivals -= 1;
         self.end_io_at(at, block);
     }
 
-    /// A move that read or wrote a block has ended, and the block is here whole.
+    /// Ends a move that read or wrote a block, which is fully resident then.
     pub fn end_io(&mut self, block: BlockId) {
         if let Some(at) = self.overflow_place(block) {
             self.end_io_at(at, block);
@@ -177,16 +182,16 @@ impl ResidencyTable {
         }
     }
 
-    /// Whether all these blocks are here, whole and quiet.
+    /// Whether all these blocks are fully resident and idle.
     #[must_use]
     pub fn all_idle(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot < READING)
     }
 
-    /// Whether a block is here whole, read or not.
+    /// Whether a block is fully resident, idle or not.
     #[inline]
     #[must_use]
-    pub fn whole(&self, block: BlockId) -> bool {
+    pub fn fully_resident(&self, block: BlockId) -> bool {
         match self.overflow_place(block) {
             Some(at) => {
                 let here = &self.overflow[at].here;
@@ -196,110 +201,110 @@ impl ResidencyTable {
         }
     }
 
-    /// Whether all these blocks are here, whole, and each is read by one move at most.
+    /// Whether all these blocks are fully resident and read by at most one move each.
     #[must_use]
-    pub fn all_whole(&self, blocks: Range<BlockId>) -> bool {
+    pub fn all_fully_resident(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot < OVERFLOW)
     }
 
-    /// The first of these blocks of which that is not so; their end if it is of all.
+    /// The first block for which that does not hold; their end if none.
     #[must_use]
-    pub fn first_not_whole(&self, blocks: Range<BlockId>) -> BlockId {
-        self.front(blocks, |slot| slot < OVERFLOW)
+    pub fn first_not_fully_resident(&self, blocks: Range<BlockId>) -> BlockId {
+        self.first_failing(blocks, |slot| slot < OVERFLOW)
     }
 
-    /// The first of these blocks that is not here whole and quiet; their end if all are.
+    /// The first block that is not fully resident and idle; their end if none.
     #[must_use]
     pub fn first_not_idle(&self, blocks: Range<BlockId>) -> BlockId {
-        self.front(blocks, |slot| slot < READING)
+        self.first_failing(blocks, |slot| slot < READING)
     }
 
-    /// The first of these blocks of which something is here or coming; their end if there is none.
+    /// The first block that is not absent; their end if none.
     #[must_use]
     pub fn first_present(&self, blocks: Range<BlockId>) -> BlockId {
-        self.front(blocks, |slot| slot == NO_SLOT)
+        self.first_failing(blocks, |slot| slot == NO_SLOT)
     }
 
-    /// Whether something of each of these blocks is here or coming.
+    /// Whether no block is absent.
     #[must_use]
     pub fn all_present(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot != NO_SLOT)
     }
 
-    /// Whether none of these blocks is here.
+    /// Whether all blocks are absent.
     #[must_use]
     pub fn none_present(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot == NO_SLOT)
     }
 
-    /// Every block of which something is here or coming, below `bound`.
+    /// The blocks below `bound` that are not absent.
     pub fn blocks(&self, bound: BlockId) -> impl Iterator<Item = (BlockId, Residency)> + '_ {
         let here = (0..bound).filter(|&block| self.slots[block] != NO_SLOT);
         here.map(|block| (block, self.get(block)))
     }
 
-    /// What is on its way to a block.
+    /// The arrival of a block, if it has one.
     #[must_use]
     pub fn arrival(&self, block: BlockId) -> Option<&Arrival> {
         self.overflow[self.overflow_place(block)?].arrival.as_ref()
     }
 
-    /// The same, to be changed.
+    /// The same, mutable.
     pub fn arrival_mut(&mut self, block: BlockId) -> Option<&mut Arrival> {
         let at = self.overflow_place(block)?;
         self.overflow[at].arrival.as_mut()
     }
 
-    /// Something is on its way to a block, whose residency says so already.
-    pub fn expect(&mut self, block: BlockId, arrival: Arrival) {
+    /// Attaches an arrival to a block whose state is already arriving.
+    pub fn attach_arrival(&mut self, block: BlockId, arrival: Arrival) {
         let here = &mut self.overflow[place(self.slots[block])];
-        debug_assert!(here.arrival.is_none(), "something is on its way already");
+        debug_assert!(here.arrival.is_none(), "block {block} has an arrival already");
         here.arrival = Some(arrival);
         self.arrivals += 1;
     }
 
-    /// What was on its way to a block has come, or never will.
-    pub fn settle(&mut self, block: BlockId) -> Option<Arrival> {
+    /// Detaches a block's arrival, which has landed or failed.
+    pub fn take_arrival(&mut self, block: BlockId) -> Option<Arrival> {
         let at = self.overflow_place(block)?;
         let arrival = self.overflow[at].arrival.take()?;
         self.arrivals -= 1;
         Some(arrival)
     }
 
-    /// To how many blocks something is on its way.
+    /// Number of blocks with an arrival.
     #[must_use]
     pub fn arrivals(&self) -> usize {
         self.arrivals
     }
 
-    /// How many blocks are resident, with all or some of their layers.
+    /// Number of resident blocks, with all or some layers.
     #[must_use]
     pub fn copies(&self) -> u64 {
         self.copies
     }
 
-    /// How many blocks stand in the table.
+    /// Number of blocks in the overflow slab.
     #[must_use]
     pub fn overflow(&self) -> usize {
         self.overflow.len()
     }
 
-    /// Takes a place in the table. Returns what tells it.
+    /// Adds an overflow entry; returns the word that indexes it.
     fn put_overflow(&mut self, here: Residency, arrival: Option<Arrival>) -> Slot {
         OVERFLOW + number(self.overflow.insert(Overflow { here, arrival }))
     }
 
-    /// Where a block stands in the table, if it does.
+    /// Index of a block's overflow entry, if it has one.
     #[inline]
     fn overflow_place(&self, block: BlockId) -> Option<usize> {
         let word = self.slots[block];
         (OVERFLOW..NO_SLOT).contains(&word).then(|| place(word))
     }
 
-    /// Gives a place in the table back.
+    /// Removes an overflow entry.
     fn end_overflow(&mut self, at: usize) {
         let ended = self.overflow.remove(at);
-        debug_assert!(ended.arrival.is_none(), "nothing is on its way");
+        debug_assert!(ended.arrival.is_none(), "an arrival would be lost");
     }
 
     fn idle(&self, slot: Slot) -> Residency {
@@ -307,27 +312,28 @@ impl ResidencyTable {
     }
 
     #[inline]
-    fn all_of(&self, blocks: Range<BlockId>, is: impl Fn(Slot) -> bool) -> bool {
+    fn all_of(&self, blocks: Range<BlockId>, test: impl Fn(Slot) -> bool) -> bool {
         let mut from = blocks.start;
+        // The words of a run are contiguous only within a page.
         while from < blocks.end {
-            let piece = self.slots.stretch(from, blocks.end);
-            if !piece.iter().all(|&slot| is(slot)) {
+            let words = self.slots.stretch(from, blocks.end);
+            if !words.iter().all(|&word| test(word)) {
                 return false;
             }
-            from += number(piece.len());
+            from += number(words.len());
         }
         true
     }
 
-    /// The first of these blocks whose number is not such; their end if all are.
+    /// The first block whose word fails a test; their end if none.
     #[inline]
-    fn front(&self, blocks: Range<BlockId>, is: impl Fn(Slot) -> bool) -> BlockId {
+    fn first_failing(&self, blocks: Range<BlockId>, test: impl Fn(Slot) -> bool) -> BlockId {
         let mut from = blocks.start;
         while from < blocks.end {
-            let piece = self.slots.stretch(from, blocks.end);
-            let such = piece.iter().take_while(|&&slot| is(slot)).count();
-            from += number(such);
-            if such < piece.len() {
+            let words = self.slots.stretch(from, blocks.end);
+            let passing = words.iter().take_while(|&&word| test(word)).count();
+            from += number(passing);
+            if passing < words.len() {
                 break;
             }
         }
@@ -339,7 +345,7 @@ fn number(place: usize) -> u32 {
     u32::try_from(place).expect("no more than blocks")
 }
 
-/// The place in the table that is told.
+/// The overflow index in a word.
 fn place(word: Slot) -> usize {
     (word - OVERFLOW) as usize
 }
@@ -357,19 +363,19 @@ mod tests {
 
     type Change = (fn(&mut Residency), usize);
 
-    /// Told apart by its time.
+    /// Identified by its time.
     fn arrival(ready: u64) -> Arrival {
         Arrival::new(Layers::new(0, 3), MoveIds::new(), 0, ready)
     }
 
-    /// The slot of a block that is here whole and quiet.
+    /// The slot of a block that is fully resident and idle.
     fn slot_of(residency: &ResidencyTable, block: u32) -> Option<u32> {
         residency.all_idle(block..block + 1).then(|| residency.get(block).slot)
     }
 
     proptest! {
         #[test]
-        fn places_in_the_table_are_nobody_elses(
+        fn the_table_equals_a_map(
             steps in prop::collection::vec((0u32..6, 0u32..8, 0u32..4), 1..200),
         ) {
             let all = Layers::new(0, 3);
@@ -387,7 +393,7 @@ mod tests {
                         model.insert(block, idle);
                     }
                     (1, None, _) => {
-                        residency.await_in(block, slot, arrival(time));
+                        residency.begin_arrival(block, slot, arrival(time));
                         coming.insert(block, time);
                         let state = State::Arriving;
                         model.insert(block, Residency { slot, have: Layers::NONE, busy: 1, state });
@@ -401,7 +407,7 @@ mod tests {
                         if number == 0 && residency.arrival(block).is_some() {
                             residency.arrived(block);
                         } else {
-                            let known = residency.settle(block).map(|arrival| arrival.ready);
+                            let known = residency.take_arrival(block).map(|arrival| arrival.ready);
                             prop_assert_eq!(known, ready);
                             residency.end_io(block);
                         }
@@ -414,14 +420,14 @@ mod tests {
                         model.insert(block, Residency { busy, ..here });
                     }
                     (5, _, _) => {
-                        residency.settle(block);
+                        residency.take_arrival(block);
                         coming.remove(&block);
                         residency.change(block, |here| *here = Residency::default());
                         model.remove(&block);
                     }
                     (6, Some(here), None) if !coming.contains_key(&block) => {
                         residency.change(block, |here| here.state = State::Arriving);
-                        residency.expect(block, arrival(time));
+                        residency.attach_arrival(block, arrival(time));
                         coming.insert(block, time);
                         model.insert(block, Residency { state: State::Arriving, ..here });
                     }
@@ -446,44 +452,47 @@ mod tests {
                     };
                     let only = block..block + 1;
                     prop_assert_eq!(residency.all_idle(only.clone()), wanted.is_some_and(|here| word(&here, 0)));
-                    prop_assert_eq!(residency.all_whole(only), wanted.is_some_and(|here| word(&here, 1)));
-                    let stands = |here: Residency| here.state == State::Resident && here.have == all;
-                    prop_assert_eq!(residency.whole(block), wanted.is_some_and(stands));
+                    prop_assert_eq!(residency.all_fully_resident(only), wanted.is_some_and(|here| word(&here, 1)));
+                    let full = |here: Residency| here.state == State::Resident && here.have == all;
+                    prop_assert_eq!(residency.fully_resident(block), wanted.is_some_and(full));
                     overflow += usize::from(wanted.is_some_and(|here| !word(&here, 1)));
                 }
                 let front = |is: &dyn Fn(u32) -> bool| (block..6).find(|&other| !is(other));
                 let idle = front(&|other| residency.all_idle(other..other + 1));
                 prop_assert_eq!(residency.first_not_idle(block..6), idle.unwrap_or(6));
-                let whole = front(&|other| residency.all_whole(other..other + 1));
-                prop_assert_eq!(residency.first_not_whole(block..6), whole.unwrap_or(6));
+                let whole = front(&|other| residency.all_fully_resident(other..other + 1));
+                prop_assert_eq!(residency.first_not_fully_resident(block..6), whole.unwrap_or(6));
                 let bare = front(&|other| !model.contains_key(&other));
                 prop_assert_eq!(residency.first_present(block..6), bare.unwrap_or(6));
                 prop_assert_eq!(residency.overflow(), overflow);
                 prop_assert_eq!(residency.arrivals(), coming.len());
-                let stand = |here: &&Residency| here.state == State::Resident;
-                prop_assert_eq!(residency.copies(), model.values().filter(stand).count() as u64);
+                let resident = |here: &&Residency| here.state == State::Resident;
+                prop_assert_eq!(residency.copies(), model.values().filter(resident).count() as u64);
             }
         }
     }
 
     #[test]
-    fn a_block_comes_by_one_move_or_by_several() {
+    fn a_block_arrives_by_one_move_or_several() {
         let all = Layers::new(0, 3);
         let mut residency = ResidencyTable::new(all);
         residency.reach(3);
-        let ways: [(Layers, &[u64], bool); 3] =
+        let cases: [(Layers, &[u64], bool); 3] =
             [(all, &[7], true), (Layers::new(0, 2), &[7], false), (all, &[7, 8], false)];
-        for (block, (target, by, alone)) in (0..).zip(ways) {
+        for (block, (target, by, alone)) in (0..).zip(cases) {
             let arrival = Arrival::new(target, MoveIds::from_slice(by), 0, 0);
-            residency.await_in(block, block, arrival);
-            assert_eq!((residency.awaits(block, 7), residency.awaits(block, 8)), (alone, false));
+            residency.begin_arrival(block, block, arrival);
+            assert_eq!(
+                (residency.arrives_by(block, 7), residency.arrives_by(block, 8)),
+                (alone, false)
+            );
         }
-        residency.arrival_mut(0).expect("it comes").failed = true;
-        assert!(!residency.awaits(0, 7));
+        residency.arrival_mut(0).expect("arriving").failed = true;
+        assert!(!residency.arrives_by(0, 7));
     }
 
     #[test]
-    fn a_residency_is_what_was_made_of_it() {
+    fn a_residency_reads_back_as_written() {
         let all = Layers::new(0, 3);
         let mut residency = ResidencyTable::new(all);
         residency.reach(9);
@@ -501,8 +510,8 @@ mod tests {
             residency.change(4, what);
             what(&mut expected);
             assert_eq!((residency.get(4), residency.overflow()), (expected, overflow));
-            let stands = u64::from(expected.state == State::Resident);
-            assert_eq!(residency.copies(), stands);
+            let copies = u64::from(expected.state == State::Resident);
+            assert_eq!(residency.copies(), copies);
             let whole = expected.state == State::Resident && overflow == 0;
             assert_eq!(residency.all_idle(4..5), whole);
             assert_eq!(slot_of(&residency, 4), whole.then_some(7));
@@ -524,11 +533,14 @@ mod tests {
         residency.put(5, 2);
         residency.change(4, |here| here.state = State::Bad);
         assert_eq!((residency.clear(5..6).collect::<Vec<_>>(), residency.copies()), (vec![2], 0));
-        residency.await_in(6, 8, arrival(0));
+        residency.begin_arrival(6, 8, arrival(0));
         let coming = Residency { slot: 8, have: Layers::NONE, busy: 1, state: State::Arriving };
         assert_eq!((residency.get(6), residency.copies()), (coming, 0));
         residency.change(6, |here| here.busy += 1);
-        assert_eq!((residency.settle(6).is_some(), residency.settle(6).is_none()), (true, true));
+        assert_eq!(
+            (residency.take_arrival(6).is_some(), residency.take_arrival(6).is_none()),
+            (true, true)
+        );
         residency.end_io(6);
         let read = Residency { slot: 8, have: all, busy: 1, state: State::Resident };
         assert_eq!(

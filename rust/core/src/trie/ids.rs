@@ -1,11 +1,18 @@
-//! Block ids: given out in stretches, so that the blocks of a run are numbered one after the other,
-//! and the run that each block belongs to.
+//! Allocator of block ids: hands out stretches of consecutive ids, and knows the run of each block.
 //!
-//! A free stretch is told by its first and its last id, so that neighbours become one at once.
-//! Invariant: an id is free in exactly one stretch or in use; no stretch reaches over the end of a
-//! piece of [`PAGE`] ids. The ids in use reach at most a sixteenth further than their number, where
-//! they do not have to: a stretch that is long enough is preferred to the end, the end to shorter
-//! ones. Cost: O(1) amortised; four bytes per id.
+//! Boundary tags in a `u32` per id, so that neighbouring free stretches coalesce in O(1):
+//!
+//! ```text
+//!   bit 31  bit 30  bits 0-29
+//!     0       *     run of the block in bits 0-30; all ones (`RESERVED`): reserved or retired
+//!     1       1     first id of a free stretch: its length
+//!     1       0     last id of a free stretch: its length; 0 inside the stretch
+//! ```
+//!
+//! Invariants: an id is in use or in exactly one free stretch; no stretch crosses the end of a
+//! page of [`PAGE`] ids. Fit: a free stretch that is long enough, else the end of the id space,
+//! else (if more than a sixteenth would be wasted) a shorter stretch. Cost: O(1) amortised; 4 bytes
+//! per id.
 
 use std::ops::Range;
 
@@ -14,29 +21,29 @@ use crate::paged_vec::{PAGE, PagedVec};
 
 use super::run::{NONE, RunId};
 
-/// Ids that may be wasted however few are in use.
+/// Ids that may be wasted even if few are in use.
 const SLACK: u32 = 1024;
 
-/// Marks an id that is free; at either end of a stretch its length stands beside.
+/// Bit of a free id; the rest is a boundary tag.
 const FREE: u32 = 1 << 31;
 
-/// Marks an id that is neither free nor in a run: kept for one, or never given out again.
-const NOBODY: RunId = FREE - 1;
+/// Word of an id that is neither free nor a block: reserved for a run, or retired.
+const RESERVED: RunId = FREE - 1;
 
-/// Marks the first id of a free stretch.
+/// Bit of the first id of a free stretch.
 const FIRST: u32 = 1 << 30;
 
-/// Free stretches are kept by the logarithm of their length.
+/// Size classes of free stretches: logarithms of the length.
 const CLASSES: usize = PAGE.ilog2() as usize + 1;
 
-/// How many stretches of one class are looked at for one that is long enough.
-const LOOKS: usize = 4;
+/// Entries of a size class that a search examines at most.
+const PROBES: usize = 4;
 
-/// Which ids are free, and whose the others are.
+/// Allocator of block ids.
 #[derive(Clone, Debug)]
 pub(super) struct Ids {
-    homes: PagedVec<RunId>,
-    /// First ids of free stretches by class; what is not true any more is noticed when looked at.
+    words: PagedVec<RunId>,
+    /// First ids of free stretches per size class; entries may be stale: the tag decides.
     free: [Vec<BlockId>; CLASSES],
     bound: BlockId,
     used: u32,
@@ -45,36 +52,36 @@ pub(super) struct Ids {
 impl Ids {
     pub(super) fn new() -> Self {
         let free = std::array::from_fn(|_| Vec::new());
-        Self { homes: PagedVec::new(FREE), free, bound: 0, used: 0 }
+        Self { words: PagedVec::new(FREE), free, bound: 0, used: 0 }
     }
 
-    /// One behind the largest id ever given out.
+    /// One more than the largest id ever allocated.
     pub(super) fn bound(&self) -> BlockId {
         self.bound
     }
 
-    /// The run of a block; [`NONE`] if the id is in no run.
+    /// The run of a block; [`NONE`] if the id is not a block.
     #[inline]
-    pub(super) fn home(&self, id: BlockId) -> RunId {
-        self.homes.get(id).copied().filter(|&home| home < NOBODY).unwrap_or(NONE)
+    pub(super) fn run_of(&self, id: BlockId) -> RunId {
+        self.words.get(id).copied().filter(|&word| word < RESERVED).unwrap_or(NONE)
     }
 
     /// Prefetches the CPU cache line that holds a block's run.
     pub(super) fn prefetch_line(&self, id: BlockId) {
-        self.homes.prefetch_line(id);
+        self.words.prefetch_line(id);
     }
 
-    /// Says whose ids are that were taken.
-    pub(super) fn settle(&mut self, ids: Range<BlockId>, home: RunId) {
-        self.homes.fill(ids.start, ids.end, &home);
+    /// Assigns allocated ids to a run.
+    pub(super) fn assign(&mut self, ids: Range<BlockId>, run: RunId) {
+        self.words.fill(ids.start, ids.end, &run);
     }
 
-    /// An id that was taken is never given out again.
+    /// Excludes an allocated id from ever being reused.
     pub(super) fn retire(&mut self, id: BlockId) {
-        self.homes[id] = NOBODY;
+        self.words[id] = RESERVED;
     }
 
-    /// A stretch of at most `wanted` ids, of one at least.
+    /// Allocates a stretch of 1 to `wanted` ids.
     pub(super) fn take(&mut self, wanted: u32) -> (BlockId, u32) {
         let slack = self.used / 16 + SLACK;
         let found = self.find(wanted).or_else(|| {
@@ -86,12 +93,13 @@ impl Ids {
             return (first, self.grow(wanted));
         };
         let taken = wanted.min(length);
-        self.cut(first, length, taken);
+        self.take_front(first, length, taken);
         (first, taken)
     }
 
-    /// The ids from `first` on that are free, at most `wanted`; they are taken.
+    /// Allocates up to `wanted` free ids from exactly `first` on; returns how many.
     pub(super) fn extend(&mut self, first: BlockId, wanted: u32) -> u32 {
+        // A stretch must not cross pages.
         if (first as usize).is_multiple_of(PAGE) {
             return 0;
         }
@@ -100,70 +108,71 @@ impl Ids {
         }
         let Some(length) = self.starts(first) else { return 0 };
         let taken = wanted.min(length);
-        self.cut(first, length, taken);
+        self.take_front(first, length, taken);
         taken
     }
 
-    /// Gives ids back.
+    /// Frees ids.
     pub(super) fn give(&mut self, first: BlockId, length: u32) {
         if length == 0 {
             return;
         }
         self.used -= length;
-        self.homes.fill(first, first + length, &FREE);
+        self.words.fill(first, first + length, &FREE);
         let (mut first, mut end) = (first, first + length);
+        // Coalesce with the free stretches on both sides, and erase the tags between.
         if !(first as usize).is_multiple_of(PAGE)
             && let Some(before) = self.ends(first - 1)
         {
-            self.homes[first - 1] = FREE;
+            self.words[first - 1] = FREE;
             first -= before;
-            self.homes[first] = FREE;
+            self.words[first] = FREE;
         }
         if !(end as usize).is_multiple_of(PAGE)
             && let Some(behind) = self.starts(end)
         {
-            self.homes[end] = FREE;
+            self.words[end] = FREE;
             end += behind;
-            self.homes[end - 1] = FREE;
+            self.words[end - 1] = FREE;
         }
         self.mark(first, end - first);
     }
 
     /// Whether an id is free.
     pub(super) fn is_free(&self, id: BlockId) -> bool {
-        self.homes.get(id).is_some_and(|home| home & FREE != 0)
+        self.words.get(id).is_some_and(|word| word & FREE != 0)
     }
 
-    /// Takes ids at the end, at most up to the end of a piece.
+    /// Allocates ids at the end of the id space, up to the end of a page.
     fn grow(&mut self, wanted: u32) -> u32 {
-        let piece = u32::try_from(PAGE).expect("a few thousand");
-        let taken = wanted.min(piece - self.bound % piece);
+        let page = u32::try_from(PAGE).expect("a few thousand");
+        let taken = wanted.min(page - self.bound % page);
         self.bound += taken;
         self.used += taken;
-        self.homes.reach(self.bound);
-        self.homes.fill(self.bound - taken, self.bound, &NOBODY);
+        self.words.reach(self.bound);
+        self.words.fill(self.bound - taken, self.bound, &RESERVED);
         taken
     }
 
-    /// A stretch of `wanted` ids or more.
+    /// A free stretch of at least `wanted` ids.
     fn find(&mut self, wanted: u32) -> Option<(BlockId, u32)> {
         let least = wanted.ilog2() as usize;
-        (least..CLASSES).find_map(|class| self.look(class, wanted))
+        (least..CLASSES).find_map(|class| self.search(class, wanted))
     }
 
     fn longest(&mut self) -> Option<(BlockId, u32)> {
-        (0..CLASSES).rev().find_map(|class| self.look(class, 1))
+        (0..CLASSES).rev().find_map(|class| self.search(class, 1))
     }
 
-    /// One of the latest stretches of a class that is long enough; what is untrue goes.
-    fn look(&mut self, class: usize, wanted: u32) -> Option<(BlockId, u32)> {
-        let (mut at, mut looks) = (self.free[class].len(), 0);
-        while at > 0 && looks < LOOKS {
+    /// A recent stretch of a size class that is long enough; drops the stale entries it meets.
+    fn search(&mut self, class: usize, wanted: u32) -> Option<(BlockId, u32)> {
+        let (mut at, mut probes) = (self.free[class].len(), 0);
+        while at > 0 && probes < PROBES {
             at -= 1;
             let first = self.free[class][at];
             match self.starts(first).filter(|length| length.ilog2() as usize == class) {
                 Some(length) if length >= wanted => return Some((first, length)),
-                Some(_) => looks += 1,
+                Some(_) => probes += 1,
                 None => {
                     self.free[class].swap_remove(at);
                 }
@@ -172,23 +181,23 @@ impl Ids {
         None
     }
 
-    /// Takes the first `taken` ids of a free stretch.
-    fn cut(&mut self, first: BlockId, length: u32, taken: u32) {
-        self.homes.fill(first, first + taken, &NOBODY);
+    /// Allocates the first `taken` ids of a free stretch.
+    fn take_front(&mut self, first: BlockId, length: u32, taken: u32) {
+        self.words.fill(first, first + taken, &RESERVED);
         if taken < length {
             self.mark(first + taken, length - taken);
         }
         self.used += taken;
     }
 
-    /// Tells a free stretch by its ends.
+    /// Writes a free stretch's boundary tags and adds it to its size class.
     fn mark(&mut self, first: BlockId, length: u32) {
-        self.homes[first + length - 1] = FREE | length;
-        self.homes[first] = FREE | FIRST | length;
+        self.words[first + length - 1] = FREE | length;
+        self.words[first] = FREE | FIRST | length;
         let class = length.ilog2() as usize;
         let known = &mut self.free[class];
         known.push(first);
-        // What was said twice or is over may not pile up.
+        // Stale and duplicate entries are dropped once they outnumber the possible stretches.
         if known.len() > 256 && known.len() > self.bound as usize >> class {
             let mut known = std::mem::take(&mut self.free[class]);
             known.sort_unstable();
@@ -202,15 +211,15 @@ impl Ids {
 
     /// The length of the free stretch that starts with this id.
     fn starts(&self, first: BlockId) -> Option<u32> {
-        let &home = self.homes.get(first)?;
-        (home & (FREE | FIRST) == FREE | FIRST).then_some(home & !(FREE | FIRST))
+        let &word = self.words.get(first)?;
+        (word & (FREE | FIRST) == FREE | FIRST).then_some(word & !(FREE | FIRST))
     }
 
     /// The length of the free stretch that ends with this id.
     fn ends(&self, last: BlockId) -> Option<u32> {
-        let &home = self.homes.get(last)?;
-        let length = home & !(FREE | FIRST);
-        (home & FREE != 0 && length > 0).then_some(length)
+        let &word = self.words.get(last)?;
+        let length = word & !(FREE | FIRST);
+        (word & FREE != 0 && length > 0).then_some(length)
     }
 }
 
@@ -222,7 +231,7 @@ mod tests {
 
     use super::{FREE, Ids};
 
-    /// The free stretches, as their ends tell them.
+    /// All free stretches, read from their boundary tags.
     fn stretches(ids: &Ids) -> Vec<(u32, u32)> {
         let starts = (0..ids.bound()).filter_map(|id| Some((id, ids.starts(id)?)));
         starts.collect()
@@ -230,7 +239,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_id_is_given_twice(
+        fn no_id_is_allocated_twice(
             ops in prop::collection::vec((0..3_u8, 1..90_u32, any::<usize>()), 1..200),
         ) {
             let (mut ids, mut held) = (Ids::new(), Vec::<(u32, u32)>::new());
@@ -253,7 +262,7 @@ mod tests {
                     }
                     _ if !held.is_empty() => {
                         let (first, length) = held.swap_remove(pick % held.len());
-                        // In two parts, the later one first.
+                        // In two halves, the later one first: they coalesce.
                         let front = length / 2;
                         ids.give(first + front, length - front);
                         ids.give(first, front);
@@ -277,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_preferred_to_the_end_and_the_end_to_shorter_ones() {
+    fn a_long_stretch_is_preferred_to_the_end_and_the_end_to_short_ones() {
         let mut ids = Ids::new();
         assert_eq!((ids.take(10), ids.take(5), ids.take(10)), ((0, 10), (10, 5), (15, 10)));
         ids.give(0, 10);
@@ -288,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn where_too_much_is_wasted_shorter_ones_are_used() {
+    fn short_stretches_are_used_if_too_much_is_wasted() {
         let mut ids = Ids::new();
         let (first, length) = ids.take(4000);
         for id in (first..first + length).step_by(2) {
@@ -298,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn no_stretch_reaches_over_the_end_of_a_piece() {
+    fn no_stretch_reaches_over_the_end_of_a_page() {
         let mut ids = Ids::new();
         assert_eq!(
             (ids.take(4000), ids.take(200), ids.take(200)),
@@ -307,11 +316,11 @@ mod tests {
         ids.give(4000, 96);
         ids.give(4096, 200);
         assert_eq!(stretches(&ids), [(4000, 96), (4096, 200)]);
-        assert_eq!((ids.extend(4096, 3), ids.homes[4096] & FREE), (0, FREE));
+        assert_eq!((ids.extend(4096, 3), ids.words[4096] & FREE), (0, FREE));
     }
 
     #[test]
-    fn what_is_over_does_not_pile_up() {
+    fn stale_entries_do_not_pile_up() {
         let mut ids = Ids::new();
         let (first, length) = ids.take(64);
         for _ in 0..10_000 {

@@ -1,7 +1,7 @@
-//! CPU cache prefetches of a chosen victim: the lines that its removal reads.
+//! CPU cache prefetches for a chosen victim: the lines that its removal reads.
 //!
-//! Invariant: a hint only; nothing changes by it and no call waits for the lines. Cost: a few
-//! instructions per line, and one wait where the address of a line lies in another one.
+//! Invariant: no effect on results; no call waits for the lines. Cost: a few instructions per line,
+//! and one wait where a line's address is in another line.
 
 use crate::block::BlockId;
 
@@ -12,14 +12,14 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// Prefetches the lines of a victim's run that its removal reads; returns the run and its first
     /// block.
     pub fn prefetch_lines(&self, block: BlockId) -> (RunId, BlockId) {
-        let home = self.ids.home(block);
-        let run = &self.runs[home];
+        let id = self.ids.run_of(block);
+        let run = &self.runs[id];
         self.runs.prefetch_line(run.parent);
         self.ids.prefetch_line(run.first);
-        (home, run.first)
+        (id, run.first)
     }
 
-    /// Prefetches the line of the block before a run, which becomes a leaf when the run leaves;
+    /// Prefetches the line of the block before a run, which becomes a leaf once the run is removed;
     /// returns that block.
     pub fn prefetch_parent(&self, run: RunId) -> Option<BlockId> {
         let before = self.runs[self.runs[run].parent].last()?;

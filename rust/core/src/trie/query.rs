@@ -1,25 +1,25 @@
-//! Tokens that are looked for, as wide as the caller holds them.
+//! Query: the tokens to look up, in the caller's integer width.
 //!
-//! To narrow a long prompt before it is compared would send it through memory twice more. Invariant: a
-//! number that is no token is like none. Cost: one pass over what is compared.
+//! Converting a long prompt first would stream it through memory twice more. Invariant: a number
+//! out of the tokens' range equals no token. Cost: one pass over the numbers compared.
 
 use std::borrow::Cow;
 
 use crate::block::Token;
 
-/// A sequence to be looked up.
+/// Tokens to look up.
 #[derive(Clone, Copy, Debug)]
 pub enum Query<'a> {
-    /// Tokens as they are.
+    /// Tokens as stored.
     Tokens(&'a [Token]),
-    /// Tokens below 2³¹; negative numbers are none.
+    /// Signed tokens; negative numbers match nothing.
     Signed(&'a [i32]),
-    /// Tokens that take eight bytes each; larger numbers are none.
+    /// 8-byte tokens; numbers beyond 32 bits match nothing.
     Wide(&'a [u64]),
 }
 
 impl<'a> Query<'a> {
-    /// How many there are.
+    /// How many numbers.
     #[must_use]
     pub fn len(self) -> usize {
         match self {
@@ -29,13 +29,13 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// Whether there is none.
+    /// Whether there are no numbers.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.len() == 0
     }
 
-    /// The first `len` of them.
+    /// The first `len` numbers.
     #[must_use]
     pub fn first(self, len: usize) -> Self {
         match self {
@@ -45,7 +45,7 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// All but the first `at`.
+    /// All but the first `at` numbers.
     #[must_use]
     pub(super) fn from(self, at: usize) -> Self {
         match self {
@@ -55,7 +55,7 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// The tokens, up to the first number that is none.
+    /// The tokens, up to the first number out of range.
     #[inline]
     #[must_use]
     pub fn tokens(self) -> Cow<'a, [Token]> {
@@ -66,43 +66,45 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// How many blocks of `size` tokens are those that are `known`, before the first that is not.
-    /// There are at least as many numbers as known tokens.
-    pub(super) fn alike(self, known: &[Token], size: usize) -> usize {
+    /// How many leading blocks of `size` tokens equal those of `known`. The query is at least as
+    /// long as `known`.
+    pub(super) fn equal_blocks(self, known: &[Token], size: usize) -> usize {
         match self {
             Self::Tokens(tokens) if *known == tokens[..known.len()] => known.len() / size,
-            Self::Tokens(tokens) => alike(known, tokens, size, |known, asked| known == asked),
-            // Without a branch per token: the processor takes several at once.
-            Self::Signed(numbers) => alike(known, numbers, size, |known, asked| {
-                let pairs = known.iter().zip(asked);
-                let differ = |all: u32, (known, asked): (&Token, &i32)| {
-                    let asked = asked.cast_unsigned();
-                    all | (known ^ asked) | (asked & (1 << 31))
+            Self::Tokens(tokens) => {
+                count_equal(known, tokens, size, |known, wanted| known == wanted)
+            }
+            // Accumulate differences instead of branching per token: the loop vectorizes.
+            Self::Signed(numbers) => count_equal(known, numbers, size, |known, wanted| {
+                let pairs = known.iter().zip(wanted);
+                let differ = |all: u32, (known, wanted): (&Token, &i32)| {
+                    let wanted = wanted.cast_unsigned();
+                    all | (known ^ wanted) | (wanted & (1 << 31))
                 };
                 pairs.fold(0, differ) == 0
             }),
-            Self::Wide(numbers) => alike(known, numbers, size, |known, asked| {
-                let pairs = known.iter().zip(asked);
-                pairs.fold(0, |all, (&known, asked)| all | (u64::from(known) ^ asked)) == 0
+            Self::Wide(numbers) => count_equal(known, numbers, size, |known, wanted| {
+                let pairs = known.iter().zip(wanted);
+                pairs.fold(0, |all, (&known, wanted)| all | (u64::from(known) ^ wanted)) == 0
             }),
         }
     }
 }
 
-/// Numbers as tokens, up to the first that is none.
+/// Converts numbers up to the first one out of range.
 fn narrowed<T: Copy + TryInto<Token>>(numbers: &[T]) -> Vec<Token> {
     numbers.iter().map_while(|&number| number.try_into().ok()).collect()
 }
 
-/// How many blocks are the same, up to the first that is not.
-fn alike<T>(
+/// Counts leading equal blocks.
+fn count_equal<T>(
     known: &[Token],
-    asked: &[T],
+    wanted: &[T],
     size: usize,
     same: impl Fn(&[Token], &[T]) -> bool,
 ) -> usize {
-    let pairs = known.chunks_exact(size).zip(asked.chunks_exact(size));
-    pairs.take_while(|(known, asked)| same(known, asked)).count()
+    let pairs = known.chunks_exact(size).zip(wanted.chunks_exact(size));
+    pairs.take_while(|(known, wanted)| same(known, wanted)).count()
 }
 
 #[cfg(test)]
@@ -117,9 +119,9 @@ mod tests {
     }
 
     proptest! {
-        /// All widths find the same, and nothing where a number is no token.
+        /// All widths find the same blocks, and none where a number is out of range.
         #[test]
-        fn widths_are_alike(
+        fn all_widths_match_the_same(
             known in prop::collection::vec(token(), 0..40),
             more in 0..9_usize,
             change in prop::option::of((0..40_usize, 0..4_u32)),
@@ -137,16 +139,16 @@ mod tests {
             let pairs = || known.iter().zip(&tokens);
             let plain = pairs().take_while(|(a, b)| a == b).count() / size;
             let small = pairs().take_while(|(a, b)| a == b && **b < 1 << 31).count() / size;
-            prop_assert_eq!(Query::Tokens(&tokens).alike(known, size), plain);
-            prop_assert_eq!(Query::Signed(&signed).alike(known, size), small);
-            prop_assert_eq!(Query::Wide(&wide).alike(known, size), plain);
+            prop_assert_eq!(Query::Tokens(&tokens).equal_blocks(known, size), plain);
+            prop_assert_eq!(Query::Signed(&signed).equal_blocks(known, size), small);
+            prop_assert_eq!(Query::Wide(&wide).equal_blocks(known, size), plain);
             prop_assert_eq!(Query::Wide(&wide).tokens().into_owned(), tokens.clone());
             let below = tokens.iter().position(|&token| token >= 1 << 31).unwrap_or(tokens.len());
             prop_assert_eq!(Query::Signed(&signed).tokens().into_owned(), &tokens[..below]);
             if let Some(last) = wide.last_mut() {
                 *last |= 1 << 40;
                 let whole = if more > 0 { plain } else { plain.min((tokens.len() - 1) / size) };
-                prop_assert_eq!(Query::Wide(&wide).alike(known, size), whole);
+                prop_assert_eq!(Query::Wide(&wide).equal_blocks(known, size), whole);
             }
         }
     }

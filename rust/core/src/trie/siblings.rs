@@ -1,8 +1,8 @@
-//! Kin: the children of a run, and how one of them is found.
+//! Children of a run: a doubly linked list, and a hash table to find one of several.
 //!
-//! They hang on each other, the latest first. Invariant: exactly the runs that have a sibling are in
-//! the tables, so that a chain of runs without a branch, as a conversation is, asks none. Cost: O(1)
-//! to find, add or take away; a hash of a block's tokens where there are siblings.
+//! Invariant: the table holds exactly the runs that have a sibling, so that a chain without
+//! branches (a conversation) costs no probe. Cost: O(1) to find, add or remove; one hash of a
+//! block's tokens if there are siblings.
 
 use crate::block::Token;
 
@@ -10,60 +10,62 @@ use super::Trie;
 use super::run::{NONE, Run, RunId, key};
 
 impl<T: Copy + PartialEq + Default> Trie<T> {
-    /// The child of a run that begins with these tokens of one block.
+    /// The child of a run that starts with these tokens of one block.
     pub(super) fn find(&self, run: RunId, tokens: &[Token]) -> Option<RunId> {
-        let home = &self.runs[run];
-        if home.child == NONE {
+        let parent = &self.runs[run];
+        if parent.child == NONE {
             return None;
         }
-        let only = &self.runs[home.child];
+        let only = &self.runs[parent.child];
+        // An only child is not in the table.
         if only.next == NONE {
-            return (self.token_pages.of(only.first, 1) == tokens).then_some(home.child);
+            return (self.token_pages.of(only.first, 1) == tokens).then_some(parent.child);
         }
         let same = |child: RunId| {
             let child = &self.runs[child];
             child.parent == run && self.token_pages.of(child.first, 1) == tokens
         };
-        self.siblings.find(key(home.seed(run), tokens), same)
+        self.siblings.find(key(parent.seed(run), tokens), same)
     }
 
-    /// Hangs a run that has blocks behind its parent.
+    /// Links a run, which has blocks, as a child of another.
     pub(super) fn adopt(&mut self, run: RunId, child: RunId) {
         let next = std::mem::replace(&mut self.runs[run].child, child);
-        let value = &mut self.runs[child];
-        (value.parent, value.previous, value.next) = (run, NONE, next);
+        let link = &mut self.runs[child];
+        (link.parent, link.previous, link.next) = (run, NONE, next);
         if next == NONE {
             return;
         }
         self.runs[next].previous = child;
+        // The former only child has a sibling now.
         if self.runs[next].next == NONE {
-            self.enter(next);
+            self.index(next);
         }
-        self.enter(child);
+        self.index(child);
     }
 
-    /// Puts a run into the tables.
-    fn enter(&mut self, run: RunId) {
+    /// Adds a run to the hash table.
+    fn index(&mut self, run: RunId) {
         let Run { parent, first, .. } = self.runs[run];
         let key = key(self.runs[parent].seed(parent), self.token_pages.of(first, 1));
         self.runs[run].key = key;
         self.siblings.insert(key, run);
     }
 
-    /// Takes a run out of the tables.
-    fn leave(&mut self, run: RunId) {
+    /// Removes a run from the hash table.
+    fn unindex(&mut self, run: RunId) {
         let known = self.siblings.remove(self.runs[run].key, |other| other == run);
         known.expect("a run that has a sibling");
     }
 
-    /// Takes a run from its parent.
+    /// Unlinks a run from its parent.
     pub(super) fn detach(&mut self, run: RunId) {
         let Run { parent, previous, next, .. } = self.runs[run];
         if (previous, next) == (NONE, NONE) {
             self.runs[parent].child = NONE;
             return;
         }
-        self.leave(run);
+        self.unindex(run);
         if previous == NONE {
             self.runs[parent].child = next;
         } else {
@@ -73,12 +75,13 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             self.runs[next].previous = previous;
         }
         let first = self.runs[parent].child;
+        // The sibling that is left is an only child now.
         if self.runs[first].next == NONE {
-            self.leave(first);
+            self.unindex(first);
         }
     }
 
-    /// A run and those that `next` leads to.
+    /// A run and its later siblings in the list.
     pub(super) fn siblings(&self, first: RunId) -> impl Iterator<Item = RunId> + '_ {
         let link = |run: RunId| (run != NONE).then_some(run);
         std::iter::successors(link(first), move |&run| link(self.runs[run].next))

@@ -1,4 +1,4 @@
-//! The trie by itself: what the model test does not reach.
+//! Unit tests of the trie: cases that the model test does not reach.
 
 use super::run::key;
 use super::{Query, Trie};
@@ -14,7 +14,7 @@ fn walk(trie: &Trie, root: u32, tokens: &[Token]) -> Vec<BlockId> {
 }
 
 #[test]
-fn blocks_with_one_hash_are_told_apart_by_their_tokens() {
+fn blocks_of_equal_hash_are_distinguished_by_their_tokens() {
     assert_eq!(key(7, &TWINS[0]), key(7, &TWINS[1]));
     for (first, second) in [(0, 1), (1, 0)] {
         let mut trie = Trie::<()>::new(4);
@@ -32,7 +32,7 @@ fn blocks_with_one_hash_are_told_apart_by_their_tokens() {
 }
 
 #[test]
-fn a_run_that_branched_and_lost_the_branch_is_one_run_again() {
+fn a_run_is_merged_again_when_its_branch_is_removed() {
     let mut trie = Trie::<()>::new(1);
     let root = trie.add_root();
     let mut path: Vec<BlockId> = Vec::new();
@@ -85,7 +85,7 @@ fn a_run_that_grows_block_by_block_keeps_its_ids_together() {
 }
 
 #[test]
-fn the_last_blocks_of_a_run_go_at_once() {
+fn a_tail_is_removed_at_once() {
     let mut trie = Trie::<()>::new(2);
     let root = trie.add_root();
     let mut path = Vec::new();
@@ -99,7 +99,7 @@ fn the_last_blocks_of_a_run_go_at_once() {
 }
 
 #[test]
-fn a_path_goes_on_in_the_next_piece() {
+fn a_path_continues_in_the_next_page() {
     let mut trie = Trie::<()>::new(2);
     let root = trie.add_root();
     let tokens: Vec<Token> = (0..10_000).collect();
@@ -120,7 +120,7 @@ fn a_path_goes_on_in_the_next_piece() {
 }
 
 #[test]
-fn an_id_whose_generations_are_used_up_never_comes_again() {
+fn an_id_without_generations_left_is_retired() {
     let mut trie = Trie::<()>::new(1);
     let root = trie.add_root();
     let block = trie.insert(root, None, &[5], ());
@@ -131,7 +131,7 @@ fn an_id_whose_generations_are_used_up_never_comes_again() {
 }
 
 #[test]
-fn an_id_comes_again_under_another_generation() {
+fn a_reused_id_gets_another_generation() {
     let mut trie = Trie::<()>::new(1);
     let root = trie.add_root();
     let block = trie.insert(root, None, &[5], ());
@@ -144,7 +144,7 @@ fn an_id_comes_again_under_another_generation() {
 }
 
 #[test]
-fn the_audit_sees_what_is_out_of_place() {
+fn the_audit_finds_each_inconsistency() {
     let mut trie = Trie::<()>::new(1);
     let root = trie.add_root();
     let first = trie.insert(root, None, &[5], ());
@@ -156,7 +156,7 @@ fn the_audit_sees_what_is_out_of_place() {
         change(&mut broken);
         assert!(!broken.audit().is_empty());
     };
-    break_it(|trie| trie.ids.settle(1..2, 3));
+    break_it(|trie| trie.ids.assign(1..2, 3));
     break_it(|trie| trie.runs[2].depth = 7);
     break_it(|trie| trie.token_pages.put(trie.runs[2].first, &[8]));
     break_it(|trie| trie.runs[2].parent = 0);

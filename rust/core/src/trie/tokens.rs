@@ -1,31 +1,31 @@
-//! The tokens of all blocks, by id: what is contiguous in ids is contiguous in memory.
+//! Page array of the tokens of all blocks by id: consecutive ids are contiguous in memory.
 //!
-//! Invariant: the tokens of a piece of ids stay where they are. Cost: four bytes per token of every
-//! id ever given out, in use or not.
+//! Invariant: a page never moves. Cost: 4 bytes per token of every id ever allocated, in use or
+//! not.
 
 use prefetch_index::prefetch_index;
 
 use crate::block::{BlockId, Token};
 use crate::paged_vec::PAGE;
 
-/// Tokens of a line of memory.
+/// Tokens per CPU cache line.
 const LINE: usize = 64 / size_of::<Token>();
 
 /// Tokens by block id.
 #[derive(Clone, Debug)]
 pub(super) struct TokenPages {
     size: usize,
-    pieces: Vec<Piece>,
+    pages: Vec<Page>,
 }
 
-/// The tokens of a piece of ids, from the beginning of a line of memory on.
+/// The tokens of one page of ids, aligned to a cache line.
 #[derive(Clone, Debug)]
-struct Piece {
+struct Page {
     tokens: Box<[Token]>,
     from: usize,
 }
 
-impl Piece {
+impl Page {
     fn new(tokens: usize) -> Self {
         let tokens = vec![0; tokens + LINE - 1].into_boxed_slice();
         let from = tokens.as_ptr().align_offset(64).min(LINE - 1);
@@ -33,28 +33,28 @@ impl Piece {
     }
 
     #[inline]
-    fn part(&self, at: usize, tokens: usize) -> &[Token] {
+    fn slice(&self, at: usize, tokens: usize) -> &[Token] {
         &self.tokens[self.from + at..][..tokens]
     }
 }
 
 impl TokenPages {
-    /// No text of blocks of `size` tokens.
+    /// No pages, for blocks of `size` tokens.
     pub(super) fn new(size: usize) -> Self {
-        Self { size, pieces: Vec::new() }
+        Self { size, pages: Vec::new() }
     }
 
-    /// The tokens of consecutive blocks of one piece.
+    /// The tokens of consecutive blocks of one page.
     #[inline]
     pub(super) fn of(&self, first: BlockId, blocks: u32) -> &[Token] {
         let at = first as usize % PAGE * self.size;
-        self.pieces[first as usize / PAGE].part(at, blocks as usize * self.size)
+        self.pages[first as usize / PAGE].slice(at, blocks as usize * self.size)
     }
 
-    /// Bytes of the pieces that are still to be made for the ids below `bound`.
+    /// Bytes of the pages still to be allocated for the ids below `bound`.
     pub(super) fn growth(&self, bound: usize) -> usize {
-        let pieces = bound.div_ceil(PAGE).saturating_sub(self.pieces.len());
-        pieces.saturating_mul(PAGE * size_of::<Token>()).saturating_mul(self.size)
+        let pages = bound.div_ceil(PAGE).saturating_sub(self.pages.len());
+        pages.saturating_mul(PAGE * size_of::<Token>()).saturating_mul(self.size)
     }
 
     /// Prefetches the CPU cache lines of a block's tokens.
@@ -66,13 +66,13 @@ impl TokenPages {
         }
     }
 
-    /// Sets the tokens of blocks from `first` on, of one piece.
+    /// Copies the tokens of blocks from `first` on, of one page.
     pub(super) fn put(&mut self, first: BlockId, tokens: &[Token]) {
-        let piece = first as usize / PAGE;
-        while self.pieces.len() <= piece {
-            self.pieces.push(Piece::new(PAGE * self.size));
+        let page = first as usize / PAGE;
+        while self.pages.len() <= page {
+            self.pages.push(Page::new(PAGE * self.size));
         }
-        let Piece { tokens: known, from } = &mut self.pieces[piece];
+        let Page { tokens: known, from } = &mut self.pages[page];
         let at = *from + first as usize % PAGE * self.size;
         known[at..at + tokens.len()].copy_from_slice(tokens);
     }

@@ -65,7 +65,7 @@ impl Manager {
         let leaving = self.leaving(0, block);
         // A slot with a new holder would be overwritten once the store has ended.
         let unpromised = |(id, leaves): &(MoveId, Leaves)| {
-            self.moves[*id].from == End::Leaving && self.blocks.space(0).is_idle(leaves.slot)
+            self.moves[*id].from == End::Leaving && self.blocks.space(0).is_unclaimed(leaves.slot)
         };
         self.valid_with(0, block, &leaving) == Some(self.all_layers())
             && leaving.iter().all(unpromised)

@@ -60,7 +60,9 @@ impl Manager {
     /// is left to do.
     fn write_batch(&mut self, tier: TierId, blocks: &Range<BlockId>, now: Nanos) -> bool {
         let below = tier + 1;
-        if (below..self.tiers.len()).any(|at| self.blocks.table(at).all_whole(blocks.clone())) {
+        if (below..self.tiers.len())
+            .any(|at| self.blocks.table(at).all_fully_resident(blocks.clone()))
+        {
             return true;
         }
         let plain = self.can_batch(tier, below)

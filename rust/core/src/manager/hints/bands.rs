@@ -112,7 +112,7 @@ impl Manager {
         let mut blocks: Vec<BlockId> = self
             .scopes
             .of(tenant)
-            .flat_map(|scope| self.blocks.trie().firsts(scope.root))
+            .flat_map(|scope| self.blocks.trie().first_blocks(scope.root))
             .collect();
         let mut at = 0;
         while let Some(&block) = blocks.get(at) {

@@ -73,7 +73,7 @@ impl Manager {
             };
             let (id, times) = self.enter(new, route, now);
             let arrival = Arrival::new(all, smallvec![id], times.first, times.end);
-            self.blocks.await_in(dst, block, grant.slot, arrival);
+            self.blocks.begin_arrival(dst, block, grant.slot, arrival);
         }
         if let Some(parent) = self.blocks.trie().parent(blocks.start) {
             self.refresh_on(dst, parent);
@@ -134,8 +134,8 @@ impl Manager {
         }
         // A block with a move in flight is not removed, so its id is valid.
         let block = known.block?.id();
-        let alone = self.blocks.table(known.src).whole(block)
-            && self.blocks.table(known.dst).awaits(block, id);
+        let alone = self.blocks.table(known.src).fully_resident(block)
+            && self.blocks.table(known.dst).arrives_by(block, id);
         alone.then_some(((known.kind, known.src, known.dst), block))
     }
 }

@@ -319,7 +319,7 @@ impl Manager {
 
     /// Ends an arrival: every layer has landed or failed.
     pub(in crate::manager) fn settle(&mut self, tier: TierId, block: BlockId, now: Nanos) {
-        let arrival = self.blocks.settle(tier, block).expect("arriving");
+        let arrival = self.blocks.take_arrival(tier, block).expect("arriving");
         let here = self.residency(tier, block);
         let mut have = if arrival.failed { here.have } else { arrival.target };
         if arrival.failed && tier == 0 && self.one_slot(have) {

@@ -27,7 +27,7 @@ impl Manager {
             }
             let (whose, structure) = (&scope.whose, scope.structure.name());
             writeln!(out, "scope {id} {:?} {:?} {structure}", whose.tenant(), whose.lora())?;
-            let mut stack: Vec<BlockId> = self.blocks.trie().firsts(scope.root).collect();
+            let mut stack: Vec<BlockId> = self.blocks.trie().first_blocks(scope.root).collect();
             while let Some(block) = stack.pop() {
                 self.write_block(block, out)?;
                 stack.extend(self.blocks.trie().children(block));

@@ -154,7 +154,7 @@ impl Manager {
         if let Some(&first) = self.awaits.of(lease.id).first() {
             return Some(first);
         }
-        if self.blocks.space(0).quiet() {
+        if self.blocks.space(0).none_draining() {
             return None;
         }
         let written = (lease.tail.len() + tokens).div_ceil(self.block_tokens());

@@ -40,7 +40,7 @@ impl Manager {
         let mut blocks: Vec<BlockId> = self
             .scopes
             .all()
-            .flat_map(|(_, scope)| self.blocks.trie().firsts(scope.root))
+            .flat_map(|(_, scope)| self.blocks.trie().first_blocks(scope.root))
             .collect();
         let mut rows = Vec::new();
         while let Some(block) = blocks.pop() {
@@ -76,7 +76,7 @@ impl Manager {
         self.scopes.sweep(&mut self.blocks);
         let mut known = self.by_key();
         known.reserve(rows.len());
-        let mut free = self.blocks.choice(tier, bound.unwrap_or(0));
+        let mut free = self.blocks.reserve_below(tier, bound.unwrap_or(0));
         let mut loaded = 0;
         for row in rows {
             let parent = known.get(&row.label.record.parent).copied();

@@ -181,7 +181,7 @@ impl Manager {
 
     /// Names the stores that still read slots that a lease is to write.
     pub(in crate::manager) fn each_reader(&self, lease: &Lease, mut name: impl FnMut(MoveId)) {
-        if self.blocks.space(0).quiet() {
+        if self.blocks.space(0).none_draining() {
             return;
         }
         let computed = lease.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
@@ -285,7 +285,7 @@ impl Manager {
             if !free {
                 continue;
             }
-            let whole = all || self.blocks.table(0).all_whole(run.clone());
+            let whole = all || self.blocks.table(0).all_fully_resident(run.clone());
             carries = whole && leaf_only;
             if carries && stands {
                 // What stands behind it keeps it from leaving.

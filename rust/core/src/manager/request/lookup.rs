@@ -162,7 +162,9 @@ impl Manager {
         }
         let mut whole = 0;
         for run in self.runs(path) {
-            if !(0..self.tiers.len()).any(|tier| self.blocks.table(tier).all_whole(run.clone())) {
+            if !(0..self.tiers.len())
+                .any(|tier| self.blocks.table(tier).all_fully_resident(run.clone()))
+            {
                 let lacking = run.clone().find(|&block| !self.missing(block).is_empty());
                 if let Some(lacking) = lacking {
                     return whole + (lacking - run.start) as usize;

@@ -237,7 +237,7 @@ impl Manager {
         if let Some(ready) = ready {
             let first = first.unwrap_or(ready).min(ready);
             let arrival = Arrival::new(layers, MoveIds::new(), first, ready);
-            self.blocks.expect(tier, block, arrival);
+            self.blocks.attach_arrival(tier, block, arrival);
             self.marked.insert((ready, tier, block));
         }
         self.residency_changed(tier, block);
@@ -254,7 +254,7 @@ impl Manager {
     /// Takes a quiet copy off a tier.
     pub(in crate::manager) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
         self.count_loss(tier, block, cause, self.clock.last());
-        if let Some(arrival) = self.blocks.settle(tier, block) {
+        if let Some(arrival) = self.blocks.take_arrival(tier, block) {
             self.marked.remove(&(arrival.ready, tier, block));
             self.blocks.alter(tier, block, |here| here.have = arrival.target);
         }

@@ -36,7 +36,8 @@ impl Manager {
     /// Every block by its key. Cost: one hash per block of the trie.
     pub(in crate::manager) fn by_key(&self) -> FxHashMap<Key, BlockId> {
         let mut known = FxHashMap::default();
-        let firsts = self.scopes.all().flat_map(|(_, scope)| self.blocks.trie().firsts(scope.root));
+        let firsts =
+            self.scopes.all().flat_map(|(_, scope)| self.blocks.trie().first_blocks(scope.root));
         let mut open: Vec<(BlockId, Option<Key>)> = firsts.map(|block| (block, None)).collect();
         while let Some((block, above)) = open.pop() {
             let key = self.record_behind(block, above).key();

@@ -94,7 +94,7 @@ impl Manager {
         }
         let (mut at, all) = (0, self.all_layers());
         for run in self.runs(path) {
-            let lacks = self.blocks.table(0).first_not_whole(run.clone());
+            let lacks = self.blocks.table(0).first_not_fully_resident(run.clone());
             let rest = if self.engine_owned() { run.clone() } else { lacks..run.end };
             let lacking = (at + (rest.start - run.start) as usize..).zip(rest.clone());
             if let Some(tier) = self.whole_below(&rest) {
@@ -125,7 +125,7 @@ impl Manager {
 
     /// Whether all layers of a block are there on the first tier.
     pub(in crate::manager) fn stands(&self, block: BlockId) -> bool {
-        self.blocks.table(0).whole(block) && !self.engine_owned()
+        self.blocks.table(0).fully_resident(block) && !self.engine_owned()
     }
 
     /// Decides for every need whether it is reused, loaded or computed.

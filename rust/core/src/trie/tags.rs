@@ -1,10 +1,10 @@
-//! Names: what is remembered of blocks that are gone is found by them.
+//! Tags: 64-bit hashes that the ghost tables use as keys for evicted blocks.
 //!
-//! A print is made of the block's tokens, those of the block before it and its place, so that it
-//! costs the same however long the path is. Blocks of a group follow one another; what is kept by
-//! group is found by the first one's tokens, and told apart by a few bits of each one's.
-//! Invariant: a path that comes back has the same names; no decision about whose KV matches rests
-//! on them. Cost: one multiplication per four tokens.
+//! A block's tag hashes its tokens, those of the block before it, its depth and (first block) its
+//! scope: the same cost however long the path is. A group is 8 consecutive blocks of a path, keyed
+//! by the tag of its first; an 8-bit check per block tells paths apart that branch within a group.
+//! Invariant: the same path gets the same tags whenever it returns; no lookup of KV rests on them.
+//! Cost: one multiplication per four tokens.
 
 use std::ops::Range;
 
@@ -16,8 +16,9 @@ const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 const FACTOR: u64 = 0xD6E8_FEB8_6659_FD93;
 const STEP: u64 = 0xA076_1D64_78BD_642F;
 
-/// What a block's tokens add to its print and to that of the next one, and to the key that it is
-/// found by among siblings. Fours of tokens are multiplied side by side, each with a seed of its own.
+/// Hash of a block's tokens, for its tag, the next block's tag and the table of siblings. Groups of
+/// four tokens are multiplied independently (instruction-level parallelism), each with its own
+/// seed.
 pub(super) fn content(tokens: &[Token]) -> u64 {
     let pair = |low: Token, high: Token| u64::from(low) | u64::from(high) << 32;
     let (mut sum, mut seed) = (SEED, SEED);
@@ -35,36 +36,36 @@ pub(super) fn content(tokens: &[Token]) -> u64 {
     sum ^ fold(seed ^ pair(at(0), at(1)), pair(at(2), 0) ^ length << 32)
 }
 
-/// Blocks of a path that belong together, from a multiple of so many on.
+/// Blocks per group; a group starts at a multiple of it.
 pub const GROUP: u32 = 8;
 
 /// Consecutive blocks of one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupSlice {
-    /// What the group is known by: its first block, that block's place on its path, and the scope.
+    /// The group's key: the tag of its first block.
     pub group: u64,
-    /// Which of its blocks they are.
+    /// Positions of the blocks within the group.
     pub places: Range<u32>,
-    /// Eight bits of each one's own tokens, by its place: paths may part within a group.
+    /// 8-bit checks of the blocks' own tokens, by position.
     pub checks: u64,
 }
 
-/// Prints of blocks that stand one behind the other.
+/// Iterator of the tags of consecutive blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Tags {
-    /// What the next print begins with: the content of the block before.
+    /// Content hash of the block before; of a first block, the scope's seed.
     before: u64,
     depth: u32,
 }
 
 impl Tags {
-    /// Those of the paths of the scope that `seed` stands for.
+    /// The tags of a scope's paths from the first block on.
     #[must_use]
     pub fn of(seed: u64) -> Self {
         Self { before: seed, depth: 0 }
     }
 
-    /// The print of the next block, which has these tokens.
+    /// The tag of the next block, which has these tokens.
     pub fn next(&mut self, tokens: &[Token]) -> u64 {
         let content = content(tokens);
         let tag = tag(std::mem::replace(&mut self.before, content), content, self.depth);
@@ -74,8 +75,8 @@ impl Tags {
 }
 
 impl<T: Copy + PartialEq + Default> Trie<T> {
-    /// The prints of blocks behind `parent`, of a path's first ones if there is none. What stands for
-    /// a scope, `seed`, is the same whenever the scope is known again.
+    /// The tags of blocks after `parent`, of first blocks if none. `seed` is the scope's, the same
+    /// whenever the scope returns.
     #[must_use]
     pub fn tags(&self, seed: u64, parent: Option<BlockId>) -> Tags {
         parent.map_or(Tags::of(seed), |block| {
@@ -84,8 +85,8 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         })
     }
 
-    /// The groups that blocks with these tokens behind `parent`, first ones if there is none, belong
-    /// to, in order.
+    /// The group slices of blocks with these tokens after `parent` (first blocks if none), in
+    /// order.
     pub fn slices<'a>(
         &'a self,
         seed: u64,
@@ -94,7 +95,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     ) -> impl Iterator<Item = GroupSlice> + 'a {
         let size = self.block_tokens;
         let mut depth = parent.map_or(0, |block| self.depth(block) + 1);
-        // The group that is begun already.
+        // A parent in the middle of a group: the key comes from that group's first block.
         let mut head = match (parent, depth % GROUP) {
             (Some(parent), within @ 1..) => self.tokens(self.above(parent, within - 1)),
             _ => &[],
@@ -117,10 +118,10 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         })
     }
 
-    /// The block that stands so many blocks before this one.
+    /// The block `blocks` positions before this one.
     fn above(&self, mut block: BlockId, mut blocks: u32) -> BlockId {
         loop {
-            let run = self.home(block);
+            let run = self.run_of(block);
             let within = block - run.first;
             if blocks <= within {
                 return block - blocks;
@@ -131,15 +132,14 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     }
 }
 
-/// Eight bits of a block's tokens: of its first one, its last one and the one between.
+/// 8-bit check of a block's tokens: of its first, middle and last one.
 fn check(tokens: &[Token]) -> u64 {
     let at = |at: usize| u64::from(tokens[at]);
     let last = tokens.len() - 1;
     (at(0) ^ at(tokens.len() / 2) << 16 ^ at(last) << 32).wrapping_mul(FACTOR) >> 56
 }
 
-/// The print of a block with this content, behind a block with that of `before`, as the block
-/// number `depth` of its path.
+/// The tag of a block by the content hash of the block before, its own, and its depth.
 fn tag(before: u64, content: u64, depth: u32) -> u64 {
     fold(fold(SEED ^ u64::from(depth), before), content)
 }
@@ -158,14 +158,14 @@ mod tests {
     use crate::trie::{Trie, count};
 
     #[test]
-    fn blocks_that_differ_have_different_prints() {
+    fn different_blocks_have_different_tags() {
         let mut tags = BTreeSet::new();
         for before in 0..50 {
             for token in 0..50 {
                 for tokens in [vec![token], vec![token, 0], vec![0, token], vec![7, token, 9]] {
                     let depth = token / 10;
-                    let name = tag(before, content(&tokens), depth);
-                    tags.insert((name, before, depth, tokens));
+                    let one = tag(before, content(&tokens), depth);
+                    tags.insert((one, before, depth, tokens));
                 }
             }
         }
@@ -173,9 +173,10 @@ mod tests {
         assert_eq!(distinct.len(), tags.len());
     }
 
-    /// Wherever naming begins, in whatever run, a block has the same print and a group the same name.
+    /// A block's tag and a group's key do not depend on the run or the block that the walk starts
+    /// at.
     #[test]
-    fn a_name_does_not_depend_on_runs() {
+    fn a_tag_does_not_depend_on_runs() {
         let mut trie: Trie<u32> = Trie::new(1);
         let root = trie.add_root();
         let mut path = Vec::new();
@@ -199,15 +200,15 @@ mod tests {
                     slice.places.map(move |place| (slice.group, place, check(place)))
                 };
                 let ours: Vec<_> = slices.flat_map(one).collect();
-                let named = |at: usize| (group(count(at)), count(at) % GROUP, check(&[tokens[at]]));
-                assert_eq!(ours, (from..to).map(named).collect::<Vec<_>>());
+                let known = |at: usize| (group(count(at)), count(at) % GROUP, check(&[tokens[at]]));
+                assert_eq!(ours, (from..to).map(known).collect::<Vec<_>>());
             }
         }
     }
 
-    /// The low and the high bits are spread: both are used as they are.
+    /// Tables use the low bits and the high bits as they are, so both must be uniform.
     #[test]
-    fn prints_are_spread() {
+    fn tags_are_uniform() {
         let tags: Vec<u64> = (0..4096).map(|token| tag(0, content(&[token]), 0)).collect();
         for shift in [0, 58] {
             let mut buckets = [0_u32; 64];
