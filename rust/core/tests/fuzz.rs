@@ -13,22 +13,22 @@ use world::{Mix, Raw, World, mixed, settings};
 
 const OPS_PER_WORLD: u64 = 200;
 
-/// A run of this length must have seen everything.
+/// A run of this length must have reached every count below.
 const FULL: u64 = 4_000_000;
 
-/// Up to here every operation is followed by an audit, and every refused one compared.
+/// Up to here each operation is audited, and the state compared after a refused one.
 const THOROUGH: u64 = 10_000_000;
 
 /// From then on one in so many is.
 const SELDOM: u64 = 64;
 
-/// So often it says how far it is.
+/// Interval of the progress reports.
 const TOLD: u64 = 1_000_000;
 
-/// So often, at least.
+/// Minimum of each count in a full run.
 const WANTED: u64 = 1000;
 
-/// What must happen that often in a full run.
+/// The counts.
 const HAPPENINGS: [&str; 34] = [
     "no space",
     "config error",
@@ -70,7 +70,7 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// What sets a shape apart: its policy, its structure, and what its slots hold.
+/// The parts of a shape: policy, structure, owner of the slots.
 fn drawn(settings: &Settings) -> [&'static str; 3] {
     let policy = NAMES.iter().find(|name| **name == settings.policy);
     let structure = settings.structure.name();

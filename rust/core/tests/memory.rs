@@ -1,6 +1,6 @@
-//! Bytes per block by the allocator's own count, beside the formula that the documentation gives.
+//! Bytes per block by the allocator's count, compared with the formula of the documentation.
 //!
-//! Invariant: what `docs/design/memory.md` says. Cost: a million blocks, some seconds.
+//! Invariant: `docs/design/memory.md`. Cost: a million blocks, some seconds.
 
 #![allow(clippy::cast_precision_loss, clippy::print_stdout, reason = "figures to be read")]
 #![allow(dead_code, reason = "the benches use the rest")]
@@ -53,7 +53,7 @@ impl Full {
     }
 }
 
-/// Fills a pool with requests until a hundredth is free, and lets all of them end.
+/// Fills a pool with requests until a hundredth is free, and releases all.
 fn fill(pool: u32, tiers: usize, mut next: impl FnMut() -> Request) -> Full {
     let mut manager: Manager = pool::tiers("retention", pool, tiers);
     let mut running = VecDeque::new();
@@ -84,7 +84,7 @@ fn fill(pool: u32, tiers: usize, mut next: impl FnMut() -> Request) -> Full {
     Full { blocks, bytes, runs, entries: occupancy.evictable as f64 }
 }
 
-/// Every move is done at once.
+/// Ends every move at once.
 fn settle(manager: &mut Manager, now: u64) {
     loop {
         let moves = manager.moves(usize::MAX).expect("the manager is open");
@@ -116,7 +116,7 @@ fn main() {
         full.print(&format!("sequences of {blocks}"));
         all.push(full);
     }
-    // Where every block has a run and an entry, it shows how full their tables are.
+    // If every block has a run and an entry, the formula depends on their tables' load.
     for (full, most) in all.iter().zip([0.05, 0.15, 0.15]) {
         let off = full.each() / full.formula() - 1.0;
         assert!(off.abs() < most, "the formula is off by {:.1} %", 100.0 * off);

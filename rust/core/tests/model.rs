@@ -1,4 +1,4 @@
-//! Random lists of operations beside a naive world, with an audit after each.
+//! Model test of the manager: random operations beside a naive world, an audit after each.
 
 mod world;
 

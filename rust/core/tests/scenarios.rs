@@ -1,4 +1,4 @@
-//! The scenarios of the cost-model document, by the manager: which layer of which block leaves when.
+//! Scenarios of the cost-model document: the order in which a manager evicts layers of blocks.
 //!
 //! One layer of one block is L39C0: layer 39 of block 0. Blocks and layers as in the document.
 
@@ -28,7 +28,7 @@ fn document(layers: u16, policy: &str, tiers: Vec<TierSpec>) -> Settings {
     }
 }
 
-/// A first tier of `blocks` blocks that frees single layers, above a host with plenty of room.
+/// A first tier of `blocks` blocks with layer slots, above a large host.
 fn demoting(blocks: u32) -> Vec<TierSpec> {
     vec![layered(Kind::Gpu, blocks), tier(Kind::Host, 1000)]
 }
@@ -37,7 +37,7 @@ fn conversation(stem: u32, blocks: usize) -> Vec<u32> {
     (0..).take(32 * blocks).map(|at| stem * 10_000 + at).collect()
 }
 
-/// What left the first tier, as (session, layer, block), in order.
+/// The evictions from the first tier as (session, layer, block), in order.
 fn departures(rig: &mut Rig, sessions: &[Vec<Handle>], reason: Reason) -> Vec<(usize, u16, usize)> {
     let place = |event: &Event| {
         sessions.iter().enumerate().find_map(|(session, blocks)| {
@@ -49,7 +49,7 @@ fn departures(rig: &mut Rig, sessions: &[Vec<Handle>], reason: Reason) -> Vec<(u
     rig.events().iter().filter_map(place).flatten().collect()
 }
 
-/// Asks for the room of `blocks` blocks and takes nothing else.
+/// Requests room for `blocks` blocks and nothing else.
 fn press(rig: &mut Rig, stem: u32, blocks: usize) {
     let id = rig.acquire(&conversation(stem, blocks));
     rig.release(id);
@@ -76,7 +76,7 @@ fn worked_example_costs() {
             rig.manager.cost(GPU, layer, u32::from(block == 1), 2, 32 * block as u64).unwrap();
         assert_eq!(same, price.terms, "one code for the price and for the ranking");
     }
-    // What `explain` gives for the block is the price of the layer that would leave next.
+    // `explain` gives a block the price of the layer that would be evicted next.
     let next = rig.manager.explain(blocks[0], GPU, rig.now).unwrap();
     assert_eq!((next.layers, next.rank), (Layers::new(1, 2), Some(0)));
     assert!(close(next.terms.cost, 0.003_75));
@@ -133,13 +133,13 @@ fn golden_checkerboard_demotes_l39c0_to_l39c3_then_l38c0_and_l0c3_last() {
 }
 
 #[test]
-fn golden_last_copies_close_from_the_bottom() {
+fn golden_last_copies_are_dropped_from_layer_0() {
     let order = golden(document(40, "checkerboard", vec![layered(Kind::Gpu, 4)]), Reason::Dropped);
     assert_eq!(order, layer_by_layer(0..40));
 }
 
 #[test]
-fn golden_the_sources_order_of_drops_on_request() {
+fn golden_the_source_documents_order_of_drops() {
     let shallow = document(40, "checkerboard", vec![layered(Kind::Gpu, 4)]);
     let order = golden(Settings { drop_order: DropOrder::Seed, ..shallow }, Reason::Dropped);
     assert_eq!(order, layer_by_layer((0..40).rev()));
@@ -147,7 +147,7 @@ fn golden_the_sources_order_of_drops_on_request() {
 
 #[test]
 fn scenario_1_three_sessions_and_room_for_two_blocks() {
-    // The third session's block takes the room of the oldest session, from its back layer on.
+    // The third session's block evicts from the oldest session, last layer first.
     for policy in ["checkerboard", "weighted"] {
         let mut rig = Rig::new(document(40, policy, demoting(2)));
         let (oldest, second) = (conversation(1, 2), conversation(2, 1));
@@ -181,12 +181,12 @@ fn scenario_2_five_turns_and_room_for_three_keep_the_most_recent() {
             for turn in 1..=5 {
                 rig.serve_as(Some("s"), &whole[..32 * turn]);
             }
-            // Somebody else takes two of the five blocks.
+            // Another session takes two of the five blocks.
             let other = rig.acquire(&conversation(2, 2));
             rig.run();
             let on: Vec<u16> = rig.on(&whole, GPU).iter().map(|layers| layers.len()).collect();
             assert_eq!(on, [0, 0, 40, 40, 40], "{policy}");
-            // The leading blocks are the holes that the next turn fills again.
+            // The leading blocks are the holes that the next turn computes again.
             rig.release(other);
             let id = rig.ask(&Acquire { load: LoadMode::None, ..rig::all_of(&whole) }).unwrap();
             let lease = rig.manager.lease(id).unwrap();
@@ -251,9 +251,9 @@ fn leaf_only_evicts_the_last_block_of_a_path_first() {
 }
 
 #[test]
-fn what_was_used_recently_stays_and_what_is_old_goes() {
-    // For a while `gdsf` keeps what is dear, `lirs` what it took for hot and `hazard`, which has
-    // seen nothing yet, what is dear too, whatever the age.
+fn recent_blocks_stay_and_old_ones_are_evicted() {
+    // `gdsf` keeps costly blocks for a while, `lirs` those it took for hot, and `hazard` (no
+    // history yet) costly ones whatever their age.
     for &policy in NAMES.iter().filter(|name| !["gdsf", "lirs", "hazard"].contains(name)) {
         let mut rig = Rig::new(document(40, policy, vec![tier(Kind::Gpu, 4), tier(Kind::Host, 9)]));
         let (old, young) = (conversation(1, 2), conversation(2, 2));

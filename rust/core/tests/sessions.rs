@@ -1,7 +1,7 @@
-//! Conversations without end: what the manager keeps of them and what a request looks at stay.
+//! Endless conversations: memory and examined entries per request stay constant.
 //!
-//! Invariant: sessions are bounded by the blocks that live and the leases that are held. Cost: the
-//! full count takes minutes; `cargo test` plays a tenth of it.
+//! Invariant: sessions are bounded by blocks and leases. Cost: the full count takes minutes; `cargo
+//! test` plays a tenth of it.
 
 #![cfg(debug_assertions)]
 #![allow(dead_code, reason = "the benches use the rest")]
@@ -26,8 +26,8 @@ fn over(name: &str) -> Hint {
     Hint::Release(Release::Session { name: name.to_owned(), scope: Scope::default() })
 }
 
-/// One of all kinds of conversations: it ends in a shared prefix, or has a block of its own, or
-/// gives up before its first commit; some are said to be over, some have no name.
+/// One conversation of any kind: it ends in a shared prefix, has a block of its own, or is given up
+/// before its first commit; some are hinted to be over, some have no name.
 fn converse(manager: &mut Manager, number: u32) {
     let now = u64::from(number) * 1000;
     let name = format!("session {number}");
@@ -52,8 +52,8 @@ fn converse(manager: &mut Manager, number: u32) {
     }
 }
 
-/// Bytes and the most entries that a turn looked at, after a tenth of so many sessions and after
-/// all of them.
+/// Bytes and the most entries that a turn examined, after a tenth of so many sessions and after
+/// all.
 fn endless(policy: &str, sessions: u32) -> [(usize, u64); 2] {
     let before = HEAP.current_usage();
     let mut manager = pool::manager(policy, POOL);
@@ -83,9 +83,9 @@ fn neither_memory_nor_looks_grow(policy: &str, sessions: u32) {
     );
 }
 
-// One test, so that nothing else allocates beside it.
+// One test, so that no other one allocates at the same time.
 #[test]
-fn neither_memory_nor_looks_grow_with_sessions_and_requests_given_up() {
+fn memory_and_examined_entries_do_not_grow_with_sessions() {
     for policy in ["lru", "weighted"] {
         neither_memory_nor_looks_grow(policy, 100_000);
     }
@@ -93,7 +93,7 @@ fn neither_memory_nor_looks_grow_with_sessions_and_requests_given_up() {
 
 #[test]
 #[ignore = "the full count takes minutes; alone, because it counts bytes"]
-fn neither_memory_nor_looks_grow_over_a_million_sessions() {
+fn memory_and_examined_entries_do_not_grow_over_a_million_sessions() {
     for policy in ["lru", "weighted", "checkerboard"] {
         neither_memory_nor_looks_grow(policy, 1_000_000);
     }

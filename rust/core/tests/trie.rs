@@ -1,4 +1,4 @@
-//! The trie beside a naive map from paths to blocks, under any list of operations.
+//! Model test of the trie: any list of operations against a naive map from paths to blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,15 +11,16 @@ type Path = (RunId, Vec<Token>);
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Behind the block of that number, or behind a root.
+    /// After the block of that number, or after a root.
     Insert(usize, Vec<Token>),
     /// Many at once, so that runs get long.
     Extend(usize, u8, Token),
     /// The leaf of that number.
     Remove(usize),
-    /// The blocks of the path of that number, but for so many at both ends, get another value.
+    /// The path to the block of that number gets another value, but for so many blocks at both
+    /// ends.
     Change(usize, usize, usize, u8),
-    /// A sequence that follows a known path for a while.
+    /// A query that follows a known path for a while.
     Walk(usize, usize, Vec<Token>),
 }
 
@@ -37,7 +38,7 @@ fn op(size: usize) -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The trie, and every path that should be in it.
+/// The trie and the map it must equal.
 struct Beside {
     trie: Trie<u8>,
     size: usize,
@@ -54,7 +55,7 @@ impl Beside {
         Self { trie, size, roots, paths: BTreeMap::new(), dead: Vec::new(), owns: BTreeMap::new() }
     }
 
-    /// One of the roots or of the known paths.
+    /// One of the roots or known paths.
     fn pick(&self, at: usize) -> Path {
         let at = at % (self.paths.len() + self.roots.len());
         match self.roots.get(at) {
@@ -116,7 +117,7 @@ impl Beside {
         assert_eq!(found, wanted, "what was in the list stays in front");
     }
 
-    /// From any block of a path on, its runs are its blocks, each in the run that it belongs to.
+    /// From each block of a path on, `along` gives the path's blocks run by run.
     fn along(&self, root: RunId, tokens: &[Token]) {
         let mut path = Vec::new();
         self.trie.walk(root, Query::Tokens(tokens), &mut path);

@@ -17,7 +17,7 @@ fn actions(rig: &Rig, id: u64) -> Vec<(u32, u32, Action, usize)> {
 }
 
 #[test]
-fn without_room_nothing_happens_and_the_numbers_say_why() {
+fn refusal_changes_nothing_and_names_the_numbers() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4)]));
     rig.serve(&tokens(1, 1));
     let held = rig.acquire(&tokens(2, 2));
@@ -33,7 +33,7 @@ fn without_room_nothing_happens_and_the_numbers_say_why() {
 }
 
 #[test]
-fn what_arrives_is_counted_as_coming() {
+fn arriving_slots_are_counted_as_coming() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 2)]));
     let mark = Mark {
         tokens: &tokens(1, 1),
@@ -146,7 +146,7 @@ fn each_block_takes_its_fastest_copy() {
 }
 
 #[test]
-fn the_match_ends_before_what_is_nowhere_unless_holes_are_tolerated() {
+fn the_match_ends_before_an_absent_block_unless_holes_are_tolerated() {
     let clear = |manager: &mut kvtrie_core::manager::Manager, now| {
         let prompt = tokens(1, 1);
         let scope = Scope::default();
@@ -223,7 +223,7 @@ fn loads_that_would_miss_the_deadline_are_not_planned() {
 }
 
 #[test]
-fn nothing_is_loaded_until_load_says_so() {
+fn nothing_is_loaded_before_the_call_of_load() {
     let mut rig = two_tiers(8, 8);
     let prompt = tokens(1, 2);
     rig.mark(&prompt, HOST);

@@ -1,8 +1,8 @@
-//! Blocks that travel together arrive as if each had gone alone.
+//! Batched moves have the same results as moves one by one.
 //!
-//! Room is made for all of them at once, so they may take other slots of it, and what must be
-//! written for it is written before them: here nothing must. A quota of a tenant who has no block changes nothing but that every block is looked at by
-//! itself: a manager with one is the twin of a manager without.
+//! Slots of a batch are allocated at once, so their numbers may differ, and its stores precede its
+//! loads: here there are no stores. A quota for a tenant without blocks forces single moves and
+//! changes nothing else: a manager with one is compared with a manager without.
 
 use kvtrie_core::block::{LeaseId, MoveId, Structure};
 use kvtrie_core::error::Result;
@@ -14,14 +14,14 @@ use proptest::prelude::*;
 
 use crate::rig::{GPU, settings, tier, tokens};
 
-/// One thing that happens to both.
+/// One operation on both managers.
 #[derive(Clone, Debug)]
 enum Op {
-    /// A request for the first so many blocks of a stem.
+    /// A request for the first blocks of a stem.
     Ask { stem: u32, blocks: usize, load: LoadMode },
-    /// The oldest request computes what it lacks and ends.
+    /// The oldest request computes the missing blocks and ends.
     End,
-    /// So many of the moves that were handed out end, well or, the last of them, not.
+    /// Some of the moves in flight end, well or, the last of them, not.
     Report { moves: usize, well: bool },
 }
 
@@ -45,7 +45,7 @@ fn shape() -> impl Strategy<Value = Settings> {
                 TierSpec { write: Write::Through, ..tier(Kind::Gpu, gpu) },
                 TierSpec { write: second, ..tier(Kind::Host, host) },
             ];
-            // It holds all that there is.
+            // The tier holds all blocks.
             tiers.extend(disk.then(|| tier(Kind::Disk, 32)));
             let structure = if holes { Structure::Holes } else { Structure::LeafOnly };
             Settings { structure, policy: policy.to_owned(), ..settings(tiers) }
@@ -53,7 +53,7 @@ fn shape() -> impl Strategy<Value = Settings> {
     )
 }
 
-/// One of the two, with what an engine and its executor know.
+/// One of the two managers, with the state of its engine and executor.
 struct Twin {
     manager: Manager,
     leases: Vec<(LeaseId, usize, u32)>,
@@ -105,13 +105,13 @@ impl Twin {
             ended.clear();
         }
         self.manager.complete(&ended, &Outcome::default(), now)?;
-        // What depended on a failed move has ended with it.
+        // Moves that depend on a failed one end with it.
         let gone = self.manager.failed()?;
         self.said = format!("{handed:?} {gone:?}");
         Ok(())
     }
 
-    /// All of the state but what was hinted and which slots are taken.
+    /// The state without hints and slot numbers.
     fn state(&self) -> (String, String) {
         let text = String::from_utf8(self.manager.snapshot()).expect("text") + &self.said;
         let lists = ["Hints", "gpu", "host", "disk", "SlotMap"];
@@ -123,7 +123,7 @@ impl Twin {
     }
 }
 
-/// The numbers behind `slot: ` taken out.
+/// The line without the numbers after `slot: `.
 fn without_slots(line: &str) -> String {
     let mut parts = line.split("slot: ");
     let first = parts.next().unwrap_or_default().to_owned();
@@ -136,7 +136,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn a_convoy_is_its_moves_one_by_one(
+    fn a_batch_equals_its_moves_one_by_one(
         shape in shape(),
         ops in prop::collection::vec(op(), 1..60),
     ) {

@@ -1,12 +1,12 @@
-//! Point 9, first half: forks share what is full and copy the partial block late; truncation frees
-//! what is the lease's own.
+//! Point 9, first half: forks share full blocks and copy the partial one at the first write;
+//! truncation frees the lease's private slots.
 
 use kvtrie_core::manager::{Acquire, LoadMode, MoveKind};
 use kvtrie_core::tier::Kind;
 
 use crate::rig::{ALL, GPU, HOST, Rig, SIZE, all_of, settings, tier, tokens};
 
-/// A lease that has written one block and two tokens more, in a pool of `blocks`.
+/// A lease that has written one block and two more tokens, in a pool of `blocks`.
 fn written(blocks: u32) -> (Rig, u64) {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, blocks)]));
     let id = rig.acquire(&tokens(1, 2));
@@ -23,7 +23,7 @@ fn reserve(rig: &mut Rig, id: u64, tokens: usize) {
 }
 
 #[test]
-fn a_fork_shares_full_blocks_and_the_partial_one_until_somebody_writes() {
+fn a_fork_shares_full_blocks_and_the_partial_one_until_a_write() {
     let (mut rig, id) = written(8);
     let forks = fork(&mut rig, id, 2);
     let shared = rig.slots(id);
@@ -89,7 +89,7 @@ fn beams_are_forks_and_releases() {
 }
 
 #[test]
-fn a_fork_waits_until_everything_planned_is_there() {
+fn a_fork_waits_until_everything_planned_has_arrived() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 8), tier(Kind::Host, 8)]));
     rig.mark(&tokens(1, 2), HOST);
     let id = rig.acquire(&tokens(1, 2));
@@ -103,7 +103,7 @@ fn a_fork_waits_until_everything_planned_is_there() {
 }
 
 #[test]
-fn a_failed_copy_costs_the_fork_its_tail() {
+fn a_failed_copy_loses_the_tail_of_the_fork() {
     let (mut rig, id) = written(8);
     let other = fork(&mut rig, id, 1)[0];
     reserve(&mut rig, other, 1);
@@ -117,7 +117,7 @@ fn a_failed_copy_costs_the_fork_its_tail() {
 }
 
 #[test]
-fn truncation_frees_own_slots_and_leaves_committed_blocks_cached() {
+fn truncation_frees_private_slots_and_leaves_committed_blocks_cached() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 8)]));
     let prompt = tokens(1, 3);
     let id = rig.ask(&Acquire { reserve: 8, ..all_of(&prompt) }).unwrap();
@@ -126,7 +126,7 @@ fn truncation_frees_own_slots_and_leaves_committed_blocks_cached() {
     assert_eq!((rig.manager.lease_tokens(id).unwrap(), rig.slots(id).len()), (SIZE, 1));
     assert_eq!(rig.manager.occupancy(GPU).free, 5);
     assert_eq!(rig.matched(&prompt), 3 * SIZE);
-    // What was cut off can be a victim now, what is left cannot.
+    // Truncated blocks can be victims now, the rest cannot.
     rig.acquire(&tokens(2, 7));
     assert_eq!(rig.on(&prompt, GPU), [ALL]);
 }
@@ -142,7 +142,7 @@ fn truncating_the_tail_keeps_its_slot() {
 }
 
 #[test]
-fn a_cut_within_a_shared_block_copies_it_before_the_next_write() {
+fn truncation_within_a_shared_block_copies_it_before_the_next_write() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 8)]));
     let prompt = tokens(1, 2);
     let id = rig.acquire(&prompt);
@@ -161,7 +161,7 @@ fn a_cut_within_a_shared_block_copies_it_before_the_next_write() {
 }
 
 #[test]
-fn truncation_beyond_the_end_or_into_what_is_not_computed_is_refused() {
+fn truncation_beyond_the_end_or_into_uncomputed_tokens_is_refused() {
     let (mut rig, id) = written(8);
     rig.refused("it holds 6", |manager, now| manager.truncate(id, 7, now));
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 8), tier(Kind::Host, 8)]));

@@ -1,4 +1,4 @@
-//! Point 8: commit appends what is written; only full blocks enter the trie.
+//! Point 8: commit appends written tokens; only full blocks enter the trie.
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::error::Error;
@@ -56,7 +56,7 @@ fn the_tail_counts_against_the_room() {
 }
 
 #[test]
-fn of_two_that_computed_the_same_block_the_first_wins_and_the_other_is_told() {
+fn the_first_commit_of_a_block_wins_and_the_second_learns_of_it() {
     let mut rig = one(8);
     let prompt = tokens(1, 2);
     let (one, two) = (rig.acquire(&prompt), rig.acquire(&prompt));
@@ -65,7 +65,7 @@ fn of_two_that_computed_the_same_block_the_first_wins_and_the_other_is_told() {
     assert!(first.duplicate.is_empty() && first.new.len() == 2);
     let second = rig.commit(two, &prompt);
     assert_eq!(second, Committed { new: vec![], duplicate: loser.clone(), canonical: first.new });
-    // The loser goes on reading its own copy, which nobody else is given before release.
+    // The loser keeps reading its own copy; the slot is not reused before release.
     assert_eq!((rig.slots(one), rig.slots(two)), (winner.clone(), loser));
     assert_eq!(rig.manager.occupancy(GPU).free, 4);
     rig.release(two);
@@ -76,7 +76,7 @@ fn of_two_that_computed_the_same_block_the_first_wins_and_the_other_is_told() {
 }
 
 #[test]
-fn prompts_that_part_share_what_lies_before() {
+fn prompts_that_diverge_share_their_prefix() {
     let mut rig = one(8);
     let stem = tokens(1, 2);
     let branch = |last: u32| [stem.as_slice(), &[last; SIZE]].concat();
@@ -89,7 +89,7 @@ fn prompts_that_part_share_what_lies_before() {
 }
 
 #[test]
-fn a_batch_is_committed_whole_or_not_at_all() {
+fn a_batch_commits_completely_or_not_at_all() {
     let mut rig = one(8);
     let (one, two) = (rig.acquire(&tokens(1, 1)), rig.acquire(&tokens(2, 1)));
     let batch: [(u64, &[u32]); 2] = [(one, &[1, 2]), (two, &[3; 5])];
@@ -106,7 +106,7 @@ fn a_batch_is_committed_whole_or_not_at_all() {
 }
 
 #[test]
-fn the_first_commit_confirms_what_the_plan_had_the_engine_compute() {
+fn the_first_commit_confirms_the_spans_that_the_plan_recomputes() {
     let mut rig = Rig::new(holes(vec![tier(Kind::Gpu, 8), tier(Kind::Host, 8)]));
     let prompt = tokens(1, 3);
     rig.mark(&prompt, HOST);
@@ -122,7 +122,7 @@ fn the_first_commit_confirms_what_the_plan_had_the_engine_compute() {
 }
 
 #[test]
-fn of_two_that_computed_the_same_hole_the_first_wins() {
+fn the_first_commit_of_a_hole_wins() {
     let mut rig = Rig::new(holes(vec![tier(Kind::Gpu, 8), tier(Kind::Host, 8)]));
     let prompt = tokens(1, 1);
     rig.mark(&prompt, HOST);
@@ -138,7 +138,7 @@ fn of_two_that_computed_the_same_hole_the_first_wins() {
 }
 
 #[test]
-fn computed_layers_join_those_that_never_left() {
+fn computed_layers_join_the_resident_ones() {
     // Layers 2 and 3 were dropped below; the first tier still has 0 and 1.
     let gpu = TierSpec { layer_slots: true, ..tier(Kind::Gpu, 2) };
     let mut rig = Rig::new(kvtrie_core::manager::Settings {

@@ -62,7 +62,7 @@ fn a_report_that_contradicts_an_earlier_one_is_refused() {
 }
 
 #[test]
-fn reports_about_what_does_not_exist_are_refused_and_none_of_the_batch_counts() {
+fn a_batch_of_reports_with_an_unknown_move_is_refused_completely() {
     let mut rig = Rig::new(two(4, 4));
     rig.mark(&tokens(1, 1), HOST);
     let id = rig.acquire(&tokens(1, 1));
@@ -80,7 +80,7 @@ fn reports_about_what_does_not_exist_are_refused_and_none_of_the_batch_counts() 
 }
 
 #[test]
-fn layers_count_one_by_one_so_that_layer_0_is_usable_early() {
+fn layers_complete_one_by_one_so_that_layer_0_is_usable_early() {
     let prompt = tokens(1, 1);
     let (mut rig, id, moves) = loading(two(4, 4), &prompt);
     for (done, ended) in [(1, 0), (3, 0), (2, 0), (4, 1)] {
@@ -93,7 +93,7 @@ fn layers_count_one_by_one_so_that_layer_0_is_usable_early() {
 }
 
 #[test]
-fn a_layer_counts_when_it_is_there_on_every_rank() {
+fn a_layer_completes_when_every_rank_has_it() {
     let prompt = tokens(1, 1);
     let (mut rig, _, moves) = loading(Settings { ranks: 2, ..two(4, 4) }, &prompt);
     let part = |rank, done| Outcome { rank, layers_done: Some(done), ..Outcome::default() };

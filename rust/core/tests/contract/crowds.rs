@@ -1,4 +1,4 @@
-//! Crowds: what owners, tenants with quotas and waiting hints cost and take from each other.
+//! Cost of many owners, tenants with quotas and pending hints, on one another.
 
 use kvtrie_core::hint::{Answer, Hint, Release, Retain, Target};
 use kvtrie_core::manager::{Acquire, Manager};
@@ -9,8 +9,8 @@ use kvtrie_core::visits;
 
 use crate::rig::{GPU, all_of, retain, settings, tier, tokens};
 
-/// Entries looked at by the calls of one more tenant with a quota, where so many have one already and
-/// hold one block more than they may.
+/// Entries examined by one more tenant with a quota, where `tenants` have one already and exceed it
+/// by a block each.
 fn looks_of_a_tenant(tenants: u32, policy: &str) -> u64 {
     let blocks = 2 * tenants + 8;
     let tier = TierSpec { policy: Some(policy.to_owned()), ..tier(Kind::Gpu, blocks) };
@@ -44,7 +44,7 @@ fn looks_of_a_tenant(tenants: u32, policy: &str) -> u64 {
 }
 
 #[test]
-fn what_a_tenant_with_a_quota_touches_does_not_grow_with_their_number() {
+fn the_cost_of_a_tenant_does_not_grow_with_their_number() {
     for policy in NAMES {
         let (few, many) = (looks_of_a_tenant(100, policy), looks_of_a_tenant(1000, policy));
         assert!(few > 0 && many <= few, "{policy}: {few} entries, then {many}");
@@ -53,13 +53,13 @@ fn what_a_tenant_with_a_quota_touches_does_not_grow_with_their_number() {
 
 #[test]
 #[ignore = "a hundred thousand tenants"]
-fn what_a_tenant_with_a_quota_touches_does_not_grow_to_a_hundred_thousand() {
+fn the_cost_of_a_tenant_does_not_grow_to_a_hundred_thousand() {
     let (few, many) = (looks_of_a_tenant(100, "lru"), looks_of_a_tenant(100_000, "lru"));
     assert!(few > 0 && many <= few, "{few} entries, then {many}");
 }
 
 #[test]
-fn no_tenant_can_use_up_the_hints_that_another_may_have_waiting() {
+fn no_tenant_can_use_up_the_pending_hints_of_another() {
     let mut manager = Manager::new(settings(vec![tier(Kind::Gpu, 8)])).unwrap();
     let mut wait = |tenant: &str, stem: u32| {
         let scope = Scope { tenant: tenant.as_bytes().to_vec(), ..Scope::default() };
@@ -76,7 +76,7 @@ fn no_tenant_can_use_up_the_hints_that_another_may_have_waiting() {
     manager.audit().unwrap();
 }
 
-/// Entries looked at by one more owner of a block that so many own, and by a use of the block.
+/// Entries examined by one more owner of a block with `owners`, and by a use of the block.
 fn looks_of_an_owner(owners: u32) -> u64 {
     let mut manager = Manager::new(settings(vec![tier(Kind::Gpu, 8)])).unwrap();
     let prompt = tokens(1, 1);
@@ -105,14 +105,14 @@ fn looks_of_an_owner(owners: u32) -> u64 {
 }
 
 #[test]
-fn what_an_owner_touches_does_not_grow_with_the_owners_of_a_block() {
+fn the_cost_of_an_owner_does_not_grow_with_the_owners_of_a_block() {
     let (few, many) = (looks_of_an_owner(100), looks_of_an_owner(10_000));
     assert!(few > 0 && many <= few, "{few} entries, then {many}");
 }
 
 #[test]
 #[ignore = "a hundred thousand owners"]
-fn what_an_owner_touches_does_not_grow_to_a_hundred_thousand_owners() {
+fn the_cost_of_an_owner_does_not_grow_to_a_hundred_thousand_owners() {
     let (few, many) = (looks_of_an_owner(100), looks_of_an_owner(100_000));
     assert!(few > 0 && many <= few, "{few} entries, then {many}");
 }

@@ -1,4 +1,4 @@
-//! Point 1, an engine's slots: what becomes of them when a move fails or a lease lets go.
+//! Point 1, an engine's slots: after a failed move and after a release.
 
 use kvtrie_core::block::{MoveId, Slot};
 use kvtrie_core::manager::{Acquire, Action, LoadMode, Move, MoveKind, Outcome, Settings};
@@ -31,7 +31,7 @@ fn loading(settings: Settings) -> (Rig, u64, Vec<u32>, Vec<Move>) {
     (rig, id, prompt, moves)
 }
 
-/// Computes what is left of the prompt, releases, and returns the slots that stores read.
+/// Computes the rest of the prompt, releases, and returns the slots that stores read.
 fn finish(rig: &mut Rig, id: u64, prompt: &[u32]) -> Vec<Slot> {
     let held = rig.manager.lease_tokens(id).unwrap();
     rig.commit(id, &prompt[held..]);
@@ -42,7 +42,7 @@ fn finish(rig: &mut Rig, id: u64, prompt: &[u32]) -> Vec<Slot> {
 }
 
 #[test]
-fn a_lost_block_of_a_leaf_only_lease_is_computed_in_the_slot_that_was_named_for_it() {
+fn a_lost_block_of_a_leaf_only_lease_is_computed_in_its_bound_slot() {
     for lost in 0..TABLE.len() {
         let (mut rig, id, prompt, moves) = loading(settings(tiers(Write::Back)));
         let table = [70, 71, 72, 73, 74];
@@ -63,7 +63,7 @@ fn a_lost_block_of_a_leaf_only_lease_is_computed_in_the_slot_that_was_named_for_
 }
 
 #[test]
-fn a_lease_waits_for_loads_that_still_write_the_slots_of_what_it_lost() {
+fn a_lease_waits_for_loads_that_still_write_the_slots_of_lost_blocks() {
     let (mut rig, id, prompt, moves) = loading(settings(tiers(Write::Back)));
     rig.fail(moves[0].id);
     assert_eq!(rig.awaits(id), [moves[1].id, moves[2].id, moves[3].id]);
@@ -99,7 +99,7 @@ fn a_hung_load_and_one_that_failed_on_another_rank_still_write_their_slot() {
 }
 
 #[test]
-fn a_copy_that_could_not_be_read_gives_way_to_what_was_computed() {
+fn a_bad_copy_is_replaced_by_the_computed_block() {
     for write in [Write::Back, Write::Through, Write::Never] {
         for base in [settings as fn(Vec<TierSpec>) -> Settings, holes] {
             let (mut rig, id, prompt, moves) = loading(base(tiers(write)));
@@ -116,7 +116,7 @@ fn a_copy_that_could_not_be_read_gives_way_to_what_was_computed() {
 }
 
 #[test]
-fn a_bad_copy_that_somebody_still_reads_gives_way_when_he_has_ended() {
+fn a_bad_copy_that_is_still_read_is_replaced_when_the_read_ends() {
     let (mut rig, id, prompt, moves) = loading(holes(tiers(Write::Back)));
     let other = rig.acquire(&prompt);
     bind(&mut rig, other, &[80, 81, 82, 83]);
@@ -135,7 +135,7 @@ fn a_bad_copy_that_somebody_still_reads_gives_way_when_he_has_ended() {
 }
 
 #[test]
-fn loads_into_slots_that_nobody_will_name_end_with_their_lease() {
+fn loads_into_unbound_slots_end_with_their_lease() {
     for suspend in [false, true] {
         let mut rig = Rig::new(settings(tiers(Write::Back)));
         let prompt = tokens(1, 3);
@@ -156,7 +156,7 @@ fn loads_into_slots_that_nobody_will_name_end_with_their_lease() {
 }
 
 #[test]
-fn what_the_engine_has_already_is_left_out_of_the_loads() {
+fn blocks_that_the_engine_holds_already_are_not_loaded() {
     for base in [settings as fn(Vec<TierSpec>) -> Settings, holes] {
         let mut rig = Rig::new(base(tiers(Write::Back)));
         let prompt = tokens(1, TABLE.len());
@@ -222,10 +222,10 @@ fn stored(rig: &mut Rig, stem: u32, slots: &[Slot]) -> Vec<Move> {
     rig.hand_out()
 }
 
-/// The second of three blocks is lost while the third is on its way: the first may leave the host,
-/// but is known until what stands behind it is gone.
+/// The second of three blocks is lost while the third is in flight: the first may be evicted from
+/// the host, but stays known as long as it has descendants.
 #[test]
-fn a_block_leaves_before_a_lost_one_that_something_stands_behind() {
+fn a_block_is_evicted_before_its_lost_child_is_removed() {
     let gpu = TierSpec { owner: Owner::Engine, ..tier(Kind::Gpu, 8) };
     let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 3)]));
     let first = stored(&mut rig, 1, &[0, 1, 2]);

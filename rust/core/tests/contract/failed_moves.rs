@@ -1,4 +1,4 @@
-//! Point 7, second half: what a failed, a hung and a doomed move leave behind.
+//! Point 7, second half: the state after a failed, a hung and a doomed move.
 
 use kvtrie_core::block::{Layers, MoveId};
 use kvtrie_core::error::Error;
@@ -40,7 +40,7 @@ fn after_a_failed_load_a_leaf_only_lease_ends_before_the_block() {
         Failed { lease: id, block: Some(handle), start: 4, stop: 16, reason: "EIO".into() };
     assert_eq!(failed(&mut rig), [wanted]);
     assert_eq!(failed(&mut rig), [], "each failure is told once");
-    // Room for what is to be computed now is there, and the rest still arrives for others.
+    // The lease has slots for the blocks to compute, and the rest still arrives for others.
     assert_eq!(rig.manager.lease_tokens(id).unwrap(), SIZE);
     assert_eq!(rig.manager.room_left(id).unwrap(), 3 * SIZE);
     rig.done(moves[2]);
@@ -103,7 +103,7 @@ fn a_failed_store_leaves_the_victim_where_it_was_and_the_lease_gets_other_room()
     assert_eq!((store.len(), rig.on(&first, GPU)), (1, vec![Layers::NONE]));
     rig.fail(store[0].id);
     assert_eq!((rig.on(&first, GPU), rig.on(&first, HOST)), (vec![ALL], vec![Layers::NONE]));
-    // The tail of the second prompt leaves instead, and the lease waits for that store.
+    // The tail of the second prompt is evicted instead, and the lease waits for that store.
     let instead = rig.hand_out();
     assert_eq!(
         instead.iter().map(|m| (m.kind, m.src)).collect::<Vec<_>>(),
@@ -138,7 +138,7 @@ fn serve(rig: &mut Rig, prompt: &[u32]) -> usize {
 }
 
 #[test]
-fn a_dead_tier_is_asked_once_for_each_block() {
+fn a_dead_tier_is_tried_once_per_block() {
     let mut rig = Rig::new(two(2, 4));
     let prompts: Vec<_> = (1..=8).map(|stem| tokens(stem, 1)).collect();
     let stores: usize = prompts.iter().map(|prompt| serve(&mut rig, prompt)).sum();
@@ -163,8 +163,8 @@ fn a_block_that_was_refused_is_written_once_the_tier_takes_another() {
     assert_eq!((rig.matched(&old), rig.manager.stats(GPU).dropped), (SIZE, 0));
 }
 
-/// Serves six prompts above a tier that takes everything but `bad`, and writes it no more in the
-/// end. Returns how often it was asked to.
+/// Serves six prompts above a tier that refuses `bad` alone, until it is not tried any more.
+/// Returns how often it was tried.
 fn refusals(rig: &mut Rig, bad: &[u32]) -> usize {
     let mut refusals = 0;
     for stem in 3..9 {
@@ -196,7 +196,7 @@ fn a_block_that_is_refused_three_times_is_given_up() {
     assert_eq!(refusals(&mut rig, &bad), 3);
 }
 
-/// A block is used until its lease ends: what was refused before that does not count.
+/// A block is in use until its lease ends: refusals before that do not count.
 #[test]
 fn a_block_that_is_refused_while_it_is_used_is_given_up_three_times_later() {
     let gpu = TierSpec { write: Write::Through, ..tier(Kind::Gpu, 2) };
@@ -212,7 +212,7 @@ fn a_block_that_is_refused_while_it_is_used_is_given_up_three_times_later() {
 }
 
 #[test]
-fn what_was_cancelled_is_tried_again() {
+fn a_cancelled_store_is_tried_again() {
     let mut rig = Rig::new(two(2, 4));
     let old = tokens(1, 1);
     rig.serve(&old);
@@ -243,7 +243,7 @@ fn what_was_cancelled_is_tried_again() {
 }
 
 #[test]
-fn without_other_room_the_holder_keeps_the_slot_and_the_victim_is_lost() {
+fn without_other_slots_the_holder_keeps_the_slot_and_the_victim_is_lost() {
     let mut rig = Rig::new(two(1, 4));
     let (old, new) = (tokens(1, 1), tokens(2, 1));
     rig.serve(&old);
@@ -256,7 +256,7 @@ fn without_other_room_the_holder_keeps_the_slot_and_the_victim_is_lost() {
 }
 
 #[test]
-fn a_failed_copy_ahead_of_need_leaves_the_block_resident() {
+fn a_failed_early_store_leaves_the_block_resident() {
     let gpu = TierSpec { write: Write::Through, ..tier(Kind::Gpu, 4) };
     let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 4)]));
     let prompt = tokens(1, 1);
@@ -283,7 +283,7 @@ fn the_slots_of_a_hung_move_stay_out_of_use_until_it_ends() {
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     rig.report(&moves, &hung).unwrap();
     assert_eq!(rig.manager.occupancy(GPU).free, 1, "it still runs");
-    // Even if it went well after all: nobody waits for it any more.
+    // Even if it went well after all: the lease does not wait for it any more.
     rig.report(&moves, &Outcome::default()).unwrap();
     assert_eq!((rig.manager.occupancy(GPU).free, rig.on(&prompt, GPU).len()), (2, 0));
     rig.acquire(&tokens(2, 2));
@@ -299,7 +299,7 @@ fn a_hung_store_keeps_the_slot_that_it_reads() {
     let store = rig.hand_out()[0].clone();
     let hung = Outcome { hung: true, ..bad() };
     rig.report(&[store.id], &hung).unwrap();
-    // The block is back, but busy: the other one has to make room.
+    // The block is resident again, but busy: another one has to be evicted.
     assert_eq!(rig.on(&old, GPU), [ALL]);
     let instead = rig.hand_out();
     assert_ne!(instead[0].src_slot, store.src_slot);
@@ -311,7 +311,7 @@ fn a_hung_store_keeps_the_slot_that_it_reads() {
 }
 
 #[test]
-fn what_had_landed_does_not_count_where_the_failed_move_still_runs() {
+fn landed_layers_of_a_failed_move_do_not_count_while_it_runs() {
     let prompt = tokens(1, 1);
     for (ranks, hung, stays) in [(1, false, true), (1, true, false), (2, false, false)] {
         let gpu = TierSpec { write: Write::Through, ..tier(Kind::Gpu, 2) };
@@ -335,7 +335,7 @@ fn what_had_landed_does_not_count_where_the_failed_move_still_runs() {
 }
 
 #[test]
-fn what_waits_for_a_failed_move_fails_with_it() {
+fn a_move_that_waits_for_a_failed_one_fails_with_it() {
     let tiers = vec![tier(Kind::Gpu, 1), tier(Kind::Host, 1), tier(Kind::Disk, 4)];
     let mut rig = Rig::new(settings(tiers));
     let prompts = [1, 2, 3].map(|stem| tokens(stem, 1));
@@ -357,9 +357,9 @@ fn what_waits_for_a_failed_move_fails_with_it() {
     rig.release(id);
 }
 
-/// A match that is cut within a block while it is loaded, and then fails before that block.
+/// A match truncated within a block that is being loaded, whose load then fails.
 #[test]
-fn nothing_is_held_behind_a_block_that_was_lost() {
+fn no_slots_are_held_behind_a_lost_block() {
     let prompt = tokens(1, 3);
     let (mut rig, id, loads) = loading(two(8, 8), &prompt);
     rig.call(|manager, now| manager.truncate(id, SIZE + 1, now)).unwrap();

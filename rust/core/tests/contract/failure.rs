@@ -9,7 +9,7 @@ use kvtrie_core::time::DAY;
 
 use crate::rig::{GPU, HOST, Rig, all_of, layered, retain, settings, tier, tokens};
 
-/// Every call that can fail, as far as it needs nothing but ids.
+/// Every fallible call that needs only ids.
 fn every_call(manager: &mut Manager) -> Vec<Result<()>> {
     let prompt = tokens(1, 1);
     let scope = Scope::default();
@@ -80,7 +80,7 @@ fn a_manager_that_is_closed_with_moves_in_its_queue_is_still_sound() {
 }
 
 #[test]
-fn a_lease_that_is_gone_is_an_error_and_releasing_it_again_is_none() {
+fn an_ended_lease_is_an_error_but_releasing_it_again_is_not() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4)]));
     let id = rig.acquire(&tokens(1, 1));
     rig.release(id);
@@ -131,7 +131,7 @@ fn a_tier_that_does_not_exist_is_refused_everywhere() {
 }
 
 #[test]
-fn a_dead_block_is_noticed_even_if_its_place_is_taken() {
+fn a_stale_handle_fails_even_if_its_id_is_reused() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 1)]));
     rig.serve(&tokens(1, 1));
     let dead = rig.blocks(&tokens(1, 1))[0];
@@ -154,7 +154,7 @@ fn a_clock_that_runs_backwards_is_clamped_and_counted() {
 }
 
 #[test]
-fn reset_forgets_blocks_and_is_refused_while_somebody_holds_one() {
+fn reset_forgets_blocks_and_is_refused_while_one_is_leased() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4)]));
     let prompt = tokens(1, 2);
     rig.serve(&prompt);
@@ -168,7 +168,7 @@ fn reset_forgets_blocks_and_is_refused_while_somebody_holds_one() {
 }
 
 #[test]
-fn reset_forgets_the_time_and_what_lanes_have_queued() {
+fn reset_forgets_the_time_and_the_queues_of_the_lanes() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 4)]));
     rig.now = 900 * DAY;
     rig.manager.transmit("host up", 1 << 20, rig.now, 1).unwrap();

@@ -1,4 +1,4 @@
-//! When a plan says that its prompt is computed.
+//! The predicted time at which a plan's prompt is computed.
 
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::manager::{Acquire, LoadMode, Settings};
@@ -7,14 +7,14 @@ use kvtrie_core::time::Nanos;
 
 use crate::rig::{HOST, LAYERS, Rig, SIZE, all_of, settings, tier, tokens};
 
-/// A load of a block takes so long.
+/// Time to load one block.
 const LOAD: Nanos = 410;
 
 fn cost(ns_per_token: f64) -> CostModel {
     CostModel::default_curve(ns_per_token).unwrap()
 }
 
-/// Blocks of a prompt stand on the host; how long its plan says it takes.
+/// The predicted time of a prompt whose blocks are on the host.
 fn took(ask: &Acquire<'_>, below: usize, ns_per_token: f64) -> Nanos {
     let tiers = vec![tier(Kind::Gpu, 40), tier(Kind::Host, 40)];
     let mut rig = Rig::new(Settings { cost: cost(ns_per_token), ..settings(tiers) });
@@ -32,7 +32,7 @@ fn the_finish_counts_the_tokens_behind_the_match() {
         let ask = Acquire { layerwise, ..all_of(&prompt) };
         assert_eq!(took(&ask, 0, 100.0), cost(100.0).compute_ns(0, 20));
         assert_eq!(took(&all_of(&prompt[..18]), 0, 100.0), cost(100.0).compute_ns(0, 18));
-        // Room for growth is no part of the prompt; a token that is kept to be computed is.
+        // The growth reserve is no part of the prompt; tokens kept for computing are.
         assert_eq!(took(&Acquire { reserve: 9, ..ask.clone() }, 0, 100.0), took(&ask, 0, 100.0));
         let kept = Acquire { keep: 1, tokens: &prompt[..SIZE], ..ask };
         assert_eq!(took(&kept, 0, 100.0), cost(100.0).compute_ns(0, 4));

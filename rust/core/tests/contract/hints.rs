@@ -1,4 +1,4 @@
-//! Hints: who leaves first because somebody knows the future; never more than that.
+//! Hints: they change the order of eviction, never more than that.
 
 use kvtrie_core::block::{Handle, LeaseId, Structure, Token};
 use kvtrie_core::error::{Error, Result};
@@ -19,12 +19,12 @@ fn path(tokens: &[Token]) -> Target {
     Target::Tokens { tokens: tokens.to_vec(), scope: Scope::default() }
 }
 
-/// A session of the plain scope is over.
+/// Says that a session of the plain scope is over.
 fn over(name: &str) -> Hint {
     Hint::Release(Release::Session { name: name.to_owned(), scope: Scope::default() })
 }
 
-/// An owner of the plain scope is gone.
+/// Says that an owner of the plain scope is gone.
 fn gone(name: &str) -> Hint {
     Hint::Release(Release::Owner { name: name.to_owned(), scope: Scope::default() })
 }
@@ -52,7 +52,7 @@ fn cached(rig: &Rig, stems: u32) -> Vec<u32> {
 }
 
 #[test]
-fn lower_priorities_leave_first_under_every_policy() {
+fn lower_priorities_are_evicted_first_under_every_policy() {
     for name in NAMES {
         let mut rig =
             Rig::new(Settings { policy: (*name).to_owned(), ..settings(vec![tier(Kind::Gpu, 6)]) });
@@ -92,7 +92,7 @@ fn a_band_follows_its_block_to_every_tier_and_back() {
         (vec![ALL.meet(kvtrie_core::block::Layers::NONE)], ALL)
     );
     assert_eq!(rig.manager.explain(block, DISK, rig.now).unwrap().priority, 10);
-    // The retained one has not moved.
+    // The retained block has not moved.
     assert_eq!(rig.on(&tokens(1, 1), GPU), [ALL]);
     rig.serve(&tokens(2, 1));
     assert_eq!(rig.manager.explain(block, GPU, rig.now).unwrap().priority, 10);
@@ -105,7 +105,7 @@ fn a_priority_ends_with_its_time() {
     let until = Retain { ttl: Some(500), ..retain(path(&tokens(1, 2)), 70) };
     say(&mut rig, Hint::Retain(until));
     say(&mut rig, Hint::Retain(Retain { end: Some(4), ..retain(path(&tokens(1, 2)), 50) }));
-    // One owner has one say: the later one, for the first block for good.
+    // An owner has one priority per block: the later one, for the first block without an end.
     assert_eq!(priorities(&rig, &tokens(1, 2)), [50, 70]);
     rig.now += 499;
     say(&mut rig, gone("nobody"));
@@ -141,13 +141,13 @@ fn the_strongest_living_owner_wins() {
         (told(&reply), priorities(&rig, &tokens(1, 1))),
         ((Answer::Accepted, 1, 0), vec![0])
     );
-    // Whoever uses it shows that it is not over.
+    // A use revokes the end of the session.
     rig.serve(&tokens(1, 1));
     assert_eq!(priorities(&rig, &tokens(1, 1)), [NORMAL]);
 }
 
 #[test]
-fn a_session_that_is_over_gives_up_what_no_other_one_goes_through() {
+fn a_finished_session_releases_the_blocks_that_no_other_one_uses() {
     let mut rig = one(12);
     let system = tokens(1, 2);
     let chat = |stem| [system.clone(), tokens(stem, 2)].concat();
@@ -158,7 +158,7 @@ fn a_session_that_is_over_gives_up_what_no_other_one_goes_through() {
     assert_eq!(priorities(&rig, &chat(5)), [35, 35, 0, 0]);
     let reply = say(&mut rig, over("two"));
     assert_eq!((told(&reply), priorities(&rig, &chat(6))), ((Answer::Accepted, 4, 0), vec![0; 4]));
-    // It goes on after all.
+    // The session continues after all.
     rig.serve_as(Some("one"), &chat(5));
     assert_eq!(priorities(&rig, &chat(5)), [35; 4]);
     let reply = say(&mut rig, over("three"));
@@ -166,7 +166,7 @@ fn a_session_that_is_over_gives_up_what_no_other_one_goes_through() {
 }
 
 #[test]
-fn what_a_lease_holds_is_not_released_by_another_session() {
+fn leased_blocks_are_not_released_by_another_session() {
     let mut rig = one(8);
     rig.serve_as(Some("one"), &tokens(1, 2));
     let held = rig.acquire(&tokens(1, 1));
@@ -177,14 +177,14 @@ fn what_a_lease_holds_is_not_released_by_another_session() {
     );
     rig.release(held);
     let mine = rig.ask(&Acquire { session: Some("one"), ..all_of(&tokens(1, 2)) }).unwrap();
-    // Its own lease is no other's.
+    // Its own lease does not count as another's.
     let reply = say(&mut rig, over("one"));
     assert_eq!(told(&reply), (Answer::Accepted, 2, 0));
     rig.release(mine);
 }
 
 #[test]
-fn what_is_not_cached_yet_waits_for_its_commit() {
+fn a_hint_about_uncached_tokens_waits_for_their_commit() {
     let mut rig = one(8);
     let prompt = tokens(1, 3);
     rig.serve(&prompt[..4]);
@@ -192,7 +192,7 @@ fn what_is_not_cached_yet_waits_for_its_commit() {
     assert_eq!(told(&reply), (Answer::Deferred, 1, 1));
     rig.serve(&prompt);
     assert_eq!(priorities(&rig, &prompt), [60, 60, 35]);
-    // A scope that nobody has used yet.
+    // A scope that was never used yet.
     let scope = Scope { tenant: b"new".to_vec(), ..Scope::default() };
     let target = Target::Tokens { tokens: tokens(2, 1), scope: scope.clone() };
     let reply = say(&mut rig, Hint::Retain(Retain { ttl: Some(50), ..retain(target.clone(), 60) }));
@@ -205,7 +205,7 @@ fn what_is_not_cached_yet_waits_for_its_commit() {
 }
 
 #[test]
-fn as_many_hints_wait_as_there_is_room_for() {
+fn pending_hints_are_bounded() {
     let mut rig = one(8);
     let hint = |stem| Hint::Retain(retain(path(&tokens(stem, 1)), 60));
     let hints: Vec<Hint> = (1..=4097).map(hint).collect();
@@ -213,12 +213,12 @@ fn as_many_hints_wait_as_there_is_room_for() {
     assert!(replies[..4096].iter().all(|reply| reply.answer == Answer::Deferred));
     assert_eq!(told(&replies[4096]), (Answer::Rejected, 0, 1));
     assert!(replies[4096].reason.contains("4096"), "{}", replies[4096].reason);
-    // The same once more takes no more room.
+    // A repeated hint takes no further room.
     assert_eq!(say(&mut rig, hint(1)).answer, Answer::Rejected);
 }
 
 #[test]
-fn a_request_says_what_becomes_of_its_own_tokens() {
+fn a_request_sets_the_priority_of_its_own_tokens() {
     let mut rig = one(12);
     let prompt = tokens(1, 3);
     rig.serve(&prompt[..4]);
@@ -269,14 +269,14 @@ fn a_tier_retains_at_most_its_share() {
     let here =
         |rig: &Rig, at: usize| rig.manager.explain(blocks[at], GPU, rig.now).unwrap().priority;
     assert_eq!([0, 1, 2, 3].map(|at| here(&rig, at)), [90, 90, 35, 35]);
-    // What goes makes room for what is used.
+    // An evicted block makes room for retaining a used one.
     keep(&mut rig, &tokens(1, 1), 20);
     rig.serve(&tokens(1, 4));
     assert_eq!([0, 1, 2, 3].map(|at| here(&rig, at)), [20, 90, 90, 35]);
 }
 
 #[test]
-fn a_tenant_beyond_its_quota_gives_up_its_own_blocks_first() {
+fn a_tenant_beyond_its_quota_loses_its_own_blocks_first() {
     let mut rig = one(6);
     let scope = |tenant: &[u8]| Scope { tenant: tenant.to_vec(), ..Scope::default() };
     let serve = |rig: &mut Rig, tenant: &[u8], stem| {
@@ -294,7 +294,7 @@ fn a_tenant_beyond_its_quota_gives_up_its_own_blocks_first() {
     let there = |rig: &Rig, tenant: &[u8], stem| {
         rig.manager.matched(&tokens(stem, 1), &scope(tenant), 0).unwrap() > 0
     };
-    // Two blocks too many: they go although they are younger; then the oldest of all goes.
+    // Two blocks too many: they are evicted although younger; then the oldest of all.
     let id = rig.ask(&Acquire { reserve: 12, ..all_of(&[]) }).unwrap();
     let left: Vec<u32> = (2..=6).filter(|&stem| there(&rig, b"big", stem)).collect();
     assert_eq!((there(&rig, b"small", 1), left), (false, vec![4, 5, 6]));
@@ -304,13 +304,13 @@ fn a_tenant_beyond_its_quota_gives_up_its_own_blocks_first() {
 }
 
 #[test]
-fn what_is_prefetched_stands_on_the_tier_when_it_is_asked_for() {
+fn prefetched_blocks_are_resident_when_requested() {
     let tiers = || vec![tier(Kind::Gpu, 8), tier(Kind::Host, 8), tier(Kind::Disk, 8)];
     for tier in [GPU, HOST] {
         let mut rig = Rig::new(settings(tiers()));
         rig.mark(&tokens(1, 3), DISK);
         let fetch = Hint::Prefetch { target: path(&tokens(1, 3)), tier, deadline: None };
-        // A quarter of the tier at a time.
+        // At most a quarter of the tier at a time.
         let reply = say(&mut rig, fetch.clone());
         assert_eq!(told(&reply), (Answer::Clipped, 2, 1), "{}", reply.reason);
         let moves = rig.run();
@@ -327,7 +327,7 @@ fn what_is_prefetched_stands_on_the_tier_when_it_is_asked_for() {
 }
 
 #[test]
-fn what_is_prefetched_names_the_first_of_those_that_wait_for_it() {
+fn a_prefetch_names_the_first_lease_that_waits_for_it() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 8), tier(Kind::Host, 8)]));
     rig.mark(&tokens(1, 1), HOST);
     let fetch = Hint::Prefetch { target: path(&tokens(1, 1)), tier: GPU, deadline: None };
@@ -339,7 +339,7 @@ fn what_is_prefetched_names_the_first_of_those_that_wait_for_it() {
 }
 
 #[test]
-fn what_is_demoted_goes_down_step_by_step_and_is_not_dropped() {
+fn demoted_blocks_move_down_tier_by_tier_and_are_not_dropped() {
     let mut rig =
         Rig::new(settings(vec![tier(Kind::Gpu, 8), tier(Kind::Host, 4), tier(Kind::Disk, 8)]));
     rig.serve(&tokens(1, 3));
@@ -349,7 +349,7 @@ fn what_is_demoted_goes_down_step_by_step_and_is_not_dropped() {
     assert_eq!(rig.on(&tokens(1, 3), DISK), [ALL; 3]);
     assert_eq!((rig.on(&tokens(1, 3), GPU)[0].len(), rig.on(&tokens(1, 3), HOST)[0].len()), (0, 0));
     assert_eq!(rig.manager.occupancy(HOST).free, 4);
-    // A lease's blocks stay.
+    // Leased blocks stay.
     let id = rig.acquire(&tokens(1, 1));
     rig.run();
     let down = Hint::Demote { target: Target::Lease(id), tier: HOST };
@@ -357,7 +357,7 @@ fn what_is_demoted_goes_down_step_by_step_and_is_not_dropped() {
 }
 
 #[test]
-fn priorities_and_what_is_left_of_their_time_survive_a_restart() {
+fn priorities_and_their_remaining_time_survive_a_restart() {
     let three = || settings(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 4), tier(Kind::Disk, 8)]);
     let mut rig = Rig::new(three());
     rig.mark(&tokens(1, 3), DISK);
@@ -384,7 +384,7 @@ fn priorities_and_what_is_left_of_their_time_survive_a_restart() {
 }
 
 #[test]
-fn hints_that_say_nothing_sensible_are_refused_and_change_nothing() {
+fn invalid_hints_are_refused_and_change_nothing() {
     let mut rig = Rig::new(settings(vec![
         TierSpec { owner: Owner::Engine, ..tier(Kind::Gpu, 4) },
         tier(Kind::Host, 4),
@@ -444,7 +444,7 @@ fn the_users_costs_replace_the_models() {
     assert!(rig.manager.unpriced(9).unwrap().is_empty());
     let price = rig.manager.explain(ids[0], GPU, rig.now).unwrap();
     assert!((price.terms.base - 900.0).abs() < 1e-12);
-    // The oldest is the dearest by far: the second one leaves.
+    // The oldest costs the most by far: the second one is evicted.
     rig.serve(&tokens(4, 1));
     assert_eq!(cached(&rig, 4), [1, 3, 4]);
     let set = rig.call(|manager, now| manager.set_costs(&ids, &[1.0; 3], now)).unwrap();
@@ -477,8 +477,8 @@ fn three(seed: u64) -> Settings {
     Settings { policy, ..plain }
 }
 
-/// Two managers with one past, in which moves are under way and leases held; one of them is flooded
-/// with hints. Whatever the other one can serve, it can.
+/// Two managers with one past, with moves in flight and leases held; one of them is flooded with
+/// hints. It must serve every request that the other one serves.
 fn flooded(
     seed: u64,
     past: &[(u32, usize, u8)],
@@ -521,8 +521,8 @@ fn flooded(
     Ok(())
 }
 
-/// A block above one whose store is under way can be written but not dropped, and the others have to
-/// be dropped: host has no room for all.
+/// A block above one whose store is in flight can be written but not dropped, and the others have
+/// to be dropped: the host has no room for all.
 #[test]
 fn some_victims_are_written_and_the_others_dropped() {
     let past = [(2, 3, 1), (6, 1, 1), (1, 2, 1), (6, 2, 1)];
@@ -533,7 +533,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn a_flood_of_hints_takes_no_room(
+    fn a_flood_of_hints_takes_no_slots(
         seed in 0..600u64,
         past in prop::collection::vec((1..7u32, 1..4usize, 0..6u8), 0..25),
         flood in prop::collection::vec((1..7u32, 1..4usize, 0..=100u8), 1..12),
@@ -542,7 +542,7 @@ proptest! {
         flooded(seed, &past, flood, ask)?;
     }
 
-    /// The same over a whole life of requests, one after the other, with hints between them.
+    /// The same over a sequence of requests with hints between them.
     #[test]
     fn hints_never_make_a_request_fail(
         seed in 0..600u64,

@@ -1,4 +1,4 @@
-//! Point 11, second half: holes, and how long a node without a copy lives.
+//! Point 11, second half: holes, and the lifetime of a node without a copy.
 
 use kvtrie_core::block::{Layers, Structure};
 use kvtrie_core::manager::{Action, Manager, MoveKind};
@@ -26,7 +26,7 @@ fn a_node_without_a_copy_lives_until_its_last_resident_descendant_dies() {
 }
 
 #[test]
-fn a_branch_keeps_the_hole_that_it_stands_behind() {
+fn a_branch_keeps_the_hole_before_it() {
     let (mut rig, prompt) = path();
     let branch = [&prompt[..SIZE], &[5; SIZE]].concat();
     rig.mark(&branch, HOST);
@@ -48,7 +48,7 @@ fn holes_at_the_end_of_a_match_are_not_part_of_it() {
 }
 
 #[test]
-fn all_holes_of_a_path_are_computed_in_one_pass_and_then_stand_again() {
+fn all_holes_of_a_path_are_computed_in_one_pass() {
     let (mut rig, prompt) = path();
     rig.unmark(&prompt[..SIZE], HOST);
     let id = rig.acquire(&prompt);
@@ -81,7 +81,7 @@ fn a_hole_is_not_computed_into_a_slot_that_a_store_still_reads() {
 }
 
 #[test]
-fn in_holes_leading_blocks_go_first_and_in_leaf_only_the_last_block_of_a_path() {
+fn holes_evicts_leading_blocks_first_and_leaf_only_last_blocks() {
     let survivors = |structure| {
         let base = settings(vec![tier(Kind::Gpu, 4)]);
         let mut rig = Rig::new(kvtrie_core::manager::Settings { structure, ..base });
@@ -104,7 +104,7 @@ fn leaf_only_never_makes_a_hole_on_any_tier() {
     for turn in 0..60_u32 {
         let stem = tokens(turn % 3, 1 + (turn as usize * 7) % 4);
         let prompt = [stem.as_slice(), &[turn % 5; SIZE]].concat();
-        // The rig audits every step: behind a block that is not whole nothing may stand.
+        // The rig audits every step: no block is resident behind a partial one.
         rig.serve(&prompt);
         let found = rig.manager.lookup(&prompt, rig.now, &Scope::default(), 0).unwrap();
         for block in &found.blocks {

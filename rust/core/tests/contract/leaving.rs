@@ -1,4 +1,4 @@
-//! A copy that was chosen to leave is there until the store that reads it has ended.
+//! A victim stays usable until the store that reads it has ended.
 
 use kvtrie_core::block::{LeaseId, Slot};
 use kvtrie_core::error::Error;
@@ -34,7 +34,7 @@ fn held(rig: &mut Rig, prompt: &[u32]) -> (LeaseId, Vec<Slot>) {
 }
 
 #[test]
-fn a_copy_that_was_chosen_to_leave_is_found_until_its_store_has_ended() {
+fn a_victim_is_found_until_its_store_has_ended() {
     let mut rig = rig(1);
     let prompt = tokens(1, 1);
     rig.serve(&prompt);
@@ -55,7 +55,7 @@ fn a_copy_that_was_chosen_to_leave_is_found_until_its_store_has_ended() {
 }
 
 #[test]
-fn what_leaves_and_was_promised_to_nobody_stays_for_a_request_that_finds_it() {
+fn an_unclaimed_victim_stays_for_a_request_that_finds_it() {
     for slots in [false, true] {
         let gpu = if slots { layered(Kind::Gpu, 4) } else { tier(Kind::Gpu, 4) };
         let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 8)]));
@@ -69,7 +69,7 @@ fn what_leaves_and_was_promised_to_nobody_stays_for_a_request_that_finds_it() {
         assert_eq!((plan.finish, rig.awaits(id)), (rig.now, vec![]));
         assert_eq!(rig.slots(id), before);
         assert_eq!(rig.on(&prompt, GPU), [ALL, ALL]);
-        // What was begun goes on, and the copies below are there when it has ended.
+        // The stores continue, and the copies below are resident once they have ended.
         assert!(rig.run().iter().all(|known| known.kind == MoveKind::Store));
         assert_eq!((rig.on(&prompt, GPU), rig.on(&prompt, HOST)), (vec![ALL; 2], vec![ALL; 2]));
         rig.release(id);
@@ -78,7 +78,7 @@ fn what_leaves_and_was_promised_to_nobody_stays_for_a_request_that_finds_it() {
 }
 
 #[test]
-fn what_stays_does_so_although_its_store_fails() {
+fn a_kept_victim_stays_although_its_store_fails() {
     let mut rig = rig(4);
     let prompt = tokens(1, 1);
     let (id, before) = held(&mut rig, &prompt);
@@ -91,7 +91,7 @@ fn what_stays_does_so_although_its_store_fails() {
 }
 
 #[test]
-fn a_request_without_room_leaves_what_leaves_alone() {
+fn a_refused_request_does_not_keep_victims() {
     let mut rig = rig(2);
     let prompt = tokens(1, 2);
     let (id, _) = held(&mut rig, &prompt);
@@ -104,7 +104,7 @@ fn a_request_without_room_leaves_what_leaves_alone() {
 }
 
 #[test]
-fn a_promised_slot_is_not_taken_back() {
+fn a_granted_slot_is_not_taken_back() {
     let mut rig = rig(3);
     let prompt = tokens(1, 1);
     rig.serve(&prompt);
@@ -121,7 +121,7 @@ fn a_promised_slot_is_not_taken_back() {
 }
 
 #[test]
-fn with_a_growth_reserve_what_stays_counts_as_leased() {
+fn with_a_growth_reserve_a_kept_victim_counts_as_leased() {
     let mut gpu = tier(Kind::Gpu, 4);
     gpu.growth_reserve = 0.5;
     let spec: Settings = settings(vec![gpu, tier(Kind::Host, 8)]);

@@ -1,4 +1,4 @@
-//! Point 5, the other way round: nothing but a lease stands between a request and its room.
+//! Point 5, liveness: only leases can keep a request from being served.
 
 use kvtrie_core::block::{MoveId, Structure};
 use kvtrie_core::error::Error;
@@ -12,8 +12,8 @@ use crate::rig::{GPU, Rig, SIZE, all_of, holes, layered, settings, tier, tokens}
 /// Blocks of the first tier.
 const ROOM: u32 = 5;
 
-/// Hands out and ends every move; of those that `fails` names, one in so many fails, and half of
-/// these hang until whatever can go on meanwhile has ended.
+/// Hands out and ends every move. With `fails`, every n-th one fails, and half of these hang until
+/// the rest has ended.
 fn run(rig: &mut Rig, fails: Option<u64>) {
     let mut hanging: Vec<MoveId> = Vec::new();
     for _ in 0..200 {
@@ -27,7 +27,7 @@ fn run(rig: &mut Rig, fails: Option<u64>) {
         }
         for known in moves {
             let ok = fails.is_none_or(|every| known.id % every != 0);
-            // A move behind one that failed has ended with it: nobody starts it, nobody reports.
+            // A move behind a failed one has ended with it: it is never started or reported.
             let hung = !ok && known.id % 2 == 0;
             let outcome = Outcome { ok, hung, ..Outcome::default() };
             if hung && rig.report(&[known.id], &outcome).is_ok() {
@@ -43,9 +43,9 @@ fn run(rig: &mut Rig, fails: Option<u64>) {
     panic!("the moves never end");
 }
 
-/// Requests of one block to all of the first tier over few stems; nothing is leased and no move
-/// is under way between them.
-fn serves_whatever_fits(settings: &Settings, turns: u32, fails: Option<u64>) {
+/// Requests of one block up to all of the first tier over few stems; without leases or moves
+/// between them.
+fn serves_every_fitting_request(settings: &Settings, turns: u32, fails: Option<u64>) {
     let mut rig = Rig::new(settings.clone());
     for turn in 0..turns {
         let length = usize::try_from((turn * 7 + turn / 5) % ROOM).unwrap();
@@ -57,7 +57,7 @@ fn serves_whatever_fits(settings: &Settings, turns: u32, fails: Option<u64>) {
             run(&mut rig, fails);
             let held = rig.manager.lease_tokens(id).unwrap();
             let rest = &prompt[held..];
-            // After failures the lease may have lost its room; then nothing is committed.
+            // After failures the lease may have lost its slots; then it commits no tokens.
             if fails.is_none() || rig.manager.room_left(id).unwrap() >= rest.len() {
                 rig.commit(id, rest);
             }
@@ -71,41 +71,41 @@ fn serves_whatever_fits(settings: &Settings, turns: u32, fails: Option<u64>) {
 }
 
 #[test]
-fn whatever_fits_on_a_single_tier_finds_room() {
+fn every_fitting_request_is_served_on_a_single_tier() {
     for base in [settings as fn(Vec<TierSpec>) -> Settings, holes] {
-        serves_whatever_fits(&base(vec![tier(Kind::Gpu, ROOM)]), 300, None);
-        serves_whatever_fits(&base(vec![layered(Kind::Gpu, ROOM)]), 300, None);
+        serves_every_fitting_request(&base(vec![tier(Kind::Gpu, ROOM)]), 300, None);
+        serves_every_fitting_request(&base(vec![layered(Kind::Gpu, ROOM)]), 300, None);
     }
 }
 
 #[test]
-fn a_full_lower_tier_does_not_stand_in_the_way() {
+fn a_full_lower_tier_blocks_no_request() {
     for base in [settings as fn(Vec<TierSpec>) -> Settings, holes] {
         for host in [1, 3, 4] {
             let tiers = vec![tier(Kind::Gpu, ROOM), tier(Kind::Host, host)];
-            serves_whatever_fits(&base(tiers), 300, None);
+            serves_every_fitting_request(&base(tiers), 300, None);
             let tiers = vec![layered(Kind::Gpu, ROOM), layered(Kind::Host, host)];
-            serves_whatever_fits(&base(tiers), 300, None);
+            serves_every_fitting_request(&base(tiers), 300, None);
         }
     }
 }
 
 #[test]
-fn a_small_host_between_two_tiers_does_not_stand_in_the_way() {
+fn a_small_host_between_two_tiers_blocks_no_request() {
     for base in [settings as fn(Vec<TierSpec>) -> Settings, holes] {
         for host in [1, 2, 3, 6] {
             let tiers = vec![tier(Kind::Gpu, ROOM), tier(Kind::Host, host), tier(Kind::Disk, 9)];
-            serves_whatever_fits(&base(tiers), 300, None);
+            serves_every_fitting_request(&base(tiers), 300, None);
         }
     }
 }
 
-/// What a shape of manager is drawn from, short enough to read in a failure.
+/// The parameters of a manager, short enough to read in a failure.
 #[derive(Clone, Debug)]
 struct Shape {
     /// Blocks, write policy, `admit_after` and `free_low` of each tier, fastest first.
     tiers: Vec<(u32, Write, u32, f64)>,
-    /// So many tiers, from the first on, have layer slots.
+    /// How many tiers, from the first on, have layer slots.
     layered: usize,
     policy: &'static str,
     structure: Structure,
@@ -149,18 +149,18 @@ proptest! {
     })]
 
     #[test]
-    fn no_shape_of_manager_refuses_what_fits(shape in any_shape()) {
-        serves_whatever_fits(&shape.settings(), 25, None);
+    fn no_shape_of_manager_refuses_a_fitting_request(shape in any_shape()) {
+        serves_every_fitting_request(&shape.settings(), 25, None);
     }
 
     #[test]
-    fn failed_moves_do_not_use_up_room(shape in any_shape(), every in 2..9_u64) {
-        serves_whatever_fits(&shape.settings(), 25, Some(every));
+    fn failed_moves_do_not_leak_slots(shape in any_shape(), every in 2..9_u64) {
+        serves_every_fitting_request(&shape.settings(), 25, Some(every));
     }
 }
 
 #[test]
-fn a_block_whose_children_are_only_looked_at_stays() {
+fn a_block_stays_while_its_children_are_only_examined() {
     let shape = Shape {
         tiers: vec![
             (2, Write::Back, 1, 0.0),
@@ -171,46 +171,46 @@ fn a_block_whose_children_are_only_looked_at_stays() {
         policy: "checkerboard",
         structure: Structure::LeafOnly,
     };
-    serves_whatever_fits(&shape.settings(), 25, Some(6));
+    serves_every_fitting_request(&shape.settings(), 25, Some(6));
 }
 
 #[test]
-fn a_host_full_of_the_requests_own_blocks_lets_nothing_pass_and_does_not_refuse() {
+fn a_host_full_of_the_requests_own_blocks_does_not_refuse() {
     let tiers = vec![(2, Write::Back, 1, 0.0), (2, Write::Back, 1, 0.0), (3, Write::Back, 1, 0.0)];
     let (policy, structure) = ("weighted", Structure::LeafOnly);
     let shape = Shape { tiers, layered: 0, policy, structure };
-    serves_whatever_fits(&shape.settings(), 25, None);
+    serves_every_fitting_request(&shape.settings(), 25, None);
 }
 
 #[test]
-fn a_block_on_its_way_down_is_not_dropped_to_make_room_for_itself() {
+fn a_block_in_flight_down_is_not_dropped_to_make_room_for_itself() {
     let back = |blocks| (blocks, Write::Back, 1, 0.0);
     let tiers = vec![(2, Write::Through, 1, 0.0), back(2), (2, Write::Never, 1, 0.0), back(2)];
     let (policy, structure) = ("lru", Structure::LeafOnly);
     let shape = Shape { tiers, layered: 1, policy, structure };
-    serves_whatever_fits(&shape.settings(), 25, Some(4));
+    serves_every_fitting_request(&shape.settings(), 25, Some(4));
 }
 
 #[test]
-fn writing_ahead_takes_nothing_from_the_tiers_above() {
+fn early_stores_evict_nothing_from_the_tiers_above() {
     let tiers =
         vec![(2, Write::Through, 1, 0.5), (3, Write::Back, 2, 0.5), (4, Write::Back, 1, 0.0)];
     let (policy, structure) = ("flat", Structure::LeafOnly);
     let shape = Shape { tiers, layered: 2, policy, structure };
-    serves_whatever_fits(&shape.settings(), 25, Some(7));
+    serves_every_fitting_request(&shape.settings(), 25, Some(7));
 }
 
 #[test]
-fn a_store_whose_way_through_host_fails_is_not_tried_for_ever() {
+fn a_store_that_fails_in_transit_is_not_retried_forever() {
     let back = |free_low| (2, Write::Back, 1, free_low);
     let tiers = vec![back(0.5), back(0.0), back(0.0), back(0.0)];
     let (policy, structure) = ("lru", Structure::Holes);
     let shape = Shape { tiers, layered: 1, policy, structure };
-    serves_whatever_fits(&shape.settings(), 25, Some(3));
+    serves_every_fitting_request(&shape.settings(), 25, Some(3));
 }
 
 #[test]
-fn a_block_that_is_on_its_way_down_does_not_leave_the_tier_that_it_goes_to() {
+fn a_block_in_flight_down_is_not_evicted_from_its_destination() {
     for seed in 0..480_u64 {
         let tiers = vec![layered(Kind::Gpu, 3), layered(Kind::Host, 2), tier(Kind::Disk, 3)];
         let policy = NAMES[usize::try_from(seed).unwrap() % NAMES.len()].to_owned();
@@ -230,10 +230,10 @@ fn a_block_that_is_on_its_way_down_does_not_leave_the_tier_that_it_goes_to() {
 }
 
 #[test]
-fn a_block_that_two_tiers_refuse_in_turn_is_not_written_for_ever() {
+fn a_block_that_two_tiers_refuse_in_turn_is_not_written_forever() {
     let through = (2, Write::Through, 1, 0.0);
     let tiers = vec![(2, Write::Back, 1, 0.5), through, through, (2, Write::Back, 1, 0.0)];
     let (policy, structure) = ("lru", Structure::LeafOnly);
     let shape = Shape { tiers, layered: 1, policy, structure };
-    serves_whatever_fits(&shape.settings(), 25, Some(2));
+    serves_every_fitting_request(&shape.settings(), 25, Some(2));
 }

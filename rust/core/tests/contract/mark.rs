@@ -1,4 +1,4 @@
-//! Marks: presence without a request, now or from some time on.
+//! Marks: residency without a request, now or from a given time on.
 
 use kvtrie_core::block::{Handle, Layers};
 use kvtrie_core::error::{Error, Result};
@@ -82,7 +82,7 @@ fn a_ready_time_that_has_passed_means_now() {
 }
 
 #[test]
-fn marking_makes_room_by_the_same_rules() {
+fn marking_evicts_by_the_same_rules() {
     let mut rig = two(2, 1);
     let old = tokens(1, 2);
     rig.serve(&old);
@@ -104,13 +104,13 @@ fn marking_more_of_a_path_keeps_what_was_marked_before() {
     let mut rig = two(2, 8);
     let prompt = tokens(1, 3);
     mark(&mut rig, &prompt[..2 * SIZE], GPU, None).unwrap();
-    // Three blocks do not fit, and the two that are there are no victims for the third.
+    // Three blocks do not fit, and the two resident ones are no victims for the third.
     assert!(matches!(mark(&mut rig, &prompt, GPU, None), Err(Error::NoSpace { .. })));
     assert_eq!(rig.on(&prompt, GPU), [ALL, ALL]);
 }
 
 #[test]
-fn clearing_takes_the_copies_off_one_tier() {
+fn clearing_removes_the_copies_of_one_tier() {
     let mut rig = two(4, 4);
     let prompt = tokens(1, 2);
     mark(&mut rig, &prompt, GPU, None).unwrap();
@@ -139,7 +139,7 @@ fn an_arriving_mark_can_be_cleared_and_never_becomes_ready() {
 }
 
 #[test]
-fn what_is_leased_or_moving_cannot_be_cleared() {
+fn leased_or_moving_blocks_cannot_be_cleared() {
     let mut rig = two(4, 4);
     let prompt = tokens(1, 1);
     mark(&mut rig, &prompt, HOST, None).unwrap();
@@ -185,7 +185,7 @@ fn failing(prompt: &[u32]) -> (Rig, u64, u64) {
 }
 
 #[test]
-fn a_copy_that_could_not_be_read_is_good_again_when_it_is_marked() {
+fn a_bad_copy_is_good_again_when_it_is_marked() {
     let prompt = tokens(1, 2);
     for (ended, ready) in [(false, None), (true, None), (false, Some((1500, 2000)))] {
         let (mut rig, id, load) = failing(&prompt[..SIZE]);
@@ -210,7 +210,7 @@ fn a_copy_that_could_not_be_read_is_good_again_when_it_is_marked() {
 }
 
 #[test]
-fn what_a_failed_move_still_writes_cannot_be_marked() {
+fn slots_that_a_failed_move_still_writes_cannot_be_marked() {
     let prompt = tokens(1, 2);
     let (mut rig, id, load) = failing(&prompt[..SIZE]);
     let refused = mark(&mut rig, &prompt, GPU, None).unwrap_err();

@@ -1,4 +1,4 @@
-//! What is counted: hits and misses, evictions by cause, ages, latencies, copies and the log.
+//! Metrics: hits and misses, evictions by cause, ages, latencies, copies and the log.
 
 use kvtrie_core::hint::{Hint, Target};
 use kvtrie_core::manager::{Cause, Eviction, Mark, MoveKind, Outcome, Reason, TierStats};
@@ -101,7 +101,7 @@ fn every_eviction_has_a_cause() {
     assert_eq!(by(&rig.manager.stats(GPU), Cause::Suspended), 1);
     rig.run();
     rig.release(id);
-    // Failed: the copy below cannot be read, and goes once a good one stands above.
+    // Failed: the copy below cannot be read, and is removed once a good one is resident above.
     let id = rig.acquire(&tokens(2, 1));
     let load = rig.hand_out().iter().find(|known| known.kind == MoveKind::Load).unwrap().id;
     let good = rig.manager.stats(HOST).copies;
@@ -123,7 +123,7 @@ fn every_eviction_has_a_cause() {
 }
 
 #[test]
-fn room_that_is_made_ahead_of_need_is_no_demand() {
+fn early_eviction_is_not_demand() {
     let watched = TierSpec { free_low: 0.5, ..tier(Kind::Gpu, 4) };
     let mut rig = Rig::new(settings(vec![watched, tier(Kind::Host, 2), tier(Kind::Disk, 9)]));
     for stem in 1..=6 {
@@ -135,7 +135,7 @@ fn room_that_is_made_ahead_of_need_is_no_demand() {
 }
 
 #[test]
-fn copies_are_clean_while_their_layers_stand_elsewhere() {
+fn copies_are_clean_while_their_layers_are_resident_elsewhere() {
     let mut rig = rig([4, 4]);
     let seen = |rig: &Rig| {
         [GPU, HOST].map(|tier| {
@@ -154,7 +154,7 @@ fn copies_are_clean_while_their_layers_stand_elsewhere() {
 }
 
 #[test]
-fn a_run_that_leaves_at_once_counts_block_by_block() {
+fn a_run_evicted_at_once_counts_block_by_block() {
     let mut rig = rig([4, 4]);
     rig.mark(&tokens(1, 3), GPU);
     rig.mark(&tokens(1, 3), HOST);
@@ -174,7 +174,7 @@ fn a_run_that_leaves_at_once_counts_block_by_block() {
 }
 
 #[test]
-fn what_a_hint_takes_down_is_no_demand() {
+fn demotion_by_a_hint_is_not_demand() {
     let mut rig = rig([4, 4]);
     rig.serve(&tokens(1, 3));
     let target = Target::Tokens { tokens: tokens(1, 3), scope: Scope::default() };
@@ -186,7 +186,7 @@ fn what_a_hint_takes_down_is_no_demand() {
 }
 
 #[test]
-fn copies_that_a_hint_retains_are_told() {
+fn copies_that_a_hint_retains_are_reported() {
     let mut rig = rig([4, 4]);
     rig.serve(&tokens(1, 3));
     let target = Target::Tokens { tokens: tokens(1, 2), scope: Scope::default() };
@@ -195,7 +195,7 @@ fn copies_that_a_hint_retains_are_told() {
 }
 
 #[test]
-fn two_leases_that_compute_one_block_are_told_and_counted() {
+fn a_block_computed_twice_is_reported_and_counted() {
     let mut rig = rig([4, 4]);
     let (one, two) = (rig.acquire(&tokens(1, 1)), rig.acquire(&tokens(1, 1)));
     rig.commit(one, &tokens(1, 1));
@@ -205,7 +205,7 @@ fn two_leases_that_compute_one_block_are_told_and_counted() {
 }
 
 #[test]
-fn the_log_keeps_the_last_with_what_ranked_them() {
+fn the_log_keeps_the_last_evictions_with_their_ranks() {
     let mut rig = rig([2, 9]);
     let tenant = Scope { tenant: b"one".to_vec(), lora: "two".to_owned(), ..Scope::default() };
     let id = {
@@ -229,7 +229,7 @@ fn the_log_keeps_the_last_with_what_ranked_them() {
     assert_eq!((entry.tier, entry.to, entry.layers), (GPU, Some(HOST), ALL));
     assert_eq!((entry.cause, entry.reason), (Cause::Demand, Reason::Demoted));
     assert_eq!((entry.position, entry.uses, entry.idle), (0, 1, 2000));
-    // The one that stays was used a thousand nanoseconds ago, at the same cost.
+    // The remaining one was used a thousand nanoseconds ago, at the same cost.
     assert!((entry.value - entry.terms.cost / 2e-6).abs() < 1e-3 * entry.value);
     assert_eq!(entry.next.map(|next| next / entry.value), Some(2.0));
 }

@@ -66,7 +66,7 @@ fn run_backwards(rig: &mut Rig, ended: &mut BTreeSet<MoveId>) -> usize {
 }
 
 #[test]
-fn whatever_a_move_comes_after_was_handed_out_before() {
+fn a_move_is_handed_out_after_those_it_waits_for() {
     let mut rig = Rig::new(three(3, 4, 8));
     let (mut ended, mut chained) = (BTreeSet::new(), 0);
     for turn in 0..40 {
@@ -102,7 +102,7 @@ fn a_load_of_a_block_that_is_still_being_stored_comes_after_the_store() {
     let id = rig.acquire(&tokens(2, 1));
     rig.acquire(&tokens(3, 1));
     rig.release(id);
-    // The old block is on its way down and its slot promised. Whoever wants it waits for that copy.
+    // The old block's store is in flight and its slot granted. A new request waits for that copy.
     let again = rig.acquire(&old);
     let moves = rig.hand_out();
     let shape: Vec<_> = moves.iter().map(|m| (m.kind, m.src, m.dst, m.after)).collect();
@@ -157,7 +157,7 @@ fn a_second_request_for_an_arriving_block_joins_its_move() {
 }
 
 #[test]
-fn a_move_is_done_when_all_ranks_have_said_so() {
+fn a_move_is_done_when_all_ranks_have_reported() {
     let mut rig = Rig::new(Settings { ranks: 3, ..three(8, 8, 8) });
     let prompt = tokens(1, 1);
     rig.mark(&prompt, HOST);

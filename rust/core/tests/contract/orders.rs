@@ -1,4 +1,4 @@
-//! Point 3: demotion takes back layers first, dropping a last copy shallow ones first.
+//! Point 3: demotion evicts the last layer first; dropping a last copy, the first layer.
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::cost::CostModel;
@@ -7,7 +7,7 @@ use kvtrie_core::tier::Kind;
 
 use crate::rig::{GPU, HOST, Rig, holes, layered, settings, tier, tokens};
 
-/// The single layers of one block in the order in which they left `tier`, and why.
+/// The layers of one block in the order in which `tier` evicts them, with the reasons.
 fn departures(settings: Settings, tier: usize) -> Vec<(u16, Reason)> {
     let mut rig = Rig::new(settings);
     let prompt = tokens(1, 1);
@@ -26,14 +26,14 @@ fn departures(settings: Settings, tier: usize) -> Vec<(u16, Reason)> {
 }
 
 #[test]
-fn demotion_goes_from_the_back() {
+fn demotion_starts_with_the_last_layer() {
     let tiers = vec![layered(Kind::Gpu, 2), tier(Kind::Host, 20)];
     let demoted: Vec<_> = [3, 2, 1, 0].map(|layer| (layer, Reason::Demoted)).to_vec();
     assert_eq!(departures(holes(tiers), GPU), demoted);
 }
 
 #[test]
-fn a_demoted_layer_that_stands_below_already_still_goes_from_the_back() {
+fn clean_layers_are_demoted_from_the_last_too() {
     let gpu = kvtrie_core::tier::TierSpec {
         write: kvtrie_core::tier::Write::Through,
         ..layered(Kind::Gpu, 2)
@@ -43,7 +43,7 @@ fn a_demoted_layer_that_stands_below_already_still_goes_from_the_back() {
 }
 
 #[test]
-fn the_last_copy_closes_from_the_bottom() {
+fn a_last_copy_is_dropped_from_layer_0() {
     let dropped: Vec<_> = [0, 1, 2, 3].map(|layer| (layer, Reason::Dropped)).to_vec();
     assert_eq!(departures(holes(vec![layered(Kind::Gpu, 2)]), GPU), dropped);
     let two = holes(vec![layered(Kind::Gpu, 2), layered(Kind::Host, 2)]);
@@ -51,14 +51,14 @@ fn the_last_copy_closes_from_the_bottom() {
 }
 
 #[test]
-fn the_sources_order_of_dropping_can_be_asked_for() {
+fn the_source_documents_order_of_dropping_is_a_setting() {
     let settings = holes(vec![layered(Kind::Gpu, 2)]);
     let dropped: Vec<_> = [3, 2, 1, 0].map(|layer| (layer, Reason::Dropped)).to_vec();
     assert_eq!(departures(Settings { drop_order: DropOrder::Seed, ..settings }, GPU), dropped);
 }
 
 #[test]
-fn a_leaf_only_block_is_dropped_whole_since_a_part_of_it_serves_nobody() {
+fn leaf_only_drops_all_layers_of_a_block() {
     let mut rig = Rig::new(settings(vec![layered(Kind::Gpu, 2)]));
     let prompt = tokens(1, 1);
     rig.serve(&prompt);
@@ -69,7 +69,7 @@ fn a_leaf_only_block_is_dropped_whole_since_a_part_of_it_serves_nobody() {
     assert_eq!(rig.matched(&prompt), 0);
 }
 
-/// Weights of the layer that would leave next, as `explain` gives them.
+/// Weight of the layer that would be evicted next, by `explain`.
 fn next_out(settings: Settings) -> (Layers, f64) {
     let mut rig = Rig::new(Settings {
         policy: "weighted".to_owned(),
@@ -83,17 +83,17 @@ fn next_out(settings: Settings) -> (Layers, f64) {
 }
 
 #[test]
-fn the_kind_of_departure_sets_weight_and_layer_alike() {
+fn the_kind_of_departure_sets_weight_and_layer() {
     let demoted = next_out(holes(vec![layered(Kind::Gpu, 2), tier(Kind::Host, 2)]));
     assert_eq!(demoted, (Layers::new(3, 4), 0.25));
     let dropped = next_out(holes(vec![layered(Kind::Gpu, 2)]));
     assert_eq!(dropped, (Layers::new(0, 1), 0.25));
     let seed = Settings { drop_order: DropOrder::Seed, ..holes(vec![layered(Kind::Gpu, 2)]) };
-    assert_eq!(next_out(seed), (Layers::new(3, 4), 0.25), "the source's letter");
+    assert_eq!(next_out(seed), (Layers::new(3, 4), 0.25), "the source document's order");
 }
 
 #[test]
-fn a_whole_block_weighs_the_sum_of_its_layers() {
+fn a_block_weighs_the_sum_of_its_layers() {
     let (layers, weight) = next_out(holes(vec![tier(Kind::Gpu, 2), tier(Kind::Host, 2)]));
     assert_eq!((layers, weight), (Layers::new(0, 4), 2.5));
 }

@@ -1,4 +1,4 @@
-//! Point 2: a residency is one contiguous range of layers, and which end of it stays.
+//! Point 2: a residency is one contiguous range of layers; which end of it stays.
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::manager::{Action, DropOrder, Reason, Settings};
@@ -10,7 +10,7 @@ fn checkerboard(settings: Settings) -> Rig {
     Rig::new(Settings { policy: "checkerboard".to_owned(), ..settings })
 }
 
-/// Two old blocks fill the first tier; then half of each has to leave it.
+/// Two old blocks fill the first tier; then half of each is evicted from it.
 fn half_out(settings: Settings) -> (Rig, [Vec<u32>; 2]) {
     let mut rig = checkerboard(settings);
     let old = [tokens(1, 1), tokens(2, 1)];
@@ -39,7 +39,7 @@ fn a_single_tier_is_the_lowest_and_drops_its_shallow_layers() {
 }
 
 #[test]
-fn a_single_tier_keeps_layer_0_if_asked_to_drop_as_the_source_does() {
+fn a_single_tier_keeps_layer_0_in_the_source_documents_order() {
     let settings = holes(vec![layered(Kind::Gpu, 2)]);
     let (rig, old) = half_out(Settings { drop_order: DropOrder::Seed, ..settings });
     for block in old {
@@ -75,7 +75,7 @@ fn a_middle_tier_may_hold_any_range() {
 }
 
 #[test]
-fn what_stands_in_parts_is_computed_up_to_the_last_gap_and_loaded_behind_it() {
+fn a_scattered_block_is_computed_to_its_last_gap_and_loaded_behind() {
     let (mut rig, [block, ..]) = spread();
     rig.unmark(&block, GPU);
     let id = rig.acquire(&block);
@@ -91,7 +91,7 @@ fn what_stands_in_parts_is_computed_up_to_the_last_gap_and_loaded_behind_it() {
 }
 
 #[test]
-fn a_layer_that_would_leave_a_gap_below_is_dropped_instead_of_written() {
+fn a_layer_that_would_leave_a_gap_below_is_dropped_not_written() {
     let tiers = vec![layered(Kind::Gpu, 4), layered(Kind::Host, 2)];
     let mut rig = checkerboard(holes(tiers));
     let old = [1, 2, 3, 4].map(|stem| tokens(stem, 1));

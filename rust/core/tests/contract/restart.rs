@@ -1,4 +1,4 @@
-//! Point 12: the index of a tier that outlived its manager.
+//! Point 12: restoring the index of a tier that outlived its manager.
 
 use kvtrie_core::block::{Layers, Structure};
 use kvtrie_core::manager::{Acquire, Manager, Mark, Outcome, Row, Settings};
@@ -60,7 +60,7 @@ fn a_chain_is_found_again_in_its_slots() {
 }
 
 #[test]
-fn ages_become_times_so_that_the_order_of_leaving_survives() {
+fn ages_become_times_so_that_the_eviction_order_survives() {
     let mut rig = Rig::new(three());
     rig.now = 1_000_000;
     let ages = [500, 900_000, 100, 700];
@@ -77,7 +77,7 @@ fn ages_become_times_so_that_the_order_of_leaving_survives() {
 }
 
 #[test]
-fn what_was_used_before_the_clocks_zero_keeps_its_age() {
+fn a_use_before_the_clocks_zero_keeps_its_age() {
     let mut rig = Rig::new(three());
     let day = 24 * 3600 * 1_000_000_000;
     let ages = [3 * day, rig.now, 400 * day, u64::MAX];
@@ -88,13 +88,13 @@ fn what_was_used_before_the_clocks_zero_keeps_its_age() {
     for (at, rank) in [(0, 2), (1, 3), (2, 1), (3, 0)] {
         let block = rig.blocks(&prompts[at])[0];
         let price = rig.manager.explain(block, DISK, rig.now).unwrap();
-        // The oldest that can be told is that of 146 years.
+        // The greatest age that fits is 146 years.
         assert_eq!((price.idle, price.rank), (ages[at].min((1 << 62) + rig.now), Some(rank)));
     }
 }
 
 #[test]
-fn rows_that_cannot_be_true_are_left_out_with_all_that_stands_behind_them() {
+fn impossible_rows_are_skipped_with_their_descendants() {
     let prompt = tokens(1, 3);
     let good = chain(&prompt, &[0, 1, 2]);
     let mut short = good.clone();
@@ -135,7 +135,7 @@ fn rows_that_cannot_be_true_are_left_out_with_all_that_stands_behind_them() {
 }
 
 #[test]
-fn parts_of_blocks_are_taken_in_where_holes_may_be() {
+fn partial_blocks_are_loaded_in_holes_scopes() {
     let prompt = tokens(1, 2);
     let mut rows = chain(&prompt, &[0, 1]);
     rows[0].layers = Layers::new(2, LAYERS);
@@ -147,7 +147,7 @@ fn parts_of_blocks_are_taken_in_where_holes_may_be() {
 }
 
 #[test]
-fn a_row_that_is_known_already_gives_its_slot_back() {
+fn a_row_of_a_known_block_frees_its_slot() {
     let mut rig = Rig::new(three());
     let prompt = tokens(1, 2);
     let mut rows = chain(&prompt, &[0, 2]);
@@ -157,19 +157,19 @@ fn a_row_that_is_known_already_gives_its_slot_back() {
 }
 
 #[test]
-fn slots_may_come_in_any_order() {
+fn slots_may_be_in_any_order() {
     let mut rig = Rig::new(three());
     let prompt = tokens(1, 3);
     assert_eq!(load(&mut rig, DISK, &chain(&prompt, &[3, 0, 2])), 3);
     let slots: Vec<u32> = index(&mut rig, DISK).iter().map(|row| row.slot).collect();
     assert_eq!((slots, rig.manager.occupancy(DISK).free), (vec![3, 0, 2], 1));
-    // The one that is left serves the next.
+    // The slot that is left serves the next block.
     assert_eq!(load(&mut rig, DISK, &[row(None, &tokens(2, 1), 1, 5)]), 1);
     assert_eq!(rig.manager.occupancy(DISK).free, 0);
 }
 
 #[test]
-fn uses_are_remembered() {
+fn use_counts_are_restored() {
     let mut rig = Rig::new(Settings { policy: "retention".to_owned(), ..three() });
     let prompt = tokens(1, 1);
     let mut rows = chain(&prompt, &[0]);
@@ -192,7 +192,7 @@ fn two_tiers_can_hold_the_same_blocks() {
 }
 
 #[test]
-fn what_the_index_cannot_mean_is_refused() {
+fn a_contradictory_index_is_refused() {
     let mut rig = Rig::new(settings(vec![layered(Kind::Gpu, 4)]));
     rig.refused("layer_slots", |manager, now| manager.load_index(GPU, &[], now));
     rig.refused("layer_slots", |manager, now| manager.index(GPU, now));
@@ -203,7 +203,7 @@ fn what_the_index_cannot_mean_is_refused() {
 }
 
 #[test]
-fn nothing_is_found_again_behind_what_a_failure_has_lost() {
+fn nothing_is_restored_behind_a_lost_block() {
     let prompt = tokens(1, 2);
     let mut rig = Rig::new(three());
     rig.mark(&prompt, DISK);
@@ -214,7 +214,7 @@ fn nothing_is_found_again_behind_what_a_failure_has_lost() {
     let moving = again.hand_out()[0].id;
     again.fail(moving);
     again.release(id);
-    // The block is there until its load has ended on both ranks, and serves nobody.
+    // The block stays until its load has ended on both ranks, and matches no request.
     assert_eq!((again.manager.totals().0, load(&mut again, DISK, &rows[1..])), (1, 0));
     again.report(&[moving], &Outcome { ok: false, rank: 1, ..Outcome::default() }).unwrap();
     assert_eq!((again.manager.totals().0, load(&mut again, DISK, &rows)), (0, 2));
@@ -252,7 +252,7 @@ fn every_scope_is_found_again_with_its_structure_and_its_digests() {
 }
 
 #[test]
-fn what_was_written_down_is_found_again_with_its_price() {
+fn written_blocks_are_restored_with_their_price() {
     let policies = ["retention", "weighted"];
     for (policy, structure) in policies.into_iter().zip([Structure::LeafOnly, Structure::Holes]) {
         let settings = || Settings { policy: policy.to_owned(), structure, ..three() };
@@ -271,7 +271,7 @@ fn what_was_written_down_is_found_again_with_its_price() {
         again.now = rig.now;
         load(&mut again, DISK, &rows);
         let found = index(&mut again, DISK);
-        // What stood behind a block that was on no disk cannot be reached any more.
+        // Blocks behind one that was on no disk are unreachable.
         assert!(found.len() > 1, "{policy}");
         assert!(found.iter().all(|row| rows.contains(row)), "{policy}");
         for row in &found {
@@ -295,8 +295,8 @@ fn path_of(row: &Row, rows: &[Row]) -> Vec<u32> {
 }
 
 #[test]
-fn a_flush_leaves_whole_prefixes_on_the_last_tier() {
-    // Leaf-only tiers give up leaves first: without a flush the disk holds what nobody can reach.
+fn a_flush_leaves_usable_prefixes_on_the_last_tier() {
+    // Leaf-only tiers evict leaves first: without a flush the disk holds unreachable blocks.
     let mut rig = Rig::new(three());
     for stem in 1..=3 {
         rig.serve(&tokens(stem, 4));
@@ -325,7 +325,7 @@ fn a_flush_ends_and_respects_never() {
 }
 
 #[test]
-fn a_store_carries_what_finds_it_again() {
+fn a_store_carries_its_record() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 2), tier(Kind::Disk, 8)]));
     let prompt = tokens(1, 2);
     rig.serve(&prompt);

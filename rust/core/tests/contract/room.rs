@@ -1,5 +1,5 @@
-//! Point 5: room comes from free slots, then from victims, clean ones at once and dirty ones after
-//! a write; the cascade is planned whole, and two watermarks keep the demand path instant.
+//! Point 5: slots come from the free list, then from victims, clean ones at once and dirty ones
+//! after a write; the cascade is planned completely, and two watermarks keep demand instant.
 
 use kvtrie_core::block::Structure;
 use kvtrie_core::error::Error;
@@ -9,7 +9,7 @@ use kvtrie_core::tier::{Kind, TierSpec, Write};
 use crate::rig::{ALL, DISK, GPU, HOST, Rig, SIZE, all_of, layered, settings, tier, tokens};
 
 #[test]
-fn free_slots_are_taken_before_anything_leaves() {
+fn free_slots_are_used_before_any_eviction() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 4)]));
     rig.serve(&tokens(1, 2));
     let id = rig.acquire(&tokens(2, 2));
@@ -18,7 +18,7 @@ fn free_slots_are_taken_before_anything_leaves() {
 }
 
 #[test]
-fn a_clean_victim_leaves_at_once() {
+fn a_clean_victim_is_evicted_at_once() {
     let gpu = TierSpec { write: Write::Through, ..tier(Kind::Gpu, 2) };
     let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 4)]));
     let old = tokens(1, 2);
@@ -30,9 +30,9 @@ fn a_clean_victim_leaves_at_once() {
     rig.commit(id, &tokens(2, 2));
 }
 
-/// Two paths alike in cost and time: the last block of each leaves before the first one of either.
+/// Two paths of equal cost and time: the last block of each is evicted before either's first.
 #[test]
-fn of_equals_the_deeper_one_leaves_first() {
+fn of_equals_the_deeper_block_is_evicted_first() {
     let alike = Settings {
         policy: "retention".to_owned(),
         epsilon: 0.5,
@@ -48,10 +48,10 @@ fn of_equals_the_deeper_one_leaves_first() {
     assert_eq!(paths.map(|path| rig.matched(&path)), [SIZE, SIZE]);
 }
 
-/// Of three blocks behind one, one is dropped by itself, the others go with a copy below: when all have
-/// left, the one before them may leave too.
+/// Of three children of a block one is dropped, the others leave a copy below: once all are
+/// evicted, their parent may be evicted too.
 #[test]
-fn what_stood_before_victims_of_both_kinds_may_leave_next() {
+fn the_parent_of_victims_of_both_kinds_may_be_evicted_next() {
     let gpu = TierSpec { admit_after: 2, ..tier(Kind::Gpu, 4) };
     let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 8)]));
     let paths = [1, 2, 3].map(|stem| [tokens(9, 1), tokens(stem, 1)].concat());
@@ -94,7 +94,7 @@ fn a_dirty_victim_is_written_first_and_the_reservation_names_the_move() {
 }
 
 #[test]
-fn loads_take_the_free_slots_and_leave_the_draining_ones_to_what_is_computed() {
+fn loads_take_free_slots_and_computed_blocks_draining_ones() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 2), tier(Kind::Host, 4)]));
     rig.serve(&tokens(1, 1));
     let prompt = tokens(2, 2);
@@ -139,8 +139,8 @@ fn the_cascade_is_planned_through_all_tiers_before_anything_changes() {
 }
 
 #[test]
-fn a_cascade_that_ends_nowhere_changes_no_tier() {
-    // The victim's only way leads to a host whose one slot is pinned by a load under way.
+fn a_cascade_without_an_end_changes_no_tier() {
+    // The only victim would go to a host whose one slot is pinned by a load in flight.
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 2), tier(Kind::Host, 1)]));
     let (held, loaded) = (tokens(1, 1), tokens(2, 1));
     rig.mark(&loaded, HOST);
@@ -154,7 +154,7 @@ fn a_cascade_that_ends_nowhere_changes_no_tier() {
 }
 
 #[test]
-fn below_free_low_blocks_are_written_ahead_and_stay_valid() {
+fn below_free_low_blocks_are_stored_early_and_stay_resident() {
     let gpu = TierSpec { free_low: 0.5, ..tier(Kind::Gpu, 8) };
     let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 16)]));
     let prompts: Vec<_> = (1..=7).map(|stem| tokens(stem, 1)).collect();
@@ -171,7 +171,7 @@ fn below_free_low_blocks_are_written_ahead_and_stay_valid() {
 }
 
 #[test]
-fn the_least_valuable_blocks_are_the_ones_written_ahead() {
+fn the_least_valuable_blocks_are_stored_early() {
     let gpu = TierSpec { free_low: 0.5, ..tier(Kind::Gpu, 8) };
     let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 16)]));
     let prompts: Vec<_> = (1..=8).map(|stem| tokens(stem, 1)).collect();
@@ -184,7 +184,7 @@ fn the_least_valuable_blocks_are_the_ones_written_ahead() {
 }
 
 #[test]
-fn writing_ahead_comes_to_rest_where_the_lower_tier_is_smaller_than_the_watermark() {
+fn early_stores_stop_if_the_lower_tier_is_below_the_watermark() {
     for (kind, structure) in [
         (tier as fn(Kind, u32) -> TierSpec, Structure::LeafOnly),
         (tier, Structure::Holes),
@@ -202,7 +202,7 @@ fn writing_ahead_comes_to_rest_where_the_lower_tier_is_smaller_than_the_watermar
 }
 
 #[test]
-fn the_growth_reserve_is_kept_from_acquire_and_open_to_reserve() {
+fn acquire_cannot_use_the_growth_reserve_but_reserve_can() {
     let gpu = TierSpec { growth_reserve: 0.25, ..tier(Kind::Gpu, 8) };
     let mut rig = Rig::new(settings(vec![gpu]));
     let id = rig.acquire(&tokens(1, 6));

@@ -1,4 +1,4 @@
-//! Who may share blocks with whom.
+//! Scopes: which requests may share blocks.
 
 use kvtrie_core::block::Structure;
 use kvtrie_core::hint::{Hint, Release, Retain, Target};
@@ -41,7 +41,7 @@ fn tenants_and_adapters_never_share() {
 }
 
 #[test]
-fn sequences_with_different_images_share_what_lies_before_them() {
+fn sequences_with_different_images_share_the_prefix_before_them() {
     let mut rig = rig();
     let prompt = tokens(1, 4);
     assert_eq!(serve(&mut rig, &image(9, 1), &prompt), 0);
@@ -53,7 +53,7 @@ fn sequences_with_different_images_share_what_lies_before_them() {
 }
 
 #[test]
-fn a_digest_counts_where_it_stands_also_when_tokens_come_one_by_one() {
+fn a_digest_counts_at_its_position_even_if_tokens_arrive_one_by_one() {
     let mut rig = rig();
     let prompt = tokens(1, 3);
     let id = rig.ask(&Acquire { scope: image(6, 1), ..all_of(&prompt) }).unwrap();
@@ -66,7 +66,7 @@ fn a_digest_counts_where_it_stands_also_when_tokens_come_one_by_one() {
 }
 
 #[test]
-fn real_tokens_cannot_be_taken_for_digests() {
+fn real_tokens_never_equal_digests() {
     let mut rig = rig();
     let high: Vec<u32> = vec![FIRST_DIGEST; SIZE];
     assert_eq!(serve(&mut rig, &Scope::default(), &high), 0, "as long as no digest is in use");
@@ -96,7 +96,7 @@ fn the_structure_is_fixed_at_the_first_use() {
 }
 
 #[test]
-fn a_lookup_in_a_scope_that_was_never_used_creates_none() {
+fn lookup_creates_no_scope() {
     let rig = rig();
     let before = rig.manager.snapshot();
     let scope = Scope { tenant: b"x".to_vec(), ..image(0, 9) };
@@ -105,14 +105,14 @@ fn a_lookup_in_a_scope_that_was_never_used_creates_none() {
 }
 
 #[test]
-fn scopes_of_both_structures_live_on_one_tier() {
+fn scopes_of_both_structures_share_a_tier() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 6)]));
     let holes =
         Scope { structure: Some(Structure::Holes), tenant: b"h".to_vec(), ..Scope::default() };
     serve(&mut rig, &holes, &tokens(1, 3));
     serve(&mut rig, &Scope::default(), &tokens(2, 3));
     rig.now += 1000;
-    // All six are equally old. Ties: leading blocks of holes and last blocks of leaf-only paths.
+    // All six have the same age. Ties: leading blocks of holes and last blocks of leaf-only paths.
     serve(&mut rig, &Scope { tenant: b"n".to_vec(), ..Scope::default() }, &tokens(3, 2));
     let left = |scope: &Scope, stem| rig.manager.matched(&tokens(stem, 3), scope, 0).unwrap();
     assert_eq!(left(&Scope::default(), 2), 3 * SIZE);
@@ -123,7 +123,7 @@ fn scopes_of_both_structures_live_on_one_tier() {
     assert_eq!(rig.manager.occupancy(GPU).free, 0);
 }
 
-/// The scopes that are known, by the snapshot.
+/// Number of known scopes, by the snapshot.
 fn known(rig: &Rig) -> usize {
     let state = String::from_utf8(rig.manager.snapshot()).unwrap();
     let known = state.lines().filter(|line| line.starts_with("scope ")).count();
@@ -145,7 +145,7 @@ fn a_scope_is_forgotten_with_its_last_block_and_lease() {
         rig.now += 1000;
         assert!(known(&rig) <= 4, "{} scopes for four paths", known(&rig));
     }
-    // A lease without a block, and one on a partial one.
+    // A lease without a block, and one with a partial block.
     let empty = rig.ask(&Acquire { scope: tenant(99), ..all_of(&[]) }).unwrap();
     let id = rig.ask(&Acquire { scope: tenant(100), ..all_of(&prompt[..2]) }).unwrap();
     rig.commit(id, &prompt[..2]);
@@ -158,7 +158,7 @@ fn a_scope_is_forgotten_with_its_last_block_and_lease() {
 }
 
 #[test]
-fn a_scope_that_was_forgotten_may_have_another_structure() {
+fn a_forgotten_scope_may_get_another_structure() {
     let mut rig = rig();
     let scope = |structure| Scope { structure: Some(structure), ..tenant(1) };
     serve(&mut rig, &scope(Structure::Holes), &tokens(1, 2));
@@ -173,7 +173,7 @@ fn a_scope_that_was_forgotten_may_have_another_structure() {
 }
 
 #[test]
-fn what_is_remembered_of_a_scope_is_no_other_scopes() {
+fn ghost_entries_of_a_scope_serve_no_other_scope() {
     let policy = "retention".to_owned();
     let mut rig = Rig::new(Settings { policy, ..settings(vec![tier(Kind::Gpu, 16)]) });
     let prompt = tokens(1, 4);
@@ -193,7 +193,7 @@ fn what_is_remembered_of_a_scope_is_no_other_scopes() {
     assert_eq!(uses(&tenant(1), 1), 6, "it came back to another place");
 }
 
-/// So many images one after the other, through a pool of 16 blocks.
+/// Serves `count` images one after the other through a pool of 16 blocks.
 fn images(count: u32) {
     let mut manager = Manager::new(settings(vec![tier(Kind::Gpu, 16)])).unwrap();
     let prompt = tokens(1, 1);
@@ -221,7 +221,7 @@ fn a_million_digests_are_free_with_their_blocks() {
 }
 
 #[test]
-fn a_digest_stands_as_long_as_anything_is_written_with_it() {
+fn a_digest_lives_as_long_as_a_block_uses_it() {
     let mut rig = rig();
     let (prompt, scope) = (tokens(1, 3), image(5, 1));
     let digests = |rig: &Rig| rig.manager.strangers().1;
@@ -235,7 +235,7 @@ fn a_digest_stands_as_long_as_anything_is_written_with_it() {
     assert_eq!(digests(&rig), 1, "in the partial block of a fork");
     rig.call(|m, now| m.suspend(forks[1], Kind::Host, now)).unwrap();
     assert_eq!(digests(&rig), 0);
-    // Another token at the same place is another pair.
+    // Another token at the same position is another pair.
     rig.call(|m, now| m.reserve(id, 7, now)).unwrap();
     rig.run();
     rig.commit(id, &[77]);
@@ -258,7 +258,7 @@ fn a_digest_stands_as_long_as_anything_is_written_with_it() {
 }
 
 #[test]
-fn a_lease_that_comes_back_finds_the_blocks_of_its_digests() {
+fn a_returning_request_finds_the_blocks_of_its_digests() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 16), tier(Kind::Host, 16)]));
     let (prompt, scope) = (tokens(1, 3), image(5, 1));
     let id = rig.ask(&Acquire { scope, ..all_of(&prompt) }).unwrap();
@@ -270,7 +270,7 @@ fn a_lease_that_comes_back_finds_the_blocks_of_its_digests() {
 }
 
 #[test]
-fn what_is_remembered_of_a_digest_is_no_other_digests() {
+fn ghost_entries_of_a_digest_serve_no_other_digest() {
     let policy = "retention".to_owned();
     let mut rig = Rig::new(Settings { policy, ..settings(vec![tier(Kind::Gpu, 16)]) });
     let prompt = tokens(1, 4);
@@ -294,7 +294,7 @@ fn what_is_remembered_of_a_digest_is_no_other_digests() {
 }
 
 #[test]
-fn a_hint_that_waits_keeps_scope_and_digest() {
+fn a_pending_hint_keeps_scope_and_digest() {
     let mut rig = rig();
     let scope = Scope { tenant: b"t".to_vec(), ..image(0, 1) };
     let (prompt, target) =
@@ -319,7 +319,7 @@ fn a_hint_that_waits_keeps_scope_and_digest() {
 }
 
 #[test]
-fn a_real_token_from_before_is_no_digests_number() {
+fn a_used_token_is_never_a_digests_number() {
     let draw = |high: Option<u32>| {
         let mut rig = rig();
         if let Some(high) = high {
@@ -335,7 +335,7 @@ fn a_real_token_from_before_is_no_digests_number() {
 }
 
 #[test]
-fn a_hint_for_a_session_that_is_said_again_keeps_its_scope_once() {
+fn a_repeated_session_hint_holds_its_scope_once() {
     let mut rig = rig();
     let scope = tenant(1);
     let session = || ("chat".to_owned(), scope.clone());

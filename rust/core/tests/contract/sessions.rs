@@ -1,4 +1,4 @@
-//! When a conversation begins, what it weighs and what ends it.
+//! Sessions: their begin, weight and end.
 
 use kvtrie_core::hint::{Hint, Release};
 use kvtrie_core::manager::{Acquire, Settings};
@@ -61,7 +61,7 @@ fn a_session_weighs_as_long_as_it_will_be_and_never_shorter_than_it_is() {
 }
 
 #[test]
-fn a_released_session_goes_at_once_or_with_its_last_lease() {
+fn a_released_session_ends_at_once_or_with_its_last_lease() {
     let mut rig = weighted();
     rig.serve_as(Some("idle"), &tokens(1, 2));
     over(&mut rig, "idle");
@@ -77,7 +77,7 @@ fn a_released_session_goes_at_once_or_with_its_last_lease() {
     assert_eq!(rig.manager.session_name(fork), Ok(Some("held")));
     rig.release(fork);
     assert_eq!(names(&rig), Vec::<String>::new());
-    // A request that comes before the last lease ends takes the release back.
+    // A request that arrives before the last lease ends revokes the release.
     let id = rig.ask(&ask).unwrap();
     over(&mut rig, "held");
     rig.serve_as(Some("held"), &prompt);
@@ -86,7 +86,7 @@ fn a_released_session_goes_at_once_or_with_its_last_lease() {
 }
 
 #[test]
-fn a_session_whose_request_is_given_up_before_it_has_a_block_goes() {
+fn a_session_ends_if_its_request_is_given_up_without_a_block() {
     let mut rig = weighted();
     let prompt = tokens(1, 2);
     let id = rig.ask(&Acquire { session: Some("s"), ..all_of(&prompt) }).unwrap();
@@ -96,7 +96,7 @@ fn a_session_whose_request_is_given_up_before_it_has_a_block_goes() {
 }
 
 #[test]
-fn of_the_sessions_that_end_in_one_block_the_eight_used_last_stay() {
+fn a_block_keeps_the_eight_sessions_used_last() {
     let mut rig = weighted();
     let prompt = tokens(1, 2);
     let ask = Acquire { session: Some("held"), ..all_of(&prompt) };
@@ -108,7 +108,7 @@ fn of_the_sessions_that_end_in_one_block_the_eight_used_last_stay() {
     rig.serve_as(Some("s12"), &prompt);
     rig.serve_as(Some("s20"), &prompt);
     rig.serve_as(None, &prompt);
-    // One without a name counts too, where lengths matter; the last one goes at the next request.
+    // A session without a name counts too if lengths matter; the last one ends at the next request.
     assert_eq!(names(&rig), ["held", "s12", "s14", "s15", "s16", "s17", "s18", "s19", "s20"]);
     rig.acquire(&tokens(2, 1));
     assert_eq!(names(&rig), ["held", "s12", "s15", "s16", "s17", "s18", "s19", "s20"]);

@@ -12,7 +12,7 @@ fn shared<T: Send + Sync + 'static>() {}
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the threads are the caller's")]
-fn a_manager_may_go_to_another_thread_and_wait_behind_a_lock() {
+fn a_manager_is_send_and_sync_behind_a_lock() {
     shared::<Manager>();
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 4)]));
     let thread = std::thread::spawn(move || {
@@ -22,7 +22,7 @@ fn a_manager_may_go_to_another_thread_and_wait_behind_a_lock() {
     assert_eq!(thread.join().unwrap().matched(&tokens(1, 2)), 2 * SIZE);
 }
 
-/// Sixty requests, and every move that they asked for.
+/// Sixty requests with all of their moves.
 fn replay(settings: &Settings) -> (Vec<Move>, Vec<u8>) {
     let mut rig = Rig::new(settings.clone());
     let mut log = Vec::new();

@@ -1,4 +1,4 @@
-//! Point 1: who hands slots out, and what a slot holds.
+//! Point 1: owners of slots, and the contents of a slot.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ fn engine(write: Write) -> Rig {
 }
 
 #[test]
-fn a_pool_of_ours_gives_every_slot_to_one_holder() {
+fn our_pool_gives_every_slot_to_one_holder() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 6)]));
     let one = rig.ask(&Acquire { reserve: SIZE, ..all_of(&tokens(1, 2)) }).unwrap();
     let two = rig.acquire(&tokens(2, 3));
@@ -32,7 +32,7 @@ fn a_pool_of_ours_gives_every_slot_to_one_holder() {
 }
 
 #[test]
-fn an_engine_names_its_slots_and_is_told_which_moves_still_read_them() {
+fn an_engine_binds_its_slots_and_learns_which_moves_still_read_them() {
     let mut rig = engine(Write::Back);
     let prompt = tokens(1, 2);
     let id = rig.acquire(&prompt);
@@ -44,7 +44,7 @@ fn an_engine_names_its_slots_and_is_told_which_moves_still_read_them() {
     assert_eq!(moves.iter().map(|known| known.id).collect::<Vec<_>>(), reading);
     let ends: Vec<_> = moves.iter().map(|m| (m.kind, m.src, m.src_slot, m.dst)).collect();
     assert_eq!(ends, [(MoveKind::Store, GPU, 70, HOST), (MoveKind::Store, GPU, 33, HOST)]);
-    // No residency is claimed on the engine's tier, now or later.
+    // The engine's tier never gets a residency.
     for known in &moves {
         assert_eq!(rig.on(&prompt, GPU), [kvtrie_core::block::Layers::NONE; 2]);
         rig.done(known.id);
@@ -65,7 +65,7 @@ fn blocks_of_an_engine_that_writes_nothing_are_forgotten_at_release() {
 }
 
 #[test]
-fn a_load_into_an_engines_slot_waits_until_the_slot_has_a_name() {
+fn a_load_into_an_engines_slot_waits_for_bind() {
     let mut rig = engine(Write::Back);
     let prompt = tokens(1, 2);
     rig.mark(&prompt, HOST);
@@ -142,7 +142,7 @@ fn with_layer_slots_a_single_layer_is_a_victim_and_its_memory_is_free_at_once() 
     let (one, two) = (tokens(1, 1), tokens(2, 1));
     rig.serve(&one);
     rig.serve(&two);
-    // Both blocks fill the tier. A third one takes four layers: two from each, back ones first.
+    // Both blocks fill the tier. A third takes four layers: two from each, last ones first.
     rig.now += 1 << 30;
     let id = rig.acquire(&tokens(3, 1));
     assert!(rig.awaits(id).is_empty(), "clean layers leave at once");
@@ -154,7 +154,7 @@ fn with_layer_slots_a_single_layer_is_a_victim_and_its_memory_is_free_at_once() 
 }
 
 #[test]
-fn with_whole_slots_a_block_is_a_victim_whole() {
+fn without_layer_slots_a_victim_loses_all_layers() {
     let mut rig = Rig::new(Settings {
         policy: "checkerboard".to_owned(),
         ..holes(vec![tier(Kind::Gpu, 2), tier(Kind::Host, 8)])

@@ -1,4 +1,4 @@
-//! Point 9, second half: preemption never fails, and resuming plans anew.
+//! Point 9, second half: preemption never fails, and resume plans anew.
 
 use kvtrie_core::block::{Layers, MoveId};
 use kvtrie_core::error::Error;
@@ -11,7 +11,7 @@ fn two(gpu: u32, host: u32) -> Settings {
     settings(vec![tier(Kind::Gpu, gpu), tier(Kind::Host, host)])
 }
 
-/// A lease with `blocks` full blocks and one token more.
+/// A lease with `blocks` full blocks and one more token.
 fn running(settings: Settings, blocks: usize) -> (Rig, u64, Vec<u32>) {
     let mut rig = Rig::new(settings);
     let prompt: Vec<u32> = tokens(1, blocks).into_iter().chain([77]).collect();
@@ -25,7 +25,7 @@ fn suspend(rig: &mut Rig, id: u64) -> Vec<MoveId> {
 }
 
 #[test]
-fn a_suspended_lease_gives_the_first_tier_back_and_demotes_what_has_room() {
+fn suspend_frees_the_first_tier_and_demotes_as_room_allows() {
     let (mut rig, id, prompt) = running(two(4, 8), 3);
     assert_eq!(suspend(&mut rig, id), [0; 0], "slots of ours need no waiting");
     rig.run();
@@ -39,14 +39,14 @@ fn a_suspended_lease_gives_the_first_tier_back_and_demotes_what_has_room() {
 }
 
 #[test]
-fn what_has_no_room_below_is_dropped() {
+fn suspend_drops_blocks_without_room_below() {
     let mut rig = Rig::new(two(4, 1));
     let held = tokens(9, 1);
     rig.mark(&held, HOST);
     let other = rig.acquire(&held);
     let prompt = tokens(1, 3);
     let id = rig.acquire(&prompt);
-    // The host's one slot is being read, so nothing can be written there.
+    // The host's one slot is being read, so no store can use it.
     rig.commit(id, &prompt);
     suspend(&mut rig, id);
     assert_eq!((rig.matched(&prompt), rig.manager.stats(GPU).dropped), (0, 3));
@@ -56,7 +56,7 @@ fn what_has_no_room_below_is_dropped() {
 }
 
 #[test]
-fn blocks_that_others_hold_stay() {
+fn suspend_leaves_blocks_that_others_hold() {
     let (mut rig, id, prompt) = running(two(4, 8), 2);
     let other = rig.acquire(&prompt[..SIZE]);
     suspend(&mut rig, id);
@@ -88,7 +88,7 @@ fn a_suspended_lease_can_only_be_resumed_or_released() {
 }
 
 #[test]
-fn resuming_matches_what_is_left_and_makes_room_for_the_rest() {
+fn resume_matches_cached_blocks_and_allocates_the_rest() {
     let (mut rig, id, prompt) = running(two(4, 8), 3);
     suspend(&mut rig, id);
     rig.run();
@@ -103,7 +103,7 @@ fn resuming_matches_what_is_left_and_makes_room_for_the_rest() {
 }
 
 #[test]
-fn resuming_without_room_says_so_and_the_lease_stays_suspended() {
+fn a_refused_resume_leaves_the_lease_suspended() {
     let (mut rig, id, prompt) = running(two(4, 8), 3);
     suspend(&mut rig, id);
     rig.run();
@@ -117,7 +117,7 @@ fn resuming_without_room_says_so_and_the_lease_stays_suspended() {
 }
 
 #[test]
-fn a_single_tier_drops_what_is_suspended() {
+fn a_single_tier_drops_suspended_blocks() {
     let (mut rig, id, prompt) = running(settings(vec![tier(Kind::Gpu, 4)]), 3);
     suspend(&mut rig, id);
     assert_eq!((rig.matched(&prompt), rig.manager.occupancy(GPU).free), (0, 4));
@@ -156,7 +156,7 @@ fn an_engines_blocks_are_written_down_before_it_takes_its_slots_back() {
 }
 
 #[test]
-fn resuming_loads_what_it_is_told_to() {
+fn resume_obeys_its_load_mode() {
     for (load, loaded) in [(LoadMode::All, 3), (LoadMode::None, 0)] {
         let (mut rig, id, _) = running(holes(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 8)]), 3);
         suspend(&mut rig, id);

@@ -1,9 +1,9 @@
-//! Blocks that leave with the end of their run leave as if each had been decided on alone.
+//! Tail eviction has the same results as evicting its blocks one by one.
 //!
-//! What counts against a quota is looked at by itself: a manager whose tenant has one, which it never
-//! fills, is the twin of a manager without. Blocks are told by their paths, since ids that come free
-//! in another order are given out in another one. With two tiers both have a quota of somebody else's,
-//! or the one without would send convoys.
+//! Blocks that count against a quota are evicted one by one: a manager whose tenant has a quota,
+//! never reached, is compared with a manager without. Blocks are identified by their paths, since
+//! ids that are freed in another order are reused in another order. With two tiers both have a
+//! quota of another tenant, or the one without would use transfer batches.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,18 +19,18 @@ use proptest::prelude::*;
 
 use crate::rig::{SIZE, retain, settings, tier, tokens};
 
-/// One thing that happens to both.
+/// One operation on both managers.
 #[derive(Clone, Debug)]
 enum Op {
-    /// A request for blocks of a head and of a stem behind it, held for a while.
+    /// A request for blocks of a head and of a stem behind it, leased for a while.
     Ask { head: (u32, usize), stem: (u32, usize) },
     /// The oldest request ends.
     End,
-    /// Somebody says how much the blocks of such a path are wanted, from one on.
+    /// A hint with a priority for blocks of such a path, from one on.
     Retain { head: (u32, usize), stem: (u32, usize), from: u64, priority: u8 },
 }
 
-/// These rank blocks of several paths alike, and then ids decide.
+/// These rank blocks of several paths alike; ids break the tie.
 const BY_ID: [&str; 2] = ["gdsf", "lirs"];
 
 fn op() -> impl Strategy<Value = Op> {
@@ -87,13 +87,13 @@ impl Twin {
         Ok(Self { manager, leases: VecDeque::new(), names: BTreeMap::new() })
     }
 
-    /// Returns what left: from which tier, which path's last block, and why.
+    /// Returns the evictions: tier, tokens up to the block's end, and reason.
     fn take(&mut self, op: &Op, now: Nanos) -> Result<Vec<(TierId, Vec<Token>, Reason)>> {
         match *op {
             Op::Ask { head, stem } => {
                 let (tokens, load) = (path(head, stem), LoadMode::All);
                 let ask = Acquire { tokens: &tokens, scope: scope(), load, ..Acquire::default() };
-                // Whether there is room does not depend on how it is made.
+                // Success does not depend on how the slots are made free.
                 if let Ok(id) = self.manager.acquire(&ask, now) {
                     self.carry_out(now)?;
                     let held = self.manager.lease_tokens(id)?;
@@ -132,7 +132,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn a_cut_is_its_blocks_one_by_one(
+    fn tail_eviction_equals_its_blocks_one_by_one(
         shape in shape(),
         ops in prop::collection::vec(op(), 1..80),
     ) {

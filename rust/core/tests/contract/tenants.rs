@@ -1,4 +1,4 @@
-//! What one tenant says and asks for changes nothing of another's, whatever names they use.
+//! Isolation: calls of one tenant change no state of another's, whatever names they use.
 
 use kvtrie_core::block::{LeaseId, TierId, Token};
 use kvtrie_core::hint::{Hint, HintReply, Release, Retain, Target};
@@ -23,7 +23,7 @@ struct Call {
 enum Deed {
     Serve,
     GiveUp,
-    /// Takes a lease, or ends the one that is held.
+    /// Takes a lease, or ends the current one.
     Hold,
     RetainSession(u8),
     RetainTokens(u8),
@@ -100,8 +100,8 @@ impl Shop {
         self.rig.call(|manager, now| manager.hint(&[hint], now)).expect("a good hint")
     }
 
-    /// Everything about the blocks of the first tenant: where they are, what is said of them, what
-    /// they are worth, who of them leaves before whom; and its sessions.
+    /// All state of the first tenant's blocks (residencies, hints, values, order of eviction) and
+    /// sessions.
     fn mine(&self) -> String {
         let manager = &self.rig.manager;
         let mut all = Vec::new();
@@ -151,7 +151,7 @@ fn any_call() -> impl Strategy<Value = Call> {
         .prop_map(|(mine, deed, name, stem, blocks)| Call { mine, deed, name, stem, blocks })
 }
 
-/// Room for all of both tenants, so that neither room nor shares part them.
+/// Room for all blocks of both tenants, so that they do not compete.
 fn roomy(policy: &str) -> Settings {
     let spec = |kind| TierSpec { retained_share: 1.0, ..tier(kind, 64) };
     Settings { policy: policy.to_owned(), ..settings(vec![spec(Kind::Gpu), spec(Kind::Host)]) }

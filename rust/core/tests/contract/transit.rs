@@ -1,4 +1,4 @@
-//! Bytes move between neighbours; disk and the first tier, remote and everything, meet in the host.
+//! Bytes move between neighbours; disk and the first tier, and remote and every tier, via the host.
 
 use kvtrie_core::block::Structure;
 use kvtrie_core::manager::{Acquire, Action, LoadMode, MoveKind, Settings};
@@ -12,7 +12,7 @@ fn four(blocks: [u32; 4]) -> Settings {
 }
 
 #[test]
-fn a_load_from_disk_passes_through_a_host_slot_that_is_free_again_afterwards() {
+fn a_load_from_disk_uses_a_host_slot_only_in_transit() {
     let mut rig = Rig::new(four([4, 2, 4, 4]));
     let prompt = tokens(1, 1);
     rig.mark(&prompt, DISK);
@@ -60,7 +60,7 @@ fn remote_below_the_host_needs_no_transit() {
 }
 
 #[test]
-fn without_a_host_slot_to_pass_through_what_would_be_loaded_is_computed() {
+fn without_a_transit_slot_blocks_are_computed_not_loaded() {
     let tiers = vec![tier(Kind::Gpu, 4), tier(Kind::Host, 1), tier(Kind::Disk, 4)];
     let mut rig = Rig::new(Settings { structure: Structure::Holes, ..settings(tiers) });
     rig.mark(&tokens(1, 1), HOST);
@@ -99,7 +99,7 @@ fn a_failed_first_hop_fails_the_second_and_frees_the_host() {
 }
 
 #[test]
-fn writing_through_to_remote_takes_the_same_way_down() {
+fn write_through_to_remote_passes_the_host() {
     let through = |kind, blocks| TierSpec { write: Write::Through, ..tier(kind, blocks) };
     let tiers = vec![
         through(Kind::Gpu, 4),
@@ -116,7 +116,7 @@ fn writing_through_to_remote_takes_the_same_way_down() {
 }
 
 #[test]
-fn several_loads_from_disk_each_have_a_way_through() {
+fn several_loads_from_disk_each_get_a_transit_slot() {
     let mut rig = Rig::new(four([8, 8, 8, 8]));
     let prompt = tokens(1, 5);
     rig.mark(&prompt, DISK);
@@ -130,7 +130,7 @@ fn several_loads_from_disk_each_have_a_way_through() {
 }
 
 #[test]
-fn a_path_on_disk_that_is_longer_than_the_host_is_served_all_the_same() {
+fn a_path_on_disk_longer_than_the_host_is_served() {
     for load in [LoadMode::Plan, LoadMode::All] {
         let mut rig = Rig::new(four([8, 3, 8, 8]));
         let prompt = tokens(1, 6);
@@ -145,8 +145,8 @@ fn a_path_on_disk_that_is_longer_than_the_host_is_served_all_the_same() {
 }
 
 #[test]
-fn an_engine_that_loads_all_of_a_prefix_is_given_none_with_a_gap() {
-    // The only host slot is another request's source, so that nothing passes from disk.
+fn an_engine_that_loads_all_of_a_prefix_gets_none_with_a_gap() {
+    // The only host slot is another request's source, so no load from disk can pass.
     for (structure, matched) in [(Structure::LeafOnly, 1), (Structure::Holes, 3)] {
         let tiers = vec![tier(Kind::Gpu, 8), tier(Kind::Host, 1), tier(Kind::Disk, 4)];
         let mut rig = Rig::new(Settings { structure, ..settings(tiers) });

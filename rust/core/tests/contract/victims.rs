@@ -1,4 +1,4 @@
-//! Who leaves first, as far as only a manager shows it: rounded costs, and the age of sessions.
+//! Order of eviction as only a manager shows it: rounded costs, and the age of sessions.
 
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::manager::Settings;
@@ -6,8 +6,8 @@ use kvtrie_core::tier::Kind;
 
 use crate::rig::{GPU, Rig, all_of, holes, tier, tokens};
 
-/// Sequences of one and two blocks, of which the first block of the longer one has left; the costs
-/// 1.4 and 1 of the others are of one class where they are rounded by a half.
+/// Sequences of one and two blocks, the first block of the longer one evicted; the others' costs
+/// 1.4 and 1 are of one class if rounded by a half.
 fn rounded(epsilon: f64) -> Rig {
     let cost = CostModel::affine(0.1, 1.0, 0.0, 1000.0).unwrap();
     let policy = "flat".to_owned();
@@ -21,7 +21,7 @@ fn rounded(epsilon: f64) -> Rig {
 }
 
 #[test]
-fn a_victim_of_rounded_costs_is_within_epsilon_of_the_least_and_regrets_tell_of_it() {
+fn a_victim_by_rounded_costs_is_within_epsilon_and_counts_as_regret() {
     for (epsilon, older) in [(0.0, false), (0.5, true)] {
         let mut rig = rounded(epsilon);
         let dear = *rig.blocks(&tokens(1, 2)).last().unwrap();
@@ -53,7 +53,7 @@ fn sessions() -> Rig {
 }
 
 #[test]
-fn checkerboard_takes_the_age_of_the_session_not_of_the_block() {
+fn checkerboard_uses_the_age_of_the_session_not_of_the_block() {
     let mut rig = sessions();
     let ages = |rig: &Rig, stem| -> Vec<u64> {
         let idle = |&block| rig.manager.explain(block, GPU, rig.now).unwrap().idle;
@@ -65,7 +65,7 @@ fn checkerboard_takes_the_age_of_the_session_not_of_the_block() {
         "{young:?} {old:?}"
     );
     let front = rig.blocks(&tokens(1, 2));
-    // By the block's age the end of the first session would go before that of the second.
+    // By the block's age the end of the first session would be evicted before that of the second.
     rig.acquire(&tokens(3, 2));
     assert_eq!(rig.blocks(&tokens(1, 2)), front);
     assert_eq!(rig.matched(&tokens(2, 2)), 0);
@@ -74,13 +74,13 @@ fn checkerboard_takes_the_age_of_the_session_not_of_the_block() {
 #[test]
 fn a_block_has_the_age_of_the_session_that_used_it_last() {
     let mut rig = sessions();
-    // A third session takes over what the second one began with; the second one's end stays old.
+    // A third session starts with the front of the second one, whose end stays old.
     rig.now = 200_000;
     rig.serve_as(Some("c"), &tokens(2, 1));
     let blocks = rig.blocks(&tokens(2, 2));
     let idle = |rig: &Rig, at: usize| rig.manager.explain(blocks[at], GPU, rig.now).unwrap().idle;
     assert!(idle(&rig, 0) * 64 < idle(&rig, 1));
-    // Its next request makes all of it young again, and so does a request under way.
+    // Its next request makes all of it young again, and so does a request in flight.
     rig.now = 300_000;
     let id =
         rig.ask(&kvtrie_core::manager::Acquire { session: Some("b"), ..all_of(&tokens(2, 1)) });

@@ -1,4 +1,4 @@
-//! Point 11, first half: when a tier writes its blocks down.
+//! Point 11, first half: the write policies of a tier.
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::manager::{MoveKind, Reason};
@@ -28,7 +28,7 @@ fn through_copies_down_at_commit() {
 }
 
 #[test]
-fn through_goes_on_down_the_tiers_that_write_through() {
+fn through_continues_down_the_tiers_that_write_through() {
     let through = |kind| TierSpec { write: Write::Through, ..tier(kind, 8) };
     let tiers = vec![through(Kind::Gpu), through(Kind::Host), tier(Kind::Disk, 8)];
     let mut rig = Rig::new(settings(tiers));
@@ -39,7 +39,7 @@ fn through_goes_on_down_the_tiers_that_write_through() {
 }
 
 #[test]
-fn back_writes_a_victim_and_nothing_before() {
+fn back_writes_a_victim_and_nothing_earlier() {
     let mut rig = rig(Write::Back, 1);
     rig.serve(&tokens(1, 1));
     rig.serve(&tokens(2, 1));
@@ -78,13 +78,13 @@ fn through_waits_for_the_uses_too() {
     assert_eq!(rig.on(&prompt, HOST), [Layers::NONE]);
     rig.serve(&prompt);
     rig.serve(&prompt);
-    // The third use: it leaves by being written.
+    // The third use: it is evicted with a write-back.
     rig.serve(&tokens(2, 2));
     assert_eq!(rig.on(&prompt, HOST), [ALL]);
 }
 
 #[test]
-fn writing_through_is_soft_where_there_is_no_room() {
+fn write_through_is_skipped_without_room() {
     let gpu = TierSpec { write: Write::Through, ..tier(Kind::Gpu, 4) };
     let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 1)]));
     let held = tokens(9, 1);

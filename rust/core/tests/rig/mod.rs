@@ -1,7 +1,7 @@
-//! A manager with a clock and an executor without bytes, for tests that tell a story.
+//! Rig: a manager with a clock and an executor without bytes, for scripted tests.
 //!
-//! Invariant: after every call the manager is audited, and a call that failed has left the
-//! snapshot as it was. Cost: O(everything) per call.
+//! Invariant: every call is followed by an audit, and a failed call has left the snapshot
+//! unchanged. Cost: O(everything) per call.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -38,7 +38,7 @@ pub(crate) const DISK: TierId = 2;
 /// The fourth tier.
 pub(crate) const REMOTE: TierId = 3;
 
-/// A tier of `blocks` blocks that writes back, with lanes of its own.
+/// A write-back tier of `blocks` blocks with lanes of its own.
 pub(crate) fn tier(kind: Kind, blocks: u32) -> TierSpec {
     let lane = |way: &str| LaneSpec {
         name: format!("{} {way}", kind.name()),
@@ -89,22 +89,22 @@ pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
     }
 }
 
-/// The same in a hole-tolerant structure.
+/// The same settings with holes.
 pub(crate) fn holes(tiers: Vec<TierSpec>) -> Settings {
     Settings { structure: Structure::Holes, ..settings(tiers) }
 }
 
-/// `blocks` full blocks that share nothing with those of another stem.
+/// `blocks` full blocks that share none with another stem.
 pub(crate) fn tokens(stem: u32, blocks: usize) -> Vec<Token> {
     (0..).take(blocks * SIZE).map(|at| stem * 1000 + at).collect()
 }
 
-/// A request for all of `tokens` that keeps none and loads whatever can be loaded.
+/// A request for all of `tokens` that keeps none and loads all that it can.
 pub(crate) fn all_of(tokens: &[Token]) -> Acquire<'_> {
     Acquire { tokens, load: LoadMode::All, ..Acquire::default() }
 }
 
-/// All of a path is wanted that much, for good.
+/// A hint for a target's blocks, without an end.
 pub(crate) fn retain(target: Target, priority: u8) -> Retain {
     Retain {
         target,
@@ -118,7 +118,7 @@ pub(crate) fn retain(target: Target, priority: u8) -> Retain {
     }
 }
 
-/// A manager, the time, and whatever was said to it.
+/// A manager and the time.
 pub(crate) struct Rig {
     pub(crate) manager: Manager,
     pub(crate) now: Nanos,
@@ -130,7 +130,7 @@ impl Rig {
         Self { manager: Manager::new(settings).expect("good settings"), now: 1000 }
     }
 
-    /// Any call, with the checks that follow every call.
+    /// Makes a call, with the checks that follow every call.
     pub(crate) fn call<T>(
         &mut self,
         call: impl FnOnce(&mut Manager, Nanos) -> Result<T>,
@@ -177,22 +177,22 @@ impl Rig {
         self.call(|manager, now| manager.commit(id, tokens, now)).expect("it can be committed")
     }
 
-    /// The end of a lease.
+    /// Ends a lease.
     pub(crate) fn release(&mut self, id: LeaseId) -> Vec<MoveId> {
         self.call(|manager, now| manager.release(id, now)).expect("releasing never fails")
     }
 
-    /// Everything that waits to be handed out.
+    /// Hands out all pending moves.
     pub(crate) fn hand_out(&mut self) -> Vec<Move> {
         self.call(|manager, _| manager.moves(usize::MAX)).expect("handing out never fails")
     }
 
-    /// One move has ended well on rank 0.
+    /// Ends a move well on rank 0.
     pub(crate) fn done(&mut self, id: MoveId) {
         self.report(&[id], &Outcome::default()).expect("it was handed out");
     }
 
-    /// One move has failed and ended.
+    /// Ends a move as failed.
     pub(crate) fn fail(&mut self, id: MoveId) {
         let outcome = Outcome { ok: false, error: Some("EIO"), ..Outcome::default() };
         self.report(&[id], &outcome).expect("it was handed out");
@@ -219,7 +219,7 @@ impl Rig {
         panic!("the moves never end");
     }
 
-    /// A whole request: whatever is not cached is computed and committed. All moves end.
+    /// A complete request: computes and commits the missing blocks, ends all moves.
     pub(crate) fn serve(&mut self, tokens: &[Token]) {
         self.serve_as(None, tokens);
     }
@@ -235,14 +235,14 @@ impl Rig {
         self.now += 1000;
     }
 
-    /// Sets presence from now on.
+    /// Marks blocks as resident from now on.
     pub(crate) fn mark(&mut self, tokens: &[Token], tier: TierId) -> Vec<Handle> {
         let mark =
             Mark { tokens, scope: Scope::default(), tier, present: true, ready: None, first: None };
         self.call(|manager, now| manager.mark(&mark, now)).expect("there is room")
     }
 
-    /// Takes presence away.
+    /// Clears a mark.
     pub(crate) fn unmark(&mut self, tokens: &[Token], tier: TierId) {
         let (scope, present) = (Scope::default(), false);
         let mark = Mark { tokens, scope, tier, present, ready: None, first: None };
@@ -260,7 +260,7 @@ impl Rig {
         self.manager.matched(tokens, &Scope::default(), 0).expect("a good lookup")
     }
 
-    /// The layers that stand on a tier, block by block of the usable prefix.
+    /// The resident layers of each block of the usable prefix on a tier.
     pub(crate) fn on(&self, tokens: &[Token], tier: TierId) -> Vec<Layers> {
         let found = self.manager.lookup(tokens, self.now, &Scope::default(), 0);
         let blocks = found.expect("a good lookup").blocks;
@@ -276,12 +276,12 @@ impl Rig {
         self.manager.slots(id, GPU).expect("held").1
     }
 
-    /// What must end before the lease may go on.
+    /// The moves that must end before the lease may continue.
     pub(crate) fn awaits(&self, id: LeaseId) -> Vec<MoveId> {
         self.manager.awaits(id).expect("held")
     }
 
-    /// The eviction log since the last look.
+    /// The evictions since the last call.
     pub(crate) fn events(&mut self) -> Vec<Event> {
         self.call(|manager, _| manager.take_events()).expect("a log")
     }

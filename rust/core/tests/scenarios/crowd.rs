@@ -1,4 +1,4 @@
-//! Many sessions: victims leave in the order of a plain sort by retention value.
+//! Many sessions: victims come in the order of a plain sort by retention value.
 
 use kvtrie_core::block::Handle;
 use kvtrie_core::manager::{Event, Settings};
@@ -7,7 +7,7 @@ use kvtrie_core::tier::Kind;
 use crate::rig::{GPU, Rig, tier};
 use crate::{close, conversation, demoting, document, press};
 
-/// Twelve conversations of one to six blocks, used at different times, some of them again.
+/// Twelve conversations of one to six blocks, used at different times, some twice.
 fn crowd(settings: Settings) -> (Rig, Vec<Vec<Handle>>) {
     let mut rig = Rig::new(settings);
     let lengths: Vec<usize> = (0..12).map(|stem| 1 + stem * 5 % 6).collect();
@@ -30,7 +30,7 @@ fn crowd(settings: Settings) -> (Rig, Vec<Vec<Handle>>) {
 }
 
 #[test]
-fn whole_blocks_leave_in_the_order_of_a_plain_sort_by_retention_value() {
+fn blocks_are_evicted_in_the_order_of_a_plain_sort_by_retention_value() {
     for policy in ["lru", "flat", "retention", "weighted"] {
         let tiers = vec![tier(Kind::Gpu, 42), tier(Kind::Host, 100)];
         let (mut rig, sessions) = crowd(document(40, policy, tiers));
@@ -54,7 +54,7 @@ fn whole_blocks_leave_in_the_order_of_a_plain_sort_by_retention_value() {
 }
 
 #[test]
-fn single_layers_leave_in_the_order_of_a_plain_sort_by_retention_value() {
+fn layers_are_evicted_in_the_order_of_a_plain_sort_by_retention_value() {
     let (mut rig, sessions) = crowd(document(8, "weighted", demoting(42)));
     let mut all = Vec::new();
     for &block in sessions.iter().flatten() {

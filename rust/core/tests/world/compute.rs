@@ -1,7 +1,7 @@
-//! The engine computes: it writes slots and commits what it has written.
+//! The engine's part: writes slots and commits the tokens.
 //!
-//! Invariant: only slots that a lease was given are written, and only when nothing that it awaits is
-//! under way.
+//! Invariant: it writes only slots of its lease, and only when none of the moves that the lease
+//! awaits is in flight.
 
 use kvtrie_core::block::Token;
 use kvtrie_core::manager::Committed;
@@ -9,7 +9,7 @@ use kvtrie_core::manager::Committed;
 use super::World;
 
 impl World {
-    /// The engine computes holes and some of the tokens it has still to compute, and commits.
+    /// Computes holes and some of the remaining tokens, and commits.
     pub(super) fn compute(&mut self, a: usize, b: usize) {
         let Some(at) = self.pick(a) else { return };
         let id = self.held[at].id;
@@ -37,7 +37,7 @@ impl World {
         self.committed(at, fresh.len(), sealed, &done);
     }
 
-    /// The engine computes the next token of every lease that may go on, and commits them together.
+    /// Computes the next token of every lease that may continue, and commits them as one batch.
     pub(super) fn compute_many(&mut self, b: usize) {
         let mut batch = Vec::new();
         for at in 0..self.held.len() {
@@ -55,7 +55,7 @@ impl World {
         }
         let mut asked: Vec<_> = batch.iter().map(|(_, id, next)| (*id, next.clone())).collect();
         if b.is_multiple_of(5) {
-            // One of them cannot be: none goes through.
+            // One of them cannot commit: none does.
             let twice = asked.first().map_or((1 << 40, vec![1]), Clone::clone);
             asked.push(twice);
             let refused = self.attempt("commit many", |m, now| m.commit_many(&asked, now));
@@ -70,8 +70,8 @@ impl World {
         }
     }
 
-    /// The engine writes what it is about to commit. Returns how many blocks will be full by that
-    /// and how many were.
+    /// Writes the tokens of the next commit. Returns how many blocks they will fill and how many
+    /// were full before.
     fn prepare(&mut self, at: usize, fresh: &[Token]) -> (usize, usize) {
         let id = self.held[at].id;
         self.write_holes(at);
@@ -115,7 +115,7 @@ impl World {
         }
     }
 
-    /// The engine writes the KV of a lease's tokens from `from` on.
+    /// Writes the KV of a lease's tokens from `from` on.
     fn write(&mut self, at: usize, from: usize) {
         let held = &self.held[at];
         let size = self.size();

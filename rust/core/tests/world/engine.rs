@@ -1,4 +1,4 @@
-//! The engine's own slots, in worlds whose first tier is the engine's.
+//! The engine's slot allocator, in worlds whose first tier is the engine's.
 //!
 //! Invariant: a slot is free, in one lease's table, or touched by a move that has not ended.
 
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use kvtrie_core::block::{MoveId, Slot};
 
-/// Which slots nobody uses; the last one that came back goes out first.
+/// A stack of free slots.
 #[derive(Default)]
 pub(super) struct Engine {
     free: Vec<Slot>,
@@ -15,7 +15,7 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Makes a table as long as it must be.
+    /// Extends a table to `blocks` slots.
     pub(super) fn grow(&mut self, table: &mut Vec<Slot>, blocks: usize) {
         while table.len() < blocks {
             table.push(self.free.pop().unwrap_or_else(|| {
@@ -25,13 +25,13 @@ impl Engine {
         }
     }
 
-    /// Takes a table back as soon as the moves that touch it have ended.
+    /// Frees a table as soon as the moves that touch it have ended.
     pub(super) fn leave(&mut self, touching: Vec<MoveId>, table: Vec<Slot>) {
         self.leaving.push((touching.into_iter().collect(), table));
         self.settle();
     }
 
-    /// A move no longer runs, or will never start.
+    /// Notes the end of a move, or that it never starts.
     pub(super) fn ended(&mut self, id: MoveId) {
         for (touching, _) in &mut self.leaving {
             touching.remove(&id);

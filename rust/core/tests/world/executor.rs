@@ -1,7 +1,7 @@
-//! Who carries the moves out: late, in any order, and not always well.
+//! The executor: runs moves late, in any order, and not always well.
 //!
-//! Invariant: a move starts only when the one before it has ended well; from then on its destination
-//! is spoilt until it ends, and one that hangs may write there at any time.
+//! Invariant: a move starts only after those it waits for have ended well; from then on its
+//! destination is garbage until it ends, and a hung one may write there at any time.
 
 use kvtrie_core::block::{MoveId, Token};
 use kvtrie_core::manager::{Move, Outcome};
@@ -35,7 +35,7 @@ impl World {
         self.begin(id);
     }
 
-    /// A move starts once the one before it has ended: its destination is spoilt from now on.
+    /// Starts a move after those it waits for: its destination is garbage from now on.
     fn begin(&mut self, id: MoveId) {
         let running = &self.running[&id];
         let after = running.move_.after;
@@ -49,7 +49,7 @@ impl World {
         }
     }
 
-    /// The executor catches up: everything that was handed out ends well.
+    /// Ends everything handed out well.
     pub(super) fn run_all(&mut self) {
         self.run_from(0);
         let ids: Vec<MoveId> = self.running.keys().copied().collect();
@@ -59,7 +59,7 @@ impl World {
         }
     }
 
-    /// What may run of the moves from an id on runs, and its end is reported in one call.
+    /// Runs the runnable moves from an id on, and reports their ends in one call.
     fn run_from(&mut self, first: MoveId) {
         let ids: Vec<MoveId> = self.running.range(first..).map(|(&id, _)| id).collect();
         for &id in &ids {
@@ -99,7 +99,7 @@ impl World {
             return;
         }
         let id = *self.running.keys().nth(a % self.running.len()).unwrap();
-        // A move that others wait for fails more often, so that what waits is skipped often too.
+        // A move that others wait for fails more often, so that skipped moves are frequent too.
         let awaited = self.running.values().any(|other| other.move_.after == id);
         let ok = b.is_multiple_of(4) == awaited;
         if ok && b.is_multiple_of(3) {
@@ -121,7 +121,7 @@ impl World {
         if !running.started {
             let after = running.move_.after;
             if !self.running.contains_key(&after) && !self.ended_ok.contains(&after) {
-                // What it waited for failed: it is never run.
+                // A move that it waited for failed: it never runs.
                 self.gone(id);
                 self.count("skipped after a failure");
             }
@@ -138,7 +138,7 @@ impl World {
             let what = if cancelled { "cancelled move" } else { "failed move" };
             self.count(if hung { "hung move" } else { what });
             if started && !cancelled && id.is_multiple_of(4) && move_.layers.len() > 1 {
-                // It breaks off behind its first layer.
+                // It breaks off after its first layer.
                 let layer = move_.layers.lo;
                 if let Some(content) = self.get(move_.src, move_.src_slot, layer) {
                     self.put(move_.dst, move_.dst_slot, layer, content);
@@ -165,7 +165,7 @@ impl World {
             return;
         }
         if was_hung {
-            // Until it ends it may write whatever it likes.
+            // Until it ends it may write anything.
             for layer in move_.layers.iter() {
                 self.put(move_.dst, move_.dst_slot, layer, (vec![Token::MAX], layer));
             }
@@ -195,7 +195,7 @@ impl World {
         self.slots.ended(id);
     }
 
-    /// Leases that lost blocks compute them; those whose match was cut compute the rest.
+    /// Leases compute lost blocks; those with a truncated match compute the rest.
     fn after_failure(&mut self) {
         let failed = self.attempt("failed", |m, _| m.failed()).expect("failed never fails");
         for row in failed {

@@ -1,8 +1,8 @@
-//! What the world knows of hints: everything that was said, and who is right.
+//! The world's model of hints: a list of priorities per block.
 //!
-//! Its book is a list per block. After every operation each priority is compared with it, and ranks
-//! with priorities. Worlds with rounded costs also take hints about leases and sessions; what those
-//! say is not followed, but ranks are still compared.
+//! After every operation each block's priority is compared with it, and ranks with priorities. In
+//! worlds with rounded costs there are also hints about leases and sessions; the model does not
+//! follow those, but ranks are still compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,16 +22,16 @@ struct Waiting {
     tokens: Vec<Token>,
     scope: Scope,
     range: std::ops::Range<usize>,
-    /// What another hint of the owner must be about to take its place.
+    /// The identity by which another hint of the owner replaces it.
     about: About,
     said: Said,
     known: Vec<Handle>,
 }
 
-/// The full blocks up to the range's end, whose they are, and the range as it was said.
+/// The full blocks up to the range's end, their owner, and the range as hinted.
 type About = (Vec<Token>, Scope, usize, Option<usize>);
 
-/// All that was said and has not ended.
+/// All hints that have not ended.
 #[derive(Default)]
 pub(super) struct Hints {
     said: BTreeMap<Handle, Vec<Said>>,
@@ -42,7 +42,7 @@ pub(super) struct Hints {
 }
 
 impl Hints {
-    /// Requests use these blocks.
+    /// Notes a use of blocks by requests.
     pub(super) fn used(&mut self, blocks: impl Iterator<Item = Handle>) {
         for block in blocks {
             self.released.remove(&block);
@@ -206,7 +206,7 @@ impl World {
                     self.hints.said.remove(&block);
                 }
             }
-            // Who else wants it is the manager's word, but no lease may hold it.
+            // Whether another owner wants it is taken from the manager, but no lease may hold it.
             let claimed = self.hints.said.contains_key(&block);
             if !claimed && self.manager.priority(block).unwrap() == 0 {
                 released += 1;
@@ -223,7 +223,7 @@ impl World {
         assert_eq!(reply.blocks, released, "{reply:?}");
     }
 
-    /// Brings the book up to date after an operation, and compares.
+    /// Updates the model after an operation, and compares.
     pub(super) fn follow_hints(&mut self, raw: Raw) {
         let now = self.manager.now();
         self.hints.steps += 1;
@@ -264,8 +264,8 @@ impl World {
         }
     }
 
-    /// No block ranks before one of a lower priority, none is ranked higher than was said, and of one
-    /// priority none ranks before one that is worth less by more than what rounding may cost.
+    /// No block ranks before one of a lower priority, no block ranks higher than hinted, and of one
+    /// priority none ranks before one that is worth less by more than the rounding.
     fn compare_ranks(&mut self, raw: Raw) {
         let (a, b) = (usize::from(raw.1), usize::from(raw.2));
         let scope = Self::scope(a / 60);

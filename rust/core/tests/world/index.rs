@@ -1,6 +1,6 @@
-//! A tier is found again from its index.
+//! Restoring a tier from its index.
 //!
-//! Invariant: what is found is what was written down, in the slot where it stood then.
+//! Invariant: a restored block has the bytes of its slot when the index was taken.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use kvtrie_core::scope::Scope;
 
 use super::World;
 
-/// An index that was written down: the rows whose sequences are known, these, and what is written
-/// for them.
+/// An index that was taken: the rows whose sequences are known, these sequences, and their scope's
+/// written form.
 pub(super) struct Index {
     tier: TierId,
     rows: Vec<(Row, Vec<Token>, Vec<Token>)>,
 }
 
 impl World {
-    /// A tier's index is written down, or that which was is read, often by a tier that has lost some.
+    /// Takes a tier's index, or restores one, often in a tier that has lost some blocks.
     pub(super) fn index(&mut self, a: usize, b: usize) {
         let read = self.index.take_if(|_| !a.is_multiple_of(4));
         let tier = read.as_ref().map_or(b % self.manager.settings().tiers.len(), |old| old.tier);
@@ -49,8 +49,8 @@ impl World {
         self.index = Some(index);
     }
 
-    /// The sequences of rows whose parents are among them all the way, without what hints say.
-    /// Their bytes stand in their slots.
+    /// The sequences of rows whose ancestors are all among them, without hints. Their bytes are in
+    /// their slots.
     fn sequences(&self, tier: TierId, rows: Vec<Row>) -> Vec<(Row, Vec<Token>, Vec<Token>)> {
         let settings = self.manager.settings();
         let mut known: BTreeMap<Key, (Scope, Vec<Token>)> = BTreeMap::new();

@@ -1,6 +1,6 @@
-//! Blocks appear and vanish without a request.
+//! Marks: blocks that become resident or absent without a request.
 //!
-//! Invariant: bytes appear only where nothing reads them and nothing else stands.
+//! Invariant: bytes are put only into slots that no move reads and no block holds.
 
 use kvtrie_core::block::{Handle, Layers, TierId, Token};
 use kvtrie_core::manager::{Manager, Mark, MatchedBlock};
@@ -24,7 +24,7 @@ impl World {
         self.attempt("mark", |m, now| m.mark(&mark, now));
     }
 
-    /// Blocks appear on a tier, and their bytes with them.
+    /// Marks blocks on a tier and puts their bytes there.
     pub(super) fn appear(&mut self, a: usize, b: usize) {
         let (tokens, tier) = (Self::sequence(a, b), b / 13 % self.manager.settings().tiers.len());
         let full = tokens.len() / self.size();
@@ -32,7 +32,7 @@ impl World {
         let rows = self.manager.settings().tiers[tier].layer_slots;
         let units = full * usize::from(if rows { all.hi } else { 1 });
         if self.manager.occupancy(tier).free < units as u64 {
-            // A store may still read what they would be written over.
+            // A store may still read the slot that they would overwrite.
             return;
         }
         let scope = Scope::default();

@@ -1,10 +1,10 @@
-//! A manager driven by raw operations beside a naive world that holds the bytes.
+//! World: a manager driven by raw operations beside a naive model that holds the bytes.
 //!
-//! The world keeps what every slot contains as the tokens it was computed from, and copies only
-//! when a move runs: a destination is spoilt when its move starts and written when it ends. So a
-//! slot that is reused too early, a block that moves under a lease, or a copy that is believed
-//! before its completion shows as wrong content. After every operation the manager is audited;
-//! after every error its snapshot must be what it was.
+//! The model stores for each slot the tokens it was computed from, and copies only when a move
+//! runs: a destination is garbage from the start of a move and written at its end. So a slot reused
+//! too early, a block evicted under a lease, or a copy used before its completion shows as wrong
+//! content. After every operation the manager is audited; after every error its snapshot must be
+//! unchanged.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -29,10 +29,10 @@ use kvtrie_core::tier::{Kind, Owner};
 #[allow(unused_imports, reason = "each test binary uses a part")]
 pub(crate) use shape::{mixed, settings};
 
-/// One raw operation: its kind and two numbers that are taken modulo what is possible.
+/// A raw operation: its kind and two numbers, taken modulo the possibilities.
 pub(crate) type Raw = (u8, u16, u16);
 
-/// How often each thing happened.
+/// Counts by name.
 pub(crate) type Mix = BTreeMap<&'static str, u64>;
 
 type Content = (Vec<Token>, u16);
@@ -48,21 +48,21 @@ struct Held {
     scope: usize,
     tokens: Vec<Token>,
     suspended: bool,
-    /// The slots that the engine has given it, block by block; empty where kvtrie gives them.
+    /// The slots bound by the engine, block by block; empty if kvtrie owns them.
     table: Vec<Slot>,
     /// Tokens behind the match that the engine has still to compute.
     todo: Vec<Token>,
 }
 
-/// The manager and what the world knows.
+/// The manager and the model.
 pub(crate) struct World {
     /// The manager under test.
     pub(crate) manager: Manager,
-    /// Everything that was handed out, for comparison of two runs.
+    /// Everything that was handed out, to compare two runs.
     pub(crate) log: Vec<Move>,
-    /// What happened how often.
+    /// Counts of what happened.
     pub(crate) mix: Mix,
-    /// One operation in so many is followed by an audit, and compared if it was refused.
+    /// One operation in so many is audited, and the state compared if it was refused.
     pub(crate) every: u64,
     steps: u64,
     now: u64,
@@ -72,7 +72,7 @@ pub(crate) struct World {
     bytes: BTreeMap<(TierId, Slot, u16), Content>,
     slots: engine::Engine,
     index: Option<index::Index>,
-    /// Blocks to price, some of which have gone since.
+    /// Blocks to price, some of which were removed since.
     prices: Vec<Handle>,
     tally: tally::Tally,
     hints: hints::Hints,
@@ -122,7 +122,7 @@ impl World {
         self.steps.is_multiple_of(self.every)
     }
 
-    /// Carries out one operation and checks everything that can be checked.
+    /// Makes one operation and checks all of the model.
     pub(crate) fn step(&mut self, raw: Raw) {
         let (kind, a, b) = raw;
         self.steps += 1;
@@ -161,7 +161,7 @@ impl World {
         self.follow_hints(raw);
     }
 
-    /// Runs every move to its end and lets every lease go.
+    /// Ends every move and every lease.
     pub(crate) fn drain(&mut self) {
         for round in 0..10_000 {
             self.hand_out(64);
@@ -234,7 +234,7 @@ impl World {
     }
 
     fn sequence(a: usize, b: usize) -> Vec<Token> {
-        // Few stems and few branches, so that prefixes are shared and cut everywhere.
+        // Few stems and few branches: prefixes are shared and diverge everywhere.
         let len = 1 + b % 13;
         let stem = a % 3;
         let branch = (a / 3) % 5;
@@ -248,7 +248,8 @@ impl World {
     }
 
     fn scope(which: usize) -> Scope {
-        // Some are often there; of many others each is seldom, so that they are forgotten between.
+        // Some scopes are frequent; the many others are rare, so that they are forgotten in
+        // between.
         let other = u8::try_from(which / 8 % 100).unwrap();
         let digest = |at: u8, digest: u8| vec![(u64::from(at), vec![digest])];
         match which % 8 {
@@ -266,7 +267,7 @@ impl World {
         }
     }
 
-    /// What the KV of a sequence is computed from: its tokens, and what its scope says of them.
+    /// The content that a sequence's KV is computed from: its tokens and its scope's digests.
     fn written(scope: &Scope, tokens: &[Token]) -> Vec<Token> {
         let Scope { tenant, lora, extra, .. } = scope;
         let name = tenant.iter().chain(lora.as_bytes());
@@ -280,7 +281,7 @@ impl World {
         written
     }
 
-    /// Whether a scope is leaf-only: whoever used it first has said so, or the settings.
+    /// Whether a scope is leaf-only, by its first user or else the settings.
     fn leaf_only(&self, scope: &Scope) -> bool {
         let state = String::from_utf8(self.manager.snapshot()).expect("text");
         let named = format!(" {:?} {:?} leaf-only", scope.tenant, scope.lora);
@@ -310,8 +311,8 @@ impl World {
         let Some(id) = self.ask("acquire", &ask) else { return };
         let lease = self.manager.lease(id).unwrap();
         let matched = lease.matched();
-        // An engine that loads all of a prefix is given none with a gap: the match ends before what
-        // would have to pass through a host that is full.
+        // An engine that loads all of a prefix gets none with a gap: the match ends before the
+        // first block that would have to pass through a full host.
         let gap = mode == LoadMode::All
             && probe
                 .blocks
@@ -330,13 +331,13 @@ impl World {
         }
     }
 
-    /// The engine names slots for everything it may touch.
+    /// Binds the engine's slots for everything a lease may touch.
     fn bind(&mut self, at: usize) {
         let blocks = self.held[at].tokens.len().div_ceil(self.size()) + 4;
         self.bind_some(at, blocks);
     }
 
-    /// The engine names the slots of at least so many blocks, old ones once more.
+    /// Binds the slots of at least so many blocks, old ones again.
     fn bind_some(&mut self, at: usize, blocks: usize) {
         if !self.engine() {
             return;
@@ -367,7 +368,7 @@ impl World {
         self.bytes.get(&self.key(tier, slot, layer)).cloned()
     }
 
-    /// What every lease may count on is there: each block of its path that needs no computing.
+    /// Every lease's path is resident, but for the blocks it has to compute.
     fn check_leases(&mut self, raw: Raw) {
         let size = self.size();
         let layers = self.manager.settings().layers;
@@ -506,7 +507,7 @@ impl World {
         self.attempt("load", |m, now| m.load(id, layers, blocks, now));
     }
 
-    /// The user says what blocks cost, some of which have gone since.
+    /// Sets the costs of blocks, some of which were removed since.
     fn price(&mut self, b: usize) {
         let priced = self.manager.settings().priced;
         let unpriced = self.attempt("unpriced", |m, _| m.unpriced(1 + b % 4));

@@ -1,4 +1,4 @@
-//! Calls that no caller should make: they are refused and change nothing.
+//! Invalid calls: they are refused and change nothing.
 
 use kvtrie_core::block::Structure;
 use kvtrie_core::manager::{Acquire, Outcome};

@@ -1,6 +1,6 @@
-//! What the manager should have counted, counted again from what can be seen of it.
+//! The manager's metrics, counted again from its outputs.
 //!
-//! Invariant: plans, moves, events and the clock are all that it looks at, never a counter.
+//! Invariant: it reads plans, moves, events and the clock, never a counter.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ struct Tier {
 pub(super) struct Tally {
     requested: RequestStats,
     tiers: Vec<Tier>,
-    /// Every move that was handed out and has not ended, and when.
+    /// Every move handed out and not ended, with its time.
     handed: BTreeMap<MoveId, (Move, u64)>,
     ended: u64,
     last: Vec<Event>,
@@ -46,7 +46,7 @@ impl Tally {
         &mut self.tiers[tier]
     }
 
-    /// A request ended so.
+    /// Counts the end of a request.
     pub(super) fn acquired(
         &mut self,
         manager: &Manager,
@@ -83,7 +83,7 @@ impl Tally {
         self.handed.insert(known.id, (known.clone(), now));
     }
 
-    /// A move ended well.
+    /// Counts a move that ended well.
     pub(super) fn ended(&mut self, id: MoveId, layer_bytes: u64, now: u64) {
         let (known, then) = self.handed.remove(&id).expect("it was handed out");
         let bytes = u64::from(known.layers.len()) * layer_bytes;
@@ -98,7 +98,7 @@ impl Tally {
         add(self.tier(tier).moves.entry(kind).or_default(), now - then);
     }
 
-    /// Takes what happened since the last time, and compares all that is counted.
+    /// Counts everything since the last call, and compares all metrics.
     pub(super) fn check(&mut self, manager: &mut Manager) {
         let bytes = manager.settings().layer_bytes;
         for event in manager.take_events().unwrap() {
