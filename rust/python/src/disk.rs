@@ -1,9 +1,9 @@
-//! A disk tier's files for Python.
+//! Files of a disk tier, for Python.
 //!
-//! Invariant: bytes go straight between files and the given array, while other threads run Python.
-//! A store is its process's: a fork has a copy of it, whose locks may be held for ever, whose threads
-//! do not run and whose files are the parent's; no call there reaches it, and it is never dropped.
-//! Cost: that of the store's operation, plus one shared reference.
+//! Invariant: bytes go straight between files and the caller's array, without the interpreter's
+//! lock. A store belongs to the process that opened it. A fork has a copy whose locks may be held
+//! forever, whose threads do not run and whose files are the parent's; calls there fail, and it is
+//! never dropped. Cost: that of the store's operation, plus one shared reference.
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -12,7 +12,9 @@ use std::{mem, process};
 use kvtrie_core::block::Layers;
 use kvtrie_core::manager::Row;
 use kvtrie_core::record::{Key, Label, Standing, Wanted, sound};
-use kvtrie_store::{Device, Durability, Error, Given, Kept, Meta, Settings, Store, System};
+use kvtrie_store::{
+    BlockWrite, Device, Durability, Error, KeptBlock, Meta, Settings, Store, System,
+};
 use numpy::{PyReadonlyArray2, PyReadwriteArray2};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -22,11 +24,11 @@ use crate::faults::{Faults, queue};
 use crate::index::Index;
 use crate::number;
 
-/// What a listing shows of a block: slot, key, first layer, one behind the last, age in
-/// nanoseconds, uses, whether all blocks before it are there.
+/// Row of a listing: slot, key, first layer, one behind the last, age in nanoseconds, uses, whether
+/// all blocks before it are stored.
 type Listed<'py> = (u32, Bound<'py, PyBytes>, u16, u16, u64, u32, bool);
 
-/// A block that could not be proved: slot, key, reason.
+/// A block that failed verification: slot, key, reason.
 type Finding<'py> = (u32, Bound<'py, PyBytes>, String);
 
 /// A block to read: key, slot, layers, memory.
@@ -35,10 +37,10 @@ type Reading<'py> = (Vec<u8>, u32, (u16, u16), PyReadwriteArray2<'py, u8>);
 /// A block to write: key, slot, layers, memory, label.
 type Writing<'py> = (Vec<u8>, u32, (u16, u16), PyReadonlyArray2<'py, u8>, Vec<u8>);
 
-/// Of each block of a call, why it failed if it did.
+/// The error of each block of a call, if it failed.
 type Told = Vec<Option<String>>;
 
-/// The files of one store.
+/// Files of one store.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct DiskStore {
     store: RwLock<Option<Arc<Store>>>,
@@ -60,7 +62,7 @@ impl DiskStore {
         }
     }
 
-    /// Whether this is the process that opened it.
+    /// Fails in a fork of the process that opened the store.
     fn here(&self) -> PyResult<()> {
         let (pid, here) = (self.pid, process::id());
         if pid == here {
@@ -80,7 +82,7 @@ impl DiskStore {
         store.clone().ok_or_else(gone)
     }
 
-    /// Runs a call on the files, during which other threads run Python.
+    /// Runs a call on the files without the interpreter's lock.
     fn run<T: Send>(
         &self,
         py: Python<'_>,
@@ -155,7 +157,7 @@ fn key(bytes: &[u8]) -> PyResult<Key> {
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted, not lent")]
 #[pymethods]
 impl DiskStore {
-    /// Opens a store in a folder, or makes it; read-only if another process writes there.
+    /// Opens a store in a folder, or creates it; read-only if another process has its lock.
     #[new]
     #[pyo3(signature = (
         folder, *, identity, about, layers, layer_bytes, block_tokens, blocks,
@@ -191,7 +193,7 @@ impl DiskStore {
         py.detach(|| Store::open(device, &folder, settings)).map(Self::of).map_err(raise)
     }
 
-    /// Opens the store of a folder as its manifest describes it; for tools.
+    /// Opens the store of a folder with the settings of its manifest; for tools.
     #[staticmethod]
     fn inspect(py: Python<'_>, folder: PathBuf) -> PyResult<Self> {
         py.detach(|| Store::inspect(Arc::new(System::default()), &folder))
@@ -199,7 +201,7 @@ impl DiskStore {
             .map_err(raise)
     }
 
-    /// The stores in a folder: each one's own folder, and why it cannot be read if so.
+    /// The stores in a folder: each one's own folder, and why it cannot be read, if so.
     #[staticmethod]
     fn stores(py: Python<'_>, folder: PathBuf) -> PyResult<Vec<(PathBuf, Option<String>)>> {
         let listed =
@@ -208,7 +210,7 @@ impl DiskStore {
         Ok(listed.into_iter().map(|store| (store.folder, told(store.settings))).collect())
     }
 
-    /// How many blocks fit into a budget of so many bytes, all files counted.
+    /// Number of blocks whose files fit in a budget of bytes.
     #[staticmethod]
     #[pyo3(signature = (budget, layers, layer_bytes, block_tokens, *, second=false))]
     fn blocks_in(
@@ -247,13 +249,13 @@ impl DiskStore {
         self.refusal.is_some()
     }
 
-    /// Why nothing may be written, if so.
+    /// Why the store is read-only, if it is.
     #[getter]
     fn refusal(&self) -> Option<&str> {
         self.refusal.as_deref()
     }
 
-    /// How bytes travel: whether past the page cache, by which queue, why not as was asked for.
+    /// How bytes are transferred: by direct I/O or not, by which queue, and reasons for fallbacks.
     #[getter]
     fn travel(&self, py: Python<'_>) -> PyResult<(bool, &'static str, Vec<String>)> {
         let travel = self.run(py, |store| Ok(store.travel()))?;
@@ -295,7 +297,8 @@ impl DiskStore {
         self.run(py, Store::disk_bytes)
     }
 
-    /// Reads layers of a block into an array `(layer_hi - layer_lo, layer_bytes)`, proving them.
+    /// Reads layers of a block into an array `(layer_hi - layer_lo, layer_bytes)` and verifies
+    /// them.
     fn read(
         &self,
         py: Python<'_>,
@@ -330,7 +333,7 @@ impl DiskStore {
         self.run(py, |store| store.write(&key, slot, layers, &record, meta, bytes, wall))
     }
 
-    /// Reads several blocks, up to `depth` at once; tells of each why it failed, or None.
+    /// Reads several blocks, up to `depth` at once; returns an error or None for each.
     #[pyo3(signature = (blocks, *, depth=8))]
     fn read_many(
         &self,
@@ -341,7 +344,7 @@ impl DiskStore {
         let keys: Vec<Key> = blocks.iter().map(|block| key(&block.0)).collect::<PyResult<_>>()?;
         let wanted = keys.iter().zip(&mut blocks).map(|(key, (_, slot, layers, memory))| {
             let out = memory.as_slice_mut().map_err(|_| contiguous())?;
-            Ok(kvtrie_store::Wanted {
+            Ok(kvtrie_store::BlockRead {
                 key,
                 slot: *slot,
                 layers: Layers::new(layers.0, layers.1),
@@ -352,7 +355,7 @@ impl DiskStore {
         self.run(py, |store| Ok(told(store.read_many(wanted, depth))))
     }
 
-    /// Writes several blocks, up to `depth` at once; tells of each why it failed, or None.
+    /// Writes several blocks, up to `depth` at once; returns an error or None for each.
     #[pyo3(signature = (blocks, wall, *, depth=8))]
     fn write_many(
         &self,
@@ -369,15 +372,15 @@ impl DiskStore {
         let given = given.map(|(((key, label), record), (_, slot, layers, memory, _))| {
             let bytes = memory.as_slice().map_err(|_| contiguous())?;
             let layers = Layers::new(layers.0, layers.1);
-            Ok(Given { key, slot: *slot, layers, record, meta: meta(label.standing), bytes })
+            Ok(BlockWrite { key, slot: *slot, layers, record, meta: meta(label.standing), bytes })
         });
         let given = given.collect::<PyResult<Vec<_>>>()?;
         self.run(py, |store| Ok(told(store.write_many(given, wall, depth))))
     }
 
-    /// What is here, for a manager that starts; `wall` is the wall clock in nanoseconds.
+    /// The index of the store, for a starting manager; `wall` is the wall clock in nanoseconds.
     fn index(&self, py: Python<'_>, wall: u64) -> PyResult<Index> {
-        let row = |row: kvtrie_store::Row| {
+        let row = |row: kvtrie_store::StoredBlock| {
             let Meta { age, uses, session_blocks, priority, ttl, cost } = row.meta;
             let wanted = Wanted::found((priority, ttl));
             let standing = Standing { age, uses, session_blocks, wanted, cost: sound(cost) };
@@ -387,18 +390,18 @@ impl DiskStore {
         self.run(py, |store| store.rows_as(wall, row)).map(Index::from)
     }
 
-    /// Keeps exactly the blocks of an index, with their ages and uses; every other slot is free.
+    /// Keeps exactly the blocks of an index, with their ages and uses; frees every other slot.
     fn save(&self, py: Python<'_>, index: &Bound<'_, Index>, wall: u64) -> PyResult<()> {
-        let kept: Vec<Kept> = index
+        let kept: Vec<KeptBlock> = index
             .get()
             .rows
             .iter()
-            .map(|row| Kept { slot: row.slot, meta: meta(row.label.standing) })
+            .map(|row| KeptBlock { slot: row.slot, meta: meta(row.label.standing) })
             .collect();
         self.run(py, |store| store.save(&kept, wall))
     }
 
-    /// Every block as a row for people.
+    /// Every block as a readable row.
     fn blocks<'py>(&self, py: Python<'py>, wall: u64) -> PyResult<Vec<Listed<'py>>> {
         let rows = self.run(py, |store| store.rows(wall))?;
         let listed = rows.into_iter().map(|row| {
@@ -409,7 +412,7 @@ impl DiskStore {
         Ok(listed.collect())
     }
 
-    /// Reads and proves every block; `progress` is told how many of how many are done.
+    /// Verifies every block; calls `progress` with how many of how many are done.
     #[pyo3(signature = (progress=None))]
     fn verify<'py>(
         &self,
@@ -431,7 +434,7 @@ impl DiskStore {
         Ok(found.map(|f| (f.slot, PyBytes::new(py, &f.key), f.reason)).collect())
     }
 
-    /// Gives back what free slots and dead entries take; returns how many bytes.
+    /// Returns the space of free slots and dead frames to the device; returns how many bytes.
     fn gc(&self, py: Python<'_>) -> PyResult<u64> {
         self.run(py, Store::gc)
     }
@@ -441,7 +444,7 @@ impl DiskStore {
         self.run(py, |store| store.remove(slot))
     }
 
-    /// Makes everything that was written durable.
+    /// Makes everything written durable.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         self.run(py, Store::sync)
     }
@@ -451,12 +454,12 @@ impl DiskStore {
         self.run(py, |store| Ok(store.reasons()))
     }
 
-    /// Writes what is still in memory and gives the lock back. Closing twice does nothing.
+    /// Writes pending frames and releases the lock. Closing twice has no effect.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.here()?;
         let taken = self.store.write().unwrap_or_else(PoisonError::into_inner).take();
         let Some(store) = taken else { return Ok(()) };
-        // While another thread still reads or writes, its end closes the store.
+        // If another thread is still in a call, the end of that call closes the store.
         py.detach(|| Arc::try_unwrap(store).map_or(Ok(()), Store::close)).map_err(raise)
     }
 

@@ -1,16 +1,16 @@
-//! A disk that fails as it is told, for tests.
+//! Fault-injecting disk, for tests.
 //!
-//! Invariant: faults are injected below the store, so that it meets them as it would meet a
-//! device's. Cost: one lock per call of the device.
+//! Invariant: faults are injected below the store, as if the device failed. Cost: one lock per call
+//! of the device.
 
 use std::sync::Arc;
 
-use kvtrie_store::{self as store, Call, Chance, Device, Fault, Queue, System};
+use kvtrie_store::{self as store, Call, Chance, Device, Fault, QueueKind, System};
 use pyo3::prelude::*;
 
 use crate::error::bad;
 
-/// A device with faults.
+/// Fault-injecting device.
 #[pyclass(frozen, module = "kvtrie._kvtrie")]
 pub(crate) struct Faults {
     device: Arc<store::Faults>,
@@ -29,11 +29,11 @@ fn fault(name: &str) -> PyResult<Fault> {
     })
 }
 
-/// What keeps several operations under way, by the name users write.
-pub(crate) fn queue(name: &str) -> PyResult<Queue> {
+/// The I/O queue of a user-visible name.
+pub(crate) fn queue(name: &str) -> PyResult<QueueKind> {
     match name {
-        "best" => Ok(Queue::Best),
-        "threads" => Ok(Queue::Threads),
+        "best" => Ok(QueueKind::Best),
+        "threads" => Ok(QueueKind::Threads),
         other => Err(bad(format!("queue is best or threads, not '{other}'"))),
     }
 }
@@ -57,7 +57,7 @@ impl Faults {
         Ok(Self { device: Arc::new(store::Faults::new(inner, seed)) })
     }
 
-    /// Lets a kind of fault come: in so many of a thousand calls, or once behind `after` calls.
+    /// Injects a kind of fault: in so many of a thousand calls, or once after `after` calls.
     #[pyo3(signature = (kind, *, per_mille=None, after=None))]
     fn inject(&self, kind: &str, per_mille: Option<u32>, after: Option<u64>) -> PyResult<()> {
         let chance = match (per_mille, after) {
@@ -69,22 +69,22 @@ impl Faults {
         Ok(())
     }
 
-    /// Works without faults from now on.
+    /// Ends all faults.
     fn heal(&self) {
         self.device.heal();
     }
 
-    /// How many faults of a kind came.
+    /// Number of faults injected of a kind.
     fn injected(&self, kind: &str) -> PyResult<u64> {
         Ok(self.device.injected(fault(kind)?))
     }
 
-    /// The most operations that queues had under way at once since the last call, and the most files.
+    /// Maximum of queued operations in flight since the last call, and of files that had some.
     fn most_at_once(&self) -> (usize, usize) {
         self.device.most_at_once()
     }
 
-    /// Stops these kinds of calls until the gate is opened.
+    /// Makes these kinds of calls hang until the gate is opened.
     fn close_gate(&self, calls: &Bound<'_, PyAny>) -> PyResult<()> {
         let calls: Vec<String> = calls.extract()?;
         let calls = calls.iter().map(|name| call(name)).collect::<PyResult<Vec<_>>>()?;
@@ -92,12 +92,12 @@ impl Faults {
         Ok(())
     }
 
-    /// Lets the stopped calls go on.
+    /// Releases the hanging calls.
     fn open_gate(&self) {
         self.device.open_gate();
     }
 
-    /// Returns when at least so many calls are stopped.
+    /// Waits until at least so many calls hang.
     fn wait_for(&self, py: Python<'_>, hanging: usize) {
         py.detach(|| self.device.wait_for(hanging));
     }

@@ -1,34 +1,34 @@
-//! Claims: one call at a time for a slot, any number for different slots.
+//! Claims: per-slot mutual exclusion.
 //!
-//! Invariant: a slot is claimed by at most one call; a second one for it waits. No lock is held
-//! while bytes move. Cost: one short lock per call.
+//! Invariant: at most one call has a slot's claim; a second one waits. No lock is held during I/O.
+//! Cost: one short lock per call.
 
 use std::collections::BTreeSet;
 use std::iter::StepBy;
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A lock whose holder cannot leave it half-done.
+/// Locks a mutex; a poisoned one is consistent all the same, since no holder panics halfway.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Slots of one segment, one behind another there.
+/// Slots of one segment, in order.
 pub(crate) type Slots = StepBy<Range<u32>>;
 
-/// The slots from `first` on and below `end`, where so many folders take turns.
+/// The slots from `first` below `end` of one of `turns` folders.
 pub(crate) fn slots(first: u32, end: u32, turns: u32) -> Slots {
     (first..end).step_by(turns as usize)
 }
 
-/// The slots that calls work on.
+/// Table of the slots in use by calls.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     busy: Mutex<BTreeSet<u32>>,
     given: Condvar,
 }
 
-/// The right to work on some slots, until it is dropped.
+/// Claim on some slots, until dropped.
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
     claims: &'a Claims,
@@ -36,7 +36,7 @@ pub(crate) struct Claim<'a> {
 }
 
 impl Claims {
-    /// Claims a slot; waits while another call has it.
+    /// Claims a slot; waits for another call's claim.
     pub(crate) fn one(&self, slot: u32) -> Claim<'_> {
         let busy = lock(&self.busy);
         let taken = |busy: &mut BTreeSet<u32>| busy.contains(&slot);
@@ -45,12 +45,12 @@ impl Claims {
         Claim { claims: self, slots: slots(slot, slot + 1, 1) }
     }
 
-    /// Claims a slot unless a call has it.
+    /// Claims a slot if it is unclaimed.
     pub(crate) fn now(&self, slot: u32) -> Option<Claim<'_>> {
         self.all(slots(slot, slot + 1, 1))
     }
 
-    /// Claims all of `slots`, or none if a call has one of them.
+    /// Claims all of `slots`, or none if one is claimed.
     pub(crate) fn all(&self, slots: Slots) -> Option<Claim<'_>> {
         let mut busy = lock(&self.busy);
         if slots.clone().any(|slot| busy.contains(&slot)) {

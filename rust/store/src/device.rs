@@ -1,8 +1,7 @@
-//! The few file operations that a store needs, so that a test can stand where a disk does.
+//! Device: the few file operations that a store needs, as a trait for tests to replace.
 //!
-//! Invariant: a file may move fewer bytes than asked; whoever calls goes on from there. Every
-//! method takes `&self` and may be called from several threads at once.
-//! Cost: one dynamic call per operation.
+//! Invariant: a file may transfer fewer bytes than requested; the caller continues. Every method
+//! takes `&self` and may be called from several threads. Cost: one dynamic call per operation.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -12,27 +11,27 @@ use std::sync::Arc;
 
 use crate::work::Work;
 
-/// How a file is opened.
+/// Mode of opening a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// For reading; it must exist.
     Read,
     /// For reading and writing; created if it does not exist.
     Write,
-    /// For reading and writing; created. What stood there, a folder aside, is removed before.
+    /// For reading and writing; created. Anything but a folder is removed first.
     Fresh,
 }
 
-/// How large a file is.
+/// Size of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
     /// The end of the file.
     pub len: u64,
-    /// Bytes that it takes up on the device.
+    /// Bytes that it occupies on the device.
     pub allocated: u64,
 }
 
-/// One name in a folder.
+/// Entry of a folder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Item {
     /// The name, without the folder.
@@ -41,91 +40,91 @@ pub struct Item {
     pub folder: bool,
 }
 
-/// How bytes travel between segments and memory.
+/// How bytes are transferred between segments and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Travel {
-    /// Whether they pass the system's page cache by.
+    /// Whether by direct I/O.
     pub direct: bool,
-    /// What keeps several operations under way: `io_uring`, `threads` or `none`.
+    /// The I/O queue: `io_uring`, `threads` or `none`.
     pub queue: &'static str,
-    /// Why it is not what was asked for.
+    /// Reasons for fallbacks.
     pub reasons: Vec<String>,
 }
 
-/// An open file. A lock that it holds goes when it is dropped.
+/// Open file; dropping it releases its lock.
 pub trait File: Any + Send + Sync + Debug {
-    /// Reads at `at` and returns how many bytes came; 0 at the end of the file.
+    /// Reads at `at`; returns the number of bytes, 0 at the end of the file.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's errors.
     fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize>;
 
-    /// Writes the buffers one behind another at `at` and returns how many bytes went.
+    /// Writes buffers consecutively at `at`; returns the number of bytes.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's errors.
     fn write_at(&self, buffers: &[IoSlice<'_>], at: u64) -> io::Result<usize>;
 
-    /// Cuts or extends the file.
+    /// Truncates or extends the file.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's errors.
     fn set_len(&self, len: u64) -> io::Result<()>;
 
     /// The size now.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's errors.
     fn size(&self) -> io::Result<Size>;
 
-    /// Returns when everything written before is durable.
+    /// Waits until everything written before is durable.
     ///
     /// # Errors
-    /// What the device says; what was written since the last sync may be lost then.
+    /// The device's errors; writes since the last sync may be lost then.
     fn sync(&self) -> io::Result<()>;
 
-    /// Where the next byte at or behind `at` stands that a device has; `at` if it does not say.
+    /// Offset of the next data at or after `at`, behind any hole; `at` if unknown.
     fn data_from(&self, at: u64) -> u64 {
         at
     }
 
-    /// Gives a range's space back; it reads as zeros.
+    /// Punches a hole; it reads as zeros.
     ///
     /// # Errors
-    /// [`io::ErrorKind::Unsupported`] where files have no holes, or what the device says.
+    /// [`io::ErrorKind::Unsupported`] if files have no holes; the device's errors.
     fn punch(&self, at: u64, len: u64) -> io::Result<()>;
 
-    /// Takes the file's exclusive lock if nobody else has it.
+    /// Takes the file's exclusive lock if it is free.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's errors.
     fn try_lock(&self) -> io::Result<bool>;
 
-    /// Whether operations of a queue want memory, length and place in whole pages.
+    /// Whether queued operations need memory, length and offset in full pages.
     fn paged(&self) -> bool {
         false
     }
 }
 
-/// Where files live.
+/// File system.
 pub trait Device: Send + Sync + Debug {
     /// Opens a regular file.
     ///
     /// # Errors
-    /// What the device says; what else stands there, and whether a file to be written has other names.
-    /// Links are not followed.
+    /// The device's errors; another type of file, or another hard link of a file to write. Links
+    /// are not followed.
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>>;
 
-    /// Opens a file for the operations of a queue.
+    /// Opens a file for queued operations.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's errors.
     fn open_bulk(&self, path: &Path, access: Access) -> io::Result<Arc<dyn File>> {
         self.open(path, access)
     }
 
-    /// Does all of a work's operations, several at once where the device can; returns when none is
-    /// under way. The work is asked and told by the calling thread only.
+    /// Runs all of a work's operations, concurrently if the device can; returns when none is in
+    /// flight. Only the calling thread calls the work.
     fn run(&self, work: &mut dyn Work<'_>) {
         loop {
             while let Some(mut op) = work.next() {
@@ -138,43 +137,43 @@ pub trait Device: Send + Sync + Debug {
         }
     }
 
-    /// How bytes travel.
+    /// How bytes are transferred.
     fn travel(&self) -> Travel {
         Travel { direct: false, queue: "none", reasons: Vec::new() }
     }
 
-    /// Renames a file, over another one if there is one.
+    /// Renames a file, replacing one of the new name.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's errors.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Removes a file.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's errors.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// Makes a folder and those above it, if they do not exist.
+    /// Creates a folder and its parents.
     ///
     /// # Errors
-    /// What the device says, or what else stands there; a link to a folder is none.
+    /// The device's errors; another type of file there, even a link to a folder.
     fn make_folder(&self, path: &Path) -> io::Result<()>;
 
-    /// Returns when the names in a folder are durable.
+    /// Waits until the entries of a folder are durable.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's errors.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
 
-    /// The names in a folder, in order.
+    /// The entries of a folder, sorted.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's errors.
     fn list(&self, path: &Path) -> io::Result<Vec<Item>>;
 }
 
-/// Reads until `buffer` is full or the file ends; returns how many bytes came.
+/// Reads until `buffer` is full or the file ends; returns the number of bytes.
 pub(crate) fn read_full(file: &dyn File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {
@@ -188,7 +187,7 @@ pub(crate) fn read_full(file: &dyn File, buffer: &mut [u8], at: u64) -> io::Resu
     Ok(done)
 }
 
-/// Writes all of the buffers, one behind another.
+/// Writes all buffers consecutively.
 pub(crate) fn write_full(
     file: &dyn File,
     mut buffers: &mut [IoSlice<'_>],

@@ -1,36 +1,36 @@
-//! What can go wrong with a store, with the numbers in it.
+//! Errors of a store, with the numbers in them.
 //!
-//! Invariant: an operation that returns an error has lost nothing but what the error names.
-//! Cost: none on the good path.
+//! Invariant: a failed operation has lost nothing but what the error names. Cost: none without an
+//! error.
 
 use std::fmt;
 use std::io;
 
-/// The result of every operation that can fail.
+/// Result of an operation that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The kinds of failure.
+/// Kinds of error.
 #[derive(Debug)]
 pub enum Error {
     /// A setting or an argument is wrong; nothing was done.
     Config(String),
-    /// The slot does not hold what was asked for: a miss.
+    /// A miss: the slot does not hold the requested layers, or they are damaged.
     Bad {
         /// The slot.
         slot: u32,
-        /// What was found instead.
+        /// What is there instead.
         reason: String,
     },
-    /// The device failed; trying again may help.
+    /// The device failed; a retry may succeed.
     Io {
-        /// What was being done, and where.
+        /// The operation and the file.
         what: String,
-        /// What the device said.
+        /// The device's error.
         error: io::Error,
     },
-    /// This store may not write: another process does, or the folder forbids it.
+    /// The store is read-only: another process writes to it, or the folder forbids it.
     ReadOnly(String),
-    /// The device has no room left.
+    /// The device is full.
     Full(String),
 }
 
@@ -43,7 +43,7 @@ impl Error {
         Self::Bad { slot, reason: reason.into() }
     }
 
-    /// What the device said while `what` was done.
+    /// The device's error during the operation `what`.
     pub(crate) fn io(what: impl Into<String>, error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

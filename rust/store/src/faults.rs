@@ -1,7 +1,7 @@
-//! A device that fails as it is told, around one that works.
+//! Fault injection: a device that fails on demand, around a real one.
 //!
-//! Invariant: the same seed and the same calls give the same faults; what it lets through is done
-//! by the device inside. Cost: one lock per call; nothing is built into a store that has no faults.
+//! Invariant: the same seed and calls give the same faults; other calls go to the inner device.
+//! Cost: one lock per call; a store without faults does not use it.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::device::{Access, Device, File, Item, Size, Travel};
 use crate::pages::SIZE;
 use crate::work::{Op, Work};
 
-/// What can go wrong.
+/// Kinds of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// A read fails with `EIO`.
@@ -23,18 +23,18 @@ pub enum Fault {
     Write,
     /// A sync, of a file or a folder, fails with `EIO`.
     Sync,
-    /// A read brings fewer bytes than asked, but at least one.
+    /// A read returns fewer bytes than requested, but at least one.
     ShortRead,
     /// A write takes fewer bytes than given, but at least one.
     ShortWrite,
-    /// A write, a new file or a rename finds no room: `ENOSPC`.
+    /// A write, a new file or a rename fails with `ENOSPC`.
     NoSpace,
-    /// A file cannot be opened for writing: `EACCES`.
+    /// Opening a file for writing fails with `EACCES`.
     Denied,
 }
 
 impl Fault {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 7] = [
         Self::Read,
         Self::Write,
@@ -60,18 +60,18 @@ impl Fault {
     }
 }
 
-/// When a fault comes.
+/// Frequency of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chance {
     /// In so many of a thousand calls, drawn from the seed.
     PerMille(u32),
-    /// Once, in the call behind so many that it could have come in.
+    /// Once, after so many calls.
     After(u64),
-    /// In every call behind so many that it could have come in.
+    /// In every call after so many.
     From(u64),
 }
 
-/// A kind of call that the gate stops.
+/// Kinds of call that the gate stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Call {
     /// Reads of files.
@@ -89,8 +89,8 @@ struct Plan {
     injected: BTreeMap<Fault, u64>,
     stopped: Vec<Call>,
     waiting: usize,
-    /// Operations of queues that are under way, by the place of their file in memory.
-    under_way: BTreeMap<usize, usize>,
+    /// Queued operations in flight, by the address of their file.
+    in_flight: BTreeMap<usize, usize>,
     most: (usize, usize),
 }
 
@@ -100,7 +100,7 @@ struct Shared {
     gate: Condvar,
 }
 
-/// A device with faults.
+/// Fault-injecting device.
 #[derive(Debug)]
 pub struct Faults {
     inner: Arc<dyn Device>,
@@ -114,7 +114,7 @@ struct FaultyFile {
 }
 
 impl Faults {
-    /// A device that works like `inner` until it is told otherwise.
+    /// A device that works like `inner` until a fault is injected.
     #[must_use]
     pub fn new(inner: Arc<dyn Device>, seed: u64) -> Self {
         let plan = Plan {
@@ -123,54 +123,53 @@ impl Faults {
             injected: BTreeMap::new(),
             stopped: Vec::new(),
             waiting: 0,
-            under_way: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             most: (0, 0),
         };
         let shared = Shared { plan: Mutex::new(plan), gate: Condvar::new() };
         Self { inner, shared: Arc::new(shared) }
     }
 
-    /// From now on a fault comes so often.
+    /// Injects a fault at a frequency from now on.
     pub fn inject(&self, fault: Fault, chance: Chance) {
         lock(&self.shared.plan).chances.insert(fault, chance);
     }
 
-    /// No more faults.
+    /// Ends all faults.
     pub fn heal(&self) {
         lock(&self.shared.plan).chances.clear();
     }
 
-    /// How often a fault has come.
+    /// Number of faults injected of a kind.
     #[must_use]
     pub fn injected(&self, fault: Fault) -> u64 {
         lock(&self.shared.plan).injected.get(&fault).copied().unwrap_or(0)
     }
 
-    /// The most operations of queues that were under way at once since the last call, and the most
-    /// files that had some.
-    #[must_use = "it is forgotten then"]
+    /// Maximum of queued operations in flight since the last call, and of files that had some.
+    #[must_use = "it resets the maximum"]
     pub fn most_at_once(&self) -> (usize, usize) {
         std::mem::take(&mut lock(&self.shared.plan).most)
     }
 
-    /// Calls of these kinds hang until the gate opens.
+    /// Makes calls of these kinds hang until the gate opens.
     pub fn close_gate(&self, calls: &[Call]) {
         lock(&self.shared.plan).stopped = calls.to_vec();
     }
 
-    /// All hanging calls go on.
+    /// Releases all hanging calls.
     pub fn open_gate(&self) {
         lock(&self.shared.plan).stopped.clear();
         self.shared.gate.notify_all();
     }
 
-    /// How many calls hang now.
+    /// Number of hanging calls.
     #[must_use]
     pub fn hanging(&self) -> usize {
         lock(&self.shared.plan).waiting
     }
 
-    /// Returns when at least so many calls hang.
+    /// Waits until at least so many calls hang.
     pub fn wait_for(&self, hanging: usize) {
         let plan = lock(&self.shared.plan);
         let fewer = |plan: &mut Plan| plan.waiting < hanging;
@@ -191,8 +190,8 @@ impl Shared {
         plan.waiting -= 1;
     }
 
-    /// Whether a fault comes now.
-    fn comes(&self, fault: Fault) -> bool {
+    /// Draws whether a fault occurs in this call.
+    fn occurs(&self, fault: Fault) -> bool {
         let mut plan = lock(&self.plan);
         let Some(chance) = plan.chances.get(&fault).copied() else { return false };
         let next = match chance {
@@ -216,11 +215,11 @@ impl Shared {
     }
 
     fn fail(&self, fault: Fault, error: rustix::io::Errno) -> io::Result<()> {
-        if self.comes(fault) { Err(error.into()) } else { Ok(()) }
+        if self.occurs(fault) { Err(error.into()) } else { Ok(()) }
     }
 
-    /// Where the operations of a queue are concerned; the device inside does what is let through.
-    fn meet(&self, op: &mut Op<'_>) -> io::Result<()> {
+    /// Applies the faults to a queued operation, or limits its length.
+    fn apply(&self, op: &mut Op<'_>) -> io::Result<()> {
         if op.writes() {
             self.pass(Call::Write);
             self.fail(Fault::Write, rustix::io::Errno::IO)?;
@@ -234,37 +233,37 @@ impl Shared {
         Ok(())
     }
 
-    /// An operation begins or has come back.
+    /// Counts an operation that begins or returns.
     fn count(&self, op: &Op<'_>, begins: bool) {
         let file = Arc::as_ptr(&op.file).addr();
         let mut plan = lock(&self.plan);
-        let count = plan.under_way.entry(file).or_default();
+        let count = plan.in_flight.entry(file).or_default();
         *count = if begins { *count + 1 } else { count.saturating_sub(1) };
-        plan.under_way.retain(|_, count| *count > 0);
-        let now = (plan.under_way.values().sum(), plan.under_way.len());
+        plan.in_flight.retain(|_, count| *count > 0);
+        let now = (plan.in_flight.values().sum(), plan.in_flight.len());
         plan.most = (plan.most.0.max(now.0), plan.most.1.max(now.1));
     }
 
-    /// How many of `length` bytes go, if fewer than all.
+    /// How many of `length` bytes to transfer, if fewer than all.
     fn short(&self, fault: Fault, length: usize) -> usize {
-        if length < 2 || !self.comes(fault) {
+        if length < 2 || !self.occurs(fault) {
             return length;
         }
         let most = length as u64 - 1;
         let short = 1 + usize::try_from(lock(&self.plan).below(most)).unwrap_or(0);
-        // Devices move sectors: half of the time the rest begins on a page, as direct I/O wants it.
+        // Devices transfer sectors: half of the time the rest starts on a page, for direct I/O.
         let pages = short - short % SIZE;
         if pages > 0 && lock(&self.plan).below(2) == 0 { pages } else { short }
     }
 }
 
-/// A work some of whose operations fail.
-struct Harmed<'w, 'a> {
+/// Work with injected faults.
+struct FaultyWork<'w, 'a> {
     work: &'w mut dyn Work<'a>,
     shared: &'w Shared,
 }
 
-impl<'a> Work<'a> for Harmed<'_, 'a> {
+impl<'a> Work<'a> for FaultyWork<'_, 'a> {
     fn next(&mut self) -> Option<Op<'a>> {
         loop {
             let mut op = self.work.next()?;
@@ -272,7 +271,7 @@ impl<'a> Work<'a> for Harmed<'_, 'a> {
             if let Some(faulty) = file.downcast_ref::<FaultyFile>() {
                 op.file = Arc::clone(&faulty.inner);
             }
-            match self.shared.meet(&mut op) {
+            match self.shared.apply(&mut op) {
                 Ok(()) => {
                     self.shared.count(&op, true);
                     return Some(op);
@@ -324,7 +323,7 @@ impl Device for Faults {
     }
 
     fn run(&self, work: &mut dyn Work<'_>) {
-        self.inner.run(&mut Harmed { work, shared: &self.shared });
+        self.inner.run(&mut FaultyWork { work, shared: &self.shared });
     }
 
     fn travel(&self) -> Travel {

@@ -1,8 +1,18 @@
-//! The manifest's bytes: its header and its frames.
+//! Binary format of the manifest: header and frames, little-endian.
 //!
-//! Invariant: a frame is good only as a whole and only in a manifest of its identity, whose first
-//! bytes seed every checksum; of two frames of one slot the higher sequence wins, wherever it
-//! stands. Cost: one hash of a frame, about 200 bytes.
+//! ```text
+//!   header  0 magic  8 checksum of 16..  16 version  20 length  24 identity  56 sequence
+//!           64 layer_bytes  72 header page bytes  76 blocks  80 block_tokens  84 layers
+//!           86 path length  88 about length  92 zero  96 about, second path, zeros to 8
+//!   frame   0 magic  4 length  8 checksum of 16..  16 sequence  24 slot  28 kind (1 PUT, 2 FREE)
+//!           29 priority  30 zero                                          FREE ends here, at 32
+//!           32 key  64 wall clock  72 age  80 ttl  88 cost  96 uses  100 session blocks
+//!           104 layers.lo  106 layers.hi  108 record length  112 record, zeros to 8
+//! ```
+//!
+//! Invariant: a frame is valid only complete and in a manifest of its identity, which seeds the
+//! checksums; of two frames of one slot the higher sequence wins, wherever it is. Cost: one hash
+//! per frame of about 200 bytes.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -20,26 +30,26 @@ const FRAME: [u8; 4] = *b"kvF1";
 const PUT: u8 = 1;
 const FREE: u8 = 2;
 
-/// The version of the format.
+/// Version of the format.
 pub(crate) const VERSION: u32 = 1;
 
-/// A FREE frame, and the least that a frame is.
+/// Length of a FREE frame, the shortest one.
 pub(crate) const SMALLEST: usize = 32;
 
-/// A block stands in a slot.
+/// PUT frame: a block is in a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Put<'a> {
     pub(crate) slot: u32,
     pub(crate) sequence: u64,
     pub(crate) layers: Layers,
-    /// Wall clock when `meta` was true, in nanoseconds.
+    /// Wall clock of `meta`, in nanoseconds.
     pub(crate) stamp: u64,
     pub(crate) meta: Meta,
     pub(crate) key: Key,
     pub(crate) record: &'a [u8],
 }
 
-/// One frame.
+/// A frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Frame<'a> {
     Put(Put<'a>),
@@ -88,13 +98,13 @@ pub(crate) fn free(out: &mut Vec<u8>, seed: u64, slot: u32, sequence: u64) -> u3
     end(out, start, seed)
 }
 
-/// The length that a frame at the start of `bytes` states, if one may start there.
+/// The length that a frame at the start of `bytes` states, if one can start there.
 pub(crate) fn stated(bytes: &[u8]) -> Option<usize> {
     let length = (bytes.len() >= SMALLEST && bytes[..4] == FRAME).then(|| half(bytes, 4))?;
     (length as usize >= SMALLEST && length % 8 == 0).then_some(length as usize)
 }
 
-/// The frame at the start of `bytes`, with its length; `None` if there is no good one.
+/// The valid frame at the start of `bytes`, with its length.
 pub(crate) fn decode(bytes: &[u8], seed: u64) -> Option<(Frame<'_>, usize)> {
     let length = stated(bytes)?;
     let bytes = bytes.get(..length)?;
@@ -131,7 +141,7 @@ pub(crate) fn decode(bytes: &[u8], seed: u64) -> Option<(Frame<'_>, usize)> {
     }
 }
 
-/// The manifest's header; `sequence` is lower than every later one.
+/// Encodes the manifest's header; `sequence` is less than every later one.
 pub(crate) fn head(settings: &Settings, sequence: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(settings.head_bytes());
     let length = u32::try_from(settings.head_bytes()).unwrap_or(u32::MAX);
@@ -157,24 +167,24 @@ pub(crate) fn head(settings: &Settings, sequence: u64) -> Vec<u8> {
     out
 }
 
-/// What stands at the start of a manifest.
+/// Result of reading a manifest's header.
 #[derive(Debug)]
 pub(crate) enum Head {
-    /// A good header, the highest sequence before it, and its length.
+    /// A valid header, the highest sequence before it, and its length.
     Good(Box<Settings>, u64, usize),
-    /// A good header of another version of the format.
+    /// A valid header of another version of the format.
     Version(u32),
-    /// No good header, and why.
+    /// No valid header, and why.
     Bad(String),
 }
 
-/// How long the header states that it is, if it is one.
+/// The length that a header at the start of `bytes` states, if there is one.
 pub(crate) fn head_length(bytes: &[u8]) -> Option<usize> {
     let known = bytes.len() >= HEAD_FIXED && bytes[..8] == HEAD;
     known.then(|| half(bytes, 20) as usize).filter(|&length| length >= HEAD_FIXED)
 }
 
-/// The header at the start of `bytes`.
+/// Decodes the header at the start of `bytes`.
 pub(crate) fn decode_head(bytes: &[u8]) -> Head {
     let Some(bytes) = head_length(bytes).and_then(|length| bytes.get(..length)) else {
         return Head::Bad("no whole header".into());

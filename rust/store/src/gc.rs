@@ -1,29 +1,29 @@
-//! Giving space back: dead frames, leftovers, and the bytes of free slots.
+//! Garbage collection: rewrites the manifest, removes leftovers, punches holes for free slots.
 //!
-//! Invariant: only slots that are free and that no call works on are touched.
-//! Cost: a rewrite of the manifest, and one call to the device per run of free slots.
+//! Invariant: it touches only slots that are free and unclaimed. Cost: a rewrite of the manifest,
+//! and one call to the device per run of free slots.
 
 use std::io;
 
 use crate::claim::{Slots, lock, slots};
 use crate::error::{Error, Result};
 use crate::manifest::NEXT;
-use crate::regular::{forbidden, is_no_file};
+use crate::regular::{forbidden, is_not_regular};
 use crate::segment::name;
 use crate::settings::Durability;
 use crate::store::Store;
 
 impl Store {
-    /// Rewrites the manifest, removes leftovers and gives the space of free slots back. Returns by
-    /// how many bytes the files shrank.
+    /// Rewrites the manifest, removes leftovers and returns the space of free slots to the device.
+    /// Returns by how many bytes the files shrank.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; what the device says. No block is lost.
+    /// [`Error::ReadOnly`]; the device's errors. No block is lost.
     pub fn gc(&self) -> Result<u64> {
         self.writable()?;
         let before = self.disk_bytes()?;
         if self.settings.durability == Durability::Fsync {
-            // What is free is free for good before its bytes go.
+            // Free slots must stay free after a crash before their bytes are destroyed.
             let upto = lock(&self.manifest).appended;
             self.commit(upto)?;
         }
@@ -31,15 +31,15 @@ impl Store {
         for segment in self.segments.list()? {
             self.sweep(segment)?;
         }
-        // Last, because on a full disk it needs the room that the others gave.
+        // Last: on a full disk it needs the space that the holes returned.
         lock(&self.manifest).rewrite(&self.table, &mut |_, _| true)?;
         Ok(before.saturating_sub(self.disk_bytes()?))
     }
 
-    /// What the files of the store take up on the device.
+    /// Bytes that the store's files occupy on the device.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's errors.
     pub fn disk_bytes(&self) -> Result<u64> {
         let mut bytes = 0;
         for folder in self.folders() {
@@ -51,8 +51,8 @@ impl Store {
                 match self.device.open(&folder.join(item.name), crate::device::Access::Read) {
                     Ok(file) => bytes += file.size().map_err(failed)?.allocated,
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                    // Not the store's.
-                    Err(error) if is_no_file(&error) || forbidden(&error) => {}
+                    // Not a file of the store.
+                    Err(error) if is_not_regular(&error) || forbidden(&error) => {}
                     Err(error) => return Err(failed(error)),
                 }
             }
@@ -60,7 +60,7 @@ impl Store {
         Ok(bytes)
     }
 
-    /// Removes a half-written manifest and what lies beyond the last slot.
+    /// Removes an unfinished manifest and everything beyond the last slot.
     pub(crate) fn trim(&self) -> Result<()> {
         for next in self.folders().into_iter().map(|folder| folder.join(NEXT)) {
             match self.device.remove(&next) {
@@ -84,7 +84,7 @@ impl Store {
         self.segments.slots(segment, self.settings.blocks)
     }
 
-    /// Cuts a segment if it has room for more slots.
+    /// Truncates a segment to `slots` slots.
     fn cut(&self, segment: u32, slots: usize) -> Result<()> {
         let len = slots as u64 * self.settings.slot_bytes();
         let failed = |error| Error::io(format!("cutting {} at {len}", name(segment)), error);
@@ -130,10 +130,11 @@ impl Store {
         slots.all(|slot| table.get(slot).is_none())
     }
 
-    /// Punches the slots that are free and at rest; a run that is not is taken slot by slot.
+    /// Punches a run of free, unclaimed slots; splits a run that is not all free.
     fn punch(&self, segment: u32, slots: &Slots) -> Result<()> {
         let Some(first) = slots.clone().next() else { return Ok(()) };
         let claim = self.claims.all(slots.clone()).filter(|_| self.free(slots.clone()));
+        // One slot in use must not keep the rest of the run: retry slot by slot.
         if claim.is_none() {
             return if slots.len() == 1 {
                 Ok(())

@@ -1,17 +1,15 @@
 //! kvtrie-store: the files of the disk tier.
 //!
-//! A manager chooses slots; a [`Store`] obeys. It writes blocks into fixed places of a few large
-//! files, straight from the caller's memory and into it, proves every byte on every read, and
-//! finds its blocks again after a restart by reading its manifest only. The format, byte by byte,
-//! is in `docs/design/disk.md`.
+//! The manager allocates slots; a [`Store`] writes blocks to fixed positions of a few large files,
+//! straight from the caller's memory and back into it, verifies every byte of every read, and after
+//! a restart finds its blocks by its manifest alone. The format, byte by byte:
+//! `docs/design/disk.md`.
 //!
-//! Modules build on each other in one direction: nouns (`error`, `settings`, `meta`,
-//! `claim`, `pages`), bytes (`page`, `frame`), files (`work`, `device`, `system` with `regular`, `ring`
-//! and `threads` under it, `faults`, `aside`, `segment`), books
-//! (`table`, `scan`, `manifest`), and the store with what it can do (`open` with `second`, `read`,
-//! `write`, `rows`, `verify`, `gc`).
+//! Modules depend on one another in one direction: nouns (`error`, `settings`, `meta`, `claim`,
+//! `pages`), bytes (`page`, `frame`), files (`work`, `device`, `system` on `regular`, `ring` and
+//! `threads`, `faults`, `quarantine`, `segment`), indexes (`table`, `scan`, `manifest`), and the
+//! store with its operations (`open` with `second`, `read`, `write`, `rows`, `verify`, `gc`).
 
-mod aside;
 mod claim;
 mod device;
 mod error;
@@ -23,6 +21,7 @@ mod meta;
 mod open;
 mod page;
 mod pages;
+mod quarantine;
 mod read;
 mod regular;
 #[cfg(target_os = "linux")]
@@ -46,11 +45,11 @@ pub use faults::{Call, Chance, Fault, Faults};
 pub use meta::Meta;
 pub use open::{Listed, stores};
 pub use pages::Pages;
-pub use read::Wanted;
-pub use rows::{Kept, Row};
+pub use read::BlockRead;
+pub use rows::{KeptBlock, StoredBlock};
 pub use settings::{Durability, PAGE, SEGMENT, Settings};
 pub use store::Store;
-pub use system::{Queue, System};
+pub use system::{QueueKind, System};
 pub use verify::{Finding, Progress};
 pub use work::{Bytes, Op, Work};
-pub use write::Given;
+pub use write::BlockWrite;

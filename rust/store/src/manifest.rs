@@ -1,48 +1,52 @@
-//! The manifest as it is written: frames appended one behind another, all of it rewritten when the
-//! dead ones outweigh the live ones.
+//! Manifest: an append-only log of frames, rewritten when the dead ones outweigh the live ones.
 //!
-//! Invariant: a frame that could not be written whole is not there: the next one is written over
-//! it. After a failed sync nobody knows what is durable, so the next step rewrites the file.
-//! Cost: one small write per frame; a rewrite is as long as the live frames.
+//! ```text
+//!   header | frame | frame | ... | frame |          file, good up to `len`
+//!                                        | frame |  `pending`, in memory
+//! ```
+//!
+//! Invariant: a partly written frame does not count: the next one overwrites it. A failed sync
+//! leaves the file in doubt (`damaged`), and the next append rewrites it. Cost: one small write per
+//! frame; a rewrite writes all live frames.
 
 use std::io::IoSlice;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use crate::aside;
 use crate::claim::lock;
 use crate::device::{Device, File, write_full};
 use crate::error::{Error, Result};
 use crate::frame::{self, Frame, Put};
+use crate::quarantine;
 use crate::scan::Window;
 use crate::settings::{Durability, SPARE, Settings};
 use crate::table::{Entry, Table};
 
-/// The manifest's file.
+/// Name of the manifest.
 pub(crate) const NAME: &str = "manifest";
 
-/// The file that becomes the manifest.
+/// Name of the next manifest during a rewrite.
 pub(crate) const NEXT: &str = "manifest.tmp";
 
-/// Bytes gathered before they are written: under [`Durability::None`], and in a rewrite.
+/// Bytes buffered before a write: under [`Durability::None`], and in a rewrite.
 const GATHER: usize = 1 << 20;
 
-/// The manifest and what is not in it yet.
+/// Manifest of a store, with its pending frames.
 #[derive(Debug)]
 pub(crate) struct Manifest {
     device: Arc<dyn Device>,
     folder: PathBuf,
     settings: Arc<Settings>,
-    /// Missing only in a store that is empty and read-only, or before the first rewrite.
+    /// None only in an empty read-only store, or before the first rewrite.
     pub(crate) file: Option<Arc<dyn File>>,
-    /// The end of the last whole frame.
+    /// End of the last good frame in the file.
     pub(crate) len: u64,
     pending: Vec<u8>,
     /// Bytes ever appended.
     pub(crate) appended: u64,
-    /// Whether the file may differ from what was written to it.
+    /// Whether the file may differ from what was written.
     pub(crate) damaged: bool,
-    /// What a rewrite left out.
+    /// Frames that a rewrite dropped.
     pub(crate) reasons: Vec<String>,
 }
 
@@ -71,7 +75,7 @@ impl Manifest {
         Error::io(format!("{what} {}", self.folder.join(name).display()), error)
     }
 
-    /// Appends a frame and returns where it stands.
+    /// Appends a frame; returns its offset.
     pub(crate) fn append(&mut self, frame: &[u8], table: &Mutex<Table>) -> Result<u64> {
         let end = self.len + (self.pending.len() + frame.len()) as u64;
         let head = self.settings.head_bytes() as u64;
@@ -80,7 +84,7 @@ impl Manifest {
         } else {
             Ok(())
         };
-        // A full disk must not keep a slot from being freed while the budget has room.
+        // A full disk must not keep a slot from being freed while the budget allows another frame.
         let most = self.settings.manifest_bytes(self.settings.blocks);
         if self.damaged || end > most {
             rewritten?;
@@ -98,7 +102,7 @@ impl Manifest {
         Ok(at)
     }
 
-    /// Writes what was gathered.
+    /// Writes the pending frames.
     pub(crate) fn flush(&mut self) -> Result<()> {
         if self.pending.is_empty() {
             return Ok(());
@@ -111,8 +115,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Hands out the frames of `blocks`, which stand in the order of their frames; `None` for one
-    /// that is damaged.
+    /// Reads the frames of `blocks`, which are sorted by offset; `None` for a damaged one.
     pub(crate) fn each(
         &self,
         blocks: &[(u32, Entry)],
@@ -139,8 +142,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// Writes the manifest anew with the blocks that `keep` keeps, as it changed them; the others
-    /// are free, and so are those whose frames are damaged.
+    /// Rewrites the manifest with the blocks that `keep` accepts, as it changed them. The others
+    /// are freed, and so are those with damaged frames.
     pub(crate) fn rewrite(
         &mut self,
         table: &Mutex<Table>,
@@ -152,7 +155,7 @@ impl Manifest {
         };
         let seed = self.settings.seed();
         let next = self.folder.join(NEXT);
-        let file = aside::fresh(&*self.device, &self.folder, NEXT)
+        let file = quarantine::create(&*self.device, &self.folder, NEXT)
             .map_err(|error| self.failed("opening", NEXT, error))?;
         let mut bytes = frame::head(&self.settings, last);
         let (mut start, mut kept, mut gone, mut reasons) = (0, vec![], vec![], vec![]);
@@ -195,6 +198,7 @@ impl Manifest {
             table.forget(slot);
         }
         drop(table);
+        // Until the rename is durable, a crash may bring the old file back.
         self.damaged = true;
         self.device
             .sync_folder(&self.folder)

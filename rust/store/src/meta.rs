@@ -1,22 +1,22 @@
-//! What a store keeps about a block for its manager, and never looks at.
+//! Metadata of a block, stored for the manager and opaque to the store.
 //!
-//! Invariant: ages grow and times to live shrink with the clock, by saturating sums.
-//! Cost: 32 bytes in a frame.
+//! Invariant: with the clock, ages grow and times to live shrink, saturating. Cost: 32 bytes per
+//! frame.
 
-/// What a store keeps about a block for its manager.
+/// Metadata of a block for the manager.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Meta {
     /// Nanoseconds since the last use.
     pub age: u64,
-    /// How often it was used.
+    /// Number of uses.
     pub uses: u32,
-    /// Blocks of the session it belongs to.
+    /// Blocks of its session.
     pub session_blocks: u32,
-    /// Its cost; NaN leaves it to the policy.
+    /// Its cost; NaN if the policy decides.
     pub cost: f64,
-    /// Nanoseconds that it still has to live; `u64::MAX` for no end.
+    /// Remaining nanoseconds of its priority; `u64::MAX` for no end.
     pub ttl: u64,
-    /// Its priority, plus one; 0 if nothing was said.
+    /// Its priority plus one; 0 for none.
     pub priority: u8,
 }
 

@@ -1,19 +1,19 @@
-//! Opening a store: the lock, the manifest, and what is found in a folder.
+//! Opening a store: takes the lock, reads the manifest, cleans up the folder.
 //!
-//! Invariant: one writer; everybody else reads and removes nothing. What belongs to another
-//! identity is not touched. Cost: one pass over the manifest; no segment is read.
+//! Invariant: one writer; others only read. Files of another identity are not touched. Cost: one
+//! pass over the manifest; no segment is read.
 
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use crate::aside::{self, ASIDE, set_aside};
 use crate::claim::{Claims, lock};
 use crate::device::{Access, Device, File, read_full, write_full};
 use crate::error::{Error, Result};
 use crate::frame::{Head, VERSION};
 use crate::manifest::{self, Manifest};
-use crate::regular::{forbidden, is_no_file};
+use crate::quarantine::{self, UNUSABLE, quarantine};
+use crate::regular::{forbidden, is_not_regular};
 use crate::scan;
 use crate::second;
 use crate::segment::Segments;
@@ -21,13 +21,13 @@ use crate::settings::Settings;
 use crate::store::Store;
 use crate::table::Table;
 
-/// The file whose lock the writer holds.
+/// Name of the file that the writer locks.
 pub(crate) const LOCK: &str = "lock";
 
 /// A store in a folder, as its manifest describes it.
 #[derive(Debug)]
 pub struct Listed {
-    /// The store's own folder.
+    /// The store's folder.
     pub folder: PathBuf,
     /// Its settings; or why they cannot be read.
     pub settings: Result<Settings>,
@@ -36,7 +36,7 @@ pub struct Listed {
 /// The stores in a folder; none if it does not exist.
 ///
 /// # Errors
-/// What the device says.
+/// The device's errors.
 pub fn stores(device: &dyn Device, folder: &Path) -> Result<Vec<Listed>> {
     let items = match device.list(folder) {
         Ok(items) => items,
@@ -55,7 +55,7 @@ pub fn stores(device: &dyn Device, folder: &Path) -> Result<Vec<Listed>> {
         .collect())
 }
 
-/// The settings that a manifest states, and its file.
+/// A manifest's settings and its file.
 fn described(device: &dyn Device, folder: &Path) -> Result<(Settings, Arc<dyn File>)> {
     let path = folder.join(manifest::NAME);
     let failed = |error| Error::io(format!("reading {}", path.display()), error);
@@ -72,7 +72,7 @@ fn other_version(path: &Path, found: u32) -> Error {
     Error::config(format!("{path} is of format {found}, this version reads format {VERSION}"))
 }
 
-/// The lock's file if it is ours, or why it is not.
+/// The locked file, or why another process has the lock.
 fn take_lock(
     device: &dyn Device,
     folder: &Path,
@@ -80,12 +80,12 @@ fn take_lock(
     device.make_folder(folder)?;
     let file = device.open(&folder.join(LOCK), Access::Write)?;
     if file.try_lock()? {
-        // Files that may be written in a folder that may not are of no use: a rewrite needs a name.
-        match aside::fresh(device, folder, manifest::NEXT) {
+        // A writer must be able to create files here: a rewrite needs one.
+        match quarantine::create(device, folder, manifest::NEXT) {
             Err(error) if forbidden(&error) => return Err(error),
             _ => {}
         }
-        // For people only: whether it is locked is what counts.
+        // Informative only: the lock itself decides.
         let line = format!("process {}\n", std::process::id());
         let _ = file.set_len(0);
         let _ = write_full(&*file, &mut [IoSlice::new(line.as_bytes())], 0);
@@ -99,12 +99,12 @@ fn take_lock(
 }
 
 impl Store {
-    /// Opens the store of these settings under `folder`, or makes it. It is read-only if another
-    /// process writes there or nothing may be written there.
+    /// Opens the store of these settings under `folder`, or creates it. It is read-only if another
+    /// process has the lock or the folder forbids writes.
     ///
     /// # Errors
-    /// [`Error::Config`] for settings that cannot be served or do not fit those on the device;
-    /// what the device says.
+    /// [`Error::Config`] for settings out of range or in conflict with the manifest; the device's
+    /// errors.
     pub fn open(device: Arc<dyn Device>, folder: &Path, settings: Settings) -> Result<Self> {
         settings.check()?;
         let mut settings = settings;
@@ -117,7 +117,7 @@ impl Store {
             Err(error) if forbidden(&error) && device.open(&path, Access::Read).is_ok() => {
                 (vec![], Some(format!("nothing may be written here ({error})")))
             }
-            Err(error) if is_no_file(&error) => (vec![], Some(no_lock(&own, &error))),
+            Err(error) if is_not_regular(&error) => (vec![], Some(no_lock(&own, &error))),
             Err(error) => return Err(Error::io(format!("locking {}", own.display()), error)),
         };
         let found = Found::in_folder(&*device, &own, !guard.is_empty())?;
@@ -130,7 +130,7 @@ impl Store {
             let folders = [Some(folder), store.settings.second.clone()].into_iter().flatten();
             for parent in folders.flat_map(|folder| [above(&folder), Some(folder)]).flatten() {
                 match store.device.sync_folder(&parent) {
-                    // What is not ours to read is not ours to make.
+                    // A parent folder that this user cannot open was not created by us either.
                     Err(error) if !forbidden(&error) => {
                         return Err(Error::io(format!("syncing {}", parent.display()), error));
                     }
@@ -141,10 +141,10 @@ impl Store {
         Ok(store)
     }
 
-    /// Opens a store read-only by what its manifest says.
+    /// Opens a store read-only, with the settings of its manifest.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no good manifest; what the device says.
+    /// [`Error::Config`] if there is no good manifest; the device's errors.
     pub fn inspect(device: Arc<dyn Device>, folder: &Path) -> Result<Self> {
         let (settings, file) = described(&*device, folder)?;
         let refusal = Some("opened for looking only".to_string());
@@ -168,11 +168,12 @@ impl Store {
         if let Some(file) = found.file.clone() {
             match scan::head(&*file).map_err(failed)? {
                 Head::Version(version) => return Err(other_version(&path, version)),
+                // The folder's name is only a prefix of the identity: another store may share it.
                 Head::Good(other, ..) if other.identity != settings.identity => {
                     let other = other.folder_name();
                     reasons.push(format!("manifest: of identity {other}"));
                     if !guard.is_empty() {
-                        set_aside(&*device, &folder, manifest::NAME, &other).map_err(failed)?;
+                        quarantine(&*device, &folder, manifest::NAME, &other).map_err(failed)?;
                     }
                     found.file = None;
                 }
@@ -197,7 +198,7 @@ impl Store {
                     .map_err(failed)?;
         }
         second::check(&*device, &folder, &settings, &table)?;
-        let part = second::part(&settings);
+        let part = second::path(&settings);
         if let Some(part) = part.as_ref().filter(|_| !guard.is_empty()) {
             match take_lock(&*device, part) {
                 Ok(Ok(file)) => guard.push(file),
@@ -206,7 +207,7 @@ impl Store {
                     refusal =
                         Some(format!("nothing may be written in {} ({error})", part.display()));
                 }
-                Err(error) if is_no_file(&error) => refusal = Some(no_lock(part, &error)),
+                Err(error) if is_not_regular(&error) => refusal = Some(no_lock(part, &error)),
                 Err(error) => return Err(Error::io(format!("locking {}", part.display()), error)),
             }
             if refusal.is_some() {
@@ -215,7 +216,7 @@ impl Store {
         }
         let folders: Vec<PathBuf> = [folder.clone()].into_iter().chain(part).collect();
         for folder in &folders {
-            // A file system that refuses direct I/O says so now, not at the first block.
+            // Opens for direct I/O once, so that a refusal shows now and not at the first block.
             drop(device.open_bulk(&folder.join(LOCK), Access::Read));
         }
         let access = if guard.is_empty() { Access::Read } else { Access::Write };
@@ -247,15 +248,15 @@ impl Store {
         Ok(store)
     }
 
-    /// What a writer does first: a manifest with the right header and no tail, no leftovers.
+    /// Prepares a writer: valid header, no tail behind the last frame, no leftovers.
     fn begin(&self, exact: bool) -> Result<()> {
         for folder in self.folders() {
             self.device
                 .sync_folder(&folder)
                 .map_err(|error| Error::io(format!("syncing {}", folder.display()), error))?;
         }
-        lock(&self.reasons).append(&mut self.segments.settle()?);
-        self.segments.know(self.segments.list()?);
+        lock(&self.reasons).append(&mut self.segments.quarantine_unusable()?);
+        self.segments.set_known(self.segments.list()?);
         {
             let mut manifest = lock(&self.manifest);
             let len = manifest.len;
@@ -276,34 +277,34 @@ impl Store {
     }
 }
 
-/// Why a folder without a good lock has no writer.
+/// Message for a folder owner lock file is unusable.
 fn no_lock(folder: &Path, error: &io::Error) -> String {
     format!("{}: {error}; without it nobody writes here", folder.join(LOCK).display())
 }
 
-/// A manifest.
+/// Manifest as found.
 #[derive(Default)]
 struct Found {
     file: Option<Arc<dyn File>>,
     /// The end of the last good frame.
     end: u64,
-    /// Whether it can be written on: its header says what the settings say, and it may be written.
+    /// Whether it can be appended to: its header equals the settings, and it is writable.
     exact: bool,
-    /// What is wrong with it.
+    /// Its defects.
     reasons: Vec<String>,
 }
 
 impl Found {
-    /// What is there. What is no file, or may not be read, counts as none; a writer sets it aside.
+    /// Finds the manifest. An unusable file counts as none; a writer quarantines it.
     fn in_folder(device: &dyn Device, folder: &Path, writes: bool) -> Result<Self> {
         let path = folder.join(manifest::NAME);
         let failed = |error| Error::io(format!("opening {}", path.display()), error);
-        let unusable = |error: &io::Error| is_no_file(error) || forbidden(error);
+        let unusable = |error: &io::Error| is_not_regular(error) || forbidden(error);
         match device.open(&path, Access::Read) {
             Ok(file) if !writes => Ok(Self { file: Some(file), exact: true, ..Self::default() }),
             Ok(file) => match device.open(&path, Access::Write) {
                 Ok(file) => Ok(Self { file: Some(file), exact: true, ..Self::default() }),
-                // What it says counts; it is written anew under its name.
+                // Its frames count; the rewrite replaces the file.
                 Err(error) if unusable(&error) => {
                     let reasons = vec![format!("manifest: {error}; written anew")];
                     Ok(Self { file: Some(file), reasons, ..Self::default() })
@@ -313,8 +314,9 @@ impl Found {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) if unusable(&error) => {
                 let reason = if writes {
-                    let aside = set_aside(device, folder, manifest::NAME, ASIDE).map_err(failed)?;
-                    format!("manifest: {error}; set aside as {aside}")
+                    let renamed =
+                        quarantine(device, folder, manifest::NAME, UNUSABLE).map_err(failed)?;
+                    format!("manifest: {error}; set aside as {renamed}")
                 } else {
                     format!("manifest: {error}")
                 };
@@ -325,7 +327,7 @@ impl Found {
     }
 }
 
-/// Equal identities have equal geometry, or the identity was not made of it.
+/// Refuses another geometry under the same identity: the identity should have included it.
 fn fits(wanted: &Settings, known: &Settings) -> Result<()> {
     for (name, wanted, known) in [
         ("layers", u64::from(wanted.layers), u64::from(known.layers)),

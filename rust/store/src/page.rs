@@ -1,8 +1,13 @@
-//! A slot's header page: what proves that the layers behind it are the block's.
+//! Header page of a slot: identifies the block and has the checksums of its layers.
 //!
-//! A slot has two, so that an extension writes the one that is not in use. Invariant: a page is
-//! good only as a whole, for its own slot and store; a reader takes the good page of the key asked
-//! with the highest sequence. Cost: one hash of the page, about 4 KiB.
+//! ```text
+//!   0 magic  8 checksum of 16..  16 version  20 record length  24 sequence  32 identity  64 key
+//!   96 slot  100 layers.lo  102 layers.hi  104 checksum per layer  then the record, zeros to pages
+//! ```
+//!
+//! A slot has two, so that an extension writes the unused one. Invariant: a page is valid only
+//! complete, in its own slot and store; readers take the valid page of their key with the highest
+//! sequence. Cost: one hash of about 4 KiB.
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::{Key, Record};
@@ -13,13 +18,13 @@ use crate::settings::{PAGE_FIXED, Settings, hex};
 const MAGIC: [u8; 8] = *b"kvtrieP1";
 const VERSION: u32 = 1;
 
-/// A good page.
+/// Valid header page.
 #[derive(Clone, Debug)]
 pub(crate) struct Page<'a> {
     pub(crate) sequence: u64,
     pub(crate) key: Key,
     pub(crate) layers: Layers,
-    /// One checksum for each layer of the model; those of layers that are not valid are zero.
+    /// A checksum per layer of the model; zero for layers not stored.
     sums: &'a [u8],
     pub(crate) record: &'a [u8],
 }
@@ -35,14 +40,14 @@ impl Page<'_> {
         (0..self.sums.len() / 8).map(|at| word(self.sums, 8 * at)).collect()
     }
 
-    /// Whether hashing the record gives the key.
+    /// Whether the record hashes to the key.
     pub(crate) fn proved(&self) -> bool {
         Record::decode(self.record).is_some_and(|record| record.key() == self.key)
     }
 }
 
-/// What a page says.
-pub(crate) struct Claimed<'a> {
+/// Contents of a page to write.
+pub(crate) struct Contents<'a> {
     pub(crate) sequence: u64,
     pub(crate) key: &'a Key,
     pub(crate) slot: u32,
@@ -51,8 +56,8 @@ pub(crate) struct Claimed<'a> {
     pub(crate) record: &'a [u8],
 }
 
-/// The page as bytes.
-pub(crate) fn encode(settings: &Settings, page: &Claimed<'_>) -> Vec<u8> {
+/// Encodes a page.
+pub(crate) fn encode(settings: &Settings, page: &Contents<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(2 * settings.header_bytes());
     out.extend(MAGIC);
     out.extend([0; 8]);
@@ -72,7 +77,7 @@ pub(crate) fn encode(settings: &Settings, page: &Claimed<'_>) -> Vec<u8> {
     out
 }
 
-/// Reads one page; says why it is none.
+/// Decodes a page, or says why it is invalid.
 pub(crate) fn decode<'a>(
     settings: &Settings,
     slot: u32,
@@ -116,8 +121,8 @@ pub(crate) fn decode<'a>(
     })
 }
 
-/// The page of `key` among the two with the highest sequence, or with exactly `sequence`, and which
-/// of the two it is; or why there is none.
+/// The valid page of `key` with the highest sequence, or with exactly `sequence`, and its index; or
+/// why there is none.
 pub(crate) fn choose<'a>(
     settings: &Settings,
     slot: u32,

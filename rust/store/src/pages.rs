@@ -1,9 +1,9 @@
-//! Memory of whole pages, as direct I/O wants it.
+//! Page-aligned memory for direct I/O.
 //!
-//! Invariant: it starts on a page and is a multiple of pages long; it is never resized.
-//! Cost: one allocation, a page longer than asked.
+//! Invariant: it starts on a page, its length is a multiple of a page, and it is never resized.
+//! Cost: one allocation, a page longer than the length.
 
-/// Memory of whole pages.
+/// Page-aligned memory.
 #[derive(Debug)]
 pub struct Pages {
     bytes: Vec<u8>,
@@ -11,10 +11,10 @@ pub struct Pages {
     len: usize,
 }
 
-/// A page in memory.
+/// Bytes of a page.
 pub(crate) const SIZE: usize = 4096;
 
-/// Whether direct I/O may use this memory as it is.
+/// Whether direct I/O can use this memory as it is.
 pub(crate) fn paged(bytes: &[u8]) -> bool {
     bytes.as_ptr().addr().is_multiple_of(SIZE) && bytes.len().is_multiple_of(SIZE)
 }

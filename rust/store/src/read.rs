@@ -1,10 +1,15 @@
-//! Reading: layers into the caller's memory, proved there.
+//! Reads: layers of blocks into the caller's memory, verified there.
 //!
-//! Header pages and layers of several blocks are under way together; checksums of what is there are
-//! taken when the device has been given more to do.
-//! Invariant: what is read was proved against its key, every time and over the bytes that the
-//! caller gets. Cost: one operation for the header pages and one per piece of about a megabyte; a
-//! hash of all of it; a copy where memory or layers are no whole pages and the device wants them.
+//! Several blocks are in flight together; checksums of arrived pieces are computed while the device
+//! works on the next ones.
+//!
+//! ```text
+//!   waiting ─begin─> header + pieces in flight ─done─> unverified ─between─> compare ─> result
+//! ```
+//!
+//! Invariant: every read is verified against its key, over the bytes that the caller gets. Cost:
+//! one operation for the header pages and one per megabyte; a hash of all bytes; a copy if direct
+//! I/O needs full pages and memory or layers are not.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,80 +24,80 @@ use crate::page;
 use crate::pages::{Pages, paged};
 use crate::settings::{Settings, hex};
 use crate::store::Store;
-use crate::work::{Bytes, Op, Step, Work};
+use crate::work::{Bytes, Op, State, Work};
 
-/// Layers of one operation have about so many bytes together, or it is one layer.
+/// Target bytes of an operation, unless one layer is larger.
 pub(crate) const PIECE: usize = 1 << 20;
 
 /// Layers of a block to read.
 #[derive(Debug)]
-pub struct Wanted<'a> {
-    /// Its name.
+pub struct BlockRead<'a> {
+    /// Its key.
     pub key: &'a Key,
-    /// Where it stands.
+    /// Its slot.
     pub slot: u32,
     /// The layers.
     pub layers: Layers,
-    /// Where they go, one behind another.
+    /// Destination of the layers, consecutively.
     pub out: &'a mut [u8],
 }
 
-/// The first layers of `layers` that go in one operation.
+/// The first of `layers` that one operation transfers.
 pub(crate) fn piece(settings: &Settings, layers: Layers) -> Layers {
     let most = u16::try_from(PIECE / settings.stride()).unwrap_or(u16::MAX).max(1);
     Layers::new(layers.lo, layers.hi.min(layers.lo.saturating_add(most)))
 }
 
-/// A block that is being read.
+/// A block being read.
 struct Block<'s, 'a> {
     at: usize,
     key: &'a Key,
     slot: u32,
     layers: Layers,
-    /// Layers that were not asked of the device yet, and their memory.
+    /// Layers not submitted yet, and their memory.
     left: Layers,
     out: &'a mut [u8],
     sums: Vec<u64>,
     header: Option<Pages>,
-    under_way: usize,
-    /// Operations that came back and were not looked at.
-    unseen: usize,
-    /// Whether the device has nothing more to do for it.
+    in_flight: usize,
+    /// Operations that arrived and are not verified.
+    unverified: usize,
+    /// Whether the device is done with it.
     moved: bool,
     error: Option<Error>,
     _claim: Claim<'s>,
 }
 
-/// Several blocks that are being read.
+/// Several blocks being read.
 struct Reads<'s, 'a> {
     store: &'s Store,
-    waiting: VecDeque<(usize, Wanted<'a>)>,
+    waiting: VecDeque<(usize, BlockRead<'a>)>,
     blocks: Vec<Option<Block<'s, 'a>>>,
-    /// Blocks whose slots are claimed, and those of them that the device still works for.
+    /// Blocks owner slots are claimed, and those of them that the device still works on.
     held: usize,
     active: usize,
     depth: usize,
-    again: VecDeque<Op<'a>>,
-    /// Operations whose bytes are there and were not looked at.
-    there: VecDeque<Op<'a>>,
+    retry: VecDeque<Op<'a>>,
+    /// Operations that arrived and are not verified.
+    arrived: VecDeque<Op<'a>>,
     results: Vec<Result<()>>,
 }
 
 impl Store {
-    /// Reads layers of a block into `out` and proves them. On an error `out` holds anything.
+    /// Reads layers of a block into `out` and verifies them. On an error `out` is undefined.
     ///
     /// # Errors
-    /// [`Error::Bad`] if the slot does not hold this block and these layers, whole and unchanged;
-    /// what is damaged is removed if this is the writer. [`Error::Io`] if the device failed;
-    /// [`Error::Config`] for wrong arguments.
+    /// [`Error::Bad`] if the slot does not hold these layers of this block unchanged; a writer
+    /// removes a damaged block. [`Error::Io`] if the device failed; [`Error::Config`] for wrong
+    /// arguments.
     pub fn read(&self, key: &Key, slot: u32, layers: Layers, out: &mut [u8]) -> Result<()> {
-        let wanted = vec![Wanted { key, slot, layers, out }];
+        let wanted = vec![BlockRead { key, slot, layers, out }];
         self.read_many(wanted, 1).pop().unwrap_or(Ok(()))
     }
 
-    /// Reads several blocks, up to `depth` of them at once, each as [`Store::read`] does; returns
-    /// what came of each, in the order given.
-    pub fn read_many(&self, wanted: Vec<Wanted<'_>>, depth: usize) -> Vec<Result<()>> {
+    /// Reads several blocks, up to `depth` of them at once, each as [`Store::read`]; returns their
+    /// results in the given order.
+    pub fn read_many(&self, wanted: Vec<BlockRead<'_>>, depth: usize) -> Vec<Result<()>> {
         let mut reads = Reads {
             store: self,
             results: wanted.iter().map(|_| Ok(())).collect(),
@@ -101,16 +106,16 @@ impl Store {
             held: 0,
             active: 0,
             depth: depth.max(1),
-            again: VecDeque::new(),
-            there: VecDeque::new(),
+            retry: VecDeque::new(),
+            arrived: VecDeque::new(),
         };
         self.device.run(&mut reads);
         reads.results
     }
 
-    /// The block's layers are in the table, or why they are not.
-    fn look(&self, wanted: &Wanted<'_>) -> Result<()> {
-        let Wanted { key, slot, layers, .. } = *wanted;
+    /// Checks that the block's layers are in the table.
+    fn look(&self, wanted: &BlockRead<'_>) -> Result<()> {
+        let BlockRead { key, slot, layers, .. } = *wanted;
         let found = lock(&self.table).get(slot);
         let Some(entry) = found.filter(|entry| entry.key == *key) else {
             let holds = found.map_or("nothing".into(), |entry| hex(&entry.key[..8]));
@@ -122,14 +127,14 @@ impl Store {
         Ok(())
     }
 
-    /// Both header pages of a slot.
+    /// Reads both header pages of a slot.
     pub(crate) fn headers(&self, slot: u32) -> Result<Vec<u8>> {
         let mut both = vec![0; 2 * self.settings.header_bytes()];
         self.segments.read(slot, 0, &mut both)?;
         Ok(both)
     }
 
-    /// Reads layers and proves them, one at a time; the slot is claimed.
+    /// Reads layers one by one and verifies them; the slot is claimed.
     pub(crate) fn prove(&self, key: &Key, slot: u32, layers: Layers) -> Result<()> {
         if layers.is_empty() {
             return Ok(());
@@ -144,7 +149,7 @@ impl Store {
         })
     }
 
-    /// Whether the header pages of a slot say so of these layers of the block.
+    /// Verifies checksums of layers against a slot's header pages.
     fn compare(
         &self,
         key: &Key,
@@ -173,7 +178,7 @@ impl Store {
 
 impl<'a> Work<'a> for Reads<'_, 'a> {
     fn next(&mut self) -> Option<Op<'a>> {
-        if let Some(op) = self.again.pop_front() {
+        if let Some(op) = self.retry.pop_front() {
             return Some(op);
         }
         loop {
@@ -184,7 +189,7 @@ impl<'a> Work<'a> for Reads<'_, 'a> {
                         Ok(op) => return Some(op),
                         Err(error) => {
                             block.fail(error);
-                            self.settle(at);
+                            self.finish(at);
                         }
                     }
                 }
@@ -202,50 +207,50 @@ impl<'a> Work<'a> for Reads<'_, 'a> {
     }
 
     fn done(&mut self, op: Op<'a>, moved: io::Result<usize>) {
-        let at = op.whose;
+        let at = op.owner;
         let settings = &self.store.settings;
-        // What fills the last layer up to a page is no part of it.
+        // The padding of the last layer may be missing at the end of a file.
         let fill = if op.layers.is_empty() { 0 } else { settings.stride() - settings.layer_bytes };
         let block = self.blocks[at].as_mut().expect("its block is held while it is under way");
         match op.step(moved) {
-            Step::Again(op) => return self.again.push_back(op),
-            Step::Whole(op) => {
-                block.unseen += 1;
-                self.there.push_back(op);
+            State::Partial(op) => return self.retry.push_back(op),
+            State::Done(op) => {
+                block.unverified += 1;
+                self.arrived.push_back(op);
             }
-            Step::Failed(op, error)
+            State::Failed(op, error)
                 if error.kind() == io::ErrorKind::UnexpectedEof && op.rest().len() <= fill =>
             {
-                block.unseen += 1;
-                self.there.push_back(op);
+                block.unverified += 1;
+                self.arrived.push_back(op);
             }
-            Step::Failed(op, error) => {
+            State::Failed(op, error) => {
                 let (segments, wanted) = (&self.store.segments, op.all().len());
                 let end = op.place();
                 block.fail(segments.reading_failed(block.slot, op.at, end, wanted, error));
             }
         }
-        block.under_way -= 1;
-        self.settle(at);
+        block.in_flight -= 1;
+        self.finish(at);
     }
 
     fn between(&mut self) -> bool {
-        let Some(op) = self.there.pop_front() else { return false };
-        let at = op.whose;
+        let Some(op) = self.arrived.pop_front() else { return false };
+        let at = op.owner;
         let block = self.blocks[at].as_mut().expect("its block is held until all is seen");
         block.take(&self.store.settings, op);
-        block.unseen -= 1;
-        self.settle(at);
+        block.unverified -= 1;
+        self.finish(at);
         true
     }
 }
 
 impl<'a> Reads<'_, 'a> {
     /// The first operation of a block; `None` if another call has its slot.
-    fn begin(&mut self, at: usize, wanted: Wanted<'a>) -> Result<Option<Op<'a>>> {
+    fn begin(&mut self, at: usize, wanted: BlockRead<'a>) -> Result<Option<Op<'a>>> {
         let store = self.store;
         store.check(wanted.slot, wanted.layers, wanted.out.len())?;
-        // Whoever waits for a slot holds none, so that no two calls wait for each other.
+        // A call waits for a slot only while it holds none, so that two calls cannot deadlock.
         let claim = if self.held == 0 {
             store.claims.one(wanted.slot)
         } else if let Some(claim) = store.claims.now(wanted.slot) {
@@ -255,7 +260,7 @@ impl<'a> Reads<'_, 'a> {
             return Ok(None);
         };
         store.look(&wanted)?;
-        let Wanted { key, slot, layers, out } = wanted;
+        let BlockRead { key, slot, layers, out } = wanted;
         let place = self.blocks.iter().position(Option::is_none).unwrap_or(self.blocks.len());
         let file =
             store.segments.bulk(slot, false).inspect_err(|error| store.discard(slot, error))?;
@@ -271,8 +276,8 @@ impl<'a> Reads<'_, 'a> {
             out,
             sums: vec![0; usize::from(layers.len())],
             header: None,
-            under_way: 1,
-            unseen: 0,
+            in_flight: 1,
+            unverified: 0,
             moved: false,
             error: None,
             _claim: claim,
@@ -287,14 +292,14 @@ impl<'a> Reads<'_, 'a> {
         Ok(Some(op))
     }
 
-    /// Ends a block of which nothing is under way, left or unseen.
-    fn settle(&mut self, at: usize) {
+    /// Finishes a block that has nothing in flight, left or unverified.
+    fn finish(&mut self, at: usize) {
         if let Some(block) = &mut self.blocks[at] {
-            let moved = block.under_way == 0 && block.left.is_empty();
+            let moved = block.in_flight == 0 && block.left.is_empty();
             self.active -= usize::from(moved && !block.moved);
             block.moved = moved;
         }
-        let ended = |block: &mut Block<'_, '_>| block.moved && block.unseen == 0;
+        let ended = |block: &mut Block<'_, '_>| block.moved && block.unverified == 0;
         let Some(mut block) = self.blocks[at].take_if(ended) else { return };
         self.held -= 1;
         let proved = match (block.error.take(), &block.header) {
@@ -314,7 +319,7 @@ impl<'a> Block<'_, 'a> {
     }
 
     /// The next layers as an operation.
-    fn piece(&mut self, store: &Store, whose: usize) -> Result<Op<'a>> {
+    fn piece(&mut self, store: &Store, owner: usize) -> Result<Op<'a>> {
         let settings = &store.settings;
         let (each, stride) = (settings.layer_bytes, settings.stride());
         let file = store.segments.bulk(self.slot, false)?;
@@ -328,12 +333,12 @@ impl<'a> Block<'_, 'a> {
         } else {
             Bytes::IntoPages(Pages::new(usize::from(layers.len()) * stride), Some(out))
         };
-        self.under_way += 1;
+        self.in_flight += 1;
         let at = store.segments.start(self.slot) + settings.layer_at(layers.lo);
-        Ok(Op::new(file, at, bytes, whose, layers))
+        Ok(Op::new(file, at, bytes, owner, layers))
     }
 
-    /// Takes what an operation brought.
+    /// Takes the bytes of a finished operation.
     fn take(&mut self, settings: &Settings, op: Op<'a>) {
         let (each, stride) = (settings.layer_bytes, settings.stride());
         let first = usize::from(op.layers.lo.saturating_sub(self.layers.lo));

@@ -1,9 +1,8 @@
-//! Opening files in a folder: regular ones only, and never through a link.
+//! Opening of files: regular ones only, and never through a symbolic link.
 //!
-//! Invariant: what is opened is a regular file in a folder that is no link to one, and what is opened
-//! for writing has no other name, so that nothing outside the folder changes; a pipe, a socket or a
-//! device is not even opened. Links above the folder are the user's and are followed.
-//! Cost: seven system calls.
+//! Invariant: the file is regular, its folder is no link, and a file opened for writing has no
+//! other hard link, so that nothing outside the folder changes; a pipe, a socket or a device is not
+//! even opened. Links above the folder are the user's and are followed. Cost: seven system calls.
 
 use std::fmt;
 use std::fs;
@@ -19,28 +18,28 @@ use rustix::io::Errno;
 
 use crate::device::Access;
 
-/// What stands where a file is wanted.
+/// Error: the path is no regular file of the folder's own.
 #[derive(Debug)]
-struct NoFile(String);
+struct NotRegular(String);
 
-impl fmt::Display for NoFile {
+impl fmt::Display for NotRegular {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for NoFile {}
+impl std::error::Error for NotRegular {}
 
-fn no_file(what: impl Into<String>) -> io::Error {
-    io::Error::other(NoFile(what.into()))
+fn not_regular(what: impl Into<String>) -> io::Error {
+    io::Error::other(NotRegular(what.into()))
 }
 
-/// Whether something that is no file of this folder alone stands where one is wanted.
-pub(crate) fn is_no_file(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<NoFile>)
+/// Whether an error says that the path is no regular file of the folder's own.
+pub(crate) fn is_not_regular(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<NotRegular>)
 }
 
-/// Whether a device refuses for good.
+/// Whether a device refuses permanently.
 pub(crate) fn forbidden(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
 }
@@ -56,12 +55,12 @@ fn kind(of: FileType) -> &'static str {
     }
 }
 
-/// Refuses what is at `path` unless it is a folder and no link to one.
+/// Refuses `path` unless it is a folder and no link to one.
 pub(crate) fn check_folder(path: &Path) -> io::Result<()> {
     let stat = rustix::fs::lstat(path)?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => Ok(()),
-        other => Err(no_file(format!("{} is {}, not a folder", path.display(), kind(other)))),
+        other => Err(not_regular(format!("{} is {}, not a folder", path.display(), kind(other)))),
     }
 }
 
@@ -80,24 +79,23 @@ fn folder(path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Opens the file at `path`, with more flags than `access` asks for.
+/// Opens the file at `path` with flags beyond those of `access`.
 pub(crate) fn open(path: &Path, access: Access, more: OFlags) -> io::Result<fs::File> {
     let folder = folder(path)?;
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     match statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
-            // Emptied in place it would be emptied under its other names too.
+            // Truncating in place would also truncate it under its other hard links.
             other if access == Access::Fresh && other != FileType::Directory => {
                 unlinkat(&folder, name, AtFlags::empty())?;
             }
             FileType::RegularFile => {}
-            other => return Err(no_file(format!("{}, not a file", kind(other)))),
+            other => return Err(not_regular(format!("{}, not a file", kind(other)))),
         },
         Err(Errno::NOENT) => {}
         Err(error) => return Err(error.into()),
     }
-    // Another process may put something else there meanwhile: it is opened without waiting for its
-    // other end, and given up.
+    // Another process may replace the file in between: open without waiting for a peer, then check.
     let mut flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | more;
     flags.insert(match access {
         Access::Read => OFlags::RDONLY,
@@ -107,12 +105,12 @@ pub(crate) fn open(path: &Path, access: Access, more: OFlags) -> io::Result<fs::
     let file = fs::File::from(openat(&folder, name, flags, Mode::from_raw_mode(0o666))?);
     let data = file.metadata()?;
     if !data.is_file() {
-        return Err(no_file("something else by now, not a file"));
+        return Err(not_regular("something else by now, not a file"));
     }
     if access != Access::Read && data.nlink() > 1 {
-        return Err(no_file(format!("a file with {} names (hard links)", data.nlink())));
+        return Err(not_regular(format!("a file with {} names (hard links)", data.nlink())));
     }
-    // io_uring would not wait for a file that asks not to.
+    // io_uring would return EAGAIN instead of waiting on a non-blocking file.
     fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
     Ok(file)
 }

@@ -1,8 +1,8 @@
-//! The kernel's own queue: `io_uring`.
+//! `io_uring`, the kernel's I/O queue.
 //!
-//! Invariant: while the kernel knows an operation, its memory and its file stay where they are and
-//! belong to it alone; `run` never returns or unwinds before the kernel has given all of them back.
-//! Cost: one system call for several operations; none allocates.
+//! Invariant: while the kernel has an operation, its memory and file stay in place and are used by
+//! it alone; `run` never returns or unwinds before the kernel has returned all of them. Cost: one
+//! system call for several operations; no allocation per operation.
 
 #![expect(
     unsafe_code,
@@ -18,16 +18,16 @@ use io_uring::{IoUring, opcode, types};
 use crate::claim::lock;
 use crate::work::{Op, Work};
 
-/// As many operations are under way in one ring.
+/// Limit of operations in flight per ring.
 const DEPTH: u32 = 64;
 
-/// The most bytes that one operation moves; the kernel counts them in 31 bits.
+/// Byte limit of one operation; the kernel counts in 31 bits.
 const MOST: u32 = 1 << 30;
 
-/// Rings that nobody uses now.
+/// Pool of idle rings.
 #[derive(Default)]
 pub(crate) struct Rings {
-    /// A child made by `fork` shares the kernel's side of a ring, so each knows its process.
+    /// With the process: a child after `fork` shares the kernel's side of its parent's rings.
     idle: Mutex<Vec<(u32, IoUring)>>,
 }
 
@@ -37,7 +37,7 @@ impl std::fmt::Debug for Rings {
     }
 }
 
-/// Operations that the kernel knows.
+/// Operations that the kernel has.
 struct Flight<'r, 'a> {
     ring: &'r mut IoUring,
     ops: Vec<Option<Op<'a>>>,
@@ -45,7 +45,7 @@ struct Flight<'r, 'a> {
 }
 
 impl Rings {
-    /// Whether the kernel has rings; one is kept.
+    /// Checks that the kernel supports rings; keeps one.
     pub(crate) fn probe(&self) -> io::Result<()> {
         let ring = Self::make()?;
         lock(&self.idle).push((std::process::id(), ring));
@@ -63,10 +63,10 @@ impl Rings {
         }
     }
 
-    /// Does all of a work's operations; `file` gives an operation's descriptor.
+    /// Runs all of a work's operations; `file` gives an operation's descriptor.
     ///
     /// # Errors
-    /// No ring could be made; the work was not asked then.
+    /// No ring could be made; the work was not called then.
     pub(crate) fn run<'a>(
         &self,
         work: &mut dyn Work<'a>,
@@ -77,6 +77,7 @@ impl Rings {
         let mut ring = match found {
             Some((owner, ring)) if owner == process => ring,
             other => {
+                // A parent's ring, whose mappings a child does not inherit: it cannot be dropped.
                 std::mem::forget(other);
                 Self::make()?
             }
@@ -129,13 +130,13 @@ impl<'a> Flight<'_, 'a> {
         };
         let entry = entry.user_data(at as u64);
         self.ops[at] = Some(op);
-        // SAFETY: the operation holds the memory and the file until its completion is seen, and
-        // dropping `self` waits for that. The queue is as long as there are places in `ops`.
+        // SAFETY: the operation owns the memory and the file until its completion is seen, and
+        // dropping `self` waits for that. The queue is as long as `ops`.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "a ring has room for {DEPTH} operations");
     }
 
-    /// Submits what is new, if there is anything.
+    /// Submits new entries, if there are any.
     fn submit(&mut self) {
         if !self.ring.submission().is_empty() {
             self.enter(0);
@@ -151,13 +152,13 @@ impl<'a> Flight<'_, 'a> {
                     | io::ErrorKind::ResourceBusy
             );
             if !passes {
-                // Whether the kernel still writes to memory that we would give back cannot be known.
+                // The kernel may still write to memory that unwinding would free.
                 std::process::abort();
             }
         }
     }
 
-    /// Waits for one completion and takes all that are there.
+    /// Waits for one completion and takes all that have arrived.
     fn wait(&mut self) -> Vec<(Op<'a>, io::Result<usize>)> {
         self.enter(1);
         let mut done = Vec::new();

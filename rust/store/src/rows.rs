@@ -1,8 +1,8 @@
-//! What a store holds, for a manager that starts, and what a manager keeps when it stops.
+//! Listing of all blocks for a starting manager, and saving of their metadata by a stopping one.
 //!
-//! Invariant: ages grow by the wall clock between writing and reading, and by nothing if it went
-//! backwards; parents come before their children. Cost: one pass over the manifest, a hash per block
-//! and a sort of small numbers.
+//! Invariant: ages grow by the wall clock between save and listing, by nothing if it went
+//! backwards; parents come before their children. Cost: one pass over the manifest, a hash per
+//! block, and a sort of integers.
 
 use std::collections::BTreeMap;
 
@@ -16,49 +16,49 @@ use crate::meta::Meta;
 use crate::page::word;
 use crate::store::Store;
 
-/// One block of a store.
+/// A block of a store.
 #[derive(Clone, Debug, Default)]
-pub struct Row {
-    /// Where it stands.
+pub struct StoredBlock {
+    /// Its slot.
     pub slot: u32,
-    /// Its name.
+    /// Its key.
     pub key: Key,
     /// Its record; hashing it gave the key.
     pub record: Record,
-    /// The layers that are there.
+    /// The stored layers.
     pub layers: Layers,
-    /// What was kept about it, as of now.
+    /// Its metadata, as of now.
     pub meta: Meta,
-    /// Whether all blocks before it are there too, up to the first of its scope.
+    /// Whether all blocks before it are stored, up to the first of its scope.
     pub rooted: bool,
 }
 
-/// A block that stays, and what is known about it now.
+/// A block to keep, with its current metadata.
 #[derive(Clone, Copy, Debug)]
-pub struct Kept {
-    /// Where it stands.
+pub struct KeptBlock {
+    /// Its slot.
     pub slot: u32,
-    /// What to keep about it.
+    /// Its metadata.
     pub meta: Meta,
 }
 
-/// Fewer rows are not worth a thread.
+/// Up to this many rows a thread costs more than it saves.
 const FEW: usize = 10_000;
 
 impl Store {
-    /// All blocks: those whose path is whole first, each behind its parent.
+    /// All blocks: those with a complete path first, children after parents.
     ///
     /// # Errors
-    /// What the device says.
-    pub fn rows(&self, wall_now: u64) -> Result<Vec<Row>> {
+    /// The device's errors.
+    pub fn rows(&self, wall_now: u64) -> Result<Vec<StoredBlock>> {
         self.rows_as(wall_now, |row| row)
     }
 
-    /// The same as something else each, made while a row is at hand.
+    /// The same, each converted by `make` while it is in cache.
     ///
     /// # Errors
-    /// What the device says.
-    pub fn rows_as<T>(&self, wall_now: u64, make: impl FnMut(Row) -> T) -> Result<Vec<T>> {
+    /// The device's errors.
+    pub fn rows_as<T>(&self, wall_now: u64, make: impl FnMut(StoredBlock) -> T) -> Result<Vec<T>> {
         let mut rows = Vec::new();
         {
             let manifest = lock(&self.manifest);
@@ -70,7 +70,7 @@ impl Store {
                     self.note(format!("slot {slot}: its frame at {} is damaged", entry.at));
                     return Ok(());
                 };
-                rows.push(Row {
+                rows.push(StoredBlock {
                     slot,
                     key: entry.key,
                     record,
@@ -81,30 +81,30 @@ impl Store {
                 Ok(())
             })?;
         }
-        let (wrong, mut order) = beside(rows.len(), || unproved(&rows), || order(&rows));
+        let (wrong, mut order) = in_parallel(rows.len(), || unproved(&rows), || order(&rows));
         if !wrong.is_empty() {
             let mut at = 0;
             rows.retain(|row| {
-                let proved = wrong.binary_search(&at).is_err();
+                let sound = wrong.binary_search(&at).is_err();
                 at += 1;
-                if !proved {
+                if !sound {
                     self.note(format!("slot {}: its record does not give its key", row.slot));
                 }
-                proved
+                sound
             });
             order = self::order(&rows);
         }
-        let row = |(at, rooted)| Row { rooted, ..std::mem::take(&mut rows[at as usize]) };
+        let row = |(at, rooted)| StoredBlock { rooted, ..std::mem::take(&mut rows[at as usize]) };
         Ok(order.into_iter().map(row).map(make).collect())
     }
 
-    /// Rewrites the manifest: exactly these blocks stay, with what is known about them now; every
-    /// other slot is free. A slot that is free already stays free.
+    /// Rewrites the manifest: keeps exactly these blocks, with their new metadata, and frees every
+    /// other slot. A slot that is free already stays free.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`]; [`Error::Config`] for a slot that does not exist or is given twice;
-    /// what the device says. Nothing that was to stay is lost then.
-    pub fn save(&self, kept: &[Kept], wall_now: u64) -> Result<()> {
+    /// [`Error::ReadOnly`]; [`Error::Config`] for a slot that does not exist or occurs twice; the
+    /// device's errors, after which no block to keep is lost.
+    pub fn save(&self, kept: &[KeptBlock], wall_now: u64) -> Result<()> {
         self.writable()?;
         let mut by_slot = BTreeMap::new();
         for kept in kept {
@@ -121,10 +121,10 @@ impl Store {
     }
 }
 
-/// The rows whose record does not give their key, by their places; hashed on all cores.
-fn unproved(rows: &[Row]) -> Vec<usize> {
-    let find = |(first, rows): (usize, &[Row])| -> Vec<usize> {
-        let wrong = |(_, row): &(usize, &Row)| row.record.key() != row.key;
+/// Indexes of the rows owner record does not hash to their key; uses all cores.
+fn unproved(rows: &[StoredBlock]) -> Vec<usize> {
+    let find = |(first, rows): (usize, &[StoredBlock])| -> Vec<usize> {
+        let wrong = |(_, row): &(usize, &StoredBlock)| row.record.key() != row.key;
         (first..).zip(rows).filter(wrong).map(|(at, _)| at).collect()
     };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -139,9 +139,9 @@ fn unproved(rows: &[Row]) -> Vec<usize> {
     })
 }
 
-/// Two things about so many rows at once. The threads are of this call alone: a child made by
-/// `fork` has none of its parent's.
-fn beside<A: Send, B>(
+/// Runs two functions in parallel. The thread is the call's own, since a child after `fork` has
+/// none of its parent's.
+fn in_parallel<A: Send, B>(
     rows: usize,
     one: impl FnOnce() -> A + Send,
     other: impl FnOnce() -> B,
@@ -156,38 +156,37 @@ fn beside<A: Send, B>(
     })
 }
 
-/// A block, then all behind it: whoever takes rows in goes along paths instead of jumping between
-/// them. Whole paths come before those that are broken; each row's place is told with whether its
-/// path is whole.
-fn order(rows: &[Row]) -> Vec<(u32, bool)> {
-    // Two keys that begin alike, if ever, cost a path, not a wrong block.
+/// Preorder of the rows, so that a reader follows paths instead of jumping between them. Complete
+/// paths come before broken ones; each index has a flag whether its path is complete.
+fn order(rows: &[StoredBlock]) -> Vec<(u32, bool)> {
+    // Two keys with equal first 8 bytes, if ever, break a path but never confuse blocks.
     let mut known: FxHashMap<u64, u32> = FxHashMap::default();
     known.reserve(rows.len());
     known.extend(rows.iter().map(|row| word(&row.key, 0)).zip(0..));
-    // Blocks by the place of their parent; those without one come last.
+    // Counting sort of the rows by parent; those without one come last.
     let none = u32::try_from(rows.len()).expect("each has a slot");
-    let mut behind: Vec<(u32, bool, u32, u32)> = Vec::with_capacity(rows.len());
+    let mut by_parent: Vec<(u32, bool, u32, u32)> = Vec::with_capacity(rows.len());
     let mut starts = vec![0; rows.len() + 2];
     for (row, at) in rows.iter().zip(0..) {
         let (first, parent) = (row.record.scope.is_some(), &row.record.parent);
         let before = known.get(&word(parent, 0)).filter(|&&at| rows[at as usize].key == *parent);
         let parent = before.filter(|_| !first).map_or(none, |&at| at);
         starts[parent as usize + 1] += 1;
-        behind.push((parent, !first, row.slot, at));
+        by_parent.push((parent, !first, row.slot, at));
     }
-    behind.sort_unstable();
+    by_parent.sort_unstable();
     for parent in 0..=rows.len() {
         starts[parent + 1] += starts[parent];
     }
-    // A key is a hash of its parent's, so paths have a beginning and every block is on one. Rows that
-    // are not proved yet may stand in a circle; no path leads there, and the proof takes them out.
+    // A key hashes its parent's, so proved rows form trees. Rows that are not proved yet may form a
+    // cycle; no path reaches it, and the proof removes them.
     let mut order = Vec::with_capacity(rows.len());
     let mut next = Vec::new();
-    for &(_, broken, _, start) in &behind[starts[rows.len()]..] {
+    for &(_, broken, _, start) in &by_parent[starts[rows.len()]..] {
         next.push(start);
         while let Some(at) = next.pop() {
             order.push((at, !broken));
-            let children = &behind[starts[at as usize]..starts[at as usize + 1]];
+            let children = &by_parent[starts[at as usize]..starts[at as usize + 1]];
             next.extend(children.iter().rev().map(|&(.., child)| child));
         }
     }

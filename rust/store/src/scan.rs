@@ -1,8 +1,8 @@
-//! Reading a manifest: one pass over its frames when a store opens, single frames later.
+//! Scanner of a manifest: one pass over its frames when a store opens, single frames later.
 //!
-//! Invariant: what is no good frame is skipped and said; the next good one on a boundary of 8 bytes
-//! counts again. Nothing is read behind what so many slots can need. Cost: one sequential read of the
-//! manifest, a megabyte at a time and holes left out, never a segment.
+//! Invariant: bytes that are no valid frame are skipped and reported; scanning resumes at the next
+//! valid frame on an 8-byte boundary. It stops at the length that the slots can need. Cost: one
+//! sequential read, a megabyte at a time, without holes; never a segment.
 
 use std::io;
 
@@ -16,10 +16,10 @@ use crate::table::{Entry, Table};
 /// Bytes read at a time.
 const STEP: usize = 1 << 20;
 
-/// Frames that go into the table together: the memory of their slots is waited for at once.
+/// Frames applied to the table as a batch, so that their cache misses overlap.
 const TOGETHER: usize = 256;
 
-/// A part of a file in memory.
+/// Read buffer over a part of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     bytes: Vec<u8>,
@@ -43,7 +43,7 @@ impl Window {
     }
 }
 
-/// What stands at the start of a manifest's file.
+/// Reads a manifest's header.
 pub(crate) fn head(file: &dyn File) -> io::Result<Head> {
     let mut window = Window::default();
     let length = frame::head_length(window.get(file, 0, HEAD_FIXED)?);
@@ -51,8 +51,8 @@ pub(crate) fn head(file: &dyn File) -> io::Result<Head> {
     Ok(frame::decode_head(window.get(file, 0, length)?))
 }
 
-/// Reads all frames from `from` on into the table, of a manifest made for so many `blocks`; returns the
-/// end of the last good one.
+/// Applies all frames from `from` on to the table, of a manifest made for `blocks` slots; returns
+/// the end of the last valid one.
 pub(crate) fn frames(
     file: &dyn File,
     from: u64,
@@ -79,6 +79,7 @@ pub(crate) fn frames(
         let Some((found, length)) = frame::decode(window.get(file, at, length)?, settings.seed())
         else {
             at += 8;
+            // Skip a hole in the file by pages, not by 8 bytes.
             if at.is_multiple_of(PAGE) {
                 at = file.data_from(at).clamp(at, len);
             }
@@ -108,7 +109,7 @@ pub(crate) fn frames(
     Ok(good)
 }
 
-/// A frame's slot and what stands there then; or why that cannot be.
+/// The slot and table entry of a frame; or why it is impossible.
 fn entry(
     frame: Frame<'_>,
     at: u64,

@@ -1,36 +1,36 @@
-//! The second folder: where every other slot lies, on another device.
+//! Second folder: every other slot, on another device.
 //!
-//! Its part of a store has the store's name with `.second` behind it. Both parts hold a file `pair`
-//! with one number, so that halves of two stores are never taken for one.
-//! Invariant: where blocks stand in a second folder, the numbers are there and equal, or the store is
-//! not opened. Cost: two small files, read when a store is opened.
+//! Its part of a store has the store's name with the suffix `.second`. Both parts have a file
+//! `pair` with one random number, so that parts of two stores are never combined. Invariant: if the
+//! second folder has blocks, both numbers exist and are equal, or the store does not open. Cost:
+//! two small files, read when a store opens.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 
-use crate::aside;
 use crate::device::{Access, Device, read_full, write_full};
 use crate::error::{Error, Result};
 use crate::manifest;
-use crate::regular::{forbidden, is_no_file};
+use crate::quarantine;
+use crate::regular::{forbidden, is_not_regular};
 use crate::settings::Settings;
 use crate::table::Table;
 
-/// The file with the number.
+/// Name of the file with the number.
 const PAIR: &str = "pair";
 
 fn named(settings: &Settings) -> String {
     format!("{}.second", settings.folder_name())
 }
 
-/// A store's part in its second folder, if it has one.
-pub(crate) fn part(settings: &Settings) -> Option<PathBuf> {
+/// Path of a store's part in its second folder, if it has one.
+pub(crate) fn path(settings: &Settings) -> Option<PathBuf> {
     settings.second.as_ref().map(|folder| folder.join(named(settings)))
 }
 
-/// The folder of the manifest; that of the other half is in the settings afterwards. It does not
-/// matter which one was given first.
+/// The folder with the manifest; the other one becomes the settings' second. The caller may give
+/// them in either order.
 pub(crate) fn in_order(
     device: &dyn Device,
     folder: &Path,
@@ -54,7 +54,7 @@ pub(crate) fn in_order(
     }
     if there(half.join(PAIR)) {
         return Err(Error::config(format!(
-            "{} is half of a store whose other folder was not given or is not there; remove it to \
+            "{} is half of a store owner other folder was not given or is not there; remove it to \
              begin anew",
             half.display()
         )));
@@ -68,21 +68,21 @@ fn number(device: &dyn Device, part: &Path) -> Result<Option<String>> {
     let file = match device.open(&path, Access::Read) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) if is_no_file(&error) || forbidden(&error) => {
+        Err(error) if is_not_regular(&error) || forbidden(&error) => {
             return Err(Error::config(format!("{}: {error}", path.display())));
         }
         Err(error) => return Err(failed(error)),
     };
     let mut bytes = [0; 64];
     let count = read_full(&*file, &mut bytes, 0).map_err(failed)?;
-    // One that was cut short says nothing.
+    // A torn write of the number counts as none.
     Ok(std::str::from_utf8(&bytes[..count])
         .ok()
         .filter(|text| text.len() == 16)
         .map(str::to_string))
 }
 
-/// Whether both folders are there and belong together.
+/// Checks that both folders exist and belong together.
 pub(crate) fn check(
     device: &dyn Device,
     own: &Path,
@@ -90,7 +90,7 @@ pub(crate) fn check(
     table: &Table,
 ) -> Result<()> {
     let blocks = table.blocks().count();
-    // Where no block stands, what is no file makes room for one.
+    // Without blocks an unusable file is simply replaced.
     let number = |folder: &Path| match number(device, folder) {
         Err(Error::Config(_)) if blocks == 0 => Ok(None),
         found => found,
@@ -98,7 +98,7 @@ pub(crate) fn check(
     let here = number(own)?;
     let wrong = |what: String| Err(Error::config(format!("{what}; {blocks} blocks stand there")));
     let (one, store) = (own.display(), settings.folder_name());
-    let Some(part) = part(settings) else {
+    let Some(part) = path(settings) else {
         return match here {
             None => Ok(()),
             Some(_) => wrong(format!("{one} lies in two folders: give the second one too")),
@@ -123,9 +123,9 @@ pub(crate) fn check(
     }
 }
 
-/// Gives both folders a number where one has none yet; nothing stands in the second one then.
+/// Writes the number to both folders if one has none; the second one has no blocks then.
 pub(crate) fn join(device: &dyn Device, own: &Path, settings: &Settings) -> Result<()> {
-    let Some(part) = part(settings) else { return Ok(()) };
+    let Some(part) = path(settings) else { return Ok(()) };
     let number = |folder: &Path| match number(device, folder) {
         Err(Error::Config(_)) => Ok(None),
         found => found,
@@ -138,7 +138,7 @@ pub(crate) fn join(device: &dyn Device, own: &Path, settings: &Settings) -> Resu
     for folder in [own, &part] {
         let path = folder.join(PAIR);
         let failed = |error| Error::io(format!("writing {}", path.display()), error);
-        let file = aside::fresh(device, folder, PAIR).map_err(failed)?;
+        let file = quarantine::create(device, folder, PAIR).map_err(failed)?;
         write_full(&*file, &mut [IoSlice::new(text.as_bytes())], 0).map_err(failed)?;
         file.sync().map_err(failed)?;
         device.sync_folder(folder).map_err(failed)?;

@@ -1,29 +1,35 @@
-//! Segments: the files that slots lie in.
+//! Segments: the large files of slots.
 //!
-//! Invariant: slot `s` lies in segment `s / per_segment` and nowhere else; of two folders, slots and
-//! segments go to one and the other in turn. A sync that fails fails
-//! every write to its segment that was not synced yet, because the system tells only one caller.
-//! Cost: bytes go straight between the device and the caller's memory.
+//! ```text
+//!   segment-00000: | slot 0 | slot 1 | ... | slot per_segment-1 |     (one folder)
+//!   segment-00000: | slot 0 | slot 2 | slot 4 | ...                    (first of two folders)
+//!   segment-00001: | slot 1 | slot 3 | slot 5 | ...                    (second of two folders)
+//!   slot:          | header page | header page | layer 0 | layer 1 | ... each padded to pages |
+//! ```
+//!
+//! Invariant: a slot has one fixed position. A failed sync fails every write to its segment that
+//! was not synced yet, because the kernel reports the loss to one caller only. Cost: bytes go
+//! straight between the device and the caller's memory.
 
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use crate::aside::{ASIDE, set_aside};
 use crate::claim::{self, Slots, lock};
 use crate::device::{Access, Device, File, read_full, write_full};
 use crate::error::{Error, Result};
-use crate::regular::{forbidden, is_no_file};
+use crate::quarantine::{UNUSABLE, quarantine};
+use crate::regular::{forbidden, is_not_regular};
 use crate::settings::Settings;
 
-/// As many segments stay open.
+/// Limit of open files.
 const MOST_OPEN: usize = 64;
 
-/// Syncs of one segment come one after another; segments share this many locks.
+/// Number of locks that serialize the syncs of a segment.
 const SYNCS: usize = 16;
 
-/// All segments of a store.
+/// Segments of a store.
 #[derive(Debug)]
 pub(crate) struct Segments {
     device: Arc<dyn Device>,
@@ -32,17 +38,17 @@ pub(crate) struct Segments {
     slot_bytes: u64,
     access: Access,
     state: Mutex<State>,
-    /// How many syncs have failed.
+    /// Counts of failed syncs.
     failed: [Mutex<u64>; SYNCS],
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Segments whose names are durable.
+    /// Segments owner directory entries are durable.
     known: BTreeSet<u32>,
-    /// Those open, the last used one last.
+    /// Open files, least recently used first.
     open: Vec<(u32, Arc<dyn File>)>,
-    /// Those written since the last sync of all.
+    /// Segments written since the last full sync.
     dirty: BTreeSet<u32>,
 }
 
@@ -51,7 +57,7 @@ pub(crate) fn name(segment: u32) -> String {
     format!("segment-{segment:05}")
 }
 
-/// The segment that a file of this name is.
+/// The segment's number in a file name.
 pub(crate) fn number(file: &str) -> Option<u32> {
     let number = file.strip_prefix("segment-")?.parse().ok()?;
     (name(number) == file).then_some(number)
@@ -75,7 +81,7 @@ impl Segments {
         }
     }
 
-    /// The segments that exist on the device.
+    /// The segments on the device.
     pub(crate) fn list(&self) -> Result<BTreeSet<u32>> {
         let mut found = BTreeSet::new();
         for (turn, folder) in (0..).zip(&self.folders) {
@@ -89,25 +95,26 @@ impl Segments {
         Ok(found)
     }
 
-    /// Sets aside what has a segment's name and is no file, or none that may be read; returns why.
-    pub(crate) fn settle(&self) -> Result<Vec<String>> {
+    /// Quarantines unusable files with a segment's name; returns the reasons.
+    pub(crate) fn quarantine_unusable(&self) -> Result<Vec<String>> {
         let mut reasons = Vec::new();
         for segment in self.list()? {
             let (path, name) = (self.path(segment), name(segment));
             let Err(error) = self.device.open(&path, Access::Write) else { continue };
             let unreadable = || forbidden(&error) && self.device.open(&path, Access::Read).is_err();
-            if is_no_file(&error) || unreadable() {
-                let aside = set_aside(&*self.device, self.folder(segment), &name, ASIDE).map_err(
-                    |error| Error::io(format!("setting {} aside", path.display()), error),
-                )?;
-                reasons.push(format!("{name}: {error}; set aside as {aside}"));
+            if is_not_regular(&error) || unreadable() {
+                let renamed = quarantine(&*self.device, self.folder(segment), &name, UNUSABLE)
+                    .map_err(|error| {
+                        Error::io(format!("setting {} aside", path.display()), error)
+                    })?;
+                reasons.push(format!("{name}: {error}; set aside as {renamed}"));
             }
         }
         Ok(reasons)
     }
 
-    /// Takes the segments on the device as known.
-    pub(crate) fn know(&self, segments: BTreeSet<u32>) {
+    /// Sets the segments that are on the device.
+    pub(crate) fn set_known(&self, segments: BTreeSet<u32>) {
         lock(&self.state).known = segments;
     }
 
@@ -115,13 +122,13 @@ impl Segments {
         u32::try_from(self.folders.len()).unwrap_or(1)
     }
 
-    /// The segment that a slot lies in.
+    /// The segment of a slot.
     pub(crate) fn of(&self, slot: u32) -> u32 {
         let turns = self.turns();
         slot / turns / self.per_segment * turns + slot % turns
     }
 
-    /// The slots below `end` that lie in a segment, one behind another.
+    /// The slots below `end` in a segment, in order.
     pub(crate) fn slots(&self, segment: u32, end: u32) -> Slots {
         let (turns, per) = (u64::from(self.turns()), u64::from(self.per_segment));
         let first = u64::from(segment) / turns * per * turns + u64::from(segment) % turns;
@@ -129,7 +136,7 @@ impl Segments {
         claim::slots(bounded(first), bounded(first + per * turns), self.turns())
     }
 
-    /// Where a slot starts in its segment.
+    /// Offset of a slot in its segment.
     pub(crate) fn start(&self, slot: u32) -> u64 {
         u64::from(slot / self.turns() % self.per_segment) * self.slot_bytes
     }
@@ -142,7 +149,7 @@ impl Segments {
         self.folder(segment).join(name(segment))
     }
 
-    /// The open file; `None` if there is none and `create` is not set.
+    /// The segment's open file; `None` if it does not exist and `create` is not set.
     pub(crate) fn file(&self, segment: u32, create: bool) -> io::Result<Option<Arc<dyn File>>> {
         let known = {
             let mut state = lock(&self.state);
@@ -161,12 +168,13 @@ impl Segments {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
+        // Before any write: a durable block in a file without a durable name would be lost.
         if create && !known {
             self.device.sync_folder(self.folder(segment))?;
         }
         let mut state = lock(&self.state);
         state.known.insert(segment);
-        // Somebody may have opened it meanwhile.
+        // Another thread may have opened it meanwhile.
         if let Some((_, first)) = state.open.iter().find(|&&(number, _)| number == segment) {
             return Ok(Some(Arc::clone(first)));
         }
@@ -182,7 +190,7 @@ impl Segments {
         format!("{what} {bytes} bytes of slot {slot} at {at} of {}", path.display())
     }
 
-    /// A slot's file, for the operations of a queue.
+    /// The file of a slot, for queued operations.
     pub(crate) fn bulk(&self, slot: u32, create: bool) -> Result<Arc<dyn File>> {
         let segment = self.of(slot);
         if create {
@@ -197,7 +205,7 @@ impl Segments {
         }
     }
 
-    /// What an operation's failure to read `wanted` bytes at `at` means, that ended at `end`.
+    /// Error of a read of `wanted` bytes at `at` that stopped at `end`.
     pub(crate) fn reading_failed(
         &self,
         slot: u32,
@@ -216,7 +224,7 @@ impl Segments {
         Error::io(self.doing("reading", slot, wanted, at), error)
     }
 
-    /// What an operation's failure to write means.
+    /// Error of a write.
     pub(crate) fn writing_failed(
         &self,
         slot: u32,
@@ -227,7 +235,7 @@ impl Segments {
         Error::io(self.doing("writing", slot, bytes, at), error)
     }
 
-    /// Fills `buffer` from a slot. A file that ends before is damaged, not slow.
+    /// Fills `buffer` from a slot. A file too short is damage, not an I/O error.
     pub(crate) fn read(&self, slot: u32, within: u64, buffer: &mut [u8]) -> Result<()> {
         let at = self.start(slot) + within;
         let wanted = buffer.len();
@@ -243,7 +251,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Writes the buffers one behind another into a slot.
+    /// Writes buffers consecutively into a slot.
     pub(crate) fn write(&self, slot: u32, within: u64, buffers: &mut [IoSlice<'_>]) -> Result<()> {
         let at = self.start(slot) + within;
         let bytes = buffers.iter().map(|buffer| buffer.len()).sum();
@@ -255,20 +263,20 @@ impl Segments {
         write_full(&*file, buffers, at).map_err(failed)
     }
 
-    /// How many syncs of the slot's segment have failed.
+    /// Number of failed syncs of the slot's segment.
     pub(crate) fn failures(&self, slot: u32) -> u64 {
         *lock(&self.failed[self.of(slot) as usize % SYNCS])
     }
 
-    /// Makes a slot's segment durable, if no sync has failed since `failures` was asked; returns
-    /// how many have failed.
+    /// Syncs a slot's segment; fails if any sync of it has failed since `failures` was read.
+    /// Returns the number of failures.
     pub(crate) fn sync(&self, slot: u32, failures: u64) -> Result<u64> {
         let now = self.sync_segment(self.of(slot))?;
-        self.unharmed(slot, failures, now).map(|()| now)
+        self.check_failures(slot, failures, now).map(|()| now)
     }
 
-    /// Whether as many syncs of a slot's segment have failed `now` as when `failures` was asked.
-    pub(crate) fn unharmed(&self, slot: u32, failures: u64, now: u64) -> Result<()> {
+    /// Fails if a sync of the slot's segment has failed since `failures` was read.
+    pub(crate) fn check_failures(&self, slot: u32, failures: u64, now: u64) -> Result<()> {
         if now == failures {
             return Ok(());
         }
@@ -287,7 +295,7 @@ impl Segments {
         Ok(*failures)
     }
 
-    /// Makes all that was written durable.
+    /// Makes everything written durable.
     pub(crate) fn sync_all(&self) -> Result<()> {
         let mut dirty = std::mem::take(&mut lock(&self.state).dirty);
         while let Some(&segment) = dirty.first() {

@@ -1,7 +1,7 @@
-//! What a store is made for, and where everything lies because of it.
+//! Settings of a store, and the layout that follows from them.
 //!
-//! Invariant: equal settings give equal places on every machine; no place depends on `blocks`, so a
-//! budget can change without moving a byte. Cost: arithmetic.
+//! Invariant: equal settings give equal positions on every machine; no position depends on
+//! `blocks`, so a budget can change without moving a byte. Cost: arithmetic.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -14,16 +14,16 @@ use crate::pages::SIZE;
 /// Offsets and strides are multiples of this, so that direct I/O stays possible.
 pub const PAGE: u64 = SIZE as u64;
 
-/// As large as a segment becomes, if a slot is not larger.
+/// Size limit of a segment, unless a slot is larger.
 pub const SEGMENT: u64 = 1 << 30;
 
-/// Dead bytes that a manifest may always carry before it is rewritten.
+/// Dead bytes that a manifest may always have before it is rewritten.
 pub(crate) const SPARE: u64 = 64 << 10;
 
-/// What a record may be longer than its tokens: parent, scope, digests.
+/// Bytes of a record beyond its tokens: parent, scope, digests.
 const RECORD_ROOM: u64 = 1024;
 
-/// The longest `about`. Every budget has room for it, so that words cost no blocks.
+/// Longest `about`. Every budget includes it, so that its length costs no blocks.
 const MOST_ABOUT: usize = 16 << 10;
 
 /// The longest path of a second folder.
@@ -38,7 +38,7 @@ pub(crate) const PUT_FIXED: usize = 112;
 /// Bytes of a manifest's header before `about`.
 pub(crate) const HEAD_FIXED: usize = 96;
 
-/// What a finished write survives; `docs/design/disk.md` says it exactly.
+/// The failure that a finished write survives; exactly in `docs/design/disk.md`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
     /// A clean close.
@@ -50,12 +50,12 @@ pub enum Durability {
     Fsync,
 }
 
-/// What a store is made for.
+/// Settings of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Digest of layout, model, block size and rank: blocks of another identity are not found.
     pub identity: [u8; 32],
-    /// The same in words, for people.
+    /// The identity in words.
     pub about: String,
     /// Layers of a block.
     pub layers: u16,
@@ -63,16 +63,16 @@ pub struct Settings {
     pub layer_bytes: usize,
     /// Tokens of a block.
     pub block_tokens: u32,
-    /// How many slots there are.
+    /// Number of slots.
     pub blocks: u32,
-    /// What a finished write survives.
+    /// The failure that a finished write survives.
     pub durability: Durability,
-    /// A folder on another device, where every other slot lies.
+    /// A folder on another device, with every other slot.
     pub second: Option<PathBuf>,
 }
 
 impl Settings {
-    /// Refuses what cannot be served.
+    /// Refuses settings out of range.
     pub(crate) fn check(&self) -> Result<()> {
         for (name, value) in [
             ("layers", u64::from(self.layers)),
@@ -104,7 +104,7 @@ impl Settings {
         hex(&self.identity[..8])
     }
 
-    /// How many folders the slots lie in, in turn.
+    /// Number of folders that the slots alternate between.
     #[must_use]
     pub fn folders(&self) -> u32 {
         1 + u32::from(self.second.is_some())
@@ -128,7 +128,7 @@ impl Settings {
         used.next_multiple_of(small(PAGE))
     }
 
-    /// From the start of one layer to the start of the next.
+    /// Distance from one layer to the next.
     #[must_use]
     pub fn stride(&self) -> usize {
         self.layer_bytes.next_multiple_of(small(PAGE))
@@ -146,22 +146,22 @@ impl Settings {
         u32::try_from(SEGMENT / self.slot_bytes()).unwrap_or(u32::MAX).max(1)
     }
 
-    /// What all files of a store of so many blocks never exceed: slots, the manifest while it is
-    /// rewritten, and what the file system books beside the bytes.
+    /// Upper bound of the files' bytes for `blocks` blocks: slots, the manifest during a rewrite,
+    /// and the file system's own blocks.
     #[must_use]
     pub fn bytes_for(&self, blocks: u32) -> u64 {
         let slots = u64::from(blocks).saturating_mul(self.slot_bytes());
-        let beside = u64::from(self.folders() - 1);
-        let segments = u64::from(blocks.div_ceil(self.per_segment())) + beside;
+        let extra = u64::from(self.folders() - 1);
+        let segments = u64::from(blocks.div_ceil(self.per_segment())) + extra;
         let frames = u64::from(blocks).saturating_mul(self.frame_bytes());
         slots
             .saturating_add(slots / 1024 + segments * 4 * PAGE)
             .saturating_add(frames.saturating_mul(3))
             .saturating_add(2 * (HEAD_FIXED + MOST_ABOUT) as u64 + SPARE + self.frame_bytes())
-            .saturating_add((6 + 8 * beside) * PAGE)
+            .saturating_add((6 + 8 * extra) * PAGE)
     }
 
-    /// How many blocks fit into so many bytes; the inverse of [`Settings::bytes_for`].
+    /// Number of blocks that fit in `bytes`; the inverse of [`Settings::bytes_for`].
     #[must_use]
     pub fn blocks_in(&self, bytes: u64) -> u32 {
         let (mut fits, mut over) = (0, u32::MAX);
@@ -176,7 +176,7 @@ impl Settings {
         fits
     }
 
-    /// The longest manifest of so many blocks.
+    /// Upper bound of a manifest's length.
     pub(crate) fn manifest_bytes(&self, blocks: u32) -> u64 {
         self.head_bytes() as u64 + 2 * u64::from(blocks) * self.frame_bytes() + SPARE
     }
@@ -186,29 +186,29 @@ impl Settings {
         (PUT_FIXED + self.record_bytes()).next_multiple_of(8) as u64
     }
 
-    /// The manifest's header.
+    /// Length of the manifest's header.
     pub(crate) fn head_bytes(&self) -> usize {
         (HEAD_FIXED + self.about.len() + self.path().len()).next_multiple_of(8)
     }
 
-    /// The seed of every checksum in the manifest: frames of another identity are no frames.
+    /// Seed of the manifest's checksums: a frame of another identity fails its checksum.
     pub(crate) fn seed(&self) -> u64 {
         u64::from_le_bytes(std::array::from_fn(|at| self.identity[at]))
     }
 
-    /// Where layer `layer` starts in its slot.
+    /// Offset of a layer in its slot.
     pub(crate) fn layer_at(&self, layer: u16) -> u64 {
         2 * self.header_bytes() as u64 + u64::from(layer) * self.stride() as u64
     }
 
-    /// Bytes of so many layers in the caller's memory.
+    /// Bytes of layers in the caller's memory.
     #[must_use]
     pub fn bytes_of(&self, layers: Layers) -> usize {
         usize::from(layers.len()) * self.layer_bytes
     }
 }
 
-/// Sizes of memory on a 64-bit machine.
+/// Converts a size that fits the memory of a 64-bit machine.
 fn small(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

@@ -1,8 +1,8 @@
-//! The store: a folder with a manifest and segments, and what keeps them together.
+//! Store: a folder with a manifest and segments, and the locks that keep them consistent.
 //!
-//! Invariant: table and manifest change together; a slot that was freed may be used at once.
-//! Locks are taken in this order: a claim, `synced`, `manifest`, `table` or `reasons`.
-//! Cost: freeing is one frame; a sync is shared by those who wait for it.
+//! Invariant: table and manifest change together; a freed slot can be reused at once. Lock order: a
+//! claim, `synced`, `manifest`, then `table` or `reasons`. Cost: a free is one frame; concurrent
+//! commits share a sync.
 
 use std::io::IoSlice;
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ use crate::segment::Segments;
 use crate::settings::{Durability, Settings};
 use crate::table::Table;
 
-/// What fills a layer up to the next page.
+/// Padding of a layer to a full page.
 pub(crate) const ZEROS: [u8; 4096] = [0; 4096];
 
-/// As many reasons are kept until they are asked for.
+/// Reasons kept until they are read.
 const MOST_REASONS: usize = 10_000;
 
 /// One store: a folder with a manifest and segments.
@@ -32,35 +32,35 @@ pub struct Store {
     pub(crate) settings: Arc<Settings>,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) folder: PathBuf,
-    /// Held while this is the writer, one in each folder.
+    /// Writer's locks, one per folder; empty in a reader.
     pub(crate) guard: Vec<Arc<dyn File>>,
-    /// Why this is not the writer.
+    /// Why this is a reader.
     pub(crate) refusal: Option<String>,
     pub(crate) manifest: Mutex<Manifest>,
     pub(crate) table: Mutex<Table>,
     pub(crate) segments: Segments,
     pub(crate) claims: Claims,
-    /// Bytes of the manifest that are durable. Taken before the manifest's lock.
+    /// Bytes of the manifest that are durable. Locked before the manifest.
     pub(crate) synced: Mutex<u64>,
     pub(crate) reasons: Mutex<Vec<String>>,
 }
 
 impl Store {
-    /// What the store is made for.
+    /// The settings.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The store's own folder.
+    /// The store's folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The store's own folders.
+    /// Both of the store's folders, or its only one.
     pub(crate) fn folders(&self) -> Vec<PathBuf> {
-        [self.folder.clone()].into_iter().chain(second::part(&self.settings)).collect()
+        [self.folder.clone()].into_iter().chain(second::path(&self.settings)).collect()
     }
 
     /// Whether writes are refused.
@@ -75,19 +75,19 @@ impl Store {
         self.refusal.as_deref()
     }
 
-    /// How bytes travel, and why not as was asked for.
+    /// How bytes are transferred, with the reasons for fallbacks.
     #[must_use]
     pub fn travel(&self) -> Travel {
         self.device.travel()
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     #[must_use]
     pub fn blocks(&self) -> usize {
         lock(&self.table).blocks().count()
     }
 
-    /// What was skipped, mended or removed since the last call, and why.
+    /// Things skipped, repaired or removed since the last call, with reasons.
     pub fn reasons(&self) -> Vec<String> {
         let mut all = std::mem::take(&mut *lock(&self.reasons));
         all.append(&mut lock(&self.manifest).reasons);
@@ -134,19 +134,21 @@ impl Store {
         Ok(())
     }
 
-    /// Takes a damaged block out, as far as the device lets us; the slot is claimed.
+    /// Removes a damaged block as far as the device permits; the slot is claimed.
     pub(crate) fn discard(&self, slot: u32, error: &Error) {
         let Error::Bad { reason, .. } = error else { return };
         if self.read_only() {
             return;
         }
         self.note(format!("slot {slot}: {reason}; removed"));
+        // Without a FREE frame the old one would bring the block back: have the manifest rewritten.
         if let Err(error) = self.release(slot) {
             self.note(format!("slot {slot}: {error}"));
             let mut manifest = lock(&self.manifest);
             manifest.damaged = true;
             lock(&self.table).forget(slot);
         }
+        // Should the FREE frame be lost in a crash, a read still fails at the headers.
         let pages = 2 * self.settings.header_bytes() / ZEROS.len();
         if self.segments.file(self.segments.of(slot), false).is_ok_and(|file| file.is_some()) {
             let mut zeros = vec![IoSlice::new(&ZEROS); pages];
@@ -167,8 +169,7 @@ impl Store {
         Ok(manifest.appended)
     }
 
-    /// Makes the manifest durable up to `upto` bytes ever appended. Calls that wait for each other
-    /// share one sync.
+    /// Makes the manifest durable up to `upto` bytes ever appended. Concurrent calls share a sync.
     pub(crate) fn commit(&self, upto: u64) -> Result<()> {
         let mut synced = lock(&self.synced);
         let (file, appended, damaged) = {
@@ -190,6 +191,7 @@ impl Store {
                 Err(error) => self.note(format!("manifest: sync failed: {error}; rewriting it")),
             }
         }
+        // After a failed sync the page cache may have dropped dirty pages: write all of it anew.
         let mut manifest = lock(&self.manifest);
         manifest.damaged = true;
         manifest.rewrite(&self.table, &mut |_, _| true)?;
@@ -197,10 +199,10 @@ impl Store {
         Ok(())
     }
 
-    /// Frees a slot; nothing happens if it is free.
+    /// Frees a slot; no effect if it is free.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`], [`Error::Config`], and what the device says; the block may come back then
+    /// [`Error::ReadOnly`], [`Error::Config`], and the device's errors; the block may then return
     /// when the store is opened again.
     pub fn remove(&self, slot: u32) -> Result<()> {
         self.writable()?;
@@ -213,10 +215,10 @@ impl Store {
         if self.settings.durability == Durability::Fsync { self.commit(upto) } else { Ok(()) }
     }
 
-    /// Makes everything that was written durable, whatever the durability.
+    /// Makes everything written durable, whatever the durability setting.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's errors.
     pub fn sync(&self) -> Result<()> {
         if self.read_only() {
             return Ok(());
@@ -226,10 +228,10 @@ impl Store {
         self.commit(upto)
     }
 
-    /// Writes what is still in memory and gives the lock back.
+    /// Writes pending frames and releases the lock.
     ///
     /// # Errors
-    /// What the device says; a block whose frame was still in memory is lost then.
+    /// The device's errors; a block owner frame was still pending is lost then.
     pub fn close(self) -> Result<()> {
         self.finish()
     }
@@ -248,7 +250,7 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // Nobody is left to hear of an error; `close` tells it.
+        // An error here has no caller to report to; `close` returns it.
         let _ = self.finish();
     }
 }

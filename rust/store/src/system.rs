@@ -1,10 +1,9 @@
-//! The operating system's files.
+//! Files of the operating system.
 //!
-//! Bulk files are opened past the page cache where the file system allows it, and a second time
-//! through it, for what is no whole pages: the rest of an operation that moved too little. The
-//! system keeps both views of a file equal.
-//! Invariant: whatever direct I/O or the kernel's queue refuse is done another way, with the reason
-//! kept. Cost: the system calls.
+//! Segments are opened twice: for direct I/O if the file system permits, and through the page cache
+//! for transfers that are no full pages (the rest after a short one). The kernel keeps both
+//! coherent. Invariant: whatever direct I/O or the kernel's queue refuses is done another way, and
+//! the reason is kept. Cost: the system calls.
 
 use std::collections::VecDeque;
 use std::fs::{self, TryLockError};
@@ -26,12 +25,12 @@ use crate::settings::PAGE;
 use crate::threads;
 use crate::work::{Op, Work};
 
-/// As many buffers as one call takes.
+/// Buffer limit of one call.
 const MOST_BUFFERS: usize = 1024;
 
-/// What keeps several operations under way.
+/// I/O queue to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Queue {
+pub enum QueueKind {
     /// The kernel's queue where it has one, threads otherwise.
     #[default]
     Best,
@@ -39,20 +38,20 @@ pub enum Queue {
     Threads,
 }
 
-/// Files as the operating system has them.
+/// Device of the operating system's files.
 #[derive(Debug)]
 pub struct System {
     asked: bool,
-    refused: Arc<Refused>,
+    refused: Arc<DirectRefusal>,
     #[cfg(target_os = "linux")]
     rings: Option<crate::ring::Rings>,
     no_ring: Option<String>,
     pool: OnceLock<ThreadPool>,
 }
 
-/// Why direct I/O is not to be had.
+/// Record of the first refusal of direct I/O.
 #[derive(Debug, Default)]
-struct Refused {
+struct DirectRefusal {
     once: AtomicBool,
     why: Mutex<Option<String>>,
 }
@@ -61,10 +60,10 @@ struct Refused {
 struct SystemFile {
     plain: fs::File,
     direct: Option<fs::File>,
-    refused: Arc<Refused>,
+    refused: Arc<DirectRefusal>,
 }
 
-impl Refused {
+impl DirectRefusal {
     fn note(&self, what: &str, error: &io::Error) {
         lock(&self.why).get_or_insert_with(|| format!("direct I/O: {what}: {error}"));
         self.once.store(true, Ordering::Release);
@@ -73,14 +72,14 @@ impl Refused {
 
 impl Default for System {
     fn default() -> Self {
-        Self::new(true, Queue::Best)
+        Self::new(true, QueueKind::Best)
     }
 }
 
 impl System {
-    /// Files whose bulk bytes pass the page cache by if `direct`, with this queue.
+    /// A device with direct I/O for segments if `direct`, and this queue.
     #[must_use]
-    pub fn new(direct: bool, queue: Queue) -> Self {
+    pub fn new(direct: bool, queue: QueueKind) -> Self {
         let mut system = Self {
             asked: direct,
             refused: Arc::default(),
@@ -89,7 +88,7 @@ impl System {
             no_ring: None,
             pool: OnceLock::new(),
         };
-        if queue == Queue::Best {
+        if queue == QueueKind::Best {
             system.take_rings();
         }
         system
@@ -128,7 +127,7 @@ impl System {
     }
 }
 
-/// The descriptor that an operation goes by.
+/// The descriptor for an operation.
 fn descriptor(op: &mut Op<'_>) -> RawFd {
     let file = system_file(&*op.file);
     let refused = file.refused.once.load(Ordering::Acquire);
@@ -152,13 +151,13 @@ fn perform(op: &mut Op<'_>) -> io::Result<usize> {
     if op.writes() { file.write_at(op.rest(), place) } else { file.read_at(op.rest_mut(), place) }
 }
 
-/// A work whose operations that direct I/O refused go the other way.
-struct Mended<'w, 'a> {
+/// Work that retries operations which direct I/O refused.
+struct DirectFallback<'w, 'a> {
     work: &'w mut dyn Work<'a>,
     again: VecDeque<Op<'a>>,
 }
 
-impl<'a> Work<'a> for Mended<'_, 'a> {
+impl<'a> Work<'a> for DirectFallback<'_, 'a> {
     fn next(&mut self) -> Option<Op<'a>> {
         self.again.pop_front().or_else(|| self.work.next())
     }
@@ -198,7 +197,7 @@ impl Device for System {
     }
 
     fn run(&self, work: &mut dyn Work<'_>) {
-        let mut work = Mended { work, again: VecDeque::new() };
+        let mut work = DirectFallback { work, again: VecDeque::new() };
         if self.in_rings(&mut work) {
             return;
         }
@@ -239,7 +238,7 @@ impl Device for System {
 
     fn make_folder(&self, path: &Path) -> io::Result<()> {
         match (fs::create_dir_all(path), regular::check_folder(path)) {
-            (Err(error), Err(found)) if !regular::is_no_file(&found) => Err(error),
+            (Err(error), Err(found)) if !regular::is_not_regular(&found) => Err(error),
             (_, checked) => checked,
         }
     }
@@ -335,7 +334,7 @@ mod tests {
 
     use kvtrie_core::block::Layers;
 
-    use super::{Mended, System, descriptor, system_file};
+    use super::{DirectFallback, System, descriptor, system_file};
     use crate::device::{Access, Device};
     use crate::pages::Pages;
     use crate::work::{Bytes, Op, Work};
@@ -353,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_direct_io_refuses_goes_through_the_cache_and_is_told() {
+    fn operations_that_direct_io_refuses_use_the_cache() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let system = System::default();
         let open = system.open_bulk(file.path(), Access::Read).unwrap();
@@ -365,7 +364,7 @@ mod tests {
         descriptor(&mut op);
         assert!(op.direct && op.file.paged());
         let mut told = Nothing(Vec::new());
-        let mut work = Mended { work: &mut told, again: VecDeque::new() };
+        let mut work = DirectFallback { work: &mut told, again: VecDeque::new() };
         let refused = || Err(io::ErrorKind::InvalidInput.into());
         work.done(op, refused());
         let mut op = work.next().unwrap();
@@ -374,7 +373,7 @@ mod tests {
         assert!(!op.direct && !system_file(&*op.file).plain.metadata().unwrap().is_dir());
         let travel = system.travel();
         assert!(!travel.direct && travel.reasons[0].contains("direct I/O: reading"), "{travel:?}");
-        // The other way it is an error like any other.
+        // Through the cache it is an error like any other.
         work.done(op, refused());
         assert!(work.next().is_none() && told.0.len() == 1);
     }

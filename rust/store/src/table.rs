@@ -1,26 +1,26 @@
-//! The table: which block stands in which slot, as the manifest says.
+//! Table of blocks by slot, as in the manifest.
 //!
-//! Invariant: it changes only together with the manifest, under the manifest's lock; it is read
-//! under its own, which is never held while a device works. Cost: 56 bytes per slot up to the
-//! highest one used; tokens and checksums stay on the device.
+//! Invariant: it changes only together with the manifest, under the manifest's lock; reads take its
+//! own lock, which is never held during I/O. Cost: 56 bytes per slot up to the highest one used;
+//! tokens and checksums stay on the device.
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::Key;
 
-/// A slot's block and its frame.
+/// Table entry: a slot's block and its frame.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Entry {
     pub(crate) key: Key,
-    /// Of the last frame of the slot; of its header page too, if a block stands there.
+    /// Sequence of the slot's last frame; of its header page too, if it has a block.
     pub(crate) sequence: u64,
-    /// Where the frame starts in the manifest.
+    /// Offset of the frame in the manifest.
     pub(crate) at: u64,
-    /// How long the frame is; 0 if the slot is free.
+    /// Length of the frame; 0 if the slot is free.
     pub(crate) length: u32,
     pub(crate) layers: Layers,
 }
 
-/// All slots.
+/// Table of all slots.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     slots: Vec<Entry>,
@@ -34,7 +34,7 @@ impl Table {
         self.slots.get(slot as usize).copied().filter(|entry| entry.length > 0)
     }
 
-    /// Puts what a frame says, unless a later frame of the slot was seen.
+    /// Applies a frame, unless a later one of the slot was applied.
     pub(crate) fn apply(&mut self, slot: u32, entry: Entry) {
         self.last = self.last.max(entry.sequence);
         let at = slot as usize;
@@ -53,13 +53,13 @@ impl Table {
         self.apply(slot, Entry { sequence, ..Entry::default() });
     }
 
-    /// Frees a slot whose block is known no longer.
+    /// Frees a slot without a frame of its own.
     pub(crate) fn forget(&mut self, slot: u32) {
         let sequence = self.slots.get(slot as usize).map_or(0, |entry| entry.sequence);
         self.free(slot, sequence);
     }
 
-    /// The layers of a block that remain after an extension failed.
+    /// Sets the layers of a block owner extension failed.
     pub(crate) fn shrink(&mut self, slot: u32, layers: Layers) {
         if layers.is_empty() {
             self.forget(slot);
@@ -68,35 +68,35 @@ impl Table {
         }
     }
 
-    /// A frame has moved.
+    /// Updates the position of a frame.
     pub(crate) fn moved(&mut self, slot: u32, at: u64, length: u32) {
         let entry = &mut self.slots[slot as usize];
         self.live = self.live - u64::from(entry.length) + u64::from(length);
         (entry.at, entry.length) = (at, length);
     }
 
-    /// Whether a block stands in the second of two folders.
+    /// Whether the second of two folders has a block.
     pub(crate) fn in_second(&self) -> bool {
         self.slots.iter().skip(1).step_by(2).any(|entry| entry.length > 0)
     }
 
-    /// The next sequence; never given twice.
+    /// Allocates the next sequence.
     pub(crate) fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
-    /// The highest sequence seen or given.
+    /// The highest sequence seen or allocated.
     pub(crate) fn last(&self) -> u64 {
         self.last
     }
 
-    /// Sequences up to `last` are given.
+    /// Excludes sequences up to `last` from allocation.
     pub(crate) fn skip_to(&mut self, last: u64) {
         self.last = self.last.max(last);
     }
 
-    /// Bytes of the manifest that are still needed.
+    /// Bytes of live frames.
     pub(crate) fn live(&self) -> u64 {
         self.live
     }
@@ -106,7 +106,7 @@ impl Table {
         (0..).zip(&self.slots).filter(|(_, entry)| entry.length > 0).map(|(at, &entry)| (at, entry))
     }
 
-    /// All blocks, in the order of their frames.
+    /// All blocks, by the offset of their frames.
     pub(crate) fn by_frame(&self) -> Vec<(u32, Entry)> {
         let mut all: Vec<_> = self.blocks().collect();
         all.sort_unstable_by_key(|(_, entry)| entry.at);

@@ -1,7 +1,7 @@
-//! A queue of threads, where the kernel has none.
+//! Thread pool as an I/O queue, if the kernel has none.
 //!
-//! Invariant: a work is asked and told by the calling thread only; `run` returns when no thread has
-//! an operation. Cost: a message each way per operation; threads are made at the first use.
+//! Invariant: only the calling thread calls the work; `run` returns when no thread has an
+//! operation. Cost: a message each way per operation; threads start at the first use.
 
 use std::io;
 use std::sync::mpsc::channel;
@@ -10,10 +10,10 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::work::{Op, Work};
 
-/// As many operations are under way.
+/// Limit of operations in flight.
 const DEPTH: usize = 16;
 
-/// Threads that wait for the device.
+/// The pool.
 pub(crate) fn pool() -> io::Result<ThreadPool> {
     ThreadPoolBuilder::new()
         .num_threads(DEPTH)
@@ -22,7 +22,7 @@ pub(crate) fn pool() -> io::Result<ThreadPool> {
         .map_err(io::Error::other)
 }
 
-/// Does all of a work's operations, each by `perform`.
+/// Runs all of a work's operations, each by `perform`.
 pub(crate) fn run<'a>(
     pool: &ThreadPool,
     work: &mut dyn Work<'a>,
@@ -38,7 +38,7 @@ pub(crate) fn run<'a>(
                 let give = give.clone();
                 scope.spawn(move |_| {
                     let moved = perform(&mut op);
-                    // Nobody takes it if the work has panicked meanwhile.
+                    // The receiver is gone if the work has panicked.
                     let _ = give.send((op, moved));
                 });
                 flying += 1;

@@ -1,35 +1,35 @@
-//! Verifying: every layer of every block is read and proved.
+//! Verification: reads every layer of every block and checks it.
 //!
-//! Invariant: what is found damaged is removed as a read removes it; a device that fails is a
-//! finding, and the block stays. Cost: all bytes once; memory for one layer.
+//! Invariant: a damaged block is removed as by a read; a device error is a finding, and the block
+//! stays. Cost: all bytes once; memory for one layer.
 
 use kvtrie_core::record::Key;
 
 use crate::claim::lock;
 use crate::store::Store;
 
-/// A block that could not be proved.
+/// A block that failed verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Where it stood.
+    /// Its slot.
     pub slot: u32,
-    /// Its name.
+    /// Its key.
     pub key: Key,
-    /// What was wrong.
+    /// The defect.
     pub reason: String,
 }
 
-/// How far a verification is.
+/// Progress of a verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Blocks proved or found damaged.
+    /// Blocks verified or found damaged.
     pub done: usize,
     /// All blocks.
     pub total: usize,
 }
 
 impl Store {
-    /// Reads and proves all blocks, while others may read and write; tells `progress` after each.
+    /// Verifies all blocks, concurrently with reads and writes; calls `progress` after each.
     pub fn verify(&self, mut progress: impl FnMut(Progress)) -> Vec<Finding> {
         let blocks: Vec<_> =
             lock(&self.table).blocks().map(|(slot, entry)| (slot, entry.key)).collect();

@@ -1,9 +1,9 @@
-//! Work for a queue: operations that a device may have under way at the same time.
+//! Work: a source of operations that a device may run concurrently.
 //!
-//! A work hands operations out as long as there is room and gets each back with what came of it, so
-//! that it can take checksums of one layer while the device moves others.
-//! Invariant: an operation comes back exactly once, with its memory; what moved fewer bytes than
-//! asked goes on from there. Cost: one dynamic call to get an operation and one to give it back.
+//! The device takes operations while its queue has room and returns each with its result, so that
+//! the work can hash one layer while the device transfers others. Invariant: an operation is
+//! returned exactly once, with its memory; a short transfer is continued. Cost: one dynamic call to
+//! take an operation and one to return it.
 
 use std::fmt::Debug;
 use std::io::{self, IoSlice};
@@ -14,12 +14,12 @@ use kvtrie_core::block::Layers;
 use crate::device::File;
 use crate::pages::Pages;
 
-/// The memory of an operation, which is its own until it comes back.
+/// Memory of an operation, owned by it until it is returned.
 #[derive(Debug)]
 pub enum Bytes<'a> {
     /// Read into the caller's memory.
     Into(&'a mut [u8]),
-    /// Read into pages, whose content goes to the caller's memory, if there is any.
+    /// Read into pages, then copied to the caller's memory, if there is any.
     IntoPages(Pages, Option<&'a mut [u8]>),
     /// Written from the caller's memory.
     From(&'a [u8]),
@@ -27,56 +27,55 @@ pub enum Bytes<'a> {
     FromPages(Pages),
 }
 
-/// One operation.
+/// I/O operation.
 #[derive(Debug)]
 pub struct Op<'a> {
     /// The file.
     pub file: Arc<dyn File>,
-    /// Where the first byte lies in the file.
+    /// Offset in the file.
     pub at: u64,
     /// The memory.
     pub bytes: Bytes<'a>,
-    /// How many bytes have moved already.
+    /// Bytes transferred already.
     pub moved: usize,
-    /// At most so many bytes move at once.
+    /// Limit of the next transfer.
     pub most: usize,
-    /// Whose it is, for the work.
-    pub whose: usize,
-    /// The layers that it moves; none for header pages.
+    /// Index of its block in the work.
+    pub owner: usize,
+    /// The layers that it transfers; none for header pages.
     pub layers: Layers,
-    /// Whether it went past the page cache, for the device.
+    /// Whether the device used direct I/O.
     pub(crate) direct: bool,
 }
 
-/// What hands operations out.
+/// Source of operations.
 pub trait Work<'a> {
-    /// The next operation; `None` if there is none before one comes back, or none at all.
+    /// The next operation; `None` if there is none now.
     fn next(&mut self) -> Option<Op<'a>>;
 
-    /// Takes an operation back, with how many bytes moved this time.
+    /// Returns an operation, with the bytes transferred this time.
     fn done(&mut self, op: Op<'a>, moved: io::Result<usize>);
 
-    /// Time for what takes time, while the device is busy with all that there is room for. Tells
-    /// whether there was anything to do.
+    /// Computes while the device's queue is full. Returns whether there was anything to do.
     fn between(&mut self) -> bool {
         false
     }
 }
 
 impl<'a> Op<'a> {
-    /// An operation that has not begun.
+    /// An operation of which nothing was transferred.
     #[must_use]
     pub fn new(
         file: Arc<dyn File>,
         at: u64,
         bytes: Bytes<'a>,
-        whose: usize,
+        owner: usize,
         layers: Layers,
     ) -> Self {
-        Self { file, at, bytes, moved: 0, most: usize::MAX, whose, layers, direct: false }
+        Self { file, at, bytes, moved: 0, most: usize::MAX, owner, layers, direct: false }
     }
 
-    /// Whether bytes go to the file.
+    /// Whether it writes to the file.
     #[must_use]
     pub fn writes(&self) -> bool {
         matches!(self.bytes, Bytes::From(_) | Bytes::FromPages(_))
@@ -92,7 +91,7 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// The part of its memory that moves next.
+    /// The part of its memory to transfer next.
     #[must_use]
     pub fn rest(&self) -> &[u8] {
         let all = self.all();
@@ -110,16 +109,16 @@ impl<'a> Op<'a> {
         &mut all[self.moved.min(end)..end]
     }
 
-    /// Where the next byte lies in the file.
+    /// Offset of the next byte in the file.
     #[must_use]
     pub fn place(&self) -> u64 {
         self.at + self.moved as u64
     }
 
-    /// Does it at once, in this thread.
+    /// Performs it at once, in this thread.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's errors.
     pub fn perform(&mut self) -> io::Result<usize> {
         let file = Arc::clone(&self.file);
         if self.writes() {
@@ -130,13 +129,12 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// After so many bytes moved: whether all have, or what goes on. Memory that pages stood for is
-    /// filled when all have.
+    /// Advances by a transfer's result.
     ///
     /// # Errors
-    /// The device's, [`io::ErrorKind::UnexpectedEof`] where the file ends, or
+    /// The device's, [`io::ErrorKind::UnexpectedEof`] at the end of the file, or
     /// [`io::ErrorKind::WriteZero`]; each with the operation.
-    pub(crate) fn step(mut self, moved: io::Result<usize>) -> Step<'a> {
+    pub(crate) fn step(mut self, moved: io::Result<usize>) -> State<'a> {
         match moved {
             Ok(0) if !self.rest().is_empty() => {
                 let ends = if self.writes() {
@@ -144,26 +142,26 @@ impl<'a> Op<'a> {
                 } else {
                     io::ErrorKind::UnexpectedEof
                 };
-                Step::Failed(self, ends.into())
+                State::Failed(self, ends.into())
             }
             Ok(count) => {
                 self.moved += count;
                 self.most = usize::MAX;
-                if self.rest().is_empty() { Step::Whole(self) } else { Step::Again(self) }
+                if self.rest().is_empty() { State::Done(self) } else { State::Partial(self) }
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Step::Again(self),
-            Err(error) => Step::Failed(self, error),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => State::Partial(self),
+            Err(error) => State::Failed(self, error),
         }
     }
 }
 
-/// What comes after an operation.
+/// State of an operation after a transfer.
 #[derive(Debug)]
-pub(crate) enum Step<'a> {
-    /// All bytes have moved.
-    Whole(Op<'a>),
-    /// The rest is still to move.
-    Again(Op<'a>),
+pub(crate) enum State<'a> {
+    /// All bytes are transferred.
+    Done(Op<'a>),
+    /// The rest is still to transfer.
+    Partial(Op<'a>),
     /// The device failed.
     Failed(Op<'a>, io::Error),
 }

@@ -1,12 +1,16 @@
-//! Writing: a fresh block into a slot, or further layers of the block that is there.
+//! Writes: a new block into a slot, or further layers of the block that is there.
 //!
-//! Layers of several blocks are under way together; the checksums of the next blocks are taken while
-//! the device writes the last ones.
-//! Invariant: a block counts from its PUT frame on, which is written after its bytes and its
-//! header. What was durable is never written over: an extension uses other pages.
-//! Cost: one operation per piece of about a megabyte and one for the header, a frame, a hash of all
-//! of it; a copy where memory or layers are no whole pages and the device wants them; an extension
-//! reads the header pages first.
+//! Layers of several blocks are in flight together; checksums of the next ones are computed while
+//! the device writes.
+//!
+//! ```text
+//!   waiting ─begin─> layers, then header in flight ─> [fsync: segment sync] ─> PUT frame
+//! ```
+//!
+//! Invariant: a block counts from its PUT frame on, which follows its bytes and header. Durable
+//! bytes are never overwritten: an extension uses the other header page. Cost: one operation per
+//! megabyte and one for the header, a frame, a hash of all bytes; a copy if direct I/O needs full
+//! pages and memory or layers are not; an extension reads the header pages first.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -19,84 +23,83 @@ use crate::claim::{Claim, lock};
 use crate::error::{Error, Result};
 use crate::frame::{self, Put};
 use crate::meta::Meta;
-use crate::page::{self, Claimed};
+use crate::page::{self, Contents};
 use crate::pages::{Pages, paged};
 use crate::read::piece;
 use crate::settings::{Durability, hex};
 use crate::store::Store;
 use crate::table::Entry;
-use crate::work::{Bytes, Op, Step, Work};
+use crate::work::{Bytes, Op, State, Work};
 
-/// Under `Fsync`, as many blocks share a sync.
+/// Blocks that share a sync under `Fsync`.
 const MOST_UNSYNCED: usize = 64;
 
 /// Layers of a block to write.
 #[derive(Clone, Copy, Debug)]
-pub struct Given<'a> {
-    /// Its name.
+pub struct BlockWrite<'a> {
+    /// Its key.
     pub key: &'a Key,
-    /// Where it goes.
+    /// Its slot.
     pub slot: u32,
     /// The layers.
     pub layers: Layers,
-    /// Its record; hashing it gives the key.
+    /// Its record, which hashes to the key.
     pub record: &'a [u8],
-    /// What to keep about it.
+    /// Its metadata.
     pub meta: Meta,
-    /// The layers' bytes, one behind another.
+    /// The layers' bytes, consecutively.
     pub bytes: &'a [u8],
 }
 
-/// A block on its way into a slot.
+/// A block being written.
 struct Block<'s, 'a> {
     at: usize,
-    given: Given<'a>,
-    /// The layers that the slot has already, and those that it will have.
+    given: BlockWrite<'a>,
+    /// Layers in the slot before and after.
     before: Layers,
     all: Layers,
-    /// Layers that the device was not given yet.
+    /// Layers not submitted yet.
     left: [Layers; 2],
     sums: Vec<u64>,
-    /// Where the header pages go in the slot, and how many bytes; nothing once they went.
+    /// Offset and length of the header pages in the slot; none once submitted.
     header: Option<(usize, usize)>,
     sequence: u64,
-    /// Failed syncs of the segment when it began.
+    /// Failed syncs of the segment at its begin.
     failures: u64,
-    under_way: usize,
-    /// Whether the device works for it.
+    in_flight: usize,
+    /// Whether the device works on it.
     active: bool,
     error: Option<Error>,
     _claim: Claim<'s>,
 }
 
-/// Several blocks that are being written.
+/// Several blocks being written.
 struct Writes<'s, 'a> {
     store: &'s Store,
     wall_now: u64,
-    waiting: VecDeque<(usize, Given<'a>)>,
+    waiting: VecDeque<(usize, BlockWrite<'a>)>,
     blocks: Vec<Option<Block<'s, 'a>>>,
-    /// Written, and not yet durable.
+    /// Written, but not durable.
     unsynced: Vec<Block<'s, 'a>>,
     held: usize,
     active: usize,
     depth: usize,
-    again: VecDeque<Op<'a>>,
-    /// Operations whose checksums were taken ahead.
+    retry: VecDeque<Op<'a>>,
+    /// Operations prepared ahead, with their checksums.
     ready: VecDeque<Op<'a>>,
     results: Vec<Result<()>>,
 }
 
 impl Store {
-    /// Writes layers of a block into a slot. Where the slot holds the same block and the ranges
-    /// meet, the block is extended: layers that are there already are proved and stay. Any other
-    /// block in the slot is freed first.
+    /// Writes layers of a block into a slot. If the slot holds adjacent or overlapping layers of
+    /// the same block, the block is extended: its layers are verified and stay. Another block in
+    /// the slot is freed first.
     ///
     /// # Errors
-    /// [`Error::Io`] and [`Error::Full`]: a fresh block's slot is free then (or holds what it held,
-    /// if that could not be freed), an extended block has the layers it had. [`Error::Bad`] if the
-    /// block to extend is damaged; it is removed.
-    /// [`Error::ReadOnly`]; [`Error::Config`] for wrong arguments, a record that is too long or
-    /// does not give the key.
+    /// [`Error::Io`] and [`Error::Full`]: the slot of a new block is free then (or unchanged, if it
+    /// could not be freed), an extended block has its old layers. [`Error::Bad`] if the block to
+    /// extend is damaged; it is removed. [`Error::ReadOnly`]; [`Error::Config`] for wrong
+    /// arguments, a record that is too long or does not hash to the key.
     #[expect(clippy::too_many_arguments, reason = "a block, its place, its bytes and what is kept")]
     pub fn write(
         &self,
@@ -108,15 +111,15 @@ impl Store {
         bytes: &[u8],
         wall_now: u64,
     ) -> Result<()> {
-        let given = vec![Given { key, slot, layers, record, meta, bytes }];
+        let given = vec![BlockWrite { key, slot, layers, record, meta, bytes }];
         self.write_many(given, wall_now, 1).pop().unwrap_or(Ok(()))
     }
 
-    /// Writes several blocks, up to `depth` of them at once, each as [`Store::write`] does; returns
-    /// what came of each, in the order given. Under `Fsync` they share syncs.
+    /// Writes several blocks, up to `depth` of them at once, each as [`Store::write`]; returns
+    /// their results in the given order. Under `Fsync` they share syncs.
     pub fn write_many(
         &self,
-        given: Vec<Given<'_>>,
+        given: Vec<BlockWrite<'_>>,
         wall_now: u64,
         depth: usize,
     ) -> Vec<Result<()>> {
@@ -130,7 +133,7 @@ impl Store {
             held: 0,
             active: 0,
             depth: depth.max(1),
-            again: VecDeque::new(),
+            retry: VecDeque::new(),
             ready: VecDeque::new(),
         };
         while !writes.waiting.is_empty() {
@@ -140,7 +143,7 @@ impl Store {
         writes.results
     }
 
-    fn check_given(&self, given: &Given<'_>) -> Result<()> {
+    fn check_given(&self, given: &BlockWrite<'_>) -> Result<()> {
         self.writable()?;
         self.check(given.slot, given.layers, given.bytes.len())?;
         let most = self.settings.record_bytes();
@@ -155,9 +158,13 @@ impl Store {
         Ok(())
     }
 
-    /// What is to be written of a block whose slot is claimed; `None` if all of it is there.
-    fn plan<'s, 'a>(&self, given: Given<'a>, claim: Claim<'s>) -> Result<Option<Block<'s, 'a>>> {
-        let Given { key, slot, layers, .. } = given;
+    /// The write of a block owner slot is claimed; `None` if all its layers are there.
+    fn plan<'s, 'a>(
+        &self,
+        given: BlockWrite<'a>,
+        claim: Claim<'s>,
+    ) -> Result<Option<Block<'s, 'a>>> {
+        let BlockWrite { key, slot, layers, .. } = given;
         let found = lock(&self.table).get(slot);
         let same = found
             .filter(|entry| entry.key == *key)
@@ -188,12 +195,13 @@ impl Store {
                     header: Some((header, self.settings.header_bytes())),
                     sequence: 0,
                     failures,
-                    under_way: 0,
+                    in_flight: 0,
                     active: false,
                     error: None,
                     _claim: claim,
                 }))
             }
+            // The damaged block was discarded; the given layers replace all of it.
             Err(Error::Bad { .. }) if layers.covers(entry.layers) => {
                 self.fresh(given, claim).map(Some)
             }
@@ -201,10 +209,10 @@ impl Store {
         }
     }
 
-    fn fresh<'s, 'a>(&self, given: Given<'a>, claim: Claim<'s>) -> Result<Block<'s, 'a>> {
+    fn fresh<'s, 'a>(&self, given: BlockWrite<'a>, claim: Claim<'s>) -> Result<Block<'s, 'a>> {
         if self.settings.durability == Durability::Fsync {
-            // Whatever stood here is free for good, or a lost FREE frame would bring it back over
-            // another block's bytes.
+            // The old block's FREE frame must be durable first, or a crash could bring the old
+            // block back over the new one's bytes.
             let upto = lock(&self.manifest).appended;
             self.commit(upto)?;
         }
@@ -218,17 +226,17 @@ impl Store {
             header: Some((0, 2 * self.settings.header_bytes())),
             sequence: 0,
             failures: self.segments.failures(given.slot),
-            under_way: 0,
+            in_flight: 0,
             active: false,
             error: None,
             _claim: claim,
         })
     }
 
-    /// Where the next header page of a block goes, and the checksums of the layers it has.
+    /// Offset of the header page to write next, and the checksums of the layers in the slot.
     fn extension(
         &self,
-        given: &Given<'_>,
+        given: &BlockWrite<'_>,
         entry: &Entry,
         all: Layers,
     ) -> Result<(usize, Vec<u64>)> {
@@ -245,10 +253,10 @@ impl Store {
         Ok(((1 - which) * self.settings.header_bytes(), page.sums()))
     }
 
-    /// Bytes and header are written; from the PUT frame on the block counts. Returns up to where
-    /// the manifest has to be durable for it.
+    /// Appends the PUT frame of a block owner bytes and header are written. Returns the length up
+    /// to which the manifest must be durable for it.
     fn publish(&self, block: &Block<'_, '_>, wall_now: u64) -> Result<u64> {
-        let Given { key, slot, record, meta, .. } = block.given;
+        let BlockWrite { key, slot, record, meta, .. } = block.given;
         let (sequence, layers) = (block.sequence, block.all);
         let put = Put { slot, sequence, layers, stamp: wall_now, meta, key: *key, record };
         let mut bytes = Vec::new();
@@ -262,11 +270,11 @@ impl Store {
 
 impl<'a> Work<'a> for Writes<'_, 'a> {
     fn next(&mut self) -> Option<Op<'a>> {
-        if let Some(op) = self.again.pop_front() {
+        if let Some(op) = self.retry.pop_front() {
             return Some(op);
         }
         let op = self.ready.pop_front().or_else(|| self.prepare())?;
-        let block = self.blocks[op.whose].as_mut().expect("its block is held until it ends");
+        let block = self.blocks[op.owner].as_mut().expect("its block is held until it ends");
         if !block.active && self.active == self.depth {
             self.ready.push_front(op);
             return None;
@@ -277,11 +285,11 @@ impl<'a> Work<'a> for Writes<'_, 'a> {
     }
 
     fn done(&mut self, op: Op<'a>, moved: io::Result<usize>) {
-        let at = op.whose;
+        let at = op.owner;
         match op.step(moved) {
-            Step::Again(op) => return self.again.push_back(op),
-            Step::Whole(_) => {}
-            Step::Failed(op, error) => {
+            State::Partial(op) => return self.retry.push_back(op),
+            State::Done(_) => {}
+            State::Failed(op, error) => {
                 if let Some(block) = &mut self.blocks[at] {
                     let (slot, bytes) = (block.given.slot, op.all().len());
                     block.fail(self.store.segments.writing_failed(slot, op.at, bytes, error));
@@ -289,13 +297,14 @@ impl<'a> Work<'a> for Writes<'_, 'a> {
             }
         }
         if let Some(block) = &mut self.blocks[at] {
-            block.under_way -= 1;
+            block.in_flight -= 1;
         }
-        self.settle(at);
+        self.finish(at);
     }
 
     fn between(&mut self) -> bool {
-        // As much ahead as the device has, so that it never waits for a checksum.
+        // Prepare as many operations as the device has in flight, so that it never waits for a
+        // hash.
         let ahead = self.ready.len() < 4 * self.depth;
         let op = if ahead { self.prepare() } else { None };
         let more = op.is_some();
@@ -305,7 +314,7 @@ impl<'a> Work<'a> for Writes<'_, 'a> {
 }
 
 impl<'a> Writes<'_, 'a> {
-    /// The next operation, its checksums taken.
+    /// The next operation, with its checksums.
     fn prepare(&mut self) -> Option<Op<'a>> {
         loop {
             for at in 0..self.blocks.len() {
@@ -315,7 +324,7 @@ impl<'a> Writes<'_, 'a> {
                         Ok(op) => return Some(op),
                         Err(error) => {
                             block.fail(error);
-                            self.settle(at);
+                            self.finish(at);
                         }
                     }
                 }
@@ -332,11 +341,11 @@ impl<'a> Writes<'_, 'a> {
         }
     }
 
-    /// Takes a block up; false if another call has its slot, or this one until it is durable.
-    fn begin(&mut self, at: usize, given: Given<'a>) -> Result<bool> {
+    /// Begins a block; false if another call has its slot, or this call until it is durable.
+    fn begin(&mut self, at: usize, given: BlockWrite<'a>) -> Result<bool> {
         let store = self.store;
         store.check_given(&given)?;
-        // Whoever waits for a slot holds none, so that no two calls wait for each other.
+        // A call waits for a slot only while it holds none, so that two calls cannot deadlock.
         let claim = if self.held == 0 && self.unsynced.is_empty() {
             store.claims.one(given.slot)
         } else if let Some(claim) = store.claims.now(given.slot) {
@@ -356,9 +365,9 @@ impl<'a> Writes<'_, 'a> {
         Ok(true)
     }
 
-    /// Ends a block of which nothing is under way and nothing is left.
-    fn settle(&mut self, at: usize) {
-        let ended = |block: &mut Block<'_, '_>| block.under_way == 0 && block.header.is_none();
+    /// Finishes a block with nothing in flight or left.
+    fn finish(&mut self, at: usize) {
+        let ended = |block: &mut Block<'_, '_>| block.in_flight == 0 && block.header.is_none();
         let Some(mut block) = self.blocks[at].take_if(ended) else { return };
         self.held -= 1;
         self.active -= usize::from(block.active);
@@ -373,7 +382,7 @@ impl<'a> Writes<'_, 'a> {
         }
     }
 
-    /// Syncs the segments, publishes what was written, and syncs the manifest.
+    /// Syncs the segments, publishes the written blocks, and syncs the manifest.
     fn make_durable(&mut self) {
         let store = self.store;
         let mut synced: BTreeMap<u32, u64> = BTreeMap::new();
@@ -381,9 +390,10 @@ impl<'a> Writes<'_, 'a> {
         for block in self.unsynced.drain(..) {
             let slot = block.given.slot;
             let segment = store.segments.of(slot);
+            // One sync per segment serves all its blocks; later blocks only compare failure counts.
             let known = synced.get(&segment).copied();
             let durable = match known {
-                Some(failures) => store.segments.unharmed(slot, block.failures, failures),
+                Some(failures) => store.segments.check_failures(slot, block.failures, failures),
                 None => store.segments.sync(slot, block.failures).map(|failures| {
                     synced.insert(segment, failures);
                 }),
@@ -396,7 +406,7 @@ impl<'a> Writes<'_, 'a> {
         for (block, upto) in published {
             self.results[block.at] = store.commit(upto).inspect_err(|_| {
                 let mut manifest = lock(&store.manifest);
-                // Another call may have written it anew meanwhile, with this block's frame in it.
+                // A concurrent rewrite may have kept this block's frame: rewrite once more.
                 manifest.damaged = true;
                 lock(&store.table).shrink(block.given.slot, block.before);
             });
@@ -410,19 +420,20 @@ impl<'a> Block<'_, 'a> {
         (self.left, self.header) = ([Layers::NONE; 2], None);
     }
 
-    /// The next layers, or at last the header pages, as an operation.
-    fn operation(&mut self, store: &Store, whose: usize) -> Result<Op<'a>> {
+    /// The next layers, or finally the header pages, as an operation.
+    fn operation(&mut self, store: &Store, owner: usize) -> Result<Op<'a>> {
         let file = store.segments.bulk(self.given.slot, true)?;
         let start = store.segments.start(self.given.slot);
         let settings = &store.settings;
         let left = self.left.iter_mut().find(|layers| !layers.is_empty());
         let Some(left) = left else {
             let (within, length) = self.header.take().unwrap_or_default();
-            self.under_way += 1;
+            self.in_flight += 1;
+            // block.
             self.sequence = lock(&store.table).next();
             let page = page::encode(
                 settings,
-                &Claimed {
+                &Contents {
                     sequence: self.sequence,
                     key: self.given.key,
                     slot: self.given.slot,
@@ -434,7 +445,7 @@ impl<'a> Block<'_, 'a> {
             let mut pages = Pages::new(length);
             pages[..page.len()].copy_from_slice(&page);
             let bytes = Bytes::FromPages(pages);
-            return Ok(Op::new(file, start + within as u64, bytes, whose, Layers::NONE));
+            return Ok(Op::new(file, start + within as u64, bytes, owner, Layers::NONE));
         };
         let layers = piece(settings, *left);
         left.lo = layers.hi;
@@ -455,8 +466,8 @@ impl<'a> Block<'_, 'a> {
             }
             Bytes::FromPages(pages)
         };
-        self.under_way += 1;
+        self.in_flight += 1;
         let at = start + settings.layer_at(layers.lo);
-        Ok(Op::new(file, at, bytes, whose, layers))
+        Ok(Op::new(file, at, bytes, owner, layers))
     }
 }

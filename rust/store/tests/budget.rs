@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::{Record, scope_key};
 use kvtrie_store::{
-    Access, Device, Durability, File, Item, Kept, Meta, Settings, Store, System, Work,
+    Access, Device, Durability, File, Item, KeptBlock, Meta, Settings, Store, System, Work,
 };
 use rig::{Block, Random, bytes};
 
-/// A device that weighs the folder before each rename: that is when two manifests stand there.
+/// A device that measures the folder before each rename, when two manifests exist.
 #[derive(Debug)]
 struct Scale {
     files: System,
@@ -23,7 +23,7 @@ struct Scale {
     renames: AtomicU64,
 }
 
-/// Bytes of all files, by what they take up and by their lengths; the larger one.
+/// Bytes of all files, by their allocation or by their length, whichever is larger.
 fn weigh(folder: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let files = || std::fs::read_dir(folder).unwrap().map(|item| item.unwrap().metadata().unwrap());
@@ -68,7 +68,7 @@ impl Device for Scale {
     }
 }
 
-/// A block whose record is as long as records may be.
+/// A block with the longest possible record.
 fn longest(settings: &Settings, token: u32) -> Block {
     let mut record = Record {
         parent: scope_key("tiny", 4, b"", ""),
@@ -110,14 +110,18 @@ fn fill(durability: Durability, layer_bytes: usize, blocks: u32) {
         }
     }
     store.sync().unwrap();
-    let kept: Vec<Kept> =
-        store.rows(0).unwrap().iter().map(|row| Kept { slot: row.slot, meta: row.meta }).collect();
+    let kept: Vec<KeptBlock> = store
+        .rows(0)
+        .unwrap()
+        .iter()
+        .map(|row| KeptBlock { slot: row.slot, meta: row.meta })
+        .collect();
     store.save(&kept, 0).unwrap();
     let renames = scale.renames.load(Ordering::Relaxed);
     assert!(renames > 4, "{renames} rewrites");
     let most = scale.most.load(Ordering::Relaxed).max(weigh(&own));
     assert!(most <= budget, "{most} of {budget}");
-    // And not by far too much.
+    // The bound is not loose either.
     assert!(most > budget / 3, "{most} of {budget}");
     for slot in 0..blocks {
         store.remove(slot).unwrap();
@@ -139,7 +143,7 @@ fn files_stay_within_the_budget() {
 }
 
 #[test]
-fn a_hole_in_the_middle_gives_its_space_back() {
+fn gc_returns_the_space_of_free_slots() {
     let folder = tempfile::tempdir().unwrap();
     let settings = rig::settings(9, 64 << 10, Durability::Flush);
     let store = Store::open(Arc::new(System::default()), folder.path(), settings.clone()).unwrap();

@@ -1,5 +1,5 @@
-//! The campaign over the fast path: every kind of damage and failure below real files and below both
-//! queues, counted; what is small enough is gone through whole.
+//! Campaign over the fast path: every kind of damage and failure below real files and both I/O
+//! queues, counted; small spaces are covered completely.
 //!
 //! `cargo test -p kvtrie-store --test campaign -- --ignored --nocapture` runs `KVTRIE_FAULTS` cases of
 //! each kind (10 000); the test that is always run, a few. A full disk is an ext4 in a file where a
@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
 use kvtrie_store::{
-    Chance, Device, Durability, Error, Fault, Faults, Given, Meta, Pages, Queue, Settings, Store,
-    System, Wanted,
+    BlockRead, BlockWrite, Chance, Device, Durability, Error, Fault, Faults, Meta, Pages,
+    QueueKind, Settings, Store, System,
 };
 use rig::memory::{Image, Memory};
 use rig::{Block, Random, behind, bytes, first, read, write};
@@ -27,7 +27,7 @@ const ROLE: &str = "KVTRIE_CAMPAIGN_ROLE";
 const FOLDER: &str = "KVTRIE_CAMPAIGN_FOLDER";
 const CASES: &str = "KVTRIE_CAMPAIGN_CASES";
 
-/// What came of one kind.
+/// Counts of the results of one kind.
 #[derive(Debug, Default)]
 struct Tally {
     faults: u64,
@@ -59,11 +59,11 @@ fn blocks() -> Vec<Block> {
     all
 }
 
-fn system(queue: Queue) -> Arc<dyn Device> {
+fn system(queue: QueueKind) -> Arc<dyn Device> {
     Arc::new(System::new(true, queue))
 }
 
-/// A folder in memory where there is one, so that the device's speed does not matter.
+/// A folder in memory if there is one, to be independent of the device's speed.
 fn quick() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
@@ -112,7 +112,7 @@ fn manifest_bits(_cases: u64) -> Tally {
         let copy = memory.copy();
         flip(&copy, "manifest", bit);
         tally.faults += 1;
-        // A manifest that says it is of another version is refused, and stays.
+        // A manifest of another version is refused, and stays.
         let device = copy.device();
         let Ok(store) = Store::open(device, Path::new("/stores"), settings(700)) else {
             tally.misses += 1;
@@ -125,7 +125,7 @@ fn manifest_bits(_cases: u64) -> Tally {
     tally
 }
 
-/// A bit somewhere in a layer.
+/// A bit anywhere in a layer.
 fn data_bits(cases: u64) -> Tally {
     let (memory, blocks) = filled();
     let (store, settings) = (look(&memory), settings(700));
@@ -148,7 +148,7 @@ fn data_bits(cases: u64) -> Tally {
     tally
 }
 
-/// A segment that ends at every byte of its last slot and at every page.
+/// A segment truncated at every byte of its last slot and at every page.
 fn cuts(_cases: u64) -> Tally {
     let (memory, blocks) = filled();
     let (store, settings) = (look(&memory), settings(700));
@@ -166,7 +166,7 @@ fn cuts(_cases: u64) -> Tally {
     tally
 }
 
-/// Two slots, or two layers of any slots, whose bytes changed places.
+/// Two slots, or two layers of any slots, swapped.
 fn swaps(cases: u64) -> Tally {
     let (memory, blocks) = filled();
     let (store, settings) = (look(&memory), settings(700));
@@ -176,7 +176,7 @@ fn swaps(cases: u64) -> Tally {
         let mut draw = || usize::try_from(random.below(u64::from(SLOTS) * 5)).unwrap();
         let (one, two) = (draw(), draw());
         let layer = |at: usize| 2 * settings.header_bytes() + at * settings.stride();
-        // Of five places in a slot the first is the whole slot.
+        // Of five positions in a slot the first is the whole slot.
         let place = |at: usize| match at % 5 {
             0 => at / 5 * slot_bytes..(at / 5 + 1) * slot_bytes,
             of => {
@@ -204,14 +204,14 @@ fn swaps(cases: u64) -> Tally {
     tally
 }
 
-/// Two folders of which one is missing, another store's, older than the other, cut, or given first.
+/// Two folders of which one is missing, another store's, older, truncated, or given first.
 fn second_folder(cases: u64) -> Tally {
     let (one, two) = (Path::new("/stores"), Path::new("/second"));
     let given = |one: &Path, two: &Path| {
         (one.to_path_buf(), Settings { second: Some(two.to_path_buf()), ..settings(700) })
     };
     let blocks = blocks();
-    // In each slot the block so many further on.
+    // In each slot the block of a later slot.
     let fill = |memory: &Memory, shift: usize| {
         let (folder, settings) = given(one, two);
         let store = Store::open(memory.device(), &folder, settings).unwrap();
@@ -262,7 +262,7 @@ fn second_folder(cases: u64) -> Tally {
     tally
 }
 
-/// A wall clock that stands anywhere when a store is listed: ages never fall, and never wrap.
+/// A wall clock with any value when a store is listed: ages never fall, and never wrap.
 fn clock_jumps(cases: u64) -> Tally {
     let memory = Memory::default();
     let store = rig::open(&memory.device(), &settings(700));
@@ -285,8 +285,8 @@ fn clock_jumps(cases: u64) -> Tally {
     tally
 }
 
-/// Batches over files, below a queue, while the device fails in one way.
-fn below_a_queue(queue: Queue, fault: Fault, cases: u64) -> Tally {
+/// Batches on files, below a queue, while the device fails in one way.
+fn below_a_queue(queue: QueueKind, fault: Fault, cases: u64) -> Tally {
     let (folder, settings, blocks) = (quick(), settings(64 << 10), blocks());
     let faults = Arc::new(Faults::new(system(queue), 5));
     let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
@@ -309,7 +309,7 @@ fn below_a_queue(queue: Queue, fault: Fault, cases: u64) -> Tally {
         shift += 1;
         let version = shift / blocks.len() % 2;
         let block = |slot: u32| (slot as usize + shift) % blocks.len();
-        let given = (0..SLOTS).map(|slot| Given {
+        let given = (0..SLOTS).map(|slot| BlockWrite {
             key: &blocks[block(slot)].key,
             slot,
             layers: ALL,
@@ -319,7 +319,7 @@ fn below_a_queue(queue: Queue, fault: Fault, cases: u64) -> Tally {
         });
         faults.inject(fault, Chance::PerMille(150));
         let wrote = store.write_many(given.collect(), 0, 4);
-        let wanted = memory.iter_mut().zip(0..).map(|(out, slot)| Wanted {
+        let wanted = memory.iter_mut().zip(0..).map(|(out, slot)| BlockRead {
             key: &blocks[block(slot)].key,
             slot,
             layers: ALL,
@@ -329,7 +329,8 @@ fn below_a_queue(queue: Queue, fault: Fault, cases: u64) -> Tally {
         faults.heal();
         for (slot, (wrote, read)) in (0..SLOTS).zip(wrote.iter().zip(&read)) {
             let (held, now) = (&mut held[slot as usize], block(slot));
-            // What a slot could not be freed of is still there; nobody writes it a second time.
+            // A block that could not be freed is still there; the test does not write it a second
+            // time.
             let same = held.filter(|&(block, _)| block == now);
             if let (Err(_), Some((block, version)), None) = (wrote, *held, same) {
                 let mut out = vec![0; settings.bytes_of(ALL)];
@@ -356,7 +357,8 @@ fn below_a_queue(queue: Queue, fault: Fault, cases: u64) -> Tally {
     tally
 }
 
-/// Runs this test again as another process, in namespaces of its own and behind `before`; what it tells as numbers.
+/// Runs this test again as another process, in namespaces of its own and after the command
+/// `before`; returns the numbers that it prints.
 fn elsewhere(own: &str, before: &str, role: &str, folder: &Path, cases: u64) -> Option<Tally> {
     let me = std::env::current_exe().unwrap();
     let told = Command::new("unshare")
@@ -376,7 +378,7 @@ fn elsewhere(own: &str, before: &str, role: &str, folder: &Path, cases: u64) -> 
     Some(Tally { faults, right, misses, wrong, whole: false })
 }
 
-/// Blocks written to a file system without room, by both queues in turn; and which one it was.
+/// Writes blocks to a full file system, by both queues in turn; returns which file system it was.
 fn full_disk(cases: u64) -> (&'static str, Option<Tally>) {
     let (folder, inside) = (tempfile::tempdir().unwrap(), quick());
     let (place, image) =
@@ -392,7 +394,7 @@ fn full_disk(cases: u64) -> (&'static str, Option<Tally>) {
     ("full disk, tmpfs", elsewhere("-Urm", &tmpfs, "full", folder.path(), cases))
 }
 
-/// A store in a file system that became read-only, opened again and again.
+/// A store in a file system that became read-only, reopened again and again.
 fn read_only_folder(cases: u64) -> Option<Tally> {
     let folder = tempfile::tempdir().unwrap();
     let (place, inner) = (folder.path().display(), folder.path().join("in"));
@@ -400,7 +402,7 @@ fn read_only_folder(cases: u64) -> Option<Tally> {
     elsewhere("-Urm", &mount, "read-only", &inner, cases)
 }
 
-/// Another process holds the store while this one opens it.
+/// Another process has the store's lock while this one opens it.
 fn two_processes(cases: u64) -> Tally {
     let (folder, blocks) = (quick(), blocks());
     let mut holder = Command::new(std::env::current_exe().unwrap())
@@ -416,7 +418,7 @@ fn two_processes(cases: u64) -> Tally {
     assert!(lines.any(|line| line.contains("holding")));
     let mut tally = Tally::default();
     for case in 0..cases {
-        let queue = if case % 2 == 0 { Queue::Best } else { Queue::Threads };
+        let queue = if case % 2 == 0 { QueueKind::Best } else { QueueKind::Threads };
         let store = Store::open(system(queue), folder.path(), settings(4096)).unwrap();
         let refused = store.remove(0).is_err() && write(&store, &blocks[0], 0, ALL, 9).is_err();
         tally.wrong += u64::from(!store.read_only() || !refused);
@@ -439,7 +441,7 @@ fn fill_up(folder: &Path, cases: u64) -> Tally {
     (1..40).for_each(|token| chain.push(behind(&chain[chain.len() - 1], token)));
     let (mut tally, mut random) = (Tally::default(), Random(4));
     while tally.faults < cases {
-        let queue = if random.below(2) == 0 { Queue::Best } else { Queue::Threads };
+        let queue = if random.below(2) == 0 { QueueKind::Best } else { QueueKind::Threads };
         let store = Store::open(system(queue), folder, settings.clone()).unwrap();
         for _ in 0..400 {
             let slot = u32::try_from(random.below(30)).unwrap();
@@ -462,7 +464,7 @@ fn fill_up(folder: &Path, cases: u64) -> Tally {
 
 fn open_read_only(folder: &Path, cases: u64) -> Tally {
     let blocks = blocks();
-    let store = Store::open(system(Queue::Best), folder, settings(4096)).unwrap();
+    let store = Store::open(system(QueueKind::Best), folder, settings(4096)).unwrap();
     for (block, slot) in blocks.iter().zip(0..) {
         write(&store, block, slot, ALL, 1).unwrap();
     }
@@ -472,7 +474,7 @@ fn open_read_only(folder: &Path, cases: u64) -> Tally {
     assert!(done.success());
     let mut tally = Tally::default();
     for case in 0..cases {
-        let queue = if case % 2 == 0 { Queue::Best } else { Queue::Threads };
+        let queue = if case % 2 == 0 { QueueKind::Best } else { QueueKind::Threads };
         let store = Store::open(system(queue), folder, settings(4096)).unwrap();
         tally.wrong += u64::from(!store.read_only() || store.remove(0).is_ok());
         let slot = u32::try_from(case % u64::from(SLOTS)).unwrap();
@@ -484,13 +486,13 @@ fn open_read_only(folder: &Path, cases: u64) -> Tally {
     tally
 }
 
-/// What this binary does when it is started as another process.
+/// Body of this binary when it is started as another process.
 #[test]
 fn another_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let folder = PathBuf::from(std::env::var(FOLDER).unwrap());
     if role == "hold" {
-        let store = Store::open(system(Queue::Best), &folder, settings(4096)).unwrap();
+        let store = Store::open(system(QueueKind::Best), &folder, settings(4096)).unwrap();
         for (block, slot) in blocks().iter().zip(0..) {
             write(&store, block, slot, ALL, 1).unwrap();
         }
@@ -534,7 +536,7 @@ fn campaign(cases: u64, short: bool, out: &mut dyn Write) {
     let (name, tally) = full_disk(cases);
     tell(name, tally);
     tell("read-only folder", read_only_folder(cases));
-    for (queue, name) in [(Queue::Best, "io_uring"), (Queue::Threads, "threads")] {
+    for (queue, name) in [(QueueKind::Best, "io_uring"), (QueueKind::Threads, "threads")] {
         for fault in
             [Fault::Read, Fault::Write, Fault::ShortRead, Fault::ShortWrite, Fault::NoSpace]
         {

@@ -1,5 +1,5 @@
-//! A loss of power at every sync of a random workload, with any part of the unsynced writes lost:
-//! under `Fsync` what had returned is found and right; nothing wrong is ever read.
+//! Loss of power at every sync of a random workload, with any part of the unsynced writes lost:
+//! under `Fsync` every completed write is found and right; wrong bytes are never read.
 
 mod rig;
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::Key;
-use kvtrie_store::{Chance, Device, Durability, Fault, Faults, Kept, Meta, Settings};
+use kvtrie_store::{Chance, Device, Durability, Fault, Faults, KeptBlock, Meta, Settings};
 use rig::memory::{Image, Memory, Op, Power};
 use rig::{Block, Model, Random, behind, first, layer, long, read, write};
 
@@ -25,11 +25,11 @@ fn of_seed(seed: u64, durability: Durability) -> Settings {
     Settings { second, ..settings(durability) }
 }
 
-/// One call: when it began and ended, what it might touch, and what held after it.
-struct Step {
+/// A call: its begin and end, the slots it might touch, and the model after it.
+struct LoggedCall {
     began: usize,
     ended: usize,
-    /// Slots whose block this call may take away.
+    /// Slots whose block this call may remove.
     gone: Vec<u32>,
     after: Model,
 }
@@ -37,10 +37,10 @@ struct Step {
 struct Run {
     memory: Memory,
     start: Image,
-    steps: Vec<Step>,
+    steps: Vec<LoggedCall>,
 }
 
-/// Which versions of a layer of a block were ever written.
+/// The versions of each layer of a block that were ever written.
 type Versions = BTreeMap<Key, u64>;
 
 fn blocks() -> Vec<Block> {
@@ -49,7 +49,7 @@ fn blocks() -> Vec<Block> {
     vec![next.clone(), behind(&next, 2), root]
 }
 
-/// A random workload that starts on `start`, where `model` is known to hold.
+/// A random workload on the files of `start`, whose blocks are those of `model`.
 fn work(
     start: Image,
     mut model: Model,
@@ -80,9 +80,9 @@ fn work(
                 }
             }
             1 => {
-                let kept: Vec<Kept> = (0..SLOTS)
+                let kept: Vec<KeptBlock> = (0..SLOTS)
                     .filter(|slot| random.next() >> slot & 1 == 1)
-                    .map(|slot| Kept { slot, meta: Meta::default() })
+                    .map(|slot| KeptBlock { slot, meta: Meta::default() })
                     .collect();
                 let stays = |slot: &u32| kept.iter().any(|kept| kept.slot == *slot);
                 gone = (0..SLOTS).filter(|slot| !stays(slot)).collect();
@@ -117,7 +117,7 @@ fn work(
             }
         }
         faults.heal();
-        // What a failed call might take away is there as it was, or it is gone.
+        // A slot that a failed call might free holds its old block, or none.
         model.0.retain(|slot, holds| {
             !gone.contains(slot) || read(&store, &holds.key, *slot, holds.layers()).is_ok()
         });
@@ -125,14 +125,14 @@ fn work(
             let found = read(&store, &holds.key, slot, holds.layers()).unwrap();
             assert!(found == holds.bytes(600), "slot {slot}");
         }
-        steps.push(Step { began, ended: memory.clock(), gone, after: model.clone() });
+        steps.push(LoggedCall { began, ended: memory.clock(), gone, after: model.clone() });
     }
-    // Power is lost: nothing is closed.
+    // Power is lost: no close.
     std::mem::forget(store);
     Run { memory, start, steps }
 }
 
-/// Opens what is left and reads everything; returns what was found.
+/// Opens the files left and reads everything; returns the blocks found.
 fn look(image: Image, settings: &Settings, versions: &Versions) -> Model {
     let memory = Memory::from_image(image);
     let store = rig::open(&memory.device(), settings);
@@ -144,7 +144,7 @@ fn look(image: Image, settings: &Settings, versions: &Versions) -> Model {
         for at in row.layers.iter() {
             let bytes = match read(&store, &row.key, row.slot, Layers::new(at, at + 1)) {
                 Ok(bytes) => bytes,
-                // A row that cannot be read is a miss, but a promise that was broken.
+                // An unreadable row is a miss, but a broken promise.
                 Err(error) if settings.durability == Durability::Fsync => panic!("{error}"),
                 Err(_) => continue,
             };
@@ -158,7 +158,7 @@ fn look(image: Image, settings: &Settings, versions: &Versions) -> Model {
             holds.versions.insert(at, version);
         }
     }
-    // What no row names is never a hit.
+    // A block that no row names is never a hit.
     for slot in 0..SLOTS {
         for block in &blocks {
             let listed = found.0.get(&slot).is_some_and(|holds| holds.key == block.key);
@@ -168,7 +168,7 @@ fn look(image: Image, settings: &Settings, versions: &Versions) -> Model {
     found
 }
 
-/// What must be found after a loss of power behind `clock` operations.
+/// The blocks that must be found after a loss of power behind `clock` operations.
 fn owed(run: &Run, before: &Model, clock: usize) -> Model {
     let done = run.steps.iter().rfind(|step| step.ended <= clock);
     let mut owed = done.map_or(before, |step| &step.after).clone();
@@ -188,7 +188,7 @@ fn check(owed: &Model, found: &Model, clock: usize) {
     }
 }
 
-/// How many losses were looked at, and how many left nothing that had to be found.
+/// Returns the number of losses, and of those after which no block had to be found.
 fn campaign(seeds: std::ops::Range<u64>, durability: Durability, fails: bool) -> (u64, u64) {
     let (mut losses, mut empty) = (0, 0);
     for seed in seeds {
@@ -230,7 +230,7 @@ fn campaign(seeds: std::ops::Range<u64>, durability: Durability, fails: bool) ->
                     check(&owed, &found, *clock);
                 }
             }
-            // The next generation goes on where one of them was lost.
+            // The next generation continues after one of the losses.
             let last = usize::try_from(random.below(images.len() as u64)).unwrap();
             image = images.swap_remove(last).1;
             model = look(image.clone(), &settings, &versions);
@@ -249,20 +249,20 @@ fn fsync_survives_every_loss_of_power() {
 }
 
 #[test]
-fn fsync_survives_every_loss_of_power_on_a_device_that_fails() {
+fn fsync_survives_every_loss_of_power_on_a_failing_device() {
     let (losses, empty) = campaign(1000..1025, Durability::Fsync, true);
     assert!(losses > 6_000 && empty < losses / 2, "{losses} losses, {empty} of nothing");
 }
 
 #[test]
-fn flush_and_none_never_read_anything_wrong() {
+fn flush_and_none_never_read_wrong_bytes() {
     for durability in [Durability::Flush, Durability::None] {
         let (losses, _) = campaign(0..20, durability, false);
         assert!(losses > 300, "{losses} losses");
     }
 }
 
-/// What a loss of power at any sync can leave: every choice of up to six writes, many of more.
+/// The images after a loss of power at any sync: every choice of up to six writes, many of more.
 fn every_loss(memory: &Memory, start: Image, mut take: impl FnMut(usize, Image)) {
     let mut random = Random(1);
     let mut power = Power::from_image(start);
@@ -283,8 +283,8 @@ fn every_loss(memory: &Memory, start: Image, mut take: impl FnMut(usize, Image))
 }
 
 #[test]
-fn an_extension_that_failed_never_endangers_what_was_durable() {
-    // The checksums of layers 45..60 lie on both sides of a sector, where a header page can tear.
+fn a_failed_extension_never_endangers_durable_layers() {
+    // The checksums of layers 45..60 span two sectors, where a header page can tear.
     let settings = Settings { layers: 64, ..rig::settings(SLOTS, 8, Durability::Fsync) };
     let (back, block) = (Layers::new(60, 64), &blocks()[0]);
     for fault in [Fault::Sync, Fault::Write] {
@@ -314,14 +314,14 @@ fn an_extension_that_failed_never_endangers_what_was_durable() {
 }
 
 #[test]
-fn no_page_of_a_former_stay_outlives_a_fresh_write() {
+fn no_header_of_an_earlier_block_outlives_a_new_write() {
     let memory = Memory::default();
     let faults = Arc::new(Faults::new(memory.device(), 0));
     let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
     let block = &blocks()[0];
     let store = rig::open(&device, &settings(Durability::Flush));
     write(&store, block, 1, Layers::new(2, 4), 1).unwrap();
-    // Extensions that fail at their frame leave pages of sequences that no frame knows.
+    // Extensions that fail at their frame leave header pages of sequences without a frame.
     for version in 2..7 {
         faults.inject(Fault::Write, Chance::After(2));
         assert!(write(&store, block, 1, Layers::new(0, 2), version).is_err());
@@ -337,7 +337,7 @@ fn no_page_of_a_former_stay_outlives_a_fresh_write() {
 }
 
 #[test]
-fn a_segment_whose_name_was_never_synced_is_made_durable_by_the_next_writer() {
+fn the_next_writer_syncs_the_names_of_segments() {
     let memory = Memory::default();
     let faults = Arc::new(Faults::new(memory.device(), 0));
     let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;

@@ -1,4 +1,4 @@
-//! Damaged files: never a wrong block, always a reason, and the rest is still found.
+//! Damaged files: never a wrong block, always a reason, and the other blocks are found.
 
 mod rig;
 
@@ -124,7 +124,7 @@ fn every_layer_is_guarded_and_damage_is_removed() {
 }
 
 #[test]
-fn writing_a_damaged_block_again_mends_it() {
+fn rewriting_a_damaged_block_repairs_it() {
     let damaged = || {
         let (memory, blocks) = filled();
         flip(&memory, SEGMENT, (SLOT + 3 * 4096) * 8);
@@ -134,7 +134,7 @@ fn writing_a_damaged_block_again_mends_it() {
     let (store, blocks) = damaged();
     write(&store, &blocks[1], 1, ALL, 1).unwrap();
     right(&store, &blocks[1], 1, ALL);
-    // A part of it cannot stand for the rest, which is proved no longer.
+    // Writing a part of it is not enough: the other layers are unproved.
     let (store, blocks) = damaged();
     let refused = write(&store, &blocks[1], 1, Layers::new(1, 3), 1).unwrap_err();
     assert!(matches!(&refused, Error::Bad { slot: 1, .. }), "{refused}");
@@ -144,7 +144,7 @@ fn writing_a_damaged_block_again_mends_it() {
 }
 
 #[test]
-fn verify_finds_what_is_damaged_and_nothing_else() {
+fn verify_finds_the_damaged_blocks_only() {
     let (memory, blocks) = filled();
     flip(&memory, SEGMENT, (2 * SLOT + 3 * 4096) * 8);
     let store = rig::open(&memory.device(), &settings());
@@ -156,7 +156,7 @@ fn verify_finds_what_is_damaged_and_nothing_else() {
     assert_eq!(store.blocks(), 2);
 }
 
-/// Where the frames of a manifest start, and its end.
+/// Offsets of the frames of a manifest, and its end.
 fn frames(memory: &Memory) -> Vec<usize> {
     let bytes = memory.bytes(MANIFEST);
     let mut at = vec![HEAD];
@@ -203,7 +203,7 @@ fn every_bit_of_a_frame_is_guarded() {
 }
 
 #[test]
-fn every_bit_of_the_manifests_header_is_guarded_and_mended() {
+fn every_bit_of_the_manifests_header_is_guarded_and_repaired() {
     let (memory, blocks) = filled();
     for bit in 0..8 * HEAD {
         let memory = memory.copy();
@@ -220,7 +220,7 @@ fn every_bit_of_the_manifests_header_is_guarded_and_mended() {
 }
 
 #[test]
-fn a_manifest_cut_anywhere_keeps_its_whole_frames() {
+fn a_truncated_manifest_keeps_its_complete_frames() {
     let (memory, blocks) = filled();
     let at = frames(&memory);
     let cuts = at.iter().copied().chain(at[3]..at[4]).chain(0..HEAD);
@@ -246,7 +246,7 @@ fn a_manifest_cut_anywhere_keeps_its_whole_frames() {
 }
 
 #[test]
-fn a_tail_without_frames_is_cut_off() {
+fn a_tail_without_frames_is_truncated() {
     let (memory, _) = filled();
     let whole = memory.bytes(MANIFEST);
     memory.alter(MANIFEST, |bytes| bytes.extend([7; 5000]));
@@ -259,11 +259,11 @@ fn a_tail_without_frames_is_cut_off() {
 }
 
 #[test]
-fn a_manifest_is_read_only_as_far_as_its_slots_can_need() {
+fn a_manifest_is_read_up_to_the_length_that_its_slots_can_need() {
     let (memory, blocks) = filled();
     let whole = memory.bytes(MANIFEST);
     let at = frames(&memory);
-    // A good frame where no store of so few slots ever puts one.
+    // A valid frame beyond the longest manifest of so few slots.
     memory.alter(MANIFEST, |bytes| {
         bytes.resize(1 << 20, 7);
         bytes.extend_from_within(at[0]..at[1]);
@@ -277,7 +277,7 @@ fn a_manifest_is_read_only_as_far_as_its_slots_can_need() {
 }
 
 #[test]
-fn an_old_frame_behind_a_newer_one_does_not_count() {
+fn an_old_frame_after_a_newer_one_does_not_count() {
     let (memory, blocks) = filled();
     let at = frames(&memory);
     // Slot 1 as it was before its extension.
@@ -288,7 +288,7 @@ fn an_old_frame_behind_a_newer_one_does_not_count() {
 }
 
 #[test]
-fn a_segment_cut_anywhere_keeps_what_lies_before() {
+fn a_truncated_segment_keeps_its_remaining_layers() {
     let (memory, blocks) = filled();
     let end = memory.bytes(SEGMENT).len();
     let places = [0, 0, SLOT, SLOT, 2 * SLOT];
@@ -310,7 +310,7 @@ fn a_segment_cut_anywhere_keeps_what_lies_before() {
 }
 
 #[test]
-fn a_segment_that_is_gone_is_a_miss() {
+fn a_missing_segment_is_a_miss() {
     let (memory, blocks) = filled();
     let folder = Path::new("/stores").join(settings().folder_name());
     memory.device().remove(&folder.join(SEGMENT)).unwrap();
@@ -321,7 +321,7 @@ fn a_segment_that_is_gone_is_a_miss() {
 }
 
 #[test]
-fn slots_that_changed_places_are_misses() {
+fn swapped_slots_are_misses() {
     let (memory, blocks) = filled();
     memory.alter(SEGMENT, |bytes| {
         let (one, two) = bytes.split_at_mut(SLOT);
@@ -357,7 +357,7 @@ fn files_of_another_identity_are_misses_and_stay() {
     assert_eq!(mixed.bytes("manifest.0909090909090909"), stranger.bytes(MANIFEST));
     bad(&store, &blocks[0], 0, ALL);
 
-    // The frames of a stranger behind our own are no frames.
+    // Another identity's frames after our own are no valid frames.
     let mixed = memory.copy();
     mixed.alter(MANIFEST, |bytes| bytes.extend(&stranger.bytes(MANIFEST)[HEAD..]));
     let store = rig::open(&mixed.device(), &settings());
@@ -392,7 +392,7 @@ fn another_layout_is_not_found_and_not_touched() {
 }
 
 #[test]
-fn another_version_is_refused_and_stays() {
+fn another_version_is_refused_and_untouched() {
     let (memory, _) = filled();
     memory.alter(MANIFEST, |bytes| {
         bytes[16] = 2;
@@ -431,7 +431,7 @@ fn any_manifest_opens_without_a_wrong_block() {
 }
 
 #[test]
-fn a_reader_sees_a_miss_where_the_writer_went_on() {
+fn a_reader_misses_blocks_that_the_writer_replaced() {
     let (memory, blocks) = filled();
     let device: Arc<dyn Device> = memory.device();
     let writer = rig::open(&device, &settings());
@@ -442,7 +442,7 @@ fn a_reader_sees_a_miss_where_the_writer_went_on() {
     bad(&reader, &blocks[0], 0, ALL);
     assert_eq!(reader.blocks(), 3);
     right(&writer, &blocks[2], 0, ALL);
-    // An extension costs the reader nothing, and neither does a new manifest.
+    // The reader misses no block by an extension or a new manifest.
     write(&writer, &blocks[2], 2, Layers::new(0, 1), 1).unwrap();
     writer.gc().unwrap();
     right(&reader, &blocks[2], 2, Layers::new(1, 4));

@@ -1,4 +1,4 @@
-//! The campaign: every kind of fault against random stores, and a table of what came of it.
+//! Campaign of faults: every kind against random stores, with a table of the results.
 //!
 //! `cargo test -p kvtrie-store --test faults -- --ignored --nocapture` runs `KVTRIE_FAULTS` cases of
 //! each kind (2000); the test that is always run, a few.
@@ -10,14 +10,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
-use kvtrie_store::{Chance, Device, Durability, Fault, Faults, Kept, Meta, Settings, Store};
+use kvtrie_store::{Chance, Device, Durability, Fault, Faults, KeptBlock, Meta, Settings, Store};
 use rig::memory::{Memory, Power};
 use rig::{Block, Holds, Model, Random, behind, first, layer, read, write};
 
 const SLOTS: u32 = 5;
 const LAYER: usize = 600;
 
-/// What is done to a store while it works, or to its files afterwards.
+/// A fault during operation, or damage to the files afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Device(Fault),
@@ -55,7 +55,7 @@ impl Kind {
 #[derive(Default)]
 struct Tally {
     cases: u64,
-    /// Calls that failed or store that came up read-only: the fault was met.
+    /// Calls that failed and stores that opened read-only: the fault was hit.
     met: u64,
     hits: u64,
     misses: u64,
@@ -78,7 +78,7 @@ fn blocks() -> Vec<Block> {
     all
 }
 
-/// Writes, removals, saves and the rest at random; the model holds what went well.
+/// Random writes, removals, saves and so on; the model holds the successful ones.
 fn work(store: &Store, blocks: &[Block], model: &mut Model, random: &mut Random) -> u64 {
     let mut failed = 0;
     for version in 1..=14 {
@@ -89,7 +89,7 @@ fn work(store: &Store, blocks: &[Block], model: &mut Model, random: &mut Random)
         };
         match random.below(12) {
             0 => {
-                // A removal that could not be made durable has happened all the same.
+                // A removal that could not be made durable has happened in memory.
                 let removed = store.remove(slot).is_ok();
                 failed += u64::from(!removed);
                 let held = |holds: &Holds| read(store, &holds.key, slot, holds.layers()).is_ok();
@@ -103,7 +103,8 @@ fn work(store: &Store, blocks: &[Block], model: &mut Model, random: &mut Random)
             2 => failed += u64::from(store.gc().is_err()),
             3 => {
                 let kept = |&slot: &u32| model.0.contains_key(&slot);
-                let kept = (0..SLOTS).filter(kept).map(|slot| Kept { slot, meta: Meta::default() });
+                let kept =
+                    (0..SLOTS).filter(kept).map(|slot| KeptBlock { slot, meta: Meta::default() });
                 failed += u64::from(store.save(&kept.collect::<Vec<_>>(), 0).is_err());
             }
             _ => {
@@ -117,7 +118,7 @@ fn work(store: &Store, blocks: &[Block], model: &mut Model, random: &mut Random)
                     continue;
                 }
                 failed += 1;
-                // The slot is free, or holds what it held.
+                // The slot is free, or unchanged.
                 let left = model.0.get(&slot).cloned();
                 let there =
                     left.is_some_and(|holds| read(store, &holds.key, slot, holds.layers()).is_ok());
@@ -135,7 +136,7 @@ fn case(kind: Kind, seed: u64, tally: &mut Tally) {
     let mut random = Random(seed);
     let mut settings = settings(&mut random);
     if kind == Kind::Foreign {
-        // The other folder's segments would still be right.
+        // The other folder's segments would still be valid.
         settings.second = None;
     }
     let blocks = blocks();
@@ -144,7 +145,7 @@ fn case(kind: Kind, seed: u64, tally: &mut Tally) {
     let faults = Arc::new(Faults::new(memory.device(), seed));
     let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
     let store = rig::open(&device, &settings);
-    // Reads that are to fail must not fail while the model is told what is there.
+    // Reads that may fail must not fail while the model is built.
     let later = matches!(kind, Kind::Device(Fault::Read));
     if let (Kind::Device(fault), false) = (kind, later) {
         let often = u32::try_from(random.below(200)).unwrap();
@@ -197,7 +198,7 @@ fn damage(kind: Kind, memory: &Memory, settings: &Settings, random: &mut Random)
     match kind {
         Kind::FlippedBit => memory.alter(either, |bytes| {
             let at = somewhere(bytes, random);
-            // A segment may be cut to nothing when its slots are given back.
+            // A segment may be truncated to nothing when its slots are freed.
             if let Some(byte) = bytes.get_mut(at) {
                 *byte ^= 1 << random.below(8);
             }
@@ -234,7 +235,7 @@ fn damage(kind: Kind, memory: &Memory, settings: &Settings, random: &mut Random)
     }
 }
 
-/// Opens the store and asks for every block and layer in every slot.
+/// Opens the store and requests every block and layer in every slot.
 fn check(
     device: &Arc<dyn Device>,
     settings: &Settings,
@@ -290,7 +291,7 @@ fn campaign(cases: u64, out: &mut dyn Write) {
         assert_eq!(wrong, 0, "{name}");
         assert_eq!(hits == 0, kind == Kind::Foreign, "{name}");
         if let Kind::Device(fault) = kind {
-            // A device that fails and mends costs the calls that failed, nothing else.
+            // A device that fails and recovers costs the failed calls only.
             assert_eq!(misses, 0, "{name}");
             let short = matches!(fault, Fault::ShortRead | Fault::ShortWrite);
             assert_eq!(met == 0, short, "{name}");

@@ -1,4 +1,4 @@
-//! Folders: one writer, none where nothing may be written, a full disk, a device that hangs.
+//! Folders: one writer, read-only folders, a full disk, a hanging device.
 
 mod rig;
 
@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
 use kvtrie_store::{
-    Call, Chance, Device, Durability, Error, Fault, Faults, Kept, Meta, Settings, Store, System,
-    stores,
+    Call, Chance, Device, Durability, Error, Fault, Faults, KeptBlock, Meta, Settings, Store,
+    System, stores,
 };
 use rig::memory::Memory;
 use rig::{Block, behind, bytes, first, open, read, settings, write};
@@ -42,7 +42,7 @@ fn one_writes_and_the_others_read() {
     assert_eq!(read(&reader, &block.key, 0, ALL).unwrap(), bytes(&settings, &block, ALL, 1));
     let told = write(&reader, &block, 1, ALL, 1).unwrap_err().to_string();
     assert!(told.contains(&format!("process {} writes here", std::process::id())), "{told}");
-    // A reader removes nothing, even what it finds damaged.
+    // A reader removes no block, not even a damaged one.
     let segment = folder.path().join(settings.folder_name()).join("segment-00000");
     let whole = std::fs::read(&segment).unwrap();
     let mut damaged = whole.clone();
@@ -79,7 +79,7 @@ fn a_folder_lists_its_stores() {
 }
 
 #[test]
-fn a_smaller_budget_keeps_the_slots_that_are_left() {
+fn a_smaller_budget_keeps_the_remaining_slots() {
     let folder = tempfile::tempdir().unwrap();
     let large = settings(8, 700, Durability::Flush);
     let small = settings(3, 700, Durability::Flush);
@@ -116,15 +116,15 @@ fn ages_grow_by_the_wall_clock_and_never_shrink() {
     assert_eq!(seen(&store, 1030), Meta { age: 40, ttl: 70, ..meta });
     assert_eq!(seen(&store, 5000), Meta { age: 4010, ttl: 0, ..meta });
     assert_eq!(seen(&store, 900), meta);
-    let kept = Kept { slot: 2, meta: Meta { age: 1, ttl: u64::MAX, ..meta } };
-    store.save(&[kept, Kept { slot: 3, ..kept }], 2000).unwrap();
+    let kept = KeptBlock { slot: 2, meta: Meta { age: 1, ttl: u64::MAX, ..meta } };
+    store.save(&[kept, KeptBlock { slot: 3, ..kept }], 2000).unwrap();
     drop(store);
     let store = open(&memory.device(), &settings);
     assert_eq!(seen(&store, 2007), Meta { age: 8, ttl: u64::MAX, ..meta });
 }
 
 #[test]
-fn bad_arguments_change_nothing_and_say_the_numbers() {
+fn bad_arguments_change_nothing_and_name_the_numbers() {
     let memory = Memory::default();
     let settings = settings(4, 700, Durability::Flush);
     let store = open(&memory.device(), &settings);
@@ -148,9 +148,9 @@ fn bad_arguments_change_nothing_and_say_the_numbers() {
     assert_eq!(put(key, 1, ALL, &[0; 1041], 2800), "a record of 1041 bytes, at most 1040");
     assert!(put(&[7; 32], 1, ALL, record, 2800).contains("does not give the key 0707070707070707"));
     assert!(put(key, 1, ALL, &record[1..], 2800).contains("does not give the key"));
-    let kept = Kept { slot: 0, meta: Meta::default() };
+    let kept = KeptBlock { slot: 0, meta: Meta::default() };
     assert_eq!(told(store.save(&[kept, kept], 0)), "slot 0 is given twice");
-    assert_eq!(told(store.save(&[Kept { slot: 9, ..kept }], 0)), "slot 9, there are 4");
+    assert_eq!(told(store.save(&[KeptBlock { slot: 9, ..kept }], 0)), "slot 9, there are 4");
     assert_eq!(told(store.remove(4)), "slot 4, there are 4");
     assert_eq!(memory.bytes("manifest"), image);
     for (wrong, message) in [
@@ -165,7 +165,7 @@ fn bad_arguments_change_nothing_and_say_the_numbers() {
 }
 
 #[test]
-fn a_disk_that_fills_up_at_any_point_loses_one_write_at_most() {
+fn a_disk_that_fills_up_loses_one_write_at_most() {
     for durability in [Durability::None, Durability::Flush, Durability::Fsync] {
         for after in 0..40 {
             let faults = Arc::new(Faults::new(Memory::default().device(), after));
@@ -211,7 +211,7 @@ fn a_manifest_that_cannot_be_rewritten_grows_up_to_its_budget() {
     let blocks = path(2);
     write(&store, &blocks[0], 0, ALL, 1).unwrap();
     let length = || memory.bytes("manifest").len();
-    // No new file can be made from here on.
+    // From here on no new file can be created.
     faults.inject(Fault::Denied, Chance::From(0));
     let mut turn = 0;
     let failed = loop {
@@ -231,7 +231,7 @@ fn a_manifest_that_cannot_be_rewritten_grows_up_to_its_budget() {
 }
 
 #[test]
-fn a_store_opens_read_only_where_nothing_may_be_written() {
+fn a_store_in_a_read_only_folder_opens_read_only() {
     let memory = Memory::default();
     let faults = Arc::new(Faults::new(memory.device(), 0));
     let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
@@ -254,7 +254,7 @@ fn a_store_opens_read_only_where_nothing_may_be_written() {
 
 const CHILD: &str = "KVTRIE_FOLDER_CHILD";
 
-/// Runs one of the tests below in another process, which finds `folder` in its environment.
+/// Runs one of the tests below in another process, with `folder` in its environment.
 fn child(command: &mut Command, test: &str, folder: &Path) {
     let out = command.env(CHILD, folder).output().unwrap();
     let said = String::from_utf8_lossy(&out.stdout).into_owned();
@@ -269,7 +269,7 @@ fn skip(why: &str) {
 }
 
 #[test]
-fn child_reads_what_it_may_not_write() {
+fn child_reads_a_read_only_folder() {
     let Ok(folder) = std::env::var(CHILD) else { return };
     let store = system(Path::new(&folder), &settings(4, 700, Durability::Flush)).unwrap();
     assert!(store.read_only());
@@ -280,7 +280,7 @@ fn child_reads_what_it_may_not_write() {
 }
 
 #[test]
-fn a_folder_without_the_right_to_write_is_read() {
+fn a_folder_without_write_permission_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let settings = settings(4, 700, Durability::Flush);
     write(&system(folder.path(), &settings).unwrap(), &first(0), 0, ALL, 1).unwrap();
@@ -290,8 +290,8 @@ fn a_folder_without_the_right_to_write_is_read() {
     };
     mode(folder.path(), 0o555);
     mode(&own, 0o555);
-    let test = "child_reads_what_it_may_not_write";
-    // Root may write everywhere, so root lets somebody else try, with a copy they may run.
+    let test = "child_reads_a_read_only_folder";
+    // Root may write everywhere, so root runs a copy of this binary as another user.
     let binary = folder.path().join("test");
     std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap_or(0);
     let root = std::fs::metadata(&own).unwrap().uid() == 0 && binary.exists();
@@ -343,7 +343,7 @@ fn a_real_disk_fills_up() {
 }
 
 #[test]
-fn a_write_that_hangs_stops_nobody_else() {
+fn a_hanging_write_blocks_no_other_slot() {
     let faults = Arc::new(Faults::new(Memory::default().device(), 0));
     let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
     let store = open(&device, &settings(4, 700, Durability::Flush));
@@ -386,7 +386,7 @@ fn many_threads_write_read_and_verify_at_once() {
                     for version in 0..150 {
                         let at = usize::try_from(random.below(4)).unwrap();
                         let slot = 4 * thread + u32::try_from(at).unwrap();
-                        // Another block each time, so that each write is a fresh one.
+                        // Another block each time, so that each write is a new block.
                         let was = holds[at].map_or(0, |(number, _)| number);
                         let number = (was + 1 + usize::try_from(random.below(30)).unwrap()) % 32;
                         let written = write(store, &blocks[number], slot, ALL, version);
@@ -398,7 +398,7 @@ fn many_threads_write_read_and_verify_at_once() {
                             );
                         } else {
                             assert!(read(store, &blocks[number].key, slot, ALL).is_err());
-                            // What it held before may still be there, if it could not be freed.
+                            // The old block may still be there, if it could not be freed.
                             while store.remove(slot).is_err() {}
                         }
                     }
@@ -458,13 +458,13 @@ fn short_reads_and_writes_are_continued() {
 }
 
 #[test]
-fn a_read_that_fails_once_removes_nothing() {
+fn a_failed_read_removes_no_block() {
     let faults = Arc::new(Faults::new(Memory::default().device(), 3));
     let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
     let store = open(&device, &settings(4, 1 << 20, Durability::Flush));
     let block = first(0);
     write(&store, &block, 0, ALL, 1).unwrap();
-    // One operation for the header pages and, at this size, one for each layer.
+    // One operation for the header pages and, at this size, one per layer.
     for after in 0..5 {
         faults.inject(Fault::Read, Chance::After(after));
         let failed = read(&store, &block.key, 0, ALL).unwrap_err();

@@ -1,8 +1,9 @@
-//! A process that dies at any moment: what it had reported under `Flush` is found and right.
+//! A process killed at any moment: the writes that it had reported under `Flush` are found and
+//! right.
 //!
-//! The writer is this test binary again, told by its environment what to do: each writes by the
-//! kernel's queue or by threads, past the page cache or through it, to one folder or to two. `KVTRIE_KILLS` says how many die
-//! in the test that `--ignored` runs (500).
+//! The writer is this test binary again, configured by its environment: `io_uring` or threads,
+//! direct I/O or the page cache, one folder or two. `KVTRIE_KILLS` is the number of kills in the
+//! test that `--ignored` runs (500).
 
 mod rig;
 
@@ -12,14 +13,14 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
-use kvtrie_store::{Durability, Queue, Settings, Store, System};
+use kvtrie_store::{Durability, QueueKind, Settings, Store, System};
 use rig::{Block, Model, Random, behind, first, read, write};
 
 const FOLDER: &str = "KVTRIE_KILL_FOLDER";
 const ROUND: &str = "KVTRIE_KILL_ROUND";
 const SLOTS: u32 = 8;
 
-/// With a second folder where there is one.
+/// With a second folder if there is one.
 fn settings(folder: &Path) -> Settings {
     let second = Some(folder.join("second")).filter(|second| second.exists());
     Settings { second, ..rig::settings(SLOTS, 40_000, Durability::Flush) }
@@ -34,12 +35,12 @@ fn blocks() -> Vec<Block> {
 }
 
 fn open(folder: &Path, round: u64) -> Store {
-    let queue = if round.is_multiple_of(2) { Queue::Best } else { Queue::Threads };
+    let queue = if round.is_multiple_of(2) { QueueKind::Best } else { QueueKind::Threads };
     let system = System::new(!round.is_multiple_of(3), queue);
     Store::open(Arc::new(system), folder, settings(folder)).unwrap()
 }
 
-/// Writes until it is killed, and says before and after each write what it does.
+/// Writes until it is killed, and prints each write before and after.
 #[test]
 fn the_writer() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
@@ -60,7 +61,7 @@ fn the_writer() {
 }
 
 #[test]
-fn what_was_reported_survives_kills() {
+fn reported_writes_survive_kills() {
     kills(60);
 }
 
@@ -72,7 +73,7 @@ fn kills(rounds: u64) -> (u64, u64) {
 
 #[test]
 #[ignore = "a minute; KVTRIE_KILLS says how many die"]
-fn what_was_reported_survives_many_kills() {
+fn reported_writes_survive_many_kills() {
     let rounds = std::env::var("KVTRIE_KILLS").map_or(500, |rounds| rounds.parse().unwrap());
     let (writes, found) = kills(rounds);
     writeln!(
@@ -83,7 +84,7 @@ fn what_was_reported_survives_many_kills() {
     .unwrap();
 }
 
-/// Kills so many writers; returns how many writes they reported and how many blocks were found.
+/// Kills so many writers; returns the writes that they reported and the blocks that were found.
 fn kills_in(rounds: u64, two: bool) -> (u64, u64) {
     let folder = tempfile::tempdir().unwrap();
     if two {
@@ -109,7 +110,7 @@ fn kills_in(rounds: u64, two: bool) -> (u64, u64) {
             let &[verb @ ("begin" | "wrote"), slot, number, lo, hi, version] = &words[..] else {
                 continue;
             };
-            // A line that was cut by the kill does not parse, and was not reported.
+            // A line torn by the kill does not parse, and was not reported.
             let Ok(version) = version.parse::<u64>() else { continue };
             let slot: u32 = slot.parse().unwrap();
             let key = blocks[number.parse::<usize>().unwrap()].key;
@@ -142,7 +143,7 @@ fn kills_in(rounds: u64, two: bool) -> (u64, u64) {
             assert!(bytes == holds.bytes(40_000), "slot {slot} in round {round}");
             found += 1;
         }
-        // What was under way is there whole or not at all; either way it goes.
+        // A write in flight is there completely or not at all; either way the slot is freed.
         for row in store.rows(0).unwrap() {
             read(&store, &row.key, row.slot, row.layers).unwrap();
             let known = model.0.get(&row.slot);

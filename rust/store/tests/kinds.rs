@@ -1,4 +1,4 @@
-//! What may stand in a store's folder in place of its files: links, pipes, devices, huge files.
+//! Other types of file in place of a store's files: links, pipes, devices, huge files.
 
 mod rig;
 
@@ -21,10 +21,10 @@ const ALL: Layers = Layers::new(0, 4);
 const BLOCKS: u32 = 4;
 const DIGITS: &str = "0102030405060708";
 
-/// What another file stands for: it must not change.
+/// Contents of a file outside, which must not change.
 const OUTSIDE: &[u8] = b"not the store's";
 
-/// One thing in place of a file.
+/// Type of file in place of a store's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Pipe,
@@ -36,9 +36,9 @@ enum Kind {
     DanglingLink,
     LinkToFolder,
     HardLink,
-    /// Another name of the file itself stands outside.
+    /// A hard link outside to the file itself.
     Linked,
-    /// The file, and zeros up to a tebibyte behind it.
+    /// The file, extended by zeros up to a tebibyte.
     Stretched,
     /// A tebibyte of zeros.
     Sparse,
@@ -68,7 +68,7 @@ const FILES: [&str; 3] = [
     "one/0102030405060708/segment-00000",
 ];
 
-/// Those that it knows beside.
+/// Other names that it knows.
 const OTHERS: [&str; 5] = [
     "one/0102030405060708",
     "one/0102030405060708/manifest.tmp",
@@ -100,7 +100,7 @@ fn done(program: &str, arguments: &[&str], path: &Path) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Puts a thing where a file is, or would be; false if nobody may make it here.
+/// Puts a file of a kind in place of another; false if that is not permitted here.
 fn plant(kind: Kind, at: &Path, outside: &Path) -> bool {
     let file = outside.join("file");
     let huge = |open: &mut fs::OpenOptions| {
@@ -119,13 +119,13 @@ fn plant(kind: Kind, at: &Path, outside: &Path) -> bool {
         _ => {}
     }
     if at.exists() {
-        // Whatever is made in its place, the file is not lost: an inode must not come back.
+        // Keep the old file open: its inode must not be reused.
         fs::rename(at, outside.join("was")).unwrap();
     }
     match kind {
         Kind::Pipe => done("mkfifo", &["-m600"], at),
         Kind::Socket => {
-            // The path of a socket is short, so that it is made elsewhere.
+            // The path of a socket is limited, so it is created elsewhere.
             let made = PathBuf::from(format!("/tmp/kvtrie-{}", std::process::id()));
             let bound = UnixListener::bind(&made);
             bound.is_ok() && (fs::rename(&made, at).is_ok() || fs::remove_file(&made).is_err())
@@ -144,7 +144,7 @@ fn plant(kind: Kind, at: &Path, outside: &Path) -> bool {
     }
 }
 
-/// Everything under a folder: what it is, how long, when it was written, and the first bytes.
+/// Everything under a folder: type, length, time of writing, and first bytes.
 fn seen(folder: &Path) -> BTreeMap<PathBuf, (u32, u64, i64, Vec<u8>)> {
     let mut all = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -179,7 +179,7 @@ fn found(store: &Store, blocks: &[Block]) -> usize {
     (0..).zip(blocks).map(right).filter(|&right| right).count()
 }
 
-/// Fills a store, plants the thing, opens the store again and looks at what came of it.
+/// Fills a store, plants the file, reopens the store and checks the result.
 fn one(kind: Kind, name: &str, second: bool) {
     let folder = tempfile::tempdir().unwrap();
     let outside = folder.path().join("outside");
@@ -217,10 +217,10 @@ fn one(kind: Kind, name: &str, second: bool) {
             told += &store.reasons().join("; ");
             told += store.refusal().unwrap_or_default();
             let right = found(&store, &blocks);
-            // What only reading shows.
+            // Defects that only reading shows.
             told += &store.reasons().join("; ");
             told = format!("{told}; {right} right, {looked:?} when looked at");
-            // A lock that is none keeps nobody from reading.
+            // A bad lock file does not prevent reading.
             let harmless =
                 last == "lock" || last.starts_with("manifest.") || last == "segment-00007";
             let whole = matches!(kind, Kind::Stretched | Kind::Linked) && last == "manifest";
@@ -243,7 +243,8 @@ fn one(kind: Kind, name: &str, second: bool) {
                 assert_eq!(again.reasons(), Vec::<String>::new());
                 assert_eq!(found(&again, &blocks), blocks.len());
             }
-            // Where nothing was lost there is nothing to tell, and a pair that says nothing is none.
+            // Without a lost block there may be no reason to report; an unreadable `pair` counts as
+            // none.
             let plain = matches!(kind, Kind::Stretched | Kind::Sparse);
             let silent = last.starts_with("manifest.")
                 || plain && (last == "lock" || last == "segment-00007")
@@ -273,22 +274,22 @@ fn one(kind: Kind, name: &str, second: bool) {
 const CHILD: &str = "KVTRIE_KINDS_CHILD";
 
 #[test]
-fn child_goes_through_all_kinds() {
+fn child_tries_all_kinds() {
     let Ok(given) = std::env::var(CHILD) else { return };
     let (user, name) = given.split_once(' ').unwrap();
     let kinds = KINDS.into_iter().filter(|&kind| (kind == Kind::Unreadable) == (user != "0"));
     for kind in kinds {
-        // What hangs has been named.
+        // The last name printed is the one that hangs.
         say(&format!("{kind:?} as {name}"));
         let (second, name) = name.split_at(1);
         one(kind, name, second == "2");
     }
 }
 
-/// All kinds in place of one name, in a process that is killed after 30 s.
+/// Tries all kinds in place of one name, in a process that is killed after 30 s.
 fn goes_through(name: &str, folders: u8) {
-    // Root may read everything, so root lets somebody else meet what is unreadable, with a copy they
-    // may run.
+    // Root may read everything, so root runs a copy of this binary as another user, to whom files
+    // are unreadable.
     let folder = tempfile::tempdir().unwrap();
     let binary = folder.path().join("test");
     fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
@@ -299,7 +300,7 @@ fn goes_through(name: &str, folders: u8) {
         if root && user > 0 {
             command.uid(user).gid(user);
         }
-        command.args(["--exact", "child_goes_through_all_kinds", "--nocapture"]);
+        command.args(["--exact", "child_tries_all_kinds", "--nocapture"]);
         command.env(CHILD, format!("{user} {folders}{name}")).stdout(Stdio::piped());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let (tell, told) = mpsc::channel();

@@ -1,5 +1,5 @@
-//! Random operations beside a naive model: what was written is found and right, also after
-//! reopening, and nothing else.
+//! Model test: random operations beside a naive model; written blocks are found and right, also
+//! after reopening, and no others.
 
 mod rig;
 
@@ -8,7 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
-use kvtrie_store::{Device, Durability, Error, Kept, Meta, Queue, Settings, Store, System};
+use kvtrie_store::{
+    Device, Durability, Error, KeptBlock, Meta, QueueKind, Settings, Store, System,
+};
 use proptest::prelude::*;
 use rig::memory::Memory;
 use rig::{Block, Model, behind, bytes, first, read};
@@ -121,9 +123,9 @@ impl World {
             }
             Op::Save { slots, age } => {
                 let meta = Meta { age, uses: 7, cost: 1.5, ..Meta::default() };
-                let kept: Vec<Kept> = (0..SLOTS)
+                let kept: Vec<KeptBlock> = (0..SLOTS)
                     .filter(|slot| slots >> slot & 1 == 1)
-                    .map(|slot| Kept { slot, meta })
+                    .map(|slot| KeptBlock { slot, meta })
                     .collect();
                 store.save(&kept, self.now).unwrap();
                 self.model.0.retain(|slot, _| slots >> slot & 1 == 1);
@@ -222,7 +224,7 @@ proptest! {
         layer_bytes in prop_oneof![Just(700_usize), Just(4096)],
         durability in 0..3_usize,
         direct in any::<bool>(),
-        queue in prop_oneof![Just(Queue::Best), Just(Queue::Threads)],
+        queue in prop_oneof![Just(QueueKind::Best), Just(QueueKind::Threads)],
         two in any::<bool>(),
     ) {
         let folder = tempfile::tempdir().unwrap();
@@ -235,8 +237,8 @@ proptest! {
 }
 
 #[test]
-fn slots_lie_in_several_segments() {
-    // Slots of 342 MiB: three to a segment, all of them sparse but for one layer.
+fn slots_span_several_segments() {
+    // Slots of 342 MiB: three per segment, all sparse but for one layer.
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings { layers: 64, ..rig::settings(7, 5 << 20, Durability::Flush) };
     assert_eq!(settings.per_segment(), 3);
@@ -269,7 +271,7 @@ fn slots_lie_in_several_segments() {
         read(&store, &blocks[1].key, 1, layers).unwrap(),
         bytes(&settings, &blocks[1], layers, 1)
     );
-    // With fewer slots the segments behind them go.
+    // With fewer slots the segments beyond them are removed.
     rig::write(&store, &blocks[6], 6, layers, 1).unwrap();
     let own = store.folder().to_path_buf();
     drop(store);

@@ -1,4 +1,4 @@
-//! How long a restart takes: `cargo test --release -p kvtrie-store --test opening -- --ignored
+//! Time of a restart: `cargo test --release -p kvtrie-store --test opening -- --ignored
 //! --nocapture`.
 
 mod rig;
@@ -12,7 +12,7 @@ use kvtrie_core::block::Layers;
 use kvtrie_core::record::Record;
 use kvtrie_store::{Access, Device, Durability, File, Item, Meta, Settings, Size, Store, System};
 
-/// A device whose segments keep nothing, so that only the manifest counts.
+/// A device that discards the bytes of segments, so that only the manifest costs time.
 #[derive(Debug, Default)]
 struct Hollow(System);
 
@@ -76,13 +76,13 @@ impl File for Nothing {
     }
 }
 
-/// Opens a store of `blocks` blocks of 16 tokens, in paths of 1000.
-/// Nanoseconds that this thread has had a processor, where the system tells.
+/// CPU time of this thread in nanoseconds, if the system reports it.
 fn busy() -> u64 {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     told.split(' ').next().and_then(|time| time.parse().ok()).unwrap_or(0)
 }
 
+/// Opens a store of `blocks` blocks of 16 tokens, in paths of 1000.
 fn restart(blocks: u32, out: &mut dyn Write) {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings {
@@ -121,12 +121,12 @@ fn restart(blocks: u32, out: &mut dyn Write) {
 }
 
 #[test]
-fn a_long_manifest_is_read_whole() {
+fn a_long_manifest_is_read_completely() {
     restart(30_000, &mut io::sink());
 }
 
 #[test]
 #[ignore = "seconds; prints how long opening takes"]
-fn a_million_blocks_are_found_again() {
+fn a_million_blocks_are_restored() {
     restart(1_000_000, &mut io::stdout());
 }

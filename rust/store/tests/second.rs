@@ -1,5 +1,5 @@
-//! Pair folders: blocks lie in both, both devices are busy at once, and after a restart everything is
-//! found again or refused with a reason; what is refused is all there when the folders are right.
+//! Two folders: both have blocks, both devices work concurrently, and a restart finds all blocks or
+//! refuses with a reason; a refused store is complete once the folders are right.
 
 mod rig;
 
@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
 use kvtrie_store::{
-    Device, Durability, Error, Faults, Given, Meta, Queue, Settings, Store, System, Wanted,
+    BlockRead, BlockWrite, Device, Durability, Error, Faults, Meta, QueueKind, Settings, Store,
+    System,
 };
 use rig::{Block, Random, behind, bytes, first, read, write};
 
@@ -28,13 +29,13 @@ fn blocks(count: u32) -> Vec<Block> {
     all
 }
 
-struct Pair {
+struct TwoFolders {
     _root: tempfile::TempDir,
     one: PathBuf,
     two: PathBuf,
 }
 
-impl Pair {
+impl TwoFolders {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (one, two) = (folder.path().join("one"), folder.path().join("two"));
@@ -84,8 +85,8 @@ fn refused(store: Result<Store, Error>, says: &str) {
 }
 
 #[test]
-fn every_other_slot_lies_in_the_second_folder_and_all_are_found_again() {
-    let folders = Pair::filled(1);
+fn every_other_slot_is_in_the_second_folder() {
+    let folders = TwoFolders::filled(1);
     let size = |path: PathBuf| fs::metadata(path).unwrap().len();
     let half = u64::from(SLOTS / 2) * settings(None).slot_bytes();
     assert_eq!(size(folders.main().join("segment-00000")), half);
@@ -93,7 +94,7 @@ fn every_other_slot_lies_in_the_second_folder_and_all_are_found_again() {
     let store = folders.open().unwrap();
     assert!(!store.read_only());
     all_right(&store, 1);
-    // Whoever comes second reads both, and the tools find the second folder by the manifest.
+    // A second process reads both, and the tools find the second folder by the manifest.
     let second = folders.open().unwrap();
     assert!(second.read_only());
     all_right(&second, 1);
@@ -103,16 +104,16 @@ fn every_other_slot_lies_in_the_second_folder_and_all_are_found_again() {
 }
 
 #[test]
-fn both_devices_have_work_at_once() {
-    let folders = Pair::new();
-    for queue in [Queue::Best, Queue::Threads] {
+fn both_devices_work_concurrently() {
+    let folders = TwoFolders::new();
+    for queue in [QueueKind::Best, QueueKind::Threads] {
         let faults = Arc::new(Faults::new(Arc::new(System::new(true, queue)), 1));
         let device: Arc<dyn Device> = Arc::clone(&faults) as Arc<dyn Device>;
         let settings = settings(Some(folders.two.clone()));
         let store = Store::open(device, &folders.one, settings.clone()).unwrap();
         let blocks = blocks(SLOTS);
         let data: Vec<_> = blocks.iter().map(|block| bytes(&settings, block, ALL, 1)).collect();
-        let given = blocks.iter().zip(&data).zip(0..).map(|((block, bytes), slot)| Given {
+        let given = blocks.iter().zip(&data).zip(0..).map(|((block, bytes), slot)| BlockWrite {
             key: &block.key,
             slot,
             layers: ALL,
@@ -128,12 +129,11 @@ fn both_devices_have_work_at_once() {
         for bytes in &mut memory {
             bytes.fill(0);
         }
-        let wanted = blocks.iter().zip(&mut memory).zip(0..).map(|((block, out), slot)| Wanted {
-            key: &block.key,
-            slot,
-            layers: ALL,
-            out,
-        });
+        let wanted = blocks
+            .iter()
+            .zip(&mut memory)
+            .zip(0..)
+            .map(|((block, out), slot)| BlockRead { key: &block.key, slot, layers: ALL, out });
         let told = store.read_many(wanted.collect(), 4);
         assert!(told.iter().all(Result::is_ok), "{told:?}");
         assert_eq!(memory, data);
@@ -147,7 +147,7 @@ fn both_devices_have_work_at_once() {
 
 #[test]
 fn the_order_of_the_folders_does_not_matter() {
-    let folders = Pair::filled(1);
+    let folders = TwoFolders::filled(1);
     for _ in 0..2 {
         let store = open(&folders.two, Some(&folders.one)).unwrap();
         assert_eq!(store.folder(), folders.main());
@@ -158,8 +158,8 @@ fn the_order_of_the_folders_does_not_matter() {
 }
 
 #[test]
-fn a_folder_that_is_missing_is_said_and_nothing_is_lost() {
-    let folders = Pair::filled(1);
+fn a_missing_folder_is_reported_and_no_block_is_lost() {
+    let folders = TwoFolders::filled(1);
     for (gone, says) in
         [(&folders.two, "is not there, where every other"), (&folders.one, "half of")]
     {
@@ -180,8 +180,8 @@ fn a_folder_that_is_missing_is_said_and_nothing_is_lost() {
 }
 
 #[test]
-fn halves_of_two_stores_are_not_taken_for_one() {
-    let (folders, others) = (Pair::filled(1), Pair::filled(2));
+fn halves_of_two_stores_are_refused() {
+    let (folders, others) = (TwoFolders::filled(1), TwoFolders::filled(2));
     refused(open(&folders.one, Some(&others.two)), "half of another store");
     refused(open(&others.two, Some(&folders.one)), "half of another store");
     refused(open(&folders.one, Some(&others.one)), "is not there");
@@ -190,15 +190,15 @@ fn halves_of_two_stores_are_not_taken_for_one() {
 }
 
 #[test]
-fn a_store_of_one_folder_is_not_made_one_of_two() {
-    let folders = Pair::new();
+fn a_store_of_one_folder_is_not_split() {
+    let folders = TwoFolders::new();
     let store = open(&folders.one, None).unwrap();
     write(&store, &first(0), 3, ALL, 1).unwrap();
     store.close().unwrap();
     refused(folders.open(), "lies in one folder");
     let store = open(&folders.one, None).unwrap();
     read(&store, &first(0).key, 3, ALL).unwrap();
-    // Without blocks there is nothing to find.
+    // Without blocks no folder is needed.
     store.remove(3).unwrap();
     store.close().unwrap();
     let store = folders.open().unwrap();
@@ -208,8 +208,8 @@ fn a_store_of_one_folder_is_not_made_one_of_two() {
 }
 
 #[test]
-fn a_beginning_that_was_cut_short_is_begun_again() {
-    let folders = Pair::new();
+fn an_interrupted_creation_is_repeated() {
+    let folders = TwoFolders::new();
     folders.open().unwrap().close().unwrap();
     for (gone, path) in
         [folders.half(), folders.main()].map(|part| part.join("pair")).iter().enumerate()
@@ -224,8 +224,8 @@ fn a_beginning_that_was_cut_short_is_begun_again() {
 }
 
 #[test]
-fn what_is_lost_in_a_second_folder_is_missed_and_the_rest_is_right() {
-    let folders = Pair::filled(1);
+fn blocks_lost_in_the_second_folder_are_misses() {
+    let folders = TwoFolders::filled(1);
     fs::remove_file(folders.half().join("segment-00001")).unwrap();
     let store = folders.open().unwrap();
     for (block, slot) in blocks(SLOTS).iter().zip(0..) {
@@ -244,8 +244,8 @@ fn what_is_lost_in_a_second_folder_is_missed_and_the_rest_is_right() {
 }
 
 #[test]
-fn both_folders_keep_to_one_budget_and_give_space_back() {
-    let folders = Pair::new();
+fn both_folders_share_one_budget_and_return_space() {
+    let folders = TwoFolders::new();
     let settings = Settings {
         second: Some(folders.two.clone()),
         ..rig::settings(31, 16 << 10, Durability::Flush)
@@ -271,7 +271,7 @@ fn both_folders_keep_to_one_budget_and_give_space_back() {
     assert!(freed >= 21 * settings.slot_bytes() * 9 / 10, "{freed} of {full}");
     assert_eq!(store.verify(|_| {}), vec![]);
     store.close().unwrap();
-    // Fewer slots: what lies beyond the last one goes, in both folders.
+    // Fewer slots: everything beyond the last one is removed, in both folders.
     let store = open(5);
     assert!(store.disk_bytes().unwrap() <= settings.bytes_for(5));
     for (block, slot) in blocks.iter().zip(0..5) {

@@ -1,5 +1,5 @@
-//! How bytes travel: direct and through the page cache, by the kernel's queue and by threads. What is
-//! written one way is read the other, whatever the memory, the depth and the device's short moves.
+//! I/O paths: direct or through the page cache, by `io_uring` or threads. Bytes written one way are
+//! read the other, whatever the memory, the depth and the short transfers.
 
 mod rig;
 
@@ -9,17 +9,21 @@ use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
 use kvtrie_store::{
-    Access, Bytes, Chance, Device, Durability, Error, Fault, Faults, Given, Meta, Op, Pages, Queue,
-    Settings, Store, System, Wanted, Work,
+    Access, BlockRead, BlockWrite, Bytes, Chance, Device, Durability, Error, Fault, Faults, Meta,
+    Op, Pages, QueueKind, Settings, Store, System, Work,
 };
 use rig::{Block, Random, behind, bytes, first};
 
 const ALL: Layers = Layers::new(0, 4);
 const SLOTS: u32 = 12;
-const WAYS: [(bool, Queue); 4] =
-    [(true, Queue::Best), (true, Queue::Threads), (false, Queue::Best), (false, Queue::Threads)];
+const WAYS: [(bool, QueueKind); 4] = [
+    (true, QueueKind::Best),
+    (true, QueueKind::Threads),
+    (false, QueueKind::Best),
+    (false, QueueKind::Threads),
+];
 
-fn system((direct, queue): (bool, Queue)) -> Arc<dyn Device> {
+fn system((direct, queue): (bool, QueueKind)) -> Arc<dyn Device> {
     Arc::new(System::new(direct, queue))
 }
 
@@ -35,7 +39,7 @@ fn open(device: &Arc<dyn Device>, folder: &Path, settings: &Settings) -> Store {
     Store::open(Arc::clone(device), folder, settings.clone()).unwrap()
 }
 
-/// Writes all blocks in one call, from memory that starts `shift` bytes behind a page.
+/// Writes all blocks in one call, from memory that starts `shift` bytes after a page boundary.
 fn write_all(store: &Store, blocks: &[Block], version: u64, depth: usize, shift: usize) {
     let failed = try_write_all(store, blocks, version, depth, shift);
     assert!(failed.iter().all(Result::is_ok), "{failed:?}");
@@ -58,7 +62,7 @@ fn try_write_all(
             pages
         })
         .collect();
-    let given = blocks.iter().zip(0..).zip(&memory).map(|((block, slot), pages)| Given {
+    let given = blocks.iter().zip(0..).zip(&memory).map(|((block, slot), pages)| BlockWrite {
         key: &block.key,
         slot,
         layers: ALL,
@@ -69,7 +73,7 @@ fn try_write_all(
     store.write_many(given.collect(), 0, depth)
 }
 
-/// Reads all blocks in one call; what came is right or an error.
+/// Reads all blocks in one call; each result is right or an error.
 fn read_all(
     store: &Store,
     blocks: &[Block],
@@ -79,7 +83,7 @@ fn read_all(
 ) -> Vec<Result<(), Error>> {
     let length = store.settings().bytes_of(ALL);
     let mut memory: Vec<Pages> = blocks.iter().map(|_| Pages::new(length + shift)).collect();
-    let wanted = blocks.iter().zip(0..).zip(&mut memory).map(|((block, slot), pages)| Wanted {
+    let wanted = blocks.iter().zip(0..).zip(&mut memory).map(|((block, slot), pages)| BlockRead {
         key: &block.key,
         slot,
         layers: ALL,
@@ -94,11 +98,11 @@ fn read_all(
 }
 
 #[test]
-fn what_went_one_way_comes_back_the_other() {
+fn bytes_written_one_way_are_read_the_other() {
     let blocks = blocks()[..5].to_vec();
     for (at, writing) in WAYS.into_iter().enumerate() {
         for reading in WAYS {
-            // Layers of whole pages and others; of one operation and of several.
+            // Layers of full pages and others; of one operation and of several.
             for layer_bytes in [4096, 700, 320 << 10] {
                 let folder = tempfile::tempdir().unwrap();
                 let settings = rig::settings(SLOTS, layer_bytes, Durability::Flush);
@@ -119,7 +123,7 @@ fn what_went_one_way_comes_back_the_other() {
 }
 
 #[test]
-fn a_slot_twice_in_one_call_waits_for_itself() {
+fn a_slot_twice_in_one_call_is_written_in_order() {
     for way in WAYS {
         for durability in [Durability::Flush, Durability::Fsync] {
             let folder = tempfile::tempdir().unwrap();
@@ -128,7 +132,7 @@ fn a_slot_twice_in_one_call_waits_for_itself() {
             let blocks = blocks();
             let data: Vec<Vec<u8>> =
                 blocks.iter().map(|block| bytes(&settings, block, ALL, 1)).collect();
-            let given = blocks.iter().zip(&data).map(|(block, data)| Given {
+            let given = blocks.iter().zip(&data).map(|(block, data)| BlockWrite {
                 key: &block.key,
                 slot: 0,
                 layers: ALL,
@@ -150,7 +154,7 @@ fn a_slot_twice_in_one_call_waits_for_itself() {
 }
 
 #[test]
-fn faults_below_the_queue_cost_what_failed_and_nothing_else() {
+fn faults_below_the_queue_fail_their_operations_only() {
     let blocks = blocks();
     for way in WAYS {
         let mut met = 0;
@@ -189,7 +193,7 @@ fn faults_below_the_queue_cost_what_failed_and_nothing_else() {
     }
 }
 
-/// Reads one file in pieces, every other one by a place that is no page.
+/// Reads one file in pieces, every other one at an offset that is no page boundary.
 struct Pieces<'a> {
     file: Arc<dyn kvtrie_store::File>,
     left: Vec<(u64, &'a mut [u8])>,
@@ -211,7 +215,7 @@ impl<'a> Work<'a> for Pieces<'a> {
 }
 
 #[test]
-fn odd_places_are_served_and_a_panic_waits_for_the_device() {
+fn unaligned_offsets_work_and_a_panic_waits_for_the_device() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     let mut random = Random(1);
@@ -243,17 +247,17 @@ fn odd_places_are_served_and_a_panic_waits_for_the_device() {
 }
 
 #[test]
-fn a_store_says_how_its_bytes_travel() {
+fn a_store_reports_its_io_path() {
     let folder = tempfile::tempdir().unwrap();
     let settings = rig::settings(SLOTS, 4096, Durability::Flush);
-    let buffered = System::new(false, Queue::Threads);
+    let buffered = System::new(false, QueueKind::Threads);
     let store = Store::open(Arc::new(buffered), folder.path(), settings.clone()).unwrap();
     let travel = store.travel();
     assert!(!travel.direct && travel.queue == "threads" && travel.reasons.is_empty());
     drop(store);
     let store = Store::open(Arc::new(System::default()), folder.path(), settings).unwrap();
     let travel = store.travel();
-    // Either it is what was asked for, or it says why not.
+    // Either the requested path, or a reason.
     let asked = travel.direct && travel.queue == "io_uring";
     assert!(asked == travel.reasons.is_empty(), "{travel:?}");
 }

@@ -1,4 +1,4 @@
-//! A device in memory that remembers every operation, so that a loss of power can be replayed.
+//! A device in memory with a log of every operation, to replay a loss of power.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -9,7 +9,7 @@ use kvtrie_store::{Access, Device, File, Item, Op as Job, Size, Work};
 
 use super::Random;
 
-/// What was done, in order.
+/// Logged operation.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     Write { file: usize, at: u64, bytes: Vec<u8> },
@@ -85,7 +85,7 @@ impl Image {
 }
 
 impl Image {
-    /// The files under `folder` are those of another image.
+    /// Replaces the files under `folder` by those of another image.
     pub(crate) fn replace(&mut self, folder: &Path, from: &Self) {
         self.names.retain(|path, _| !path.starts_with(folder));
         for (path, file) in from.names.iter().filter(|(path, _)| path.starts_with(folder)) {
@@ -97,7 +97,7 @@ impl Image {
 }
 
 impl Memory {
-    /// A device that starts with these files, all of them durable.
+    /// A device that starts with these files, all durable.
     pub(crate) fn from_image(image: Image) -> Self {
         let memory = Self::default();
         {
@@ -120,7 +120,7 @@ impl Memory {
         self.0.lock().unwrap().log.clone()
     }
 
-    /// How many operations there were.
+    /// Number of operations so far.
     pub(crate) fn clock(&self) -> usize {
         self.0.lock().unwrap().log.len()
     }
@@ -137,7 +137,7 @@ impl Memory {
         state.image.files[file].clone()
     }
 
-    /// Changes a file's bytes behind the store's back.
+    /// Changes a file's bytes without the store.
     pub(crate) fn alter(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
         let mut state = self.0.lock().unwrap();
         let file = *state.image.names.iter().find(|(path, _)| path.ends_with(name)).unwrap().1;
@@ -171,7 +171,7 @@ impl Device for Memory {
         Ok(Arc::new(MemoryFile { state: Arc::clone(&self.0), file, locks: Mutex::new(false) }))
     }
 
-    /// Up to eight operations are under way, and any of them comes next.
+    /// Up to eight operations are in flight, and complete in any order.
     fn run<'a>(&self, work: &mut dyn Work<'a>) {
         let mut random = Random(self.clock() as u64);
         let mut under_way: Vec<Job<'a>> = Vec::new();
@@ -285,7 +285,7 @@ impl Drop for MemoryFile {
     }
 }
 
-/// What a loss of power leaves: everything synced, and any part of the rest.
+/// Files after a loss of power: everything synced, and any part of the rest.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Power {
     durable: Image,
@@ -329,13 +329,14 @@ impl Power {
         }
     }
 
-    /// How many writes are not durable.
+    /// Number of writes that are not durable.
     pub(crate) fn open(&self) -> usize {
         self.bytes.values().map(Vec::len).sum()
     }
 
-    /// The files after the loss. Bit `i` of `keep` keeps the `i`th write that is not durable; one
-    /// that is kept may be torn. Of the names that are not durable the first `names` are kept.
+    /// The files after the loss. Bit `i` of `keep` keeps the `i`th write that is not durable; a
+    /// kept one may be torn. Of the directory entries that are not durable the first `names` are
+    /// kept.
     pub(crate) fn lose(
         &self,
         keep: u64,
@@ -371,7 +372,7 @@ impl Power {
         image
     }
 
-    /// How many names are not durable.
+    /// Number of directory entries that are not durable.
     pub(crate) fn open_names(&self) -> usize {
         self.names.len()
     }

@@ -1,4 +1,4 @@
-//! What the store's tests share: small stores, blocks with known bytes, a naive model.
+//! Fixtures of the store's tests: small stores, blocks with known bytes, a naive model.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -12,7 +12,7 @@ use kvtrie_core::block::Layers;
 use kvtrie_core::record::{Key, Owner, Record, scope_key};
 use kvtrie_store::{Device, Durability, Error, Meta, Settings, Store};
 
-/// A source of random numbers that starts from a seed.
+/// Seeded random numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(pub(crate) u64);
 
@@ -62,14 +62,14 @@ pub(crate) fn first(scope: u32) -> Block {
     Block { key: record.key(), record: record.encode() }
 }
 
-/// The block behind `parent` with the token `token`.
+/// The block after `parent` with the token `token`.
 pub(crate) fn behind(parent: &Block, token: u32) -> Block {
     let record =
         Record { parent: parent.key, scope: None, tokens: vec![token; 4], digests: vec![] };
     Block { key: record.key(), record: record.encode() }
 }
 
-/// A block behind `parent` whose record is longer than a sector, so that its header page tears.
+/// A block after `parent` whose record is longer than a sector, so that its header page can tear.
 pub(crate) fn long(parent: &Block, token: u32) -> Block {
     let digests = vec![(0, vec![9; 900])];
     let record = Record { parent: parent.key, scope: None, tokens: vec![token; 4], digests };
@@ -113,7 +113,7 @@ pub(crate) fn read(store: &Store, key: &Key, slot: u32, layers: Layers) -> Resul
     store.read(key, slot, layers, &mut out).map(|()| out)
 }
 
-/// What a slot should hold: a block, and per layer the version that was written.
+/// Expected contents of a slot: a block, and per layer the version that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holds {
     pub(crate) key: Key,
@@ -136,12 +136,12 @@ impl Holds {
     }
 }
 
-/// The store, naively: what each slot holds.
+/// Naive store: the contents of each slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Model(pub(crate) BTreeMap<u32, Holds>);
 
 impl Model {
-    /// A write that went well.
+    /// Notes a successful write.
     pub(crate) fn write(&mut self, key: &Key, slot: u32, layers: Layers, version: u64) {
         let meets = self
             .0
