@@ -1,7 +1,7 @@
-//! A manager that several threads call.
+//! A manager for several threads.
 //!
-//! The core has no threads and the binding has no logic, so the lock between them stands here,
-//! where it is tested without Python. Invariant: nothing here decides. Cost: one lock per call.
+//! The core has no threads and the binding no logic, so the lock between them is a crate of its
+//! own, tested without Python. Invariant: it makes no decisions. Cost: one lock per call.
 
 mod locked;
 mod sync;

@@ -1,8 +1,7 @@
 //! The core's manager behind one mutex.
 //!
-//! Invariant: one call is one critical section, so that the manager is as if one thread called
-//! it; a panic of the core poisons the manager and becomes an error. Cost: one uncontended lock
-//! per call.
+//! Invariant: one call is one critical section, so concurrent calls equal some sequence of calls; a
+//! panic of the core poisons the manager and becomes an error. Cost: one uncontended lock per call.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,18 +11,18 @@ use kvtrie_core::manager::Manager;
 
 use super::sync::{LockResult, Mutex, MutexGuard, PoisonError};
 
-/// A manager that several threads call.
+/// A manager for several threads.
 #[derive(Debug)]
 pub struct Locked(Mutex<Manager>);
 
 impl Locked {
-    /// Takes a manager that nobody else calls.
+    /// Wraps a manager.
     #[must_use]
     pub fn new(manager: Manager) -> Self {
         Self(Mutex::new(manager))
     }
 
-    /// Runs `work` alone on the manager.
+    /// Runs `work` on the manager under the lock.
     ///
     /// # Errors
     /// Those of `work`; [`Error::Invariant`] if it panics, and from then on always.
@@ -31,7 +30,7 @@ impl Locked {
         self.call_by(Mutex::lock, work)
     }
 
-    /// The same for a caller that knows how to wait for the mutex.
+    /// The same with another way to wait for the mutex.
     ///
     /// # Errors
     /// As [`call`](Self::call).
@@ -40,7 +39,7 @@ impl Locked {
         lock: impl FnOnce(&'a Mutex<Manager>) -> LockResult<MutexGuard<'a, Manager>>,
         work: impl FnOnce(&mut Manager) -> Result<T>,
     ) -> Result<T> {
-        // What broke off is told by the manager itself, which is poisoned then.
+        // A poisoned mutex is usable: the manager poisons itself after a panic and refuses calls.
         let mut manager = lock(&self.0).unwrap_or_else(PoisonError::into_inner);
         catch_unwind(AssertUnwindSafe(|| work(&mut manager))).unwrap_or_else(|panic| {
             let reason = format!("the core panicked: {}", text(panic.as_ref()));

@@ -1,9 +1,9 @@
-//! Every order in which three threads can come to the lock, as far as chance finds them.
+//! Schedules of three threads at the lock, drawn at random.
 //!
-//! The source of `locked` is compiled here once more, beside locks whose every turn a scheduler
-//! chooses: the real manager behind the real lock. Half of the schedules are drawn evenly, half
-//! change their mind at few places only, which finds what needs one exact order.
-//! `KVTRIE_SCHEDULES` says how many there are; `make fuzz-schedules` asks for a hundred thousand.
+//! The source of `locked` is compiled here once more, with locks whose every turn a scheduler
+//! chooses: the real manager behind the real lock. Half of the schedules are drawn uniformly, half
+//! switch threads at few places only, which finds bugs that need one exact order.
+//! `KVTRIE_SCHEDULES` is their number; `make fuzz-schedules` takes a hundred thousand.
 
 mod story;
 
@@ -22,7 +22,7 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, Runner, thread};
 use story::{Mix, Written, play, seen};
 
-/// Places at which a schedule of the second half changes its mind.
+/// Places at which a schedule of the second half switches threads.
 const TURNS: usize = 3;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -64,6 +64,6 @@ fn every_schedule_is_as_if_one_thread_called() {
 
 #[test]
 #[should_panic(expected = "story")]
-fn a_lock_that_lets_go_between_a_call_and_its_note_is_found() {
+fn a_lock_released_between_a_call_and_its_note_is_found() {
     run(RandomScheduler::new_from_seed(1, 2000), 1, Written::Behind, &Arc::default());
 }

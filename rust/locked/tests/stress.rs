@@ -1,10 +1,10 @@
-//! The same three threads as threads of the machine, for `ThreadSanitizer`.
+//! The same three threads as system threads, for `ThreadSanitizer`.
 //!
 //! `make fuzz-sanitize` runs it so. The standard library's own code is not instrumented there, so
-//! the sanitizer cannot see how a thread that slept for a lock was woken; what it can see is a
-//! lock that is tried until it is free: with the argument `try` only that one is played. There is
-//! no test harness, whose own threads would be reported. Invariant: that of `story`.
-//! `KVTRIE_STORIES` says how many there are of each.
+//! the sanitizer cannot see how a thread waiting for a lock is woken; it can see a lock that is
+//! tried until it is free, and with the argument `try` only that is used. There is no test harness,
+//! whose own threads would be reported. Invariant: that of `story`. `KVTRIE_STORIES` is the number
+//! of stories of each.
 
 mod story;
 

@@ -1,7 +1,6 @@
-//! Small conversions to and from numpy arrays.
+//! Conversions between Rust vectors and numpy arrays.
 //!
-//! Invariant: what goes out is an array that nobody else writes: a fresh one, or one of nothing.
-//! Cost: one copy at most.
+//! Invariant: a returned array has no other writer: it is new, or empty. Cost: at most one copy.
 
 use kvtrie_core::block::{Handle, MoveId};
 use numpy::{IntoPyArray, PyArray1, PyArrayMethods};
@@ -15,7 +14,7 @@ use crate::matched::MatchedBlock;
 use crate::memory::{claimed, items, vector};
 use crate::number::{real, shown, whole};
 
-/// A block's handle, or that of a block that a lookup found.
+/// Argument: a block's handle, or a block of a match.
 pub(crate) fn handle(number: &Bound<'_, PyAny>) -> PyResult<Handle> {
     if let Ok(block) = number.cast::<MatchedBlock>() {
         return Ok(block.get().handle());
@@ -29,7 +28,7 @@ pub(crate) fn handles<'py>(py: Python<'py>, handles: &[Handle]) -> Bound<'py, Py
     numbers.into_pyarray(py)
 }
 
-/// An array of moves. Mostly there are none, and the array of none is made once.
+/// An array of moves. The empty one, the usual case, is made once.
 pub(crate) fn moves(py: Python<'_>, moves: Vec<MoveId>) -> Bound<'_, PyArray1<MoveId>> {
     static NONE: PyOnceLock<Py<PyArray1<MoveId>>> = PyOnceLock::new();
     if !moves.is_empty() {
@@ -43,10 +42,10 @@ pub(crate) fn moves(py: Python<'_>, moves: Vec<MoveId>) -> Bound<'_, PyArray1<Mo
     none.bind(py).clone()
 }
 
-/// More ids, slots or costs than that are not taken at once.
+/// Limit of ids, slots or costs per call.
 const MOST: usize = 1 << 24;
 
-/// Ids (of moves, of leases) or slots from one integer, a sequence or an array of them.
+/// Ids (of moves, of leases) or slots from an integer, a sequence or an array.
 pub(crate) fn numbers(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResult<Vec<u64>> {
     if let Ok(array) = given.extract::<numpy::PyReadonlyArray1<'_, u64>>() {
         let mut numbers = vector(claimed(given, MOST, "numbers")?, "numbers")?;
@@ -59,14 +58,14 @@ pub(crate) fn numbers(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResu
     if given.is_instance_of::<PyInt>() {
         return Ok(vec![whole(given, name, most)?]);
     }
-    // What cannot be gone through is one number, of numpy's, say, or nothing.
+    // Not iterable: a single number (perhaps numpy's), or invalid.
     if given.try_iter().is_err_and(|error| error.is_instance_of::<PyTypeError>(given.py())) {
         return Ok(vec![whole(given, name, most)?]);
     }
     items(given, MOST, "numbers", |at, item| whole(&item, &format!("{name} {at}"), most))
 }
 
-/// Numbers with a fraction, of a sequence or an array.
+/// Floats from a sequence or an array.
 pub(crate) fn reals(given: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<f64>> {
     if given.try_iter().is_err_and(|error| error.is_instance_of::<PyTypeError>(given.py())) {
         return Err(bad(format!("{name}s are {}, a sequence of numbers wanted", shown(given))));

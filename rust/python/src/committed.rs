@@ -1,4 +1,4 @@
-//! What became of committed tokens.
+//! Result of a commit.
 
 use kvtrie_core::manager;
 use numpy::{PyArray1, ToPyArray};
@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::arrays::handles;
 
-/// What became of committed tokens.
+/// Result of a commit.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Committed(manager::Committed);
 
@@ -24,14 +24,14 @@ impl Committed {
         handles(py, &self.0.new)
     }
 
-    /// Own slots whose block somebody else had committed already, `uint32[k]`; they stay the
-    /// lease's until release.
+    /// Private slots whose block another lease had committed already, `uint32[k]`; the lease keeps
+    /// them until release.
     #[getter]
     fn duplicate<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
         self.0.duplicate.to_pyarray(py)
     }
 
-    /// Handles of the blocks that won, one for each duplicate, `uint64[k]`.
+    /// Handles of the earlier blocks, one for each duplicate, `uint64[k]`.
     #[getter]
     fn canonical<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
         handles(py, &self.0.canonical)

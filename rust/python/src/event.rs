@@ -1,26 +1,26 @@
-//! One event: layers of a block left a tier.
+//! Event: layers of a block were evicted from a tier.
 
 use kvtrie_core::manager;
 use pyo3::prelude::*;
 
-/// One event: some layers of a block left a tier.
+/// Eviction of some layers of a block from a tier.
 #[pyclass(frozen, get_all, module = "kvtrie")]
 pub(crate) struct Event {
     /// When, in nanoseconds.
     at: u64,
     /// Handle of the block.
     block: u64,
-    /// First layer that left.
+    /// First evicted layer.
     layer_lo: u16,
-    /// One behind the last layer that left.
+    /// One behind the last evicted layer.
     layer_hi: u16,
-    /// Index of the tier it left.
+    /// Index of the tier that they were on.
     tier: usize,
-    /// Whether a copy is left: "clean", "demoted" or "dropped".
+    /// Whether a copy remains: "clean", "demoted" or "dropped".
     reason: &'static str,
-    /// What made it leave.
+    /// Cause of the eviction.
     cause: &'static str,
-    /// Index of the tier it went to; None if to none.
+    /// Index of the tier that they were moved to; None if to none.
     to: Option<usize>,
     /// Nanoseconds since its last use.
     idle: u64,

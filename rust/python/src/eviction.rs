@@ -1,10 +1,10 @@
-//! One entry of the eviction log.
+//! Entry of the eviction log.
 
 use kvtrie_core::manager;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-/// Why some layers of a block left a tier.
+/// Eviction of some layers of a block from a tier, with the terms of its rank.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Eviction(manager::Eviction);
 
@@ -28,7 +28,7 @@ impl Eviction {
         self.0.block.0
     }
 
-    /// Its place in its sequence, in blocks.
+    /// Its index in its sequence, in blocks.
     #[getter]
     fn position(&self) -> u32 {
         self.0.position
@@ -46,37 +46,37 @@ impl Eviction {
         &self.0.lora
     }
 
-    /// Index of the tier it left.
+    /// Index of the tier that they were on.
     #[getter]
     fn tier(&self) -> usize {
         self.0.tier
     }
 
-    /// Index of the tier it went to; None if to none.
+    /// Index of the tier that they were moved to; None if to none.
     #[getter]
     fn to(&self) -> Option<usize> {
         self.0.to
     }
 
-    /// The layers that left, as `(first, one behind the last)`.
+    /// The evicted layers, as `(first, one behind the last)`.
     #[getter]
     fn layers(&self) -> (u16, u16) {
         (self.0.layers.lo, self.0.layers.hi)
     }
 
-    /// What made it leave.
+    /// Cause of the eviction.
     #[getter]
     fn cause(&self) -> &'static str {
         self.0.cause.name()
     }
 
-    /// Whether a copy is left: "clean", "demoted" or "dropped".
+    /// Whether a copy remains: "clean", "demoted" or "dropped".
     #[getter]
     fn reason(&self) -> &'static str {
         self.0.reason.name()
     }
 
-    /// How often it was used.
+    /// Number of uses.
     #[getter]
     fn uses(&self) -> u32 {
         self.0.uses
@@ -94,7 +94,7 @@ impl Eviction {
         self.0.terms.cost
     }
 
-    /// `base`, `uses`, `layer` and `position`, as `explain` has them.
+    /// `base`, `uses`, `layer` and `position`, as in `explain`.
     #[getter]
     fn terms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let terms = PyDict::new(py);
@@ -111,7 +111,7 @@ impl Eviction {
         self.0.value
     }
 
-    /// Value of the copy that would have left next; None if none could.
+    /// Value of the copy that would have been evicted next; None if there was no other victim.
     #[getter]
     fn next_value(&self) -> Option<f64> {
         self.0.next

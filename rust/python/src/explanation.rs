@@ -1,10 +1,10 @@
-//! Why a block stays or goes.
+//! Explanation of a block's rank.
 
 use kvtrie_core::manager;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// The price of a block on a tier at a time.
+/// Price of a block on a tier at a time.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Explanation(manager::Explanation);
 
@@ -22,8 +22,8 @@ impl Explanation {
         self.0.terms.cost
     }
 
-    /// `base`, the cost of computing a token of the block again, and `uses`, how often it was
-    /// used as far as that counts. Terms that the policy does not use are 1.
+    /// `base`, the cost of computing a token of the block again, and `uses`, its discounted number
+    /// of uses. Terms that the policy does not use are 1.
     #[getter]
     fn terms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let terms = PyDict::new(py);
@@ -32,7 +32,7 @@ impl Explanation {
         Ok(terms)
     }
 
-    /// `layer` and `position`; 1 where the policy does not use them.
+    /// `layer` and `position`; 1 if the policy does not use them.
     #[getter]
     fn weights<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let weights = PyDict::new(py);
@@ -53,19 +53,19 @@ impl Explanation {
         self.0.value
     }
 
-    /// Its priority on the tier, 35 if no hint names it; a lower one leaves first.
+    /// Its priority on the tier, 35 without a hint; lower ones are evicted first.
     #[getter]
     fn priority(&self) -> u8 {
         self.0.priority
     }
 
-    /// How many entries of the tier leave before it; None while it cannot be a victim.
+    /// Number of entries of the tier evicted before it; None while it cannot be a victim.
     #[getter]
     fn rank(&self) -> Option<usize> {
         self.0.rank
     }
 
-    /// The layers that would leave next, as `(first, one behind the last)`.
+    /// The layers that would be evicted next, as `(first, one behind the last)`.
     #[getter]
     fn layers(&self) -> (u16, u16) {
         (self.0.layers.lo, self.0.layers.hi)

@@ -1,9 +1,9 @@
-//! Tokens that will not be where a plan said.
+//! Failure report: tokens of a lease's plan that will not arrive.
 
 use kvtrie_core::manager;
 use pyo3::prelude::*;
 
-/// Tokens that will not be where a plan said.
+/// Tokens of a lease's plan that will not arrive.
 #[pyclass(frozen, get_all, module = "kvtrie")]
 pub(crate) struct Failed {
     /// The lease concerned; 0 if none is.
@@ -14,7 +14,7 @@ pub(crate) struct Failed {
     start: u64,
     /// One behind the last token.
     stop: u64,
-    /// What the executor said.
+    /// The executor's message.
     reason: String,
 }
 

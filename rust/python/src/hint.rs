@@ -1,4 +1,4 @@
-//! The hints of `kvtrie.hint` as the core's, and the answers.
+//! Conversion of the hints of `kvtrie.hint` to the core's, and of the replies.
 //!
 //! Invariant: a wrong kind or number is an error that names it. Cost: a few attribute reads and one
 //! copy of tokens.
@@ -15,7 +15,7 @@ use crate::shared::Shared;
 use crate::text::text;
 use crate::tokens::Tokens;
 
-/// What became of a hint.
+/// Reply to a hint.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct HintReply(hint::HintReply);
 
@@ -33,19 +33,19 @@ impl HintReply {
         self.0.answer.name()
     }
 
-    /// For how many blocks it is in force now.
+    /// Number of blocks for which it is in force now.
     #[getter]
     fn blocks(&self) -> u64 {
         self.0.blocks
     }
 
-    /// How many blocks it names that it is not in force for.
+    /// Number of named blocks for which it is not in force.
     #[getter]
     fn left(&self) -> u64 {
         self.0.left
     }
 
-    /// Why not for all of them; empty if it is accepted.
+    /// Why it is not in force for all; empty if it is accepted.
     #[getter]
     fn reason(&self) -> &str {
         &self.0.reason
@@ -57,10 +57,10 @@ impl HintReply {
     }
 }
 
-/// So many hints are taken at once.
+/// Limit of hints per call.
 const MOST: usize = 1 << 20;
 
-/// Reads hints.
+/// Converts hints.
 pub(crate) fn hints(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Vec<Hint>> {
     if given.try_iter().is_err() {
         return Err(bad(format!("hints are {}, a sequence of hints wanted", shown(given))));
@@ -68,7 +68,7 @@ pub(crate) fn hints(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Vec<H
     items(given, MOST, "hints", |_, given| hint(&given, shared))
 }
 
-/// Reads one hint.
+/// Converts a hint.
 fn hint(given: &Bound<'_, PyAny>, shared: &Shared) -> PyResult<Hint> {
     let class = given.get_type();
     let tier = || shared.tier(&given.getattr("tier")?);

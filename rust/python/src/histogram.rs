@@ -1,4 +1,4 @@
-//! How times are spread.
+//! Histogram of times.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 use crate::error::bad;
 use crate::number::nanos;
 
-/// Times in nanoseconds, counted by their length.
+/// Histogram of times in nanoseconds.
 #[pyclass(frozen, eq, module = "kvtrie")]
 #[derive(Clone, PartialEq)]
 pub(crate) struct Histogram(Arc<histogram::Histogram>);
@@ -19,7 +19,7 @@ impl Histogram {
         Self(Arc::new(times.clone()))
     }
 
-    /// What came after `before` was taken.
+    /// The times recorded after `before` was taken.
     pub(crate) fn between(&self, before: &Self) -> Option<Self> {
         self.0.since(&before.0).map(|times| Self(Arc::new(times)))
     }
@@ -38,7 +38,7 @@ impl Histogram {
 
 #[pymethods]
 impl Histogram {
-    /// How many times were recorded.
+    /// Number of recorded times.
     #[getter]
     fn count(&self) -> u64 {
         self.0.count()
@@ -50,7 +50,7 @@ impl Histogram {
         self.0.sum()
     }
 
-    /// The time that a share of all did not exceed.
+    /// The quantile of a share.
     fn quantile(&self, share: f64) -> PyResult<u64> {
         if (0.0..=1.0).contains(&share) {
             Ok(self.0.quantile(share))
@@ -59,7 +59,7 @@ impl Histogram {
         }
     }
 
-    /// How many times were at most as long as each bound.
+    /// Number of times up to each bound.
     fn up_to(&self, bounds: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
         let bounds: Vec<u64> =
             bounds.try_iter()?.map(|bound| nanos(&bound?, "bound")).collect::<PyResult<_>>()?;
@@ -70,7 +70,7 @@ impl Histogram {
         Ok(self.0.up_to(&bounds))
     }
 
-    /// What was recorded after `before` was taken.
+    /// The times recorded after `before` was taken.
     fn since(&self, before: &Self) -> PyResult<Self> {
         self.between(before).ok_or_else(|| {
             let (now, then) = (self.0.count(), before.0.count());

@@ -1,6 +1,6 @@
-//! The index of a tier: rows with which a new manager finds its blocks again.
+//! Index of a tier: rows from which a later manager restores its blocks.
 //!
-//! Invariant: rows stay as they were given; whoever loads them proves each. Cost: one copy of a
+//! Invariant: rows are not changed; the manager that loads them verifies each. Cost: one copy of a
 //! row per conversion.
 
 use kvtrie_core::block::Layers;
@@ -14,19 +14,19 @@ use crate::error::bad;
 use crate::memory::{items, vector};
 use crate::number::{shown, small};
 
-/// No tier has more.
+/// Limit of rows.
 const MOST: usize = u32::MAX as usize;
 
-/// So many rows are read between two looks at the memory.
+/// Rows read between two checks of free memory.
 const CHECKED: usize = 1 << 16;
 
-/// At least so many bytes a label takes.
+/// Least bytes of a label.
 const ROW: usize = 256;
 
 /// `(label, slot, layer_lo, layer_hi)`.
 type Fields<'py> = (Bound<'py, PyBytes>, u32, u16, u16);
 
-/// What stands on a tier, parents before their children.
+/// The blocks of a tier, parents before their children.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Index {
     pub(crate) rows: Vec<Row>,
@@ -63,7 +63,7 @@ fn read(row: &Bound<'_, PyAny>) -> PyResult<Row> {
 
 #[pymethods]
 impl Index {
-    /// Takes tuples `(label, slot, layer_lo, layer_hi)`.
+    /// Converts tuples `(label, slot, layer_lo, layer_hi)`.
     #[new]
     #[pyo3(signature = (rows=None))]
     fn new(rows: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
@@ -73,7 +73,7 @@ impl Index {
         }
         items(rows, MOST, "rows", |at, row| {
             if at % CHECKED == 0 && at > 0 {
-                // What each row keeps of its label is no part of the vector.
+                // A row's label is allocated apart from the vector.
                 vector::<[u8; ROW]>(at, "rows")?;
             }
             read(&row)

@@ -1,8 +1,8 @@
-//! The kernels' texts, carried in the extension so that an installed package needs no data files.
+//! Sources of the CUDA kernels, embedded so that an installed package needs no data files.
 //!
 //! Invariant: each file of `cuda/` is here under its name. Cost: one dictionary at import.
 
-/// File name and text of every kernel and of what kernels include.
+/// File name and source of every kernel and of their includes.
 pub(crate) const KERNELS: [(&str, &str); 7] = [
     ("numbers.cuh", include_str!("../../../cuda/numbers.cuh")),
     ("paged.cuh", include_str!("../../../cuda/paged.cuh")),

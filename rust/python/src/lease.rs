@@ -1,6 +1,6 @@
-//! A matched path held for a request.
+//! Lease: a matched path pinned for a request.
 //!
-//! Invariant: the object is a name for what the manager holds; several may name one lease, and
+//! Invariant: the object is only a reference to the manager's lease; several may refer to one, and
 //! dropping them releases nothing. Cost: one lock per call.
 
 use kvtrie_core::block::{Layers, LeaseId, NO_SLOT};
@@ -21,7 +21,7 @@ use crate::shared::Shared;
 use crate::text::text;
 use crate::tokens::Tokens;
 
-/// Whether blocks of lower tiers are loaded.
+/// Argument: whether blocks of lower tiers are loaded.
 pub(crate) fn load_mode(load: &Bound<'_, PyAny>) -> PyResult<LoadMode> {
     match text(load, "load")? {
         "plan" => Ok(LoadMode::Plan),
@@ -31,7 +31,7 @@ pub(crate) fn load_mode(load: &Bound<'_, PyAny>) -> PyResult<LoadMode> {
     }
 }
 
-/// A request's hold on blocks and slots.
+/// A request's lease on blocks and slots.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Lease {
     shared: Shared,
@@ -43,7 +43,7 @@ impl Lease {
         Self { shared: shared.clone(), id }
     }
 
-    /// Its id, for Rust.
+    /// Its id, for other Rust modules.
     pub(crate) fn number(&self) -> LeaseId {
         self.id
     }
@@ -85,7 +85,7 @@ impl Lease {
         })
     }
 
-    /// What is reused, loaded and to be computed, as of now.
+    /// The tokens reused, loaded and to be computed, as of now.
     #[getter]
     fn plan(&self, py: Python<'_>) -> PyResult<Plan> {
         self.read(py, |lease, manager| {
@@ -100,13 +100,13 @@ impl Lease {
         self.read(py, |lease, _| lease.matched())
     }
 
-    /// Tokens that it holds.
+    /// Number of its tokens.
     #[getter]
     fn tokens(&self, py: Python<'_>) -> PyResult<usize> {
         self.shared.call(py, |manager| manager.lease_tokens(self.id))
     }
 
-    /// Tokens that it has room to commit; None where the engine has to know.
+    /// Number of tokens that it has room to commit; None if the engine owns the slots.
     #[getter]
     fn room(&self, py: Python<'_>) -> PyResult<Option<usize>> {
         let room = self.shared.call(py, |manager| manager.room_left(self.id))?;
@@ -141,7 +141,7 @@ impl Lease {
         Ok(table.into_any())
     }
 
-    /// Makes room for more tokens behind those held.
+    /// Allocates room for more tokens behind the present ones.
     #[pyo3(signature = (tokens, *, now))]
     fn reserve(
         &self,
@@ -152,7 +152,7 @@ impl Lease {
         self.shared.call(py, |manager| manager.reserve(self.id, tokens, now))
     }
 
-    /// Names the slots of a tier that the engine owns.
+    /// Binds slots of a tier that the engine owns.
     fn bind(
         &self,
         py: Python<'_>,
@@ -165,8 +165,8 @@ impl Lease {
         self.shared.call(py, |manager| manager.bind(self.id, first_block, &slots))
     }
 
-    /// Starts the loads that `load="none"` left out, of all layers and blocks or of those from
-    /// the first to before the second given; returns their moves.
+    /// Starts the loads that `load="none"` left out, of all layers and blocks or of a range of
+    /// them; returns their moves.
     #[pyo3(signature = (layers=None, blocks=None, *, now))]
     fn load<'py>(
         &self,
@@ -218,8 +218,8 @@ impl Lease {
         Ok(ids.into_iter().map(|id| Self::new(&self.shared, id)).collect())
     }
 
-    /// Gives the memory back and keeps the tokens; never fails for want of room. Returns the
-    /// moves that still use an engine's slots.
+    /// Frees the memory and keeps the tokens; never fails for lack of slots. Returns the moves that
+    /// still use an engine's slots.
     #[pyo3(
         signature = (to=Kind::Host, *, now),
         text_signature = "($self, to='host', *, now)"
@@ -233,7 +233,7 @@ impl Lease {
         Ok(moves(py, self.shared.call(py, |manager| manager.suspend(self.id, to, now))?))
     }
 
-    /// Plans anew for a suspended lease.
+    /// Plans a suspended lease anew.
     #[pyo3(
         signature = (reserve=0, *, now, load=LoadMode::Plan),
         text_signature = "($self, reserve=0, *, now, load='plan')"
@@ -249,7 +249,7 @@ impl Lease {
         self.plan(py)
     }
 
-    /// Ends the lease; its blocks stay cached. Releasing twice does nothing.
+    /// Ends the lease; its blocks stay cached. Releasing twice has no effect.
     #[pyo3(signature = (*, now=None))]
     fn release<'py>(
         &self,
@@ -259,7 +259,7 @@ impl Lease {
         let reading = self.shared.call(py, |manager| {
             let now = now.unwrap_or_else(|| manager.now());
             match manager.release(self.id, now) {
-                // A closed manager holds no lease.
+                // A closed manager has no leases left to release.
                 Err(Error::Closed(_)) => Ok(Vec::new()),
                 released => released,
             }

@@ -1,7 +1,7 @@
-//! kvtrie._kvtrie: the core for Python. Conversions only, one file per exposed class.
+//! kvtrie._kvtrie: the core for Python, conversions only, one file per exposed class.
 //!
-//! Invariant: no decision is taken here, and no panic crosses into Python. Cost: one conversion
-//! of arguments and results per call.
+//! Invariant: it makes no decisions, and no panic crosses into Python. Cost: one conversion of
+//! arguments and results per call.
 
 mod arrays;
 mod committed;

@@ -1,7 +1,7 @@
-//! The block manager of one machine: the conversions of its calls.
+//! The block manager of one machine: conversions of its calls.
 //!
-//! The file is long because `PyO3` takes one block of methods per class, and each has its signature.
-//! Invariant: arguments are converted before the manager is locked, results after it is
+//! The file is long because `PyO3` takes one block of methods per class, and each has its
+//! signature. Invariant: arguments are converted before the manager is locked, results after it is
 //! unlocked. Cost: that of the core's operation plus one lock.
 
 use kvtrie_core::block::{Handle, Structure, Token};
@@ -35,16 +35,16 @@ use crate::tokens::{Sequences, Tokens, Unchecked};
 use crate::transmission::Transmission;
 use crate::unpriced::Unpriced;
 
-/// Requests with more tokens than this run without the interpreter's lock.
+/// Token count from which a request releases the interpreter's lock.
 const LONG: usize = 64 << 10;
 
 /// First and last ready times of moves.
 type Times<'py> = (Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<u64>>);
 
-/// A session's name, its length in blocks and its living blocks.
+/// A session's name, its length in blocks and its number of blocks.
 type Session<'py> = (String, u32, Bound<'py, PyArray1<u64>>);
 
-/// Decides what is cached where, what to keep, what to move and what to recompute.
+/// KV-cache block manager: decides which blocks to keep, move, evict and recompute.
 #[pyclass(frozen, weakref, module = "kvtrie")]
 pub(crate) struct BlockManager {
     shared: Shared,
@@ -56,7 +56,7 @@ pub(crate) struct BlockManager {
 }
 
 impl BlockManager {
-    /// Refuses what other processes may find if the model's KV has no name.
+    /// Refuses tiers that other processes can read if the model's KV has no name.
     fn named(&self, py: Python<'_>, what: &str) -> PyResult<()> {
         settings::require_fingerprint(self.model.bind(py), what)
     }
@@ -122,7 +122,7 @@ impl BlockManager {
         })
     }
 
-    /// The shape of the model whose KV is kept.
+    /// The shape of the model.
     #[getter]
     fn model(&self, py: Python<'_>) -> Py<PyAny> {
         self.model.clone_ref(py)
@@ -152,7 +152,7 @@ impl BlockManager {
         policy::NAMES.to_vec()
     }
 
-    /// The longest usable prefix of a sequence; pins and refreshes nothing.
+    /// The longest usable prefix of a sequence; pins and refreshes no block.
     #[pyo3(signature = (tokens, *, now, scope=None, keep=1))]
     fn lookup(
         &self,
@@ -175,7 +175,7 @@ impl BlockManager {
         Ok(self.found(found, now))
     }
 
-    /// `lookup` of many sequences in one call.
+    /// `lookup` of several sequences in one call.
     #[pyo3(signature = (tokens, *, now, scope=None, keep=1))]
     fn lookup_many(
         &self,
@@ -202,7 +202,8 @@ impl BlockManager {
         Ok(found.into_iter().map(|found| self.found(found, now)).collect())
     }
 
-    /// Looks a prompt up, pins what its plan reuses or loads, and makes room, or changes nothing.
+    /// Matches a prompt, pins the blocks that its plan reuses or loads, and allocates the rest; or
+    /// changes nothing.
     #[pyo3(
         signature = (
             tokens, *, now, scope=None, session=None, session_blocks=None, keep=1, reserve=0,
@@ -254,7 +255,7 @@ impl BlockManager {
         Ok(Lease::new(&self.shared, id))
     }
 
-    /// A lease that is held, by its id.
+    /// An unreleased lease, by its id.
     fn lease(
         &self,
         py: Python<'_>,
@@ -264,7 +265,7 @@ impl BlockManager {
         Ok(Lease::new(&self.shared, lease_id))
     }
 
-    /// Every named session of a scope: its name, its length in blocks, and its living blocks.
+    /// Every named session of a scope: its name, its length in blocks, and its number of blocks.
     #[pyo3(signature = (*, scope=None))]
     fn sessions<'py>(
         &self,
@@ -277,7 +278,7 @@ impl BlockManager {
         Ok(sessions.into_iter().map(of).collect())
     }
 
-    /// Takes moves to carry out, each exactly once, in topological order.
+    /// Takes moves to execute, each exactly once, in topological order.
     #[pyo3(signature = (limit=None))]
     fn moves(
         &self,
@@ -289,7 +290,7 @@ impl BlockManager {
         Ok(moves.into())
     }
 
-    /// Takes a report about moves; returns how many have ended well by it.
+    /// Reports moves; returns how many ended well by it.
     #[pyo3(signature = (
         ids, *, now, ok=true, layers_done=None, rank=0, error=None, hung=false,
         cancelled=false
@@ -321,7 +322,7 @@ impl BlockManager {
         self.shared.call(ids.py(), |manager| manager.complete(&moves, &outcome, now))
     }
 
-    /// Takes the tokens that will not be where a plan said.
+    /// Takes the tokens of plans that will not arrive.
     fn failed(&self, py: Python<'_>) -> PyResult<Vec<Failed>> {
         let failed = self.shared.call(py, Manager::failed)?;
         Ok(failed.into_iter().map(Failed::from).collect())
@@ -357,7 +358,7 @@ impl BlockManager {
         Ok(sent.into())
     }
 
-    /// Takes what a lane has turned out to do.
+    /// Reports the measured speed of a lane.
     fn set_lane(&self, lane: &Bound<'_, PyAny>) -> PyResult<()> {
         let spec = settings::lane(lane)?;
         self.shared.call(lane.py(), |manager| {
@@ -365,7 +366,7 @@ impl BlockManager {
         })
     }
 
-    /// Counts time in which a lane was seen to carry something.
+    /// Counts time in which a lane was busy.
     #[pyo3(signature = (lane, *, busy_ns))]
     fn saw_lane(
         &self,
@@ -377,7 +378,7 @@ impl BlockManager {
         self.shared.call(py, |manager| manager.saw_lane(lane, busy_ns))
     }
 
-    /// Sets or clears the presence of a sequence's full blocks on a tier.
+    /// Marks or clears the residency of a sequence's full blocks on a tier.
     #[pyo3(signature = (
         tokens, tier, *, present, now, ready=None, first=None, per_layer=None, scope=None
     ))]
@@ -426,7 +427,7 @@ impl BlockManager {
         Ok(committed.into_iter().map(Committed::from).collect())
     }
 
-    /// Takes hints; says what became of each.
+    /// Takes hints; returns a reply to each.
     #[pyo3(signature = (hints, *, now))]
     fn hint(
         &self,
@@ -438,7 +439,7 @@ impl BlockManager {
         Ok(replies.into_iter().map(HintReply::from).collect())
     }
 
-    /// Blocks whose cost the user has still to say, at most `limit`.
+    /// Blocks that await a price by the user, at most `limit`.
     #[pyo3(signature = (limit=None))]
     fn unpriced(
         &self,
@@ -449,7 +450,7 @@ impl BlockManager {
         self.shared.call(py, |manager| manager.unpriced(limit)).map(Unpriced::from)
     }
 
-    /// Says what a token of each block costs; returns how many of the blocks still live.
+    /// Sets a token's cost for each block; returns how many of the blocks still exist.
     #[pyo3(signature = (ids, costs, *, now))]
     fn set_costs(
         &self,
@@ -463,7 +464,7 @@ impl BlockManager {
         self.shared.call(ids.py(), |manager| manager.set_costs(&blocks, &costs, now))
     }
 
-    /// What stands on a tier, for a manager after this one; None is the last tier.
+    /// The index of a tier, for a later manager; None is the last tier.
     #[pyo3(signature = (tier=None, *, now))]
     fn index(
         &self,
@@ -476,7 +477,7 @@ impl BlockManager {
         self.shared.long(py, |manager| manager.index(tier, now)).map(Index::from)
     }
 
-    /// Rebuilds what a tier held; returns how many blocks are back.
+    /// Restores a tier from its index; returns how many blocks are back.
     #[pyo3(signature = (index, tier=None, *, now))]
     fn load_index(
         &self,
@@ -493,13 +494,13 @@ impl BlockManager {
         self.shared.long(index.py(), |manager| manager.load_index(tier, rows, now))
     }
 
-    /// Copies to the next tier what stands nowhere below; returns how many moves began.
+    /// Stores blocks to the next tier that are on no lower one; returns how many moves began.
     #[pyo3(signature = (*, now))]
     fn flush(&self, py: Python<'_>, #[pyo3(from_py_with = number::now)] now: u64) -> PyResult<u64> {
         self.shared.long(py, |manager| manager.flush(now))
     }
 
-    /// The price of a block, or of one layer of it, on a tier, and when it leaves.
+    /// The price of a block, or of one layer of it, on a tier, and its rank.
     #[pyo3(
         signature = (block, *, now, tier=None, layer=None),
         text_signature = "($self, block, *, now, tier=0, layer=None)"
@@ -541,7 +542,7 @@ impl BlockManager {
         self.shared.call(py, price)
     }
 
-    /// Where every layer of a block stands: the fastest tier that holds it, -1 for none.
+    /// The fastest tier of every layer of a block, -1 for none.
     fn layer_tiers<'py>(&self, block: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray1<i8>>> {
         let (py, block) = (block.py(), handle(block)?);
         let tiers = self.shared.call(py, |manager| manager.layer_tiers(block))?;
@@ -549,7 +550,7 @@ impl BlockManager {
         Ok(tiers.into_iter().map(index).collect::<Vec<_>>().into_pyarray(py))
     }
 
-    /// Counters of tiers and lanes, and what is held now.
+    /// Counters of tiers and lanes, and present totals.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         self.shared.call(py, |manager| {
             manager.open()?;
@@ -575,7 +576,7 @@ impl BlockManager {
         Ok(events.into_iter().map(Event::from).collect())
     }
 
-    /// The whole state as bytes, equal for equal states.
+    /// The complete state as bytes, equal for equal states.
     fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let state = self.shared.long(py, |manager| Ok(manager.snapshot()))?;
         Ok(PyBytes::new(py, &state))
@@ -591,7 +592,7 @@ impl BlockManager {
         self.shared.long(py, Manager::audit)
     }
 
-    /// Ends the manager.
+    /// Closes the manager.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.shared.call(py, |manager| {
             manager.close();

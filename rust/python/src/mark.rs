@@ -1,4 +1,4 @@
-//! The three times of a marked copy.
+//! Times of a marked copy.
 //!
 //! Invariant: `first + (layers - 1) * per_layer == ready`, as in a transmission. Cost: none.
 
@@ -6,7 +6,7 @@ use pyo3::PyResult;
 
 use crate::error::bad;
 
-/// Completes `ready` and `first` from `per_layer`, or refuses what contradicts itself.
+/// Completes `ready` and `first` from `per_layer`; refuses contradictory ones.
 pub(crate) fn times(
     ready: Option<u64>,
     first: Option<u64>,

@@ -1,8 +1,8 @@
-//! What a lookup found.
+//! Match: the result of a lookup.
 //!
-//! Which blocks match is known from the call; what is known of each of them is read when first
-//! asked for, so that a lookup that only wants the length is quick. Invariant: reading pins and
-//! refreshes nothing. Cost: O(blocks) at the first read.
+//! The call itself finds which blocks match; the details of each are read at the first use, so that
+//! a lookup for the length alone is fast. Invariant: reading pins and refreshes no block. Cost:
+//! O(blocks) at the first read.
 
 mod block;
 mod copy;
@@ -38,7 +38,7 @@ impl Match {
 
 #[pymethods]
 impl Match {
-    /// How many tokens of the sequence it covers.
+    /// Number of tokens that it covers.
     #[getter]
     fn tokens(&self) -> usize {
         self.tokens
@@ -50,8 +50,8 @@ impl Match {
         handles(py, &self.found)
     }
 
-    /// Its blocks in logical order, as they are when first read; one that is gone by then has no
-    /// tokens and no copies.
+    /// Its blocks in logical order, as of the first read; one evicted before has no tokens and no
+    /// copies.
     #[getter]
     fn blocks(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
         let read = || {

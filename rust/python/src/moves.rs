@@ -1,7 +1,7 @@
-//! Moves as columns: what the executor is asked to copy.
+//! Moves as columns, for the executor.
 //!
-//! Invariant: all columns have one row per move, in topological order, or in that of a choice.
-//! Cost: each array is made when it is first asked for, so that a step without moves costs nothing.
+//! Invariant: all columns have one row per move, in topological order or in that of a selection.
+//! Cost: each array is made at its first use, so that a step without moves costs nothing.
 
 mod row;
 mod wire;
@@ -19,10 +19,10 @@ use crate::number::{self, shown};
 pub(crate) use row::Move;
 use row::{COPY, LOAD, STORE};
 
-/// So many moves can be chosen of any number.
+/// Limit of moves in a selection.
 const LIST: usize = 1 << 16;
 
-/// A column, once it was asked for.
+/// A column, once it was used.
 struct Column<A>(PyOnceLock<Py<A>>);
 
 impl<A> Default for Column<A> {
@@ -71,7 +71,7 @@ impl From<Vec<Move>> for Moves {
 }
 
 impl Moves {
-    /// A column of what each row says.
+    /// A column of a value of each row.
     fn column<T: numpy::Element>(
         &self,
         py: Python<'_>,
@@ -184,7 +184,7 @@ impl Moves {
         self.columns.label.0.get_or_try_init(py, made).map(|label| label.clone_ref(py))
     }
 
-    /// The moves that carry a layer, cut to it. Report them with `layers_done`.
+    /// The moves that include a layer, restricted to it. Report them with `layers_done`.
     fn by_layer(&self, #[pyo3(from_py_with = number::layer)] layer: u16) -> Self {
         let carries = |row: &&Move| row.layer_lo <= layer && layer < row.layer_hi;
         let cut =
@@ -192,8 +192,8 @@ impl Moves {
         Self::from(self.rows.iter().filter(carries).map(cut).collect::<Vec<_>>())
     }
 
-    /// Those between the given tiers that wait for none, split by what they have in common: kind,
-    /// lease, tiers and layers; and the others.
+    /// The moves between the given tiers that wait for none, grouped by kind, lease, tiers and
+    /// layers; and the others.
     fn together<'py>(
         slf: &Bound<'py, Self>,
         tiers: &Bound<'py, PyAny>,
@@ -235,7 +235,7 @@ impl Moves {
         PyBytes::new(py, &wire::encode(&self.rows))
     }
 
-    /// What `to_bytes` gave.
+    /// Decodes the result of `to_bytes`.
     #[staticmethod]
     fn from_bytes(data: &[u8]) -> PyResult<Self> {
         wire::decode(data).map(Self::from)
@@ -251,7 +251,7 @@ impl Moves {
             return Ok(Bound::new(py, self.row(index)?.clone())?.into_any());
         }
         claimed(index, self.rows.len().max(LIST), "moves chosen")?;
-        // A slice, a mask or indices: whatever numpy makes of it.
+        // A slice, a mask or indices: as numpy interprets it.
         let all: Vec<isize> = (0..self.rows.len().cast_signed()).collect();
         let chosen = all.into_pyarray(py).get_item(index)?;
         let Ok(chosen) = chosen.extract::<PyReadonlyArray1<'_, isize>>() else {

@@ -1,8 +1,7 @@
-//! Python integers as Rust ones, one function for each argument that takes one, so that errors
-//! name it.
+//! Conversion of Python integers, one function per argument, so that errors name it.
 //!
-//! Invariant: what is no integer, a bool among it, or out of range is a `ConfigError` that shows
-//! it, never an `OverflowError` or a `TypeError`. Cost: one conversion.
+//! Invariant: a non-integer, a bool or a number out of range is a `ConfigError` that shows it,
+//! never an `OverflowError` or a `TypeError`. Cost: one conversion.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -10,10 +9,10 @@ use pyo3::types::{PyBool, PyTuple};
 
 use crate::error::bad;
 
-/// The latest time that calls may name: 292 years, and sums of two of them fit in 64 bits.
+/// Latest accepted time: 292 years, so that sums of two fit in 64 bits.
 const LATEST: u64 = i64::MAX as u64;
 
-/// More than any tier holds, so that no product of a count overflows.
+/// Limit of counts, beyond any tier, so that no product overflows.
 const MANY: u64 = 1 << 44;
 
 /// An integer `0..=most`.
@@ -21,7 +20,7 @@ pub(crate) fn whole(number: &Bound<'_, PyAny>, name: &str, most: u64) -> PyResul
     if number.is_instance_of::<PyBool>() {
         return Err(unlike(number, name, most));
     }
-    // Python gives most numbers faster with a sign.
+    // Python converts most numbers faster as signed.
     if let Some(whole) = number.extract::<i64>().ok().and_then(|signed| u64::try_from(signed).ok())
         && whole <= most
     {
@@ -40,7 +39,7 @@ fn unlike(given: &Bound<'_, PyAny>, name: &str, most: u64) -> PyErr {
     bad(format!("{name} is {}, a whole number 0 to {most} wanted", shown(given)))
 }
 
-/// A value as a message shows it: short, whatever it is.
+/// A short representation of any value for a message.
 pub(crate) fn shown(given: &Bound<'_, PyAny>) -> String {
     let show = || {
         let module = given.py().import("kvtrie.argument")?;
@@ -49,15 +48,15 @@ pub(crate) fn shown(given: &Bound<'_, PyAny>) -> String {
     show().unwrap_or_else(|_| format!("a {}", given.get_type()))
 }
 
-/// A number with a fraction.
+/// A float.
 pub(crate) fn real(given: &Bound<'_, PyAny>, name: &str) -> PyResult<f64> {
     let number = (!given.is_instance_of::<PyBool>()).then(|| given.extract::<f64>().ok()).flatten();
     number.ok_or_else(|| bad(format!("{name} is {}, a number wanted", shown(given))))
 }
 
-/// True or False.
+/// A bool.
 pub(crate) fn flag(given: &Bound<'_, PyAny>, name: &str) -> PyResult<bool> {
-    // Numpy's bools are taken too.
+    // Numpy's bools are accepted too.
     let found = given.extract::<bool>();
     found.map_err(|_| bad(format!("{name} is {}, True or False wanted", shown(given))))
 }
@@ -174,22 +173,22 @@ optional_arguments! {
     per_layer: u64 = nanos;
 }
 
-/// A layer that may be left out.
+/// An optional layer.
 pub(crate) fn any_layer(given: &Bound<'_, PyAny>) -> PyResult<Option<u16>> {
     maybe(given, "layer", half)
 }
 
-/// A session's length that may be left out.
+/// An optional length of a session.
 pub(crate) fn foretold(given: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
     maybe(given, "session_blocks", word)
 }
 
-/// A time that may be left out.
+/// An optional time.
 pub(crate) fn any_now(given: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
     maybe(given, "now", nanos)
 }
 
-/// A range of blocks that may be left out.
+/// An optional range of blocks.
 pub(crate) fn block_range(given: &Bound<'_, PyAny>) -> PyResult<Option<(usize, usize)>> {
     if given.is_none() {
         return Ok(None);
@@ -198,7 +197,7 @@ pub(crate) fn block_range(given: &Bound<'_, PyAny>) -> PyResult<Option<(usize, u
     Ok(Some((count(&first, "first block")?, count(&behind, "block behind the last")?)))
 }
 
-/// A range of layers that may be left out.
+/// An optional range of layers.
 pub(crate) fn layer_range(given: &Bound<'_, PyAny>) -> PyResult<Option<(u16, u16)>> {
     if given.is_none() {
         return Ok(None);

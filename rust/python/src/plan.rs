@@ -1,4 +1,4 @@
-//! How a request's prefix comes to stand on the first tier.
+//! Plan: how a request's prefix becomes resident on the first tier.
 
 mod span;
 
@@ -12,7 +12,8 @@ use crate::number;
 
 pub(crate) use span::Span;
 
-/// How a request's match comes to stand on the first tier, and when the prompt is computed.
+/// Plan of a request: how its match becomes resident on the first tier, and when the prompt is
+/// done.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Plan {
     inner: manager::Plan,
@@ -37,13 +38,13 @@ impl Plan {
 
 #[pymethods]
 impl Plan {
-    /// What happens to which tokens and layers, in logical order.
+    /// Spans of tokens and layers with their action, in logical order.
     #[getter]
     fn spans(&self) -> Vec<Span> {
         self.inner.spans.iter().map(|span| Span::new(span, self.block_tokens)).collect()
     }
 
-    /// Predicted time at which the prompt is computed to its end, in nanoseconds.
+    /// Predicted time at which the whole prompt is computed, in nanoseconds.
     #[getter]
     fn finish(&self) -> u64 {
         self.inner.finish
@@ -73,11 +74,11 @@ impl Plan {
         Ok(positions.into_pyarray(py))
     }
 
-    /// Predicted time at which what is reused and loaded of `layer` is there, in nanoseconds; 0
-    /// if nothing of it is.
+    /// Predicted time at which the reused and loaded spans of `layer` are resident, in nanoseconds;
+    /// 0 if there are none.
     ///
-    /// A span of `n` blocks and `l` layers is taken as `n` equal transmissions in a row, so that
-    /// layer `i` of it is there at `ready - (l - 1 - i) * (ready - first_ready) / (n * l - 1)`.
+    /// A span of `n` blocks and `l` layers counts as `n` equal transmissions in a row, so that its
+    /// layer `i` is resident at `ready - (l - 1 - i) * (ready - first_ready) / (n * l - 1)`.
     fn ready(&self, #[pyo3(from_py_with = number::layer)] layer: u16) -> PyResult<u64> {
         self.check(layer)?;
         let there = |span: &manager::Span| {

@@ -1,6 +1,6 @@
-//! `kvtrie.Scope` as the core's scope.
+//! Conversion of `kvtrie.Scope`.
 //!
-//! Invariant: no scope is the empty scope. Cost: a few attribute reads.
+//! Invariant: None is the empty scope. Cost: a few attribute reads.
 
 use kvtrie_core::block::Structure;
 use kvtrie_core::scope::Scope;
@@ -12,7 +12,7 @@ use crate::error::bad;
 use crate::number::{nanos, shown};
 use crate::text::text;
 
-/// Reads a scope; `None` is the plain one.
+/// Converts a scope; `None` is the plain one.
 pub(crate) fn scope(given: Option<&Bound<'_, PyAny>>) -> PyResult<Scope> {
     static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let Some(given) = given else { return Ok(Scope::default()) };
@@ -36,7 +36,7 @@ pub(crate) fn scope(given: Option<&Bound<'_, PyAny>>) -> PyResult<Scope> {
     })
 }
 
-/// The structure that a manager's argument names.
+/// The structure in a manager's argument.
 pub(crate) fn structure_of(given: &Bound<'_, PyAny>) -> PyResult<Structure> {
     structure(text(given, "structure")?)
 }

@@ -1,7 +1,7 @@
-//! The settings dataclasses of Python as the core's settings.
+//! Conversion of Python's settings dataclasses to the core's.
 //!
-//! Invariant: a wrong word or number is a `ConfigError` that says what was wanted. Cost: paid
-//! once per manager.
+//! Invariant: a wrong name or number is a `ConfigError` that names the accepted ones. Cost: once
+//! per manager.
 
 use kvtrie_core::block::Structure;
 use kvtrie_core::cost::CostModel;
@@ -16,7 +16,7 @@ use crate::memory::items;
 use crate::number::{nanos, shown, small};
 use crate::text::text;
 
-/// So many tiers there are at most; the core says how they go together.
+/// Limit of tiers; the core checks how they combine.
 const MOST_TIERS: usize = 16;
 
 /// The arguments of `BlockManager(...)`.
@@ -37,7 +37,7 @@ pub(crate) struct Given<'a, 'py> {
 }
 
 impl Given<'_, '_> {
-    /// Real tokens of a block, each with its KV.
+    /// Tokens of a block, each with its KV.
     fn real_tokens(&self) -> PyResult<u32> {
         self.block_tokens.checked_mul(self.token_weight).ok_or_else(|| {
             bad(format!(
@@ -50,7 +50,7 @@ impl Given<'_, '_> {
     }
 }
 
-/// Reads all settings; the core checks what they say together.
+/// Converts all settings; the core checks that they are consistent.
 pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
     let model = given.model;
     instance(model, "model", "kvtrie.shape", "ModelShape")?;
@@ -85,7 +85,7 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
     })
 }
 
-/// The tiers of an argument, each still to be read.
+/// The tiers of an argument, unconverted.
 pub(crate) fn tiers<'py>(given: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
     if given.is_instance_of::<PyString>() || given.try_iter().is_err() {
         return Err(bad(format!("tiers are {}, a sequence of Tiers wanted", shown(given))));
@@ -93,7 +93,7 @@ pub(crate) fn tiers<'py>(given: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, P
     items(given, MOST_TIERS, "tiers", |_, tier| Ok(tier))
 }
 
-/// Refuses what is no instance of a class of ours.
+/// Refuses an object that is not an instance of our class.
 fn instance(given: &Bound<'_, PyAny>, what: &str, module: &str, class: &str) -> PyResult<()> {
     if given.is_instance(&given.py().import(module)?.getattr(class)?)? {
         return Ok(());
@@ -101,12 +101,12 @@ fn instance(given: &Bound<'_, PyAny>, what: &str, module: &str, class: &str) -> 
     Err(bad(format!("{what} is {}, a {class} wanted", shown(given))))
 }
 
-/// The policy that an argument names; the core knows which there are.
+/// The policy in an argument; the core checks its name.
 pub(crate) fn policy(given: &Bound<'_, PyAny>) -> PyResult<String> {
     text(given, "policy").map(str::to_owned)
 }
 
-/// The order of layers that an argument names.
+/// The order of layers in an argument.
 pub(crate) fn drop_order(given: &Bound<'_, PyAny>) -> PyResult<DropOrder> {
     match text(given, "drop_order")? {
         "shallow" => Ok(DropOrder::Shallow),
@@ -126,7 +126,7 @@ fn kind(name: &str) -> PyResult<Kind> {
         .ok_or_else(|| bad(format!("a tier is 'gpu', 'host', 'disk' or 'remote', not '{name}'")))
 }
 
-/// Refuses what other processes may find if the model's KV has no name.
+/// Refuses tiers that other processes can read if the model's KV has no name.
 pub(crate) fn require_fingerprint(model: &Bound<'_, PyAny>, what: &str) -> PyResult<()> {
     let shapes = model.py().import("kvtrie.shape")?;
     shapes.call_method1("require_fingerprint", (model, what)).map(drop)
@@ -172,7 +172,7 @@ fn spec(tier: &Bound<'_, PyAny>, given: &Given<'_, '_>) -> PyResult<TierSpec> {
 
 pub(crate) fn lane(lane: &Bound<'_, PyAny>) -> PyResult<LaneSpec> {
     instance(lane, "a lane", "kvtrie.tier", "Lane")?;
-    // A bandwidth is often written as 12e9.
+    // Bandwidths are often floats, like 12e9.
     let whole =
         lane.py().get_type::<pyo3::types::PyInt>().call1((lane.getattr("bytes_per_s")?,))?;
     Ok(LaneSpec {

@@ -1,7 +1,7 @@
-//! The locked manager that several Python objects share, and how calls wait for it.
+//! The locked manager, shared by several Python objects.
 //!
-//! Invariant: no Python object is touched while the mutex is held, so that waiting for it never
-//! waits for the interpreter. Cost: one uncontended lock per call.
+//! Invariant: no Python object is touched under the mutex, so that waiting for it never waits for
+//! the interpreter. Cost: one uncontended lock per call.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ use crate::error::{bad, raise};
 use crate::number::small;
 use crate::text::text;
 
-/// A manager that several Python objects hold.
+/// Manager shared by several Python objects.
 #[derive(Clone)]
 pub(crate) struct Shared(Arc<Inner>);
 
 struct Inner {
     manager: Locked,
-    /// Kind and layer slots of each tier, which never change.
+    /// Kind and layer slots of each tier; constant.
     tiers: Vec<(Kind, bool)>,
 }
 
@@ -34,7 +34,7 @@ impl Shared {
         Self(Arc::new(Inner { manager: Locked::new(manager), tiers }))
     }
 
-    /// A tier's index, from its index or its kind.
+    /// A tier's index, from an index or a kind.
     pub(crate) fn tier(&self, given: &Bound<'_, PyAny>) -> PyResult<usize> {
         let tiers = &self.0.tiers;
         if !given.is_instance_of::<PyString>() {
@@ -47,7 +47,7 @@ impl Shared {
         })
     }
 
-    /// How many tiers there are.
+    /// Number of tiers.
     pub(crate) fn tiers(&self) -> usize {
         self.0.tiers.len()
     }
@@ -57,7 +57,7 @@ impl Shared {
         self.0.tiers[tier].1
     }
 
-    /// Runs a call of a few microseconds, during which this thread keeps the interpreter.
+    /// Runs a call of a few microseconds with the interpreter's lock.
     pub(crate) fn call<T>(
         &self,
         py: Python<'_>,
@@ -66,7 +66,7 @@ impl Shared {
         self.0.manager.call_by(|mutex| mutex.lock_py_attached(py), work).map_err(raise)
     }
 
-    /// Runs a call that may take long, during which other threads run Python.
+    /// Runs a call that may take long without the interpreter's lock.
     pub(crate) fn long<T: Send>(
         &self,
         py: Python<'_>,

@@ -1,7 +1,7 @@
-//! All counters of a manager at one moment.
+//! Counters of a manager at one moment.
 //!
-//! Invariant: one look under one lock, so the numbers belong together; nothing in it changes.
-//! Cost: a copy of the counters and of 30 kB of histograms per tier.
+//! Invariant: all are read under one lock, so they are consistent; they are immutable. Cost: a copy
+//! of the counters and of 30 kB of histograms per tier.
 
 mod lane;
 mod tier;
@@ -15,7 +15,7 @@ use crate::error::bad;
 pub(crate) use lane::LaneStats;
 pub(crate) use tier::TierStats;
 
-/// What remains of something counted when an earlier state of it is taken away.
+/// Difference of two states of a counter.
 trait Since: Sized {
     /// `None` if `before` is no earlier state of it.
     fn since(&self, before: &Self) -> Option<Self>;
@@ -27,7 +27,7 @@ impl Since for u64 {
     }
 }
 
-/// A class of numbers, of which `counters` only grow and `gauges` do not.
+/// Defines a class of numbers, of which `counters` only grow and `gauges` do not.
 macro_rules! counted {
     (
         $(#[$meta:meta])* $name:ident;
@@ -67,7 +67,7 @@ macro_rules! counted {
 use counted;
 
 counted! {
-    /// Counters of requests, and what is held now.
+    /// Counters of requests, and present totals.
     #[pyclass(frozen, module = "kvtrie")]
     Stats;
     counters requests refused blocks_wanted tokens_wanted inserted duplicates failed_lost clamped
@@ -138,7 +138,7 @@ impl Stats {
         Ok(PyMappingProxy::new(py, lanes.as_mapping()))
     }
 
-    /// What happened after `before` was taken.
+    /// The difference since `before` was taken.
     fn since(&self, before: &Self) -> PyResult<Self> {
         Since::since(self, before).ok_or_else(|| {
             let (now, then) = (self.now, before.now);

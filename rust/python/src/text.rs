@@ -1,7 +1,7 @@
-//! Strings: names that users give, and what an executor says.
+//! Strings: names by users, and messages of an executor.
 //!
-//! Invariant: a name is UTF-8 of at most 65 535 bytes, otherwise a `ConfigError` says which one is
-//! not. Cost: none beyond Python's own.
+//! Invariant: a name is UTF-8 of at most 65 535 bytes, otherwise a `ConfigError` names it. Cost:
+//! none beyond Python's own.
 
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -9,10 +9,10 @@ use pyo3::types::PyString;
 use crate::error::bad;
 use crate::number::shown;
 
-/// So many bytes a name may have.
+/// Byte limit of a name.
 const MOST_NAME: usize = u16::MAX as usize;
 
-/// So many characters are kept of what an executor says.
+/// Character limit of an executor's message.
 const MOST_SAID: usize = 4096;
 
 /// A name.
@@ -32,7 +32,7 @@ pub(crate) fn text<'a>(given: &'a Bound<'_, PyAny>, name: &str) -> PyResult<&'a 
     Ok(text)
 }
 
-/// A name that may be left out.
+/// An optional name.
 pub(crate) fn any_text<'a>(
     given: Option<&'a Bound<'_, PyAny>>,
     name: &str,
@@ -40,7 +40,7 @@ pub(crate) fn any_text<'a>(
     given.map(|given| text(given, name)).transpose()
 }
 
-/// Why something failed, cut short; what cannot be written as UTF-8 is replaced.
+/// A reason, truncated; characters that UTF-8 cannot encode are replaced.
 pub(crate) fn reason(given: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
     let Ok(string) = given.cast::<PyString>() else {
         return Err(bad(format!("{name} is {}, a str wanted", shown(given))));

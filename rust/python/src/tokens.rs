@@ -1,9 +1,9 @@
-//! Token ids from whatever Python holds them in.
+//! Token ids from Python objects.
 //!
-//! A contiguous array of `uint32` or `int32` is read in place; all else becomes one fresh
-//! copy, checked on the way. Invariant: every token is an integer in `0..2**32`; otherwise a
-//! `ConfigError` names the value and its index, or the dtype and the shape. Where a call lets other
-//! threads run Python, the array has become a copy. Cost: one pass.
+//! A contiguous array of `uint32` or `int32` is read in place; everything else is copied and
+//! checked. Invariant: every token is an integer in `0..2**32`; otherwise a `ConfigError` names the
+//! value and its index, or the dtype and the shape. A call that releases the interpreter's lock has
+//! a copy of the array. Cost: one pass.
 
 #![expect(unsafe_code, reason = "to register a borrow takes longer than copying a prompt")]
 
@@ -27,27 +27,27 @@ use crate::number::shown;
 pub(crate) use sequences::Sequences;
 pub(crate) use unchecked::Unchecked;
 
-/// No sequence has more tokens: a gigabyte of them.
+/// Token limit of a sequence: a gigabyte.
 const MOST: usize = 1 << 28;
 
-/// Tokens that are looked at and narrowed before the next: they are still in the nearest cache.
+/// Tokens checked and converted per chunk, which fits the L1 cache.
 const NEAR: usize = 1024;
 
 /// A sequence of tokens.
 pub(crate) enum Tokens<'py> {
     Unsigned(Numbers<'py, Token>),
-    /// None of them is negative.
+    /// Whether all are known to be non-negative.
     Signed(Numbers<'py, i32>),
 }
 
-/// Numbers one behind the other.
+/// Contiguous numbers.
 pub(crate) enum Numbers<'py, T> {
     InPlace(Bound<'py, PyArray1<T>>),
     Copied(Vec<T>),
 }
 
 impl<'py, T: Element> Numbers<'py, T> {
-    /// Those of an array, unless it has another type, more dimensions or gaps.
+    /// The numbers of an array, unless it has another type, more dimensions or gaps.
     fn of(array: &Bound<'py, PyUntypedArray>) -> Option<Self> {
         let array = array.cast::<PyArray1<T>>().ok()?;
         in_place(array).is_some().then(|| Self::InPlace(array.clone()))
@@ -61,15 +61,15 @@ impl<'py, T: Element> Numbers<'py, T> {
     }
 }
 
-/// The numbers of an array where they are; `None` if it has gaps or its numbers stand askew.
+/// The numbers of an array in place; `None` if it has gaps or is misaligned.
 fn in_place<'a, T: Element>(array: &'a Bound<'_, PyArray1<T>>) -> Option<&'a [T]> {
-    // SAFETY: the array is held as long as the slice, and nothing of ours writes to arrays. Whoever
-    // writes to one that a call was given, in another thread, breaks what all readers of it rely on.
+    // SAFETY: the array is held as long as the slice, and we never write to arrays. Another thread
+    // that writes to an array during a call breaks every reader's assumption, numpy's own included.
     unsafe { array.as_slice() }.ok()
 }
 
 impl<'py> Tokens<'py> {
-    /// Takes any sequence of integers, array, buffer or CPU tensor.
+    /// Converts any sequence of integers, array, buffer or CPU tensor.
     pub(crate) fn new(given: &Bound<'py, PyAny>) -> PyResult<Self> {
         if let Ok(array) = given.cast::<PyUntypedArray>() {
             return Self::of_array(array);
@@ -98,7 +98,7 @@ impl<'py> Tokens<'py> {
 
     fn of_array(array: &Bound<'py, PyUntypedArray>) -> PyResult<Self> {
         check_length(array.len())?;
-        // To try one type after the other takes longer than a look at the array's own.
+        // Reading the dtype is faster than trying one type after the other.
         let dtype = array.dtype();
         let plain = match (dtype.kind(), dtype.itemsize()) {
             (b'u', 4) => Numbers::of(array).map(Self::Unsigned),
@@ -119,7 +119,7 @@ impl<'py> Tokens<'py> {
         }
     }
 
-    /// The tokens as a copy that outlives the interpreter's lock.
+    /// The tokens as a copy, valid without the interpreter's lock.
     pub(crate) fn into_vec(self) -> PyResult<Vec<Token>> {
         match self {
             Self::Unsigned(Numbers::Copied(tokens)) => Ok(tokens),
@@ -140,7 +140,8 @@ impl From<Vec<Token>> for Tokens<'_> {
     }
 }
 
-/// Refuses the first negative token from one on. One pass without a branch per token, if there is none.
+/// Refuses the first negative token at or after an index. One pass without a branch per token if
+/// there is none.
 fn unsigned(tokens: &[i32], from: usize) -> PyResult<()> {
     if tokens[from..].iter().fold(0, |all, token| all | token) >= 0 {
         return Ok(());
@@ -171,7 +172,7 @@ fn from_array(array: &Bound<'_, PyUntypedArray>) -> PyResult<Vec<Token>> {
     let dtype = array.dtype();
     let (kind, size) = (dtype.kind(), dtype.itemsize());
     if array.ndim() != 1 || !(kind == b'i' || kind == b'u') {
-        // An empty list becomes a float array on the way; it still has no token.
+        // An empty list becomes a float array; it still has no tokens.
         if array.ndim() == 1 && array.is_empty() && kind == b'f' {
             return Ok(Vec::new());
         }
@@ -212,7 +213,7 @@ where
     check(array.as_array().iter().copied())
 }
 
-/// Tokens eight bytes wide, which are good where all their upper halves are zeros.
+/// 8-byte tokens, valid if all their upper halves are zero.
 fn read_wide<T>(array: &Bound<'_, PyUntypedArray>) -> PyResult<Vec<Token>>
 where
     T: Element + bytemuck::Pod + std::fmt::Display,
@@ -233,7 +234,7 @@ where
     read::<T>(array)
 }
 
-/// One pass without a branch per token; the bad one is searched only if there is one.
+/// One pass without a branch per token; only then a search for the invalid one.
 fn check<T>(given: impl ExactSizeIterator<Item = T> + Clone) -> PyResult<Vec<Token>>
 where
     T: Copy + std::fmt::Display,
@@ -269,7 +270,7 @@ fn check_length(tokens: usize) -> PyResult<()> {
 }
 
 fn from_items(given: &Bound<'_, PyAny>) -> PyResult<Vec<Token>> {
-    // The length of a list is true.
+    // Only a list's claimed length is reliable.
     if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
         let mut tokens = vector(claimed(given, MOST, "tokens")?, "tokens")?;
         for (at, item) in given.try_iter()?.enumerate() {

@@ -1,15 +1,15 @@
-//! When a transmission on a lane ends, layer by layer.
+//! Transmission on a lane: the arrival time of each layer.
 
 use kvtrie_core::lane;
 use pyo3::prelude::*;
 
-/// When a transmission ends: layer `i` is there at `first + i * per_layer`.
+/// Arrival times of a transmission: layer `i` is there at `first + i * per_layer`.
 #[pyclass(frozen, get_all, eq, hash, module = "kvtrie")]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Transmission {
-    /// When the last layer is there, in nanoseconds.
+    /// Arrival of the last layer, in nanoseconds.
     end: u64,
-    /// When the first layer is there, in nanoseconds.
+    /// Arrival of the first layer, in nanoseconds.
     first: u64,
     /// Nanoseconds between two layers.
     per_layer: u64,

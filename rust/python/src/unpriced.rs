@@ -1,4 +1,4 @@
-//! Blocks whose cost the user has still to say.
+//! Blocks that await a price by the user.
 //!
 //! Invariant: all arrays have one entry per block, in one order. Cost: one copy per array.
 
@@ -6,7 +6,7 @@ use kvtrie_core::manager;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 
-/// Struct of arrays of blocks without a price.
+/// Blocks without a price, as a struct of arrays.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Unpriced(Vec<manager::Unpriced>);
 
@@ -46,13 +46,13 @@ impl Unpriced {
         self.column(py, |known| known.index)
     }
 
-    /// How often each was used.
+    /// Number of uses of each.
     #[getter]
     fn uses<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
         self.column(py, |known| known.uses)
     }
 
-    /// Blocks of each one's session.
+    /// Number of blocks of each one's session.
     #[getter]
     fn session_blocks<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
         self.column(py, |known| known.session_blocks)

@@ -1,9 +1,9 @@
-//! Three threads over one manager, and what must be true of everything that they did.
+//! Story: three threads over one manager, with checks of everything that they did.
 //!
-//! Each call is written down under the lock that it runs under. Invariant: whatever the schedule,
-//! the same calls made by one thread in that order give the same answers and the same state, byte
-//! for byte; every move is handed out once and ends once; what refuses for lack of an open manager
-//! does so only after `close`. The manager is audited after every call. Cost: O(state) per call.
+//! Each call is logged under the lock that it runs under. Invariant: whatever the schedule, the
+//! logged calls repeated by one thread give the same answers and the same state, byte for byte;
+//! every move is handed out once and ends once; a call fails for a closed manager only after
+//! `close`. The manager is audited after every call. Cost: O(state) per call.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -34,7 +34,7 @@ enum Op {
     Close,
 }
 
-/// What a call answers.
+/// Answer of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Told {
     Lease(LeaseId, usize),
@@ -46,19 +46,19 @@ enum Told {
     Closed,
 }
 
-/// How a call is written down.
+/// Where a call is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Written {
     /// In the critical section that it runs in.
     Inside,
-    /// In one of its own behind it: what a lock that lets go too early looks like.
+    /// In a critical section of its own after it: the bug of a lock released too early.
     Behind,
 }
 
-/// The manager and every call that was made to it.
+/// The manager and the log of its calls.
 struct Stage {
     locked: Locked,
-    /// Never waited for: it is only taken under the manager's lock.
+    /// Never contended: it is taken only under the manager's lock.
     history: Mutex<Vec<(Op, Told)>>,
     written: Written,
     /// How to wait for the manager, see [`play`].
@@ -68,13 +68,13 @@ struct Stage {
 /// Runs a piece of work on the manager.
 pub(crate) type Call = fn(&Locked, &mut dyn FnMut(&mut Manager) -> Result<()>) -> Result<()>;
 
-/// How often each call was answered how.
+/// Counts of answers per call.
 pub(crate) type Mix = BTreeMap<String, u64>;
 
-/// Plays the story number `seed` once, and adds what happened to the mix.
+/// Plays the story number `seed` once, and adds its counts to the mix.
 ///
 /// # Panics
-/// If anything that must hold does not.
+/// If a check fails.
 pub(crate) fn play(seed: u64, written: Written, call: Call, mix: &Mutex<Mix>) {
     let manager = Manager::new(settings(seed)).expect("good settings");
     let (locked, history) = (Locked::new(manager), Mutex::new(Vec::new()));
@@ -96,10 +96,10 @@ pub(crate) fn play(seed: u64, written: Written, call: Call, mix: &Mutex<Mix>) {
     stage.count(&mut mix.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
-/// Fails unless all that can happen to three threads has happened.
+/// Fails unless every kind of answer has occurred.
 ///
 /// # Panics
-/// If it has not.
+/// If one has not.
 pub(crate) fn seen(mix: &Mix) {
     for what in [
         "Acquire: Lease",
@@ -120,7 +120,7 @@ pub(crate) fn seen(mix: &Mix) {
     }
 }
 
-/// Requests from start to end, whose prompts share beginnings.
+/// Requests from start to end, whose prompts share prefixes.
 fn serve(stage: &Stage, seed: u64) {
     for round in 0..2 {
         let prompt = prompt(seed + round);
@@ -136,7 +136,7 @@ fn serve(stage: &Stage, seed: u64) {
     }
 }
 
-/// Takes moves and reports them, some as failed, and again what others took.
+/// Takes moves and reports them, some as failed, and some that another thread took.
 fn carry(stage: &Stage, seed: u64) {
     for round in 0..3 {
         if let Told::Moves(ids) = stage.run(&Op::Moves(2)) {
@@ -151,7 +151,7 @@ fn carry(stage: &Stage, seed: u64) {
     }
 }
 
-/// Some of both, and in every other story the end of the manager.
+/// Some of both, and in every other story the close of the manager.
 fn serve_carry_and_close(stage: &Stage, seed: u64) {
     let prompt = prompt(seed / 2);
     if let Told::Lease(id, _) = stage.run(&Op::Acquire(prompt)) {
@@ -164,7 +164,7 @@ fn serve_carry_and_close(stage: &Stage, seed: u64) {
 }
 
 impl Stage {
-    /// Requests of an earlier time, whose blocks fill the tiers.
+    /// Earlier requests, whose blocks fill the tiers.
     fn warm(&self, seed: u64) {
         for round in 0..4 {
             let prompt = prompt(seed + round);
@@ -204,7 +204,7 @@ impl Stage {
         self.history.lock().unwrap_or_else(PoisonError::into_inner).push((op, told));
     }
 
-    /// Every report so far, by whomever.
+    /// Every report so far, of all threads.
     fn reported(&self) -> Vec<(MoveId, bool)> {
         let mut reports = Vec::new();
         self.alone(|_| {
@@ -218,11 +218,11 @@ impl Stage {
         reports
     }
 
-    /// All moves end, however often it takes; nobody else calls meanwhile.
+    /// Ends all moves; no other thread calls meanwhile.
     fn drain(&self) {
         let mut left = 1;
         while left > 0 && self.run(&Op::Moves(usize::MAX)) != Told::Closed {
-            // A report that came before that of the move it waits for was refused.
+            // A report before that of the move that it waits for was refused.
             for id in self.handed_out() {
                 self.run(&Op::Complete(id, true));
             }
@@ -285,7 +285,7 @@ impl Stage {
     }
 }
 
-/// A call, and what it answered. Time stands still, so that only the order of calls matters.
+/// Makes a call and returns its answer. Time is fixed, so that only the order of calls matters.
 fn apply(manager: &mut Manager, op: &Op) -> Told {
     let told = match op {
         Op::Acquire(tokens) => {

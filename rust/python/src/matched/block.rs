@@ -1,4 +1,4 @@
-//! A block of a match.
+//! Block of a match.
 
 use kvtrie_core::block::Handle;
 use kvtrie_core::manager;
@@ -8,7 +8,7 @@ use pyo3::types::PyTuple;
 
 use super::Copy;
 
-/// A block of a match.
+/// Block of a match.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct MatchedBlock {
     block: Handle,

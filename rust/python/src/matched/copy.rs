@@ -1,10 +1,10 @@
-//! One copy of a block on one tier.
+//! Copy of a block on one tier.
 
 use kvtrie_core::manager;
 use numpy::{PyArray1, ToPyArray};
 use pyo3::prelude::*;
 
-/// One copy of a block.
+/// Copy of a block on one tier.
 #[pyclass(frozen, module = "kvtrie")]
 pub(crate) struct Copy {
     pub(super) copy: manager::Copy,
@@ -19,13 +19,13 @@ impl Copy {
         self.copy.tier
     }
 
-    /// Its slot; with layer slots that of its first coming layer.
+    /// Its slot; with layer slots that of the first layer of `coming`.
     #[getter]
     fn slot(&self) -> u32 {
         self.copy.slot
     }
 
-    /// Its slots: one, or with layer slots one for each of the coming layers.
+    /// Its slots: one, or with layer slots one for each layer of `coming`.
     #[getter]
     fn slots<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
         self.slots.to_pyarray(py)
@@ -55,19 +55,19 @@ impl Copy {
         self.copy.coming.hi
     }
 
-    /// When the first of the coming layers is expected, in nanoseconds; now if it is there.
+    /// When the first of the coming layers is expected, in nanoseconds; now if it is resident.
     #[getter]
     fn first(&self) -> u64 {
         self.copy.first
     }
 
-    /// When all of it is expected, in nanoseconds; now if it is there.
+    /// When all of it is expected, in nanoseconds; now if it is resident.
     #[getter]
     fn ready(&self) -> u64 {
         self.copy.ready
     }
 
-    /// Whether it was chosen to leave: it is valid until the store that reads it has ended.
+    /// Whether it is a victim: it stays valid until the store that reads it has ended.
     #[getter]
     fn leaving(&self) -> bool {
         self.copy.leaving

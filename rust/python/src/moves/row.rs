@@ -1,9 +1,9 @@
-//! One move.
+//! Move: one row of the columns.
 
 use kvtrie_core::manager::{self, MoveKind};
 use pyo3::prelude::*;
 
-/// Stands for the block of a move of a partial block, which is in no trie.
+/// Handle in a move of a partial block, which is not in the trie.
 const NO_BLOCK: u64 = u64::MAX;
 
 /// The numbers of the kinds of move.
@@ -19,7 +19,7 @@ pub(crate) struct Move {
     pub(super) id: u64,
     /// 0 load (towards a faster tier), 1 store (towards a slower one), 2 copy (within the first).
     pub(super) kind: u8,
-    /// The lease that asked for it or waits for it; 0 if none does.
+    /// The lease that requested it or waits for it; 0 if none does.
     pub(super) lease: u64,
     /// Handle of the block; 2**64 - 1 for a partial one.
     pub(super) block: u64,
@@ -39,16 +39,16 @@ pub(crate) struct Move {
     pub(super) layer_lo: u16,
     /// One behind the last layer.
     pub(super) layer_hi: u16,
-    /// The move that must have completed before this one starts; 0 if none.
+    /// The move that must complete before this one starts; 0 if none.
     pub(super) after: u64,
     /// Tokens of the block that are valid.
     pub(super) tokens: u32,
-    /// What a disk or remote tier keeps beside the block; empty unless it is the destination.
+    /// The block's record for a disk or remote tier; empty unless that is the destination.
     pub(super) label: Vec<u8>,
 }
 
 impl Move {
-    /// As the manager hands it out, with the lease that it is told for.
+    /// The move as the manager hands it out, with its lease.
     pub(crate) fn told(given: &manager::Move, lease: u64) -> Self {
         let tier = |tier: usize| u8::try_from(tier).unwrap_or(u8::MAX);
         Self {

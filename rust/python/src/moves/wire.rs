@@ -1,11 +1,15 @@
-//! Moves as bytes, for worker processes.
+//! Binary format of moves, for worker processes, little-endian.
 //!
-//! All numbers are little-endian: the magic `kvtrmove`, version `u32` = 2, zero `u32`, count `u64`,
-//! then the columns one behind the other, without padding: id `u64`, kind `u8`, lease `u64`, block
-//! `u64`, key 32 bytes, src `u8`, dst `u8`, src slot `u32`, dst slot `u32`, group `u8`, layer lo
-//! `u16`, layer hi `u16`, after `u64`, tokens `u32`, length of the label `u32`; then the labels.
-//! Invariant: decoding what was encoded gives
-//! equal moves; anything else is refused. Cost: one pass per column.
+//! ```text
+//!   magic "kvtrmove" | version u32 = 2 | zero u32 | count u64
+//!   columns, unpadded: id u64 | kind u8 | lease u64 | block u64 | key 32 B | src u8 | dst u8
+//!                      src slot u32 | dst slot u32 | group u8 | layer lo u16 | layer hi u16
+//!                      after u64 | tokens u32 | label length u32
+//!   labels
+//! ```
+//!
+//! Invariant: decoding an encoding gives equal moves; other bytes are refused. Cost: one pass per
+//! column.
 
 use pyo3::PyResult;
 
@@ -17,7 +21,7 @@ const VERSION: u32 = 2;
 const HEADER: usize = 24;
 const ROW: usize = 8 * 4 + 32 + 4 * 3 + 2 * 2 + 4 * 2;
 
-/// Moves as bytes.
+/// Encodes moves.
 pub(super) fn encode(rows: &[Move]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER + rows.len() * ROW);
     out.extend_from_slice(MAGIC);
@@ -44,7 +48,7 @@ pub(super) fn encode(rows: &[Move]) -> Vec<u8> {
     out
 }
 
-/// The moves that bytes stand for, checked.
+/// Decodes and checks moves.
 pub(super) fn decode(data: &[u8]) -> PyResult<Vec<Move>> {
     let refuse = |what: &str| bad(format!("{} bytes are no moves: {what}", data.len()));
     let (header, body) =
@@ -145,7 +149,7 @@ pub(super) fn decode(data: &[u8]) -> PyResult<Vec<Move>> {
     }
 }
 
-/// Bytes that are long enough for what is taken of them.
+/// Byte reader that checks lengths.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {

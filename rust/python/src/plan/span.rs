@@ -1,9 +1,9 @@
-//! What happens to some layers of consecutive tokens.
+//! Span of a plan: layers of consecutive tokens with one action.
 
 use kvtrie_core::manager::{self, Action};
 use pyo3::prelude::*;
 
-/// What happens to some layers of consecutive tokens.
+/// Layers of consecutive tokens with one action.
 #[pyclass(frozen, get_all, eq, hash, module = "kvtrie")]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Span {
@@ -17,11 +17,11 @@ pub(crate) struct Span {
     layer_hi: u16,
     /// "reuse", "load" or "recompute".
     action: &'static str,
-    /// Index of the tier where the bytes are.
+    /// Index of the tier that has the bytes.
     tier: usize,
-    /// Predicted time at which the first layer is there, in nanoseconds.
+    /// Predicted time at which the first layer is resident, in nanoseconds.
     first_ready: u64,
-    /// Predicted time at which all of it is there, in nanoseconds.
+    /// Predicted time at which all layers are resident, in nanoseconds.
     ready: u64,
 }
 

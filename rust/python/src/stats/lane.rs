@@ -16,7 +16,7 @@ counted! {
     name: Name
 }
 
-/// A name stays what it is.
+/// A name has no difference: the later one stays.
 #[derive(Clone, PartialEq)]
 pub(super) struct Name(pub(super) String);
 

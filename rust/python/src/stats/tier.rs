@@ -1,4 +1,4 @@
-//! Counters of one tier, and what stands there.
+//! Counters of one tier, and present totals.
 
 use kvtrie_core::manager::{self, Cause, Manager};
 use pyo3::prelude::*;
@@ -9,7 +9,7 @@ use super::{Since, counted};
 use crate::histogram::Histogram;
 
 counted! {
-    /// Counters of one tier, and what stands there now.
+    /// Counters of one tier, and present totals.
     #[pyclass(frozen, module = "kvtrie")]
     #[derive(Clone)]
     TierStats;
@@ -61,7 +61,7 @@ impl Since for Times {
 }
 
 impl TierStats {
-    /// The counters of a tier that `misses` blocks were not found on.
+    /// Counters of a tier on which `misses` blocks were not found.
     pub(super) fn new(manager: &Manager, at: usize, misses: u64) -> Self {
         let stats = manager.stats(at);
         let now = manager.occupancy(at);
@@ -132,19 +132,19 @@ impl TierStats {
 
 #[pymethods]
 impl TierStats {
-    /// Which tier.
+    /// The tier's kind.
     #[getter]
     fn kind(&self) -> &str {
         &self.kind.0
     }
 
-    /// What decides which copies leave.
+    /// The eviction policy.
     #[getter]
     fn policy(&self) -> &str {
         &self.policy.0
     }
 
-    /// Copies whose eviction must be written first, or loses the last copy.
+    /// Copies whose eviction needs a write-back, or loses the last copy.
     #[getter]
     fn dirty(&self) -> u64 {
         self.copies - self.clean
@@ -156,31 +156,31 @@ impl TierStats {
         Ok(PyMappingProxy::new(py, self.by_cause(py)?.as_mapping()))
     }
 
-    /// Since the last use, of blocks that were found here.
+    /// Ages at hits: nanoseconds since the last use.
     #[getter]
     fn hit_age(&self) -> Histogram {
         self.times.0[0].1.clone()
     }
 
-    /// Since the last use, of copies that left.
+    /// Ages at eviction: nanoseconds since the last use.
     #[getter]
     fn evict_age(&self) -> Histogram {
         self.times.0[1].1.clone()
     }
 
-    /// From being handed out to the end, of loads out of here.
+    /// Latencies of loads out of this tier, from being handed out to the end.
     #[getter]
     fn load_time(&self) -> Histogram {
         self.times.0[2].1.clone()
     }
 
-    /// Likewise of stores into here.
+    /// Latencies of stores into this tier.
     #[getter]
     fn store_time(&self) -> Histogram {
         self.times.0[3].1.clone()
     }
 
-    /// Likewise of copies within this tier.
+    /// Latencies of copies within this tier.
     #[getter]
     fn copy_time(&self) -> Histogram {
         self.times.0[4].1.clone()

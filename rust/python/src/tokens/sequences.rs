@@ -1,6 +1,6 @@
 //! Tokens of several sequences in one call.
 //!
-//! Invariant: each is checked as a single one is. Cost: that of each.
+//! Invariant: each is checked like a single one. Cost: that of each.
 
 use kvtrie_core::block::Token;
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
@@ -13,18 +13,18 @@ use crate::number::shown;
 
 use super::{Tokens, check_length};
 
-/// So many sequences are taken at once.
+/// Limit of sequences per call.
 const MOST: usize = 1 << 20;
 
 /// Tokens of several sequences.
 pub(crate) enum Sequences<'py> {
-    /// One token of each.
+    /// One token per sequence.
     Singles(Tokens<'py>),
     Many(Vec<Tokens<'py>>),
 }
 
 impl<'py> Sequences<'py> {
-    /// Takes one token of each as one array or one list of integers, or a sequence for each.
+    /// Converts one token per sequence (an array or a list of integers), or a sequence each.
     pub(crate) fn new(given: &Bound<'py, PyAny>) -> PyResult<Self> {
         let singles = match given.cast::<PyUntypedArray>() {
             Ok(array) => array.ndim() == 1 && array.dtype().kind() != b'O',
@@ -33,7 +33,7 @@ impl<'py> Sequences<'py> {
         if singles { Tokens::new(given).map(Self::Singles) } else { Self::many(given) }
     }
 
-    /// Takes a sequence for each.
+    /// Converts a sequence each.
     pub(crate) fn many(given: &Bound<'py, PyAny>) -> PyResult<Self> {
         if given.try_iter().is_err() {
             return Err(bad(format!("tokens are {}, a sequence for each wanted", shown(given))));
@@ -44,7 +44,7 @@ impl<'py> Sequences<'py> {
         items(given, MOST, "sequences", |_, tokens| Tokens::new(&tokens)).map(Self::Many)
     }
 
-    /// How many there are.
+    /// Number of sequences.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Singles(tokens) => tokens.as_slice().len(),
@@ -52,7 +52,7 @@ impl<'py> Sequences<'py> {
         }
     }
 
-    /// Each one's tokens.
+    /// The tokens of each.
     pub(crate) fn slices(&self) -> Vec<&[Token]> {
         match self {
             Self::Singles(tokens) => tokens.as_slice().chunks(1).collect(),
@@ -60,7 +60,7 @@ impl<'py> Sequences<'py> {
         }
     }
 
-    /// The same as copies that outlive the interpreter's lock.
+    /// The same as copies, valid without the interpreter's lock.
     pub(crate) fn into_vecs(self) -> PyResult<Vec<Vec<Token>>> {
         match self {
             Self::Singles(tokens) => {

@@ -1,7 +1,7 @@
-//! Tokens of long arrays that need no check where they are like known ones.
+//! Tokens of long arrays, checked only where they match no known tokens.
 //!
-//! Invariant: what is not compared with known tokens is checked before a call returns. Cost: one pass
-//! over what matched nothing.
+//! Invariant: numbers not compared with known tokens are checked before a call returns. Cost: one
+//! pass over the unmatched ones.
 
 use kvtrie_core::block::Token;
 use kvtrie_core::trie::Query;
@@ -10,18 +10,18 @@ use pyo3::prelude::*;
 
 use super::{MOST, Numbers, out_of_range, unsigned};
 
-/// Up to so many tokens are checked before they are looked up.
+/// Token count up to which all are checked before the lookup.
 const SHORT: usize = 4096;
 
-/// Numbers of a long contiguous array that are compared with known tokens as they are: those that are
-/// alike need no other check.
+/// Numbers of a long contiguous array, compared with known tokens as they are: equal ones need no
+/// check.
 pub(crate) enum Unchecked<'py> {
     Signed(Numbers<'py, i32>),
     Wide(Numbers<'py, i64>),
 }
 
 impl<'py> Unchecked<'py> {
-    /// Those of a long array of `int32` or `int64`.
+    /// The numbers of a long array of `int32` or `int64`.
     pub(crate) fn of(given: &Bound<'py, PyAny>) -> Option<Self> {
         let array = given.cast::<PyUntypedArray>().ok()?;
         if array.len() <= SHORT || array.len() > MOST {
@@ -35,7 +35,7 @@ impl<'py> Unchecked<'py> {
         }
     }
 
-    /// The numbers, as a lookup takes them.
+    /// The numbers as a query.
     pub(crate) fn query(&self) -> Query<'_> {
         match self {
             Self::Signed(numbers) => Query::Signed(numbers.as_slice()),
