@@ -327,8 +327,8 @@ def test_a_store_that_cannot_be_read_hides_no_other(capsys, folder, action):
     manifest = broken / "manifest"
     good = manifest.read_bytes()
     for bad, reason in (
-        (b"", "no whole header"),
-        (bytes([good[0] ^ 1]) + good[1:], "no whole header"),
+        (b"", "no complete header"),
+        (bytes([good[0] ^ 1]) + good[1:], "no complete header"),
         (good[:30] + bytes([good[30] ^ 1]) + good[31:], "wrong checksum of the header"),
     ):
         manifest.write_bytes(bad)

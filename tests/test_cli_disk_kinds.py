@@ -217,7 +217,7 @@ def test_an_engine_over_a_pipe_as_lock_reads_and_says_why(whole, tmp_path, caplo
         assert executor.pools[2].read_only
         assert executor.restore() == len(PROMPTS)
         assert [ask(executor, tokens) for tokens in PROMPTS] == [len(PROMPTS[0])] * len(PROMPTS)
-    assert "lock: a pipe, not a file; without it nobody writes here" in caplog.text
+    assert "lock: a pipe, not a file; without it the store is read-only" in caplog.text
 
 
 def test_an_engine_over_a_stretched_manifest_finds_everything(whole, tmp_path):

@@ -281,7 +281,7 @@ def _refusal(store: Path) -> str | None:
     try:
         found = lock.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-            return f"{lock} is no file of its own; without it nobody writes here"
+            return f"{lock} is no file of its own; without it the store is read-only"
         with open(lock, "rb", opener=_without_waiting) as file:
             try:
                 # Shared and for microseconds: nobody who looks keeps another one from looking.

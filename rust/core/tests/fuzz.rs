@@ -62,7 +62,7 @@ const HAPPENINGS: [&str; 34] = [
     "hint clipped",
     "hint deferred",
     "hint rejected",
-    "waiting hint came true",
+    "pending hint applied",
     "ranks compared",
 ];
 

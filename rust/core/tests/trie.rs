@@ -7,7 +7,7 @@ use kvtrie_core::trie::{Query, RunId, Trie};
 use proptest::prelude::*;
 
 /// A scope's root and the tokens from there to the end of a block.
-type Path = (RunId, Vec<Token>);
+type ScopedPath = (RunId, Vec<Token>);
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -39,16 +39,16 @@ fn op(size: usize) -> impl Strategy<Value = Op> {
 }
 
 /// The trie and the map it must equal.
-struct Beside {
+struct Checked {
     trie: Trie<u8>,
     size: usize,
     roots: Vec<RunId>,
-    paths: BTreeMap<Path, BlockId>,
+    paths: BTreeMap<ScopedPath, BlockId>,
     dead: Vec<Handle>,
     owns: BTreeMap<BlockId, u8>,
 }
 
-impl Beside {
+impl Checked {
     fn new(size: usize) -> Self {
         let mut trie = Trie::new(size);
         let roots = vec![trie.add_root(), trie.add_root()];
@@ -56,7 +56,7 @@ impl Beside {
     }
 
     /// One of the roots or known paths.
-    fn pick(&self, at: usize) -> Path {
+    fn pick(&self, at: usize) -> ScopedPath {
         let at = at % (self.paths.len() + self.roots.len());
         match self.roots.get(at) {
             Some(&root) => (root, Vec::new()),
@@ -64,7 +64,7 @@ impl Beside {
         }
     }
 
-    fn insert(&mut self, parent: &Path, tokens: &[Token]) -> Path {
+    fn insert(&mut self, parent: &ScopedPath, tokens: &[Token]) -> ScopedPath {
         let path = (parent.0, [&parent.1[..], tokens].concat());
         let above = self.paths.get(parent).copied();
         let known = self.paths.get(&path).copied();
@@ -80,11 +80,12 @@ impl Beside {
     }
 
     fn remove(&mut self, at: usize) {
-        let leaf = |path: &Path| {
-            let behind = |other: &Path| other.0 == path.0 && other.1.starts_with(&path.1);
+        let leaf = |path: &ScopedPath| {
+            let behind = |other: &ScopedPath| other.0 == path.0 && other.1.starts_with(&path.1);
             self.paths.keys().filter(|other| behind(other)).count() == 1
         };
-        let leaves: Vec<Path> = self.paths.keys().filter(|path| leaf(path)).cloned().collect();
+        let leaves: Vec<ScopedPath> =
+            self.paths.keys().filter(|path| leaf(path)).cloned().collect();
         if leaves.is_empty() {
             return;
         }
@@ -164,7 +165,7 @@ impl Beside {
             (self.paths.len(), self.paths.is_empty())
         );
         assert!(self.dead.iter().all(|handle| self.trie.resolve(*handle).is_none()));
-        let mut below: BTreeMap<Path, BTreeSet<BlockId>> = BTreeMap::new();
+        let mut below: BTreeMap<ScopedPath, BTreeSet<BlockId>> = BTreeMap::new();
         for (path, &block) in &self.paths {
             let (root, tokens) = path;
             let parent = (*root, tokens[..tokens.len() - self.size].to_vec());
@@ -192,7 +193,7 @@ impl Beside {
 
 fn set(blocks: &[BlockId]) -> BTreeSet<BlockId> {
     let set: BTreeSet<BlockId> = blocks.iter().copied().collect();
-    assert_eq!(set.len(), blocks.len(), "a block is told twice");
+    assert_eq!(set.len(), blocks.len(), "a block occurs twice");
     set
 }
 
@@ -204,15 +205,15 @@ proptest! {
         (size, ops) in (1..4_usize)
             .prop_flat_map(|size| (Just(size), prop::collection::vec(op(size), 1..80))),
     ) {
-        let mut beside = Beside::new(size);
+        let mut checked = Checked::new(size);
         for op in &ops {
-            beside.step(op);
-            beside.check();
+            checked.step(op);
+            checked.check();
         }
-        while !beside.paths.is_empty() {
-            beside.remove(7);
-            beside.check();
+        while !checked.paths.is_empty() {
+            checked.remove(7);
+            checked.check();
         }
-        prop_assert!(beside.trie.is_empty());
+        prop_assert!(checked.trie.is_empty());
     }
 }

@@ -38,7 +38,7 @@ type Reading<'py> = (Vec<u8>, u32, (u16, u16), PyReadwriteArray2<'py, u8>);
 type Writing<'py> = (Vec<u8>, u32, (u16, u16), PyReadonlyArray2<'py, u8>, Vec<u8>);
 
 /// The error of each block of a call, if it failed.
-type Told = Vec<Option<String>>;
+type Messages = Vec<Option<String>>;
 
 /// Files of one store.
 #[pyclass(frozen, module = "kvtrie")]
@@ -78,8 +78,8 @@ impl DiskStore {
     fn store(&self) -> PyResult<Arc<Store>> {
         self.here()?;
         let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
-        let gone = || ClosedError::new_err(format!("{} is closed", self.folder.display()));
-        store.clone().ok_or_else(gone)
+        let closed = || ClosedError::new_err(format!("{} is closed", self.folder.display()));
+        store.clone().ok_or_else(closed)
     }
 
     /// Runs a call on the files without the interpreter's lock.
@@ -122,7 +122,7 @@ fn device(faults: Option<&Bound<'_, Faults>>, io: &str, queue: &str) -> PyResult
     })
 }
 
-fn told(results: Vec<Result<(), Error>>) -> Told {
+fn messages(results: Vec<Result<(), Error>>) -> Messages {
     results.into_iter().map(|result| result.err().map(|error| error.to_string())).collect()
 }
 
@@ -206,8 +206,8 @@ impl DiskStore {
     fn stores(py: Python<'_>, folder: PathBuf) -> PyResult<Vec<(PathBuf, Option<String>)>> {
         let listed =
             py.detach(|| kvtrie_store::stores(&System::default(), &folder)).map_err(raise)?;
-        let told = |settings: Result<_, Error>| settings.err().map(|error| error.to_string());
-        Ok(listed.into_iter().map(|store| (store.folder, told(store.settings))).collect())
+        let reason = |settings: Result<_, Error>| settings.err().map(|error| error.to_string());
+        Ok(listed.into_iter().map(|store| (store.folder, reason(store.settings))).collect())
     }
 
     /// Number of blocks whose files fit in a budget of bytes.
@@ -340,7 +340,7 @@ impl DiskStore {
         py: Python<'_>,
         mut blocks: Vec<Reading<'_>>,
         depth: usize,
-    ) -> PyResult<Told> {
+    ) -> PyResult<Messages> {
         let keys: Vec<Key> = blocks.iter().map(|block| key(&block.0)).collect::<PyResult<_>>()?;
         let wanted = keys.iter().zip(&mut blocks).map(|(key, (_, slot, layers, memory))| {
             let out = memory.as_slice_mut().map_err(|_| contiguous())?;
@@ -352,7 +352,7 @@ impl DiskStore {
             })
         });
         let wanted = wanted.collect::<PyResult<Vec<_>>>()?;
-        self.run(py, |store| Ok(told(store.read_many(wanted, depth))))
+        self.run(py, |store| Ok(messages(store.read_many(wanted, depth))))
     }
 
     /// Writes several blocks, up to `depth` at once; returns an error or None for each.
@@ -363,7 +363,7 @@ impl DiskStore {
         blocks: Vec<Writing<'_>>,
         wall: u64,
         depth: usize,
-    ) -> PyResult<Told> {
+    ) -> PyResult<Messages> {
         self.here()?;
         let known = blocks.iter().map(|block| Ok((key(&block.0)?, self::label(&block.4)?)));
         let known: Vec<(Key, Label)> = known.collect::<PyResult<_>>()?;
@@ -375,7 +375,7 @@ impl DiskStore {
             Ok(BlockWrite { key, slot: *slot, layers, record, meta: meta(label.standing), bytes })
         });
         let given = given.collect::<PyResult<Vec<_>>>()?;
-        self.run(py, |store| Ok(told(store.write_many(given, wall, depth))))
+        self.run(py, |store| Ok(messages(store.write_many(given, wall, depth))))
     }
 
     /// The index of the store, for a starting manager; `wall` is the wall clock in nanoseconds.

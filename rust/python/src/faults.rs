@@ -63,7 +63,11 @@ impl Faults {
         let chance = match (per_mille, after) {
             (Some(share), None) => Chance::PerMille(share),
             (None, Some(calls)) => Chance::After(calls),
-            _ => return Err(bad("a fault comes per_mille calls or after so many: give one")),
+            _ => {
+                return Err(bad(
+                    "a fault occurs in per_mille of the calls or after so many: give one",
+                ));
+            }
         };
         self.device.inject(fault(kind)?, chance);
         Ok(())

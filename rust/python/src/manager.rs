@@ -286,7 +286,7 @@ impl BlockManager {
         #[pyo3(from_py_with = number::limit)] limit: Option<usize>,
     ) -> PyResult<Moves> {
         let limit = limit.unwrap_or(usize::MAX);
-        let moves = self.shared.call(py, |manager| manager.hand_out(limit, Move::told))?;
+        let moves = self.shared.call(py, |manager| manager.hand_out(limit, Move::handed_out))?;
         Ok(moves.into())
     }
 
@@ -308,8 +308,8 @@ impl BlockManager {
         #[pyo3(from_py_with = number::cancelled)] cancelled: bool,
     ) -> PyResult<usize> {
         let moves = numbers(ids, "id", u64::MAX)?;
-        let said = [(hung, "hung"), (cancelled, "cancelled"), (error.is_some(), "error")];
-        if let (true, Some((_, what))) = (ok, said.into_iter().find(|(given, _)| *given)) {
+        let causes = [(hung, "hung"), (cancelled, "cancelled"), (error.is_some(), "error")];
+        if let (true, Some((_, what))) = (ok, causes.into_iter().find(|(given, _)| *given)) {
             return Err(bad(format!("'{what}' contradicts ok=True in a report of {}", shown(ids))));
         }
         if hung && cancelled {

@@ -187,9 +187,9 @@ impl Moves {
     /// The moves that include a layer, restricted to it. Report them with `layers_done`.
     fn by_layer(&self, #[pyo3(from_py_with = number::layer)] layer: u16) -> Self {
         let carries = |row: &&Move| row.layer_lo <= layer && layer < row.layer_hi;
-        let cut =
+        let restricted =
             |row: &Move| Move { layer_lo: layer, layer_hi: layer.saturating_add(1), ..row.clone() };
-        Self::from(self.rows.iter().filter(carries).map(cut).collect::<Vec<_>>())
+        Self::from(self.rows.iter().filter(carries).map(restricted).collect::<Vec<_>>())
     }
 
     /// The moves between the given tiers that wait for none, grouped by kind, lease, tiers and

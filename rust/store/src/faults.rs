@@ -204,14 +204,14 @@ impl Shared {
             Some(next) => plan.chances.insert(fault, next),
             None => plan.chances.remove(&fault),
         };
-        let comes = match chance {
+        let occurs = match chance {
             Chance::PerMille(often) => plan.below(1000) < u64::from(often),
             Chance::After(left) | Chance::From(left) => left == 0,
         };
-        if comes {
+        if occurs {
             *plan.injected.entry(fault).or_default() += 1;
         }
-        comes
+        occurs
     }
 
     fn fail(&self, fault: Fault, error: rustix::io::Errno) -> io::Result<()> {

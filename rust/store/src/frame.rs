@@ -187,7 +187,7 @@ pub(crate) fn head_length(bytes: &[u8]) -> Option<usize> {
 /// Decodes the header at the start of `bytes`.
 pub(crate) fn decode_head(bytes: &[u8]) -> Head {
     let Some(bytes) = head_length(bytes).and_then(|length| bytes.get(..length)) else {
-        return Head::Bad("no whole header".into());
+        return Head::Bad("no complete header".into());
     };
     if xxh3_64(&bytes[16..]) != word(bytes, 8) {
         return Head::Bad("wrong checksum of the header".into());

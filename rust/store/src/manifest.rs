@@ -158,16 +158,16 @@ impl Manifest {
         let file = quarantine::create(&*self.device, &self.folder, NEXT)
             .map_err(|error| self.failed("opening", NEXT, error))?;
         let mut bytes = frame::head(&self.settings, last);
-        let (mut start, mut kept, mut gone, mut reasons) = (0, vec![], vec![], vec![]);
+        let (mut start, mut kept, mut freed, mut reasons) = (0, vec![], vec![], vec![]);
         self.each(&blocks, |slot, entry, put| {
             let Some(mut put) = put else {
                 reasons.push(format!("slot {slot}: its frame at {} is damaged", entry.at));
-                gone.push(slot);
+                freed.push(slot);
                 return Ok(());
             };
             (put.layers, put.sequence) = (entry.layers, entry.sequence);
             if !keep(slot, &mut put) {
-                gone.push(slot);
+                freed.push(slot);
                 return Ok(());
             }
             let at = start + bytes.len() as u64;
@@ -194,7 +194,7 @@ impl Manifest {
         for (slot, at, length) in kept {
             table.moved(slot, at, length);
         }
-        for slot in gone {
+        for slot in freed {
             table.forget(slot);
         }
         drop(table);

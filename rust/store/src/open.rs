@@ -279,7 +279,7 @@ impl Store {
 
 /// Message for a folder owner lock file is unusable.
 fn no_lock(folder: &Path, error: &io::Error) -> String {
-    format!("{}: {error}; without it nobody writes here", folder.join(LOCK).display())
+    format!("{}: {error}; without it the store is read-only", folder.join(LOCK).display())
 }
 
 /// Manifest as found.

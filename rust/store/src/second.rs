@@ -40,19 +40,19 @@ pub(crate) fn in_order(
         *second = std::path::absolute(&*second)
             .map_err(|error| Error::io(format!("finding {}", second.display()), error))?;
     }
-    let there = |path: PathBuf| device.open(&path, Access::Read).is_ok();
+    let exists = |path: PathBuf| device.open(&path, Access::Read).is_ok();
     let (name, half) = (settings.folder_name(), folder.join(named(settings)));
-    if there(folder.join(&name).join(manifest::NAME)) {
+    if exists(folder.join(&name).join(manifest::NAME)) {
         return Ok(folder.to_path_buf());
     }
-    let other = settings.second.clone().filter(|other| there(other.join(&name).join(PAIR)));
+    let other = settings.second.clone().filter(|other| exists(other.join(&name).join(PAIR)));
     if let Some(other) = other {
         let folder = std::path::absolute(folder)
             .map_err(|error| Error::io(format!("finding {}", folder.display()), error))?;
         settings.second = Some(folder);
         return Ok(other);
     }
-    if there(half.join(PAIR)) {
+    if exists(half.join(PAIR)) {
         return Err(Error::config(format!(
             "{} is half of a store owner other folder was not given or is not there; remove it to \
              begin anew",
@@ -96,7 +96,7 @@ pub(crate) fn check(
         found => found,
     };
     let here = number(own)?;
-    let wrong = |what: String| Err(Error::config(format!("{what}; {blocks} blocks stand there")));
+    let wrong = |what: String| Err(Error::config(format!("{what}; {blocks} blocks are there")));
     let (one, store) = (own.display(), settings.folder_name());
     let Some(part) = path(settings) else {
         return match here {

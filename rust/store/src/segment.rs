@@ -198,7 +198,7 @@ impl Segments {
         }
         match self.file(segment, create) {
             Ok(Some(file)) => Ok(file),
-            Ok(None) => Err(Error::bad(slot, format!("{} is gone", name(segment)))),
+            Ok(None) => Err(Error::bad(slot, format!("{} is missing", name(segment)))),
             Err(error) => {
                 Err(Error::io(format!("opening {}", self.path(segment).display()), error))
             }
@@ -241,7 +241,7 @@ impl Segments {
         let wanted = buffer.len();
         let failed = |error| Error::io(self.doing("reading", slot, wanted, at), error);
         let Some(file) = self.file(self.of(slot), false).map_err(failed)? else {
-            return Err(Error::bad(slot, format!("{} is gone", name(self.of(slot)))));
+            return Err(Error::bad(slot, format!("{} is missing", name(self.of(slot)))));
         };
         let got = read_full(&*file, buffer, at).map_err(failed)?;
         if got < wanted {

@@ -363,8 +363,8 @@ mod tests {
         let mut op = Op::new(open, 0, bytes(), 0, Layers::NONE);
         descriptor(&mut op);
         assert!(op.direct && op.file.paged());
-        let mut told = Nothing(Vec::new());
-        let mut work = DirectFallback { work: &mut told, again: VecDeque::new() };
+        let mut seen = Nothing(Vec::new());
+        let mut work = DirectFallback { work: &mut seen, again: VecDeque::new() };
         let refused = || Err(io::ErrorKind::InvalidInput.into());
         work.done(op, refused());
         let mut op = work.next().unwrap();
@@ -375,6 +375,6 @@ mod tests {
         assert!(!travel.direct && travel.reasons[0].contains("direct I/O: reading"), "{travel:?}");
         // Through the cache it is an error like any other.
         work.done(op, refused());
-        assert!(work.next().is_none() && told.0.len() == 1);
+        assert!(work.next().is_none() && seen.0.len() == 1);
     }
 }

@@ -361,7 +361,7 @@ fn below_a_queue(queue: QueueKind, fault: Fault, cases: u64) -> Tally {
 /// `before`; returns the numbers that it prints.
 fn elsewhere(own: &str, before: &str, role: &str, folder: &Path, cases: u64) -> Option<Tally> {
     let me = std::env::current_exe().unwrap();
-    let told = Command::new("unshare")
+    let output = Command::new("unshare")
         .args([own, "sh", "-c"])
         .arg(format!("{before} && exec {} --exact another_process --nocapture", me.display()))
         .env(ROLE, role)
@@ -369,11 +369,11 @@ fn elsewhere(own: &str, before: &str, role: &str, folder: &Path, cases: u64) -> 
         .env(CASES, cases.to_string())
         .output()
         .ok()?;
-    let text = String::from_utf8_lossy(&told.stdout).into_owned();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let line = text.lines().find(|line| line.contains("tally "))?;
     let numbers = line.split("tally ").nth(1)?.split(' ').map(|number| number.parse().unwrap());
     let numbers: Vec<u64> = numbers.collect();
-    assert!(told.status.success(), "{text}");
+    assert!(output.status.success(), "{text}");
     let &[faults, right, misses, wrong] = &numbers[..] else { return None };
     Some(Tally { faults, right, misses, wrong, whole: false })
 }
@@ -413,8 +413,8 @@ fn two_processes(cases: u64) -> Tally {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let told = std::io::BufReader::new(holder.stdout.take().unwrap());
-    let mut lines = std::io::BufRead::lines(told).map_while(Result::ok);
+    let output = std::io::BufReader::new(holder.stdout.take().unwrap());
+    let mut lines = std::io::BufRead::lines(output).map_while(Result::ok);
     assert!(lines.any(|line| line.contains("holding")));
     let mut tally = Tally::default();
     for case in 0..cases {

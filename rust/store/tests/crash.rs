@@ -30,7 +30,7 @@ struct LoggedCall {
     began: usize,
     ended: usize,
     /// Slots whose block this call may remove.
-    gone: Vec<u32>,
+    removable: Vec<u32>,
     after: Model,
 }
 
@@ -72,7 +72,7 @@ fn work(
             faults.inject(fault, Chance::After(random.below(6)));
         }
         let slot = u32::try_from(random.below(SLOTS.into())).unwrap();
-        let mut gone = vec![slot];
+        let mut removable = vec![slot];
         match random.below(10) {
             0 => {
                 if store.remove(slot).is_ok() {
@@ -85,17 +85,17 @@ fn work(
                     .map(|slot| KeptBlock { slot, meta: Meta::default() })
                     .collect();
                 let stays = |slot: &u32| kept.iter().any(|kept| kept.slot == *slot);
-                gone = (0..SLOTS).filter(|slot| !stays(slot)).collect();
+                removable = (0..SLOTS).filter(|slot| !stays(slot)).collect();
                 if store.save(&kept, 0).is_ok() {
                     model.0.retain(|slot, _| stays(slot));
                 }
             }
             2 => {
-                gone.clear();
+                removable.clear();
                 let _ = store.gc();
             }
             3 => {
-                gone.clear();
+                removable.clear();
                 let _ = store.sync();
             }
             _ => {
@@ -109,7 +109,7 @@ fn work(
                     holds.key == block.key && holds.layers().join(layers).is_some()
                 });
                 if extends {
-                    gone.clear();
+                    removable.clear();
                 }
                 if write(&store, block, slot, layers, *version).is_ok() {
                     model.write(&block.key, slot, layers, *version);
@@ -119,13 +119,13 @@ fn work(
         faults.heal();
         // A slot that a failed call might free holds its old block, or none.
         model.0.retain(|slot, holds| {
-            !gone.contains(slot) || read(&store, &holds.key, *slot, holds.layers()).is_ok()
+            !removable.contains(slot) || read(&store, &holds.key, *slot, holds.layers()).is_ok()
         });
         for (&slot, holds) in &model.0 {
             let found = read(&store, &holds.key, slot, holds.layers()).unwrap();
             assert!(found == holds.bytes(600), "slot {slot}");
         }
-        steps.push(LoggedCall { began, ended: memory.clock(), gone, after: model.clone() });
+        steps.push(LoggedCall { began, ended: memory.clock(), removable, after: model.clone() });
     }
     // Power is lost: no close.
     std::mem::forget(store);
@@ -173,7 +173,7 @@ fn owed(run: &Run, before: &Model, clock: usize) -> Model {
     let done = run.steps.iter().rfind(|step| step.ended <= clock);
     let mut owed = done.map_or(before, |step| &step.after).clone();
     if let Some(step) = run.steps.iter().find(|step| step.began < clock && clock < step.ended) {
-        owed.0.retain(|slot, _| !step.gone.contains(slot));
+        owed.0.retain(|slot, _| !step.removable.contains(slot));
     }
     owed
 }

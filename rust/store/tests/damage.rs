@@ -315,7 +315,7 @@ fn a_missing_segment_is_a_miss() {
     let folder = Path::new("/stores").join(settings().folder_name());
     memory.device().remove(&folder.join(SEGMENT)).unwrap();
     let store = rig::open(&memory.device(), &settings());
-    assert!(bad(&store, &blocks[0], 0, ALL).contains("segment-00000 is gone"));
+    assert!(bad(&store, &blocks[0], 0, ALL).contains("segment-00000 is missing"));
     write(&store, &blocks[0], 0, ALL, 1).unwrap();
     right(&store, &blocks[0], 0, ALL);
 }

@@ -40,8 +40,8 @@ fn one_writes_and_the_others_read() {
     let reader = system(folder.path(), &settings).unwrap();
     assert!(reader.read_only() && !writer.read_only());
     assert_eq!(read(&reader, &block.key, 0, ALL).unwrap(), bytes(&settings, &block, ALL, 1));
-    let told = write(&reader, &block, 1, ALL, 1).unwrap_err().to_string();
-    assert!(told.contains(&format!("process {} writes here", std::process::id())), "{told}");
+    let message = write(&reader, &block, 1, ALL, 1).unwrap_err().to_string();
+    assert!(message.contains(&format!("process {} writes here", std::process::id())), "{message}");
     // A reader removes no block, not even a damaged one.
     let segment = folder.path().join(settings.folder_name()).join("segment-00000");
     let whole = std::fs::read(&segment).unwrap();
@@ -131,13 +131,13 @@ fn bad_arguments_change_nothing_and_name_the_numbers() {
     let block = first(0);
     write(&store, &block, 0, ALL, 1).unwrap();
     let image = memory.bytes("manifest");
-    let told = |found: Result<(), Error>| match found {
+    let message = |found: Result<(), Error>| match found {
         Err(Error::Config(message)) => message,
         other => panic!("{other:?}"),
     };
     let put = |key, slot, layers, record: &[u8], length: usize| {
         let data = vec![0; length];
-        told(store.write(key, slot, layers, record, Meta::default(), &data, 0))
+        message(store.write(key, slot, layers, record, Meta::default(), &data, 0))
     };
     let (key, record) = (&block.key, &block.record[..]);
     assert_eq!(put(key, 4, ALL, record, 2800), "slot 4, there are 4");
@@ -149,9 +149,9 @@ fn bad_arguments_change_nothing_and_name_the_numbers() {
     assert!(put(&[7; 32], 1, ALL, record, 2800).contains("does not give the key 0707070707070707"));
     assert!(put(key, 1, ALL, &record[1..], 2800).contains("does not give the key"));
     let kept = KeptBlock { slot: 0, meta: Meta::default() };
-    assert_eq!(told(store.save(&[kept, kept], 0)), "slot 0 is given twice");
-    assert_eq!(told(store.save(&[KeptBlock { slot: 9, ..kept }], 0)), "slot 9, there are 4");
-    assert_eq!(told(store.remove(4)), "slot 4, there are 4");
+    assert_eq!(message(store.save(&[kept, kept], 0)), "slot 0 is given twice");
+    assert_eq!(message(store.save(&[KeptBlock { slot: 9, ..kept }], 0)), "slot 9, there are 4");
+    assert_eq!(message(store.remove(4)), "slot 4, there are 4");
     assert_eq!(memory.bytes("manifest"), image);
     for (wrong, message) in [
         (Settings { layers: 0, ..settings.clone() }, "layers is 0, at least 1"),
@@ -160,7 +160,7 @@ fn bad_arguments_change_nothing_and_name_the_numbers() {
         (Settings { about: "x".repeat(20_000), ..settings.clone() }, "about is 20000, at most"),
     ] {
         let found = Store::open(memory.device(), Path::new("/stores"), wrong);
-        assert!(matches!(&found, Err(Error::Config(said)) if said.contains(message)), "{found:?}");
+        assert!(matches!(&found, Err(Error::Config(text)) if text.contains(message)), "{found:?}");
     }
 }
 
@@ -257,9 +257,9 @@ const CHILD: &str = "KVTRIE_FOLDER_CHILD";
 /// Runs one of the tests below in another process, with `folder` in its environment.
 fn child(command: &mut Command, test: &str, folder: &Path) {
     let out = command.env(CHILD, folder).output().unwrap();
-    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    let output = String::from_utf8_lossy(&out.stdout).into_owned();
     let erred = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && said.contains("1 passed"), "{test}: {said}{erred}");
+    assert!(out.status.success() && output.contains("1 passed"), "{test}: {output}{erred}");
 }
 
 fn skip(why: &str) {

@@ -211,30 +211,30 @@ fn one(kind: Kind, name: &str, second: bool) {
     let looked = inspected.map(|store| found(&store, &blocks)).map_err(|error| error.to_string());
     assert_eq!(before, seen(&outside));
     let last = name.rsplit('/').next().unwrap();
-    let mut told = String::new();
+    let mut reasons = String::new();
     match opened() {
         Ok(store) => {
-            told += &store.reasons().join("; ");
-            told += store.refusal().unwrap_or_default();
+            reasons += &store.reasons().join("; ");
+            reasons += store.refusal().unwrap_or_default();
             let right = found(&store, &blocks);
             // Defects that only reading shows.
-            told += &store.reasons().join("; ");
-            told = format!("{told}; {right} right, {looked:?} when looked at");
+            reasons += &store.reasons().join("; ");
+            reasons = format!("{told}; {right} right, {looked:?} when looked at");
             // A bad lock file does not prevent reading.
             let harmless =
                 last == "lock" || last.starts_with("manifest.") || last == "segment-00007";
             let whole = matches!(kind, Kind::Stretched | Kind::Linked) && last == "manifest";
             let sparse = matches!(kind, Kind::Stretched) && last.starts_with("segment");
             if !own && (harmless || whole || sparse) {
-                assert_eq!(right, blocks.len(), "{told}");
+                assert_eq!(right, blocks.len(), "{reasons}");
             }
             if store.read_only() {
-                assert!(own || last == "lock", "{told}");
+                assert!(own || last == "lock", "{reasons}");
             } else {
                 for (slot, block) in (0..).zip(&blocks) {
                     write(&store, block, slot, ALL, 1).unwrap();
                 }
-                assert_eq!(found(&store, &blocks), blocks.len(), "{told}");
+                assert_eq!(found(&store, &blocks), blocks.len(), "{reasons}");
                 store.gc().unwrap();
                 store.disk_bytes().unwrap();
                 store.close().unwrap();
@@ -250,21 +250,21 @@ fn one(kind: Kind, name: &str, second: bool) {
                 || plain && (last == "lock" || last == "segment-00007")
                 || sparse
                 || last == "pair" && (plain || matches!(kind, Kind::HardLink | Kind::Linked));
-            let named = told.contains(last)
-                || told.contains("no header of block")
-                || told.contains("may be written");
-            assert!(silent || named, "nothing tells of {last}: {told}");
+            let named = reasons.contains(last)
+                || reasons.contains("no header of block")
+                || reasons.contains("may be written");
+            assert!(silent || named, "no reason names {last}: {reasons}");
         }
         Err(Error::Config(why)) => {
             assert!(last == "pair" || own, "{why}");
             assert!(why.contains(DIGITS), "{why}");
-            told = why;
+            reasons = why;
         }
-        Err(Error::Io { what, .. }) if own && kind == Kind::Unreadable => told = what,
+        Err(Error::Io { what, .. }) if own && kind == Kind::Unreadable => reasons = what,
         Err(other) => panic!("{other}"),
     }
-    assert_eq!(before, seen(&outside), "{told}");
-    say(&format!("{kind:?} as {name}: {told}"));
+    assert_eq!(before, seen(&outside), "{reasons}");
+    say(&format!("{kind:?} as {name}: {reasons}"));
     if kind == Kind::Unreadable {
         // Or the folder could not be removed.
         let _ = fs::set_permissions(&at, fs::Permissions::from_mode(0o755));
@@ -303,21 +303,21 @@ fn goes_through(name: &str, folders: u8) {
         command.args(["--exact", "child_tries_all_kinds", "--nocapture"]);
         command.env(CHILD, format!("{user} {folders}{name}")).stdout(Stdio::piped());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let (tell, told) = mpsc::channel();
+        let (send, receive) = mpsc::channel();
         let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         std::thread::spawn(move || {
-            let mut said = String::new();
-            let _ = out.read_to_string(&mut said);
-            let _ = err.read_to_string(&mut said);
-            tell.send(said)
+            let mut output = String::new();
+            let _ = out.read_to_string(&mut output);
+            let _ = err.read_to_string(&mut output);
+            send.send(output)
         });
-        let said = told.recv_timeout(Duration::from_secs(30));
-        if said.is_err() {
+        let output = receive.recv_timeout(Duration::from_secs(30));
+        if output.is_err() {
             child.kill().unwrap();
         }
         let ended = child.wait().unwrap();
-        let said = said.unwrap_or_else(|_| format!("killed: {}", told.recv().unwrap()));
-        assert!(ended.success() && said.contains("1 passed"), "{name} as user {user}: {said}");
+        let output = output.unwrap_or_else(|_| format!("killed: {}", receive.recv().unwrap()));
+        assert!(ended.success() && output.contains("1 passed"), "{name} as user {user}: {output}");
     }
 }
 

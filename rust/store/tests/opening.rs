@@ -78,8 +78,8 @@ impl File for Nothing {
 
 /// CPU time of this thread in nanoseconds, if the system reports it.
 fn busy() -> u64 {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    told.split(' ').next().and_then(|time| time.parse().ok()).unwrap_or(0)
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split(' ').next().and_then(|time| time.parse().ok()).unwrap_or(0)
 }
 
 /// Opens a store of `blocks` blocks of 16 tokens, in paths of 1000.

@@ -121,8 +121,8 @@ fn both_devices_work_concurrently() {
             meta: Meta::default(),
             bytes,
         });
-        let told = store.write_many(given.collect(), 0, 4);
-        assert!(told.iter().all(Result::is_ok), "{told:?}");
+        let results = store.write_many(given.collect(), 0, 4);
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
         let (operations, files) = faults.most_at_once();
         assert!(operations >= 4 && files == 2, "{operations} in {files}");
         let mut memory = data.clone();
@@ -134,8 +134,8 @@ fn both_devices_work_concurrently() {
             .zip(&mut memory)
             .zip(0..)
             .map(|((block, out), slot)| BlockRead { key: &block.key, slot, layers: ALL, out });
-        let told = store.read_many(wanted.collect(), 4);
-        assert!(told.iter().all(Result::is_ok), "{told:?}");
+        let results = store.read_many(wanted.collect(), 4);
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
         assert_eq!(memory, data);
         let (operations, files) = faults.most_at_once();
         assert!(operations >= 4 && files == 2, "{operations} in {files}");
@@ -160,18 +160,18 @@ fn the_order_of_the_folders_does_not_matter() {
 #[test]
 fn a_missing_folder_is_reported_and_no_block_is_lost() {
     let folders = TwoFolders::filled(1);
-    for (gone, says) in
+    for (missing, says) in
         [(&folders.two, "is not there, where every other"), (&folders.one, "half of")]
     {
-        let away = gone.with_extension("away");
-        fs::rename(gone, &away).unwrap();
+        let away = missing.with_extension("away");
+        fs::rename(missing, &away).unwrap();
         refused(folders.open(), says);
         // A mount point without its device.
-        fs::create_dir_all(gone).unwrap();
+        fs::create_dir_all(missing).unwrap();
         refused(folders.open(), says);
         refused(open(&folders.two, Some(&folders.one)), says);
-        fs::remove_dir_all(gone).unwrap();
-        fs::rename(&away, gone).unwrap();
+        fs::remove_dir_all(missing).unwrap();
+        fs::rename(&away, missing).unwrap();
         all_right(&folders.open().unwrap(), 1);
     }
     refused(open(&folders.one, None), "lies in two folders");
@@ -211,11 +211,11 @@ fn a_store_of_one_folder_is_not_split() {
 fn an_interrupted_creation_is_repeated() {
     let folders = TwoFolders::new();
     folders.open().unwrap().close().unwrap();
-    for (gone, path) in
+    for (missing, path) in
         [folders.half(), folders.main()].map(|part| part.join("pair")).iter().enumerate()
     {
         fs::remove_file(path).unwrap();
-        if gone == 0 {
+        if missing == 0 {
             folders.open().unwrap().close().unwrap();
             assert!(path.exists());
         }

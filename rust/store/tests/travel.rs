@@ -210,7 +210,7 @@ impl<'a> Work<'a> for Pieces<'a> {
     fn done(&mut self, op: Op<'a>, moved: io::Result<usize>) {
         assert_eq!(moved.unwrap(), op.all().len());
         self.done += 1;
-        assert!(!self.panics, "told to");
+        assert!(!self.panics, "as requested");
     }
 }
 

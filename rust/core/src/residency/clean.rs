@@ -27,7 +27,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Whether a tier can evict its copy at once without a loss.
     #[must_use]
     pub fn is_clean(&self, tier: TierId, block: BlockId) -> bool {
-        self.covered(tier, &self.per_tier(block))
+        Self::covered(tier, &self.per_tier(block))
     }
 
     /// The layers of a block that are resident on a tier.
@@ -41,7 +41,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     }
 
     /// Whether a tier holds layers and the tiers that make a copy clean hold all of them too.
-    fn covered(&self, tier: TierId, resident: &PerTier) -> bool {
+    fn covered(tier: TierId, resident: &PerTier) -> bool {
         let others = if tier + 1 == resident.len() { 0..tier } else { tier + 1..resident.len() };
         let left = resident[others].iter().try_fold(resident[tier], |left, &at| left.without(at));
         !resident[tier].is_empty() && left.is_some_and(Layers::is_empty)
@@ -109,7 +109,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         let mut earlier = now.clone();
         earlier[tier] = before;
         for at in 0..now.len() {
-            let (was, is) = (self.covered(at, &earlier), self.covered(at, &now));
+            let (was, is) = (Self::covered(at, &earlier), Self::covered(at, &now));
             let count = &mut self.tiers[at].clean;
             *count = *count + u64::from(is) - u64::from(was);
         }

@@ -25,8 +25,8 @@ fn refusal_changes_nothing_and_names_the_numbers() {
     let error = rig.ask(&all_of(&tokens(3, 3))).unwrap_err();
     let tier = "gpu".to_owned();
     assert_eq!(error, Error::NoSpace { tier, wanted: 3, free: 2, coming: 0, leased: 2 });
-    let said = error.to_string();
-    assert!(said.contains("wanted 3") && said.contains("2 leased"), "{said}");
+    let message = error.to_string();
+    assert!(message.contains("wanted 3") && message.contains("2 leased"), "{message}");
     assert_eq!(rig.matched(&tokens(1, 1)), SIZE, "the draft's victim is where it was");
     rig.release(held);
     rig.acquire(&tokens(3, 3));

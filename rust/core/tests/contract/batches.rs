@@ -54,21 +54,21 @@ fn shape() -> impl Strategy<Value = Settings> {
 }
 
 /// One of the two managers, with the state of its engine and executor.
-struct Twin {
+struct Run {
     manager: Manager,
     leases: Vec<(LeaseId, usize, u32)>,
     running: Vec<MoveId>,
-    said: String,
+    report: String,
 }
 
-impl Twin {
-    fn new(settings: Settings, alone: bool) -> Result<Self> {
+impl Run {
+    fn new(settings: Settings, single: bool) -> Result<Self> {
         let mut manager = Manager::new(settings)?;
-        if alone {
+        if single {
             let (tenant, tier, share) = (b"nobody".to_vec(), GPU, None);
             manager.hint(&[Hint::Quota { tenant, tier, blocks: Some(1), share }], 0)?;
         }
-        Ok(Self { manager, leases: Vec::new(), running: Vec::new(), said: String::new() })
+        Ok(Self { manager, leases: Vec::new(), running: Vec::new(), report: String::new() })
     }
 
     fn take(&mut self, op: &Op, now: Nanos) -> Result<()> {
@@ -78,7 +78,7 @@ impl Twin {
                 let ask = Acquire { tokens: &tokens, load, ..Acquire::default() };
                 match self.manager.acquire(&ask, now) {
                     Ok(id) => self.leases.push((id, blocks, stem)),
-                    Err(error) => self.said = error.to_string(),
+                    Err(error) => self.report = error.to_string(),
                 }
             }
             Op::End if !self.leases.is_empty() => {
@@ -106,14 +106,14 @@ impl Twin {
         }
         self.manager.complete(&ended, &Outcome::default(), now)?;
         // Moves that depend on a failed one end with it.
-        let gone = self.manager.failed()?;
-        self.said = format!("{handed:?} {gone:?}");
+        let failed = self.manager.failed()?;
+        self.report = format!("{handed:?} {failed:?}");
         Ok(())
     }
 
     /// The state without hints and slot numbers.
     fn state(&self) -> (String, String) {
-        let text = String::from_utf8(self.manager.snapshot()).expect("text") + &self.said;
+        let text = String::from_utf8(self.manager.snapshot()).expect("text") + &self.report;
         let lists = ["Hints", "gpu", "host", "disk", "SlotMap"];
         let lines = text.lines().filter(|line| !lists.iter().any(|list| line.starts_with(list)));
         let lines: Vec<String> = lines.map(without_slots).collect();
@@ -140,13 +140,13 @@ proptest! {
         shape in shape(),
         ops in prop::collection::vec(op(), 1..60),
     ) {
-        let together = Twin::new(shape.clone(), false);
-        let alone = Twin::new(shape, true);
-        let (mut together, mut alone) = (together.unwrap(), alone.unwrap());
+        let batched = Run::new(shape.clone(), false);
+        let single = Run::new(shape, true);
+        let (mut batched, mut single) = (batched.unwrap(), single.unwrap());
         for (op, now) in ops.iter().zip((1..).map(|step| step * 1_000)) {
-            let results = [together.take(op, now), alone.take(op, now)].map(|r| format!("{r:?}"));
+            let results = [batched.take(op, now), single.take(op, now)].map(|r| format!("{r:?}"));
             prop_assert_eq!(&results[0], &results[1]);
-            prop_assert_eq!(together.state(), alone.state(), "after {:?}", op);
+            prop_assert_eq!(batched.state(), single.state(), "after {:?}", op);
         }
     }
 }

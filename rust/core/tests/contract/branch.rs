@@ -109,8 +109,8 @@ fn a_failed_copy_loses_the_tail_of_the_fork() {
     reserve(&mut rig, other, 1);
     let copy = rig.hand_out()[0].id;
     rig.fail(copy);
-    let told = rig.call(|manager, _| manager.failed()).unwrap();
-    let rows: Vec<_> = told.iter().map(|f| (f.lease, f.block, f.start, f.stop)).collect();
+    let failed = rig.call(|manager, _| manager.failed()).unwrap();
+    let rows: Vec<_> = failed.iter().map(|f| (f.lease, f.block, f.start, f.stop)).collect();
     assert_eq!(rows, [(other, None, 4, 6)]);
     assert_eq!(rig.manager.lease_tokens(other).unwrap(), SIZE);
     assert_eq!(rig.manager.lease_tokens(id).unwrap(), SIZE + 2);

@@ -130,8 +130,8 @@ fn the_first_commit_of_a_hole_wins() {
     let (one, two) = (rig.ask(&ask).unwrap(), rig.ask(&ask).unwrap());
     let own = rig.slots(two);
     rig.commit(one, &[]);
-    let told = rig.commit(two, &[]);
-    assert_eq!((told.duplicate, told.canonical), (own, rig.blocks(&prompt)));
+    let done = rig.commit(two, &[]);
+    assert_eq!((done.duplicate, done.canonical), (own, rig.blocks(&prompt)));
     rig.release(one);
     rig.release(two);
     assert_eq!(rig.manager.occupancy(GPU).free, 7);

@@ -90,8 +90,8 @@ fn looks_of_an_owner(owners: u32) -> u64 {
     let claim = |manager: &mut Manager, owner: u32| {
         let priority = u8::try_from(36 + owner % 60).unwrap();
         let target = Target::Tokens { tokens: prompt.clone(), scope: Scope::default() };
-        let said = Retain { owner: Some(owner.to_string()), ..retain(target, priority) };
-        manager.hint(&[Hint::Retain(said)], 0).unwrap();
+        let hint = Retain { owner: Some(owner.to_string()), ..retain(target, priority) };
+        manager.hint(&[Hint::Retain(hint)], 0).unwrap();
     };
     (0..owners).for_each(|owner| claim(&mut manager, owner));
     let ((), looks) = visits::during(|| {

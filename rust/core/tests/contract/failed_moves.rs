@@ -39,7 +39,7 @@ fn after_a_failed_load_a_leaf_only_lease_ends_before_the_block() {
     let wanted =
         Failed { lease: id, block: Some(handle), start: 4, stop: 16, reason: "EIO".into() };
     assert_eq!(failed(&mut rig), [wanted]);
-    assert_eq!(failed(&mut rig), [], "each failure is told once");
+    assert_eq!(failed(&mut rig), [], "each failure is reported once");
     // The lease has slots for the blocks to compute, and the rest still arrives for others.
     assert_eq!(rig.manager.lease_tokens(id).unwrap(), SIZE);
     assert_eq!(rig.manager.room_left(id).unwrap(), 3 * SIZE);
@@ -57,8 +57,8 @@ fn after_a_failed_load_a_hole_tolerant_lease_computes_the_block_in_its_place() {
     let tiers = vec![tier(Kind::Gpu, 8), tier(Kind::Host, 8)];
     let (mut rig, id, moves) = loading(holes(tiers), &prompt);
     rig.fail(moves[1]);
-    let told: Vec<_> = failed(&mut rig).iter().map(|f| (f.lease, f.start, f.stop)).collect();
-    assert_eq!(told, [(id, 4, 8)]);
+    let rows: Vec<_> = failed(&mut rig).iter().map(|f| (f.lease, f.start, f.stop)).collect();
+    assert_eq!(rows, [(id, 4, 8)]);
     let lease = rig.manager.lease(id).unwrap();
     assert_eq!(lease.recompute().collect::<Vec<_>>(), [(1, ALL)]);
     let plan = lease.plan().spans.iter().map(|s| (s.start, s.stop, s.action));
@@ -348,10 +348,10 @@ fn a_move_that_waits_for_a_failed_one_fails_with_it() {
     assert!(rig.awaits(id).is_empty(), "nothing is left to wait for");
     assert_eq!(rig.on(&prompts[0], HOST), [ALL], "the host's victim stays");
     assert_eq!(rig.on(&prompts[0], DISK), [Layers::NONE]);
-    let told = failed(&mut rig);
+    let rows = failed(&mut rig);
     assert!(
-        told.iter().any(|row| row.reason.contains(&format!("move {}", moves[0].id))),
-        "{told:?}"
+        rows.iter().any(|row| row.reason.contains(&format!("move {}", moves[0].id))),
+        "{rows:?}"
     );
     rig.commit(id, &prompts[2]);
     rig.release(id);

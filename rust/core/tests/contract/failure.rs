@@ -54,8 +54,8 @@ fn a_poisoned_manager_refuses_everything_and_says_why() {
     assert!(manager.audit().is_ok());
     manager.poison("slot 3 is in two places");
     for result in every_call(&mut manager) {
-        let Err(Error::Invariant(said)) = result else { panic!("{result:?}") };
-        assert!(said.contains("slot 3 is in two places"), "{said}");
+        let Err(Error::Invariant(message)) = result else { panic!("{result:?}") };
+        assert!(message.contains("slot 3 is in two places"), "{message}");
     }
     assert!(matches!(manager.audit(), Err(Error::Invariant(_))));
 }
@@ -210,8 +210,10 @@ fn one_wrong_time_ends_no_hint_and_readies_no_mark() {
 }
 
 fn refused(settings: Settings, part: &str) {
-    let Err(Error::Config(said)) = Manager::new(settings) else { panic!("'{part}' was accepted") };
-    assert!(said.contains(part), "'{said}' lacks '{part}'");
+    let Err(Error::Config(message)) = Manager::new(settings) else {
+        panic!("'{part}' was accepted")
+    };
+    assert!(message.contains(part), "'{message}' lacks '{part}'");
 }
 
 #[test]

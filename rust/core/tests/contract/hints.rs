@@ -25,7 +25,7 @@ fn over(name: &str) -> Hint {
 }
 
 /// Says that an owner of the plain scope is gone.
-fn gone(name: &str) -> Hint {
+fn owner_gone(name: &str) -> Hint {
     Hint::Release(Release::Owner { name: name.to_owned(), scope: Scope::default() })
 }
 
@@ -37,7 +37,7 @@ fn keep(rig: &mut Rig, tokens: &[Token], priority: u8) -> HintReply {
     say(rig, Hint::Retain(retain(path(tokens), priority)))
 }
 
-fn told(reply: &HintReply) -> (Answer, u64, u64) {
+fn answer(reply: &HintReply) -> (Answer, u64, u64) {
     (reply.answer, reply.blocks, reply.left)
 }
 
@@ -59,10 +59,10 @@ fn lower_priorities_are_evicted_first_under_every_policy() {
         for stem in 1..=6 {
             rig.serve(&tokens(stem, 1));
         }
-        let said = [(1, 80), (2, 0), (3, 36), (4, 34)];
-        for (stem, priority) in said {
+        let hints = [(1, 80), (2, 0), (3, 36), (4, 34)];
+        for (stem, priority) in hints {
             let reply = keep(&mut rig, &tokens(stem, 1), priority);
-            assert_eq!(told(&reply), (Answer::Accepted, 1, 0), "{name}");
+            assert_eq!(answer(&reply), (Answer::Accepted, 1, 0), "{name}");
         }
         let mut order = Vec::new();
         for stem in 7..=12 {
@@ -108,10 +108,10 @@ fn a_priority_ends_with_its_time() {
     // An owner has one priority per block: the later one, for the first block without an end.
     assert_eq!(priorities(&rig, &tokens(1, 2)), [50, 70]);
     rig.now += 499;
-    say(&mut rig, gone("nobody"));
+    say(&mut rig, owner_gone("nobody"));
     assert_eq!(priorities(&rig, &tokens(1, 2)), [50, 70]);
     rig.now += 1;
-    say(&mut rig, gone("nobody"));
+    say(&mut rig, owner_gone("nobody"));
     assert_eq!(
         (priorities(&rig, &tokens(1, 2)), rig.manager.retained(GPU)),
         (vec![50, 35], (1, 2))
@@ -131,14 +131,14 @@ fn the_strongest_living_owner_wins() {
     say(&mut rig, by("c", 5, None));
     assert_eq!(priorities(&rig, &tokens(1, 1)), [90]);
     rig.now += 100;
-    let reply = say(&mut rig, gone("c"));
+    let reply = say(&mut rig, owner_gone("c"));
     assert_eq!(
-        (told(&reply), priorities(&rig, &tokens(1, 1))),
+        (answer(&reply), priorities(&rig, &tokens(1, 1))),
         ((Answer::Rejected, 0, 1), vec![40])
     );
-    let reply = say(&mut rig, gone("a"));
+    let reply = say(&mut rig, owner_gone("a"));
     assert_eq!(
-        (told(&reply), priorities(&rig, &tokens(1, 1))),
+        (answer(&reply), priorities(&rig, &tokens(1, 1))),
         ((Answer::Accepted, 1, 0), vec![0])
     );
     // A use revokes the end of the session.
@@ -154,15 +154,18 @@ fn a_finished_session_releases_the_blocks_that_no_other_one_uses() {
     rig.serve_as(Some("one"), &chat(5));
     rig.serve_as(Some("two"), &chat(6));
     let reply = say(&mut rig, over("one"));
-    assert_eq!(told(&reply), (Answer::Clipped, 2, 2));
+    assert_eq!(answer(&reply), (Answer::Clipped, 2, 2));
     assert_eq!(priorities(&rig, &chat(5)), [35, 35, 0, 0]);
     let reply = say(&mut rig, over("two"));
-    assert_eq!((told(&reply), priorities(&rig, &chat(6))), ((Answer::Accepted, 4, 0), vec![0; 4]));
+    assert_eq!(
+        (answer(&reply), priorities(&rig, &chat(6))),
+        ((Answer::Accepted, 4, 0), vec![0; 4])
+    );
     // The session continues after all.
     rig.serve_as(Some("one"), &chat(5));
     assert_eq!(priorities(&rig, &chat(5)), [35; 4]);
     let reply = say(&mut rig, over("three"));
-    assert_eq!(told(&reply), (Answer::Rejected, 0, 0));
+    assert_eq!(answer(&reply), (Answer::Rejected, 0, 0));
 }
 
 #[test]
@@ -172,14 +175,14 @@ fn leased_blocks_are_not_released_by_another_session() {
     let held = rig.acquire(&tokens(1, 1));
     let reply = say(&mut rig, over("one"));
     assert_eq!(
-        (told(&reply), priorities(&rig, &tokens(1, 2))),
+        (answer(&reply), priorities(&rig, &tokens(1, 2))),
         ((Answer::Clipped, 1, 1), vec![35, 0])
     );
     rig.release(held);
     let mine = rig.ask(&Acquire { session: Some("one"), ..all_of(&tokens(1, 2)) }).unwrap();
     // Its own lease does not count as another's.
     let reply = say(&mut rig, over("one"));
-    assert_eq!(told(&reply), (Answer::Accepted, 2, 0));
+    assert_eq!(answer(&reply), (Answer::Accepted, 2, 0));
     rig.release(mine);
 }
 
@@ -189,14 +192,14 @@ fn a_hint_about_uncached_tokens_waits_for_their_commit() {
     let prompt = tokens(1, 3);
     rig.serve(&prompt[..4]);
     let reply = say(&mut rig, Hint::Retain(Retain { end: Some(8), ..retain(path(&prompt), 60) }));
-    assert_eq!(told(&reply), (Answer::Deferred, 1, 1));
+    assert_eq!(answer(&reply), (Answer::Deferred, 1, 1));
     rig.serve(&prompt);
     assert_eq!(priorities(&rig, &prompt), [60, 60, 35]);
     // A scope that was never used yet.
     let scope = Scope { tenant: b"new".to_vec(), ..Scope::default() };
     let target = Target::Tokens { tokens: tokens(2, 1), scope: scope.clone() };
     let reply = say(&mut rig, Hint::Retain(Retain { ttl: Some(50), ..retain(target.clone(), 60) }));
-    assert_eq!(told(&reply), (Answer::Deferred, 0, 1));
+    assert_eq!(answer(&reply), (Answer::Deferred, 0, 1));
     rig.now += 50;
     let id = rig.ask(&Acquire { scope: scope.clone(), ..all_of(&tokens(2, 1)) }).unwrap();
     rig.commit(id, &tokens(2, 1));
@@ -211,7 +214,7 @@ fn pending_hints_are_bounded() {
     let hints: Vec<Hint> = (1..=4097).map(hint).collect();
     let replies = rig.call(|manager, now| manager.hint(&hints, now)).unwrap();
     assert!(replies[..4096].iter().all(|reply| reply.answer == Answer::Deferred));
-    assert_eq!(told(&replies[4096]), (Answer::Rejected, 0, 1));
+    assert_eq!(answer(&replies[4096]), (Answer::Rejected, 0, 1));
     assert!(replies[4096].reason.contains("4096"), "{}", replies[4096].reason);
     // A repeated hint takes no further room.
     assert_eq!(say(&mut rig, hint(1)).answer, Answer::Rejected);
@@ -230,15 +233,15 @@ fn a_request_sets_the_priority_of_its_own_tokens() {
         ..retain(Target::Lease(id), 80)
     };
     let reply = say(&mut rig, Hint::Retain(hint));
-    assert_eq!(told(&reply), (Answer::Deferred, 0, 2));
+    assert_eq!(answer(&reply), (Answer::Deferred, 0, 2));
     rig.commit(id, &prompt[4..]);
     rig.commit(id, &[7; 8]);
     let all = [prompt, vec![7; 8]].concat();
     assert_eq!(priorities(&rig, &all), [35, 80, 80, 5, 5]);
     rig.release(id);
     rig.now += 10_000;
-    let gone = say(&mut rig, Hint::Retain(retain(Target::Lease(id), 80)));
-    assert_eq!((gone.answer, gone.reason.contains("not held")), (Answer::Rejected, true));
+    let reply = say(&mut rig, Hint::Retain(retain(Target::Lease(id), 80)));
+    assert_eq!((reply.answer, reply.reason.contains("not held")), (Answer::Rejected, true));
     assert_eq!(priorities(&rig, &all), [35, 80, 80, 35, 35]);
 }
 
@@ -250,11 +253,11 @@ fn a_session_is_retained_as_it_grows() {
         ..retain(Target::Session { name: "s".into(), scope: Scope::default() }, 70)
     };
     let reply = say(&mut rig, Hint::Retain(hint));
-    assert_eq!(told(&reply), (Answer::Deferred, 0, 0));
+    assert_eq!(answer(&reply), (Answer::Deferred, 0, 0));
     rig.serve_as(Some("other"), &tokens(1, 1));
     rig.serve_as(Some("s"), &tokens(1, 2));
     assert_eq!(priorities(&rig, &tokens(1, 2)), [70, 70]);
-    let reply = say(&mut rig, gone("s"));
+    let reply = say(&mut rig, owner_gone("s"));
     assert_eq!((reply.blocks + reply.left, priorities(&rig, &tokens(1, 2))), (2, vec![35, 35]));
 }
 
@@ -263,7 +266,7 @@ fn a_tier_retains_at_most_its_share() {
     let mut rig = Rig::new(settings(vec![TierSpec { retained_share: 0.25, ..tier(Kind::Gpu, 8) }]));
     rig.serve(&tokens(1, 4));
     let reply = keep(&mut rig, &tokens(1, 4), 90);
-    assert_eq!(told(&reply), (Answer::Clipped, 2, 2));
+    assert_eq!(answer(&reply), (Answer::Clipped, 2, 2));
     assert_eq!(rig.manager.retained(GPU), (2, 2));
     let blocks = rig.blocks(&tokens(1, 4));
     let here =
@@ -290,7 +293,7 @@ fn a_tenant_beyond_its_quota_loses_its_own_blocks_first() {
     for stem in 2..=6 {
         serve(&mut rig, b"big", stem);
     }
-    assert_eq!(told(&say(&mut rig, quota(Some(5), Some(0.5)))), (Answer::Accepted, 5, 0));
+    assert_eq!(answer(&say(&mut rig, quota(Some(5), Some(0.5)))), (Answer::Accepted, 5, 0));
     let there = |rig: &Rig, tenant: &[u8], stem| {
         rig.manager.matched(&tokens(stem, 1), &scope(tenant), 0).unwrap() > 0
     };
@@ -299,8 +302,8 @@ fn a_tenant_beyond_its_quota_loses_its_own_blocks_first() {
     let left: Vec<u32> = (2..=6).filter(|&stem| there(&rig, b"big", stem)).collect();
     assert_eq!((there(&rig, b"small", 1), left), (false, vec![4, 5, 6]));
     rig.release(id);
-    assert_eq!(told(&say(&mut rig, quota(None, None))), (Answer::Accepted, 3, 0));
-    assert_eq!(told(&say(&mut rig, quota(None, None))), (Answer::Rejected, 0, 0));
+    assert_eq!(answer(&say(&mut rig, quota(None, None))), (Answer::Accepted, 3, 0));
+    assert_eq!(answer(&say(&mut rig, quota(None, None))), (Answer::Rejected, 0, 0));
 }
 
 #[test]
@@ -312,18 +315,18 @@ fn prefetched_blocks_are_resident_when_requested() {
         let fetch = Hint::Prefetch { target: path(&tokens(1, 3)), tier, deadline: None };
         // At most a quarter of the tier at a time.
         let reply = say(&mut rig, fetch.clone());
-        assert_eq!(told(&reply), (Answer::Clipped, 2, 1), "{}", reply.reason);
+        assert_eq!(answer(&reply), (Answer::Clipped, 2, 1), "{}", reply.reason);
         let moves = rig.run();
         assert!(moves.iter().all(|m| m.kind == MoveKind::Load && m.lease == 0));
         let late = Hint::Prefetch { target: path(&tokens(1, 3)), tier, deadline: Some(rig.now) };
-        assert_eq!(told(&say(&mut rig, late)), (Answer::Clipped, 2, 1));
-        assert_eq!(told(&say(&mut rig, fetch)), (Answer::Accepted, 3, 0));
+        assert_eq!(answer(&say(&mut rig, late)), (Answer::Clipped, 2, 1));
+        assert_eq!(answer(&say(&mut rig, fetch)), (Answer::Accepted, 3, 0));
         rig.run();
         assert_eq!(rig.on(&tokens(1, 3), tier), [ALL; 3]);
     }
     let mut rig = Rig::new(settings(tiers()));
     let fetch = Hint::Prefetch { target: path(&tokens(1, 3)), tier: GPU, deadline: None };
-    assert_eq!(told(&say(&mut rig, fetch)), (Answer::Rejected, 0, 0));
+    assert_eq!(answer(&say(&mut rig, fetch)), (Answer::Rejected, 0, 0));
 }
 
 #[test]
@@ -331,7 +334,7 @@ fn a_prefetch_names_the_first_lease_that_waits_for_it() {
     let mut rig = Rig::new(settings(vec![tier(Kind::Gpu, 8), tier(Kind::Host, 8)]));
     rig.mark(&tokens(1, 1), HOST);
     let fetch = Hint::Prefetch { target: path(&tokens(1, 1)), tier: GPU, deadline: None };
-    assert_eq!(told(&say(&mut rig, fetch)), (Answer::Accepted, 1, 0));
+    assert_eq!(answer(&say(&mut rig, fetch)), (Answer::Accepted, 1, 0));
     let (one, two) = (rig.acquire(&tokens(1, 1)), rig.acquire(&tokens(1, 1)));
     assert!(one < two && rig.awaits(one) == rig.awaits(two));
     let leases: Vec<_> = rig.hand_out().iter().map(|known| known.lease).collect();
@@ -344,7 +347,7 @@ fn demoted_blocks_move_down_tier_by_tier_and_are_not_dropped() {
         Rig::new(settings(vec![tier(Kind::Gpu, 8), tier(Kind::Host, 4), tier(Kind::Disk, 8)]));
     rig.serve(&tokens(1, 3));
     let down = |to| Hint::Demote { target: path(&tokens(1, 3)), tier: to };
-    assert_eq!(told(&say(&mut rig, down(DISK))), (Answer::Accepted, 3, 0));
+    assert_eq!(answer(&say(&mut rig, down(DISK))), (Answer::Accepted, 3, 0));
     rig.run();
     assert_eq!(rig.on(&tokens(1, 3), DISK), [ALL; 3]);
     assert_eq!((rig.on(&tokens(1, 3), GPU)[0].len(), rig.on(&tokens(1, 3), HOST)[0].len()), (0, 0));
@@ -353,7 +356,7 @@ fn demoted_blocks_move_down_tier_by_tier_and_are_not_dropped() {
     let id = rig.acquire(&tokens(1, 1));
     rig.run();
     let down = Hint::Demote { target: Target::Lease(id), tier: HOST };
-    assert_eq!(told(&say(&mut rig, down)), (Answer::Rejected, 0, 1));
+    assert_eq!(answer(&say(&mut rig, down)), (Answer::Rejected, 0, 1));
 }
 
 #[test]
@@ -376,10 +379,10 @@ fn priorities_and_their_remaining_time_survive_a_restart() {
     other.call(|manager, now| manager.load_index(DISK, &rows, now)).unwrap();
     assert_eq!(priorities(&other, &tokens(1, 3)), [90, 60, 35]);
     other.now = 506;
-    say(&mut other, gone("none"));
+    say(&mut other, owner_gone("none"));
     assert_eq!(priorities(&other, &tokens(1, 3)), [90, 60, 35]);
     other.now = 507;
-    say(&mut other, gone("none"));
+    say(&mut other, owner_gone("none"));
     assert_eq!(priorities(&other, &tokens(1, 3)), [35, 60, 35]);
 }
 
@@ -448,7 +451,7 @@ fn the_users_costs_replace_the_models() {
     rig.serve(&tokens(4, 1));
     assert_eq!(cached(&rig, 4), [1, 3, 4]);
     let set = rig.call(|manager, now| manager.set_costs(&ids, &[1.0; 3], now)).unwrap();
-    assert_eq!(set, 2, "one is gone");
+    assert_eq!(set, 2, "one was evicted");
     let mut plain = one(2);
     plain.refused("cost='python'", |manager, _| manager.unpriced(1));
 }

@@ -71,8 +71,8 @@ fn real_tokens_never_equal_digests() {
     let high: Vec<u32> = vec![FIRST_DIGEST; SIZE];
     assert_eq!(serve(&mut rig, &Scope::default(), &high), 0, "as long as no digest is in use");
     let with = Acquire { scope: image(0, 1), ..all_of(&high) };
-    let said = rig.ask(&with).unwrap_err().to_string();
-    assert!(said.contains("token 2147483648 at 0"), "{said}");
+    let message = rig.ask(&with).unwrap_err().to_string();
+    assert!(message.contains("token 2147483648 at 0"), "{message}");
     serve(&mut rig, &image(0, 1), &tokens(1, 1));
     assert!(rig.ask(&all_of(&high)).is_err(), "from then on nowhere");
 }
@@ -118,8 +118,8 @@ fn scopes_of_both_structures_share_a_tier() {
     assert_eq!(left(&Scope::default(), 2), 3 * SIZE);
     assert_eq!(left(&holes, 1), 3 * SIZE);
     let found = rig.manager.lookup(&tokens(1, 3), rig.now, &holes, 0).unwrap();
-    let gone: Vec<bool> = found.blocks.iter().map(|block| block.copies.is_empty()).collect();
-    assert_eq!(gone, [true, true, false]);
+    let evicted: Vec<bool> = found.blocks.iter().map(|block| block.copies.is_empty()).collect();
+    assert_eq!(evicted, [true, true, false]);
     assert_eq!(rig.manager.occupancy(GPU).free, 0);
 }
 
@@ -189,8 +189,8 @@ fn ghost_entries_of_a_scope_serve_no_other_scope() {
         counted
     };
     assert_eq!(uses(&tenant(1), 5), 5);
-    assert_eq!(uses(&tenant(2), 1), 1, "it came to the place of another");
-    assert_eq!(uses(&tenant(1), 1), 6, "it came back to another place");
+    assert_eq!(uses(&tenant(2), 1), 1, "it got the id of another");
+    assert_eq!(uses(&tenant(1), 1), 6, "it got another id");
 }
 
 /// Serves `count` images one after the other through a pool of 16 blocks.
@@ -286,7 +286,7 @@ fn ghost_entries_of_a_digest_serve_no_other_digest() {
         counted
     };
     assert_eq!(uses(1, 5), 5);
-    assert_eq!(uses(2, 1), 1, "it came to the place of another");
+    assert_eq!(uses(2, 1), 1, "it got the id of another");
     assert_eq!(uses(1, 1), 6);
     for other in 3..20 {
         assert_eq!(uses(other, 1), 1);
@@ -313,7 +313,7 @@ fn a_pending_hint_keeps_scope_and_digest() {
     serve(&mut rig, &scope, &prompt);
     assert_eq!(rig.manager.strangers(), (1, 1));
     let block = rig.manager.lookup(&prompt, rig.now, &scope, 0).unwrap().blocks[0].block;
-    assert_eq!(rig.manager.priority(block), Ok(90), "it came true");
+    assert_eq!(rig.manager.priority(block), Ok(90), "it applied");
     serve(&mut rig, &Scope::default(), &tokens(9, 16));
     assert_eq!(rig.manager.strangers(), (1, 0));
 }
@@ -341,8 +341,8 @@ fn a_repeated_session_hint_holds_its_scope_once() {
     let session = || ("chat".to_owned(), scope.clone());
     for priority in [80, 90] {
         let (name, scope) = session();
-        let said = retain(Target::Session { name, scope }, priority);
-        rig.call(|m, now| m.hint(&[Hint::Retain(said)], now)).unwrap();
+        let hint = retain(Target::Session { name, scope }, priority);
+        rig.call(|m, now| m.hint(&[Hint::Retain(hint)], now)).unwrap();
         assert_eq!(known(&rig), 1);
     }
     let (name, scope) = session();

@@ -53,7 +53,7 @@ fn a_session_weighs_as_long_as_it_will_be_and_never_shorter_than_it_is() {
     say(&mut rig, 2, Some(8));
     assert_eq!(weights(&rig, 2), [1.0 / 8.0, 2.0 / 8.0]);
     say(&mut rig, 3, None);
-    assert_eq!(weights(&rig, 3), [1.0 / 8.0, 2.0 / 8.0, 3.0 / 8.0], "it stays as it was said");
+    assert_eq!(weights(&rig, 3), [1.0 / 8.0, 2.0 / 8.0, 3.0 / 8.0], "the announced length stays");
     say(&mut rig, 3, Some(6));
     assert_eq!(weights(&rig, 3), [1.0 / 6.0, 2.0 / 6.0, 3.0 / 6.0]);
     say(&mut rig, 4, Some(1));

@@ -67,17 +67,17 @@ fn shape() -> impl Strategy<Value = Settings> {
     })
 }
 
-struct Twin {
+struct Run {
     manager: Manager,
     leases: VecDeque<LeaseId>,
     names: BTreeMap<Handle, Vec<Token>>,
 }
 
-impl Twin {
-    fn new(settings: Settings, alone: bool) -> Result<Self> {
+impl Run {
+    fn new(settings: Settings, single: bool) -> Result<Self> {
         let mut manager = Manager::new(settings)?;
         let tiers = manager.settings().tiers.len();
-        for (tenant, wanted) in [("nobody", tiers > 1), ("ours", alone)] {
+        for (tenant, wanted) in [("nobody", tiers > 1), ("ours", single)] {
             for tier in (0..tiers).filter(|_| wanted) {
                 let tenant = tenant.as_bytes().to_vec();
                 let quota = Hint::Quota { tenant, tier, blocks: Some(1000), share: None };
@@ -136,13 +136,13 @@ proptest! {
         shape in shape(),
         ops in prop::collection::vec(op(), 1..80),
     ) {
-        let together = Twin::new(shape.clone(), false);
-        let alone = Twin::new(shape, true);
-        let (mut together, mut alone) = (together.unwrap(), alone.unwrap());
+        let batched = Run::new(shape.clone(), false);
+        let single = Run::new(shape, true);
+        let (mut batched, mut single) = (batched.unwrap(), single.unwrap());
         for (op, now) in ops.iter().zip((1..).map(|step| step * 1_000)) {
-            let left = together.take(op, now).unwrap();
-            prop_assert_eq!(left, alone.take(op, now).unwrap(), "after {:?}", op);
-            prop_assert_eq!(together.leases.len(), alone.leases.len());
+            let left = batched.take(op, now).unwrap();
+            prop_assert_eq!(left, single.take(op, now).unwrap(), "after {:?}", op);
+            prop_assert_eq!(batched.leases.len(), single.leases.len());
         }
     }
 }

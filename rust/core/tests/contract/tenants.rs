@@ -13,14 +13,14 @@ use crate::rig::{GPU, HOST, Rig, all_of, settings, tier, tokens};
 #[derive(Clone, Debug)]
 struct Call {
     mine: bool,
-    deed: Deed,
+    action: Action,
     name: &'static str,
     stem: u32,
     blocks: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Deed {
+enum Action {
     Serve,
     GiveUp,
     /// Takes a lease, or ends the current one.
@@ -40,12 +40,12 @@ fn scope(mine: bool) -> Scope {
 }
 
 /// A manager, and the lease that each tenant holds.
-struct Shop {
+struct Managed {
     rig: Rig,
     held: [Option<LeaseId>; 2],
 }
 
-impl Shop {
+impl Managed {
     fn serve(&mut self, call: &Call, commits: bool) -> LeaseId {
         let prompt = tokens(call.stem, call.blocks);
         let ask = Acquire { scope: scope(call.mine), session: Some(call.name), ..all_of(&prompt) };
@@ -67,35 +67,35 @@ impl Shop {
             Hint::Retain(Retain { owner, decode_priority, ..crate::rig::retain(target, priority) })
         };
         let sequence = || Target::Tokens { tokens: path.clone(), scope: scope(call.mine) };
-        let hint = match call.deed {
-            Deed::Serve | Deed::GiveUp => {
-                let id = self.serve(call, matches!(call.deed, Deed::Serve));
+        let hint = match call.action {
+            Action::Serve | Action::GiveUp => {
+                let id = self.serve(call, matches!(call.action, Action::Serve));
                 self.rig.release(id);
                 return Vec::new();
             }
-            Deed::Hold => {
+            Action::Hold => {
                 match self.held[whose].take() {
                     Some(id) => drop(self.rig.release(id)),
                     None => self.held[whose] = Some(self.serve(call, true)),
                 }
                 return Vec::new();
             }
-            Deed::RetainSession(priority) => retain(session(), priority, None),
-            Deed::RetainTokens(priority) => retain(sequence(), priority, Some(name.clone())),
-            Deed::RetainLease(priority) => {
+            Action::RetainSession(priority) => retain(session(), priority, None),
+            Action::RetainTokens(priority) => retain(sequence(), priority, Some(name.clone())),
+            Action::RetainLease(priority) => {
                 let Some(id) = self.held[whose] else { return Vec::new() };
                 retain(Target::Lease(id), priority, None)
             }
-            Deed::ReleaseSession => {
+            Action::ReleaseSession => {
                 Hint::Release(Release::Session { name, scope: scope(call.mine) })
             }
-            Deed::ReleaseOwner => Hint::Release(Release::Owner { name, scope: scope(call.mine) }),
-            Deed::ReleaseTokens => {
+            Action::ReleaseOwner => Hint::Release(Release::Owner { name, scope: scope(call.mine) }),
+            Action::ReleaseTokens => {
                 let (tokens, scope) = (path.clone(), scope(call.mine));
                 Hint::Release(Release::Tokens { tokens, scope, owner: Some(name) })
             }
-            Deed::Demote => Hint::Demote { target: session(), tier: HOST },
-            Deed::Prefetch => Hint::Prefetch { target: session(), tier: GPU, deadline: None },
+            Action::Demote => Hint::Demote { target: session(), tier: HOST },
+            Action::Prefetch => Hint::Prefetch { target: session(), tier: GPU, deadline: None },
         };
         self.rig.call(|manager, now| manager.hint(&[hint], now)).expect("a good hint")
     }
@@ -133,22 +133,22 @@ const STEMS: u32 = 3;
 const BLOCKS: usize = 3;
 
 fn any_call() -> impl Strategy<Value = Call> {
-    let deed = prop_oneof![
-        4 => Just(Deed::Serve),
-        1 => Just(Deed::GiveUp),
-        2 => Just(Deed::Hold),
-        1 => (0..=100_u8).prop_map(Deed::RetainSession),
-        1 => (0..=100_u8).prop_map(Deed::RetainTokens),
-        1 => (0..=100_u8).prop_map(Deed::RetainLease),
-        1 => Just(Deed::ReleaseSession),
-        1 => Just(Deed::ReleaseOwner),
-        1 => Just(Deed::ReleaseTokens),
-        1 => Just(Deed::Demote),
-        1 => Just(Deed::Prefetch),
+    let action = prop_oneof![
+        4 => Just(Action::Serve),
+        1 => Just(Action::GiveUp),
+        2 => Just(Action::Hold),
+        1 => (0..=100_u8).prop_map(Action::RetainSession),
+        1 => (0..=100_u8).prop_map(Action::RetainTokens),
+        1 => (0..=100_u8).prop_map(Action::RetainLease),
+        1 => Just(Action::ReleaseSession),
+        1 => Just(Action::ReleaseOwner),
+        1 => Just(Action::ReleaseTokens),
+        1 => Just(Action::Demote),
+        1 => Just(Action::Prefetch),
     ];
     let name = prop_oneof![Just("s"), Just("t")];
-    (any::<bool>(), deed, name, 0..STEMS, 1..=BLOCKS)
-        .prop_map(|(mine, deed, name, stem, blocks)| Call { mine, deed, name, stem, blocks })
+    (any::<bool>(), action, name, 0..STEMS, 1..=BLOCKS)
+        .prop_map(|(mine, action, name, stem, blocks)| Call { mine, action, name, stem, blocks })
 }
 
 /// Room for all blocks of both tenants, so that they do not compete.
@@ -169,16 +169,16 @@ proptest! {
         calls in prop::collection::vec(any_call(), 1..30),
         policy in prop_oneof![Just("lru"), Just("weighted"), Just("checkerboard"), Just("restore")],
     ) {
-        let shop = || Shop { rig: Rig::new(roomy(policy)), held: [None, None] };
+        let shop = || Managed { rig: Rig::new(roomy(policy)), held: [None, None] };
         let (mut shared, mut alone) = (shop(), shop());
         for (at, call) in calls.iter().enumerate() {
             for shop in [&mut shared, &mut alone] {
                 shop.rig.now = 1000 * (2 + at as u64);
             }
-            let said = shared.carry_out(call);
+            let replies = shared.carry_out(call);
             shared.rig.run();
             if call.mine {
-                prop_assert_eq!(said, alone.carry_out(call), "{:?}", call);
+                prop_assert_eq!(replies, alone.carry_out(call), "{:?}", call);
                 alone.rig.run();
             }
             // Time passes in both.

@@ -87,8 +87,8 @@ fn a_failed_first_hop_fails_the_second_and_frees_the_host() {
     let moves = rig.hand_out();
     assert_eq!(moves.len(), 4);
     rig.fail(moves[0].id);
-    let told = rig.call(|manager, _| manager.failed()).unwrap();
-    assert_eq!(told.iter().map(|f| (f.lease, f.start, f.stop)).collect::<Vec<_>>(), [(id, 0, 8)]);
+    let failed = rig.call(|manager, _| manager.failed()).unwrap();
+    assert_eq!(failed.iter().map(|f| (f.lease, f.start, f.stop)).collect::<Vec<_>>(), [(id, 0, 8)]);
     for known in &moves[2..] {
         rig.done(known.id);
     }

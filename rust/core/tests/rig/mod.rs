@@ -156,7 +156,9 @@ impl Rig {
         call: impl FnOnce(&mut Manager, Nanos) -> Result<T>,
     ) {
         match self.call(call) {
-            Err(Error::Config(said)) => assert!(said.contains(part), "'{said}' lacks '{part}'"),
+            Err(Error::Config(message)) => {
+                assert!(message.contains(part), "'{message}' lacks '{part}'")
+            }
             Err(other) => panic!("not a config error: {other}"),
             Ok(_) => panic!("it was not refused"),
         }
@@ -265,8 +267,8 @@ impl Rig {
         let found = self.manager.lookup(tokens, self.now, &Scope::default(), 0);
         let blocks = found.expect("a good lookup").blocks;
         let layers = |known: &kvtrie_core::manager::MatchedBlock| {
-            let stands = known.copies.iter().find(|copy| copy.tier == tier && !copy.leaving);
-            stands.map_or(Layers::NONE, |copy| copy.layers)
+            let known = known.copies.iter().find(|copy| copy.tier == tier && !copy.leaving);
+            known.map_or(Layers::NONE, |copy| copy.layers)
         };
         blocks.iter().map(layers).collect()
     }

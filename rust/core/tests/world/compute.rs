@@ -89,8 +89,8 @@ impl World {
     }
 
     fn committed(&mut self, at: usize, tokens: usize, full: (usize, usize), done: &Committed) {
-        let told = done.new.len().max(done.duplicate.len());
-        assert!(told <= full.0 + full.1, "more blocks told than sealed");
+        let reported = done.new.len().max(done.duplicate.len());
+        assert!(reported <= full.0 + full.1, "more blocks reported than filled");
         let todo = &mut self.held[at].todo;
         todo.drain(..tokens.min(todo.len()));
     }

@@ -89,7 +89,7 @@ impl World {
     }
 
     fn ended_well(&mut self, id: MoveId) {
-        self.gone(id);
+        self.forget(id);
         self.ended_ok.insert(id);
         self.tally.ended(id, self.manager.settings().layer_bytes, self.now);
     }
@@ -122,7 +122,7 @@ impl World {
             let after = running.move_.after;
             if !self.running.contains_key(&after) && !self.ended_ok.contains(&after) {
                 // A move that it waited for failed: it never runs.
-                self.gone(id);
+                self.forget(id);
                 self.count("skipped after a failure");
             }
             return;
@@ -161,7 +161,7 @@ impl World {
                 let outcome = Outcome { ok: false, rank, ..Outcome::default() };
                 self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
             }
-            self.gone(id);
+            self.forget(id);
             return;
         }
         if was_hung {
@@ -173,7 +173,7 @@ impl World {
                 let outcome = Outcome { ok: false, rank, ..Outcome::default() };
                 self.attempt("complete", |m, now| m.complete(&[id], &outcome, now));
             }
-            self.gone(id);
+            self.forget(id);
             return;
         }
         let done = move_.layers.len();
@@ -190,7 +190,7 @@ impl World {
         self.ended_well(id);
     }
 
-    fn gone(&mut self, id: MoveId) {
+    fn forget(&mut self, id: MoveId) {
         self.running.remove(&id);
         self.slots.ended(id);
     }

@@ -16,7 +16,7 @@ use super::{Raw, World};
 /// An owner: a name, and whether its scope is the plain one.
 type Who = (&'static str, bool);
 
-type Said = (Who, Priority, Option<u64>);
+type Retained = (Who, Priority, Option<u64>);
 
 struct Waiting {
     tokens: Vec<Token>,
@@ -24,7 +24,7 @@ struct Waiting {
     range: std::ops::Range<usize>,
     /// The identity by which another hint of the owner replaces it.
     about: About,
-    said: Said,
+    retained: Retained,
     known: Vec<Handle>,
 }
 
@@ -34,7 +34,7 @@ type About = (Vec<Token>, Scope, usize, Option<usize>);
 /// All hints that have not ended.
 #[derive(Default)]
 pub(super) struct Hints {
-    said: BTreeMap<Handle, Vec<Said>>,
+    retained: BTreeMap<Handle, Vec<Retained>>,
     released: BTreeSet<Handle>,
     waiting: Vec<Waiting>,
     quotas: bool,
@@ -49,21 +49,22 @@ impl Hints {
         }
     }
 
-    fn say(&mut self, block: Handle, said: Said) {
-        let all = self.said.entry(block).or_default();
-        all.retain(|known| known.0 != said.0);
-        all.push(said);
+    fn retain_block(&mut self, block: Handle, retained: Retained) {
+        let all = self.retained.entry(block).or_default();
+        all.retain(|known| known.0 != retained.0);
+        all.push(retained);
     }
 
     fn expire(&mut self, now: u64) {
-        for all in self.said.values_mut() {
-            all.retain(|said| said.2.is_none_or(|until| until > now));
+        for all in self.retained.values_mut() {
+            all.retain(|retained| retained.2.is_none_or(|until| until > now));
         }
-        self.said.retain(|_, all| !all.is_empty());
+        self.retained.retain(|_, all| !all.is_empty());
     }
 
     fn priority(&self, block: Handle) -> Priority {
-        let strongest = self.said.get(&block).and_then(|all| all.iter().map(|said| said.1).max());
+        let strongest =
+            self.retained.get(&block).and_then(|all| all.iter().map(|retained| retained.1).max());
         strongest.unwrap_or(if self.released.contains(&block) { 0 } else { NORMAL })
     }
 }
@@ -153,10 +154,10 @@ impl World {
             start <= first && first < end.unwrap_or(tokens.len())
         };
         let known = self.manager.known(&tokens, &scope).unwrap();
-        let said = (who, priority, ttl.map(|ttl| self.manager.now() + ttl));
+        let retained = (who, priority, ttl.map(|ttl| self.manager.now() + ttl));
         for (at, &block) in known.iter().enumerate() {
             if inside(at) {
-                self.hints.say(block, said);
+                self.hints.retain_block(block, retained);
             }
         }
         let waits = (known.len()..full).filter(|&at| inside(at)).count() as u64;
@@ -168,8 +169,8 @@ impl World {
             let mut whose = scope.clone();
             whose.extra.retain(|(at, _)| *at < (last * size) as u64);
             let about = (tokens[..last * size].to_vec(), whose, start, end);
-            self.hints.waiting.retain(|w| (w.said.0, &w.about) != (who, &about));
-            self.hints.waiting.push(Waiting { tokens, scope, range, about, said, known });
+            self.hints.waiting.retain(|w| (w.retained.0, &w.about) != (who, &about));
+            self.hints.waiting.push(Waiting { tokens, scope, range, about, retained, known });
         }
     }
 
@@ -191,23 +192,23 @@ impl World {
         }
         self.hints.expire(self.manager.now());
         let about: Vec<Handle> = if all {
-            self.hints.waiting.retain(|waiting| waiting.said.0 != who);
-            let mine = self.hints.said.iter();
-            let mine = mine.filter(|(_, all)| all.iter().any(|said| said.0 == who));
+            self.hints.waiting.retain(|waiting| waiting.retained.0 != who);
+            let mine = self.hints.retained.iter();
+            let mine = mine.filter(|(_, all)| all.iter().any(|retained| retained.0 == who));
             mine.map(|(block, _)| *block).collect()
         } else {
             known
         };
         let mut released = 0;
         for block in about {
-            if let Some(all) = self.hints.said.get_mut(&block) {
-                all.retain(|said| said.0 != who);
+            if let Some(all) = self.hints.retained.get_mut(&block) {
+                all.retain(|retained| retained.0 != who);
                 if all.is_empty() {
-                    self.hints.said.remove(&block);
+                    self.hints.retained.remove(&block);
                 }
             }
             // Whether another owner wants it is taken from the manager, but no lease may hold it.
-            let claimed = self.hints.said.contains_key(&block);
+            let claimed = self.hints.retained.contains_key(&block);
             if !claimed && self.manager.priority(block).unwrap() == 0 {
                 released += 1;
                 self.hints.released.insert(block);
@@ -229,19 +230,19 @@ impl World {
         self.hints.steps += 1;
         self.hints.expire(now);
         let manager = &self.manager;
-        self.hints.said.retain(|block, _| manager.priority(*block).is_ok());
+        self.hints.retained.retain(|block, _| manager.priority(*block).is_ok());
         self.hints.released.retain(|block| manager.priority(*block).is_ok());
-        let mut came = 0;
+        let mut applied = 0;
         for mut waiting in std::mem::take(&mut self.hints.waiting) {
-            if waiting.said.2.is_some_and(|until| until <= now) {
+            if waiting.retained.2.is_some_and(|until| until <= now) {
                 continue;
             }
             let known = self.manager.known(&waiting.tokens, &waiting.scope).unwrap();
             let same = known.iter().zip(&waiting.known).take_while(|(a, b)| a == b).count();
             for (at, &block) in known.iter().enumerate().skip(same) {
                 if waiting.range.contains(&(at * self.size())) {
-                    came += 1;
-                    self.hints.say(block, waiting.said);
+                    applied += 1;
+                    self.hints.retain_block(block, waiting.retained);
                 }
             }
             let wanted = waiting.range.end.div_ceil(self.size());
@@ -250,11 +251,11 @@ impl World {
                 self.hints.waiting.push(waiting);
             }
         }
-        for _ in 0..came {
-            self.count("waiting hint came true");
+        for _ in 0..applied {
+            self.count("pending hint applied");
         }
         if !self.loose() {
-            for block in self.hints.said.keys().chain(&self.hints.released) {
+            for block in self.hints.retained.keys().chain(&self.hints.released) {
                 let (ours, wanted) = (self.manager.priority(*block), self.hints.priority(*block));
                 assert_eq!(ours, Ok(wanted), "after {raw:?}: block {:#x} at {now}", block.0);
             }
@@ -269,7 +270,7 @@ impl World {
     fn compare_ranks(&mut self, raw: Raw) {
         let (a, b) = (usize::from(raw.1), usize::from(raw.2));
         let scope = Self::scope(a / 60);
-        let mut blocks: BTreeSet<Handle> = self.hints.said.keys().copied().collect();
+        let mut blocks: BTreeSet<Handle> = self.hints.retained.keys().copied().collect();
         blocks.extend(&self.hints.released);
         blocks.extend(self.manager.known(&Self::sequence(a, b), &scope).unwrap());
         for tier in 0..self.manager.settings().tiers.len() {
@@ -278,11 +279,14 @@ impl World {
             let (mut ranks, mut values) = (Vec::new(), BTreeMap::new());
             for &block in &blocks {
                 let Ok(price) = self.manager.explain(block, tier, self.now) else { continue };
-                let said = self.manager.priority(block).unwrap();
-                let clipped = said > NORMAL && price.priority == NORMAL;
-                assert!(clipped || price.priority == said, "after {raw:?}: {said}, {price:?}");
+                let retained = self.manager.priority(block).unwrap();
+                let clipped = retained > NORMAL && price.priority == NORMAL;
+                assert!(
+                    clipped || price.priority == retained,
+                    "after {raw:?}: {retained}, {price:?}"
+                );
                 if !self.loose() {
-                    assert_eq!(said, self.hints.priority(block), "after {raw:?}");
+                    assert_eq!(retained, self.hints.priority(block), "after {raw:?}");
                 }
                 if let Some(rank) = price.rank {
                     ranks.push((rank, price.priority));

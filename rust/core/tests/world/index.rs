@@ -35,8 +35,8 @@ impl World {
         let found = self.attempt("load index", |m, now| m.load_index(tier, &lines, now));
         let Some(found) = found else { return };
         let stood: Vec<Slot> = rows.iter().map(|row| row.slot).collect();
-        let stand = self.attempt("index", |m, now| m.index(tier, now)).expect("it was given");
-        let fresh: Vec<&Row> = stand.iter().filter(|row| !stood.contains(&row.slot)).collect();
+        let rows = self.attempt("index", |m, now| m.index(tier, now)).expect("it was given");
+        let fresh: Vec<&Row> = rows.iter().filter(|row| !stood.contains(&row.slot)).collect();
         assert_eq!(fresh.len(), found, "as many are there as were found");
         for row in fresh {
             let known = index.rows.iter().find(|(known, ..)| known.slot == row.slot);
@@ -75,8 +75,8 @@ impl World {
             let written = Self::written(&scope, &tokens);
             known.insert(record.key(), (scope, tokens.clone()));
             for layer in row.layers.iter() {
-                let stands = self.get(tier, row.slot, layer);
-                assert_eq!(stands, Some((written.clone(), layer)), "{row:?} on tier {tier}");
+                let content = self.get(tier, row.slot, layer);
+                assert_eq!(content, Some((written.clone(), layer)), "{row:?} on tier {tier}");
             }
             row.label.standing.wanted = None;
             all.push((row, tokens, written));

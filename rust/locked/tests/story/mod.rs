@@ -36,7 +36,7 @@ enum Op {
 
 /// Answer of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Told {
+enum Reply {
     Lease(LeaseId, usize),
     Moves(Vec<MoveId>),
     Ended(usize),
@@ -59,7 +59,7 @@ pub(crate) enum Written {
 struct Stage {
     locked: Locked,
     /// Never contended: it is taken only under the manager's lock.
-    history: Mutex<Vec<(Op, Told)>>,
+    history: Mutex<Vec<(Op, Reply)>>,
     written: Written,
     /// How to wait for the manager, see [`play`].
     call: Call,
@@ -124,10 +124,10 @@ pub(crate) fn seen(mix: &Mix) {
 fn serve(stage: &Stage, seed: u64) {
     for round in 0..2 {
         let prompt = prompt(seed + round);
-        let Told::Lease(id, matched) = stage.run(&Op::Acquire(prompt.clone())) else { continue };
+        let Reply::Lease(id, matched) = stage.run(&Op::Acquire(prompt.clone())) else { continue };
         for _ in 0..3 {
             match stage.run(&Op::Commit(id, prompt[matched..].to_vec())) {
-                Told::Refused => thread::yield_now(), // its loads are under way
+                Reply::Refused => thread::yield_now(), // its loads are under way
                 _ => break,
             }
         }
@@ -139,7 +139,7 @@ fn serve(stage: &Stage, seed: u64) {
 /// Takes moves and reports them, some as failed, and some that another thread took.
 fn carry(stage: &Stage, seed: u64) {
     for round in 0..3 {
-        if let Told::Moves(ids) = stage.run(&Op::Moves(2)) {
+        if let Reply::Moves(ids) = stage.run(&Op::Moves(2)) {
             for id in ids {
                 stage.run(&Op::Complete(id, !(seed + round + id).is_multiple_of(5)));
             }
@@ -154,7 +154,7 @@ fn carry(stage: &Stage, seed: u64) {
 /// Some of both, and in every other story the close of the manager.
 fn serve_carry_and_close(stage: &Stage, seed: u64) {
     let prompt = prompt(seed / 2);
-    if let Told::Lease(id, _) = stage.run(&Op::Acquire(prompt)) {
+    if let Reply::Lease(id, _) = stage.run(&Op::Acquire(prompt)) {
         carry(stage, seed);
         stage.run(&Op::Release(id));
     }
@@ -168,7 +168,7 @@ impl Stage {
     fn warm(&self, seed: u64) {
         for round in 0..4 {
             let prompt = prompt(seed + round);
-            if let Told::Lease(id, matched) = self.run(&Op::Acquire(prompt.clone())) {
+            if let Reply::Lease(id, matched) = self.run(&Op::Acquire(prompt.clone())) {
                 self.drain();
                 self.run(&Op::Commit(id, prompt[matched..].to_vec()));
                 self.run(&Op::Release(id));
@@ -178,30 +178,30 @@ impl Stage {
     }
 
     /// One call in one critical section, with an audit.
-    fn run(&self, op: &Op) -> Told {
-        let mut told = Told::Nothing;
+    fn run(&self, op: &Op) -> Reply {
+        let mut reply = Reply::Nothing;
         self.alone(|manager| {
-            told = apply(manager, op);
+            reply = apply(manager, op);
             if self.written == Written::Inside {
-                self.write(op.clone(), told.clone());
+                self.write(op.clone(), reply.clone());
             }
             manager.audit()
         });
         if self.written == Written::Behind {
             self.alone(|_| {
-                self.write(op.clone(), told.clone());
+                self.write(op.clone(), reply.clone());
                 Ok(())
             });
         }
-        told
+        reply
     }
 
     fn alone(&self, mut work: impl FnMut(&mut Manager) -> Result<()>) {
         (self.call)(&self.locked, &mut work).expect("every invariant holds");
     }
 
-    fn write(&self, op: Op, told: Told) {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner).push((op, told));
+    fn write(&self, op: Op, reply: Reply) {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner).push((op, reply));
     }
 
     /// Every report so far, of all threads.
@@ -221,7 +221,7 @@ impl Stage {
     /// Ends all moves; no other thread calls meanwhile.
     fn drain(&self) {
         let mut left = 1;
-        while left > 0 && self.run(&Op::Moves(usize::MAX)) != Told::Closed {
+        while left > 0 && self.run(&Op::Moves(usize::MAX)) != Reply::Closed {
             // A report before that of the move that it waits for was refused.
             for id in self.handed_out() {
                 self.run(&Op::Complete(id, true));
@@ -235,8 +235,8 @@ impl Stage {
 
     fn handed_out(&self) -> Vec<MoveId> {
         let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = history.iter().filter_map(|(_, told)| match told {
-            Told::Moves(ids) => Some(ids.clone()),
+        let taken = history.iter().filter_map(|(_, reply)| match reply {
+            Reply::Moves(ids) => Some(ids.clone()),
             _ => None,
         });
         taken.flatten().collect()
@@ -244,9 +244,9 @@ impl Stage {
 
     fn count(&self, mix: &mut Mix) {
         let name = |shown: String| shown.split(['(', ' ']).next().unwrap_or_default().to_owned();
-        for (op, told) in self.history.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            let (op, told) = (name(format!("{op:?}")), name(format!("{told:?}")));
-            *mix.entry(format!("{op}: {told}")).or_default() += 1;
+        for (op, reply) in self.history.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let (op, reply) = (name(format!("{op:?}")), name(format!("{reply:?}")));
+            *mix.entry(format!("{op}: {reply}")).or_default() += 1;
         }
     }
 
@@ -257,20 +257,20 @@ impl Stage {
         let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         let end = history.iter().position(|(op, _)| matches!(op, Op::Close));
         let mut ended = 0;
-        for (at, (op, told)) in history.iter().enumerate() {
+        for (at, (op, reply)) in history.iter().enumerate() {
             let closed = end.is_some_and(|end| at > end);
             assert!(
-                closed || *told != Told::Closed,
+                closed || *reply != Reply::Closed,
                 "story {seed}: call {at}, {op:?}, found the manager closed before {end:?}"
             );
-            if let Told::Ended(times) = told {
+            if let Reply::Ended(times) = reply {
                 ended += times;
             }
         }
         assert!(ended <= once.len(), "story {seed}: {ended} ends of {} moves", once.len());
         let mut alone = Manager::new(settings(seed)).expect("good settings");
-        for (at, (op, told)) in history.iter().enumerate() {
-            assert_eq!(apply(&mut alone, op), *told, "story {seed}: call {at}, {op:?}, alone");
+        for (at, (op, reply)) in history.iter().enumerate() {
+            assert_eq!(apply(&mut alone, op), *reply, "story {seed}: call {at}, {op:?}, alone");
         }
         let mut state = Vec::new();
         self.alone(|manager| {
@@ -286,33 +286,33 @@ impl Stage {
 }
 
 /// Makes a call and returns its answer. Time is fixed, so that only the order of calls matters.
-fn apply(manager: &mut Manager, op: &Op) -> Told {
-    let told = match op {
+fn apply(manager: &mut Manager, op: &Op) -> Reply {
+    let reply = match op {
         Op::Acquire(tokens) => {
             let ask = Acquire { tokens, load: LoadMode::All, ..Acquire::default() };
             let matched = |manager: &Manager, id| manager.lease(id).map(Lease::matched);
             let id = manager.acquire(&ask, 1);
-            id.and_then(|id| Ok(Told::Lease(id, matched(manager, id)?)))
+            id.and_then(|id| Ok(Reply::Lease(id, matched(manager, id)?)))
         }
-        Op::Commit(id, tokens) => manager.commit(*id, tokens, 1).map(|_| Told::Nothing),
-        Op::Release(id) => manager.release(*id, 1).map(|_| Told::Nothing),
+        Op::Commit(id, tokens) => manager.commit(*id, tokens, 1).map(|_| Reply::Nothing),
+        Op::Release(id) => manager.release(*id, 1).map(|_| Reply::Nothing),
         Op::Moves(limit) => {
             let ids = manager.moves(*limit).map(|all| all.iter().map(|one| one.id).collect());
-            ids.map(Told::Moves)
+            ids.map(Reply::Moves)
         }
         Op::Complete(id, ok) => {
             let outcome = Outcome { ok: *ok, ..Outcome::default() };
-            manager.complete(&[*id], &outcome, 1).map(Told::Ended)
+            manager.complete(&[*id], &outcome, 1).map(Reply::Ended)
         }
         Op::Close => {
             manager.close();
-            Ok(Told::Nothing)
+            Ok(Reply::Nothing)
         }
     };
-    told.unwrap_or_else(|error| match error {
-        Error::NoSpace { .. } => Told::NoSpace,
-        Error::Config(_) => Told::Refused,
-        Error::Closed(_) => Told::Closed,
+    reply.unwrap_or_else(|error| match error {
+        Error::NoSpace { .. } => Reply::NoSpace,
+        Error::Config(_) => Reply::Refused,
+        Error::Closed(_) => Reply::Closed,
         Error::Invariant(reason) => panic!("{op:?}: {reason}"),
     })
 }
@@ -320,10 +320,13 @@ fn apply(manager: &mut Manager, op: &Op) -> Told {
 /// One to five blocks; prompts of neighbouring stories begin alike.
 fn prompt(seed: u64) -> Vec<Token> {
     let stem = Token::try_from(seed / 3 % 3).unwrap_or_default() * 100;
-    let cut = usize::try_from(seed % 4).unwrap_or_default() * SIZE;
-    let len = cut + 1 + usize::try_from(seed % 3).unwrap_or_default();
+    let shared = usize::try_from(seed % 4).unwrap_or_default() * SIZE;
+    let len = shared + 1 + usize::try_from(seed % 3).unwrap_or_default();
     let own = Token::try_from(seed % 7).unwrap_or_default() + 10;
-    (0..).take(len).map(|at: Token| if at as usize >= cut { stem + own + at } else { at }).collect()
+    (0..)
+        .take(len)
+        .map(|at: Token| if at as usize >= shared { stem + own + at } else { at })
+        .collect()
 }
 
 /// One to three small tiers, so that every request needs room.

@@ -49,7 +49,7 @@ pub(crate) struct Move {
 
 impl Move {
     /// The move as the manager hands it out, with its lease.
-    pub(crate) fn told(given: &manager::Move, lease: u64) -> Self {
+    pub(crate) fn handed_out(given: &manager::Move, lease: u64) -> Self {
         let tier = |tier: usize| u8::try_from(tier).unwrap_or(u8::MAX);
         Self {
             id: given.id,
