@@ -26,7 +26,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-restart bench-formats bench-fusion bench-gpu wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies bench-disk bench-restart bench-formats bench-fusion bench-gpu eval-fusion wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -83,6 +83,9 @@ bench-fusion: $(BUILT) $(MODEL) ## time to first token: full prefill, prefix reu
 
 bench-gpu: $(BUILT) ## kernels and copies on a CUDA device, in minutes; ARGS="--only link --json"
 	$(BIN)/python -m benches.gpu $(ARGS)
+
+eval-fusion: $(BUILT) $(MODEL) ## what fusion recovers of a full prefill, on a real model; 40 minutes, resumable; ARGS="--quick"
+	OMP_NUM_THREADS=1 $(BIN)/python -m benches.fusion $(ARGS)
 
 PROFDATA = $(wildcard $(shell rustc --print sysroot)/lib/rustlib/*/bin/llvm-profdata)
 wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/profile_build.py plays

@@ -1,0 +1,97 @@
+"""Settings: how a fusion is set up, and the rows of the table with the settings to choose from.
+
+Invariant: a setting's name says all of it, and is the same in every run. Cost: none.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+REUSE = "none"
+HEEDED = (0.4, 0.65)
+"""The layers, as parts of a model's depth, between which the query's attention may be heeded."""
+
+PROBED = 8
+
+
+class Setting(NamedTuple):
+    """Arguments of a `Fusor`; None leaves them to it.
+
+    Attributes:
+        select: the way, by name.
+        ratio: share of the chunks' tokens to compute again.
+        at: layer at which deviations are looked at.
+        heed: first and last layer whose attention ranks.
+        probe: tokens that a monitor computes to look at.
+    """
+
+    select: str
+    ratio: float
+    at: int | None = None
+    heed: tuple[int, int] | None = None
+    probe: int = 0
+
+    @property
+    def layers(self) -> str:
+        """The layers it looks at, for people."""
+        words = [] if self.at is None else [f"at {self.at}"]
+        if self.heed is not None:
+            low, high = self.heed
+            words.append(f"heed {low}" if low == high else f"heed {low}-{high}")
+        return ", ".join(words)
+
+    def __str__(self) -> str:
+        probed = f", probe {self.probe}" if self.probe else ""
+        return (
+            ", ".join(each for each in (f"{self.select} {self.ratio}", self.layers) if each)
+            + probed
+        )
+
+
+class Row(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        name: of the selection.
+        settings: of which the best on even seeds is reported on odd ones.
+        goals: by kind, "mean" for the mean of kinds: the least lower end of the interval.
+    """
+
+    name: str
+    settings: list[Setting]
+    goals: dict[str, float]
+
+    @property
+    def ratio(self) -> float:
+        """Share of the chunks' tokens to compute again."""
+        return self.settings[0].ratio
+
+
+def rows_of(layers: int) -> list[Row]:
+    """The rows for a model of so many layers; the first one is plain reuse."""
+    low, high = (int(part * layers) for part in HEEDED)
+    looks = sorted({min(at, layers - 1) for at in (1, 2)})
+    one, some, every = (low, low), (low, high), (0, layers - 1)
+
+    def alone(select: str, ratio: float) -> Row:
+        return Row(select, [Setting(select, ratio)], {})
+
+    def deviating(select: str, goals: dict[str, float]) -> Row:
+        return Row(select, [Setting(select, 0.15, at=at) for at in looks], goals)
+
+    both = [
+        Setting("values+question", 0.30, at=at, heed=heed) for at in looks for heed in (one, some)
+    ]
+    asked = [Setting("first+question", 0.15, heed=heed) for heed in (one, some)]
+    return [
+        alone(REUSE, 0.0),
+        alone("random", 0.15),
+        alone("first", 0.05),
+        alone("first", 0.15),
+        deviating("keys", {}),
+        deviating("values", {"mean": 0.39, "split": 0.75, "text": 0.35}),
+        Row("question", [Setting("question", 0.15, heed=heed) for heed in (one, some, every)], {}),
+        Row("first+question", asked, {"mean": 0.50, "split": 0.84, "text": 0.49}),
+        Row("values+question", both, {"mean": 0.65}),
+        Row("first+question, monitored", [asked[0]._replace(probe=PROBED)], {}),
+    ]
