@@ -85,7 +85,7 @@ bench-gpu: $(BUILT) ## kernels and copies on a CUDA device, in minutes; ARGS="--
 	$(BIN)/python -m benches.gpu $(ARGS)
 
 eval-fusion: $(BUILT) $(MODEL) ## what fusion recovers of a full prefill, on a real model; 40 minutes, resumable; ARGS="--quick"
-	OMP_NUM_THREADS=1 $(BIN)/python -m benches.fusion $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benches.eval_fusion $(ARGS)
 
 PROFDATA = $(wildcard $(shell rustc --print sysroot)/lib/rustlib/*/bin/llvm-profdata)
 wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/profile_build.py plays

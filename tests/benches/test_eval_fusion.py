@@ -7,12 +7,12 @@ from contextlib import closing
 
 import pytest
 
-from benches.fusion import __main__ as door
-from benches.fusion.cases import KINDS, Sizes, case_of
-from benches.fusion.record import Record, append, read
-from benches.fusion.settings import Row, Setting, rows_of
-from benches.fusion.summary import choose, correlation, line_of
-from benches.fusion.trial import Trial
+from benches.eval_fusion import __main__ as door
+from benches.eval_fusion.cases import KINDS, Sizes, case_of
+from benches.eval_fusion.record import Record, append, read
+from benches.eval_fusion.settings import Row, Setting, rows_of
+from benches.eval_fusion.summary import choose, correlation, line_of
+from benches.eval_fusion.trial import Trial
 from kvtrie.demo.model import tiny
 
 SMALL = Sizes(chunks=4, chunk=32, answer=5)

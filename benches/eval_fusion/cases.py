@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from benches.fusion.prose import prose
+from benches.eval_fusion.prose import prose
 
 if TYPE_CHECKING:
     from kvtrie.demo.model import Speaker

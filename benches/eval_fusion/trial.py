@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benches.fusion.cases import PREFIX, TEXT_QUERY
-from benches.fusion.record import Record
+from benches.eval_fusion.cases import PREFIX, TEXT_QUERY
+from benches.eval_fusion.record import Record
 from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.engines.transformers import Decoder, fingerprint
 from kvtrie.fuse import CacheStore, Context, Fusor, Monitor
@@ -26,8 +26,8 @@ from kvtrie.transfer import Executor
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from benches.fusion.cases import Case, Sizes
-    from benches.fusion.settings import Setting
+    from benches.eval_fusion.cases import Case, Sizes
+    from benches.eval_fusion.settings import Setting
     from kvtrie.demo.model import Speaker
 
 BLOCK = 16

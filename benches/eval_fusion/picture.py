@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benches.fusion.summary import MEAN
+from benches.eval_fusion.summary import MEAN
 from kvtrie.demo.picture import figure, save
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from benches.fusion.summary import Line
+    from benches.eval_fusion.summary import Line
 
 INK, POINT, GOAL = "#333333", "#1b4f8a", "#c0392b"
 LEAST = -0.25

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from benches.fusion.summary import MEAN
+from benches.eval_fusion.summary import MEAN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benches.fusion.summary import Figure, Line
+    from benches.eval_fusion.summary import Figure, Line
 
 
 LEGEND = """\

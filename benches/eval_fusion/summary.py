@@ -16,8 +16,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benches.fusion.record import Key, Record
-    from benches.fusion.settings import Row, Setting
+    from benches.eval_fusion.record import Key, Record
+    from benches.eval_fusion.settings import Row, Setting
 
 RESAMPLES = 2000
 MEAN = "mean"

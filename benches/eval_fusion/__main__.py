@@ -5,7 +5,7 @@
     make eval-fusion ARGS="--quick"
 
 SmolLM2-135M in float32 answers questions over chunks whose KV was computed alone: by a full
-prefill, by plain reuse, and fused in each setting of `benches/fusion/settings.py`. Even seeds
+prefill, by plain reuse, and fused in each setting of `benches/eval_fusion/settings.py`. Even seeds
 choose the layers of each selection, odd ones are reported. Every figure is appended to a file as
 soon as it is measured; the same command goes on from there.
 Cost: twenty seconds a case on a free core, forty minutes for the 128 of the defaults; `--quick`, a
@@ -26,13 +26,13 @@ import transformers
 from rich.console import Console
 
 from benches.core.place import place
-from benches.fusion.cases import FEWEST, KINDS, Sizes, case_of
-from benches.fusion.picture import draw
-from benches.fusion.record import append, read
-from benches.fusion.report import LEGEND, goals_of, table_of
-from benches.fusion.settings import rows_of
-from benches.fusion.summary import choose, line_of
-from benches.fusion.trial import Trial
+from benches.eval_fusion.cases import FEWEST, KINDS, Sizes, case_of
+from benches.eval_fusion.picture import draw
+from benches.eval_fusion.record import append, read
+from benches.eval_fusion.report import LEGEND, goals_of, table_of
+from benches.eval_fusion.settings import rows_of
+from benches.eval_fusion.summary import choose, line_of
+from benches.eval_fusion.trial import Trial
 from kvtrie.cli.progress import watched
 from kvtrie.demo.model import smollm, tiny
 from kvtrie.errors import ConfigError
@@ -40,9 +40,9 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benches.fusion.record import Key, Record
-    from benches.fusion.settings import Row, Setting
-    from benches.fusion.summary import Line
+    from benches.eval_fusion.record import Key, Record
+    from benches.eval_fusion.settings import Row, Setting
+    from benches.eval_fusion.summary import Line
     from kvtrie.demo.model import Speaker
 
 RESULTS = Path("target") / "eval-fusion.jsonl"
@@ -159,7 +159,7 @@ def _sizes(given: argparse.Namespace) -> Sizes:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benches.fusion", description=__doc__.partition("\n")[0]
+        prog="python -m benches.eval_fusion", description=__doc__.partition("\n")[0]
     )
     number = {"type": int, "metavar": "N"}
     parser.add_argument("--even", **number, help="even seeds of each kind (default: 16)")
