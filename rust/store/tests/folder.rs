@@ -131,13 +131,13 @@ fn bad_arguments_change_nothing_and_name_the_numbers() {
     let block = first(0);
     write(&store, &block, 0, ALL, 1).unwrap();
     let image = memory.bytes("manifest");
-    let message = |found: Result<(), Error>| match found {
+    let error_of = |found: Result<(), Error>| match found {
         Err(Error::Config(message)) => message,
         other => panic!("{other:?}"),
     };
     let put = |key, slot, layers, record: &[u8], length: usize| {
         let data = vec![0; length];
-        message(store.write(key, slot, layers, record, Meta::default(), &data, 0))
+        error_of(store.write(key, slot, layers, record, Meta::default(), &data, 0))
     };
     let (key, record) = (&block.key, &block.record[..]);
     assert_eq!(put(key, 4, ALL, record, 2800), "slot 4, there are 4");
@@ -149,9 +149,9 @@ fn bad_arguments_change_nothing_and_name_the_numbers() {
     assert!(put(&[7; 32], 1, ALL, record, 2800).contains("does not give the key 0707070707070707"));
     assert!(put(key, 1, ALL, &record[1..], 2800).contains("does not give the key"));
     let kept = KeptBlock { slot: 0, meta: Meta::default() };
-    assert_eq!(message(store.save(&[kept, kept], 0)), "slot 0 is given twice");
-    assert_eq!(message(store.save(&[KeptBlock { slot: 9, ..kept }], 0)), "slot 9, there are 4");
-    assert_eq!(message(store.remove(4)), "slot 4, there are 4");
+    assert_eq!(error_of(store.save(&[kept, kept], 0)), "slot 0 is given twice");
+    assert_eq!(error_of(store.save(&[KeptBlock { slot: 9, ..kept }], 0)), "slot 9, there are 4");
+    assert_eq!(error_of(store.remove(4)), "slot 4, there are 4");
     assert_eq!(memory.bytes("manifest"), image);
     for (wrong, message) in [
         (Settings { layers: 0, ..settings.clone() }, "layers is 0, at least 1"),

@@ -219,7 +219,7 @@ fn one(kind: Kind, name: &str, second: bool) {
             let right = found(&store, &blocks);
             // Defects that only reading shows.
             reasons += &store.reasons().join("; ");
-            reasons = format!("{told}; {right} right, {looked:?} when looked at");
+            reasons = format!("{reasons}; {right} right, {looked:?} when looked at");
             // A bad lock file does not prevent reading.
             let harmless =
                 last == "lock" || last.starts_with("manifest.") || last == "segment-00007";
