@@ -1,0 +1,173 @@
+"""A run's calls, played into a manager alone, give the same moves; predicted runs are replays."""
+
+import random
+
+import pytest
+
+from kvtrie import BlockManager, Cost, Lane, ModelShape, Tier
+from kvtrie.errors import NoSpaceError
+from kvtrie.sim.config import SimulationConfig, TraceSource
+from kvtrie.sim.replay import open_manager, replay
+from kvtrie.sim.requests import trace_requests
+from kvtrie.sim.run import figures_of, open_simulation, play
+from kvtrie.sim.trace import write_trace
+from kvtrie.sim.workloads import conversations
+
+KINDS = ("gpu", "host", "disk")
+POLICIES = ("lru", "fifo", "lfu", "retention", "s3fifo", "arc")
+
+
+def drawn(dice):
+    """Settings and requests of a small run."""
+    layers = dice.randint(1, 3)
+    slots = dice.random() < 0.2
+    tiers = tuple(
+        Tier(
+            kind,
+            blocks=dice.randint(6, 10) * (at + 1),
+            owner="none",
+            write=dice.choice(("back", "through", "never")),
+            free_low=dice.choice((0.0, 0.3)),
+            admit_after=dice.choice((1, 1, 2)),
+            layer_slots=slots and at == 0,
+            read=Lane(f"{kind} read", dice.choice((1e5, 1e7)), dice.choice((0, 999)), shares="a"),
+            store=Lane(f"{kind} store", dice.choice((1e5, 1e7)), shares=dice.choice(("a", None))),
+        )
+        for at, kind in enumerate(KINDS[: dice.randint(1, 3)])
+    )
+    manager = {
+        "machines": dice.randint(1, 3),
+        "router": dice.choice(("round-robin", "least-loaded", "hash")),
+        "policy": dice.choice(POLICIES),
+        "structure": dice.choice(("leaf-only", "leaf-only", "holes")),
+        "load": dice.choice(("all", "plan")),
+        "wait": dice.choice(("all", "layer")),
+        "keep": dice.randint(0, 2),
+        "moves_per_job": dice.choice((1, 3, 64)),
+        "epsilon": dice.choice((0.0, 1 / 64)),
+    }
+    config = SimulationConfig(
+        trace=TraceSource("drawn"),
+        model=ModelShape(layers, 1, 4, "float16"),
+        tiers=tiers,
+        price=(dice.choice((0, 10, 1000)) << 32, 1 << 32),
+        cost=Cost(alpha=0.01, ns_per_token=1000.0),
+        block_tokens=2,
+        manager=manager,
+    )
+    now, chats, requests = 0, [[] for _ in range(4)], []
+    for _ in range(20):
+        now += dice.choice((0, 10, 30_000))
+        chat = dice.randrange(4)
+        chats[chat] = chats[chat][: dice.randint(0, 12)] + dice.choices(range(3), k=5)
+        session = f"chat {chat}" if dice.random() < 0.5 else None
+        requests.append((now, chats[chat], len(chats[chat]), dice.randint(0, 3), session))
+    return config, requests
+
+
+def moves_alone(config, log):
+    """Play a log into a manager of its own, which must hand out what the log has."""
+    given = ("policy", "structure", "epsilon")
+    manager = BlockManager(
+        config.model,
+        config.tiers,
+        block_tokens=config.block_tokens,
+        cost=config.cost,
+        **{name: config.manager[name] for name in given},
+    )
+    leases, count = {}, 0
+    names = ("id", "kind", "lease", "src", "dst", "src_slot", "dst_slot", "layer_lo", "layer_hi")
+    for name, *rest in log:
+        if name == "acquire":
+            tokens, keep, reserve, layerwise, session, number, now = rest
+            ask = {"keep": keep, "reserve": reserve, "layerwise": layerwise, "session": session}
+            try:
+                lease = manager.acquire(tokens, now=now, load=config.manager["load"], **ask)
+            except NoSpaceError:
+                assert number == 0
+            else:
+                assert lease.id == number
+                leases[number] = lease
+        elif name == "moves":
+            moves = manager.moves()
+            rows = zip(*(getattr(moves, one).tolist() for one in (*names, "after")), strict=True)
+            assert list(rows) == rest[0]
+            count += len(moves)
+        elif name == "complete":
+            manager.complete(rest[0], now=rest[1])
+        elif name == "commit":
+            leases[rest[0]].commit(rest[1], now=rest[2])
+        else:
+            leases.pop(rest[0]).release(now=rest[1])
+    assert not len(manager.moves())
+    manager.audit()
+    return count
+
+
+def same_moves(seeds):
+    """How many moves the runs of some seeds had."""
+    moves = 0
+    for seed in seeds:
+        config, requests = drawn(random.Random(seed))
+        simulation = open_simulation(config, logged=True)
+        play(config, simulation, requests)
+        for machine in range(config.manager["machines"]):
+            moves += moves_alone(config, simulation.log(machine))
+    return moves
+
+
+@pytest.mark.slow
+def test_a_manager_alone_hands_out_the_same_moves():
+    assert same_moves(range(1000)) > 10_000
+
+
+@pytest.mark.deep
+def test_a_manager_alone_hands_out_the_same_moves_in_many_runs():
+    assert same_moves(range(1000, 11_000)) > 100_000
+
+
+def test_equal_runs_tell_equal_lines():
+    config, requests = drawn(random.Random(7))
+    told = [[], []]
+    for lines in told:
+        play(config, open_simulation(config), requests, lines.append)
+    assert told[0] == told[1]
+    assert [line["id"] for line in told[0]] == list(range(len(requests)))
+
+
+@pytest.mark.parametrize("policy", ["lru", "retention", "s3fifo"])
+@pytest.mark.parametrize("load", ["all", "plan"])
+def test_a_predicted_run_is_a_replay(tmp_path, policy, load):
+    trace = conversations(seed=7, chats=60, turns=5, active=12)
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, trace)
+    tiers = (
+        Tier("gpu", blocks=60, owner="none"),
+        Tier("host", blocks=100, owner="none"),
+        Tier("disk", blocks=300, owner="none"),
+    )
+    manager = open_manager(tiers, policy=policy)
+    source = TraceSource(path, "mooncake", output=False)
+    config = SimulationConfig(
+        trace=source,
+        model=manager.model,
+        tiers=tiers,
+        price=(0, 0),
+        cost="default",
+        block_tokens=512,
+        manager={"policy": policy, "load": load, "keep": 0, "transfer": "predicted"},
+    )
+    simulation = open_simulation(config)
+    counts = play(config, simulation, trace_requests(source, 512))
+    figures = figures_of(config, simulation, counts)
+    from kvtrie.sim.trace import read_trace
+
+    played = replay(read_trace(path), manager, load=load)
+    names = ("kind", "blocks", "hits", "clean", "demoted", "dropped")
+    assert figures["tiers"] == [{name: getattr(t, name) for name in names} for t in played.tiers]
+    assert figures["requests"] == played.requests
+    assert figures["refused"] == played.refused
+    assert figures["input_tokens"] == played.tokens
+    assert sum(figures["hit_tokens"].values()) == played.tokens_hit
+    assert figures["stalled_ns"] / 1e9 == played.waited_s
+    assert played.waited_s > 0
