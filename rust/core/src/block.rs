@@ -1,19 +1,19 @@
-//! The nouns of the ground floor: blocks, slots, tiers, layer ranges and ids.
+//! Basic types: ids of blocks, slots, tiers, leases and moves, and ranges of layers.
 //!
-//! Invariant: nothing here knows a manager. Cost: plain integers.
+//! Invariant: imports nothing of the manager. Cost: plain integers.
 
 use std::fmt;
 
 /// One token id.
 pub type Token = u32;
 
-/// A block's place in the slab. Handles that leave the crate carry a generation, see [`Handle`].
+/// Index of a block. Handles that leave the crate have a generation too, see [`Handle`].
 pub type BlockId = u32;
 
-/// A place on a tier. With layer slots it holds one layer of one block, otherwise all of them.
+/// Index of a slot on a tier: room for one block, or with layer slots for one layer of one.
 pub type Slot = u32;
 
-/// A tier's index in the list that the user gave, fastest first.
+/// Index of a tier, fastest first.
 pub type TierId = usize;
 
 /// A lease's id; never used twice.
@@ -25,7 +25,7 @@ pub type MoveId = u64;
 /// The slot of an endpoint that is not known (yet): an engine's slot before `bind`.
 pub const NO_SLOT: Slot = Slot::MAX;
 
-/// The move id that names no move.
+/// Id of no move.
 pub const NO_MOVE: MoveId = 0;
 
 /// A contiguous range of model layers, `lo..hi`.
@@ -38,7 +38,7 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// No layer at all.
+    /// The empty range.
     pub const NONE: Self = Self { lo: 0, hi: 0 };
 
     /// The range `lo..hi`.
@@ -47,13 +47,13 @@ impl Layers {
         Self { lo, hi }
     }
 
-    /// How many layers.
+    /// Number of layers.
     #[must_use]
     pub const fn len(self) -> u16 {
         self.hi.saturating_sub(self.lo)
     }
 
-    /// Whether there is none.
+    /// Whether the range is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.hi <= self.lo
@@ -91,7 +91,7 @@ impl Layers {
             .then(|| Self::new(self.lo.min(other.lo), self.hi.max(other.hi)))
     }
 
-    /// What remains without `other`, if that is one range.
+    /// The difference, if that is one range.
     #[must_use]
     pub fn without(self, other: Self) -> Option<Self> {
         let cut = self.meet(other);
@@ -121,7 +121,11 @@ impl fmt::Display for Layers {
     }
 }
 
-/// A block as the outside knows it: slab index and generation, so that a dead block is noticed.
+/// Handle of a block: index and generation, so that a handle of a removed block is noticed.
+///
+/// ```text
+/// bits 63..32 generation    bits 31..0 index
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);
 
@@ -146,13 +150,13 @@ impl Handle {
     }
 }
 
-/// Whether evicting inside a path is allowed.
+/// Structure of a scope: whether blocks inside a path may be evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Structure {
-    /// The last block of a path goes first, so every cached prefix stays usable.
+    /// Only the last block of a path may leave, so every cached prefix stays usable.
     #[default]
     LeafOnly,
-    /// Any block may go; what is missing is recomputed at its own positions.
+    /// Any block may leave; a missing one is recomputed at its own positions.
     Holes,
 }
 
@@ -167,12 +171,12 @@ impl Structure {
     }
 }
 
-/// Why layers leave a tier; it decides the order in which they go.
+/// Kind of departure from a tier; it decides the order of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Departure {
-    /// A copy exists or will exist below: back layers first.
+    /// Demotion: a copy exists or will exist below; back layers first.
     Demote,
-    /// The last copy goes: shallow layers first.
+    /// Drop of the last copy: shallow layers first.
     Drop,
 }
 

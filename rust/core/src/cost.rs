@@ -1,4 +1,4 @@
-//! What a block costs to compute again, and how layers and position weigh it.
+//! Cost model of recomputing a block, with the weights of layers and position.
 //!
 //! Invariant: costs are finite, never negative and never fall with context, so a class number is
 //! always defined. Cost: a formula, or a binary search in a table of a few dozen points.
@@ -33,7 +33,7 @@ pub enum Curve {
     Table(Vec<(u64, f64)>),
 }
 
-/// The cost of computing tokens, relative and in nanoseconds.
+/// Cost of computing tokens, relative and in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
     curve: Curve,

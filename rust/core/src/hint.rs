@@ -1,17 +1,17 @@
-//! Hints: what an engine or an agent says about the future of blocks, and what it is answered.
+//! Hints: requests of an engine or an agent about the future of blocks, and their answers.
 //!
-//! A hint never pins. It changes who leaves first: every block has a priority from 0 to 100, and a
+//! A hint never pins. It changes the order of eviction: every block has a priority from 0 to 100, and a
 //! lower one leaves before a higher one; within one priority the tier's policy decides. Invariant:
-//! what nobody has said anything about has the priority [`NORMAL`]. Cost: plain values.
+//! a block without a hint has the priority [`NORMAL`]. Cost: plain values.
 
 use crate::block::{LeaseId, TierId, Token};
 use crate::scope::Scope;
 use crate::time::Nanos;
 
-/// How much a block is wanted, 0 to [`HIGHEST`].
+/// Priority of a block, 0 to [`HIGHEST`].
 pub type Priority = u8;
 
-/// The priority of blocks that no hint names; TensorRT-LLM's default.
+/// Priority of blocks without a hint; TensorRT-LLM's default.
 pub const NORMAL: Priority = 35;
 
 /// The highest priority.
@@ -20,21 +20,21 @@ pub const HIGHEST: Priority = 100;
 /// A tenant with a quota on a tier; 0 for all tenants without one.
 pub type Share = u32;
 
-/// Which blocks of a tier a block is ranked with, before its value counts.
+/// Band of a block on a tier: its rank before its value counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Band {
-    /// The lower one leaves first.
+    /// The lower priority leaves first.
     pub priority: Priority,
-    /// Whose it is, if that matters.
+    /// Tenant with a quota, or 0.
     pub share: Share,
 }
 
 impl Band {
-    /// Where blocks are that no hint and no quota concerns.
+    /// Band of blocks without hint and quota.
     pub const NORMAL: Self = Self { priority: NORMAL, share: 0 };
 }
 
-/// Which blocks a hint is about.
+/// Target of a hint: the blocks that it names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// The full blocks of a sequence.
@@ -44,9 +44,9 @@ pub enum Target {
         /// Whose blocks.
         scope: Scope,
     },
-    /// The path of a lease, and what it will commit.
+    /// The path of a lease, and the blocks that it will commit.
     Lease(LeaseId),
-    /// The path of a conversation, and what its leases will commit.
+    /// The path of a conversation, and the blocks that its leases will commit.
     Session {
         /// Its name.
         name: String,
@@ -60,23 +60,23 @@ pub enum Target {
 pub struct Retain {
     /// Which path.
     pub target: Target,
-    /// A block belongs to the range if its first token does.
+    /// First token; a block belongs to the range if its first token does.
     pub start: u64,
     /// One behind the last token; `None` for the end of the prompt.
     pub end: Option<u64>,
     /// The range's priority.
     pub priority: Priority,
-    /// For how long, from now on; `None` for good.
+    /// Time to live, from now on; `None` for ever.
     pub ttl: Option<Nanos>,
-    /// The priority of blocks behind the prompt, if that was said.
+    /// Priority of blocks behind the prompt, if set.
     pub decode_priority: Option<Priority>,
-    /// For how long, from the commit of each such block on.
+    /// Time to live, from the commit of each such block on.
     pub decode_ttl: Option<Nanos>,
-    /// Who says so; `None` is the target's session, or nobody in particular.
+    /// Owner; `None` is the target's session, if it has one.
     pub owner: Option<String>,
 }
 
-/// Which blocks are wanted no more.
+/// Target of a release: blocks that are no longer wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Release {
     /// A conversation is over.
@@ -86,20 +86,20 @@ pub enum Release {
         /// Whose session.
         scope: Scope,
     },
-    /// An agent is gone: all that it retained.
+    /// An agent has ended: all blocks that it retained.
     Owner {
         /// Its name.
         name: String,
         /// Whose blocks it retained.
         scope: Scope,
     },
-    /// The full blocks of a sequence; of what was retained there, that of this owner.
+    /// The full blocks of a sequence that this owner retained.
     Tokens {
         /// The sequence.
         tokens: Vec<Token>,
         /// Whose blocks.
         scope: Scope,
-        /// Who retained them; `None` is nobody in particular.
+        /// Owner that retained them; `None` for blocks without an owner.
         owner: Option<String>,
     },
 }
@@ -107,27 +107,27 @@ pub enum Release {
 /// One hint.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Hint {
-    /// Keep blocks longer, or less long.
+    /// Retain blocks longer, or less long.
     Retain(Retain),
-    /// Blocks are wanted no more.
+    /// Release blocks.
     Release(Release),
-    /// Bring blocks up to a tier.
+    /// Prefetch blocks to a tier.
     Prefetch {
         /// Which path.
         target: Target,
         /// Where to: the first tier, or another one above theirs.
         tier: TierId,
-        /// What would come later than this is not brought.
+        /// Deadline; blocks that would arrive later are not moved.
         deadline: Option<Nanos>,
     },
-    /// Take blocks down to a tier.
+    /// Demote blocks to a tier.
     Demote {
         /// Which path.
         target: Target,
         /// Where to.
         tier: TierId,
     },
-    /// How much of a tier a tenant may hold before its own blocks leave first.
+    /// Quota: blocks of a tier that a tenant may hold before its own leave first.
     Quota {
         /// The tenant's salt.
         tenant: Vec<u8>,
@@ -140,16 +140,16 @@ pub enum Hint {
     },
 }
 
-/// What became of a hint.
+/// Outcome of a hint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {
-    /// It is in force for all blocks that it names.
+    /// In force for all blocks that it names.
     Accepted,
-    /// It is in force for some of them.
+    /// In force for some of them.
     Clipped,
-    /// It names what is not cached, and waits for it.
+    /// Waits for blocks that are not cached.
     Deferred,
-    /// It changes nothing.
+    /// Changes nothing.
     Rejected,
 }
 
@@ -169,12 +169,12 @@ impl Answer {
 /// The answer to one hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HintReply {
-    /// What became of it.
+    /// Its outcome.
     pub answer: Answer,
-    /// For how many blocks it is in force now.
+    /// Number of blocks for which it is in force now.
     pub blocks: u64,
-    /// How many blocks it names that it is not in force for: clipped, or not cached yet.
+    /// Number of blocks that it names and is not in force for: clipped, or not cached yet.
     pub left: u64,
-    /// Why not for all of them; empty if it is accepted.
+    /// Reason why not for all of them; empty if it is accepted.
     pub reason: String,
 }

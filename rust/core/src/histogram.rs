@@ -1,16 +1,16 @@
-//! How times are spread: counts in classes that are at most a sixteenth wide.
+//! Histogram of times with logarithmic classes, each at most a sixteenth wide.
 //!
-//! Invariant: `count` is the sum over all classes, and `sum` is exact. All classes are there from
-//! the start, so recording allocates nothing. Cost: a few integer operations per value; 6 kB each.
+//! Invariant: `count` is the sum over all classes, and `sum` is exact. All classes exist from the
+//! start, so recording allocates nothing. Cost: a few integer operations per value; 6 kB each.
 
 use hdrhistogram::Histogram as Classes;
 
 use crate::time::Nanos;
 
-/// The longest time with a class of its own, 13 days; what takes longer counts as that.
+/// Longest time with a class of its own, 13 days; longer times count as that.
 const LONGEST: Nanos = (1 << 50) - 1;
 
-/// Times, counted by their length.
+/// Histogram of times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
     classes: Classes<u64>,
@@ -25,13 +25,13 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Records a time that was seen so often.
+    /// Records a time, so many times.
     pub fn record(&mut self, time: Nanos, often: u64) {
         self.classes.saturating_record_n(time, often);
         self.sum += u128::from(time) * u128::from(often);
     }
 
-    /// How many times were recorded.
+    /// Number of recorded times.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.classes.len()
@@ -43,15 +43,14 @@ impl Histogram {
         self.sum
     }
 
-    /// The time that this share of all did not exceed, up to the width of its class; 0 if none
-    /// was recorded.
+    /// Quantile, up to the width of its class; 0 if no time was recorded.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Nanos {
         self.classes.value_at_quantile(share)
     }
 
-    /// How many times were at most as long as each of the ascending `bounds`. The class that a
-    /// bound lies in counts as below it.
+    /// Cumulative counts at each of the ascending `bounds`. The class that a bound lies in counts as
+    /// below it.
     #[must_use]
     pub fn up_to(&self, bounds: &[Nanos]) -> Vec<u64> {
         let mut counts = vec![0; bounds.len()];
@@ -70,7 +69,7 @@ impl Histogram {
         counts
     }
 
-    /// What was recorded after `before` was taken; `None` if it is no earlier state of this one.
+    /// Difference to an earlier state `before`; `None` if it is none.
     #[must_use]
     pub fn since(&self, before: &Self) -> Option<Self> {
         let mut classes = self.classes.clone();
@@ -99,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lasts_too_long_is_counted_all_the_same() {
+    fn times_beyond_the_last_class_count_too() {
         let mut times = Histogram::default();
         times.record(0, 2);
         times.record(NEVER, 3);
@@ -109,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_count_what_is_below_them() {
+    fn bounds_count_the_times_below_them() {
         let mut times = Histogram::default();
         for (time, often) in [(5, 1), (10, 2), (20, 4), (1_000_000, 8)] {
             times.record(time, often);
@@ -119,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_is_what_came_between() {
+    fn a_difference_has_the_times_between() {
         let mut times = Histogram::default();
         times.record(7, 2);
         let before = times.clone();

@@ -1,26 +1,25 @@
-//! Lanes: FIFO bandwidth between two neighbouring tiers or two machines.
+//! Lane: a FIFO queue of transmissions between two neighbouring tiers or two machines.
 //!
 //! Invariant: the jobs of one queue never overlap, and `first + (layers - 1) * per_layer == end`.
-//! Lanes that name the same `shares` stand in one queue; bandwidth and latency stay each lane's
-//! own. Cost: a few integer operations per transmission.
+//! Lanes with the same `shares` are one queue, each with its own bandwidth and latency. Cost: a few integer operations per transmission.
 
 use crate::time::{NEVER, Nanos};
 
 const NANOS_PER_S: u64 = 1_000_000_000;
 
-/// A lane's place in its [`Lanes`].
+/// Index of a lane in its [`Lanes`].
 pub type LaneId = usize;
 
-/// What a lane can do.
+/// Description of a lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneSpec {
-    /// The name users give it.
+    /// Name that users give it.
     pub name: String,
-    /// Bandwidth in bytes per second; over a lane of zero nothing ever arrives.
+    /// Bandwidth in bytes per second; with zero a transmission never ends.
     pub bytes_per_s: u64,
-    /// Nanoseconds that each transmission takes besides its bytes.
+    /// Latency of each transmission, in nanoseconds.
     pub latency_ns: u64,
-    /// The queue it stands in; its own name if `None`.
+    /// Name of its queue; its own name if `None`.
     pub shares: Option<String>,
 }
 
@@ -36,13 +35,13 @@ impl LaneSpec {
     }
 }
 
-/// When a transmission ends, layer by layer. Layer `i` is there at `first + i * per_layer`: exactly
-/// so for the last layer, and for the others never earlier than their bytes.
+/// Arrival times of a transmission, layer by layer: layer `i` at `first + i * per_layer`, exactly so
+/// for the last layer, and for the others never earlier than their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Transmission {
-    /// When the last layer is there.
+    /// Arrival of the last layer.
     pub end: Nanos,
-    /// When the first layer is there.
+    /// Arrival of the first layer.
     pub first: Nanos,
     /// Nanoseconds between two layers.
     pub per_layer: Nanos,
@@ -71,20 +70,20 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// How many lanes there are; their ids count from 0.
+    /// Number of lanes; their ids count from 0.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lanes.len()
     }
 
-    /// Whether there is none.
+    /// Whether there is no lane.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.lanes.is_empty()
     }
 
-    /// Adds a lane. It joins the queue of the name that it shares (its own name if none), so two
-    /// lanes of one name share a queue as well.
+    /// Adds a lane to the queue of its `shares` (of its own name if none), so two lanes of one name
+    /// share a queue as well.
     pub fn add(&mut self, spec: LaneSpec) -> LaneId {
         let name = spec.shares.as_ref().unwrap_or(&spec.name);
         let queue = self.queues.iter().position(|queue| queue.name == *name).unwrap_or_else(|| {
@@ -107,7 +106,7 @@ impl Lanes {
         self.lanes.iter().position(|lane| lane.spec.name == name)
     }
 
-    /// Gives all lanes of a name another bandwidth and latency; tells whether there is one.
+    /// Sets bandwidth and latency of all lanes of a name; returns whether there is one.
     pub fn set(&mut self, name: &str, bytes_per_s: u64, latency_ns: Nanos) -> bool {
         let mut found = false;
         for lane in self.lanes.iter_mut().filter(|lane| lane.spec.name == name) {
@@ -117,8 +116,7 @@ impl Lanes {
         found
     }
 
-    /// Counts time in which all lanes of a name were seen to carry something; tells whether there is
-    /// one.
+    /// Adds measured busy time to all lanes of a name; returns whether there is one.
     pub fn saw(&mut self, name: &str, busy: Nanos) -> bool {
         let mut found = false;
         for lane in self.lanes.iter_mut().filter(|lane| lane.spec.name == name) {
@@ -141,26 +139,26 @@ impl Lanes {
         transmission
     }
 
-    /// What [`Lanes::transmit`] would return, without queueing.
+    /// Result of [`Lanes::transmit`] without queueing.
     #[must_use]
     pub fn preview(&self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
         self.lanes[lane].spec.transmission(bytes, now.max(self.free_at(lane)), layers)
     }
 
-    /// Nanoseconds that a transmission takes where nothing is queued.
+    /// Nanoseconds of a transmission over an idle lane.
     #[must_use]
     pub fn takes(&self, lane: LaneId, bytes: u64) -> Nanos {
         let spec = &self.lanes[lane].spec;
         spec.latency_ns.saturating_add(duration(bytes, spec.bytes_per_s))
     }
 
-    /// From when on the lane's queue is idle.
+    /// Time from which on the lane's queue is idle.
     #[must_use]
     pub fn free_at(&self, lane: LaneId) -> Nanos {
         self.queues[self.lanes[lane].queue].free_at
     }
 
-    /// Nothing is queued any more; counters stay.
+    /// Empties all queues; counters stay.
     pub fn reset(&mut self) {
         self.queues.iter_mut().for_each(|queue| queue.free_at = 0);
     }
@@ -171,7 +169,7 @@ impl Lanes {
         self.lanes[lane].predicted
     }
 
-    /// Nanoseconds in which this lane was seen to carry something; see [`Lanes::saw`].
+    /// Measured busy time of this lane in nanoseconds; see [`Lanes::saw`].
     #[must_use]
     pub fn seen(&self, lane: LaneId) -> Nanos {
         self.lanes[lane].seen
@@ -191,7 +189,7 @@ fn duration(bytes: u64, bytes_per_s: u64) -> Nanos {
     if bytes_per_s == 0 {
         return NEVER;
     }
-    // Dividing wide numbers takes several times as long.
+    // Mostly it fits in 64 bits: a 128-bit division takes several times as long.
     if let Some(product) = bytes.checked_mul(NANOS_PER_S) {
         return product.div_ceil(bytes_per_s);
     }
@@ -232,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_seen_depends_on_no_speed() {
+    fn measured_time_depends_on_no_speed() {
         let mut lanes = Lanes::default();
         let lane = lanes.add(spec("up", 1, 5, None));
         lanes.transmit(lane, 100, 0, 1);

@@ -1,4 +1,4 @@
-//! Plans: which blocks of a path to load and which to compute again, so that all is ready soonest.
+//! Load-or-recompute planner: chooses for each block of a path so that all are ready soonest.
 //!
 //! Invariant: a plan is never later than the better of computing everything that it may and loading
 //! everything that it may. Times are nanoseconds from the start of the plan. Cost: see the solvers;
@@ -17,49 +17,49 @@ pub use one_lane::split;
 
 use crate::time::Nanos;
 
-/// Where a block's KV can come from.
+/// Source of a block's KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// It is on the spot, or on its way.
+    /// Resident, or in flight.
     Here {
-        /// When it is there.
+        /// Time at which it is resident.
         ready: Nanos,
     },
-    /// It can be loaded, or computed again.
+    /// Can be loaded, or computed again.
     Load {
-        /// The lane that it would take; lanes are FIFO.
+        /// Lane of the load; lanes are FIFO.
         lane: usize,
-        /// How long the lane is busy with it.
+        /// Time that the load keeps the lane busy.
         time: Nanos,
-        /// The load starts no earlier.
+        /// Earliest start of the load.
         from: Nanos,
     },
-    /// It must be computed.
+    /// Must be computed.
     Missing,
 }
 
 /// One block of a path, in logical order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// How long computing it takes.
+    /// Time to compute it.
     pub compute: Nanos,
-    /// Where its KV can come from.
+    /// Source of its KV.
     pub source: Source,
 }
 
-/// What to do with each block, and when all is ready.
+/// Choice for each block, and the time at which all are ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Solution {
-    /// Per step, whether it is loaded. What is neither loaded nor here is computed.
+    /// Whether each step is loaded. A block neither loaded nor resident is computed.
     pub load: Vec<bool>,
-    /// When every block is ready, by [`evaluate`].
+    /// Time at which every block is ready, by [`evaluate`].
     pub finish: Nanos,
     /// Whether no other choice is ready sooner.
     pub exact: bool,
 }
 
-/// When every block is ready under the choice `load` (one per step; heeded where there is something
-/// to load).
+/// Time at which every block is ready under the choice `load` (one per step; ignored where nothing
+/// can be loaded).
 ///
 /// Lane `l` is free from `lane_free[l]` on (from 0 if not listed) and takes its loads in logical
 /// order. A block is computed after all blocks before it have been computed or have arrived, and
@@ -69,7 +69,7 @@ pub fn evaluate(steps: &[Step], load: &[bool], lane_free: &[Nanos]) -> Nanos {
     run(steps, load, &mut frees(steps, lane_free))
 }
 
-/// [`evaluate`] on lanes that are all listed; `free` is used up.
+/// [`evaluate`] on lanes that are all listed; overwrites `free`.
 fn run(steps: &[Step], load: &[bool], free: &mut [Nanos]) -> Nanos {
     let mut ready = 0;
     for (step, &load) in steps.iter().zip(load) {
@@ -85,7 +85,7 @@ fn run(steps: &[Step], load: &[bool], free: &mut [Nanos]) -> Nanos {
     ready
 }
 
-/// The choice that is ready soonest, as far as [`Solution::exact`] says.
+/// Solver: the choice that is ready soonest, as far as [`Solution::exact`] says.
 ///
 /// Exact if, lane by lane, deeper blocks take no longer to load and no less to compute; on one lane
 /// also otherwise, unless too many sums of load times differ; on several lanes also with up to
@@ -132,7 +132,7 @@ fn plain(steps: &[Step], lane_free: &[Nanos]) -> (Vec<bool>, Nanos) {
     if loaded < computed { (load, loaded) } else { (compute, computed) }
 }
 
-/// `lane_free`, as long as the steps' lanes need it.
+/// `lane_free`, extended to all lanes of the steps.
 fn frees(steps: &[Step], lane_free: &[Nanos]) -> Vec<Nanos> {
     let lanes = steps.iter().filter_map(Step::lane).map(|lane| lane + 1).max().unwrap_or(0);
     let mut free = lane_free.to_vec();
@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    /// One thing out of line at a time: a time to compute, to load (up or down), or to begin.
+    /// One irregular time per case: to compute, to load (up or down), or to begin.
     #[test]
     fn almost_regular_paths_are_not_taken_for_regular_ones() {
         let mut random = Random::new(14);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_in_front_leaves_time_to_load_what_is_behind() {
+    fn a_hole_in_front_leaves_time_to_load_the_blocks_behind() {
         let load = Source::Load { lane: 0, time: 4, from: 0 };
         let steps = [
             Step { compute: 10, source: Source::Missing },

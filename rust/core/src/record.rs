@@ -1,9 +1,9 @@
-//! Record: what a store keeps beside a block's bytes, so that the block can be found, proved and
-//! put back into a trie without the manager that wrote it.
+//! Record: serialised metadata beside a block's bytes in a store, by which the block can be found,
+//! verified and put back into a trie without the manager that wrote it.
 //!
-//! Keys are chained: a block's key is the hash of its parent's key and its own content, and the
-//! first block's parent is its scope. A record therefore proves itself: whoever hashes it gets the
-//! key it is stored under, or it is not that block.
+//! Keys are chained as in a Merkle tree: a block's key is the hash of its parent's key and its own
+//! content, and the first block's parent is its scope. A record therefore proves itself: it is the
+//! block if and only if its hash is the key that it is stored under.
 //! Invariant: equal content gives equal keys on every machine and in every process; decoding takes
 //! exactly what encoding gives. Cost: one hash of about `4 * block_tokens` bytes.
 
@@ -11,60 +11,60 @@ use crate::block::{Structure, Token};
 use crate::hint::{HIGHEST, Priority};
 use crate::time::Nanos;
 
-/// The hash that names a block, or a scope, on storage and between machines.
+/// Key of a block, or a scope, in stores and between machines: a cryptographic hash.
 pub type Key = [u8; 32];
 
 const VERSION: u8 = 1;
 
-/// Who may share the blocks behind a first block.
+/// Scope of a first block and of all behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The tenant's salt.
     pub tenant: Vec<u8>,
     /// The adapter's name.
     pub lora: String,
-    /// Whether holes may be made, where that was said; it is no part of the key.
+    /// Whether holes may be made, if set; it is no part of the key.
     pub structure: Option<Structure>,
 }
 
-/// How a block stood when it was last seen: what ranks it besides its place.
+/// Inputs of a policy about a block, as of when it was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Standing {
     /// Nanoseconds since its last use.
     pub age: Nanos,
-    /// How often it was used.
+    /// Number of uses.
     pub uses: u32,
     /// Blocks of its session; 0 if it belongs to none.
     pub session_blocks: u32,
-    /// What hints say of it, if they do.
+    /// Priority by hints, if any.
     pub wanted: Option<Wanted>,
-    /// What the user says that a token of it costs, finite and above 0, if the user does.
+    /// Price per token that the user set, finite and above 0, if any.
     pub cost: Option<f64>,
 }
 
-/// A cost that may be one.
+/// The price if it is finite and above 0.
 #[must_use]
 pub fn sound(cost: f64) -> Option<f64> {
     (cost.is_finite() && cost > 0.0).then_some(cost)
 }
 
-/// How much a block is wanted, and for how long.
+/// Priority of a block, with its time to live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Its priority.
     pub priority: Priority,
-    /// Nanoseconds that this still holds; [`Nanos::MAX`] for good.
+    /// Time to live in nanoseconds; [`Nanos::MAX`] for ever.
     pub ttl: Nanos,
 }
 
 impl Wanted {
-    /// What a store keeps: 0 for nothing, or one more than the priority; and the time to live.
+    /// Stored form: 0 for none, or one more than the priority; and the time to live.
     #[must_use]
     pub fn kept(wanted: Option<Self>) -> (u8, Nanos) {
         wanted.map_or((0, Nanos::MAX), |wanted| (wanted.priority.saturating_add(1), wanted.ttl))
     }
 
-    /// What is behind those two numbers; nothing if the time is over or nothing was said.
+    /// Inverse of [`Wanted::kept`]; `None` if it has expired or there was none.
     #[must_use]
     pub fn found((kept, ttl): (u8, Nanos)) -> Option<Self> {
         let priority = kept.checked_sub(1)?.min(HIGHEST);
@@ -72,29 +72,29 @@ impl Wanted {
     }
 }
 
-/// What goes with a block to a store: what it is and how it stood.
+/// Label of a block in a store: its record and its policy inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Label {
-    /// What it is.
+    /// Content and place.
     pub record: Record,
-    /// How it stood.
+    /// Policy inputs.
     pub standing: Standing,
 }
 
-/// The content of one block and its place: which block it stands behind.
+/// Content of one block and its place, by the key of its parent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The key of the block before it; of its scope for a first block.
     pub parent: Key,
-    /// Whose it is, for the first block of a scope.
+    /// Its scope, for the first block of one.
     pub scope: Option<Box<Owner>>,
     /// Its tokens.
     pub tokens: Vec<Token>,
-    /// Digests of what is not a token, each with its offset in the block.
+    /// Digests of non-token input, each with its offset in the block.
     pub digests: Vec<(u32, Vec<u8>)>,
 }
 
-/// The key that the first blocks of a scope are chained to.
+/// Key of a scope, the parent of its first blocks.
 #[must_use]
 pub fn scope_key(fingerprint: &str, block_tokens: u32, tenant: &[u8], lora: &str) -> Key {
     let mut hasher = blake3::Hasher::new();
@@ -110,7 +110,7 @@ impl Record {
     /// The key of the block.
     #[must_use]
     pub fn key(&self) -> Key {
-        // One run of bytes: hashing it piece by piece takes twice as long.
+        // One buffer: hashing it piece by piece takes twice as long.
         let mut bytes = Vec::with_capacity(40 + 4 * self.tokens.len());
         bytes.extend(self.parent);
         bytes.extend((self.tokens.len() as u64).to_le_bytes());
@@ -150,7 +150,7 @@ impl Record {
         out
     }
 
-    /// What [`Record::encode`] gave; `None` for any other bytes.
+    /// Inverse of [`Record::encode`]; `None` for any other bytes.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;
@@ -208,7 +208,7 @@ impl Label {
         out
     }
 
-    /// What [`Label::encode`] gave; `None` for any other bytes.
+    /// Inverse of [`Label::encode`]; `None` for any other bytes.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;
@@ -236,7 +236,7 @@ fn form(structure: Option<Structure>) -> u8 {
     }
 }
 
-/// A length on storage. What is longer than 4 GiB does not reach a record.
+/// A length as stored. Nothing longer than 4 GiB reaches a record.
 fn length(len: usize) -> [u8; 4] {
     u32::try_from(len).unwrap_or(u32::MAX).to_le_bytes()
 }
@@ -281,7 +281,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decoding_gives_what_was_encoded(
+        fn decoding_is_the_inverse_of_encoding(
             record in records(), age in any::<u64>(), uses in any::<u32>(),
         ) {
             let bytes = record.encode();

@@ -1,10 +1,10 @@
-//! Who may share blocks: tenant and adapter, and digests of what is not a token.
+//! Scopes: the namespaces of blocks, one per tenant and adapter, and digests of non-token input.
 //!
-//! Blocks of two scopes never match. A digest (of an image, say) stands at a token's offset: the
+//! Blocks of two scopes never match. A digest (of an image, say) has a token's offset: the
 //! pair of token and digest has one number from the upper half of the token range, so that matching
 //! stays a memory comparison and sequences share what lies before the digest.
-//! A scope is known as long as it has a block, a lease or a hint; then its id and its root may serve
-//! another one. Invariant: a scope of which something is left is known. Cost: O(log scopes) per call; a
+//! A scope is in the table as long as it has a block, a lease or a hint; then its id and its root are
+//! reused. Invariant: a scope with any of these is in the table. Cost: O(log scopes) per call; a
 //! salt is kept once.
 
 mod digests;
@@ -24,10 +24,10 @@ use crate::visits;
 
 pub use digests::{Digests, FIRST_DIGEST};
 
-/// A scope's place in the table.
+/// Index of a scope in the table.
 pub type ScopeId = u32;
 
-/// Who may share blocks with whom.
+/// Description of a scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Scope {
     /// The tenant's salt.
@@ -46,11 +46,11 @@ impl Scope {
     }
 }
 
-/// Whose blocks are: a tenant and an adapter, in one piece of memory that all who name them share.
+/// Owner of blocks: a tenant and an adapter, in one reference-counted allocation.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Whose(Arc<[u8]>);
 
-/// What tells one scope from another: its tenant behind its length, then its adapter.
+/// Key of a scope: the length of its tenant, its tenant, its adapter.
 type Name = SmallVec<[u8; 64]>;
 
 const LENGTH: usize = size_of::<u64>();
@@ -84,8 +84,8 @@ impl Whose {
         std::str::from_utf8(self.parts().1).expect("it was text")
     }
 
-    /// What stands for the scope in the names of blocks, today and when it comes back: 0 for the
-    /// plain one. No decision about whose KV matches rests on it.
+    /// Hash of the scope in the tags of blocks, the same whenever it comes back: 0 for the plain one. No
+    /// decision about whose KV matches rests on it.
     fn seed(&self) -> u64 {
         if self.0.len() == LENGTH {
             return 0;
@@ -101,22 +101,22 @@ impl Borrow<[u8]> for Whose {
     }
 }
 
-/// A scope as the manager keeps it.
+/// Row of the table.
 #[derive(Clone, Debug)]
 pub struct Known {
-    /// Whose blocks it has.
+    /// Owner of its blocks.
     pub whose: Whose,
-    /// Where its blocks hang.
+    /// Root of its blocks in the trie.
     pub root: RunId,
-    /// Stands for it in the names of blocks.
+    /// Hash of it in the tags of blocks.
     pub seed: u64,
-    /// Fixed at first use, until it is forgotten.
+    /// Fixed at first use, until the scope leaves the table.
     pub structure: Structure,
     /// Whether its first user chose the structure.
     pub chosen: bool,
-    /// Leases and hints of it, beside its blocks.
+    /// Reference count: leases and hints, beside its blocks.
     holders: u32,
-    /// Whether it is among those that somebody left.
+    /// Whether it is in the list of scopes that may have become empty.
     left: bool,
 }
 
@@ -124,19 +124,19 @@ pub struct Known {
 #[derive(Clone, Debug, Default)]
 pub struct Scopes {
     known: Vec<Option<Known>>,
-    /// Ids that may be given out again.
+    /// Ids to be reused.
     free: Vec<ScopeId>,
-    /// Scopes that somebody let go of, or whose last block left.
+    /// Scopes that may have become empty: a holder let go, or a last block left.
     left: Vec<ScopeId>,
     /// The scope without tenant and adapter, which most requests are of.
     plain: Option<ScopeId>,
     ids: BTreeMap<Whose, ScopeId>,
-    /// What stands for images and the like.
+    /// Numbers for images and the like.
     pub digests: Digests,
 }
 
 impl Scopes {
-    /// The scope of that id, which is known.
+    /// The scope of an id in the table.
     #[must_use]
     pub fn get(&self, id: ScopeId) -> &Known {
         self.known[id as usize].as_ref().expect("a scope in use")
@@ -161,7 +161,7 @@ impl Scopes {
         all.into_iter().map(|id| self.get(id))
     }
 
-    /// Keeps a scope for somebody until [`Scopes::let_go`].
+    /// Adds a holder, until [`Scopes::let_go`].
     pub fn hold(&mut self, id: ScopeId) {
         self.known[id as usize].as_mut().expect("a scope in use").holders += 1;
     }
@@ -187,8 +187,8 @@ impl Scopes {
         known.is_some_and(|known| known.holders > 0 || !trie.has_no_blocks(known.root))
     }
 
-    /// Forgets the scopes that nothing is left of. Called where a call that may add one begins, so
-    /// that nobody is at work with their ids, which may be given out again.
+    /// Removes empty scopes. Called at the beginning of a call that may add one, when no id of them is
+    /// in use, since ids are reused.
     pub fn sweep<T: Copy + PartialEq + Default>(&mut self, blocks: &mut Blocks<T>) {
         while let Some(id) = self.left.pop() {
             let used = self.in_use(id, blocks.trie());
@@ -208,7 +208,7 @@ impl Scopes {
         }
     }
 
-    /// What is broken, where `held` counts the holders of each scope.
+    /// Broken invariants, where `held` counts the holders of each scope.
     #[must_use]
     pub fn audit<T: Copy + PartialEq + Default>(
         &self,
@@ -262,8 +262,8 @@ impl Scopes {
         }
     }
 
-    /// Adds a scope that [`Scopes::find`] does not know. Before the next call somebody holds it or
-    /// it has a block, or it is forgotten.
+    /// Adds a scope that [`Scopes::find`] does not find. It is removed at the next call unless it has a
+    /// holder or a block by then.
     pub fn add<T: Copy + PartialEq + Default>(
         &mut self,
         scope: &Scope,

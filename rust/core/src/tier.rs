@@ -37,83 +37,83 @@ impl Kind {
     }
 }
 
-/// Who hands out a tier's slots.
+/// Allocator of a tier's slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Owner {
-    /// The pool is ours.
+    /// kvtrie.
     #[default]
     Kvtrie,
     /// The engine allocates; `bind` names its slots.
     Engine,
-    /// There are no bytes.
+    /// None: there are no bytes.
     Nobody,
 }
 
-/// When copies are written one tier down.
+/// Write policy: the time at which copies are written one tier down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Write {
-    /// When a block is chosen as victim, or ahead of need.
+    /// When a block is selected as victim, or ahead of need.
     #[default]
     Back,
-    /// As soon as a block is there.
+    /// As soon as a block is resident.
     Through,
     /// Never; victims are dropped.
     Never,
 }
 
-/// What the user says of a tier.
+/// Settings of a tier.
 #[derive(Clone, Debug)]
 pub struct TierSpec {
-    /// Which storage level.
+    /// Storage level.
     pub kind: Kind,
-    /// Room in blocks.
+    /// Capacity in blocks.
     pub blocks: u32,
-    /// Who hands out slots.
+    /// Allocator of its slots.
     pub owner: Owner,
-    /// When blocks of this tier are copied to the next one.
+    /// Write policy towards the next tier.
     pub write: Write,
-    /// How often a block must have been used before it is worth a write.
+    /// Least number of uses for a write.
     pub admit_after: u32,
     /// Below this share of free or clean slots, dirty blocks are written down ahead of need.
     pub free_low: f64,
-    /// This share is kept for running decodes: `acquire` leaves it, `reserve` may take it.
+    /// Share kept for running decodes: `acquire` leaves it, `reserve` may take it.
     pub growth_reserve: f64,
-    /// At most this share of its blocks is retained by hints.
+    /// Largest share of its blocks that hints may retain.
     pub retained_share: f64,
     /// One slot per layer instead of one per block.
     pub layer_slots: bool,
     /// The policy on this tier, if not the manager's.
     pub policy: Option<String>,
-    /// The lane that carries blocks up from here.
+    /// Lane of blocks that are read from here.
     pub read: LaneSpec,
-    /// The lane that carries blocks down to here.
+    /// Lane of blocks that are written to here.
     pub store: LaneSpec,
 }
 
-/// What a residency is good for.
+/// State of a residency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Nothing is here.
+    /// No layer is resident.
     #[default]
     Absent,
-    /// `have` is valid and nothing is under way.
+    /// The layers `have` are valid, and none is in flight.
     Resident,
-    /// More layers are on their way; those of `have` are valid already.
+    /// More layers are in flight; those of `have` are valid already.
     Arriving,
-    /// Bytes that could not be delivered: they take room, serve nobody and may be evicted.
+    /// A load failed: the block has a slot without valid bytes, and may be evicted.
     Bad,
 }
 
-/// One block on one tier: one contiguous range of layers.
+/// Residency of a block on a tier: one contiguous range of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Residency {
     /// The slot, or with layer slots the row of slots.
     pub slot: u32,
-    /// The layers that are valid here.
+    /// Valid layers.
     pub have: Layers,
-    /// Moves that read or write here.
+    /// Number of moves that read or write here.
     pub busy: u16,
-    /// What it is good for.
+    /// Its state.
     pub state: State,
 }
 

@@ -1,4 +1,4 @@
-//! Time as an argument: integer nanoseconds, monotone by construction.
+//! Clock of integer nanoseconds, fed by the caller and monotone by construction.
 //!
 //! Invariant: the clock never runs backwards. Threads race, so a `now` below the last one is
 //! clamped to it and counted. No single call moves it by more than a day: a wrong `now` would clamp
@@ -7,10 +7,10 @@
 /// Nanoseconds on the caller's monotone clock.
 pub type Nanos = u64;
 
-/// A time that never comes: the ready time of what cannot be predicted.
+/// Infinite time: the ready time of transfers that cannot be predicted.
 pub const NEVER: Nanos = Nanos::MAX;
 
-/// A time as it is kept of a use: it may lie before the clock's zero, up to 146 years.
+/// Stored time of a use, which may lie up to 146 years before the clock's zero.
 ///
 /// A use that another manager saw, before this machine or process started, keeps its age.
 pub type Stamp = u64;
@@ -24,22 +24,22 @@ pub fn stamp(now: Nanos) -> Stamp {
     now.saturating_add(ZERO)
 }
 
-/// So far ahead of the latest time a call is believed at once.
+/// Largest step forward that a single call may make.
 pub const DAY: Nanos = 24 * 3600 * 1_000_000_000;
 
-/// The last time seen, and how often a caller was behind it or far ahead.
+/// Latest time, with counts of callers behind it or far ahead.
 #[derive(Clone, Debug)]
 pub struct Clock {
     last: Nanos,
-    /// Times up to here are believed at once.
+    /// Times up to here are accepted at once.
     until: Nanos,
-    /// A time beyond that, which the call before came with.
+    /// Time beyond that of the call before, if any.
     doubt: Option<Nanos>,
     clamped: u64,
     doubted: u64,
 }
 
-/// A clock that believes its first call, whatever that says.
+/// A clock that accepts any time of its first call.
 impl Default for Clock {
     fn default() -> Self {
         Self { last: 0, until: Nanos::MAX, doubt: None, clamped: 0, doubted: 0 }
@@ -57,7 +57,7 @@ impl Clock {
             self.doubt = None;
             self.clamped += 1;
         } else {
-            // A call at the latest time, as one that has none to tell, says nothing of a doubt.
+            // A call at the latest time, as one without a time of its own, settles no doubt.
             if now > self.last {
                 self.doubt = None;
             }
@@ -79,7 +79,7 @@ impl Clock {
         self.doubt.is_some_and(|doubt| now.abs_diff(doubt) <= DAY)
     }
 
-    /// Forgets the time, not the counters: the next call is believed again.
+    /// Resets the time, not the counters: the next call is accepted again.
     pub fn reset(&mut self) {
         let Self { clamped, doubted, .. } = *self;
         *self = Self { clamped, doubted, ..Self::default() };
@@ -91,13 +91,13 @@ impl Clock {
         self.last
     }
 
-    /// How many calls came with a time below the latest one.
+    /// Number of calls with a time below the latest one.
     #[must_use]
     pub fn clamped(&self) -> u64 {
         self.clamped
     }
 
-    /// How many calls came with a time that was not believed.
+    /// Number of calls with a time that was not accepted.
     #[must_use]
     pub fn doubted(&self) -> u64 {
         self.doubted
@@ -143,7 +143,7 @@ mod tests {
             assert_eq!(served(&mut clock, said), [7, 7, second, second + DAY]);
             assert_eq!(clock.doubted(), 1);
         }
-        // A call that has no time of its own to tell stands between.
+        // A call without a time of its own comes between.
         assert_eq!(served(&mut Clock::default(), [7, 3 * DAY, 7, 3 * DAY]), [7, 7, 7, 3 * DAY]);
     }
 
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_before_the_clocks_zero_keeps_its_order() {
+    fn uses_before_the_clocks_zero_keep_their_order() {
         let year = 365 * 24 * 3600 * 1_000_000_000;
         let uses = [100 * year, 2, 1, 0].map(|age| stamp(1) - age);
         assert!(uses.is_sorted_by(|a, b| a < b));

@@ -1,23 +1,26 @@
-//! Pairs: numbers found by numbers, in tables whose lines can be fetched ahead.
+//! Hash multimap from `u32` to `u32`: open addressing with linear probing and backward-shift deletion.
 //!
-//! A key may have several values; who asks says which one is meant. A pair stands at the place that
-//! its key's hash names, or behind it where others were there before. Invariant: no place between
-//! the two is vacant, and a quarter of each table is. Cost: O(1), mostly one line of memory; 8 bytes
-//! per place, so 11 to 22 per pair. There are many tables, so that none gets so large that its growth
-//! is felt.
+//! A key may have several values; a predicate of the caller selects one. An entry is at the home of its
+//! key, which its hash gives, or behind it. Invariant: no place between the two is vacant, and a
+//! quarter of each table is. Cost: O(1), mostly one CPU cache line; 8 bytes per place, so 11 to 22 per
+//! entry. The keys are spread over 256 tables, so that no call pays for the growth of a large one.
+//!
+//! ```text
+//! hash   63..56 table   .. 24 and up: home in the table
+//! ```
 
 use prefetch_index::prefetch_index;
 
-/// Tables that the keys are spread over.
+/// Number of tables.
 const TABLES: usize = 256;
 
-/// Places of a table that holds anything.
+/// Least number of places of a table with an entry.
 const LEAST: usize = 8;
 
-/// Stands for the value of a vacant place.
+/// Value of a vacant place.
 const VACANT: u32 = u32::MAX;
 
-/// Spreads keys over 64 bits: the golden ratio, made odd.
+/// Multiplier of the hash: 2^64 divided by the golden ratio, made odd (Fibonacci hashing).
 const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 
 #[derive(Clone, Copy, Debug)]
@@ -26,14 +29,14 @@ struct MapEntry {
     value: u32,
 }
 
-/// A power of two of places, or none.
+/// Table with a power of two of places, or none.
 #[derive(Clone, Debug, Default)]
 struct Table {
     places: Vec<MapEntry>,
     len: usize,
 }
 
-/// Values below `u32::MAX` by keys.
+/// Multimap with values below `u32::MAX`.
 #[derive(Clone, Debug)]
 pub struct U32Map {
     tables: Vec<Table>,
@@ -47,19 +50,19 @@ impl Default for U32Map {
 }
 
 impl U32Map {
-    /// How many pairs there are.
+    /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no pair.
+    /// Whether there is no entry.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A value of a key that is the one meant.
+    /// The value of a key that `meant` selects.
     #[inline]
     #[must_use]
     pub fn find(&self, key: u32, meant: impl FnMut(u32) -> bool) -> Option<u32> {
@@ -67,14 +70,14 @@ impl U32Map {
         Some(table.places[table.find(key, meant)?].value)
     }
 
-    /// Adds a pair.
+    /// Adds an entry.
     pub fn insert(&mut self, key: u32, value: u32) {
         debug_assert!(value != VACANT, "{value} stands for no value");
         self.len += 1;
         self.tables[table(key)].insert(MapEntry { key, value });
     }
 
-    /// Takes away a pair whose value is the one meant, which is returned.
+    /// Removes the entry of a key that `meant` selects, and returns its value.
     pub fn remove(&mut self, key: u32, meant: impl FnMut(u32) -> bool) -> Option<u32> {
         let table = &mut self.tables[table(key)];
         let at = table.find(key, meant)?;
@@ -93,7 +96,7 @@ impl U32Map {
 }
 
 impl Table {
-    /// Where a pair belongs.
+    /// First place to look for a key.
     #[inline]
     fn home(&self, key: u32) -> usize {
         usize::try_from(hash(key) >> 24).unwrap_or_default() & (self.places.len() - 1)
@@ -137,14 +140,14 @@ impl Table {
         self.places[at] = pair;
     }
 
-    /// Makes a place vacant and moves up what would not be found any more.
+    /// Vacates a place and moves the entries up that would no longer be found.
     fn vacate(&mut self, mut gap: usize) -> u32 {
         let mask = self.places.len() - 1;
         let value = self.places[gap].value;
         let mut at = self.behind(gap);
         while self.places[at].value != VACANT {
             let pair = self.places[at];
-            // How far it stands behind its home, and behind the gap.
+            // An entry may move to the gap if that is not before its home.
             let (home, away) = (at.wrapping_sub(self.home(pair.key)), at.wrapping_sub(gap));
             if home & mask >= away & mask {
                 self.places[gap] = pair;
@@ -168,7 +171,7 @@ fn hash(key: u32) -> u64 {
     u64::from(key).wrapping_mul(FACTOR)
 }
 
-/// The table of a key, by the bits above those that name its place there.
+/// Table of a key, by the highest bits of its hash.
 #[inline]
 fn table(key: u32) -> usize {
     usize::try_from(hash(key) >> 56).unwrap_or_default() % TABLES
@@ -217,7 +220,7 @@ mod tests {
         }
     }
 
-    /// Neighbours, as ids of blocks are, fill all tables alike and stand near their homes.
+    /// Consecutive keys, as ids of blocks are, fill all tables alike and are near their homes.
     #[test]
     fn numbers_in_a_row_are_spread() {
         let mut pairs = U32Map::default();

@@ -1,8 +1,7 @@
-//! How many entries of side tables calls look at: a counter for tests and debug builds.
+//! Counter of the entries of side tables that calls visit, for tests and debug builds.
 //!
-//! Where a call goes through a list whose length a stranger decides (owners of a block, sessions
-//! that end in one, tenants with a quota), it notes how many entries it looked at, and a test asks
-//! how many a call took. Invariant: one count per thread, which only grows. Cost: an addition per
+//! A call that goes through a list whose length other users decide (owners of a block, sessions that
+//! end in one, tenants with a quota) counts the entries it visits, and a test bounds the number. Invariant: one count per thread, which only grows. Cost: an addition per
 //! note; nothing in release builds, where a note is empty and nothing counts.
 
 #[cfg(any(test, debug_assertions))]
@@ -13,18 +12,18 @@ std::thread_local! {
     static LOOKED_AT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Notes that so many entries were looked at.
+/// Counts so many visited entries.
 #[cfg(any(test, debug_assertions))]
 pub fn note(entries: usize) {
     LOOKED_AT.set(LOOKED_AT.get() + entries as u64);
 }
 
-/// Notes nothing in release builds.
+/// Counts nothing in release builds.
 #[cfg(not(any(test, debug_assertions)))]
 #[inline]
 pub fn note(_entries: usize) {}
 
-/// What `call` gives, and how many entries this thread looked at meanwhile.
+/// Result of `call`, and the number of entries that this thread visited meanwhile.
 #[cfg(any(test, debug_assertions))]
 pub fn during<R>(call: impl FnOnce() -> R) -> (R, u64) {
     let before = LOOKED_AT.get();
@@ -37,7 +36,7 @@ mod tests {
     use super::{during, note};
 
     #[test]
-    fn what_is_noted_during_a_call_is_counted() {
+    fn visits_during_a_call_are_counted() {
         note(5);
         let (((), inner), outer) = during(|| {
             note(2);

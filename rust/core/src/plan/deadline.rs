@@ -1,15 +1,15 @@
-//! Any number of lanes: a bisection on the finish.
+//! Solver for any number of lanes: a bisection on the finish time.
 //!
 //! For a wanted finish a sweep walks the path backwards and keeps, per lane and for the device, the
-//! latest time by which what is left must be ready. A block is loaded if its lane can still make
-//! it, else computed; all before a computed block must be ready when that computation starts,
+//! latest time by which the remaining blocks must be ready. A block is loaded if its lane still can,
+//! else computed; all before a computed block must be ready when that computation starts,
 //! which is where stalls come from.
 //!
 //! Invariant: a choice counts with its real finish, beside computing and loading everything, so the
 //! result is never later than either. It is exact if, lane by lane, deeper blocks take no longer to
 //! load and no less to compute, whenever their loads may start (see [`regular`]). Proof: compare a
 //! schedule that meets the wanted finish with the sweep, from the back up to the first block `i` on
-//! which they differ. What the sweep could not load in time nobody could, so the sweep loads `i`
+//! which they differ. No schedule loads a block in time that the sweep could not, so the sweep loads `i`
 //! and the schedule does not. If the schedule loads an earlier block on that lane, let `j` be the
 //! nearest: load `i` instead, which needs no more time on the lane and must be there no earlier,
 //! and compute `j`, which delays all in between by `r_j <= r_i` at most, while computing `i` falls
@@ -19,7 +19,7 @@
 use super::{Source, Step, frees, plain, run};
 use crate::time::Nanos;
 
-/// The best choice that the bisection meets, with its finish.
+/// Best choice that the bisection meets, with its finish.
 pub(super) fn solve(steps: &[Step], lane_free: &[Nanos]) -> (Vec<bool>, Nanos) {
     let free = frees(steps, lane_free);
     let (mut best, mut finish) = plain(steps, lane_free);
@@ -58,8 +58,8 @@ pub(super) fn regular(steps: &[Step]) -> bool {
     })
 }
 
-/// Chooses with the aim that all is ready by `ready`; false if the computations alone cannot make
-/// it. `latest[lane]` is when the load before must end, so that those already chosen can follow it.
+/// Chooses so that all is ready by `ready`, if possible; false if the computations alone take longer.
+/// `latest[lane]` is the time at which the load before must end for those already chosen to follow.
 fn sweep(
     steps: &[Step],
     free: &[Nanos],

@@ -1,4 +1,4 @@
-//! One lane with holes: the blocks are some here, some missing, some to be loaded.
+//! Solver for one lane with holes: a dynamic programme over resident, missing and loadable blocks.
 //!
 //! After `i` blocks with `m` of them loaded let `dp[i][m]` be the earliest time at which the next
 //! block may be computed. Loading gives `dp[i+1][m+1] = max(dp[i][m], end of load m+1)`, computing
@@ -14,22 +14,26 @@
 use super::{Source, Step, deadline};
 use crate::time::Nanos;
 
-/// Pairs kept per block.
+/// Most pairs kept per block.
 const MOST: usize = 512;
 
-/// Marks, in a pair's trail, that the block was loaded; the other bits number the pair before.
+/// Bit of a pair's trail:
+///
+/// ```text
+/// bit 31: the block is loaded    bits 30..0: index of the pair before
+/// ```
 const LOADED: u32 = 1 << 31;
 
 #[derive(Clone, Copy)]
 struct Partial {
-    /// When the lane has done its loads.
+    /// Time at which the lane has ended its loads.
     lane: Nanos,
-    /// When everything so far is ready.
+    /// Time at which all blocks so far are ready.
     ready: Nanos,
     trail: u32,
 }
 
-/// The best choice where `lane` is the only lane, and whether it is exact.
+/// Best choice where `lane` is the only lane, and whether it is exact.
 pub(super) fn solve(steps: &[Step], lane: usize, lane_free: &[Nanos]) -> (Vec<bool>, bool) {
     let (fallback, bound) = deadline::solve(steps, lane_free);
     let free = lane_free.get(lane).copied().unwrap_or(0);
@@ -117,7 +121,7 @@ fn thin(pairs: &mut Vec<Partial>) {
     pairs.truncate(MOST);
 }
 
-/// Walks back from the last block's pair and says which blocks were loaded.
+/// Walks back from the last block's pair and returns the choice.
 fn follow(trails: &[u32], starts: &[usize], last: usize) -> Vec<bool> {
     let mut load = vec![false; starts.len()];
     let mut pair = last;
@@ -129,7 +133,7 @@ fn follow(trails: &[u32], starts: &[usize], last: usize) -> Vec<bool> {
     load
 }
 
-/// The time that the blocks without any copy take.
+/// Time to compute the blocks without any copy.
 fn compulsory(steps: &[Step]) -> u128 {
     let missing = steps.iter().filter(|step| step.source == Source::Missing);
     missing.map(|step| u128::from(step.compute)).sum()
@@ -241,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_comes_saturates() {
+    fn a_load_that_never_arrives_saturates() {
         let load = Step { compute: 5, source: Source::Load { lane: 0, time: NEVER, from: 0 } };
         let late = Step { compute: 5, source: Source::Here { ready: NEVER } };
         assert_eq!(finish(&[load, load], 3), (10, true));

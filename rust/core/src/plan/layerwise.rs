@@ -1,8 +1,8 @@
-//! A pass that computes layer by layer while lanes load layer by layer.
+//! Layer-wise solver: one pass computes layer by layer while lanes load layer by layer.
 //!
-//! The loads of a lane go together, layer 0 of all blocks first. What is computed is one pass: the
-//! blocks that are not loaded and the rest of the prompt; its layer `j` begins when layer `j` of
-//! everything else is there and layer `j - 1` is done.
+//! The loads of a lane go together, layer 0 of all blocks first. One pass computes the blocks that are
+//! not loaded and the rest of the prompt; its layer `j` begins when layer `j` of all other blocks is
+//! resident and layer `j - 1` is done.
 //!
 //! Invariant: never later than computing or loading everything. It is exact on one lane where all
 //! loads take and begin alike and deeper blocks compute no faster: so many loads take the same time
@@ -12,10 +12,10 @@
 use super::{Solution, Source, Step, pipeline};
 use crate::time::Nanos;
 
-/// What follows a path in the same pass.
+/// Rest of the pass behind a path.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
-    /// How long the rest of the prompt computes.
+    /// Time to compute the rest of the prompt.
     pub rest: Nanos,
     /// The model's layers.
     pub layers: u16,
@@ -28,16 +28,16 @@ struct Loads {
     total: u128,
 }
 
-/// What a choice comes to.
+/// State of a choice while its steps are added.
 struct Sum {
-    /// When all that is here is ready.
+    /// Time at which all resident blocks are ready.
     here: Nanos,
     compute: u128,
     lanes: Vec<Loads>,
 }
 
 impl Sum {
-    /// Nothing is chosen yet; `lane_free` covers all lanes.
+    /// The empty choice; `lane_free` covers all lanes.
     fn new(lane_free: &[Nanos], pass: Pass) -> Self {
         let lanes = lane_free.iter().map(|&start| Loads { start, total: 0 }).collect();
         Self { here: 0, compute: u128::from(pass.rest), lanes }
@@ -55,7 +55,7 @@ impl Sum {
         }
     }
 
-    /// When the last layer is computed.
+    /// Time at which the last layer is computed.
     fn finish(&self, layers: u16) -> Nanos {
         let all = u128::from(layers.max(1));
         let there = |layer: u128| {
@@ -72,7 +72,7 @@ impl Sum {
     }
 }
 
-/// When the pass ends under the choice `load`.
+/// Time at which the pass ends under the choice `load`.
 #[must_use]
 pub fn evaluate(steps: &[Step], load: &[bool], lane_free: &[Nanos], pass: Pass) -> Nanos {
     let mut sum = Sum::new(&super::frees(steps, lane_free), pass);
@@ -82,7 +82,7 @@ pub fn evaluate(steps: &[Step], load: &[bool], lane_free: &[Nanos], pass: Pass) 
     sum.finish(pass.layers)
 }
 
-/// The best choice that loads all it can from some block on.
+/// Best choice of the form that loads all it can from some block on.
 #[must_use]
 pub fn solve(steps: &[Step], lane_free: &[Nanos], pass: Pass) -> Solution {
     let free = super::frees(steps, lane_free);

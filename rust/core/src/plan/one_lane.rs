@@ -1,4 +1,4 @@
-//! One lane, everything cached: compute the first blocks, load the rest.
+//! Solver for one lane and a path without holes: compute the first blocks, load the rest.
 //!
 //! Invariant: with equal load times, and computing times that do not fall with depth, some best
 //! choice has this form, since swapping a load with a later computation never delays anything.
@@ -21,7 +21,7 @@ pub fn split(compute: &[Nanos], load: Nanos, free: Nanos) -> (usize, Nanos) {
         0 => 0,
         rest => free.saturating_add(load.saturating_mul(rest)),
     };
-    // R rises and the loads' end falls with k, so the best is beside their crossing.
+    // R rises and the loads' end falls with k: a binary search for their crossing.
     let crossing = partition(computed.len(), |k| computed[k] < loaded(k));
     let finish = |k: usize| computed[k].max(loaded(k));
     match crossing.checked_sub(1) {

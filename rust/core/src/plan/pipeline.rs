@@ -1,11 +1,11 @@
-//! The layer pipeline: layer `i + 1` is loaded while layer `i` is computed.
+//! Two-stage pipeline over layers: layer `i + 1` is loaded while layer `i` is computed.
 //!
-//! Invariant: a layer is computed when it is there and the layer before is done. Cost: one pass.
+//! Invariant: a layer is computed when it is resident and the layer before is done. Cost: one pass.
 
 use crate::time::Nanos;
 
-/// When the last layer is computed. `layers` tells of each, in order, when it is there and how long
-/// computing it takes; the result is 0 without layers and saturates.
+/// Time at which the last layer is computed. `layers` has, in order, the time at which each is resident
+/// and the time to compute it; the result is 0 without layers and saturates.
 ///
 /// Where one lane loads layer after layer from time 0 on, this is
 /// `max_j (load_0 + .. + load_j + compute_j + .. + compute_last)`.
@@ -19,7 +19,7 @@ mod tests {
     use super::finish;
     use crate::plan::twin::Random;
 
-    /// Loads one after the other, with what each layer computes.
+    /// Loads one after the other, with the time to compute each layer.
     fn one_lane(load: &[u64], compute: &[u64]) -> u64 {
         let mut loaded: u64 = 0;
         let there = load.iter().map(|load| {

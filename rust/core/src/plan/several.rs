@@ -1,4 +1,4 @@
-//! Several lanes: a search where there are few choices, else the bisection of `deadline`.
+//! Solver for several lanes: branch and bound over few choices, else the bisection of `deadline`.
 //!
 //! Invariant: never later than the bisection. Exact up to [`FEW`] choices, and wherever the
 //! bisection is. Cost: the search visits each step at most 2^12 times, cut by the bisection's
@@ -7,7 +7,7 @@
 use super::{Source, Step, deadline, frees};
 use crate::time::Nanos;
 
-/// Up to so many choices are searched.
+/// Most choices that are searched.
 const FEW: usize = 12;
 
 struct Best {
@@ -27,7 +27,7 @@ pub(super) fn solve(steps: &[Step], lane_free: &[Nanos]) -> (Vec<bool>, bool) {
     (best.load, choices <= FEW)
 }
 
-/// Tries both ways at each choice from step `i` on and keeps what is ready sooner than `best`.
+/// Branches at each choice from step `i` on and keeps a choice that is ready sooner than `best`.
 fn search(
     steps: &[Step],
     i: usize,

@@ -1,4 +1,4 @@
-//! The simple twins of the solvers, and random paths to try both on.
+//! Reference solvers by brute force, and random paths for both.
 //!
 //! Invariant: the same seed gives the same paths. Cost: exponential, as brute force is.
 
@@ -53,8 +53,8 @@ pub(super) fn brute_force(steps: &[Step], lane_free: &[Nanos]) -> Nanos {
         .unwrap_or(0)
 }
 
-/// The definition, block by block: first all arrivals, then each computation after all that stands
-/// before it.
+/// The definition, block by block: first all arrivals, then each computation after all blocks before
+/// it.
 pub(super) fn simulate(steps: &[Step], load: &[bool], lane_free: &[Nanos]) -> Nanos {
     let mut ready: Vec<Option<Nanos>> = vec![None; steps.len()];
     for lane in 0..8 {

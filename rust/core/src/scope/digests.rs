@@ -1,9 +1,9 @@
-//! Digests of what is not a token: each pair of token and digest has one number, which stands in the
-//! trie instead of the token.
+//! Interning table of digests: each pair of token and digest has one number, which replaces the token in
+//! the trie.
 //!
-//! A number is drawn from its pair's hash: a pair that comes back has the number that it had, and
-//! what is remembered of blocks by their tokens holds for it and for no other. Invariant: a number
-//! stands for one pair as long as something is written with it, and for no real token. Cost:
+//! A number is drawn from its pair's hash: a pair that comes back has its old number, so ghosts, which
+//! are by tokens, are right for it and for no other pair. Invariant: a number has one pair as long as it
+//! is written anywhere, and is no real token. Cost:
 //! O(log digests), and a hash for one that has no number.
 
 use std::borrow::Cow;
@@ -16,34 +16,34 @@ use crate::memory;
 
 use super::Scope;
 
-/// Real tokens stay below this once a digest is in use; from here on stand numbers of digests.
+/// First number of a digest; once one is in use real tokens stay below.
 pub const FIRST_DIGEST: Token = 1 << 31;
 
-/// Numbers that can be drawn; the largest token is none of them, it stands for what is not known.
+/// Number of numbers; the largest token is none of them, it is an unknown digest.
 const NUMBERS: Token = Token::MAX - FIRST_DIGEST;
 
-/// A token and the digest of what stands there.
+/// A token and the digest at its offset.
 type TokenDigest = (Token, Vec<u8>);
 
 #[derive(Clone, Debug)]
 struct Held {
     pair: Arc<TokenDigest>,
-    /// Places that it is written to.
+    /// Reference count: places that it is written to.
     uses: u64,
 }
 
-/// All digests that stand somewhere.
+/// All digests in use.
 #[derive(Clone, Debug)]
 pub struct Digests {
     numbers: BTreeMap<Arc<TokenDigest>, Token>,
     held: BTreeMap<Token, Held>,
-    /// Real tokens that were cached before the first digest came.
+    /// Real tokens of the upper half that were cached before the first digest was used.
     real: BTreeSet<Token>,
     /// Whether a digest was ever in use.
     begun: bool,
-    /// Digests of the leases that are held: that many may still come.
+    /// Digests that the held leases may still write.
     promised: usize,
-    /// So many numbers can be drawn, and so many may be in use at once.
+    /// Most numbers in use at once.
     span: Token,
     most: usize,
 }
@@ -73,13 +73,13 @@ impl Digests {
         self.begun
     }
 
-    /// From now on digests are in use: none gets a number that is among these tokens.
+    /// Begins to use digests: none gets a number that is among these tokens.
     pub fn begin(&mut self, cached: impl Iterator<Item = Token>) {
         self.begun = true;
         self.real.extend(cached.filter(|&token| token >= FIRST_DIGEST));
     }
 
-    /// How many pairs have a number.
+    /// Number of pairs.
     #[must_use]
     pub fn len(&self) -> usize {
         self.held.len()
@@ -111,13 +111,13 @@ impl Digests {
         }
     }
 
-    /// Whether digests play no part: every token is what it is.
+    /// Whether no digest is in use, so that all tokens are real.
     #[must_use]
     pub fn plain(&self, scope: &Scope) -> bool {
         !self.begun && scope.extra.is_empty()
     }
 
-    /// Refuses a lease whose digests might find no number when they are committed.
+    /// Refuses a lease if the numbers may not suffice for its digests when it commits.
     ///
     /// # Errors
     /// [`Error::Config`] if so many digests are in use.
@@ -139,7 +139,7 @@ impl Digests {
         ))
     }
 
-    /// A lease of a scope is held: its digests will come.
+    /// Reserves numbers for the digests of a lease's scope.
     pub fn promise(&mut self, scope: &Scope) {
         self.promised += scope.extra.len();
     }
@@ -162,8 +162,8 @@ impl Digests {
         content
     }
 
-    /// The same where a digest without a number gets one. What is returned counts as written, until
-    /// it is given to [`Digests::free`].
+    /// Replaces digests as [`Digests::content`] does, and draws numbers for those without one. The result
+    /// counts as written until it is given to [`Digests::free`].
     ///
     /// # Errors
     /// [`Error::Config`] when all numbers are in use; nothing has changed then.
@@ -189,12 +189,12 @@ impl Digests {
         Ok(content)
     }
 
-    /// Tokens are written once more.
+    /// Counts tokens that are written once more.
     pub fn hold(&mut self, content: &[Token]) {
         self.each(content, |held| held.uses += 1);
     }
 
-    /// Tokens are gone from one place: a number that stands nowhere else is free.
+    /// Uncounts tokens that were removed from one place; a number without a place is free.
     pub fn free(&mut self, content: &[Token]) {
         self.each(content, |held| held.uses -= 1);
     }
@@ -214,7 +214,7 @@ impl Digests {
         }
     }
 
-    /// A free number for a pair that has none: the first one from where its hash says on.
+    /// A free number for a pair without one: linear probing from its hash.
     fn draw(&mut self, pair: &Arc<TokenDigest>) -> Token {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&pair.0.to_le_bytes());
@@ -250,7 +250,7 @@ impl Digests {
         if self.held.is_empty() { content } else { content.iter().map(token).collect() }
     }
 
-    /// What is broken, where `written` is all that is written anywhere and `promised` the digests of
+    /// Broken invariants, where `written` has all tokens written anywhere and `promised` the digests of
     /// all leases.
     #[must_use]
     pub fn audit(&self, written: impl Iterator<Item = Token>, promised: usize) -> Vec<String> {
@@ -351,7 +351,7 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a list of all that is written, with so few numbers that hashes often meet.
+        /// Against a list of all written tokens, with so few numbers that hashes often collide.
         #[test]
         fn a_number_stands_for_one_pair_as_long_as_it_is_written(
             real in prop::collection::vec(0..8_u32, 0..3),
