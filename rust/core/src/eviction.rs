@@ -1,20 +1,25 @@
-//! Victims: the minimum, at any time, over all entries that may leave a tier; of rounded costs, unless
-//! `epsilon` is 0.
+//! Eviction index of one tier: the minimum, at any time, over all entries that may leave it.
 //!
+//! Entries of one class keep their order while time passes, so each class is an ordered list and only
+//! the lists' heads compete: in a kinetic tournament where the policy orders by value or by rank, one
+//! after the other where the order is its own.
+//!
+//! ```text
+//! victim <- tournament over classes <- heads of lists <- entries, by block id
+//! ```
+//!
+//! Costs are rounded down to classes that differ by the factor `1 + epsilon`, so a victim's value is at
+//! most that factor above the smallest one; with 0 none are rounded. Bands precede the policy's order:
+//! first shares that exceed their quota, the one with the largest excess first, then lower priorities.
 //! Invariant: exactly the linked entries are held, each once, and [`EvictionIndex::victim`] is the
-//! minimum by the policy's order. Within a class the order of leaving does not change with time,
-//! so only the heads of the classes compete: in a tournament where the order is by value or by rank,
-//! one after the other where it is the policy's own. Costs are rounded down to classes that differ
-//! by the factor `1 + epsilon`, so a victim's value is at most that factor above the smallest one;
-//! with 0 none are rounded. Bands come before the policy's order: a lower priority leaves first, and
-//! before all others a share that holds more than it may, the one that holds the most too much. Cost:
-//! link O(1) in order of time, O(log n) otherwise; victim O(log classes) amortised, O(classes of one
-//! share) while one holds too much; about 80 bytes per entry, and for one outside the normal band an
-//! entry of a hash map.
+//! minimum by that order. Cost: link O(1) in order of time, O(log n) otherwise; victim O(log classes)
+//! amortised, O(classes of one share) while one exceeds its quota; 24 bytes per entry where all
+//! neighbours have one, about 200 where none has, and for one outside the normal band an entry of a
+//! hash map.
 
+mod entries;
 mod ghosts;
 mod list;
-mod places;
 mod shares;
 #[cfg(test)]
 mod tests;
@@ -34,35 +39,36 @@ use crate::visits;
 
 pub use ghosts::GhostTable;
 
+use entries::Entries;
 use list::List;
-use places::Places;
 use shares::Shares;
 use tournament::{Leaf, Tournament};
 
-/// The linked entries of one tier, and its policy.
+/// Priority queue of the linked entries of one tier under its policy.
 #[derive(Debug)]
 pub struct EvictionIndex {
     policy: Box<dyn Policy>,
     /// Of the policy: asked for every block.
     needs: Needs,
-    /// Significant bits of a class number behind its first one.
+    /// Significant bits of a class number behind its highest one.
     bits: u32,
-    slots: FxHashMap<(Priority, u64), Leaf>,
+    /// Index of each class's list, which is its leaf of the tournament too.
+    leaves: FxHashMap<(Priority, u64), Leaf>,
     lists: Vec<List>,
     free: Vec<Leaf>,
-    places: Places,
+    entries: Entries,
     heads: Tournament,
-    /// The bands of linked entries that are not in the normal one.
+    /// Bands of linked entries outside the normal one.
     bands: FxHashMap<BlockId, Band>,
-    /// Those with a share once more.
+    /// A second index of the entries that have a share.
     shares: Shares,
-    /// For a policy that watches, by block id: one more than the request for which the block came
-    /// to stand here, 0 if it does not.
+    /// For a policy that needs events, by block id: one more than the request that made the block
+    /// resident, 0 if it is not.
     since: PagedVec<u64>,
 }
 
 impl EvictionIndex {
-    /// No entries, under `policy`. Costs are rounded to classes `1 + epsilon` apart.
+    /// An empty index under `policy`. Costs are rounded to classes `1 + epsilon` apart.
     #[must_use]
     pub fn new(policy: Box<dyn Policy>, epsilon: f64) -> Self {
         Self {
@@ -70,10 +76,10 @@ impl EvictionIndex {
             bits: bits(epsilon),
             needs: policy.needs(),
             policy,
-            slots: FxHashMap::default(),
+            leaves: FxHashMap::default(),
             lists: Vec::new(),
             free: Vec::new(),
-            places: Places::new(),
+            entries: Entries::new(),
             bands: FxHashMap::default(),
             shares: Shares::new(),
             since: PagedVec::new(0),
@@ -85,12 +91,13 @@ impl EvictionIndex {
     pub fn entry(&self, facts: &Facts, tie: u32, cost: &CostModel) -> Entry {
         let entry = self.unrounded(facts, tie, cost);
         match self.policy.order() {
+            // Rounding merges classes of nearly equal cost; ranks are exact.
             Order::Value => Entry { class: rounded(entry.class, self.bits), ..entry },
             Order::Rank | Order::Own => entry,
         }
     }
 
-    /// The same before its cost is rounded.
+    /// [`EvictionIndex::entry`] before its cost is rounded.
     #[must_use]
     pub fn unrounded(&self, facts: &Facts, tie: u32, cost: &CostModel) -> Entry {
         let (class, place) = (self.policy.class(facts, cost), self.policy.place(facts));
@@ -126,9 +133,10 @@ impl EvictionIndex {
         self.policy.on_evict(id, tag)
     }
 
-    /// Makes `entry` eligible, in a band. Its block must not be linked.
+    /// Links an entry, in a band: it may leave. Its block must not be linked.
     pub fn link(&mut self, entry: Entry, band: Band) {
         debug_assert!(self.get(entry.id).is_none(), "block {} is linked already", entry.id);
+        // Few entries have a hint or a quota: the rest has no row of its own.
         if band != Band::NORMAL {
             self.bands.insert(entry.id, band);
         }
@@ -136,32 +144,35 @@ impl EvictionIndex {
             self.shares.link(entry, band);
         }
         let class = (band.priority, entry.class);
-        let slot = match self.slots.get(&class) {
-            Some(&slot) => slot,
-            None => self.open(class),
+        let leaf = match self.leaves.get(&class) {
+            Some(&leaf) => leaf,
+            None => self.add_class(class),
         };
-        let list = &mut self.lists[slot as usize];
-        let before = list.head();
-        list.link(&mut self.places, entry, slot);
-        if before.is_none_or(|head| entry.key() < head) {
-            self.heads.set(slot, Some(&entry), band.priority);
+        let list = &mut self.lists[leaf as usize];
+        let head = list.head();
+        list.link(&mut self.entries, entry.key(), leaf);
+        // The tournament is played over heads alone.
+        if head.is_none_or(|head| entry.key() < head) {
+            self.heads.set(leaf, Some(&entry), band.priority);
         }
     }
 
-    /// Takes the block's entry out; `None` if it is not linked.
+    /// Unlinks the block's entry and returns it; `None` if it is not linked.
     pub fn unlink(&mut self, id: BlockId) -> Option<Entry> {
-        let place = self.places.remove(id)?;
-        let (entry, slot) = (place.entry, place.slot);
+        let link = self.entries.remove(id)?;
+        let (key, leaf) = (link.key(id), link.leaf);
         let band = self.band(id);
-        let list = &mut self.lists[slot as usize];
-        let headed = list.head() == Some(entry.key());
-        list.unlink(&mut self.places, place);
-        if headed {
+        let list = &mut self.lists[leaf as usize];
+        let entry = key.entry(list.class);
+        let was_head = list.head() == Some(key);
+        list.unlink(&mut self.entries, key, link);
+        // The next head plays for the class; without one its leaf is free for another class.
+        if was_head {
             let head = list.head().map(|key| key.entry(entry.class));
-            self.heads.set(slot, head.as_ref(), band.priority);
+            self.heads.set(leaf, head.as_ref(), band.priority);
             if head.is_none() {
-                self.slots.remove(&(band.priority, entry.class));
-                self.free.push(slot);
+                self.leaves.remove(&(band.priority, entry.class));
+                self.free.push(leaf);
             }
         }
         if band != Band::NORMAL {
@@ -173,14 +184,11 @@ impl EvictionIndex {
         Some(entry)
     }
 
-    /// A slot for a class that has none.
-    fn open(&mut self, class: (Priority, u64)) -> Leaf {
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.lists.push(List::default());
-            Leaf::try_from(self.lists.len() - 1).expect("fewer classes than blocks")
-        });
-        self.slots.insert(class, slot);
-        slot
+    /// Adds an empty list for a class that has none.
+    fn add_class(&mut self, class: (Priority, u64)) -> Leaf {
+        let leaf = add_list(&mut self.lists, &mut self.free, class.1);
+        self.leaves.insert(class, leaf);
+        leaf
     }
 
     /// Selects a block, of this band, to leave the tier: the next victims are found as if it had left.
@@ -195,7 +203,7 @@ impl EvictionIndex {
         self.shares.end_selection();
     }
 
-    /// So many blocks of a share stand here beyond what it may hold: that many leave first.
+    /// Sets the number of a share's blocks beyond its quota: that many leave first.
     pub fn exceed(&mut self, share: Share, blocks: u64) {
         self.shares.exceed(share, blocks);
     }
@@ -203,6 +211,7 @@ impl EvictionIndex {
     /// The band of a linked entry.
     #[must_use]
     pub fn band(&self, id: BlockId) -> Band {
+        // The usual case saves a hash.
         if self.bands.is_empty() {
             return Band::NORMAL;
         }
@@ -219,8 +228,8 @@ impl EvictionIndex {
     /// would be the first of its class.
     #[must_use]
     pub fn ties(&self, entry: &Entry, band: Band) -> bool {
-        let slot = self.slots.get(&(band.priority, entry.class));
-        let head = slot.and_then(|&slot| self.lists[slot as usize].head());
+        let leaf = self.leaves.get(&(band.priority, entry.class));
+        let head = leaf.and_then(|&leaf| self.lists[leaf as usize].head());
         head.is_some_and(|head| head.place == entry.place)
     }
 
@@ -237,6 +246,7 @@ impl EvictionIndex {
 
     /// `Less` if `a` leaves before `b`: by share, by priority, by the policy.
     fn compare(&self, a: &Entry, b: &Entry, now: Nanos) -> Ordering {
+        // Without hints no entry has a band: no look-up per comparison.
         if self.bands.is_empty() {
             return self.policy.compare(a, b, now);
         }
@@ -251,81 +261,84 @@ impl EvictionIndex {
     /// The block's entry, if it is linked.
     #[must_use]
     pub fn get(&self, id: BlockId) -> Option<Entry> {
-        self.places.get(id).map(|place| place.entry)
+        let link = self.entries.get(id)?;
+        Some(link.key(id).entry(self.lists[link.leaf as usize].class))
     }
 
     /// Prefetches the CPU cache line in which a block's entry is looked for first.
     pub fn prefetch_line(&self, id: BlockId) {
-        self.places.prefetch_line(id);
+        self.entries.prefetch_line(id);
     }
 
     /// The entry that leaves first at `now`. It stays linked.
     pub fn victim(&mut self, now: Nanos) -> Option<Entry> {
-        if let Some(share) = self.shares.leader() {
+        // A share over its quota precedes all other entries, whatever their value.
+        if let Some(share) = self.shares.largest_excess() {
             let heads = self.shares.heads(share, &*self.policy, now);
             return heads.min_by(|a, b| self.compare(a, b, now));
         }
         match self.policy.order() {
+            // No formula gives the time at which two heads change places.
             Order::Own => self.scan(now),
             Order::Value | Order::Rank => {
-                let (slot, class) = self.heads.winner(now)?;
-                Some(self.lists[slot as usize].head()?.entry(class))
+                let (leaf, class) = self.heads.winner(now)?;
+                Some(self.lists[leaf as usize].head()?.entry(class))
             }
         }
     }
 
-    /// The same by comparing the heads of all classes: the simple twin of the tournament.
+    /// [`EvictionIndex::victim`] by a scan of the heads of all classes: the tournament's reference.
     #[must_use]
     pub fn scan(&self, now: Nanos) -> Option<Entry> {
-        let mut leaders = self.shares.leaders().peekable();
-        if leaders.peek().is_some() {
-            let heads = leaders.flat_map(|share| self.shares.heads(share, &*self.policy, now));
+        let mut over = self.shares.over_quota().peekable();
+        if over.peek().is_some() {
+            let heads = over.flat_map(|share| self.shares.heads(share, &*self.policy, now));
             return heads.min_by(|a, b| self.compare(a, b, now));
         }
-        let head = |(&(_, class), &slot): (&(Priority, u64), &Leaf)| {
+        let head = |(&(_, class), &leaf): (&(Priority, u64), &Leaf)| {
             visits::note(1);
-            let list = &self.lists[slot as usize];
+            let list = &self.lists[leaf as usize];
             let key = match self.policy.order() {
-                Order::Own => self.policy.head(&mut list.keys(&self.places), now)?,
+                Order::Own => self.policy.head(&mut list.keys(&self.entries), now)?,
                 Order::Value | Order::Rank => list.head()?,
             };
             Some(key.entry(class))
         };
-        self.slots.iter().filter_map(head).min_by(|a, b| self.compare(a, b, now))
+        self.leaves.iter().filter_map(head).min_by(|a, b| self.compare(a, b, now))
     }
 
-    /// How many entries leave before this one at `now`, in O(n).
+    /// Number of entries that leave before this one at `now`, in O(n).
     #[must_use]
     pub fn rank(&self, id: BlockId, now: Nanos) -> Option<usize> {
         let entry = self.get(id)?;
         Some(self.entries().filter(|other| self.compare(other, &entry, now).is_lt()).count())
     }
 
-    /// How many entries are linked.
+    /// Number of linked entries.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.entries.len()
     }
 
     /// Whether nothing is linked.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.places.len() == 0
+        self.entries.len() == 0
     }
 
-    /// How many classes there are now.
+    /// Number of classes that have an entry.
     #[must_use]
     pub fn classes(&self) -> usize {
-        self.slots.len()
+        self.leaves.len()
     }
 
     /// All entries, priority by priority and class by class.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
         let mut classes: Vec<((Priority, u64), Leaf)> =
-            self.slots.iter().map(|(&class, &slot)| (class, slot)).collect();
+            self.leaves.iter().map(|(&class, &leaf)| (class, leaf)).collect();
         classes.sort_unstable();
-        classes.into_iter().flat_map(|((_, class), slot)| {
-            let keys = self.lists[slot as usize].keys(&self.places);
+        classes.into_iter().flat_map(|((_, class), leaf)| {
+            let keys = self.lists[leaf as usize].keys(&self.entries);
             keys.map(move |key: Key| key.entry(class))
         })
     }
@@ -343,8 +356,8 @@ impl EvictionIndex {
         &*self.policy
     }
 
-    /// All entries in the order in which they would leave if time stood still at `now`: a full
-    /// sort, the simple twin of [`EvictionIndex::victim`].
+    /// All entries in the order in which they would leave at `now`: a full sort, the reference of
+    /// [`EvictionIndex::victim`].
     #[must_use]
     pub fn order(&self, now: Nanos) -> Vec<Entry> {
         let mut entries: Vec<Entry> = self.entries().collect();
@@ -353,12 +366,22 @@ impl EvictionIndex {
     }
 }
 
-/// How many bits behind the first one keep the error of rounding down below `epsilon`.
+/// An empty list for a class: a free one, or one more.
+fn add_list(lists: &mut Vec<List>, free: &mut Vec<Leaf>, class: u64) -> Leaf {
+    if let Some(leaf) = free.pop() {
+        lists[leaf as usize] = List::new(class);
+        return leaf;
+    }
+    lists.push(List::new(class));
+    Leaf::try_from(lists.len() - 1).expect("fewer classes than blocks")
+}
+
+/// Number of bits behind the highest one that keep the error of rounding down below `epsilon`.
 fn bits(epsilon: f64) -> u32 {
     (0..u64::BITS - 1).find(|&bits| 0.5_f64.powi(bits.cast_signed()) <= epsilon).unwrap_or(63)
 }
 
-/// A class number rounded down to so many bits behind its first one.
+/// A class number rounded down to so many bits behind its highest one.
 fn rounded(class: u64, bits: u32) -> u64 {
     let low = (u64::BITS - class.leading_zeros()).saturating_sub(1 + bits);
     class >> low << low

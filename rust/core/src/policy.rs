@@ -48,7 +48,7 @@ impl Terms {
         Self { base: 1.0, layer_weight: 1.0, position_weight: 1.0, uses: 1, cost: 1.0 };
 }
 
-/// Kind of order between two entries; it says how the minimum is found.
+/// Kind of order between two entries, by which the minimum is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// The smaller `class / idle`, which changes with time by a known formula: a kinetic tournament.
@@ -121,7 +121,7 @@ pub trait Policy: Debug + Send + Sync {
         Needs::NONE
     }
 
-    /// Kind of order, which says how the minimum is found.
+    /// Kind of order, by which the minimum is found.
     fn order(&self) -> Order {
         Order::Value
     }
@@ -259,6 +259,7 @@ fn find(name: &str) -> Result<Make> {
 /// Compares `class / idle` by cross multiplication, exactly: 64 by 64 bits fit in 128.
 pub(crate) fn by_value(a: &Entry, b: &Entry, now: Nanos) -> Ordering {
     let (idle_a, idle_b) = (now.saturating_sub(a.place), now.saturating_sub(b.place));
+    // Without idle time a value is infinite, even that of no cost.
     match (idle_a, idle_b) {
         (0, 0) => Ordering::Equal,
         (0, _) => Ordering::Greater,

@@ -12,8 +12,8 @@ mod trace;
 
 use std::collections::VecDeque;
 
-use kvtrie_core::block::Token;
-use kvtrie_core::manager::{Acquire, Manager, Outcome};
+use kvtrie_core::block::{Structure, Token};
+use kvtrie_core::manager::{Acquire, Manager, Outcome, Settings};
 use peak_alloc::PeakAlloc;
 use trace::{Random, Request, Trace};
 
@@ -22,6 +22,8 @@ static HEAP: PeakAlloc = PeakAlloc;
 
 const SIZE: usize = 16;
 const RUNNING: usize = 64;
+/// Layers of the model of `pool`.
+const LAYERS: f64 = 32.0;
 
 /// A full pool whose requests have all ended.
 struct Full {
@@ -39,7 +41,9 @@ impl Full {
     /// The formula of `docs/design/memory.md` for one tier.
     fn formula(&self) -> f64 {
         let block = (4 * SIZE + 4 + 2 + 4) as f64;
-        block + 78.0 * (self.runs + self.entries) / self.blocks
+        // A page of the entry table has eight ids; of blocks that are all linked it has one each.
+        let pages = self.entries.min(self.blocks / 8.0);
+        block + 0.5 + (78.0 * self.runs + 192.0 * pages) / self.blocks
     }
 
     fn print(&self, what: &str) {
@@ -54,11 +58,18 @@ impl Full {
 }
 
 /// Fills a pool with requests until a hundredth is free, and releases all.
-fn fill(pool: u32, tiers: usize, mut next: impl FnMut() -> Request) -> Full {
-    let mut manager: Manager = pool::tiers("retention", pool, tiers);
+fn fill(pool: u32, tiers: usize, next: impl FnMut() -> Request) -> Full {
+    fill_with(pool::settings("retention", pool, tiers), next)
+}
+
+fn fill_with(settings: Settings, mut next: impl FnMut() -> Request) -> Full {
+    let pool = settings.tiers[0].blocks;
+    let mut manager = Manager::new(settings).expect("good settings");
+    // Slots per block: the layers, on a tier with layer slots.
+    let unit = manager.occupancy(0).slots / u64::from(pool);
     let mut running = VecDeque::new();
     let mut now = 0;
-    while manager.occupancy(0).free > u64::from(pool / 100) {
+    while manager.occupancy(0).free > unit * u64::from(pool / 100) {
         now += 1_000_000;
         let Request { tokens, prompt } = next();
         let reserve = tokens.len() - prompt;
@@ -77,7 +88,8 @@ fn fill(pool: u32, tiers: usize, mut next: impl FnMut() -> Request) -> Full {
         manager.release(id, now).expect("it is held");
     }
     let occupancy = manager.occupancy(0);
-    let (blocks, runs) = ((occupancy.slots - occupancy.free) as f64, manager.run_count() as f64);
+    let blocks = ((occupancy.slots - occupancy.free) / unit) as f64;
+    let runs = manager.run_count() as f64;
     let held = HEAP.current_usage();
     drop(manager);
     let bytes = (held - HEAP.current_usage()) as f64;
@@ -108,7 +120,29 @@ fn main() {
     million.print("common trace");
     assert!(million.each() <= 80.0, "{:.1} bytes per block", million.each());
 
+    for (policy, structure, most) in [
+        ("retention", Structure::Holes, 110.0),
+        ("weighted", Structure::LeafOnly, 110.0),
+        ("weighted", Structure::Holes, 140.0),
+    ] {
+        let mut trace = Trace::new(1234);
+        let settings = Settings { structure, ..pool::settings(policy, 1_000_000, 1) };
+        let full = fill_with(settings, || trace.take_next());
+        println!("{policy}, {}: {:.1} bytes per block", structure.name(), full.each());
+        assert!(full.each() <= most, "{:.1} bytes per block", full.each());
+    }
+
     let few = 200_000;
+    let [whole, rows] = [false, true].map(|layer_slots| {
+        let mut trace = Trace::new(1234);
+        let mut settings = pool::settings("retention", 50_000, 1);
+        settings.tiers[0].layer_slots = layer_slots;
+        fill_with(settings, || trace.take_next()).each()
+    });
+    let layer = (rows - whole) / LAYERS;
+    println!("layer slots: {layer:.2} bytes more per resident layer");
+    assert!(layer <= 4.1, "{layer:.2} bytes per layer");
+
     let mut all = vec![million];
     for blocks in [4, 1] {
         let mut random = Random::new(7);

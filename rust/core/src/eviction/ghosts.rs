@@ -91,12 +91,14 @@ impl GhostTable {
         self.empty = false;
         let (line, fingerprint) = self.locate(slice.group);
         let page = &mut self.pages[line / PAGE];
+        // The first write to a page allocates it.
         if page.is_empty() {
             *page = vec![CacheLine::default(); PAGE];
         }
         let groups = &mut page[line % PAGE].0;
         let known = position(groups, fingerprint);
         let old = known.map_or(Group::default(), |at| groups[at]);
+        // Younger groups move back by one; an unknown group pushes the oldest out.
         groups.copy_within(..known.unwrap_or(WAYS - 1), 1);
         let uses = u64::from(uses.clamp(1, MOST_USES));
         let (counts, checks) = (mask(slice, BITS), mask(slice, 8));
@@ -147,6 +149,7 @@ impl GhostTable {
 
     /// Line of a group, and its fingerprint, never 0, above the use counts.
     fn locate(&self, group: u64) -> (usize, u64) {
+        // The high half of the product spreads groups evenly over any number of lines.
         let wide = u128::from(group) * (self.lines as u128);
         let line = usize::try_from(wide >> 64).expect("below the number of lines");
         let most = (1 << (u64::BITS - BITS * GROUP)) - 1;

@@ -1,10 +1,10 @@
-//! The entries of tenants with a quota once more, by tenant: those of one that holds too much leave
-//! before all others.
+//! Second index of the entries of tenants with a quota, by tenant: those of a tenant over its quota
+//! leave before all others.
 //!
-//! Invariant: exactly the linked entries with a share are here, and the shares that hold too much and
-//! have an entry are in order: who holds the most too much comes first. Cost: O(log n) to link and to
-//! unlink, O(log shares) when what a share holds too much changes, whatever the number of shares; the
-//! first entry of a share O(its classes); about 130 bytes per entry.
+//! Invariant: exactly the linked entries with a share are here, and `ranking` has exactly the shares
+//! over their quota that have an entry, by descending excess. Cost: O(log n) to link and to unlink,
+//! O(log shares) when an excess changes, whatever the number of shares; the first entry of a share
+//! O(its classes); 24 to 200 bytes per entry, as in the first index.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,113 +15,115 @@ use crate::policy::{Entry, Order, Policy};
 use crate::time::Nanos;
 use crate::visits;
 
+use super::add_list;
+use super::entries::Entries;
 use super::list::List;
-use super::places::Places;
 use super::tournament::Leaf;
 
-/// By how many blocks a share holds too much.
+/// Excess of a share: its blocks beyond its quota.
 #[derive(Clone, Copy, Debug, Default)]
-struct Over {
+struct Excess {
     blocks: u64,
-    /// How many of them are chosen to leave.
-    leaving: u64,
-    /// With how many it stands in the order; 0 if it does not.
-    stands: u64,
+    /// Blocks of the share that are selected to leave.
+    selected: u64,
+    /// The excess that `ranking` has; 0 if it does not have the share.
+    ranked: u64,
 }
 
 /// The entries of all shares.
 #[derive(Debug)]
 pub(super) struct Shares {
-    slots: BTreeMap<(Share, Priority, u64), Leaf>,
+    /// Index of each class's list.
+    leaves: BTreeMap<(Share, Priority, u64), Leaf>,
     lists: Vec<List>,
     free: Vec<Leaf>,
-    places: Places,
-    over: BTreeMap<Share, Over>,
-    first: BTreeSet<(Reverse<u64>, Share)>,
-    /// Shares of which something is chosen to leave.
-    leaving: Vec<Share>,
+    entries: Entries,
+    excesses: BTreeMap<Share, Excess>,
+    ranking: BTreeSet<(Reverse<u64>, Share)>,
+    /// The share of each selected block.
+    selected: Vec<Share>,
 }
 
 impl Shares {
     pub(super) fn new() -> Self {
         Self {
-            slots: BTreeMap::new(),
+            leaves: BTreeMap::new(),
             lists: Vec::new(),
             free: Vec::new(),
-            places: Places::new(),
-            over: BTreeMap::new(),
-            first: BTreeSet::new(),
-            leaving: Vec::new(),
+            entries: Entries::new(),
+            excesses: BTreeMap::new(),
+            ranking: BTreeSet::new(),
+            selected: Vec::new(),
         }
     }
 
     pub(super) fn link(&mut self, entry: Entry, band: Band) {
         let class = (band.share, band.priority, entry.class);
-        let slot = *self.slots.entry(class).or_insert_with(|| {
-            self.free.pop().unwrap_or_else(|| {
-                self.lists.push(List::default());
-                Leaf::try_from(self.lists.len() - 1).expect("fewer classes than blocks")
-            })
-        });
-        self.lists[slot as usize].link(&mut self.places, entry, slot);
-        self.settle(band.share);
+        let Self { leaves, lists, free, .. } = self;
+        let leaf = *leaves.entry(class).or_insert_with(|| add_list(lists, free, entry.class));
+        self.lists[leaf as usize].link(&mut self.entries, entry.key(), leaf);
+        self.rerank(band.share);
     }
 
     pub(super) fn unlink(&mut self, id: BlockId, band: Band) {
-        let Some(place) = self.places.remove(id) else { return };
-        let slot = place.slot;
-        self.lists[slot as usize].unlink(&mut self.places, place);
-        if self.lists[slot as usize].head().is_none() {
-            self.slots.remove(&(band.share, band.priority, place.entry.class));
-            self.free.push(slot);
+        let Some(link) = self.entries.remove(id) else { return };
+        let leaf = link.leaf;
+        let list = &mut self.lists[leaf as usize];
+        list.unlink(&mut self.entries, link.key(id), link);
+        if list.head().is_none() {
+            self.leaves.remove(&(band.share, band.priority, list.class));
+            self.free.push(leaf);
         }
-        self.settle(band.share);
+        self.rerank(band.share);
     }
 
-    /// So many blocks of a share stand here beyond what it may hold.
+    /// Sets the number of a share's blocks beyond its quota.
     pub(super) fn exceed(&mut self, share: Share, blocks: u64) {
-        if blocks > 0 || self.over.contains_key(&share) {
-            self.over.entry(share).or_default().blocks = blocks;
-            self.settle(share);
+        // Shares within their quota have no row.
+        if blocks > 0 || self.excesses.contains_key(&share) {
+            self.excesses.entry(share).or_default().blocks = blocks;
+            self.rerank(share);
         }
         if blocks == 0 {
-            self.over.remove(&share);
+            self.excesses.remove(&share);
         }
     }
 
-    /// A block of a share is chosen to leave.
+    /// Selects a block of a share to leave: it is no longer part of the excess.
     pub(super) fn select(&mut self, share: Share) {
-        let Some(over) = self.over.get_mut(&share) else { return };
-        over.leaving += 1;
-        self.leaving.push(share);
-        self.settle(share);
+        // Within its quota a share has no place in the ranking to lose.
+        let Some(excess) = self.excesses.get_mut(&share) else { return };
+        excess.selected += 1;
+        self.selected.push(share);
+        self.rerank(share);
     }
 
-    /// All who were chosen have left, or stay.
+    /// Ends the selection: all selected blocks have left, or stay.
     pub(super) fn end_selection(&mut self) {
-        for share in std::mem::take(&mut self.leaving) {
-            if let Some(over) = self.over.get_mut(&share) {
-                over.leaving = 0;
-                self.settle(share);
+        for share in std::mem::take(&mut self.selected) {
+            if let Some(excess) = self.excesses.get_mut(&share) {
+                excess.selected = 0;
+                self.rerank(share);
             }
         }
     }
 
-    /// By how many blocks a share holds too much that are not chosen to leave, and which share; of
-    /// those that do not they say nothing. The least one's entries leave first.
+    /// Rank of a share, the least of which leaves first: descending excess without selected blocks,
+    /// then share; one rank for all shares within their quota.
     pub(super) fn rank(&self, share: Share) -> (Reverse<u64>, Share) {
-        let over = self.over.get(&share).map_or(0, |over| over.blocks.saturating_sub(over.leaving));
-        (Reverse(over), if over > 0 { share } else { 0 })
+        let known = self.excesses.get(&share);
+        let excess = known.map_or(0, |excess| excess.blocks.saturating_sub(excess.selected));
+        (Reverse(excess), if excess > 0 { share } else { 0 })
     }
 
-    /// The share that holds the most too much, of those with an entry.
-    pub(super) fn leader(&self) -> Option<Share> {
-        self.first.first().map(|&(_, share)| share)
+    /// The share with the largest excess, of those with an entry.
+    pub(super) fn largest_excess(&self) -> Option<Share> {
+        self.ranking.first().map(|&(_, share)| share)
     }
 
-    /// All shares that hold too much and have an entry.
-    pub(super) fn leaders(&self) -> impl Iterator<Item = Share> + '_ {
-        self.first.iter().map(|&(_, share)| share)
+    /// All shares over their quota that have an entry.
+    pub(super) fn over_quota(&self) -> impl Iterator<Item = Share> + '_ {
+        self.ranking.iter().map(|&(_, share)| share)
     }
 
     /// The entry that leaves first of each class of a share.
@@ -131,33 +133,35 @@ impl Shares {
         policy: &'a dyn Policy,
         now: Nanos,
     ) -> impl Iterator<Item = Entry> + 'a {
-        self.slots.range(of(share)).filter_map(move |(&(_, _, class), &slot)| {
+        self.leaves.range(of(share)).filter_map(move |(&(_, _, class), &leaf)| {
             visits::note(1);
-            let list = &self.lists[slot as usize];
+            let list = &self.lists[leaf as usize];
             let key = match policy.order() {
-                Order::Own => policy.head(&mut list.keys(&self.places), now)?,
+                Order::Own => policy.head(&mut list.keys(&self.entries), now)?,
                 Order::Value | Order::Rank => list.head()?,
             };
             Some(key.entry(class))
         })
     }
 
-    /// Brings a share's place in the order in line.
-    fn settle(&mut self, share: Share) {
-        let (Reverse(excess), _) = self.rank(share);
-        let Some(over) = self.over.get_mut(&share) else { return };
-        let entries = self.slots.range(of(share)).next().is_some();
-        let stands = if entries { excess } else { 0 };
-        let before = std::mem::replace(&mut over.stands, stands);
-        if before != stands {
-            self.first.remove(&(Reverse(before), share));
-            if stands > 0 {
-                self.first.insert((Reverse(stands), share));
+    /// Updates a share's place in the ranking.
+    fn rerank(&mut self, share: Share) {
+        let (Reverse(blocks), _) = self.rank(share);
+        let Some(excess) = self.excesses.get_mut(&share) else { return };
+        let has_entries = self.leaves.range(of(share)).next().is_some();
+        // A share without an entry has nothing that could leave, and must not hide the next one.
+        let ranked = if has_entries { blocks } else { 0 };
+        let before = std::mem::replace(&mut excess.ranked, ranked);
+        if before != ranked {
+            self.ranking.remove(&(Reverse(before), share));
+            if ranked > 0 {
+                self.ranking.insert((Reverse(ranked), share));
             }
         }
     }
 }
 
+/// All classes of a share.
 fn of(share: Share) -> std::ops::RangeInclusive<(Share, Priority, u64)> {
     (share, Priority::MIN, u64::MIN)..=(share, Priority::MAX, u64::MAX)
 }

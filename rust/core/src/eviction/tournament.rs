@@ -1,84 +1,85 @@
-//! The minimum over the heads of all classes, as time goes by: a kinetic tournament.
+//! Kinetic tournament: the minimum over the heads of all classes while time passes.
 //!
-//! Every node of a binary tree keeps the winner of its two sides and the first time at which that
-//! may be another one, `fail`: the earlier of its sides' and the time at which the two winners
-//! change places, an integer. Invariant: a node's `fail` is at most that of its sides, and from the
-//! last query on until `fail` the node is right. Cost: a query that no `fail` lies before is O(1); a
-//! head that changes costs O(log classes), and so does each change of places; 64 bytes per class.
+//! A complete binary tree whose leaves are the classes. Each node has the winner of its two sides and
+//! `fail`, the first time at which another one may win: the minimum of its sides' and of the time at
+//! which the two winners change places, an integer. Invariant: a node's `fail` is at most that of its
+//! sides, and from the last query on until `fail` the node is right. Cost: a query before every `fail`
+//! is O(1); a changed head costs O(log classes), and so does each change of places; 64 bytes per class.
 
 use crate::hint::{NORMAL, Priority};
 use crate::policy::{Entry, Order};
 use crate::time::Nanos;
 
-/// A class's place in the tree.
+/// Index of a class: its leaf of the tree, and its list.
 pub(super) type Leaf = u32;
 
-/// Names no class: an empty side.
-const NOBODY: Leaf = Leaf::MAX;
+/// The index of no class: an empty side.
+const NONE: Leaf = Leaf::MAX;
 
-/// The winner of a part of the tree. Priorities or classes differ, so ties between entries do not matter
-/// here.
+/// Winner of a subtree. Priorities or classes differ, so ties between entries do not matter here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Winner {
     fail: Nanos,
     class: u64,
     place: u64,
-    slot: Leaf,
+    leaf: Leaf,
     priority: Priority,
 }
 
-/// The two sides of a node, in one line of memory.
+/// Two sides of a node, in one CPU cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Sides([Winner; 2]);
 
-const EMPTY: Winner =
-    Winner { fail: Nanos::MAX, class: 0, place: 0, slot: NOBODY, priority: NORMAL };
+const EMPTY: Winner = Winner { fail: Nanos::MAX, class: 0, place: 0, leaf: NONE, priority: NORMAL };
 
-/// The heads of all classes.
+/// Tournament over the heads of all classes.
 #[derive(Clone, Debug)]
 pub(super) struct Tournament {
     order: Order,
-    /// By node: its sides. Node 1 is the root, the sides of `n` are `2n` and `2n + 1`; those that
-    /// have none themselves are the slots.
+    /// Sides by node. Node 1 is the root, the sides of `n` are `2n` and `2n + 1`; with `m` nodes the
+    /// leaf of class `i` is `m + i`.
     sides: Vec<Sides>,
     /// The time of the last query.
-    seen: Nanos,
-    /// Classes whose heads changed since: what went and came back costs nothing.
+    last: Nanos,
+    /// Classes whose heads changed since: a head that went and came back costs nothing.
     changed: Vec<Leaf>,
 }
 
 impl Tournament {
-    /// Nobody yet; `order` is by value or by rank.
+    /// An empty tournament; `order` is by value or by rank.
     pub(super) fn new(order: Order) -> Self {
-        Self { order, sides: vec![Sides([EMPTY; 2])], seen: 0, changed: Vec::new() }
+        Self { order, sides: vec![Sides([EMPTY; 2])], last: 0, changed: Vec::new() }
     }
 
-    /// The head of a class is now this one; `None` if the class is empty.
-    pub(super) fn set(&mut self, slot: Leaf, head: Option<&Entry>, priority: Priority) {
-        if slot as usize >= self.sides.len() {
-            self.grow(slot as usize + 1);
+    /// Sets the head of a class; `None` if the class is empty.
+    pub(super) fn set(&mut self, leaf: Leaf, head: Option<&Entry>, priority: Priority) {
+        // The tree is complete: its size is a power of two.
+        if leaf as usize >= self.sides.len() {
+            self.grow(leaf as usize + 1);
         }
-        let at = self.sides.len() + slot as usize;
+        let at = self.sides.len() + leaf as usize;
         *self.node_mut(at) = head.map_or(EMPTY, |head| Winner {
             fail: Nanos::MAX,
             class: head.class,
             place: head.place,
-            slot,
+            leaf,
             priority,
         });
-        if self.changed.last() != Some(&slot) {
-            self.changed.push(slot);
+        // Replayed at the next query: an unlinked and relinked head often is what it was.
+        if self.changed.last() != Some(&leaf) {
+            self.changed.push(leaf);
         }
     }
 
-    /// Plays again what a changed head takes part in.
-    fn replay(&mut self, slot: Leaf) {
-        let mut at = self.sides.len() + slot as usize;
+    /// Plays the nodes above a changed head again.
+    fn replay(&mut self, leaf: Leaf) {
+        let mut at = self.sides.len() + leaf as usize;
         while at > 1 {
             at /= 2;
             let node = self.duel(at);
             let known = self.node_mut(at);
+            // From here on upwards nothing changes.
             if node == *known {
                 return;
             }
@@ -94,63 +95,65 @@ impl Tournament {
         &mut self.sides[at / 2].0[at % 2]
     }
 
-    /// Plays a node, whose sides are right.
+    /// Plays a node whose sides are right.
     fn play(&mut self, at: usize) {
         *self.node_mut(at) = self.duel(at);
     }
 
-    /// The class whose head is the minimum of all, with its place in the tree.
+    /// Leaf and class of the minimum of all heads.
     pub(super) fn winner(&mut self, now: Nanos) -> Option<(Leaf, u64)> {
-        let back = now < self.seen;
-        self.seen = now;
+        let back = now < self.last;
+        self.last = now;
+        // `fail` holds for later times only.
         if back {
             (1..self.sides.len()).rev().for_each(|at| self.play(at));
             self.changed.clear();
         }
-        while let Some(slot) = self.changed.pop() {
-            self.replay(slot);
+        while let Some(leaf) = self.changed.pop() {
+            self.replay(leaf);
         }
         self.mend(1);
-        let Winner { slot, class, .. } = *self.node(1);
-        (slot != NOBODY).then_some((slot, class))
+        let Winner { leaf, class, .. } = *self.node(1);
+        (leaf != NONE).then_some((leaf, class))
     }
 
-    /// Makes a node right that has failed; so have those of its sides that are to blame.
+    /// Repairs a node that has failed, after those of its sides that have.
     fn mend(&mut self, at: usize) {
-        if self.node(at).fail <= self.seen && at < self.sides.len() {
+        if self.node(at).fail <= self.last && at < self.sides.len() {
             self.mend(2 * at);
             self.mend(2 * at + 1);
             self.play(at);
         }
     }
 
-    /// A node from its two sides, as of the last query.
+    /// Winner of a node's two sides, as of the last query.
     fn duel(&self, at: usize) -> Winner {
         let Sides([left, right]) = &self.sides[at];
-        if left.slot == NOBODY || right.slot == NOBODY {
-            return if right.slot == NOBODY { *left } else { *right };
+        // An empty side loses.
+        if left.leaf == NONE || right.leaf == NONE {
+            return if right.leaf == NONE { *left } else { *right };
         }
         // Neither priorities nor places in one class change with time.
         let ever = left.priority != right.priority || left.class == right.class;
         if ever || self.order != Order::Value {
-            let standing = |node: &Winner| (node.priority, node.class, node.place);
-            let winner = if standing(left) < standing(right) { left } else { right };
+            let rank = |node: &Winner| (node.priority, node.class, node.place);
+            let winner = if rank(left) < rank(right) { left } else { right };
             return Winner { fail: left.fail.min(right.fail), ..*winner };
         }
         let (cheap, dear) = if left.class < right.class { (left, right) } else { (right, left) };
-        let (first, until) = duel(cheap, dear, self.seen);
+        let (first, until) = duel(cheap, dear, self.last);
         let winner = if first { cheap } else { dear };
         Winner { fail: left.fail.min(right.fail).min(until), ..*winner }
     }
 
-    /// Room for so many classes.
+    /// Grows to so many classes, and plays all nodes again.
     fn grow(&mut self, classes: usize) {
         let old = self.sides.len();
         let new = classes.next_power_of_two();
-        let slots: Vec<Winner> = (old..2 * old).map(|at| *self.node(at)).collect();
+        let leaves: Vec<Winner> = (old..2 * old).map(|at| *self.node(at)).collect();
         self.sides = vec![Sides([EMPTY; 2]); new];
-        for (at, slot) in (new..).zip(slots) {
-            *self.node_mut(at) = slot;
+        for (at, leaf) in (new..).zip(leaves) {
+            *self.node_mut(at) = leaf;
         }
         (1..new).rev().for_each(|at| self.play(at));
     }
@@ -164,13 +167,13 @@ fn duel(cheap: &Winner, dear: &Winner, now: Nanos) -> (bool, Nanos) {
         return (old == 0, cheap.place.min(dear.place).max(now).saturating_add(1));
     }
     // The lines idle / class cross at most once more: where the dear one falls behind.
-    let (ahead, behind) = (wide(cheap.class, old), wide(dear.class, new));
-    // A class that changed its slot meets itself until both slots are played again.
-    if ahead <= behind || cheap.class == dear.class {
+    let (younger, older) = (wide(cheap.class, old), wide(dear.class, new));
+    // A class that changed its leaf meets itself until both leaves are played again.
+    if younger <= older || cheap.class == dear.class {
         return (true, Nanos::MAX);
     }
     // The lead shrinks by the difference of classes per nanosecond.
-    let (lead, gap) = (ahead - behind, u128::from(dear.class - cheap.class));
+    let (lead, gap) = (younger - older, u128::from(dear.class - cheap.class));
     let rest = Nanos::try_from(lead.div_ceil(gap)).unwrap_or(Nanos::MAX);
     (false, now.saturating_add(rest))
 }
@@ -210,14 +213,14 @@ mod tests {
     }
 
     fn node(entry: &Entry) -> Winner {
-        Winner { class: entry.class, place: entry.place, slot: entry.id, ..EMPTY }
+        Winner { class: entry.class, place: entry.place, leaf: entry.id, ..EMPTY }
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4000))]
 
-        /// The winner is that of the policy's comparison, until the time that is told, where the
-        /// order has changed unless somebody was fresh.
+        /// The winner is that of the policy's comparison until `fail`, when the order has changed
+        /// unless an entry was at zero idle time.
         #[test]
         fn a_duel_is_right_until_it_fails(a in entry(), b in entry(), now in time()) {
             prop_assume!(a.class != b.class);
@@ -233,7 +236,7 @@ mod tests {
             }
         }
 
-        /// Heads that come, change and go, at times that stand, jump and run back.
+        /// Heads are set, changed and removed, at times that stay, jump and run back.
         #[test]
         fn the_winner_is_the_minimum(
             ops in prop::collection::vec((0..20u32, prop::option::of(entry()), time()), 1..80),
@@ -246,18 +249,18 @@ mod tests {
             if ascending {
                 times.sort_unstable();
             }
-            for ((slot, head, _), now) in ops.into_iter().zip(times) {
-                let class = |e: Entry| e.class / 20 * 20 + u64::from(slot);
+            for ((leaf, head, _), now) in ops.into_iter().zip(times) {
+                let class = |e: Entry| e.class / 20 * 20 + u64::from(leaf);
                 let head = head.map(|e| Entry { class: class(e), ..e });
-                tournament.set(slot, head.as_ref(), priorities[slot as usize]);
-                heads[slot as usize] = head;
-                let some = (0..).zip(&heads).filter_map(|(slot, head)| Some((slot, head.as_ref()?)));
+                tournament.set(leaf, head.as_ref(), priorities[leaf as usize]);
+                heads[leaf as usize] = head;
+                let some = (0..).zip(&heads).filter_map(|(leaf, head)| Some((leaf, head.as_ref()?)));
                 let least = some.min_by(|a, b| {
-                    let priority = |slot: u32| priorities[slot as usize];
+                    let priority = |leaf: u32| priorities[leaf as usize];
                     priority(a.0).cmp(&priority(b.0)).then_with(|| compare(a.1, b.1, now))
                 });
-                let least = least.map(|(slot, _)| slot);
-                let least = least.map(|slot| (slot, heads[slot as usize].expect("it won").class));
+                let least = least.map(|(leaf, _)| leaf);
+                let least = least.map(|leaf| (leaf, heads[leaf as usize].expect("it won").class));
                 prop_assert_eq!(tournament.winner(now), least);
                 prop_assert_eq!(tournament.winner(now), least);
             }
@@ -266,8 +269,8 @@ mod tests {
 
     #[test]
     fn places_change_at_the_crossing_and_not_before() {
-        let cheap = Winner { class: 1, place: 90, slot: 0, ..EMPTY };
-        let dear = Winner { class: 4, place: 0, slot: 1, ..EMPTY };
+        let cheap = Winner { class: 1, place: 90, leaf: 0, ..EMPTY };
+        let dear = Winner { class: 4, place: 0, leaf: 1, ..EMPTY };
         // 1 / (t - 90) reaches 4 / t at 120.
         let at = |now| duel(&cheap, &dear, now);
         assert_eq!((at(100), at(119)), ((false, 120), (false, 120)));

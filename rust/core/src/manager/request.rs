@@ -25,5 +25,6 @@ pub(super) mod refused;
 pub(super) mod reserve;
 pub(super) mod residency_scan;
 pub(super) mod session;
+mod session_lengths;
 pub(super) mod suspend;
 pub(super) mod weigh;

@@ -71,6 +71,7 @@ impl Policy for Arc {
     }
 
     fn compare(&self, a: &Entry, b: &Entry, _now: Nanos) -> Ordering {
+        // The list to shrink precedes the other one; within a list the last use decides.
         let first = self.victim_list() as u64;
         (a.class != first).cmp(&(b.class != first)).then_with(|| a.cmp(b))
     }
@@ -99,6 +100,7 @@ impl Policy for Arc {
     fn on_hit(&mut self, event: &Event<'_>) -> Vec<BlockId> {
         let list = usize::from(self.lists.take(event.facts.id));
         self.lengths[list] -= 1;
+        // Any later use makes it a block used again, and the youngest of them.
         self.put(event.facts.id, AGAIN);
         Vec::new()
     }
@@ -116,6 +118,7 @@ impl Policy for Arc {
         self.lengths[list] -= 1;
         self.selected = self.selected.saturating_sub(usize::from(list == ONCE));
         self.ghosts[list].push(tag, ());
+        // The first list and its ghosts hold at most the capacity, all four lists twice that.
         self.ghosts[ONCE].truncate(self.capacity.saturating_sub(self.lengths[ONCE]));
         let rest = (2 * self.capacity)
             .saturating_sub(self.lengths[ONCE] + self.lengths[AGAIN] + self.ghosts[ONCE].len());

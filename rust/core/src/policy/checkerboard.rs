@@ -31,6 +31,7 @@ impl Policy for Checkerboard {
 
     fn class(&self, facts: &Facts, _cost: &CostModel) -> u64 {
         let turn = match (facts.layer, facts.departure) {
+            // Whole blocks have no layers to order.
             (None, _) => 0,
             (Some(layer), Departure::Demote) => {
                 facts.model_layers.saturating_sub(layer.saturating_add(1))
@@ -55,6 +56,7 @@ impl Policy for Checkerboard {
     }
 
     fn head(&self, keys: &mut dyn DoubleEndedIterator<Item = Key>, now: Nanos) -> Option<Key> {
+        // Keys ascend in time, so the oldest age class is the front of the list.
         let first = keys.next()?;
         let oldest = age_class(first.place, now);
         let same = keys.take_while(|key| age_class(key.place, now) == oldest);

@@ -29,6 +29,7 @@ impl Gdsf {
     /// Sets the rank as of this use.
     fn rank(&mut self, event: &Event<'_>) -> Vec<BlockId> {
         let worth = (self.terms(event.facts, event.cost).cost * ONE).round() as u64;
+        // The clock puts this use above those of equal cost before the latest evictions.
         self.ranks.set(event.facts.id, self.clock.saturating_add(worth));
         Vec::new()
     }
@@ -65,6 +66,7 @@ impl Policy for Gdsf {
     }
 
     fn on_evict(&mut self, id: BlockId, _tag: u64) -> Vec<BlockId> {
+        // A hint may evict a block of a high rank early; the clock never falls all the same.
         self.clock = self.clock.max(self.ranks.take(id));
         Vec::new()
     }

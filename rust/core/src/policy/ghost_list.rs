@@ -44,6 +44,7 @@ impl<T: Copy + Default> Default for GhostList<T> {
 impl<T: Copy + Default> GhostList<T> {
     /// Appends a tag as the youngest; an earlier entry of it goes.
     pub(super) fn push(&mut self, tag: u64, value: T) {
+        // A tag that comes again is the youngest, whatever it was.
         self.take(tag);
         let ghost = Ghost { tag, value, before: self.youngest, after: NONE };
         let at = self.ghosts.insert(ghost);

@@ -56,6 +56,7 @@ impl Hazard {
 
     fn touch(&mut self, event: &Event<'_>) {
         self.clock = event.request;
+        // A second touch by one request is no reuse.
         let Some(class) = self.directory.touch(event) else { return };
         self.set_state(event, class, self.clock);
         if self.clock / PERIOD != self.updates {
@@ -102,6 +103,7 @@ impl Policy for Hazard {
     }
 
     fn head(&self, keys: &mut dyn DoubleEndedIterator<Item = Key>, now: Nanos) -> Option<Key> {
+        // A rate may rise or fall with age: both ends are candidates, all in between would cost O(n).
         let first = keys.next()?;
         let Some(last) = keys.next_back() else { return Some(first) };
         let entry = |key: Key| key.entry(u64::from(self.states.get(key.id).class));

@@ -79,6 +79,7 @@ impl Lirs {
         }
         self.hot.insert(state.key(id));
         let mut cooled = Vec::new();
+        // Deeper blocks of one request cool first: leaves can leave, inner blocks cannot.
         while self.hot.len() > self.most_hot() {
             let Some((_, _, oldest)) = self.hot.pop_first() else { break };
             let state = self.states.get(oldest);
@@ -111,6 +112,7 @@ impl Policy for Lirs {
     }
 
     fn on_resident(&mut self, event: &Event<'_>) -> Vec<BlockId> {
+        // Until there are enough hot blocks every new one is hot; later its ghost decides.
         let ghost = self.ghosts.take(event.tag);
         let hot = self.hot.len() < self.most_hot() || ghost.is_some_and(|then| self.recent(then));
         self.record(event, hot)
@@ -119,6 +121,7 @@ impl Policy for Lirs {
     fn on_hit(&mut self, event: &Event<'_>) -> Vec<BlockId> {
         let state = self.states.take(event.facts.id);
         let hot = state.hot || self.hot.len() < self.most_hot() || self.recent(state.used);
+        // Its key has the old request.
         if state.hot {
             self.hot.remove(&state.key(event.facts.id));
         }

@@ -31,12 +31,12 @@ impl RestorePath<'_> {
     /// How much later the request is ready if block `at` has gone one tier down.
     fn loss(&self) -> Nanos {
         let (at, end) = (u64::from(self.facts.block), u64::from(self.facts.session_blocks));
-        let ready = |stand: u64| {
+        let ready = |resident: u64| {
             let above = match self.facts.reload.here {
                 0 => 0,
-                load => self.stretch(0, 0, stand, Some(load)),
+                load => self.stretch(0, 0, resident, Some(load)),
             };
-            self.stretch(above, stand, end.max(at + 1), self.facts.reload.below)
+            self.stretch(above, resident, end.max(at + 1), self.facts.reload.below)
         };
         ready(at).saturating_sub(ready(at + 1))
     }
@@ -48,7 +48,7 @@ impl RestorePath<'_> {
         let blocks = to - from;
         let Some(load) = load else { return computed(blocks) };
         let loaded = |k: u64| load.saturating_mul(blocks - k);
-        // What is computed grows with k and what is loaded falls: the best is beside the crossing.
+        // The computed part grows with k and the loaded one falls: the best is beside the crossing.
         let (mut lo, mut hi) = (0, blocks);
         while lo < hi {
             let middle = u64::midpoint(lo, hi);
@@ -70,6 +70,7 @@ impl RestorePath<'_> {
             self.cost.compute_ns(first + from * reload.tokens, (to - from) * reload.tokens)
         };
         match price {
+            // The curve has no price: the block is computed between two spans.
             Some(price) if (from..to).contains(&at) => {
                 let own = self.cost.priced_ns(price, reload.tokens);
                 span(from, at).saturating_add(own).saturating_add(span(at + 1, to))
@@ -113,14 +114,14 @@ mod tests {
     use crate::policy::{Facts, Policy, Reload};
     use crate::time::Nanos;
 
-    /// The plan of a whole path of which the first `stand` blocks stand on the tier, block by block;
+    /// The plan of a whole path of which the first `resident` blocks are on the tier, block by block;
     /// by the planner, and by trying every choice.
-    fn planned(facts: &Facts, cost: &CostModel, stand: u32) -> Nanos {
+    fn planned(facts: &Facts, cost: &CostModel, resident: u32) -> Nanos {
         let Reload { tokens, here, below } = facts.reload;
         let steps: Vec<Step> = (0..facts.session_blocks)
             .map(|block| Step {
                 compute: cost.compute_ns(u64::from(block) * tokens, tokens),
-                source: match (block < stand, here, below) {
+                source: match (block < resident, here, below) {
                     (true, 0, _) => Source::Here { ready: 0 },
                     (true, time, _) => Source::Load { lane: 0, time, from: 0 },
                     (false, _, Some(time)) => Source::Load { lane: 1, time, from: 0 },

@@ -113,9 +113,11 @@ impl S3Fifo {
         let mut passed = Vec::new();
         while let Some(&(id, turn)) = self.small.front() {
             let state = self.states.get(id);
+            // The oldest unused block is the queue's next victim: the hand waits there.
             if state.turn == turn && state.queue == Fifo::Small {
                 break;
             }
+            // Used, or stale: it was evicted since.
             self.small.pop_front();
             if state.turn == turn && state.queue == Fifo::Used {
                 self.length += 1;
@@ -139,6 +141,7 @@ impl S3Fifo {
                 self.enter_main(id, S3State { uses: state.uses - 1, ..state });
                 passed.push(id);
             }
+            // With uses left, as a hint may evict it, the hand goes round once for each.
             if evicted.uses == 0 {
                 return passed;
             }
@@ -197,6 +200,7 @@ impl Policy for S3Fifo {
                 self.used.insert((state.turn, event.facts.id));
                 S3State { uses: (state.uses + 1).min(MOST_USES), ..state }
             }
+            // One use is enough to move on; it moves when the hand comes to it.
             _ => S3State { queue: Fifo::Used, ..state },
         };
         self.states.set(event.facts.id, state);
@@ -219,6 +223,7 @@ impl Policy for S3Fifo {
             self.selected = self.selected.saturating_sub(1);
             return self.pass_main(state);
         }
+        // Only the small queue leaves ghosts: blocks of the main one had their second chance.
         self.ghosts.push(tag, ());
         self.ghosts.truncate(self.capacity);
         self.pass_small()

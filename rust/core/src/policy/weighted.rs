@@ -15,6 +15,7 @@ impl Policy for Weighted {
         let Facts { layers, model_layers, departure, .. } = *facts;
         let base = facts.price_or(cost.base(facts.context));
         let layer_weight = match facts.layer {
+            // On a tier with layer slots one layer leaves at a time.
             Some(layer) => layer_weight(layer, model_layers, departure),
             None => layers_weight(layers, model_layers, departure),
         };

@@ -18,6 +18,9 @@ use rustc_hash::FxHashMap;
 
 use crate::block::{MoveId, NO_SLOT, Slot};
 
+/// Rows of layer slots per page.
+const PAGE: usize = 64;
+
 /// Slot allocator of one tier.
 #[derive(Clone, Debug)]
 pub struct Space {
@@ -29,7 +32,10 @@ pub struct Space {
     /// Draining slots that are not granted yet, lowest first.
     unclaimed: BTreeSet<Slot>,
     layers: u16,
-    rows: Vec<Slot>,
+    /// Rows of layer slots, in pages of [`PAGE`] rows.
+    rows: Vec<Box<[Slot]>>,
+    /// One behind the highest row ever used.
+    bound: u32,
     free_rows: Vec<u32>,
 }
 
@@ -54,6 +60,7 @@ impl Space {
             unclaimed: BTreeSet::new(),
             layers: if layer_slots { layers } else { 0 },
             rows: Vec::new(),
+            bound: 0,
             free_rows: Vec::new(),
         }
     }
@@ -194,25 +201,28 @@ impl Space {
 
     /// Allocates a row of layer slots, all empty.
     pub fn new_row(&mut self) -> u32 {
-        let width = usize::from(self.layers);
         if let Some(row) = self.free_rows.pop() {
             return row;
         }
-        let row = u32::try_from(self.rows.len() / width.max(1)).unwrap_or(u32::MAX);
-        self.rows.resize(self.rows.len() + width, NO_SLOT);
-        row
+        // A vector that doubles would take up to twice the room, and copy all rows.
+        if (self.bound as usize).is_multiple_of(PAGE) {
+            self.rows.push(vec![NO_SLOT; PAGE * usize::from(self.layers)].into_boxed_slice());
+        }
+        self.bound += 1;
+        self.bound - 1
     }
 
     /// The slots of a row, one per layer.
     #[must_use]
     pub fn row(&self, row: u32) -> &[Slot] {
-        let width = usize::from(self.layers);
-        &self.rows[row as usize * width..(row as usize + 1) * width]
+        let (width, at) = (usize::from(self.layers), row as usize % PAGE);
+        &self.rows[row as usize / PAGE][at * width..(at + 1) * width]
     }
 
     /// Sets one layer's slot.
     pub fn set(&mut self, row: u32, layer: u16, slot: Slot) {
-        self.rows[row as usize * usize::from(self.layers) + usize::from(layer)] = slot;
+        let at = row as usize % PAGE * usize::from(self.layers) + usize::from(layer);
+        self.rows[row as usize / PAGE][at] = slot;
     }
 
     /// Frees a row, whose slots must be taken out of it.

@@ -11,15 +11,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
-
 use crate::block::{BlockId, LeaseId};
 use crate::policy::Needs;
 use crate::scope::ScopeId;
 use crate::visits;
 
 use crate::manager::Manager;
+use crate::manager::request::session_lengths::SessionLengths;
 
 /// A session's number.
 pub(in crate::manager) type SessionId = u64;
@@ -56,8 +54,7 @@ pub(in crate::manager) struct Sessions {
     tips: BTreeSet<(BlockId, u64, SessionId)>,
     /// Blocks in which more sessions without a lease end than may.
     crowded: BTreeSet<BlockId>,
-    /// Of the sessions through a block, each length and how many have it, the shortest first.
-    through: FxHashMap<BlockId, SmallVec<[(u32, u32); 2]>>,
+    lengths: SessionLengths,
     next: SessionId,
     ends: u64,
 }
@@ -172,7 +169,7 @@ impl Sessions {
 
     /// Whether there is none.
     pub(in crate::manager) fn is_empty(&self) -> bool {
-        self.all.is_empty() && self.through.is_empty()
+        self.all.is_empty() && self.lengths.is_empty()
     }
 
     /// The session of that name.
@@ -202,7 +199,7 @@ impl Sessions {
 
     /// The length of the shortest session through a block: its position weighs most there.
     pub(in crate::manager) fn shortest(&self, block: BlockId) -> Option<u32> {
-        Some(self.through.get(&block)?.first()?.0)
+        self.lengths.shortest(block)
     }
 
     /// The last living block of a session's path.
@@ -245,42 +242,19 @@ impl Sessions {
     ) -> Vec<BlockId> {
         let same = old.iter().zip(new).take_while(|(a, b)| a == b).count();
         let mut changed = Vec::new();
-        let ends = old[same..].iter().map(|&block| (block, Some(before), None));
-        let stays = new[..same].iter().map(|&block| (block, Some(before), Some(length)));
-        let begins = new[same..].iter().map(|&block| (block, None, Some(length)));
-        for (block, less, more) in ends.chain(stays).chain(begins) {
-            let lengths = self.through.entry(block).or_default();
-            visits::note(lengths.len());
-            let shortest = lengths.first().map(|known| known.0);
-            if let Some(length) = more {
-                match lengths.binary_search_by_key(&length, |known| known.0) {
-                    Ok(at) => lengths[at].1 += 1,
-                    Err(at) => lengths.insert(at, (length, 1)),
-                }
-            }
-            let less = less.map(|less| lengths.binary_search_by_key(&less, |known| known.0));
-            if let Some(Ok(at)) = less {
-                lengths[at].1 -= 1;
-                if lengths[at].1 == 0 {
-                    lengths.remove(at);
-                }
-            }
-            if lengths.first().map(|known| known.0) != shortest {
-                changed.push(block);
-            }
-            if lengths.is_empty() {
-                self.through.remove(&block);
-            }
-        }
+        let (before, length) = (Some(before), Some(length));
+        self.lengths.change(&old[same..], before, None, &mut changed);
+        self.lengths.change(&new[..same], before, length, &mut changed);
+        self.lengths.change(&new[same..], None, length, &mut changed);
         changed
     }
 
     /// Blocks that follow each other are gone, with all behind them; sessions that ended there end in
     /// the block before.
     pub(in crate::manager) fn forget(&mut self, blocks: Range<BlockId>, parent: Option<BlockId>) {
-        if !self.through.is_empty() {
+        if !self.lengths.is_empty() {
             for block in blocks.clone() {
-                self.through.remove(&block);
+                self.lengths.forget(block);
             }
         }
         while let Some(&(tip, ended, id)) =

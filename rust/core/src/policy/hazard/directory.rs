@@ -74,6 +74,7 @@ impl Directory {
             let slot = self.slot(touch);
             let Touch { at, class, .. } = self.ring[slot];
             let lasted = age(at, event.request);
+            // The same request again.
             if lasted == 0 {
                 return None;
             }
@@ -91,6 +92,7 @@ impl Directory {
         if slot == self.ring.len() {
             self.ring.push(touch);
         } else {
+            // A full ring. An open lifetime is the latest of its tag, which is now unknown.
             let old = std::mem::replace(&mut self.ring[slot], touch);
             if old.lasted == OPEN {
                 self.latest.remove(&old.tag);
@@ -110,6 +112,7 @@ impl Directory {
             let mut at = self.trails[b].max(oldest);
             while at < self.touches {
                 let Touch { at: then, lasted, class, .. } = self.ring[self.slot(at)];
+                // The ring is in order of time: all behind it are too young as well.
                 if u64::from(age(then, clock)) < start(b) {
                     break;
                 }

@@ -84,6 +84,7 @@ pub(super) fn learn(classes: &[Counts]) -> Vec<Rates> {
     }
     let hazard = |class: usize, b: usize| {
         let (own, group) = (&classes[class], &groups[group_of(class)]);
+        // The constants keep empty classes finite.
         let widest = (all.ended[b] + 0.5) / (all.reached[b] + all.ended[b].min(1.0) + 10.0);
         let wide = (group.ended[b] + PRIOR * widest) / (group.reached[b] + PRIOR);
         let hazard = (own.ended[b] + PRIOR * wide) / (own.reached[b] + PRIOR);
@@ -98,6 +99,7 @@ fn worth(hazard: &Rates) -> Rates {
     std::array::from_fn(|from| {
         let (mut alive, mut uses, mut time, mut best) = (1.0, 0.0, 0.0, 0.0_f64);
         for (b, h) in hazard.iter().enumerate().skip(from) {
+            // Two of the lowest buckets have the same first age, and one of them is empty.
             let width = start(b + 1) - start(b);
             if width > 0 {
                 uses += alive * h;
