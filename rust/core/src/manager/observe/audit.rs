@@ -64,7 +64,7 @@ impl Manager {
         for scope in leased.chain(self.hints.awaited().map(|(scope, _)| scope)) {
             *held.entry(scope).or_default() += 1;
         }
-        broken.extend(self.scopes.audit(&self.blocks.trie(), held));
+        broken.extend(self.scopes.audit(self.blocks.trie(), held));
     }
 
     fn audit_blocks(&self, broken: &mut Vec<String>) {
@@ -272,17 +272,17 @@ impl Manager {
                 hold(slot);
             }
         }
-        let spare = space.spare();
-        let mut told = places.len() as u64;
-        for range in &spare {
-            told += range.len() as u64;
+        let ranges = space.spare();
+        let mut counted = places.len() as u64;
+        for range in &ranges {
+            counted += range.len() as u64;
             places.range_mut(range.clone()).for_each(|(_, places)| *places += 1);
         }
-        let twice = spare.windows(2).find(|pair| pair[0].end > pair[1].start);
+        let twice = ranges.windows(2).find(|pair| pair[0].end > pair[1].start);
         let wrong: Vec<_> = places.iter().filter(|(_, places)| **places != 1).take(3).collect();
-        if !wrong.is_empty() || twice.is_some() || told != u64::from(space.capacity()) {
+        if !wrong.is_empty() || twice.is_some() || counted != u64::from(space.capacity()) {
             broken.push(format!(
-                "tier '{}' accounts for {told} of {} slots, wrong: {wrong:?}, free twice: {twice:?}",
+                "tier '{}' accounts for {counted} of {} slots, wrong: {wrong:?}, free twice: {twice:?}",
                 this.spec.kind.name(),
                 space.capacity()
             ));

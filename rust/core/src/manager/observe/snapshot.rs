@@ -21,7 +21,7 @@ impl Manager {
 
     fn write_snapshot(&self, out: &mut String) -> std::fmt::Result {
         for (id, scope) in self.scopes.all() {
-            if !self.scopes.in_use(id, &self.blocks.trie()) {
+            if !self.scopes.in_use(id, self.blocks.trie()) {
                 // The next call forgets it.
                 continue;
             }

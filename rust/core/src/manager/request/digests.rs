@@ -18,7 +18,7 @@ impl Manager {
     #[must_use]
     pub fn strangers(&self) -> (usize, usize) {
         let living =
-            self.scopes.all().filter(|&(id, _)| self.scopes.in_use(id, &self.blocks.trie()));
+            self.scopes.all().filter(|&(id, _)| self.scopes.in_use(id, self.blocks.trie()));
         (living.count(), self.scopes.digests.len())
     }
 
