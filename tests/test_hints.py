@@ -57,7 +57,7 @@ def test_an_answer_says_how_far_a_hint_reaches():
     serve(manager, tokens(2), now=1)
     [reply] = manager.hint([Retain(tokens=tokens(3), priority=70)], now=2)
     assert (reply.answer, reply.blocks, reply.left) == ("deferred", 2, 1)
-    assert reply.reason == "1 blocks are not there yet"
+    assert reply.reason == "1 blocks are not cached yet"
     assert "deferred" in repr(reply)
     serve(manager, tokens(4), now=3)
     assert priorities(manager, tokens(4), 4) == [70, 70, 70, 35]

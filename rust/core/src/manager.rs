@@ -258,12 +258,12 @@ impl Manager {
     /// Settings, lanes' rates and counters stay; the lanes are idle.
     ///
     /// # Errors
-    /// [`Error::Config`] while a lease is held or a move is under way.
+    /// [`Error::Config`] while a lease is held or a move is in flight.
     pub fn reset(&mut self) -> Result<()> {
         self.open()?;
         if !self.leases.is_empty() || !self.moves.is_empty() {
             return Err(Error::config(format!(
-                "reset with {} leases held and {} moves under way",
+                "reset with {} leases held and {} moves in flight",
                 self.leases.len(),
                 self.moves.len()
             )));

@@ -58,6 +58,7 @@ impl Manager {
         };
         let run = victim.run();
         self.count_eviction((tier, run.clone(), layers), reason, cause, now);
+        // A tail holds nothing but its slots: no layer ranges, no moves, no partial copies.
         if idle {
             self.vacate_run(tier, run, fate == Fate::Drop);
             return;
@@ -93,6 +94,7 @@ impl Manager {
         // The eviction of another victim may have linked it again.
         self.tiers[tier].eviction.unlink(blocks.end - 1);
         self.blocks.evict_run(tier, blocks.clone());
+        // A policy with state follows every block, deepest first as if evicted one by one.
         if self.feed.events {
             for block in blocks.clone().rev() {
                 self.on_residency(tier, block);
@@ -103,6 +105,7 @@ impl Manager {
             }
         }
         self.attend_all(tier, blocks.clone().rev());
+        // `apply` puts the tail's slices into the ghost table.
         if last_copy {
             self.forget(blocks, before);
         }

@@ -1,9 +1,16 @@
-//! Hints: who leaves first, what comes up, what goes down, because somebody knows the future.
+//! Hints: what users know of the future ranks, loads and demotes blocks.
 //!
-//! What is said is kept in side tables, so that blocks that no hint names cost nothing. Invariant: a
-//! block's band on a tier follows from the strongest living claim, from the tier's share of retained
-//! blocks and from the tenant's quota, and every entry is linked in its band; nothing but a lease
-//! pins. Cost: O(log n) per block that a hint names, comes or goes; O(log n) per claim that ends.
+//! Hints live in side tables, so that blocks without any cost nothing. Invariant: a block's band on
+//! a tier follows from its strongest living claim, the tier's share of retained blocks and the
+//! tenant's quota, and every entry is linked in its band; hints pin nothing. Cost: O(log n) per
+//! hinted block, and per hinted block that arrives or is evicted; O(log n) per claim that expires.
+//! A retain hint:
+//!
+//! ```text
+//! hint --block cached------------> claim --strongest, share left--> retained: higher band
+//!   |                                | expired, withdrawn, block removed --> no claim
+//!   +--not cached yet--> pending ----+ once the block is committed
+//! ```
 
 mod bands;
 mod claims;
@@ -33,18 +40,18 @@ use claims::Claims;
 use pending::PendingHints;
 use quotas::Quotas;
 
-/// All that was said.
+/// Side tables of hints.
 #[derive(Debug)]
 pub(super) struct Hints {
     claims: Claims,
     pending: PendingHints,
     quotas: Quotas,
-    /// Per tier the blocks that are retained there, and how many may be.
-    kept: Vec<(BTreeSet<BlockId>, u64)>,
-    /// Blocks on their way down more than one tier, and where to.
+    /// Blocks retained on each tier, and how many may be.
+    retained: Vec<(BTreeSet<BlockId>, u64)>,
+    /// Blocks in flight down more than one tier, with their destination.
     demoting: BTreeMap<BlockId, TierId>,
-    /// The owner who is nobody in particular.
-    nobody: Arc<str>,
+    /// The owner of hints without one.
+    anonymous: Arc<str>,
 }
 
 impl Hints {
@@ -59,9 +66,9 @@ impl Hints {
             claims: Claims::default(),
             pending: PendingHints::default(),
             quotas: Quotas::default(),
-            kept: tiers.iter().map(|tier| (BTreeSet::new(), most(tier))).collect(),
+            retained: tiers.iter().map(|tier| (BTreeSet::new(), most(tier))).collect(),
             demoting: BTreeMap::new(),
-            nobody: Arc::from(""),
+            anonymous: Arc::from(""),
         }
     }
 
@@ -69,27 +76,27 @@ impl Hints {
     pub(super) fn all_normal(&self) -> bool {
         self.claims.is_empty()
             && self.quotas.is_empty()
-            && self.kept.iter().all(|(kept, _)| kept.is_empty())
+            && self.retained.iter().all(|(retained, _)| retained.is_empty())
     }
 
-    /// The scopes that waiting hints hold, and the contents that wait.
+    /// The scopes that pending hints hold, with their contents.
     pub(super) fn awaited(&self) -> impl Iterator<Item = (ScopeId, &[Token])> {
         self.pending.contents()
     }
 
-    /// Whether nothing is said of any block, nor waits for one.
+    /// Whether no block has a hint, demotion or pending hint.
     pub(super) fn is_empty(&self) -> bool {
         self.claims.is_empty() && self.demoting.is_empty() && !self.pending.awaited()
     }
 
     fn owner(&self, name: Option<&str>) -> Arc<str> {
-        name.map_or_else(|| self.nobody.clone(), Arc::from)
+        name.map_or_else(|| self.anonymous.clone(), Arc::from)
     }
 }
 
 impl Manager {
-    /// Takes hints and says what became of each: all are looked at before the first one counts. Without
-    /// any it ends those whose time has come.
+    /// Takes hints and returns a reply to each; all are checked before the first one counts.
+    /// Without any it only ends expired ones.
     ///
     /// # Errors
     /// [`Error::Config`] for a hint that says nothing sensible; nothing has changed then.
@@ -104,14 +111,14 @@ impl Manager {
         }
         let now = self.tick(now);
         let replies = hints.iter().map(|hint| self.take_hint(hint, now)).collect();
-        self.leave_ended();
+        self.free_ended();
         if !hints.is_empty() {
             self.write_ahead(now);
         }
         Ok(replies)
     }
 
-    /// How much a block is wanted, by the strongest hint that lives.
+    /// The priority of a block, by its strongest living hint.
     ///
     /// # Errors
     /// [`Error::Config`] if the block is not cached.
@@ -120,23 +127,24 @@ impl Manager {
         Ok(self.hints.claims.priority(self.resolve(block)?))
     }
 
-    /// The blocks of a sequence that are known, whether they are of use now or not.
+    /// The blocks of a sequence in the trie, resident or not.
     ///
     /// # Errors
     /// [`Error::Config`] for a scope or tokens that cannot be.
     pub fn known(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Handle>> {
         self.open()?;
         self.check_named(scope, tokens)?;
-        Ok(self.blocks.trie().handles(&self.there(scope, tokens)))
+        Ok(self.blocks.trie().handles(&self.cached_path(scope, tokens)))
     }
 
     /// How many blocks of a tier are retained, and how many may be.
     #[must_use]
     pub fn retained(&self, tier: TierId) -> (u64, u64) {
-        let (kept, most) = &self.hints.kept[tier];
-        (kept.len() as u64, *most)
+        let (retained, most) = &self.hints.retained[tier];
+        (retained.len() as u64, *most)
     }
 
+    /// Fails for a hint that could never be obeyed.
     fn check_hint(&self, hint: &Hint) -> Result<()> {
         match hint {
             Hint::Retain(retain) => self.check_retain(retain),
@@ -147,6 +155,7 @@ impl Manager {
             Hint::Prefetch { target, tier, .. } => {
                 self.check_target(target)?;
                 self.check_tier(*tier)?;
+                // The last tier has none below to load from, the first none above to demote from.
                 self.check_way(*tier, *tier == self.last(), "below")
             }
             Hint::Demote { target, tier } => {
@@ -166,6 +175,7 @@ impl Manager {
         }
     }
 
+    /// Fails if a tier is the `end` of the hierarchy in the direction of the hint.
     fn check_way(&self, tier: TierId, end: bool, side: &str) -> Result<()> {
         if end {
             let name = self.tiers[tier].spec.kind.name();
@@ -197,6 +207,7 @@ impl Manager {
         self.scopes.find(scope).map(drop)
     }
 
+    /// Obeys one hint that was checked.
     fn take_hint(&mut self, hint: &Hint, now: Nanos) -> HintReply {
         match hint {
             Hint::Retain(retain) => self.retain(retain, now),
@@ -211,10 +222,10 @@ impl Manager {
         }
     }
 
-    /// The blocks that a target names and that are there, first to last.
-    fn named(&self, target: &Target) -> std::result::Result<Vec<BlockId>, String> {
+    /// The cached blocks of a hint's target, first to last.
+    fn target_path(&self, target: &Target) -> std::result::Result<Vec<BlockId>, String> {
         match target {
-            Target::Tokens { tokens, scope } => Ok(self.there(scope, tokens)),
+            Target::Tokens { tokens, scope } => Ok(self.cached_path(scope, tokens)),
             Target::Lease(id) => match self.leases.get(id) {
                 None => Err(format!("lease {id} is not held")),
                 Some(lease) if lease.suspended() => Err(format!("lease {id} is suspended")),
@@ -227,12 +238,13 @@ impl Manager {
         }
     }
 
-    /// The session of that name in a scope.
+    /// The session of a name in a scope.
     fn session(&self, name: &str, scope: &Scope) -> Option<SessionId> {
         self.sessions.find(self.scopes.find(scope).ok()??, name)
     }
 
-    fn there(&self, scope: &Scope, tokens: &[Token]) -> Vec<BlockId> {
+    /// The cached blocks of a sequence.
+    fn cached_path(&self, scope: &Scope, tokens: &[Token]) -> Vec<BlockId> {
         let mut path = Vec::new();
         if let Ok(Some(id)) = self.scopes.find(scope) {
             let content = self.scopes.digests.content(scope, 0, tokens);
@@ -241,83 +253,87 @@ impl Manager {
         path
     }
 
-    /// Hints that wait no more need their scopes and digests no more.
-    fn leave_ended(&mut self) {
+    /// Frees the scopes and digests of pending hints that have ended.
+    fn free_ended(&mut self) {
         for (scope, content) in self.hints.pending.take_ended() {
             self.scopes.let_go(scope);
             self.scopes.digests.free(&content);
         }
     }
 
-    /// A block is gone, and so is what was said of it.
+    /// Drops the hints of a block that leaves the trie.
     pub(super) fn forget_hints(&mut self, block: BlockId, parent: Option<BlockId>) {
         self.hints.claims.forget(block);
         self.hints.demoting.remove(&block);
+        // Sequences that waited behind it wait behind its parent again.
         if self.hints.pending.awaited() {
             let scope = self.node(block).scope;
-            self.hints.pending.gone(scope, block, parent);
+            self.hints.pending.removed(scope, block, parent);
         }
     }
 
-    /// A lease has ended.
+    /// Drops the pending hints of a lease that ended.
     pub(super) fn forget_lease_hints(&mut self, scope: ScopeId, id: LeaseId) {
         self.hints.pending.end_lease(scope, id);
     }
 
-    /// What a store keeps of what is said of a block: the strongest.
-    pub(super) fn wanted_of(&self, block: BlockId, now: Nanos) -> Option<Wanted> {
+    /// The hint that a store keeps with a block: its strongest claim.
+    pub(super) fn stored_hint(&self, block: BlockId, now: Nanos) -> Option<Wanted> {
         let (priority, until) = self.hints.claims.strongest(block)?;
+        // An expired claim is not worth a record.
         let ttl = until.map_or(Nanos::MAX, |until| until.saturating_sub(now));
         (ttl > 0).then_some(Wanted { priority, ttl })
     }
 
-    /// What a store has kept holds again, in nobody's name, unless something newer is said.
-    pub(super) fn want_again(&mut self, block: BlockId, wanted: Wanted, now: Nanos) {
+    /// Restores a hint that a store retained, as one without owner, unless there is a newer one.
+    pub(super) fn restore_hint(&mut self, block: BlockId, wanted: Wanted, now: Nanos) {
         let Wanted { priority, ttl } = wanted;
+        // A new claim is newer than the stored hint.
         if self.hints.claims.claimed(block) {
             return;
         }
+        // Only a release has that priority without an end.
         if priority == claims::RELEASED && ttl == Nanos::MAX {
             self.hints.claims.release(block);
         } else {
             let until = (ttl < Nanos::MAX).then(|| now.saturating_add(ttl));
-            let nobody = self.hints.nobody.clone();
+            let anonymous = self.hints.anonymous.clone();
             let scope = self.node(block).scope;
-            self.hints.claims.claim((scope, block), &nobody, priority, until);
+            self.hints.claims.claim((scope, block), &anonymous, priority, until);
         }
         self.reband(block);
     }
 
-    /// Whether a block of the path of a leaf-only scope is missing, so that the rest is of no use.
+    /// Whether a missing block of a path makes those behind it useless.
     fn breaks(&self, block: BlockId) -> bool {
         self.structure(block) == Structure::LeafOnly
     }
 
-    /// The state of all hints, for comparison.
+    /// Writes the state of all hints, for comparison.
     pub(super) fn write_hints(&self, out: &mut String) -> std::fmt::Result {
         use std::fmt::Write;
         writeln!(out, "{:?}", self.hints)
     }
 
-    /// What is broken in the side tables.
+    /// Checks the side tables.
     pub(super) fn audit_hints(&self, broken: &mut Vec<String>) {
         let hints = &self.hints;
         broken.extend(hints.claims.audit(self.clock.last()));
         let alive = |block| self.blocks.trie().alive(block);
         broken.extend(hints.pending.audit(alive, |lease| self.leases.contains_key(&lease)));
         let named = hints.claims.blocks().chain(hints.demoting.keys().copied());
-        let gone = named.filter(|&block| !self.blocks.trie().alive(block));
-        broken.extend(gone.map(|block| format!("block {block} is gone and hinted")));
-        for (tier, (kept, most)) in hints.kept.iter().enumerate() {
-            let wrong = kept.iter().find(|&&block| {
+        let removed = named.filter(|&block| !self.blocks.trie().alive(block));
+        broken.extend(removed.map(|block| format!("block {block} left the trie and is hinted")));
+        for (tier, (retained, most)) in hints.retained.iter().enumerate() {
+            let wrong = retained.iter().find(|&&block| {
                 !self.blocks.trie().alive(block)
                     || self.residency(tier, block).state == State::Absent
                     || hints.claims.priority(block) <= NORMAL
             });
-            if kept.len() as u64 > *most || wrong.is_some() {
+            if retained.len() as u64 > *most || wrong.is_some() {
                 broken.push(format!(
                     "tier {tier} retains {} blocks of {most}, wrongly {wrong:?}",
-                    kept.len()
+                    retained.len()
                 ));
             }
         }
@@ -342,7 +358,7 @@ fn rejected(reason: impl Into<String>) -> HintReply {
     HintReply { answer: Answer::Rejected, blocks: 0, left: 0, reason: reason.into() }
 }
 
-/// Refuses a priority above the highest.
+/// Fails for a priority above the highest.
 fn check_priority(name: &str, priority: Priority) -> Result<()> {
     if priority > HIGHEST {
         return Err(Error::config(format!("{name} is {priority}, 0 to {HIGHEST} wanted")));

@@ -48,6 +48,7 @@ impl ContentKeys {
     /// Drops the key of a block that was removed: its id may be used for another.
     pub(super) fn forget(&mut self, block: BlockId) {
         self.kept.remove(&block);
+        // The place may have been taken by another block since.
         if let Some(place) = self.recent.get_mut(block as usize % RECENT)
             && place.is_some_and(|(whose, _)| whose == block)
         {
@@ -68,7 +69,7 @@ mod tests {
     proptest! {
         /// Against a map of all keys: no wrong key is returned, and every sixteenth is.
         #[test]
-        fn it_tells_no_key_that_is_not_the_blocks(
+        fn a_cached_key_is_its_blocks(
             steps in prop::collection::vec((0_u32..5000, 0_u32..40, 0_u8..4), 1..200),
         ) {
             let (mut keys, mut all) = (ContentKeys::default(), BTreeMap::new());

@@ -160,7 +160,7 @@ impl Manager {
         (self.queue.len(), self.moves.len())
     }
 
-    /// The predicted first-layer and last-layer ready times of moves under way; a move that has
+    /// The predicted first-layer and last-layer ready times of moves in flight; a move that has
     /// ended is ready now.
     ///
     /// # Errors
@@ -196,7 +196,7 @@ impl Manager {
     }
 
     /// Adds a move between ends that are already busy, and returns its predicted times.
-    #[expect(clippy::inline_always, reason = "a convoy's moves: a tenth of what offloading takes")]
+    #[expect(clippy::inline_always, reason = "a batch of moves: a tenth of what offloading takes")]
     #[inline(always)]
     pub(super) fn enter(
         &mut self,
@@ -268,6 +268,7 @@ impl Manager {
             handed: now,
         });
         self.meter.tier(dst.0).moves += 1;
+        // Executors wait for `after` only, so a move with a second dependency is held back here.
         if turn.is_some() {
             self.queue.push_back(id);
         } else {
@@ -314,7 +315,7 @@ impl Manager {
                 self.refresh_on(tier, block);
             }
             (End::PrivateSlot(private), _) => {
-                self.private_slots.get_mut(private).expect("a living own slot").busy += 1;
+                self.private_slots.get_mut(private).expect("a living private slot").busy += 1;
             }
             _ => {}
         }
@@ -333,6 +334,7 @@ impl Manager {
         let first = times.clone().map(|m| m.first).min().unwrap_or(0);
         let ready = times.map(|m| m.ready).max().unwrap_or(0);
         self.blocks.alter(tier, block, |here| here.state = State::Arriving);
+        // The first layers to arrive: later loads of the block extend the same arrival.
         if self.arrival(tier, block).is_none() {
             let arrival = Arrival::new(have, MoveIds::new(), first, ready);
             self.blocks.attach_arrival(tier, block, arrival);
@@ -360,6 +362,7 @@ impl Manager {
         layers: Layers,
     ) -> Vec<Layers> {
         let ends = [Some(src), Some(dst), transit];
+        // A slot of one layer takes one move per layer, whatever the other end has.
         if ends.into_iter().flatten().any(|tier| self.tiers[tier].spec.layer_slots) {
             layers.iter().map(|layer| Layers::new(layer, layer + 1)).collect()
         } else {

@@ -43,9 +43,11 @@ impl Manager {
     /// The layers of a block that are resident on a tier or in flight to it.
     pub(super) fn expected(&self, tier: TierId, block: BlockId) -> Layers {
         let here = self.residency(tier, block);
+        // A bad copy has layers that no request can use.
         if here.state != State::Arriving {
             return here.usable();
         }
+        // Layers of a failed arrival are not promised to any request.
         match self.arrival(tier, block) {
             Some(arrival) if !arrival.failed => arrival.target,
             _ => here.have,
@@ -190,6 +192,7 @@ impl Manager {
         structure: Structure,
     ) -> Range<BlockId> {
         let (all, here) = (self.holds_all(tier), &self.blocks.table(tier));
+        // Nothing of the run is on the tier, so nothing of it has an entry there.
         if !all && here.none_present(run.clone()) {
             return run.end..run.end;
         }
@@ -217,12 +220,14 @@ impl Manager {
         }
         let wanted = (alive && self.evictable(tier, block))
             .then(|| self.entry(tier, block, self.residency(tier, block).have));
+        // Most blocks of a path have no entry before and after.
         if known.is_none() && wanted.is_none() {
             return;
         }
         let band = self.band(tier, block);
         if known != wanted || (known.is_some() && self.tiers[tier].eviction.band(block) != band) {
             let index = &mut self.tiers[tier].eviction;
+            // An entry's value or band is part of its place in the index: link it anew.
             if known.is_some() {
                 index.unlink(block);
             }
@@ -251,6 +256,7 @@ impl Manager {
         self.blocks.change_values(path, |run, node| {
             node.access = stamp(now);
             node.uses = node.uses.saturating_add(1);
+            // On one tier only a block that was not pinned has an entry to refresh.
             if node.refs == 0 || !single {
                 runs.push(run);
             }
@@ -320,6 +326,7 @@ impl Manager {
     ) {
         let Known { root, seed, .. } = *self.scopes.get(node.scope);
         let known = path.len();
+        // New blocks may continue with the use counts that they had before eviction.
         if self.feed.has_ghosts() {
             let (mut rest, mut last) = (tokens, parent);
             // Blocks of one use count share a run.
@@ -381,6 +388,7 @@ impl Manager {
         for &block in self.subtree(block).iter().rev() {
             for tier in 0..self.tiers.len() {
                 let moving = self.arrival(tier, block).is_some_and(|a| !a.moves.is_empty());
+                // A move that touches the copy ends first, and sweeps again.
                 if self.residency(tier, block).busy == 0 && !moving {
                     self.drop_copy(tier, block, Cause::Failed);
                 }
@@ -405,6 +413,7 @@ impl Manager {
     pub(super) fn prune(&mut self, block: BlockId) {
         let mut next = Some(block);
         while let Some(block) = next {
+            // Another call has removed it, and its ancestors with it if possible.
             if !self.blocks.trie().alive(block) {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Reports: figures, events, explanations, the audit of all invariants.
+//! Observation: counters, events, explanations, snapshots and the audit of all invariants.
 
 pub(super) mod audit;
 pub(super) mod explain;

@@ -109,7 +109,7 @@ impl Settings {
                     tier.retained_share
                 )));
             }
-            // A tier that keeps whole blocks could not give single layers to the tier below.
+            // A tier that keeps blocks in one slot could not give single layers to the tier below.
             if tier.layer_slots && at > 0 && !tiers[at - 1].layer_slots {
                 return Err(Error::config(format!(
                     "tier '{name}' has layer_slots, so '{}' above it must have them too",

@@ -166,7 +166,7 @@ fn the_match_ends_before_an_absent_block_unless_holes_are_tolerated() {
     // In a leaf-only scope such a hole cannot be made.
     let mut strict = Rig::new(settings(tiers()));
     strict.mark(&prompt, HOST);
-    strict.refused("stand behind it in a leaf-only scope", clear);
+    strict.refused("children need it in a leaf-only scope", clear);
 }
 
 #[test]

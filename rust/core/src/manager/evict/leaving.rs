@@ -22,6 +22,7 @@ impl Manager {
     /// The leaving copies of a block on a tier, the lowest layers first.
     pub(in crate::manager) fn leaving(&self, tier: TierId, block: BlockId) -> Leaving {
         let mut leaving = Leaving::new();
+        // Nothing is written below the last tier, so no copy is ever leaving it.
         if tier == self.last() {
             return leaving;
         }
@@ -47,6 +48,7 @@ impl Manager {
         leaving: &Leaving,
     ) -> Option<Layers> {
         let here = self.residency(tier, block);
+        // Layers that arrive, or that cannot be read, do not join with those that leave.
         if leaving.is_empty() || !matches!(here.state, State::Absent | State::Resident) {
             return None;
         }
@@ -85,7 +87,7 @@ impl Manager {
     pub(in crate::manager) fn reclaim(&mut self, block: BlockId) {
         for (id, leaves) in self.leaving(0, block) {
             self.blocks.undrain(0, leaves.slot);
-            let flight = self.moves.get_mut(id).expect("under way");
+            let flight = self.moves.get_mut(id).expect("in flight");
             (flight.from, flight.leaves) = (End::Here, None);
             self.make_resident(block, leaves);
         }

@@ -145,6 +145,7 @@ impl EvictionSet {
 
     /// Whether a block leaves with a tail.
     fn in_tail(&self, tier: TierId, block: BlockId) -> bool {
+        // The latest tail is looked at most, so it is kept outside the map.
         if self.latest_tail.0 == tier && self.latest_tail.1.contains(&block) {
             return true;
         }
@@ -189,6 +190,7 @@ impl Manager {
 
     /// Keeps the memory of a set for the next one, unless it is large.
     fn keep(&mut self, mut set: Box<EvictionSet>) {
+        // One large eviction must not keep its memory for all later small ones.
         if set.victims.len() > MANY || set.taken.len() > MANY {
             return;
         }
@@ -217,6 +219,7 @@ impl Manager {
         let there = |&(tier, units): &(TierId, u64)| {
             units == 0 || units + self.transit_reserve(tier) <= self.blocks.space(tier).takeable()
         };
+        // The usual case before a tier is full: no set is made.
         if wanted.iter().all(there) {
             return Ok(());
         }
@@ -233,6 +236,7 @@ impl Manager {
                     break;
                 }
             }
+            // The set is carried out only once every tier has its room.
             if refused.is_none() {
                 self.apply(&set, now);
                 self.keep(set);
@@ -279,6 +283,7 @@ impl Manager {
                 self.tiers[tier].eviction.unlink(entry.id);
             }
             self.prefetch_parent(tier, run);
+            // The decision for one block serves a run's tail, where nothing tells its blocks apart.
             if self.evict_tail(set, tier, entry, wanted, now) {
                 set.settled.push((tier, entry.id));
                 next = self.expose(set, tier, wanted, now);
@@ -386,7 +391,7 @@ impl Manager {
             return rest;
         }
         if let Some(&more) = set.added.get(&(tier, block)) {
-            // A victim may come back as a copy from above: `can_write` removes what remained of it.
+            // A victim may be written back from above: `can_write` removes what remained of it.
             return more;
         }
         // Bad layers cannot be read, but their slots can be freed.
@@ -397,6 +402,7 @@ impl Manager {
     }
 
     fn usable_view(&self, set: &EvictionSet, tier: TierId, block: BlockId) -> Layers {
+        // A bad copy serves no request, so it does not make another one clean.
         if self.residency(tier, block).state == State::Bad {
             Layers::NONE
         } else {
@@ -421,10 +427,12 @@ impl Manager {
             return;
         }
         let out = self.next_out(tier, block, have);
+        // The dirty layers are not one range, so no store can write them.
         let Some(dirty) = self.dirty(set, tier, block, out) else {
             self.drop_whole(set, tier, block, have);
             return;
         };
+        // Another tier has the same layers.
         if dirty.is_empty() {
             self.add_victim(set, Victim::one(tier, block, out, Fate::Clean));
             return;
@@ -491,10 +499,13 @@ impl Manager {
         }
         let below = tier + 1;
         let there = self.view(set, below, block);
+        // New layers cannot join bad ones, nor slots that a failed move may still write.
         if self.residency(below, block).state == State::Bad || self.stuck(below, block) {
             return false;
         }
+        // A tier keeps one range of layers per block.
         let Some(joined) = there.join(dirty) else { return false };
+        // A store whose layers no request could use would push out useful ones.
         if !self.saves_compute(joined, |other| self.usable_view(set, other, block)) {
             return false;
         }
@@ -507,8 +518,9 @@ impl Manager {
             }
         }
         // A slot that holds part of the block has room for the rest.
-        let whole = !self.tiers[below].spec.layer_slots;
-        let units = if whole && !there.is_empty() { 0 } else { self.units(below, dirty) };
+        let one_slot = !self.tiers[below].spec.layer_slots;
+        let units = if one_slot && !there.is_empty() { 0 } else { self.units(below, dirty) };
+        // Recursion: victims of the tier below are decided in the same set.
         if !self.room(set, below, units, now) {
             return false;
         }
@@ -527,12 +539,14 @@ impl Manager {
         out: Layers,
     ) -> bool {
         let preview = set.preview.is_some_and(|(at, _)| at == tier);
+        // Holes leave their children usable; a preview decides on one tier only.
         if preview || self.structure(block) == Structure::Holes {
             self.add_victim(set, Victim::one(tier, block, out, Fate::Drop));
             return true;
         }
-        // Where room must be made, a whole subtree may go; otherwise a block with children stays.
+        // Where room must be made, a subtree may go; otherwise a block with children stays.
         let dropped = if set.dropping { self.subtree(block) } else { vec![block] };
+        // A descendant in use keeps its ancestors.
         if !dropped.iter().all(|&block| self.droppable(set, block, &dropped)) {
             return false;
         }
@@ -567,13 +581,12 @@ impl Manager {
             && ahead
             && self.node(block).refs == 0
             && self.blocks.trie().children(block).all(|child| {
-                dropped.contains(&child)
-                    || (self.node(child).refs == 0 && self.is_evicted(set, child))
+                dropped.contains(&child) || (self.node(child).refs == 0 && self.absent(set, child))
             })
     }
 
-    /// Whether a block is resident nowhere in the set's view, nor in flight.
-    fn is_evicted(&self, set: &EvictionSet, block: BlockId) -> bool {
+    /// Whether a block is absent from every tier in the set's view, and not in flight.
+    fn absent(&self, set: &EvictionSet, block: BlockId) -> bool {
         // Previewed victims stay where they are.
         let stays =
             set.preview.is_some_and(|(at, _)| self.residency(at, block).state != State::Absent);
@@ -600,6 +613,7 @@ impl Manager {
             u64::from(rest.is_empty())
         };
         set.spare[tier] += freed;
+        // The rest of the block is a candidate again, at the price of its next layers.
         if !rest.is_empty() {
             let entry = self.entry(tier, block, rest);
             self.put_in(set, tier, entry);
@@ -608,6 +622,7 @@ impl Manager {
         // The policy learns of the victim in order, as if it had been evicted already.
         let band = self.band(tier, block);
         self.tiers[tier].eviction.select(block, band);
+        // Without its last child on the tier a leaf-only parent becomes a victim.
         if self.structure(block) == Structure::LeafOnly
             && let Some(parent) = self.blocks.trie().parent(block)
             && let Some(entry) = self.exposed(set, tier, parent, false)

@@ -48,6 +48,7 @@ impl Manager {
         blocks: Range<BlockId>,
         now: Nanos,
     ) {
+        // Block by block where some are below already, refused, or not idle.
         if !self.writes_through(tier) || self.write_batch(tier, &blocks, now) {
             return;
         }
@@ -60,6 +61,7 @@ impl Manager {
     /// is left to do.
     fn write_batch(&mut self, tier: TierId, blocks: &Range<BlockId>, now: Nanos) -> bool {
         let below = tier + 1;
+        // All are resident below already.
         if (below..self.tiers.len())
             .any(|at| self.blocks.table(at).all_fully_resident(blocks.clone()))
         {
@@ -70,6 +72,7 @@ impl Manager {
             && self.blocks.table(tier).all_idle(blocks.clone())
             && (below..self.tiers.len())
                 .all(|at| self.blocks.table(at).none_present(blocks.clone()));
+        // Blocks of one run share uses and scope, so the first decides for all.
         if !plain || !self.worth_writing(tier, blocks.start) {
             return plain;
         }
@@ -123,6 +126,7 @@ impl Manager {
         for lower in below..self.tiers.len() {
             dirty = dirty.and_then(|left| left.without(self.expected(lower, block)));
         }
+        // Nothing to write, or dirty layers on both sides of clean ones.
         let Some(dirty) = dirty.filter(|dirty| !dirty.is_empty()) else { return };
         self.forget_bad_copies(block);
         let there = self.residency(below, block);
@@ -145,6 +149,7 @@ impl Manager {
         // A clean victim above the last tier costs nothing: its bytes are below.
         let costs = |v: &Victim| v.tier == self.last() || !matches!(v.fate, Fate::Clean);
         let young = |v: &Victim| self.node(v.block).access > younger;
+        // A flush must not evict a younger block for an older one.
         if !fits || set.victims.iter().any(|v| costs(v) && young(v)) {
             self.abandon(&set);
             return;
@@ -163,6 +168,7 @@ impl Manager {
         now: Nanos,
     ) {
         let each = self.tiers[tier].spec.layer_slots;
+        // Without layer slots one slot serves all layers, and one move copies them.
         let layers = if each { dirty } else { Layers::new(dirty.lo, dirty.lo + 1) };
         let slots: SmallVec<[Slot; 1]> = match source {
             Some(private) => {
@@ -219,6 +225,7 @@ impl Manager {
         for tier in 0..self.tiers.len() {
             let ours = tier > 0 || !self.engine_owned();
             let straight = self.writes(tier) && self.transit(tier, tier + 1).is_none();
+            // An engine evicts from its own tier; writes through host would need transit slots.
             if self.tiers[tier].spec.free_low > 0.0 && ours && straight {
                 self.write_ahead_on(tier, now);
             }
@@ -250,6 +257,7 @@ impl Manager {
     /// Evicts a set's victims below `tier`; those on `tier` itself it only writes.
     fn carry_out_below(&mut self, set: &EvictionSet, tier: TierId, now: Nanos) {
         for victim in &set.victims {
+            // Below the tier the victims make room for the copies, so they must go.
             if victim.tier > tier {
                 self.evict(victim, set.cause, now);
             } else if let (true, Fate::Demote(dirty)) = (victim.tier == tier, victim.fate) {

@@ -1,9 +1,9 @@
-//! Which band a block is in on a tier: by what is said of it, by what the tier retains already, by
-//! what its tenant holds.
+//! Bands: ranks blocks on a tier by their hints, the tier's retained blocks and their tenant's
+//! quota.
 //!
-//! Invariant: a tier retains no block that does not stand there and at most its share, and a quota
-//! counts exactly what stands there of its tenant. Cost: O(log n) per block and tier; O(blocks of
-//! the tenant) to set a quota.
+//! Invariant: a tier retains only resident blocks and at most its share, and a quota counts exactly
+//! its tenant's resident blocks. Cost: O(log n) per block and tier; O(blocks of the tenant) to set
+//! a quota.
 
 use crate::block::{BlockId, TierId};
 use crate::hint::{Answer, Band, HintReply, NORMAL, Share};
@@ -15,19 +15,23 @@ use super::rejected;
 use crate::manager::Manager;
 
 impl Manager {
-    /// Where a block stands among the others of a tier.
+    /// The band of a block on a tier.
     pub(in crate::manager) fn band(&self, tier: TierId, block: BlockId) -> Band {
+        // Without hints no table is read: this runs for every link.
         if self.hints.all_normal() {
             return Band::NORMAL;
         }
         let mut priority = self.hints.claims.priority(block);
-        if priority > NORMAL && !self.hints.kept[tier].0.contains(&block) {
+        // A claim beyond the tier's share waits in the normal band.
+        if priority > NORMAL && !self.hints.retained[tier].0.contains(&block) {
             priority = NORMAL;
         }
         Band { priority, share: self.tenant_share(tier, block) }
     }
 
+    /// The quota number of a block's tenant on a tier; 0 without a quota.
     pub(super) fn tenant_share(&self, tier: TierId, block: BlockId) -> Share {
+        // A removed block has no scope any more.
         if self.hints.quotas.is_empty() || !self.blocks.trie().alive(block) {
             return 0;
         }
@@ -48,32 +52,34 @@ impl Manager {
         }
     }
 
-    /// A block's presence on a tier or what is said of it has changed: whether it is retained there,
-    /// and what its tenant holds. Its entry is to be refreshed. Returns whether the tier retains as
-    /// many blocks as it may, and so not this one.
+    /// Updates the retained set and the quota's count after a block's residency on a tier or its
+    /// claims changed; the caller refreshes its entry. Returns whether the tier retains too many
+    /// blocks to retain this one.
     pub(in crate::manager) fn attend(&mut self, tier: TierId, block: BlockId) -> bool {
         if self.hints.all_normal() {
             return false;
         }
-        let stands =
+        let resident =
             self.blocks.trie().alive(block) && self.residency(tier, block).state != State::Absent;
-        let wanted = stands && self.hints.claims.priority(block) > NORMAL;
-        let (kept, most) = &mut self.hints.kept[tier];
-        let full = kept.len() as u64 >= *most && !kept.contains(&block);
+        let wanted = resident && self.hints.claims.priority(block) > NORMAL;
+        let (retained, most) = &mut self.hints.retained[tier];
+        let full = retained.len() as u64 >= *most && !retained.contains(&block);
+        // A block that leaves the tier, or loses its claim, makes room for another.
         if !wanted {
-            kept.remove(&block);
+            retained.remove(&block);
         } else if !full {
-            kept.insert(block);
+            retained.insert(block);
         }
         let share = self.tenant_share(tier, block);
         if share > 0 {
-            let excess = self.hints.quotas.count(share, tier, block, stands);
+            let excess = self.hints.quotas.count(share, tier, block, resident);
             self.tiers[tier].eviction.exceed(share, excess);
         }
         wanted && full
     }
 
-    /// What is said of a block has changed. Returns whether some tier may retain no more blocks.
+    /// Updates a block on all tiers after its claims changed. Returns whether some tier may retain
+    /// no more.
     pub(super) fn reband(&mut self, block: BlockId) -> bool {
         let mut clipped = false;
         for tier in 0..self.tiers.len() {
@@ -83,13 +89,14 @@ impl Manager {
         clipped
     }
 
-    /// A request uses blocks: they are not over, and may be retained where there was no room for them.
-    /// Their entries are to be refreshed.
+    /// Takes released blocks back that a request uses, and retains those for which there was no
+    /// room before. The caller refreshes their entries.
     pub(in crate::manager) fn used_again(&mut self, path: &[BlockId]) {
         if self.hints.claims.is_empty() && self.hints.demoting.is_empty() {
             return;
         }
         for &block in path {
+            // A block in use must not go further down.
             self.hints.demoting.remove(&block);
             self.hints.claims.used(block);
             for tier in 0..self.tiers.len() {
@@ -98,13 +105,13 @@ impl Manager {
         }
     }
 
-    /// Time has passed: what was said for so long is over.
+    /// Ends the claims and pending hints that have expired.
     pub(in crate::manager) fn expire_hints(&mut self, now: Nanos) {
         while let Some(block) = self.hints.claims.expire(now) {
             self.reband(block);
         }
         self.hints.pending.expire(now);
-        self.leave_ended();
+        self.free_ended();
     }
 
     /// The blocks of all scopes of a tenant.
@@ -128,6 +135,7 @@ impl Manager {
         clippy::cast_sign_loss,
         reason = "a share of at most one of a capacity below 2^32"
     )]
+    /// Sets or ends a tenant's quota on a tier.
     pub(super) fn set_quota(
         &mut self,
         tenant: &[u8],
@@ -144,6 +152,7 @@ impl Manager {
             Some(most) => Some(self.hints.quotas.bound(tenant, tier, most)),
             None => self.hints.quotas.unbound(tenant, tier),
         };
+        // Only ending a quota can fail: there may be none.
         let Some(number) = number else { return rejected("the tenant has no quota there") };
         for &block in &mine {
             self.attend(tier, block);

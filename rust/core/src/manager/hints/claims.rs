@@ -1,10 +1,10 @@
-//! What owners say about blocks: the side table of hinted blocks.
+//! Claims: a table of the priorities that owners give to blocks.
 //!
 //! An owner belongs to a scope, as blocks do, and has at most one claim on a block; the strongest
-//! claim counts. A block that was released carries a mark of no owner, which any claim outweighs.
-//! Invariant: every claim is listed under its owner, by its strength and, if it ends, under its end.
-//! Cost: O(log claims) each, however many owners a block has; about 300 bytes per claim, and nothing
-//! for blocks without one. With a block all that is said of it goes, claim by claim.
+//! claim counts. A released block has a mark without owner, weaker than any claim. Invariant: every
+//! claim is listed under its owner, by its strength and, if it ends, under its end. Cost: O(log
+//! claims) each, however many owners a block has; about 300 bytes per claim, none for blocks
+//! without one. The claims of a block that leaves the trie are removed one by one.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,66 +19,67 @@ use crate::visits;
 /// The priority of a block that was released.
 pub(in crate::manager) const RELEASED: Priority = 0;
 
-/// What one owner says about one block: how much it is wanted, and until when.
+/// Claim of one owner on one block: a priority, and when it ends.
 type Claim = (Priority, Option<Nanos>);
 
-/// The greatest is the strongest; of equals what lasts longest.
+/// Sort key of claims: the greatest is the strongest; of equals the one that lasts longest.
 fn strength((priority, until): Claim) -> (Priority, Nanos) {
     (priority, until.unwrap_or(Nanos::MAX))
 }
 
-/// The strongest first.
+/// Sort key that lists the strongest first.
 type Rank = Reverse<(Priority, Nanos)>;
 
-/// Before the strength of any claim.
+/// Lower bound of all ranks of a block.
 const STRONGEST: Rank = Reverse((Priority::MAX, Nanos::MAX));
 
+/// Hinted block.
 #[derive(Clone, Debug, Default)]
-struct Said {
-    /// Whose block it is, and whose owners these are.
+struct HintedBlock {
+    /// Scope of the block and of its owners.
     scope: ScopeId,
     /// The strongest claim.
     first: Option<Claim>,
     released: bool,
 }
 
-/// All claims.
+/// Claims by block and owner, with their indexes.
 #[derive(Clone, Debug, Default)]
 pub(in crate::manager) struct Claims {
-    said: BTreeMap<BlockId, Said>,
+    hinted: BTreeMap<BlockId, HintedBlock>,
     all: BTreeMap<(BlockId, Arc<str>), Claim>,
-    /// The same, those of a block by strength.
+    /// Index of a block's claims by strength.
     ranks: BTreeSet<(BlockId, Rank, Arc<str>)>,
     owners: BTreeMap<ScopeId, BTreeMap<Arc<str>, BTreeSet<BlockId>>>,
     ends: BTreeSet<(Nanos, BlockId, Arc<str>)>,
 }
 
 impl Claims {
-    /// Whether nothing was said about any block.
+    /// Whether no block is hinted.
     pub(in crate::manager) fn is_empty(&self) -> bool {
-        self.said.is_empty()
+        self.hinted.is_empty()
     }
 
-    /// How much a block is wanted.
+    /// The priority of a block.
     pub(in crate::manager) fn priority(&self, block: BlockId) -> Priority {
         self.strongest(block).map_or(NORMAL, |(priority, _)| priority)
     }
 
-    /// The strongest thing said about a block, and when that ends; of equals what lasts longest.
+    /// The strongest claim on a block; of equals the one that lasts longest.
     pub(in crate::manager) fn strongest(
         &self,
         block: BlockId,
     ) -> Option<(Priority, Option<Nanos>)> {
-        let said = self.said.get(&block)?;
-        said.first.or_else(|| said.released.then_some((RELEASED, None)))
+        let hinted = self.hinted.get(&block)?;
+        hinted.first.or_else(|| hinted.released.then_some((RELEASED, None)))
     }
 
     /// Whether an owner has a claim on a block.
     pub(in crate::manager) fn claimed(&self, block: BlockId) -> bool {
-        self.said.get(&block).is_some_and(|said| said.first.is_some())
+        self.hinted.get(&block).is_some_and(|hinted| hinted.first.is_some())
     }
 
-    /// An owner says how much a block is wanted, instead of what it said before.
+    /// Sets an owner's claim on a block, which replaces an earlier one.
     pub(in crate::manager) fn claim(
         &mut self,
         (scope, block): (ScopeId, BlockId),
@@ -88,10 +89,10 @@ impl Claims {
     ) {
         self.withdraw(block, owner);
         let claim = (priority, until);
-        let said = self.said.entry(block).or_default();
-        said.scope = scope;
-        if said.first.is_none_or(|first| strength(first) < strength(claim)) {
-            said.first = Some(claim);
+        let hinted = self.hinted.entry(block).or_default();
+        hinted.scope = scope;
+        if hinted.first.is_none_or(|first| strength(first) < strength(claim)) {
+            hinted.first = Some(claim);
         }
         self.all.insert((block, owner.clone()), claim);
         self.ranks.insert((block, Reverse(strength(claim)), owner.clone()));
@@ -102,7 +103,7 @@ impl Claims {
         }
     }
 
-    /// An owner says nothing about a block any more. Returns whether it had.
+    /// Removes an owner's claim on a block. Returns whether there was one.
     pub(in crate::manager) fn withdraw(&mut self, block: BlockId, owner: &Arc<str>) -> bool {
         let key = (block, owner.clone());
         let Some(claim) = self.all.remove(&key) else { return false };
@@ -114,42 +115,44 @@ impl Claims {
         let rank = (block, Reverse(strength(claim)), owner);
         self.ranks.remove(&rank);
         let owner = rank.2;
-        let said = self.said.get_mut(&block).expect("it has a claim");
-        if let Some(owners) = self.owners.get_mut(&said.scope) {
+        let hinted = self.hinted.get_mut(&block).expect("it has a claim");
+        if let Some(owners) = self.owners.get_mut(&hinted.scope) {
             if let Some(blocks) = owners.get_mut(&owner) {
                 blocks.remove(&block);
                 if blocks.is_empty() {
                     owners.remove(&owner);
                 }
             }
+            // Empty maps are removed at once, so that memory follows the claims.
             if owners.is_empty() {
-                self.owners.remove(&said.scope);
+                self.owners.remove(&hinted.scope);
             }
         }
-        if said.first.map(strength) == Some(strength(claim)) {
+        // The next in the index by strength takes its place.
+        if hinted.first.map(strength) == Some(strength(claim)) {
             let rest = self.ranks.range((block, STRONGEST, owner)..).next();
-            said.first = rest.filter(|rest| rest.0 == block).map(|rest| {
+            hinted.first = rest.filter(|rest| rest.0 == block).map(|rest| {
                 let Reverse((priority, until)) = rest.1;
                 (priority, (until < Nanos::MAX).then_some(until))
             });
         }
-        if said.first.is_none() && !said.released {
-            self.said.remove(&block);
+        if hinted.first.is_none() && !hinted.released {
+            self.hinted.remove(&block);
         }
         true
     }
 
-    /// Nobody wants a block any more, until it is used again.
+    /// Marks a block as released, until it is used again.
     pub(in crate::manager) fn release(&mut self, block: BlockId) {
-        self.said.entry(block).or_default().released = true;
+        self.hinted.entry(block).or_default().released = true;
     }
 
-    /// A block is used, so that it was not released for good. Returns whether it had been.
+    /// Removes the mark of a block that is used. Returns whether it had one.
     pub(in crate::manager) fn used(&mut self, block: BlockId) -> bool {
-        let Some(said) = self.said.get_mut(&block) else { return false };
-        let released = std::mem::take(&mut said.released);
-        if said.first.is_none() {
-            self.said.remove(&block);
+        let Some(hinted) = self.hinted.get_mut(&block) else { return false };
+        let released = std::mem::take(&mut hinted.released);
+        if hinted.first.is_none() {
+            self.hinted.remove(&block);
         }
         released
     }
@@ -160,12 +163,12 @@ impl Claims {
         blocks.map_or_else(Vec::new, |blocks| blocks.iter().copied().collect())
     }
 
-    /// A block is gone, and what was said about it.
+    /// Removes the claims and the mark of a block that leaves the trie.
     pub(in crate::manager) fn forget(&mut self, block: BlockId) {
-        let Some(said) = self.said.get_mut(&block) else { return };
-        said.released = false;
-        let none = said.first.is_none();
-        // What stands behind the block is another one's.
+        let Some(hinted) = self.hinted.get_mut(&block) else { return };
+        hinted.released = false;
+        let none = hinted.first.is_none();
+        // The next owner of the block follows its predecessor in the table's order.
         let mut owner: Arc<str> = Arc::from("");
         while let Some((key, _)) = self.all.range((block, owner)..).next()
             && key.0 == block
@@ -174,11 +177,11 @@ impl Claims {
             self.withdraw(block, &owner);
         }
         if none {
-            self.said.remove(&block);
+            self.hinted.remove(&block);
         }
     }
 
-    /// Ends one claim whose time has come, and names its block.
+    /// Removes one claim that has expired, and returns its block.
     pub(in crate::manager) fn expire(&mut self, now: Nanos) -> Option<BlockId> {
         let (until, block, owner) = self.ends.first()?.clone();
         if until > now {
@@ -188,19 +191,19 @@ impl Claims {
         Some(block)
     }
 
-    /// All blocks about which something was said.
+    /// All hinted blocks.
     pub(in crate::manager) fn blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
-        self.said.keys().copied()
+        self.hinted.keys().copied()
     }
 
-    /// What is broken in the table itself.
+    /// Checks the indexes.
     pub(in crate::manager) fn audit(&self, now: Nanos) -> Vec<String> {
         let mut broken = Vec::new();
         let mut first: BTreeMap<BlockId, (Priority, Nanos)> = BTreeMap::new();
         for ((block, owner), &claim) in &self.all {
             let most = first.entry(*block).or_insert_with(|| strength(claim));
             *most = strength(claim).max(*most);
-            let scope = self.said.get(block).map(|said| said.scope);
+            let scope = self.hinted.get(block).map(|hinted| hinted.scope);
             let mine = scope.and_then(|scope| self.owners.get(&scope)?.get(owner));
             let listed = mine.is_some_and(|all| all.contains(block))
                 && self.ranks.contains(&(*block, Reverse(strength(claim)), owner.clone()));
@@ -209,15 +212,15 @@ impl Claims {
                 broken.push(format!("'{owner}' has a claim on {block} out of order: {claim:?}"));
             }
         }
-        for (block, said) in &self.said {
-            if said.first.is_none() && !said.released {
-                broken.push(format!("block {block} is hinted by nobody"));
+        for (block, hinted) in &self.hinted {
+            if hinted.first.is_none() && !hinted.released {
+                broken.push(format!("block {block} is hinted without a claim"));
             }
-            if said.first.map(strength) != first.remove(block) {
-                broken.push(format!("block {block} has not {:?} first", said.first));
+            if hinted.first.map(strength) != first.remove(block) {
+                broken.push(format!("block {block} lacks {:?} as strongest claim", hinted.first));
             }
         }
-        broken.extend(first.keys().map(|block| format!("block {block} is claimed and not hinted")));
+        broken.extend(first.keys().map(|block| format!("block {block} is claimed and not listed")));
         let listed: usize =
             self.owners.values().flat_map(BTreeMap::values).map(BTreeSet::len).sum();
         let ends = self.all.values().filter(|claim| claim.1.is_some()).count();
@@ -242,29 +245,29 @@ mod tests {
     use crate::hint::NORMAL;
 
     proptest! {
-        /// Any list of calls, against a list of all that was ever said.
+        /// Any list of calls, against a list of all claims.
         #[test]
         fn the_strongest_living_claim_counts(
             ops in prop::collection::vec((0..5u8, 0..4u32, 0..3usize, 0..=100u8, 0..9u64), 1..80),
         ) {
             let owners: Vec<Arc<str>> = ["", "a", "b"].map(Arc::from).to_vec();
             let mut claims = Claims::default();
-            let mut said: Vec<(u32, usize, u8, Option<u64>)> = Vec::new();
+            let mut list: Vec<(u32, usize, u8, Option<u64>)> = Vec::new();
             let mut released = [false; 4];
             for (now, (kind, block, owner, priority, ttl)) in (0..).zip(ops) {
                 while claims.expire(now).is_some() {}
-                said.retain(|claim| claim.3.is_none_or(|until| until > now));
+                list.retain(|claim| claim.3.is_none_or(|until| until > now));
                 match kind {
                     0 | 1 => {
                         let until = (ttl > 0).then_some(now + ttl);
                         claims.claim((block % 2, block), &owners[owner], priority, until);
-                        said.retain(|claim| (claim.0, claim.1) != (block, owner));
-                        said.push((block, owner, priority, until));
+                        list.retain(|claim| (claim.0, claim.1) != (block, owner));
+                        list.push((block, owner, priority, until));
                     }
                     2 => {
-                        let known = said.iter().any(|claim| (claim.0, claim.1) == (block, owner));
+                        let known = list.iter().any(|claim| (claim.0, claim.1) == (block, owner));
                         prop_assert_eq!(claims.withdraw(block, &owners[owner]), known);
-                        said.retain(|claim| (claim.0, claim.1) != (block, owner));
+                        list.retain(|claim| (claim.0, claim.1) != (block, owner));
                     }
                     3 => {
                         claims.release(block);
@@ -272,7 +275,7 @@ mod tests {
                     }
                     _ if ttl == 0 => {
                         claims.forget(block);
-                        said.retain(|claim| claim.0 != block);
+                        list.retain(|claim| claim.0 != block);
                         released[block as usize] = false;
                     }
                     _ => {
@@ -282,14 +285,14 @@ mod tests {
                 }
                 prop_assert_eq!(claims.audit(now), Vec::<String>::new());
                 for block in 0..4 {
-                    let mine = said.iter().filter(|claim| claim.0 == block);
+                    let mine = list.iter().filter(|claim| claim.0 == block);
                     let strongest = mine.map(|claim| claim.2).max();
                     let rest = if released[block as usize] { RELEASED } else { NORMAL };
                     prop_assert_eq!(claims.priority(block), strongest.unwrap_or(rest));
                 }
                 for (at, owner) in owners.iter().enumerate() {
                     for scope in 0..2 {
-                        let mine = said.iter().filter(|claim| (claim.0 % 2, claim.1) == (scope, at));
+                        let mine = list.iter().filter(|claim| (claim.0 % 2, claim.1) == (scope, at));
                         let mut mine: Vec<u32> = mine.map(|claim| claim.0).collect();
                         mine.sort_unstable();
                         prop_assert_eq!(claims.of(scope, owner), mine);

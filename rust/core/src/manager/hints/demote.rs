@@ -1,8 +1,8 @@
-//! Taking blocks down before their slots are needed.
+//! Demotion hints: evict blocks to a lower tier before their slots are needed.
 //!
-//! A step leads one tier down; a block that is to go further goes on when its step has ended.
-//! Invariant: nothing is dropped for it: what cannot be written stays. Cost: O(log n) per block and
-//! step; while blocks are on their way down further, those are looked at after each completion.
+//! A demotion moves a block one tier down; one that is to go further continues when its store has
+//! ended. Invariant: no copy is dropped for it: a block that cannot be written stays. Cost: O(log
+//! n) per block and tier; each completion visits the blocks that have further to go.
 
 use std::cmp::Reverse;
 
@@ -16,25 +16,27 @@ use crate::manager::Manager;
 use crate::manager::evict::set::Fate;
 use crate::manager::kinds::Cause;
 
-/// How a block stands to where it should go.
+/// State of a demotion.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Descent {
-    /// Nothing of it stands above.
-    Down,
-    /// It goes there, or waits for what is under way.
-    Going,
-    /// It stays: somebody holds it, or there is nowhere to write it.
+    /// No tier above the destination has any of its layers.
+    Below,
+    /// A move or a child keeps it for now: it continues once that has ended.
+    InFlight,
+    /// It stays: it is pinned, or no tier below can take it.
     Stays,
 }
 
 impl Manager {
+    /// Demotes the blocks of a target, children first.
     pub(super) fn lower_path(&mut self, target: &Target, to: TierId, now: Nanos) -> HintReply {
-        let path = match self.named(target) {
+        let path = match self.target_path(target) {
             Ok(path) => path,
             Err(reason) => return rejected(reason),
         };
         let mut blocks = 0;
         for &block in path.iter().rev() {
+            // Room for a block demoted before it may have cost this one its last copy.
             if self.blocks.trie().alive(block) {
                 blocks += u64::from(self.lower(block, to, now) != Descent::Stays);
             }
@@ -43,13 +45,13 @@ impl Manager {
         let (answer, reason) = match (blocks, left) {
             (_, 0) if path.is_empty() => return rejected("no block of the path is cached"),
             (_, 0) => (Answer::Accepted, String::new()),
-            (0, _) => (Answer::Rejected, why(left)),
-            _ => (Answer::Clipped, why(left)),
+            (0, _) => (Answer::Rejected, staying(left)),
+            _ => (Answer::Clipped, staying(left)),
         };
         HintReply { answer, blocks, left, reason }
     }
 
-    /// Takes a block one step down, and notes that it is to go on.
+    /// Demotes a block one tier down, and lists it if it has further to go.
     fn lower(&mut self, block: BlockId, to: TierId, now: Nanos) -> Descent {
         self.hints.demoting.remove(&block);
         for tier in 0..to {
@@ -63,7 +65,7 @@ impl Manager {
                 }
                 _ if self.underway(tier, block) => {
                     self.hints.demoting.insert(block, to);
-                    return Descent::Going;
+                    return Descent::InFlight;
                 }
                 _ => return Descent::Stays,
             }
@@ -71,7 +73,7 @@ impl Manager {
         if !self.blocks.trie().alive(block) {
             return Descent::Stays;
         }
-        Descent::Down
+        Descent::Below
     }
 
     /// Whether a block cannot leave a tier yet, but will.
@@ -79,20 +81,22 @@ impl Manager {
         let here = self.residency(tier, block);
         let held = tier == 0 && self.node(block).refs > 0;
         let moves = here.busy > 0 || here.state == State::Arriving;
-        let behind = self.blocks.trie().children(block).any(|child| {
+        let child = self.blocks.trie().children(block).any(|child| {
             self.residency(tier, child).state != State::Absent
                 && self.hints.demoting.contains_key(&child)
         });
-        here.state != State::Bad && !held && (moves || behind)
+        here.state != State::Bad && !held && (moves || child)
     }
 
-    /// Takes all layers of a block off a tier, if none of them is lost.
+    /// Evicts all layers of a block from a tier, if none of them is lost.
     fn step_down(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
+        // With layer slots one range of layers leaves at a time.
         while self.residency(tier, block).state == State::Resident && self.evictable(tier, block) {
             let mut set = self.eviction_set_for(Cause::Hinted);
             self.choose(&mut set, tier, block, now);
             let mine = set.victims.iter().filter(|victim| victim.block == block);
             let fates: Vec<Fate> = mine.map(|victim| victim.fate).collect();
+            // A hint to demote must not drop a last copy.
             if fates.is_empty() || fates.contains(&Fate::Drop) {
                 self.abandon(&set);
                 return false;
@@ -102,7 +106,7 @@ impl Manager {
         true
     }
 
-    /// Moves have ended: what was to go further down goes on.
+    /// Continues demotions after moves have ended, children first.
     pub(in crate::manager) fn continue_demotions(&mut self, now: Nanos) {
         if self.hints.demoting.is_empty() {
             return;
@@ -111,7 +115,7 @@ impl Manager {
             self.hints.demoting.iter().map(|(&block, &to)| (block, to)).collect();
         all.sort_by_key(|&(block, _)| (Reverse(self.blocks.trie().depth(block)), block));
         for (block, to) in all {
-            // A step of another block may have ended this one.
+            // The demotion of another block may have ended this one.
             if self.hints.demoting.contains_key(&block) {
                 self.lower(block, to, now);
             }
@@ -119,6 +123,7 @@ impl Manager {
     }
 }
 
-fn why(left: u64) -> String {
+/// The reason of a reply about blocks that stay.
+fn staying(left: u64) -> String {
     format!("{left} blocks stay: they are in use, or there is nowhere to write them")
 }

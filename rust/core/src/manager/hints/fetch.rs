@@ -1,8 +1,8 @@
-//! Bringing blocks up before somebody asks for them.
+//! Prefetch hints: load blocks to a tier before a request needs them.
 //!
-//! Room is made as for a request; what is on its way cannot be given up until it has arrived, so at
-//! most a quarter of a tier is. Invariant: nothing that the path needs leaves for the rest of it.
-//! Cost: that of a request's loads.
+//! Room is made as for a request; a block in flight cannot be evicted, so at most a quarter of a
+//! tier's blocks are. Invariant: no block of the path is evicted for another. Cost: that of a
+//! request's loads.
 
 use crate::block::{BlockId, Layers, LeaseId, NO_MOVE, TierId};
 use crate::hint::{Answer, HintReply, Target};
@@ -16,21 +16,22 @@ use crate::manager::moves::NewMove;
 use crate::manager::request::path::PathBlock;
 use crate::manager::request::residency_scan::Prefill;
 
-/// One in so many slots of a tier may be taken by what is on its way unasked.
-const PART: u64 = 4;
+/// One in so many blocks of a tier may be in flight for prefetches.
+const ARRIVING_SHARE: u64 = 4;
 
-/// Nobody waits for these moves.
-const NOBODY: LeaseId = NO_MOVE;
+/// No lease waits for these moves.
+const NO_LEASE: LeaseId = NO_MOVE;
 
-/// What became of one block.
-enum Brought {
-    /// It is there or on its way.
+/// Result for one block.
+enum Fetched {
+    /// It is resident or in flight.
     Yes,
-    /// It stays where it is.
+    /// It is not loaded, for this reason.
     No(&'static str),
 }
 
 impl Manager {
+    /// Loads the blocks of a target, first to last.
     pub(super) fn prefetch(
         &mut self,
         target: &Target,
@@ -38,15 +39,16 @@ impl Manager {
         deadline: Option<Nanos>,
         now: Nanos,
     ) -> HintReply {
-        let path = match self.named(target) {
+        let path = match self.target_path(target) {
             Ok(path) => path,
             Err(reason) => return rejected(reason),
         };
         if path.is_empty() {
             return rejected("no block of the path is cached");
         }
-        let mut brought = 0;
+        let mut fetched = 0;
         let mut why = "";
+        // Pinned, so that no block is evicted for a later one.
         self.pin(&path);
         for &block in &path {
             let one = if tier == 0 {
@@ -55,9 +57,10 @@ impl Manager {
                 self.fetch(block, tier, deadline, now)
             };
             match one {
-                Brought::Yes => brought += 1,
-                Brought::No(reason) => {
+                Fetched::Yes => fetched += 1,
+                Fetched::No(reason) => {
                     why = reason;
+                    // Blocks behind a hole of a leaf-only path would be useless.
                     if self.breaks(block) {
                         break;
                     }
@@ -65,23 +68,23 @@ impl Manager {
             }
         }
         self.unpin(&path, None);
-        let left = path.len() as u64 - brought;
-        let answer = match (brought, left) {
+        let left = path.len() as u64 - fetched;
+        let answer = match (fetched, left) {
             (_, 0) => Answer::Accepted,
             (0, _) => Answer::Rejected,
             _ => Answer::Clipped,
         };
         let reason = if left > 0 { format!("{left} blocks stay: {why}") } else { String::new() };
-        HintReply { answer, blocks: brought, left, reason }
+        HintReply { answer, blocks: fetched, left, reason }
     }
 
-    /// Whether more blocks may be on their way to a tier.
+    /// Whether too many blocks are in flight to a tier already.
     fn crowded(&self, tier: TierId) -> bool {
         let arrivals = self.blocks.table(tier).arrivals() as u64;
-        (arrivals + 1) * PART > u64::from(self.tiers[tier].spec.blocks)
+        (arrivals + 1) * ARRIVING_SHARE > u64::from(self.tiers[tier].spec.blocks)
     }
 
-    /// Whether layers from a tier would be there after a deadline.
+    /// Whether layers loaded from a tier would miss a deadline.
     fn late(&self, from: TierId, layers: Layers, deadline: Option<Nanos>, now: Nanos) -> bool {
         let bytes = self.settings.layer_bytes * u64::from(layers.len());
         let ready = self.lanes.preview(self.tiers[from].read, bytes, now, layers.len()).end;
@@ -89,66 +92,70 @@ impl Manager {
     }
 
     /// Begins the loads of a block to the first tier, as a request would.
-    fn fetch_first(&mut self, block: BlockId, deadline: Option<Nanos>, now: Nanos) -> Brought {
-        if self.stands(block) {
-            return Brought::Yes;
+    fn fetch_first(&mut self, block: BlockId, deadline: Option<Nanos>, now: Nanos) -> Fetched {
+        if self.fully_resident(block) {
+            return Fetched::Yes;
         }
         let mut missing = [self.find_missing(0, block, now)];
+        // All of it is in flight for another request.
         if missing[0].lacks.is_empty() {
-            return Brought::Yes;
+            return Fetched::Yes;
         }
         self.decide_loads(&mut missing, now, Prefill::ALL);
         let [miss] = &missing;
+        // Prefetches compute nothing, so all layers must be resident below.
         if !miss.load || !miss.compute.is_empty() {
-            return Brought::No("they cannot be loaded");
+            return Fetched::No("they cannot be loaded");
         }
         if miss.loads().any(|(from, layers)| self.late(from, layers, deadline, now)) {
-            return Brought::No("they would come too late");
+            return Fetched::No("they would arrive too late");
         }
         if self.crowded(0) {
-            return Brought::No("a quarter of the tier is on its way already");
+            return Fetched::No("a quarter of the tier is in flight already");
         }
         let units = self.units(0, miss.lacks);
         let Ok(mut transit) = self.open_transit(&missing, units, now) else {
-            return Brought::No("there is no room");
+            return Fetched::No("there is no room");
         };
         let mut step = PathBlock::shared(block);
-        self.begin_load(&missing[0], &mut step, NOBODY, &mut transit, now);
+        self.begin_load(&missing[0], &mut step, NO_LEASE, &mut transit, now);
         self.close_transit(transit);
-        Brought::Yes
+        Fetched::Yes
     }
 
-    /// Begins the loads of a whole block to a lower tier, from the nearest one below it.
+    /// Begins the loads of a full block to a lower tier, from the nearest one below it.
     fn fetch(
         &mut self,
         block: BlockId,
         tier: TierId,
         deadline: Option<Nanos>,
         now: Nanos,
-    ) -> Brought {
+    ) -> Fetched {
         let all = self.all_layers();
+        // A copy above serves requests better than one here.
         if (0..=tier).any(|upper| self.expected(upper, block) == all) {
-            return Brought::Yes;
+            return Fetched::Yes;
         }
-        let whole = |from: &TierId| {
+        let full = |from: &TierId| {
             let here = self.residency(*from, block);
             here.state == State::Resident && here.have == all && self.transit(tier, *from).is_none()
         };
-        let Some(from) = (tier + 1..self.tiers.len()).find(whole) else {
-            return Brought::No("they do not stand whole on a tier that it reads from");
+        let Some(from) = (tier + 1..self.tiers.len()).find(full) else {
+            return Fetched::No("no tier that it reads from has them in full");
         };
+        // Completing a part could need layers from two tiers.
         if self.residency(tier, block).state != State::Absent {
-            return Brought::No("a part of them stands there");
+            return Fetched::No("a part of them is resident there");
         }
         if self.late(from, all, deadline, now) {
-            return Brought::No("they would come too late");
+            return Fetched::No("they would arrive too late");
         }
         if self.crowded(tier) {
-            return Brought::No("a quarter of the tier is on its way already");
+            return Fetched::No("a quarter of the tier is in flight already");
         }
         let units = self.units(tier, all);
         if self.make_room(&[(tier, units)], &[(from, block..block + 1)], now).is_err() {
-            return Brought::No("there is no room");
+            return Fetched::No("there is no room");
         }
         let row = self.blocks.take_slots(tier, self.residency(tier, block).slot, all);
         self.blocks.alter(tier, block, |here| here.slot = row);
@@ -157,7 +164,7 @@ impl Manager {
             let dst = self.slot_of(tier, block, layers.lo);
             let new = NewMove {
                 kind: MoveKind::Load,
-                lease: NOBODY,
+                lease: NO_LEASE,
                 block: Some(block),
                 src: (from, self.slot_of(from, block, layers.lo), End::Here),
                 dst: (tier, dst, End::Here),
@@ -168,6 +175,6 @@ impl Manager {
             moves.push(self.add_move(new, now));
         }
         self.expect(tier, block, all, &moves);
-        Brought::Yes
+        Fetched::Yes
     }
 }

@@ -1,10 +1,10 @@
-//! Hints about what is not cached yet: they wait for its commit.
+//! Pending hints: a table of hints about blocks that are not cached yet.
 //!
-//! Those about a lease wait with it, those about a session until it is over, and those about a
-//! sequence stand at the last of its blocks that is there and go on with each that comes. Invariant:
-//! a sequence waits at a living block, or before the first one of its scope. Cost: nothing while
-//! nothing waits; O(log wishes) per new block otherwise. Of each scope at most [`MOST`] wishes wait,
-//! over [`MOST_TOKENS`] tokens, so that none can use up another's; O(wishes of the scope) to add one.
+//! Those of a lease end with it, those of a session when it is finished; those of a sequence are
+//! anchored at its last cached block and advance with each block that is added. Invariant: an
+//! anchor is a living block, or the root of the scope. Cost: none without pending hints; O(log
+//! hints) per new block otherwise. A scope has at most [`MOST`] pending hints over [`MOST_TOKENS`]
+//! tokens, so that no scope can use up another's memory; O(hints of the scope) to add one.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,13 +16,13 @@ use crate::scope::ScopeId;
 use crate::time::Nanos;
 use crate::visits;
 
-/// So many wishes of a scope can wait.
+/// Bound of the pending hints of a scope.
 pub(in crate::manager) const MOST: usize = 4096;
 
-/// The sequences of a scope that wait have at most so many tokens in all.
+/// Bound of the tokens of a scope's pending sequences.
 pub(in crate::manager) const MOST_TOKENS: usize = 1 << 24;
 
-/// What an owner wants for the blocks of a path.
+/// Hint of an owner for the blocks of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::manager) struct PendingHint {
     pub(in crate::manager) owner: Arc<str>,
@@ -30,18 +30,19 @@ pub(in crate::manager) struct PendingHint {
     pub(in crate::manager) end: Option<u64>,
     pub(in crate::manager) priority: Priority,
     pub(in crate::manager) until: Option<Nanos>,
-    /// For blocks behind the prompt: the priority, and for how long from the commit on.
+    /// Priority of blocks behind the prompt, and its duration from the commit on.
     pub(in crate::manager) decode: Option<(Priority, Option<Nanos>)>,
 }
 
 impl PendingHint {
-    /// What it says of the block whose first token is `first`, of a prompt of so many tokens.
-    pub(in crate::manager) fn says(
+    /// The claim on the block whose first token is `first`, of a prompt of so many tokens.
+    pub(in crate::manager) fn claim_on(
         &self,
         first: u64,
         prompt: u64,
         now: Nanos,
     ) -> Option<(Priority, Option<Nanos>)> {
+        // Decoded blocks have a duration from their commit, not from the hint.
         if let (true, Some((priority, ttl))) = (first >= prompt, self.decode) {
             return Some((priority, ttl.map(|ttl| now.saturating_add(ttl))));
         }
@@ -50,25 +51,25 @@ impl PendingHint {
         (inside && alive).then_some((self.priority, self.until))
     }
 
-    /// Whether two wishes of one owner are about the same range.
+    /// Whether two hints of one owner have the same range.
     fn replaces(&self, other: &Self) -> bool {
         let range = |hint: &Self| (hint.start, hint.end);
         self.owner == other.owner && range(self) == range(other)
     }
 }
 
-/// A sequence whose blocks are not all there.
+/// Sequence whose blocks are not all cached.
 #[derive(Clone, Debug)]
 struct Sequence {
     content: Vec<Token>,
-    /// Its last block that is there.
+    /// Its last cached block.
     at: Option<BlockId>,
     hint: PendingHint,
 }
 
 type Number = u64;
 
-/// All wishes, scope by scope.
+/// Pending hints of leases, sessions and sequences, by scope.
 #[derive(Clone, Debug, Default)]
 pub(in crate::manager) struct PendingHints {
     leases: BTreeMap<(ScopeId, LeaseId), Vec<PendingHint>>,
@@ -77,25 +78,25 @@ pub(in crate::manager) struct PendingHints {
     anchors: BTreeSet<(ScopeId, Option<BlockId>, Number)>,
     ends: BTreeSet<(Nanos, ScopeId, Number)>,
     next: Number,
-    /// Tokens of the sequences of each scope that has some.
+    /// Tokens of each scope's sequences.
     tokens: BTreeMap<ScopeId, usize>,
-    /// Scopes and contents of what waits no more, until somebody asks.
+    /// Scopes and contents of ended hints, until the manager frees them.
     ended: Vec<(ScopeId, Vec<Token>)>,
 }
 
 impl PendingHints {
-    /// Whether a wish of a lease or a session waits.
+    /// Whether a lease or a session has a pending hint.
     pub(in crate::manager) fn followed(&self) -> bool {
         !self.leases.is_empty() || !self.sessions.is_empty()
     }
 
-    /// Whether a sequence waits.
+    /// Whether a sequence is pending.
     pub(in crate::manager) fn awaited(&self) -> bool {
         !self.sequences.is_empty()
     }
 
-    /// Why no further wish of a scope, with so many tokens, can wait. Those of sessions and leases
-    /// that say nothing more end.
+    /// The reason why a scope can have no further pending hint with so many tokens. Hints of
+    /// sessions and leases that can claim nothing more are removed first.
     pub(in crate::manager) fn full(
         &mut self,
         scope: ScopeId,
@@ -116,7 +117,8 @@ impl PendingHints {
         })
     }
 
-    /// Keeps those wishes of a scope's leases and sessions that `stays` names. Returns how many.
+    /// Keeps those hints of a scope's leases and sessions for which `stays` is true. Returns how
+    /// many.
     fn keep(&mut self, scope: ScopeId, stays: impl Fn(&PendingHint) -> bool) -> usize {
         let (mut kept, mut over) = (0, Vec::new());
         for (&key, pending) in self.leases.range_mut((scope, LeaseId::MIN)..=(scope, LeaseId::MAX))
@@ -130,6 +132,7 @@ impl PendingHints {
         for key in over {
             self.leases.remove(&key);
         }
+        // Session keys have no greatest name, so the range ends at the next scope.
         let mut over = Vec::new();
         let mine = (scope, String::new())..(scope.saturating_add(1), String::new());
         for (key, pending) in self.sessions.range_mut(mine) {
@@ -152,6 +155,7 @@ impl PendingHints {
         self.sequences.range(mine).map(|(&(_, number), _)| number).collect()
     }
 
+    /// Adds a hint for blocks that a lease will commit.
     pub(in crate::manager) fn follow_lease(
         &mut self,
         scope: ScopeId,
@@ -161,7 +165,8 @@ impl PendingHints {
         put(self.leases.entry((scope, id)).or_default(), hint);
     }
 
-    /// Returns whether it is the session's first: then its scope is to be held.
+    /// Adds a hint for blocks that a session will reach. Returns whether it is the session's first:
+    /// then the caller holds the scope.
     pub(in crate::manager) fn follow_session(
         &mut self,
         scope: ScopeId,
@@ -169,13 +174,13 @@ impl PendingHints {
         hint: PendingHint,
     ) -> bool {
         let pending = self.sessions.entry((scope, name.to_owned())).or_default();
-        // A wish may take the place of the only one.
+        // A replaced hint may have been the only one.
         let first = pending.is_empty();
         put(pending, hint);
         first
     }
 
-    /// The wishes about a lease and its session.
+    /// The hints of a lease and of its session.
     pub(in crate::manager) fn about(
         &self,
         id: LeaseId,
@@ -188,7 +193,7 @@ impl PendingHints {
         all
     }
 
-    /// A sequence of which the block `at` is the last one there.
+    /// Adds a hint for a sequence whose last cached block is `at`.
     pub(in crate::manager) fn await_sequence(
         &mut self,
         scope: ScopeId,
@@ -196,6 +201,7 @@ impl PendingHints {
         content: Vec<Token>,
         hint: PendingHint,
     ) {
+        // A newer hint of the owner for the same range replaces it.
         for number in self.anchored(scope, at) {
             let known = &self.sequences[&(scope, number)];
             if known.content == content && hint.replaces(&known.hint) {
@@ -212,8 +218,8 @@ impl PendingHints {
         self.sequences.insert((scope, number), Sequence { content, at, hint });
     }
 
-    /// A block came behind `parent`: the wishes about it and what follows. `before` is how many
-    /// tokens stand before it.
+    /// Takes the hints that cover a new block below `parent`, and advances them to it. `before`
+    /// tokens precede it.
     pub(in crate::manager) fn arrived(
         &mut self,
         scope: ScopeId,
@@ -226,10 +232,12 @@ impl PendingHints {
         for number in self.anchored(scope, parent) {
             let known = self.sequences.get_mut(&(scope, number)).expect("anchored");
             let rest = known.content.get(before..).unwrap_or_default();
+            // Another child: the sequence goes on waiting at the parent.
             if !rest.starts_with(tokens) {
                 continue;
             }
             pending.push(known.hint.clone());
+            // The last block of the sequence: nothing is left to wait for.
             if rest.len() == tokens.len() {
                 self.end(scope, number);
             } else {
@@ -239,8 +247,8 @@ impl PendingHints {
         pending
     }
 
-    /// A block is gone: what stood there goes back to its parent.
-    pub(in crate::manager) fn gone(
+    /// Moves the anchors of a block that leaves the trie to its parent.
+    pub(in crate::manager) fn removed(
         &mut self,
         scope: ScopeId,
         block: BlockId,
@@ -251,19 +259,19 @@ impl PendingHints {
         }
     }
 
-    /// A lease has ended.
+    /// Ends the hints of a lease.
     pub(in crate::manager) fn end_lease(&mut self, scope: ScopeId, id: LeaseId) {
         self.leases.remove(&(scope, id));
     }
 
-    /// A session is over. Returns how many wishes it had.
+    /// Ends the hints of a session. Returns how many it had.
     pub(in crate::manager) fn end_session(&mut self, scope: ScopeId, name: &str) -> usize {
         let Some(pending) = self.sessions.remove(&(scope, name.to_owned())) else { return 0 };
         self.ended.push((scope, Vec::new()));
         pending.len()
     }
 
-    /// An owner of a scope is gone. Returns how many wishes it had.
+    /// Ends the hints of an owner of a scope. Returns how many it had.
     pub(in crate::manager) fn end_owner(&mut self, scope: ScopeId, owner: &str) -> usize {
         let ended = Cell::new(0);
         self.keep(scope, |hint| {
@@ -279,8 +287,8 @@ impl PendingHints {
         ended.get() + numbers.len()
     }
 
-    /// Ends the wishes about sequences whose time has come. Those of sessions and leases say
-    /// nothing more.
+    /// Ends the hints of sequences that have expired. Those of sessions and leases just claim
+    /// nothing any more.
     pub(in crate::manager) fn expire(&mut self, now: Nanos) {
         while let Some(&(until, scope, number)) = self.ends.first() {
             if until > now {
@@ -290,22 +298,24 @@ impl PendingHints {
         }
     }
 
-    /// Takes the scopes and contents of what waits no more.
+    /// Takes the scopes and contents of ended hints.
     pub(in crate::manager) fn take_ended(&mut self) -> Vec<(ScopeId, Vec<Token>)> {
         std::mem::take(&mut self.ended)
     }
 
-    /// The scopes that sequences and sessions hold, and the contents that wait.
+    /// The scopes that sequences and sessions hold, with their contents.
     pub(in crate::manager) fn contents(&self) -> impl Iterator<Item = (ScopeId, &[Token])> {
         let sequences = self.sequences.iter().map(|(&(scope, _), known)| (scope, &*known.content));
         sequences.chain(self.sessions.keys().map(|&(scope, _)| (scope, &[][..])))
     }
 
+    /// The sequences that wait at a block.
     fn anchored(&self, scope: ScopeId, at: Option<BlockId>) -> Vec<Number> {
         let here = (scope, at, Number::MIN)..=(scope, at, Number::MAX);
         self.anchors.range(here).map(|&(_, _, number)| number).collect()
     }
 
+    /// Moves a sequence's anchor.
     fn anchor(&mut self, scope: ScopeId, number: Number, at: Option<BlockId>) {
         let known = self.sequences.get_mut(&(scope, number)).expect("it waits");
         self.anchors.remove(&(scope, known.at, number));
@@ -313,12 +323,14 @@ impl PendingHints {
         self.anchors.insert((scope, at, number));
     }
 
+    /// Ends the hint of a sequence.
     fn end(&mut self, scope: ScopeId, number: Number) {
         let Some(Sequence { content, at, hint }) = self.sequences.remove(&(scope, number)) else {
             return;
         };
         if let Some(tokens) = self.tokens.get_mut(&scope) {
             *tokens -= content.len();
+            // Rows without tokens would keep the scope in the table.
             if *tokens == 0 {
                 self.tokens.remove(&scope);
             }
@@ -330,7 +342,7 @@ impl PendingHints {
         self.ended.push((scope, content));
     }
 
-    /// What is broken, where `alive` tells living blocks and leases.
+    /// Checks the table against living blocks and leases.
     pub(in crate::manager) fn audit(
         &self,
         block: impl Fn(BlockId) -> bool,
@@ -355,12 +367,13 @@ impl PendingHints {
                 self.tokens
             ));
         }
-        let gone = self.leases.keys().filter(|&&(_, id)| !lease(id));
-        broken.extend(gone.map(|(_, id)| format!("a hint waits for lease {id}, which has ended")));
+        let ended = self.leases.keys().filter(|&&(_, id)| !lease(id));
+        broken.extend(ended.map(|(_, id)| format!("a hint waits for lease {id}, which has ended")));
         broken
     }
 }
 
+/// Adds a hint in place of one that it replaces.
 fn put(pending: &mut Vec<PendingHint>, hint: PendingHint) {
     pending.retain(|known| !hint.replaces(known));
     pending.push(hint);

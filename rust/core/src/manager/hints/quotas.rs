@@ -1,26 +1,26 @@
-//! How much of a tier tenants hold, where that is bounded.
+//! Quotas: a table of bounds per tenant and tier, with the blocks that count against them.
 //!
-//! Invariant: a quota counts exactly the blocks of its tenant that stand on its tier. Cost: O(log)
-//! per quota that is set and per block that comes or goes, whatever the number of tenants; an entry of
-//! a set for each block of a tenant with a quota.
+//! Invariant: a quota counts exactly the tenant's blocks that are resident on its tier. Cost: O(log
+//! n) to set a quota and per block that arrives or is evicted, however many tenants there are; a
+//! set entry per block of a tenant with a quota.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::block::{BlockId, TierId};
 use crate::hint::Share;
 
-/// A bound and what is held against it.
+/// Bound of one tenant on one tier, with the blocks that it has there.
 #[derive(Clone, Debug, Default)]
 struct Quota {
     most: u64,
     held: BTreeSet<BlockId>,
 }
 
-/// All quotas.
+/// Quotas by tenant and tier.
 #[derive(Clone, Debug, Default)]
 pub(in crate::manager) struct Quotas {
     shares: BTreeMap<Vec<u8>, Share>,
-    /// Numbers that a tenant had.
+    /// Numbers of tenants without a quota any more, for reuse.
     free: Vec<Share>,
     bounds: BTreeMap<(Share, TierId), Quota>,
 }
@@ -31,13 +31,13 @@ impl Quotas {
         self.bounds.is_empty()
     }
 
-    /// The number of a tenant that has a quota on a tier; 0 if it has none there.
+    /// The number of a tenant with a quota on a tier; 0 without one.
     pub(in crate::manager) fn share(&self, tenant: &[u8], tier: TierId) -> Share {
         let share = self.shares.get(tenant).copied().unwrap_or(0);
         if self.bounds.contains_key(&(share, tier)) { share } else { 0 }
     }
 
-    /// Bounds a tenant on a tier, instead of how it was bounded before. Returns its number.
+    /// Sets a tenant's bound on a tier, in place of an earlier one. Returns its number.
     pub(in crate::manager) fn bound(&mut self, tenant: &[u8], tier: TierId, most: u64) -> Share {
         let known = self.shares.get(tenant).copied();
         let share = known.unwrap_or_else(|| {
@@ -51,10 +51,11 @@ impl Quotas {
         share
     }
 
-    /// Bounds a tenant on a tier no more. Returns the number it had there.
+    /// Removes a tenant's bound on a tier. Returns the number it had there.
     pub(in crate::manager) fn unbound(&mut self, tenant: &[u8], tier: TierId) -> Option<Share> {
         let share = self.shares.get(tenant).copied()?;
         self.bounds.remove(&(share, tier))?;
+        // A number stays in use while the tenant has a quota on another tier.
         if self.bounds.range((share, 0)..=(share, TierId::MAX)).next().is_none() {
             self.shares.remove(tenant);
             self.free.push(share);
@@ -62,16 +63,17 @@ impl Quotas {
         Some(share)
     }
 
-    /// A block of a tenant stands on a tier, or not. Returns by how many blocks it holds too much.
+    /// Counts a block of a tenant as resident or not. Returns by how many blocks the bound is
+    /// exceeded.
     pub(in crate::manager) fn count(
         &mut self,
         share: Share,
         tier: TierId,
         block: BlockId,
-        stands: bool,
+        resident: bool,
     ) -> u64 {
         let Some(quota) = self.bounds.get_mut(&(share, tier)) else { return 0 };
-        if stands {
+        if resident {
             quota.held.insert(block);
         } else {
             quota.held.remove(&block);
@@ -79,13 +81,13 @@ impl Quotas {
         self.excess(share, tier)
     }
 
-    /// By how many blocks a tenant holds too much of a tier.
+    /// By how many blocks a tenant exceeds its bound on a tier.
     pub(in crate::manager) fn excess(&self, share: Share, tier: TierId) -> u64 {
         let quota = self.bounds.get(&(share, tier));
         quota.map_or(0, |quota| (quota.held.len() as u64).saturating_sub(quota.most))
     }
 
-    /// What is counted: share, tier and blocks of every quota.
+    /// Share, tier and counted blocks of every quota.
     pub(in crate::manager) fn held(
         &self,
     ) -> impl Iterator<Item = (Share, TierId, &BTreeSet<BlockId>)> {

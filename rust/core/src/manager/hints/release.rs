@@ -1,9 +1,9 @@
-//! Conversations that are over, agents that are gone: what nobody else wants leaves first.
+//! Release hints: the blocks of a finished session, a sequence or an owner are evicted first,
+//! unless another needs them.
 //!
-//! A block is wanted while a lease holds it, a session that is not over ends in it or behind it, or
-//! somebody retains it. Invariant: a block that is used again is not released any more. Cost: O(path)
-//! and the blocks behind it that are looked at, at most [`LOOKS`]; what is not looked at counts as
-//! wanted.
+//! A block is needed while a lease pins it, an unfinished session ends in it or below it, or an
+//! owner retains it. Invariant: a block that is used again is not released any more. Cost: O(path)
+//! and the descendants visited, at most [`MOST_VISITS`]; a block not visited counts as needed.
 
 use std::sync::Arc;
 
@@ -17,19 +17,20 @@ use super::rejected;
 use crate::manager::Manager;
 use crate::manager::request::session::SessionId;
 
-/// So many blocks are looked at in one call.
-const LOOKS: usize = 10_000;
+/// Bound of the blocks visited in one call.
+const MOST_VISITS: usize = 10_000;
 
-/// What was found in one call.
-struct Look {
-    /// How many leases of the session that is over hold a block.
+/// Search state of one call.
+struct Search {
+    /// References that leases of the finished session hold, by block.
     held: FxHashMap<BlockId, u32>,
-    /// Blocks that nobody wants, nor what stands behind them.
-    idle: FxHashSet<BlockId>,
+    /// Blocks that neither have users nor descendants with users.
+    unneeded: FxHashSet<BlockId>,
     left: usize,
 }
 
 impl Manager {
+    /// Obeys a release hint.
     pub(super) fn release_hint(&mut self, release: &Release) -> HintReply {
         match release {
             Release::Session { name, scope } => self.release_session(name, scope),
@@ -40,26 +41,29 @@ impl Manager {
         }
     }
 
+    /// Finishes a session and releases its blocks.
     fn release_session(&mut self, name: &str, scope: &Scope) -> HintReply {
         let Ok(Some(scope)) = self.scopes.find(scope) else {
             return rejected(format!("session '{name}' has no block and no hint"));
         };
-        let waited = self.hints.pending.end_session(scope, name);
+        let pending = self.hints.pending.end_session(scope, name);
         let mine = self.withdraw_all(scope, name);
+        // Without a path only the owner's claims are left to count.
         let Some(id) = self.sessions.find(scope, name) else {
-            if waited + mine.len() == 0 {
+            if pending + mine.len() == 0 {
                 return rejected(format!("session '{name}' has no block and no hint"));
             }
-            return told(0, mine.len() as u64);
+            return reply(0, mine.len() as u64);
         };
         let path = self.path_to(self.sessions.tip(id));
         let held = self.held_by(id);
         self.finish_session(id);
+        // The session may have claims on blocks off its present path.
         let others: Vec<BlockId> = mine.into_iter().filter(|block| !path.contains(block)).collect();
         self.release_blocks(held, path.into_iter().chain(others).collect())
     }
 
-    /// How many leases of a session hold each block.
+    /// The references of a session's leases, by block.
     fn held_by(&self, session: SessionId) -> FxHashMap<BlockId, u32> {
         let mut held = FxHashMap::default();
         for id in self.sessions.leases(session) {
@@ -70,25 +74,27 @@ impl Manager {
         held
     }
 
+    /// Ends an owner's claims and pending hints, and releases their blocks.
     fn release_owner(&mut self, owner: &str, scope: &Scope) -> HintReply {
         let Ok(Some(scope)) = self.scopes.find(scope) else {
             return rejected(format!("owner '{owner}' has no hint"));
         };
-        let waited = self.hints.pending.end_owner(scope, owner);
+        let pending = self.hints.pending.end_owner(scope, owner);
         let mine = self.withdraw_all(scope, owner);
-        if mine.is_empty() && waited == 0 {
+        if mine.is_empty() && pending == 0 {
             return rejected(format!("owner '{owner}' has no hint"));
         }
         self.release_blocks(FxHashMap::default(), mine)
     }
 
+    /// Releases the cached blocks of a sequence, and ends an owner's claims on them.
     fn release_tokens(
         &mut self,
         tokens: &[Token],
         scope: &Scope,
         owner: Option<&str>,
     ) -> HintReply {
-        let path = self.there(scope, tokens);
+        let path = self.cached_path(scope, tokens);
         if path.is_empty() {
             return rejected("no block of the sequence is cached");
         }
@@ -101,7 +107,7 @@ impl Manager {
         self.release_blocks(FxHashMap::default(), path)
     }
 
-    /// Everything that an owner of a scope said is over. Returns the blocks that it was about.
+    /// Removes all claims of an owner. Returns their blocks.
     fn withdraw_all(&mut self, scope: ScopeId, owner: &str) -> Vec<BlockId> {
         let mine = self.hints.claims.of(scope, owner);
         let owner: Arc<str> = Arc::from(owner);
@@ -112,18 +118,19 @@ impl Manager {
         mine
     }
 
-    /// Marks those of the blocks that nobody wants.
+    /// Marks those of the blocks as released that no other user needs.
     fn release_blocks(
         &mut self,
         held: FxHashMap<BlockId, u32>,
         mut blocks: Vec<BlockId>,
     ) -> HintReply {
-        // What stands behind a block is known before the block is looked at.
+        // Descendants first: their result is reused for the blocks above.
         blocks.sort_by_key(|&block| std::cmp::Reverse(self.blocks.trie().depth(block)));
-        let mut look = Look { held, idle: FxHashSet::default(), left: LOOKS };
+        let mut search = Search { held, unneeded: FxHashSet::default(), left: MOST_VISITS };
         let (mut released, mut wanted) = (0, 0);
         for block in blocks {
-            if self.hints.claims.claimed(block) || self.wanted(block, &mut look) {
+            // A claim of another owner outweighs the release.
+            if self.hints.claims.claimed(block) || self.wanted(block, &mut search) {
                 wanted += 1;
             } else {
                 self.hints.claims.release(block);
@@ -131,31 +138,34 @@ impl Manager {
                 released += 1;
             }
         }
-        told(released, wanted)
+        reply(released, wanted)
     }
 
-    /// Whether a lease or a session needs a block or something behind it.
-    fn wanted(&self, block: BlockId, look: &mut Look) -> bool {
+    /// Whether a lease or a session needs a block or a descendant.
+    fn wanted(&self, block: BlockId, search: &mut Search) -> bool {
         let mut seen = Vec::new();
         let mut next = vec![block];
         while let Some(block) = next.pop() {
-            if look.idle.contains(&block) {
+            // Visited before, as a descendant of another block.
+            if search.unneeded.contains(&block) {
                 continue;
             }
-            let held = look.held.get(&block).copied().unwrap_or(0);
-            if look.left == 0 || self.node(block).refs > held || self.sessions.end_in(block) {
+            let held = search.held.get(&block).copied().unwrap_or(0);
+            // Out of budget: to keep a block is the safe answer.
+            if search.left == 0 || self.node(block).refs > held || self.sessions.end_in(block) {
                 return true;
             }
-            look.left -= 1;
+            search.left -= 1;
             seen.push(block);
             next.extend(self.blocks.trie().children(block));
         }
-        look.idle.extend(seen);
+        search.unneeded.extend(seen);
         false
     }
 }
 
-fn told(released: u64, wanted: u64) -> HintReply {
+/// The reply about released and needed blocks.
+fn reply(released: u64, wanted: u64) -> HintReply {
     let answer = match (released, wanted) {
         (0, 1..) => Answer::Rejected,
         (_, 1..) => Answer::Clipped,

@@ -1,8 +1,8 @@
-//! Priorities for the blocks of a path, now and when they come.
+//! Retain hints: priorities for the blocks of a path, present and future.
 //!
-//! Invariant: what is not there yet is counted as left, and waits; what a tier has no share for is
-//! counted as left, and is ranked as if nothing had been said until it is used again. Cost: O(log n)
-//! per block of the range.
+//! Invariant: blocks that are not cached yet count as left and are pending; blocks beyond a tier's
+//! share count as left and rank as without a hint until they are used again. Cost: O(log n) per
+//! block of the range.
 
 use std::sync::Arc;
 
@@ -16,18 +16,19 @@ use super::pending::PendingHint;
 use super::{check_priority, rejected};
 use crate::manager::Manager;
 
-/// How far a hint got.
+/// Counts of a hint's blocks, by how it was obeyed.
 #[derive(Default)]
 struct Reach {
-    /// Blocks for which it is in force.
+    /// Blocks with a claim in force.
     blocks: u64,
-    /// Blocks for which a tier has no share.
+    /// Blocks with a claim beyond a tier's share.
     clipped: u64,
-    /// Blocks that are not there yet.
+    /// Blocks that are not cached yet.
     waiting: u64,
 }
 
 impl Manager {
+    /// Fails for ranges, priorities or times that make no sense.
     pub(super) fn check_retain(&self, retain: &Retain) -> Result<()> {
         self.check_target(&retain.target)?;
         check_priority("priority", retain.priority)?;
@@ -61,11 +62,12 @@ impl Manager {
         Ok(())
     }
 
+    /// Obeys a retain hint.
     pub(super) fn retain(&mut self, retain: &Retain, now: Nanos) -> HintReply {
         let hint = self.to_pending(retain, now);
         match &retain.target {
             Target::Tokens { tokens, scope } => self.retain_tokens(tokens, scope, hint, now),
-            Target::Lease(id) => match self.named(&retain.target) {
+            Target::Lease(id) => match self.target_path(&retain.target) {
                 Ok(path) => self.retain_lease(*id, &path, hint, now),
                 Err(reason) => rejected(reason),
             },
@@ -73,6 +75,7 @@ impl Manager {
         }
     }
 
+    /// The hint without its target, with absolute times.
     fn to_pending(&self, retain: &Retain, now: Nanos) -> PendingHint {
         let session = match &retain.target {
             Target::Tokens { .. } => None,
@@ -92,6 +95,7 @@ impl Manager {
         }
     }
 
+    /// Claims the cached blocks of a sequence; the others are pending.
     fn retain_tokens(
         &mut self,
         tokens: &[Token],
@@ -101,14 +105,15 @@ impl Manager {
     ) -> HintReply {
         let size = self.block_tokens();
         let full = tokens.len() / size;
-        let path = self.there(scope, &tokens[..full * size]);
+        let path = self.cached_path(scope, &tokens[..full * size]);
         let (len, at) = (tokens.len() as u64, path.last().copied());
         let mut reach = self.claim_path(&path, &hint, len, now);
         reach.waiting = self.blocks_in(&hint, path.len()..full, len, now);
+        // All blocks of the range are cached: nothing is pending.
         if reach.waiting == 0 {
             return reach.reply("");
         }
-        // What stands behind the range need not come.
+        // Blocks behind the range have no claim to wait for.
         let last = hint.end.map_or(full, |end| {
             full.min(usize::try_from(end).unwrap_or(usize::MAX).div_ceil(size))
         });
@@ -123,7 +128,7 @@ impl Manager {
         }
     }
 
-    /// The scope of a sequence that is to wait and its content, if it can.
+    /// The scope and content of a sequence that is to be pending, if there is room for it.
     fn place_hint(
         &mut self,
         tokens: &[Token],
@@ -131,6 +136,7 @@ impl Manager {
         now: Nanos,
     ) -> std::result::Result<(ScopeId, Vec<Token>), String> {
         let known = self.scopes.find(scope).map_err(|error| error.to_string())?;
+        // Checked before a scope or digest is added.
         if let Some(id) = known
             && let Some(why) = self.hints.pending.full(id, tokens.len(), now)
         {
@@ -142,6 +148,7 @@ impl Manager {
         Ok((id, content))
     }
 
+    /// Claims a lease's blocks; those it will commit are pending.
     fn retain_lease(
         &mut self,
         id: LeaseId,
@@ -155,6 +162,7 @@ impl Manager {
         let blocks = usize::try_from(prompt / size).unwrap_or(usize::MAX);
         reach.waiting = self.blocks_in(&hint, path.len()..blocks, prompt, now);
         let reaches = hint.end.unwrap_or(prompt) > path.len() as u64 * size;
+        // The range ends within the cached path, and decoded blocks are not asked for.
         if !reaches && hint.decode.is_none() {
             return reach.reply("");
         }
@@ -166,6 +174,7 @@ impl Manager {
         reach.reply("its tokens are still to be committed")
     }
 
+    /// Claims a session's blocks; those it will reach are pending.
     fn retain_session(
         &mut self,
         name: &str,
@@ -182,13 +191,14 @@ impl Manager {
             Ok((scope, _)) => scope,
             Err(why) => return reach.refuse(&why),
         };
+        // A pending hint keeps the scope alive without a block or a lease.
         if self.hints.pending.follow_session(scope, name, hint) {
             self.scopes.hold(scope);
         }
         reach.reply("the session has no such block yet")
     }
 
-    /// Claims what a wish says of the blocks of a path.
+    /// Claims the blocks of a path that a hint covers.
     fn claim_path(
         &mut self,
         path: &[BlockId],
@@ -200,7 +210,7 @@ impl Manager {
         let mut reach = Reach::default();
         for (first, &block) in (0..).step_by(self.block_tokens()).zip(path) {
             debug_assert_eq!(first % size, 0);
-            let Some((priority, until)) = hint.says(first, prompt, now) else { continue };
+            let Some((priority, until)) = hint.claim_on(first, prompt, now) else { continue };
             if self.claim(block, &hint.owner, priority, until) {
                 reach.clipped += 1;
             } else {
@@ -210,7 +220,7 @@ impl Manager {
         reach
     }
 
-    /// Returns whether some tier may retain no more blocks.
+    /// Sets a claim. Returns whether some tier may retain no more blocks.
     fn claim(
         &mut self,
         block: BlockId,
@@ -223,6 +233,7 @@ impl Manager {
         self.reband(block) && priority > NORMAL
     }
 
+    /// How many blocks of a range of the path a hint covers.
     fn blocks_in(
         &self,
         hint: &PendingHint,
@@ -231,8 +242,8 @@ impl Manager {
         now: Nanos,
     ) -> u64 {
         let size = self.block_tokens() as u64;
-        let said = |at: &usize| hint.says(*at as u64 * size, prompt, now).is_some();
-        blocks.filter(said).count() as u64
+        let claimed = |at: &usize| hint.claim_on(*at as u64 * size, prompt, now).is_some();
+        blocks.filter(claimed).count() as u64
     }
 
     /// Tokens of a lease's prompt, in full blocks.
@@ -240,7 +251,7 @@ impl Manager {
         u64::from(self.leases[&id].request.prompt_blocks()) * self.block_tokens() as u64
     }
 
-    /// Blocks of a lease's path from `from` on have come: what hints say of them holds now.
+    /// Claims the blocks that a lease's path got from `from` on, by its pending hints.
     pub(in crate::manager) fn grant(&mut self, id: LeaseId, from: usize, now: Nanos) {
         if !self.hints.pending.followed() {
             return;
@@ -256,15 +267,14 @@ impl Manager {
         for (at, &block) in (from..).zip(&path) {
             let first = (at * self.block_tokens()) as u64;
             for hint in &pending {
-                if let Some((priority, until)) = hint.says(first, prompt, now) {
+                if let Some((priority, until)) = hint.claim_on(first, prompt, now) {
                     self.claim(block, &hint.owner, priority, until);
                 }
             }
         }
     }
 
-    /// Blocks are new in the trie, one behind the other: sequences that waited for them go on, and
-    /// hold for them.
+    /// Claims new blocks of the trie, and moves the sequences that waited for them on.
     pub(in crate::manager) fn grant_new(
         &mut self,
         scope: ScopeId,
@@ -273,6 +283,7 @@ impl Manager {
     ) {
         let mut parent = parent;
         for &block in blocks {
+            // Each block may have been the last that a hint waited for.
             if !self.hints.pending.awaited() {
                 break;
             }
@@ -280,19 +291,20 @@ impl Manager {
             let tokens = self.blocks.trie().tokens(block);
             let pending = self.hints.pending.arrived(scope, parent, block, tokens, before);
             for hint in pending {
-                let said = hint.says(before as u64, u64::MAX, self.clock.last());
-                if let Some((priority, until)) = said {
+                let claim = hint.claim_on(before as u64, u64::MAX, self.clock.last());
+                if let Some((priority, until)) = claim {
                     self.hints.claims.claim((scope, block), &hint.owner, priority, until);
                 }
             }
             parent = Some(block);
         }
-        self.leave_ended();
+        self.free_ended();
     }
 }
 
 impl Reach {
-    /// The answer if all that is not there waits; `empty` says why nothing was there at all.
+    /// The reply if all absent blocks are pending; `empty` is the reason if there was no block at
+    /// all.
     fn reply(self, empty: &str) -> HintReply {
         let Self { blocks, clipped, waiting } = self;
         let mut reason = Vec::new();
@@ -300,7 +312,7 @@ impl Reach {
             reason.push(format!("{clipped} blocks are beyond a tier's retained_share"));
         }
         if waiting > 0 {
-            reason.push(format!("{waiting} blocks are not there yet"));
+            reason.push(format!("{waiting} blocks are not cached yet"));
         }
         if blocks + clipped + waiting == 0 && !empty.is_empty() {
             reason.push(empty.to_owned());
@@ -316,7 +328,7 @@ impl Reach {
         HintReply { answer, blocks, left: clipped + waiting, reason: reason.join("; ") }
     }
 
-    /// The answer if what is not there cannot wait.
+    /// The reply if absent blocks cannot be pending.
     fn refuse(self, why: &str) -> HintReply {
         let answer = if self.blocks > 0 { Answer::Clipped } else { Answer::Rejected };
         let left = self.clipped + self.waiting;

@@ -31,6 +31,7 @@ impl Awaits {
         more: impl IntoIterator<Item = MoveId>,
     ) {
         let mut more = more.into_iter().peekable();
+        // No row without a move.
         if more.peek().is_some() {
             let moves = self.0.entry(lease).or_default();
             moves.extend(more);

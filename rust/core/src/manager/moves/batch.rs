@@ -75,6 +75,7 @@ impl Manager {
             let arrival = Arrival::new(all, smallvec![id], times.first, times.end);
             self.blocks.begin_arrival(dst, block, grant.slot, arrival);
         }
+        // Its child is arriving, so it is no victim any more.
         if let Some(parent) = self.blocks.trie().parent(blocks.start) {
             self.refresh_on(dst, parent);
         }
@@ -91,6 +92,7 @@ impl Manager {
     pub(in crate::manager) fn complete_batch(&mut self, ids: &[MoveId], now: Nanos) -> usize {
         let Some((class, first)) = self.move_class(ids[0]) else { return 0 };
         let (kind, src, dst) = class;
+        // A hint given since the start may need a look at every block.
         if !self.can_batch(src, dst) {
             return 0;
         }
@@ -111,6 +113,7 @@ impl Manager {
                 self.refresh_on(tier, block);
             }
         }
+        // The parent may have lost its last copy while this batch was in flight.
         if let Some(parent) = self.blocks.trie().parent(first) {
             self.sweep(parent);
         }

@@ -76,11 +76,11 @@ impl Manager {
         let now = self.tick(now);
         let (mut ended, mut awaited) = (0, Vec::new());
         // With several ranks or partial results each move keeps its own progress.
-        let whole = outcome.ok && outcome.layers_done.is_none() && self.settings.ranks == 1;
+        let plain = outcome.ok && outcome.layers_done.is_none() && self.settings.ranks == 1;
         let mut rest = ids;
         while let Some(&id) = rest.first() {
             let store = self.moves.get(id).is_none_or(|known| known.kind == MoveKind::Store);
-            let together = if whole { self.complete_batch(rest, now) } else { 0 };
+            let together = if plain { self.complete_batch(rest, now) } else { 0 };
             let (these, others) = rest.split_at(together.max(1));
             if together > 0 || self.take_report(id, outcome, now) {
                 ended += these.len();
@@ -102,6 +102,7 @@ impl Manager {
         let Some(known) = self.moves.get_mut(id) else { return false };
         // Later reports of a failed move only say that a rank touches its slots no longer.
         if known.failed {
+            // A hung copy still touches its slots.
             if !outcome.hung {
                 self.end_rank(id, outcome.rank, now);
             }
@@ -115,6 +116,7 @@ impl Manager {
                 known.done_ranks |= 1 << outcome.rank;
             }
             self.land(id);
+            // Layers are valid only on all ranks, since each rank has a part of them.
             if self.all_ranks(id) {
                 self.finish(id, now);
                 return true;
@@ -173,6 +175,7 @@ impl Manager {
             let ends = |m: &InFlightMove| before.contains(dep) && self.ends(m, outcome);
             self.moves.get(**dep).is_some_and(|m| !ends(m))
         });
+        // A rank that reports in this order has read the source before it was written.
         if let (true, false, Some(dep)) = (outcome.ok, known.failed, early) {
             return Err(Error::config(format!(
                 "rank {} reported move {id} done before move {dep}, which it waits for, had ended \
@@ -212,6 +215,7 @@ impl Manager {
         let dst = known.dst;
         let here = (known.to == End::Here).then_some(known.block).flatten();
         self.moves.get_mut(id).expect("seen").landed = done;
+        // The block was removed after its lease had ended.
         let Some(block) = here.and_then(|handle| self.blocks.trie().resolve(handle)) else {
             return;
         };
@@ -236,8 +240,9 @@ impl Manager {
 
     /// Ends a move that went well on all ranks.
     fn finish(&mut self, id: MoveId, now: Nanos) {
-        let known = self.moves.remove(id).expect("under way");
+        let known = self.moves.remove(id).expect("in flight");
         self.count_move(&known, now);
+        // The slot of the victim is free to write from here on.
         if let Some(Leaves { tier, slot, .. }) = known.leaves {
             self.blocks.drained(tier, slot);
         }
@@ -256,8 +261,10 @@ impl Manager {
         }
         for id in ids {
             for waiter in self.waiters.remove(id).unwrap_or_default() {
+                // The waiting move may have failed and ended first.
                 let Some(other) = self.moves.get_mut(waiter) else { continue };
                 other.deps.retain(|dep| dep != id);
+                // A move that was handed out keeps the `after` that the executor knows.
                 if other.after == *id && !other.issued {
                     other.after = NO_MOVE;
                 }
@@ -300,6 +307,7 @@ impl Manager {
             let parent = self.blocks.trie().parent(block);
             self.prune(block);
             self.sweep(block);
+            // Its parent may have lost its last copy while this move kept it there.
             if let Some(parent) = parent {
                 self.sweep(parent);
             }
@@ -330,6 +338,7 @@ impl Manager {
         }
         if here.slot != NO_SLOT && have.is_empty() {
             self.blocks.give_slots(tier, here.slot, arrival.target, true);
+        // Of a failed arrival the slots of layers that did not land return.
         } else if here.slot != NO_SLOT {
             for lost in
                 [Layers::new(arrival.target.lo, have.lo), Layers::new(have.hi, arrival.target.hi)]
@@ -364,6 +373,7 @@ impl Manager {
         if let Some(known) = self.moves.remove(id) {
             self.end(&known, now);
             self.ended(&[id], false);
+            // Leases kept awaiting it while it could still write their slots.
             if known.kind != MoveKind::Store {
                 self.awaits.end(vec![id]);
             }

@@ -53,6 +53,7 @@ impl Manager {
         if let Some(block) = block {
             match known.kind {
                 MoveKind::Store => {
+                    // A store that never started says nothing about the tier below.
                     if blame {
                         self.refused.failed(block, known.dst);
                     }
@@ -108,12 +109,13 @@ impl Manager {
                 return;
             }
         }
+        // The block is resident or arriving in another slot by now.
         if !back {
             self.blocks.give_slot(tier, slot);
             return;
         }
         // A store that hangs still reads the slot: it keeps the copy busy until it ends.
-        self.moves.get_mut(known.id).expect("under way").returned = true;
+        self.moves.get_mut(known.id).expect("in flight").returned = true;
         self.make_resident(block, Leaves { tier, slot, held });
     }
 
@@ -142,6 +144,7 @@ impl Manager {
         now: Nanos,
     ) -> bool {
         let layer_slots = self.tiers[tier].spec.layer_slots;
+        // An open slot has no id by which its holder could be found.
         if tier == 0 {
             self.private_promised(slot);
         }
@@ -241,6 +244,7 @@ impl Manager {
         let awaiting =
             leases.into_iter().flatten().filter(|(_, ids)| ids.binary_search(&known.id).is_ok());
         let concerned: Vec<LeaseId> = awaiting.map(|(lease, _)| lease).collect();
+        // A store, or a prefetch: the failure is reported without a lease.
         if concerned.is_empty() {
             self.push_failed(Failed {
                 lease: NO_MOVE,
@@ -261,6 +265,7 @@ impl Manager {
             if !writes {
                 self.awaits.remove(id, known.id);
             }
+            // An earlier failure of the block was reported already.
             if start < stop {
                 let reason = reason.to_owned();
                 self.push_failed(Failed { lease: id, block: known.block, start, stop, reason });

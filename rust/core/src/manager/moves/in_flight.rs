@@ -72,7 +72,7 @@ impl DerefMut for InFlightMove {
 pub(in crate::manager) struct InFlight {
     /// Id of the ring's first place.
     first: MoveId,
-    row: VecDeque<Option<InFlightMove>>,
+    ring: VecDeque<Option<InFlightMove>>,
     late: FxHashMap<MoveId, InFlightMove>,
     len: usize,
 }
@@ -92,73 +92,75 @@ impl InFlight {
 
     pub(in crate::manager) fn get(&self, id: MoveId) -> Option<&InFlightMove> {
         match self.place(id) {
-            Some(at) => self.row.get(at)?.as_ref(),
+            Some(at) => self.ring.get(at)?.as_ref(),
             None => self.late.get(&id),
         }
     }
 
     pub(in crate::manager) fn get_mut(&mut self, id: MoveId) -> Option<&mut InFlightMove> {
         match self.place(id) {
-            Some(at) => self.row.get_mut(at)?.as_mut(),
+            Some(at) => self.ring.get_mut(at)?.as_mut(),
             None => self.late.get_mut(&id),
         }
     }
 
     /// Adds a move whose id is the highest so far.
     pub(in crate::manager) fn push(&mut self, flight: InFlightMove) {
-        if self.row.is_empty() {
+        // After a pause the ring begins at the next id.
+        if self.ring.is_empty() {
             self.first = flight.id;
         }
         let next = self.place(flight.id);
-        debug_assert_eq!(next, Some(self.row.len()), "ids count up");
-        self.row.push_back(Some(flight));
+        debug_assert_eq!(next, Some(self.ring.len()), "ids count up");
+        self.ring.push_back(Some(flight));
         self.len += 1;
     }
 
     pub(in crate::manager) fn remove(&mut self, id: MoveId) -> Option<InFlightMove> {
         let ended = match self.place(id) {
-            Some(at) => self.row.get_mut(at)?.take(),
+            Some(at) => self.ring.get_mut(at)?.take(),
             None => self.late.remove(&id),
         }?;
         self.len -= 1;
-        self.close_up();
+        self.shrink();
         Some(ended)
     }
 
-    /// Removes moves in place, after `look` has seen each.
+    /// Removes moves in place, after `visit` has seen each.
     pub(in crate::manager) fn forget(
         &mut self,
         ids: &[MoveId],
-        mut look: impl FnMut(&InFlightMove),
+        mut visit: impl FnMut(&InFlightMove),
     ) {
         for &id in ids {
             if let Some(at) = self.place(id) {
-                if let Some(flight) = self.row.get_mut(at)
+                if let Some(flight) = self.ring.get_mut(at)
                     && let Some(known) = flight
                 {
-                    look(known);
+                    visit(known);
                     *flight = None;
                     self.len -= 1;
                 }
+            // It had been moved out of the ring.
             } else if let Some(late) = self.late.remove(&id) {
-                look(&late);
+                visit(&late);
                 self.len -= 1;
             }
         }
-        self.close_up();
+        self.shrink();
     }
 
     /// Drops ended moves from the ring's front, and moves the oldest to the map while the ring is
     /// sparse.
-    fn close_up(&mut self) {
+    fn shrink(&mut self) {
         loop {
-            let ended = self.row.iter().take_while(|flight| flight.is_none()).count();
-            self.row.drain(..ended);
+            let ended = self.ring.iter().take_while(|flight| flight.is_none()).count();
+            self.ring.drain(..ended);
             self.first += ended as MoveId;
-            if self.len * 4 + SLACK >= self.row.len() {
+            if self.len * 4 + SLACK >= self.ring.len() {
                 return;
             }
-            let late = self.row.pop_front().flatten().expect("the row begins with a trip");
+            let late = self.ring.pop_front().flatten().expect("the ring begins with a move");
             self.late.insert(late.id, late);
             self.first += 1;
         }
@@ -166,12 +168,12 @@ impl InFlight {
 
     /// All moves, in no order.
     pub(in crate::manager) fn values(&self) -> impl Iterator<Item = &InFlightMove> {
-        self.late.values().chain(self.row.iter().flatten())
+        self.late.values().chain(self.ring.iter().flatten())
     }
 
     /// All moves, in no order.
     pub(in crate::manager) fn values_mut(&mut self) -> impl Iterator<Item = &mut InFlightMove> {
-        self.late.values_mut().chain(self.row.iter_mut().flatten())
+        self.late.values_mut().chain(self.ring.iter_mut().flatten())
     }
 
     /// The place of an id in the ring; `None` if it is older than the ring.
@@ -238,9 +240,9 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a set of ids; a few stay while thousands go.
+        /// Against a set of ids; a few stay while thousands end.
         #[test]
-        fn it_holds_what_has_not_ended(
+        fn it_is_a_map_of_the_moves_in_flight(
             start in 1..50u64,
             waves in prop::collection::vec((1..900u64, 0..5u64, any::<prop::sample::Index>()), 1..12),
         ) {
@@ -252,7 +254,7 @@ mod tests {
                 }
                 next += number;
                 let old = *set.iter().nth(other.index(set.len())).expect("some are left");
-                prop_assert!(in_flight.remove(old).is_some_and(|gone| gone.id == old));
+                prop_assert!(in_flight.remove(old).is_some_and(|ended| ended.id == old));
                 prop_assert!(in_flight.remove(old).is_none());
                 set.remove(&old);
                 let end: Vec<MoveId> = set.iter().copied().filter(|id| id % 7 >= stay).collect();
@@ -260,14 +262,14 @@ mod tests {
                     let mut seen = Vec::new();
                     in_flight.forget(&end, |flight| seen.push(flight.id));
                     prop_assert_eq!(&seen, &end);
-                    in_flight.forget(&end, |gone| panic!("{} is gone", gone.id));
+                    in_flight.forget(&end, |ended| panic!("{} was removed before", ended.id));
                 }
                 for id in end {
                     prop_assert_eq!(in_flight.remove(id).is_some(), number % 2 == 1);
                     set.remove(&id);
                 }
                 prop_assert_eq!((in_flight.len(), in_flight.is_empty()), (set.len(), set.is_empty()));
-                prop_assert!(in_flight.row.len() <= in_flight.len() * 4 + SLACK);
+                prop_assert!(in_flight.ring.len() <= in_flight.len() * 4 + SLACK);
                 for id in 0..next + 2 {
                     prop_assert_eq!(in_flight.contains(id), set.contains(&id));
                     prop_assert_eq!(in_flight.get_mut(id).map(|flight| flight.id), in_flight.get(id).map(|t| t.id));

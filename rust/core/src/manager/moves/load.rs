@@ -48,6 +48,7 @@ impl Manager {
         let mut passing: Vec<TierId> = Vec::new();
         for miss in missing.iter().filter(|miss| miss.load || !miss.compute.is_empty()) {
             for (tier, _) in miss.loads() {
+                // Sources of one run are guarded as one range.
                 match stay.last_mut() {
                     Some((at, blocks))
                         if *at == tier && blocks.end == miss.block && run.contains(&miss.block) =>
@@ -62,6 +63,7 @@ impl Manager {
                 passing.extend(self.transit(0, tier));
             }
         }
+        // Without transit the first tier is all that needs room.
         let Some(&host) = passing.first() else {
             self.make_room(&[(0, units)], &stay, now)?;
             return Ok(Transit::default());
@@ -69,6 +71,7 @@ impl Manager {
         let each = self.units(host, self.all_layers());
         let mut count = passing.len();
         let many = [(host, each * count as u64), (0, units)];
+        // One transit slot is enough: the loads then follow each other through it.
         if self.make_room(&many, &stay, now).is_err() {
             count = 1;
             self.make_room(&[(host, each), (0, units)], &stay, now)?;
@@ -101,8 +104,8 @@ impl Manager {
         };
         let number = next.take_while(alike).count();
         let end = first.block + u32::try_from(number).expect("no more than the run has");
-        let quiet = first.block..self.blocks.table(src).first_not_idle(first.block..end);
-        let blocks = first.block..self.blocks.table(0).first_present(quiet);
+        let idle = first.block..self.blocks.table(src).first_not_idle(first.block..end);
+        let blocks = first.block..self.blocks.table(0).first_present(idle);
         let kind = MoveKind::Load;
         (!blocks.is_empty()).then_some(TransferBatch { kind, lease, src, dst: 0, blocks })
     }
@@ -146,6 +149,7 @@ impl Manager {
         dest: impl Fn(&Self, u16) -> (Slot, End),
     ) -> MoveIds {
         let Load { block, from, layers, lease } = load;
+        // All layers of this source are computed.
         if layers.is_empty() {
             return MoveIds::new();
         }
@@ -178,6 +182,7 @@ impl Manager {
                 hop = Some(copy(src, through, std::mem::take(&mut deps)));
                 src = through;
             }
+            // A store may still read the slot that is to be written.
             if slot != NO_SLOT && !self.engine_owned() {
                 deps.extend(self.blocks.space(0).drained_by(slot));
             }

@@ -1,23 +1,23 @@
-//! How recent moves ended, so that a report that contradicts an earlier one is noticed.
+//! Recent results: a direct-mapped cache of how moves ended, to detect contradicting reports.
 //!
-//! Invariant: of the moves whose ids leave the same rest the one that was told last is known. Cost:
-//! O(1); 32 KiB from the first move on.
+//! 4096 results by `id % 4096`; a later id overwrites. Cost: O(1); 32 KiB from the first move on.
 
 use crate::block::{MoveId, NO_MOVE};
 
-/// How many are known at most.
+/// Capacity of the cache.
 const KEPT: usize = 4096;
 
-/// Ids of moves and how they ended.
+/// Results of ended moves.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct RecentResults {
-    /// By the id's rest: twice the id, and one more if it ended well.
+    /// Twice the id, plus one if the move ended well.
     results: Vec<u64>,
 }
 
 impl RecentResults {
-    /// Moves have ended.
+    /// Stores how moves ended.
     pub(in crate::manager) fn remember(&mut self, ids: &[MoveId], ok: bool) {
+        // 32 KiB only once a move has ended.
         if self.results.is_empty() {
             self.results.resize(KEPT, NO_MOVE);
         }
@@ -26,7 +26,7 @@ impl RecentResults {
         }
     }
 
-    /// Whether a move ended well, if that is known.
+    /// Whether a move ended well; `None` if it was overwritten or has not ended.
     pub(in crate::manager) fn of(&self, id: MoveId) -> Option<bool> {
         let results = self.results.get(place(id)).copied().filter(|results| results >> 1 == id)?;
         Some(results & 1 == 1)
@@ -43,7 +43,7 @@ mod tests {
     use super::{KEPT, RecentResults};
 
     #[test]
-    fn the_last_of_those_in_one_place_is_known() {
+    fn a_later_id_overwrites() {
         let mut recent_results = RecentResults::default();
         assert_eq!(recent_results.of(7), None);
         recent_results.remember(&[7], true);

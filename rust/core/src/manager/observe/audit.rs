@@ -1,4 +1,4 @@
-//! Every invariant, checked from scratch.
+//! Audit: checks every invariant from scratch.
 //!
 //! A broken one poisons the manager instead of panicking: every later call fails with
 //! [`Error::Invariant`]. Cost: O(everything); tests call it after each operation.
@@ -49,15 +49,17 @@ impl Manager {
         Err(Error::invariant(reason))
     }
 
-    /// Poisons the manager by hand: for callers that saw an invariant broken.
+    /// Poisons the manager, for callers that saw an invariant broken.
     pub fn poison(&mut self, reason: &str) {
         self.poison = Some(reason.to_owned());
     }
 
+    /// All blocks of the trie.
     pub(in crate::manager) fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
         (0..self.blocks.trie().bound()).filter(|&b| self.blocks.trie().alive(b))
     }
 
+    /// A scope is held by its leases and pending hints.
     fn audit_scopes(&self, broken: &mut Vec<String>) {
         let mut held: BTreeMap<ScopeId, u32> = BTreeMap::new();
         let leased = self.leases.values().map(|lease| lease.scope_id);
@@ -67,6 +69,7 @@ impl Manager {
         broken.extend(self.scopes.audit(self.blocks.trie(), held));
     }
 
+    /// A block is resident, pinned or a parent; arrivals are counted.
     fn audit_blocks(&self, broken: &mut Vec<String>) {
         for block in self.living() {
             let mut held = false;
@@ -78,18 +81,17 @@ impl Manager {
             let used =
                 self.node(block).refs > 0 || self.blocks.trie().children(block).next().is_some();
             if !held && !used {
-                broken.push(format!("block {block} holds nothing and nothing needs it"));
+                broken.push(format!("block {block} is resident nowhere and not needed"));
             }
-            // Leaf-only scopes have no holes: what stands behind a block that is not leased
-            // needs all of it.
+            // The copies of a leaf-only block's children are useless without all of its layers.
             let leaf_only = self.structure(block) == Structure::LeafOnly;
-            let carries = self.blocks.trie().children(block).any(|child| {
+            let needed = self.blocks.trie().children(block).any(|child| {
                 (0..self.tiers.len()).any(|tier| {
                     let here = self.residency(tier, child);
                     here.state == State::Resident && here.busy == 0
                 })
             });
-            if leaf_only && self.node(block).refs == 0 && carries && !self.missing(block).is_empty()
+            if leaf_only && self.node(block).refs == 0 && needed && !self.missing(block).is_empty()
             {
                 broken.push(format!("block {block} is a hole in a leaf-only scope"));
             }
@@ -99,11 +101,12 @@ impl Manager {
             let (seen, kept) = (coming.count(), self.blocks.table(number).arrivals());
             if seen != kept {
                 let name = tier.spec.kind.name();
-                broken.push(format!("{kept} blocks are on their way to '{name}', {seen} stand"));
+                broken.push(format!("{kept} blocks are in flight to '{name}', {seen} seen"));
             }
         }
     }
 
+    /// A residency's state agrees with its slot, layers, moves and arrival.
     fn audit_residency(&self, tier: TierId, block: BlockId, broken: &mut Vec<String>) {
         let here = self.residency(tier, block);
         let name = self.tiers[tier].spec.kind.name();
@@ -142,24 +145,25 @@ impl Manager {
         }
     }
 
+    /// Refcounts of blocks and private slots agree with the leases.
     fn audit_references(&self, broken: &mut Vec<String>) {
-        let gone = self.refused.blocks().filter(|&block| !self.blocks.trie().alive(block));
-        broken.extend(gone.map(|block| format!("block {block} is gone and was refused")));
+        let removed = self.refused.blocks().filter(|&block| !self.blocks.trie().alive(block));
+        broken.extend(removed.map(|block| format!("block {block} left the trie and was refused")));
         let mut refs: BTreeMap<BlockId, u32> = BTreeMap::new();
         let mut holders = BTreeMap::new();
         for lease in self.leases.values() {
-            let cut = match lease.tail_from {
+            let tail = match lease.tail_from {
                 TailFrom::Block(step) => Some(step),
                 _ => None,
             };
-            for step in lease.path.steps().chain(cut) {
+            for step in lease.path.steps().chain(tail) {
                 *refs.entry(step.block).or_default() += 1;
             }
             let shared = match lease.tail_from {
                 TailFrom::Shared(private) => Some(private),
                 _ => None,
             };
-            let private = lease.path.private_slots().chain(cut.and_then(|step| step.private));
+            let private = lease.path.private_slots().chain(tail.and_then(|step| step.private));
             let open = lease.open.iter().filter_map(|open| open.private());
             for private in private.chain(open).chain(shared) {
                 *holders.entry(private).or_insert(0_u32) += 1;
@@ -185,16 +189,17 @@ impl Manager {
             let seen = holders.remove(&id).unwrap_or(0);
             if seen != private.refs || (private.refs == 0 && private.busy == 0) {
                 broken.push(format!(
-                    "own slot {id:?} counts {} holders, {seen} hold it",
+                    "private slot {id:?} counts {} holders, {seen} hold it",
                     private.refs
                 ));
             }
         }
         if !holders.is_empty() {
-            broken.push(format!("leases hold {} own slots that do not exist", holders.len()));
+            broken.push(format!("leases hold {} private slots that do not exist", holders.len()));
         }
     }
 
+    /// Busy counts and dependencies agree with the moves in flight.
     fn audit_moves(&self, broken: &mut Vec<String>) {
         let mut busy: BTreeMap<(TierId, BlockId), u16> = BTreeMap::new();
         let mut private_busy = BTreeMap::new();
@@ -237,7 +242,7 @@ impl Manager {
         }
         for (id, private) in &self.private_slots {
             if private_busy.get(&id).copied().unwrap_or(0) != private.busy {
-                broken.push(format!("own slot {id:?} counts {} moves", private.busy));
+                broken.push(format!("private slot {id:?} counts {} moves", private.busy));
             }
         }
     }
@@ -298,8 +303,8 @@ impl Manager {
                 .evictable(tier, block)
                 .then(|| self.entry(tier, block, self.residency(tier, block).have));
             linked += usize::from(wanted.is_some());
-            let stands = self.residency(tier, block).state != State::Absent;
-            if index.needs(Needs::EVENTS) && index.holds(block) != stands {
+            let resident = self.residency(tier, block).state != State::Absent;
+            if index.needs(Needs::EVENTS) && index.holds(block) != resident {
                 broken.push(format!("the policy of tier {tier} is wrong about block {block}"));
             }
             let known = index.get(block);

@@ -1,4 +1,4 @@
-//! Why a block stays or goes: the terms of its price, by the code that ranks victims.
+//! Explanations: the terms of a block's price, computed by the code that ranks victims.
 //!
 //! Invariant: nothing changes. Cost: O(entries of the tier) for the rank.
 
@@ -10,7 +10,7 @@ use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
 
-/// The price of a block on a tier at a time.
+/// Explanation of a block's rank on a tier at a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Explanation {
     /// The factors and their product.
@@ -19,16 +19,16 @@ pub struct Explanation {
     pub idle: Nanos,
     /// Cost per second of idle time; infinite at zero idle time.
     pub value: f64,
-    /// Its priority there: a lower one leaves first, whatever its value.
+    /// Its priority: a block of a lower one is evicted first, whatever its value.
     pub priority: Priority,
-    /// How many entries of the tier leave before it; `None` while it cannot be a victim.
+    /// How many entries of the tier are evicted before it; `None` while it cannot be a victim.
     pub rank: Option<usize>,
-    /// The layers that would leave next.
+    /// The layers that would be evicted next.
     pub layers: Layers,
 }
 
 impl Manager {
-    /// The price of a block on a tier and how many entries leave before it.
+    /// Explains the price of a block on a tier, and how many entries are evicted before it.
     ///
     /// # Errors
     /// [`Error::Config`] if the block is not cached or not on that tier.
@@ -36,8 +36,8 @@ impl Manager {
         self.explain_part(block, tier, None, now)
     }
 
-    /// The price of one layer of a block, as if it alone left the tier next by demotion. The
-    /// rank is that of the block's entry.
+    /// Explains the price of one layer of a block, as if it alone were demoted next. The rank is
+    /// that of the block's entry.
     ///
     /// # Errors
     /// [`Error::Config`] if the block is not cached or that layer of it not on that tier.
@@ -51,6 +51,7 @@ impl Manager {
         self.explain_part(block, tier, Some(layer), now)
     }
 
+    /// Explains a block, or one layer of it.
     fn explain_part(
         &self,
         block: Handle,
@@ -107,7 +108,7 @@ impl Manager {
         })
     }
 
-    /// The cost that a tier's policy gives one layer of a block that is demoted.
+    /// The cost that a tier's policy gives to one layer of a block that is demoted.
     ///
     /// # Errors
     /// [`Error::Config`] for a layer or a block that does not exist.

@@ -1,8 +1,8 @@
-//! The eviction log: why each of the last victims left, with the figures that ranked it.
+//! Eviction log: a ring of the last victims, with the figures that ranked them.
 //!
-//! Invariant: it holds at most so many entries as the manager was told, in order of time, and
-//! nothing is worked out where it holds none. Cost: O(1) per entry, and one look for the next
-//! victim, which is O(log classes) or, under a policy with an order of its own, a scan.
+//! Invariant: it has at most as many entries as the settings allow, in order of time, and computes
+//! nothing if that is none. Cost: O(1) per entry, and one search for the next victim: O(log
+//! classes) or, under a policy with an order of its own, a scan.
 
 use std::collections::VecDeque;
 
@@ -16,41 +16,42 @@ use crate::manager::Manager;
 use crate::manager::kinds::Cause;
 use crate::manager::kinds::Reason;
 
-/// One entry of the eviction log.
+/// Entry of the eviction log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Eviction {
-    /// When.
+    /// Time.
     pub at: Nanos,
-    /// Which block.
+    /// Block.
     pub block: Handle,
-    /// Its place in its sequence, in blocks.
+    /// Its index in its sequence.
     pub position: u32,
-    /// Whose it was: the tenant's salt.
+    /// Salt of its tenant.
     pub tenant: Vec<u8>,
-    /// Whose it was: the adapter's name.
+    /// Name of its adapter.
     pub lora: String,
-    /// Which tier it left.
+    /// Tier that it left.
     pub tier: TierId,
-    /// Where it went.
+    /// Tier to which it is written back.
     pub to: Option<TierId>,
-    /// What left.
+    /// Layers that left.
     pub layers: Layers,
-    /// What made it leave.
+    /// Event that made it leave.
     pub cause: Cause,
-    /// Whether a copy is left.
+    /// Whether a copy remains.
     pub reason: Reason,
-    /// How often it was used.
+    /// Requests that used it.
     pub uses: u32,
-    /// How long it had not been used.
+    /// Time since its last use.
     pub idle: Nanos,
-    /// The factors of its price, and their product.
+    /// Factors of its price, and their product.
     pub terms: Terms,
     /// Cost per second of idle time; infinite at zero idle time.
     pub value: f64,
-    /// The value of the copy that would have left next; `None` if none could.
+    /// Value of the next victim; `None` if there is none.
     pub next: Option<f64>,
 }
 
+/// Line of the log, without copies of tenant and adapter.
 #[derive(Debug)]
 struct Line {
     /// Shared with the scope, which may be forgotten since.
@@ -58,7 +59,7 @@ struct Line {
     entry: Eviction,
 }
 
-/// The last evictions.
+/// The log.
 #[derive(Debug)]
 pub(in crate::manager) struct Log {
     most: usize,
@@ -88,13 +89,14 @@ impl Manager {
         Ok(known.map(whose).collect())
     }
 
-    /// Takes down that some layers of a block leave a tier, where they still stand.
+    /// Logs an eviction before the residency changes.
     pub(in crate::manager) fn log_eviction(
         &mut self,
         (tier, block, layers): (TierId, BlockId, Layers),
         (reason, cause): (Reason, Cause),
         now: Nanos,
     ) {
+        // Terms and the next victim cost more than the rest of an eviction.
         if self.meter.log.most == 0 {
             return;
         }

@@ -1,10 +1,9 @@
-//! What is counted: per tier what was found, moved and evicted, and per manager what was stats.
+//! Meter: counters per tier and per manager.
 //!
-//! Every count is taken here; the other files of the manager call in one line. Invariants: counts
-//! only grow, `reset` included; every eviction has one cause and one reason, so both sum up to the
-//! same, and so does the histogram of ages; `copies` and `clean` are what a look at every block
-//! would find, which `audit` takes. Cost: O(1) per event and per run of blocks, and no allocation
-//! where a request loads nothing; nothing per block.
+//! All counting is done here; other files call it in one line. Invariants: counters only grow, also
+//! over `reset`; every eviction has one cause and one reason, so both sums are equal, and so is the
+//! histogram's; `copies` and `clean` equal those of a full scan, which `audit` makes. Cost: O(1)
+//! per event and per run of blocks, without allocation where a request loads nothing.
 
 use std::ops::Range;
 
@@ -53,7 +52,7 @@ impl Cause {
     }
 }
 
-/// Counters of one tier since the manager was made, and what stands there now.
+/// Counters of one tier since the manager was made, and its present residencies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierStats {
     /// Blocks that requests found here.
@@ -62,9 +61,9 @@ pub struct TierStats {
     pub tokens_hit: u64,
     /// Evictions by [`Cause`]. With layer slots each range of layers that leaves counts.
     pub evicted: [u64; Cause::ALL.len()],
-    /// Evictions that were instant because a copy stands elsewhere.
+    /// Evictions without a store, because another copy is resident.
     pub evicted_clean: u64,
-    /// Evictions that had to be written first.
+    /// Evictions with a write-back.
     pub evicted_dirty: u64,
     /// Evictions of last copies.
     pub dropped: u64,
@@ -88,36 +87,36 @@ pub struct TierStats {
     pub compared: u64,
     /// How often an entry was worth less than that victim by its cost before rounding.
     pub regrets: u64,
-    /// Blocks that stand here now, with all or some of their layers.
+    /// Blocks that are resident here now, with all or some of their layers.
     pub copies: u64,
-    /// Those of them that could leave at once and without a loss: their layers stand below too,
+    /// Those of them that can be evicted at once without loss: their layers are resident below too,
     /// or, on the last tier, above.
     pub clean: u64,
     /// Those of them that a hint retains.
     pub retained: u64,
 }
 
-/// How times are spread on one tier.
+/// Histograms of times on one tier.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TierTimes {
-    /// Since the last use, of blocks that requests found here.
+    /// Time since the last use, of blocks that requests found here.
     pub hit_age: Histogram,
-    /// Since the last use, of copies that left.
+    /// Time since the last use, of evicted copies.
     pub evict_age: Histogram,
-    /// From being handed out to the end, of loads that read from here.
+    /// Time from hand-out to end, of loads that read from here.
     pub load: Histogram,
-    /// Likewise of stores that wrote to here.
+    /// The same of stores that wrote to here.
     pub store: Histogram,
-    /// Likewise of copies within this tier.
+    /// The same of copies within this tier.
     pub copy: Histogram,
 }
 
 /// Counters of all requests since the manager was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestStats {
-    /// Requests that got a lease.
+    /// Requests that became leases.
     pub requests: u64,
-    /// Requests that did not fit.
+    /// Requests without room.
     pub refused: u64,
     /// Full blocks of their prompts.
     pub blocks: u64,
@@ -125,13 +124,13 @@ pub struct RequestStats {
     pub tokens: u64,
     /// Blocks that entered the trie.
     pub inserted: u64,
-    /// Blocks that a second lease computed too.
+    /// Blocks that a second lease computed as well.
     pub duplicates: u64,
-    /// Failures that were overwritten before somebody stats.
+    /// Failures that were overwritten before they were taken.
     pub failed_lost: u64,
 }
 
-/// What a manager has counted.
+/// Counters of a manager.
 #[derive(Debug)]
 pub(in crate::manager) struct Meter {
     tiers: Vec<TierStats>,
@@ -154,14 +153,14 @@ impl Meter {
         &mut self.tiers[tier]
     }
 
-    /// So many bytes have gone a way, in that time.
+    /// Adds bytes, and their time, to the tiers of a route.
     fn count(&mut self, (_, src, dst): MoveClass, bytes: u64, took: Nanos) {
         self.tiers[src].bytes_read += bytes;
         self.tiers[dst].bytes_written += bytes;
         self.tiers[dst].move_ns += took;
     }
 
-    /// How long moves of a way take.
+    /// The histogram of a kind of move.
     fn durations(&mut self, (kind, src, dst): MoveClass) -> &mut Histogram {
         match kind {
             MoveKind::Load => &mut self.times[src].load,
@@ -179,7 +178,7 @@ impl Manager {
         TierStats { copies, clean, retained: self.retained(tier).0, ..self.meter.tiers[tier] }
     }
 
-    /// How times are spread on a tier.
+    /// The histograms of a tier.
     #[must_use]
     pub fn times(&self, tier: TierId) -> &TierTimes {
         &self.meter.times[tier]
@@ -191,14 +190,14 @@ impl Manager {
         self.meter.requested
     }
 
-    /// How long a block has not been used.
+    /// Time since a block was last used.
     pub(in crate::manager) fn idle(&self, block: BlockId, now: Nanos) -> Nanos {
         stamp(now).saturating_sub(self.node(block).access)
     }
 
-    /// A request for so many tokens found `path`, which was not touched yet. A block counts once,
-    /// on a tier that some of it is loaded from if there is one; what is computed again, even in
-    /// part, is no hit.
+    /// Counts a request for so many tokens that found `path`, before `touch`. A block counts once,
+    /// on a tier from which some of it is loaded if there is one; a block that is computed again,
+    /// even in part, is no hit.
     pub(in crate::manager) fn count_request(
         &mut self,
         tokens: usize,
@@ -210,6 +209,7 @@ impl Manager {
         stats.requests += 1;
         stats.tokens += tokens as u64;
         stats.blocks += tokens as u64 / u64::from(self.settings.block_tokens);
+        // The usual case, without a buffer: all blocks are on one tier.
         if let [all] = &plan.spans[..] {
             if all.action != Action::Recompute {
                 self.count_hits(all.tier, &path[all.start as usize..all.stop as usize], now);
@@ -224,6 +224,7 @@ impl Manager {
         for span in of(Action::Load).chain(of(Action::Reuse)) {
             let mut at = span.start as usize;
             for piece in counted[at..span.stop as usize].chunk_by_mut(|a, b| a == b) {
+                // Part of the span was counted for a computed or loaded piece.
                 if !piece[0] {
                     self.count_hits(span.tier, &path[at..at + piece.len()], now);
                     piece.fill(true);
@@ -233,7 +234,7 @@ impl Manager {
         }
     }
 
-    /// The blocks of a run were used together last.
+    /// Counts blocks found on a tier; those of a run were last used together.
     fn count_hits(&mut self, tier: TierId, path: &[BlockId], now: Nanos) {
         for (run, node) in self.blocks.trie().along(path) {
             let age = stamp(now).saturating_sub(node.access);
@@ -244,8 +245,8 @@ impl Manager {
         stats.tokens_hit += hits * u64::from(self.settings.block_tokens);
     }
 
-    /// Some layers of each block of a run leave a tier where they still stand: every eviction, of
-    /// whatever kind, is counted and logged here. The last block leaves first.
+    /// Counts and logs the eviction of some layers of each block of a run, before they leave. Every
+    /// eviction is counted here. The last block leaves first.
     pub(in crate::manager) fn count_eviction(
         &mut self,
         (tier, run, layers): (TierId, Range<BlockId>, Layers),
@@ -263,6 +264,7 @@ impl Manager {
         }
         stats.bytes_freed += u64::from(layers.len()) * self.settings.layer_bytes * number;
         self.meter.times[tier].evict_age.record(idle, number);
+        // Events need one entry per block, counters only one per run.
         if self.settings.events == 0 && self.settings.eviction_log == 0 {
             return;
         }
@@ -272,7 +274,7 @@ impl Manager {
         }
     }
 
-    /// A whole copy is taken off a tier otherwise than by eviction for room.
+    /// Counts a copy that leaves a tier as a whole, not by eviction for room.
     pub(in crate::manager) fn count_loss(
         &mut self,
         tier: TierId,
@@ -284,12 +286,13 @@ impl Manager {
         if here.have.is_empty() {
             return;
         }
+        // A bad copy was no use, so nothing is lost.
         let clean = here.state == State::Bad || self.blocks.is_clean(tier, block);
         let reason = if clean { Reason::Clean } else { Reason::Dropped };
         self.count_eviction((tier, block..block + 1, here.have), reason, cause, now);
     }
 
-    /// A move has ended well.
+    /// Counts a move that ended well.
     pub(in crate::manager) fn count_move(&mut self, known: &InFlightMove, now: Nanos) {
         let bytes = self.settings.layer_bytes * u64::from(known.layers.len());
         let class = (known.kind, known.src, known.dst);
@@ -297,11 +300,11 @@ impl Manager {
         self.meter.durations(class).record(now.saturating_sub(known.handed), 1);
     }
 
-    /// Counts moves of whole blocks that went one way, and forgets them.
+    /// Counts moves of full blocks over one route, and removes them.
     pub(in crate::manager) fn end_moves(&mut self, class: MoveClass, ids: &[MoveId], now: Nanos) {
         let bytes = self.settings.layer_bytes * u64::from(self.settings.layers);
         let mut took = 0;
-        // Mostly all of them were handed out together.
+        // Mostly all were handed out together, so one histogram entry serves all.
         let mut handed: SmallVec<[(Nanos, u64); 2]> = SmallVec::new();
         self.moves.forget(ids, |known| {
             took += now.saturating_sub(known.started);
@@ -316,7 +319,7 @@ impl Manager {
         }
     }
 
-    /// All counters stay when everything is forgotten, and what stood counts as evicted.
+    /// Counts everything as evicted that `reset` forgets; the counters stay.
     pub(in crate::manager) fn count_reset(&mut self) {
         let now = self.clock.last();
         self.meter.log = Log::new(0);
@@ -328,8 +331,8 @@ impl Manager {
         self.meter.log = Log::new(self.settings.eviction_log);
     }
 
-    /// Compares the next victim of a tier with that of its simple twin, which must be the same, and
-    /// with the costs as they are before rounding, which may regret it.
+    /// Compares the next victim of a tier with that of the reference scan, which must be the same,
+    /// and with costs before rounding, by which it may be a regret.
     pub(in crate::manager) fn compare_victims(&mut self, tier: TierId, broken: &mut Vec<String>) {
         let now = stamp(self.clock.last());
         let index = &mut self.tiers[tier].eviction;
@@ -343,8 +346,7 @@ impl Manager {
         stats.regrets += u64::from(regret);
     }
 
-    /// Whether an entry of the victim's priority is worth less than the victim, by costs that are not
-    /// rounded.
+    /// Whether an entry of the victim's priority is worth less than the victim, by unrounded costs.
     fn regrets(&self, tier: TierId, victim: &Entry, now: Stamp) -> bool {
         let index = &self.tiers[tier].eviction;
         let unrounded = |entry: &Entry| {
@@ -356,11 +358,11 @@ impl Manager {
         others.any(|other| index.worth_less(&unrounded(&other), &taken, now))
     }
 
-    /// What was counted of copies is what stands.
+    /// The counters of copies equal a full scan.
     pub(in crate::manager) fn audit_meter(&self, broken: &mut Vec<String>) {
         for tier in 0..self.tiers.len() {
-            let stands = |&block: &BlockId| self.residency(tier, block).state == State::Resident;
-            let copies = self.living().filter(stands).count() as u64;
+            let resident = |&block: &BlockId| self.residency(tier, block).state == State::Resident;
+            let copies = self.living().filter(resident).count() as u64;
             let clean =
                 self.living().filter(|&block| self.blocks.is_clean(tier, block)).count() as u64;
             let (stats, times) = (self.stats(tier), self.times(tier));

@@ -1,7 +1,7 @@
-//! What is there now, and what has just left which tier, told once.
+//! Reports: a tier's occupancy, and the queue of eviction events.
 //!
-//! Invariant: each event is told once; of those not taken the oldest are forgotten. Cost: O(1) per
-//! event.
+//! Invariant: each event is returned once; when the queue is full the oldest is overwritten. Cost:
+//! O(1) per event.
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, TierId};
 use crate::error::{Error, Result};
@@ -13,16 +13,16 @@ use crate::manager::evict::set::EvictionSet;
 use crate::manager::kinds::Cause;
 use crate::manager::kinds::Reason;
 
-/// What a tier holds now.
+/// Occupancy of a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
-    /// All slots.
+    /// Slots in all.
     pub slots: u64,
     /// Slots that can be written at once.
     pub free: u64,
-    /// Slots that nobody holds and a store still reads.
+    /// Slots without a holder that a store still reads.
     pub coming: u64,
-    /// Entries that could be victims now.
+    /// Entries that can be victims now.
     pub evictable: u64,
 }
 
@@ -38,29 +38,29 @@ impl Reason {
     }
 }
 
-/// One line of the eviction log.
+/// Event: layers of a block left a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When.
+    /// Time.
     pub at: Nanos,
-    /// Which block.
+    /// Block.
     pub block: Handle,
-    /// What left.
+    /// Layers that left.
     pub layers: Layers,
-    /// Which tier it left.
+    /// Tier that they left.
     pub tier: TierId,
-    /// Whether a copy is left.
+    /// Whether a copy remains.
     pub reason: Reason,
-    /// What made it leave.
+    /// Event that made them leave.
     pub cause: Cause,
-    /// Where it went.
+    /// Tier to which they are written back.
     pub to: Option<TierId>,
-    /// How long it had not been used.
+    /// Time since the last use.
     pub idle: Nanos,
 }
 
 impl Manager {
-    /// What a tier holds now.
+    /// The occupancy of a tier.
     #[must_use]
     pub fn occupancy(&self, tier: TierId) -> Occupancy {
         let (space, eviction) = (self.blocks.space(tier), &self.tiers[tier].eviction);
@@ -72,25 +72,25 @@ impl Manager {
         }
     }
 
-    /// Runs that the blocks stand in: chains that share what is said of their blocks.
+    /// Runs of the trie: chains of blocks that share their values.
     #[must_use]
     pub fn run_count(&self) -> usize {
         self.blocks.trie().runs()
     }
 
-    /// Blocks in the trie, leases held, and calls that came with an old time.
+    /// Blocks in the trie, leases held, and calls with a time in the past.
     #[must_use]
     pub fn totals(&self) -> (usize, usize, u64) {
         (self.blocks.trie().len(), self.leases.len(), self.clock.clamped())
     }
 
-    /// Calls that came with a time far ahead of the latest one, and were served at that.
+    /// Calls with a time far ahead of the latest one, which were served at the latest one.
     #[must_use]
     pub fn doubted(&self) -> u64 {
         self.clock.doubted()
     }
 
-    /// Takes the eviction log: what left which tier, when, why and where to.
+    /// Takes the events: which layers left which tier, when, why and where to.
     ///
     /// # Errors
     /// [`Error::Closed`] or [`Error::Invariant`].
@@ -99,8 +99,8 @@ impl Manager {
         Ok(self.events.drain(..).collect())
     }
 
-    /// The last-known path of every named session of a scope: its name, its length in blocks, and
-    /// the blocks that still live, in logical order.
+    /// The last path of every named session of a scope: its name, its length in blocks, and its
+    /// blocks still in the trie, in logical order.
     ///
     /// # Errors
     /// [`Error::Config`] if the scope is known with another structure.
@@ -120,7 +120,7 @@ impl Manager {
         Ok(self.lease(id)?.session.and_then(|session| self.sessions.name(session)))
     }
 
-    /// Where every layer of a block stands: the fastest tier that holds it, or none.
+    /// The fastest tier with each layer of a block, or none.
     ///
     /// # Errors
     /// [`Error::Config`] if the block is not cached.
@@ -132,7 +132,7 @@ impl Manager {
         Ok(self.all_layers().iter().map(of).collect())
     }
 
-    /// Tells of layers that leave a tier.
+    /// Queues an event of layers that leave a tier.
     pub(in crate::manager) fn record(
         &mut self,
         (tier, block, layers): (TierId, BlockId, Layers),
@@ -151,7 +151,7 @@ impl Manager {
         self.events.push_back(Event { at, block, layers, tier, reason, cause, to, idle });
     }
 
-    /// The price list of a failed request. Cost: O(leases' paths).
+    /// The error of a request without room, with its figures. Cost: O(leases' paths).
     pub(in crate::manager) fn no_space(
         &self,
         tier: TierId,
@@ -167,7 +167,7 @@ impl Manager {
         }
     }
 
-    /// The slots of a tier that leases hold. Cost: O(leases' paths).
+    /// Slots of a tier that leases hold. Cost: O(leases' paths).
     pub(in crate::manager) fn leased(&self, tier: TierId) -> u64 {
         let private: u64 = self
             .private_slots
@@ -175,6 +175,7 @@ impl Manager {
             .filter(|private| private.tier == tier && private.refs > 0)
             .map(|private| self.units(tier, private.layers))
             .sum();
+        // Only the first tier is pinned by leases; below they hold transit slots.
         if tier > 0 {
             return private;
         }
@@ -192,7 +193,7 @@ impl Manager {
         private + plain * self.units(0, self.all_layers()) + shared
     }
 
-    /// The blocks from the first of a scope to `tip`.
+    /// The path from the first block of a scope to `tip`.
     pub(in crate::manager) fn path_to(&self, tip: Option<BlockId>) -> Vec<BlockId> {
         let mut path: Vec<BlockId> =
             std::iter::successors(tip, |&block| self.blocks.trie().parent(block)).collect();

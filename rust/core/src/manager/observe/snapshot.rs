@@ -1,7 +1,7 @@
-//! The whole state as bytes, for comparison: equal states give equal bytes.
+//! Snapshot: the whole state as text, for comparison: equal states give equal bytes.
 //!
-//! Invariant: neither the clock nor a counter is part of it, so that a refused call leaves it as
-//! it was. Cost: O(everything).
+//! Invariant: clock and counters are left out, so that a refused call does not change it. Cost:
+//! O(everything).
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use crate::tier::State;
 use crate::manager::Manager;
 
 impl Manager {
-    /// The state in a readable, canonical form.
+    /// The state in a canonical, readable form.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         let mut out = String::new();
@@ -22,7 +22,7 @@ impl Manager {
     fn write_snapshot(&self, out: &mut String) -> std::fmt::Result {
         for (id, scope) in self.scopes.all() {
             if !self.scopes.in_use(id, self.blocks.trie()) {
-                // The next call forgets it.
+                // The next call removes it.
                 continue;
             }
             let (whose, structure) = (&scope.whose, scope.structure.name());

@@ -1,7 +1,7 @@
-//! Acquire: lookup, pin and room in one atomic step.
+//! Acquire: lookup, pin and room for a request, in one atomic step.
 //!
-//! Invariant: all or nothing. Until room is certain only pins and retention entries are touched,
-//! and both are put back. Cost: O(tokens) to match, O(blocks) to plan and pin, O(log n) per
+//! Invariant: all or nothing. Until there is room only refcounts and eviction entries change, and
+//! both are restored on failure. Cost: O(tokens) to match, O(blocks) to plan and pin, O(log n) per
 //! victim.
 
 use crate::arrival::MoveIds;
@@ -20,34 +20,34 @@ use crate::manager::request::path::{LeasePath, PathBlock};
 use crate::manager::request::private_slot::OpenSlot;
 use crate::manager::request::residency_scan::{MissingBlock, Prefill};
 
-/// A path has room from the start for the blocks of at most so many tokens to come.
+/// Bound, in tokens, of the growth for which a path's memory is allocated in advance.
 const FAR: usize = 1 << 20;
 
-/// What a request asks for.
+/// Request: a prompt and how to serve it.
 #[derive(Clone, Debug, Default)]
 pub struct Acquire<'a> {
     /// The prompt.
     pub tokens: &'a [Token],
-    /// Who may share its blocks.
+    /// Scope within which its blocks are shared.
     pub scope: Scope,
-    /// The conversation it belongs to.
+    /// Name of the conversation it belongs to.
     pub session: Option<&'a str>,
-    /// How many blocks that conversation will have, if that is known ahead.
+    /// Blocks that the conversation will have, if known.
     pub session_blocks: Option<u32>,
-    /// Tokens at the end that stay to be computed.
+    /// Tokens at the end of the prompt that are computed in any case.
     pub keep: usize,
-    /// Tokens behind the prompt's end to make room for.
+    /// Tokens behind the prompt's end for which to make room.
     pub reserve: usize,
     /// Whether blocks of lower tiers are loaded.
     pub load: LoadMode,
     /// Loads that would be ready later than this are not planned.
     pub deadline: Option<Nanos>,
-    /// Whether the engine computes a layer while the next ones are loaded; otherwise it waits for all
-    /// layers.
+    /// Whether the engine computes a layer while the next ones are loaded; otherwise it waits for
+    /// all layers.
     pub layerwise: bool,
 }
 
-/// What was taken for a request, before it becomes a lease.
+/// Pinned path, slots and plan of a request that is not a lease yet.
 struct Taken {
     path: LeasePath,
     open: Vec<OpenSlot>,
@@ -74,6 +74,7 @@ impl Manager {
         let taken = taken?;
         let id = self.next_lease;
         self.next_lease += 1;
+        // A refused request leaves no scope behind.
         let scope = scope.unwrap_or_else(|| {
             self.scopes.add(&ask.scope, self.settings.structure, &mut self.blocks)
         });
@@ -81,6 +82,7 @@ impl Manager {
         Ok(id)
     }
 
+    /// Makes a lease of a request that has its room.
     fn begin(
         &mut self,
         id: LeaseId,
@@ -91,9 +93,10 @@ impl Manager {
     ) {
         let session = self.sessions.open(scope_id, ask.session, self.sessions_rank(), id);
         if let (Some(session), Some(blocks)) = (session, ask.session_blocks) {
-            self.sessions.foretell(session, blocks);
+            self.sessions.expect_blocks(session, blocks);
         }
         let matched = taken.path.len() * self.block_tokens();
+        // Ages are counted before `touch` makes them 0.
         self.count_request(ask.tokens.len(), taken.path.blocks(), &taken.plan, now);
         self.touch(taken.path.blocks(), now);
         let unconfirmed = taken.path.fresh();
@@ -120,6 +123,7 @@ impl Manager {
                 acquired: now,
             }),
         );
+        // Sessions and hints look the lease up, so it must be in the table.
         self.track_session(id);
         self.use_path(id, 0, now);
         self.settle_sessions();
@@ -127,7 +131,7 @@ impl Manager {
         self.write_ahead(now);
     }
 
-    /// Plans anew for a suspended lease.
+    /// Plans again for a suspended lease.
     pub(in crate::manager) fn reacquire(
         &mut self,
         id: LeaseId,
@@ -170,7 +174,7 @@ impl Manager {
         let mut path = match scope {
             Some(scope) => {
                 let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
-                // What will be written goes there too; a reserve may be far beyond it.
+                // The path will grow into this; the reserve may be far larger than what is written.
                 let beyond = ask.keep.saturating_add(ask.reserve).min(ask.tokens.len().min(FAR));
                 self.path(scope, Query::Tokens(&content), ask.keep, beyond)
             }
@@ -179,11 +183,12 @@ impl Manager {
         let mut missing = self.scan(&path, now);
         let mut plan = self.decide_loads(&mut missing, now, self.prefill(ask, path.len()));
         let mut open = self.behind(path.len(), ask)?;
+        // Pinned before room is made, so that its own blocks are no victims.
         self.pin(&path);
         let mut room = self.room_for(&missing, open, now);
         if room.is_err() && self.avoid_transit(&mut missing) {
-            // Its own sources may fill the host: what would pass through it is computed instead,
-            // with all behind it for an engine that loads all of a prefix or none.
+            // Its own sources may fill host: blocks that would pass through it are computed
+            // instead, with all behind them for an engine that loads a full prefix or none.
             if let Some(end) = self.prefix(&missing, scope, ask.load) {
                 self.unpin(&path, None);
                 path.truncate(end);
@@ -201,6 +206,7 @@ impl Manager {
                 return Err(error);
             }
         };
+        // From here on nothing fails.
         self.feed.begin_request(&path, ask.tokens.len() / self.block_tokens());
         for miss in missing.iter().filter(|miss| miss.reclaim) {
             self.reclaim(miss.block);
@@ -212,9 +218,10 @@ impl Manager {
             plan: Plan::default(),
         };
         let mut moves = vec![MoveIds::new(); missing.len()];
-        // Loads take the slots that are free at once; what is computed can wait for stores.
+        // Loads take the slots that are free at once; computation can wait for slots that drain.
         let mut at = 0;
         while let Some(miss) = missing.get(at) {
+            // A run from one tier is loaded in one batch.
             if let Some(batch) = self.batch(&missing[at..], id) {
                 for (id, moves) in self.start_batch(&batch, now).zip(&mut moves[at..]) {
                     moves.push(id);
@@ -240,6 +247,7 @@ impl Manager {
         }
         self.close_transit(transit);
         taken.awaits = moves.iter().flatten().copied().collect();
+        // Layers in flight for other requests must arrive too.
         for miss in missing.iter().filter(|miss| !miss.load || miss.lacks != self.all_layers()) {
             taken.awaits.extend(self.bringing(0, miss.block, self.all_layers()));
         }
@@ -249,7 +257,7 @@ impl Manager {
         Ok(taken)
     }
 
-    /// What a request asks its plan for, behind so many blocks that are known.
+    /// The planner's request for a prompt of which `matched` blocks are known.
     fn prefill(&self, ask: &Acquire<'_>, matched: usize) -> Prefill {
         let weight = u64::from(self.settings.token_weight);
         let context = matched * self.block_tokens();
@@ -258,7 +266,7 @@ impl Manager {
         Prefill { mode: ask.load, deadline: ask.deadline, rest, layerwise: ask.layerwise }
     }
 
-    /// How many blocks a request needs behind `matched` ones.
+    /// Open slots that a request needs behind `matched` blocks.
     fn behind(&self, matched: usize, ask: &Acquire<'_>) -> Result<usize> {
         let rest = (ask.tokens.len() - matched * self.block_tokens())
             .checked_add(ask.reserve)
@@ -268,7 +276,7 @@ impl Manager {
         Ok(open)
     }
 
-    /// Where a prefix that is to be loaded whole ends, if not at the path's end.
+    /// End of the prefix that can be loaded, if an engine loads it in full or not at all.
     fn prefix(
         &self,
         missing: &[MissingBlock],
@@ -281,33 +289,38 @@ impl Manager {
         missing.iter().find(|miss| prefix_only && !miss.compute.is_empty()).map(|miss| miss.at)
     }
 
-    /// Makes room for what was decided and `open` further blocks, or changes nothing. Returns the
-    /// way for loads that pass through host.
+    /// Makes room for the planned loads and computation and for `open` further blocks, or changes
+    /// nothing. Returns the transit slots for loads that pass through host.
     fn room_for(&mut self, missing: &[MissingBlock], open: usize, now: Nanos) -> Result<Transit> {
         let mut units = self.units(0, self.all_layers()) * open as u64;
+        // An engine has slots of its own for what it loads.
         if !self.engine_owned() {
             let lacking = missing.iter().filter(|miss| !miss.lacks.is_empty());
             units += lacking.map(|miss| self.units(0, miss.lacks)).sum::<u64>();
         }
         let growth = self.growth_slots(0);
         if growth > 0 {
-            // What is leased is counted block by block: only a tier that keeps room asks for it.
+            // Counting leased slots takes O(leases' blocks): only a tier with a growth reserve
+            // pays.
             let reclaimed = missing.iter().filter(|miss| miss.reclaim).count() as u64;
             let held = self.leased(0) + units + reclaimed * self.units(0, self.all_layers());
+            // The growth reserve is for leases that hold blocks already.
             if held + growth > u64::from(self.blocks.space(0).capacity()) {
                 return Err(self.no_space(0, units, &self.eviction_set()));
             }
         }
+        // These slots look free to `make_room`: they drain.
         self.withhold(missing, true);
         let transit = self.open_transit(missing, units, now);
+        // Refused: the leaving copies may be promised again.
         if transit.is_err() {
             self.withhold(missing, false);
         }
         transit
     }
 
-    /// Begins the loads of a block into its residency on the first tier, or on a tier that the
-    /// engine owns into a slot that it will name.
+    /// Begins the loads of a block into its residency on the first tier, or into a private slot
+    /// that the engine will name.
     pub(in crate::manager) fn begin_load(
         &mut self,
         miss: &MissingBlock,
@@ -336,8 +349,8 @@ impl Manager {
         moves
     }
 
-    /// Gives a block that is to be computed a slot of the lease's own, and begins the loads of
-    /// the layers behind the last one to compute.
+    /// Gives a block that is to be computed a private slot, and begins the loads of the layers
+    /// above the last one to compute.
     fn begin_compute(
         &mut self,
         miss: &MissingBlock,

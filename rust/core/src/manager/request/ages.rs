@@ -1,8 +1,9 @@
-//! When the session of each block was last used, where a policy ages by session.
+//! Session ages: an index from blocks to the last use of their session, for policies that age by
+//! it.
 //!
-//! A block belongs to the session whose request used it last; requests without a session are each one
-//! of their own. Invariant: a session is known here as long as it has a block. Cost: nothing where no
-//! policy asks; else O(blocks of the session · log n) per request, since all of them rank anew.
+//! A block belongs to the session whose request used it last; a request without a session is one of
+//! its own. Invariant: a session has a row as long as it has a block. Cost: none where no policy
+//! needs it; else O(blocks of the session · log n) per request, since all of them rank anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,21 +15,21 @@ use crate::manager::Manager;
 use crate::manager::request::lease::Lease;
 use crate::manager::request::session::SessionId;
 
-/// Whose request used a block.
+/// Session, or nameless lease, that used a block last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum User {
     Session(SessionId),
     Lease(LeaseId),
 }
 
-/// What one session used last, and when it used anything.
+/// Blocks that one session used last, and the time of its last use.
 #[derive(Clone, Debug, Default)]
 struct Used {
     last: Stamp,
     blocks: BTreeSet<BlockId>,
 }
 
-/// The sessions of blocks.
+/// Index of sessions by block, and of blocks by session.
 #[derive(Clone, Debug, Default)]
 pub(in crate::manager) struct Ages {
     users: BTreeMap<BlockId, User>,
@@ -40,13 +41,14 @@ impl Ages {
         self.users.is_empty()
     }
 
-    /// When the session of a block was last used; `None` if no request used the block.
+    /// The last use of a block's session; `None` if no request used the block.
     pub(in crate::manager) fn last_use(&self, block: BlockId) -> Option<Stamp> {
         Some(self.sessions.get(self.users.get(&block)?)?.last)
     }
 
-    /// A session uses these blocks.
+    /// Assigns blocks to a session that uses them now.
     fn take(&mut self, user: User, blocks: &[BlockId], at: Stamp) {
+        // A block that is its own already costs one look-up.
         for &block in blocks {
             if self.users.get(&block) != Some(&user) {
                 self.forget(block);
@@ -59,7 +61,7 @@ impl Ages {
         }
     }
 
-    /// A block is gone, or another session's.
+    /// Removes a block, which left the trie or is assigned to another session.
     pub(in crate::manager) fn forget(&mut self, block: BlockId) {
         let Some(user) = self.users.remove(&block) else { return };
         let Some(session) = self.sessions.get_mut(&user) else { return };
@@ -71,7 +73,7 @@ impl Ages {
 }
 
 impl Manager {
-    /// A lease uses the blocks of its path from `from` on: its session is as old as this use.
+    /// Assigns the blocks of a lease's path from `from` on to its session.
     pub(in crate::manager) fn use_path(&mut self, id: LeaseId, from: usize, at: Nanos) {
         if self.ages_by_session() {
             let lease = &self.leases[&id];
@@ -100,6 +102,7 @@ impl Manager {
     ) {
         let user = session.map_or(User::Lease(id), User::Session);
         self.ages.take(user, blocks, stamp(at));
+        // The session's age changed for all of its blocks, also for those not used now.
         let all = self.ages.sessions.get(&user).map(|known| known.blocks.clone());
         for block in all.into_iter().flatten() {
             self.refresh(block);

@@ -1,7 +1,7 @@
-//! Fork, truncate, and what a lease does when a block does not come.
+//! Branches: fork, truncation, and the recovery of a lease from a failed load.
 //!
-//! Invariant: a slot with more than one holder is never written; the tail is copied at the next
-//! `reserve`. Cost: O(path) per fork, O(blocks cut) per truncation.
+//! Invariant: a slot with more than one holder is never written; `reserve` copies the tail first.
+//! Cost: O(path) per fork, O(blocks dropped) per truncation.
 
 use crate::block::{Layers, LeaseId, Structure, TierId};
 use crate::error::{Error, Result};
@@ -16,8 +16,8 @@ use crate::manager::request::path::LeasePath;
 use crate::manager::request::private_slot::OpenSlot;
 
 impl Manager {
-    /// `n` further leases over the same tokens, sharing full blocks and the partial one. All of
-    /// them, this one too, call `reserve` before the next write.
+    /// Makes `n` leases over the same tokens, which share full blocks and the partial one. All of
+    /// them, this one too, must call `reserve` before the next write.
     ///
     /// # Errors
     /// [`Error::Config`] while something of the plan is still to be loaded or computed.
@@ -25,6 +25,7 @@ impl Manager {
         let lease = self.active(id)?;
         let awaits = self.awaits(id)?.len();
         let fresh = lease.path.exceptions().filter(|(_, step)| step.fresh).count();
+        // Blocks that are still to be written would have two writers.
         if awaits > 0 || fresh > 0 {
             return Err(Error::config(format!(
                 "fork of lease {id}, which awaits {awaits} moves and has {fresh} blocks to \
@@ -33,6 +34,7 @@ impl Manager {
         }
         self.check_forks(id, n)?;
         let now = self.tick(now);
+        // The tail's slot needs a reference count from here on.
         if !self.leases[&id].tail.is_empty()
             && matches!(self.leases[&id].tail_from, TailFrom::OpenSlot)
             && !self.leases[&id].open.is_empty()
@@ -47,6 +49,7 @@ impl Manager {
             let mut copy: Box<Lease> = self.leases[&id].clone();
             copy.id = self.next_lease;
             self.next_lease += 1;
+            // Room to grow is not shared: each fork reserves its own.
             copy.open = Vec::new();
             copy.acquired = now;
             self.scopes.hold(copy.scope_id);
@@ -69,6 +72,7 @@ impl Manager {
         Ok(forks)
     }
 
+    /// Adds a reference to a path's blocks and private slots.
     fn share(&mut self, path: &LeasePath) {
         self.pin(path.blocks());
         for private in path.private_slots() {
@@ -76,8 +80,8 @@ impl Manager {
         }
     }
 
-    /// Keeps the first `tokens` tokens of a lease. Blocks behind them are unpinned and stay
-    /// cached; own slots behind them are freed.
+    /// Keeps the first `tokens` tokens of a lease. Blocks behind them are unpinned and stay cached;
+    /// private slots behind them are released.
     ///
     /// # Errors
     /// [`Error::Config`] if the lease holds fewer tokens, or the cut falls into a block that the
@@ -92,6 +96,7 @@ impl Manager {
         }
         let size = self.block_tokens();
         let (full, rest) = (tokens / size, tokens % size);
+        // A tail must have bytes: this block has none until it is committed.
         if rest > 0 && self.leases[&id].path.get(full).is_some_and(|step| step.fresh) {
             return Err(Error::config(format!(
                 "truncate lease {id} to {tokens} tokens, within block {full}, which is still to \
@@ -102,6 +107,7 @@ impl Manager {
         if tokens == held {
             return Ok(());
         }
+        // Only the tail becomes shorter.
         if full == self.leases[&id].path.len() {
             self.remove_tail(id, rest);
             if rest == 0 {
@@ -112,25 +118,26 @@ impl Manager {
         self.lose_tail(id);
         let lease = self.lease_mut(id);
         let open = std::mem::take(&mut lease.open);
-        let mut cut = lease.path.split_off(full);
+        let mut dropped = lease.path.split_off(full);
         lease.matched = lease.matched.min(full * size);
         for open in open {
             self.close_open(open);
         }
+        // The tail stays within a block of the trie, which keeps its reference for it.
         if rest > 0 {
-            let behind = cut.split_off(1);
-            let step = std::mem::replace(&mut cut, behind).get(0).expect("the cut is in it");
+            let behind = dropped.split_off(1);
+            let step = std::mem::replace(&mut dropped, behind).get(0).expect("the path is longer");
             let kept = self.blocks.trie().tokens(step.block)[..rest].to_vec();
             self.extend_tail(id, &kept);
             self.lease_mut(id).tail_from = TailFrom::Block(step);
         }
-        self.let_go(&cut, None);
-        self.cut_plan(id, full);
+        self.release_path(&dropped, None);
+        self.truncate_plan(id, full);
         self.track_session(id);
         Ok(())
     }
 
-    /// A lease lets go of the tokens behind its last full block. Returns which those were.
+    /// Drops the tail of a lease. Returns its range of tokens.
     pub(in crate::manager) fn lose_tail(&mut self, id: LeaseId) -> (u64, u64) {
         let size = self.block_tokens();
         let lease = self.lease_mut(id);
@@ -141,13 +148,13 @@ impl Manager {
         match std::mem::replace(&mut lease.tail_from, TailFrom::OpenSlot) {
             TailFrom::OpenSlot => {}
             TailFrom::Shared(private) => self.unref_private(private),
-            TailFrom::Block(cut) => self.let_go(&cut.into(), None),
+            TailFrom::Block(shared) => self.release_path(&shared.into(), None),
         }
         (start, stop)
     }
 
-    /// A block of a lease's path did not come: it is computed, in a leaf-only scope with all
-    /// that follows. Returns the tokens concerned.
+    /// Has a block computed whose load failed, in a leaf-only scope with all that follow. Returns
+    /// the range of tokens concerned.
     pub(in crate::manager) fn compute_instead(
         &mut self,
         id: LeaseId,
@@ -158,22 +165,27 @@ impl Manager {
         let Some(block) = known.block.and_then(|handle| self.blocks.trie().resolve(handle)) else {
             return (0, 0);
         };
+        // The tail's block is not on the path: its tokens are lost with it.
         if let TailFrom::Block(step) = self.leases[&id].tail_from
             && step.block == block
         {
             return self.lose_tail(id);
         }
+        // Truncation may have dropped the block since.
         let Some(at) = self.leases[&id].path.blocks().iter().position(|&at| at == block) else {
             return (0, 0);
         };
         let start = (at * size) as u64;
+        // A leaf-only prefix must have no hole.
         if self.structure(block) == Structure::LeafOnly {
-            return (start, self.cut_path(id, at, now));
+            return (start, self.truncate_path(id, at, now));
         }
         let lost = (start, start + size as u64);
         let step = self.leases[&id].path.get(at).expect("found above");
+        // With a slot of its own the lease computes the block there.
         if let Some(private) = step.private {
             let layers = self.private_slots[private].layers;
+            // An earlier failure of the same block was reported already.
             if step.compute == layers {
                 return (0, 0);
             }
@@ -189,8 +201,9 @@ impl Manager {
         let here = self.residency(0, block).have;
         let lacks = self.lacks(if self.one_slot(here) { Layers::NONE } else { here });
         let units = self.units(0, lacks);
+        // Without room for another slot the match ends here.
         if self.make_room(&[(0, units)], &[], now).is_err() {
-            return (start, self.cut_path(id, at, now));
+            return (start, self.truncate_path(id, at, now));
         }
         let private = self.new_private(0, lacks);
         let lease = self.lease_mut(id);
@@ -202,36 +215,37 @@ impl Manager {
         lost
     }
 
-    /// Ends a lease's match before block `at`, and keeps as much room behind it as there was; on
-    /// a tier that the engine owns the same slots. What it holds behind the match goes too: it was
-    /// computed from what is gone. Returns one behind the last token that is lost.
-    fn cut_path(&mut self, id: LeaseId, at: usize, now: Nanos) -> u64 {
+    /// Ends a lease's match before block `at`, with as much room behind it as before; on a tier
+    /// that the engine owns with the same slots. The tail is dropped too: it was computed from lost
+    /// blocks. Returns the end of the range of lost tokens.
+    fn truncate_path(&mut self, id: LeaseId, at: usize, now: Nanos) -> u64 {
         let size = self.block_tokens();
         let (_, stop) = self.lose_tail(id);
         let lease = self.lease_mut(id);
-        let mut cut = lease.path.split_off(at);
+        let mut dropped = lease.path.split_off(at);
         lease.matched = lease.matched.min(at * size);
         if self.engine_owned() {
-            self.reopen(id, &mut cut);
+            self.reopen(id, &mut dropped);
         }
-        self.let_go(&cut, None);
-        self.cut_plan(id, at);
+        self.release_path(&dropped, None);
+        self.truncate_plan(id, at);
         if self.engine_owned() {
             return stop;
         }
-        let units = self.units(0, self.all_layers()) * cut.len() as u64;
+        let units = self.units(0, self.all_layers()) * dropped.len() as u64;
+        // Without room the engine has to call `reserve`.
         if self.make_room(&[(0, units)], &[], now).is_ok() {
-            let open = self.new_open_slots(cut.len());
+            let open = self.new_open_slots(dropped.len());
             self.lease_mut(id).open.extend(open);
         }
         stop
     }
 
-    /// An engine has named slots for these blocks: it computes them there.
-    fn reopen(&mut self, id: LeaseId, cut: &mut LeasePath) {
-        let mut open = Vec::with_capacity(cut.len());
-        for at in 0..cut.len() {
-            let private = cut.change(at, |step| step.private.take());
+    /// Keeps the slots that an engine has named for these blocks: it computes them there.
+    fn reopen(&mut self, id: LeaseId, dropped: &mut LeasePath) {
+        let mut open = Vec::with_capacity(dropped.len());
+        for at in 0..dropped.len() {
+            let private = dropped.change(at, |step| step.private.take());
             open.push(OpenSlot::Private(
                 private.unwrap_or_else(|| self.new_private(0, self.all_layers())),
             ));
@@ -239,7 +253,8 @@ impl Manager {
         self.lease_mut(id).open.splice(0..0, open);
     }
 
-    fn cut_plan(&mut self, id: LeaseId, at: usize) {
+    /// Ends a plan's spans before block `at`.
+    fn truncate_plan(&mut self, id: LeaseId, at: usize) {
         let at = u32::try_from(at).unwrap_or(u32::MAX);
         let plan = &mut self.lease_mut(id).plan;
         plan.spans.retain(|span| span.start < at);
@@ -248,14 +263,15 @@ impl Manager {
         }
     }
 
+    /// Replaces a block's loads in the plan by computation.
     fn recompute_in_plan(&mut self, id: LeaseId, at: usize, layers: Layers) {
-        let ready = self.leases[&id].plan.stands;
-        self.retell(id, at, vec![(layers, Action::Recompute, 0, ready, ready)]);
+        let ready = self.leases[&id].plan.resident_at;
+        self.replan_block(id, at, vec![(layers, Action::Recompute, 0, ready, ready)]);
     }
 
-    /// Replaces what a plan says of one block, but for what it reuses: layers, action, tier,
-    /// first and last ready time of each part.
-    pub(in crate::manager) fn retell(
+    /// Replaces the spans of one block, but for reuse, by `parts`: layers, action, tier, first and
+    /// last ready time.
+    pub(in crate::manager) fn replan_block(
         &mut self,
         id: LeaseId,
         at: usize,
@@ -270,6 +286,7 @@ impl Manager {
                 spans.push(*span);
                 continue;
             }
+            // A span of several blocks keeps those before and behind this one.
             for (start, stop) in [(span.start, at), (at + 1, span.stop)] {
                 if start < stop {
                     spans.push(Span { start, stop, ..*span });
@@ -285,7 +302,7 @@ impl Manager {
         plan.exact = false;
     }
 
-    /// A suspended lease holds tokens and nothing else.
+    /// Leaves a suspended lease its tokens and nothing else.
     pub(in crate::manager) fn empty_lease(&mut self, id: LeaseId, hold: Hold) {
         self.awaits.forget(id);
         let lease = self.lease_mut(id);

@@ -1,8 +1,8 @@
-//! Commit: how a running request grows.
+//! Commit: appends tokens to a lease and adds full blocks to the trie.
 //!
 //! Invariant: only full blocks enter the trie; of two requests that computed the same block the
-//! first wins and the other keeps its slot until release. Cost: a token that fills no block costs
-//! O(1) and allocates nothing; one that does costs O(log n).
+//! first one's copy stays and the other keeps a private duplicate until release. Cost: a token that
+//! fills no block costs O(1) and allocates nothing; one that does costs O(log n).
 
 use rustc_hash::FxHashSet;
 
@@ -19,20 +19,20 @@ use crate::manager::request::lease::{Lease, TailFrom};
 use crate::manager::request::path::PathBlock;
 use crate::manager::request::private_slot::{OpenSlot, PrivateSlot};
 
-/// What became of committed tokens.
+/// Result of a commit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Committed {
     /// Blocks that entered the trie.
     pub new: Vec<Handle>,
-    /// Own slots whose block somebody else had committed already.
+    /// Private slots of blocks that another request had committed already.
     pub duplicate: Vec<Slot>,
-    /// The blocks that won, one for each duplicate.
+    /// The blocks that were kept, one for each duplicate.
     pub canonical: Vec<Handle>,
 }
 
 impl Manager {
-    /// Appends tokens whose KV is written. The first commit, which may be empty, also confirms
-    /// what the plan had the engine compute.
+    /// Appends tokens whose KV is written. The first commit, which may be empty, also confirms the
+    /// blocks that the plan had the engine compute.
     ///
     /// # Errors
     /// [`Error::Config`] if there is no room for the tokens or moves that the lease awaits have
@@ -42,6 +42,7 @@ impl Manager {
         self.commit_checked(id, tokens, now)
     }
 
+    /// Commits tokens that were checked.
     fn commit_checked(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Result<Committed> {
         let content = self.with_digests(id, tokens)?;
         let out = self.commit_content(id, content.as_deref().unwrap_or(tokens), now);
@@ -49,12 +50,14 @@ impl Manager {
         Ok(out)
     }
 
+    /// Commits tokens with digests replaced.
     fn commit_content(&mut self, id: LeaseId, tokens: &[Token], now: Nanos) -> Committed {
         let now = self.tick(now);
         let mut out = Committed::default();
         let lease = &self.leases[&id];
         let open = matches!(lease.tail_from, TailFrom::OpenSlot);
         self.feed.request = lease.request;
+        // Only the first commit after a plan has computed blocks to confirm.
         if lease.unconfirmed {
             self.confirm(id, now, &mut out);
         }
@@ -73,12 +76,13 @@ impl Manager {
             self.scopes.digests.hold(&rest[..take]);
             lease.tail.extend_from_slice(&rest[..take]);
             rest = &rest[take..];
-            // Most decoded tokens end here: the tail is not a block yet.
+            // The usual end of a decoded token: the tail is no full block yet.
             if lease.tail.len() < size {
                 return out;
             }
             let tail = std::mem::take(&mut lease.tail);
             self.seal(id, &tail, now, &mut out);
+            // Put back only to be removed, so that its memory and digests are accounted for.
             self.lease_mut(id).tail = tail;
             self.remove_tail(id, 0);
         }
@@ -89,6 +93,7 @@ impl Manager {
         if full < rest.len() {
             self.extend_tail(id, &rest[full..]);
         }
+        // Only full blocks extend the session's path or become dirty.
         if self.leases[&id].path.len() > known {
             self.track_session(id);
             self.write_ahead(now);
@@ -115,7 +120,7 @@ impl Manager {
         batch.iter().map(|(id, tokens)| self.commit_checked(*id, tokens.as_ref(), now)).collect()
     }
 
-    /// The tokens with the scope's digests in place, if it has any; they count as written.
+    /// The tokens with the scope's digests replaced, if it has any; each with a reference.
     fn with_digests(&mut self, id: LeaseId, tokens: &[Token]) -> Result<Option<Vec<Token>>> {
         let lease = &self.leases[&id];
         if lease.scope.extra.is_empty() {
@@ -126,15 +131,17 @@ impl Manager {
         self.intern(&scope, from, tokens).map(Some)
     }
 
-    /// Whether a commit can go ahead.
+    /// Fails if a commit cannot go ahead.
     fn check_commit(&self, id: LeaseId, tokens: &[Token]) -> Result<()> {
         let lease = self.active(id)?;
+        // A move in flight may still write, or read, the slots of these tokens.
         if let Some(first) = self.first_wait(lease, tokens.len()) {
             return Err(Error::config(format!(
                 "lease {id} awaits {} moves, the first is {first}; commit when they have ended",
                 self.awaits(id)?.len()
             )));
         }
+        // An empty commit only confirms.
         if tokens.is_empty() {
             return Ok(());
         }
@@ -154,6 +161,7 @@ impl Manager {
         if let Some(&first) = self.awaits.of(lease.id).first() {
             return Some(first);
         }
+        // Without draining slots no store delays a write.
         if self.blocks.space(0).none_draining() {
             return None;
         }
@@ -165,7 +173,7 @@ impl Manager {
             .find_map(|open| self.open_slot_waits(open).first().copied())
     }
 
-    /// How many tokens a lease can still write; `usize::MAX` where the engine owns the slots.
+    /// Tokens that a lease can still write; `usize::MAX` where the engine owns the slots.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -173,6 +181,7 @@ impl Manager {
         Ok(self.room_of(self.active(id)?))
     }
 
+    /// The same for a lease.
     fn room_of(&self, lease: &Lease) -> usize {
         let private_tail = match lease.tail_from {
             TailFrom::OpenSlot => true,
@@ -181,6 +190,7 @@ impl Manager {
             }
             TailFrom::Block(_) => false,
         };
+        // A shared tail must be copied by `reserve` first.
         if !private_tail {
             return 0;
         }
@@ -191,7 +201,7 @@ impl Manager {
         (lease.open.len() + shared) * self.block_tokens() - lease.tail.len()
     }
 
-    /// A shared tail whose other holders are gone is the lease's own again.
+    /// Makes a tail that no fork shares any more the lease's first open slot.
     pub(in crate::manager) fn adopt_tail(&mut self, id: LeaseId) {
         let lease = self.lease_mut(id);
         if let TailFrom::Shared(private) = lease.tail_from {
@@ -200,7 +210,7 @@ impl Manager {
         }
     }
 
-    /// What the engine has computed for holes now stands on the first tier.
+    /// Offers the blocks that the engine has computed for holes to the trie.
     fn confirm(&mut self, id: LeaseId, now: Nanos, out: &mut Committed) {
         let lease = self.lease_mut(id);
         lease.unconfirmed = false;
@@ -215,8 +225,8 @@ impl Manager {
         }
     }
 
-    /// Offers a slot of a lease's own to the trie. What stays with the lease is returned: a slot of
-    /// the engine's, or a duplicate, which is told.
+    /// Offers a private slot to the trie as the block's residency. Returns a slot that stays with
+    /// the lease: the engine's, or a duplicate, which is reported.
     fn offer_private(
         &mut self,
         block: BlockId,
@@ -224,6 +234,7 @@ impl Manager {
         now: Nanos,
         out: &mut Committed,
     ) -> Option<PrivateSlotId> {
+        // The engine keeps its slot; only the tiers below are ours.
         if self.engine_owned() {
             self.forget_bad_copies(block);
             self.write_through(0, block, Some(private), now);
@@ -240,7 +251,7 @@ impl Manager {
         }
     }
 
-    /// Full blocks behind a lease's path enter the trie, each with the lease's next open slot.
+    /// Adds full blocks behind a lease's path to the trie, each with the lease's next open slot.
     fn seal(&mut self, id: LeaseId, tokens: &[Token], now: Nanos, out: &mut Committed) {
         if tokens.is_empty() {
             return;
@@ -254,6 +265,7 @@ impl Manager {
         let open = std::mem::replace(&mut lease.open, rest);
         let root = self.scopes.get(scope).root;
         let mut path = Vec::with_capacity(tokens.len() / size);
+        // Leading blocks may be known from another request.
         for tokens in tokens.chunks_exact(size) {
             let Some(block) =
                 self.blocks.trie().child(root, path.last().copied().or(parent), tokens)
@@ -265,11 +277,12 @@ impl Manager {
         let known = path.len();
         self.pin(&path);
         self.touch(&path, now);
-        // What a request commits was last used when the request began, until it ends.
+        // Until the lease ends, its blocks count as used when it began.
         let node = Node { scope, refs: 1, uses: 1, access: stamp(since), session_blocks: 0 };
         let behind = path.last().copied().or(parent);
         self.new_nodes(node, behind, &tokens[known * size..], &mut path);
         let new = self.blocks.trie().handles(&path[known..]);
+        // Mostly one block per commit: the vector is moved, not copied.
         if out.new.is_empty() {
             out.new = new;
         } else {
@@ -278,8 +291,9 @@ impl Manager {
         self.meter.requested.inserted += (path.len() - known) as u64;
         self.lease_mut(id).path.extend(&path);
         let settled = self.settle_open(&path[known..], open.get(known..).unwrap_or_default(), now);
-        // Those that were known, and what did not simply settle.
+        // Known blocks, and slots that did not become a residency at once.
         for at in (0..known).chain(known + settled..path.len()) {
+            // An engine may commit more than it has named slots for.
             let Some(&open) = open.get(at) else { break };
             let private = self.as_private(open);
             let left = self.offer_private(path[at], private, now, out);
@@ -289,9 +303,8 @@ impl Manager {
         self.grant(id, end, now);
     }
 
-    /// Turns open slots of a lease into the residencies of new blocks, which the lease pins: no entry
-    /// changes by it. Stops at the first slot that somebody else may know of; returns how many came
-    /// before it.
+    /// Makes open slots the residencies of new blocks, which are pinned and so have no entry to
+    /// refresh. Stops at the first private slot; returns how many were before it.
     fn settle_open(&mut self, blocks: &[BlockId], open: &[OpenSlot], now: Nanos) -> usize {
         let settled = self.blocks.put_in(blocks, open.iter().map_while(|open| open.plain()));
         self.on_resident(0, &blocks[..settled]);
@@ -303,21 +316,23 @@ impl Manager {
         settled
     }
 
-    /// Turns a lease's own slot into the block's residency, if there is none of those layers.
+    /// Makes a private slot the block's residency, if those layers are absent.
     fn install(&mut self, tier: TierId, block: BlockId, private: PrivateSlotId) -> bool {
         let PrivateSlot { slot, layers, refs, busy, .. } = self.private_slots[private];
         let here = self.residency(tier, block);
-        let whole = layers == self.all_layers() && here.state == State::Absent;
+        let full = layers == self.all_layers() && here.state == State::Absent;
+        // With layer slots the two ranges may join to one.
         let grows = here.state == State::Resident
             && here.busy == 0
             && self.tiers[tier].spec.layer_slots
             && !here.have.covers(layers)
             && here.have.join(layers).is_some();
-        if refs > 1 || busy > 0 || !(whole || grows) {
+        // A slot that a fork or a move uses cannot change its owner.
+        if refs > 1 || busy > 0 || !(full || grows) {
             return false;
         }
         self.private_slots.remove(private);
-        if whole {
+        if full {
             let here = Residency { slot, have: layers, busy: 0, state: State::Resident };
             self.blocks.alter(tier, block, |known| *known = here);
         } else {
@@ -330,7 +345,7 @@ impl Manager {
         true
     }
 
-    /// Copies of a block that could not be read go once a good one stands on the first tier.
+    /// Drops bad copies of a block once a good one is resident on the first tier.
     pub(in crate::manager) fn forget_bad_copies(&mut self, block: BlockId) {
         for tier in 1..self.tiers.len() {
             let here = self.residency(tier, block);

@@ -1,9 +1,9 @@
-//! Where digests are written and where they go: in blocks, in partial blocks of leases, in sequences
-//! that hints wait for.
+//! Digest references: counts the places where digests are written, in blocks, in leases' tails and
+//! in pending hints.
 //!
-//! Invariant: each place counts as one use, so that a digest's number is free when the last place is.
-//! Cost: nothing before the first digest; then a look at every token that comes or goes, and once at
-//! all that are cached.
+//! Invariant: each place counts as one reference, so that a digest's number is free after its last
+//! place. Cost: none before the first digest; then one look-up per token that is added or removed,
+//! and one scan of all cached tokens.
 
 use crate::block::{LeaseId, Token};
 use crate::error::Result;
@@ -13,8 +13,7 @@ use crate::manager::Manager;
 use crate::manager::request::lease::Hold;
 
 impl Manager {
-    /// How many scopes are known, and how many digests have a number: what is left of tenants,
-    /// adapters and images.
+    /// How many scopes are known, and how many digests have a number.
     #[must_use]
     pub fn strangers(&self) -> (usize, usize) {
         let living =
@@ -22,7 +21,8 @@ impl Manager {
         (living.count(), self.scopes.digests.len())
     }
 
-    /// Content with digests that is to be written; it counts as written until it is freed.
+    /// The tokens of a sequence with its digests replaced by numbers, each with a reference until
+    /// freed.
     ///
     /// # Errors
     /// [`crate::error::Error::Config`] if all numbers are in use; nothing has changed then.
@@ -33,7 +33,7 @@ impl Manager {
         tokens: &[Token],
     ) -> Result<Vec<Token>> {
         if !scope.extra.is_empty() && !self.scopes.digests.begun() {
-            // What was cached before may be no digest's number.
+            // A number in a token's place must differ from all tokens that are cached.
             let mut cached: Vec<Token> = Vec::new();
             self.each_written(|token| cached.push(token));
             self.scopes.digests.begin(cached.into_iter());
@@ -41,34 +41,35 @@ impl Manager {
         self.scopes.digests.intern(scope, from, tokens)
     }
 
-    /// Tokens at the end of a lease that fill no block yet.
+    /// Appends tokens to a lease's tail, which stays shorter than a block.
     pub(in crate::manager) fn extend_tail(&mut self, id: LeaseId, tokens: &[Token]) {
         self.scopes.digests.hold(tokens);
         let size = self.block_tokens();
         let tail = &mut self.lease_mut(id).tail;
+        // A tail never outgrows a block, so its memory is allocated once.
         tail.reserve_exact(size - tail.len());
         tail.extend_from_slice(tokens);
     }
 
-    /// The same, but the first `kept`, are there no more.
+    /// Removes the tokens of a lease's tail behind the first `kept`.
     pub(in crate::manager) fn remove_tail(&mut self, id: LeaseId, kept: usize) {
         let lease = self.leases.get_mut(&id).expect("a lease that was just seen");
         self.scopes.digests.free(&lease.tail[kept..]);
         lease.tail.truncate(kept);
     }
 
-    /// Every token that stands somewhere with digests in place.
-    fn each_written(&self, mut tell: impl FnMut(Token)) {
+    /// Visits every token that is written with digests replaced.
+    fn each_written(&self, mut visit: impl FnMut(Token)) {
         for block in self.living() {
-            self.blocks.trie().tokens(block).iter().copied().for_each(&mut tell);
+            self.blocks.trie().tokens(block).iter().copied().for_each(&mut visit);
         }
         for lease in self.leases.values() {
-            lease.tail.iter().copied().for_each(&mut tell);
+            lease.tail.iter().copied().for_each(&mut visit);
         }
-        self.hints.awaited().flat_map(|(_, content)| content).copied().for_each(&mut tell);
+        self.hints.awaited().flat_map(|(_, content)| content).copied().for_each(&mut visit);
     }
 
-    /// What is broken about digests.
+    /// Checks the references of digests.
     pub(in crate::manager) fn audit_digests(&self, broken: &mut Vec<String>) {
         let mut written = Vec::new();
         self.each_written(|token| written.push(token));

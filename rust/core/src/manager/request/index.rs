@@ -1,8 +1,7 @@
-//! The index of a tier that outlives its manager: what is written down of it, and how it is found
-//! again.
+//! Persistent index: the list of a tier's blocks that outlives the manager, and its recovery.
 //!
-//! Invariant: a row that is taken in is proved by its chain of keys up to a scope of this model.
-//! Cost: O(blocks · log n), and one hash each.
+//! Invariant: a row is recovered only if its chain of keys reaches a scope of this model. Cost:
+//! O(blocks · log n), and one hash each.
 
 use crate::block::{BlockId, Layers, Slot, Structure, TierId};
 use crate::error::{Error, Result};
@@ -16,20 +15,20 @@ use crate::manager::Manager;
 use crate::manager::node::Node;
 use crate::manager::settings::DropOrder;
 
-/// One block of a tier that outlives its manager.
+/// Row of a persistent index: one resident block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// What it is and how it stood.
+    /// Its identity, and the figures that rank it.
     pub label: Label,
     /// Its slot.
     pub slot: Slot,
-    /// The layers that are there.
+    /// The resident layers.
     pub layers: Layers,
 }
 
 impl Manager {
-    /// What stands on a tier, parents before their children: all that [`Manager::load_index`]
-    /// needs to find it again.
+    /// Lists the resident blocks of a tier, parents before their children, for
+    /// [`Manager::load_index`].
     ///
     /// # Errors
     /// [`Error::Config`] for a tier that does not exist or has layer slots.
@@ -54,10 +53,10 @@ impl Manager {
         Ok(rows)
     }
 
-    /// Rebuilds what a tier held. Ages become times before `now`. A row is left out if its key's
-    /// chain does not reach a scope of this model through rows before it or blocks that are known,
-    /// if it is no full block, if its slot is taken, or if its layers would make a hole where none
-    /// may be. Returns how many blocks are found again.
+    /// Rebuilds the residencies of a tier. Ages become times before `now`. A row is skipped if its
+    /// chain of keys does not reach a scope of this model through earlier rows or known blocks, if
+    /// it is no full block, if its slot is taken, or if its layers would make a hole where none may
+    /// be. Returns how many blocks became resident.
     ///
     /// # Errors
     /// [`Error::Config`] for a tier that does not exist, has layer slots or slots of an engine.
@@ -68,7 +67,7 @@ impl Manager {
         let bound = rows.iter().map(|row| row.slot.saturating_add(1)).max();
         self.check_memory(rows.len())?;
         let slots = bound.unwrap_or(0).min(self.blocks.space(tier).capacity()) as usize;
-        // Whether each is free, and the list of those that stay so.
+        // One flag per slot, and the list of the free ones.
         memory::check(slots.saturating_mul(1 + 2 * size_of::<Slot>()), || {
             format!("an index with slots up to {slots}")
         })?;
@@ -80,6 +79,7 @@ impl Manager {
         let mut loaded = 0;
         for row in rows {
             let parent = known.get(&row.label.record.parent).copied();
+            // A slot beyond the tier, or named twice, has no free flag.
             let Some(slot) = free.get_mut(row.slot as usize).filter(|slot| **slot) else {
                 continue;
             };
@@ -90,6 +90,7 @@ impl Manager {
             self.keys.put(block, self.blocks.trie().depth(block), key);
             known.insert(key, block);
         }
+        // The slots that no row took become free again.
         self.blocks.put_back(tier, &free);
         Ok(loaded)
     }
@@ -107,7 +108,7 @@ impl Manager {
         }
     }
 
-    /// The block of a row whose slot is free, and whether the row brought it to the tier.
+    /// The block of a row whose slot is free, and whether the row made it resident.
     fn load_row(
         &mut self,
         tier: TierId,
@@ -117,6 +118,7 @@ impl Manager {
     ) -> Option<(BlockId, bool)> {
         let Label { record, standing } = &row.label;
         let mut whose = match (&record.scope, parent) {
+            // The first block of a scope is chained to the scope's key, a later one to its parent.
             (Some(owner), _) if record.parent == self.scope_key(&owner.tenant, &owner.lora) => {
                 Scope {
                     tenant: owner.tenant.clone(),
@@ -133,38 +135,41 @@ impl Manager {
         let sound = digests
             && record.tokens.len() == self.block_tokens()
             && self.scopes.digests.check(&whose, &record.tokens).is_ok();
+        // A damaged row, or one of other settings.
         if !sound || !self.fits(tier, row.layers) {
             return None;
         }
-        let stood = Node {
+        let values = Node {
             uses: standing.uses.max(1),
             access: stamp(now).saturating_sub(standing.age),
             session_blocks: standing.session_blocks,
             ..Node::default()
         };
-        let (block, known) = self.find_row(&whose, record, parent, row.layers, stood)?;
+        let (block, known) = self.find_row(&whose, record, parent, row.layers, values)?;
+        // An earlier row, or the tier above, has the block already.
         if self.residency(tier, block).state != State::Absent {
             return Some((block, false));
         }
+        // The block was known from another tier: keep the newer figures of the two.
         if known {
             self.blocks.change_values(&[block], |_, node| {
-                node.access = node.access.max(stood.access);
-                node.uses = node.uses.max(stood.uses);
-                node.session_blocks = stood.session_blocks;
+                node.access = node.access.max(values.access);
+                node.uses = node.uses.max(values.uses);
+                node.session_blocks = values.session_blocks;
             });
         }
         self.place(tier, block, (row.slot, row.layers), None, None, now);
         if let Some(wanted) = standing.wanted {
-            self.want_again(block, wanted, now);
+            self.restore_hint(block, wanted, now);
         }
         if let Some(cost) = standing.cost {
-            self.price_again(block, cost);
+            self.restore_price(block, cost);
         }
         self.refresh(block);
         Some((block, true))
     }
 
-    /// Whether a tier may hold these layers of a block and no others.
+    /// Whether these layers can be a residency of a tier, which has one end fixed.
     fn fits(&self, tier: TierId, layers: Layers) -> bool {
         let all = self.all_layers();
         let lowest = match self.settings.drop_order {
@@ -175,17 +180,17 @@ impl Manager {
         !layers.is_empty() && all.covers(layers) && edge
     }
 
-    /// The block of a row, made if it is new as it `stood`, and whether it was known; `None` if a
-    /// part of a block, or what stands behind a lost one, would make a hole where none may be.
+    /// The block of a row, with the values of `values` if it is new, and whether it was known;
+    /// `None` if its layers, or a missing parent, would make a hole where none may be.
     fn find_row(
         &mut self,
         scope: &Scope,
         record: &Record,
         parent: Option<BlockId>,
         layers: Layers,
-        stood: Node,
+        values: Node,
     ) -> Option<(BlockId, bool)> {
-        let whole = layers == self.all_layers();
+        let full = layers == self.all_layers();
         let known = match parent {
             Some(parent) => Some(self.node(parent).scope),
             None => self.scopes.find(&Scope { structure: None, ..scope.clone() }).ok()?,
@@ -193,8 +198,9 @@ impl Manager {
         let structure = known.map_or(scope.structure.unwrap_or(self.settings.structure), |id| {
             self.scopes.get(id).structure
         });
+        // A leaf-only block needs all its layers and all its ancestors.
         let joins = || parent.is_none_or(|parent| self.missing(parent).is_empty());
-        if structure == Structure::LeafOnly && !(whole && joins()) {
+        if structure == Structure::LeafOnly && !(full && joins()) {
             return None;
         }
         let content = self.intern(scope, 0, &record.tokens).ok()?;
@@ -205,7 +211,7 @@ impl Manager {
         let known = self.blocks.trie().child(self.scopes.get(id).root, parent, &content);
         let block = known.unwrap_or_else(|| {
             let mut path = Vec::with_capacity(1);
-            self.new_nodes(Node { scope: id, ..stood }, parent, &content, &mut path);
+            self.new_nodes(Node { scope: id, ..values }, parent, &content, &mut path);
             path[0]
         });
         self.scopes.digests.free(&content);

@@ -1,7 +1,13 @@
-//! A matched path held for a request, with its plan and its room to grow.
+//! Leases: a request's references to blocks and slots, with its plan.
 //!
-//! Invariant: every block of the path carries one reference per lease that goes through it; the
-//! tail's tokens are fewer than a block. Cost: O(path) to make and to release.
+//! Invariant: each block of the path carries one reference per lease through it; the tail has fewer
+//! tokens than a block. Cost: O(path) to make and to release. A lease's tokens:
+//!
+//! ```text
+//! | path: full blocks in the trie, pinned | tail | room          |
+//!   residency, or a private slot           open[0], open[1] ...
+//!                                          (or shared with forks: `tail_from`)
+//! ```
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -23,31 +29,31 @@ use crate::manager::request::path::{LeasePath, PathBlock};
 use crate::manager::request::private_slot::OpenSlot;
 use crate::manager::request::session::SessionId;
 
-/// How a request's prefix comes to stand on the first tier.
+/// Plan: how each block and layer of a prefix becomes resident on the first tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// In logical order.
+    /// Rectangles of blocks and layers, in logical order.
     pub spans: Vec<Span>,
-    /// Predicted time at which all of the match is there.
-    pub stands: Nanos,
+    /// Predicted time at which all of the match is resident.
+    pub resident_at: Nanos,
     /// Predicted time at which the rest of the prompt is computed too.
     pub finish: Nanos,
     /// Whether no plan can finish earlier under the lanes' and the cost model's predictions.
     pub exact: bool,
 }
 
-/// Where the tokens of the tail stand, if not in the lease's own open slot.
+/// Slot of the tail's tokens.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::manager) enum TailFrom {
     /// In the first open slot.
     OpenSlot,
-    /// In a slot shared with forks.
+    /// In a private slot that forks share.
     Shared(PrivateSlotId),
-    /// In a block of the trie that the path was cut in.
+    /// In a block of the trie, within which the path was truncated.
     Block(PathBlock),
 }
 
-/// Whether a lease holds its path.
+/// State of a lease.
 #[derive(Clone, Debug)]
 pub(in crate::manager) enum Hold {
     Active,
@@ -55,7 +61,7 @@ pub(in crate::manager) enum Hold {
     Suspended(Vec<Token>),
 }
 
-/// A request's hold on blocks and slots.
+/// Lease: a request's references to blocks and slots.
 #[derive(Clone, Debug)]
 pub struct Lease {
     pub(in crate::manager) id: LeaseId,
@@ -69,13 +75,13 @@ pub struct Lease {
     pub(in crate::manager) open: Vec<OpenSlot>,
     pub(in crate::manager) matched: usize,
     pub(in crate::manager) plan: Plan,
-    /// Whether its plans count with loads and computation side by side, layer by layer.
+    /// Whether its plans overlap loads and computation layer by layer.
     pub(in crate::manager) layerwise: bool,
-    /// Whether a step of the path is fresh.
+    /// Whether a step of the path still has to be offered to the trie.
     pub(in crate::manager) unconfirmed: bool,
     pub(in crate::manager) hold: Hold,
     pub(in crate::manager) request: RequestContext,
-    /// When it was acquired or resumed: the last use of what it commits, until it ends.
+    /// Time of acquire or resume: until the lease ends, the last use of the blocks that it commits.
     pub(in crate::manager) acquired: Nanos,
 }
 
@@ -86,14 +92,13 @@ impl Lease {
         self.id
     }
 
-    /// Tokens of the given ones that need not be computed behind the match: a multiple of the
-    /// block size.
+    /// Tokens of the prompt that the match covers: a multiple of the block size.
     #[must_use]
     pub fn matched(&self) -> usize {
         self.matched
     }
 
-    /// What was planned.
+    /// The plan.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan
@@ -105,7 +110,7 @@ impl Lease {
         matches!(self.hold, Hold::Suspended(_))
     }
 
-    /// Whether it computes into an own slot, or will.
+    /// Whether the engine computes into this private slot, or will.
     pub(in crate::manager) fn keeps(&self, private: PrivateSlotId) -> bool {
         self.open.contains(&OpenSlot::Private(private))
             || self.path.private_slots().any(|known| known == private)
@@ -120,7 +125,7 @@ impl Lease {
 }
 
 impl Manager {
-    /// A lease by id; it outlives scheduler steps.
+    /// The lease of an id; it outlives scheduler steps.
     ///
     /// # Errors
     /// [`Error::Closed`] if it is released or never was.
@@ -137,6 +142,7 @@ impl Manager {
         leases
     }
 
+    /// A lease that holds its path.
     pub(in crate::manager) fn active(&self, id: LeaseId) -> Result<&Lease> {
         let lease = self.lease(id)?;
         if lease.suspended() {
@@ -149,7 +155,7 @@ impl Manager {
         self.leases.get_mut(&id).expect("a lease that was just seen")
     }
 
-    /// How many tokens a lease holds: its path and its tail.
+    /// Tokens of a lease: of its path and its tail.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -161,7 +167,7 @@ impl Manager {
         })
     }
 
-    /// The moves that must end before the engine may read its path and write its open slots.
+    /// The moves that must end before the engine may read the path and write the open slots.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -173,26 +179,26 @@ impl Manager {
         Ok(awaits)
     }
 
-    /// Names what a lease awaits, some of it perhaps more than once.
-    pub(in crate::manager) fn each_await(&self, lease: &Lease, mut name: impl FnMut(MoveId)) {
-        self.awaits.of(lease.id).iter().copied().for_each(&mut name);
-        self.each_reader(lease, name);
+    /// Visits the moves that a lease awaits, some of them perhaps more than once.
+    pub(in crate::manager) fn each_await(&self, lease: &Lease, mut visit: impl FnMut(MoveId)) {
+        self.awaits.of(lease.id).iter().copied().for_each(&mut visit);
+        self.each_reader(lease, visit);
     }
 
-    /// Names the stores that still read slots that a lease is to write.
-    pub(in crate::manager) fn each_reader(&self, lease: &Lease, mut name: impl FnMut(MoveId)) {
+    /// Visits the stores that still read slots which a lease is to write.
+    pub(in crate::manager) fn each_reader(&self, lease: &Lease, mut visit: impl FnMut(MoveId)) {
         if self.blocks.space(0).none_draining() {
             return;
         }
         let computed = lease.path.exceptions().filter(|(_, step)| !step.compute.is_empty());
         let computed = computed.filter_map(|(_, step)| step.private.map(OpenSlot::Private));
         for open in computed.chain(lease.open.iter().copied()) {
-            self.open_slot_waits(open).into_iter().for_each(&mut name);
+            self.open_slot_waits(open).into_iter().for_each(&mut visit);
         }
     }
 
-    /// The block table of a lease on a tier, in logical order; with layer slots one row of it per
-    /// layer. What is not there is [`NO_SLOT`]. Open slots follow the path on the first tier.
+    /// The block table of a lease on a tier, in logical order; with layer slots one row per layer.
+    /// An absent block has [`NO_SLOT`]. Open slots follow the path on the first tier.
     ///
     /// # Errors
     /// [`Error::Closed`]; [`Error::Config`] if there is no such tier.
@@ -216,20 +222,23 @@ impl Manager {
         Ok((usize::from(rows), table))
     }
 
-    /// The slot that a lease uses for one layer of one block of its path.
+    /// The slot that a lease uses for one layer of a step of its path.
     fn step_slot(&self, tier: TierId, step: PathBlock, layer: u16) -> Slot {
         if let (0, Some(private)) = (tier, step.private) {
             let private = &self.private_slots[private];
+            // With layer slots a private slot may complete the layers of the residency.
             if private.layers.contains(layer) || !self.tiers[0].spec.layer_slots {
                 return self.private_slot(private, layer);
             }
         }
+        // A bad copy has bytes that no request may read.
         if self.residency(tier, step.block).state == State::Bad {
             return NO_SLOT;
         }
         self.slot_of(tier, step.block, layer)
     }
 
+    /// The slot of the tail, unless it is the first open slot.
     fn tail_slot(&self, lease: &Lease, layer: u16) -> Option<Slot> {
         match lease.tail_from {
             TailFrom::OpenSlot => None,
@@ -240,11 +249,12 @@ impl Manager {
         }
     }
 
-    /// Pins consecutive blocks of a path.
+    /// Pins the blocks of a path.
     pub(in crate::manager) fn pin(&mut self, path: &[BlockId]) {
         let mut runs = Runs::new();
         self.blocks.change_values(path, |run, node| {
             node.refs += 1;
+            // Only the first reference takes a block out of the eviction index.
             if node.refs == 1 {
                 runs.push(run);
             }
@@ -258,8 +268,8 @@ impl Manager {
         }
     }
 
-    /// Unpins consecutive blocks of a path, last first, and removes what nothing holds any more.
-    /// Where they have been used until now, that is told.
+    /// Unpins the blocks of a path, last first, and removes those that nothing refers to any more.
+    /// `until` is the time of their last use, if the lease used them.
     pub(in crate::manager) fn unpin(&mut self, path: &[BlockId], until: Option<Nanos>) {
         let mut runs: SmallVec<[(Range<BlockId>, bool); 12]> = SmallVec::new();
         let Some(&last) = path.last() else { return };
@@ -268,6 +278,7 @@ impl Manager {
             node.access = until.map_or(node.access, stamp);
             runs.push((run, node.refs == 0));
         });
+        // Runs that were split at the path's end may join again.
         self.blocks.trim(last);
         let structure = self.structure(last);
         if until.is_some() {
@@ -277,26 +288,29 @@ impl Manager {
             }
         }
         let leaf_only = structure == Structure::LeafOnly;
-        // Nothing is removed then.
+        // If every block is resident, none is removed.
         let all = self.holds_all(0);
-        let mut carries = false;
+        let mut resident = false;
         for (run, free) in runs.into_iter().rev() {
-            let stands = std::mem::take(&mut carries);
+            let child_resident = std::mem::take(&mut resident);
+            // A run that is still pinned keeps all before it pinned as well.
             if !free {
                 continue;
             }
-            let whole = all || self.blocks.table(0).all_fully_resident(run.clone());
-            carries = whole && leaf_only;
-            if carries && stands {
-                // What stands behind it keeps it from leaving.
+            let full = all || self.blocks.table(0).all_fully_resident(run.clone());
+            resident = full && leaf_only;
+            if resident && child_resident {
+                // A resident child keeps it from being a victim.
                 continue;
             }
-            for block in if carries { run.end - 1..run.end } else { run }.rev() {
+            for block in if resident { run.end - 1..run.end } else { run }.rev() {
+                // Removing a child may have pruned it.
                 if !self.blocks.trie().alive(block) {
                     continue;
                 }
                 self.refresh_on(0, block);
-                if !self.stands(block) {
+                // Only a block without all its layers here can have become unneeded.
+                if !self.fully_resident(block) {
                     self.prune(block);
                     self.sweep(block);
                 }
@@ -304,16 +318,16 @@ impl Manager {
         }
     }
 
-    /// Lets go of a path, or of its end: its own slots and its pins.
-    pub(in crate::manager) fn let_go(&mut self, path: &LeasePath, until: Option<Nanos>) {
+    /// Releases a path, or its end: private slots and references.
+    pub(in crate::manager) fn release_path(&mut self, path: &LeasePath, until: Option<Nanos>) {
         for private in path.private_slots() {
             self.unref_private(private);
         }
         self.unpin(path.blocks(), until);
     }
 
-    /// Ends a lease. Returns the moves that still read slots of a tier that the engine owns: it
-    /// may reuse those slots when they have ended. Releasing twice does nothing.
+    /// Ends a lease. Returns the moves that still read slots of a tier that the engine owns: it may
+    /// reuse those slots once they have ended. Releasing twice does nothing.
     ///
     /// # Errors
     /// [`Error::Closed`] or [`Error::Invariant`] of the manager itself.
@@ -336,7 +350,7 @@ impl Manager {
         Ok(reading)
     }
 
-    /// Unpins and frees all that a lease holds.
+    /// Drops all references of a lease to blocks and slots.
     pub(in crate::manager) fn abandon_lease(&mut self, lease: &Lease, now: Nanos) {
         self.scopes.digests.free(&lease.tail);
         for &open in &lease.open {
@@ -345,23 +359,23 @@ impl Manager {
         match lease.tail_from {
             TailFrom::OpenSlot => {}
             TailFrom::Shared(private) => self.unref_private(private),
-            TailFrom::Block(step) => self.let_go(&step.into(), None),
+            TailFrom::Block(step) => self.release_path(&step.into(), None),
         }
         self.use_last(lease, now);
-        self.let_go(&lease.path, Some(now));
+        self.release_path(&lease.path, Some(now));
     }
 
-    /// The moves that still touch slots that an engine has named for a lease.
+    /// The moves that still touch slots that the engine has named for a lease.
     pub(in crate::manager) fn reads_of(&self, lease: &Lease) -> Vec<MoveId> {
         if !self.engine_owned() {
             return Vec::new();
         }
-        let cut = match lease.tail_from {
+        let tail = match lease.tail_from {
             TailFrom::OpenSlot => None,
             TailFrom::Shared(private) => Some(private),
             TailFrom::Block(step) => step.private,
         };
-        let all = lease.path.private_slots().chain(cut);
+        let all = lease.path.private_slots().chain(tail);
         let named = |private: &PrivateSlotId| self.private_slots[*private].slot != NO_SLOT;
         let private_slots: BTreeSet<PrivateSlotId> =
             all.chain(lease.open.iter().filter_map(|open| open.private())).filter(named).collect();

@@ -1,4 +1,4 @@
-//! The pure probe: what is known of a sequence, without a pin and without a refresh.
+//! Lookup: a read-only probe of the longest usable prefix.
 //!
 //! Invariant: nothing changes. Cost: O(tokens) for the comparison, O(blocks) for the report.
 
@@ -11,26 +11,26 @@ use crate::trie::Query;
 
 use crate::manager::Manager;
 
-/// One copy of a block.
+/// Residency of a matched block on one tier, as reported to the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
-    /// Where.
+    /// Tier of the copy.
     pub tier: TierId,
-    /// In which slot; with layer slots that of its first layer.
+    /// Its slot; with layer slots that of its first layer.
     pub slot: Slot,
     /// The layers that are valid now.
     pub layers: Layers,
     /// The layers that will be valid at `ready`.
     pub coming: Layers,
-    /// When the first of the coming layers is expected; now if it is there.
+    /// Predicted time of the first arriving layer; now if it is valid.
     pub first: Nanos,
-    /// When all of it is expected; now if it is there.
+    /// Predicted time of the last arriving layer; now if all are valid.
     pub ready: Nanos,
-    /// Whether it was chosen to leave: it is valid until the store that reads it has ended.
+    /// Whether it was evicted and stays valid until its write-back has ended.
     pub leaving: bool,
 }
 
-/// A block of a match with its copies, fastest tier first.
+/// Block of a match with its copies, fastest tier first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatchedBlock {
     /// Which block.
@@ -41,17 +41,17 @@ pub struct MatchedBlock {
     pub copies: Vec<Copy>,
 }
 
-/// The longest usable prefix of a sequence.
+/// Longest usable prefix of a sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// How many tokens of the sequence it covers.
+    /// Tokens of the sequence that it covers.
     pub tokens: usize,
     /// Its blocks in logical order.
     pub blocks: Vec<MatchedBlock>,
 }
 
 impl Manager {
-    /// The longest prefix of `tokens` in which every block is resident, arriving or, in a
+    /// Finds the longest prefix of `tokens` in which every block is resident, arriving or, in a
     /// hole-tolerant scope, recomputable. At least `keep` tokens stay uncovered.
     ///
     /// # Errors
@@ -70,15 +70,15 @@ impl Manager {
         })
     }
 
-    /// The blocks that a lookup covers, without the report of every one.
+    /// The blocks that a lookup covers, without their copies.
     ///
     /// # Errors
     /// As [`Manager::lookup`].
-    pub fn probe(&self, asked: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<Handle>> {
-        Ok(self.blocks.trie().handles(&self.known_path(asked, scope, keep)?))
+    pub fn probe(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<Handle>> {
+        Ok(self.blocks.trie().handles(&self.known_path(query, scope, keep)?))
     }
 
-    /// What is known of blocks. One that is gone has no tokens and no copies.
+    /// The tokens and copies of blocks; none for a block that left the trie.
     #[must_use]
     pub fn describe(&self, blocks: &[Handle], now: Nanos) -> Vec<MatchedBlock> {
         let now = self.clock.read(now);
@@ -92,8 +92,7 @@ impl Manager {
         blocks.iter().map(of).collect()
     }
 
-    /// The slots of a copy: the one of all layers, or with layer slots that of each of its
-    /// coming layers.
+    /// The slots of a copy: the one of all layers, or with layer slots that of each arriving layer.
     #[must_use]
     pub fn copy_slots(&self, block: Handle, copy: &Copy) -> Vec<Slot> {
         let Some(block) = self.blocks.trie().resolve(block) else { return Vec::new() };
@@ -109,7 +108,7 @@ impl Manager {
         }
     }
 
-    /// How many tokens of a sequence a lookup covers, without the report of every block.
+    /// Tokens of a sequence that a lookup covers.
     ///
     /// # Errors
     /// As [`Manager::lookup`].
@@ -117,36 +116,39 @@ impl Manager {
         Ok(self.known_path(Query::Tokens(tokens), scope, keep)?.len() * self.block_tokens())
     }
 
-    fn known_path(&self, asked: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
+    /// The usable path of a query in a scope.
+    fn known_path(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
         self.open()?;
+        // Without digests the query needs no copy of the tokens.
         if self.scopes.digests.plain(scope) {
             let id = self.scopes.find(scope)?;
-            return Ok(id.map_or_else(Vec::new, |id| self.path(id, asked, keep, 0)));
+            return Ok(id.map_or_else(Vec::new, |id| self.path(id, query, keep, 0)));
         }
-        let tokens = asked.tokens();
+        let tokens = query.tokens();
         self.scopes.digests.check(scope, &tokens)?;
         let Some(id) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
         let content = self.scopes.digests.content(scope, 0, &tokens);
         Ok(self.path(id, Query::Tokens(&content), keep, 0))
     }
 
-    /// The blocks of the longest usable prefix, with room for those of so many tokens behind them.
+    /// The blocks of the longest usable prefix, in a vector with capacity for `beyond` more tokens.
     pub(in crate::manager) fn path(
         &self,
         scope: ScopeId,
-        asked: Query<'_>,
+        query: Query<'_>,
         keep: usize,
         beyond: usize,
     ) -> Vec<BlockId> {
         let known = self.scopes.get(scope);
-        let usable = asked.len().saturating_sub(keep);
-        // However much is asked for, no more is found than there is.
+        let usable = query.len().saturating_sub(keep);
+        // A prefix has at most all blocks of the trie, however long the query is.
         let found = (usable / self.block_tokens()).min(self.blocks.trie().len());
         let mut path = Vec::with_capacity(found + beyond / self.block_tokens() + 1);
-        self.blocks.trie().walk(known.root, asked.first(usable), &mut path);
+        self.blocks.trie().walk(known.root, query.first(usable), &mut path);
         if known.structure == Structure::LeafOnly {
-            path.truncate(self.whole(&path));
+            path.truncate(self.covered(&path));
         } else {
+            // Holes that nothing follows are computed as the rest of the prompt is.
             while path.last().is_some_and(|&block| !self.useful(block)) {
                 path.pop();
             }
@@ -154,28 +156,30 @@ impl Manager {
         path
     }
 
-    /// How many blocks of a path stand or arrive somewhere, with all their layers, before the first
-    /// that does not.
-    fn whole(&self, path: &[BlockId]) -> usize {
+    /// How many blocks of a path are resident or arriving with all layers, before the first that is
+    /// not.
+    fn covered(&self, path: &[BlockId]) -> usize {
+        // One tier with every block of the trie: no run needs a look.
         if (0..self.tiers.len()).any(|tier| self.holds_all(tier)) {
             return path.len();
         }
-        let mut whole = 0;
+        let mut covered = 0;
         for run in self.runs(path) {
+            // One tier mostly has the full run: only otherwise look block by block.
             if !(0..self.tiers.len())
                 .any(|tier| self.blocks.table(tier).all_fully_resident(run.clone()))
             {
                 let lacking = run.clone().find(|&block| !self.missing(block).is_empty());
                 if let Some(lacking) = lacking {
-                    return whole + (lacking - run.start) as usize;
+                    return covered + (lacking - run.start) as usize;
                 }
             }
-            whole += run.len();
+            covered += run.len();
         }
-        whole
+        covered
     }
 
-    /// Layers of a block that no tier holds or expects: the smallest range around them.
+    /// The smallest range around the layers of a block that no tier has or expects.
     pub(in crate::manager) fn missing(&self, block: BlockId) -> Layers {
         let all = self.all_layers();
         if (0..self.tiers.len()).any(|tier| self.expected(tier, block) == all) {
@@ -193,15 +197,18 @@ impl Manager {
         gaps
     }
 
+    /// Whether any layer of a block is resident or arriving.
     fn useful(&self, block: BlockId) -> bool {
         (0..self.tiers.len()).any(|tier| !self.expected(tier, block).is_empty())
     }
 
+    /// The copies of a block, fastest tier first.
     fn copies(&self, block: BlockId, now: Nanos) -> Vec<Copy> {
         let mut copies = Vec::new();
         for tier in 0..self.tiers.len() {
             let here = self.residency(tier, block);
             let leaving = self.leaving(tier, block);
+            // A leaving copy joins the resident layers of its tier.
             if let Some(layers) = self.valid_with(tier, block, &leaving) {
                 let slot = Self::leaving_slot(&leaving, layers.lo);
                 let slot = slot.unwrap_or_else(|| self.slot_of(tier, block, layers.lo));

@@ -1,4 +1,4 @@
-//! Presence without a request: the marks of a simulator or a peer.
+//! Marks: sets and clears residencies without a request, for a simulator or a peer.
 //!
 //! Invariant: a marked copy is a copy like any other. Cost: O(blocks · log n).
 
@@ -14,32 +14,31 @@ use crate::manager::Manager;
 use crate::manager::kinds::Cause;
 use crate::manager::node::Node;
 
-/// Whether the blocks of a sequence stand on a tier, and from when on.
+/// Mark: full blocks of a sequence that are resident on a tier, or not.
 #[derive(Clone, Debug)]
 pub struct Mark<'a> {
-    /// The sequence; its full blocks are meant.
+    /// The sequence; only its full blocks count.
     pub tokens: &'a [Token],
-    /// Whose blocks.
+    /// Scope of the blocks.
     pub scope: Scope,
-    /// Which tier.
+    /// Tier.
     pub tier: TierId,
-    /// Whether they are there.
+    /// Whether they are resident.
     pub present: bool,
-    /// When all layers are there; `None` means now.
+    /// Time at which all layers are resident; `None` means now.
     pub ready: Option<Nanos>,
-    /// When the first layer is there; `None` means at `ready`.
+    /// Time at which the first layer is resident; `None` means at `ready`.
     pub first: Option<Nanos>,
 }
 
 impl Manager {
-    /// Sets or clears the presence of the full blocks of a sequence on a tier. Setting makes
-    /// room, and makes good what could not be read; a copy that is ready in the future is arriving
-    /// until then.
+    /// Sets or clears the residency of the full blocks of a sequence on a tier. Setting makes room,
+    /// and repairs bad copies; a copy that is ready in the future is arriving until then.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; [`Error::Config`] if a block to clear is leased, busy or carries others
-    /// in a leaf-only scope, if a failed move still writes a block to be there or only a part of it
-    /// is on its way, or if the tier has no slots of ours. Nothing has changed then.
+    /// [`Error::NoSpace`]; [`Error::Config`] if a block to clear is pinned, busy or the parent of
+    /// others in a leaf-only scope, if a failed move still writes a block to set or only a part of
+    /// it is in flight, or if the engine owns the tier. Nothing has changed then.
     pub fn mark(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
         self.open()?;
         self.scopes.sweep(&mut self.blocks);
@@ -55,6 +54,8 @@ impl Manager {
         let mut path = Vec::new();
         self.blocks.trie().walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
         path.retain(|&block| self.residency(mark.tier, block).state != State::Absent);
+        // All errors are found before the first change; children are checked with the blocks cleared
+        // along.
         for (at, &block) in path.iter().enumerate() {
             self.check_clear(mark.tier, block, &path[at..])?;
         }
@@ -66,6 +67,7 @@ impl Manager {
         Ok(handles)
     }
 
+    /// Fails for a tier that does not exist or that the engine owns.
     pub(in crate::manager) fn check_tier(&self, tier: TierId) -> Result<()> {
         if tier >= self.tiers.len() {
             return Err(Error::config(format!(
@@ -82,6 +84,7 @@ impl Manager {
         Ok(())
     }
 
+    /// Fails if a block cannot be cleared on a tier.
     fn check_clear(&self, tier: TierId, block: BlockId, cleared: &[BlockId]) -> Result<()> {
         let here = self.residency(tier, block);
         let handle = self.blocks.trie().handle(block).0;
@@ -106,15 +109,16 @@ impl Manager {
             !cleared.contains(child) || elsewhere(*child) != Some(self.all_layers())
         };
         let below = self.blocks.trie().children(block).filter(stays).count();
+        // The last copy of a parent would leave its children unreachable.
         if last && leaf_only && below > 0 {
             return Err(Error::config(format!(
-                "block {handle:#x} cannot be cleared: {below} blocks stand behind it in a \
-                 leaf-only scope"
+                "block {handle:#x} cannot be cleared: {below} children need it in a leaf-only scope"
             )));
         }
         Ok(())
     }
 
+    /// Sets the residency of full blocks.
     fn mark_present(
         &mut self,
         mark: &Mark<'_>,
@@ -130,7 +134,7 @@ impl Manager {
         marked
     }
 
-    /// The same for full blocks with digests in place.
+    /// The same with digests replaced in the content.
     fn mark_content(
         &mut self,
         mark: &Mark<'_>,
@@ -149,6 +153,7 @@ impl Manager {
             units += self.lacking(mark.tier, block)?;
         }
         let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (mark.tier, run)).collect();
+        // Known blocks must not be evicted for the new ones.
         self.pin(&path);
         if let Err(error) = self.make_room(&[(mark.tier, units)], &stay, now) {
             self.unpin(&path, None);
@@ -161,6 +166,7 @@ impl Manager {
         let node = Node { scope, refs: 0, uses: 1, access: stamp(now), session_blocks: 0 };
         self.new_nodes(node, path.last().copied(), &content[pinned * size..], &mut path);
         let late = mark.ready.is_some_and(|ready| ready > now);
+        // New blocks that are ready now are placed run by run, all others one by one.
         let plain = !late && !self.tiers[mark.tier].spec.layer_slots;
         let (known, new) = path.split_at(if plain { pinned } else { path.len() });
         for &block in known {
@@ -172,7 +178,7 @@ impl Manager {
         Ok(self.blocks.trie().handles(&path))
     }
 
-    /// How many slots a block needs to stand whole on a tier.
+    /// Slots that a block needs to be fully resident on a tier.
     fn lacking(&self, tier: TierId, block: BlockId) -> Result<u64> {
         let (here, all) = (self.residency(tier, block), self.all_layers());
         if here.state != State::Arriving {
@@ -180,6 +186,7 @@ impl Manager {
             let rows = self.tiers[tier].spec.layer_slots;
             return Ok(if rows { layers } else { u64::from(here.slot == NO_SLOT) });
         }
+        // Only a part is in flight: its moves own the slots until they end.
         if self.expected(tier, block) != all {
             return Err(Error::config(format!(
                 "block {:#x} cannot be marked on tier '{}': moves have still to end there",
@@ -190,9 +197,10 @@ impl Manager {
         Ok(0)
     }
 
-    /// Puts what a tier lacks of a block there. A copy that could not be read is good again.
+    /// Adds the layers of a block that a tier lacks. A bad copy becomes good.
     fn complete_copy(&mut self, block: BlockId, mark: &Mark<'_>, now: Nanos) {
         let (here, all) = (self.residency(mark.tier, block), self.all_layers());
+        // Arriving or complete: nothing is missing.
         if here.state == State::Arriving || here.usable() == all {
             return;
         }
@@ -205,7 +213,7 @@ impl Manager {
         self.place(mark.tier, block, (slot, all), mark.ready, mark.first, now);
     }
 
-    /// Puts new blocks, of which nothing stands anywhere, whole on a tier. Their own entries are
+    /// Makes new blocks, which are absent everywhere, fully resident on a tier. Their entries are
     /// made when they are touched.
     fn place_new(&mut self, tier: TierId, blocks: &[BlockId], parent: Option<BlockId>) {
         self.blocks.put_new(tier, blocks);
@@ -215,7 +223,7 @@ impl Manager {
         }
     }
 
-    /// Puts layers of a block on a tier, into given slots.
+    /// Sets the residency of a block on a tier, in given slots.
     pub(in crate::manager) fn place(
         &mut self,
         tier: TierId,
@@ -243,22 +251,25 @@ impl Manager {
         self.residency_changed(tier, block);
     }
 
-    /// A marked copy has become ready.
+    /// Ends the arrival of a marked copy that is due.
     pub(in crate::manager) fn settle_mark(&mut self, tier: TierId, block: BlockId) {
+        // Moves may have taken the arrival over: then they end it.
         let marked = self.arrival(tier, block).is_some_and(|a| a.moves.is_empty());
         if marked {
             self.settle(tier, block, self.clock.last());
         }
     }
 
-    /// Takes a quiet copy off a tier.
+    /// Drops an idle copy from a tier.
     pub(in crate::manager) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
         self.count_loss(tier, block, cause, self.clock.last());
+        // What was to arrive has slots too, and leaves with the rest.
         if let Some(arrival) = self.blocks.take_arrival(tier, block) {
             self.marked.remove(&(arrival.ready, tier, block));
             self.blocks.alter(tier, block, |here| here.have = arrival.target);
         }
         let here = self.residency(tier, block);
+        // The block was absent, or only its arrival was dropped.
         if here.slot == NO_SLOT {
             return;
         }

@@ -1,7 +1,7 @@
-//! Names for outside: the keys and records under which blocks stand on storage.
+//! Storage names: the keys and records of blocks on persistent tiers.
 //!
-//! Invariant: a path that comes back has the same keys. Cost: one hash per block behind the next one
-//! above whose key is kept, sixteen at most once a key below was asked for.
+//! Invariant: a path that is computed again has the same keys. Cost: one hash per block below the
+//! next ancestor whose key is cached, at most sixteen once a deeper key was computed.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -14,6 +14,7 @@ use crate::manager::Manager;
 
 impl Manager {
     /// Content hash of a block: over the model, the scope and all tokens up to its end.
+    // Keys are chained: hash downwards from the nearest ancestor whose key is cached.
     pub(in crate::manager) fn key(&mut self, block: BlockId) -> Key {
         let mut path: SmallVec<[BlockId; 16]> = SmallVec::new();
         let (mut next, mut above) = (Some(block), None);
@@ -33,7 +34,7 @@ impl Manager {
         above.expect("the path has a block")
     }
 
-    /// Every block by its key. Cost: one hash per block of the trie.
+    /// Index of all blocks by key. Cost: one hash per block of the trie.
     pub(in crate::manager) fn by_key(&self) -> FxHashMap<Key, BlockId> {
         let mut known = FxHashMap::default();
         let firsts =
@@ -47,7 +48,7 @@ impl Manager {
         known
     }
 
-    /// What a store has to keep beside the bytes of a block.
+    /// The label that a store keeps beside the bytes of a block.
     pub(in crate::manager) fn label(&mut self, block: BlockId, now: Nanos) -> Label {
         let above = self.blocks.trie().parent(block).map(|parent| self.key(parent));
         let node = *self.node(block);
@@ -55,12 +56,13 @@ impl Manager {
             age: stamp(now).saturating_sub(node.access),
             uses: node.uses,
             session_blocks: self.session_blocks(block).unwrap_or(0),
-            wanted: self.wanted_of(block, now),
+            wanted: self.stored_hint(block, now),
             cost: self.price(block),
         };
         Label { record: self.record_behind(block, above), standing }
     }
 
+    /// The record of a block under the key of its parent, with digests in place of their numbers.
     fn record_behind(&self, block: BlockId, above: Option<Key>) -> Record {
         let scope = self.scopes.get(self.node(block).scope);
         let mut digests = Vec::new();
@@ -89,7 +91,7 @@ impl Manager {
         }
     }
 
-    /// The key that the first blocks of a scope are chained to.
+    /// The key to which the first blocks of a scope are chained.
     pub(in crate::manager) fn scope_key(&self, tenant: &[u8], lora: &str) -> Key {
         let settings = &self.settings;
         scope_key(&settings.fingerprint, settings.block_tokens, tenant, lora)

@@ -1,36 +1,35 @@
-//! The blocks that a lease goes through, in logical order.
+//! Lease paths: a list of blocks in logical order, with exceptions.
 //!
-//! Nearly every block is used where it stands: it is told by its id alone. What has a slot of the
-//! lease's own or is still to be computed is told beside. Invariant: `exceptions` is in ascending order
-//! and holds no step that is merely shared. Cost: four bytes per block; O(log n) for a step that
-//! stands apart, O(1) at the end.
+//! Nearly every block is used in its residency and needs only its id; one with a private slot, or
+//! one to be computed, has a row in a side list. Invariant: `exceptions` ascends and holds no step
+//! that is merely shared. Cost: four bytes per block; O(log n) per exception, O(1) at the end.
 
 use crate::block::{BlockId, Layers};
 
 use crate::manager::kinds::PrivateSlotId;
 
-/// A block of a path.
+/// Step of a path: a block and where the lease uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::manager) struct PathBlock {
     pub(in crate::manager) block: BlockId,
-    /// A slot of the lease's own, used instead of the block's.
+    /// A private slot, used instead of the block's residency.
     pub(in crate::manager) private: Option<PrivateSlotId>,
     /// Layers of `private` that the engine still has to compute.
     pub(in crate::manager) compute: Layers,
-    /// `load` may still bring what is to be computed.
+    /// Whether `load` may still bring the layers to compute.
     pub(in crate::manager) deferred: bool,
-    /// What `private` will hold has not been offered to the trie yet.
+    /// Whether the block in `private` still has to be offered to the trie.
     pub(in crate::manager) fresh: bool,
 }
 
 impl PathBlock {
-    /// A step that uses the block's own residency.
+    /// A step that uses the block's residency.
     pub(in crate::manager) fn shared(block: BlockId) -> Self {
         Self { block, private: None, compute: Layers::NONE, deferred: false, fresh: false }
     }
 }
 
-/// Blocks in logical order, and how each is used.
+/// Path: blocks in logical order, with the steps that are not merely shared.
 #[derive(Clone, Debug, Default)]
 pub(in crate::manager) struct LeasePath {
     blocks: Vec<BlockId>,
@@ -38,7 +37,7 @@ pub(in crate::manager) struct LeasePath {
 }
 
 impl LeasePath {
-    /// All these blocks, used where they stand.
+    /// A path of shared blocks.
     pub(in crate::manager) fn of(blocks: Vec<BlockId>) -> Self {
         Self { blocks, exceptions: Vec::new() }
     }
@@ -51,14 +50,14 @@ impl LeasePath {
         &self.blocks
     }
 
-    /// One step, if the path is that long.
+    /// The step at a place, if the path is that long.
     pub(in crate::manager) fn get(&self, at: usize) -> Option<PathBlock> {
         let &block = self.blocks.get(at)?;
         let exceptions = self.exceptions.binary_search_by_key(&at, |&(at, _)| at);
         Some(exceptions.map_or_else(|_| PathBlock::shared(block), |found| self.exceptions[found].1))
     }
 
-    /// Every step, first to last.
+    /// All steps, first to last.
     pub(in crate::manager) fn steps(&self) -> impl Iterator<Item = PathBlock> + '_ {
         let mut exceptions = self.exceptions.iter().peekable();
         self.blocks.iter().enumerate().map(move |(at, &block)| {
@@ -73,17 +72,17 @@ impl LeasePath {
         self.exceptions.iter().copied()
     }
 
-    /// The slots of the lease's own that it uses.
+    /// The private slots of the path.
     pub(in crate::manager) fn private_slots(&self) -> impl Iterator<Item = PrivateSlotId> + '_ {
         self.exceptions.iter().filter_map(|(_, step)| step.private)
     }
 
-    /// Whether a step is not offered to the trie yet.
+    /// Whether a step still has to be offered to the trie.
     pub(in crate::manager) fn fresh(&self) -> bool {
         self.exceptions.iter().any(|(_, step)| step.fresh)
     }
 
-    /// Changes a step of the path; its block stays.
+    /// Changes a step in place; its block stays.
     pub(in crate::manager) fn change<R>(
         &mut self,
         at: usize,
@@ -95,6 +94,7 @@ impl LeasePath {
             found.map_or_else(|_| PathBlock::shared(block), |found| self.exceptions[found].1);
         let out = what(&mut step);
         debug_assert_eq!(step.block, block);
+        // A step that has become merely shared leaves the list.
         match (found, step == PathBlock::shared(block)) {
             (Ok(known), true) => drop(self.exceptions.remove(known)),
             (Ok(known), false) => self.exceptions[known].1 = step,
@@ -104,12 +104,12 @@ impl LeasePath {
         out
     }
 
-    /// Further blocks at the end, used where they stand.
+    /// Appends shared blocks.
     pub(in crate::manager) fn extend(&mut self, blocks: &[BlockId]) {
         self.blocks.extend_from_slice(blocks);
     }
 
-    /// Cuts it before step `at` and returns the rest.
+    /// Splits the path before step `at`, and returns the rest.
     pub(in crate::manager) fn split_off(&mut self, at: usize) -> Self {
         let first = self.exceptions.partition_point(|&(place, _)| place < at);
         let moved =
@@ -131,7 +131,7 @@ mod tests {
     use super::{LeasePath, PathBlock};
     use crate::block::Layers;
 
-    /// Beside a plain list of steps.
+    /// Against a plain list of steps.
     #[test]
     fn it_is_a_list_of_steps() {
         let mut path = LeasePath::of((10..20).collect());

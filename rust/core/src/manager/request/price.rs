@@ -1,9 +1,8 @@
-//! Costs that the user says, block by block, instead of the cost model.
+//! Prices: a table of costs that the user gives per block, instead of the cost model.
 //!
-//! Blocks are handed out and their costs taken back by two calls, so that nobody's code runs under
-//! the manager's lock. Invariant: where the user prices blocks, every living block is priced or
-//! unpriced; an unpriced one is ranked by the cost model meanwhile. Cost: O(log n) per new block and
-//! per cost, and nothing where the user does not.
+//! `unpriced` hands blocks out and `set_costs` takes their costs, so that no user code runs under
+//! the manager's lock. Invariant: if the user prices blocks, every block is priced or unpriced; the
+//! cost model ranks unpriced ones. Cost: O(log n) per new block and per cost; none otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,14 +13,14 @@ use crate::time::Nanos;
 
 use crate::manager::Manager;
 
-/// The prices of blocks.
+/// Costs by block, and the blocks without one.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Prices {
     known: BTreeMap<BlockId, f64>,
     unknown: BTreeSet<BlockId>,
 }
 
-/// A block that the user has still to price, and what may matter for that.
+/// Block without a cost, with the figures on which a cost may depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unpriced {
     /// The block.
@@ -30,23 +29,24 @@ pub struct Unpriced {
     pub context: u64,
     /// Its index in its sequence, from 0.
     pub index: u32,
-    /// How often it was used.
+    /// Requests that used it.
     pub uses: u32,
     /// Blocks of its session, or up to its own end if it belongs to none.
     pub session_blocks: u32,
 }
 
 impl Prices {
-    /// Whether the user has priced nothing.
+    /// Whether no block has a cost.
     pub(in crate::manager) fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
 
-    /// Whether there is nothing to forget.
+    /// Whether no block is in either table.
     pub(in crate::manager) fn tracks_none(&self) -> bool {
         self.known.is_empty() && self.unknown.is_empty()
     }
 
+    /// Drops a block that left the trie.
     pub(in crate::manager) fn forget(&mut self, block: BlockId) {
         self.known.remove(&block);
         self.unknown.remove(&block);
@@ -54,25 +54,26 @@ impl Prices {
 }
 
 impl Manager {
+    /// A block's cost, if the user gave one.
     pub(in crate::manager) fn price(&self, block: BlockId) -> Option<f64> {
         if self.prices.known.is_empty() { None } else { self.prices.known.get(&block).copied() }
     }
 
-    /// A block has the price that was kept of it, unless the user has said another.
-    pub(in crate::manager) fn price_again(&mut self, block: BlockId, cost: f64) {
+    /// Restores a cost that a store kept, unless the user has given a new one.
+    pub(in crate::manager) fn restore_price(&mut self, block: BlockId, cost: f64) {
         if self.settings.priced && sound(cost).is_some() && self.prices.unknown.remove(&block) {
             self.prices.known.insert(block, cost);
         }
     }
 
+    /// Lists new blocks as unpriced.
     pub(in crate::manager) fn await_prices(&mut self, blocks: &[BlockId]) {
         if self.settings.priced {
             self.prices.unknown.extend(blocks);
         }
     }
 
-    /// Up to `limit` blocks that have no price, in the order of their ids. They are handed out again
-    /// until they have one.
+    /// Up to `limit` blocks without a cost, by id. They are handed out again until they have one.
     ///
     /// # Errors
     /// [`Error::Config`] if the manager was not made for the user's prices.
@@ -92,8 +93,8 @@ impl Manager {
         Ok(all.collect())
     }
 
-    /// Takes the cost of computing a token of each block again. Blocks that are gone are left out:
-    /// their handles name no other block. Returns how many are not gone.
+    /// Sets the cost of computing a token of each block again. Blocks that left the trie are
+    /// skipped: their handles name no other block. Returns how many were set.
     ///
     /// # Errors
     /// [`Error::Config`] if the manager was not made for it, if there is not one cost for each
@@ -116,6 +117,7 @@ impl Manager {
         self.tick(now);
         let mut set = 0;
         for (&handle, &cost) in blocks.iter().zip(costs) {
+            // The block may have been evicted since it was handed out.
             let Some(block) = self.blocks.trie().resolve(handle) else { continue };
             self.prices.unknown.remove(&block);
             self.prices.known.insert(block, cost);

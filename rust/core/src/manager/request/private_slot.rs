@@ -1,8 +1,16 @@
-//! Slots that a lease holds for itself: room to compute into, duplicates, transit.
+//! Private slots: slots of one lease or one transfer, outside the residency tables, for
+//! computation, duplicates and transit.
 //!
-//! Invariant: an own slot lives while a lease refers to it or a move reads or writes it, and then
-//! goes back to its tier. Room that only its lease knows of is a plain number and becomes an own slot
-//! when somebody else is to refer to it. Cost: O(1), with layer slots O(layers).
+//! Invariant: a private slot lives while a lease refers to it or a move reads or writes it, and
+//! then returns to its tier. An open slot that only its lease refers to is a plain number, and
+//! becomes a private slot once a second reference is made. Cost: O(1), with layer slots O(layers).
+//! Its life:
+//!
+//! ```text
+//! Plain(n) --second reference--> PrivateSlot {refs, busy} --refs = busy = 0--> free
+//!    |                               | commit: the block has no such residency
+//!    +-- commit: full block ---------+--> residency of the block
+//! ```
 
 use crate::arrival::MoveIds;
 use crate::block::{Layers, LeaseId, NO_SLOT, Slot, TierId};
@@ -11,7 +19,7 @@ use crate::tier::Owner;
 use crate::manager::Manager;
 use crate::manager::kinds::PrivateSlotId;
 
-/// A slot, or with layer slots a row of them, outside the trie.
+/// Private slot: a slot, or with layer slots a row of them, outside the trie.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::manager) struct PrivateSlot {
     pub(in crate::manager) tier: TierId,
@@ -21,10 +29,10 @@ pub(in crate::manager) struct PrivateSlot {
     pub(in crate::manager) busy: u32,
 }
 
-/// A slot behind a lease's path, to be written next.
+/// Slot behind a lease's path, in the order of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::manager) enum OpenSlot {
-    /// A slot of the first tier for all layers of a block, which nobody else knows of.
+    /// A slot of the first tier for all layers of a block, to which only the lease refers.
     Plain(Slot),
     Private(PrivateSlotId),
 }
@@ -46,12 +54,13 @@ impl OpenSlot {
 }
 
 impl Manager {
-    /// Takes room for `layers` of a block; the caller has made it.
+    /// Takes a slot for `layers` of a block, for which the caller has made room.
     pub(in crate::manager) fn new_private(
         &mut self,
         tier: TierId,
         layers: Layers,
     ) -> PrivateSlotId {
+        // The engine names its slots later, by `bind`.
         let slot = if self.tiers[tier].spec.owner == Owner::Engine {
             NO_SLOT
         } else {
@@ -60,9 +69,10 @@ impl Manager {
         self.private_slots.insert(PrivateSlot { tier, slot, layers, refs: 1, busy: 0 })
     }
 
-    /// Takes room on the first tier for `count` whole blocks.
+    /// Takes slots on the first tier for `count` full blocks.
     pub(in crate::manager) fn new_open_slots(&mut self, count: usize) -> Vec<OpenSlot> {
         let spec = &self.tiers[0].spec;
+        // A row, or a slot without a number yet, needs a private slot from the start.
         if spec.layer_slots || spec.owner == Owner::Engine {
             let layers = self.all_layers();
             return (0..count).map(|_| OpenSlot::Private(self.new_private(0, layers))).collect();
@@ -70,7 +80,7 @@ impl Manager {
         self.blocks.take_open(count).map(OpenSlot::Plain).collect()
     }
 
-    /// An open slot as one that others may refer to.
+    /// The private slot of an open slot, made if it is plain.
     pub(in crate::manager) fn as_private(&mut self, open: OpenSlot) -> PrivateSlotId {
         match open {
             OpenSlot::Plain(slot) => {
@@ -81,7 +91,7 @@ impl Manager {
         }
     }
 
-    /// The same for one that stays the lease's, by its place among those.
+    /// The same for an open slot of a lease, by its place, which stays open.
     pub(in crate::manager) fn share_open(&mut self, id: LeaseId, at: usize) -> PrivateSlotId {
         let private = self.as_private(self.leases[&id].open[at]);
         self.lease_mut(id).open[at] = OpenSlot::Private(private);
@@ -104,7 +114,7 @@ impl Manager {
         }
     }
 
-    /// A lease lets go of an open slot.
+    /// Releases an open slot of a lease.
     pub(in crate::manager) fn close_open(&mut self, open: OpenSlot) {
         match open {
             OpenSlot::Plain(slot) => self.blocks.give_slot(0, slot),
@@ -112,14 +122,15 @@ impl Manager {
         }
     }
 
-    /// The slot of one layer of an own slot.
+    /// The slot of one layer of a private slot.
     pub(in crate::manager) fn private_slot(&self, private: &PrivateSlot, layer: u16) -> Slot {
         self.blocks.layer_slot(private.tier, private.slot, layer)
     }
 
-    /// The stores that must end before an own slot may be written.
+    /// The stores that must end before a private slot may be written.
     pub(in crate::manager) fn private_waits(&self, id: PrivateSlotId) -> MoveIds {
         let private = &self.private_slots[id];
+        // An engine orders its own slots, and an unnamed one has no stores.
         if private.slot == NO_SLOT || self.tiers[private.tier].spec.owner == Owner::Engine {
             return MoveIds::new();
         }
@@ -133,10 +144,11 @@ impl Manager {
         waits
     }
 
-    /// A lease lets go of an own slot.
+    /// Drops a lease's reference to a private slot.
     pub(in crate::manager) fn unref_private(&mut self, id: PrivateSlotId) {
-        let private = self.private_slots.get_mut(id).expect("a living own slot");
+        let private = self.private_slots.get_mut(id).expect("a living private slot");
         private.refs -= 1;
+        // No `bind` can name it any more, so its parked moves would wait for ever.
         if private.refs == 0 && private.busy > 0 && private.slot == NO_SLOT {
             self.cancel_unnamed(id);
         } else {
@@ -144,19 +156,21 @@ impl Manager {
         }
     }
 
-    /// A move that read or wrote an own slot has ended.
+    /// Ends the read or write of a private slot by a move.
     pub(in crate::manager) fn unbusy_private(&mut self, id: PrivateSlotId) {
-        let private = self.private_slots.get_mut(id).expect("a living own slot");
+        let private = self.private_slots.get_mut(id).expect("a living private slot");
         private.busy -= 1;
         self.end_private(id);
     }
 
+    /// Returns a private slot without references and moves to its tier.
     fn end_private(&mut self, id: PrivateSlotId) {
         let private = self.private_slots[id];
         if private.refs > 0 || private.busy > 0 {
             return;
         }
         self.private_slots.remove(id);
+        // The engine frees its own slots.
         if self.tiers[private.tier].spec.owner != Owner::Engine && private.slot != NO_SLOT {
             self.blocks.give_slots(private.tier, private.slot, private.layers, true);
         }

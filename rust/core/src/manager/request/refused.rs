@@ -1,8 +1,9 @@
-//! Blocks that a lower tier refused: their stores failed, and when they are worth another one.
+//! Refused blocks: a table of failed stores by block and tier, which decides on retries.
 //!
-//! Invariant: a block is not written to a tier that has taken nothing since it refused the block,
-//! nor after [`MOST_STORES`] refusals between two uses. So a dead device is not asked over and over,
-//! one that came back serves all blocks again, and writing comes to an end. Cost: O(log n) in the blocks refused.
+//! Invariant: a block is not written to a tier that has taken no store since it refused the block,
+//! nor after [`MOST_STORES`] refusals between two uses. So a dead device is not tried for every
+//! block, one that works again serves all blocks again, and retries end. Cost: O(log n) in the blocks
+//! refused.
 
 use std::collections::BTreeMap;
 
@@ -11,19 +12,19 @@ use crate::block::{BlockId, TierId};
 /// Stores of one block that may fail until it is used again.
 const MOST_STORES: u32 = 3;
 
+/// Refusals of one block by one tier.
 #[derive(Clone, Copy, Debug)]
 struct Refusal {
-    /// Stores that this tier had taken then.
+    /// Stores that the tier had taken at the latest refusal.
     taken: u64,
     times: u32,
 }
 
-/// What was refused, by block and tier. A block may be refused by several tiers in turn, so each
-/// keeps its own count.
+/// Refusals by block and tier. Several tiers may refuse a block in turn, so each has its own count.
 #[derive(Debug, Default)]
 pub(in crate::manager) struct Refused {
     blocks: BTreeMap<(BlockId, TierId), Refusal>,
-    /// Stores that went well, by tier.
+    /// Stores that succeeded, by tier.
     taken: BTreeMap<TierId, u64>,
 }
 
@@ -32,25 +33,28 @@ impl Refused {
         self.blocks.is_empty()
     }
 
+    /// Whether a store of a block to a tier is worth trying.
     pub(in crate::manager) fn may_write(&self, block: BlockId, tier: TierId) -> bool {
         self.blocks
             .get(&(block, tier))
             .is_none_or(|refusal| refusal.times < MOST_STORES && refusal.taken < self.taken(tier))
     }
 
+    /// Counts a failed store.
     pub(in crate::manager) fn failed(&mut self, block: BlockId, tier: TierId) {
         let taken = self.taken(tier);
         let refusal = self.blocks.entry((block, tier)).or_insert(Refusal { taken, times: 0 });
         *refusal = Refusal { taken, times: refusal.times + 1 };
     }
 
-    /// So many stores to `tier` went well.
+    /// Counts stores that succeeded, which allows retries on their tier.
     pub(in crate::manager) fn took(&mut self, tier: TierId, stores: u64) {
         *self.taken.entry(tier).or_default() += stores;
     }
 
-    /// The blocks were used, and so are worth as many stores again.
+    /// Resets the refusals of blocks that are used.
     pub(in crate::manager) fn used(&mut self, blocks: &[BlockId]) {
+        // The usual case: no store has failed.
         if self.blocks.is_empty() {
             return;
         }
@@ -61,6 +65,7 @@ impl Refused {
         }
     }
 
+    /// Drops the rows of a block that left the trie.
     pub(in crate::manager) fn forget(&mut self, block: BlockId) {
         while let Some((&key, _)) = self.blocks.range((block, 0)..=(block, TierId::MAX)).next() {
             self.blocks.remove(&key);

@@ -1,7 +1,7 @@
-//! Reserve, bind and load: the room of a running request.
+//! Reserve, bind and load: slots and loads for a running request.
 //!
-//! Invariant: a slot that somebody else holds too is copied before it is written. Cost: O(log n)
-//! per victim.
+//! Invariant: a slot with more than one holder is copied before it is written. Cost: O(log n) per
+//! victim.
 
 use std::ops::Range;
 
@@ -24,17 +24,19 @@ use crate::manager::request::private_slot::OpenSlot;
 use crate::manager::request::residency_scan::{MissingBlock, Prefill};
 
 impl Manager {
-    /// Makes room for `tokens` more tokens behind the lease's end, and copies a partial block
-    /// that is shared before it is written.
+    /// Makes room for `tokens` more tokens behind the lease's end, and copies a shared partial
+    /// block before it is written.
     ///
     /// # Errors
     /// [`Error::NoSpace`]; nothing has changed then.
     pub fn reserve(&mut self, id: LeaseId, tokens: usize, now: Nanos) -> Result<()> {
         self.active(id)?;
         let now = self.tick(now);
+        // The engine makes room for itself.
         if self.engine_owned() || tokens == 0 {
             return Ok(());
         }
+        // A tail that no fork shares any more needs no copy.
         let adopts =
             !matches!(self.leases[&id].tail_from, TailFrom::OpenSlot) && self.room_left(id)? > 0;
         let lease = &self.leases[&id];
@@ -60,7 +62,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Copies a tail that stands in somebody else's slot into the lease's first open slot.
+    /// Copies a tail from a shared slot into the lease's first open slot.
     fn copy_tail(&mut self, id: LeaseId, now: Nanos) {
         if matches!(self.leases[&id].tail_from, TailFrom::OpenSlot) {
             return;
@@ -75,6 +77,7 @@ impl Manager {
         };
         let mut awaits = Vec::new();
         for piece in self.pieces(0, 0, None, self.all_layers()) {
+            // With layer slots the private slot may have only some layers of the block.
             let private =
                 shared.filter(|&private| self.private_slots[private].layers.contains(piece.lo));
             let src = match (private, block) {
@@ -88,6 +91,7 @@ impl Manager {
             };
             let slot = self.private_slot(&self.private_slots[open], piece.lo);
             let mut deps: MoveIds = self.blocks.space(0).drained_by(slot).into_iter().collect();
+            // The source may itself still be arriving.
             if let (End::Here, Some(block)) = (src.2, block) {
                 deps.extend(self.bringing(0, block, piece));
             }
@@ -107,14 +111,14 @@ impl Manager {
         lease.tail_from = TailFrom::OpenSlot;
         self.awaits.add(id, awaits);
         match (step, shared) {
-            (Some(step), _) => self.let_go(&step.into(), None),
+            (Some(step), _) => self.release_path(&step.into(), None),
             (None, Some(private)) => self.unref_private(private),
             (None, None) => {}
         }
     }
 
     /// Names the slots of a tier that the engine owns: `slots[i]` holds block `first + i` of the
-    /// lease's path. Loads that waited for them are queued.
+    /// lease's path. Loads that waited for a name are queued.
     ///
     /// # Errors
     /// [`Error::Config`] if the first tier is not the engine's or a slot is bound already.
@@ -136,6 +140,7 @@ impl Manager {
         if let Some(at) = slots.iter().position(|&slot| slot == NO_SLOT) {
             return Err(Error::config(format!("slot {at} of bind is {NO_SLOT}, which names none")));
         }
+        // All errors are found before the first change.
         for at in first..end.min(next) {
             let private = lease
                 .path
@@ -159,6 +164,7 @@ impl Manager {
             self.private_slots.get_mut(private).expect("just found").slot = slot;
             bound.insert(private, slot);
         }
+        // Moves that were planned before know the private slot only.
         let named = |end: End| match end {
             End::PrivateSlot(private) => bound.get(&private).copied(),
             End::Here | End::Leaving => None,
@@ -171,7 +177,7 @@ impl Manager {
         Ok(())
     }
 
-    /// The own slot of a lease's block on a tier that the engine owns, made if there is none.
+    /// The private slot of a lease's block on a tier that the engine owns, made if there is none.
     fn private_at(&mut self, id: LeaseId, at: usize) -> PrivateSlotId {
         let lease = &self.leases[&id];
         let known = lease.path.len();
@@ -191,8 +197,9 @@ impl Manager {
         private
     }
 
-    /// Starts the loads that `acquire` with [`super::LoadMode::None`] left out, of all blocks
-    /// that stand on a lower tier by now; of all layers and blocks of the path, or of those given.
+    /// Starts the loads that `acquire` with [`super::LoadMode::None`] deferred, of all blocks that
+    /// are resident on a lower tier by now; of all layers and blocks of the path, or of those
+    /// given.
     ///
     /// # Errors
     /// [`Error::NoSpace`] if a transit slot is wanted and there is none; [`Error::Config`] if
@@ -206,10 +213,10 @@ impl Manager {
         now: Nanos,
     ) -> Result<Vec<MoveId>> {
         let known = self.active(id)?.path.len();
-        let asked = layers.unwrap_or(self.all_layers());
-        if asked.is_empty() || asked.hi > self.settings.layers {
+        let requested = layers.unwrap_or(self.all_layers());
+        if requested.is_empty() || requested.hi > self.settings.layers {
             return Err(Error::config(format!(
-                "load of layers {asked}, the model has {}",
+                "load of layers {requested}, the model has {}",
                 self.settings.layers
             )));
         }
@@ -224,9 +231,10 @@ impl Manager {
         let steps: Vec<(usize, PathBlock)> =
             exceptions.filter(|(at, step)| step.deferred && within.contains(at)).collect();
         for (at, step) in &steps {
-            if step.compute.without(asked).is_none() {
+            // Layers are computed from the lowest up: loading the middle would leave two ranges.
+            if step.compute.without(requested).is_none() {
                 return Err(Error::config(format!(
-                    "load of layers {asked} would leave a gap in layers {} of block {at}",
+                    "load of layers {requested} would leave a gap in layers {} of block {at}",
                     step.compute
                 )));
             }
@@ -239,7 +247,7 @@ impl Manager {
         let mut transit = self.open_transit(&missing, 0, now)?;
         let mut all = Vec::new();
         for (&(at, step), miss) in steps.iter().zip(&missing) {
-            all.extend(self.load_step(id, (at, step), miss, asked, &mut transit, now));
+            all.extend(self.load_step(id, (at, step), miss, requested, &mut transit, now));
         }
         self.close_transit(transit);
         Ok(all)
@@ -251,23 +259,25 @@ impl Manager {
         id: LeaseId,
         (at, step): (usize, PathBlock),
         miss: &MissingBlock,
-        asked: Layers,
+        requested: Layers,
         transit: &mut Transit,
         now: Nanos,
     ) -> MoveIds {
-        let private = step.private.expect("a deferred step has an own slot");
+        let private = step.private.expect("a deferred step has a private slot");
         if miss.lacks.is_empty() {
-            // Somebody else has brought the block meanwhile.
+            // Another request has loaded the block meanwhile: use its residency.
             self.lease_mut(id).path.change(at, |step| *step = PathBlock::shared(step.block));
             self.unref_private(private);
             let arriving = self.bringing(0, step.block, self.all_layers());
             self.awaits.add(id, arriving);
-            self.retell(id, at, vec![(self.all_layers(), Action::Reuse, 0, now, now)]);
+            self.replan_block(id, at, vec![(self.all_layers(), Action::Reuse, 0, now, now)]);
             return MoveIds::new();
         }
         let loadable = Layers::new(miss.compute.hi.max(miss.lacks.lo), miss.lacks.hi);
-        let wanted = loadable.meet(asked).meet(step.compute);
+        let wanted = loadable.meet(requested).meet(step.compute);
+        // Layers below a gap are computed: only those above can be loaded.
         let Some(rest) = step.compute.without(wanted) else { return MoveIds::new() };
+        // The residency has changed since the slot was taken, so the parts would not fit together.
         if wanted.is_empty() || miss.lacks != self.private_slots[private].layers {
             return MoveIds::new();
         }
@@ -276,6 +286,7 @@ impl Manager {
         let ready = moves.iter().map(|&id| self.moves[id].ready).max().unwrap_or(now);
         let plan = &self.leases[&id].plan;
         let here = u32::try_from(at).unwrap_or(u32::MAX);
+        // Spans of earlier loads of this block stay.
         let before = plan
             .spans
             .iter()
@@ -289,9 +300,9 @@ impl Manager {
                 .filter(|(layers, ..)| !layers.is_empty()),
         );
         if !rest.is_empty() {
-            parts.push((rest, Action::Recompute, 0, plan.stands, plan.stands));
+            parts.push((rest, Action::Recompute, 0, plan.resident_at, plan.resident_at));
         }
-        self.retell(id, at, parts);
+        self.replan_block(id, at, parts);
         let lease = self.lease_mut(id);
         lease.path.change(at, |step| (step.deferred, step.compute) = (!rest.is_empty(), rest));
         self.awaits.add(id, moves.iter().copied());

@@ -1,7 +1,7 @@
-//! From a matched path to a plan: what each block has, what it lacks, and what to do about it.
+//! Residency scan: lists the blocks of a matched path that are not fully resident on the first
+//! tier, and decides for each whether it is loaded or computed.
 //!
-//! Blocks that stand whole on the first tier need nothing and are left out. Invariant: nothing
-//! changes here. Cost: O(blocks that need something), plus the planner's.
+//! Invariant: nothing changes here. Cost: O(blocks on the list), plus the planner's.
 
 use std::ops::Range;
 
@@ -19,47 +19,47 @@ use crate::manager::kinds::LoadMode;
 use crate::manager::kinds::{Action, Span};
 use crate::manager::request::lease::Plan;
 
-/// What a block needs to stand on the first tier, and what was decided.
+/// Missing block: its absent layers, their sources, and the decision.
 #[derive(Clone, Debug)]
 pub(in crate::manager) struct MissingBlock {
-    /// Where the block stands on the path.
+    /// Its place on the path.
     pub(in crate::manager) at: usize,
     pub(in crate::manager) block: BlockId,
-    /// Layers that stand or arrive on the first tier.
+    /// Layers that are resident or arriving on the first tier.
     here: Layers,
-    /// Layers that neither stand nor arrive on the first tier.
+    /// The other layers.
     pub(in crate::manager) lacks: Layers,
-    /// Where those layers can be loaded from, in ascending order of layers.
+    /// Tiers from which those can be loaded, in ascending order of layers.
     pub(in crate::manager) sources: SmallVec<[(TierId, Layers); 1]>,
     /// Layers of `lacks` that the engine must compute.
     pub(in crate::manager) compute: Layers,
-    /// Whether it is loaded.
+    /// Whether its layers are loaded.
     pub(in crate::manager) load: bool,
-    /// Whether it was leaving the first tier, and stays.
+    /// Whether it is leaving the first tier and can be reclaimed without a move.
     pub(in crate::manager) reclaim: bool,
-    /// When what stands or arrives on the first tier is there.
+    /// Time at which the layers `here` are valid.
     ready: Nanos,
 }
 
-/// What a plan is asked for.
+/// Request to the planner.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::manager) struct Prefill {
     pub(in crate::manager) mode: LoadMode,
     /// Loads that would be ready later are not planned.
     pub(in crate::manager) deadline: Option<Nanos>,
-    /// How long the tokens behind the match compute.
+    /// Time to compute the tokens behind the match.
     pub(in crate::manager) rest: Nanos,
     /// Whether the engine computes a layer while the next ones are loaded.
     pub(in crate::manager) layerwise: bool,
 }
 
 impl Prefill {
-    /// All is loaded that can be, and nothing follows.
+    /// Load everything that can be loaded; nothing follows.
     pub(in crate::manager) const ALL: Self =
         Self { mode: LoadMode::All, deadline: None, rest: 0, layerwise: false };
 }
 
-/// What loading so many layers over a lane takes: of a path mostly the same.
+/// Cached time of loading so many layers over a lane: mostly the same for a path.
 #[derive(Default)]
 struct LoadTime {
     lane: LaneId,
@@ -68,27 +68,29 @@ struct LoadTime {
 }
 
 impl MissingBlock {
-    /// All of a block, of which nothing is on the first tier and all on another one.
-    fn whole(at: usize, block: BlockId, tier: TierId, all: Layers, now: Nanos) -> Self {
+    /// A block that is absent from the first tier and fully resident on another.
+    fn absent(at: usize, block: BlockId, tier: TierId, all: Layers, now: Nanos) -> Self {
         let (here, compute) = (Layers::NONE, Layers::NONE);
         let sources = smallvec![(tier, all)];
         let (load, reclaim) = (false, false);
         Self { at, block, here, lacks: all, sources, compute, load, reclaim, ready: now }
     }
 
-    /// The layers that come to the first tier from below.
+    /// The layers to load, with their tiers.
     pub(in crate::manager) fn loads(&self) -> impl Iterator<Item = (TierId, Layers)> + '_ {
+        // Layers below a gap are computed with it.
         let from = if self.compute.is_empty() { self.lacks.lo } else { self.compute.hi };
         let wanted = Layers::new(from, self.lacks.hi);
-        let cut = move |&(tier, layers): &(TierId, Layers)| (tier, layers.meet(wanted));
-        self.sources.iter().map(cut).filter(|(_, layers)| !layers.is_empty())
+        let clip = move |&(tier, layers): &(TierId, Layers)| (tier, layers.meet(wanted));
+        self.sources.iter().map(clip).filter(|(_, layers)| !layers.is_empty())
     }
 }
 
 impl Manager {
-    /// The blocks of a path that do not stand whole on the first tier.
+    /// Lists the blocks of a path that are not fully resident on the first tier.
     pub(in crate::manager) fn scan(&self, path: &[BlockId], now: Nanos) -> Vec<MissingBlock> {
         let mut missing = Vec::new();
+        // The usual case of a cache that is not full yet: no table is read.
         if self.holds_all(0) && !self.engine_owned() {
             return missing;
         }
@@ -97,11 +99,12 @@ impl Manager {
             let lacks = self.blocks.table(0).first_not_fully_resident(run.clone());
             let rest = if self.engine_owned() { run.clone() } else { lacks..run.end };
             let lacking = (at + (rest.start - run.start) as usize..).zip(rest.clone());
-            if let Some(tier) = self.whole_below(&rest) {
-                let whole = |(at, block)| MissingBlock::whole(at, block, tier, all, now);
-                missing.extend(lacking.map(whole));
+            // Mostly a run was evicted as a whole: all its blocks get the same entry.
+            if let Some(tier) = self.idle_below(&rest) {
+                let absent = |(at, block)| MissingBlock::absent(at, block, tier, all, now);
+                missing.extend(lacking.map(absent));
             } else {
-                let lacking = lacking.filter(|&(_, block)| !self.stands(block));
+                let lacking = lacking.filter(|&(_, block)| !self.fully_resident(block));
                 missing.extend(lacking.map(|(at, block)| self.reclaim_or_miss(at, block, now)));
             }
             at += run.len();
@@ -109,26 +112,26 @@ impl Manager {
         missing
     }
 
-    /// The uppermost tier where something of blocks of one run stands, if there all of them stand
-    /// whole and quiet.
-    fn whole_below(&self, blocks: &Range<BlockId>) -> Option<TierId> {
+    /// The uppermost tier with any of these blocks, if all of them are fully resident and idle
+    /// there.
+    fn idle_below(&self, blocks: &Range<BlockId>) -> Option<TierId> {
         let nowhere = |tier: &TierId| self.blocks.table(*tier).none_present(blocks.clone());
         let tier = (0..self.tiers.len()).find(|tier| !nowhere(tier))?;
         (tier > 0 && self.blocks.table(tier).all_idle(blocks.clone())).then_some(tier)
     }
 
-    /// Whether every block that is known stands on a tier, whole.
+    /// Whether all blocks of the trie are fully resident on a tier.
     pub(in crate::manager) fn holds_all(&self, tier: TierId) -> bool {
         let here = &self.blocks.table(tier);
         here.overflow() == 0 && here.copies() == self.blocks.trie().len() as u64
     }
 
-    /// Whether all layers of a block are there on the first tier.
-    pub(in crate::manager) fn stands(&self, block: BlockId) -> bool {
+    /// Whether a block is fully resident on the first tier.
+    pub(in crate::manager) fn fully_resident(&self, block: BlockId) -> bool {
         self.blocks.table(0).fully_resident(block) && !self.engine_owned()
     }
 
-    /// Decides for every need whether it is reused, loaded or computed.
+    /// Decides for each missing block whether it is loaded or computed.
     pub(in crate::manager) fn decide_loads(
         &self,
         missing: &mut [MissingBlock],
@@ -136,9 +139,10 @@ impl Manager {
         ask: Prefill,
     ) -> Plan {
         let Prefill { mode, deadline, rest, layerwise } = ask;
+        // All resident: the rest of the prompt is all there is to do.
         if missing.is_empty() {
             let (finish, exact) = (now.saturating_add(rest), mode == LoadMode::Plan);
-            return Plan { spans: Vec::new(), stands: now, finish, exact };
+            return Plan { spans: Vec::new(), resident_at: now, finish, exact };
         }
         let mut load_time = LoadTime::default();
         let steps: Vec<plan::Step> = missing
@@ -167,24 +171,28 @@ impl Manager {
         };
         for ((miss, step), load) in missing.iter_mut().zip(&steps).zip(&solution.load) {
             miss.load = *load && matches!(step.source, Source::Load { .. });
+            // Under `None` a source may still be loaded later by `load`: until then all is to be
+            // computed.
             let undecided = miss.compute.is_empty() || mode == LoadMode::None;
             if !miss.lacks.is_empty() && !miss.load && undecided {
                 miss.compute = miss.lacks;
             }
+            // The resident part shares its slot, so computing any layer needs another slot for all.
             if !miss.compute.is_empty() && !miss.load && self.one_slot(miss.here) {
                 miss.here = Layers::NONE;
                 miss.lacks = self.all_layers();
                 miss.compute.lo = 0;
             }
         }
-        // Layer by layer the rest of the prompt is part of the same pass. Otherwise it follows, which
-        // delays every choice alike.
-        let stands = now.saturating_add(solution.finish);
-        let finish = if layerwise { stands } else { stands.saturating_add(rest) };
-        Plan { spans: Vec::new(), stands, finish, exact: solution.exact }
+        // Layer by layer the rest of the prompt is part of the same pass. Otherwise it follows,
+        // which delays every choice alike.
+        let resident_at = now.saturating_add(solution.finish);
+        let finish = if layerwise { resident_at } else { resident_at.saturating_add(rest) };
+        Plan { spans: Vec::new(), resident_at, finish, exact: solution.exact }
     }
 
-    /// Has what would be loaded through host computed. Whether there is any.
+    /// Switches blocks that would be loaded through host to computation; returns whether there are
+    /// any.
     pub(in crate::manager) fn avoid_transit(&self, missing: &mut [MissingBlock]) -> bool {
         let mut any = false;
         for miss in missing {
@@ -196,7 +204,7 @@ impl Manager {
         any
     }
 
-    /// What one block needs; nothing if it leaves the first tier and can stay.
+    /// The entry of one block, reclaimed if it is leaving the first tier.
     fn reclaim_or_miss(&self, at: usize, block: BlockId, now: Nanos) -> MissingBlock {
         if self.engine_owned() || !self.can_reclaim(block) {
             return self.find_missing(at, block, now);
@@ -216,7 +224,7 @@ impl Manager {
         }
     }
 
-    /// What one block needs.
+    /// The entry of one block.
     pub(in crate::manager) fn find_missing(
         &self,
         at: usize,
@@ -227,14 +235,16 @@ impl Manager {
         let lacks = self.lacks(here);
         let mut sources: SmallVec<[(TierId, Layers); 1]> = SmallVec::new();
         let mut gap_end = 0;
+        // The uppermost tier with one of the layers is the fastest source.
         let first = (1..self.tiers.len())
             .map(|tier| (tier, self.expected(tier, block)))
-            .find(|(_, stands)| !stands.meet(lacks).is_empty());
+            .find(|(_, found)| !found.meet(lacks).is_empty());
         match first {
             _ if lacks.is_empty() => {}
             None => gap_end = lacks.hi,
+            // A failed move may still write the slot: nothing can be loaded there.
             _ if self.stuck(0, block) => gap_end = lacks.hi,
-            Some((tier, stands)) if stands.covers(lacks) => sources.push((tier, lacks)),
+            Some((tier, found)) if found.covers(lacks) => sources.push((tier, lacks)),
             Some(_) => gap_end = self.patch(block, lacks, &mut sources),
         }
         // A layer can only be computed through all layers below it.
@@ -244,8 +254,8 @@ impl Manager {
         MissingBlock { at, block, here, lacks, sources, compute, load, reclaim, ready }
     }
 
-    /// Finds the layers that a block lacks where they stand in parts; returns where the last gap
-    /// ends, 0 if there is none.
+    /// Finds the tiers of single layers where no tier has them all; returns the end of the last
+    /// gap, 0 if there is none.
     fn patch(
         &self,
         block: BlockId,
@@ -266,6 +276,7 @@ impl Manager {
         gap_end
     }
 
+    /// The planner's step of one block.
     fn plan_step(
         &self,
         miss: &MissingBlock,
@@ -273,32 +284,37 @@ impl Manager {
         (mode, deadline): (LoadMode, Option<Nanos>),
         load_time: &mut LoadTime,
     ) -> plan::Step {
+        // Resident or arriving: the planner only waits for it.
         if miss.lacks.is_empty() {
             return plan::Step { compute: 0, source: Source::Here { ready: miss.ready - now } };
         }
-        let whole = || {
+        let full = || {
             let tokens =
                 u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
             self.settings
                 .cost
                 .compute_ns(u64::from(self.blocks.trie().depth(miss.block)) * tokens, tokens)
         };
+        // Layers above a gap can be loaded, but the gap is computed whatever is chosen.
         if !miss.compute.is_empty() {
-            let part = u128::from(whole()) * u128::from(miss.compute.hi)
-                / u128::from(self.settings.layers);
+            let part =
+                u128::from(full()) * u128::from(miss.compute.hi) / u128::from(self.settings.layers);
             let compute = Nanos::try_from(part).unwrap_or(Nanos::MAX);
             return plan::Step { compute, source: Source::Missing };
         }
+        // The slowest source decides when the block is ready.
         let deepest = miss.sources.iter().map(|&(tier, _)| tier).max().unwrap_or(0);
         let lane = self.tiers[deepest].read;
         let start = self.lanes.free_at(lane).max(now);
         let layers = miss.lacks.len();
+        // The preview is computed once per lane and layer count.
         if (load_time.lane, load_time.layers) != (lane, layers) {
             let bytes = self.settings.layer_bytes * u64::from(layers);
             let time = self.lanes.preview(lane, bytes, start, layers).end - start;
             *load_time = LoadTime { lane, layers, time };
         }
         let time = load_time.time;
+        // A source that is itself arriving delays the load.
         let from = miss
             .sources
             .iter()
@@ -309,35 +325,37 @@ impl Manager {
         let overdue = deadline.is_some_and(|deadline| {
             start.max(now.saturating_add(from)).saturating_add(time) > deadline
         });
+        // A load that misses the deadline is no source for the planner.
         let source = if overdue && mode == LoadMode::Plan {
             Source::Missing
         } else {
             Source::Load { lane, time, from }
         };
-        // What is loaded whatever it costs is not priced.
+        // Loaded whatever it costs, so the planner needs no price.
         let priced = mode != LoadMode::All;
-        plan::Step { compute: if priced { whole() } else { 0 }, source }
+        plan::Step { compute: if priced { full() } else { 0 }, source }
     }
 
-    /// Whether layers on the first tier are part of a block whose layers share one slot: what is
-    /// computed goes into another slot, and all of the block with it.
+    /// Whether `here` is a part of a block whose layers share one slot: computed layers would go to
+    /// another slot, so all of the block is needed there.
     pub(in crate::manager) fn one_slot(&self, here: Layers) -> bool {
         !self.tiers[0].spec.layer_slots && !here.is_empty() && here != self.all_layers()
     }
 
-    /// What a range on the first tier lacks. It starts at layer 0, but for a single tier that
-    /// drops shallow layers first.
+    /// The layers missing beside `have`: those behind it, or before it on a single tier that drops
+    /// shallow layers first.
     pub(in crate::manager) fn lacks(&self, have: Layers) -> Layers {
         let all = self.all_layers();
         if have.lo > 0 { Layers::new(0, have.lo) } else { Layers::new(have.hi, all.hi) }
     }
 
+    /// Whether the engine owns the slots of the first tier.
     pub(in crate::manager) fn engine_owned(&self) -> bool {
         self.tiers[0].spec.owner == crate::tier::Owner::Engine
     }
 
-    /// The spans of a plan over `blocks` blocks, from what was decided and the moves that were
-    /// made for it. What needs nothing is reused.
+    /// Fills a plan's spans over `blocks` blocks, from the decisions and their moves. Blocks that
+    /// are not missing are reused.
     pub(in crate::manager) fn spans(
         &self,
         blocks: usize,
@@ -348,7 +366,7 @@ impl Manager {
     ) {
         let number = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
         let mut next = 0;
-        let mut stand = |spans: &mut Vec<Span>, until: usize| {
+        let mut reuse = |spans: &mut Vec<Span>, until: usize| {
             let (start, stop) = (number(next), number(until));
             next = until + 1;
             if start < stop {
@@ -359,7 +377,7 @@ impl Manager {
             }
         };
         for (miss, moves) in missing.iter().zip(moves) {
-            stand(&mut plan.spans, miss.at);
+            reuse(&mut plan.spans, miss.at);
             let at = number(miss.at);
             let mut add = |layers: Layers, action, tier, first_ready, ready| {
                 if !layers.is_empty() {
@@ -377,18 +395,20 @@ impl Manager {
                     add(layers, Action::Load, tier, first, ready);
                 }
             }
-            add(miss.compute, Action::Recompute, 0, plan.stands, plan.stands);
+            add(miss.compute, Action::Recompute, 0, plan.resident_at, plan.resident_at);
         }
-        stand(&mut plan.spans, blocks);
+        reuse(&mut plan.spans, blocks);
         plan.spans.sort_by_key(|span| (span.start, span.layers));
     }
 }
 
+/// Appends a span, or extends an earlier one of the same layers, action and tier.
 fn join(spans: &mut Vec<Span>, span: Span) {
     let same = |known: &&mut Span| {
         known.stop == span.start
             && (known.layers, known.action, known.tier) == (span.layers, span.action, span.tier)
     };
+    // A block has few spans, so an earlier block's span is among the last six.
     match spans.iter_mut().rev().take(6).find(same) {
         Some(known) => {
             known.stop = span.stop;

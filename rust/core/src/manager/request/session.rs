@@ -1,11 +1,19 @@
-//! Conversations: which path each one has reached, and how long it is.
+//! Sessions: a table of conversations, with the end of each path and its length in blocks.
 //!
-//! A name belongs to a scope, as blocks do: two tenants, or two adapters, that use one name have two
-//! sessions. Invariant: a session has a lease or ends in a living block, and of those without a
-//! lease at most [`MOST_IDLE`] end in one block, so that sessions are bounded by blocks and leases;
-//! its tip is the last living block of its path. How long the sessions are that pass through a block
-//! is tracked only where a policy ranks by it, at O(path) per extension. Cost: O(log sessions) per
-//! lease that begins, grows or ends, per run of blocks that goes and per session that ended there.
+//! A name belongs to a scope, as blocks do: two tenants, or two adapters, that use one name have
+//! two sessions. Invariant: a session has a lease or ends in a living block, and at most
+//! [`MOST_IDLE`] without a lease end in one block, so that sessions are bounded by blocks and
+//! leases; its tip is the last living block of its path. The lengths of the sessions through a
+//! block are tracked only where a policy ranks by them, at O(path) per extension. Cost: O(log
+//! sessions) per lease that begins, grows or ends, per run of blocks that is removed and per
+//! session that ended there. Its states:
+//!
+//! ```text
+//! open --> held by leases --last lease ends--> idle, ends in a block --ninth idle one--> removed
+//!              ^                                 |        | all its path was evicted -----> removed
+//!              +--------- a new lease -----------+
+//! finished while held: removed with its last lease, unless a request comes before
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -19,38 +27,38 @@ use crate::visits;
 use crate::manager::Manager;
 use crate::manager::request::session_lengths::SessionLengths;
 
-/// A session's number.
+/// Id of a session.
 pub(in crate::manager) type SessionId = u64;
 
-/// So many sessions without a lease may end in one block; then the one that was used the longest
-/// time ago is forgotten.
+/// Bound of the sessions without a lease that end in one block; the least recently used of more is
+/// removed.
 pub(in crate::manager) const MOST_IDLE: usize = 8;
 
-/// What stands for the end of its last lease while a session has one.
+/// Value of `ended` while a session has a lease.
 const HELD: u64 = u64::MAX;
 
+/// Conversation: its leases, and the end of its path.
 #[derive(Clone, Debug)]
 struct Session {
     name: Option<(ScopeId, Arc<str>)>,
-    /// Blocks of its path, living or not, or as many as it will have, if that is more.
+    /// Blocks of its path, living or not, or those expected, if they are more.
     length: u32,
-    /// Blocks that it will have, as far as somebody said.
-    foretold: u32,
+    /// Blocks that the user expects it to have.
+    expected: u32,
     tip: Option<BlockId>,
-    /// Its last lease was the how manieth to end; [`HELD`] while it has one.
+    /// Ordinal of the end of its last lease; [`HELD`] while it has one.
     ended: u64,
-    /// Whether somebody said that it is over, and no request of it came since: then it goes with
-    /// its last lease.
-    over: bool,
+    /// Whether the user finished it and no request has come since: then its last lease removes it.
+    finished: bool,
 }
 
-/// All sessions.
+/// Sessions by id, with their indexes.
 #[derive(Clone, Debug, Default)]
 pub(in crate::manager) struct Sessions {
     all: BTreeMap<SessionId, Session>,
     names: BTreeMap<ScopeId, BTreeMap<Arc<str>, SessionId>>,
     held: BTreeSet<(SessionId, LeaseId)>,
-    /// By tip, and there by the end of the last lease.
+    /// Index by tip, and by the end of the last lease.
     tips: BTreeSet<(BlockId, u64, SessionId)>,
     /// Blocks in which more sessions without a lease end than may.
     crowded: BTreeSet<BlockId>,
@@ -60,7 +68,8 @@ pub(in crate::manager) struct Sessions {
 }
 
 impl Sessions {
-    /// The session of that name for a lease, or a nameless one if the lease's path is to be tracked.
+    /// Opens the session of a name for a lease, or a nameless one if the lease's path is to be
+    /// tracked.
     pub(in crate::manager) fn open(
         &mut self,
         scope: ScopeId,
@@ -70,7 +79,7 @@ impl Sessions {
     ) -> Option<SessionId> {
         if let Some(known) = name.and_then(|name| self.find(scope, name)) {
             if let Some(session) = self.all.get_mut(&known) {
-                session.over = false;
+                session.finished = false;
             }
             self.hold(known, lease);
             return Some(known);
@@ -86,26 +95,26 @@ impl Sessions {
         }
         self.all.insert(
             id,
-            Session { name, length: 0, foretold: 0, tip: None, ended: HELD, over: false },
+            Session { name, length: 0, expected: 0, tip: None, ended: HELD, finished: false },
         );
         self.held.insert((id, lease));
         Some(id)
     }
 
-    /// So many blocks a session will have. It counts from the next time on that its path is told.
-    pub(in crate::manager) fn foretell(&mut self, id: SessionId, blocks: u32) {
+    /// Sets the expected length, which counts from the next `extend`.
+    pub(in crate::manager) fn expect_blocks(&mut self, id: SessionId, blocks: u32) {
         if let Some(session) = self.all.get_mut(&id) {
-            session.foretold = blocks;
+            session.expected = blocks;
         }
     }
 
-    /// A further lease of a session.
+    /// Adds a lease to a session.
     pub(in crate::manager) fn hold(&mut self, id: SessionId, lease: LeaseId) {
         self.held.insert((id, lease));
         self.place(id, HELD);
     }
 
-    /// A lease of a session has ended. Returns whether the session goes with it.
+    /// Removes a lease from a session. Returns whether the session ends with it.
     pub(in crate::manager) fn leave(&mut self, id: SessionId, lease: LeaseId) -> bool {
         self.held.remove(&(id, lease));
         if self.leases(id).next().is_some() {
@@ -113,33 +122,34 @@ impl Sessions {
         }
         self.ends += 1;
         self.place(id, self.ends);
-        self.all.get(&id).is_some_and(|session| session.over || session.tip.is_none())
+        self.all.get(&id).is_some_and(|session| session.finished || session.tip.is_none())
     }
 
-    /// Notes when a session's last lease ended.
+    /// Sets when a session's last lease ended.
     fn place(&mut self, id: SessionId, ended: u64) {
         let Some(session) = self.all.get_mut(&id) else { return };
         let before = std::mem::replace(&mut session.ended, ended);
         if let Some(tip) = session.tip {
             self.tips.remove(&(tip, before, id));
-            self.stand(tip, ended, id);
+            self.list_tip(tip, ended, id);
         }
     }
 
-    fn stand(&mut self, tip: BlockId, ended: u64, id: SessionId) {
+    /// Lists a session at its tip.
+    fn list_tip(&mut self, tip: BlockId, ended: u64, id: SessionId) {
         self.tips.insert((tip, ended, id));
         if ended < HELD && self.idle(tip).nth(MOST_IDLE).is_some() {
             self.crowded.insert(tip);
         }
     }
 
-    /// The sessions without a lease that end in a block, the one used the longest time ago first.
+    /// The sessions without a lease that end in a block, the least recently used first.
     fn idle(&self, block: BlockId) -> impl Iterator<Item = SessionId> + '_ {
         let here = (block, 0, 0)..(block, HELD, 0);
         self.tips.range(here).inspect(|_| visits::note(1)).map(|&(_, _, id)| id)
     }
 
-    /// A session that is one too many where it ends.
+    /// A session that is one too many at its tip.
     pub(in crate::manager) fn surplus(&mut self) -> Option<SessionId> {
         while let Some(&block) = self.crowded.first() {
             if self.idle(block).nth(MOST_IDLE).is_some() {
@@ -150,7 +160,7 @@ impl Sessions {
         None
     }
 
-    /// A session is no more. Returns its length.
+    /// Removes a session. Returns its length.
     pub(in crate::manager) fn end(&mut self, id: SessionId) -> Option<u32> {
         let session = self.all.remove(&id)?;
         if let Some(tip) = session.tip {
@@ -172,7 +182,7 @@ impl Sessions {
         self.all.is_empty() && self.lengths.is_empty()
     }
 
-    /// The session of that name.
+    /// The session of a name.
     pub(in crate::manager) fn find(&self, scope: ScopeId, name: &str) -> Option<SessionId> {
         self.names.get(&scope)?.get(name).copied()
     }
@@ -183,18 +193,18 @@ impl Sessions {
         mine.inspect(|_| visits::note(1)).map(|&(_, lease)| lease)
     }
 
-    /// Somebody says that a session is over. Returns whether it goes at once; else it goes with its
-    /// last lease, if no request of it comes before.
+    /// Finishes a session. Returns whether it ends at once; otherwise it ends with its last lease,
+    /// if no request comes before.
     pub(in crate::manager) fn finish(&mut self, id: SessionId) -> bool {
         let Some(session) = self.all.get_mut(&id) else { return false };
-        session.over = true;
+        session.finished = true;
         session.ended < HELD
     }
 
-    /// Whether a session that is not over ends in a block.
+    /// Whether an unfinished session ends in a block.
     pub(in crate::manager) fn end_in(&self, block: BlockId) -> bool {
         let here = (block, 0, 0)..=(block, HELD, SessionId::MAX);
-        self.tips.range(here).inspect(|_| visits::note(1)).any(|(_, _, id)| !self.all[id].over)
+        self.tips.range(here).inspect(|_| visits::note(1)).any(|(_, _, id)| !self.all[id].finished)
     }
 
     /// The length of the shortest session through a block: its position weighs most there.
@@ -207,15 +217,14 @@ impl Sessions {
         self.all.get(&id)?.tip
     }
 
-    /// A session's path is now `path`. Returns the former length and the one it has now, if anything
-    /// changed.
+    /// Sets a session's path. Returns the lengths before and now, if anything changed.
     pub(in crate::manager) fn extend(
         &mut self,
         id: SessionId,
         path: &[BlockId],
     ) -> Option<(u32, u32)> {
         let session = self.all.get_mut(&id)?;
-        let length = u32::try_from(path.len()).unwrap_or(u32::MAX).max(session.foretold);
+        let length = u32::try_from(path.len()).unwrap_or(u32::MAX).max(session.expected);
         let tip = path.last().copied();
         if session.length == length && session.tip == tip {
             return None;
@@ -227,15 +236,14 @@ impl Sessions {
             self.tips.remove(&(old, ended, id));
         }
         if let Some(tip) = tip {
-            self.stand(tip, ended, id);
+            self.list_tip(tip, ended, id);
         }
         Some((before, length))
     }
 
-    /// For prices that depend on sessions: a session of the length `before` passed through the
-    /// blocks of `old`, now it has the length `length` and passes through those of `new`. Returns
-    /// the blocks whose shortest session is another one now.
-    pub(in crate::manager) fn carry(
+    /// Updates the lengths through blocks after a session of length `before` along `old` became one
+    /// of `length` along `new`. Returns the blocks whose shortest session has changed.
+    pub(in crate::manager) fn move_path(
         &mut self,
         (old, before): (&[BlockId], u32),
         (new, length): (&[BlockId], u32),
@@ -249,8 +257,8 @@ impl Sessions {
         changed
     }
 
-    /// Blocks that follow each other are gone, with all behind them; sessions that ended there end in
-    /// the block before.
+    /// Removes consecutive blocks, without descendants left; sessions that ended in one end in its
+    /// parent.
     pub(in crate::manager) fn forget(&mut self, blocks: Range<BlockId>, parent: Option<BlockId>) {
         if !self.lengths.is_empty() {
             for block in blocks.clone() {
@@ -266,14 +274,15 @@ impl Sessions {
                 session.tip = parent;
             }
             if let Some(parent) = parent {
-                self.stand(parent, ended, id);
+                self.list_tip(parent, ended, id);
             } else if ended < HELD {
+                // A session without any block left is removed, unless a lease holds it.
                 self.end(id);
             }
         }
     }
 
-    /// A session's name.
+    /// The name of a session.
     pub(in crate::manager) fn name(&self, id: SessionId) -> Option<&str> {
         self.all.get(&id)?.name.as_ref().map(|(_, name)| &**name)
     }
@@ -289,7 +298,7 @@ impl Sessions {
         })
     }
 
-    /// What is broken, where `block` and `lease` tell living blocks and leases.
+    /// Checks the table against living blocks and leases.
     fn audit(
         &self,
         block: impl Fn(BlockId) -> bool,
@@ -300,8 +309,7 @@ impl Sessions {
             let held = self.leases(id).next().is_some();
             let ends = session.tip.is_some_and(&block);
             if held != (session.ended == HELD) || !(held || ends) {
-                broken
-                    .push(format!("session {id} is held by nobody and ends nowhere: {session:?}"));
+                broken.push(format!("session {id} has neither a lease nor a block: {session:?}"));
             }
             if session.tip.is_some_and(|tip| !self.tips.contains(&(tip, session.ended, id))) {
                 broken.push(format!("session {id} is not listed where it ends: {session:?}"));
@@ -333,7 +341,7 @@ impl Sessions {
 }
 
 impl Manager {
-    /// A lease's session has reached the end of its path.
+    /// Extends the session of a lease to the end of its path.
     pub(in crate::manager) fn track_session(&mut self, id: LeaseId) {
         let lease = &self.leases[&id];
         let Some(session) = lease.session else { return };
@@ -342,7 +350,7 @@ impl Manager {
         let ranked = self.sessions_rank();
         let Some((before, length)) = self.sessions.extend(session, path) else { return };
         if ranked {
-            for block in self.sessions.carry((&old, before), (path, length)) {
+            for block in self.sessions.move_path((&old, before), (path, length)) {
                 self.refresh(block);
             }
         }
@@ -353,12 +361,12 @@ impl Manager {
         self.tiers.iter().any(|tier| tier.eviction.needs(Needs::SESSION_BLOCKS))
     }
 
-    /// The living path of a session, where a policy asks.
+    /// The living path of a session, where a policy ranks by it.
     fn ranked_path(&self, id: SessionId) -> Vec<BlockId> {
         if self.sessions_rank() { self.path_to(self.sessions.tip(id)) } else { Vec::new() }
     }
 
-    /// A lease of a session has ended.
+    /// Removes a lease that ended from its session.
     pub(in crate::manager) fn leave_session(&mut self, session: Option<SessionId>, lease: LeaseId) {
         if let Some(id) = session
             && self.sessions.leave(id, lease)
@@ -367,29 +375,30 @@ impl Manager {
         }
     }
 
-    /// Somebody says that a session is over.
+    /// Finishes a session for the user.
     pub(in crate::manager) fn finish_session(&mut self, id: SessionId) {
         if self.sessions.finish(id) {
             self.end_session(id);
         }
     }
 
-    /// Forgets sessions that are too many where they end.
+    /// Removes sessions that are too many at their tips.
     pub(in crate::manager) fn settle_sessions(&mut self) {
         while let Some(id) = self.sessions.surplus() {
             self.end_session(id);
         }
     }
 
+    /// Removes a session, and ranks the blocks of its path anew.
     fn end_session(&mut self, id: SessionId) {
         let path = self.ranked_path(id);
         let Some(length) = self.sessions.end(id) else { return };
-        for block in self.sessions.carry((&path, length), (&[], 0)) {
+        for block in self.sessions.move_path((&path, length), (&[], 0)) {
             self.refresh(block);
         }
     }
 
-    /// What is broken among sessions.
+    /// Checks the sessions against leases and the trie.
     pub(in crate::manager) fn audit_sessions(&self, broken: &mut Vec<String>) {
         let holds = |id, lease| self.leases.get(&lease).is_some_and(|l| l.session == Some(id));
         broken.extend(self.sessions.audit(|block| self.blocks.trie().alive(block), holds));
@@ -411,27 +420,27 @@ mod tests {
     use crate::block::BlockId;
 
     proptest! {
-        /// Beside a list of what every session has left of its path: blocks of a tree are numbered
-        /// as they come, and leaves go.
+        /// Against a list of the paths left to every session: blocks of a tree are numbered in the
+        /// order they are added, and leaves are removed.
         #[test]
         fn the_shortest_session_through_a_block_is_known(
             steps in prop::collection::vec((0_usize..4, prop::collection::vec(0_u8..2, 0..5), any::<bool>()), 1..60),
         ) {
             let mut sessions = Sessions::default();
             let ids: Vec<_> = (0..4).filter_map(|at| sessions.open(0, None, true, at)).collect();
-            // Two sessions say how long they will be.
-            let foretold = [0, 3, 0, 9];
-            for (&id, blocks) in ids.iter().zip(foretold) {
-                sessions.foretell(id, blocks);
+            // Two sessions have an expected length.
+            let expected = [0, 3, 0, 9];
+            for (&id, blocks) in ids.iter().zip(expected) {
+                sessions.expect_blocks(id, blocks);
             }
             let mut held: [(Vec<BlockId>, u32); 4] = Default::default();
             let (mut tree, mut next) = (BTreeMap::<Vec<u8>, BlockId>::new(), 0);
-            for (who, way, goes) in steps {
-                if goes {
+            for (who, way, removes) in steps {
+                if removes {
                     let leaf = |at: &Vec<u8>| !tree.keys().any(|other| other.len() > at.len() && other.starts_with(at));
-                    let Some(gone) = tree.keys().find(|at| at.starts_with(&way) && leaf(at)).cloned() else { continue };
-                    let parent = tree.get(&gone[..gone.len() - 1]).copied();
-                    let block = tree.remove(&gone).unwrap();
+                    let Some(removed) = tree.keys().find(|at| at.starts_with(&way) && leaf(at)).cloned() else { continue };
+                    let parent = tree.get(&removed[..removed.len() - 1]).copied();
+                    let block = tree.remove(&removed).unwrap();
                     sessions.forget(block..block + 1, parent);
                     for (path, _) in &mut held {
                         if path.last() == Some(&block) {
@@ -449,12 +458,12 @@ mod tests {
                             (0..=next).map(|block| sessions.shortest(block)).collect()
                         };
                         let then = shortest(&sessions);
-                        let mut changed = sessions.carry((path, before), (&new, after));
+                        let mut changed = sessions.move_path((path, before), (&new, after));
                         changed.sort_unstable();
                         let now = shortest(&sessions);
                         let differ: Vec<BlockId> = (0..=next).filter(|&at| then[at as usize] != now[at as usize]).collect();
                         prop_assert_eq!(changed, differ);
-                        prop_assert_eq!(after, u32::try_from(new.len()).unwrap().max(foretold[who]));
+                        prop_assert_eq!(after, u32::try_from(new.len()).unwrap().max(expected[who]));
                         *length = after;
                     }
                     *path = new;

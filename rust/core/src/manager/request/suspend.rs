@@ -1,6 +1,7 @@
-//! Preemption: a lease steps back and comes again.
+//! Preemption: suspends a lease to its tokens, and resumes it.
 //!
-//! Invariant: suspending never fails and writes what has room. Cost: O(path · log n).
+//! Invariant: suspending never fails, and writes back the blocks for which there is room. Cost:
+//! O(path · log n).
 
 use crate::block::{BlockId, LeaseId, MoveId, TierId, Token};
 use crate::error::{Error, Result};
@@ -13,9 +14,9 @@ use crate::manager::kinds::LoadMode;
 use crate::manager::request::lease::Hold;
 
 impl Manager {
-    /// Unpins a lease's blocks, writes to the next tier what has room there, drops the rest from
-    /// the first tier, and keeps only the tokens. The partial block is dropped. Returns the moves
-    /// that still touch slots of a tier that the engine owns, as `release` does.
+    /// Unpins a lease's blocks, writes back to the next tier those that have room there, drops the
+    /// others from the first tier, and keeps only the tokens. The partial block is dropped. Returns
+    /// the moves that still touch slots of a tier that the engine owns, as `release` does.
     ///
     /// # Errors
     /// [`Error::Config`] if `to` is not the next tier below the first.
@@ -38,20 +39,23 @@ impl Manager {
             tokens.extend_from_slice(self.blocks.trie().tokens(block));
         }
         tokens.extend_from_slice(&lease.tail);
+        // Numbers of digests may be reused while no block refers to them.
         let tokens = self.scopes.digests.tokens(tokens);
+        // The lease is emptied first, so that no failure below is reported to it.
         let touching = self.reads_of(&lease);
         self.empty_lease(id, Hold::Suspended(tokens));
         self.abandon_lease(&lease, now);
         for &block in lease.path.blocks().iter().rev() {
+            // Unpinning may have removed it.
             if self.blocks.trie().alive(block) {
-                self.leave_first(block, now);
+                self.evict_first(block, now);
             }
         }
         Ok(touching)
     }
 
-    /// Plans anew for a suspended lease, with room for `reserve` tokens behind its end. What is
-    /// not matched any more is to be computed and committed again; `load` says what is loaded.
+    /// Plans again for a suspended lease, with room for `reserve` tokens behind its end. Blocks
+    /// that are not matched any more must be computed and committed again; `load` decides on loads.
     ///
     /// # Errors
     /// [`Error::NoSpace`]; the lease stays suspended then. [`Error::Config`] if it is not
@@ -71,16 +75,17 @@ impl Manager {
         self.reacquire(id, &tokens, (reserve, load), now)
     }
 
-    /// Takes a block off the first tier, if nothing else needs it there.
-    fn leave_first(&mut self, block: BlockId, now: Nanos) {
+    /// Evicts a block from the first tier, if nothing else needs it there.
+    fn evict_first(&mut self, block: BlockId, now: Nanos) {
         const FIRST: TierId = 0;
+        // With layer slots one range of layers leaves at a time.
         while self.evictable(FIRST, block) && self.residency(FIRST, block).state == State::Resident
         {
             let mut set = self.eviction_set_for(Cause::Suspended);
             self.choose(&mut set, FIRST, block, now);
-            let gone = !set.victims.is_empty();
+            let evicted = !set.victims.is_empty();
             self.apply(&set, now);
-            if !gone || !self.blocks.trie().alive(block) {
+            if !evicted || !self.blocks.trie().alive(block) {
                 return;
             }
         }

@@ -1,23 +1,25 @@
-//! How much memory new blocks take, before they are made.
+//! Memory checks: estimates of what new blocks and leases take, before they are made.
 //!
-//! Invariant: a call that asks for more than there is fails as it begins and has changed nothing.
-//! Cost: a few integer operations.
+//! Invariant: a call that asks for more memory than there is fails as it begins and has changed
+//! nothing. Cost: a few integer operations.
 
 use crate::error::Result;
 use crate::memory;
 
 use crate::manager::Manager;
 
-/// At most so many bytes are kept of a block besides its tokens and rows of layer slots.
+/// Upper bound of the bytes per block besides its tokens and rows of layer slots.
 const BLOCK: usize = 512;
 
 impl Manager {
-    /// Refuses so many new blocks if there is no memory for what is kept of them.
+    /// Fails if there is no memory for so many new blocks.
     pub(in crate::manager) fn check_memory(&self, blocks: usize) -> Result<()> {
+        // Decoding within a block asks for none.
         if blocks == 0 {
             return Ok(());
         }
         let rows = self.tiers.iter().any(|tier| tier.spec.layer_slots);
+        // Two tables of slots: the tier's rows, and the space's.
         let layers =
             if rows { 2 * size_of::<u32>() * usize::from(self.settings.layers) } else { 0 };
         let text = self.blocks.trie().growth(blocks);
@@ -27,7 +29,7 @@ impl Manager {
         })
     }
 
-    /// Refuses further leases like this one if there is no memory for them.
+    /// Fails if there is no memory for so many forks of a lease.
     pub(in crate::manager) fn check_forks(
         &self,
         id: crate::block::LeaseId,

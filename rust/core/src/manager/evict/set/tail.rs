@@ -35,13 +35,15 @@ impl Manager {
             && self.structure(last) == Structure::LeafOnly
             // Blocks that leave count against a quota one by one.
             && self.band(tier, last).share == 0;
+        // A partial, arriving or busy block needs decisions of its own.
         if !plain || !self.blocks.table(tier).all_idle(last..last + 1) {
             return false;
         }
+        // A block that must be written needs room below: `decide` makes it.
         let Some(fate) = self.fate(set, tier, last..last + 1) else { return false };
         // A drop removes its children from the trie too. A block that was lost while its children
         // were in flight stays for them.
-        let over = |child| set.in_tail(tier, child) && self.is_evicted(set, child);
+        let over = |child| set.in_tail(tier, child) && self.absent(set, child);
         if fate == Fate::Drop && !self.blocks.trie().children(last).all(over) {
             return false;
         }
@@ -69,10 +71,12 @@ impl Manager {
             let block = first - 1;
             let here = self.blocks.table(tier).all_idle(block..first);
             let full = set.spare[tier] >= wanted;
+            // From here on the blocks differ, or there is room enough.
             if full || !here || self.fate(set, tier, block..first) != Some(fate) {
                 break;
             }
             let entry = self.entry(tier, block, self.all_layers());
+            // Another branch has the lowest value now.
             if !self.leaves_next(tier, entry, &mut next, now) {
                 break;
             }
@@ -99,6 +103,7 @@ impl Manager {
         let entry = self.exposed(set, tier, parent, self.blocks.trie().only_child(first))?;
         // A policy with an order of its own must see every entry.
         let compared = self.tiers[tier].eviction.policy().order() != Order::Own;
+        // Comparing is cheaper than a link and an unlink.
         if compared && set.spare[tier] < wanted && self.leaves_next(tier, entry, &mut None, now) {
             return Some(entry);
         }
@@ -110,6 +115,7 @@ impl Manager {
     /// Counts a block as leaving with its tail.
     fn choose_last(&mut self, set: &mut EvictionSet, tier: TierId, block: BlockId) {
         set.spare[tier] += 1;
+        // A policy without state need not see the victims one by one.
         if self.feed.events {
             let band = self.band(tier, block);
             self.tiers[tier].eviction.select(block, band);
