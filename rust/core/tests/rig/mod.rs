@@ -157,7 +157,7 @@ impl Rig {
     ) {
         match self.call(call) {
             Err(Error::Config(message)) => {
-                assert!(message.contains(part), "'{message}' lacks '{part}'")
+                assert!(message.contains(part), "'{message}' lacks '{part}'");
             }
             Err(other) => panic!("not a config error: {other}"),
             Ok(_) => panic!("it was not refused"),
