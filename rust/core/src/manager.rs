@@ -39,6 +39,7 @@ use crate::residency::Blocks;
 use crate::scope::Scopes;
 use crate::tier::{Residency, TierSpec};
 use crate::time::{Clock, Nanos};
+use crate::trie::Trie;
 
 pub use kinds::{Action, Cause, LoadMode, MoveKind, Reason, Span};
 pub use moves::Move;
@@ -330,10 +331,13 @@ impl Manager {
     }
 
     fn resolve(&self, handle: Handle) -> Result<BlockId> {
-        self.blocks
-            .trie()
+        self.trie()
             .resolve(handle)
             .ok_or_else(|| Error::config(format!("block {:#x} is not cached", handle.0)))
+    }
+
+    fn trie(&self) -> &Trie<Node> {
+        self.blocks.trie()
     }
 
     fn residency(&self, tier: TierId, block: BlockId) -> Residency {
@@ -351,6 +355,6 @@ impl Manager {
 
     /// The values that a block shares with its neighbours in a run.
     fn node(&self, block: BlockId) -> &Node {
-        self.blocks.trie().value(block)
+        self.trie().value(block)
     }
 }

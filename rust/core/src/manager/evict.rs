@@ -21,13 +21,10 @@ use crate::arrival::MoveIds;
 use crate::block::{BlockId, Layers, MoveId, Slot, TierId};
 use crate::time::Nanos;
 
-use crate::manager::Manager;
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
-use crate::manager::kinds::Cause;
-use crate::manager::kinds::Reason;
-use crate::manager::kinds::{End, MoveKind};
-use crate::manager::moves;
+use crate::manager::kinds::{Cause, End, MoveKind, Reason};
 use crate::manager::moves::in_flight::Leaves;
+use crate::manager::{Manager, moves};
 
 impl Manager {
     /// Carries out every decision, in order, and links the entries again that the set took out.
@@ -90,7 +87,7 @@ impl Manager {
     /// Evicts the tail of a leaf-only run that is fully resident and idle, and removes it from the
     /// trie if that was the last copy. The eviction set has already linked its parent.
     fn vacate_run(&mut self, tier: TierId, blocks: Range<BlockId>, last_copy: bool) {
-        let before = self.blocks.trie().parent(blocks.start);
+        let before = self.trie().parent(blocks.start);
         // The eviction of another victim may have linked it again.
         self.tiers[tier].eviction.unlink(blocks.end - 1);
         self.blocks.evict_run(tier, blocks.clone());

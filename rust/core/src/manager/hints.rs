@@ -134,7 +134,7 @@ impl Manager {
     pub fn known(&self, tokens: &[Token], scope: &Scope) -> Result<Vec<Handle>> {
         self.open()?;
         self.check_named(scope, tokens)?;
-        Ok(self.blocks.trie().handles(&self.cached_path(scope, tokens)))
+        Ok(self.trie().handles(&self.cached_path(scope, tokens)))
     }
 
     /// How many blocks of a tier are retained, and how many may be.
@@ -248,7 +248,7 @@ impl Manager {
         let mut path = Vec::new();
         if let Ok(Some(id)) = self.scopes.find(scope) {
             let content = self.scopes.digests.content(scope, 0, tokens);
-            self.blocks.trie().walk(self.scopes.get(id).root, Query::Tokens(&content), &mut path);
+            self.trie().walk(self.scopes.get(id).root, Query::Tokens(&content), &mut path);
         }
         path
     }
@@ -319,14 +319,14 @@ impl Manager {
     pub(super) fn audit_hints(&self, broken: &mut Vec<String>) {
         let hints = &self.hints;
         broken.extend(hints.claims.audit(self.clock.last()));
-        let alive = |block| self.blocks.trie().alive(block);
+        let alive = |block| self.trie().alive(block);
         broken.extend(hints.pending.audit(alive, |lease| self.leases.contains_key(&lease)));
         let named = hints.claims.blocks().chain(hints.demoting.keys().copied());
-        let removed = named.filter(|&block| !self.blocks.trie().alive(block));
+        let removed = named.filter(|&block| !self.trie().alive(block));
         broken.extend(removed.map(|block| format!("block {block} left the trie and is hinted")));
         for (tier, (retained, most)) in hints.retained.iter().enumerate() {
             let wrong = retained.iter().find(|&&block| {
-                !self.blocks.trie().alive(block)
+                !self.trie().alive(block)
                     || self.residency(tier, block).state == State::Absent
                     || hints.claims.priority(block) <= NORMAL
             });

@@ -7,7 +7,7 @@ use crate::time::Nanos;
 
 new_key_type! {
     /// Key of a private slot, never used twice.
-    pub(super) struct PrivateSlotId;
+    pub(crate) struct PrivateSlotId;
 }
 
 /// Cause of an eviction: the event that made a copy leave a tier.
@@ -97,7 +97,7 @@ pub enum MoveKind {
 
 /// Kind of a move's source or destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(crate) enum End {
     /// The block's residency on that tier.
     Here,
     /// A lease's private slot, or one reserved for transit.

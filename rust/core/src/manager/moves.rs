@@ -241,7 +241,7 @@ impl Manager {
                 id,
                 kind,
                 lease,
-                block: block.map(|block| self.blocks.trie().handle(block)),
+                block: block.map(|block| self.trie().handle(block)),
                 key,
                 label,
                 src: src.0,

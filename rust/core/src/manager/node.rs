@@ -95,7 +95,7 @@ impl Manager {
 
     /// The facts by which a policy ranks a block that has `have` resident on a tier.
     pub(super) fn facts(&self, tier: TierId, block: BlockId, have: Layers) -> Facts {
-        let (depth, node) = (self.blocks.trie().depth(block), self.node(block));
+        let (depth, node) = (self.trie().depth(block), self.node(block));
         let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
         let out = self.next_out(tier, block, have);
         let single = self.tiers[tier].spec.layer_slots && out.len() == 1;
@@ -107,7 +107,7 @@ impl Manager {
             context: u64::from(depth) * tokens,
             // Some facts cost a lookup: only policies that read them pay.
             start: if index.needs(Needs::TURNS) {
-                u64::from(self.blocks.trie().start(block)) * tokens
+                u64::from(self.trie().start(block)) * tokens
             } else {
                 0
             },
@@ -167,7 +167,6 @@ impl Manager {
             && (tier > 0 || node.refs == 0)
             && (self.structure(block) == Structure::Holes
                 || !self
-                    .blocks
                     .trie()
                     .children(block)
                     .any(|child| self.residency(tier, child).state != State::Absent))
@@ -180,7 +179,7 @@ impl Manager {
 
     /// The ranges of a path, one per run.
     pub(super) fn runs(&self, path: &[BlockId]) -> Runs {
-        self.blocks.trie().along(path).map(|(run, _)| run).collect()
+        self.trie().along(path).map(|(run, _)| run).collect()
     }
 
     /// The blocks of a run that may have an entry on a tier. If all of a leaf-only run is resident,
@@ -212,7 +211,7 @@ impl Manager {
 
     /// The same on one tier.
     pub(super) fn refresh_on(&mut self, tier: TierId, block: BlockId) {
-        let alive = self.blocks.trie().alive(block);
+        let alive = self.trie().alive(block);
         let known = self.tiers[tier].eviction.get(block);
         // A pinned block without an entry stays without one: the usual case of a decoding lease.
         if known.is_none() && tier == 0 && alive && self.node(block).refs > 0 {
@@ -243,7 +242,7 @@ impl Manager {
         self.on_residency(tier, block);
         self.attend(tier, block);
         self.refresh_on(tier, block);
-        if let Some(parent) = self.blocks.trie().parent(block) {
+        if let Some(parent) = self.trie().parent(block) {
             self.refresh_on(tier, parent);
         }
     }
@@ -340,10 +339,10 @@ impl Manager {
             self.blocks.extend(root, parent, tokens, node, path);
         }
         if self.feed.wants_inserts() {
-            let mut tags = self.blocks.trie().tags(seed, parent);
+            let mut tags = self.trie().tags(seed, parent);
             let mut before = parent;
             for &block in &path[known..] {
-                self.feed.on_insert(before, block, tags.next(self.blocks.trie().tokens(block)));
+                self.feed.on_insert(before, block, tags.next(self.trie().tokens(block)));
                 before = Some(block);
             }
         }
@@ -364,7 +363,6 @@ impl Manager {
         };
         // All lines are prefetched before the first is read.
         let slices = self
-            .blocks
             .trie()
             .slices(seed, parent, tokens)
             .inspect(|slice| self.feed.prefetch_line(slice));
@@ -378,7 +376,7 @@ impl Manager {
     /// Drops the subtree of a leaf-only block whose last copy was lost to a failure, since its
     /// blocks are unreachable: now, or when the moves that touch them have ended.
     pub(super) fn sweep(&mut self, block: BlockId) {
-        let lost = self.blocks.trie().alive(block)
+        let lost = self.trie().alive(block)
             && self.structure(block) == Structure::LeafOnly
             && self.node(block).refs == 0
             && !self.missing(block).is_empty();
@@ -402,7 +400,7 @@ impl Manager {
         let mut below = vec![block];
         let mut at = 0;
         while let Some(&next) = below.get(at) {
-            below.extend(self.blocks.trie().children(next));
+            below.extend(self.trie().children(next));
             at += 1;
         }
         below
@@ -414,18 +412,15 @@ impl Manager {
         let mut next = Some(block);
         while let Some(block) = next {
             // Another call has removed it, and its ancestors with it if possible.
-            if !self.blocks.trie().alive(block) {
+            if !self.trie().alive(block) {
                 return;
             }
             let held = (0..self.tiers.len())
                 .any(|tier| self.residency(tier, block).state != State::Absent);
-            if held
-                || self.node(block).refs > 0
-                || self.blocks.trie().children(block).next().is_some()
-            {
+            if held || self.node(block).refs > 0 || self.trie().children(block).next().is_some() {
                 return;
             }
-            next = self.blocks.trie().parent(block);
+            next = self.trie().parent(block);
             let slices = self.slices_leaving(std::iter::once(block..block + 1));
             self.remove_nodes(block..block + 1, next);
             self.remember(&slices);
@@ -441,12 +436,9 @@ impl Manager {
         }
         for blocks in runs {
             let Node { scope, uses, .. } = *self.node(blocks.start);
-            let (seed, before) =
-                (self.scopes.get(scope).seed, self.blocks.trie().parent(blocks.start));
+            let (seed, before) = (self.scopes.get(scope).seed, self.trie().parent(blocks.start));
             let first = all.len();
-            for slice in
-                self.blocks.trie().slices(seed, before, self.blocks.trie().tokens_of(blocks))
-            {
+            for slice in self.trie().slices(seed, before, self.trie().tokens_of(blocks)) {
                 self.feed.prefetch_line(&slice);
                 all.push((slice, uses));
             }

@@ -15,7 +15,7 @@ use crate::manager::{Manager, Tier};
 
 /// Context of the request that is served, for events.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct RequestContext {
+pub(crate) struct RequestContext {
     /// Its number.
     number: u64,
     /// Number of requests, one after the other, that made the path that it found.

@@ -20,7 +20,7 @@ type Leaving = SmallVec<[(MoveId, Leaves); 1]>;
 
 impl Manager {
     /// The leaving copies of a block on a tier, the lowest layers first.
-    pub(in crate::manager) fn leaving(&self, tier: TierId, block: BlockId) -> Leaving {
+    pub(crate) fn leaving(&self, tier: TierId, block: BlockId) -> Leaving {
         let mut leaving = Leaving::new();
         // Nothing is written below the last tier, so no copy is ever leaving it.
         if tier == self.last() {
@@ -41,7 +41,7 @@ impl Manager {
 
     /// The layers of a block that can be read on a tier with its leaving copies; `None` if they do
     /// not form one range with those that are resident.
-    pub(in crate::manager) fn valid_with(
+    pub(crate) fn valid_with(
         &self,
         tier: TierId,
         block: BlockId,
@@ -57,13 +57,13 @@ impl Manager {
     }
 
     /// The slot of a leaving layer.
-    pub(in crate::manager) fn leaving_slot(leaving: &Leaving, layer: u16) -> Option<Slot> {
+    pub(crate) fn leaving_slot(leaving: &Leaving, layer: u16) -> Option<Slot> {
         let of = leaving.iter().find(|(_, leaves)| leaves.held.contains(layer));
         of.map(|(_, leaves)| leaves.slot)
     }
 
     /// Whether a block leaves the first tier and can be fully resident there again at once.
-    pub(in crate::manager) fn can_reclaim(&self, block: BlockId) -> bool {
+    pub(crate) fn can_reclaim(&self, block: BlockId) -> bool {
         let leaving = self.leaving(0, block);
         // A slot with a new holder would be overwritten once the store has ended.
         let unpromised = |(id, leaves): &(MoveId, Leaves)| {
@@ -75,7 +75,7 @@ impl Manager {
 
     /// Keeps the slots that are to be reclaimed from being promised while room is made, or ends
     /// that.
-    pub(in crate::manager) fn withhold(&mut self, missing: &[MissingBlock], withheld: bool) {
+    pub(crate) fn withhold(&mut self, missing: &[MissingBlock], withheld: bool) {
         for miss in missing.iter().filter(|miss| miss.reclaim) {
             for (_, leaves) in self.leaving(0, miss.block) {
                 self.blocks.withhold(0, leaves.slot, withheld);
@@ -84,7 +84,7 @@ impl Manager {
     }
 
     /// Reclaims a block that leaves the first tier. Its stores go on, as those that write ahead do.
-    pub(in crate::manager) fn reclaim(&mut self, block: BlockId) {
+    pub(crate) fn reclaim(&mut self, block: BlockId) {
         for (id, leaves) in self.leaving(0, block) {
             self.blocks.undrain(0, leaves.slot);
             let flight = self.moves.get_mut(id).expect("in flight");
@@ -94,7 +94,7 @@ impl Manager {
     }
 
     /// Makes a leaving copy resident again in its slot; the store still reads it.
-    pub(in crate::manager) fn make_resident(&mut self, block: BlockId, leaves: Leaves) {
+    pub(crate) fn make_resident(&mut self, block: BlockId, leaves: Leaves) {
         let Leaves { tier, slot, held } = leaves;
         self.blocks.restore(tier, block, slot, held);
         self.residency_changed(tier, block);

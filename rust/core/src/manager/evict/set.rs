@@ -40,7 +40,7 @@ const MANY: usize = 64;
 
 /// How a victim leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::manager) enum Fate {
+pub(crate) enum Fate {
     /// It is resident elsewhere too, or bad: its slots are free at once.
     Clean,
     /// This range must be written back one tier down first.
@@ -52,16 +52,16 @@ pub(in crate::manager) enum Fate {
 /// Victim: one range of layers of one block on one tier, or all layers of a run's consecutive
 /// blocks.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::manager) struct Victim {
-    pub(in crate::manager) tier: TierId,
+pub(crate) struct Victim {
+    pub(crate) tier: TierId,
     /// The block, the last one if there are several.
-    pub(in crate::manager) block: BlockId,
-    pub(in crate::manager) blocks: u32,
-    pub(in crate::manager) layers: Layers,
-    pub(in crate::manager) fate: Fate,
+    pub(crate) block: BlockId,
+    pub(crate) blocks: u32,
+    pub(crate) layers: Layers,
+    pub(crate) fate: Fate,
     /// They are the tail of a leaf-only run, fully resident and idle: only their slots and their
     /// nodes change.
-    pub(in crate::manager) idle: bool,
+    pub(crate) idle: bool,
 }
 
 impl Victim {
@@ -70,15 +70,15 @@ impl Victim {
     }
 
     /// The range of its blocks.
-    pub(in crate::manager) fn run(&self) -> Range<BlockId> {
+    pub(crate) fn run(&self) -> Range<BlockId> {
         self.block + 1 - self.blocks..self.block + 1
     }
 }
 
 /// Eviction set: victims that are decided on and not evicted yet, with the view that they give.
 #[derive(Debug, Default)]
-pub(in crate::manager) struct EvictionSet {
-    pub(in crate::manager) victims: Vec<Victim>,
+pub(crate) struct EvictionSet {
+    pub(crate) victims: Vec<Victim>,
     /// Layers that remain of residencies that lose some.
     taken: FxHashMap<(TierId, BlockId), Layers>,
     /// Tails that leave a tier with all layers, but for the latest: end of the range by tier and
@@ -103,7 +103,7 @@ pub(in crate::manager) struct EvictionSet {
     /// Blocks for whose copies room is being made below: they must not be dropped meanwhile.
     moving: Vec<BlockId>,
     /// Cause of the evictions.
-    pub(in crate::manager) cause: Cause,
+    pub(crate) cause: Cause,
 }
 
 impl EvictionSet {
@@ -170,7 +170,7 @@ impl EvictionSet {
 
 impl Manager {
     /// An empty set over the slots that can be taken now.
-    pub(in crate::manager) fn eviction_set(&self) -> EvictionSet {
+    pub(crate) fn eviction_set(&self) -> EvictionSet {
         let spare = self.takeable().collect();
         EvictionSet { spare, ..EvictionSet::default() }
     }
@@ -199,7 +199,7 @@ impl Manager {
     }
 
     /// An empty set whose victims leave for this cause.
-    pub(in crate::manager) fn eviction_set_for(&self, cause: Cause) -> EvictionSet {
+    pub(crate) fn eviction_set_for(&self, cause: Cause) -> EvictionSet {
         EvictionSet { cause, ..self.eviction_set() }
     }
 
@@ -209,7 +209,7 @@ impl Manager {
     ///
     /// # Errors
     /// [`Error::NoSpace`] for the first tier that cannot do it.
-    pub(in crate::manager) fn make_room(
+    pub(crate) fn make_room(
         &mut self,
         wanted: &[(TierId, u64)],
         stay: &[(TierId, Range<BlockId>)],
@@ -249,7 +249,7 @@ impl Manager {
     }
 
     /// A set that previews the victims of `tier`, to write them ahead of need.
-    pub(in crate::manager) fn preview(&self, tier: TierId) -> EvictionSet {
+    pub(crate) fn preview(&self, tier: TierId) -> EvictionSet {
         let set = self.eviction_set_for(Cause::Ahead);
         let spare = set.spare[tier];
         EvictionSet { preview: Some((tier, spare)), ..set }
@@ -257,7 +257,7 @@ impl Manager {
 
     /// Adds victims until `units` slots of a tier can be taken, and takes them. Victims that were
     /// added before a failure stay in the set.
-    pub(in crate::manager) fn room(
+    pub(crate) fn room(
         &mut self,
         set: &mut EvictionSet,
         tier: TierId,
@@ -300,21 +300,21 @@ impl Manager {
     /// instead of many; returns the victim's run.
     fn prefetch_victim(&self, block: BlockId) -> RunId {
         self.prefetch_residencies(block);
-        let (run, first) = self.blocks.trie().prefetch_lines(block);
+        let (run, first) = self.trie().prefetch_lines(block);
         self.prefetch_residencies(first);
         run
     }
 
     /// Prefetches the lines of the parent of a run, which is linked when the run leaves.
     fn prefetch_parent(&self, tier: TierId, run: RunId) {
-        if let Some(parent) = self.blocks.trie().prefetch_parent(run) {
+        if let Some(parent) = self.trie().prefetch_parent(run) {
             self.prefetch_residencies(parent);
             self.tiers[tier].eviction.prefetch_line(parent);
         }
     }
 
     /// Adds one block as a victim, whatever its value.
-    pub(in crate::manager) fn choose(
+    pub(crate) fn choose(
         &mut self,
         set: &mut EvictionSet,
         tier: TierId,
@@ -327,12 +327,12 @@ impl Manager {
     }
 
     /// How many more slots of a tier a set could take.
-    pub(in crate::manager) fn spare(set: &EvictionSet, tier: TierId) -> u64 {
+    pub(crate) fn spare(set: &EvictionSet, tier: TierId) -> u64 {
         set.spare[tier]
     }
 
     /// Links every entry again that a set unlinked.
-    pub(in crate::manager) fn abandon(&mut self, set: &EvictionSet) {
+    pub(crate) fn abandon(&mut self, set: &EvictionSet) {
         self.refresh_touched(set);
         for &(tier, block) in &set.settled {
             self.refresh_on(tier, block);
@@ -340,7 +340,7 @@ impl Manager {
     }
 
     /// Refreshes the entries of the blocks that a set decided one by one.
-    pub(in crate::manager) fn refresh_touched(&mut self, set: &EvictionSet) {
+    pub(crate) fn refresh_touched(&mut self, set: &EvictionSet) {
         for tier in &mut self.tiers {
             tier.eviction.end_selection();
         }
@@ -350,18 +350,13 @@ impl Manager {
     }
 
     /// The slots that `layers` of a block take on a tier.
-    pub(in crate::manager) fn units(&self, tier: TierId, layers: Layers) -> u64 {
+    pub(crate) fn units(&self, tier: TierId, layers: Layers) -> u64 {
         if self.tiers[tier].spec.layer_slots { u64::from(layers.len()) } else { 1 }
     }
 
     /// Keeps resident blocks of a run out of the set. Guarded ranges of a tier overlap only where
     /// one extends another.
-    pub(in crate::manager) fn guard(
-        &mut self,
-        set: &mut EvictionSet,
-        tier: TierId,
-        blocks: Range<BlockId>,
-    ) {
+    pub(crate) fn guard(&mut self, set: &mut EvictionSet, tier: TierId, blocks: Range<BlockId>) {
         let end = set.guarded.entry((tier, blocks.start)).or_default();
         *end = blocks.end.max(*end);
         for block in self.edge(tier, blocks.clone(), self.structure(blocks.start)) {
@@ -471,7 +466,7 @@ impl Manager {
 
     /// Whether layers save computation. Missing layers above them are computed through all below,
     /// so they do only if every layer above is resident somewhere.
-    pub(in crate::manager) fn saves_compute(
+    pub(crate) fn saves_compute(
         &self,
         layers: Layers,
         resident: impl Fn(TierId) -> Layers,
@@ -580,7 +575,7 @@ impl Manager {
         settled
             && ahead
             && self.node(block).refs == 0
-            && self.blocks.trie().children(block).all(|child| {
+            && self.trie().children(block).all(|child| {
                 dropped.contains(&child) || (self.node(child).refs == 0 && self.absent(set, child))
             })
     }
@@ -624,7 +619,7 @@ impl Manager {
         self.tiers[tier].eviction.select(block, band);
         // Without its last child on the tier a leaf-only parent becomes a victim.
         if self.structure(block) == Structure::LeafOnly
-            && let Some(parent) = self.blocks.trie().parent(block)
+            && let Some(parent) = self.trie().parent(block)
             && let Some(entry) = self.exposed(set, tier, parent, false)
         {
             self.put_in(set, tier, entry);
@@ -657,7 +652,7 @@ impl Manager {
         // The children are checked last: there may be many.
         let exposed = free
             && self.tiers[tier].eviction.get(parent).is_none()
-            && (bare || self.blocks.trie().children(parent).all(alone));
+            && (bare || self.trie().children(parent).all(alone));
         exposed.then(|| self.entry(tier, parent, here.have))
     }
 }

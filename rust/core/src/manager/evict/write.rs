@@ -17,19 +17,17 @@ use crate::time::{Nanos, Stamp};
 
 use crate::manager::Manager;
 use crate::manager::evict::set::{EvictionSet, Fate, Victim};
-use crate::manager::kinds::Cause;
-use crate::manager::kinds::PrivateSlotId;
-use crate::manager::kinds::{End, MoveKind};
+use crate::manager::kinds::{Cause, End, MoveKind, PrivateSlotId};
 use crate::manager::moves::batch::TransferBatch;
 
 impl Manager {
     /// Whether blocks that become resident on a tier are copied down at once.
-    pub(in crate::manager) fn writes_through(&self, tier: TierId) -> bool {
+    pub(crate) fn writes_through(&self, tier: TierId) -> bool {
         self.writes(tier) && self.tiers[tier].spec.write == Write::Through
     }
 
     /// Copies a block down once it is resident on a tier that writes through.
-    pub(in crate::manager) fn write_through(
+    pub(crate) fn write_through(
         &mut self,
         tier: TierId,
         block: BlockId,
@@ -42,12 +40,7 @@ impl Manager {
     }
 
     /// The same for consecutive blocks of a run.
-    pub(in crate::manager) fn write_run(
-        &mut self,
-        tier: TierId,
-        blocks: Range<BlockId>,
-        now: Nanos,
-    ) {
+    pub(crate) fn write_run(&mut self, tier: TierId, blocks: Range<BlockId>, now: Nanos) {
         // Block by block where some are below already, refused, or not idle.
         if !self.writes_through(tier) || self.write_batch(tier, &blocks, now) {
             return;
@@ -79,7 +72,7 @@ impl Manager {
         let mut set = self.eviction_set_for(Cause::Ahead);
         let fits = self.room(&mut set, below, u64::from(blocks.end - blocks.start), now);
         // Block by block, their parent would not leave the tier once the first of them is there.
-        let before = self.blocks.trie().parent(blocks.start);
+        let before = self.trie().parent(blocks.start);
         if !fits || set.victims.iter().any(|v| v.tier == below && Some(v.block) == before) {
             self.abandon(&set);
             return false;
@@ -99,11 +92,7 @@ impl Manager {
         let node = self.node(block);
         node.uses >= self.tiers[tier].spec.admit_after
             && (self.structure(block) == Structure::Holes
-                || self
-                    .blocks
-                    .trie()
-                    .parent(block)
-                    .is_none_or(|parent| self.missing(parent).is_empty()))
+                || self.trie().parent(block).is_none_or(|parent| self.missing(parent).is_empty()))
     }
 
     /// Copies the layers that are resident on no lower tier one tier down, from the block's
@@ -197,7 +186,7 @@ impl Manager {
             if self.writes(tier) {
                 for block in self.youngest(tier) {
                     // Room for a younger block may have removed it.
-                    if self.blocks.trie().alive(block) {
+                    if self.trie().alive(block) {
                         let age = self.node(block).access;
                         self.write_down(tier, block, None, age, now);
                     }
@@ -209,11 +198,11 @@ impl Manager {
 
     /// The resident blocks of a tier, the youngest first and parents before their children.
     fn youngest(&self, tier: TierId) -> Vec<BlockId> {
-        let all = self.blocks.table(tier).blocks(self.blocks.trie().bound());
+        let all = self.blocks.table(tier).blocks(self.trie().bound());
         let mut blocks: Vec<BlockId> =
             all.filter(|(_, here)| !here.usable().is_empty()).map(|(block, _)| block).collect();
         blocks.sort_by_key(|&block| {
-            (Reverse(self.node(block).access), self.blocks.trie().depth(block), block)
+            (Reverse(self.node(block).access), self.trie().depth(block), block)
         });
         blocks
     }
@@ -221,7 +210,7 @@ impl Manager {
     /// Writes the least valuable dirty blocks down before their slots are needed, on every tier
     /// whose free and clean slots are below its watermark `free_low` and that writes straight to
     /// the next one. The copies above stay valid.
-    pub(in crate::manager) fn write_ahead(&mut self, now: Nanos) {
+    pub(crate) fn write_ahead(&mut self, now: Nanos) {
         for tier in 0..self.tiers.len() {
             let ours = tier > 0 || !self.engine_owned();
             let straight = self.writes(tier) && self.transit(tier, tier + 1).is_none();
@@ -267,7 +256,7 @@ impl Manager {
     }
 
     /// Writes blocks that only the engine's slots hold one tier down, before it takes them back.
-    pub(in crate::manager) fn store_engine_blocks(&mut self, id: LeaseId, now: Nanos) {
+    pub(crate) fn store_engine_blocks(&mut self, id: LeaseId, now: Nanos) {
         if !self.engine_owned() || !self.writes(0) || self.leases[&id].suspended() {
             return;
         }

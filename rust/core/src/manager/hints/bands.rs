@@ -16,7 +16,7 @@ use crate::manager::Manager;
 
 impl Manager {
     /// The band of a block on a tier.
-    pub(in crate::manager) fn band(&self, tier: TierId, block: BlockId) -> Band {
+    pub(crate) fn band(&self, tier: TierId, block: BlockId) -> Band {
         // Without hints no table is read: this runs for every link.
         if self.hints.all_normal() {
             return Band::NORMAL;
@@ -32,7 +32,7 @@ impl Manager {
     /// The quota number of a block's tenant on a tier; 0 without a quota.
     pub(super) fn tenant_share(&self, tier: TierId, block: BlockId) -> Share {
         // A removed block has no scope any more.
-        if self.hints.quotas.is_empty() || !self.blocks.trie().alive(block) {
+        if self.hints.quotas.is_empty() || !self.trie().alive(block) {
             return 0;
         }
         let tenant = self.scopes.get(self.node(block).scope).whose.tenant();
@@ -40,11 +40,7 @@ impl Manager {
     }
 
     /// As `attend`, for many blocks.
-    pub(in crate::manager) fn attend_all(
-        &mut self,
-        tier: TierId,
-        blocks: impl IntoIterator<Item = BlockId>,
-    ) {
+    pub(crate) fn attend_all(&mut self, tier: TierId, blocks: impl IntoIterator<Item = BlockId>) {
         if !self.hints.all_normal() {
             for block in blocks {
                 self.attend(tier, block);
@@ -55,12 +51,12 @@ impl Manager {
     /// Updates the retained set and the quota's count after a block's residency on a tier or its
     /// claims changed; the caller refreshes its entry. Returns whether the tier retains too many
     /// blocks to retain this one.
-    pub(in crate::manager) fn attend(&mut self, tier: TierId, block: BlockId) -> bool {
+    pub(crate) fn attend(&mut self, tier: TierId, block: BlockId) -> bool {
         if self.hints.all_normal() {
             return false;
         }
         let resident =
-            self.blocks.trie().alive(block) && self.residency(tier, block).state != State::Absent;
+            self.trie().alive(block) && self.residency(tier, block).state != State::Absent;
         let wanted = resident && self.hints.claims.priority(block) > NORMAL;
         let (retained, most) = &mut self.hints.retained[tier];
         let full = retained.len() as u64 >= *most && !retained.contains(&block);
@@ -91,7 +87,7 @@ impl Manager {
 
     /// Takes released blocks back that a request uses, and retains those for which there was no
     /// room before. The caller refreshes their entries.
-    pub(in crate::manager) fn used_again(&mut self, path: &[BlockId]) {
+    pub(crate) fn used_again(&mut self, path: &[BlockId]) {
         if self.hints.claims.is_empty() && self.hints.demoting.is_empty() {
             return;
         }
@@ -106,7 +102,7 @@ impl Manager {
     }
 
     /// Ends the claims and pending hints that have expired.
-    pub(in crate::manager) fn expire_hints(&mut self, now: Nanos) {
+    pub(crate) fn expire_hints(&mut self, now: Nanos) {
         while let Some(block) = self.hints.claims.expire(now) {
             self.reband(block);
         }
@@ -116,14 +112,11 @@ impl Manager {
 
     /// The blocks of all scopes of a tenant.
     fn blocks_of(&self, tenant: &[u8]) -> Vec<BlockId> {
-        let mut blocks: Vec<BlockId> = self
-            .scopes
-            .of(tenant)
-            .flat_map(|scope| self.blocks.trie().first_blocks(scope.root))
-            .collect();
+        let mut blocks: Vec<BlockId> =
+            self.scopes.of(tenant).flat_map(|scope| self.trie().first_blocks(scope.root)).collect();
         let mut at = 0;
         while let Some(&block) = blocks.get(at) {
-            blocks.extend(self.blocks.trie().children(block));
+            blocks.extend(self.trie().children(block));
             at += 1;
         }
         visits::note(at);

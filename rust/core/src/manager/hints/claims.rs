@@ -17,7 +17,7 @@ use crate::time::Nanos;
 use crate::visits;
 
 /// The priority of a block that was released.
-pub(in crate::manager) const RELEASED: Priority = 0;
+pub(crate) const RELEASED: Priority = 0;
 
 /// Claim of one owner on one block: a priority, and when it ends.
 type Claim = (Priority, Option<Nanos>);
@@ -45,7 +45,7 @@ struct HintedBlock {
 
 /// Claims by block and owner, with their indexes.
 #[derive(Clone, Debug, Default)]
-pub(in crate::manager) struct Claims {
+pub(crate) struct Claims {
     hinted: BTreeMap<BlockId, HintedBlock>,
     all: BTreeMap<(BlockId, Arc<str>), Claim>,
     /// Index of a block's claims by strength.
@@ -56,31 +56,28 @@ pub(in crate::manager) struct Claims {
 
 impl Claims {
     /// Whether no block is hinted.
-    pub(in crate::manager) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.hinted.is_empty()
     }
 
     /// The priority of a block.
-    pub(in crate::manager) fn priority(&self, block: BlockId) -> Priority {
+    pub(crate) fn priority(&self, block: BlockId) -> Priority {
         self.strongest(block).map_or(NORMAL, |(priority, _)| priority)
     }
 
     /// The strongest claim on a block; of equals the one that lasts longest.
-    pub(in crate::manager) fn strongest(
-        &self,
-        block: BlockId,
-    ) -> Option<(Priority, Option<Nanos>)> {
+    pub(crate) fn strongest(&self, block: BlockId) -> Option<(Priority, Option<Nanos>)> {
         let hinted = self.hinted.get(&block)?;
         hinted.first.or_else(|| hinted.released.then_some((RELEASED, None)))
     }
 
     /// Whether an owner has a claim on a block.
-    pub(in crate::manager) fn claimed(&self, block: BlockId) -> bool {
+    pub(crate) fn claimed(&self, block: BlockId) -> bool {
         self.hinted.get(&block).is_some_and(|hinted| hinted.first.is_some())
     }
 
     /// Sets an owner's claim on a block, which replaces an earlier one.
-    pub(in crate::manager) fn claim(
+    pub(crate) fn claim(
         &mut self,
         (scope, block): (ScopeId, BlockId),
         owner: &Arc<str>,
@@ -104,7 +101,7 @@ impl Claims {
     }
 
     /// Removes an owner's claim on a block. Returns whether there was one.
-    pub(in crate::manager) fn withdraw(&mut self, block: BlockId, owner: &Arc<str>) -> bool {
+    pub(crate) fn withdraw(&mut self, block: BlockId, owner: &Arc<str>) -> bool {
         let key = (block, owner.clone());
         let Some(claim) = self.all.remove(&key) else { return false };
         let (block, owner) = key;
@@ -143,12 +140,12 @@ impl Claims {
     }
 
     /// Marks a block as released, until it is used again.
-    pub(in crate::manager) fn release(&mut self, block: BlockId) {
+    pub(crate) fn release(&mut self, block: BlockId) {
         self.hinted.entry(block).or_default().released = true;
     }
 
     /// Removes the mark of a block that is used. Returns whether it had one.
-    pub(in crate::manager) fn used(&mut self, block: BlockId) -> bool {
+    pub(crate) fn used(&mut self, block: BlockId) -> bool {
         let Some(hinted) = self.hinted.get_mut(&block) else { return false };
         let released = std::mem::take(&mut hinted.released);
         if hinted.first.is_none() {
@@ -158,13 +155,13 @@ impl Claims {
     }
 
     /// The blocks of an owner of a scope.
-    pub(in crate::manager) fn of(&self, scope: ScopeId, owner: &str) -> Vec<BlockId> {
+    pub(crate) fn of(&self, scope: ScopeId, owner: &str) -> Vec<BlockId> {
         let blocks = self.owners.get(&scope).and_then(|owners| owners.get(owner));
         blocks.map_or_else(Vec::new, |blocks| blocks.iter().copied().collect())
     }
 
     /// Removes the claims and the mark of a block that leaves the trie.
-    pub(in crate::manager) fn forget(&mut self, block: BlockId) {
+    pub(crate) fn forget(&mut self, block: BlockId) {
         let Some(hinted) = self.hinted.get_mut(&block) else { return };
         hinted.released = false;
         let none = hinted.first.is_none();
@@ -182,7 +179,7 @@ impl Claims {
     }
 
     /// Removes one claim that has expired, and returns its block.
-    pub(in crate::manager) fn expire(&mut self, now: Nanos) -> Option<BlockId> {
+    pub(crate) fn expire(&mut self, now: Nanos) -> Option<BlockId> {
         let (until, block, owner) = self.ends.first()?.clone();
         if until > now {
             return None;
@@ -192,12 +189,12 @@ impl Claims {
     }
 
     /// All hinted blocks.
-    pub(in crate::manager) fn blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.hinted.keys().copied()
     }
 
     /// Checks the indexes.
-    pub(in crate::manager) fn audit(&self, now: Nanos) -> Vec<String> {
+    pub(crate) fn audit(&self, now: Nanos) -> Vec<String> {
         let mut broken = Vec::new();
         let mut first: BTreeMap<BlockId, (Priority, Nanos)> = BTreeMap::new();
         for ((block, owner), &claim) in &self.all {

@@ -37,7 +37,7 @@ impl Manager {
         let mut blocks = 0;
         for &block in path.iter().rev() {
             // Room for a block demoted before it may have cost this one its last copy.
-            if self.blocks.trie().alive(block) {
+            if self.trie().alive(block) {
                 blocks += u64::from(self.lower(block, to, now) != Descent::Stays);
             }
         }
@@ -70,7 +70,7 @@ impl Manager {
                 _ => return Descent::Stays,
             }
         }
-        if !self.blocks.trie().alive(block) {
+        if !self.trie().alive(block) {
             return Descent::Stays;
         }
         Descent::Below
@@ -81,7 +81,7 @@ impl Manager {
         let here = self.residency(tier, block);
         let held = tier == 0 && self.node(block).refs > 0;
         let moves = here.busy > 0 || here.state == State::Arriving;
-        let child = self.blocks.trie().children(block).any(|child| {
+        let child = self.trie().children(block).any(|child| {
             self.residency(tier, child).state != State::Absent
                 && self.hints.demoting.contains_key(&child)
         });
@@ -107,13 +107,13 @@ impl Manager {
     }
 
     /// Continues demotions after moves have ended, children first.
-    pub(in crate::manager) fn continue_demotions(&mut self, now: Nanos) {
+    pub(crate) fn continue_demotions(&mut self, now: Nanos) {
         if self.hints.demoting.is_empty() {
             return;
         }
         let mut all: Vec<(BlockId, TierId)> =
             self.hints.demoting.iter().map(|(&block, &to)| (block, to)).collect();
-        all.sort_by_key(|&(block, _)| (Reverse(self.blocks.trie().depth(block)), block));
+        all.sort_by_key(|&(block, _)| (Reverse(self.trie().depth(block)), block));
         for (block, to) in all {
             // The demotion of another block may have ended this one.
             if self.hints.demoting.contains_key(&block) {

@@ -17,26 +17,26 @@ use crate::time::Nanos;
 use crate::visits;
 
 /// Bound of the pending hints of a scope.
-pub(in crate::manager) const MOST: usize = 4096;
+pub(crate) const MOST: usize = 4096;
 
 /// Bound of the tokens of a scope's pending sequences.
-pub(in crate::manager) const MOST_TOKENS: usize = 1 << 24;
+pub(crate) const MOST_TOKENS: usize = 1 << 24;
 
 /// Hint of an owner for the blocks of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::manager) struct PendingHint {
-    pub(in crate::manager) owner: Arc<str>,
-    pub(in crate::manager) start: u64,
-    pub(in crate::manager) end: Option<u64>,
-    pub(in crate::manager) priority: Priority,
-    pub(in crate::manager) until: Option<Nanos>,
+pub(crate) struct PendingHint {
+    pub(crate) owner: Arc<str>,
+    pub(crate) start: u64,
+    pub(crate) end: Option<u64>,
+    pub(crate) priority: Priority,
+    pub(crate) until: Option<Nanos>,
     /// Priority of blocks behind the prompt, and its duration from the commit on.
-    pub(in crate::manager) decode: Option<(Priority, Option<Nanos>)>,
+    pub(crate) decode: Option<(Priority, Option<Nanos>)>,
 }
 
 impl PendingHint {
     /// The claim on the block whose first token is `first`, of a prompt of so many tokens.
-    pub(in crate::manager) fn claim_on(
+    pub(crate) fn claim_on(
         &self,
         first: u64,
         prompt: u64,
@@ -71,7 +71,7 @@ type Number = u64;
 
 /// Pending hints of leases, sessions and sequences, by scope.
 #[derive(Clone, Debug, Default)]
-pub(in crate::manager) struct PendingHints {
+pub(crate) struct PendingHints {
     leases: BTreeMap<(ScopeId, LeaseId), Vec<PendingHint>>,
     sessions: BTreeMap<(ScopeId, String), Vec<PendingHint>>,
     sequences: BTreeMap<(ScopeId, Number), Sequence>,
@@ -86,23 +86,18 @@ pub(in crate::manager) struct PendingHints {
 
 impl PendingHints {
     /// Whether a lease or a session has a pending hint.
-    pub(in crate::manager) fn followed(&self) -> bool {
+    pub(crate) fn followed(&self) -> bool {
         !self.leases.is_empty() || !self.sessions.is_empty()
     }
 
     /// Whether a sequence is pending.
-    pub(in crate::manager) fn awaited(&self) -> bool {
+    pub(crate) fn awaited(&self) -> bool {
         !self.sequences.is_empty()
     }
 
     /// The reason why a scope can have no further pending hint with so many tokens. Hints of
     /// sessions and leases that can claim nothing more are removed first.
-    pub(in crate::manager) fn full(
-        &mut self,
-        scope: ScopeId,
-        tokens: usize,
-        now: Nanos,
-    ) -> Option<String> {
+    pub(crate) fn full(&mut self, scope: ScopeId, tokens: usize, now: Nanos) -> Option<String> {
         let waiting = self.keep(scope, |hint| {
             hint.until.is_none_or(|until| until > now) || hint.decode.is_some()
         });
@@ -156,23 +151,13 @@ impl PendingHints {
     }
 
     /// Adds a hint for blocks that a lease will commit.
-    pub(in crate::manager) fn follow_lease(
-        &mut self,
-        scope: ScopeId,
-        id: LeaseId,
-        hint: PendingHint,
-    ) {
+    pub(crate) fn follow_lease(&mut self, scope: ScopeId, id: LeaseId, hint: PendingHint) {
         put(self.leases.entry((scope, id)).or_default(), hint);
     }
 
     /// Adds a hint for blocks that a session will reach. Returns whether it is the session's first:
     /// then the caller holds the scope.
-    pub(in crate::manager) fn follow_session(
-        &mut self,
-        scope: ScopeId,
-        name: &str,
-        hint: PendingHint,
-    ) -> bool {
+    pub(crate) fn follow_session(&mut self, scope: ScopeId, name: &str, hint: PendingHint) -> bool {
         let pending = self.sessions.entry((scope, name.to_owned())).or_default();
         // A replaced hint may have been the only one.
         let first = pending.is_empty();
@@ -181,7 +166,7 @@ impl PendingHints {
     }
 
     /// The hints of a lease and of its session.
-    pub(in crate::manager) fn about(
+    pub(crate) fn about(
         &self,
         id: LeaseId,
         scope: ScopeId,
@@ -194,7 +179,7 @@ impl PendingHints {
     }
 
     /// Adds a hint for a sequence whose last cached block is `at`.
-    pub(in crate::manager) fn await_sequence(
+    pub(crate) fn await_sequence(
         &mut self,
         scope: ScopeId,
         at: Option<BlockId>,
@@ -220,7 +205,7 @@ impl PendingHints {
 
     /// Takes the hints that cover a new block below `parent`, and advances them to it. `before`
     /// tokens precede it.
-    pub(in crate::manager) fn arrived(
+    pub(crate) fn arrived(
         &mut self,
         scope: ScopeId,
         parent: Option<BlockId>,
@@ -248,31 +233,26 @@ impl PendingHints {
     }
 
     /// Moves the anchors of a block that leaves the trie to its parent.
-    pub(in crate::manager) fn removed(
-        &mut self,
-        scope: ScopeId,
-        block: BlockId,
-        parent: Option<BlockId>,
-    ) {
+    pub(crate) fn removed(&mut self, scope: ScopeId, block: BlockId, parent: Option<BlockId>) {
         for number in self.anchored(scope, Some(block)) {
             self.anchor(scope, number, parent);
         }
     }
 
     /// Ends the hints of a lease.
-    pub(in crate::manager) fn end_lease(&mut self, scope: ScopeId, id: LeaseId) {
+    pub(crate) fn end_lease(&mut self, scope: ScopeId, id: LeaseId) {
         self.leases.remove(&(scope, id));
     }
 
     /// Ends the hints of a session. Returns how many it had.
-    pub(in crate::manager) fn end_session(&mut self, scope: ScopeId, name: &str) -> usize {
+    pub(crate) fn end_session(&mut self, scope: ScopeId, name: &str) -> usize {
         let Some(pending) = self.sessions.remove(&(scope, name.to_owned())) else { return 0 };
         self.ended.push((scope, Vec::new()));
         pending.len()
     }
 
     /// Ends the hints of an owner of a scope. Returns how many it had.
-    pub(in crate::manager) fn end_owner(&mut self, scope: ScopeId, owner: &str) -> usize {
+    pub(crate) fn end_owner(&mut self, scope: ScopeId, owner: &str) -> usize {
         let ended = Cell::new(0);
         self.keep(scope, |hint| {
             let mine = &*hint.owner == owner;
@@ -289,7 +269,7 @@ impl PendingHints {
 
     /// Ends the hints of sequences that have expired. Those of sessions and leases just claim
     /// nothing any more.
-    pub(in crate::manager) fn expire(&mut self, now: Nanos) {
+    pub(crate) fn expire(&mut self, now: Nanos) {
         while let Some(&(until, scope, number)) = self.ends.first() {
             if until > now {
                 return;
@@ -299,12 +279,12 @@ impl PendingHints {
     }
 
     /// Takes the scopes and contents of ended hints.
-    pub(in crate::manager) fn take_ended(&mut self) -> Vec<(ScopeId, Vec<Token>)> {
+    pub(crate) fn take_ended(&mut self) -> Vec<(ScopeId, Vec<Token>)> {
         std::mem::take(&mut self.ended)
     }
 
     /// The scopes that sequences and sessions hold, with their contents.
-    pub(in crate::manager) fn contents(&self) -> impl Iterator<Item = (ScopeId, &[Token])> {
+    pub(crate) fn contents(&self) -> impl Iterator<Item = (ScopeId, &[Token])> {
         let sequences = self.sequences.iter().map(|(&(scope, _), known)| (scope, &*known.content));
         sequences.chain(self.sessions.keys().map(|&(scope, _)| (scope, &[][..])))
     }
@@ -343,7 +323,7 @@ impl PendingHints {
     }
 
     /// Checks the table against living blocks and leases.
-    pub(in crate::manager) fn audit(
+    pub(crate) fn audit(
         &self,
         block: impl Fn(BlockId) -> bool,
         lease: impl Fn(LeaseId) -> bool,

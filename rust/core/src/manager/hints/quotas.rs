@@ -18,7 +18,7 @@ struct Quota {
 
 /// Quotas by tenant and tier.
 #[derive(Clone, Debug, Default)]
-pub(in crate::manager) struct Quotas {
+pub(crate) struct Quotas {
     shares: BTreeMap<Vec<u8>, Share>,
     /// Numbers of tenants without a quota any more, for reuse.
     free: Vec<Share>,
@@ -27,18 +27,18 @@ pub(in crate::manager) struct Quotas {
 
 impl Quotas {
     /// Whether no tenant has a quota.
-    pub(in crate::manager) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.bounds.is_empty()
     }
 
     /// The number of a tenant with a quota on a tier; 0 without one.
-    pub(in crate::manager) fn share(&self, tenant: &[u8], tier: TierId) -> Share {
+    pub(crate) fn share(&self, tenant: &[u8], tier: TierId) -> Share {
         let share = self.shares.get(tenant).copied().unwrap_or(0);
         if self.bounds.contains_key(&(share, tier)) { share } else { 0 }
     }
 
     /// Sets a tenant's bound on a tier, in place of an earlier one. Returns its number.
-    pub(in crate::manager) fn bound(&mut self, tenant: &[u8], tier: TierId, most: u64) -> Share {
+    pub(crate) fn bound(&mut self, tenant: &[u8], tier: TierId, most: u64) -> Share {
         let known = self.shares.get(tenant).copied();
         let share = known.unwrap_or_else(|| {
             let free = self.free.pop();
@@ -52,7 +52,7 @@ impl Quotas {
     }
 
     /// Removes a tenant's bound on a tier. Returns the number it had there.
-    pub(in crate::manager) fn unbound(&mut self, tenant: &[u8], tier: TierId) -> Option<Share> {
+    pub(crate) fn unbound(&mut self, tenant: &[u8], tier: TierId) -> Option<Share> {
         let share = self.shares.get(tenant).copied()?;
         self.bounds.remove(&(share, tier))?;
         // A number stays in use while the tenant has a quota on another tier.
@@ -65,7 +65,7 @@ impl Quotas {
 
     /// Counts a block of a tenant as resident or not. Returns by how many blocks the bound is
     /// exceeded.
-    pub(in crate::manager) fn count(
+    pub(crate) fn count(
         &mut self,
         share: Share,
         tier: TierId,
@@ -82,15 +82,13 @@ impl Quotas {
     }
 
     /// By how many blocks a tenant exceeds its bound on a tier.
-    pub(in crate::manager) fn excess(&self, share: Share, tier: TierId) -> u64 {
+    pub(crate) fn excess(&self, share: Share, tier: TierId) -> u64 {
         let quota = self.bounds.get(&(share, tier));
         quota.map_or(0, |quota| (quota.held.len() as u64).saturating_sub(quota.most))
     }
 
     /// Share, tier and counted blocks of every quota.
-    pub(in crate::manager) fn held(
-        &self,
-    ) -> impl Iterator<Item = (Share, TierId, &BTreeSet<BlockId>)> {
+    pub(crate) fn held(&self) -> impl Iterator<Item = (Share, TierId, &BTreeSet<BlockId>)> {
         self.bounds.iter().map(|(&(share, tier), quota)| (share, tier, &quota.held))
     }
 }

@@ -125,7 +125,7 @@ impl Manager {
         mut blocks: Vec<BlockId>,
     ) -> HintReply {
         // Descendants first: their result is reused for the blocks above.
-        blocks.sort_by_key(|&block| std::cmp::Reverse(self.blocks.trie().depth(block)));
+        blocks.sort_by_key(|&block| std::cmp::Reverse(self.trie().depth(block)));
         let mut search = Search { held, unneeded: FxHashSet::default(), left: MOST_VISITS };
         let (mut released, mut wanted) = (0, 0);
         for block in blocks {
@@ -157,7 +157,7 @@ impl Manager {
             }
             search.left -= 1;
             seen.push(block);
-            next.extend(self.blocks.trie().children(block));
+            next.extend(self.trie().children(block));
         }
         search.unneeded.extend(seen);
         false

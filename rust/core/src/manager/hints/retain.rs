@@ -252,7 +252,7 @@ impl Manager {
     }
 
     /// Claims the blocks that a lease's path got from `from` on, by its pending hints.
-    pub(in crate::manager) fn grant(&mut self, id: LeaseId, from: usize, now: Nanos) {
+    pub(crate) fn grant(&mut self, id: LeaseId, from: usize, now: Nanos) {
         if !self.hints.pending.followed() {
             return;
         }
@@ -275,7 +275,7 @@ impl Manager {
     }
 
     /// Claims new blocks of the trie, and moves the sequences that waited for them on.
-    pub(in crate::manager) fn grant_new(
+    pub(crate) fn grant_new(
         &mut self,
         scope: ScopeId,
         parent: Option<BlockId>,

@@ -11,25 +11,21 @@ use crate::block::{LeaseId, MoveId};
 
 /// Moves that leases await, by lease.
 #[derive(Debug, Default)]
-pub(in crate::manager) struct Awaits(BTreeMap<LeaseId, Vec<MoveId>>);
+pub(crate) struct Awaits(BTreeMap<LeaseId, Vec<MoveId>>);
 
 impl Awaits {
     /// All rows, by lease.
-    pub(in crate::manager) fn all(&self) -> impl Iterator<Item = (LeaseId, &[MoveId])> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = (LeaseId, &[MoveId])> {
         self.0.iter().map(|(&lease, moves)| (lease, &moves[..]))
     }
 
     /// The moves that a lease awaits.
-    pub(in crate::manager) fn of(&self, lease: LeaseId) -> &[MoveId] {
+    pub(crate) fn of(&self, lease: LeaseId) -> &[MoveId] {
         self.0.get(&lease).map_or(&[], Vec::as_slice)
     }
 
     /// Adds moves to a lease's row.
-    pub(in crate::manager) fn add(
-        &mut self,
-        lease: LeaseId,
-        more: impl IntoIterator<Item = MoveId>,
-    ) {
+    pub(crate) fn add(&mut self, lease: LeaseId, more: impl IntoIterator<Item = MoveId>) {
         let mut more = more.into_iter().peekable();
         // No row without a move.
         if more.peek().is_some() {
@@ -41,7 +37,7 @@ impl Awaits {
     }
 
     /// Removes one move from a lease's row.
-    pub(in crate::manager) fn remove(&mut self, lease: LeaseId, id: MoveId) {
+    pub(crate) fn remove(&mut self, lease: LeaseId, id: MoveId) {
         if let Some(moves) = self.0.get_mut(&lease) {
             moves.retain(|&awaited| awaited != id);
             if moves.is_empty() {
@@ -51,12 +47,12 @@ impl Awaits {
     }
 
     /// Removes a lease's row.
-    pub(in crate::manager) fn forget(&mut self, lease: LeaseId) {
+    pub(crate) fn forget(&mut self, lease: LeaseId) {
         self.0.remove(&lease);
     }
 
     /// Removes moves that have ended from all rows.
-    pub(in crate::manager) fn end(&mut self, mut ended: Vec<MoveId>) {
+    pub(crate) fn end(&mut self, mut ended: Vec<MoveId>) {
         if self.0.is_empty() {
             return;
         }

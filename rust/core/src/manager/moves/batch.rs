@@ -20,21 +20,21 @@ use crate::manager::moves::NewMove;
 /// Transfer batch: blocks fully resident and idle on one tier and absent on another, which has
 /// room.
 #[derive(Clone, Debug)]
-pub(in crate::manager) struct TransferBatch {
-    pub(in crate::manager) kind: MoveKind,
-    pub(in crate::manager) lease: LeaseId,
-    pub(in crate::manager) src: TierId,
-    pub(in crate::manager) dst: TierId,
-    pub(in crate::manager) blocks: Range<BlockId>,
+pub(crate) struct TransferBatch {
+    pub(crate) kind: MoveKind,
+    pub(crate) lease: LeaseId,
+    pub(crate) src: TierId,
+    pub(crate) dst: TierId,
+    pub(crate) blocks: Range<BlockId>,
 }
 
 /// Key by which moves may end together: kind, source and destination.
-pub(in crate::manager) type MoveClass = (MoveKind, TierId, TierId);
+pub(crate) type MoveClass = (MoveKind, TierId, TierId);
 
 impl Manager {
     /// Whether blocks can move in a batch between two tiers: each takes one slot straight to
     /// another, and no policy or hint must see every single one.
-    pub(in crate::manager) fn can_batch(&self, src: TierId, dst: TierId) -> bool {
+    pub(crate) fn can_batch(&self, src: TierId, dst: TierId) -> bool {
         let single = |tier: TierId| self.tiers[tier].spec.layer_slots;
         !single(src)
             && !single(dst)
@@ -45,11 +45,7 @@ impl Manager {
     }
 
     /// Begins the moves of a batch.
-    pub(in crate::manager) fn start_batch(
-        &mut self,
-        batch: &TransferBatch,
-        now: Nanos,
-    ) -> Range<MoveId> {
+    pub(crate) fn start_batch(&mut self, batch: &TransferBatch, now: Nanos) -> Range<MoveId> {
         let TransferBatch { kind, lease, src, dst, ref blocks } = *batch;
         let (first, all) = (self.next_move, self.all_layers());
         // Blocks that are read are no victims; only those at the edge of the run have an entry.
@@ -76,7 +72,7 @@ impl Manager {
             self.blocks.begin_arrival(dst, block, grant.slot, arrival);
         }
         // Its child is arriving, so it is no victim any more.
-        if let Some(parent) = self.blocks.trie().parent(blocks.start) {
+        if let Some(parent) = self.trie().parent(blocks.start) {
             self.refresh_on(dst, parent);
         }
         let number = u64::from(blocks.end - blocks.start);
@@ -89,14 +85,14 @@ impl Manager {
 
     /// Ends the moves at the front of `ids`, which went well, as far as they bring consecutive
     /// blocks of one run to one tier. Returns how many.
-    pub(in crate::manager) fn complete_batch(&mut self, ids: &[MoveId], now: Nanos) -> usize {
+    pub(crate) fn complete_batch(&mut self, ids: &[MoveId], now: Nanos) -> usize {
         let Some((class, first)) = self.move_class(ids[0]) else { return 0 };
         let (kind, src, dst) = class;
         // A hint given since the start may need a look at every block.
         if !self.can_batch(src, dst) {
             return 0;
         }
-        let most = self.blocks.trie().run(first).end - first;
+        let most = self.trie().run(first).end - first;
         let follow = (first..first + most).zip(ids);
         let number =
             follow.take_while(|&(block, &id)| self.move_class(id) == Some((class, block))).count();
@@ -114,7 +110,7 @@ impl Manager {
             }
         }
         // The parent may have lost its last copy while this batch was in flight.
-        if let Some(parent) = self.blocks.trie().parent(first) {
+        if let Some(parent) = self.trie().parent(first) {
             self.sweep(parent);
         }
         self.write_run(dst, blocks, now);

@@ -16,8 +16,7 @@ use crate::tier::State;
 use crate::time::Nanos;
 
 use crate::manager::Manager;
-use crate::manager::kinds::Cause;
-use crate::manager::kinds::{End, MoveKind};
+use crate::manager::kinds::{Cause, End, MoveKind};
 use crate::manager::moves::in_flight::{InFlightMove, Leaves};
 
 /// Result that an executor reports for moves.
@@ -216,7 +215,7 @@ impl Manager {
         let here = (known.to == End::Here).then_some(known.block).flatten();
         self.moves.get_mut(id).expect("seen").landed = done;
         // The block was removed after its lease had ended.
-        let Some(block) = here.and_then(|handle| self.blocks.trie().resolve(handle)) else {
+        let Some(block) = here.and_then(|handle| self.trie().resolve(handle)) else {
             return;
         };
         let mut have = self.residency(dst, block).have;
@@ -254,7 +253,7 @@ impl Manager {
     }
 
     /// Records how moves ended, and removes them from the dependencies of others.
-    pub(in crate::manager) fn ended(&mut self, ids: &[MoveId], ok: bool) {
+    pub(crate) fn ended(&mut self, ids: &[MoveId], ok: bool) {
         self.recent_results.remember(ids, ok);
         if self.waiters.is_empty() {
             return;
@@ -274,7 +273,7 @@ impl Manager {
 
     /// Frees both ends of a move that no longer runs, and settles their blocks.
     fn end(&mut self, known: &InFlightMove, now: Nanos) {
-        let block = known.block.and_then(|handle| self.blocks.trie().resolve(handle));
+        let block = known.block.and_then(|handle| self.trie().resolve(handle));
         for (tier, end) in [(known.src, known.from), (known.dst, known.to)] {
             match (end, block) {
                 (End::Here, Some(block)) => {
@@ -304,7 +303,7 @@ impl Manager {
         }
         if let Some(block) = block {
             // The move may have kept a block in the trie that nothing needs any more.
-            let parent = self.blocks.trie().parent(block);
+            let parent = self.trie().parent(block);
             self.prune(block);
             self.sweep(block);
             // Its parent may have lost its last copy while this move kept it there.
@@ -326,7 +325,7 @@ impl Manager {
     }
 
     /// Ends an arrival: every layer has landed or failed.
-    pub(in crate::manager) fn settle(&mut self, tier: TierId, block: BlockId, now: Nanos) {
+    pub(crate) fn settle(&mut self, tier: TierId, block: BlockId, now: Nanos) {
         let arrival = self.blocks.take_arrival(tier, block).expect("arriving");
         let here = self.residency(tier, block);
         let mut have = if arrival.failed { here.have } else { arrival.target };
@@ -369,7 +368,7 @@ impl Manager {
     }
 
     /// Ends a failed move on every rank.
-    pub(in crate::manager) fn end_move(&mut self, id: MoveId, now: Nanos) {
+    pub(crate) fn end_move(&mut self, id: MoveId, now: Nanos) {
         if let Some(known) = self.moves.remove(id) {
             self.end(&known, now);
             self.ended(&[id], false);

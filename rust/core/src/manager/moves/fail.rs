@@ -8,8 +8,7 @@ use crate::tier::State;
 use crate::time::Nanos;
 
 use crate::manager::Manager;
-use crate::manager::kinds::PrivateSlotId;
-use crate::manager::kinds::{End, MoveKind};
+use crate::manager::kinds::{End, MoveKind, PrivateSlotId};
 use crate::manager::moves::complete::{Failed, MOST_FAILED};
 use crate::manager::moves::in_flight::{InFlightMove, Leaves};
 use crate::manager::request::lease::{Lease, TailFrom};
@@ -18,7 +17,7 @@ use crate::manager::request::private_slot::OpenSlot;
 impl Manager {
     /// Fails a move and, without blame, those that depend on it: executors wait for `after`, so
     /// they never started.
-    pub(in crate::manager) fn fail(&mut self, id: MoveId, reason: &str, blame: bool, now: Nanos) {
+    pub(crate) fn fail(&mut self, id: MoveId, reason: &str, blame: bool, now: Nanos) {
         // A move with two dependencies may have failed with the other one.
         let Some(known) = self.moves.get_mut(id).filter(|known| !known.failed) else { return };
         known.failed = true;
@@ -36,15 +35,14 @@ impl Manager {
             let store = self.moves.get(dependent).filter(|m| m.kind == MoveKind::Store);
             if let (true, Some(store)) = (blame, store)
                 && store.block == known.block
-                && let Some(block) =
-                    store.block.and_then(|handle| self.blocks.trie().resolve(handle))
+                && let Some(block) = store.block.and_then(|handle| self.trie().resolve(handle))
             {
                 self.refused.failed(block, store.dst);
             }
             self.fail(dependent, &format!("move {id} before it failed: {reason}"), false, now);
             self.end_move(dependent, now);
         }
-        let block = known.block.and_then(|handle| self.blocks.trie().resolve(handle));
+        let block = known.block.and_then(|handle| self.trie().resolve(handle));
         if let (End::Here, Some(block)) = (known.to, block)
             && let Some(arrival) = self.arrival_mut(known.dst, block)
         {
@@ -71,12 +69,12 @@ impl Manager {
 
     /// Takes the layers back that a move has landed, since it is about to fail and may still write
     /// them.
-    pub(in crate::manager) fn revoke_landed(&mut self, id: MoveId) {
+    pub(crate) fn revoke_landed(&mut self, id: MoveId) {
         let known = &self.moves[id];
         let (tier, lo) = (known.dst, known.layers.lo);
         let landed = Layers::new(lo, lo + known.landed);
         let here = (known.to == End::Here).then_some(known.block).flatten();
-        let Some(block) = here.and_then(|handle| self.blocks.trie().resolve(handle)) else {
+        let Some(block) = here.and_then(|handle| self.trie().resolve(handle)) else {
             return;
         };
         let Some(arrival) = self.arrival_mut(tier, block) else { return };
@@ -200,7 +198,7 @@ impl Manager {
             let Some(at) = table.position(|slot| slot == Some(private)) else { continue };
             failed.push(Failed {
                 lease: lease.id,
-                block: lease.path.blocks().get(at).map(|&block| self.blocks.trie().handle(block)),
+                block: lease.path.blocks().get(at).map(|&block| self.trie().handle(block)),
                 start: (at * size) as u64,
                 stop: ((at + 1) * size) as u64,
                 reason: format!("its slot is another one now: {reason}"),
@@ -221,7 +219,7 @@ impl Manager {
     }
 
     /// Fails the moves that wait for a slot which no lease will name: they never start.
-    pub(in crate::manager) fn cancel_unnamed(&mut self, private: PrivateSlotId) {
+    pub(crate) fn cancel_unnamed(&mut self, private: PrivateSlotId) {
         let touches =
             |known: &InFlightMove| [known.from, known.to].contains(&End::PrivateSlot(private));
         let waiting = self.moves.values().filter(|known| touches(known));

@@ -22,35 +22,35 @@ const SLACK: usize = 1024;
 
 /// Slot whose block was evicted and is written back by a move, with the layers that it held.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::manager) struct Leaves {
-    pub(in crate::manager) tier: TierId,
-    pub(in crate::manager) slot: Slot,
-    pub(in crate::manager) held: Layers,
+pub(crate) struct Leaves {
+    pub(crate) tier: TierId,
+    pub(crate) slot: Slot,
+    pub(crate) held: Layers,
 }
 
 /// Move that has not ended.
 #[derive(Clone, Debug)]
-pub(in crate::manager) struct InFlightMove {
+pub(crate) struct InFlightMove {
     /// The part that the executor gets.
-    pub(in crate::manager) spec: Move,
-    pub(in crate::manager) from: End,
-    pub(in crate::manager) to: End,
+    pub(crate) spec: Move,
+    pub(crate) from: End,
+    pub(crate) to: End,
     /// The slot that becomes free when this move has ended well.
-    pub(in crate::manager) leaves: Option<Leaves>,
+    pub(crate) leaves: Option<Leaves>,
     /// Whether it failed and its block is resident again in that slot.
-    pub(in crate::manager) returned: bool,
-    pub(in crate::manager) deps: MoveIds,
-    pub(in crate::manager) issued: bool,
-    pub(in crate::manager) failed: bool,
+    pub(crate) returned: bool,
+    pub(crate) deps: MoveIds,
+    pub(crate) issued: bool,
+    pub(crate) failed: bool,
     /// Bit set of the ranks on which it has ended.
-    pub(in crate::manager) done_ranks: u64,
+    pub(crate) done_ranks: u64,
     /// Layers done by rank; empty before the first report.
-    pub(in crate::manager) progress: SmallVec<[u16; 2]>,
+    pub(crate) progress: SmallVec<[u16; 2]>,
     /// Layers that have arrived on all ranks.
-    pub(in crate::manager) landed: u16,
-    pub(in crate::manager) started: Nanos,
+    pub(crate) landed: u16,
+    pub(crate) started: Nanos,
     /// Time at which it was handed out.
-    pub(in crate::manager) handed: Nanos,
+    pub(crate) handed: Nanos,
 }
 
 impl Deref for InFlightMove {
@@ -69,7 +69,7 @@ impl DerefMut for InFlightMove {
 
 /// Moves in flight, by id.
 #[derive(Debug, Default)]
-pub(in crate::manager) struct InFlight {
+pub(crate) struct InFlight {
     /// Id of the ring's first place.
     first: MoveId,
     ring: VecDeque<Option<InFlightMove>>,
@@ -78,26 +78,26 @@ pub(in crate::manager) struct InFlight {
 }
 
 impl InFlight {
-    pub(in crate::manager) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    pub(in crate::manager) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    pub(in crate::manager) fn contains(&self, id: MoveId) -> bool {
+    pub(crate) fn contains(&self, id: MoveId) -> bool {
         self.get(id).is_some()
     }
 
-    pub(in crate::manager) fn get(&self, id: MoveId) -> Option<&InFlightMove> {
+    pub(crate) fn get(&self, id: MoveId) -> Option<&InFlightMove> {
         match self.place(id) {
             Some(at) => self.ring.get(at)?.as_ref(),
             None => self.late.get(&id),
         }
     }
 
-    pub(in crate::manager) fn get_mut(&mut self, id: MoveId) -> Option<&mut InFlightMove> {
+    pub(crate) fn get_mut(&mut self, id: MoveId) -> Option<&mut InFlightMove> {
         match self.place(id) {
             Some(at) => self.ring.get_mut(at)?.as_mut(),
             None => self.late.get_mut(&id),
@@ -105,7 +105,7 @@ impl InFlight {
     }
 
     /// Adds a move whose id is the highest so far.
-    pub(in crate::manager) fn push(&mut self, flight: InFlightMove) {
+    pub(crate) fn push(&mut self, flight: InFlightMove) {
         // After a pause the ring begins at the next id.
         if self.ring.is_empty() {
             self.first = flight.id;
@@ -116,7 +116,7 @@ impl InFlight {
         self.len += 1;
     }
 
-    pub(in crate::manager) fn remove(&mut self, id: MoveId) -> Option<InFlightMove> {
+    pub(crate) fn remove(&mut self, id: MoveId) -> Option<InFlightMove> {
         let ended = match self.place(id) {
             Some(at) => self.ring.get_mut(at)?.take(),
             None => self.late.remove(&id),
@@ -127,11 +127,7 @@ impl InFlight {
     }
 
     /// Removes moves in place, after `visit` has seen each.
-    pub(in crate::manager) fn forget(
-        &mut self,
-        ids: &[MoveId],
-        mut visit: impl FnMut(&InFlightMove),
-    ) {
+    pub(crate) fn forget(&mut self, ids: &[MoveId], mut visit: impl FnMut(&InFlightMove)) {
         for &id in ids {
             if let Some(at) = self.place(id) {
                 if let Some(flight) = self.ring.get_mut(at)
@@ -167,12 +163,12 @@ impl InFlight {
     }
 
     /// All moves, in no order.
-    pub(in crate::manager) fn values(&self) -> impl Iterator<Item = &InFlightMove> {
+    pub(crate) fn values(&self) -> impl Iterator<Item = &InFlightMove> {
         self.late.values().chain(self.ring.iter().flatten())
     }
 
     /// All moves, in no order.
-    pub(in crate::manager) fn values_mut(&mut self) -> impl Iterator<Item = &mut InFlightMove> {
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut InFlightMove> {
         self.late.values_mut().chain(self.ring.iter_mut().flatten())
     }
 

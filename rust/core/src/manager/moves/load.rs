@@ -11,33 +11,31 @@ use crate::block::{BlockId, Layers, LeaseId, NO_SLOT, Slot, TierId};
 use crate::error::Result;
 use crate::time::Nanos;
 
-use crate::manager::Manager;
-use crate::manager::kinds::PrivateSlotId;
-use crate::manager::kinds::{End, MoveKind};
-use crate::manager::moves;
+use crate::manager::kinds::{End, MoveKind, PrivateSlotId};
 use crate::manager::moves::batch::TransferBatch;
 use crate::manager::request::residency_scan::MissingBlock;
+use crate::manager::{Manager, moves};
 
 /// Transit slots, each with the moves that leave it last.
 #[derive(Debug, Default)]
-pub(in crate::manager) struct Transit {
+pub(crate) struct Transit {
     slots: Vec<(PrivateSlotId, MoveIds)>,
     next: usize,
 }
 
 /// Load of layers of a block from a lower tier, for a lease.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::manager) struct Load {
-    pub(in crate::manager) block: BlockId,
-    pub(in crate::manager) from: TierId,
-    pub(in crate::manager) layers: Layers,
-    pub(in crate::manager) lease: LeaseId,
+pub(crate) struct Load {
+    pub(crate) block: BlockId,
+    pub(crate) from: TierId,
+    pub(crate) layers: Layers,
+    pub(crate) lease: LeaseId,
 }
 
 impl Manager {
     /// Makes room for `units` slots of the first tier and for transit through host, and keeps the
     /// sources where they are; or changes nothing.
-    pub(in crate::manager) fn open_transit(
+    pub(crate) fn open_transit(
         &mut self,
         missing: &[MissingBlock],
         units: u64,
@@ -56,7 +54,7 @@ impl Manager {
                         blocks.end += 1;
                     }
                     _ => {
-                        run = self.blocks.trie().run(miss.block);
+                        run = self.trie().run(miss.block);
                         stay.push((tier, miss.block..miss.block + 1));
                     }
                 }
@@ -81,11 +79,7 @@ impl Manager {
     }
 
     /// The loads at the front of these that can form a batch.
-    pub(in crate::manager) fn batch(
-        &self,
-        missing: &[MissingBlock],
-        lease: LeaseId,
-    ) -> Option<TransferBatch> {
+    pub(crate) fn batch(&self, missing: &[MissingBlock], lease: LeaseId) -> Option<TransferBatch> {
         let all = self.all_layers();
         let from = |miss: &MissingBlock| match miss.sources[..] {
             [(tier, layers)] if miss.load && miss.compute.is_empty() => {
@@ -97,7 +91,7 @@ impl Manager {
         if !self.can_batch(src, 0) {
             return None;
         }
-        let run = first.block..self.blocks.trie().run(first.block).end;
+        let run = first.block..self.trie().run(first.block).end;
         let next = missing.iter().zip(run.clone()).zip(first.at..);
         let alike = |&((miss, block), at): &((&MissingBlock, BlockId), usize)| {
             (miss.block, miss.at) == (block, at) && from(miss) == Some(src)
@@ -111,14 +105,14 @@ impl Manager {
     }
 
     /// Leaves the transit slots to the moves that pass through them.
-    pub(in crate::manager) fn close_transit(&mut self, transit: Transit) {
+    pub(crate) fn close_transit(&mut self, transit: Transit) {
         for (private, _) in transit.slots {
             self.unref_private(private);
         }
     }
 
     /// Begins the loads of the layers `wanted` into a private slot of the lease.
-    pub(in crate::manager) fn load_private(
+    pub(crate) fn load_private(
         &mut self,
         miss: &MissingBlock,
         wanted: Layers,
@@ -141,7 +135,7 @@ impl Manager {
     }
 
     /// The moves of one load; `dest` gives the slot and end of a layer on the first tier.
-    pub(in crate::manager) fn load_layers(
+    pub(crate) fn load_layers(
         &mut self,
         load: Load,
         transit: &mut Transit,

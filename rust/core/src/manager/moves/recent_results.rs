@@ -9,14 +9,14 @@ const KEPT: usize = 4096;
 
 /// Results of ended moves.
 #[derive(Debug, Default)]
-pub(in crate::manager) struct RecentResults {
+pub(crate) struct RecentResults {
     /// Twice the id, plus one if the move ended well.
     results: Vec<u64>,
 }
 
 impl RecentResults {
     /// Stores how moves ended.
-    pub(in crate::manager) fn remember(&mut self, ids: &[MoveId], ok: bool) {
+    pub(crate) fn remember(&mut self, ids: &[MoveId], ok: bool) {
         // 32 KiB only once a move has ended.
         if self.results.is_empty() {
             self.results.resize(KEPT, NO_MOVE);
@@ -27,7 +27,7 @@ impl RecentResults {
     }
 
     /// Whether a move ended well; `None` if it was overwritten or has not ended.
-    pub(in crate::manager) fn of(&self, id: MoveId) -> Option<bool> {
+    pub(crate) fn of(&self, id: MoveId) -> Option<bool> {
         let results = self.results.get(place(id)).copied().filter(|results| results >> 1 == id)?;
         Some(results & 1 == 1)
     }

@@ -26,7 +26,7 @@ impl Manager {
         if let Some(reason) = &self.poison {
             return Err(Error::invariant(format!("the manager is poisoned: {reason}")));
         }
-        let mut broken = self.blocks.trie().audit();
+        let mut broken = self.trie().audit();
         self.audit_scopes(&mut broken);
         self.audit_digests(&mut broken);
         self.audit_blocks(&mut broken);
@@ -55,8 +55,8 @@ impl Manager {
     }
 
     /// All blocks of the trie.
-    pub(in crate::manager) fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
-        (0..self.blocks.trie().bound()).filter(|&b| self.blocks.trie().alive(b))
+    pub(crate) fn living(&self) -> impl Iterator<Item = BlockId> + '_ {
+        (0..self.trie().bound()).filter(|&b| self.trie().alive(b))
     }
 
     /// A scope is held by its leases and pending hints.
@@ -66,7 +66,7 @@ impl Manager {
         for scope in leased.chain(self.hints.awaited().map(|(scope, _)| scope)) {
             *held.entry(scope).or_default() += 1;
         }
-        broken.extend(self.scopes.audit(self.blocks.trie(), held));
+        broken.extend(self.scopes.audit(self.trie(), held));
     }
 
     /// A block is resident, pinned or a parent; arrivals are counted.
@@ -78,14 +78,13 @@ impl Manager {
                 held |= here.state != State::Absent;
                 self.audit_residency(tier, block, broken);
             }
-            let used =
-                self.node(block).refs > 0 || self.blocks.trie().children(block).next().is_some();
+            let used = self.node(block).refs > 0 || self.trie().children(block).next().is_some();
             if !held && !used {
                 broken.push(format!("block {block} is resident nowhere and not needed"));
             }
             // The copies of a leaf-only block's children are useless without all of its layers.
             let leaf_only = self.structure(block) == Structure::LeafOnly;
-            let needed = self.blocks.trie().children(block).any(|child| {
+            let needed = self.trie().children(block).any(|child| {
                 (0..self.tiers.len()).any(|tier| {
                     let here = self.residency(tier, child);
                     here.state == State::Resident && here.busy == 0
@@ -147,7 +146,7 @@ impl Manager {
 
     /// Refcounts of blocks and private slots agree with the leases.
     fn audit_references(&self, broken: &mut Vec<String>) {
-        let removed = self.refused.blocks().filter(|&block| !self.blocks.trie().alive(block));
+        let removed = self.refused.blocks().filter(|&block| !self.trie().alive(block));
         broken.extend(removed.map(|block| format!("block {block} left the trie and was refused")));
         let mut refs: BTreeMap<BlockId, u32> = BTreeMap::new();
         let mut holders = BTreeMap::new();
@@ -204,7 +203,7 @@ impl Manager {
         let mut busy: BTreeMap<(TierId, BlockId), u16> = BTreeMap::new();
         let mut private_busy = BTreeMap::new();
         for known in self.moves.values() {
-            let block = known.block.and_then(|handle| self.blocks.trie().resolve(handle));
+            let block = known.block.and_then(|handle| self.trie().resolve(handle));
             if let (Some(Leaves { tier, .. }), true, Some(block)) =
                 (known.leaves, known.returned, block)
             {

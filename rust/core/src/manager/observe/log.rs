@@ -13,8 +13,7 @@ use crate::scope::Whose;
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
-use crate::manager::kinds::Cause;
-use crate::manager::kinds::Reason;
+use crate::manager::kinds::{Cause, Reason};
 
 /// Entry of the eviction log.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,14 +60,14 @@ struct Line {
 
 /// The log.
 #[derive(Debug)]
-pub(in crate::manager) struct Log {
+pub(crate) struct Log {
     most: usize,
     lines: VecDeque<Line>,
 }
 
 impl Log {
     /// An empty log of so many entries at most.
-    pub(in crate::manager) fn new(most: usize) -> Self {
+    pub(crate) fn new(most: usize) -> Self {
         Self { most, lines: VecDeque::with_capacity(most) }
     }
 }
@@ -90,7 +89,7 @@ impl Manager {
     }
 
     /// Logs an eviction before the residency changes.
-    pub(in crate::manager) fn log_eviction(
+    pub(crate) fn log_eviction(
         &mut self,
         (tier, block, layers): (TierId, BlockId, Layers),
         (reason, cause): (Reason, Cause),
@@ -108,8 +107,8 @@ impl Manager {
         });
         let entry = Eviction {
             at: now,
-            block: self.blocks.trie().handle(block),
-            position: self.blocks.trie().depth(block),
+            block: self.trie().handle(block),
+            position: self.trie().depth(block),
             tenant: Vec::new(),
             lora: String::new(),
             tier,

@@ -16,10 +16,7 @@ use crate::tier::State;
 use crate::time::{Nanos, Stamp, stamp};
 
 use crate::manager::Manager;
-use crate::manager::kinds::Action;
-use crate::manager::kinds::Cause;
-use crate::manager::kinds::MoveKind;
-use crate::manager::kinds::Reason;
+use crate::manager::kinds::{Action, Cause, MoveKind, Reason};
 use crate::manager::moves::batch::MoveClass;
 use crate::manager::moves::in_flight::InFlightMove;
 use crate::manager::observe::log::Log;
@@ -132,15 +129,15 @@ pub struct RequestStats {
 
 /// Counters of a manager.
 #[derive(Debug)]
-pub(in crate::manager) struct Meter {
+pub(crate) struct Meter {
     tiers: Vec<TierStats>,
     times: Vec<TierTimes>,
-    pub(in crate::manager) requested: RequestStats,
-    pub(in crate::manager) log: Log,
+    pub(crate) requested: RequestStats,
+    pub(crate) log: Log,
 }
 
 impl Meter {
-    pub(in crate::manager) fn new(tiers: usize, log: usize) -> Self {
+    pub(crate) fn new(tiers: usize, log: usize) -> Self {
         Self {
             tiers: vec![TierStats::default(); tiers],
             times: vec![TierTimes::default(); tiers],
@@ -149,7 +146,7 @@ impl Meter {
         }
     }
 
-    pub(in crate::manager) fn tier(&mut self, tier: TierId) -> &mut TierStats {
+    pub(crate) fn tier(&mut self, tier: TierId) -> &mut TierStats {
         &mut self.tiers[tier]
     }
 
@@ -191,14 +188,14 @@ impl Manager {
     }
 
     /// Time since a block was last used.
-    pub(in crate::manager) fn idle(&self, block: BlockId, now: Nanos) -> Nanos {
+    pub(crate) fn idle(&self, block: BlockId, now: Nanos) -> Nanos {
         stamp(now).saturating_sub(self.node(block).access)
     }
 
     /// Counts a request for so many tokens that found `path`, before `touch`. A block counts once,
     /// on a tier from which some of it is loaded if there is one; a block that is computed again,
     /// even in part, is no hit.
-    pub(in crate::manager) fn count_request(
+    pub(crate) fn count_request(
         &mut self,
         tokens: usize,
         path: &[BlockId],
@@ -247,7 +244,7 @@ impl Manager {
 
     /// Counts and logs the eviction of some layers of each block of a run, before they leave. Every
     /// eviction is counted here. The last block leaves first.
-    pub(in crate::manager) fn count_eviction(
+    pub(crate) fn count_eviction(
         &mut self,
         (tier, run, layers): (TierId, Range<BlockId>, Layers),
         reason: Reason,
@@ -275,13 +272,7 @@ impl Manager {
     }
 
     /// Counts a copy that leaves a tier as a whole, not by eviction for room.
-    pub(in crate::manager) fn count_loss(
-        &mut self,
-        tier: TierId,
-        block: BlockId,
-        cause: Cause,
-        now: Nanos,
-    ) {
+    pub(crate) fn count_loss(&mut self, tier: TierId, block: BlockId, cause: Cause, now: Nanos) {
         let here = self.residency(tier, block);
         if here.have.is_empty() {
             return;
@@ -293,7 +284,7 @@ impl Manager {
     }
 
     /// Counts a move that ended well.
-    pub(in crate::manager) fn count_move(&mut self, known: &InFlightMove, now: Nanos) {
+    pub(crate) fn count_move(&mut self, known: &InFlightMove, now: Nanos) {
         let bytes = self.settings.layer_bytes * u64::from(known.layers.len());
         let class = (known.kind, known.src, known.dst);
         self.meter.count(class, bytes, now.saturating_sub(known.started));
@@ -301,7 +292,7 @@ impl Manager {
     }
 
     /// Counts moves of full blocks over one route, and removes them.
-    pub(in crate::manager) fn end_moves(&mut self, class: MoveClass, ids: &[MoveId], now: Nanos) {
+    pub(crate) fn end_moves(&mut self, class: MoveClass, ids: &[MoveId], now: Nanos) {
         let bytes = self.settings.layer_bytes * u64::from(self.settings.layers);
         let mut took = 0;
         // Mostly all were handed out together, so one histogram entry serves all.
@@ -320,7 +311,7 @@ impl Manager {
     }
 
     /// Counts everything as evicted that `reset` forgets; the counters stay.
-    pub(in crate::manager) fn count_reset(&mut self) {
+    pub(crate) fn count_reset(&mut self) {
         let now = self.clock.last();
         self.meter.log = Log::new(0);
         for block in self.living().collect::<Vec<_>>() {
@@ -333,7 +324,7 @@ impl Manager {
 
     /// Compares the next victim of a tier with that of the reference scan, which must be the same,
     /// and with costs before rounding, by which it may be a regret.
-    pub(in crate::manager) fn compare_victims(&mut self, tier: TierId, broken: &mut Vec<String>) {
+    pub(crate) fn compare_victims(&mut self, tier: TierId, broken: &mut Vec<String>) {
         let now = stamp(self.clock.last());
         let index = &mut self.tiers[tier].eviction;
         let (victim, twin) = (index.victim(now), index.scan(now));
@@ -359,7 +350,7 @@ impl Manager {
     }
 
     /// The counters of copies equal a full scan.
-    pub(in crate::manager) fn audit_meter(&self, broken: &mut Vec<String>) {
+    pub(crate) fn audit_meter(&self, broken: &mut Vec<String>) {
         for tier in 0..self.tiers.len() {
             let resident = |&block: &BlockId| self.residency(tier, block).state == State::Resident;
             let copies = self.living().filter(resident).count() as u64;

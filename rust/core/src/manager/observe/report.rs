@@ -10,8 +10,7 @@ use crate::time::Nanos;
 
 use crate::manager::Manager;
 use crate::manager::evict::set::EvictionSet;
-use crate::manager::kinds::Cause;
-use crate::manager::kinds::Reason;
+use crate::manager::kinds::{Cause, Reason};
 
 /// Occupancy of a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,13 +74,13 @@ impl Manager {
     /// Runs of the trie: chains of blocks that share their values.
     #[must_use]
     pub fn run_count(&self) -> usize {
-        self.blocks.trie().runs()
+        self.trie().runs()
     }
 
     /// Blocks in the trie, leases held, and calls with a time in the past.
     #[must_use]
     pub fn totals(&self) -> (usize, usize, u64) {
-        (self.blocks.trie().len(), self.leases.len(), self.clock.clamped())
+        (self.trie().len(), self.leases.len(), self.clock.clamped())
     }
 
     /// Calls with a time far ahead of the latest one, which were served at the latest one.
@@ -107,7 +106,7 @@ impl Manager {
     pub fn sessions(&self, scope: &Scope) -> Result<Vec<(String, u32, Vec<Handle>)>> {
         self.open()?;
         let Some(scope) = self.scopes.find(scope)? else { return Ok(Vec::new()) };
-        let path = |tip| self.blocks.trie().handles(&self.path_to(tip));
+        let path = |tip| self.trie().handles(&self.path_to(tip));
         let named = self.sessions.named(scope);
         Ok(named.map(|(name, length, tip)| (name.to_owned(), length, path(tip))).collect())
     }
@@ -133,7 +132,7 @@ impl Manager {
     }
 
     /// Queues an event of layers that leave a tier.
-    pub(in crate::manager) fn record(
+    pub(crate) fn record(
         &mut self,
         (tier, block, layers): (TierId, BlockId, Layers),
         (reason, cause): (Reason, Cause),
@@ -146,18 +145,13 @@ impl Manager {
         if self.events.len() == self.settings.events {
             self.events.pop_front();
         }
-        let block = self.blocks.trie().handle(block);
+        let block = self.trie().handle(block);
         let to = (reason == Reason::Demoted).then_some(tier + 1);
         self.events.push_back(Event { at, block, layers, tier, reason, cause, to, idle });
     }
 
     /// The error of a request without room, with its figures. Cost: O(leases' paths).
-    pub(in crate::manager) fn no_space(
-        &self,
-        tier: TierId,
-        wanted: u64,
-        set: &EvictionSet,
-    ) -> Error {
+    pub(crate) fn no_space(&self, tier: TierId, wanted: u64, set: &EvictionSet) -> Error {
         Error::NoSpace {
             tier: self.tiers[tier].spec.kind.name().to_owned(),
             wanted,
@@ -168,7 +162,7 @@ impl Manager {
     }
 
     /// Slots of a tier that leases hold. Cost: O(leases' paths).
-    pub(in crate::manager) fn leased(&self, tier: TierId) -> u64 {
+    pub(crate) fn leased(&self, tier: TierId) -> u64 {
         let private: u64 = self
             .private_slots
             .values()
@@ -194,9 +188,9 @@ impl Manager {
     }
 
     /// The path from the first block of a scope to `tip`.
-    pub(in crate::manager) fn path_to(&self, tip: Option<BlockId>) -> Vec<BlockId> {
+    pub(crate) fn path_to(&self, tip: Option<BlockId>) -> Vec<BlockId> {
         let mut path: Vec<BlockId> =
-            std::iter::successors(tip, |&block| self.blocks.trie().parent(block)).collect();
+            std::iter::successors(tip, |&block| self.trie().parent(block)).collect();
         path.reverse();
         path
     }

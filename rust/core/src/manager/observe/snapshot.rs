@@ -21,16 +21,16 @@ impl Manager {
 
     fn write_snapshot(&self, out: &mut String) -> std::fmt::Result {
         for (id, scope) in self.scopes.all() {
-            if !self.scopes.in_use(id, self.blocks.trie()) {
+            if !self.scopes.in_use(id, self.trie()) {
                 // The next call removes it.
                 continue;
             }
             let (whose, structure) = (&scope.whose, scope.structure.name());
             writeln!(out, "scope {id} {:?} {:?} {structure}", whose.tenant(), whose.lora())?;
-            let mut stack: Vec<BlockId> = self.blocks.trie().first_blocks(scope.root).collect();
+            let mut stack: Vec<BlockId> = self.trie().first_blocks(scope.root).collect();
             while let Some(block) = stack.pop() {
                 self.write_block(block, out)?;
-                stack.extend(self.blocks.trie().children(block));
+                stack.extend(self.trie().children(block));
             }
         }
         for lease in self.leases_in_order() {
@@ -59,8 +59,8 @@ impl Manager {
 
     fn write_block(&self, block: BlockId, out: &mut String) -> std::fmt::Result {
         let node = *self.node(block);
-        let handle = self.blocks.trie().handle(block).0;
-        write!(out, "block {handle:#x} {:?} {node:?}", self.blocks.trie().tokens(block))?;
+        let handle = self.trie().handle(block).0;
+        write!(out, "block {handle:#x} {:?} {node:?}", self.trie().tokens(block))?;
         for tier in 0..self.tiers.len() {
             let here = self.residency(tier, block);
             if here.state != State::Absent {

@@ -12,8 +12,7 @@ use crate::time::Nanos;
 use crate::trie::Query;
 
 use crate::manager::Manager;
-use crate::manager::kinds::End;
-use crate::manager::kinds::LoadMode;
+use crate::manager::kinds::{End, LoadMode};
 use crate::manager::moves::load::{Load, Transit};
 use crate::manager::request::lease::{Hold, Lease, Plan, TailFrom};
 use crate::manager::request::path::{LeasePath, PathBlock};
@@ -132,7 +131,7 @@ impl Manager {
     }
 
     /// Plans again for a suspended lease.
-    pub(in crate::manager) fn reacquire(
+    pub(crate) fn reacquire(
         &mut self,
         id: LeaseId,
         tokens: &[Token],
@@ -321,7 +320,7 @@ impl Manager {
 
     /// Begins the loads of a block into its residency on the first tier, or into a private slot
     /// that the engine will name.
-    pub(in crate::manager) fn begin_load(
+    pub(crate) fn begin_load(
         &mut self,
         miss: &MissingBlock,
         step: &mut PathBlock,

@@ -31,18 +31,18 @@ struct Used {
 
 /// Index of sessions by block, and of blocks by session.
 #[derive(Clone, Debug, Default)]
-pub(in crate::manager) struct Ages {
+pub(crate) struct Ages {
     users: BTreeMap<BlockId, User>,
     sessions: BTreeMap<User, Used>,
 }
 
 impl Ages {
-    pub(in crate::manager) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.users.is_empty()
     }
 
     /// The last use of a block's session; `None` if no request used the block.
-    pub(in crate::manager) fn last_use(&self, block: BlockId) -> Option<Stamp> {
+    pub(crate) fn last_use(&self, block: BlockId) -> Option<Stamp> {
         Some(self.sessions.get(self.users.get(&block)?)?.last)
     }
 
@@ -62,7 +62,7 @@ impl Ages {
     }
 
     /// Removes a block, which left the trie or is assigned to another session.
-    pub(in crate::manager) fn forget(&mut self, block: BlockId) {
+    pub(crate) fn forget(&mut self, block: BlockId) {
         let Some(user) = self.users.remove(&block) else { return };
         let Some(session) = self.sessions.get_mut(&user) else { return };
         session.blocks.remove(&block);
@@ -74,7 +74,7 @@ impl Ages {
 
 impl Manager {
     /// Assigns the blocks of a lease's path from `from` on to its session.
-    pub(in crate::manager) fn use_path(&mut self, id: LeaseId, from: usize, at: Nanos) {
+    pub(crate) fn use_path(&mut self, id: LeaseId, from: usize, at: Nanos) {
         if self.ages_by_session() {
             let lease = &self.leases[&id];
             let (session, blocks) = (lease.session, lease.path.blocks()[from..].to_vec());
@@ -83,7 +83,7 @@ impl Manager {
     }
 
     /// The same for a lease that ends.
-    pub(in crate::manager) fn use_last(&mut self, lease: &Lease, at: Nanos) {
+    pub(crate) fn use_last(&mut self, lease: &Lease, at: Nanos) {
         if self.ages_by_session() {
             self.use_session(lease.id, lease.session, lease.path.blocks(), at);
         }

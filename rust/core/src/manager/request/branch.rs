@@ -8,8 +8,7 @@ use crate::error::{Error, Result};
 use crate::time::Nanos;
 
 use crate::manager::Manager;
-use crate::manager::kinds::End;
-use crate::manager::kinds::{Action, Span};
+use crate::manager::kinds::{Action, End, Span};
 use crate::manager::moves::in_flight::InFlightMove;
 use crate::manager::request::lease::{Hold, Lease, Plan, TailFrom};
 use crate::manager::request::path::LeasePath;
@@ -127,7 +126,7 @@ impl Manager {
         if rest > 0 {
             let behind = dropped.split_off(1);
             let step = std::mem::replace(&mut dropped, behind).get(0).expect("the path is longer");
-            let kept = self.blocks.trie().tokens(step.block)[..rest].to_vec();
+            let kept = self.trie().tokens(step.block)[..rest].to_vec();
             self.extend_tail(id, &kept);
             self.lease_mut(id).tail_from = TailFrom::Block(step);
         }
@@ -138,7 +137,7 @@ impl Manager {
     }
 
     /// Drops the tail of a lease. Returns its range of tokens.
-    pub(in crate::manager) fn lose_tail(&mut self, id: LeaseId) -> (u64, u64) {
+    pub(crate) fn lose_tail(&mut self, id: LeaseId) -> (u64, u64) {
         let size = self.block_tokens();
         let lease = self.lease_mut(id);
         let start = (lease.path.len() * size) as u64;
@@ -155,14 +154,14 @@ impl Manager {
 
     /// Has a block computed whose load failed, in a leaf-only scope with all that follow. Returns
     /// the range of tokens concerned.
-    pub(in crate::manager) fn compute_instead(
+    pub(crate) fn compute_instead(
         &mut self,
         id: LeaseId,
         known: &InFlightMove,
         now: Nanos,
     ) -> (u64, u64) {
         let size = self.block_tokens();
-        let Some(block) = known.block.and_then(|handle| self.blocks.trie().resolve(handle)) else {
+        let Some(block) = known.block.and_then(|handle| self.trie().resolve(handle)) else {
             return (0, 0);
         };
         // The tail's block is not on the path: its tokens are lost with it.
@@ -271,7 +270,7 @@ impl Manager {
 
     /// Replaces the spans of one block, but for reuse, by `parts`: layers, action, tier, first and
     /// last ready time.
-    pub(in crate::manager) fn replan_block(
+    pub(crate) fn replan_block(
         &mut self,
         id: LeaseId,
         at: usize,
@@ -303,7 +302,7 @@ impl Manager {
     }
 
     /// Leaves a suspended lease its tokens and nothing else.
-    pub(in crate::manager) fn empty_lease(&mut self, id: LeaseId, hold: Hold) {
+    pub(crate) fn empty_lease(&mut self, id: LeaseId, hold: Hold) {
         self.awaits.forget(id);
         let lease = self.lease_mut(id);
         lease.path = LeasePath::default();

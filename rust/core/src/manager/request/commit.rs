@@ -12,8 +12,7 @@ use crate::tier::{Residency, State};
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
-use crate::manager::kinds::Cause;
-use crate::manager::kinds::PrivateSlotId;
+use crate::manager::kinds::{Cause, PrivateSlotId};
 use crate::manager::node::Node;
 use crate::manager::request::lease::{Lease, TailFrom};
 use crate::manager::request::path::PathBlock;
@@ -202,7 +201,7 @@ impl Manager {
     }
 
     /// Makes a tail that no fork shares any more the lease's first open slot.
-    pub(in crate::manager) fn adopt_tail(&mut self, id: LeaseId) {
+    pub(crate) fn adopt_tail(&mut self, id: LeaseId) {
         let lease = self.lease_mut(id);
         if let TailFrom::Shared(private) = lease.tail_from {
             lease.open.insert(0, OpenSlot::Private(private));
@@ -245,7 +244,7 @@ impl Manager {
         } else {
             let held = self.private_slots[private];
             out.duplicate.push(self.private_slot(&held, held.layers.lo));
-            out.canonical.push(self.blocks.trie().handle(block));
+            out.canonical.push(self.trie().handle(block));
             self.meter.requested.duplicates += 1;
             Some(private)
         }
@@ -267,8 +266,7 @@ impl Manager {
         let mut path = Vec::with_capacity(tokens.len() / size);
         // Leading blocks may be known from another request.
         for tokens in tokens.chunks_exact(size) {
-            let Some(block) =
-                self.blocks.trie().child(root, path.last().copied().or(parent), tokens)
+            let Some(block) = self.trie().child(root, path.last().copied().or(parent), tokens)
             else {
                 break;
             };
@@ -281,7 +279,7 @@ impl Manager {
         let node = Node { scope, refs: 1, uses: 1, access: stamp(since), session_blocks: 0 };
         let behind = path.last().copied().or(parent);
         self.new_nodes(node, behind, &tokens[known * size..], &mut path);
-        let new = self.blocks.trie().handles(&path[known..]);
+        let new = self.trie().handles(&path[known..]);
         // Mostly one block per commit: the vector is moved, not copied.
         if out.new.is_empty() {
             out.new = new;
@@ -346,7 +344,7 @@ impl Manager {
     }
 
     /// Drops bad copies of a block once a good one is resident on the first tier.
-    pub(in crate::manager) fn forget_bad_copies(&mut self, block: BlockId) {
+    pub(crate) fn forget_bad_copies(&mut self, block: BlockId) {
         for tier in 1..self.tiers.len() {
             let here = self.residency(tier, block);
             if here.state == State::Bad && here.busy == 0 {

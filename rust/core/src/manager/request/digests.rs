@@ -16,8 +16,7 @@ impl Manager {
     /// How many scopes are known, and how many digests have a number.
     #[must_use]
     pub fn strangers(&self) -> (usize, usize) {
-        let living =
-            self.scopes.all().filter(|&(id, _)| self.scopes.in_use(id, self.blocks.trie()));
+        let living = self.scopes.all().filter(|&(id, _)| self.scopes.in_use(id, self.trie()));
         (living.count(), self.scopes.digests.len())
     }
 
@@ -26,7 +25,7 @@ impl Manager {
     ///
     /// # Errors
     /// [`crate::error::Error::Config`] if all numbers are in use; nothing has changed then.
-    pub(in crate::manager) fn intern(
+    pub(crate) fn intern(
         &mut self,
         scope: &Scope,
         from: u64,
@@ -42,7 +41,7 @@ impl Manager {
     }
 
     /// Appends tokens to a lease's tail, which stays shorter than a block.
-    pub(in crate::manager) fn extend_tail(&mut self, id: LeaseId, tokens: &[Token]) {
+    pub(crate) fn extend_tail(&mut self, id: LeaseId, tokens: &[Token]) {
         self.scopes.digests.hold(tokens);
         let size = self.block_tokens();
         let tail = &mut self.lease_mut(id).tail;
@@ -52,7 +51,7 @@ impl Manager {
     }
 
     /// Removes the tokens of a lease's tail behind the first `kept`.
-    pub(in crate::manager) fn remove_tail(&mut self, id: LeaseId, kept: usize) {
+    pub(crate) fn remove_tail(&mut self, id: LeaseId, kept: usize) {
         let lease = self.leases.get_mut(&id).expect("a lease that was just seen");
         self.scopes.digests.free(&lease.tail[kept..]);
         lease.tail.truncate(kept);
@@ -61,7 +60,7 @@ impl Manager {
     /// Visits every token that is written with digests replaced.
     fn each_written(&self, mut visit: impl FnMut(Token)) {
         for block in self.living() {
-            self.blocks.trie().tokens(block).iter().copied().for_each(&mut visit);
+            self.trie().tokens(block).iter().copied().for_each(&mut visit);
         }
         for lease in self.leases.values() {
             lease.tail.iter().copied().for_each(&mut visit);
@@ -70,7 +69,7 @@ impl Manager {
     }
 
     /// Checks the references of digests.
-    pub(in crate::manager) fn audit_digests(&self, broken: &mut Vec<String>) {
+    pub(crate) fn audit_digests(&self, broken: &mut Vec<String>) {
         let mut written = Vec::new();
         self.each_written(|token| written.push(token));
         let promised = self.leases.values().map(|lease| lease.scope.extra.len()).sum();

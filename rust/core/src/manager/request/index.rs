@@ -36,14 +36,11 @@ impl Manager {
         self.open()?;
         self.check_index(tier)?;
         let now = self.tick(now);
-        let mut blocks: Vec<BlockId> = self
-            .scopes
-            .all()
-            .flat_map(|(_, scope)| self.blocks.trie().first_blocks(scope.root))
-            .collect();
+        let mut blocks: Vec<BlockId> =
+            self.scopes.all().flat_map(|(_, scope)| self.trie().first_blocks(scope.root)).collect();
         let mut rows = Vec::new();
         while let Some(block) = blocks.pop() {
-            blocks.extend(self.blocks.trie().children(block));
+            blocks.extend(self.trie().children(block));
             let here = self.residency(tier, block);
             if here.state == State::Resident && !here.have.is_empty() {
                 let label = self.label(block, now);
@@ -87,7 +84,7 @@ impl Manager {
             *slot = !fresh;
             loaded += usize::from(fresh);
             let key = row.label.record.key();
-            self.keys.put(block, self.blocks.trie().depth(block), key);
+            self.keys.put(block, self.trie().depth(block), key);
             known.insert(key, block);
         }
         // The slots that no row took become free again.
@@ -208,7 +205,7 @@ impl Manager {
             Some(id) => id,
             None => self.scopes.add(scope, self.settings.structure, &mut self.blocks),
         };
-        let known = self.blocks.trie().child(self.scopes.get(id).root, parent, &content);
+        let known = self.trie().child(self.scopes.get(id).root, parent, &content);
         let block = known.unwrap_or_else(|| {
             let mut path = Vec::with_capacity(1);
             self.new_nodes(Node { scope: id, ..values }, parent, &content, &mut path);

@@ -21,8 +21,7 @@ use crate::tier::State;
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
-use crate::manager::kinds::PrivateSlotId;
-use crate::manager::kinds::Span;
+use crate::manager::kinds::{PrivateSlotId, Span};
 use crate::manager::node::Runs;
 use crate::manager::policy_feed::RequestContext;
 use crate::manager::request::path::{LeasePath, PathBlock};
@@ -44,7 +43,7 @@ pub struct Plan {
 
 /// Slot of the tail's tokens.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::manager) enum TailFrom {
+pub(crate) enum TailFrom {
     /// In the first open slot.
     OpenSlot,
     /// In a private slot that forks share.
@@ -55,7 +54,7 @@ pub(in crate::manager) enum TailFrom {
 
 /// State of a lease.
 #[derive(Clone, Debug)]
-pub(in crate::manager) enum Hold {
+pub(crate) enum Hold {
     Active,
     /// Preempted: only its tokens are left.
     Suspended(Vec<Token>),
@@ -64,25 +63,25 @@ pub(in crate::manager) enum Hold {
 /// Lease: a request's references to blocks and slots.
 #[derive(Clone, Debug)]
 pub struct Lease {
-    pub(in crate::manager) id: LeaseId,
-    pub(in crate::manager) scope: Scope,
-    pub(in crate::manager) scope_id: ScopeId,
-    pub(in crate::manager) session: Option<SessionId>,
-    pub(in crate::manager) path: LeasePath,
-    pub(in crate::manager) tail: Vec<Token>,
-    pub(in crate::manager) tail_from: TailFrom,
+    pub(crate) id: LeaseId,
+    pub(crate) scope: Scope,
+    pub(crate) scope_id: ScopeId,
+    pub(crate) session: Option<SessionId>,
+    pub(crate) path: LeasePath,
+    pub(crate) tail: Vec<Token>,
+    pub(crate) tail_from: TailFrom,
     /// Slots behind the path; the first one holds the tail.
-    pub(in crate::manager) open: Vec<OpenSlot>,
-    pub(in crate::manager) matched: usize,
-    pub(in crate::manager) plan: Plan,
+    pub(crate) open: Vec<OpenSlot>,
+    pub(crate) matched: usize,
+    pub(crate) plan: Plan,
     /// Whether its plans overlap loads and computation layer by layer.
-    pub(in crate::manager) layerwise: bool,
+    pub(crate) layerwise: bool,
     /// Whether a step of the path still has to be offered to the trie.
-    pub(in crate::manager) unconfirmed: bool,
-    pub(in crate::manager) hold: Hold,
-    pub(in crate::manager) request: RequestContext,
+    pub(crate) unconfirmed: bool,
+    pub(crate) hold: Hold,
+    pub(crate) request: RequestContext,
     /// Time of acquire or resume: until the lease ends, the last use of the blocks that it commits.
-    pub(in crate::manager) acquired: Nanos,
+    pub(crate) acquired: Nanos,
 }
 
 impl Lease {
@@ -111,7 +110,7 @@ impl Lease {
     }
 
     /// Whether the engine computes into this private slot, or will.
-    pub(in crate::manager) fn keeps(&self, private: PrivateSlotId) -> bool {
+    pub(crate) fn keeps(&self, private: PrivateSlotId) -> bool {
         self.open.contains(&OpenSlot::Private(private))
             || self.path.private_slots().any(|known| known == private)
     }
@@ -136,14 +135,14 @@ impl Manager {
     }
 
     /// All leases, the oldest first.
-    pub(in crate::manager) fn leases_in_order(&self) -> Vec<&Lease> {
+    pub(crate) fn leases_in_order(&self) -> Vec<&Lease> {
         let mut leases: Vec<&Lease> = self.leases.values().map(|lease| &**lease).collect();
         leases.sort_unstable_by_key(|lease| lease.id);
         leases
     }
 
     /// A lease that holds its path.
-    pub(in crate::manager) fn active(&self, id: LeaseId) -> Result<&Lease> {
+    pub(crate) fn active(&self, id: LeaseId) -> Result<&Lease> {
         let lease = self.lease(id)?;
         if lease.suspended() {
             return Err(Error::closed(format!("lease {id} is suspended; resume it first")));
@@ -151,7 +150,7 @@ impl Manager {
         Ok(lease)
     }
 
-    pub(in crate::manager) fn lease_mut(&mut self, id: LeaseId) -> &mut Lease {
+    pub(crate) fn lease_mut(&mut self, id: LeaseId) -> &mut Lease {
         self.leases.get_mut(&id).expect("a lease that was just seen")
     }
 
@@ -180,13 +179,13 @@ impl Manager {
     }
 
     /// Visits the moves that a lease awaits, some of them perhaps more than once.
-    pub(in crate::manager) fn each_await(&self, lease: &Lease, mut visit: impl FnMut(MoveId)) {
+    pub(crate) fn each_await(&self, lease: &Lease, mut visit: impl FnMut(MoveId)) {
         self.awaits.of(lease.id).iter().copied().for_each(&mut visit);
         self.each_reader(lease, visit);
     }
 
     /// Visits the stores that still read slots which a lease is to write.
-    pub(in crate::manager) fn each_reader(&self, lease: &Lease, mut visit: impl FnMut(MoveId)) {
+    pub(crate) fn each_reader(&self, lease: &Lease, mut visit: impl FnMut(MoveId)) {
         if self.blocks.space(0).none_draining() {
             return;
         }
@@ -250,7 +249,7 @@ impl Manager {
     }
 
     /// Pins the blocks of a path.
-    pub(in crate::manager) fn pin(&mut self, path: &[BlockId]) {
+    pub(crate) fn pin(&mut self, path: &[BlockId]) {
         let mut runs = Runs::new();
         self.blocks.change_values(path, |run, node| {
             node.refs += 1;
@@ -270,7 +269,7 @@ impl Manager {
 
     /// Unpins the blocks of a path, last first, and removes those that nothing refers to any more.
     /// `until` is the time of their last use, if the lease used them.
-    pub(in crate::manager) fn unpin(&mut self, path: &[BlockId], until: Option<Nanos>) {
+    pub(crate) fn unpin(&mut self, path: &[BlockId], until: Option<Nanos>) {
         let mut runs: SmallVec<[(Range<BlockId>, bool); 12]> = SmallVec::new();
         let Some(&last) = path.last() else { return };
         self.blocks.change_values(path, |run, node| {
@@ -305,7 +304,7 @@ impl Manager {
             }
             for block in if resident { run.end - 1..run.end } else { run }.rev() {
                 // Removing a child may have pruned it.
-                if !self.blocks.trie().alive(block) {
+                if !self.trie().alive(block) {
                     continue;
                 }
                 self.refresh_on(0, block);
@@ -319,7 +318,7 @@ impl Manager {
     }
 
     /// Releases a path, or its end: private slots and references.
-    pub(in crate::manager) fn release_path(&mut self, path: &LeasePath, until: Option<Nanos>) {
+    pub(crate) fn release_path(&mut self, path: &LeasePath, until: Option<Nanos>) {
         for private in path.private_slots() {
             self.unref_private(private);
         }
@@ -351,7 +350,7 @@ impl Manager {
     }
 
     /// Drops all references of a lease to blocks and slots.
-    pub(in crate::manager) fn abandon_lease(&mut self, lease: &Lease, now: Nanos) {
+    pub(crate) fn abandon_lease(&mut self, lease: &Lease, now: Nanos) {
         self.scopes.digests.free(&lease.tail);
         for &open in &lease.open {
             self.close_open(open);
@@ -366,7 +365,7 @@ impl Manager {
     }
 
     /// The moves that still touch slots that the engine has named for a lease.
-    pub(in crate::manager) fn reads_of(&self, lease: &Lease) -> Vec<MoveId> {
+    pub(crate) fn reads_of(&self, lease: &Lease) -> Vec<MoveId> {
         if !self.engine_owned() {
             return Vec::new();
         }

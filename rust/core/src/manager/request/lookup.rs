@@ -75,16 +75,16 @@ impl Manager {
     /// # Errors
     /// As [`Manager::lookup`].
     pub fn probe(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<Handle>> {
-        Ok(self.blocks.trie().handles(&self.known_path(query, scope, keep)?))
+        Ok(self.trie().handles(&self.known_path(query, scope, keep)?))
     }
 
     /// The tokens and copies of blocks; none for a block that left the trie.
     #[must_use]
     pub fn describe(&self, blocks: &[Handle], now: Nanos) -> Vec<MatchedBlock> {
         let now = self.clock.read(now);
-        let of = |&block: &Handle| match self.blocks.trie().resolve(block) {
+        let of = |&block: &Handle| match self.trie().resolve(block) {
             Some(id) => {
-                let tokens = self.blocks.trie().tokens(id).to_vec();
+                let tokens = self.trie().tokens(id).to_vec();
                 MatchedBlock { block, tokens, copies: self.copies(id, now) }
             }
             None => MatchedBlock { block, tokens: Vec::new(), copies: Vec::new() },
@@ -95,7 +95,7 @@ impl Manager {
     /// The slots of a copy: the one of all layers, or with layer slots that of each arriving layer.
     #[must_use]
     pub fn copy_slots(&self, block: Handle, copy: &Copy) -> Vec<Slot> {
-        let Some(block) = self.blocks.trie().resolve(block) else { return Vec::new() };
+        let Some(block) = self.trie().resolve(block) else { return Vec::new() };
         if self.tiers[copy.tier].spec.layer_slots {
             let leaving = self.leaving(copy.tier, block);
             let slot = |layer| match Self::leaving_slot(&leaving, layer) {
@@ -132,7 +132,7 @@ impl Manager {
     }
 
     /// The blocks of the longest usable prefix, in a vector with capacity for `beyond` more tokens.
-    pub(in crate::manager) fn path(
+    pub(crate) fn path(
         &self,
         scope: ScopeId,
         query: Query<'_>,
@@ -142,9 +142,9 @@ impl Manager {
         let known = self.scopes.get(scope);
         let usable = query.len().saturating_sub(keep);
         // A prefix has at most all blocks of the trie, however long the query is.
-        let found = (usable / self.block_tokens()).min(self.blocks.trie().len());
+        let found = (usable / self.block_tokens()).min(self.trie().len());
         let mut path = Vec::with_capacity(found + beyond / self.block_tokens() + 1);
-        self.blocks.trie().walk(known.root, query.first(usable), &mut path);
+        self.trie().walk(known.root, query.first(usable), &mut path);
         if known.structure == Structure::LeafOnly {
             path.truncate(self.covered(&path));
         } else {
@@ -180,7 +180,7 @@ impl Manager {
     }
 
     /// The smallest range around the layers of a block that no tier has or expects.
-    pub(in crate::manager) fn missing(&self, block: BlockId) -> Layers {
+    pub(crate) fn missing(&self, block: BlockId) -> Layers {
         let all = self.all_layers();
         if (0..self.tiers.len()).any(|tier| self.expected(tier, block) == all) {
             return Layers::NONE;

@@ -52,14 +52,14 @@ impl Manager {
         let Some(scope) = known else { return Ok(Vec::new()) };
         let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
         let mut path = Vec::new();
-        self.blocks.trie().walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
+        self.trie().walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
         path.retain(|&block| self.residency(mark.tier, block).state != State::Absent);
         // All errors are found before the first change; children are checked with the blocks cleared
         // along.
         for (at, &block) in path.iter().enumerate() {
             self.check_clear(mark.tier, block, &path[at..])?;
         }
-        let handles = self.blocks.trie().handles(&path);
+        let handles = self.trie().handles(&path);
         for &block in path.iter().rev() {
             self.drop_copy(mark.tier, block, Cause::Cleared);
             self.prune(block);
@@ -68,7 +68,7 @@ impl Manager {
     }
 
     /// Fails for a tier that does not exist or that the engine owns.
-    pub(in crate::manager) fn check_tier(&self, tier: TierId) -> Result<()> {
+    pub(crate) fn check_tier(&self, tier: TierId) -> Result<()> {
         if tier >= self.tiers.len() {
             return Err(Error::config(format!(
                 "there is no tier {tier}, only {}",
@@ -87,7 +87,7 @@ impl Manager {
     /// Fails if a block cannot be cleared on a tier.
     fn check_clear(&self, tier: TierId, block: BlockId, cleared: &[BlockId]) -> Result<()> {
         let here = self.residency(tier, block);
-        let handle = self.blocks.trie().handle(block).0;
+        let handle = self.trie().handle(block).0;
         let refs = self.node(block).refs;
         let moving = self.arrival(tier, block).is_some_and(|a| !a.moves.is_empty());
         if here.busy > 0 || moving || refs > 0 {
@@ -108,7 +108,7 @@ impl Manager {
         let stays = |child: &BlockId| {
             !cleared.contains(child) || elsewhere(*child) != Some(self.all_layers())
         };
-        let below = self.blocks.trie().children(block).filter(stays).count();
+        let below = self.trie().children(block).filter(stays).count();
         // The last copy of a parent would leave its children unreachable.
         if last && leaf_only && below > 0 {
             return Err(Error::config(format!(
@@ -145,7 +145,7 @@ impl Manager {
         let (size, full) = (self.block_tokens(), content.len());
         let mut path = Vec::with_capacity(full / size);
         if let Some(scope) = scope {
-            self.blocks.trie().walk(self.scopes.get(scope).root, Query::Tokens(content), &mut path);
+            self.trie().walk(self.scopes.get(scope).root, Query::Tokens(content), &mut path);
         }
         let mut units =
             self.units(mark.tier, self.all_layers()) * (full / size - path.len()) as u64;
@@ -175,7 +175,7 @@ impl Manager {
         self.place_new(mark.tier, new, known.last().copied());
         self.refresh_path(&path[pinned..]);
         self.unpin(&path[..pinned], Some(now));
-        Ok(self.blocks.trie().handles(&path))
+        Ok(self.trie().handles(&path))
     }
 
     /// Slots that a block needs to be fully resident on a tier.
@@ -190,7 +190,7 @@ impl Manager {
         if self.expected(tier, block) != all {
             return Err(Error::config(format!(
                 "block {:#x} cannot be marked on tier '{}': moves have still to end there",
-                self.blocks.trie().handle(block).0,
+                self.trie().handle(block).0,
                 self.tiers[tier].spec.kind.name()
             )));
         }
@@ -224,7 +224,7 @@ impl Manager {
     }
 
     /// Sets the residency of a block on a tier, in given slots.
-    pub(in crate::manager) fn place(
+    pub(crate) fn place(
         &mut self,
         tier: TierId,
         block: BlockId,
@@ -252,7 +252,7 @@ impl Manager {
     }
 
     /// Ends the arrival of a marked copy that is due.
-    pub(in crate::manager) fn settle_mark(&mut self, tier: TierId, block: BlockId) {
+    pub(crate) fn settle_mark(&mut self, tier: TierId, block: BlockId) {
         // Moves may have taken the arrival over: then they end it.
         let marked = self.arrival(tier, block).is_some_and(|a| a.moves.is_empty());
         if marked {
@@ -261,7 +261,7 @@ impl Manager {
     }
 
     /// Drops an idle copy from a tier.
-    pub(in crate::manager) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
+    pub(crate) fn drop_copy(&mut self, tier: TierId, block: BlockId, cause: Cause) {
         self.count_loss(tier, block, cause, self.clock.last());
         // What was to arrive has slots too, and leaves with the rest.
         if let Some(arrival) = self.blocks.take_arrival(tier, block) {

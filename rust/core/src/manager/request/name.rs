@@ -15,7 +15,7 @@ use crate::manager::Manager;
 impl Manager {
     /// Content hash of a block: over the model, the scope and all tokens up to its end.
     // Keys are chained: hash downwards from the nearest ancestor whose key is cached.
-    pub(in crate::manager) fn key(&mut self, block: BlockId) -> Key {
+    pub(crate) fn key(&mut self, block: BlockId) -> Key {
         let mut path: SmallVec<[BlockId; 16]> = SmallVec::new();
         let (mut next, mut above) = (Some(block), None);
         while let Some(block) = next {
@@ -24,33 +24,32 @@ impl Manager {
                 break;
             }
             path.push(block);
-            next = self.blocks.trie().parent(block);
+            next = self.trie().parent(block);
         }
         for &block in path.iter().rev() {
             let key = self.record_behind(block, above).key();
-            self.keys.put(block, self.blocks.trie().depth(block), key);
+            self.keys.put(block, self.trie().depth(block), key);
             above = Some(key);
         }
         above.expect("the path has a block")
     }
 
     /// Index of all blocks by key. Cost: one hash per block of the trie.
-    pub(in crate::manager) fn by_key(&self) -> FxHashMap<Key, BlockId> {
+    pub(crate) fn by_key(&self) -> FxHashMap<Key, BlockId> {
         let mut known = FxHashMap::default();
-        let firsts =
-            self.scopes.all().flat_map(|(_, scope)| self.blocks.trie().first_blocks(scope.root));
+        let firsts = self.scopes.all().flat_map(|(_, scope)| self.trie().first_blocks(scope.root));
         let mut open: Vec<(BlockId, Option<Key>)> = firsts.map(|block| (block, None)).collect();
         while let Some((block, above)) = open.pop() {
             let key = self.record_behind(block, above).key();
             known.insert(key, block);
-            open.extend(self.blocks.trie().children(block).map(|child| (child, Some(key))));
+            open.extend(self.trie().children(block).map(|child| (child, Some(key))));
         }
         known
     }
 
     /// The label that a store keeps beside the bytes of a block.
-    pub(in crate::manager) fn label(&mut self, block: BlockId, now: Nanos) -> Label {
-        let above = self.blocks.trie().parent(block).map(|parent| self.key(parent));
+    pub(crate) fn label(&mut self, block: BlockId, now: Nanos) -> Label {
+        let above = self.trie().parent(block).map(|parent| self.key(parent));
         let node = *self.node(block);
         let standing = Standing {
             age: stamp(now).saturating_sub(node.access),
@@ -66,7 +65,7 @@ impl Manager {
     fn record_behind(&self, block: BlockId, above: Option<Key>) -> Record {
         let scope = self.scopes.get(self.node(block).scope);
         let mut digests = Vec::new();
-        let content = self.blocks.trie().tokens(block).iter().zip(0..);
+        let content = self.trie().tokens(block).iter().zip(0..);
         let tokens = content
             .map(|(&token, offset)| match self.scopes.digests.pair(token) {
                 Some((token, digest)) => {
@@ -92,7 +91,7 @@ impl Manager {
     }
 
     /// The key to which the first blocks of a scope are chained.
-    pub(in crate::manager) fn scope_key(&self, tenant: &[u8], lora: &str) -> Key {
+    pub(crate) fn scope_key(&self, tenant: &[u8], lora: &str) -> Key {
         let settings = &self.settings;
         scope_key(&settings.fingerprint, settings.block_tokens, tenant, lora)
     }

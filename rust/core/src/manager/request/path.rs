@@ -10,55 +10,55 @@ use crate::manager::kinds::PrivateSlotId;
 
 /// Step of a path: a block and where the lease uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::manager) struct PathBlock {
-    pub(in crate::manager) block: BlockId,
+pub(crate) struct PathBlock {
+    pub(crate) block: BlockId,
     /// A private slot, used instead of the block's residency.
-    pub(in crate::manager) private: Option<PrivateSlotId>,
+    pub(crate) private: Option<PrivateSlotId>,
     /// Layers of `private` that the engine still has to compute.
-    pub(in crate::manager) compute: Layers,
+    pub(crate) compute: Layers,
     /// Whether `load` may still bring the layers to compute.
-    pub(in crate::manager) deferred: bool,
+    pub(crate) deferred: bool,
     /// Whether the block in `private` still has to be offered to the trie.
-    pub(in crate::manager) fresh: bool,
+    pub(crate) fresh: bool,
 }
 
 impl PathBlock {
     /// A step that uses the block's residency.
-    pub(in crate::manager) fn shared(block: BlockId) -> Self {
+    pub(crate) fn shared(block: BlockId) -> Self {
         Self { block, private: None, compute: Layers::NONE, deferred: false, fresh: false }
     }
 }
 
 /// Path: blocks in logical order, with the steps that are not merely shared.
 #[derive(Clone, Debug, Default)]
-pub(in crate::manager) struct LeasePath {
+pub(crate) struct LeasePath {
     blocks: Vec<BlockId>,
     exceptions: Vec<(usize, PathBlock)>,
 }
 
 impl LeasePath {
     /// A path of shared blocks.
-    pub(in crate::manager) fn of(blocks: Vec<BlockId>) -> Self {
+    pub(crate) fn of(blocks: Vec<BlockId>) -> Self {
         Self { blocks, exceptions: Vec::new() }
     }
 
-    pub(in crate::manager) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    pub(in crate::manager) fn blocks(&self) -> &[BlockId] {
+    pub(crate) fn blocks(&self) -> &[BlockId] {
         &self.blocks
     }
 
     /// The step at a place, if the path is that long.
-    pub(in crate::manager) fn get(&self, at: usize) -> Option<PathBlock> {
+    pub(crate) fn get(&self, at: usize) -> Option<PathBlock> {
         let &block = self.blocks.get(at)?;
         let exceptions = self.exceptions.binary_search_by_key(&at, |&(at, _)| at);
         Some(exceptions.map_or_else(|_| PathBlock::shared(block), |found| self.exceptions[found].1))
     }
 
     /// All steps, first to last.
-    pub(in crate::manager) fn steps(&self) -> impl Iterator<Item = PathBlock> + '_ {
+    pub(crate) fn steps(&self) -> impl Iterator<Item = PathBlock> + '_ {
         let mut exceptions = self.exceptions.iter().peekable();
         self.blocks.iter().enumerate().map(move |(at, &block)| {
             exceptions
@@ -68,26 +68,22 @@ impl LeasePath {
     }
 
     /// The steps that are not merely shared, with their places.
-    pub(in crate::manager) fn exceptions(&self) -> impl Iterator<Item = (usize, PathBlock)> + '_ {
+    pub(crate) fn exceptions(&self) -> impl Iterator<Item = (usize, PathBlock)> + '_ {
         self.exceptions.iter().copied()
     }
 
     /// The private slots of the path.
-    pub(in crate::manager) fn private_slots(&self) -> impl Iterator<Item = PrivateSlotId> + '_ {
+    pub(crate) fn private_slots(&self) -> impl Iterator<Item = PrivateSlotId> + '_ {
         self.exceptions.iter().filter_map(|(_, step)| step.private)
     }
 
     /// Whether a step still has to be offered to the trie.
-    pub(in crate::manager) fn fresh(&self) -> bool {
+    pub(crate) fn fresh(&self) -> bool {
         self.exceptions.iter().any(|(_, step)| step.fresh)
     }
 
     /// Changes a step in place; its block stays.
-    pub(in crate::manager) fn change<R>(
-        &mut self,
-        at: usize,
-        what: impl FnOnce(&mut PathBlock) -> R,
-    ) -> R {
+    pub(crate) fn change<R>(&mut self, at: usize, what: impl FnOnce(&mut PathBlock) -> R) -> R {
         let block = self.blocks[at];
         let found = self.exceptions.binary_search_by_key(&at, |&(at, _)| at);
         let mut step =
@@ -105,12 +101,12 @@ impl LeasePath {
     }
 
     /// Appends shared blocks.
-    pub(in crate::manager) fn extend(&mut self, blocks: &[BlockId]) {
+    pub(crate) fn extend(&mut self, blocks: &[BlockId]) {
         self.blocks.extend_from_slice(blocks);
     }
 
     /// Splits the path before step `at`, and returns the rest.
-    pub(in crate::manager) fn split_off(&mut self, at: usize) -> Self {
+    pub(crate) fn split_off(&mut self, at: usize) -> Self {
         let first = self.exceptions.partition_point(|&(place, _)| place < at);
         let moved =
             self.exceptions.split_off(first).into_iter().map(|(place, step)| (place - at, step));

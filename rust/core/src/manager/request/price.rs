@@ -15,7 +15,7 @@ use crate::manager::Manager;
 
 /// Costs by block, and the blocks without one.
 #[derive(Debug, Default)]
-pub(in crate::manager) struct Prices {
+pub(crate) struct Prices {
     known: BTreeMap<BlockId, f64>,
     unknown: BTreeSet<BlockId>,
 }
@@ -37,17 +37,17 @@ pub struct Unpriced {
 
 impl Prices {
     /// Whether no block has a cost.
-    pub(in crate::manager) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
 
     /// Whether no block is in either table.
-    pub(in crate::manager) fn tracks_none(&self) -> bool {
+    pub(crate) fn tracks_none(&self) -> bool {
         self.known.is_empty() && self.unknown.is_empty()
     }
 
     /// Drops a block that left the trie.
-    pub(in crate::manager) fn forget(&mut self, block: BlockId) {
+    pub(crate) fn forget(&mut self, block: BlockId) {
         self.known.remove(&block);
         self.unknown.remove(&block);
     }
@@ -55,19 +55,19 @@ impl Prices {
 
 impl Manager {
     /// A block's cost, if the user gave one.
-    pub(in crate::manager) fn price(&self, block: BlockId) -> Option<f64> {
+    pub(crate) fn price(&self, block: BlockId) -> Option<f64> {
         if self.prices.known.is_empty() { None } else { self.prices.known.get(&block).copied() }
     }
 
     /// Restores a cost that a store kept, unless the user has given a new one.
-    pub(in crate::manager) fn restore_price(&mut self, block: BlockId, cost: f64) {
+    pub(crate) fn restore_price(&mut self, block: BlockId, cost: f64) {
         if self.settings.priced && sound(cost).is_some() && self.prices.unknown.remove(&block) {
             self.prices.known.insert(block, cost);
         }
     }
 
     /// Lists new blocks as unpriced.
-    pub(in crate::manager) fn await_prices(&mut self, blocks: &[BlockId]) {
+    pub(crate) fn await_prices(&mut self, blocks: &[BlockId]) {
         if self.settings.priced {
             self.prices.unknown.extend(blocks);
         }
@@ -81,9 +81,9 @@ impl Manager {
         self.check_priced()?;
         let tokens = u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
         let all = self.prices.unknown.iter().take(limit).map(|&block| {
-            let index = self.blocks.trie().depth(block);
+            let index = self.trie().depth(block);
             Unpriced {
-                block: self.blocks.trie().handle(block),
+                block: self.trie().handle(block),
                 context: u64::from(index) * tokens,
                 index,
                 uses: self.node(block).uses,
@@ -118,7 +118,7 @@ impl Manager {
         let mut set = 0;
         for (&handle, &cost) in blocks.iter().zip(costs) {
             // The block may have been evicted since it was handed out.
-            let Some(block) = self.blocks.trie().resolve(handle) else { continue };
+            let Some(block) = self.trie().resolve(handle) else { continue };
             self.prices.unknown.remove(&block);
             self.prices.known.insert(block, cost);
             self.refresh(block);
@@ -135,11 +135,10 @@ impl Manager {
         Err(Error::config("the manager ranks by its cost model; make it with cost='python'"))
     }
 
-    pub(in crate::manager) fn audit_prices(&self, broken: &mut Vec<String>) {
+    pub(crate) fn audit_prices(&self, broken: &mut Vec<String>) {
         let Prices { known, unknown } = &self.prices;
         let living = if self.settings.priced { self.living().count() } else { 0 };
-        let all =
-            known.keys().chain(unknown).filter(|&&block| self.blocks.trie().alive(block)).count();
+        let all = known.keys().chain(unknown).filter(|&&block| self.trie().alive(block)).count();
         if (known.len() + unknown.len(), all) != (living, living) {
             broken.push(format!(
                 "{living} blocks, {} priced and {} not, {all} of them alive",

@@ -21,31 +21,31 @@ use crate::manager::kinds::PrivateSlotId;
 
 /// Private slot: a slot, or with layer slots a row of them, outside the trie.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::manager) struct PrivateSlot {
-    pub(in crate::manager) tier: TierId,
-    pub(in crate::manager) slot: u32,
-    pub(in crate::manager) layers: Layers,
-    pub(in crate::manager) refs: u32,
-    pub(in crate::manager) busy: u32,
+pub(crate) struct PrivateSlot {
+    pub(crate) tier: TierId,
+    pub(crate) slot: u32,
+    pub(crate) layers: Layers,
+    pub(crate) refs: u32,
+    pub(crate) busy: u32,
 }
 
 /// Slot behind a lease's path, in the order of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::manager) enum OpenSlot {
+pub(crate) enum OpenSlot {
     /// A slot of the first tier for all layers of a block, to which only the lease refers.
     Plain(Slot),
     Private(PrivateSlotId),
 }
 
 impl OpenSlot {
-    pub(in crate::manager) fn plain(self) -> Option<Slot> {
+    pub(crate) fn plain(self) -> Option<Slot> {
         match self {
             Self::Plain(slot) => Some(slot),
             Self::Private(_) => None,
         }
     }
 
-    pub(in crate::manager) fn private(self) -> Option<PrivateSlotId> {
+    pub(crate) fn private(self) -> Option<PrivateSlotId> {
         match self {
             Self::Plain(_) => None,
             Self::Private(private) => Some(private),
@@ -55,11 +55,7 @@ impl OpenSlot {
 
 impl Manager {
     /// Takes a slot for `layers` of a block, for which the caller has made room.
-    pub(in crate::manager) fn new_private(
-        &mut self,
-        tier: TierId,
-        layers: Layers,
-    ) -> PrivateSlotId {
+    pub(crate) fn new_private(&mut self, tier: TierId, layers: Layers) -> PrivateSlotId {
         // The engine names its slots later, by `bind`.
         let slot = if self.tiers[tier].spec.owner == Owner::Engine {
             NO_SLOT
@@ -70,7 +66,7 @@ impl Manager {
     }
 
     /// Takes slots on the first tier for `count` full blocks.
-    pub(in crate::manager) fn new_open_slots(&mut self, count: usize) -> Vec<OpenSlot> {
+    pub(crate) fn new_open_slots(&mut self, count: usize) -> Vec<OpenSlot> {
         let spec = &self.tiers[0].spec;
         // A row, or a slot without a number yet, needs a private slot from the start.
         if spec.layer_slots || spec.owner == Owner::Engine {
@@ -81,7 +77,7 @@ impl Manager {
     }
 
     /// The private slot of an open slot, made if it is plain.
-    pub(in crate::manager) fn as_private(&mut self, open: OpenSlot) -> PrivateSlotId {
+    pub(crate) fn as_private(&mut self, open: OpenSlot) -> PrivateSlotId {
         match open {
             OpenSlot::Plain(slot) => {
                 let layers = self.all_layers();
@@ -92,14 +88,14 @@ impl Manager {
     }
 
     /// The same for an open slot of a lease, by its place, which stays open.
-    pub(in crate::manager) fn share_open(&mut self, id: LeaseId, at: usize) -> PrivateSlotId {
+    pub(crate) fn share_open(&mut self, id: LeaseId, at: usize) -> PrivateSlotId {
         let private = self.as_private(self.leases[&id].open[at]);
         self.lease_mut(id).open[at] = OpenSlot::Private(private);
         private
     }
 
     /// The slot of one layer of an open slot.
-    pub(in crate::manager) fn open_slot(&self, open: OpenSlot, layer: u16) -> Slot {
+    pub(crate) fn open_slot(&self, open: OpenSlot, layer: u16) -> Slot {
         match open {
             OpenSlot::Plain(slot) => slot,
             OpenSlot::Private(private) => self.private_slot(&self.private_slots[private], layer),
@@ -107,7 +103,7 @@ impl Manager {
     }
 
     /// The stores that must end before an open slot may be written.
-    pub(in crate::manager) fn open_slot_waits(&self, open: OpenSlot) -> MoveIds {
+    pub(crate) fn open_slot_waits(&self, open: OpenSlot) -> MoveIds {
         match open {
             OpenSlot::Plain(slot) => self.blocks.space(0).drained_by(slot).into_iter().collect(),
             OpenSlot::Private(private) => self.private_waits(private),
@@ -115,7 +111,7 @@ impl Manager {
     }
 
     /// Releases an open slot of a lease.
-    pub(in crate::manager) fn close_open(&mut self, open: OpenSlot) {
+    pub(crate) fn close_open(&mut self, open: OpenSlot) {
         match open {
             OpenSlot::Plain(slot) => self.blocks.give_slot(0, slot),
             OpenSlot::Private(private) => self.unref_private(private),
@@ -123,12 +119,12 @@ impl Manager {
     }
 
     /// The slot of one layer of a private slot.
-    pub(in crate::manager) fn private_slot(&self, private: &PrivateSlot, layer: u16) -> Slot {
+    pub(crate) fn private_slot(&self, private: &PrivateSlot, layer: u16) -> Slot {
         self.blocks.layer_slot(private.tier, private.slot, layer)
     }
 
     /// The stores that must end before a private slot may be written.
-    pub(in crate::manager) fn private_waits(&self, id: PrivateSlotId) -> MoveIds {
+    pub(crate) fn private_waits(&self, id: PrivateSlotId) -> MoveIds {
         let private = &self.private_slots[id];
         // An engine orders its own slots, and an unnamed one has no stores.
         if private.slot == NO_SLOT || self.tiers[private.tier].spec.owner == Owner::Engine {
@@ -145,7 +141,7 @@ impl Manager {
     }
 
     /// Drops a lease's reference to a private slot.
-    pub(in crate::manager) fn unref_private(&mut self, id: PrivateSlotId) {
+    pub(crate) fn unref_private(&mut self, id: PrivateSlotId) {
         let private = self.private_slots.get_mut(id).expect("a living private slot");
         private.refs -= 1;
         // No `bind` can name it any more, so its parked moves would wait for ever.
@@ -157,7 +153,7 @@ impl Manager {
     }
 
     /// Ends the read or write of a private slot by a move.
-    pub(in crate::manager) fn unbusy_private(&mut self, id: PrivateSlotId) {
+    pub(crate) fn unbusy_private(&mut self, id: PrivateSlotId) {
         let private = self.private_slots.get_mut(id).expect("a living private slot");
         private.busy -= 1;
         self.end_private(id);

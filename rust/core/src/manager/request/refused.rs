@@ -22,38 +22,38 @@ struct Refusal {
 
 /// Refusals by block and tier. Several tiers may refuse a block in turn, so each has its own count.
 #[derive(Debug, Default)]
-pub(in crate::manager) struct Refused {
+pub(crate) struct Refused {
     blocks: BTreeMap<(BlockId, TierId), Refusal>,
     /// Stores that succeeded, by tier.
     taken: BTreeMap<TierId, u64>,
 }
 
 impl Refused {
-    pub(in crate::manager) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
     /// Whether a store of a block to a tier is worth trying.
-    pub(in crate::manager) fn may_write(&self, block: BlockId, tier: TierId) -> bool {
+    pub(crate) fn may_write(&self, block: BlockId, tier: TierId) -> bool {
         self.blocks
             .get(&(block, tier))
             .is_none_or(|refusal| refusal.times < MOST_STORES && refusal.taken < self.taken(tier))
     }
 
     /// Counts a failed store.
-    pub(in crate::manager) fn failed(&mut self, block: BlockId, tier: TierId) {
+    pub(crate) fn failed(&mut self, block: BlockId, tier: TierId) {
         let taken = self.taken(tier);
         let refusal = self.blocks.entry((block, tier)).or_insert(Refusal { taken, times: 0 });
         *refusal = Refusal { taken, times: refusal.times + 1 };
     }
 
     /// Counts stores that succeeded, which allows retries on their tier.
-    pub(in crate::manager) fn took(&mut self, tier: TierId, stores: u64) {
+    pub(crate) fn took(&mut self, tier: TierId, stores: u64) {
         *self.taken.entry(tier).or_default() += stores;
     }
 
     /// Resets the refusals of blocks that are used.
-    pub(in crate::manager) fn used(&mut self, blocks: &[BlockId]) {
+    pub(crate) fn used(&mut self, blocks: &[BlockId]) {
         // The usual case: no store has failed.
         if self.blocks.is_empty() {
             return;
@@ -66,13 +66,13 @@ impl Refused {
     }
 
     /// Drops the rows of a block that left the trie.
-    pub(in crate::manager) fn forget(&mut self, block: BlockId) {
+    pub(crate) fn forget(&mut self, block: BlockId) {
         while let Some((&key, _)) = self.blocks.range((block, 0)..=(block, TierId::MAX)).next() {
             self.blocks.remove(&key);
         }
     }
 
-    pub(in crate::manager) fn blocks(&self) -> impl Iterator<Item = BlockId> {
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = BlockId> {
         self.blocks.keys().map(|&(block, _)| block)
     }
 

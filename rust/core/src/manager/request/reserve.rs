@@ -12,16 +12,13 @@ use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
 
-use crate::manager::Manager;
-use crate::manager::kinds::Action;
-use crate::manager::kinds::PrivateSlotId;
-use crate::manager::kinds::{End, MoveKind};
-use crate::manager::moves;
+use crate::manager::kinds::{Action, End, MoveKind, PrivateSlotId};
 use crate::manager::moves::load::Transit;
 use crate::manager::request::lease::TailFrom;
 use crate::manager::request::path::PathBlock;
 use crate::manager::request::private_slot::OpenSlot;
 use crate::manager::request::residency_scan::{MissingBlock, Prefill};
+use crate::manager::{Manager, moves};
 
 impl Manager {
     /// Makes room for `tokens` more tokens behind the lease's end, and copies a shared partial

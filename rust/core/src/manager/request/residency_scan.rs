@@ -15,47 +15,46 @@ use crate::plan::{self, Source};
 use crate::time::Nanos;
 
 use crate::manager::Manager;
-use crate::manager::kinds::LoadMode;
-use crate::manager::kinds::{Action, Span};
+use crate::manager::kinds::{Action, LoadMode, Span};
 use crate::manager::request::lease::Plan;
 
 /// Missing block: its absent layers, their sources, and the decision.
 #[derive(Clone, Debug)]
-pub(in crate::manager) struct MissingBlock {
+pub(crate) struct MissingBlock {
     /// Its place on the path.
-    pub(in crate::manager) at: usize,
-    pub(in crate::manager) block: BlockId,
+    pub(crate) at: usize,
+    pub(crate) block: BlockId,
     /// Layers that are resident or arriving on the first tier.
     here: Layers,
     /// The other layers.
-    pub(in crate::manager) lacks: Layers,
+    pub(crate) lacks: Layers,
     /// Tiers from which those can be loaded, in ascending order of layers.
-    pub(in crate::manager) sources: SmallVec<[(TierId, Layers); 1]>,
+    pub(crate) sources: SmallVec<[(TierId, Layers); 1]>,
     /// Layers of `lacks` that the engine must compute.
-    pub(in crate::manager) compute: Layers,
+    pub(crate) compute: Layers,
     /// Whether its layers are loaded.
-    pub(in crate::manager) load: bool,
+    pub(crate) load: bool,
     /// Whether it is leaving the first tier and can be reclaimed without a move.
-    pub(in crate::manager) reclaim: bool,
+    pub(crate) reclaim: bool,
     /// Time at which the layers `here` are valid.
     ready: Nanos,
 }
 
 /// Request to the planner.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::manager) struct Prefill {
-    pub(in crate::manager) mode: LoadMode,
+pub(crate) struct Prefill {
+    pub(crate) mode: LoadMode,
     /// Loads that would be ready later are not planned.
-    pub(in crate::manager) deadline: Option<Nanos>,
+    pub(crate) deadline: Option<Nanos>,
     /// Time to compute the tokens behind the match.
-    pub(in crate::manager) rest: Nanos,
+    pub(crate) rest: Nanos,
     /// Whether the engine computes a layer while the next ones are loaded.
-    pub(in crate::manager) layerwise: bool,
+    pub(crate) layerwise: bool,
 }
 
 impl Prefill {
     /// Load everything that can be loaded; nothing follows.
-    pub(in crate::manager) const ALL: Self =
+    pub(crate) const ALL: Self =
         Self { mode: LoadMode::All, deadline: None, rest: 0, layerwise: false };
 }
 
@@ -77,7 +76,7 @@ impl MissingBlock {
     }
 
     /// The layers to load, with their tiers.
-    pub(in crate::manager) fn loads(&self) -> impl Iterator<Item = (TierId, Layers)> + '_ {
+    pub(crate) fn loads(&self) -> impl Iterator<Item = (TierId, Layers)> + '_ {
         // Layers below a gap are computed with it.
         let from = if self.compute.is_empty() { self.lacks.lo } else { self.compute.hi };
         let wanted = Layers::new(from, self.lacks.hi);
@@ -88,7 +87,7 @@ impl MissingBlock {
 
 impl Manager {
     /// Lists the blocks of a path that are not fully resident on the first tier.
-    pub(in crate::manager) fn scan(&self, path: &[BlockId], now: Nanos) -> Vec<MissingBlock> {
+    pub(crate) fn scan(&self, path: &[BlockId], now: Nanos) -> Vec<MissingBlock> {
         let mut missing = Vec::new();
         // The usual case of a cache that is not full yet: no table is read.
         if self.holds_all(0) && !self.engine_owned() {
@@ -121,18 +120,18 @@ impl Manager {
     }
 
     /// Whether all blocks of the trie are fully resident on a tier.
-    pub(in crate::manager) fn holds_all(&self, tier: TierId) -> bool {
+    pub(crate) fn holds_all(&self, tier: TierId) -> bool {
         let here = &self.blocks.table(tier);
-        here.overflow() == 0 && here.copies() == self.blocks.trie().len() as u64
+        here.overflow() == 0 && here.copies() == self.trie().len() as u64
     }
 
     /// Whether a block is fully resident on the first tier.
-    pub(in crate::manager) fn fully_resident(&self, block: BlockId) -> bool {
+    pub(crate) fn fully_resident(&self, block: BlockId) -> bool {
         self.blocks.table(0).fully_resident(block) && !self.engine_owned()
     }
 
     /// Decides for each missing block whether it is loaded or computed.
-    pub(in crate::manager) fn decide_loads(
+    pub(crate) fn decide_loads(
         &self,
         missing: &mut [MissingBlock],
         now: Nanos,
@@ -193,7 +192,7 @@ impl Manager {
 
     /// Switches blocks that would be loaded through host to computation; returns whether there are
     /// any.
-    pub(in crate::manager) fn avoid_transit(&self, missing: &mut [MissingBlock]) -> bool {
+    pub(crate) fn avoid_transit(&self, missing: &mut [MissingBlock]) -> bool {
         let mut any = false;
         for miss in missing {
             if miss.loads().any(|(tier, _)| self.transit(0, tier).is_some()) {
@@ -225,12 +224,7 @@ impl Manager {
     }
 
     /// The entry of one block.
-    pub(in crate::manager) fn find_missing(
-        &self,
-        at: usize,
-        block: BlockId,
-        now: Nanos,
-    ) -> MissingBlock {
+    pub(crate) fn find_missing(&self, at: usize, block: BlockId, now: Nanos) -> MissingBlock {
         let here = if self.engine_owned() { Layers::NONE } else { self.expected(0, block) };
         let lacks = self.lacks(here);
         let mut sources: SmallVec<[(TierId, Layers); 1]> = SmallVec::new();
@@ -291,9 +285,7 @@ impl Manager {
         let full = || {
             let tokens =
                 u64::from(self.settings.block_tokens) * u64::from(self.settings.token_weight);
-            self.settings
-                .cost
-                .compute_ns(u64::from(self.blocks.trie().depth(miss.block)) * tokens, tokens)
+            self.settings.cost.compute_ns(u64::from(self.trie().depth(miss.block)) * tokens, tokens)
         };
         // Layers above a gap can be loaded, but the gap is computed whatever is chosen.
         if !miss.compute.is_empty() {
@@ -338,25 +330,25 @@ impl Manager {
 
     /// Whether `here` is a part of a block whose layers share one slot: computed layers would go to
     /// another slot, so all of the block is needed there.
-    pub(in crate::manager) fn one_slot(&self, here: Layers) -> bool {
+    pub(crate) fn one_slot(&self, here: Layers) -> bool {
         !self.tiers[0].spec.layer_slots && !here.is_empty() && here != self.all_layers()
     }
 
     /// The layers missing beside `have`: those behind it, or before it on a single tier that drops
     /// shallow layers first.
-    pub(in crate::manager) fn lacks(&self, have: Layers) -> Layers {
+    pub(crate) fn lacks(&self, have: Layers) -> Layers {
         let all = self.all_layers();
         if have.lo > 0 { Layers::new(0, have.lo) } else { Layers::new(have.hi, all.hi) }
     }
 
     /// Whether the engine owns the slots of the first tier.
-    pub(in crate::manager) fn engine_owned(&self) -> bool {
+    pub(crate) fn engine_owned(&self) -> bool {
         self.tiers[0].spec.owner == crate::tier::Owner::Engine
     }
 
     /// Fills a plan's spans over `blocks` blocks, from the decisions and their moves. Blocks that
     /// are not missing are reused.
-    pub(in crate::manager) fn spans(
+    pub(crate) fn spans(
         &self,
         blocks: usize,
         missing: &[MissingBlock],

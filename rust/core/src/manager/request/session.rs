@@ -28,11 +28,11 @@ use crate::manager::Manager;
 use crate::manager::request::session_lengths::SessionLengths;
 
 /// Id of a session.
-pub(in crate::manager) type SessionId = u64;
+pub(crate) type SessionId = u64;
 
 /// Bound of the sessions without a lease that end in one block; the least recently used of more is
 /// removed.
-pub(in crate::manager) const MOST_IDLE: usize = 8;
+pub(crate) const MOST_IDLE: usize = 8;
 
 /// Value of `ended` while a session has a lease.
 const HELD: u64 = u64::MAX;
@@ -54,7 +54,7 @@ struct Session {
 
 /// Sessions by id, with their indexes.
 #[derive(Clone, Debug, Default)]
-pub(in crate::manager) struct Sessions {
+pub(crate) struct Sessions {
     all: BTreeMap<SessionId, Session>,
     names: BTreeMap<ScopeId, BTreeMap<Arc<str>, SessionId>>,
     held: BTreeSet<(SessionId, LeaseId)>,
@@ -70,7 +70,7 @@ pub(in crate::manager) struct Sessions {
 impl Sessions {
     /// Opens the session of a name for a lease, or a nameless one if the lease's path is to be
     /// tracked.
-    pub(in crate::manager) fn open(
+    pub(crate) fn open(
         &mut self,
         scope: ScopeId,
         name: Option<&str>,
@@ -102,20 +102,20 @@ impl Sessions {
     }
 
     /// Sets the expected length, which counts from the next `extend`.
-    pub(in crate::manager) fn expect_blocks(&mut self, id: SessionId, blocks: u32) {
+    pub(crate) fn expect_blocks(&mut self, id: SessionId, blocks: u32) {
         if let Some(session) = self.all.get_mut(&id) {
             session.expected = blocks;
         }
     }
 
     /// Adds a lease to a session.
-    pub(in crate::manager) fn hold(&mut self, id: SessionId, lease: LeaseId) {
+    pub(crate) fn hold(&mut self, id: SessionId, lease: LeaseId) {
         self.held.insert((id, lease));
         self.place(id, HELD);
     }
 
     /// Removes a lease from a session. Returns whether the session ends with it.
-    pub(in crate::manager) fn leave(&mut self, id: SessionId, lease: LeaseId) -> bool {
+    pub(crate) fn leave(&mut self, id: SessionId, lease: LeaseId) -> bool {
         self.held.remove(&(id, lease));
         if self.leases(id).next().is_some() {
             return false;
@@ -150,7 +150,7 @@ impl Sessions {
     }
 
     /// A session that is one too many at its tip.
-    pub(in crate::manager) fn surplus(&mut self) -> Option<SessionId> {
+    pub(crate) fn surplus(&mut self) -> Option<SessionId> {
         while let Some(&block) = self.crowded.first() {
             if self.idle(block).nth(MOST_IDLE).is_some() {
                 return self.idle(block).next();
@@ -161,7 +161,7 @@ impl Sessions {
     }
 
     /// Removes a session. Returns its length.
-    pub(in crate::manager) fn end(&mut self, id: SessionId) -> Option<u32> {
+    pub(crate) fn end(&mut self, id: SessionId) -> Option<u32> {
         let session = self.all.remove(&id)?;
         if let Some(tip) = session.tip {
             self.tips.remove(&(tip, session.ended, id));
@@ -178,51 +178,47 @@ impl Sessions {
     }
 
     /// Whether there is none.
-    pub(in crate::manager) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty() && self.lengths.is_empty()
     }
 
     /// The session of a name.
-    pub(in crate::manager) fn find(&self, scope: ScopeId, name: &str) -> Option<SessionId> {
+    pub(crate) fn find(&self, scope: ScopeId, name: &str) -> Option<SessionId> {
         self.names.get(&scope)?.get(name).copied()
     }
 
     /// The leases of a session.
-    pub(in crate::manager) fn leases(&self, id: SessionId) -> impl Iterator<Item = LeaseId> + '_ {
+    pub(crate) fn leases(&self, id: SessionId) -> impl Iterator<Item = LeaseId> + '_ {
         let mine = self.held.range((id, LeaseId::MIN)..=(id, LeaseId::MAX));
         mine.inspect(|_| visits::note(1)).map(|&(_, lease)| lease)
     }
 
     /// Finishes a session. Returns whether it ends at once; otherwise it ends with its last lease,
     /// if no request comes before.
-    pub(in crate::manager) fn finish(&mut self, id: SessionId) -> bool {
+    pub(crate) fn finish(&mut self, id: SessionId) -> bool {
         let Some(session) = self.all.get_mut(&id) else { return false };
         session.finished = true;
         session.ended < HELD
     }
 
     /// Whether an unfinished session ends in a block.
-    pub(in crate::manager) fn end_in(&self, block: BlockId) -> bool {
+    pub(crate) fn end_in(&self, block: BlockId) -> bool {
         let here = (block, 0, 0)..=(block, HELD, SessionId::MAX);
         self.tips.range(here).inspect(|_| visits::note(1)).any(|(_, _, id)| !self.all[id].finished)
     }
 
     /// The length of the shortest session through a block: its position weighs most there.
-    pub(in crate::manager) fn shortest(&self, block: BlockId) -> Option<u32> {
+    pub(crate) fn shortest(&self, block: BlockId) -> Option<u32> {
         self.lengths.shortest(block)
     }
 
     /// The last living block of a session's path.
-    pub(in crate::manager) fn tip(&self, id: SessionId) -> Option<BlockId> {
+    pub(crate) fn tip(&self, id: SessionId) -> Option<BlockId> {
         self.all.get(&id)?.tip
     }
 
     /// Sets a session's path. Returns the lengths before and now, if anything changed.
-    pub(in crate::manager) fn extend(
-        &mut self,
-        id: SessionId,
-        path: &[BlockId],
-    ) -> Option<(u32, u32)> {
+    pub(crate) fn extend(&mut self, id: SessionId, path: &[BlockId]) -> Option<(u32, u32)> {
         let session = self.all.get_mut(&id)?;
         let length = u32::try_from(path.len()).unwrap_or(u32::MAX).max(session.expected);
         let tip = path.last().copied();
@@ -243,7 +239,7 @@ impl Sessions {
 
     /// Updates the lengths through blocks after a session of length `before` along `old` became one
     /// of `length` along `new`. Returns the blocks whose shortest session has changed.
-    pub(in crate::manager) fn move_path(
+    pub(crate) fn move_path(
         &mut self,
         (old, before): (&[BlockId], u32),
         (new, length): (&[BlockId], u32),
@@ -259,7 +255,7 @@ impl Sessions {
 
     /// Removes consecutive blocks, without descendants left; sessions that ended in one end in its
     /// parent.
-    pub(in crate::manager) fn forget(&mut self, blocks: Range<BlockId>, parent: Option<BlockId>) {
+    pub(crate) fn forget(&mut self, blocks: Range<BlockId>, parent: Option<BlockId>) {
         if !self.lengths.is_empty() {
             for block in blocks.clone() {
                 self.lengths.forget(block);
@@ -283,12 +279,12 @@ impl Sessions {
     }
 
     /// The name of a session.
-    pub(in crate::manager) fn name(&self, id: SessionId) -> Option<&str> {
+    pub(crate) fn name(&self, id: SessionId) -> Option<&str> {
         self.all.get(&id)?.name.as_ref().map(|(_, name)| &**name)
     }
 
     /// Name, length in blocks and tip of every named session of a scope, by name.
-    pub(in crate::manager) fn named(
+    pub(crate) fn named(
         &self,
         scope: ScopeId,
     ) -> impl Iterator<Item = (&str, u32, Option<BlockId>)> {
@@ -342,7 +338,7 @@ impl Sessions {
 
 impl Manager {
     /// Extends the session of a lease to the end of its path.
-    pub(in crate::manager) fn track_session(&mut self, id: LeaseId) {
+    pub(crate) fn track_session(&mut self, id: LeaseId) {
         let lease = &self.leases[&id];
         let Some(session) = lease.session else { return };
         let path = lease.path.blocks();
@@ -357,7 +353,7 @@ impl Manager {
     }
 
     /// Whether a policy ranks by the length of sessions.
-    pub(in crate::manager) fn sessions_rank(&self) -> bool {
+    pub(crate) fn sessions_rank(&self) -> bool {
         self.tiers.iter().any(|tier| tier.eviction.needs(Needs::SESSION_BLOCKS))
     }
 
@@ -367,7 +363,7 @@ impl Manager {
     }
 
     /// Removes a lease that ended from its session.
-    pub(in crate::manager) fn leave_session(&mut self, session: Option<SessionId>, lease: LeaseId) {
+    pub(crate) fn leave_session(&mut self, session: Option<SessionId>, lease: LeaseId) {
         if let Some(id) = session
             && self.sessions.leave(id, lease)
         {
@@ -376,14 +372,14 @@ impl Manager {
     }
 
     /// Finishes a session for the user.
-    pub(in crate::manager) fn finish_session(&mut self, id: SessionId) {
+    pub(crate) fn finish_session(&mut self, id: SessionId) {
         if self.sessions.finish(id) {
             self.end_session(id);
         }
     }
 
     /// Removes sessions that are too many at their tips.
-    pub(in crate::manager) fn settle_sessions(&mut self) {
+    pub(crate) fn settle_sessions(&mut self) {
         while let Some(id) = self.sessions.surplus() {
             self.end_session(id);
         }
@@ -399,9 +395,9 @@ impl Manager {
     }
 
     /// Checks the sessions against leases and the trie.
-    pub(in crate::manager) fn audit_sessions(&self, broken: &mut Vec<String>) {
+    pub(crate) fn audit_sessions(&self, broken: &mut Vec<String>) {
         let holds = |id, lease| self.leases.get(&lease).is_some_and(|l| l.session == Some(id));
-        broken.extend(self.sessions.audit(|block| self.blocks.trie().alive(block), holds));
+        broken.extend(self.sessions.audit(|block| self.trie().alive(block), holds));
         for lease in self.leases.values() {
             if lease.session.is_some_and(|id| !self.sessions.leases(id).any(|l| l == lease.id)) {
                 broken.push(format!("lease {} has session {:?}", lease.id, lease.session));

@@ -9,8 +9,7 @@ use crate::tier::{Kind, State};
 use crate::time::Nanos;
 
 use crate::manager::Manager;
-use crate::manager::kinds::Cause;
-use crate::manager::kinds::LoadMode;
+use crate::manager::kinds::{Cause, LoadMode};
 use crate::manager::request::lease::Hold;
 
 impl Manager {
@@ -36,7 +35,7 @@ impl Manager {
         let lease = self.leases[&id].clone();
         let mut tokens: Vec<Token> = Vec::with_capacity(self.lease_tokens(id)?);
         for &block in lease.path.blocks() {
-            tokens.extend_from_slice(self.blocks.trie().tokens(block));
+            tokens.extend_from_slice(self.trie().tokens(block));
         }
         tokens.extend_from_slice(&lease.tail);
         // Numbers of digests may be reused while no block refers to them.
@@ -47,7 +46,7 @@ impl Manager {
         self.abandon_lease(&lease, now);
         for &block in lease.path.blocks().iter().rev() {
             // Unpinning may have removed it.
-            if self.blocks.trie().alive(block) {
+            if self.trie().alive(block) {
                 self.evict_first(block, now);
             }
         }
@@ -85,7 +84,7 @@ impl Manager {
             self.choose(&mut set, FIRST, block, now);
             let evicted = !set.victims.is_empty();
             self.apply(&set, now);
-            if !evicted || !self.blocks.trie().alive(block) {
+            if !evicted || !self.trie().alive(block) {
                 return;
             }
         }

@@ -13,7 +13,7 @@ const BLOCK: usize = 512;
 
 impl Manager {
     /// Fails if there is no memory for so many new blocks.
-    pub(in crate::manager) fn check_memory(&self, blocks: usize) -> Result<()> {
+    pub(crate) fn check_memory(&self, blocks: usize) -> Result<()> {
         // Decoding within a block asks for none.
         if blocks == 0 {
             return Ok(());
@@ -22,7 +22,7 @@ impl Manager {
         // Two tables of slots: the tier's rows, and the space's.
         let layers =
             if rows { 2 * size_of::<u32>() * usize::from(self.settings.layers) } else { 0 };
-        let text = self.blocks.trie().growth(blocks);
+        let text = self.trie().growth(blocks);
         let bytes = blocks.saturating_mul(BLOCK + layers).saturating_add(text);
         memory::check(bytes, || {
             format!("what is kept of {blocks} new blocks of {} tokens", self.block_tokens())
@@ -30,11 +30,7 @@ impl Manager {
     }
 
     /// Fails if there is no memory for so many forks of a lease.
-    pub(in crate::manager) fn check_forks(
-        &self,
-        id: crate::block::LeaseId,
-        forks: usize,
-    ) -> Result<()> {
+    pub(crate) fn check_forks(&self, id: crate::block::LeaseId, forks: usize) -> Result<()> {
         let lease = &self.leases[&id];
         let parts = BLOCK + 16 * lease.path.len() + 4 * lease.tail.len();
         let spans = lease.plan.spans.len() * size_of::<crate::manager::Span>();

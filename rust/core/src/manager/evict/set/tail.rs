@@ -16,7 +16,7 @@ use crate::manager::evict::set::{EvictionSet, Fate, Victim};
 impl Manager {
     /// Adds the tail of a leaf-only run as one victim, as long as its next block has the lowest
     /// value and room is wanted, where eviction concerns nothing but slots. Returns whether it did.
-    pub(in crate::manager) fn evict_tail(
+    pub(crate) fn evict_tail(
         &mut self,
         set: &mut EvictionSet,
         tier: TierId,
@@ -25,7 +25,7 @@ impl Manager {
         now: Nanos,
     ) -> bool {
         let last = tail.id;
-        let run = self.blocks.trie().run(last);
+        let run = self.trie().run(last);
         let plain = set.preview.is_none()
             && set.added.is_empty()
             && !set.guards(tier, run.start..last + 1)
@@ -44,7 +44,7 @@ impl Manager {
         // A drop removes its children from the trie too. A block that was lost while its children
         // were in flight stays for them.
         let over = |child| set.in_tail(tier, child) && self.absent(set, child);
-        if fate == Fate::Drop && !self.blocks.trie().children(last).all(over) {
+        if fate == Fate::Drop && !self.trie().children(last).all(over) {
             return false;
         }
         let mut first = last;
@@ -91,7 +91,7 @@ impl Manager {
 
     /// Links the block that the latest tail exposed, unless it is the next victim: then it is
     /// returned.
-    pub(in crate::manager) fn expose(
+    pub(crate) fn expose(
         &mut self,
         set: &mut EvictionSet,
         tier: TierId,
@@ -99,8 +99,8 @@ impl Manager {
         now: Nanos,
     ) -> Option<Entry> {
         let first = set.latest_tail.1.start;
-        let parent = self.blocks.trie().parent(first)?;
-        let entry = self.exposed(set, tier, parent, self.blocks.trie().only_child(first))?;
+        let parent = self.trie().parent(first)?;
+        let entry = self.exposed(set, tier, parent, self.trie().only_child(first))?;
         // A policy with an order of its own must see every entry.
         let compared = self.tiers[tier].eviction.policy().order() != Order::Own;
         // Comparing is cheaper than a link and an unlink.

@@ -11,7 +11,7 @@ use crate::manager::evict::set::EvictionSet;
 
 impl Manager {
     /// The tier through which a move between two tiers passes, if it cannot go straight.
-    pub(in crate::manager) fn transit(&self, a: TierId, b: TierId) -> Option<TierId> {
+    pub(crate) fn transit(&self, a: TierId, b: TierId) -> Option<TierId> {
         let kind = |tier: TierId| self.tiers[tier].spec.kind;
         let (upper, lower) = (a.min(b), a.max(b));
         let host = (0..self.tiers.len()).find(|&tier| kind(tier) == Kind::Host)?;
@@ -24,7 +24,7 @@ impl Manager {
     }
 
     /// Takes a transit slot for a block out of the spare ones.
-    pub(in crate::manager) fn pass(&self, set: &mut EvictionSet, host: TierId) -> bool {
+    pub(crate) fn pass(&self, set: &mut EvictionSet, host: TierId) -> bool {
         let units = self.units(host, self.all_layers());
         // In a preview of host no victim leaves: only the slots that are spare in fact count.
         let spare = match set.preview {
@@ -44,7 +44,7 @@ impl Manager {
     }
 
     /// Slots of a tier that only write-backs from disk to remote may take.
-    pub(in crate::manager) fn transit_reserve(&self, tier: TierId) -> u64 {
+    pub(crate) fn transit_reserve(&self, tier: TierId) -> u64 {
         let passes = (tier + 1..self.last()).any(|at| self.transit(at, at + 1) == Some(tier));
         if !passes {
             return 0;
