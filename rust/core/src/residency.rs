@@ -160,6 +160,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// their slots, the last block's first.
     pub fn evict_run(&mut self, tier: TierId, blocks: Range<BlockId>) {
         let TierBlocks { table, space, .. } = &mut self.tiers[tier];
+        // Last block first: the free list is a stack, so the first slot is taken first again.
         space.give_all(table.clear(blocks.clone()));
         self.recount_run(tier, &blocks, self.all, None);
     }
@@ -193,6 +194,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         let TierBlocks { table, space, layer_slots, .. } = &mut self.tiers[tier];
         let here = table.get(block);
         let have = here.have.join(held).expect("it can return");
+        // All layers of the row may have left meanwhile, and ended it.
         let row = match (*layer_slots, here.slot) {
             (false, _) => slot,
             (true, NO_SLOT) => space.new_row(),
@@ -203,6 +205,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         }
         self.alter(tier, block, |here| {
             (here.slot, here.have, here.state) = (row, have, State::Resident);
+            // The store still reads the slot, as any other move would.
             here.busy += 1;
         });
     }
@@ -225,6 +228,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             self.tiers[src].table.end_io(block);
             self.tiers[dst].table.arrived(block);
         }
+        // A source that was read is fully resident, so its tier needs no look.
         self.recount_run(dst, &blocks, Layers::NONE, Some(src));
     }
 

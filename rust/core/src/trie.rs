@@ -342,6 +342,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         if let Some(block) = parent {
             run = self.ids.run_of(block);
             let at = block + 1 - self.runs[run].first;
+            // Children hang off the last block of a run only.
             if at < self.runs[run].blocks {
                 self.split(run, at);
             }
@@ -358,16 +359,18 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
             if fresh {
                 let at = &self.runs[run];
                 let depth = at.depth + at.blocks;
+                // A run that grows by single blocks keeps its ids consecutive this way.
                 let (first, length) = self.ids.take(wanted.max(RESERVE));
                 taken = wanted.min(length);
                 let kept = length - taken;
                 home = self.new_run(Run { first, reserved: kept, ..Run::new(run, depth, value) });
             }
+            // The ids may end at a page or at a used id: the rest goes into further runs.
             let (now, later) = rest.split_at(taken as usize * size);
             self.append(home, taken, now, path);
             if fresh {
+                // Not earlier: the table of siblings reads its first block's tokens.
                 self.adopt(run, home);
-                // Only now: siblings are found by their first block's tokens.
             }
             run = home;
             rest = later;
@@ -377,6 +380,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     /// Allocates up to `wanted` ids directly behind a run's last block.
     fn lengthen(&mut self, run: RunId, wanted: u32) -> u32 {
         let at = &mut self.runs[run];
+        // Reserved ids are allocated already; only their owner may use them.
         if at.reserved > 0 {
             let taken = wanted.min(at.reserved);
             at.reserved -= taken;
@@ -421,6 +425,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         let run = &mut self.runs[id];
         run.blocks -= blocks;
         let first = run.first + run.blocks;
+        // The end of the run moved: ids reserved behind it would no longer be adjacent.
         let end = first + blocks + std::mem::take(&mut run.reserved);
         self.blocks -= blocks as usize;
         let mut free = first;

@@ -42,7 +42,9 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Whether a tier holds layers and the tiers that make a copy clean hold all of them too.
     fn covered(tier: TierId, resident: &PerTier) -> bool {
+        // The last tier has no tier below.
         let others = if tier + 1 == resident.len() { 0..tier } else { tier + 1..resident.len() };
+        // Ranges may be covered piecewise by several tiers.
         let left = resident[others].iter().try_fold(resident[tier], |left, &at| left.without(at));
         !resident[tier].is_empty() && left.is_some_and(Layers::is_empty)
     }

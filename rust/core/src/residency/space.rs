@@ -98,6 +98,7 @@ impl Space {
             self.fresh += 1;
             return Some(Grant { slot: self.fresh - 1, after: crate::block::NO_MOVE });
         }
+        // The last resort: the caller must wait for the store.
         let slot = self.unclaimed.pop_first()?;
         Some(Grant { slot, after: self.draining[&slot] })
     }
@@ -127,11 +128,13 @@ impl Space {
         let unclaimed = (0..).zip(free).filter(|(_, free)| **free).map(|(slot, _)| slot);
         let behind = self.free.len();
         self.free.extend(unclaimed);
+        // The free list is a stack: reversed, the lowest slot is on top.
         self.free[behind..].reverse();
     }
 
     /// Frees a slot; a draining one becomes free when its store ends.
     pub fn give(&mut self, slot: Slot) {
+        // Granted while a store reads it, and given back before the store has ended.
         if self.draining.contains_key(&slot) {
             self.unclaimed.insert(slot);
         } else {
@@ -141,6 +144,7 @@ impl Space {
 
     /// Frees slots in order.
     pub fn give_all(&mut self, slots: impl Iterator<Item = Slot>) {
+        // Without draining slots no slot needs a lookup.
         if self.none_draining() {
             self.free.extend(slots);
         } else {

@@ -83,6 +83,7 @@ impl ResidencyTable {
         let word = match here.busy {
             0 => here.slot,
             1 => here.slot | READING,
+            // One bit counts one reader.
             _ => return None,
         };
         let full = here.have == self.all && here.state == State::Resident;
@@ -103,6 +104,7 @@ impl ResidencyTable {
                     self.end_overflow(at);
                 }
             }
+            // Keeps the arrival, if there is one.
             (None, Some(at)) => self.overflow[at].here = here,
             (None, None) => self.slots[block] = self.put_overflow(here, None),
         }

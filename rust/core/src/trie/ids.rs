@@ -63,6 +63,7 @@ impl Ids {
     /// The run of a block; [`NONE`] if the id is not a block.
     #[inline]
     pub(super) fn run_of(&self, id: BlockId) -> RunId {
+        // Words of free and reserved ids are at least `RESERVED`.
         self.words.get(id).copied().filter(|&word| word < RESERVED).unwrap_or(NONE)
     }
 
@@ -84,6 +85,7 @@ impl Ids {
     /// Allocates a stretch of 1 to `wanted` ids.
     pub(super) fn take(&mut self, wanted: u32) -> (BlockId, u32) {
         let slack = self.used / 16 + SLACK;
+        // A short stretch splits the caller's run, so it is used only to bound the wasted ids.
         let found = self.find(wanted).or_else(|| {
             let wasteful = self.bound - self.used + wanted > slack;
             if wasteful { self.longest() } else { None }
@@ -103,6 +105,7 @@ impl Ids {
         if (first as usize).is_multiple_of(PAGE) {
             return 0;
         }
+        // Behind the end of the id space there is no boundary tag.
         if first == self.bound {
             return self.grow(wanted);
         }
@@ -157,6 +160,7 @@ impl Ids {
     /// A free stretch of at least `wanted` ids.
     fn find(&mut self, wanted: u32) -> Option<(BlockId, u32)> {
         let least = wanted.ilog2() as usize;
+        // Every stretch of a higher class is longer than `wanted`.
         (least..CLASSES).find_map(|class| self.search(class, wanted))
     }
 
@@ -171,6 +175,7 @@ impl Ids {
             at -= 1;
             let first = self.free[class][at];
             match self.starts(first).filter(|length| length.ilog2() as usize == class) {
+                // Only entries that are valid but too short count as probes.
                 Some(length) if length >= wanted => return Some((first, length)),
                 Some(_) => probes += 1,
                 None => {
@@ -193,6 +198,7 @@ impl Ids {
     /// Writes a free stretch's boundary tags and adds it to its size class.
     fn mark(&mut self, first: BlockId, length: u32) {
         self.words[first + length - 1] = FREE | length;
+        // The first id last: in a stretch of one id its tag also serves as the end.
         self.words[first] = FREE | FIRST | length;
         let class = length.ilog2() as usize;
         let known = &mut self.free[class];

@@ -70,6 +70,7 @@ impl<'a> Query<'a> {
     /// long as `known`.
     pub(super) fn equal_blocks(self, known: &[Token], size: usize) -> usize {
         match self {
+            // One comparison for the usual case, that all blocks are equal.
             Self::Tokens(tokens) if *known == tokens[..known.len()] => known.len() / size,
             Self::Tokens(tokens) => {
                 count_equal(known, tokens, size, |known, wanted| known == wanted)

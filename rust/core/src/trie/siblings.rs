@@ -21,6 +21,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
         if only.next == NONE {
             return (self.token_pages.of(only.first, 1) == tokens).then_some(parent.child);
         }
+        // The hash has 32 bits, and the table holds children of all parents.
         let same = |child: RunId| {
             let child = &self.runs[child];
             child.parent == run && self.token_pages.of(child.first, 1) == tokens
@@ -54,6 +55,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
 
     /// Removes a run from the hash table.
     fn unindex(&mut self, run: RunId) {
+        // By the stored key, without hashing tokens again.
         let known = self.siblings.remove(self.runs[run].key, |other| other == run);
         known.expect("a run that has a sibling");
     }

@@ -23,6 +23,7 @@ pub(super) fn content(tokens: &[Token]) -> u64 {
     let pair = |low: Token, high: Token| u64::from(low) | u64::from(high) << 32;
     let (mut sum, mut seed) = (SEED, SEED);
     let mut fours = tokens.chunks_exact(4);
+    // Independent products: none waits for the one before.
     for four in fours.by_ref() {
         sum ^= fold(seed ^ pair(four[0], four[1]), pair(four[2], four[3]));
         seed = seed.wrapping_add(STEP);
@@ -31,6 +32,7 @@ pub(super) fn content(tokens: &[Token]) -> u64 {
     if rest.is_empty() {
         return sum;
     }
+    // The length distinguishes padding from real tokens.
     let at = |at: usize| rest.get(at).copied().unwrap_or(Token::MAX);
     let length = u64::try_from(rest.len()).expect("below four");
     sum ^ fold(seed ^ pair(at(0), at(1)), pair(at(2), 0) ^ length << 32)
@@ -95,7 +97,7 @@ impl<T: Copy + PartialEq + Default> Trie<T> {
     ) -> impl Iterator<Item = GroupSlice> + 'a {
         let size = self.block_tokens;
         let mut depth = parent.map_or(0, |block| self.depth(block) + 1);
-        // A parent in the middle of a group: the key comes from that group's first block.
+        // After a parent in the middle of a group, the key comes from that group's first block.
         let mut head = match (parent, depth % GROUP) {
             (Some(parent), within @ 1..) => self.tokens(self.above(parent, within - 1)),
             _ => &[],

@@ -27,6 +27,7 @@ struct Page {
 
 impl Page {
     fn new(tokens: usize) -> Self {
+        // Room to start at a cache line, wherever the allocator puts the vector.
         let tokens = vec![0; tokens + LINE - 1].into_boxed_slice();
         let from = tokens.as_ptr().align_offset(64).min(LINE - 1);
         Self { tokens, from }
