@@ -36,11 +36,8 @@ mod tests {
         assert!(check(1 << 20, || unreachable!()).is_ok());
         assert!(check(1 << 27, || unreachable!()).is_ok());
         for bytes in [1 << 60, usize::MAX] {
-            let message =
-                check(bytes, || "a reserve of 7 tokens".to_owned()).unwrap_err().to_string();
-            assert!(
-                message.contains("a reserve of 7 tokens") && message.contains(&bytes.to_string())
-            );
+            let text = check(bytes, || "a reserve of 7 tokens".to_owned()).unwrap_err().to_string();
+            assert!(text.contains("a reserve of 7 tokens") && text.contains(&bytes.to_string()));
         }
     }
 }

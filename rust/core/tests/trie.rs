@@ -7,7 +7,7 @@ use kvtrie_core::trie::{Query, RunId, Trie};
 use proptest::prelude::*;
 
 /// A scope's root and the tokens from there to the end of a block.
-type ScopedPath = (RunId, Vec<Token>);
+type RootPath = (RunId, Vec<Token>);
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -43,7 +43,7 @@ struct Checked {
     trie: Trie<u8>,
     size: usize,
     roots: Vec<RunId>,
-    paths: BTreeMap<ScopedPath, BlockId>,
+    paths: BTreeMap<RootPath, BlockId>,
     dead: Vec<Handle>,
     owns: BTreeMap<BlockId, u8>,
 }
@@ -56,7 +56,7 @@ impl Checked {
     }
 
     /// One of the roots or known paths.
-    fn pick(&self, at: usize) -> ScopedPath {
+    fn pick(&self, at: usize) -> RootPath {
         let at = at % (self.paths.len() + self.roots.len());
         match self.roots.get(at) {
             Some(&root) => (root, Vec::new()),
@@ -64,7 +64,7 @@ impl Checked {
         }
     }
 
-    fn insert(&mut self, parent: &ScopedPath, tokens: &[Token]) -> ScopedPath {
+    fn insert(&mut self, parent: &RootPath, tokens: &[Token]) -> RootPath {
         let path = (parent.0, [&parent.1[..], tokens].concat());
         let above = self.paths.get(parent).copied();
         let known = self.paths.get(&path).copied();
@@ -80,12 +80,11 @@ impl Checked {
     }
 
     fn remove(&mut self, at: usize) {
-        let leaf = |path: &ScopedPath| {
-            let behind = |other: &ScopedPath| other.0 == path.0 && other.1.starts_with(&path.1);
+        let leaf = |path: &RootPath| {
+            let behind = |other: &RootPath| other.0 == path.0 && other.1.starts_with(&path.1);
             self.paths.keys().filter(|other| behind(other)).count() == 1
         };
-        let leaves: Vec<ScopedPath> =
-            self.paths.keys().filter(|path| leaf(path)).cloned().collect();
+        let leaves: Vec<RootPath> = self.paths.keys().filter(|path| leaf(path)).cloned().collect();
         if leaves.is_empty() {
             return;
         }
@@ -165,7 +164,7 @@ impl Checked {
             (self.paths.len(), self.paths.is_empty())
         );
         assert!(self.dead.iter().all(|handle| self.trie.resolve(*handle).is_none()));
-        let mut below: BTreeMap<ScopedPath, BTreeSet<BlockId>> = BTreeMap::new();
+        let mut below: BTreeMap<RootPath, BTreeSet<BlockId>> = BTreeMap::new();
         for (path, &block) in &self.paths {
             let (root, tokens) = path;
             let parent = (*root, tokens[..tokens.len() - self.size].to_vec());

@@ -77,7 +77,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     ) {
         let mut others = 0_u64;
         for at in (0..self.tiers.len()).filter(|&at| at != tier) {
-            if known == Some(at) || self.tiers[at].table.all_fully_resident(blocks.clone()) {
+            if known == Some(at) || self.tiers[at].table.all_full(blocks.clone()) {
                 others |= 1 << at;
             } else if !self.tiers[at].table.none_present(blocks.clone()) {
                 // The blocks differ on this tier: count each by itself.

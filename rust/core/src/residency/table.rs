@@ -205,13 +205,13 @@ impl ResidencyTable {
 
     /// Whether all these blocks are fully resident and read by at most one move each.
     #[must_use]
-    pub fn all_fully_resident(&self, blocks: Range<BlockId>) -> bool {
+    pub fn all_full(&self, blocks: Range<BlockId>) -> bool {
         self.all_of(blocks, |slot| slot < OVERFLOW)
     }
 
     /// The first block for which that does not hold; their end if none.
     #[must_use]
-    pub fn first_not_fully_resident(&self, blocks: Range<BlockId>) -> BlockId {
+    pub fn first_not_full(&self, blocks: Range<BlockId>) -> BlockId {
         self.first_failing(blocks, |slot| slot < OVERFLOW)
     }
 
@@ -454,7 +454,7 @@ mod tests {
                     };
                     let only = block..block + 1;
                     prop_assert_eq!(residency.all_idle(only.clone()), wanted.is_some_and(|here| word(&here, 0)));
-                    prop_assert_eq!(residency.all_fully_resident(only), wanted.is_some_and(|here| word(&here, 1)));
+                    prop_assert_eq!(residency.all_full(only), wanted.is_some_and(|here| word(&here, 1)));
                     let full = |here: Residency| here.state == State::Resident && here.have == all;
                     prop_assert_eq!(residency.fully_resident(block), wanted.is_some_and(full));
                     overflow += usize::from(wanted.is_some_and(|here| !word(&here, 1)));
@@ -462,8 +462,8 @@ mod tests {
                 let front = |is: &dyn Fn(u32) -> bool| (block..6).find(|&other| !is(other));
                 let idle = front(&|other| residency.all_idle(other..other + 1));
                 prop_assert_eq!(residency.first_not_idle(block..6), idle.unwrap_or(6));
-                let whole = front(&|other| residency.all_fully_resident(other..other + 1));
-                prop_assert_eq!(residency.first_not_fully_resident(block..6), whole.unwrap_or(6));
+                let whole = front(&|other| residency.all_full(other..other + 1));
+                prop_assert_eq!(residency.first_not_full(block..6), whole.unwrap_or(6));
                 let bare = front(&|other| !model.contains_key(&other));
                 prop_assert_eq!(residency.first_present(block..6), bare.unwrap_or(6));
                 prop_assert_eq!(residency.overflow(), overflow);

@@ -72,21 +72,19 @@ impl<'a> Query<'a> {
         match self {
             // One comparison for the usual case, that all blocks are equal.
             Self::Tokens(tokens) if *known == tokens[..known.len()] => known.len() / size,
-            Self::Tokens(tokens) => {
-                count_equal(known, tokens, size, |known, wanted| known == wanted)
-            }
+            Self::Tokens(tokens) => count_equal(known, tokens, size, |known, given| known == given),
             // Accumulate differences instead of branching per token: the loop vectorizes.
-            Self::Signed(numbers) => count_equal(known, numbers, size, |known, wanted| {
-                let pairs = known.iter().zip(wanted);
-                let differ = |all: u32, (known, wanted): (&Token, &i32)| {
-                    let wanted = wanted.cast_unsigned();
-                    all | (known ^ wanted) | (wanted & (1 << 31))
+            Self::Signed(numbers) => count_equal(known, numbers, size, |known, given| {
+                let pairs = known.iter().zip(given);
+                let differ = |all: u32, (known, given): (&Token, &i32)| {
+                    let given = given.cast_unsigned();
+                    all | (known ^ given) | (given & (1 << 31))
                 };
                 pairs.fold(0, differ) == 0
             }),
-            Self::Wide(numbers) => count_equal(known, numbers, size, |known, wanted| {
-                let pairs = known.iter().zip(wanted);
-                pairs.fold(0, |all, (&known, wanted)| all | (u64::from(known) ^ wanted)) == 0
+            Self::Wide(numbers) => count_equal(known, numbers, size, |known, given| {
+                let pairs = known.iter().zip(given);
+                pairs.fold(0, |all, (&known, given)| all | (u64::from(known) ^ given)) == 0
             }),
         }
     }
@@ -100,12 +98,12 @@ fn narrowed<T: Copy + TryInto<Token>>(numbers: &[T]) -> Vec<Token> {
 /// Counts leading equal blocks.
 fn count_equal<T>(
     known: &[Token],
-    wanted: &[T],
+    given: &[T],
     size: usize,
     same: impl Fn(&[Token], &[T]) -> bool,
 ) -> usize {
-    let pairs = known.chunks_exact(size).zip(wanted.chunks_exact(size));
-    pairs.take_while(|(known, wanted)| same(known, wanted)).count()
+    let pairs = known.chunks_exact(size).zip(given.chunks_exact(size));
+    pairs.take_while(|(known, given)| same(known, given)).count()
 }
 
 #[cfg(test)]

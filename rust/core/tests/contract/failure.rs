@@ -54,8 +54,8 @@ fn a_poisoned_manager_refuses_everything_and_says_why() {
     assert!(manager.audit().is_ok());
     manager.poison("slot 3 is in two places");
     for result in every_call(&mut manager) {
-        let Err(Error::Invariant(message)) = result else { panic!("{result:?}") };
-        assert!(message.contains("slot 3 is in two places"), "{message}");
+        let Err(Error::Invariant(text)) = result else { panic!("{result:?}") };
+        assert!(text.contains("slot 3 is in two places"), "{text}");
     }
     assert!(matches!(manager.audit(), Err(Error::Invariant(_))));
 }
@@ -210,10 +210,8 @@ fn one_wrong_time_ends_no_hint_and_readies_no_mark() {
 }
 
 fn refused(settings: Settings, part: &str) {
-    let Err(Error::Config(message)) = Manager::new(settings) else {
-        panic!("'{part}' was accepted")
-    };
-    assert!(message.contains(part), "'{message}' lacks '{part}'");
+    let Err(Error::Config(text)) = Manager::new(settings) else { panic!("'{part}' was accepted") };
+    assert!(text.contains(part), "'{text}' lacks '{part}'");
 }
 
 #[test]

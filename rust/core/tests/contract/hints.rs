@@ -25,7 +25,7 @@ fn over(name: &str) -> Hint {
 }
 
 /// Says that an owner of the plain scope is gone.
-fn owner_gone(name: &str) -> Hint {
+fn leave(name: &str) -> Hint {
     Hint::Release(Release::Owner { name: name.to_owned(), scope: Scope::default() })
 }
 
@@ -108,10 +108,10 @@ fn a_priority_ends_with_its_time() {
     // An owner has one priority per block: the later one, for the first block without an end.
     assert_eq!(priorities(&rig, &tokens(1, 2)), [50, 70]);
     rig.now += 499;
-    say(&mut rig, owner_gone("nobody"));
+    say(&mut rig, leave("nobody"));
     assert_eq!(priorities(&rig, &tokens(1, 2)), [50, 70]);
     rig.now += 1;
-    say(&mut rig, owner_gone("nobody"));
+    say(&mut rig, leave("nobody"));
     assert_eq!(
         (priorities(&rig, &tokens(1, 2)), rig.manager.retained(GPU)),
         (vec![50, 35], (1, 2))
@@ -131,12 +131,12 @@ fn the_strongest_living_owner_wins() {
     say(&mut rig, by("c", 5, None));
     assert_eq!(priorities(&rig, &tokens(1, 1)), [90]);
     rig.now += 100;
-    let reply = say(&mut rig, owner_gone("c"));
+    let reply = say(&mut rig, leave("c"));
     assert_eq!(
         (answer(&reply), priorities(&rig, &tokens(1, 1))),
         ((Answer::Rejected, 0, 1), vec![40])
     );
-    let reply = say(&mut rig, owner_gone("a"));
+    let reply = say(&mut rig, leave("a"));
     assert_eq!(
         (answer(&reply), priorities(&rig, &tokens(1, 1))),
         ((Answer::Accepted, 1, 0), vec![0])
@@ -257,7 +257,7 @@ fn a_session_is_retained_as_it_grows() {
     rig.serve_as(Some("other"), &tokens(1, 1));
     rig.serve_as(Some("s"), &tokens(1, 2));
     assert_eq!(priorities(&rig, &tokens(1, 2)), [70, 70]);
-    let reply = say(&mut rig, owner_gone("s"));
+    let reply = say(&mut rig, leave("s"));
     assert_eq!((reply.blocks + reply.left, priorities(&rig, &tokens(1, 2))), (2, vec![35, 35]));
 }
 
@@ -379,10 +379,10 @@ fn priorities_and_their_remaining_time_survive_a_restart() {
     other.call(|manager, now| manager.load_index(DISK, &rows, now)).unwrap();
     assert_eq!(priorities(&other, &tokens(1, 3)), [90, 60, 35]);
     other.now = 506;
-    say(&mut other, owner_gone("none"));
+    say(&mut other, leave("none"));
     assert_eq!(priorities(&other, &tokens(1, 3)), [90, 60, 35]);
     other.now = 507;
-    say(&mut other, owner_gone("none"));
+    say(&mut other, leave("none"));
     assert_eq!(priorities(&other, &tokens(1, 3)), [35, 60, 35]);
 }
 

@@ -80,9 +80,7 @@ fn a_suspended_lease_can_only_be_resumed_or_released() {
         rig.call(|manager, now| manager.suspend(id, Kind::Host, now).map(drop)),
     ];
     for error in errors {
-        assert!(
-            matches!(&error, Err(Error::Closed(message)) if message.contains("resume it first"))
-        );
+        assert!(matches!(&error, Err(Error::Closed(text)) if text.contains("resume it first")));
     }
     rig.release(id);
     rig.run();

@@ -149,15 +149,15 @@ impl Rig {
         result
     }
 
-    /// A call that must be refused with a message that contains `part`.
+    /// A call that must be refused with a text that contains `part`.
     pub(crate) fn refused<T>(
         &mut self,
         part: &str,
         call: impl FnOnce(&mut Manager, Nanos) -> Result<T>,
     ) {
         match self.call(call) {
-            Err(Error::Config(message)) => {
-                assert!(message.contains(part), "'{message}' lacks '{part}'");
+            Err(Error::Config(text)) => {
+                assert!(text.contains(part), "'{text}' lacks '{part}'");
             }
             Err(other) => panic!("not a config error: {other}"),
             Ok(_) => panic!("it was not refused"),

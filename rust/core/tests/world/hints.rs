@@ -49,7 +49,7 @@ impl Hints {
         }
     }
 
-    fn retain_block(&mut self, block: Handle, retained: Retained) {
+    fn add(&mut self, block: Handle, retained: Retained) {
         let all = self.retained.entry(block).or_default();
         all.retain(|known| known.0 != retained.0);
         all.push(retained);
@@ -157,7 +157,7 @@ impl World {
         let retained = (who, priority, ttl.map(|ttl| self.manager.now() + ttl));
         for (at, &block) in known.iter().enumerate() {
             if inside(at) {
-                self.hints.retain_block(block, retained);
+                self.hints.add(block, retained);
             }
         }
         let waits = (known.len()..full).filter(|&at| inside(at)).count() as u64;
@@ -242,7 +242,7 @@ impl World {
             for (at, &block) in known.iter().enumerate().skip(same) {
                 if waiting.range.contains(&(at * self.size())) {
                     applied += 1;
-                    self.hints.retain_block(block, waiting.retained);
+                    self.hints.add(block, waiting.retained);
                 }
             }
             let wanted = waiting.range.end.div_ceil(self.size());

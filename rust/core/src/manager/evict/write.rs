@@ -55,9 +55,7 @@ impl Manager {
     fn write_batch(&mut self, tier: TierId, blocks: &Range<BlockId>, now: Nanos) -> bool {
         let below = tier + 1;
         // All are resident below already.
-        if (below..self.tiers.len())
-            .any(|at| self.blocks.table(at).all_fully_resident(blocks.clone()))
-        {
+        if (below..self.tiers.len()).any(|at| self.blocks.table(at).all_full(blocks.clone())) {
             return true;
         }
         let plain = self.can_batch(tier, below)

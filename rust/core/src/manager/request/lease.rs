@@ -296,7 +296,7 @@ impl Manager {
             if !free {
                 continue;
             }
-            let full = all || self.blocks.table(0).all_fully_resident(run.clone());
+            let full = all || self.blocks.table(0).all_full(run.clone());
             resident = full && leaf_only;
             if resident && child_resident {
                 // A resident child keeps it from being a victim.

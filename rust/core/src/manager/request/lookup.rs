@@ -166,9 +166,7 @@ impl Manager {
         let mut covered = 0;
         for run in self.runs(path) {
             // One tier mostly has the full run: only otherwise look block by block.
-            if !(0..self.tiers.len())
-                .any(|tier| self.blocks.table(tier).all_fully_resident(run.clone()))
-            {
+            if !(0..self.tiers.len()).any(|tier| self.blocks.table(tier).all_full(run.clone())) {
                 let lacking = run.clone().find(|&block| !self.missing(block).is_empty());
                 if let Some(lacking) = lacking {
                     return covered + (lacking - run.start) as usize;

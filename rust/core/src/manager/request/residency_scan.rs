@@ -95,7 +95,7 @@ impl Manager {
         }
         let (mut at, all) = (0, self.all_layers());
         for run in self.runs(path) {
-            let lacks = self.blocks.table(0).first_not_fully_resident(run.clone());
+            let lacks = self.blocks.table(0).first_not_full(run.clone());
             let rest = if self.engine_owned() { run.clone() } else { lacks..run.end };
             let lacking = (at + (rest.start - run.start) as usize..).zip(rest.clone());
             // Mostly a run was evicted as a whole: all its blocks get the same entry.

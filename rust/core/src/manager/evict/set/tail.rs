@@ -153,7 +153,7 @@ impl Manager {
         let mut others = (0..self.tiers.len()).filter(|&other| other != tier);
         // On the last tier a copy above counts too: dropping this one loses nothing.
         let mut safe = if tier == self.last() { 0..tier } else { tier + 1..self.tiers.len() };
-        if safe.any(|other| self.blocks.table(other).all_fully_resident(blocks.clone())) {
+        if safe.any(|other| self.blocks.table(other).all_full(blocks.clone())) {
             return Some(Fate::Clean);
         }
         let dropped = tier == self.last() || set.dropping || !self.writes(tier);
