@@ -67,6 +67,7 @@ impl Drop for Claim<'_> {
         for slot in self.slots.clone() {
             busy.remove(&slot);
         }
+        // Waiters wait for different slots, so all must look.
         self.claims.given.notify_all();
     }
 }

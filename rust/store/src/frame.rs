@@ -69,6 +69,7 @@ fn begin(out: &mut Vec<u8>, sequence: u64, slot: u32, kind: u8) -> usize {
 fn end(out: &mut Vec<u8>, start: usize, seed: u64) -> u32 {
     out.resize(start + (out.len() - start).next_multiple_of(8), 0);
     let length = u32::try_from(out.len() - start).unwrap_or(u32::MAX);
+    // The length is outside the hashed bytes, so it goes into the seed.
     let sum = xxh3_64_with_seed(&out[start + 16..], seed ^ u64::from(length));
     out[start + 4..start + 8].copy_from_slice(&length.to_le_bytes());
     out[start + 8..start + 16].copy_from_slice(&sum.to_le_bytes());

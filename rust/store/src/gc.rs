@@ -119,6 +119,7 @@ impl Store {
             start = slot + turns;
         }
         let tail = self::slots(start, last + 1, turns);
+        // A tail of free slots is truncated, which needs no support for holes.
         match self.claims.all(tail.clone()) {
             Some(_claim) if self.free(tail.clone()) => self.cut(segment, slots.len() - tail.len()),
             _ => self.punch(segment, &tail),
@@ -152,6 +153,7 @@ impl Store {
             return Ok(());
         };
         match file.punch(at, len) {
+            // Without holes the space is reused by later blocks only.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
             other => other.map_err(failed),
         }

@@ -94,6 +94,7 @@ impl Manifest {
         self.pending.extend(frame);
         let gather = self.settings.durability == Durability::None;
         let due = !gather || self.pending.len() >= GATHER;
+        // On an error the frame does not count: the next write starts at the same offset.
         if due && let Err(error) = self.flush() {
             self.pending.truncate(before);
             return Err(error);
@@ -157,6 +158,7 @@ impl Manifest {
         let next = self.folder.join(NEXT);
         let file = quarantine::create(&*self.device, &self.folder, NEXT)
             .map_err(|error| self.failed("opening", NEXT, error))?;
+        // Later frames get higher sequences, even where the frames that had these are dropped.
         let mut bytes = frame::head(&self.settings, last);
         let (mut start, mut kept, mut freed, mut reasons) = (0, vec![], vec![], vec![]);
         self.each(&blocks, |slot, entry, put| {
@@ -182,6 +184,7 @@ impl Manifest {
         })?;
         write_full(&*file, &mut [IoSlice::new(&bytes)], start)
             .map_err(|error| self.failed("writing", NEXT, error))?;
+        // Before the rename, or a crash could leave a named but empty manifest.
         file.sync().map_err(|error| self.failed("syncing", NEXT, error))?;
         self.device
             .rename(&next, &self.folder.join(NAME))

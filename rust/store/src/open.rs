@@ -114,6 +114,7 @@ impl Store {
         let (guard, refusal) = match take_lock(&*device, &own) {
             Ok(Ok(guard)) => (vec![guard], None),
             Ok(Err(why)) => (vec![], Some(why)),
+            // A reader needs a manifest; without one a folder that forbids writes is an error.
             Err(error) if forbidden(&error) && device.open(&path, Access::Read).is_ok() => {
                 (vec![], Some(format!("nothing may be written here ({error})")))
             }
@@ -128,6 +129,7 @@ impl Store {
                 Some(if above.as_os_str().is_empty() { ".".into() } else { above.to_path_buf() })
             };
             let folders = [Some(folder), store.settings.second.clone()].into_iter().flatten();
+            // Make the names of new folders durable, each in its parent.
             for parent in folders.flat_map(|folder| [above(&folder), Some(folder)]).flatten() {
                 match store.device.sync_folder(&parent) {
                     // A parent folder that this user cannot open was not created by us either.
@@ -180,6 +182,7 @@ impl Store {
                 Head::Good(known, sequence, length) => {
                     fits(&settings, &known)?;
                     table.skip_to(sequence);
+                    // The old manifest may be as long as a larger budget allowed.
                     blocks = blocks.max(known.blocks);
                     found.exact &= known.blocks == settings.blocks
                         && known.about == settings.about
@@ -192,6 +195,7 @@ impl Store {
                 }
             }
         }
+        // Even behind a bad header: frames are found by their own checksums.
         if let Some(file) = &found.file {
             found.end =
                 scan::frames(&**file, found.end, blocks, &settings, &mut table, &mut reasons)
@@ -210,6 +214,7 @@ impl Store {
                 Err(error) if is_not_regular(&error) => refusal = Some(no_lock(part, &error)),
                 Err(error) => return Err(Error::io(format!("locking {}", part.display()), error)),
             }
+            // Both locks or none: a reader must not hold the other folder's lock.
             if refusal.is_some() {
                 guard.clear();
             }
@@ -265,6 +270,7 @@ impl Store {
                 Error::io(format!("cutting {} at {len}", path.display()), error)
             };
             match manifest.file.clone().filter(|_| exact) {
+                // The next frame must not be followed by an old tail.
                 Some(file) if file.size().map_err(failed)?.len > len => {
                     file.set_len(len).map_err(failed)?;
                 }

@@ -194,6 +194,7 @@ impl<'a> Work<'a> for Reads<'_, 'a> {
                     }
                 }
             }
+            // Blocks beyond `depth` only wait for verification; twice as many bound the memory.
             if self.active == self.depth || self.held == 2 * self.depth {
                 return None;
             }
@@ -256,6 +257,7 @@ impl<'a> Reads<'_, 'a> {
         } else if let Some(claim) = store.claims.now(wanted.slot) {
             claim
         } else {
+            // Retried when the blocks held now have ended.
             self.waiting.push_front((at, wanted));
             return Ok(None);
         };
@@ -314,6 +316,7 @@ impl<'a> Reads<'_, 'a> {
 
 impl<'a> Block<'_, 'a> {
     fn fail(&mut self, error: Error) {
+        // The first error is kept: later ones may follow from it.
         self.error.get_or_insert(error);
         self.left = Layers::NONE;
     }

@@ -99,9 +99,11 @@ impl Rings {
             while work.between() {
                 more = true;
                 if !flight.ring.completion().is_empty() {
+                    // Completions are there: feed the device before hashing on.
                     break;
                 }
             }
+            // Waiting with nothing in flight would never return.
             if flight.free.len() == DEPTH as usize {
                 if more {
                     continue;

@@ -75,6 +75,7 @@ pub(crate) fn frames(
     while at < len {
         let start = window.get(file, at, SMALLEST)?;
         let fits = |&length: &usize| length as u64 <= settings.frame_bytes();
+        // A damaged length is bounded here and refuted by the checksum.
         let length = frame::stated(start).filter(fits).unwrap_or(SMALLEST);
         let Some((found, length)) = frame::decode(window.get(file, at, length)?, settings.seed())
         else {

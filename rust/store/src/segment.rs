@@ -153,6 +153,7 @@ impl Segments {
     pub(crate) fn file(&self, segment: u32, create: bool) -> io::Result<Option<Arc<dyn File>>> {
         let known = {
             let mut state = lock(&self.state);
+            // Move it to the end of the list, the recently used one.
             if let Some(at) = state.open.iter().position(|&(number, _)| number == segment) {
                 let found = state.open.remove(at);
                 state.open.push(found.clone());
@@ -160,6 +161,7 @@ impl Segments {
             }
             state.known.contains(&segment)
         };
+        // A writer knows all segments; a reader may find new ones.
         if self.access != Access::Read && !known && !create {
             return Ok(None);
         }
@@ -178,6 +180,7 @@ impl Segments {
         if let Some((_, first)) = state.open.iter().find(|&&(number, _)| number == segment) {
             return Ok(Some(Arc::clone(first)));
         }
+        // Its users keep it open by their reference.
         if state.open.len() >= MOST_OPEN {
             state.open.remove(0);
         }

@@ -136,6 +136,7 @@ impl Store {
 
     /// Removes a damaged block as far as the device permits; the slot is claimed.
     pub(crate) fn discard(&self, slot: u32, error: &Error) {
+        // A device error says nothing about the block.
         let Error::Bad { reason, .. } = error else { return };
         if self.read_only() {
             return;
@@ -173,6 +174,7 @@ impl Store {
     pub(crate) fn commit(&self, upto: u64) -> Result<()> {
         let mut synced = lock(&self.synced);
         let (file, appended, damaged) = {
+            // A damaged file is rewritten even if the frames in question were synced.
             let mut manifest = lock(&self.manifest);
             if !manifest.damaged {
                 if *synced >= upto {

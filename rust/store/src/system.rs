@@ -131,6 +131,7 @@ impl System {
 fn descriptor(op: &mut Op<'_>) -> RawFd {
     let file = system_file(&*op.file);
     let refused = file.refused.once.load(Ordering::Acquire);
+    // The rest of a short transfer may start within a page.
     let whole = paged(op.rest()) && op.place().is_multiple_of(PAGE);
     let direct = file.direct.as_ref().filter(|_| whole && !refused);
     op.direct = direct.is_some();
@@ -164,6 +165,7 @@ impl<'a> Work<'a> for DirectFallback<'_, 'a> {
 
     fn done(&mut self, op: Op<'a>, moved: io::Result<usize>) {
         match moved {
+            // EINVAL: direct I/O refused the alignment; the page cache takes any.
             Err(error) if op.direct && error.kind() == io::ErrorKind::InvalidInput => {
                 let what = if op.writes() { "writing" } else { "reading" };
                 system_file(&*op.file).refused.note(what, &error);

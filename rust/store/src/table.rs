@@ -42,6 +42,7 @@ impl Table {
             self.slots.resize(at + 1, Entry::default());
         }
         let old = &mut self.slots[at];
+        // Equal too: `forget` frees a slot under its old sequence.
         if old.sequence <= entry.sequence {
             self.live = self.live - u64::from(old.length) + u64::from(entry.length);
             *old = entry;

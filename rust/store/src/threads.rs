@@ -44,6 +44,7 @@ pub(crate) fn run<'a>(
                 flying += 1;
             }
             let more = work.between();
+            // Waiting with nothing in flight would never return.
             if flying == 0 {
                 if more {
                     continue;

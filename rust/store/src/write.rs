@@ -180,6 +180,7 @@ impl Store {
             .and_then(|()| self.extension(&given, &entry, all))
             .inspect_err(|error| self.discard(slot, error));
         match extended {
+            // All given layers are there, and were proved above.
             Ok((_, _)) if all == entry.layers => Ok(None),
             Ok((header, sums)) => {
                 let left =
@@ -215,6 +216,7 @@ impl Store {
             // block back over the new one's bytes.
             let upto = lock(&self.manifest).appended;
             self.commit(upto)?;
+            // Both header pages are written, so that no page of an earlier block survives.
         }
         Ok(Block {
             at: 0,
@@ -275,6 +277,7 @@ impl<'a> Work<'a> for Writes<'_, 'a> {
         }
         let op = self.ready.pop_front().or_else(|| self.prepare())?;
         let block = self.blocks[op.owner].as_mut().expect("its block is held until it ends");
+        // A new block waits until one of the blocks at the device has ended.
         if !block.active && self.active == self.depth {
             self.ready.push_front(op);
             return None;
@@ -373,6 +376,7 @@ impl<'a> Writes<'_, 'a> {
         self.active -= usize::from(block.active);
         match block.error.take() {
             Some(error) => self.results[block.at] = Err(error),
+            // Its frame must not be durable before its bytes: it waits for the shared sync.
             None if self.store.settings.durability == Durability::Fsync => {
                 self.unsynced.push(block);
             }
