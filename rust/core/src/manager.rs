@@ -54,6 +54,7 @@ pub use request::index::Row;
 pub use request::lease::{Lease, Plan};
 pub use request::lookup::{Copy, Match, MatchedBlock};
 pub use request::mark::Mark;
+pub use request::pins::PinId;
 pub use request::price::Unpriced;
 pub use settings::{DropOrder, Settings};
 
@@ -67,6 +68,7 @@ use node::Node;
 use observe::meter::Meter;
 use policy_feed::PolicyFeed;
 use request::ages::Ages;
+use request::pins::Pins;
 use request::price::Prices;
 use request::private_slot::PrivateSlot;
 use request::refused::Refused;
@@ -119,6 +121,7 @@ pub struct Manager {
     refused: Refused,
     hints: Hints,
     prices: Prices,
+    pins: Pins,
     poison: Option<String>,
     closed: bool,
 }
@@ -179,6 +182,7 @@ impl Manager {
             refused: Refused::default(),
             hints,
             prices: Prices::default(),
+            pins: Pins::default(),
             poison: None,
             closed: false,
         })
@@ -262,11 +266,12 @@ impl Manager {
     /// [`Error::Config`] while a lease is held or a move is in flight.
     pub fn reset(&mut self) -> Result<()> {
         self.open()?;
-        if !self.leases.is_empty() || !self.moves.is_empty() {
+        if !self.leases.is_empty() || !self.moves.is_empty() || self.pins.len() > 0 {
             return Err(Error::config(format!(
-                "reset with {} leases held and {} moves in flight",
+                "reset with {} leases held and {} moves in flight, {} pins of copies",
                 self.leases.len(),
-                self.moves.len()
+                self.moves.len(),
+                self.pins.len()
             )));
         }
         let fresh = Self::new(self.settings.clone())?;
@@ -303,12 +308,17 @@ impl Manager {
     /// that have expired.
     fn tick(&mut self, now: Nanos) -> Nanos {
         let now = self.clock.advance(now);
+        let marked = self.marked.len();
         while let Some(&(ready, tier, block)) = self.marked.first() {
             if ready > now {
                 break;
             }
             self.marked.pop_first();
             self.settle_mark(tier, block);
+        }
+        if self.marked.len() < marked {
+            // Loads may have waited for what is there now.
+            self.unpark();
         }
         self.expire_hints(now);
         now

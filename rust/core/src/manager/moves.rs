@@ -208,13 +208,14 @@ impl Manager {
         self.next_move += 1;
         let NewMove { kind, lease, block, src, dst, layers, tokens, mut deps } = new;
         let Route { lane, keyed, labelled } = route;
-        let mut start = now;
+        let since = if self.marked.is_empty() { 0 } else { self.marked_until(src, block) };
+        let mut start = now.max(since);
         if !deps.is_empty() {
             deps.retain(|dep| self.moves.contains(*dep));
             // One store may both bring the source and free the destination.
             deps.sort_unstable();
             deps.dedup();
-            start = deps.iter().map(|dep| self.moves[*dep].ready).fold(now, Nanos::max);
+            start = deps.iter().map(|dep| self.moves[*dep].ready).fold(start, Nanos::max);
             for &dep in &deps {
                 self.waiters.entry(dep).or_default().push(id);
             }
@@ -235,7 +236,7 @@ impl Manager {
         let label = kept.map(|block| Box::new(self.label(block, now)));
         // A slot that the engine has not named parks the move.
         let named = dst.1 != NO_SLOT && src.1 != NO_SLOT;
-        let turn = if named { self.turn(&deps) } else { None };
+        let turn = if named && since <= now { self.turn(&deps) } else { None };
         self.moves.push(InFlightMove {
             spec: Move {
                 id,
@@ -259,6 +260,7 @@ impl Manager {
             leaves: None,
             returned: false,
             deps,
+            since,
             issued: false,
             failed: false,
             done_ranks: 0,
@@ -288,6 +290,13 @@ impl Manager {
         }
     }
 
+    /// When a source that was marked and is still arriving is there; 0 for any other.
+    fn marked_until(&self, src: (TierId, Slot, End), block: Option<BlockId>) -> Nanos {
+        let coming = block.filter(|_| src.2 == End::Here);
+        let coming = coming.and_then(|block| self.arrival(src.0, block));
+        coming.filter(|arrival| arrival.moves.is_empty()).map_or(0, |arrival| arrival.ready)
+    }
+
     /// Queues the parked moves whose dependencies allow it.
     // A move that is queued may allow the next one: repeat until none does.
     pub(super) fn unpark(&mut self) {
@@ -297,7 +306,8 @@ impl Manager {
             for id in self.parked.iter().copied().collect::<Vec<_>>() {
                 let known = &self.moves[id];
                 let named = known.src_slot != NO_SLOT && known.dst_slot != NO_SLOT;
-                if let (true, Some(after)) = (named, self.turn(&known.deps)) {
+                let there = known.since <= self.clock.last();
+                if let (true, Some(after)) = (named && there, self.turn(&known.deps)) {
                     self.moves.get_mut(id).expect("a parked move").after = after;
                     self.queue.push_back(id);
                     self.parked.remove(&id);

@@ -19,6 +19,7 @@ pub(super) mod lookup;
 pub(super) mod mark;
 pub(super) mod name;
 pub(super) mod path;
+pub(super) mod pins;
 pub(super) mod price;
 pub(super) mod private_slot;
 pub(super) mod refused;

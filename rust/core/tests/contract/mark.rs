@@ -2,7 +2,7 @@
 
 use kvtrie_core::block::{Handle, Layers};
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{Mark, Outcome, Settings};
+use kvtrie_core::manager::{Acquire, LoadMode, Mark, Outcome, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec};
 
@@ -244,4 +244,74 @@ fn marking_brings_the_layers_that_a_tier_lacks() {
         rig.call(|manager, now| manager.hint(&[], now)).unwrap();
         assert_eq!(rig.on(&prompt, GPU), [ALL; 2]);
     }
+}
+
+/// A copy that comes from elsewhere is read once it is there, not before.
+#[test]
+fn a_load_from_a_marked_copy_waits_until_it_is_there() {
+    let mut rig = two(4, 4);
+    let prompt = tokens(1, 2);
+    mark(&mut rig, &prompt, HOST, Some((1_000_000, 1_000_000))).unwrap();
+    let ask = Acquire { tokens: &prompt, load: LoadMode::All, ..Acquire::default() };
+    let lease = rig.manager.acquire(&ask, 0).unwrap();
+    assert_eq!(rig.manager.awaits(lease).unwrap().len(), 2);
+    assert!(rig.manager.moves(9).unwrap().is_empty(), "nothing is there to be read");
+    assert!(rig.manager.predict(&[1, 2], 0).unwrap().iter().all(|times| times.0 > 1_000_000));
+    rig.manager.audit().unwrap();
+    rig.manager.complete(&[], &Outcome::default(), 999_999).unwrap();
+    assert!(rig.manager.moves(9).unwrap().is_empty());
+    rig.manager.complete(&[], &Outcome::default(), 1_000_000).unwrap();
+    let moves = rig.manager.moves(9).unwrap();
+    assert_eq!(moves.iter().map(|m| (m.src, m.dst, m.after)).collect::<Vec<_>>(), [(1, 0, 0); 2]);
+    rig.manager.audit().unwrap();
+    rig.manager.complete(&[1, 2], &Outcome::default(), 1_000_100).unwrap();
+    assert!(rig.manager.awaits(lease).unwrap().is_empty());
+    rig.manager.release(lease, 1_000_100).unwrap();
+    rig.manager.audit().unwrap();
+}
+
+/// Only what a machine lacks is brought there; what it has stays where it is.
+#[test]
+fn blocks_behind_known_ones_are_marked_alone() {
+    let mut rig = two(8, 8);
+    let prompt = tokens(1, 4);
+    rig.serve(&prompt[..2 * SIZE]);
+    let ready = Some(rig.now + 500);
+    let of = |tokens| Mark {
+        tokens,
+        scope: Scope::default(),
+        tier: HOST,
+        present: true,
+        ready,
+        first: None,
+    };
+    rig.call(|manager, now| manager.mark_behind(&of(&prompt), 2, now)).unwrap();
+    assert_eq!(rig.manager.occupancy(HOST).free, 6);
+    assert_eq!(rig.matched(&prompt), 4 * SIZE);
+    assert_eq!(rig.on(&prompt, HOST)[..2], [Layers::NONE; 2]);
+    let other = tokens(2, 4);
+    let refused = rig.call(|manager, now| manager.mark_behind(&of(&other), 2, now));
+    assert!(refused.unwrap_err().to_string().contains("2 blocks are to be cached, 0 are"));
+}
+
+/// A copy that another machine reads stays, without a slot above, and may leave afterwards.
+#[test]
+fn a_pinned_copy_is_no_victim() {
+    let mut rig = two(4, 2);
+    let prompt = tokens(1, 2);
+    let handles = mark(&mut rig, &prompt, HOST, None).unwrap();
+    let pin = rig.call(|manager, now| manager.pin_copies(&handles, HOST, now)).unwrap();
+    let twice = rig.call(|manager, now| manager.pin_copies(&handles[..1], HOST, now)).unwrap();
+    assert_eq!((rig.manager.occupancy(HOST).evictable, rig.manager.occupancy(GPU).free), (0, 4));
+    let other = tokens(2, 1);
+    assert!(matches!(mark(&mut rig, &other, HOST, None), Err(Error::NoSpace { .. })));
+    assert!(rig.manager.reset().unwrap_err().to_string().contains("2 pins"));
+    rig.call(|manager, now| manager.unpin_copies(pin, now)).unwrap();
+    rig.call(|manager, now| manager.unpin_copies(pin, now)).unwrap();
+    assert_eq!(rig.on(&prompt, HOST), [ALL, ALL]);
+    mark(&mut rig, &other, HOST, None).unwrap();
+    assert_eq!(rig.on(&prompt, HOST)[0], ALL, "the front block is still pinned");
+    rig.call(|manager, now| manager.unpin_copies(twice, now)).unwrap();
+    let missing = rig.call(|manager, now| manager.pin_copies(&handles, GPU, now));
+    assert!(missing.unwrap_err().to_string().contains("cannot be pinned on tier 'gpu'"));
 }

@@ -40,6 +40,8 @@ pub(crate) struct InFlightMove {
     /// Whether it failed and its block is resident again in that slot.
     pub(crate) returned: bool,
     pub(crate) deps: MoveIds,
+    /// When a marked source is there; 0 if a move brings it or it is resident.
+    pub(crate) since: Nanos,
     pub(crate) issued: bool,
     pub(crate) failed: bool,
     /// Bit set of the ranks on which it has ended.
@@ -225,6 +227,7 @@ mod tests {
             leaves: None,
             returned: false,
             deps: MoveIds::new(),
+            since: 0,
             issued: false,
             failed: false,
             done_ranks: 0,

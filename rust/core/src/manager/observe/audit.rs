@@ -202,6 +202,9 @@ impl Manager {
     fn audit_moves(&self, broken: &mut Vec<String>) {
         let mut busy: BTreeMap<(TierId, BlockId), u16> = BTreeMap::new();
         let mut private_busy = BTreeMap::new();
+        for copy in self.pins.copies() {
+            *busy.entry(copy).or_default() += 1;
+        }
         for known in self.moves.values() {
             let block = known.block.and_then(|handle| self.trie().resolve(handle));
             if let (Some(Leaves { tier, .. }), true, Some(block)) =

@@ -40,6 +40,16 @@ impl Manager {
     /// others in a leaf-only scope, if a failed move still writes a block to set or only a part of
     /// it is in flight, or if the engine owns the tier. Nothing has changed then.
     pub fn mark(&mut self, mark: &Mark<'_>, now: Nanos) -> Result<Vec<Handle>> {
+        self.mark_behind(mark, 0, now)
+    }
+
+    /// As [`Manager::mark`] sets presence, of the blocks behind the first `skip`, which must be
+    /// cached and stay as they are.
+    ///
+    /// # Errors
+    /// As [`Manager::mark`]; [`Error::Config`] if one of the first `skip` is not cached, or for
+    /// clearing with `skip` above 0.
+    pub fn mark_behind(&mut self, mark: &Mark<'_>, skip: usize, now: Nanos) -> Result<Vec<Handle>> {
         self.open()?;
         self.scopes.sweep(&mut self.blocks);
         self.check_tier(mark.tier)?;
@@ -47,7 +57,10 @@ impl Manager {
         let known = self.scopes.find(&mark.scope)?;
         let now = self.tick(now);
         if mark.present {
-            return self.mark_present(mark, known, now);
+            return self.mark_present(mark, (known, skip), now);
+        }
+        if skip > 0 {
+            return Err(Error::config(format!("{skip} blocks are to stay while all are cleared")));
         }
         let Some(scope) = known else { return Ok(Vec::new()) };
         let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
@@ -122,7 +135,7 @@ impl Manager {
     fn mark_present(
         &mut self,
         mark: &Mark<'_>,
-        scope: Option<ScopeId>,
+        scope: (Option<ScopeId>, usize),
         now: Nanos,
     ) -> Result<Vec<Handle>> {
         let size = self.block_tokens();
@@ -138,7 +151,7 @@ impl Manager {
     fn mark_content(
         &mut self,
         mark: &Mark<'_>,
-        scope: Option<ScopeId>,
+        (scope, skip): (Option<ScopeId>, usize),
         content: &[Token],
         now: Nanos,
     ) -> Result<Vec<Handle>> {
@@ -147,9 +160,13 @@ impl Manager {
         if let Some(scope) = scope {
             self.trie().walk(self.scopes.get(scope).root, Query::Tokens(content), &mut path);
         }
+        if path.len() < skip {
+            let cached = path.len();
+            return Err(Error::config(format!("{skip} blocks are to be cached, {cached} are")));
+        }
         let mut units =
             self.units(mark.tier, self.all_layers()) * (full / size - path.len()) as u64;
-        for &block in &path {
+        for &block in &path[skip..] {
             units += self.lacking(mark.tier, block)?;
         }
         let stay: Vec<_> = self.runs(&path).into_iter().map(|run| (mark.tier, run)).collect();
@@ -169,7 +186,7 @@ impl Manager {
         // New blocks that are ready now are placed run by run, all others one by one.
         let plain = !late && !self.tiers[mark.tier].spec.layer_slots;
         let (known, new) = path.split_at(if plain { pinned } else { path.len() });
-        for &block in known {
+        for &block in &known[skip..] {
             self.complete_copy(block, mark, now);
         }
         self.place_new(mark.tier, new, known.last().copied());
