@@ -368,6 +368,7 @@ class BlockManager:
         first: int | None = None,
         per_layer: int | None = None,
         scope: Scope | None = None,
+        skip: int = 0,
     ) -> NDArray[np.uint64]:
         """Sets or clears the presence of a sequence's full blocks on a tier, without a move.
 
@@ -384,6 +385,7 @@ class BlockManager:
             first: when the first layer is there.
             per_layer: nanoseconds between two layers.
             scope: whose blocks.
+            skip: so many blocks at the front, which must be cached, stay as they are.
 
         Returns:
             Handles of the blocks that are or were there, `uint64[n]`.
@@ -394,6 +396,24 @@ class BlockManager:
                 move, or needed by blocks behind it; a block to be there that a failed move still
                 writes, or of which only a part is on its way; a tier whose slots the engine owns.
         """
+
+    def pin_copies(self, blocks: _Ids, tier: _Tier, *, now: int) -> int:
+        """Keeps copies on their tier, while another machine reads them; takes no slot above.
+
+        Args:
+            blocks: handles of blocks that are there whole.
+            tier: where.
+            now: the time.
+
+        Returns:
+            The pin, for `unpin_copies`.
+
+        Raises:
+            ConfigError: a block that is not there whole, or a tier whose slots the engine owns.
+        """
+
+    def unpin_copies(self, pin: int, *, now: int) -> None:
+        """Ends a pin; ending it twice does nothing."""
 
     def commit_many(
         self,
@@ -1796,6 +1816,7 @@ class Simulation:
         router: Literal["round-robin", "least-loaded", "hash"] = "round-robin",
         transfer: Literal["executor", "predicted"] = "executor",
         moves_per_job: int = 64,
+        peers: Lane | None = None,
         logged: bool = False,
     ) -> Self:
         """Makes machines without a block.
@@ -1823,6 +1844,9 @@ class Simulation:
             transfer: whether moves take the time that the executor needs, or end when the manager
                 predicted, as `kvtrie.sim.replay` has it.
             moves_per_job: the most moves of one transmission.
+            peers: the lane between two machines, over which one fetches what another one's host or
+                disk holds. Each ordered pair has one; with `shares` all stand in one queue. None
+                fetches nothing.
             logged: keep all calls of managers for `log`.
 
         Raises:
@@ -1865,7 +1889,9 @@ class Simulation:
         `("acquire", tokens, keep, reserve, layerwise, session, lease, now)`, where lease 0 is a
         NoSpaceError; `("moves", rows)`, a row being id, kind, lease, src, dst, src_slot, dst_slot,
         layer_lo, layer_hi, after; `("complete", ids, now)`; `("commit", lease, tokens, now)`;
-        `("release", lease, now)`.
+        `("release", lease, now)`; `("mark", tokens, tier, skip, first, ready, fits, now)`, where
+        `fits` is False for a NoSpaceError; `("pin", blocks, tier, pin, now)`;
+        `("unpin", pin, now)`.
         """
 
 @final

@@ -132,6 +132,9 @@ def test_a_person_reads_a_table(config, capsys):
         ("trace.path=none.jsonl", "none.jsonl"),
         ("trace.format=csv", "trace.format is one of tokens, mooncake, not 'csv'"),
         ("shards=1", "shards is 1"),
+        ("peers.lookup=some", "peers.lookup is one of own, all, not 'some'"),
+        ("peers.lookup=all", "peers.bytes_per_s is missing"),
+        ('peers={lookup="all", bytes_per_s=0}', "peers: bytes_per_s of lane 'peers' is 0"),
         ("seed", "KEY=VALUE"),
     ],
 )
@@ -186,6 +189,17 @@ def test_a_path_starts_at_the_settings_folder(tmp_path, monkeypatch):
     assert read_config(config).trace.path == tmp_path / "t.jsonl"
     with pytest.raises(ConfigError, match="cannot read the settings"):
         read_config(tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize(("shares", "last"), [(', shares="net"', 15_016_000), ("", 9_016_000)])
+def test_a_prompt_comes_from_another_machine(tmp_path, capsys, shares, last):
+    config = write(tmp_path, (0, A), (0, B), (1, B), (1, A))
+    peers = f'peers={{lookup="all", bytes_per_s=8192000, latency_ns=0{shares}}}'
+    figures, lines = play(config, capsys, "machines=2", peers)
+    assert waits(lines) == [64_000, 64_000, 9_016_000, last]
+    assert lines[3]["hit_tokens"] == {"gpu": 0, "host": 0, "disk": 0, "peer": 48}
+    assert figures["lanes"]["peers"] == {"bytes": 6 << 14, "busy_ns": 12_000_000}
+    assert waits(play(config, capsys, "machines=2", "peers.lookup=own")[1])[3] == 64_000
 
 
 def test_requests_are_spread_over_machines(tmp_path, capsys):

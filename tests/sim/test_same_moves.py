@@ -46,6 +46,8 @@ def drawn(dice):
         "moves_per_job": dice.choice((1, 3, 64)),
         "epsilon": dice.choice((0.0, 1 / 64)),
     }
+    if len(tiers) > 1 and dice.random() < 0.5:
+        manager["peers"] = Lane("peers", dice.choice((1e5, 1e7)), shares=dice.choice(("n", None)))
     config = SimulationConfig(
         trace=TraceSource("drawn"),
         model=ModelShape(layers, 1, 4, "float16"),
@@ -63,6 +65,23 @@ def drawn(dice):
         session = f"chat {chat}" if dice.random() < 0.5 else None
         requests.append((now, chats[chat], len(chats[chat]), dice.randint(0, 3), session))
     return config, requests
+
+
+def from_peers(manager, name, rest):
+    """Play a call that only machines with peers get."""
+    if name == "mark":
+        tokens, tier, skip, first, ready, fits, now = rest
+        try:
+            manager.mark(tokens, tier, present=True, skip=skip, first=first, ready=ready, now=now)
+        except NoSpaceError:
+            assert not fits
+        else:
+            assert fits
+    elif name == "pin":
+        assert manager.pin_copies(rest[0], rest[1], now=rest[3]) == rest[2]
+    else:
+        assert name == "unpin"
+        manager.unpin_copies(rest[0], now=rest[1])
 
 
 def moves_alone(config, log):
@@ -97,8 +116,10 @@ def moves_alone(config, log):
             manager.complete(rest[0], now=rest[1])
         elif name == "commit":
             leases[rest[0]].commit(rest[1], now=rest[2])
-        else:
+        elif name == "release":
             leases.pop(rest[0]).release(now=rest[1])
+        else:
+            from_peers(manager, name, rest)
     assert not len(manager.moves())
     manager.audit()
     return count

@@ -230,6 +230,7 @@ def _config(document: dict[str, Any], folder: Path) -> SimulationConfig:
     router.close()
     more["transfer"] = top.word("transfer", ("executor", "predicted"))
     more["moves_per_job"] = top.number("moves_per_job", 64, 1, 2**31 - 1)
+    more["peers"] = _peers(top.table("peers"))
     tiers = few("tiers", top.take("tiers", ()), _MOST_TIERS)
     if not tiers:
         raise ConfigError("tiers is (), one to four wanted")
@@ -279,6 +280,18 @@ def _cost(table: _Table, model: ModelShape) -> tuple[Price, Cost]:
         raise ConfigError("cost.points is (), pairs of context and nanoseconds per token wanted")
     cost = _made("cost.points", Cost, {"table": points, "ns_per_token": points[0][1]})
     return [(at, round(ns * _PART)) for at, ns in points], cost
+
+
+def _peers(table: _Table) -> Lane | None:
+    """The lane between two machines, if one fetches from another."""
+    asks = table.word("lookup", ("own", "all")) == "all"
+    stated = {"name": "peers", **table.some("bytes_per_s", "latency_ns", "shares")}
+    table.close()
+    if not asks:
+        return None
+    if "bytes_per_s" not in stated:
+        raise ConfigError('peers.bytes_per_s is missing: lookup = "all" wants it')
+    return _made("peers", Lane, stated)
 
 
 def _tier(name: str, given: object) -> Tier:

@@ -380,7 +380,7 @@ impl BlockManager {
 
     /// Marks or clears the residency of a sequence's full blocks on a tier.
     #[pyo3(signature = (
-        tokens, tier, *, present, now, ready=None, first=None, per_layer=None, scope=None
+        tokens, tier, *, present, now, ready=None, first=None, per_layer=None, scope=None, skip=0
     ))]
     #[expect(clippy::too_many_arguments, reason = "a copy's details are keyword arguments")]
     fn mark<'py>(
@@ -393,6 +393,7 @@ impl BlockManager {
         #[pyo3(from_py_with = number::first)] first: Option<u64>,
         #[pyo3(from_py_with = number::per_layer)] per_layer: Option<u64>,
         scope: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::skip)] skip: usize,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
         let py = tokens.py();
         let (ready, first) = times(ready, first, per_layer, self.layers)?;
@@ -405,7 +406,32 @@ impl BlockManager {
             ready,
             first,
         };
-        Ok(handles(py, &self.shared.call(py, |manager| manager.mark(&mark, now))?))
+        Ok(handles(py, &self.shared.call(py, |manager| manager.mark_behind(&mark, skip, now))?))
+    }
+
+    /// Keeps the copies of blocks on a tier while another machine reads them.
+    #[pyo3(signature = (blocks, tier, *, now))]
+    fn pin_copies(
+        &self,
+        blocks: &Bound<'_, PyAny>,
+        tier: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number::now)] now: u64,
+    ) -> PyResult<u64> {
+        let found: Vec<Handle> =
+            numbers(blocks, "block", u64::MAX)?.into_iter().map(Handle).collect();
+        let tier = self.shared.tier(tier)?;
+        self.shared.call(blocks.py(), |manager| manager.pin_copies(&found, tier, now))
+    }
+
+    /// Ends a pin; ending it twice does nothing.
+    #[pyo3(signature = (pin, *, now))]
+    fn unpin_copies(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::pin)] pin: u64,
+        #[pyo3(from_py_with = number::now)] now: u64,
+    ) -> PyResult<()> {
+        self.shared.call(py, |manager| manager.unpin_copies(pin, now))
     }
 
     /// `commit` for many leases: all of them or, on an error, none.

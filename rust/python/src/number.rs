@@ -144,6 +144,8 @@ arguments! {
     eviction_log: u32 = entries;
     lease_id: u64 = id;
     keep: usize = count;
+    skip: usize = count;
+    pin: u64 = id;
     reserve: usize = count;
     tokens: usize = count;
     first_block: usize = count;

@@ -12,6 +12,7 @@ use kvtrie_core::manager::{DropOrder, MoveKind};
 use kvtrie_sim::call::{Call, Handed};
 use kvtrie_sim::cost::{Affine, Cost, Table};
 use kvtrie_sim::engine::{Service, Wait};
+use kvtrie_sim::peers::PeerSpec;
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::router::{Hash, LeastLoaded, RoundRobin, Router};
@@ -72,11 +73,11 @@ impl Simulation {
         model, tiers, *, price, machines=1, block_tokens=16, token_weight=1,
         policy=String::from("lru"), cost=None, structure=Structure::LeafOnly,
         drop_order=DropOrder::Shallow, reuse=true, epsilon=0.015_625, load=None, keep=1,
-        wait=None, router=None, transfer=None, moves_per_job=64, logged=false
+        wait=None, router=None, transfer=None, moves_per_job=64, peers=None, logged=false
     ), text_signature = "(model, tiers, *, price, machines=1, block_tokens=16, token_weight=1, \
         policy='lru', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
         epsilon=0.015625, load='all', keep=1, wait='all', router='round-robin', \
-        transfer='executor', moves_per_job=64, logged=False)")]
+        transfer='executor', moves_per_job=64, peers=None, logged=False)")]
     #[expect(clippy::too_many_arguments, reason = "a run's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
@@ -97,6 +98,7 @@ impl Simulation {
         router: Option<&Bound<'_, PyAny>>,
         transfer: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = moves_per_job)] moves_per_job: usize,
+        peers: Option<&Bound<'_, PyAny>>,
         logged: bool,
     ) -> PyResult<Self> {
         let tiers = settings::tiers(tiers)?;
@@ -123,6 +125,11 @@ impl Simulation {
         };
         let layerwise = word(wait, "wait", ["all", "layer"])? == 1;
         let predicted = word(transfer, "transfer", ["executor", "predicted"])? == 1;
+        let peers = peers.map(settings::lane).transpose()?.map(|lane| PeerSpec {
+            bytes_per_s: lane.bytes_per_s,
+            latency_ns: lane.latency_ns,
+            shares: lane.shares,
+        });
         let config = Config {
             machines: machines as usize,
             load: load.map_or(Ok(kvtrie_core::manager::LoadMode::All), load_mode)?,
@@ -139,6 +146,7 @@ impl Simulation {
             },
             router: routed(router, block_tokens)?,
             settings,
+            peers,
             logged,
         };
         let run = Mutex::new(Some(Run::new(config).map_err(raise)?));
@@ -289,5 +297,13 @@ fn call_row<'py>(py: Python<'py>, call: &Call) -> PyResult<Bound<'py, PyTuple>> 
         Call::Complete(moves, now) => ("complete", moves, now).into_pyobject(py),
         Call::Commit(lease, tokens, now) => ("commit", lease, tokens, now).into_pyobject(py),
         Call::Release(lease, now) => ("release", lease, now).into_pyobject(py),
+        Call::Mark { tokens, tier, skip, times: (first, ready), fits, now } => {
+            ("mark", tokens, tier, skip, first, ready, fits, now).into_pyobject(py)
+        }
+        Call::Pin(blocks, tier, pin, now) => {
+            let blocks: Vec<u64> = blocks.iter().map(|block| block.0).collect();
+            ("pin", blocks, tier, pin, now).into_pyobject(py)
+        }
+        Call::Unpin(pin, now) => ("unpin", pin, now).into_pyobject(py),
     }
 }

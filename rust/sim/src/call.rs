@@ -4,9 +4,11 @@
 //! of the same settings it must give the same moves, slot for slot. Invariant: no manager is changed
 //! but through here. Cost: none beside the call where nothing is logged.
 
-use kvtrie_core::block::{Layers, LeaseId, MoveId, Slot, TierId, Token};
-use kvtrie_core::error::Result;
-use kvtrie_core::manager::{Acquire, LoadMode, Manager, Move, MoveKind, Outcome, Settings};
+use kvtrie_core::block::{Handle, Layers, LeaseId, MoveId, Slot, TierId, Token};
+use kvtrie_core::error::{Error, Result};
+use kvtrie_core::manager::{
+    Acquire, LoadMode, Manager, Mark, Move, MoveKind, Outcome, PinId, Settings,
+};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::time::{DAY, Nanos};
 
@@ -92,6 +94,25 @@ pub enum Call {
     Commit(LeaseId, Vec<Token>, Nanos),
     /// `release`.
     Release(LeaseId, Nanos),
+    /// `mark` of the blocks behind the first ones, with whether there was room.
+    Mark {
+        /// The prompt up to the last block.
+        tokens: Vec<Token>,
+        /// Where.
+        tier: TierId,
+        /// Blocks at the front that stay as they are.
+        skip: usize,
+        /// When the first layer and all layers are there.
+        times: (Nanos, Nanos),
+        /// Whether there was room.
+        fits: bool,
+        /// When.
+        now: Nanos,
+    },
+    /// `pin_copies`, with the pin.
+    Pin(Vec<Handle>, TierId, PinId, Nanos),
+    /// `unpin_copies`.
+    Unpin(PinId, Nanos),
 }
 
 /// A manager with its log.
@@ -164,7 +185,7 @@ impl Calls {
         };
         let found = match self.manager.acquire(&ask, now) {
             Ok(lease) => Some(lease),
-            Err(kvtrie_core::error::Error::NoSpace { .. }) => None,
+            Err(Error::NoSpace { .. }) => None,
             Err(error) => return Err(error),
         };
         self.note(|| Call::Acquire {
@@ -210,6 +231,52 @@ impl Calls {
         self.at(now)?;
         self.manager.commit(lease, tokens, now)?;
         self.note(|| Call::Commit(lease, tokens.to_vec(), now));
+        Ok(())
+    }
+
+    /// Marks the blocks behind the first `skip` as arriving; whether there is room.
+    ///
+    /// # Errors
+    /// As [`Manager::mark_behind`], but for room.
+    pub fn mark(
+        &mut self,
+        tokens: &[Token],
+        tier: TierId,
+        skip: usize,
+        times: (Nanos, Nanos),
+        now: Nanos,
+    ) -> Result<bool> {
+        self.at(now)?;
+        let (first, ready) = (Some(times.0), Some(times.1));
+        let mark = Mark { tokens, scope: Scope::default(), tier, present: true, ready, first };
+        let fits = match self.manager.mark_behind(&mark, skip, now) {
+            Ok(_) => true,
+            Err(Error::NoSpace { .. }) => false,
+            Err(error) => return Err(error),
+        };
+        self.note(|| Call::Mark { tokens: tokens.to_vec(), tier, skip, times, fits, now });
+        Ok(fits)
+    }
+
+    /// Keeps copies where they are.
+    ///
+    /// # Errors
+    /// As [`Manager::pin_copies`].
+    pub fn pin(&mut self, blocks: &[Handle], tier: TierId, now: Nanos) -> Result<PinId> {
+        self.at(now)?;
+        let pin = self.manager.pin_copies(blocks, tier, now)?;
+        self.note(|| Call::Pin(blocks.to_vec(), tier, pin, now));
+        Ok(pin)
+    }
+
+    /// Ends a pin.
+    ///
+    /// # Errors
+    /// As [`Manager::unpin_copies`].
+    pub fn unpin(&mut self, pin: PinId, now: Nanos) -> Result<()> {
+        self.at(now)?;
+        self.manager.unpin_copies(pin, now)?;
+        self.note(|| Call::Unpin(pin, now));
         Ok(())
     }
 

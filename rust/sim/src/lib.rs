@@ -15,6 +15,7 @@ pub mod cost;
 pub mod engine;
 pub mod event;
 pub mod machine;
+pub mod peers;
 pub mod record;
 pub mod request;
 pub mod router;

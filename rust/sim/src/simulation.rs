@@ -4,6 +4,7 @@
 //! are told in the order of the trace. Cost: O(log events) per event, besides what machines do.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use kvtrie_core::error::{Error, Result};
 use kvtrie_core::manager::{LoadMode, Settings};
@@ -13,6 +14,7 @@ use crate::call::Call;
 use crate::engine::{Engine, Serial, Service};
 use crate::event::{Event, Events, Kind, MachineId};
 use crate::machine::Machine;
+use crate::peers::{Fetch, LANE, PeerSpec, Peers};
 use crate::record::Record;
 use crate::request::Request;
 use crate::router::Router;
@@ -33,6 +35,8 @@ pub struct Config {
     pub transfer: Transfer,
     /// Where requests go.
     pub router: Box<dyn Router>,
+    /// What lies between machines that ask each other for blocks; `None` if they do not.
+    pub peers: Option<PeerSpec>,
     /// Whether all calls are kept.
     pub logged: bool,
 }
@@ -42,7 +46,22 @@ pub struct Config {
 struct Server {
     machine: Machine,
     engine: Box<dyn Engine>,
+    fetch: Fetching,
 }
+
+/// How far the fetch for an engine's next request is.
+#[derive(Debug, Default)]
+enum Fetching {
+    #[default]
+    None,
+    /// A peer's disk reads.
+    Disk(Fetch),
+    /// What came of it.
+    Done(Range<usize>),
+}
+
+/// Numbers of transmissions between machines; those of a machine's own are below.
+const FIRST_FETCH: u64 = 1 << 63;
 
 /// What a lane has carried, over all machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,6 +80,10 @@ pub struct Simulation {
     events: Events,
     now: Nanos,
     transfer: Transfer,
+    peers: Option<Peers>,
+    /// Blocks in the network, by the number of their transmission.
+    fetches: BTreeMap<u64, Fetch>,
+    next_fetch: u64,
     /// Records that wait for an earlier request's.
     early: BTreeMap<u64, Record>,
     next_record: u64,
@@ -72,16 +95,26 @@ impl Simulation {
     /// # Errors
     /// [`Error::Config`] for settings that contradict each other.
     pub fn new(config: Config) -> Result<Self> {
-        let Config { settings, machines, load, service, transfer, router, logged } = config;
+        let Config { settings, machines, load, service, transfer, router, peers, logged } = config;
         if machines == 0 || transfer.moves_per_job == 0 {
             return Err(Error::config(format!(
                 "machines is {machines} and moves_per_job {}, at least 1 wanted",
                 transfer.moves_per_job
             )));
         }
+        let kinds: Vec<_> = settings.tiers.iter().map(|tier| tier.kind).collect();
+        let keep = service.keep;
+        let peers = peers.map(|spec| {
+            Peers::new(spec, &kinds, keep)
+                .ok_or_else(|| Error::config("peers send to the tier 'host', which is missing"))
+        });
         let server = |number| {
             let machine = Machine::new(number, &settings, load, transfer, logged)?;
-            Ok(Server { machine, engine: Box::new(Serial::new(service.clone())) })
+            Ok(Server {
+                machine,
+                engine: Box::new(Serial::new(service.clone())),
+                fetch: Fetching::None,
+            })
         };
         Ok(Self {
             servers: (0..machines).map(server).collect::<Result<_>>()?,
@@ -89,6 +122,9 @@ impl Simulation {
             events: Events::default(),
             now: 0,
             transfer,
+            peers: peers.transpose()?,
+            fetches: BTreeMap::new(),
+            next_fetch: FIRST_FETCH,
             early: BTreeMap::new(),
             next_record: 0,
         })
@@ -115,28 +151,114 @@ impl Simulation {
                         self.arrive(request);
                     }
                 }
+                Kind::TransmissionEnds if number >= FIRST_FETCH => {
+                    self.fetch_goes_on(machine, number)?;
+                }
                 Kind::TransmissionEnds => {
-                    let Server { machine, engine } = &mut self.servers[machine];
+                    let Server { machine, engine, .. } = &mut self.servers[machine];
                     let moves = machine.transmission_ends(number, at)?;
                     engine.ended(&moves, at);
                 }
                 Kind::StepEnds => {
-                    let Server { machine, engine } = &mut self.servers[machine];
+                    let Server { machine, engine, .. } = &mut self.servers[machine];
                     engine.step_ends(machine, at)?;
                 }
-                Kind::StepBegins => {
-                    let Server { machine, engine } = &mut self.servers[machine];
-                    if engine.head(at).is_some() {
-                        engine.begin(machine, 0..0, at)?;
-                    } else {
-                        engine.go_on(at);
-                    }
-                }
+                Kind::StepBegins => self.step_begins(machine)?,
                 Kind::DirectoryUpdate => {}
             }
             self.settle(machine, &mut told)?;
         }
         Ok(())
+    }
+
+    /// An engine may begin a step. What its next request can have from a peer is fetched before.
+    fn step_begins(&mut self, here: MachineId) -> Result<()> {
+        let now = self.now;
+        if self.servers[here].engine.head(now).is_none() {
+            self.servers[here].engine.go_on(now);
+            return Ok(());
+        }
+        if matches!(self.servers[here].fetch, Fetching::None) {
+            self.fetch(here)?;
+        }
+        let server = &mut self.servers[here];
+        match std::mem::take(&mut server.fetch) {
+            Fetching::None => server.engine.begin(&mut server.machine, 0..0, now),
+            Fetching::Done(fetched) => server.engine.begin(&mut server.machine, fetched, now),
+            reads @ Fetching::Disk(_) => {
+                server.fetch = reads;
+                Ok(())
+            }
+        }
+    }
+
+    /// Asks all machines for what continues the next request's match.
+    fn fetch(&mut self, here: MachineId) -> Result<()> {
+        let (Some(peers), Server { machine, engine, .. }) = (&self.peers, &self.servers[here])
+        else {
+            return Ok(());
+        };
+        let Some(request) = engine.head(self.now) else { return Ok(()) };
+        let others = self.servers.iter().map(|server| &server.machine);
+        let Some(found) = peers.look(request, machine, others, self.now)? else { return Ok(()) };
+        let peer = &mut self.servers[found.from()].machine;
+        let (fetch, at) = peers.begin(&found, peer, self.now)?;
+        if at == self.now {
+            return self.send(here, fetch);
+        }
+        self.servers[here].fetch = Fetching::Disk(fetch);
+        self.announce_fetch(here, at);
+        Ok(())
+    }
+
+    fn announce_fetch(&mut self, machine: MachineId, at: Nanos) -> u64 {
+        let number = self.next_fetch;
+        self.next_fetch += 1;
+        self.events.push(Event { at, kind: Kind::TransmissionEnds, machine, number });
+        number
+    }
+
+    /// Blocks enter the network, and the request that wants them may begin.
+    fn send(&mut self, here: MachineId, fetch: Fetch) -> Result<()> {
+        let Server { machine, engine, fetch: state } = &mut self.servers[here];
+        let (Some(peers), Some(request)) = (&mut self.peers, engine.head(self.now)) else {
+            return Ok(());
+        };
+        if let Some(end) = peers.enter(&fetch, request, machine, self.now)? {
+            *state = Fetching::Done(fetch.blocks());
+            let number = self.announce_fetch(here, end);
+            self.fetches.insert(number, fetch);
+            return Ok(());
+        }
+        *state = Fetching::Done(0..0);
+        let peer = fetch.from();
+        Peers::end(&fetch, &mut self.servers[peer].machine, self.now)?;
+        self.follow(peer);
+        Ok(())
+    }
+
+    /// Blocks have left a peer's disk, or the network.
+    fn fetch_goes_on(&mut self, here: MachineId, number: u64) -> Result<()> {
+        let now = self.now;
+        let Some(fetch) = self.fetches.remove(&number) else {
+            let read = std::mem::take(&mut self.servers[here].fetch);
+            if let Fetching::Disk(fetch) = read {
+                self.send(here, fetch)?;
+                self.events.push(Event {
+                    at: now,
+                    kind: Kind::StepBegins,
+                    machine: here,
+                    number: 0,
+                });
+            }
+            return Ok(());
+        };
+        let peer = fetch.from();
+        Peers::end(&fetch, &mut self.servers[peer].machine, now)?;
+        self.follow(peer);
+        let machine = &mut self.servers[here].machine;
+        machine.calls.complete(&[], now)?;
+        machine.take(now)
     }
 
     /// The next request will come in.
@@ -164,13 +286,9 @@ impl Simulation {
         }
     }
 
-    /// What has followed on a machine: transmissions that end, steps, and requests that are over.
-    fn settle(
-        &mut self,
-        number: MachineId,
-        told: &mut impl FnMut(Record) -> Result<()>,
-    ) -> Result<()> {
-        let Server { machine, engine } = &mut self.servers[number];
+    /// Moves that a machine has begun, though the event was another one's.
+    fn follow(&mut self, number: MachineId) {
+        let Server { machine, engine, .. } = &mut self.servers[number];
         engine.entered(&machine.executor.take_entered(), self.now);
         for (at, transmission) in machine.executor.take_ends() {
             let kind = Kind::TransmissionEnds;
@@ -179,7 +297,16 @@ impl Simulation {
         for (kind, at) in engine.take_due() {
             self.events.push(Event { at, kind, machine: number, number: 0 });
         }
-        for record in engine.take_finished() {
+    }
+
+    /// What has followed on a machine: transmissions that end, steps, and requests that are over.
+    fn settle(
+        &mut self,
+        number: MachineId,
+        told: &mut impl FnMut(Record) -> Result<()>,
+    ) -> Result<()> {
+        self.follow(number);
+        for record in self.servers[number].engine.take_finished() {
             self.early.insert(record.id, record);
         }
         while let Some(record) = self.early.remove(&self.next_record) {
@@ -220,6 +347,10 @@ impl Simulation {
                 of.bytes = of.bytes.saturating_add(lanes.bytes(lane));
                 of.busy = of.busy.saturating_add(lanes.predicted(lane));
             }
+        }
+        if let Some(peers) = &self.peers {
+            let (bytes, busy) = peers.carried();
+            all.insert(LANE.into(), LaneUse { bytes, busy });
         }
         all
     }

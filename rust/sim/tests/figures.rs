@@ -4,6 +4,7 @@ mod rig;
 
 use kvtrie_core::tier::{Kind, Write};
 use kvtrie_sim::engine::Wait;
+use kvtrie_sim::peers::PeerSpec;
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::transfer::Mode;
@@ -133,4 +134,39 @@ fn equal_runs_give_equal_records_and_logs() {
         (records, (0..3).map(|machine| simulation.log(machine).to_vec()).collect::<Vec<_>>())
     };
     assert_eq!(run(), run());
+}
+
+/// A and B, then B and A on two machines: each finds the other's three blocks in its host, 2 ms each
+/// over the network, 1 ms each to the GPU.
+#[test]
+fn a_prompt_comes_from_another_machine() {
+    let trace = requests(&[(A, 0), (B, 0), (B, 1000), (A, 1000)]);
+    for (shares, last) in [(Some("net"), 15_016_000), (None, 9_016_000)] {
+        let mut config = config(two_tiers(), 2, Wait::All);
+        let shares = shares.map(String::from);
+        config.peers = Some(PeerSpec { bytes_per_s: 8_192_000, latency_ns: 0, shares });
+        let (records, simulation) = play(config, trace.clone());
+        assert_eq!(ttft(&records), [64_000, 64_000, 9_016_000, last]);
+        assert_eq!((records[2].peer, &records[2].hits[..]), (48, &[0, 0][..]));
+        let carried = simulation.lanes()["peers"];
+        assert_eq!((carried.bytes, carried.busy), (6 << 14, 12_000_000));
+    }
+}
+
+/// Blocks on a peer's disk take its disk lane first, without a slot in its host.
+#[test]
+fn a_prompt_comes_from_another_machines_disk() {
+    let tiers = vec![
+        tier(Kind::Gpu, 4, Write::Through),
+        tier(Kind::Host, 5, Write::Through),
+        tier(Kind::Disk, 64, Write::Back),
+    ];
+    let trace = requests(&[(A, 0), (3, 0), (B, 1000), (4, 1000), (5, 2000), (A, 2000)]);
+    let mut config = config(settings(tiers), 2, Wait::All);
+    config.peers = Some(PeerSpec { bytes_per_s: 8_192_000, latency_ns: 0, shares: None });
+    let (records, _) = play(config, trace);
+    assert_eq!(records[5].peer, 48);
+    // Three blocks leave the disk in 3 ms, or two of them in 2 where the host still holds one.
+    let wait = ttft(&records)[5];
+    assert!([11_016_000, 12_016_000].contains(&wait), "{wait}");
 }

@@ -80,6 +80,7 @@ pub(crate) fn config(settings: Settings, machines: usize, wait: Wait) -> Config 
             layerwise: wait == Wait::Layer,
         },
         router: Box::<RoundRobin>::default(),
+        peers: None,
         logged: false,
     }
 }
