@@ -19,6 +19,7 @@
 
 mod entries;
 mod ghosts;
+mod link;
 mod list;
 mod shares;
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::ops::{Index, IndexMut};
 use crate::block::BlockId;
 use crate::paged_vec::PagedVec;
 
-use super::list::Link;
+use super::link::Link;
 
 /// Ids per page.
 const IDS: u32 = 8;
@@ -124,7 +124,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{Entries, IDS};
-    use crate::eviction::list::Link;
+    use crate::eviction::link::Link;
     use crate::policy::Key;
 
     proptest! {

@@ -13,47 +13,14 @@ use crate::block::BlockId;
 use crate::policy::Key;
 
 use super::entries::Entries;
+use super::link::{Link, NONE};
 use super::tournament::Leaf;
-
-/// No neighbour: the end of a chain.
-const NONE: BlockId = BlockId::MAX;
 
 /// Value of `before` of an entry in the tree.
 const IN_TREE: BlockId = BlockId::MAX - 1;
 
 /// The key of no entry.
 const NO_KEY: Key = Key { place: u64::MAX, tie: u32::MAX, id: NONE };
-
-/// Entry in its list: its key but for the id, and its neighbours in the chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Link {
-    place: u64,
-    tie: u32,
-    /// Its class.
-    pub(super) leaf: Leaf,
-    before: BlockId,
-    after: BlockId,
-}
-
-impl Link {
-    /// The entry of an id that is not linked.
-    pub(super) const VACANT: Self =
-        Self { place: 0, tie: 0, leaf: Leaf::MAX, before: NONE, after: NONE };
-
-    /// An entry without neighbours.
-    pub(super) fn new(key: Key, leaf: Leaf) -> Self {
-        Self { place: key.place, tie: key.tie, leaf, before: NONE, after: NONE }
-    }
-
-    pub(super) fn is_vacant(&self) -> bool {
-        self.leaf == Leaf::MAX
-    }
-
-    /// Key of the entry, which is that of block `id`.
-    pub(super) fn key(&self, id: BlockId) -> Key {
-        Key { place: self.place, tie: self.tie, id }
-    }
-}
 
 /// The entries of one class.
 #[derive(Clone, Debug)]
