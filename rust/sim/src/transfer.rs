@@ -128,7 +128,7 @@ impl Executor {
     pub fn take(&mut self, handed: &[Handed], freed: Vec<u64>, now: Nanos) {
         if self.transfer.mode == Mode::Predicted {
             for order in handed {
-                self.foresee(order, now);
+                self.predict(order, now);
             }
             return;
         }
@@ -263,7 +263,7 @@ impl Executor {
     }
 
     /// A move will end when the manager predicted.
-    fn foresee(&mut self, order: &Handed, now: Nanos) {
+    fn predict(&mut self, order: &Handed, now: Nanos) {
         let (first, end) = (order.first.max(now), order.ready.max(now));
         let steps = u64::from(order.layers.len()).saturating_sub(1).max(1);
         let times = Transmission { end, first, per_layer: (end - first) / steps };
