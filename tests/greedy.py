@@ -167,6 +167,7 @@ REQUIRED = {
         "lookup_many": {"tokens": [TOKENS]},
         "mark": {"tokens": TOKENS, "tier": 1, "present": True},
         "moves": {},
+        "pin_copies": {"blocks": [], "tier": 1},
         "policies": {},
         "predict": {"ids": []},
         "reset": {},
@@ -178,6 +179,7 @@ REQUIRED = {
         "stats": {},
         "take_events": {},
         "transmit": {"lane": "gpu read", "tokens": 4},
+        "unpin_copies": {"pin": 1},
         "unpriced": {},
     },
     "Lease": {
