@@ -693,7 +693,7 @@ class Lease:
             layers: from this layer to before that one; all by default. Blocks of which a part is
                 asked for are loaded from one end of what is still missing.
             blocks: from this block of the match to before that one; all by default. An engine whose
-                own slots hold the first ones loads the rest. The plan has those that are not loaded
+                private slots hold the first ones loads the rest. The plan has those that are not loaded
                 computed: the first commit confirms that they are written, no matter by whom.
             now: nanoseconds.
 
@@ -1323,7 +1323,7 @@ class Committed:
 
     Attributes:
         new: handles of the blocks that entered the trie, `uint64[n]`.
-        duplicate: own slots whose block somebody else had committed already, `uint32[k]`. They
+        duplicate: private slots whose block somebody else had committed already, `uint32[k]`. They
             stay the lease's until release.
         canonical: handles of the blocks that won, one for each duplicate, `uint64[k]`.
     """
