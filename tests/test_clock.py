@@ -28,9 +28,11 @@ OF_MANAGER = {
     "lookup": lambda m, _, now: m.lookup(tokens(1), now=now).blocks,
     "lookup_many": lambda m, _, now: m.lookup_many([tokens(1)], now=now),
     "mark": lambda m, _, now: m.mark(tokens(1), -1 % 2, present=False, now=now),
+    "pin_copies": lambda m, _, now: m.unpin_copies(m.pin_copies([], 0, now=now), now=0),
     "predict": lambda m, _, now: m.predict([], now=now),
     "set_costs": lambda m, _, now: m.set_costs([], [], now=now),
     "transmit": lambda m, _, now: m.transmit("host read", 0, now=now),
+    "unpin_copies": lambda m, _, now: m.unpin_copies(m.pin_copies([], 0, now=0), now=now),
 }
 OF_LEASE = {
     "commit": lambda _, lease, now: lease.commit([], now=now),
