@@ -693,7 +693,7 @@ class Lease:
             layers: from this layer to before that one; all by default. Blocks of which a part is
                 asked for are loaded from one end of what is still missing.
             blocks: from this block of the match to before that one; all by default. An engine whose
-                private slots hold the first ones loads the rest. The plan has those that are not loaded
+                private slots hold the first ones loads the rest. The plan has those not loaded as
                 computed: the first commit confirms that they are written, no matter by whom.
             now: nanoseconds.
 
