@@ -104,7 +104,7 @@ lint: $(BUILT) ## format, clippy, ruff, pyright, stubtest, import contracts, spe
 	$(BIN)/python -m mypy.stubtest kvtrie._kvtrie --mypy-config-file pyproject.toml
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
-	$(BIN)/codespell --dictionary docs/words.txt --skip CHANGELOG.md,docs/words.txt # which tells old names
+	$(BIN)/codespell --dictionary docs/words.txt --skip CHANGELOG.md,docs/words.txt,./target,./site,./benches/peers/envs # which tells old names
 
 fuzz: $(BUILT) ## four million random operations in Rust (OPS=100000000: so many), a hundred thousand through Python, and mutations
 	KVTRIE_FUZZ_OPS=$(OPS) cargo test -p kvtrie-core --test fuzz -- --ignored --nocapture
