@@ -12,13 +12,13 @@ use crate::hint::{HIGHEST, Priority};
 use crate::time::Nanos;
 
 /// Key of a block, or a scope, in stores and between machines: a cryptographic hash.
-pub type Key = [u8; 32];
+pub type BlockKey = [u8; 32];
 
 const VERSION: u8 = 1;
 
 /// Scope of a first block and of all behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct ScopeOwner {
     /// The tenant's salt.
     pub tenant: Vec<u8>,
     /// The adapter's name.
@@ -85,9 +85,9 @@ pub struct Label {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The key of the block before it; of its scope for a first block.
-    pub parent: Key,
+    pub parent: BlockKey,
     /// Its scope, for the first block of one.
-    pub scope: Option<Box<Owner>>,
+    pub scope: Option<Box<ScopeOwner>>,
     /// Its tokens.
     pub tokens: Vec<Token>,
     /// Digests of non-token input, each with its offset in the block.
@@ -96,7 +96,7 @@ pub struct Record {
 
 /// Key of a scope, the parent of its first blocks.
 #[must_use]
-pub fn scope_key(fingerprint: &str, block_tokens: u32, tenant: &[u8], lora: &str) -> Key {
+pub fn scope_key(fingerprint: &str, block_tokens: u32, tenant: &[u8], lora: &str) -> BlockKey {
     let mut hasher = blake3::Hasher::new();
     for part in [fingerprint.as_bytes(), tenant, lora.as_bytes()] {
         hasher.update(&(part.len() as u64).to_le_bytes());
@@ -109,7 +109,7 @@ pub fn scope_key(fingerprint: &str, block_tokens: u32, tenant: &[u8], lora: &str
 impl Record {
     /// The key of the block.
     #[must_use]
-    pub fn key(&self) -> Key {
+    pub fn key(&self) -> BlockKey {
         // One buffer: hashing it piece by piece takes twice as long.
         let mut bytes = Vec::with_capacity(40 + 4 * self.tokens.len());
         bytes.extend(self.parent);
@@ -176,7 +176,7 @@ impl Record {
         let mut owner = |structure| {
             let tenant = part()?.to_vec();
             let lora = String::from_utf8(part()?.to_vec()).ok()?;
-            Some(Box::new(Owner { tenant, lora, structure }))
+            Some(Box::new(ScopeOwner { tenant, lora, structure }))
         };
         let scope = match scoped {
             0 => None,
@@ -256,7 +256,7 @@ fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{Label, Owner, Record, Standing, Wanted, scope_key};
+    use super::{Label, Record, ScopeOwner, Standing, Wanted, scope_key};
     use crate::block::Structure;
 
     fn records() -> impl Strategy<Value = Record> {
@@ -264,7 +264,7 @@ mod tests {
         let structure =
             prop::sample::select(vec![None, Some(Structure::LeafOnly), Some(Structure::Holes)]);
         let scope = (prop::collection::vec(any::<u8>(), 0..5), "[a-z]{0,4}", structure)
-            .prop_map(|(tenant, lora, structure)| Box::new(Owner { tenant, lora, structure }));
+            .prop_map(|(tenant, lora, structure)| Box::new(ScopeOwner { tenant, lora, structure }));
         (
             any::<[u8; 32]>(),
             prop::option::of(scope),
@@ -336,7 +336,7 @@ mod tests {
         assert_ne!(parent, scope_key("model", 4, b"", "tenant"));
     }
 
-    fn hex(key: &super::Key) -> String {
+    fn hex(key: &super::BlockKey) -> String {
         format!("{:08x}", u32::from_be_bytes([key[0], key[1], key[2], key[3]]))
     }
 }

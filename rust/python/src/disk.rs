@@ -11,7 +11,7 @@ use std::{mem, process};
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::manager::Row;
-use kvtrie_core::record::{Key, Label, Standing, Wanted, sound};
+use kvtrie_core::record::{BlockKey, Label, Standing, Wanted, sound};
 use kvtrie_store::{
     BlockWrite, Device, Durability, Error, KeptBlock, Meta, Settings, Store, System,
 };
@@ -150,7 +150,7 @@ fn meta(standing: Standing) -> Meta {
     Meta { age, uses, session_blocks, priority, ttl, cost: cost.unwrap_or(f64::NAN) }
 }
 
-fn key(bytes: &[u8]) -> PyResult<Key> {
+fn key(bytes: &[u8]) -> PyResult<BlockKey> {
     bytes.try_into().map_err(|_| bad(format!("a key has 32 bytes, not {}", bytes.len())))
 }
 
@@ -221,7 +221,7 @@ impl DiskStore {
         second: bool,
     ) -> u32 {
         let settings = Settings {
-            identity: Key::default(),
+            identity: BlockKey::default(),
             about: String::new(),
             layers,
             layer_bytes,
@@ -341,7 +341,8 @@ impl DiskStore {
         mut blocks: Vec<Reading<'_>>,
         depth: usize,
     ) -> PyResult<Messages> {
-        let keys: Vec<Key> = blocks.iter().map(|block| key(&block.0)).collect::<PyResult<_>>()?;
+        let keys: Vec<BlockKey> =
+            blocks.iter().map(|block| key(&block.0)).collect::<PyResult<_>>()?;
         let wanted = keys.iter().zip(&mut blocks).map(|(key, (_, slot, layers, memory))| {
             let out = memory.as_slice_mut().map_err(|_| contiguous())?;
             Ok(kvtrie_store::BlockRead {
@@ -366,7 +367,7 @@ impl DiskStore {
     ) -> PyResult<Messages> {
         self.here()?;
         let known = blocks.iter().map(|block| Ok((key(&block.0)?, self::label(&block.4)?)));
-        let known: Vec<(Key, Label)> = known.collect::<PyResult<_>>()?;
+        let known: Vec<(BlockKey, Label)> = known.collect::<PyResult<_>>()?;
         let records: Vec<Vec<u8>> = known.iter().map(|(_, label)| label.record.encode()).collect();
         let given = known.iter().zip(&records).zip(&blocks);
         let given = given.map(|(((key, label), record), (_, slot, layers, memory, _))| {

@@ -18,7 +18,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use kvtrie_core::block::Layers;
-use kvtrie_core::record::Key;
+use kvtrie_core::record::BlockKey;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::meta::Meta;
@@ -45,7 +45,7 @@ pub(crate) struct Put<'a> {
     /// Wall clock of `meta`, in nanoseconds.
     pub(crate) stamp: u64,
     pub(crate) meta: Meta,
-    pub(crate) key: Key,
+    pub(crate) key: BlockKey,
     pub(crate) record: &'a [u8],
 }
 

@@ -10,7 +10,7 @@
 //! sequence. Cost: one hash of about 4 KiB.
 
 use kvtrie_core::block::Layers;
-use kvtrie_core::record::{Key, Record};
+use kvtrie_core::record::{BlockKey, Record};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::settings::{PAGE_FIXED, Settings, hex};
@@ -22,7 +22,7 @@ const VERSION: u32 = 1;
 #[derive(Clone, Debug)]
 pub(crate) struct Page<'a> {
     pub(crate) sequence: u64,
-    pub(crate) key: Key,
+    pub(crate) key: BlockKey,
     pub(crate) layers: Layers,
     /// A checksum per layer of the model; zero for layers not stored.
     sums: &'a [u8],
@@ -49,7 +49,7 @@ impl Page<'_> {
 /// Contents of a page to write.
 pub(crate) struct Contents<'a> {
     pub(crate) sequence: u64,
-    pub(crate) key: &'a Key,
+    pub(crate) key: &'a BlockKey,
     pub(crate) slot: u32,
     pub(crate) layers: Layers,
     pub(crate) sums: &'a [u64],
@@ -126,7 +126,7 @@ pub(crate) fn decode<'a>(
 pub(crate) fn choose<'a>(
     settings: &Settings,
     slot: u32,
-    key: &Key,
+    key: &BlockKey,
     sequence: Option<u64>,
     both: &'a [u8],
 ) -> Result<(usize, Page<'a>), String> {

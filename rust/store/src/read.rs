@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use kvtrie_core::block::Layers;
-use kvtrie_core::record::Key;
+use kvtrie_core::record::BlockKey;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::claim::{Claim, lock};
@@ -33,7 +33,7 @@ pub(crate) const PIECE: usize = 1 << 20;
 #[derive(Debug)]
 pub struct BlockRead<'a> {
     /// Its key.
-    pub key: &'a Key,
+    pub key: &'a BlockKey,
     /// Its slot.
     pub slot: u32,
     /// The layers.
@@ -51,7 +51,7 @@ pub(crate) fn piece(settings: &Settings, layers: Layers) -> Layers {
 /// A block being read.
 struct Block<'s, 'a> {
     at: usize,
-    key: &'a Key,
+    key: &'a BlockKey,
     slot: u32,
     layers: Layers,
     /// Layers not submitted yet, and their memory.
@@ -90,7 +90,7 @@ impl Store {
     /// [`Error::Bad`] if the slot does not hold these layers of this block unchanged; a writer
     /// removes a damaged block. [`Error::Io`] if the device failed; [`Error::Config`] for wrong
     /// arguments.
-    pub fn read(&self, key: &Key, slot: u32, layers: Layers, out: &mut [u8]) -> Result<()> {
+    pub fn read(&self, key: &BlockKey, slot: u32, layers: Layers, out: &mut [u8]) -> Result<()> {
         let wanted = vec![BlockRead { key, slot, layers, out }];
         self.read_many(wanted, 1).pop().unwrap_or(Ok(()))
     }
@@ -135,7 +135,7 @@ impl Store {
     }
 
     /// Reads layers one by one and verifies them; the slot is claimed.
-    pub(crate) fn prove(&self, key: &Key, slot: u32, layers: Layers) -> Result<()> {
+    pub(crate) fn prove(&self, key: &BlockKey, slot: u32, layers: Layers) -> Result<()> {
         if layers.is_empty() {
             return Ok(());
         }
@@ -152,7 +152,7 @@ impl Store {
     /// Verifies checksums of layers against a slot's header pages.
     fn compare(
         &self,
-        key: &Key,
+        key: &BlockKey,
         slot: u32,
         layers: Layers,
         both: &[u8],

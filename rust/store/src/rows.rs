@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use kvtrie_core::block::Layers;
-use kvtrie_core::record::{Key, Record};
+use kvtrie_core::record::{BlockKey, Record};
 use rustc_hash::FxHashMap;
 
 use crate::claim::lock;
@@ -22,7 +22,7 @@ pub struct StoredBlock {
     /// Its slot.
     pub slot: u32,
     /// Its key.
-    pub key: Key,
+    pub key: BlockKey,
     /// Its record; hashing it gave the key.
     pub record: Record,
     /// The stored layers.

@@ -5,12 +5,12 @@
 //! tokens and checksums stay on the device.
 
 use kvtrie_core::block::Layers;
-use kvtrie_core::record::Key;
+use kvtrie_core::record::BlockKey;
 
 /// Table entry: a slot's block and its frame.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Entry {
-    pub(crate) key: Key,
+    pub(crate) key: BlockKey,
     /// Sequence of the slot's last frame; of its header page too, if it has a block.
     pub(crate) sequence: u64,
     /// Offset of the frame in the manifest.

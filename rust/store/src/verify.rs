@@ -3,7 +3,7 @@
 //! Invariant: a damaged block is removed as by a read; a device error is a finding, and the block
 //! stays. Cost: all bytes once; memory for one layer.
 
-use kvtrie_core::record::Key;
+use kvtrie_core::record::BlockKey;
 
 use crate::claim::lock;
 use crate::store::Store;
@@ -14,7 +14,7 @@ pub struct Finding {
     /// Its slot.
     pub slot: u32,
     /// Its key.
-    pub key: Key,
+    pub key: BlockKey,
     /// The defect.
     pub reason: String,
 }
@@ -44,7 +44,7 @@ impl Store {
         findings
     }
 
-    fn finding(&self, slot: u32, key: &Key) -> Option<String> {
+    fn finding(&self, slot: u32, key: &BlockKey) -> Option<String> {
         let _claim = self.claims.one(slot);
         let entry = lock(&self.table).get(slot).filter(|entry| entry.key == *key)?;
         let error = self.prove(key, slot, entry.layers).err()?;

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
 use kvtrie_core::block::Layers;
-use kvtrie_core::record::{Key, Record};
+use kvtrie_core::record::{BlockKey, Record};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::claim::{Claim, lock};
@@ -38,7 +38,7 @@ const MOST_UNSYNCED: usize = 64;
 #[derive(Clone, Copy, Debug)]
 pub struct BlockWrite<'a> {
     /// Its key.
-    pub key: &'a Key,
+    pub key: &'a BlockKey,
     /// Its slot.
     pub slot: u32,
     /// The layers.
@@ -103,7 +103,7 @@ impl Store {
     #[expect(clippy::too_many_arguments, reason = "a block, its place, its bytes and what is kept")]
     pub fn write(
         &self,
-        key: &Key,
+        key: &BlockKey,
         slot: u32,
         layers: Layers,
         record: &[u8],

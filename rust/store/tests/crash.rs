@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
-use kvtrie_core::record::Key;
+use kvtrie_core::record::BlockKey;
 use kvtrie_store::{Chance, Device, Durability, Fault, Faults, KeptBlock, Meta, Settings};
 use rig::memory::{Image, Memory, Op, Power};
 use rig::{Block, Model, Random, behind, first, layer, long, read, write};
@@ -41,7 +41,7 @@ struct Run {
 }
 
 /// The versions of each layer of a block that were ever written.
-type Versions = BTreeMap<Key, u64>;
+type Versions = BTreeMap<BlockKey, u64>;
 
 fn blocks() -> Vec<Block> {
     let root = first(0);

@@ -95,7 +95,8 @@ fn restart(blocks: u32, out: &mut dyn Write) {
     let mut last = [0; 32];
     for slot in 0..blocks {
         let tenant = slot.to_le_bytes().to_vec();
-        let owner = kvtrie_core::record::Owner { tenant, lora: String::new(), structure: None };
+        let owner =
+            kvtrie_core::record::ScopeOwner { tenant, lora: String::new(), structure: None };
         let scope = (slot % 1000 == 0).then(|| Box::new(owner));
         let record = Record { parent: last, scope, tokens: vec![slot; 16], digests: vec![] };
         last = record.key();

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use crate::block::BlockId;
-use crate::record::Key;
+use crate::record::BlockKey;
 
 /// Blocks of a path from one cached key to the next.
 const EVERY: u32 = 16;
@@ -19,9 +19,9 @@ const RECENT: usize = 1024;
 /// Keys by block.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ContentKeys {
-    kept: BTreeMap<BlockId, Key>,
+    kept: BTreeMap<BlockId, BlockKey>,
     /// Direct-mapped by `id % RECENT`; empty until the first key is put.
-    recent: Vec<Option<(BlockId, Key)>>,
+    recent: Vec<Option<(BlockId, BlockKey)>>,
 }
 
 impl ContentKeys {
@@ -30,14 +30,14 @@ impl ContentKeys {
     }
 
     /// A block's key, if it is cached.
-    pub(super) fn get(&self, block: BlockId) -> Option<Key> {
+    pub(super) fn get(&self, block: BlockId) -> Option<BlockKey> {
         let recent = self.recent.get(block as usize % RECENT).copied().flatten();
         let recent = recent.filter(|&(whose, _)| whose == block).map(|(_, key)| key);
         recent.or_else(|| self.kept.get(&block).copied())
     }
 
     /// Caches the key of a block at a depth.
-    pub(super) fn put(&mut self, block: BlockId, depth: u32, key: Key) {
+    pub(super) fn put(&mut self, block: BlockId, depth: u32, key: BlockKey) {
         if depth.is_multiple_of(EVERY) {
             self.kept.insert(block, key);
         }

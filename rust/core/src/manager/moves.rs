@@ -26,7 +26,7 @@ use crate::arrival::{Arrival, MoveIds};
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
 use crate::error::{Error, Result};
 use crate::lane::{LaneId, Transmission};
-use crate::record::{Key, Label};
+use crate::record::{BlockKey, Label};
 use crate::tier::{Kind, State};
 use crate::time::Nanos;
 
@@ -46,7 +46,7 @@ pub struct Move {
     /// The block; `None` for a partial one, which is not in the trie.
     pub block: Option<Handle>,
     /// Content hash of the block; zeros unless a disk or remote tier takes part.
-    pub key: Key,
+    pub key: BlockKey,
     /// Record that a disk or remote tier keeps beside the block; `None` unless it is the
     /// destination.
     pub label: Option<Box<Label>>,
@@ -230,7 +230,7 @@ impl Manager {
         let times = self.lanes.transmit(lane, bytes, start, layers.len());
         let key = match block {
             Some(block) if keyed => self.key(block),
-            _ => Key::default(),
+            _ => BlockKey::default(),
         };
         let kept = block.filter(|_| labelled);
         let label = kept.map(|block| Box::new(self.label(block, now)));

@@ -2,7 +2,7 @@
 
 use kvtrie_core::block::{Layers, Structure};
 use kvtrie_core::manager::{Acquire, Manager, Mark, Outcome, Row, Settings};
-use kvtrie_core::record::{Label, Owner as Whose, Record, Standing, scope_key};
+use kvtrie_core::record::{Label, Record, ScopeOwner as Whose, Standing, scope_key};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 

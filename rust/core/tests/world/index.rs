@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use kvtrie_core::block::{Slot, TierId, Token};
 use kvtrie_core::manager::Row;
-use kvtrie_core::record::{Key, scope_key};
+use kvtrie_core::record::{BlockKey, scope_key};
 use kvtrie_core::scope::Scope;
 
 use super::World;
@@ -53,7 +53,7 @@ impl World {
     /// their slots.
     fn sequences(&self, tier: TierId, rows: Vec<Row>) -> Vec<(Row, Vec<Token>, Vec<Token>)> {
         let settings = self.manager.settings();
-        let mut known: BTreeMap<Key, (Scope, Vec<Token>)> = BTreeMap::new();
+        let mut known: BTreeMap<BlockKey, (Scope, Vec<Token>)> = BTreeMap::new();
         let mut all = Vec::new();
         for mut row in rows {
             let record = &row.label.record;

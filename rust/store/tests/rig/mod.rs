@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
-use kvtrie_core::record::{Key, Owner, Record, scope_key};
+use kvtrie_core::record::{BlockKey, Record, ScopeOwner, scope_key};
 use kvtrie_store::{Device, Durability, Error, Meta, Settings, Store};
 
 /// Seeded random numbers.
@@ -46,7 +46,7 @@ pub(crate) fn settings(blocks: u32, layer_bytes: usize, durability: Durability) 
 /// A block: its key and its record.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
-    pub(crate) key: Key,
+    pub(crate) key: BlockKey,
     pub(crate) record: Vec<u8>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn first(scope: u32) -> Block {
     let tenant = scope.to_le_bytes().to_vec();
     let record = Record {
         parent: scope_key("tiny", 4, &tenant, ""),
-        scope: Some(Box::new(Owner { tenant, lora: String::new(), structure: None })),
+        scope: Some(Box::new(ScopeOwner { tenant, lora: String::new(), structure: None })),
         tokens: vec![scope; 4],
         digests: vec![],
     };
@@ -77,7 +77,7 @@ pub(crate) fn long(parent: &Block, token: u32) -> Block {
 }
 
 /// The bytes of one layer of a block in its `version`th computation.
-pub(crate) fn layer(key: &Key, layer: u16, version: u64, length: usize) -> Vec<u8> {
+pub(crate) fn layer(key: &BlockKey, layer: u16, version: u64, length: usize) -> Vec<u8> {
     let start = u64::from_le_bytes(std::array::from_fn(|at| key[at]));
     let mut random = Random(start ^ (u64::from(layer) << 48) ^ (version << 20));
     let mut bytes = Vec::with_capacity(length + 8);
@@ -108,7 +108,12 @@ pub(crate) fn write(
     store.write(&block.key, slot, layers, &block.record, Meta::default(), &data, 0)
 }
 
-pub(crate) fn read(store: &Store, key: &Key, slot: u32, layers: Layers) -> Result<Vec<u8>, Error> {
+pub(crate) fn read(
+    store: &Store,
+    key: &BlockKey,
+    slot: u32,
+    layers: Layers,
+) -> Result<Vec<u8>, Error> {
     let mut out = vec![0xa5; store.settings().bytes_of(layers)];
     store.read(key, slot, layers, &mut out).map(|()| out)
 }
@@ -116,7 +121,7 @@ pub(crate) fn read(store: &Store, key: &Key, slot: u32, layers: Layers) -> Resul
 /// Expected contents of a slot: a block, and per layer the version that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holds {
-    pub(crate) key: Key,
+    pub(crate) key: BlockKey,
     pub(crate) versions: BTreeMap<u16, u64>,
 }
 
@@ -142,7 +147,7 @@ pub(crate) struct Model(pub(crate) BTreeMap<u32, Holds>);
 
 impl Model {
     /// Notes a successful write.
-    pub(crate) fn write(&mut self, key: &Key, slot: u32, layers: Layers, version: u64) {
+    pub(crate) fn write(&mut self, key: &BlockKey, slot: u32, layers: Layers, version: u64) {
         let meets = self
             .0
             .get(&slot)

@@ -15,6 +15,8 @@
 //!                       v
 //!      room on the next tier (recursive)? --yes--> Demote --no--> Drop
 //! ```
+//!
+//! One file beyond 600 lines: choosing, deciding and undoing share the private fields of the set.
 
 mod tail;
 mod transit;

@@ -200,7 +200,7 @@ mod tests {
     use crate::block::{Layers, MoveId, NO_MOVE, NO_SLOT};
     use crate::manager::kinds::{End, MoveKind};
     use crate::manager::moves::Move;
-    use crate::record::Key;
+    use crate::record::BlockKey;
 
     fn flight(id: MoveId) -> InFlightMove {
         let spec = Move {
@@ -208,7 +208,7 @@ mod tests {
             kind: MoveKind::Load,
             lease: 0,
             block: None,
-            key: Key::default(),
+            key: BlockKey::default(),
             label: None,
             src: 1,
             dst: 0,

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::block::BlockId;
-use crate::record::{Key, Label, Owner, Record, Standing, scope_key};
+use crate::record::{BlockKey, Label, Record, ScopeOwner, Standing, scope_key};
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
@@ -15,7 +15,7 @@ use crate::manager::Manager;
 impl Manager {
     /// Content hash of a block: over the model, the scope and all tokens up to its end.
     // Keys are chained: hash downwards from the nearest ancestor whose key is cached.
-    pub(crate) fn key(&mut self, block: BlockId) -> Key {
+    pub(crate) fn key(&mut self, block: BlockId) -> BlockKey {
         let mut path: SmallVec<[BlockId; 16]> = SmallVec::new();
         let (mut next, mut above) = (Some(block), None);
         while let Some(block) = next {
@@ -35,10 +35,11 @@ impl Manager {
     }
 
     /// Index of all blocks by key. Cost: one hash per block of the trie.
-    pub(crate) fn by_key(&self) -> FxHashMap<Key, BlockId> {
+    pub(crate) fn by_key(&self) -> FxHashMap<BlockKey, BlockId> {
         let mut known = FxHashMap::default();
         let firsts = self.scopes.all().flat_map(|(_, scope)| self.trie().first_blocks(scope.root));
-        let mut open: Vec<(BlockId, Option<Key>)> = firsts.map(|block| (block, None)).collect();
+        let mut open: Vec<(BlockId, Option<BlockKey>)> =
+            firsts.map(|block| (block, None)).collect();
         while let Some((block, above)) = open.pop() {
             let key = self.record_behind(block, above).key();
             known.insert(key, block);
@@ -62,7 +63,7 @@ impl Manager {
     }
 
     /// The record of a block under the key of its parent, with digests in place of their numbers.
-    fn record_behind(&self, block: BlockId, above: Option<Key>) -> Record {
+    fn record_behind(&self, block: BlockId, above: Option<BlockKey>) -> Record {
         let scope = self.scopes.get(self.node(block).scope);
         let mut digests = Vec::new();
         let content = self.trie().tokens(block).iter().zip(0..);
@@ -79,7 +80,7 @@ impl Manager {
             Some(parent) => Record { parent, scope: None, tokens, digests },
             None => Record {
                 parent: self.scope_key(scope.whose.tenant(), scope.whose.lora()),
-                scope: Some(Box::new(Owner {
+                scope: Some(Box::new(ScopeOwner {
                     tenant: scope.whose.tenant().to_vec(),
                     lora: scope.whose.lora().to_owned(),
                     structure: scope.chosen.then_some(scope.structure),
@@ -91,7 +92,7 @@ impl Manager {
     }
 
     /// The key to which the first blocks of a scope are chained.
-    pub(crate) fn scope_key(&self, tenant: &[u8], lora: &str) -> Key {
+    pub(crate) fn scope_key(&self, tenant: &[u8], lora: &str) -> BlockKey {
         let settings = &self.settings;
         scope_key(&settings.fingerprint, settings.block_tokens, tenant, lora)
     }
