@@ -23,7 +23,7 @@ use std::ops::Range;
 
 use crate::arrival::Arrival;
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId, Token};
-use crate::tier::{Residency, State, TierSpec};
+use crate::tier::{Residency, ResidencyState, TierSpec};
 use crate::trie::{RunId, Trie};
 
 pub use space::{Grant, Space};
@@ -183,7 +183,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         self.alter(tier, block, |here| {
             here.have = rest;
             if ended {
-                (here.state, here.slot) = (State::Absent, NO_SLOT);
+                (here.state, here.slot) = (ResidencyState::Absent, NO_SLOT);
             }
         });
         rest
@@ -204,7 +204,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             space.set(row, held.lo, slot);
         }
         self.alter(tier, block, |here| {
-            (here.slot, here.have, here.state) = (row, have, State::Resident);
+            (here.slot, here.have, here.state) = (row, have, ResidencyState::Resident);
             // The store still reads the slot, as any other move would.
             here.busy += 1;
         });

@@ -92,7 +92,7 @@ pub struct TierSpec {
 
 /// State of a residency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum ResidencyState {
     /// No layer is resident.
     #[default]
     Absent,
@@ -114,12 +114,12 @@ pub struct Residency {
     /// Number of moves that read or write here.
     pub busy: u16,
     /// Its state.
-    pub state: State,
+    pub state: ResidencyState,
 }
 
 impl Default for Residency {
     fn default() -> Self {
-        Self { slot: NO_SLOT, have: Layers::NONE, busy: 0, state: State::Absent }
+        Self { slot: NO_SLOT, have: Layers::NONE, busy: 0, state: ResidencyState::Absent }
     }
 }
 
@@ -127,6 +127,6 @@ impl Residency {
     /// The layers that a plan may count on.
     #[must_use]
     pub fn usable(&self) -> Layers {
-        if self.state == State::Bad { Layers::NONE } else { self.have }
+        if self.state == ResidencyState::Bad { Layers::NONE } else { self.have }
     }
 }

@@ -283,7 +283,7 @@ impl Store {
     }
 }
 
-/// Message for a folder owner lock file is unusable.
+/// Message for a folder whose lock file is unusable.
 fn no_lock(folder: &Path, error: &io::Error) -> String {
     format!("{}: {error}; without it the store is read-only", folder.join(LOCK).display())
 }

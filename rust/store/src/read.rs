@@ -24,7 +24,7 @@ use crate::page;
 use crate::pages::{Pages, paged};
 use crate::settings::{Settings, hex};
 use crate::store::Store;
-use crate::work::{Bytes, Op, State, Work};
+use crate::work::{Bytes, Op, Transferred, Work};
 
 /// Target bytes of an operation, unless one layer is larger.
 pub(crate) const PIECE: usize = 1 << 20;
@@ -73,7 +73,7 @@ struct Reads<'s, 'a> {
     store: &'s Store,
     waiting: VecDeque<(usize, BlockRead<'a>)>,
     blocks: Vec<Option<Block<'s, 'a>>>,
-    /// Blocks owner slots are claimed, and those of them that the device still works on.
+    /// Blocks whose slots are claimed, and those of them that the device still works on.
     held: usize,
     active: usize,
     depth: usize,
@@ -214,18 +214,18 @@ impl<'a> Work<'a> for Reads<'_, 'a> {
         let fill = if op.layers.is_empty() { 0 } else { settings.stride() - settings.layer_bytes };
         let block = self.blocks[at].as_mut().expect("its block is held while it is under way");
         match op.step(moved) {
-            State::Partial(op) => return self.retry.push_back(op),
-            State::Done(op) => {
+            Transferred::Partial(op) => return self.retry.push_back(op),
+            Transferred::Done(op) => {
                 block.unverified += 1;
                 self.arrived.push_back(op);
             }
-            State::Failed(op, error)
+            Transferred::Failed(op, error)
                 if error.kind() == io::ErrorKind::UnexpectedEof && op.rest().len() <= fill =>
             {
                 block.unverified += 1;
                 self.arrived.push_back(op);
             }
-            State::Failed(op, error) => {
+            Transferred::Failed(op, error) => {
                 let (segments, wanted) = (&self.store.segments, op.all().len());
                 let end = op.place();
                 block.fail(segments.reading_failed(block.slot, op.at, end, wanted, error));

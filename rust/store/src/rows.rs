@@ -121,7 +121,7 @@ impl Store {
     }
 }
 
-/// Indexes of the rows owner record does not hash to their key; uses all cores.
+/// Indexes of the rows whose record does not hash to their key; uses all cores.
 fn unproved(rows: &[StoredBlock]) -> Vec<usize> {
     let find = |(first, rows): (usize, &[StoredBlock])| -> Vec<usize> {
         let wrong = |(_, row): &(usize, &StoredBlock)| row.record.key() != row.key;

@@ -54,7 +54,7 @@ pub(crate) fn in_order(
     }
     if exists(half.join(PAIR)) {
         return Err(Error::config(format!(
-            "{} is half of a store owner other folder was not given or is not there; remove it to \
+            "{} is half of a store whose other folder was not given or is not there; remove it to \
              begin anew",
             half.display()
         )));

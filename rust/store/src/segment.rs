@@ -37,14 +37,14 @@ pub(crate) struct Segments {
     per_segment: u32,
     slot_bytes: u64,
     access: Access,
-    state: Mutex<State>,
+    state: Mutex<OpenSegments>,
     /// Counts of failed syncs.
     failed: [Mutex<u64>; SYNCS],
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Segments owner directory entries are durable.
+struct OpenSegments {
+    /// Segments whose directory entries are durable.
     known: BTreeSet<u32>,
     /// Open files, least recently used first.
     open: Vec<(u32, Arc<dyn File>)>,

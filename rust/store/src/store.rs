@@ -233,7 +233,7 @@ impl Store {
     /// Writes pending frames and releases the lock.
     ///
     /// # Errors
-    /// The device's errors; a block owner frame was still pending is lost then.
+    /// The device's errors; a block whose frame was still pending is lost then.
     pub fn close(self) -> Result<()> {
         self.finish()
     }

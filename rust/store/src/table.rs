@@ -60,7 +60,7 @@ impl Table {
         self.free(slot, sequence);
     }
 
-    /// Sets the layers of a block owner extension failed.
+    /// Sets the layers of a block whose extension failed.
     pub(crate) fn shrink(&mut self, slot: u32, layers: Layers) {
         if layers.is_empty() {
             self.forget(slot);

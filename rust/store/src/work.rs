@@ -134,7 +134,7 @@ impl<'a> Op<'a> {
     /// # Errors
     /// The device's, [`io::ErrorKind::UnexpectedEof`] at the end of the file, or
     /// [`io::ErrorKind::WriteZero`]; each with the operation.
-    pub(crate) fn step(mut self, moved: io::Result<usize>) -> State<'a> {
+    pub(crate) fn step(mut self, moved: io::Result<usize>) -> Transferred<'a> {
         match moved {
             Ok(0) if !self.rest().is_empty() => {
                 let ends = if self.writes() {
@@ -142,22 +142,26 @@ impl<'a> Op<'a> {
                 } else {
                     io::ErrorKind::UnexpectedEof
                 };
-                State::Failed(self, ends.into())
+                Transferred::Failed(self, ends.into())
             }
             Ok(count) => {
                 self.moved += count;
                 self.most = usize::MAX;
-                if self.rest().is_empty() { State::Done(self) } else { State::Partial(self) }
+                if self.rest().is_empty() {
+                    Transferred::Done(self)
+                } else {
+                    Transferred::Partial(self)
+                }
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => State::Partial(self),
-            Err(error) => State::Failed(self, error),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Transferred::Partial(self),
+            Err(error) => Transferred::Failed(self, error),
         }
     }
 }
 
-/// State of an operation after a transfer.
+/// An operation after a transfer.
 #[derive(Debug)]
-pub(crate) enum State<'a> {
+pub(crate) enum Transferred<'a> {
     /// All bytes are transferred.
     Done(Op<'a>),
     /// The rest is still to transfer.

@@ -29,7 +29,7 @@ use crate::read::piece;
 use crate::settings::{Durability, hex};
 use crate::store::Store;
 use crate::table::Entry;
-use crate::work::{Bytes, Op, State, Work};
+use crate::work::{Bytes, Op, Transferred, Work};
 
 /// Blocks that share a sync under `Fsync`.
 const MOST_UNSYNCED: usize = 64;
@@ -158,7 +158,7 @@ impl Store {
         Ok(())
     }
 
-    /// The write of a block owner slot is claimed; `None` if all its layers are there.
+    /// The write of a block whose slot is claimed; `None` if all its layers are there.
     fn plan<'s, 'a>(
         &self,
         given: BlockWrite<'a>,
@@ -255,7 +255,7 @@ impl Store {
         Ok(((1 - which) * self.settings.header_bytes(), page.sums()))
     }
 
-    /// Appends the PUT frame of a block owner bytes and header are written. Returns the length up
+    /// Appends the PUT frame of a block whose bytes and header are written. Returns the length up
     /// to which the manifest must be durable for it.
     fn publish(&self, block: &Block<'_, '_>, wall_now: u64) -> Result<u64> {
         let BlockWrite { key, slot, record, meta, .. } = block.given;
@@ -290,9 +290,9 @@ impl<'a> Work<'a> for Writes<'_, 'a> {
     fn done(&mut self, op: Op<'a>, moved: io::Result<usize>) {
         let at = op.owner;
         match op.step(moved) {
-            State::Partial(op) => return self.retry.push_back(op),
-            State::Done(_) => {}
-            State::Failed(op, error) => {
+            Transferred::Partial(op) => return self.retry.push_back(op),
+            Transferred::Done(_) => {}
+            Transferred::Failed(op, error) => {
                 if let Some(block) = &mut self.blocks[at] {
                     let (slot, bytes) = (block.given.slot, op.all().len());
                     block.fail(self.store.segments.writing_failed(slot, op.at, bytes, error));

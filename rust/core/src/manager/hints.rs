@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::hint::{Answer, HIGHEST, Hint, HintReply, NORMAL, Priority, Release, Share, Target};
 use crate::record::Wanted;
 use crate::scope::{Scope, ScopeId};
-use crate::tier::{State, TierSpec};
+use crate::tier::{ResidencyState, TierSpec};
 use crate::time::Nanos;
 use crate::trie::Query;
 
@@ -327,7 +327,7 @@ impl Manager {
         for (tier, (retained, most)) in hints.retained.iter().enumerate() {
             let wrong = retained.iter().find(|&&block| {
                 !self.trie().alive(block)
-                    || self.residency(tier, block).state == State::Absent
+                    || self.residency(tier, block).state == ResidencyState::Absent
                     || hints.claims.priority(block) <= NORMAL
             });
             if retained.len() as u64 > *most || wrong.is_some() {
@@ -341,7 +341,7 @@ impl Manager {
         for block in self.living().filter(|_| !hints.quotas.is_empty()) {
             for tier in 0..self.tiers.len() {
                 let share = self.tenant_share(tier, block);
-                if share > 0 && self.residency(tier, block).state != State::Absent {
+                if share > 0 && self.residency(tier, block).state != ResidencyState::Absent {
                     mine.entry((share, tier)).or_default().insert(block);
                 }
             }

@@ -27,7 +27,7 @@ use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, S
 use crate::error::{Error, Result};
 use crate::lane::{LaneId, Transmission};
 use crate::record::{BlockKey, Label};
-use crate::tier::{Kind, State};
+use crate::tier::{Kind, ResidencyState};
 use crate::time::Nanos;
 
 use crate::manager::Manager;
@@ -343,7 +343,7 @@ impl Manager {
         let times = moves.iter().map(|&id| &self.moves[id]);
         let first = times.clone().map(|m| m.first).min().unwrap_or(0);
         let ready = times.map(|m| m.ready).max().unwrap_or(0);
-        self.blocks.alter(tier, block, |here| here.state = State::Arriving);
+        self.blocks.alter(tier, block, |here| here.state = ResidencyState::Arriving);
         // The first layers to arrive: later loads of the block extend the same arrival.
         if self.arrival(tier, block).is_none() {
             let arrival = Arrival::new(have, MoveIds::new(), first, ready);

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::block::{BlockId, Departure, Layers, Structure, TierId, Token};
 use crate::policy::{Entry, Facts, Needs, Reload};
 use crate::scope::{Known, ScopeId};
-use crate::tier::{Owner, State, Write};
+use crate::tier::{Owner, ResidencyState, Write};
 use crate::time::{Nanos, Stamp, stamp};
 use crate::trie::GroupSlice;
 
@@ -44,7 +44,7 @@ impl Manager {
     pub(super) fn expected(&self, tier: TierId, block: BlockId) -> Layers {
         let here = self.residency(tier, block);
         // A bad copy has layers that no request can use.
-        if here.state != State::Arriving {
+        if here.state != ResidencyState::Arriving {
             return here.usable();
         }
         // Layers of a failed arrival are not promised to any request.
@@ -159,7 +159,8 @@ impl Manager {
     pub(super) fn evictable(&self, tier: TierId, block: BlockId) -> bool {
         let here = self.residency(tier, block);
         let node = *self.node(block);
-        let settled = matches!(here.state, State::Resident | State::Bad) && here.busy == 0;
+        let settled =
+            matches!(here.state, ResidencyState::Resident | ResidencyState::Bad) && here.busy == 0;
         // An engine evicts from its own tier itself; a pinned block stays on the first tier; a
         // leaf-only block leaves after its children.
         settled
@@ -169,7 +170,7 @@ impl Manager {
                 || !self
                     .trie()
                     .children(block)
-                    .any(|child| self.residency(tier, child).state != State::Absent))
+                    .any(|child| self.residency(tier, child).state != ResidencyState::Absent))
     }
 
     /// Prefetches the CPU cache lines of a block's residencies on all tiers.
@@ -416,7 +417,7 @@ impl Manager {
                 return;
             }
             let held = (0..self.tiers.len())
-                .any(|tier| self.residency(tier, block).state != State::Absent);
+                .any(|tier| self.residency(tier, block).state != ResidencyState::Absent);
             if held || self.node(block).refs > 0 || self.trie().children(block).next().is_some() {
                 return;
             }

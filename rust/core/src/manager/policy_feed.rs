@@ -8,7 +8,7 @@ use crate::block::{BlockId, TierId};
 use crate::eviction::{EvictionIndex, GhostTable};
 use crate::paged_vec::PagedVec;
 use crate::policy::{Event, Needs};
-use crate::tier::State;
+use crate::tier::ResidencyState;
 use crate::trie::GroupSlice;
 
 use crate::manager::{Manager, Tier};
@@ -140,7 +140,7 @@ impl Manager {
         if !self.feed.events || !self.tiers[tier].eviction.needs(Needs::EVENTS) {
             return;
         }
-        let resident = self.residency(tier, block).state != State::Absent;
+        let resident = self.residency(tier, block).state != ResidencyState::Absent;
         // A block whose layers come or go one by one changes several times, and once for the policy.
         if resident == self.tiers[tier].eviction.holds(block) {
             return;

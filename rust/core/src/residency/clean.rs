@@ -10,7 +10,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::block::{BlockId, Layers, TierId};
-use crate::tier::State;
+use crate::tier::ResidencyState;
 
 use super::Blocks;
 
@@ -33,7 +33,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// The layers of a block that are resident on a tier.
     pub(super) fn resident_layers(&self, tier: TierId, block: BlockId) -> Layers {
         let here = self.tiers[tier].table.get(block);
-        if here.state == State::Resident { here.have } else { Layers::NONE }
+        if here.state == ResidencyState::Resident { here.have } else { Layers::NONE }
     }
 
     fn per_tier(&self, block: BlockId) -> PerTier {

@@ -18,7 +18,7 @@ use slab::Slab;
 use crate::arrival::Arrival;
 use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot};
 use crate::paged_vec::PagedVec;
-use crate::tier::{Residency, State};
+use crate::tier::{Residency, ResidencyState};
 
 /// Bit of a block that one move reads; a slot this high overflows.
 const READING: Slot = 1 << 30;
@@ -86,16 +86,16 @@ impl ResidencyTable {
             // One bit counts one reader.
             _ => return None,
         };
-        let full = here.have == self.all && here.state == State::Resident;
+        let full = here.have == self.all && here.state == ResidencyState::Resident;
         (full && here.slot < READING).then_some(word)
     }
 
     /// Changes a block's residency; moves it into or out of the overflow slab as needed.
     pub fn change(&mut self, block: BlockId, change: impl FnOnce(&mut Residency)) {
         let mut here = self.get(block);
-        let before = here.state == State::Resident;
+        let before = here.state == ResidencyState::Resident;
         change(&mut here);
-        let resident = here.state == State::Resident;
+        let resident = here.state == ResidencyState::Resident;
         self.copies = self.copies + u64::from(resident) - u64::from(before);
         match (self.packed(here), self.overflow_place(block)) {
             (Some(word), known) => {
@@ -139,7 +139,7 @@ impl ResidencyTable {
     /// Begins the arrival of all layers of an absent block in a slot.
     pub fn begin_arrival(&mut self, block: BlockId, slot: Slot, arrival: Arrival) {
         debug_assert!(self.slots[block] == NO_SLOT);
-        let here = Residency { slot, have: Layers::NONE, busy: 1, state: State::Arriving };
+        let here = Residency { slot, have: Layers::NONE, busy: 1, state: ResidencyState::Arriving };
         self.arrivals += 1;
         self.slots[block] = self.put_overflow(here, Some(arrival));
     }
@@ -175,8 +175,13 @@ impl ResidencyTable {
     #[inline]
     fn end_io_at(&mut self, at: usize, block: BlockId) {
         let here = &mut self.overflow[at].here;
-        self.copies += u64::from(here.state != State::Resident);
-        *here = Residency { busy: here.busy - 1, have: self.all, state: State::Resident, ..*here };
+        self.copies += u64::from(here.state != ResidencyState::Resident);
+        *here = Residency {
+            busy: here.busy - 1,
+            have: self.all,
+            state: ResidencyState::Resident,
+            ..*here
+        };
         let here = *here;
         if let Some(word) = self.packed(here) {
             self.slots[block] = word;
@@ -197,7 +202,7 @@ impl ResidencyTable {
         match self.overflow_place(block) {
             Some(at) => {
                 let here = &self.overflow[at].here;
-                here.state == State::Resident && here.have == self.all
+                here.state == ResidencyState::Resident && here.have == self.all
             }
             None => self.slots[block] != NO_SLOT,
         }
@@ -310,7 +315,7 @@ impl ResidencyTable {
     }
 
     fn idle(&self, slot: Slot) -> Residency {
-        Residency { slot, have: self.all, busy: 0, state: State::Resident }
+        Residency { slot, have: self.all, busy: 0, state: ResidencyState::Resident }
     }
 
     #[inline]
@@ -361,7 +366,7 @@ mod tests {
     use super::{OVERFLOW, READING, ResidencyTable};
     use crate::arrival::{Arrival, MoveIds};
     use crate::block::{Layers, NO_SLOT};
-    use crate::tier::{Residency, State};
+    use crate::tier::{Residency, ResidencyState};
 
     type Change = (fn(&mut Residency), usize);
 
@@ -386,7 +391,7 @@ mod tests {
             residency.reach(6);
             for (time, (block, what, number)) in (0..).zip(steps) {
                 let slot = [7, 8, READING, OVERFLOW + 5][number as usize];
-                let idle = Residency { slot, have: all, busy: 0, state: State::Resident };
+                let idle = Residency { slot, have: all, busy: 0, state: ResidencyState::Resident };
                 let known = model.get(&block).copied();
                 let whole = known.filter(|here| here.busy == 0 && here.have == all);
                 match (what, known, whole) {
@@ -397,7 +402,7 @@ mod tests {
                     (1, None, _) => {
                         residency.begin_arrival(block, slot, arrival(time));
                         coming.insert(block, time);
-                        let state = State::Arriving;
+                        let state = ResidencyState::Arriving;
                         model.insert(block, Residency { slot, have: Layers::NONE, busy: 1, state });
                     }
                     (2, _, Some(here)) if here.slot < READING => {
@@ -428,10 +433,10 @@ mod tests {
                         model.remove(&block);
                     }
                     (6, Some(here), None) if !coming.contains_key(&block) => {
-                        residency.change(block, |here| here.state = State::Arriving);
+                        residency.change(block, |here| here.state = ResidencyState::Arriving);
                         residency.attach_arrival(block, arrival(time));
                         coming.insert(block, time);
-                        model.insert(block, Residency { state: State::Arriving, ..here });
+                        model.insert(block, Residency { state: ResidencyState::Arriving, ..here });
                     }
                     (7, _, _) => {
                         if let Some(arrival) = residency.arrival_mut(block) {
@@ -455,7 +460,7 @@ mod tests {
                     let only = block..block + 1;
                     prop_assert_eq!(residency.all_idle(only.clone()), wanted.is_some_and(|here| word(&here, 0)));
                     prop_assert_eq!(residency.all_full(only), wanted.is_some_and(|here| word(&here, 1)));
-                    let full = |here: Residency| here.state == State::Resident && here.have == all;
+                    let full = |here: Residency| here.state == ResidencyState::Resident && here.have == all;
                     prop_assert_eq!(residency.fully_resident(block), wanted.is_some_and(full));
                     overflow += usize::from(wanted.is_some_and(|here| !word(&here, 1)));
                 }
@@ -468,7 +473,7 @@ mod tests {
                 prop_assert_eq!(residency.first_present(block..6), bare.unwrap_or(6));
                 prop_assert_eq!(residency.overflow(), overflow);
                 prop_assert_eq!(residency.arrivals(), coming.len());
-                let resident = |here: &&Residency| here.state == State::Resident;
+                let resident = |here: &&Residency| here.state == ResidencyState::Resident;
                 prop_assert_eq!(residency.copies(), model.values().filter(resident).count() as u64);
             }
         }
@@ -501,7 +506,7 @@ mod tests {
         assert_eq!((residency.get(4), residency.overflow()), (Residency::default(), 0));
         let steps: [Change; 6] = [
             (|here| here.slot = 7, 1),
-            (|here| (here.have, here.state) = (Layers::new(0, 3), State::Resident), 0),
+            (|here| (here.have, here.state) = (Layers::new(0, 3), ResidencyState::Resident), 0),
             (|here| here.busy = 2, 1),
             (|here| (here.busy, here.have) = (0, Layers::new(0, 2)), 1),
             (|here| here.have = Layers::new(0, 3), 0),
@@ -512,16 +517,16 @@ mod tests {
             residency.change(4, what);
             what(&mut expected);
             assert_eq!((residency.get(4), residency.overflow()), (expected, overflow));
-            let copies = u64::from(expected.state == State::Resident);
+            let copies = u64::from(expected.state == ResidencyState::Resident);
             assert_eq!(residency.copies(), copies);
-            let whole = expected.state == State::Resident && overflow == 0;
+            let whole = expected.state == ResidencyState::Resident && overflow == 0;
             assert_eq!(residency.all_idle(4..5), whole);
             assert_eq!(slot_of(&residency, 4), whole.then_some(7));
             assert_eq!(residency.none_present(4..5), expected.slot == NO_SLOT);
             assert_eq!(residency.all_present(4..5), expected.slot != NO_SLOT);
         }
         residency.change(4, |here| {
-            *here = Residency { slot: 1, have: all, busy: 0, state: State::Resident }
+            *here = Residency { slot: 1, have: all, busy: 0, state: ResidencyState::Resident }
         });
         assert!(
             !residency.all_idle(4..6)
@@ -533,10 +538,11 @@ mod tests {
             [(4, 1)]
         );
         residency.put(5, 2);
-        residency.change(4, |here| here.state = State::Bad);
+        residency.change(4, |here| here.state = ResidencyState::Bad);
         assert_eq!((residency.clear(5..6).collect::<Vec<_>>(), residency.copies()), (vec![2], 0));
         residency.begin_arrival(6, 8, arrival(0));
-        let coming = Residency { slot: 8, have: Layers::NONE, busy: 1, state: State::Arriving };
+        let coming =
+            Residency { slot: 8, have: Layers::NONE, busy: 1, state: ResidencyState::Arriving };
         assert_eq!((residency.get(6), residency.copies()), (coming, 0));
         residency.change(6, |here| here.busy += 1);
         assert_eq!(
@@ -544,7 +550,7 @@ mod tests {
             (true, true)
         );
         residency.end_io(6);
-        let read = Residency { slot: 8, have: all, busy: 1, state: State::Resident };
+        let read = Residency { slot: 8, have: all, busy: 1, state: ResidencyState::Resident };
         assert_eq!(
             (residency.get(6), residency.copies(), residency.all_idle(6..7)),
             (read, 1, false)

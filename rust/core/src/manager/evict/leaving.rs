@@ -8,7 +8,7 @@
 use smallvec::SmallVec;
 
 use crate::block::{BlockId, Layers, MoveId, Slot, TierId};
-use crate::tier::State;
+use crate::tier::ResidencyState;
 
 use crate::manager::Manager;
 use crate::manager::kinds::End;
@@ -49,7 +49,9 @@ impl Manager {
     ) -> Option<Layers> {
         let here = self.residency(tier, block);
         // Layers that arrive, or that cannot be read, do not join with those that leave.
-        if leaving.is_empty() || !matches!(here.state, State::Absent | State::Resident) {
+        if leaving.is_empty()
+            || !matches!(here.state, ResidencyState::Absent | ResidencyState::Resident)
+        {
             return None;
         }
         let join = |have: Layers, (_, leaves): &(MoveId, Leaves)| have.join(leaves.held);

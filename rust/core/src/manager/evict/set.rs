@@ -29,7 +29,7 @@ use rustc_hash::FxHashMap;
 use crate::block::{BlockId, Layers, Structure, TierId};
 use crate::error::Result;
 use crate::policy::Entry;
-use crate::tier::{State, Write};
+use crate::tier::{ResidencyState, Write};
 use crate::time::{Nanos, stamp};
 use crate::trie::RunId;
 
@@ -393,14 +393,14 @@ impl Manager {
         }
         // Bad layers cannot be read, but their slots can be freed.
         match self.residency(tier, block).state {
-            State::Bad => self.residency(tier, block).have,
+            ResidencyState::Bad => self.residency(tier, block).have,
             _ => self.expected(tier, block),
         }
     }
 
     fn usable_view(&self, set: &EvictionSet, tier: TierId, block: BlockId) -> Layers {
         // A bad copy serves no request, so it does not make another one clean.
-        if self.residency(tier, block).state == State::Bad {
+        if self.residency(tier, block).state == ResidencyState::Bad {
             Layers::NONE
         } else {
             self.view(set, tier, block)
@@ -418,7 +418,7 @@ impl Manager {
             return;
         }
         let have = self.view(set, tier, block);
-        if self.residency(tier, block).state == State::Bad {
+        if self.residency(tier, block).state == ResidencyState::Bad {
             // Bad bytes: nothing is lost, nothing can be written.
             self.add_victim(set, Victim::one(tier, block, have, Fate::Clean));
             return;
@@ -497,7 +497,7 @@ impl Manager {
         let below = tier + 1;
         let there = self.view(set, below, block);
         // New layers cannot join bad ones, nor slots that a failed move may still write.
-        if self.residency(below, block).state == State::Bad || self.stuck(below, block) {
+        if self.residency(below, block).state == ResidencyState::Bad || self.stuck(below, block) {
             return false;
         }
         // A tier keeps one range of layers per block.
@@ -566,13 +566,13 @@ impl Manager {
         let settled = tiers.clone().all(|tier| {
             let here = self.residency(tier, block);
             here.busy == 0
-                && here.state != State::Arriving
+                && here.state != ResidencyState::Arriving
                 && !set.added.contains_key(&(tier, block))
                 && !set.guards(tier, block..block + 1)
         }) && !set.moving.contains(&block);
         // A write-back ahead takes nothing from its source tier or the tiers above.
         let ahead = set.preview.is_none_or(|(at, _)| {
-            (0..=at).all(|tier| self.residency(tier, block).state == State::Absent)
+            (0..=at).all(|tier| self.residency(tier, block).state == ResidencyState::Absent)
         });
         settled
             && ahead
@@ -585,14 +585,15 @@ impl Manager {
     /// Whether a block is absent from every tier in the set's view, and not in flight.
     fn absent(&self, set: &EvictionSet, block: BlockId) -> bool {
         // Previewed victims stay where they are.
-        let stays =
-            set.preview.is_some_and(|(at, _)| self.residency(at, block).state != State::Absent);
+        let stays = set
+            .preview
+            .is_some_and(|(at, _)| self.residency(at, block).state != ResidencyState::Absent);
         if stays {
             return false;
         }
         (0..self.tiers.len()).all(|tier| {
             self.view(set, tier, block).is_empty()
-                && (self.residency(tier, block).state != State::Arriving
+                && (self.residency(tier, block).state != ResidencyState::Arriving
                     || set.rest(tier, block).is_some())
         })
     }
@@ -638,7 +639,7 @@ impl Manager {
         bare: bool,
     ) -> Option<Entry> {
         let here = self.residency(tier, parent);
-        let free = matches!(here.state, State::Resident | State::Bad)
+        let free = matches!(here.state, ResidencyState::Resident | ResidencyState::Bad)
             && here.busy == 0
             && (tier > 0 || self.node(parent).refs == 0)
             && !set.guards(tier, parent..parent + 1)
@@ -647,7 +648,7 @@ impl Manager {
             && !set.taken.contains_key(&(tier, parent))
             && !set.added.contains_key(&(tier, parent));
         let alone = |child| {
-            self.residency(tier, child).state == State::Absent
+            self.residency(tier, child).state == ResidencyState::Absent
                 && !set.added.contains_key(&(tier, child))
                 || set.rest(tier, child).is_some_and(Layers::is_empty)
         };

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::block::{BlockId, Layers, LeaseId, Slot, Structure, TierId};
 use crate::error::Result;
-use crate::tier::{State, Write};
+use crate::tier::{ResidencyState, Write};
 use crate::time::{Nanos, Stamp};
 
 use crate::manager::Manager;
@@ -122,7 +122,7 @@ impl Manager {
         let joins = joined
             .is_some_and(|joined| self.saves_compute(joined, |other| self.expected(other, block)));
         let worth = self.worth_writing(tier, block) && self.refused.may_write(block, below);
-        if there.state == State::Bad || self.stuck(below, block) || !joins || !worth {
+        if there.state == ResidencyState::Bad || self.stuck(below, block) || !joins || !worth {
             return;
         }
         let mut set = self.eviction_set_for(Cause::Ahead);

@@ -7,7 +7,7 @@
 
 use crate::block::{BlockId, TierId};
 use crate::hint::{Answer, Band, HintReply, NORMAL, Share};
-use crate::tier::State;
+use crate::tier::ResidencyState;
 use crate::time::Nanos;
 use crate::visits;
 
@@ -56,7 +56,7 @@ impl Manager {
             return false;
         }
         let resident =
-            self.trie().alive(block) && self.residency(tier, block).state != State::Absent;
+            self.trie().alive(block) && self.residency(tier, block).state != ResidencyState::Absent;
         let wanted = resident && self.hints.claims.priority(block) > NORMAL;
         let (retained, most) = &mut self.hints.retained[tier];
         let full = retained.len() as u64 >= *most && !retained.contains(&block);
@@ -140,7 +140,7 @@ impl Manager {
         let shared = share.map(|share| (f64::from(room) * share) as u64);
         let most = [blocks, shared].into_iter().flatten().min();
         let mut mine = self.blocks_of(tenant);
-        mine.retain(|&block| self.residency(tier, block).state != State::Absent);
+        mine.retain(|&block| self.residency(tier, block).state != ResidencyState::Absent);
         let number = match most {
             Some(most) => Some(self.hints.quotas.bound(tenant, tier, most)),
             None => self.hints.quotas.unbound(tenant, tier),

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 
 use crate::block::{BlockId, TierId};
 use crate::hint::{Answer, HintReply, Target};
-use crate::tier::State;
+use crate::tier::ResidencyState;
 use crate::time::Nanos;
 
 use super::rejected;
@@ -57,8 +57,8 @@ impl Manager {
         for tier in 0..to {
             let here = self.residency(tier, block);
             match here.state {
-                State::Absent => {}
-                State::Resident if self.evictable(tier, block) => {
+                ResidencyState::Absent => {}
+                ResidencyState::Resident if self.evictable(tier, block) => {
                     if !self.step_down(tier, block, now) {
                         return Descent::Stays;
                     }
@@ -80,18 +80,20 @@ impl Manager {
     fn underway(&self, tier: TierId, block: BlockId) -> bool {
         let here = self.residency(tier, block);
         let held = tier == 0 && self.node(block).refs > 0;
-        let moves = here.busy > 0 || here.state == State::Arriving;
+        let moves = here.busy > 0 || here.state == ResidencyState::Arriving;
         let child = self.trie().children(block).any(|child| {
-            self.residency(tier, child).state != State::Absent
+            self.residency(tier, child).state != ResidencyState::Absent
                 && self.hints.demoting.contains_key(&child)
         });
-        here.state != State::Bad && !held && (moves || child)
+        here.state != ResidencyState::Bad && !held && (moves || child)
     }
 
     /// Evicts all layers of a block from a tier, if none of them is lost.
     fn step_down(&mut self, tier: TierId, block: BlockId, now: Nanos) -> bool {
         // With layer slots one range of layers leaves at a time.
-        while self.residency(tier, block).state == State::Resident && self.evictable(tier, block) {
+        while self.residency(tier, block).state == ResidencyState::Resident
+            && self.evictable(tier, block)
+        {
             let mut set = self.eviction_set_for(Cause::Hinted);
             self.choose(&mut set, tier, block, now);
             let mine = set.victims.iter().filter(|victim| victim.block == block);

@@ -6,7 +6,7 @@
 
 use crate::block::{BlockId, Layers, LeaseId, NO_MOVE, TierId};
 use crate::hint::{Answer, HintReply, Target};
-use crate::tier::State;
+use crate::tier::ResidencyState;
 use crate::time::Nanos;
 
 use super::rejected;
@@ -138,13 +138,15 @@ impl Manager {
         }
         let full = |from: &TierId| {
             let here = self.residency(*from, block);
-            here.state == State::Resident && here.have == all && self.transit(tier, *from).is_none()
+            here.state == ResidencyState::Resident
+                && here.have == all
+                && self.transit(tier, *from).is_none()
         };
         let Some(from) = (tier + 1..self.tiers.len()).find(full) else {
             return Fetched::No("no tier that it reads from has them in full");
         };
         // Completing a part could need layers from two tiers.
-        if self.residency(tier, block).state != State::Absent {
+        if self.residency(tier, block).state != ResidencyState::Absent {
             return Fetched::No("a part of them is resident there");
         }
         if self.late(from, all, deadline, now) {

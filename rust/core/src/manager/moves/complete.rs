@@ -12,7 +12,7 @@
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, TierId};
 use crate::error::{Error, Result};
-use crate::tier::State;
+use crate::tier::ResidencyState;
 use crate::time::Nanos;
 
 use crate::manager::Manager;
@@ -346,9 +346,9 @@ impl Manager {
             }
         }
         self.blocks.alter(tier, block, |here| {
-            (here.have, here.state) = (have, State::Resident);
+            (here.have, here.state) = (have, ResidencyState::Resident);
             if have.is_empty() {
-                (here.state, here.slot) = (State::Absent, NO_SLOT);
+                (here.state, here.slot) = (ResidencyState::Absent, NO_SLOT);
             }
         });
         self.residency_changed(tier, block);

@@ -4,7 +4,7 @@
 //! waits for ever. Cost: O(moves in flight) per failure.
 
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_MOVE, NO_SLOT, Slot, TierId};
-use crate::tier::State;
+use crate::tier::ResidencyState;
 use crate::time::Nanos;
 
 use crate::manager::Manager;
@@ -89,8 +89,8 @@ impl Manager {
     /// Marks a source bad whose bytes could not be read: no request uses it until it is evicted.
     fn load_failed(&mut self, known: &InFlightMove, block: BlockId) {
         let here = self.residency(known.src, block);
-        if known.from == End::Here && known.src > 0 && here.state == State::Resident {
-            self.blocks.alter(known.src, block, |here| here.state = State::Bad);
+        if known.from == End::Here && known.src > 0 && here.state == ResidencyState::Resident {
+            self.blocks.alter(known.src, block, |here| here.state = ResidencyState::Bad);
             self.refresh_on(known.src, block);
         }
     }
@@ -121,13 +121,15 @@ impl Manager {
     fn can_return(&self, tier: TierId, block: BlockId, layers: Layers) -> bool {
         let here = self.residency(tier, block);
         match here.state {
-            State::Absent => !self.tiers[tier].spec.layer_slots || tier > 0 || layers.lo == 0,
-            State::Resident => {
+            ResidencyState::Absent => {
+                !self.tiers[tier].spec.layer_slots || tier > 0 || layers.lo == 0
+            }
+            ResidencyState::Resident => {
                 self.tiers[tier].spec.layer_slots
                     && here.have.meet(layers).is_empty()
                     && here.have.join(layers).is_some()
             }
-            State::Arriving | State::Bad => false,
+            ResidencyState::Arriving | ResidencyState::Bad => false,
         }
     }
 

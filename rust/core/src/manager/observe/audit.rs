@@ -9,7 +9,7 @@ use crate::block::{BlockId, MoveId, NO_SLOT, Slot, Structure, TierId};
 use crate::error::{Error, Result};
 use crate::policy::Needs;
 use crate::scope::ScopeId;
-use crate::tier::{Owner, State};
+use crate::tier::{Owner, ResidencyState};
 
 use crate::manager::Manager;
 use crate::manager::kinds::{End, MoveKind};
@@ -75,7 +75,7 @@ impl Manager {
             let mut held = false;
             for tier in 0..self.tiers.len() {
                 let here = self.residency(tier, block);
-                held |= here.state != State::Absent;
+                held |= here.state != ResidencyState::Absent;
                 self.audit_residency(tier, block, broken);
             }
             let used = self.node(block).refs > 0 || self.trie().children(block).next().is_some();
@@ -87,7 +87,7 @@ impl Manager {
             let needed = self.trie().children(block).any(|child| {
                 (0..self.tiers.len()).any(|tier| {
                     let here = self.residency(tier, child);
-                    here.state == State::Resident && here.busy == 0
+                    here.state == ResidencyState::Resident && here.busy == 0
                 })
             });
             if leaf_only && self.node(block).refs == 0 && needed && !self.missing(block).is_empty()
@@ -112,13 +112,19 @@ impl Manager {
         let arrival = self.arrival(tier, block);
         let mut say = |what: String| broken.push(format!("block {block} on '{name}' {what}"));
         match here.state {
-            State::Absent if here.slot != NO_SLOT || !here.have.is_empty() || here.busy > 0 => {
+            ResidencyState::Absent
+                if here.slot != NO_SLOT || !here.have.is_empty() || here.busy > 0 =>
+            {
                 say(format!("is absent with slot {}, layers {}", here.slot, here.have));
             }
-            State::Resident | State::Bad if here.have.is_empty() || arrival.is_some() => {
+            ResidencyState::Resident | ResidencyState::Bad
+                if here.have.is_empty() || arrival.is_some() =>
+            {
                 say(format!("is settled with layers {}", here.have));
             }
-            State::Arriving if arrival.is_none() => say("arrives without a move".to_owned()),
+            ResidencyState::Arriving if arrival.is_none() => {
+                say("arrives without a move".to_owned());
+            }
             _ => {}
         }
         if here.have.hi > self.settings.layers {
@@ -129,7 +135,7 @@ impl Manager {
             say(format!("is on the first tier with layers {}", here.have));
         }
         if let Some(arrival) = arrival
-            && (!arrival.target.covers(here.have) || here.state != State::Arriving)
+            && (!arrival.target.covers(here.have) || here.state != ResidencyState::Arriving)
         {
             say(format!("expects {} and has {}", arrival.target, here.have));
         }
@@ -305,7 +311,7 @@ impl Manager {
                 .evictable(tier, block)
                 .then(|| self.entry(tier, block, self.residency(tier, block).have));
             linked += usize::from(wanted.is_some());
-            let resident = self.residency(tier, block).state != State::Absent;
+            let resident = self.residency(tier, block).state != ResidencyState::Absent;
             if index.needs(Needs::EVENTS) && index.holds(block) != resident {
                 broken.push(format!("the policy of tier {tier} is wrong about block {block}"));
             }

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::block::{BlockId, Layers, MoveId, TierId};
 use crate::histogram::Histogram;
 use crate::policy::Entry;
-use crate::tier::State;
+use crate::tier::ResidencyState;
 use crate::time::{Nanos, Stamp, stamp};
 
 use crate::manager::Manager;
@@ -278,7 +278,7 @@ impl Manager {
             return;
         }
         // A bad copy was no use, so nothing is lost.
-        let clean = here.state == State::Bad || self.blocks.is_clean(tier, block);
+        let clean = here.state == ResidencyState::Bad || self.blocks.is_clean(tier, block);
         let reason = if clean { Reason::Clean } else { Reason::Dropped };
         self.count_eviction((tier, block..block + 1, here.have), reason, cause, now);
     }
@@ -352,7 +352,8 @@ impl Manager {
     /// The counters of copies equal a full scan.
     pub(crate) fn audit_meter(&self, broken: &mut Vec<String>) {
         for tier in 0..self.tiers.len() {
-            let resident = |&block: &BlockId| self.residency(tier, block).state == State::Resident;
+            let resident =
+                |&block: &BlockId| self.residency(tier, block).state == ResidencyState::Resident;
             let copies = self.living().filter(resident).count() as u64;
             let clean =
                 self.living().filter(|&block| self.blocks.is_clean(tier, block)).count() as u64;

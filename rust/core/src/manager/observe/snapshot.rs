@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use crate::block::BlockId;
-use crate::tier::State;
+use crate::tier::ResidencyState;
 
 use crate::manager::Manager;
 
@@ -63,7 +63,7 @@ impl Manager {
         write!(out, "block {handle:#x} {:?} {node:?}", self.trie().tokens(block))?;
         for tier in 0..self.tiers.len() {
             let here = self.residency(tier, block);
-            if here.state != State::Absent {
+            if here.state != ResidencyState::Absent {
                 write!(out, " {tier}:{here:?}")?;
                 if let Some(arrival) = self.arrival(tier, block) {
                     write!(out, "{arrival:?}")?;

@@ -8,7 +8,7 @@ use rustc_hash::FxHashSet;
 
 use crate::block::{BlockId, Handle, Layers, LeaseId, MoveId, Slot, TierId, Token};
 use crate::error::{Error, Result};
-use crate::tier::{Residency, State};
+use crate::tier::{Residency, ResidencyState};
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
@@ -318,9 +318,9 @@ impl Manager {
     fn install(&mut self, tier: TierId, block: BlockId, private: PrivateSlotId) -> bool {
         let PrivateSlot { slot, layers, refs, busy, .. } = self.private_slots[private];
         let here = self.residency(tier, block);
-        let full = layers == self.all_layers() && here.state == State::Absent;
+        let full = layers == self.all_layers() && here.state == ResidencyState::Absent;
         // With layer slots the two ranges may join to one.
-        let grows = here.state == State::Resident
+        let grows = here.state == ResidencyState::Resident
             && here.busy == 0
             && self.tiers[tier].spec.layer_slots
             && !here.have.covers(layers)
@@ -331,7 +331,7 @@ impl Manager {
         }
         self.private_slots.remove(private);
         if full {
-            let here = Residency { slot, have: layers, busy: 0, state: State::Resident };
+            let here = Residency { slot, have: layers, busy: 0, state: ResidencyState::Resident };
             self.blocks.alter(tier, block, |known| *known = here);
         } else {
             self.blocks.join_rows(tier, slot, here.slot, layers, here.have);
@@ -347,7 +347,7 @@ impl Manager {
     pub(crate) fn forget_bad_copies(&mut self, block: BlockId) {
         for tier in 1..self.tiers.len() {
             let here = self.residency(tier, block);
-            if here.state == State::Bad && here.busy == 0 {
+            if here.state == ResidencyState::Bad && here.busy == 0 {
                 self.drop_copy(tier, block, Cause::Failed);
             }
         }

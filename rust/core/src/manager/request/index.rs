@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::memory;
 use crate::record::{Label, Record};
 use crate::scope::Scope;
-use crate::tier::State;
+use crate::tier::ResidencyState;
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
@@ -42,7 +42,7 @@ impl Manager {
         while let Some(block) = blocks.pop() {
             blocks.extend(self.trie().children(block));
             let here = self.residency(tier, block);
-            if here.state == State::Resident && !here.have.is_empty() {
+            if here.state == ResidencyState::Resident && !here.have.is_empty() {
                 let label = self.label(block, now);
                 rows.push(Row { label, slot: here.slot, layers: here.have });
             }
@@ -144,7 +144,7 @@ impl Manager {
         };
         let (block, known) = self.find_row(&whose, record, parent, row.layers, values)?;
         // An earlier row, or the tier above, has the block already.
-        if self.residency(tier, block).state != State::Absent {
+        if self.residency(tier, block).state != ResidencyState::Absent {
             return Some((block, false));
         }
         // The block was known from another tier: keep the newer figures of the two.

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use crate::block::{BlockId, Layers, LeaseId, MoveId, NO_SLOT, Slot, Structure, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
-use crate::tier::State;
+use crate::tier::ResidencyState;
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
@@ -231,7 +231,7 @@ impl Manager {
             }
         }
         // A bad copy has bytes that no request may read.
-        if self.residency(tier, step.block).state == State::Bad {
+        if self.residency(tier, step.block).state == ResidencyState::Bad {
             return NO_SLOT;
         }
         self.slot_of(tier, step.block, layer)

@@ -5,7 +5,7 @@
 use crate::block::{BlockId, Handle, Layers, Slot, Structure, TierId, Token};
 use crate::error::Result;
 use crate::scope::{Scope, ScopeId};
-use crate::tier::State;
+use crate::tier::ResidencyState;
 use crate::time::Nanos;
 use crate::trie::Query;
 
@@ -215,7 +215,7 @@ impl Manager {
                 copies.push(Copy { tier, slot, layers, coming, first, ready, leaving: true });
                 continue;
             }
-            if matches!(here.state, State::Absent | State::Bad) {
+            if matches!(here.state, ResidencyState::Absent | ResidencyState::Bad) {
                 continue;
             }
             let arrival = self.arrival(tier, block);

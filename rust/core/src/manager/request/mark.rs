@@ -6,7 +6,7 @@ use crate::arrival::{Arrival, MoveIds};
 use crate::block::{BlockId, Handle, Layers, NO_SLOT, Slot, TierId, Token};
 use crate::error::{Error, Result};
 use crate::scope::{Scope, ScopeId};
-use crate::tier::{Owner, Residency, State};
+use crate::tier::{Owner, Residency, ResidencyState};
 use crate::time::{Nanos, stamp};
 use crate::trie::Query;
 
@@ -66,7 +66,7 @@ impl Manager {
         let content = self.scopes.digests.content(&mark.scope, 0, mark.tokens);
         let mut path = Vec::new();
         self.trie().walk(self.scopes.get(scope).root, Query::Tokens(&content), &mut path);
-        path.retain(|&block| self.residency(mark.tier, block).state != State::Absent);
+        path.retain(|&block| self.residency(mark.tier, block).state != ResidencyState::Absent);
         // All errors are found before the first change; children are checked with the blocks cleared
         // along.
         for (at, &block) in path.iter().enumerate() {
@@ -198,7 +198,7 @@ impl Manager {
     /// Slots that a block needs to be fully resident on a tier.
     fn lacking(&self, tier: TierId, block: BlockId) -> Result<u64> {
         let (here, all) = (self.residency(tier, block), self.all_layers());
-        if here.state != State::Arriving {
+        if here.state != ResidencyState::Arriving {
             let layers = u64::from(all.len() - here.have.len());
             let rows = self.tiers[tier].spec.layer_slots;
             return Ok(if rows { layers } else { u64::from(here.slot == NO_SLOT) });
@@ -218,7 +218,7 @@ impl Manager {
     fn complete_copy(&mut self, block: BlockId, mark: &Mark<'_>, now: Nanos) {
         let (here, all) = (self.residency(mark.tier, block), self.all_layers());
         // Arriving or complete: nothing is missing.
-        if here.state == State::Arriving || here.usable() == all {
+        if here.state == ResidencyState::Arriving || here.usable() == all {
             return;
         }
         let mut slot = here.slot;
@@ -254,9 +254,9 @@ impl Manager {
         self.blocks.alter(tier, block, |here| {
             here.slot = slot;
             if ready.is_some() {
-                (here.state, here.have) = (State::Arriving, here.usable());
+                (here.state, here.have) = (ResidencyState::Arriving, here.usable());
             } else {
-                (here.state, here.have) = (State::Resident, layers);
+                (here.state, here.have) = (ResidencyState::Resident, layers);
             }
         });
         if let Some(ready) = ready {

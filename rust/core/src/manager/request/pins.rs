@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use crate::block::{BlockId, Handle, TierId};
 use crate::error::{Error, Result};
 use crate::manager::Manager;
-use crate::tier::{Residency, State};
+use crate::tier::{Residency, ResidencyState};
 use crate::time::Nanos;
 
 /// A pin's id; never used twice.
@@ -51,7 +51,8 @@ impl Manager {
         for &handle in blocks {
             let block = self.resolve(handle)?;
             let Residency { state, have, busy, .. } = self.residency(tier, block);
-            if (state, have) != (State::Resident, self.all_layers()) || busy > u16::MAX / 2 {
+            if (state, have) != (ResidencyState::Resident, self.all_layers()) || busy > u16::MAX / 2
+            {
                 return Err(Error::config(format!(
                     "block {:#x} cannot be pinned on tier '{}': it has layers {have} of {} there, \
                      {busy} times read",

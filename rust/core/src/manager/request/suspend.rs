@@ -5,7 +5,7 @@
 
 use crate::block::{BlockId, LeaseId, MoveId, TierId, Token};
 use crate::error::{Error, Result};
-use crate::tier::{Kind, State};
+use crate::tier::{Kind, ResidencyState};
 use crate::time::Nanos;
 
 use crate::manager::Manager;
@@ -78,7 +78,8 @@ impl Manager {
     fn evict_first(&mut self, block: BlockId, now: Nanos) {
         const FIRST: TierId = 0;
         // With layer slots one range of layers leaves at a time.
-        while self.evictable(FIRST, block) && self.residency(FIRST, block).state == State::Resident
+        while self.evictable(FIRST, block)
+            && self.residency(FIRST, block).state == ResidencyState::Resident
         {
             let mut set = self.eviction_set_for(Cause::Suspended);
             self.choose(&mut set, FIRST, block, now);
