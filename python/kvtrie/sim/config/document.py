@@ -1,0 +1,72 @@
+"""Document: a settings file as TOML, with KEY=VALUE put into it.
+
+Invariant: a change names a key or a place that can be; whether there is such a setting, its table
+says. Cost: read once per run.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from typing import TYPE_CHECKING, Any, cast
+
+from kvtrie.argument import shown
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["change", "read_document"]
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        ConfigError: a file that cannot be read.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read the settings {path}: {reason}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from error
+
+
+def change(document: dict[str, Any], stated: str) -> None:
+    """Put one `KEY=VALUE` into a document.
+
+    Raises:
+        ConfigError: no `KEY=VALUE`, or a key of what is no table or list.
+    """
+    name, equals, given = stated.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"--set takes KEY=VALUE, not {stated!r}")
+    try:
+        value: Any = tomllib.loads(f"value = {given}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = given
+    *above, last = name.split(".")
+    here: Any = document
+    for key in above:
+        known, place = _place(here, key, stated)
+        here = known.setdefault(key, {}) if isinstance(known, dict) else known[place]
+    known, place = _place(here, last, stated)
+    if isinstance(known, dict):
+        known[last] = value
+    else:
+        known[place] = value
+
+
+def _place(
+    value: object, key: str, stated: str
+) -> tuple[dict[str, Any], int] | tuple[list[Any], int]:
+    """A table, or a list and the place in it that a key names."""
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value), 0
+    if not isinstance(value, list):
+        raise ConfigError(f"--set {stated}: {shown(value)} has no key {key}")
+    items = cast("list[Any]", value)
+    if not (key.isdecimal() and int(key) < len(items)):
+        raise ConfigError(f"--set {stated}: {key} is no place in a list of {len(items)}")
+    return items, int(key)

@@ -1,0 +1,111 @@
+"""SimulationConfig: all settings of a run.
+
+Invariant: what comes back is checked, and an error names the key and the value; unknown keys are
+refused. Cost: read once per run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.shape import ModelShape
+from kvtrie.sim.config.cost import cost_of
+from kvtrie.sim.config.document import change, read_document
+from kvtrie.sim.config.engine import engine_of
+from kvtrie.sim.config.manager import block_tokens_of, manager_of
+from kvtrie.sim.config.peers import peers_of
+from kvtrie.sim.config.router import router_of
+from kvtrie.sim.config.table import Table, made, plain
+from kvtrie.sim.config.tiers import tiers_of
+from kvtrie.sim.config.trace import trace_of
+from kvtrie.sim.config.transfer import transfer_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from kvtrie.cost import Cost
+    from kvtrie.sim.config.cost import Price
+    from kvtrie.sim.config.trace import TraceSource
+    from kvtrie.tier import Tier
+
+__all__ = ["SimulationConfig", "config_of", "read_config"]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationConfig:
+    """The settings of a run, checked.
+
+    Attributes:
+        trace: where requests come from.
+        model: shape of the model on each machine.
+        tiers: tiers of each machine, fastest first.
+        price: what a token takes to compute.
+        cost: what managers take that price for.
+        seed: seed of whatever is drawn.
+        block_tokens: real tokens of a block.
+        manager: further arguments of `Simulation`, by name.
+    """
+
+    trace: TraceSource
+    model: ModelShape
+    tiers: tuple[Tier, ...]
+    price: Price
+    cost: Cost | str
+    seed: int = 0
+    block_tokens: int = 16
+    manager: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def read_config(path: Path, changes: Iterable[str] = ()) -> SimulationConfig:
+    """Read a file of settings.
+
+    Args:
+        path: a TOML file. A relative path of a trace in it starts at its folder.
+        changes: `KEY=VALUE` each, with dots between keys and numbers for places in lists, as
+            `tiers.0.blocks=9`; the value is TOML, or a word. They replace what the file says.
+
+    Raises:
+        ConfigError: a file that cannot be read, an unknown key, a value that cannot be.
+    """
+    document = read_document(path)
+    for stated in changes:
+        change(document, stated)
+    return config_of(document, path.parent)
+
+
+def config_of(document: dict[str, Any], folder: Path) -> SimulationConfig:
+    """Check a document of settings.
+
+    Args:
+        document: the tables, as `tomllib` reads them.
+        folder: where a relative path of a trace starts.
+
+    Raises:
+        ConfigError: an unknown key, a value that cannot be.
+    """
+    top = Table("", document)
+    seed = top.number("seed", 0, 0, 2**63 - 1)
+    trace = trace_of(top.table("trace"), folder)
+    shape = top.table("model")
+    model = made("model", ModelShape, shape.some(*plain(ModelShape, "groups")))
+    shape.close()
+    price, cost = cost_of(top.table("cost"), model)
+    machines = top.number("machines", 1, 1, 2**20)
+    table = top.table("manager")
+    block_tokens = block_tokens_of(table, trace)
+    manager = manager_of(table)
+    more = {
+        "machines": machines,
+        **engine_of(top.table("engine")),
+        **router_of(top.table("router")),
+        **transfer_of(top),
+        "peers": peers_of(top.table("peers")),
+    }
+    cost = manager.pop("cost", cost)
+    tiers = tiers_of(top.take("tiers", ()))
+    top.close()
+    return SimulationConfig(
+        trace, model, tiers, price, cost, seed, block_tokens, {**manager, **more}
+    )

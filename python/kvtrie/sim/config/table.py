@@ -1,0 +1,92 @@
+"""Table: one table of a settings file, whose keys are taken one by one.
+
+Invariant: a value is checked as it is taken and an error names the key in full; `close` refuses the
+keys that nothing took. Cost: a comparison or two per key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, cast
+
+from kvtrie.argument import flag, real, shown, text, whole, word
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["Table", "made", "plain"]
+
+
+class Table:
+    """A table of a document, whose keys are taken one by one."""
+
+    def __init__(self, name: str, given: object) -> None:
+        if not isinstance(given, dict):
+            raise ConfigError(f"{name} is {shown(given)}, a table wanted")
+        self._name = name
+        self._left = dict(cast("dict[str, Any]", given))
+        self._known: list[str] = []
+
+    def take(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - any TOML value
+        """The value of a key, unchecked."""
+        self._known.append(key)
+        return self._left.pop(key, default)
+
+    def key(self, key: str) -> str:
+        """The name of a key with those of the tables around it."""
+        return f"{self._name}.{key}" if self._name else key
+
+    def number(self, key: str, default: int, low: int, high: int) -> int:
+        """A whole number `low` to `high`."""
+        return whole(self.key(key), self.take(key, default), low, high)
+
+    def real(self, key: str, default: float, low: float, high: float) -> float:
+        """A number `low` to `high`."""
+        return real(self.key(key), self.take(key, default), low, high)
+
+    def word(self, key: str, known: tuple[str, ...]) -> str:
+        """One of a few words, by default the first."""
+        return word(self.key(key), self.take(key, known[0]), known)
+
+    def flag(self, key: str, default: bool) -> bool:  # noqa: FBT001 - as `number`
+        """True or false."""
+        return flag(self.key(key), self.take(key, default))
+
+    def text(self, key: str, default: str) -> str:
+        """A str."""
+        return text(self.key(key), self.take(key, default))
+
+    def table(self, key: str) -> Table:
+        """A table below this one, empty if it is not given."""
+        return Table(self.key(key), self.take(key, {}))
+
+    def some(self, *keys: str) -> dict[str, Any]:
+        """Those of some keys that are given."""
+        present = {key: self._left[key] for key in keys if key in self._left}
+        for key in keys:
+            self.take(key)
+        return present
+
+    def close(self) -> None:
+        """Refuse what was not taken."""
+        for key, value in self._left.items():
+            raise ConfigError(
+                f"{self.key(key)} is {shown(value)}, but there is no such key: "
+                f"{', '.join(sorted(self._known))}"
+            )
+
+
+def made(name: str, make: Callable[..., Any], given: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """An object of a settings class, from keys that are its arguments."""
+    try:
+        return make(**given)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    except TypeError as error:
+        raise ConfigError(f"{name} lacks a key: {error}") from error
+
+
+def plain(kind: type[Any], *but: str) -> tuple[str, ...]:
+    """The names of a settings class that a table may have as keys."""
+    return tuple(known.name for known in dataclasses.fields(kind) if known.name not in but)

@@ -1,0 +1,36 @@
+"""The list `tiers`: what each machine keeps blocks in, fastest first."""
+
+from __future__ import annotations
+
+from kvtrie.argument import few
+from kvtrie.errors import ConfigError
+from kvtrie.sim.config.table import Table, made, plain
+from kvtrie.tier import Lane, Tier
+
+__all__ = ["tiers_of"]
+
+_MOST_TIERS = 16
+
+
+def tiers_of(given: object) -> tuple[Tier, ...]:
+    """The tiers of a list of tables, one to four of them."""
+    tiers = few("tiers", given, _MOST_TIERS)
+    if not tiers:
+        raise ConfigError("tiers is (), one to four wanted")
+    return tuple(_tier(f"tiers.{at}", one) for at, one in enumerate(tiers))
+
+
+def _tier(name: str, given: object) -> Tier:
+    table = Table(name, given)
+    keys = plain(Tier, "path", "second_path", "owner", "io_budget", "layout", "durability", "io")
+    settings = table.some(*keys)
+    table.close()
+    kind = settings.get("kind")
+    for way in ("read", "store"):
+        if way in settings:
+            lane = Table(f"{name}.{way}", settings[way])
+            stated = {"name": f"{kind} {way}", "bytes_per_s": None}
+            stated |= lane.some("name", "bytes_per_s", "latency_ns", "shares")
+            lane.close()
+            settings[way] = made(f"{name}.{way}", Lane, stated)
+    return made(name, Tier, {**settings, "owner": "none"})

@@ -1,0 +1,18 @@
+"""The keys at the top that say how moves take their time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvtrie.sim.config.table import Table
+
+__all__ = ["transfer_of"]
+
+
+def transfer_of(top: Table) -> dict[str, Any]:
+    """The arguments of `Simulation` that moves are carried by."""
+    return {
+        "transfer": top.word("transfer", ("executor", "predicted")),
+        "moves_per_job": top.number("moves_per_job", 64, 1, 2**31 - 1),
+    }
