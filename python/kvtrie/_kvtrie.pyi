@@ -1857,17 +1857,19 @@ class Simulation:
         self,
         requests: Iterable[tuple[int, _Tokens, int, int, str | None]],
         tell: Callable[
-            [tuple[int, int, int, int | None, int | None, list[int], int, int, int]], object
+            [tuple[int, int, int, int | None, int | None, list[int], int, int, int, list[int]]],
+            object,
         ],
     ) -> None:
-        """Plays requests to their end.
+        """Plays requests to their end; other threads run Python meanwhile.
 
         Args:
             requests: `(arrival_ns, tokens, input_tokens, output_tokens, session)`, in order of
                 arrival.
             tell: called with each record, in order: `(id, machine, arrival_ns, first_token_ns,
                 end_ns, tokens found per tier, tokens found on a peer, tokens computed, ns waited
-                for copies)`; the times of one that did not fit are None.
+                for copies, ns that computing what was found would have taken per tier and last for
+                the peer)`; the times of one that did not fit are None, and it has no tiers.
 
         Raises:
             ConfigError: a request that arrives before the one above it.
@@ -1880,8 +1882,26 @@ class Simulation:
     def tiers(self) -> list[tuple[int, int, int, int, int]]:
         """Per tier, over all machines: blocks and tokens hit; evicted clean, demoted, dropped."""
 
-    def lanes(self) -> dict[str, tuple[int, int]]:
-        """Bytes and busy nanoseconds of each lane, over all machines."""
+    def lanes(self) -> dict[str, tuple[int, int, int]]:
+        """Bytes, busy ns, and ns waited for the transmissions before, of each lane, in all."""
+
+    def watch(self, *, spans: bool = False, sample_ns: int = 0) -> None:
+        """Keeps, from now on, what pictures need.
+
+        Args:
+            spans: each step and transmission.
+            sample_ns: a sample of all tiers every so many nanoseconds, but at most one between
+                two events; 0 takes none.
+        """
+
+    def spans(self) -> list[tuple[int, str | None, int, int, int]]:
+        """`(machine, lane, start_ns, end_ns, bytes)` by machine; the lane of a step is None.
+
+        A lane named `peers` carries towards its machine.
+        """
+
+    def samples(self) -> list[tuple[int, int, list[int]]]:
+        """`(at_ns, machine, blocks resident per tier)`, before the events of that time."""
 
     def log(self, machine: int) -> list[tuple[Any, ...]]:
         """The calls of a machine's manager, in order, each with its name first.

@@ -228,6 +228,11 @@ class Tier:
             )
         return blocks
 
+    def room_bytes(self, model: ModelShape, block_tokens: int) -> int:
+        """Bytes that its blocks take; see `room`."""
+        blocks = self.room(model, block_tokens)
+        return blocks * model.layers * self._layer_bytes(model, block_tokens)
+
     def _layer_bytes(self, model: ModelShape, block_tokens: int) -> int:
         if self.layout is None:
             return model.layer_bytes(block_tokens)

@@ -76,7 +76,16 @@ def test_a_prompt_comes_back_from_the_host(config, capsys):
     }
     assert (figures["requests"], figures["refused"], figures["stalled_ns"]) == (3, 0, 3_000_000)
     assert [(tier["kind"], tier["hits"]) for tier in figures["tiers"]] == [("gpu", 0), ("host", 3)]
-    assert figures["lanes"]["host read"] == {"bytes": 3 << 14, "busy_ns": 3_000_000}
+    assert figures["lanes"]["host read"] == {
+        "bytes": 3 << 14,
+        "busy_ns": 3_000_000,
+        "use": 3_000_000 / figures["end_ns"],
+        "waited_ns": 0,
+    }
+    # Eight blocks are stored in two groups of four, each of which begins at once.
+    assert figures["lanes"]["host store"]["waited_ns"] == 0
+    assert (figures["tiers"][1]["hit_tokens"], figures["tiers"][1]["saved_ns"]) == (48, 48_000)
+    assert (figures["goodput"], figures["cost"], figures["saturated"]) == (None, None, False)
     again, same = play(config, capsys)
     assert same == lines
     assert {**again, "wall_s": 0} == {**figures, "wall_s": 0}
@@ -101,11 +110,60 @@ def test_settings_change_the_third_request(config, capsys, change, last):
     assert waits(play(config, capsys, change)[1])[2] == last
 
 
+def test_goodput_counts_requests_that_meet_all_goals(config, capsys):
+    figures, _ = play(config, capsys, "goals.ttft_ns=64000")
+    assert figures["goodput"] == {"requests": 2, "share": 2 / 3, "per_s": 2 / 2.003016}
+    figures, _ = play(config, capsys, "goals={ttft_ns=3016000, tpot_ns=0}")
+    assert figures["goodput"]["requests"] == 3
+
+
+def test_tokens_after_the_first_have_a_goal_of_their_own(config, capsys):
+    rows = [json.loads(line) for line in config.with_name("t.jsonl").read_text().splitlines()]
+    rows[1]["output_tokens"] = 5
+    config.with_name("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figures, _ = play(config, capsys, "goals.tpot_ns=999", "tiers.0.blocks=9")
+    assert (figures["tpot_ns"]["p50"], figures["goodput"]["requests"]) == (1000, 2)
+
+
+def test_a_run_costs_its_machines_and_rooms_by_the_hour(config, capsys):
+    # A block is 2**14 bytes, so 2**16 of them are a GiB.
+    figures, _ = play(
+        config,
+        capsys,
+        "tiers.1.blocks=131072",
+        "machines=2",
+        "price={gpu_hour=3.0, gib_hour={host=0.5, disk=9.0}}",
+    )
+    hours = figures["end_ns"] / 3.6e12
+    assert figures["cost"] == {
+        "per_hour": 8.0,
+        "run": 8.0 * hours,
+        "per_million_tokens": 8.0 * hours * 1e6 / 195,
+    }
+
+
+@pytest.mark.parametrize(("apart", "saturated"), [(0.00007, False), (0.00006, True)])
+def test_requests_that_pile_up_saturate_a_run(tmp_path, capsys, apart, saturated):
+    """A request takes 64 us; those that come every 60 us wait ever longer."""
+    prompts = [list(range(64 * at, 64 * at + 64)) for at in range(100)]
+    config = write(tmp_path, *((at * apart, prompt) for at, prompt in enumerate(prompts)))
+    figures, _ = play(config, capsys, "tiers.0.write=never")
+    assert figures["saturated"] is saturated
+    assert figures["waiting"] == ({"half": 4, "end": 8} if saturated else {"half": 1, "end": 1})
+
+
 def test_a_person_reads_a_table(config, capsys):
     assert main(["sim", "run", str(config)]) == 0
     text = capsys.readouterr().out
     assert "3 requests, 0 refused, 192 prompt tokens, 0.2500 of them found" in text
-    assert "host read                0.0         3.0" in text
+    assert "host read                0.0         3.0      0.0015         0.0" in text
+    assert (
+        main(["sim", "run", str(config), "--set=goals.ttft_ns=64000", "--set=price.gpu_hour=2"])
+        == 0
+    )
+    text = capsys.readouterr().out
+    assert "goodput 0.998 requests/s: 0.6667 met the goals" in text
+    assert "2.00 per hour" in text
 
 
 @pytest.mark.parametrize(
@@ -135,6 +193,10 @@ def test_a_person_reads_a_table(config, capsys):
         ("peers.lookup=some", "peers.lookup is one of own, all, not 'some'"),
         ("peers.lookup=all", "peers.bytes_per_s is missing"),
         ('peers={lookup="all", bytes_per_s=0}', "peers: bytes_per_s of lane 'peers' is 0"),
+        ("goals.ttft_ns=-1", "goals.ttft_ns is -1"),
+        ("goals.e2e_ns=1", "goals.e2e_ns is 1"),
+        ("price.gpu_hour=-2.5", "price.gpu_hour is -2.5"),
+        ("price.gib_hour.tape=1", "price.gib_hour.tape is 1"),
         ("seed", "KEY=VALUE"),
     ],
 )
@@ -198,7 +260,12 @@ def test_a_prompt_comes_from_another_machine(tmp_path, capsys, shares, last):
     figures, lines = play(config, capsys, "machines=2", peers)
     assert waits(lines) == [64_000, 64_000, 9_016_000, last]
     assert lines[3]["hit_tokens"] == {"gpu": 0, "host": 0, "disk": 0, "peer": 48}
-    assert figures["lanes"]["peers"] == {"bytes": 6 << 14, "busy_ns": 12_000_000}
+    network = figures["lanes"]["peers"]
+    assert (network["bytes"], network["busy_ns"]) == (6 << 14, 12_000_000)
+    assert network["waited_ns"] == (6_000_000 if shares else 0)
+    queues = 1 if shares else 2
+    assert network["use"] == 12_000_000 / (queues * figures["end_ns"])
+    assert (figures["saved_ns"]["peer"], figures["saved_ns"]["host"]) == (96_000, 0)
     assert waits(play(config, capsys, "machines=2", "peers.lookup=own")[1])[3] == 64_000
 
 

@@ -10,20 +10,25 @@ import sys
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
+    from pathlib import Path
 
-__all__ = ["watched"]
+__all__ = ["lines_in", "watched"]
 
+_CHUNK = 1 << 20
 _Item = TypeVar("_Item")
 
 
-def watched(items: Sequence[_Item], what: str, *, quiet: bool) -> Iterable[_Item]:
-    """The items, with a bar while they are gone through.
+def watched(
+    items: Iterable[_Item], what: str, *, quiet: bool = False, total: float | None = None
+) -> Iterable[_Item]:
+    """The items, with a bar and the time left while they are gone through.
 
     Args:
         items: the items to go through.
         what: the text before the bar.
         quiet: draw none.
+        total: about how many they are, where they have no length.
     """
     if quiet or not sys.stderr.isatty():
         return items
@@ -32,4 +37,15 @@ def watched(items: Sequence[_Item], what: str, *, quiet: bool) -> Iterable[_Item
         from rich.progress import track
     except ImportError:
         return items
-    return track(items, description=what, console=Console(stderr=True), transient=True)
+    return track(items, description=what, total=total, console=Console(stderr=True), transient=True)
+
+
+def lines_in(path: Path) -> int | None:
+    """How many lines a file has, by reading it once; None without a terminal to draw for."""
+    if not sys.stderr.isatty():
+        return None
+    try:
+        with path.open("rb") as file:
+            return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK), b""))
+    except OSError:
+        return None

@@ -1,17 +1,17 @@
 """Run: a simulation from its settings to its figures.
 
 Invariant: equal settings and traces give equal figures; the wall clock is read only around the run.
-Cost: that of the managers' calls, and three integers kept per request for the quantiles.
+Cost: that of the managers' calls, and what `figures` keeps of each request.
 """
 
 from __future__ import annotations
 
 import time
-from array import array
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvtrie._kvtrie import Simulation
+from kvtrie.sim.config.goals import Goals
+from kvtrie.sim.figures import Counts, figures_of
 from kvtrie.sim.requests import trace_requests
 
 if TYPE_CHECKING:
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from kvtrie.sim.config import SimulationConfig
     from kvtrie.sim.requests import Asked
 
-__all__ = ["figures_of", "open_simulation", "play", "run_config"]
+__all__ = ["open_simulation", "play", "run_config"]
 
-_Record: TypeAlias = "tuple[int, int, int, int | None, int | None, list[int], int, int, int]"
+_Record: TypeAlias = (
+    "tuple[int, int, int, int | None, int | None, list[int], int, int, int, list[int]]"
+)
 
 _KINDS = ("gpu", "host", "disk")
-_QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))
 
 
 def open_simulation(config: SimulationConfig, *, logged: bool = False) -> Simulation:
@@ -52,13 +53,17 @@ def open_simulation(config: SimulationConfig, *, logged: bool = False) -> Simula
 
 
 def run_config(
-    config: SimulationConfig, told: Callable[[dict[str, Any]], object] | None = None
+    config: SimulationConfig,
+    told: Callable[[dict[str, Any]], object] | None = None,
+    *,
+    watch: Callable[[Iterable[Asked]], Iterable[Asked]] = iter,
 ) -> dict[str, Any]:
     """Play the trace of a config.
 
     Args:
         config: the settings.
         told: called with each request's line, in the order of the trace.
+        watch: gives the requests on as they are asked for.
 
     Returns:
         The figures of `figures_of`, and the seconds that the run took as `wall_s`.
@@ -68,25 +73,10 @@ def run_config(
     """
     simulation = open_simulation(config)
     begun = time.perf_counter()
-    counts = play(config, simulation, trace_requests(config.trace, config.block_tokens), told)
+    requests = watch(trace_requests(config.trace, config.block_tokens))
+    counts = play(config, simulation, requests, told)
     figures = figures_of(config, simulation, counts)
     return {**figures, "wall_s": time.perf_counter() - begun}
-
-
-@dataclass(slots=True)
-class _Counts:
-    """What is added up over the requests of a run."""
-
-    requests: int
-    refused: int
-    input_tokens: int
-    output_tokens: int
-    hit_tokens: dict[str, int]
-    computed_tokens: int
-    stalled_ns: int
-    ttft: array[int]
-    whole: array[int]
-    per_token: array[int]
 
 
 def play(
@@ -94,21 +84,25 @@ def play(
     simulation: Simulation,
     requests: Iterable[Asked],
     told: Callable[[dict[str, Any]], object] | None = None,
-) -> _Counts:
+) -> Counts:
     """Play requests through a simulation and count what became of them."""
     kinds = [tier.kind for tier in config.tiers]
     none = {**dict.fromkeys((*_KINDS, *kinds), 0), "peer": 0}
-    counts = _Counts(0, 0, 0, 0, dict(none), 0, 0, array("Q"), array("Q"), array("Q"))
+    counts = Counts(hit_tokens=dict(none), saved_ns=dict(none))
     answers: dict[int, int] = {}
+    goals = config.goals or Goals()
 
     def asked() -> Iterable[Asked]:
         for number, request in enumerate(requests):
             answers[number] = request[3]
             counts.input_tokens += request[2]
+            if not number:
+                counts.first_arrival = request[0]
+            counts.last_arrival = request[0]
             yield request
 
     def tell(record: _Record) -> None:
-        number, machine, arrival, first, end, hits, peer, computed, stalled = record
+        number, machine, arrival, first, end, hits, peer, computed, stalled, saved = record
         answer = answers.pop(number)
         found = {**none, **dict(zip(kinds, hits, strict=False)), "peer": peer}
         counts.requests += 1
@@ -120,10 +114,15 @@ def play(
             counts.stalled_ns += stalled
             for kind, tokens in found.items():
                 counts.hit_tokens[kind] += tokens
+            for kind, spared in zip((*kinds, "peer"), saved, strict=True):
+                counts.saved_ns[kind] += spared
+            counts.arrived.append(arrival)
             counts.ttft.append(first - arrival)
             counts.whole.append(end - arrival)
+            per_token = (end - first) // max(1, answer - 1)
             if answer > 1:
-                counts.per_token.append((end - first) // (answer - 1))
+                counts.per_token.append(per_token)
+            counts.good += first - arrival <= goals.ttft_ns and per_token <= goals.tpot_ns
         if told is not None:
             told(
                 {
@@ -139,55 +138,3 @@ def play(
 
     simulation.run(asked(), tell)
     return counts
-
-
-def figures_of(config: SimulationConfig, simulation: Simulation, counts: _Counts) -> dict[str, Any]:
-    """The figures of a run: times in ns with mean and nearest-rank quantiles, None without any.
-
-    Hits of tiers are in blocks; a block that came from a peer was loaded from the host and counts
-    there, in `hit_tokens` as `peer`.
-    """
-    tiers = [
-        {
-            "kind": tier.kind,
-            "blocks": tier.room(config.model, config.block_tokens),
-            "hits": hits,
-            "clean": clean,
-            "demoted": demoted,
-            "dropped": dropped,
-        }
-        for tier, (hits, _, clean, demoted, dropped) in zip(
-            config.tiers, simulation.tiers(), strict=True
-        )
-    ]
-    lanes = {
-        name: {"bytes": carried, "busy_ns": busy}
-        for name, (carried, busy) in simulation.lanes().items()
-    }
-    return {
-        "requests": counts.requests,
-        "refused": counts.refused,
-        "input_tokens": counts.input_tokens,
-        "output_tokens": counts.output_tokens,
-        "hit_tokens": counts.hit_tokens,
-        "computed_tokens": counts.computed_tokens,
-        "ttft_ns": _spread(counts.ttft),
-        "tpot_ns": _spread(counts.per_token),
-        "e2e_ns": _spread(counts.whole),
-        "stalled_ns": counts.stalled_ns,
-        "end_ns": simulation.now,
-        "tiers": tiers,
-        "lanes": lanes,
-    }
-
-
-def _spread(times: array[int]) -> dict[str, float | int] | None:
-    """Mean and nearest-rank quantiles."""
-    if not times:
-        return None
-    ranked = sorted(times)
-    number = len(ranked)
-    spread: dict[str, float | int] = {"mean": sum(ranked) / number}
-    for name, share in _QUANTILES:
-        spread[name] = ranked[-(-share * number // 100) - 1]
-    return spread

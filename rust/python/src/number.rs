@@ -158,6 +158,8 @@ arguments! {
     busy_ns: u64 = nanos;
     epsilon: f64 = real;
     reuse: bool = flag;
+    spans: bool = flag;
+    sample_ns: u64 = nanos;
     present: bool = flag;
     ok: bool = flag;
     hung: bool = flag;

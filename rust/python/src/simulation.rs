@@ -12,11 +12,12 @@ use kvtrie_core::manager::{DropOrder, MoveKind};
 use kvtrie_sim::call::{Call, Handed};
 use kvtrie_sim::cost::{Affine, Cost, Table};
 use kvtrie_sim::engine::{Service, Wait};
-use kvtrie_sim::peers::PeerSpec;
+use kvtrie_sim::peers::{LANE, PeerSpec};
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::router::{Hash, LeastLoaded, RoundRobin, Router};
 use kvtrie_sim::simulation::{Config, Simulation as Run};
+use kvtrie_sim::timeline::{Span, Track};
 use kvtrie_sim::transfer::{Mode, Transfer};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -155,22 +156,29 @@ impl Simulation {
 
     /// Plays a trace to its end.
     fn run(&self, requests: &Bound<'_, PyAny>, tell: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (py, requests, tell) =
+            (requests.py(), requests.try_iter()?.unbind(), tell.as_unbound());
         let mut run = self.take()?;
-        let failed = std::cell::RefCell::new(None);
+        let failed = Mutex::new(None);
         // The error itself is raised below; the run only has to stop.
         let stop = |error: PyErr| {
-            *failed.borrow_mut() = Some(error);
+            *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             Error::closed("the trace failed")
         };
-        let played = requests.try_iter().map(|requests| {
-            let asked = (0..)
-                .zip(requests)
-                .map(|(id, request)| request.and_then(|request| read(id, &request)).map_err(stop));
-            run.run(asked, |record| tell.call1((row(&record),)).map(drop).map_err(stop))
+        // Other threads run Python between two requests.
+        let played = py.detach(|| {
+            let next = |id| {
+                Python::attach(|py| {
+                    let request = requests.bind(py).clone().next()?;
+                    Some(request.and_then(|request| read(id, &request)).map_err(stop))
+                })
+            };
+            run.run((0..).map_while(next), |record| {
+                Python::attach(|py| tell.call1(py, (row(&record),)).map(drop)).map_err(stop)
+            })
         });
         self.put(run);
-        let played = played?;
-        match failed.take() {
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
             None => played.map_err(raise),
         }
@@ -201,11 +209,51 @@ impl Simulation {
         })
     }
 
-    /// Bytes and busy nanoseconds of each lane, by name, over all machines.
-    fn lanes(&self) -> PyResult<BTreeMap<String, (u64, u64)>> {
+    /// Bytes, busy nanoseconds and those that transmissions waited for others, of each lane, by name,
+    /// over all machines.
+    fn lanes(&self) -> PyResult<BTreeMap<String, (u64, u64, u64)>> {
         self.look(|run| {
             let lanes = run.lanes().into_iter();
-            Ok(lanes.map(|(name, lane)| (name, (lane.bytes, lane.busy))).collect())
+            Ok(lanes.map(|(name, lane)| (name, (lane.bytes, lane.busy, lane.waited))).collect())
+        })
+    }
+
+    /// Keeps each step and transmission, or a sample of the tiers every so many nanoseconds; 0 for
+    /// none.
+    #[pyo3(signature = (*, spans=false, sample_ns=0), text_signature = "($self, *, spans=False, sample_ns=0)")]
+    fn watch(
+        &self,
+        #[pyo3(from_py_with = number::spans)] spans: bool,
+        #[pyo3(from_py_with = number::sample_ns)] sample_ns: u64,
+    ) -> PyResult<()> {
+        let mut run = self.take()?;
+        run.watch(spans, sample_ns);
+        self.put(run);
+        Ok(())
+    }
+
+    /// The spans that were kept: `(machine, lane, start_ns, end_ns, bytes)`; the lane of a step is
+    /// None.
+    fn spans(&self) -> PyResult<Vec<SpanRow>> {
+        self.look(|run| {
+            let names: Vec<_> = run.machines().map(|machine| machine.executor.lanes()).collect();
+            let row = |span: Span| {
+                let lane = match span.track {
+                    Track::Step => None,
+                    Track::Lane(lane) => Some(names[span.machine].spec(lane).name.clone()),
+                    Track::Peers => Some(LANE.into()),
+                };
+                (span.machine, lane, span.start, span.end, span.bytes)
+            };
+            Ok(run.spans().into_iter().map(row).collect())
+        })
+    }
+
+    /// The samples that were taken: `(at_ns, machine, resident blocks by tier)`.
+    fn samples(&self) -> PyResult<Vec<(u64, usize, Vec<u64>)>> {
+        self.look(|run| {
+            let samples = run.samples().iter();
+            Ok(samples.map(|one| (one.at, one.machine, one.resident.clone())).collect())
         })
     }
 
@@ -263,14 +311,28 @@ fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
     })
 }
 
-/// `(id, machine, arrival, first token, end, hits by tier, peer, computed, stalled)`.
-type Row = (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, u64, u64);
+/// `(machine, lane, start, end, bytes)`.
+type SpanRow = (usize, Option<String>, u64, u64, u64);
+
+/// `(id, machine, arrival, first token, end, hits by tier, peer, computed, stalled, saved by tier and
+/// by peers)`.
+type Row = (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, u64, u64, Vec<u64>);
 
 fn row(record: &Record) -> Row {
     let Record {
-        id, machine, arrival, first_token, end, ref hits, peer, computed, stalled, ..
+        id,
+        machine,
+        arrival,
+        first_token,
+        end,
+        ref hits,
+        peer,
+        computed,
+        stalled,
+        ref saved,
+        ..
     } = *record;
-    (id, machine, arrival, first_token, end, hits.clone(), peer, computed, stalled)
+    (id, machine, arrival, first_token, end, hits.clone(), peer, computed, stalled, saved.clone())
 }
 
 /// `(id, kind, lease, src, dst, src_slot, dst_slot, layer_lo, layer_hi, after)`.

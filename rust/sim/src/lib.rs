@@ -5,7 +5,7 @@
 //! in as integers. Equal runs give equal bytes on every platform and in every build.
 //!
 //! Modules build on each other in one direction: nouns (`event`, `request`, `record`, `call`, `cost`),
-//! `transfer`, `machine`, `engine`, `router`, `peers`, `simulation`.
+//! `timeline`, `transfer`, `machine`, `engine`, `router`, `peers`, `simulation`.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::float_arithmetic)]
@@ -20,4 +20,5 @@ pub mod record;
 pub mod request;
 pub mod router;
 pub mod simulation;
+pub mod timeline;
 pub mod transfer;

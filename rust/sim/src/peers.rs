@@ -20,6 +20,7 @@ use kvtrie_core::trie::Query;
 
 use crate::event::MachineId;
 use crate::machine::Machine;
+use crate::record::LaneUse;
 use crate::request::Request;
 
 /// The name of the lanes between machines.
@@ -62,6 +63,7 @@ pub struct Peers {
     disk: Option<TierId>,
     keep: u64,
     network: Lanes,
+    waited: Nanos,
     pairs: BTreeMap<(MachineId, MachineId), LaneId>,
 }
 
@@ -70,17 +72,18 @@ impl Peers {
     #[must_use]
     pub fn new(spec: PeerSpec, kinds: &[Kind], keep: u64) -> Option<Self> {
         let tier = |kind| kinds.iter().position(|&known| known == kind);
-        let (network, pairs) = (Lanes::default(), BTreeMap::new());
+        let (network, waited, pairs) = (Lanes::default(), 0, BTreeMap::new());
         let (host, disk) = (tier(Kind::Host)?, tier(Kind::Disk));
-        Some(Self { spec, host, disk, keep, network, pairs })
+        Some(Self { spec, host, disk, keep, network, waited, pairs })
     }
 
-    /// Bytes that the network has carried, and its busy time.
+    /// What the network has carried.
     #[must_use]
-    pub fn carried(&self) -> (u64, Nanos) {
+    pub fn carried(&self) -> LaneUse {
         let all = 0..self.network.len();
         let busy = all.clone().map(|lane| self.network.predicted(lane)).sum();
-        (all.map(|lane| self.network.bytes(lane)).sum(), busy)
+        let bytes = all.map(|lane| self.network.bytes(lane)).sum();
+        LaneUse { bytes, busy, waited: self.waited }
     }
 
     /// Who continues a request's match on `here` farthest.
@@ -157,8 +160,8 @@ impl Peers {
         Ok((Fetch { from: found.from, blocks: found.blocks.clone(), pins }, end))
     }
 
-    /// The blocks enter the network and are marked here. Returns when they are there; `None` if there
-    /// is no room for them, or what they continue has left meanwhile.
+    /// The blocks enter the network and are marked here. Returns when they begin to move and
+    /// when they are there; `None` if there is no room for them, or what they continue has left meanwhile.
     ///
     /// # Errors
     /// As [`kvtrie_core::manager::Manager::mark_behind`].
@@ -168,7 +171,7 @@ impl Peers {
         request: &Request,
         here: &mut Machine,
         now: Nanos,
-    ) -> Result<Option<Nanos>> {
+    ) -> Result<Option<(Nanos, Nanos)>> {
         let settings = here.calls.manager().settings();
         let (size, layers) = (settings.block_tokens as usize, settings.layers);
         let prompt = &request.tokens[..fetch.blocks.end * size];
@@ -183,7 +186,9 @@ impl Peers {
         if !here.calls.mark(prompt, self.host, skip, (coming.first, coming.end), now)? {
             return Ok(None);
         }
-        Ok(Some(self.network.transmit(lane, bytes, now, layers).end))
+        let start = now.max(self.network.free_at(lane));
+        self.waited = self.waited.saturating_add(start - now);
+        Ok(Some((start, self.network.transmit(lane, bytes, now, layers).end)))
     }
 
     /// The peer has nothing more to read.
@@ -233,7 +238,8 @@ impl Continuation {
     }
 }
 
-fn block_bytes(machine: &Machine) -> u64 {
+/// Bytes of a block on a machine.
+pub(crate) fn block_bytes(machine: &Machine) -> u64 {
     let settings = machine.calls.manager().settings();
     settings.layer_bytes * u64::from(settings.layers)
 }

@@ -1,4 +1,4 @@
-//! What became of one request.
+//! What became of one request, and of one lane.
 //!
 //! Invariant: real tokens; hits and `computed` add up to the prompt. Cost: plain values.
 
@@ -23,6 +23,8 @@ pub struct Record {
     pub hits: Vec<u64>,
     /// Tokens found on another machine.
     pub peer: u64,
+    /// Nanoseconds that computing what was found on each tier, and last on a peer, would have taken.
+    pub saved: Vec<Nanos>,
     /// Tokens of the prompt that were computed.
     pub computed: u64,
     /// Nanoseconds from its begin to its first token in which it waited for copies and computed
@@ -30,4 +32,16 @@ pub struct Record {
     pub stalled: Nanos,
     /// Tokens of the answer.
     pub output: u64,
+}
+
+/// What a lane has carried, over all machines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneUse {
+    /// Bytes.
+    pub bytes: u64,
+    /// Nanoseconds in which it carried something, latency included.
+    pub busy: Nanos,
+    /// Nanoseconds that transmissions waited for those before them, in all. Not known where managers
+    /// predict all moves: 0.
+    pub waited: Nanos,
 }

@@ -14,10 +14,11 @@ use crate::call::Call;
 use crate::engine::{Engine, Serial, Service};
 use crate::event::{Event, Events, Kind, MachineId};
 use crate::machine::Machine;
-use crate::peers::{Fetch, LANE, PeerSpec, Peers};
-use crate::record::Record;
+use crate::peers::{Fetch, LANE, PeerSpec, Peers, block_bytes};
+use crate::record::{LaneUse, Record};
 use crate::request::Request;
 use crate::router::Router;
+use crate::timeline::{Sample, Span, Timeline, Track};
 use crate::transfer::{Mode, Transfer};
 
 /// What a run is made of.
@@ -63,15 +64,6 @@ enum Fetching {
 /// Numbers of transmissions between machines; those of a machine's own are below.
 const FIRST_FETCH: u64 = 1 << 63;
 
-/// What a lane has carried, over all machines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LaneUse {
-    /// Bytes.
-    pub bytes: u64,
-    /// Nanoseconds in which it carried something, latency included.
-    pub busy: Nanos,
-}
-
 /// A run.
 #[derive(Debug)]
 pub struct Simulation {
@@ -87,6 +79,7 @@ pub struct Simulation {
     /// Records that wait for an earlier request's.
     early: BTreeMap<u64, Record>,
     next_record: u64,
+    timeline: Timeline,
 }
 
 impl Simulation {
@@ -127,6 +120,7 @@ impl Simulation {
             next_fetch: FIRST_FETCH,
             early: BTreeMap::new(),
             next_record: 0,
+            timeline: Timeline::new(false, 0),
         })
     }
 
@@ -143,6 +137,9 @@ impl Simulation {
         let mut requests = requests.into_iter();
         let mut coming = self.announce(requests.next())?;
         while let Some(Event { at, kind, machine, number }) = self.events.pop() {
+            if let Some(due) = self.timeline.due(at) {
+                self.sample(due);
+            }
             self.now = at;
             match kind {
                 Kind::Arrival => {
@@ -224,7 +221,9 @@ impl Simulation {
         let (Some(peers), Some(request)) = (&mut self.peers, engine.head(self.now)) else {
             return Ok(());
         };
-        if let Some(end) = peers.enter(&fetch, request, machine, self.now)? {
+        if let Some((start, end)) = peers.enter(&fetch, request, machine, self.now)? {
+            let bytes = block_bytes(machine) * fetch.blocks().len() as u64;
+            self.timeline.span(here, Track::Peers, (start, end), bytes);
             *state = Fetching::Done(fetch.blocks());
             let number = self.announce_fetch(here, end);
             self.fetches.insert(number, fetch);
@@ -295,6 +294,9 @@ impl Simulation {
             self.events.push(Event { at, kind, machine: number, number: transmission });
         }
         for (kind, at) in engine.take_due() {
+            if kind == Kind::StepEnds {
+                self.timeline.span(number, Track::Step, (self.now, at), 0);
+            }
             self.events.push(Event { at, kind, machine: number, number: 0 });
         }
     }
@@ -314,6 +316,41 @@ impl Simulation {
             told(record)?;
         }
         Ok(())
+    }
+
+    /// Keeps, from now on, each step and transmission, or a sample of the tiers every so many
+    /// nanoseconds; 0 for none.
+    pub fn watch(&mut self, spans: bool, sample_every: Nanos) {
+        self.timeline = Timeline::new(spans, sample_every);
+        if spans {
+            self.servers.iter_mut().for_each(|server| server.machine.executor.keep_spans());
+        }
+    }
+
+    fn sample(&mut self, at: Nanos) {
+        for Server { machine, .. } in &self.servers {
+            let manager = machine.calls.manager();
+            let tiers = 0..manager.settings().tiers.len();
+            let resident = tiers.map(|tier| manager.stats(tier).copies).collect();
+            self.timeline.samples.push(Sample { at, machine: machine.number, resident });
+        }
+    }
+
+    /// The spans that were kept, by machine, then track, then begin.
+    #[must_use]
+    pub fn spans(&self) -> Vec<Span> {
+        let mut spans = self.timeline.spans.clone().unwrap_or_default();
+        for machine in self.machines() {
+            spans.extend(machine.executor.spans(machine.number));
+        }
+        spans.sort_by_key(|span| (span.machine, span.track, span.start, span.end));
+        spans
+    }
+
+    /// The samples that were taken, in order.
+    #[must_use]
+    pub fn samples(&self) -> &[Sample] {
+        &self.timeline.samples
     }
 
     /// The time of the last event.
@@ -346,11 +383,13 @@ impl Simulation {
                 let of = all.entry(lanes.spec(lane).name.clone()).or_default();
                 of.bytes = of.bytes.saturating_add(lanes.bytes(lane));
                 of.busy = of.busy.saturating_add(lanes.predicted(lane));
+                if self.transfer.mode == Mode::Executor {
+                    of.waited = of.waited.saturating_add(server.machine.executor.waited(lane));
+                }
             }
         }
         if let Some(peers) = &self.peers {
-            let (bytes, busy) = peers.carried();
-            all.insert(LANE.into(), LaneUse { bytes, busy });
+            all.insert(LANE.into(), peers.carried());
         }
         all
     }

@@ -17,6 +17,8 @@ use kvtrie_core::time::Nanos;
 use rustc_hash::FxHashMap;
 
 use crate::call::Handed;
+use crate::event::MachineId;
+use crate::timeline::{Span, Track};
 use job::{Job, Urgency};
 
 /// How moves take their time.
@@ -57,6 +59,10 @@ pub struct Entered {
 pub struct Executor {
     transfer: Transfer,
     lanes: Lanes,
+    /// By lane: how long transmissions have waited for those before them.
+    waited: Vec<Nanos>,
+    /// Transmissions, if they are kept.
+    spans: Option<Vec<Span>>,
     /// Per tier, the lanes up from it and down to it.
     read: Vec<LaneId>,
     store: Vec<LaneId>,
@@ -95,7 +101,9 @@ impl Executor {
         let memory = |kind| matches!(kind, Kind::Gpu | Kind::Host);
         Self {
             transfer,
+            waited: vec![0; lanes.len()],
             lanes,
+            spans: None,
             read,
             store,
             memory: settings.tiers.iter().map(|tier| memory(tier.kind)).collect(),
@@ -121,7 +129,33 @@ impl Executor {
 
     /// A read of so many bytes from a tier by another machine: it queues like any.
     pub fn read_for_peer(&mut self, tier: usize, bytes: u64, now: Nanos, layers: u16) -> Nanos {
-        self.lanes.transmit(self.read[tier], bytes, now, layers).end
+        self.transmit(self.read[tier], bytes, now, layers).end
+    }
+
+    /// How long the transmissions of a lane have waited for those before them, in all.
+    #[must_use]
+    pub fn waited(&self, lane: LaneId) -> Nanos {
+        self.waited[lane]
+    }
+
+    /// Keeps each transmission from now on.
+    pub(crate) fn keep_spans(&mut self) {
+        self.spans = Some(Vec::new());
+    }
+
+    /// The transmissions that were kept, each with this machine's number.
+    pub(crate) fn spans(&self, machine: MachineId) -> impl Iterator<Item = Span> {
+        self.spans.iter().flatten().map(move |span| Span { machine, ..*span })
+    }
+
+    fn transmit(&mut self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
+        let start = now.max(self.lanes.free_at(lane));
+        let times = self.lanes.transmit(lane, bytes, now, layers);
+        self.waited[lane] = self.waited[lane].saturating_add(start - now);
+        if let Some(spans) = &mut self.spans {
+            spans.push(Span { machine: 0, track: Track::Lane(lane), start, end: times.end, bytes });
+        }
+        times
     }
 
     /// Takes over moves; `freed` are jobs whose wait has just ended.
@@ -251,7 +285,7 @@ impl Executor {
             let whole = self.layer_bytes * u64::from(order.layers.len());
             whole * u64::from(order.tokens) / u64::from(self.block_tokens)
         });
-        let times = self.lanes.transmit(lane, bytes.sum(), now, first.layers.len());
+        let times = self.transmit(lane, bytes.sum(), now, first.layers.len());
         for order in &job.moves {
             self.carried.remove(&order.id);
             let entered = Entered { id: order.id, layers: order.layers, times };

@@ -25,6 +25,7 @@ fn a_prompt_comes_back_from_the_host() {
     let carried = |name: &str| (lanes[name].bytes, lanes[name].busy);
     assert_eq!(carried("host read"), (3 << 14, 3_000_000));
     assert_eq!(carried("host store"), (8 << 14, 8_000_000));
+    assert_eq!(records[2].saved, [0, 48_000, 0]);
     let (records, _) = play(config(two_tiers(), 1, Wait::Layer), trace);
     assert_eq!(ttft(&records), [64_000, 64_000, 3_004_000]);
 }
@@ -149,7 +150,8 @@ fn a_prompt_comes_from_another_machine() {
         assert_eq!(ttft(&records), [64_000, 64_000, 9_016_000, last]);
         assert_eq!((records[2].peer, &records[2].hits[..]), (48, &[0, 0][..]));
         let carried = simulation.lanes()["peers"];
-        assert_eq!((carried.bytes, carried.busy), (6 << 14, 12_000_000));
+        let waited = if last == 15_016_000 { 6_000_000 } else { 0 };
+        assert_eq!((carried.bytes, carried.busy, carried.waited), (6 << 14, 12_000_000, waited));
     }
 }
 

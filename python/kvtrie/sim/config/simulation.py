@@ -13,8 +13,10 @@ from kvtrie.shape import ModelShape
 from kvtrie.sim.config.cost import cost_of
 from kvtrie.sim.config.document import change, read_document
 from kvtrie.sim.config.engine import engine_of
+from kvtrie.sim.config.goals import goals_of
 from kvtrie.sim.config.manager import block_tokens_of, manager_of
 from kvtrie.sim.config.peers import peers_of
+from kvtrie.sim.config.rent import rent_of
 from kvtrie.sim.config.router import router_of
 from kvtrie.sim.config.table import Table, made, plain
 from kvtrie.sim.config.tiers import tiers_of
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
     from kvtrie.cost import Cost
     from kvtrie.sim.config.cost import Price
+    from kvtrie.sim.config.goals import Goals
+    from kvtrie.sim.config.rent import Rent
     from kvtrie.sim.config.trace import TraceSource
     from kvtrie.tier import Tier
 
@@ -46,6 +50,8 @@ class SimulationConfig:
         seed: seed of whatever is drawn.
         block_tokens: real tokens of a block.
         manager: further arguments of `Simulation`, by name.
+        goals: what a request must meet to count as goodput.
+        rent: what machines cost per hour.
     """
 
     trace: TraceSource
@@ -56,6 +62,8 @@ class SimulationConfig:
     seed: int = 0
     block_tokens: int = 16
     manager: dict[str, Any] = field(default_factory=dict[str, Any])
+    goals: Goals | None = None
+    rent: Rent | None = None
 
 
 def read_config(path: Path, changes: Iterable[str] = ()) -> SimulationConfig:
@@ -104,8 +112,10 @@ def config_of(document: dict[str, Any], folder: Path) -> SimulationConfig:
         "peers": peers_of(top.table("peers")),
     }
     cost = manager.pop("cost", cost)
+    goals = goals_of(top.table("goals"))
+    rent = rent_of(top.table("price"))
     tiers = tiers_of(top.take("tiers", ()))
     top.close()
     return SimulationConfig(
-        trace, model, tiers, price, cost, seed, block_tokens, {**manager, **more}
+        trace, model, tiers, price, cost, seed, block_tokens, {**manager, **more}, goals, rent
     )

@@ -54,7 +54,8 @@ impl Prefill {
         let (held, settings) = (manager.lease(lease)?, manager.settings());
         let block = u64::from(settings.block_tokens) * weight;
         let found = Found { held, block, input: request.input };
-        let (hits, peer) = found.hits(settings.tiers.len(), fetched);
+        let (mut hits, saved) = found.hits(settings.tiers.len(), fetched, &*service.cost);
+        let peer = hits.pop().unwrap_or(0);
         let record = Record {
             id: request.id,
             machine: machine.number,
@@ -62,6 +63,7 @@ impl Prefill {
             computed: request.input - hits.iter().sum::<u64>() - peer,
             hits,
             peer,
+            saved,
             output: request.output,
             ..Record::default()
         };
@@ -151,9 +153,15 @@ impl Found<'_> {
         end(blocks.end) - end(blocks.start)
     }
 
-    /// Tokens found by tier, and on a peer. A block counts once: on the tier that some of it is
-    /// loaded from, if there is one; what is computed again, even in part, is no hit.
-    fn hits(&self, tiers: usize, fetched: &Range<usize>) -> (Vec<u64>, u64) {
+    /// Tokens found by tier and last on a peer, and how long computing them would have taken. A block
+    /// counts once: on the tier that some of it is loaded from, if there is one; what is computed
+    /// again, even in part, is no hit.
+    fn hits(
+        &self,
+        tiers: usize,
+        fetched: &Range<usize>,
+        cost: &dyn Cost,
+    ) -> (Vec<u64>, Vec<Nanos>) {
         let spans = &self.held.plan().spans;
         let blocks = spans.iter().map(|span| span.stop as usize).max().unwrap_or(0);
         let mut found: Vec<Option<(Action, usize)>> = vec![None; blocks];
@@ -164,16 +172,24 @@ impl Found<'_> {
                 }
             }
         }
-        let (mut hits, mut peer) = (vec![0; tiers], 0);
-        for (at, found) in found.into_iter().enumerate() {
-            let tokens = self.tokens(&(at as u64..at as u64 + 1));
-            match found {
-                Some((Action::Recompute, _)) | None => {}
-                Some((Action::Load, _)) if fetched.contains(&at) => peer += tokens,
-                Some((_, tier)) => hits[tier] += tokens,
+        let place = |(at, found): (usize, Option<(Action, usize)>)| match found {
+            Some((Action::Recompute, _)) | None => None,
+            Some((Action::Load, _)) if fetched.contains(&at) => Some(tiers),
+            Some((_, tier)) => Some(tier),
+        };
+        let places: Vec<_> = found.into_iter().enumerate().map(place).collect();
+        let (mut hits, mut saved) = (vec![0; tiers + 1], vec![0; tiers + 1]);
+        let mut at = 0;
+        for run in places.chunk_by(|one, next| one == next) {
+            let blocks = at..at + run.len() as u64;
+            at = blocks.end;
+            if let Some(place) = run[0] {
+                let tokens = self.tokens(&blocks);
+                hits[place] += tokens;
+                saved[place] += cost.parts(blocks.start * self.block, tokens);
             }
         }
-        (hits, peer)
+        (hits, saved.into_iter().map(nanos).collect())
     }
 
     /// How long the holes and the tokens behind the match compute. A hole of some layers takes their

@@ -1,0 +1,24 @@
+"""`kvtrie sim`: a trace through simulated machines; one file per action."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtrie.cli.sim import run
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["COMMAND"]
+
+_ACTIONS = {"run": run.ACTION}
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, (summary, arguments) in _ACTIONS.items():
+        arguments(actions.add_parser(name, help=summary, description=summary))
+
+
+COMMAND = ("play a trace through simulated machines", _arguments)
+"""The help text of the command, and the function that adds its arguments."""

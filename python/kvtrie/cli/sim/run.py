@@ -1,0 +1,120 @@
+"""`kvtrie sim run`: a trace through simulated machines, and its figures as text or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.cli.progress import lines_in, watched
+from kvtrie.cli.sim.settings import add_settings, settings_of
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable
+
+    from kvtrie.sim.config import SimulationConfig
+    from kvtrie.sim.requests import Asked
+
+__all__ = ["ACTION"]
+
+_NS_PER_MS = 1e6
+_NS_PER_S = 1e9
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    add_settings(parser)
+    parser.add_argument(
+        "--requests", type=Path, metavar="FILE", help="write a JSON line for each request"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(given: argparse.Namespace) -> int:
+    config = settings_of(given)
+    if given.requests is None:
+        figures = _played(config)
+    else:
+        figures = _written(given.requests, lambda tell: _played(config, tell))
+    sys.stdout.write(json.dumps(figures) + "\n" if given.json else _text(config, figures))
+    return 0
+
+
+def _played(
+    config: SimulationConfig, tell: Callable[[dict[str, Any]], object] | None = None
+) -> dict[str, Any]:
+    """Run with a bar on the terminal, whose time left is by the lines of the trace."""
+    from kvtrie.sim.run import run_config
+
+    def watch(asked: Iterable[Asked]) -> Iterable[Asked]:
+        return watched(asked, "Simulating", total=lines_in(config.trace.path))
+
+    return run_config(config, tell, watch=watch)
+
+
+def _written(
+    path: Path, run: Callable[[Callable[[dict[str, Any]], object]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Write what a run tells as JSON lines; a run that fails leaves no file behind."""
+    part = path.with_name(path.name + ".part")
+    try:
+        try:
+            with part.open("w", encoding="utf-8") as file:
+                figures = run(lambda line: file.write(json.dumps(line) + "\n"))
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    return figures
+
+
+def _text(config: SimulationConfig, figures: dict[str, Any]) -> str:
+    """The figures as a person reads them."""
+    asked, found = figures["input_tokens"], sum(figures["hit_tokens"].values())
+    text = (
+        f"{config.trace.path.name}: {figures['requests']} requests, {figures['refused']} refused, "
+        f"{asked} prompt tokens, {found / max(1, asked):.4f} of them found\n\n"
+        f"{'ms':8}{'mean':>12}{'p50':>12}{'p90':>12}{'p99':>12}\n"
+    )
+    for name in ("ttft", "tpot", "e2e"):
+        spread = figures[f"{name}_ns"]
+        if spread is not None:
+            cells = (f"{value / _NS_PER_MS:12.3f}" for value in spread.values())
+            text += f"{name:8}{''.join(cells)}\n"
+    names = ("blocks", "hits", "hit_tokens", "saved_s", "clean", "demoted", "dropped")
+    heads = ("blocks", "hits", "tokens hit", "saved s", "clean", "demoted", "dropped")
+    text += f"\n{'tier':8}{''.join(f'{head:>12}' for head in heads)}\n"
+    for tier in figures["tiers"]:
+        row = {**tier, "saved_s": f"{tier['saved_ns'] / _NS_PER_S:.1f}"}
+        text += f"{tier['kind']:8}{''.join(f'{row[name]:>12}' for name in names)}\n"
+    text += f"\n{'lane':16}{'MB':>12}{'busy ms':>12}{'use':>12}{'waited ms':>12}\n"
+    for name, lane in figures["lanes"].items():
+        text += f"{name:16}{lane['bytes'] / 1e6:12.1f}{lane['busy_ns'] / _NS_PER_MS:12.1f}"
+        text += f"{lane['use']:12.4f}{lane['waited_ns'] / _NS_PER_MS:12.1f}\n"
+    return f"{text}\n{_verdict(figures)}{figures['wall_s']:.2f} s\n"
+
+
+def _verdict(figures: dict[str, Any]) -> str:
+    """Goodput, cost and whether requests piled up."""
+    text = ""
+    if (good := figures["goodput"]) is not None:
+        text += f"goodput {good['per_s']:.3f} requests/s: {good['share']:.4f} met the goals\n"
+    if (cost := figures["cost"]) is not None:
+        text += (
+            f"{cost['per_hour']:.2f} per hour, {cost['run']:.4f} for the run, "
+            f"{cost['per_million_tokens']:.4f} per million tokens\n"
+        )
+    if figures["saturated"]:
+        waiting = figures["waiting"]
+        text += (
+            f"saturated: {waiting['half']} requests wait half way to the last arrival, "
+            f"{waiting['end']} at it\n"
+        )
+    return text
+
+
+ACTION = ("play the trace once", _arguments)
+"""The help text of the action, and the function that adds its arguments."""

@@ -1,0 +1,37 @@
+"""The arguments that say what is simulated, the same for each action."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+    from kvtrie.sim.config import SimulationConfig
+
+__all__ = ["add_settings", "settings_of"]
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """The file of settings, what is changed in it, and `--json`."""
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="the settings, a TOML file")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="replace a setting, as tiers.0.blocks=9; up to any number of times",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def settings_of(given: argparse.Namespace) -> SimulationConfig:
+    """The settings, checked.
+
+    Raises:
+        ConfigError: what cannot be.
+    """
+    from kvtrie.sim.config import read_config
+
+    return read_config(given.config, given.set)

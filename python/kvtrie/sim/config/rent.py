@@ -1,0 +1,51 @@
+"""The table `price`: what machines cost per hour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvtrie.shape import ModelShape
+    from kvtrie.sim.config.table import Table
+    from kvtrie.tier import Tier
+
+__all__ = ["Rent", "rent_of"]
+
+_KINDS = ("gpu", "host", "disk", "remote")
+_MOST = 1e9
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Rent:
+    """Money per hour, in any currency.
+
+    Attributes:
+        gpu_hour: of one machine's GPUs, their memory included.
+        gib_hour: of a GiB of a tier, by its kind; a kind that is missing costs nothing.
+    """
+
+    gpu_hour: float = 0.0
+    gib_hour: dict[str, float] = field(default_factory=dict[str, float])
+
+    def per_hour(self, tiers: Iterable[Tier], model: ModelShape, block_tokens: int) -> float:
+        """Of one machine with these tiers."""
+        rooms = (
+            self.gib_hour.get(tier.kind, 0.0) * tier.room_bytes(model, block_tokens) / _GIB
+            for tier in tiers
+        )
+        return self.gpu_hour + sum(rooms)
+
+
+def rent_of(table: Table) -> Rent | None:
+    """The prices of a table, None if it states none."""
+    gpu_hour = table.real("gpu_hour", 0.0, 0, _MOST)
+    kinds = table.table("gib_hour")
+    gib_hour = {kind: kinds.real(kind, 0.0, 0, _MOST) for kind in _KINDS}
+    kinds.close()
+    table.close()
+    rent = Rent(gpu_hour, {kind: price for kind, price in gib_hour.items() if price})
+    return None if rent == Rent() else rent

@@ -1,0 +1,177 @@
+"""Figures: what a run comes to, from what is added up over its requests.
+
+Invariant: times are integers until their mean is taken; quantiles are nearest-rank. Cost: four
+integers per request, and one sort of each at the end.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from kvtrie._kvtrie import Simulation
+    from kvtrie.sim.config import SimulationConfig
+
+__all__ = ["Counts", "figures_of"]
+
+_QUANTILES = (("p50", 50), ("p90", 90), ("p99", 99))
+_NS_PER_S = 1e9
+_NS_PER_HOUR = 3.6e12
+_GROWTH = 1.5
+_SHARE = 50
+
+
+def _times() -> array[int]:
+    return array("Q")
+
+
+@dataclass(slots=True)
+class Counts:
+    """What is added up over the requests of a run; times in the order of the trace.
+
+    Attributes:
+        arrived: arrivals of the requests that were served, in ns; with `first_arrival` and
+            `last_arrival` those of all.
+        ttft, whole: from arrival to first and last token, in ns, of the same requests.
+        per_token: mean ns from token to token, of answers of two tokens and more.
+        good: requests that met the goals.
+    """
+
+    requests: int = 0
+    refused: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    hit_tokens: dict[str, int] = field(default_factory=dict[str, int])
+    saved_ns: dict[str, int] = field(default_factory=dict[str, int])
+    computed_tokens: int = 0
+    stalled_ns: int = 0
+    first_arrival: int = 0
+    last_arrival: int = 0
+    good: int = 0
+    arrived: array[int] = field(default_factory=_times)
+    ttft: array[int] = field(default_factory=_times)
+    whole: array[int] = field(default_factory=_times)
+    per_token: array[int] = field(default_factory=_times)
+
+
+def figures_of(config: SimulationConfig, simulation: Simulation, counts: Counts) -> dict[str, Any]:
+    """The figures of a run: times in ns with mean and nearest-rank quantiles, None without any.
+
+    Hits of tiers are in blocks; a block that came from a peer was loaded from the host and counts
+    there, in `hit_tokens` and `saved_ns` as `peer`. `saved_ns` is how long computing what was found
+    would have taken.
+    """
+    return {
+        "requests": counts.requests,
+        "refused": counts.refused,
+        "input_tokens": counts.input_tokens,
+        "output_tokens": counts.output_tokens,
+        "hit_tokens": counts.hit_tokens,
+        "computed_tokens": counts.computed_tokens,
+        "saved_ns": counts.saved_ns,
+        "ttft_ns": _spread(counts.ttft),
+        "tpot_ns": _spread(counts.per_token),
+        "e2e_ns": _spread(counts.whole),
+        "stalled_ns": counts.stalled_ns,
+        "end_ns": simulation.now,
+        **_load(config, counts, simulation.now),
+        "tiers": _tiers(config, simulation, counts),
+        "lanes": _lanes(config, simulation),
+        "cost": _cost(config, counts, simulation.now),
+    }
+
+
+def _spread(times: array[int]) -> dict[str, float | int] | None:
+    """Mean and nearest-rank quantiles."""
+    if not times:
+        return None
+    ranked = np.sort(np.frombuffer(times, dtype=np.uint64))
+    number = len(ranked)
+    spread: dict[str, float | int] = {"mean": sum(times) / number}
+    for name, share in _QUANTILES:
+        spread[name] = int(ranked[-(-share * number // 100) - 1])
+    return spread
+
+
+def _load(config: SimulationConfig, counts: Counts, end: int) -> dict[str, Any]:
+    """Goodput, and whether more comes in than is served.
+
+    A run is saturated if requests pile up: those without a first token are, at the last arrival,
+    more than half as many again as half way to it, and at least one in fifty of all.
+    """
+    arrived = np.frombuffer(counts.arrived, dtype=np.uint64)
+    first = arrived + np.frombuffer(counts.ttft, dtype=np.uint64)
+
+    def waiting(at: int) -> int:
+        return int((arrived <= at).sum() - (first <= at).sum())
+
+    begin, last = counts.first_arrival, counts.last_arrival
+    half, behind = waiting(begin + (last - begin) // 2), waiting(last)
+    goodput = None
+    if config.goals is not None:
+        seconds = (end - begin) / _NS_PER_S
+        goodput = {
+            "requests": counts.good,
+            "share": counts.good / max(1, counts.requests),
+            "per_s": counts.good / seconds if seconds else 0.0,
+        }
+    return {
+        "goodput": goodput,
+        "waiting": {"half": half, "end": behind},
+        "saturated": behind > _GROWTH * half and behind * _SHARE >= counts.requests,
+    }
+
+
+def _tiers(
+    config: SimulationConfig, simulation: Simulation, counts: Counts
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": tier.kind,
+            "blocks": tier.room(config.model, config.block_tokens),
+            "hits": hits,
+            "hit_tokens": counts.hit_tokens.get(tier.kind, 0),
+            "saved_ns": counts.saved_ns.get(tier.kind, 0),
+            "clean": clean,
+            "demoted": demoted,
+            "dropped": dropped,
+        }
+        for tier, (hits, _, clean, demoted, dropped) in zip(
+            config.tiers, simulation.tiers(), strict=True
+        )
+    ]
+
+
+def _lanes(config: SimulationConfig, simulation: Simulation) -> dict[str, dict[str, Any]]:
+    """Per lane: bytes, busy ns, the share of the run that is, and ns waited for it, in all."""
+    machines: int = config.manager.get("machines", 1)
+    queues = Counter(lane.name for tier in config.tiers for lane in tier.lanes())
+    number = {name: each * machines for name, each in queues.items()}
+    peers = config.manager.get("peers")
+    if peers is not None:
+        number[peers.name] = 1 if peers.shares is not None else machines * (machines - 1)
+    return {
+        name: {
+            "bytes": carried,
+            "busy_ns": busy,
+            "use": busy / max(1, simulation.now * number.get(name, machines)),
+            "waited_ns": waited,
+        }
+        for name, (carried, busy, waited) in simulation.lanes().items()
+    }
+
+
+def _cost(config: SimulationConfig, counts: Counts, end: int) -> dict[str, float] | None:
+    """Money per hour, for the run, and per million tokens of served prompts and answers."""
+    if config.rent is None:
+        return None
+    machine = config.rent.per_hour(config.tiers, config.model, config.block_tokens)
+    hour = machine * config.manager.get("machines", 1)
+    run = hour * end / _NS_PER_HOUR
+    tokens = sum(counts.hit_tokens.values()) + counts.computed_tokens + counts.output_tokens
+    return {"per_hour": hour, "run": run, "per_million_tokens": run * 1e6 / max(1, tokens)}
