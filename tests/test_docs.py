@@ -5,6 +5,7 @@ Python blocks of one file run in order in one namespace, in an empty folder.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -68,8 +69,9 @@ def test_commands_exist(command):
         assert set(extras.split(",")) - {""} <= set(EXTRAS)
     elif program in {"kvtrie", "maturin"}:
         script = Path(sys.executable).with_name(program)
+        named = itertools.takewhile(lambda word: not word.startswith("--"), words)
         told = subprocess.run(
-            [script, words[0], "--help"], check=True, capture_output=True, text=True
+            [script, *named, "--help"], check=True, capture_output=True, text=True
         )
         for word in words[1:]:
             if word.startswith("--"):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtrie.cli.sim import run
+from kvtrie.cli.sim import run, sweep
 
 if TYPE_CHECKING:
     import argparse
 
 __all__ = ["COMMAND"]
 
-_ACTIONS = {"run": run.ACTION}
+_ACTIONS = {"run": run.ACTION, "sweep": sweep.SWEEP, "compare": sweep.COMPARE}
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

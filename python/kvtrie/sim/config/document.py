@@ -15,7 +15,7 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["change", "read_document"]
+__all__ = ["change", "put", "read_document", "values_of"]
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -42,10 +42,37 @@ def change(document: dict[str, Any], stated: str) -> None:
     name, equals, given = stated.partition("=")
     if not (name and equals):
         raise ConfigError(f"--set takes KEY=VALUE, not {stated!r}")
+    put(document, name, _value(given), f"--set {stated}")
+
+
+def values_of(stated: str, option: str) -> tuple[str, list[Any]]:
+    """The key and the values of `KEY=VALUE,VALUE`, each TOML or a word.
+
+    Raises:
+        ConfigError: no key, or no value.
+    """
+    name, equals, given = stated.partition("=")
+    if not (name and equals and given):
+        raise ConfigError(f"{option} takes KEY=VALUE,VALUE, not {stated!r}")
     try:
-        value: Any = tomllib.loads(f"value = {given}")["value"]
+        return name, tomllib.loads(f"values = [{given}]")["values"]
     except tomllib.TOMLDecodeError:
-        value = given
+        return name, [_value(each.strip()) for each in given.split(",")]
+
+
+def _value(given: str) -> Any:  # noqa: ANN401 - any TOML value
+    try:
+        return tomllib.loads(f"value = {given}")["value"]
+    except tomllib.TOMLDecodeError:
+        return given
+
+
+def put(document: dict[str, Any], name: str, value: object, stated: str) -> None:
+    """Put a value at a key with dots into a document; an error begins with `stated`.
+
+    Raises:
+        ConfigError: a key of what is no table or list.
+    """
     *above, last = name.split(".")
     here: Any = document
     for key in above:
@@ -65,8 +92,8 @@ def _place(
     if isinstance(value, dict):
         return cast("dict[str, Any]", value), 0
     if not isinstance(value, list):
-        raise ConfigError(f"--set {stated}: {shown(value)} has no key {key}")
+        raise ConfigError(f"{stated}: {shown(value)} has no key {key}")
     items = cast("list[Any]", value)
     if not (key.isdecimal() and int(key) < len(items)):
-        raise ConfigError(f"--set {stated}: {key} is no place in a list of {len(items)}")
+        raise ConfigError(f"{stated}: {key} is no place in a list of {len(items)}")
     return items, int(key)

@@ -1,0 +1,95 @@
+"""Grid: all combinations of some settings' values, each a config.
+
+Invariant: every config is checked, with its machines and the first request of its trace, before one
+of them runs. Cost: one config per combination.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.errors import ConfigError
+from kvtrie.sim.config.document import change, put, read_document, values_of
+from kvtrie.sim.config.simulation import config_of
+from kvtrie.sim.requests import trace_requests
+from kvtrie.sim.run import open_simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from kvtrie.sim.config import SimulationConfig
+
+__all__ = ["Cell", "check", "grid"]
+
+_MOST_CELLS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One combination.
+
+    Attributes:
+        values: what it sets, by key.
+        config: the settings with that.
+    """
+
+    values: dict[str, Any]
+    config: SimulationConfig
+
+
+def grid(
+    path: Path, changes: Iterable[str], over: Iterable[str], option: str = "--over"
+) -> list[Cell]:
+    """The combinations of values, the last key's changing first.
+
+    Args:
+        path: a file of settings.
+        changes: `KEY=VALUE` each, for all of them.
+        over: `KEY=VALUE,VALUE` each.
+        option: how an error names what `over` came from.
+
+    Raises:
+        ConfigError: settings that cannot be, or too many combinations.
+    """
+    document = read_document(path)
+    for stated in changes:
+        change(document, stated)
+    axes: dict[str, list[Any]] = {}
+    for stated in over:
+        name, values = values_of(stated, option)
+        if name in axes:
+            raise ConfigError(f"{option} has {name} twice")
+        axes[name] = values
+    number = 1
+    for values in axes.values():
+        number *= len(values)
+    if number > _MOST_CELLS:
+        raise ConfigError(f"{option} makes {number} combinations, at most {_MOST_CELLS} wanted")
+    cells: list[Cell] = []
+    for values in itertools.product(*axes.values()):
+        changed = copy.deepcopy(document)
+        chosen = dict(zip(axes, values, strict=True))
+        for name, value in chosen.items():
+            put(changed, name, value, f"{option} {name}={value}")
+        cells.append(Cell(chosen, config_of(changed, path.parent)))
+    check(cell.config for cell in cells)
+    return cells
+
+
+def check(configs: Iterable[SimulationConfig]) -> None:
+    """Find what only the machines, or the head of a trace, can tell.
+
+    Raises:
+        ConfigError: what a run would begin with.
+    """
+    begun: set[tuple[object, int]] = set()
+    for config in configs:
+        open_simulation(config)
+        trace = (config.trace, config.block_tokens)
+        if trace not in begun:
+            begun.add(trace)
+            next(iter(trace_requests(*trace)), None)

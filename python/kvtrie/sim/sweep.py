@@ -1,0 +1,173 @@
+"""Sweep: many runs at once, and a file of their results to go on from.
+
+Runs share nothing, so each is a task of an executor. Where none is given that is a thread for each
+core: a run lets go of the interpreter between two requests. (Threads of Rust would not be quicker:
+each run reads its trace through Python, so that traces of any length stream.)
+Invariant: a result is keyed by all that decides it, so a file serves any sweep that meets the same
+config again. Cost: that of the runs; one line per result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from kvtrie._kvtrie import __version__
+from kvtrie.errors import ConfigError
+from kvtrie.sim.run import run_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from concurrent.futures import Executor, Future
+
+    from kvtrie.sim.config import SimulationConfig
+    from kvtrie.sim.requests import Asked
+
+__all__ = ["digest_of", "iter_sweep", "sweep"]
+
+
+def sweep(
+    configs: Sequence[SimulationConfig],
+    *,
+    executor: Executor | None = None,
+    results: Path | None = None,
+) -> list[dict[str, Any]]:
+    """Run each config once.
+
+    Args:
+        configs: what to run; equal ones run once.
+        executor: where runs go: any of `concurrent.futures`, whose workers can read the traces.
+            None makes threads, one for each core.
+        results: a file of JSON lines to which each result is appended as it comes; what is in it
+            already does not run again.
+
+    Returns:
+        The figures of `run_config`, in the order of the configs.
+
+    Raises:
+        ConfigError: settings that cannot be, or a file that is no such file.
+    """
+    found = dict(iter_sweep(configs, executor=executor, results=results))
+    return [found[at] for at in range(len(configs))]
+
+
+def iter_sweep(
+    configs: Sequence[SimulationConfig],
+    *,
+    executor: Executor | None = None,
+    results: Path | None = None,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """As `sweep`, with `(place, figures)` as they come; what is left stops with the iterator."""
+    places: dict[str, list[int]] = {}
+    for at, config in enumerate(configs):
+        places.setdefault(digest_of(config), []).append(at)
+    known = {} if results is None else _known(results)
+    for key in places.keys() & known.keys():
+        yield from ((at, known[key]) for at in places.pop(key))
+    with _pool(executor) as start:
+        running = {start(configs[where[0]]): key for key, where in places.items()}
+        for ended in as_completed(running):
+            key, figures = running[ended], ended.result()
+            if results is not None:
+                _append(results, key, figures)
+            yield from ((at, figures) for at in places[key])
+
+
+def digest_of(config: SimulationConfig) -> str:
+    """A digest of all that decides a run's figures: settings, the trace's bytes and the version.
+
+    Raises:
+        ConfigError: a trace that cannot be read.
+    """
+    path = config.trace.path
+    try:
+        seen = path.stat()
+        trace = _digest(path, seen.st_size, seen.st_mtime_ns)
+    except OSError as error:
+        raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from error
+    named = replace(config, trace=replace(config.trace, path=Path(trace)))
+    return hashlib.sha256(f"{__version__} {named!r}".encode()).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _digest(path: Path, size: int, changed: int) -> str:
+    del size, changed  # a file that was written anew is another one
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _known(path: Path) -> dict[str, dict[str, Any]]:
+    """The results of a file by their key; a last line that was cut short is taken off."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the results {path}: {error}") from error
+    known: dict[str, dict[str, Any]] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.endswith("\n"):
+            _cut(path, len("".join(lines[:-1]).encode()))
+            break
+        try:
+            row: Any = json.loads(line)
+            known[cast("str", row["key"])] = cast("dict[str, Any]", row["figures"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(f"{path}, line {number}: no result of a sweep") from error
+    return known
+
+
+def _cut(path: Path, size: int) -> None:
+    """Take off a line that a run stopped in, so that the next begins a line of its own."""
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+def _append(path: Path, key: str, figures: dict[str, Any]) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"key": key, "figures": figures}) + "\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write the results {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _pool(
+    executor: Executor | None,
+) -> Generator[Callable[[SimulationConfig], Future[dict[str, Any]]]]:
+    """A way to start a run; at the end what has not begun is cancelled, and own threads stop."""
+    started: list[Future[dict[str, Any]]] = []
+    stop = threading.Event()
+
+    def until_stopped(asked: Iterable[Asked]) -> Iterable[Asked]:
+        for request in asked:
+            if stop.is_set():
+                raise KeyboardInterrupt
+            yield request
+
+    own = None if executor else ThreadPoolExecutor(os.cpu_count(), "kvtrie-sim")
+
+    def start(config: SimulationConfig) -> Future[dict[str, Any]]:
+        if own is not None:
+            future = own.submit(run_config, config, watch=until_stopped)
+        else:
+            future = cast("Executor", executor).submit(run_config, config)
+        started.append(future)
+        return future
+
+    try:
+        yield start
+    finally:
+        stop.set()
+        for future in started:
+            future.cancel()
+        if own is not None:
+            own.shutdown()
