@@ -1817,6 +1817,10 @@ class Simulation:
         transfer: Literal["executor", "predicted"] = "executor",
         moves_per_job: int = 64,
         peers: Lane | None = None,
+        engine: Literal["serial", "continuous"] = "serial",
+        token_budget: int = 2048,
+        max_running: int = 256,
+        token_by_token: bool = False,
         logged: bool = False,
     ) -> Self:
         """Makes machines without a block.
@@ -1847,6 +1851,10 @@ class Simulation:
             peers: the lane between two machines, over which one fetches what another one's host or
                 disk holds. Each ordered pair has one; with `shares` all stand in one queue. None
                 fetches nothing.
+            engine: how requests are computed: one after the other, or all together in steps.
+            token_budget: the most tokens of a step of the continuous engine.
+            max_running: the most requests that hold blocks there, at most the budget.
+            token_by_token: whether its steps that only decode are events of their own.
             logged: keep all calls of managers for `log`.
 
         Raises:
@@ -1857,7 +1865,11 @@ class Simulation:
         self,
         requests: Iterable[tuple[int, _Tokens, int, int, str | None]],
         tell: Callable[
-            [tuple[int, int, int, int | None, int | None, list[int], int, int, int, list[int]]],
+            [
+                tuple[
+                    int, int, int, int | None, int | None, list[int], int, int, int, list[int], int
+                ]
+            ],
             object,
         ],
     ) -> None:
@@ -1869,7 +1881,8 @@ class Simulation:
             tell: called with each record, in order: `(id, machine, arrival_ns, first_token_ns,
                 end_ns, tokens found per tier, tokens found on a peer, tokens computed, ns waited
                 for copies, ns that computing what was found would have taken per tier and last for
-                the peer)`; the times of one that did not fit are None, and it has no tiers.
+                the peer, times suspended)`; the times of one that did not fit are None, and it
+                has no tiers.
 
         Raises:
             ConfigError: a request that arrives before the one above it.

@@ -47,6 +47,12 @@ def drawn(dice):
         "moves_per_job": dice.choice((1, 3, 64)),
         "epsilon": dice.choice((0.0, 1 / 64)),
     }
+    if dice.random() < 0.5:
+        budget = dice.choice((2, 5, 64))
+        manager["engine"] = "continuous"
+        manager["token_budget"] = budget
+        manager["max_running"] = dice.randint(1, budget)
+        manager["token_by_token"] = dice.random() < 0.2
     if len(tiers) > 1 and dice.random() < 0.5:
         manager["peers"] = Lane("peers", dice.choice((1e5, 1e7)), shares=dice.choice(("n", None)))
     config = SimulationConfig(
@@ -66,6 +72,23 @@ def drawn(dice):
         session = f"chat {chat}" if dice.random() < 0.5 else None
         requests.append((now, chats[chat], len(chats[chat]), dice.randint(0, 3), session))
     return config, requests
+
+
+def grown(lease, name, rest, load):
+    """Play a call that only leases of the continuous engine get."""
+    if name == "suspend":
+        lease.suspend(rest[0], now=rest[1])
+        return
+    fits = rest[-2]
+    try:
+        if name == "reserve":
+            lease.reserve(rest[0], now=rest[2])
+        else:
+            lease.resume(now=rest[1], load=load)
+    except NoSpaceError:
+        assert not fits
+    else:
+        assert fits
 
 
 def from_peers(manager, name, rest):
@@ -119,6 +142,8 @@ def moves_alone(config, log):
             leases[rest[0]].commit(rest[1], now=rest[2])
         elif name == "release":
             leases.pop(rest[0]).release(now=rest[1])
+        elif name in {"reserve", "suspend", "resume"}:
+            grown(leases[rest[0]], name, rest[1:], config.manager["load"])
         else:
             from_peers(manager, name, rest)
     assert not len(manager.moves())

@@ -50,6 +50,7 @@ class Counts:
     saved_ns: dict[str, int] = field(default_factory=dict[str, int])
     computed_tokens: int = 0
     stalled_ns: int = 0
+    suspended: int = 0
     first_arrival: int = 0
     last_arrival: int = 0
     good: int = 0
@@ -78,6 +79,7 @@ def figures_of(config: SimulationConfig, simulation: Simulation, counts: Counts)
         "tpot_ns": _spread(counts.per_token),
         "e2e_ns": _spread(counts.whole),
         "stalled_ns": counts.stalled_ns,
+        "suspended": counts.suspended,
         "end_ns": simulation.now,
         **_load(config, counts, simulation.now),
         "tiers": _tiers(config, simulation, counts),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["open_simulation", "play", "run_config"]
 
 _Record: TypeAlias = (
-    "tuple[int, int, int, int | None, int | None, list[int], int, int, int, list[int]]"
+    "tuple[int, int, int, int | None, int | None, list[int], int, int, int, list[int], int]"
 )
 
 _KINDS = ("gpu", "host", "disk")
@@ -102,7 +102,9 @@ def play(
             yield request
 
     def tell(record: _Record) -> None:
-        number, machine, arrival, first, end, hits, peer, computed, stalled, saved = record
+        number, machine, arrival, first, end, hits, peer, computed, stalled, saved, suspended = (
+            record
+        )
         answer = answers.pop(number)
         found = {**none, **dict(zip(kinds, hits, strict=False)), "peer": peer}
         counts.requests += 1
@@ -112,6 +114,7 @@ def play(
             counts.output_tokens += answer
             counts.computed_tokens += computed
             counts.stalled_ns += stalled
+            counts.suspended += suspended
             for kind, tokens in found.items():
                 counts.hit_tokens[kind] += tokens
             for kind, spared in zip((*kinds, "peer"), saved, strict=True):

@@ -11,7 +11,7 @@ use kvtrie_core::error::Error;
 use kvtrie_core::manager::{DropOrder, MoveKind};
 use kvtrie_sim::call::{Call, Handed};
 use kvtrie_sim::cost::{Affine, Cost, Table};
-use kvtrie_sim::engine::{Service, Wait};
+use kvtrie_sim::engine::{Kind, Limits, Service, Wait};
 use kvtrie_sim::peers::{LANE, PeerSpec};
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
@@ -74,11 +74,13 @@ impl Simulation {
         model, tiers, *, price, machines=1, block_tokens=16, token_weight=1,
         policy=String::from("lru"), cost=None, structure=Structure::LeafOnly,
         drop_order=DropOrder::Shallow, reuse=true, epsilon=0.015_625, load=None, keep=1,
-        wait=None, router=None, transfer=None, moves_per_job=64, peers=None, logged=false
+        wait=None, router=None, transfer=None, moves_per_job=64, peers=None, engine=None,
+        token_budget=2048, max_running=256, token_by_token=false, logged=false
     ), text_signature = "(model, tiers, *, price, machines=1, block_tokens=16, token_weight=1, \
         policy='lru', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
         epsilon=0.015625, load='all', keep=1, wait='all', router='round-robin', \
-        transfer='executor', moves_per_job=64, peers=None, logged=False)")]
+        transfer='executor', moves_per_job=64, peers=None, engine='serial', token_budget=2048, \
+        max_running=256, token_by_token=False, logged=False)")]
     #[expect(clippy::too_many_arguments, reason = "a run's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
@@ -100,6 +102,10 @@ impl Simulation {
         transfer: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = moves_per_job)] moves_per_job: usize,
         peers: Option<&Bound<'_, PyAny>>,
+        engine: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = token_budget)] token_budget: u64,
+        #[pyo3(from_py_with = max_running)] max_running: u64,
+        token_by_token: bool,
         logged: bool,
     ) -> PyResult<Self> {
         let tiers = settings::tiers(tiers)?;
@@ -125,6 +131,8 @@ impl Simulation {
             })
         };
         let layerwise = word(wait, "wait", ["all", "layer"])? == 1;
+        let continuous = word(engine, "engine", ["serial", "continuous"])? == 1;
+        let limits = Limits { token_budget, max_running, token_by_token };
         let predicted = word(transfer, "transfer", ["executor", "predicted"])? == 1;
         let peers = peers.map(settings::lane).transpose()?.map(|lane| PeerSpec {
             bytes_per_s: lane.bytes_per_s,
@@ -135,6 +143,7 @@ impl Simulation {
             machines: machines as usize,
             load: load.map_or(Ok(kvtrie_core::manager::LoadMode::All), load_mode)?,
             service: Service {
+                kind: if continuous { Kind::Continuous(limits) } else { Kind::Serial },
                 cost: prices(price)?,
                 wait: if layerwise { Wait::Layer } else { Wait::All },
                 keep: keep as u64,
@@ -272,6 +281,14 @@ fn moves_per_job(given: &Bound<'_, PyAny>) -> PyResult<usize> {
     count(given, "moves_per_job")
 }
 
+fn token_budget(given: &Bound<'_, PyAny>) -> PyResult<u64> {
+    count(given, "token_budget").map(|count| count as u64)
+}
+
+fn max_running(given: &Bound<'_, PyAny>) -> PyResult<u64> {
+    count(given, "max_running").map(|count| count as u64)
+}
+
 /// `(base, slope)`, or a list of `(context, price)`, in parts of a nanosecond.
 fn prices(given: &Bound<'_, PyAny>) -> PyResult<Arc<dyn Cost>> {
     if let Ok((base, slope)) = given.extract::<(u64, u64)>() {
@@ -315,8 +332,8 @@ fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
 type SpanRow = (usize, Option<String>, u64, u64, u64);
 
 /// `(id, machine, arrival, first token, end, hits by tier, peer, computed, stalled, saved by tier and
-/// by peers)`.
-type Row = (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, u64, u64, Vec<u64>);
+/// by peers, suspended)`.
+type Row = (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, u64, u64, Vec<u64>, u64);
 
 fn row(record: &Record) -> Row {
     let Record {
@@ -330,9 +347,22 @@ fn row(record: &Record) -> Row {
         computed,
         stalled,
         ref saved,
+        suspended,
         ..
     } = *record;
-    (id, machine, arrival, first_token, end, hits.clone(), peer, computed, stalled, saved.clone())
+    (
+        id,
+        machine,
+        arrival,
+        first_token,
+        end,
+        hits.clone(),
+        peer,
+        computed,
+        stalled,
+        saved.clone(),
+        suspended,
+    )
 }
 
 /// `(id, kind, lease, src, dst, src_slot, dst_slot, layer_lo, layer_hi, after)`.
@@ -359,6 +389,11 @@ fn call_row<'py>(py: Python<'py>, call: &Call) -> PyResult<Bound<'py, PyTuple>> 
         Call::Complete(moves, now) => ("complete", moves, now).into_pyobject(py),
         Call::Commit(lease, tokens, now) => ("commit", lease, tokens, now).into_pyobject(py),
         Call::Release(lease, now) => ("release", lease, now).into_pyobject(py),
+        Call::Reserve(lease, tokens, fits, now) => {
+            ("reserve", lease, tokens, fits, now).into_pyobject(py)
+        }
+        Call::Suspend(lease, kind, now) => ("suspend", lease, kind.name(), now).into_pyobject(py),
+        Call::Resume(lease, fits, now) => ("resume", lease, fits, now).into_pyobject(py),
         Call::Mark { tokens, tier, skip, times: (first, ready), fits, now } => {
             ("mark", tokens, tier, skip, first, ready, fits, now).into_pyobject(py)
         }

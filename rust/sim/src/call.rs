@@ -4,67 +4,16 @@
 //! of the same settings it must give the same moves, slot for slot. Invariant: no manager is changed
 //! but through here. Cost: none beside the call where nothing is logged.
 
-use kvtrie_core::block::{Handle, Layers, LeaseId, MoveId, Slot, TierId, Token};
+mod handed;
+
+use kvtrie_core::block::{Handle, LeaseId, MoveId, TierId, Token};
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{
-    Acquire, LoadMode, Manager, Mark, Move, MoveKind, Outcome, PinId, Settings,
-};
+use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, Outcome, PinId, Settings};
 use kvtrie_core::scope::Scope;
+use kvtrie_core::tier::Kind;
 use kvtrie_core::time::{DAY, Nanos};
 
-/// A move as it was handed out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Handed {
-    /// Its id.
-    pub id: MoveId,
-    /// What it is for.
-    pub kind: MoveKind,
-    /// The lease that it is for; 0 for nobody.
-    pub lease: LeaseId,
-    /// Where from.
-    pub src: TierId,
-    /// Where to.
-    pub dst: TierId,
-    /// The source's slot.
-    pub src_slot: Slot,
-    /// The destination's slot.
-    pub dst_slot: Slot,
-    /// Which layers.
-    pub layers: Layers,
-    /// The move that must have ended before it starts.
-    pub after: MoveId,
-    /// How many tokens of its block are valid.
-    pub tokens: u32,
-    /// Predicted end of its first layer.
-    pub first: Nanos,
-    /// Predicted end.
-    pub ready: Nanos,
-}
-
-impl Handed {
-    fn of(order: &Move, lease: LeaseId) -> Self {
-        Self {
-            id: order.id,
-            kind: order.kind,
-            lease,
-            src: order.src,
-            dst: order.dst,
-            src_slot: order.src_slot,
-            dst_slot: order.dst_slot,
-            layers: order.layers,
-            after: order.after,
-            tokens: order.tokens,
-            first: order.first,
-            ready: order.ready,
-        }
-    }
-
-    /// What moves of one transmission have in common.
-    #[must_use]
-    pub fn way(&self) -> (MoveKind, LeaseId, TierId, TierId, Layers) {
-        (self.kind, self.lease, self.src, self.dst, self.layers)
-    }
-}
+pub use handed::Handed;
 
 /// One call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,6 +43,12 @@ pub enum Call {
     Commit(LeaseId, Vec<Token>, Nanos),
     /// `release`.
     Release(LeaseId, Nanos),
+    /// `reserve` of so many tokens, with whether there was room.
+    Reserve(LeaseId, usize, bool, Nanos),
+    /// `suspend` to the tier below the first.
+    Suspend(LeaseId, Kind, Nanos),
+    /// `resume`, with whether there was room.
+    Resume(LeaseId, bool, Nanos),
     /// `mark` of the blocks behind the first ones, with whether there was room.
     Mark {
         /// The prompt up to the last block.
@@ -289,5 +244,48 @@ impl Calls {
         self.manager.release(lease, now)?;
         self.note(|| Call::Release(lease, now));
         Ok(())
+    }
+
+    /// Makes room for `tokens` behind a lease's end; whether there is any.
+    ///
+    /// # Errors
+    /// As [`Manager::reserve`], but for room.
+    pub fn reserve(&mut self, lease: LeaseId, tokens: usize, now: Nanos) -> Result<bool> {
+        self.at(now)?;
+        let fits = room(self.manager.reserve(lease, tokens, now))?;
+        self.note(|| Call::Reserve(lease, tokens, fits, now));
+        Ok(fits)
+    }
+
+    /// Preempts a lease: it keeps its tokens.
+    ///
+    /// # Errors
+    /// As [`Manager::suspend`].
+    pub fn suspend(&mut self, lease: LeaseId, now: Nanos) -> Result<()> {
+        self.at(now)?;
+        let below = self.manager.settings().tiers.get(1).map_or(Kind::Host, |tier| tier.kind);
+        self.manager.suspend(lease, below, now)?;
+        self.note(|| Call::Suspend(lease, below, now));
+        Ok(())
+    }
+
+    /// Plans anew for a suspended lease; whether there is room for it.
+    ///
+    /// # Errors
+    /// As [`Manager::resume`], but for room.
+    pub fn resume(&mut self, lease: LeaseId, now: Nanos) -> Result<bool> {
+        self.at(now)?;
+        let fits = room(self.manager.resume(lease, 0, self.load, now))?;
+        self.note(|| Call::Resume(lease, fits, now));
+        Ok(fits)
+    }
+}
+
+/// Whether a call found room.
+fn room(result: Result<()>) -> Result<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(Error::NoSpace { .. }) => Ok(false),
+        Err(error) => Err(error),
     }
 }

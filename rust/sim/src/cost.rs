@@ -17,6 +17,9 @@ pub use table::Table;
 /// Prices are in units of `2^-PART_BITS` ns.
 pub const PART_BITS: u32 = 32;
 
+/// Tokens that are computed one behind the other: the context of the first one, and how many.
+pub type Span = (u64, u64);
+
 /// How long tokens take to compute.
 pub trait Cost: Debug + Send + Sync {
     /// Parts of a nanosecond that `tokens` tokens take behind `context` tokens, each behind those
@@ -26,6 +29,20 @@ pub trait Cost: Debug + Send + Sync {
     /// Nanoseconds for the same, rounded to the nearest.
     fn span(&self, context: u64, tokens: u64) -> Nanos {
         nanos(self.parts(context, tokens))
+    }
+
+    /// Parts of a nanosecond of one token each for `count` requests whose contexts add up to
+    /// `contexts`. By default each is priced at the mean context.
+    fn decode(&self, count: u64, contexts: u64) -> u128 {
+        let mean = contexts.checked_div(count);
+        mean.map_or(0, |context| self.parts(context, 1).saturating_mul(u128::from(count)))
+    }
+
+    /// Parts of a nanosecond of a step: requests that decode, with the sum of their contexts, and
+    /// spans of prefills. By default the sum over them.
+    fn step(&self, (count, contexts): (u64, u64), prefills: &[Span]) -> u128 {
+        let spans = prefills.iter().map(|&(context, tokens)| self.parts(context, tokens));
+        spans.fold(self.decode(count, contexts), u128::saturating_add)
     }
 }
 

@@ -3,8 +3,10 @@
 //! Invariant: an engine learns of loads and of time only through these calls. Cost: that of the
 //! manager's calls.
 
+mod continuous;
 mod prefill;
 mod serial;
+mod work;
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -15,12 +17,13 @@ use kvtrie_core::error::Result;
 use kvtrie_core::time::Nanos;
 
 use crate::cost::Cost;
-use crate::event::Kind;
+use crate::event;
 use crate::machine::Machine;
 use crate::record::Record;
 use crate::request::Request;
 use crate::transfer::Entered;
 
+pub use continuous::Continuous;
 pub use serial::Serial;
 
 /// How long a prefill waits for its loads.
@@ -33,9 +36,33 @@ pub enum Wait {
     Layer,
 }
 
+/// What bounds a step of the continuous engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The most tokens of a step.
+    pub token_budget: u64,
+    /// The most requests that hold blocks at a time; not above the token budget, so that each of
+    /// them can decode in every step.
+    pub max_running: u64,
+    /// Whether steps that only decode are events of their own, one by one.
+    pub token_by_token: bool,
+}
+
+/// How an engine chooses what it computes.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Kind {
+    /// One request after the other.
+    #[default]
+    Serial,
+    /// All at once, in steps.
+    Continuous(Limits),
+}
+
 /// What engines of all kinds are told.
 #[derive(Clone, Debug)]
 pub struct Service {
+    /// How it chooses what it computes.
+    pub kind: Kind,
     /// How long tokens take.
     pub cost: Arc<dyn Cost>,
     /// How long a prefill waits for its loads.
@@ -46,6 +73,17 @@ pub struct Service {
     pub gap: Nanos,
 }
 
+impl Service {
+    /// An engine without a request.
+    #[must_use]
+    pub fn open(&self) -> Box<dyn Engine> {
+        match self.kind {
+            Kind::Serial => Box::new(Serial::new(self.clone())),
+            Kind::Continuous(limits) => Box::new(Continuous::new(self.clone(), limits)),
+        }
+    }
+}
+
 /// Computes the requests of one machine.
 pub trait Engine: Debug + Send {
     /// Takes in a request.
@@ -54,17 +92,30 @@ pub trait Engine: Debug + Send {
     /// How many requests have not ended.
     fn load(&self) -> u64;
 
-    /// The request that the next step begins with, if one can begin now.
+    /// The request that begins next.
+    fn next(&self) -> Option<&Request>;
+
+    /// The same, if it can begin now.
     fn head(&self, now: Nanos) -> Option<&Request>;
 
+    /// A step may begin: what was begun before takes its place in it.
+    ///
+    /// # Errors
+    /// Those of the manager.
+    fn step_begins(&mut self, machine: &mut Machine, now: Nanos) -> Result<()>;
+
     /// Begins the request of `head`; `fetched` are the blocks of its prompt that came from a peer.
+    /// Whether it has left the queue: without room it may wait there.
     ///
     /// # Errors
     /// Those of the manager, but for room.
-    fn begin(&mut self, machine: &mut Machine, fetched: Range<usize>, now: Nanos) -> Result<()>;
+    fn begin(&mut self, machine: &mut Machine, fetched: Range<usize>, now: Nanos) -> Result<bool>;
 
-    /// Begins a step of what was begun before.
+    /// Begins the step, if it has work and none runs.
     fn go_on(&mut self, now: Nanos);
+
+    /// The next request can begin, which it could not before: its blocks have come from a peer.
+    fn wake(&mut self, now: Nanos);
 
     /// Moves have entered their lanes.
     fn entered(&mut self, entered: &[Entered], now: Nanos);
@@ -72,14 +123,15 @@ pub trait Engine: Debug + Send {
     /// Moves have ended.
     fn ended(&mut self, moves: &[MoveId], now: Nanos);
 
-    /// The step that runs has ended.
+    /// The step that runs has ended. Returns when it began; `None` if it did not end but was cut
+    /// short before.
     ///
     /// # Errors
     /// Those of the manager.
-    fn step_ends(&mut self, machine: &mut Machine, now: Nanos) -> Result<()>;
+    fn step_ends(&mut self, machine: &mut Machine, now: Nanos) -> Result<Option<Nanos>>;
 
     /// What the engine waits for next, told once.
-    fn take_due(&mut self) -> Vec<(Kind, Nanos)>;
+    fn take_due(&mut self) -> Vec<(event::Kind, Nanos)>;
 
     /// Requests that have ended, told once.
     fn take_finished(&mut self) -> Vec<Record>;

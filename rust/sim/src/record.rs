@@ -30,6 +30,8 @@ pub struct Record {
     /// Nanoseconds from its begin to its first token in which it waited for copies and computed
     /// nothing.
     pub stalled: Nanos,
+    /// How often it was suspended for want of room.
+    pub suspended: u64,
     /// Tokens of the answer.
     pub output: u64,
 }

@@ -11,7 +11,7 @@ use kvtrie_core::manager::{LoadMode, Settings};
 use kvtrie_core::time::Nanos;
 
 use crate::call::Call;
-use crate::engine::{Engine, Serial, Service};
+use crate::engine::{self, Engine, Limits, Service};
 use crate::event::{Event, Events, Kind, MachineId};
 use crate::machine::Machine;
 use crate::peers::{Fetch, LANE, PeerSpec, Peers, block_bytes};
@@ -95,6 +95,13 @@ impl Simulation {
                 transfer.moves_per_job
             )));
         }
+        if let engine::Kind::Continuous(Limits { token_budget, max_running, .. }) = service.kind
+            && !(1..=token_budget).contains(&max_running)
+        {
+            return Err(Error::config(format!(
+                "max_running is {max_running}, 1 to the {token_budget} of token_budget wanted"
+            )));
+        }
         let kinds: Vec<_> = settings.tiers.iter().map(|tier| tier.kind).collect();
         let keep = service.keep;
         let peers = peers.map(|spec| {
@@ -103,11 +110,7 @@ impl Simulation {
         });
         let server = |number| {
             let machine = Machine::new(number, &settings, load, transfer, logged)?;
-            Ok(Server {
-                machine,
-                engine: Box::new(Serial::new(service.clone())),
-                fetch: Fetching::None,
-            })
+            Ok(Server { machine, engine: service.open(), fetch: Fetching::None })
         };
         Ok(Self {
             servers: (0..machines).map(server).collect::<Result<_>>()?,
@@ -157,8 +160,10 @@ impl Simulation {
                     engine.ended(&moves, at);
                 }
                 Kind::StepEnds => {
-                    let Server { machine, engine, .. } = &mut self.servers[machine];
-                    engine.step_ends(machine, at)?;
+                    let Server { machine: here, engine, .. } = &mut self.servers[machine];
+                    if let Some(began) = engine.step_ends(here, at)? {
+                        self.timeline.span(machine, Track::Step, (began, at), 0);
+                    }
                 }
                 Kind::StepBegins => self.step_begins(machine)?,
                 Kind::DirectoryUpdate => {}
@@ -168,25 +173,32 @@ impl Simulation {
         Ok(())
     }
 
-    /// An engine may begin a step. What its next request can have from a peer is fetched before.
+    /// An engine may begin a step. What its next requests can have from a peer is fetched before.
     fn step_begins(&mut self, here: MachineId) -> Result<()> {
         let now = self.now;
-        if self.servers[here].engine.head(now).is_none() {
-            self.servers[here].engine.go_on(now);
-            return Ok(());
-        }
-        if matches!(self.servers[here].fetch, Fetching::None) {
-            self.fetch(here)?;
-        }
-        let server = &mut self.servers[here];
-        match std::mem::take(&mut server.fetch) {
-            Fetching::None => server.engine.begin(&mut server.machine, 0..0, now),
-            Fetching::Done(fetched) => server.engine.begin(&mut server.machine, fetched, now),
-            reads @ Fetching::Disk(_) => {
-                server.fetch = reads;
-                Ok(())
+        let Server { machine, engine, .. } = &mut self.servers[here];
+        engine.step_begins(machine, now)?;
+        while self.servers[here].engine.head(now).is_some() {
+            if matches!(self.servers[here].fetch, Fetching::None) {
+                self.fetch(here)?;
+            }
+            let Server { machine, engine, fetch } = &mut self.servers[here];
+            let fetched = match std::mem::take(fetch) {
+                Fetching::None => 0..0,
+                Fetching::Done(fetched) => fetched,
+                reads @ Fetching::Disk(_) => {
+                    *fetch = reads;
+                    break;
+                }
+            };
+            if !engine.begin(machine, fetched.clone(), now)? {
+                // It waits for room, and need not fetch again.
+                *fetch = Fetching::Done(fetched);
+                break;
             }
         }
+        self.servers[here].engine.go_on(now);
+        Ok(())
     }
 
     /// Asks all machines for what continues the next request's match.
@@ -218,7 +230,7 @@ impl Simulation {
     /// Blocks enter the network, and the request that wants them may begin.
     fn send(&mut self, here: MachineId, fetch: Fetch) -> Result<()> {
         let Server { machine, engine, fetch: state } = &mut self.servers[here];
-        let (Some(peers), Some(request)) = (&mut self.peers, engine.head(self.now)) else {
+        let (Some(peers), Some(request)) = (&mut self.peers, engine.next()) else {
             return Ok(());
         };
         if let Some((start, end)) = peers.enter(&fetch, request, machine, self.now)? {
@@ -243,12 +255,7 @@ impl Simulation {
             let read = std::mem::take(&mut self.servers[here].fetch);
             if let Fetching::Disk(fetch) = read {
                 self.send(here, fetch)?;
-                self.events.push(Event {
-                    at: now,
-                    kind: Kind::StepBegins,
-                    machine: here,
-                    number: 0,
-                });
+                self.servers[here].engine.wake(now);
             }
             return Ok(());
         };
@@ -294,9 +301,6 @@ impl Simulation {
             self.events.push(Event { at, kind, machine: number, number: transmission });
         }
         for (kind, at) in engine.take_due() {
-            if kind == Kind::StepEnds {
-                self.timeline.span(number, Track::Step, (self.now, at), 0);
-            }
             self.events.push(Event { at, kind, machine: number, number: 0 });
         }
     }

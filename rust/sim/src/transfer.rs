@@ -201,6 +201,12 @@ impl Executor {
         (moves, freed)
     }
 
+    /// Whether no move is under way or waits.
+    #[must_use]
+    pub fn idle(&self) -> bool {
+        self.under_way.is_empty() && self.waiting.is_empty()
+    }
+
     /// When the layers of a move are there, if it has entered its lane and not ended.
     #[must_use]
     pub fn times(&self, id: MoveId) -> Option<Entered> {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvtrie.argument import flag
+
 if TYPE_CHECKING:
     from kvtrie.sim.config.table import Table
 
@@ -12,7 +14,13 @@ __all__ = ["engine_of"]
 
 def engine_of(table: Table) -> dict[str, Any]:
     """The arguments of `Simulation` that an engine runs by."""
-    table.word("kind", ("serial",))
-    more = {"wait": table.word("wait", ("all", "layer"))}
+    kind = table.word("kind", ("serial", "continuous"))
+    more: dict[str, Any] = {"engine": kind, "wait": table.word("wait", ("all", "layer"))}
+    if kind == "continuous":
+        more["token_budget"] = table.number("token_budget", 2048, 1, 2**31 - 1)
+        most = min(256, more["token_budget"])
+        more["max_running"] = table.number("max_running", most, 1, more["token_budget"])
+        one_by_one = table.take("token_by_token", False)  # noqa: FBT003
+        more["token_by_token"] = flag(table.key("token_by_token"), one_by_one)
     table.close()
     return more

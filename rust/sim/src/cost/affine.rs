@@ -22,6 +22,10 @@ impl Cost for Affine {
         let contexts = (tokens * u128::from(context)).saturating_add(before);
         base.saturating_mul(tokens).saturating_add(slope.saturating_mul(contexts))
     }
+
+    fn decode(&self, count: u64, contexts: u64) -> u128 {
+        u128::from(self.base) * u128::from(count) + u128::from(self.slope) * u128::from(contexts)
+    }
 }
 
 #[cfg(test)]
@@ -37,5 +41,15 @@ mod tests {
         assert_eq!(cost.span(10, 1), 1030);
         assert_eq!(cost.span(5, 0), 0);
         assert_eq!(cost.span(u64::MAX, u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn a_step_is_the_sum_over_its_tokens() {
+        let cost = Affine { base: 1000 << PART_BITS, slope: 3 << PART_BITS };
+        let alone = [7, 12, 100].map(|context| cost.parts(context, 1)).iter().sum::<u128>();
+        assert_eq!(cost.step((3, 119), &[]), alone);
+        let spans = [(0, 64), (5, 9)];
+        assert_eq!(cost.step((0, 0), &spans), cost.parts(0, 64) + cost.parts(5, 9));
+        assert_eq!(cost.step((3, 119), &spans), alone + cost.step((0, 0), &spans));
     }
 }

@@ -7,11 +7,12 @@ use std::ops::Range;
 
 use kvtrie_core::block::{LeaseId, MoveId};
 use kvtrie_core::error::Result;
-use kvtrie_core::manager::{Action, Lease};
+use kvtrie_core::manager::{Action, Lease, Manager};
 use kvtrie_core::plan::pipeline;
 use kvtrie_core::time::Nanos;
 use rustc_hash::FxHashSet;
 
+use super::work::Work;
 use super::{Service, Wait};
 use crate::cost::{Cost, nanos};
 use crate::machine::Machine;
@@ -25,9 +26,10 @@ pub(super) struct Prefill {
     pub(super) lease: LeaseId,
     /// Tokens of the prompt, as the manager takes them, that need not be computed.
     pub(super) matched: usize,
+    /// What is to be computed.
+    pub(super) work: Work,
     wait: Wait,
     began: Nanos,
-    compute: Nanos,
     /// Moves that have not ended or, layer by layer, not entered their lane.
     awaited: FxHashSet<MoveId>,
     /// By layer: when what is known to come is there.
@@ -35,26 +37,26 @@ pub(super) struct Prefill {
 }
 
 impl Prefill {
-    /// Acquires a request's blocks and takes over its loads; `None` if there is no room.
+    /// Acquires a request's blocks, with room for `reserve` tokens of its answer, and takes over its
+    /// loads; `None` if there is no room.
     pub(super) fn begin(
         request: &Request,
+        reserve: usize,
         service: &Service,
         machine: &mut Machine,
         fetched: &Range<usize>,
         now: Nanos,
     ) -> Result<Option<(Self, Record)>> {
         let weight = u64::from(machine.calls.manager().settings().token_weight);
-        let (keep, reserve) = (request.keep(service.keep, weight), request.reserve(weight));
         let layerwise = service.wait == Wait::Layer;
         let session = request.session.as_deref();
-        let room = (keep, reserve);
+        let room = (request.keep(service.keep, weight), reserve);
         let asked = machine.calls.acquire(&request.tokens, room, layerwise, session, now)?;
         let Some(lease) = asked else { return Ok(None) };
         let manager = machine.calls.manager();
-        let (held, settings) = (manager.lease(lease)?, manager.settings());
-        let block = u64::from(settings.block_tokens) * weight;
-        let found = Found { held, block, input: request.input };
-        let (mut hits, saved) = found.hits(settings.tiers.len(), fetched, &*service.cost);
+        let found = Found::of(manager, lease, request.input)?;
+        let tiers = manager.settings().tiers.len();
+        let (mut hits, saved) = found.hits(tiers, fetched, &*service.cost);
         let peer = hits.pop().unwrap_or(0);
         let record = Record {
             id: request.id,
@@ -67,22 +69,38 @@ impl Prefill {
             output: request.output,
             ..Record::default()
         };
+        Ok(Some((Self::of(lease, (request.input, 0), service, machine, now)?, record)))
+    }
+
+    /// The prefill of a lease that was just planned, of a prompt of `input` real tokens and of `made`
+    /// tokens of its answer. Takes over its loads.
+    pub(super) fn of(
+        lease: LeaseId,
+        (input, made): (u64, u64),
+        service: &Service,
+        machine: &mut Machine,
+        now: Nanos,
+    ) -> Result<Self> {
+        let manager = machine.calls.manager();
+        let layers = manager.settings().layers;
+        let found = Found::of(manager, lease, input)?;
+        let span = (found.known(), input + made);
         let mut prefill = Self {
             lease,
-            matched: held.matched(),
+            matched: found.held.matched(),
+            work: Work::of(found.held, span, found.block, layers, &*service.cost),
             wait: service.wait,
             began: now,
-            compute: found.compute(&*service.cost, settings.layers),
             awaited: manager.awaits(lease)?.into_iter().collect(),
-            there: vec![now; usize::from(settings.layers)],
+            there: vec![now; usize::from(layers)],
         };
         machine.take(now)?;
-        if layerwise {
+        if service.wait == Wait::Layer {
             let coming: Vec<Entered> =
                 prefill.awaited.iter().filter_map(|&id| machine.executor.times(id)).collect();
             prefill.entered(&coming);
         }
-        Ok(Some((prefill, record)))
+        Ok(prefill)
     }
 
     /// Moves have entered their lanes.
@@ -114,29 +132,43 @@ impl Prefill {
         self.awaited.is_empty()
     }
 
-    /// Of the time since it began, what it did not compute in, if it ends now.
-    pub(super) fn stalled(&self, now: Nanos) -> Nanos {
-        (now - self.began).saturating_sub(self.compute)
+    /// Moves that it waits for.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = MoveId> + '_ {
+        self.awaited.iter().copied()
     }
 
-    /// When it ends if a step begins now; `None` while that cannot be known or begin.
-    pub(super) fn end(&self, now: Nanos) -> Option<Nanos> {
-        if !self.ready() {
-            return None;
-        }
-        if self.wait == Wait::All {
-            return Some(now.saturating_add(self.compute));
-        }
-        // Computing goes on from when the request began, layer after layer.
-        let layers = self.there.len() as u128;
-        let until = |layer: u128| {
-            Nanos::try_from(u128::from(self.compute) * layer / layers).unwrap_or(Nanos::MAX)
-        };
-        let steps = (0..)
-            .zip(&self.there)
-            .map(|(layer, there)| (there - self.began, until(layer + 1) - until(layer)));
-        Some(self.began.saturating_add(pipeline::finish(steps)))
+    /// Whether it waits for a move.
+    pub(super) fn awaits(&self, id: MoveId) -> bool {
+        self.awaited.contains(&id)
     }
+
+    /// When it began.
+    pub(super) fn began(&self) -> Nanos {
+        self.began
+    }
+
+    /// Waits for all that its lease does, to their ends.
+    pub(super) fn wait_again(&mut self, machine: &Machine) -> Result<()> {
+        self.wait = Wait::All;
+        self.awaited.extend(machine.calls.manager().awaits(self.lease)?);
+        Ok(())
+    }
+
+    /// By layer: when what it loads is there.
+    pub(super) fn there(&self) -> &[Nanos] {
+        &self.there
+    }
+}
+
+/// When a step ends that begins at `from` and computes for `compute`, each layer once it is there.
+pub(super) fn pipelined(from: Nanos, compute: Nanos, there: &[Nanos]) -> Nanos {
+    let layers = there.len() as u128;
+    let until =
+        |layer: u128| Nanos::try_from(u128::from(compute) * layer / layers).unwrap_or(Nanos::MAX);
+    let steps = (0..)
+        .zip(there)
+        .map(|(layer, there)| (there.saturating_sub(from), until(layer + 1) - until(layer)));
+    from.saturating_add(pipeline::finish(steps))
 }
 
 /// What a lease found of a prompt of `input` real tokens, in blocks of `block` of them.
@@ -146,11 +178,23 @@ struct Found<'a> {
     input: u64,
 }
 
-impl Found<'_> {
+impl<'a> Found<'a> {
+    fn of(manager: &'a Manager, lease: LeaseId, input: u64) -> Result<Self> {
+        let settings = manager.settings();
+        let block = u64::from(settings.block_tokens) * u64::from(settings.token_weight);
+        Ok(Self { held: manager.lease(lease)?, block, input })
+    }
+
     /// Real tokens of some blocks: the prompt may end inside the last one.
     fn tokens(&self, blocks: &Range<u64>) -> u64 {
         let end = |block: u64| (block * self.block).min(self.input);
         end(blocks.end) - end(blocks.start)
+    }
+
+    /// Real tokens that the plan covers.
+    fn known(&self) -> u64 {
+        let blocks = self.held.plan().spans.iter().map(|span| u64::from(span.stop)).max();
+        self.tokens(&(0..blocks.unwrap_or(0)))
     }
 
     /// Tokens found by tier and last on a peer, and how long computing them would have taken. A block
@@ -190,19 +234,5 @@ impl Found<'_> {
             }
         }
         (hits, saved.into_iter().map(nanos).collect())
-    }
-
-    /// How long the holes and the tokens behind the match compute. A hole of some layers takes their
-    /// share: a layer is computed through all below it.
-    fn compute(&self, cost: &dyn Cost, layers: u16) -> Nanos {
-        let blocks = self.held.plan().spans.iter().map(|span| u64::from(span.stop)).max();
-        let known = self.tokens(&(0..blocks.unwrap_or(0)));
-        let mut parts = cost.parts(known, self.input - known);
-        for (at, holes) in self.held.recompute() {
-            let at = u64::from(at);
-            let whole = cost.parts(at * self.block, self.tokens(&(at..at + 1)));
-            parts = parts.saturating_add(whole * u128::from(holes.hi) / u128::from(layers.max(1)));
-        }
-        nanos(parts)
     }
 }

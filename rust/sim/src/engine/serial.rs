@@ -10,8 +10,9 @@ use kvtrie_core::block::MoveId;
 use kvtrie_core::error::Result;
 use kvtrie_core::time::Nanos;
 
-use super::prefill::Prefill;
-use super::{Engine, Service};
+use super::prefill::{Prefill, pipelined};
+use super::{Engine, Service, Wait};
+use crate::cost::nanos;
 use crate::event::Kind;
 use crate::machine::Machine;
 use crate::record::Record;
@@ -32,8 +33,24 @@ enum Phase {
 struct Running {
     request: Request,
     prefill: Prefill,
+    /// How long it computes.
+    compute: Nanos,
     record: Record,
     phase: Phase,
+    /// When its step began.
+    step: Nanos,
+}
+
+impl Running {
+    /// When its prefill ends if a step begins now; `None` while that cannot be known or begin.
+    fn end(&self, wait: Wait, now: Nanos) -> Option<Nanos> {
+        let Self { prefill, compute, .. } = self;
+        prefill.ready().then(|| match wait {
+            Wait::All => now.saturating_add(*compute),
+            // Computing goes on from when the request began, layer after layer.
+            Wait::Layer => pipelined(prefill.began(), *compute, prefill.there()),
+        })
+    }
 }
 
 /// One request after the other.
@@ -68,8 +85,8 @@ impl Serial {
     /// Computing begins as soon as it is known when it ends.
     fn start(&mut self, now: Nanos) {
         let Some(running) = &mut self.running else { return };
-        if let (Phase::Loading, Some(end)) = (running.phase, running.prefill.end(now)) {
-            running.phase = Phase::Prefill;
+        if let (Phase::Loading, Some(end)) = (running.phase, running.end(self.service.wait, now)) {
+            (running.phase, running.step) = (Phase::Prefill, now);
             self.due.push((Kind::StepEnds, end.max(now)));
         }
     }
@@ -87,15 +104,29 @@ impl Engine for Serial {
         self.queue.len() as u64 + u64::from(self.running.is_some())
     }
 
-    fn head(&self, now: Nanos) -> Option<&Request> {
-        if self.running.is_some() || now < self.free_at { None } else { self.queue.front() }
+    fn next(&self) -> Option<&Request> {
+        self.queue.front()
     }
 
-    fn begin(&mut self, machine: &mut Machine, fetched: Range<usize>, now: Nanos) -> Result<()> {
-        let Some(request) = self.queue.pop_front() else { return Ok(()) };
-        let begun = Prefill::begin(&request, &self.service, machine, &fetched, now)?;
-        if let Some((prefill, record)) = begun {
-            self.running = Some(Running { request, prefill, record, phase: Phase::Loading });
+    fn head(&self, now: Nanos) -> Option<&Request> {
+        if self.running.is_some() || now < self.free_at { None } else { self.next() }
+    }
+
+    fn step_begins(&mut self, _: &mut Machine, _: Nanos) -> Result<()> {
+        Ok(())
+    }
+
+    fn begin(&mut self, machine: &mut Machine, fetched: Range<usize>, now: Nanos) -> Result<bool> {
+        let Some(request) = self.queue.pop_front() else { return Ok(false) };
+        let weight = u64::from(machine.calls.manager().settings().token_weight);
+        let answer = request.reserve(weight);
+        let begun = Prefill::begin(&request, answer, &self.service, machine, &fetched, now)?;
+        if let Some((mut prefill, record)) = begun {
+            let mut spans = Vec::new();
+            let (_, partial) = prefill.work.take(u64::MAX, &mut spans);
+            let compute = nanos(self.service.cost.step((0, 0), &spans).saturating_add(partial));
+            let (phase, step) = (Phase::Loading, now);
+            self.running = Some(Running { request, prefill, compute, record, phase, step });
             self.start(now);
         } else {
             // Nothing else runs: it would not fit later either.
@@ -104,11 +135,15 @@ impl Engine for Serial {
             self.finished.push(Record { id, machine, arrival, ..Record::default() });
             self.free(now);
         }
-        Ok(())
+        Ok(true)
     }
 
     fn go_on(&mut self, now: Nanos) {
         self.start(now);
+    }
+
+    fn wake(&mut self, now: Nanos) {
+        self.due.push((Kind::StepBegins, now));
     }
 
     fn entered(&mut self, entered: &[Entered], now: Nanos) {
@@ -131,20 +166,21 @@ impl Engine for Serial {
         }
     }
 
-    fn step_ends(&mut self, machine: &mut Machine, now: Nanos) -> Result<()> {
-        let Some(mut running) = self.running.take() else { return Ok(()) };
-        let Running { request, prefill, record, phase } = &mut running;
+    fn step_ends(&mut self, machine: &mut Machine, now: Nanos) -> Result<Option<Nanos>> {
+        let Some(mut running) = self.running.take() else { return Ok(None) };
+        let Running { request, prefill, compute, record, phase, step } = &mut running;
+        let began = std::mem::replace(step, now);
         if *phase == Phase::Prefill {
             machine.calls.commit(prefill.lease, &request.tokens[prefill.matched..], now)?;
             record.first_token = Some(now);
-            record.stalled = prefill.stalled(now);
+            record.stalled = (now - prefill.began()).saturating_sub(*compute);
             if request.output > 1 {
                 machine.take(now)?;
                 *phase = Phase::Decode;
                 let decode = self.service.cost.span(request.input, request.output - 1);
                 self.due.push((Kind::StepEnds, now.saturating_add(decode)));
                 self.running = Some(running);
-                return Ok(());
+                return Ok(Some(began));
             }
         }
         machine.calls.release(prefill.lease, now)?;
@@ -152,7 +188,7 @@ impl Engine for Serial {
         record.end = Some(now);
         self.finished.push(running.record);
         self.free(now);
-        Ok(())
+        Ok(Some(began))
     }
 
     fn take_due(&mut self) -> Vec<(Kind, Nanos)> {

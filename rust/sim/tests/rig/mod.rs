@@ -69,6 +69,7 @@ pub(crate) fn config(settings: Settings, machines: usize, wait: Wait) -> Config 
         machines,
         load: LoadMode::All,
         service: Service {
+            kind: kvtrie_sim::engine::Kind::Serial,
             cost: Arc::new(Affine { base: 1000 << PART_BITS, slope: 0 }),
             wait,
             keep: 1,

@@ -1,0 +1,61 @@
+//! A move as a manager hands it out.
+//!
+//! Invariant: what an executor needs of it, and nothing that changes later. Cost: plain values.
+
+use kvtrie_core::block::{Layers, LeaseId, MoveId, Slot, TierId};
+use kvtrie_core::manager::{Move, MoveKind};
+use kvtrie_core::time::Nanos;
+
+/// A move as it was handed out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handed {
+    /// Its id.
+    pub id: MoveId,
+    /// What it is for.
+    pub kind: MoveKind,
+    /// The lease that it is for; 0 for nobody.
+    pub lease: LeaseId,
+    /// Where from.
+    pub src: TierId,
+    /// Where to.
+    pub dst: TierId,
+    /// The source's slot.
+    pub src_slot: Slot,
+    /// The destination's slot.
+    pub dst_slot: Slot,
+    /// Which layers.
+    pub layers: Layers,
+    /// The move that must have ended before it starts.
+    pub after: MoveId,
+    /// How many tokens of its block are valid.
+    pub tokens: u32,
+    /// Predicted end of its first layer.
+    pub first: Nanos,
+    /// Predicted end.
+    pub ready: Nanos,
+}
+
+impl Handed {
+    pub(super) fn of(order: &Move, lease: LeaseId) -> Self {
+        Self {
+            id: order.id,
+            kind: order.kind,
+            lease,
+            src: order.src,
+            dst: order.dst,
+            src_slot: order.src_slot,
+            dst_slot: order.dst_slot,
+            layers: order.layers,
+            after: order.after,
+            tokens: order.tokens,
+            first: order.first,
+            ready: order.ready,
+        }
+    }
+
+    /// What moves of one transmission have in common.
+    #[must_use]
+    pub fn way(&self) -> (MoveKind, LeaseId, TierId, TierId, Layers) {
+        (self.kind, self.lease, self.src, self.dst, self.layers)
+    }
+}

@@ -1,0 +1,265 @@
+//! The continuous engine: all requests that hold blocks compute together, step by step.
+//!
+//! A step has a token of each request that decodes, then chunks of prefills in the order of arrival,
+//! up to the token budget. Without room for a token the latest arrival is suspended. Steps that only
+//! decode are one event, up to where a request ends, a block is full or something comes in. Invariant:
+//! they take as long as one by one. Cost: O(log requests) per request that joins, leaves or fills a
+//! block, and a term of the cost model per step.
+
+mod decodes;
+mod queue;
+mod running;
+mod seats;
+mod step;
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use kvtrie_core::block::MoveId;
+use kvtrie_core::error::Result;
+use kvtrie_core::time::Nanos;
+use rustc_hash::FxHashMap;
+
+use super::{Engine, Limits, Service, Wait};
+use crate::event::Kind;
+use crate::machine::Machine;
+use crate::record::Record;
+use crate::request::Request;
+use crate::transfer::Entered;
+use decodes::Decodes;
+use queue::Queue;
+use running::Running;
+use step::Step;
+
+/// All requests together.
+#[derive(Debug)]
+pub struct Continuous {
+    service: Service,
+    limits: Limits,
+    queue: Queue,
+    /// Requests with a lease, by id, which is the order of arrival.
+    running: FxHashMap<u64, Running>,
+    /// Those of them that wait for no move: the next to be suspended is the last.
+    seated: BTreeSet<u64>,
+    /// Those of `seated` whose prefill is not computed.
+    prefills: BTreeSet<u64>,
+    decodes: Decodes,
+    /// Requests that wait for a move.
+    waiting: FxHashMap<MoveId, Vec<u64>>,
+    /// Requests whose last move has come, until the next step begins.
+    ready: Vec<u64>,
+    step: Step,
+    due: Vec<(Kind, Nanos)>,
+    finished: Vec<Record>,
+}
+
+impl Continuous {
+    /// An engine without a request.
+    #[must_use]
+    pub fn new(service: Service, limits: Limits) -> Self {
+        Self {
+            service,
+            limits,
+            queue: Queue::default(),
+            running: FxHashMap::default(),
+            seated: BTreeSet::new(),
+            prefills: BTreeSet::new(),
+            decodes: Decodes::default(),
+            waiting: FxHashMap::default(),
+            ready: Vec::new(),
+            step: Step::default(),
+            due: Vec::new(),
+            finished: Vec::new(),
+        }
+    }
+
+    /// A request that was just planned takes its place, in the step that begins if it can.
+    fn take_in(&mut self, id: u64, running: Running, now: Nanos) {
+        self.running.insert(id, running);
+        self.seat(id);
+        self.take_chunk(id, now);
+    }
+
+    /// A prefill has its chunk of the step that begins.
+    fn take_chunk(&mut self, id: u64, now: Nanos) {
+        if let (true, Some(running)) = (self.prefills.contains(&id), self.running.get_mut(&id)) {
+            self.step.take(id, running, now);
+        }
+    }
+
+    /// Suspended requests go on, as long as there is room.
+    fn resume(&mut self, machine: &mut Machine, now: Nanos) -> Result<()> {
+        while self.open() {
+            let Some((id, mut running)) = self.queue.suspended.pop_first() else { break };
+            if running.resume(&self.service, machine, now)? {
+                self.take_in(id, running, now);
+            } else if self.alone(machine, now)? {
+                self.finish(running, machine, None, now)?;
+            } else {
+                self.queue.suspended.insert(id, running);
+                self.queue.blocked = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether room can come from nowhere: no request holds any, and no move is under way.
+    fn alone(&self, machine: &mut Machine, now: Nanos) -> Result<bool> {
+        machine.take(now)?;
+        Ok(self.running.is_empty() && machine.executor.idle())
+    }
+
+    /// Whether the step that begins may take in requests.
+    fn open(&self) -> bool {
+        let held = self.running.len() as u64;
+        let full = held >= self.limits.max_running || self.step.budget == 0;
+        !(self.step.runs() || self.step.preempted || self.queue.blocked || full)
+    }
+
+    /// The steps that only decode end with the one that runs: something has come in.
+    fn interrupt(&mut self, now: Nanos) {
+        if !self.step.runs() {
+            self.due.push((Kind::StepBegins, now));
+        } else if let Some(end) = self.step.cut(&self.decodes, &*self.service.cost, now) {
+            self.due.push((Kind::StepEnds, end));
+        }
+    }
+}
+
+impl Engine for Continuous {
+    fn push(&mut self, request: Request, now: Nanos) {
+        // Behind others, or without a place, it is taken in when one of them makes room.
+        let first = self.queue.len() == 0;
+        self.queue.fresh.push_back(request);
+        if first && (self.running.len() as u64) < self.limits.max_running {
+            self.interrupt(now);
+        }
+    }
+
+    fn load(&self) -> u64 {
+        self.queue.len() + self.running.len() as u64
+    }
+
+    fn next(&self) -> Option<&Request> {
+        self.queue.fresh.front()
+    }
+
+    fn head(&self, _: Nanos) -> Option<&Request> {
+        self.next().filter(|_| self.open() && self.queue.suspended.is_empty())
+    }
+
+    fn step_begins(&mut self, machine: &mut Machine, now: Nanos) -> Result<()> {
+        if self.step.runs() {
+            return Ok(());
+        }
+        self.step.clear(self.limits.token_budget);
+        self.queue.blocked &= !self.running.is_empty();
+        self.ready.sort_unstable();
+        for id in std::mem::take(&mut self.ready) {
+            self.seat(id);
+        }
+        for id in self.decodes.due() {
+            // An earlier one may have suspended it.
+            if self.seated.contains(&id) {
+                self.make_room(id, machine, now)?;
+            }
+        }
+        self.step.budget -= self.decodes.members();
+        for id in self.prefills.iter().copied().collect::<Vec<_>>() {
+            self.take_chunk(id, now);
+        }
+        self.resume(machine, now)?;
+        machine.take(now)
+    }
+
+    fn begin(&mut self, machine: &mut Machine, fetched: Range<usize>, now: Nanos) -> Result<bool> {
+        let Some(request) = self.queue.fresh.pop_front() else { return Ok(false) };
+        if !Running::fits(&request, machine) {
+            self.refuse(&request, machine);
+            return Ok(true);
+        }
+        match Running::begin(request, &self.service, machine, &fetched, now)? {
+            Ok(running) => self.take_in(running.request.id, running, now),
+            Err(request) if self.alone(machine, now)? => self.refuse(&request, machine),
+            Err(request) => {
+                self.queue.fresh.push_front(request);
+                self.queue.blocked = true;
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn go_on(&mut self, now: Nanos) {
+        if self.step.runs() {
+            return;
+        }
+        // What was suspended is tried again with the next step.
+        let one_by_one = self.limits.token_by_token || self.step.preempted;
+        let begun = self.step.begin(&self.decodes, &*self.service.cost, one_by_one, now);
+        if let Some((end, stalled)) = begun {
+            self.due.push((Kind::StepEnds, end));
+            for id in &self.step.chunks {
+                if let (true, Some(running)) = (stalled > 0, self.running.get_mut(id)) {
+                    running.record.stalled += stalled;
+                }
+            }
+        } else if self.step.preempted {
+            self.due.push((Kind::StepBegins, now));
+        }
+    }
+
+    fn wake(&mut self, now: Nanos) {
+        self.interrupt(now);
+    }
+
+    fn entered(&mut self, entered: &[Entered], now: Nanos) {
+        if self.service.wait == Wait::All {
+            return;
+        }
+        for one in entered {
+            self.came(one.id, now, |prefill| prefill.entered(std::slice::from_ref(one)));
+        }
+        if !self.ready.is_empty() {
+            self.interrupt(now);
+        }
+    }
+
+    fn ended(&mut self, moves: &[MoveId], now: Nanos) {
+        for &id in moves {
+            self.came(id, now, |prefill| prefill.ended(&[id]));
+        }
+        // Moves that end free slots, too; while steps run, only what ends frees enough to matter.
+        let starved = !self.step.runs() && self.queue.len() > 0;
+        self.queue.blocked &= !starved;
+        if starved || !self.ready.is_empty() {
+            self.interrupt(now);
+        }
+    }
+
+    fn step_ends(&mut self, machine: &mut Machine, now: Nanos) -> Result<Option<Nanos>> {
+        let Some((began, steps)) = self.step.end(now) else { return Ok(None) };
+        self.decodes.advance(steps);
+        for id in self.decodes.due() {
+            let count = self.decodes.count();
+            if self.running.get(&id).is_some_and(|running| running.ended(count)) {
+                self.unseat(id);
+                self.ends(id, machine, now)?;
+            }
+        }
+        for id in std::mem::take(&mut self.step.chunks) {
+            self.chunk_ends(id, machine, now)?;
+        }
+        self.due.push((Kind::StepBegins, now));
+        machine.take(now)?;
+        Ok(Some(began))
+    }
+
+    fn take_due(&mut self) -> Vec<(Kind, Nanos)> {
+        std::mem::take(&mut self.due)
+    }
+
+    fn take_finished(&mut self) -> Vec<Record> {
+        std::mem::take(&mut self.finished)
+    }
+}

@@ -1,0 +1,140 @@
+//! Seats: which requests compute, which wait for moves, and how they leave.
+//!
+//! Invariant: a request with a lease is in `seated` or in `waiting` or `ready`, never in two of them.
+//! Cost: O(log requests) each, besides the manager's calls.
+
+use kvtrie_core::block::MoveId;
+use kvtrie_core::error::Result;
+use kvtrie_core::time::Nanos;
+
+use super::super::prefill::Prefill;
+use super::Continuous;
+use super::running::Running;
+use crate::machine::Machine;
+use crate::record::Record;
+use crate::request::Request;
+
+impl Continuous {
+    /// A request takes its place, or waits for its moves.
+    pub(super) fn seat(&mut self, id: u64) {
+        let Some(running) = self.running.get_mut(&id) else { return };
+        if !running.prefill.ready() {
+            for id_of_move in running.prefill.awaited() {
+                self.waiting.entry(id_of_move).or_default().push(id);
+            }
+            return;
+        }
+        self.seated.insert(id);
+        if running.prefill.work.done() {
+            let context = running.join(self.decodes.count());
+            self.decodes.join(id, context, running.due);
+        } else {
+            self.prefills.insert(id);
+        }
+    }
+
+    /// A request gives up its place.
+    pub(super) fn unseat(&mut self, id: u64) {
+        self.seated.remove(&id);
+        if let (false, Some(running)) = (self.prefills.remove(&id), self.running.get_mut(&id)) {
+            let due = running.due;
+            let context = running.part(self.decodes.count());
+            self.decodes.leave(id, context, due);
+        }
+    }
+
+    /// Makes room for what is due. Without any the latest arrivals are suspended, perhaps it itself.
+    pub(super) fn make_room(&mut self, id: u64, machine: &mut Machine, now: Nanos) -> Result<()> {
+        self.unseat(id);
+        loop {
+            let Some(running) = self.running.get_mut(&id) else { return Ok(()) };
+            if running.reserve(machine, now)? {
+                running.prefill.wait_again(machine)?;
+                self.seat(id);
+                return Ok(());
+            }
+            let latest = self.seated.last().copied().filter(|&latest| latest > id);
+            let latest = latest.unwrap_or(id);
+            self.unseat(latest);
+            if let Some(mut running) = self.running.remove(&latest) {
+                machine.calls.suspend(running.prefill.lease, now)?;
+                running.record.suspended += 1;
+                self.queue.suspended.insert(latest, running);
+            }
+            self.step.preempted = true;
+        }
+    }
+
+    /// Requests wait for one move less, or know when its layers come.
+    pub(super) fn came(&mut self, id: MoveId, now: Nanos, tell: impl Fn(&mut Prefill)) {
+        let mut rest = Vec::new();
+        for request in self.waiting.remove(&id).unwrap_or_default() {
+            let Some(running) = self.running.get_mut(&request) else { continue };
+            tell(&mut running.prefill);
+            if running.prefill.ready() {
+                if running.record.first_token.is_none() {
+                    running.record.stalled += now - running.prefill.began();
+                }
+                self.ready.push(request);
+            } else if running.prefill.awaits(id) {
+                rest.push(request);
+            }
+        }
+        if !rest.is_empty() {
+            self.waiting.insert(id, rest);
+        }
+    }
+    /// A request is over, at a time or refused.
+    pub(super) fn finish(
+        &mut self,
+        mut running: Running,
+        machine: &mut Machine,
+        end: Option<Nanos>,
+        now: Nanos,
+    ) -> Result<()> {
+        machine.calls.release(running.prefill.lease, now)?;
+        self.queue.blocked = false;
+        if end.is_none() {
+            self.refuse(&running.request, machine);
+            return Ok(());
+        }
+        running.record.end = end;
+        self.finished.push(running.record);
+        Ok(())
+    }
+
+    pub(super) fn refuse(&mut self, request: &Request, machine: &Machine) {
+        let Request { id, arrival, .. } = *request;
+        let machine = machine.number;
+        self.finished.push(Record { id, machine, arrival, ..Record::default() });
+    }
+
+    /// A request's chunk is computed.
+    pub(super) fn chunk_ends(&mut self, id: u64, machine: &mut Machine, now: Nanos) -> Result<()> {
+        let Some(running) = self.running.get_mut(&id) else { return Ok(()) };
+        running.chunk_ends(machine, now)?;
+        if !running.prefill.work.done() {
+            return Ok(());
+        }
+        // The prefill of one that was suspended makes a later token than the first.
+        running.record.first_token.get_or_insert(now);
+        running.made += 1;
+        running.joined = self.decodes.count();
+        self.prefills.remove(&id);
+        if running.made < running.request.output {
+            self.seat(id);
+        } else {
+            self.ends(id, machine, now)?;
+        }
+        Ok(())
+    }
+
+    /// A request has its last token.
+    pub(super) fn ends(&mut self, id: u64, machine: &mut Machine, now: Nanos) -> Result<()> {
+        self.seated.remove(&id);
+        match self.running.remove(&id) {
+            Some(running) => self.finish(running, machine, Some(now), now),
+            None => Ok(()),
+        }
+    }
+}
