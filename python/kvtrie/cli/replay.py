@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvtrie.argument import word
 from kvtrie.cli.progress import watched
 from kvtrie.errors import ConfigError
 from kvtrie.tier import Tier
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND", "add_tiers"]
 
-_LONG = 2000
 _ON_THE_MAP = 24
 _COLUMNS = (
     *("at", "block", "position", "lora", "tier", "to", "layers", "cause", "reason"),
@@ -33,7 +33,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "trace",
         type=Path,
         metavar="TRACE",
-        help="JSON lines with timestamp, input_length, output_length and hash_ids",
+        help="JSON lines with timestamp, input_length, output_length and hash_ids, or see --format",
+    )
+    parser.add_argument(
+        "--format",
+        default="mooncake",
+        metavar="NAME",
+        help="of TRACE: mooncake, tokens, azure, burstgpt or sharegpt (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--lenient", action="store_true", help="leave out lines that cannot be, and count them"
     )
     add_tiers(parser)
     parser.add_argument(
@@ -99,10 +108,16 @@ def _tier(text: str) -> Tier:
 
 
 def _run(given: argparse.Namespace) -> int:
+    from kvtrie.sim.config.trace import FORMATS, TraceSource
+    from kvtrie.sim.readers.lines import Skipped
     from kvtrie.sim.replay import open_manager, replay
-    from kvtrie.sim.trace import read_trace
+    from kvtrie.sim.requests import block_requests
 
-    requests = read_trace(given.trace)
+    skipped = Skipped() if given.lenient else None
+    word("--format", given.format, FORMATS)
+    source = TraceSource(given.trace, given.format, hash_tokens=given.block_tokens)
+    asked = block_requests(source, given.block_tokens, skipped)
+    requests = asked if given.save is None else list(asked)  # a report names some of all
     manager = open_manager(
         given.tier or [Tier("gpu", blocks=5859)],
         policy=given.policy,
@@ -110,15 +125,14 @@ def _run(given: argparse.Namespace) -> int:
         block_tokens=given.block_tokens,
         eviction_log=given.evictions,
     )
-    quiet = given.json or len(requests) < _LONG
     played = replay(
-        watched(requests, "Replaying", quiet=quiet),
+        watched(requests, "Replaying", quiet=given.json),
         manager,
         load=given.load,
         block_tokens=given.block_tokens,
     )
     title = f"{given.trace.name}, {given.policy}, {given.structure}"
-    if given.save is not None:
+    if given.save is not None and isinstance(requests, list):
         from kvtrie.demo.report import capture, write_report
 
         step = max(1, len(requests) // _ON_THE_MAP)
@@ -127,11 +141,14 @@ def _run(given: argparse.Namespace) -> int:
         write_report(given.save, capture(manager, title, named, manager.stats().now))
     names = ("policy", "structure", "block_tokens", "load")
     settings = {"trace": str(given.trace), **{name: getattr(given, name) for name in names}}
+    if skipped is not None:
+        settings["skipped_lines"] = skipped.lines
     last = manager.evictions()
     if given.json:
         sys.stdout.write(_json(settings, played, last if given.evictions else None))
     else:
-        sys.stdout.write(_text(title, played) + _evictions(manager, last))
+        left = f"\n{skipped.lines} lines were left out\n" if skipped and skipped.lines else ""
+        sys.stdout.write(_text(title, played) + left + _evictions(manager, last))
     return 0
 
 

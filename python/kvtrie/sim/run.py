@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kvtrie._kvtrie import Simulation
 from kvtrie.sim.config.goals import Goals
 from kvtrie.sim.figures import Counts, figures_of
+from kvtrie.sim.readers.lines import Skipped
 from kvtrie.sim.requests import trace_requests
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def open_simulation(config: SimulationConfig, *, logged: bool = False) -> Simula
     Raises:
         ConfigError: settings that contradict each other.
     """
-    weight = config.block_tokens if config.trace.format == "mooncake" else 1
+    weight = config.block_tokens if config.trace.hashed else 1
     return Simulation(
         config.model,
         config.tiers,
@@ -73,9 +74,12 @@ def run_config(
     """
     simulation = open_simulation(config)
     begun = time.perf_counter()
-    requests = watch(trace_requests(config.trace, config.block_tokens))
+    skipped = Skipped() if config.trace.lenient else None
+    requests = watch(trace_requests(config.trace, config.block_tokens, skipped))
     counts = play(config, simulation, requests, told)
     figures = figures_of(config, simulation, counts)
+    if skipped is not None:
+        figures["skipped_lines"] = skipped.lines
     return {**figures, "wall_s": time.perf_counter() - begun}
 
 

@@ -2,8 +2,10 @@
 
 The format is that of the traces published with Mooncake: `timestamp` in milliseconds,
 `input_length` and `output_length` in tokens, and `hash_ids`, one per block of the prompt. Equal ids
-mean equal prompts up to that block's end.
-Invariant: what is read is checked, and an error names the line. Cost: one pass over the file.
+mean equal prompts up to that block's end. Instead of `hash_ids` there may be `ranges`: pairs
+`[first, end)` of ids that follow each other. `session`, a word or a number, names the conversation.
+Invariant: what is read is checked, and an error names the line. Cost: one pass over the file, of
+which one line is held.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from kvtrie.argument import few, shown, text
 from kvtrie.errors import ConfigError
+from kvtrie.sim.readers.lines import MOST, Ascending, checked, ids_of, lines_of, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -22,11 +26,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["TraceRequest", "iter_trace", "lines_of", "read_trace", "write_trace"]
+    from kvtrie.sim.readers.lines import Skipped
+
+__all__ = ["TraceRequest", "iter_trace", "read_trace", "session_of", "write_trace"]
 
 _NS_PER_MS = 1_000_000
 _LATEST_MS = 2**63 // _NS_PER_MS
-_MOST = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,90 +43,73 @@ class TraceRequest:
         input_tokens: length of its prompt in tokens.
         output_tokens: length of its answer in tokens.
         blocks: uint32 `(n,)`, ids of its prompt's blocks, first to last.
+        session: the conversation it belongs to, if the trace says so.
     """
 
     at: int
     input_tokens: int
     output_tokens: int
     blocks: NDArray[np.uint32]
+    session: str | None = None
 
 
-def read_trace(path: Path) -> list[TraceRequest]:
+def read_trace(path: Path, skipped: Skipped | None = None) -> list[TraceRequest]:
     """Read a whole trace.
+
+    Args:
+        path: the file.
+        skipped: counts lines that cannot be, which are left out; None ends with the first.
 
     Raises:
         ConfigError: the file cannot be read or holds no request; a line is no JSON object, lacks a
             field, has a number that cannot be, or a time before that of the line above.
     """
-    return list(iter_trace(path))
+    return list(iter_trace(path, skipped))
 
 
-def iter_trace(path: Path) -> Iterator[TraceRequest]:
+def iter_trace(path: Path, skipped: Skipped | None = None) -> Iterator[TraceRequest]:
     """As `read_trace`, request by request; a bad line is found when it is reached."""
-    earliest = 0
-    for number, line in lines_of(path):
-        try:
-            request = _request(line, earliest)
-        except ConfigError as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from None
-        earliest = request.at
-        yield request
-
-
-def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a trace that are not empty, with their numbers.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds none.
-    """
-    found = False
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    found = True
-                    yield number, line
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"cannot read the trace {path}: {reason}") from error
-    if not found:
-        raise ConfigError(f"the trace {path} holds no request")
+    clock = Ascending("timestamp", "ms", _NS_PER_MS)
+    return checked(path, lines_of(path), lambda line: _request(line, clock), skipped)
 
 
 def write_trace(path: Path, requests: Iterable[TraceRequest]) -> None:
     """Write a trace that `read_trace` reads; times are rounded down to milliseconds."""
-    rows = (
-        {
-            "timestamp": request.at // _NS_PER_MS,
-            "input_length": request.input_tokens,
-            "output_length": request.output_tokens,
-            "hash_ids": request.blocks.tolist(),
-        }
-        for request in requests
-    )
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+        for request in requests:
+            row: dict[str, Any] = {
+                "timestamp": request.at // _NS_PER_MS,
+                "input_length": request.input_tokens,
+                "output_length": request.output_tokens,
+                "hash_ids": request.blocks.tolist(),
+            }
+            if request.session is not None:
+                row["session"] = request.session
+            file.write(json.dumps(row) + "\n")
 
 
-def _request(line: str, earliest: int) -> TraceRequest:
-    try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"no JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ConfigError(f"a JSON object wanted, not {line.strip()[:40]}")
-    row = cast("dict[str, Any]", row)
+def session_of(row: dict[str, Any]) -> str | None:
+    """The conversation that a line names, if it does.
+
+    Raises:
+        ConfigError: neither a word nor a whole number.
+    """
+    given = row.get("session")
+    if given is None:
+        return None
+    return str(given) if type(given) is int else text("session", given)
+
+
+def _request(line: str, clock: Ascending) -> TraceRequest:
+    row = row_of(line)
     at = int(_number(row, "timestamp", _LATEST_MS, whole=False) * _NS_PER_MS)
-    if at < earliest:
-        raise ConfigError(
-            f"timestamp is {at / _NS_PER_MS} ms, before the {earliest / _NS_PER_MS} ms of the "
-            "request above"
-        )
+    length = int(_number(row, "input_length", MOST))
     return TraceRequest(
-        at=at,
-        input_tokens=int(_number(row, "input_length", _MOST)),
-        output_tokens=int(_number(row, "output_length", _MOST)),
-        blocks=_blocks(row),
+        input_tokens=length,
+        output_tokens=int(_number(row, "output_length", MOST)),
+        blocks=_blocks(row, length),
+        session=session_of(row),
+        at=clock.take(at),
     )
 
 
@@ -133,12 +121,28 @@ def _number(row: dict[str, Any], name: str, most: int, *, whole: bool = True) ->
     return value
 
 
-def _blocks(row: dict[str, Any]) -> NDArray[np.uint32]:
-    ids = row.get("hash_ids")
-    if not isinstance(ids, list) or not ids:
-        raise ConfigError(f"hash_ids is {ids!r}, a list of at least one wanted")
-    values = cast("list[Any]", ids)
-    for at, value in enumerate(values):
-        if type(value) is not int or not 0 <= value <= _MOST:
-            raise ConfigError(f"hash_ids[{at}] is {value!r}, 0 to {_MOST} wanted")
-    return np.array(values, dtype=np.uint32)
+def _blocks(row: dict[str, Any], length: int) -> NDArray[np.uint32]:
+    """The ids of a line, in either form."""
+    if "ranges" not in row:
+        return ids_of("hash_ids", row.get("hash_ids"))
+    if "hash_ids" in row:
+        raise ConfigError("hash_ids and ranges are both given, one of them wanted")
+    given: Any = row["ranges"]
+    if not isinstance(given, list) or not given:
+        raise ConfigError(f"ranges is {shown(cast('Any', given))}, a list of at least one wanted")
+    parts: list[NDArray[np.uint32]] = []
+    left = max(1, length)  # a block has a token at least: a short line names no billion of them
+    for at, one in enumerate(few("ranges", cast("Any", given), left)):
+        pair: Any = one
+        if not (isinstance(pair, list) and list(map(type, cast("Any", pair))) == [int, int]):
+            raise ConfigError(f"ranges[{at}] is {shown(cast('Any', pair))}, [first, end) wanted")
+        first, end = cast("list[int]", pair)
+        if not 0 <= first < end <= MOST + 1:
+            raise ConfigError(
+                f"ranges[{at}] is [{first}, {end}), ascending and at most {MOST + 1} wanted"
+            )
+        if end - first > left:
+            raise ConfigError(f"ranges[{at}] is [{first}, {end}): more ids than {length} tokens")
+        left -= end - first
+        parts.append(np.arange(first, end, dtype=np.uint32))
+    return np.concatenate(parts)

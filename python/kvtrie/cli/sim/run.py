@@ -94,6 +94,8 @@ def _text(config: SimulationConfig, figures: dict[str, Any]) -> str:
     for name, lane in figures["lanes"].items():
         text += f"{name:16}{lane['bytes'] / 1e6:12.1f}{lane['busy_ns'] / _NS_PER_MS:12.1f}"
         text += f"{lane['use']:12.4f}{lane['waited_ns'] / _NS_PER_MS:12.1f}\n"
+    if figures.get("skipped_lines"):
+        text += f"\n{figures['skipped_lines']} lines of the trace were left out\n"
     return f"{text}\n{_verdict(figures)}{figures['wall_s']:.2f} s\n"
 
 

@@ -23,6 +23,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="replace a setting, as tiers.0.blocks=9; up to any number of times",
     )
+    parser.add_argument(
+        "--lenient", action="store_true", help="leave out lines of the trace that cannot be"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -34,4 +37,5 @@ def settings_of(given: argparse.Namespace) -> SimulationConfig:
     """
     from kvtrie.sim.config import read_config
 
-    return read_config(given.config, given.set)
+    lenient = ["trace.lenient=true"] if given.lenient else []
+    return read_config(given.config, [*given.set, *lenient])

@@ -95,7 +95,7 @@ def config_of(document: dict[str, Any], folder: Path) -> SimulationConfig:
     """
     top = Table("", document)
     seed = top.number("seed", 0, 0, 2**63 - 1)
-    trace = trace_of(top.table("trace"), folder)
+    trace = trace_of(top.table("trace"), folder, seed)
     shape = top.table("model")
     model = made("model", ModelShape, shape.some(*plain(ModelShape, "groups")))
     shape.close()

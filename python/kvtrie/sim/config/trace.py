@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtrie.argument import shown
 from kvtrie.errors import ConfigError
+from kvtrie.sim.arrivals import Arrivals
+from kvtrie.sim.config.table import made, plain
 
 if TYPE_CHECKING:
     from kvtrie.sim.config.table import Table
 
-__all__ = ["TraceSource", "trace_of"]
+__all__ = ["FORMATS", "TraceSource", "trace_of"]
+
+FORMATS = ("tokens", "mooncake", "azure", "burstgpt", "sharegpt")
+"""What files of traces can be, by the name of the reader."""
 
 _HASH_TOKENS = 512
+_MOST_THINK_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +29,55 @@ class TraceSource:
 
     Attributes:
         path: the file.
-        format: "tokens" or "mooncake".
+        format: "tokens", "mooncake", "azure", "burstgpt" or "sharegpt".
         output: whether answers are made; without, a request ends with its first token.
         hash_tokens: tokens that a hash of a Mooncake trace stands for.
+        lenient: leave out lines that cannot be, and count them.
+        tokenizer: how texts of ShareGPT become tokens: "words" or a `tokenizer.json`.
+        arrivals: when conversations of ShareGPT begin.
+        think_s: mean seconds between two turns of one.
+        seed: of whatever is drawn.
     """
 
     path: Path
     format: str = "tokens"
     output: bool = True
     hash_tokens: int = _HASH_TOKENS
+    lenient: bool = False
+    tokenizer: str = "words"
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    think_s: float = 10.0
+    seed: int = 0
+
+    @property
+    def hashed(self) -> bool:
+        """Whether what managers take as a token stands for a block."""
+        return self.format not in {"tokens", "sharegpt"}
 
 
-def trace_of(table: Table, folder: Path) -> TraceSource:
+def trace_of(table: Table, folder: Path, seed: int = 0) -> TraceSource:
     """The trace that a table names; a relative path starts at `folder` if the file is there."""
+    kind = table.word("format", FORMATS)
     given = table.take("path")
     if not isinstance(given, str) or not given:
         raise ConfigError(f"trace.path is {shown(given)}, the name of a file wanted")
     path = folder / given
     source = TraceSource(
         path=path if path.exists() else Path(given),
-        format=table.word("format", ("tokens", "mooncake")),
+        format=kind,
         output=table.flag("output", default=True),
         hash_tokens=table.number("hash_tokens", _HASH_TOKENS, 1, 2**31 - 1),
+        lenient=table.flag("lenient", default=False),
+        tokenizer=table.text("tokenizer", "words"),
+        arrivals=_arrivals(table.table("arrivals")),
+        think_s=table.real("think_s", 10.0, 0, _MOST_THINK_S),
+        seed=seed,
     )
     table.close()
     return source
+
+
+def _arrivals(table: Table) -> Arrivals:
+    stated = table.some(*plain(Arrivals))
+    table.close()
+    return made("trace.arrivals", Arrivals, stated)

@@ -1,0 +1,151 @@
+"""Lines: a trace's lines, each checked before it is played.
+
+Invariant: a line that cannot be ends the run with its number and the field, or with `Skipped` is
+counted and left out. Cost: one line is held.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+
+from kvtrie.argument import shown
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["MOST", "Ascending", "Skipped", "checked", "ids_of", "lines_of", "row_of"]
+
+MOST = 2**32 - 1
+"""The greatest token, id and count."""
+
+_Parsed = TypeVar("_Parsed")
+
+
+class Skipped:
+    """The lines that were left out.
+
+    Attributes:
+        lines: how many.
+        first: what was wrong with the first.
+    """
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.first: ConfigError | None = None
+
+    def add(self, error: ConfigError) -> None:
+        """Count one."""
+        self.lines += 1
+        self.first = self.first or error
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are not empty, with their numbers from 1 on.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read the trace {path}: {reason}") from error
+
+
+def checked(
+    path: Path,
+    lines: Iterable[tuple[int, str]],
+    parse: Callable[[str], _Parsed],
+    skipped: Skipped | None,
+) -> Iterator[_Parsed]:
+    """Each line as `parse` reads it.
+
+    Args:
+        path: for the messages.
+        lines: with their numbers.
+        parse: raises `ConfigError` for a line that cannot be.
+        skipped: counts such lines; None ends with the first.
+
+    Raises:
+        ConfigError: a line that cannot be, or no line that can.
+    """
+    found = False
+    for number, line in lines:
+        try:
+            parsed = parse(line)
+        except ConfigError as error:
+            told = ConfigError(f"{path}, line {number}: {error}")
+            if skipped is None:
+                raise told from None
+            skipped.add(told)
+            continue
+        found = True
+        yield parsed
+    if not found:
+        left = f": {skipped.first}" if skipped and skipped.first else ""
+        raise ConfigError(f"the trace {path} holds no request{left}")
+
+
+class Ascending:
+    """The times of a trace, which may not go back.
+
+    A time counts from when it is taken, so a line that is left out sets none.
+    """
+
+    def __init__(self, name: str, unit: str = "", ns: int = 1) -> None:
+        self._name, self._unit, self._ns = name, unit, ns
+        self._last = 0
+
+    def take(self, at: int) -> int:
+        """A time in ns that is not before the last one."""
+        if at < self._last:
+            found, last = at, self._last
+            if self._ns > 1:
+                found, last = at / self._ns, self._last / self._ns
+            unit = self._unit and f" {self._unit}"
+            raise ConfigError(
+                f"{self._name} is {found}{unit}, before the {last}{unit} of the request above"
+            )
+        self._last = at
+        return at
+
+
+def row_of(line: str) -> dict[str, Any]:
+    """The JSON object of a line.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"no JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"a JSON object wanted, not {line.strip()[:40]}")
+    return cast("dict[str, Any]", row)
+
+
+def ids_of(name: str, given: object) -> NDArray[np.uint32]:
+    """A list of at least one integer below 2**32.
+
+    Raises:
+        ConfigError: another value; it names the place.
+    """
+    if not isinstance(given, list) or not given:
+        raise ConfigError(f"{name} is {shown(cast('Any', given))}, a list of at least one wanted")
+    ids = cast("list[Any]", given)
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MOST:
+        return np.array(ids, dtype=np.uint32)
+    wrong = (at for at, one in enumerate(ids) if type(one) is not int or not 0 <= one <= MOST)
+    at = next(wrong)
+    raise ConfigError(f"{name}[{at}] is {shown(ids[at])}, 0 to {MOST} wanted")

@@ -1,0 +1,185 @@
+"""Tables: traces that are CSV files of times and lengths, without contents.
+
+A prompt is made of block ids that no other has. Where the file names sessions, a prompt of at least
+the tokens said so far in its session (the prompt before it and its answer) begins with the whole
+blocks of these; a shorter one begins a new conversation.
+Invariant: columns are found by the names in the first line, in any order, and others are ignored.
+Ids come again after 2**32 blocks. Cost: one line is held, and the last 65 536 sessions.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import OrderedDict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie.argument import shown, whole
+from kvtrie.errors import ConfigError
+from kvtrie.sim.readers.lines import MOST, Ascending, checked, lines_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from kvtrie.sim.readers.asked import Asked
+    from kvtrie.sim.readers.lines import Skipped
+
+__all__ = ["Prompts", "azure_requests", "burstgpt_requests"]
+
+_NS = 1_000_000_000
+_LATEST = 2**63 - 1
+_SESSIONS = 2**16
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
+
+
+class Prompts:
+    """Makes up the block ids of prompts of which only lengths are known."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block = block_tokens
+        self._next = 0
+        self._said: OrderedDict[str, tuple[NDArray[np.uint32], int]] = OrderedDict()
+
+    def of(self, session: str | None, prompt: int, answer: int) -> NDArray[np.uint32]:
+        """The blocks of a prompt, whose answer becomes part of its session."""
+        whole_blocks, rest = divmod(prompt, self._block)
+        text, said = self._said.pop(session, (self._fresh(0), 0)) if session else (None, 0)
+        if text is None or prompt < said:
+            text = self._fresh(0)
+        text = np.concatenate([text, self._fresh(whole_blocks - len(text))])
+        if session:
+            said = prompt + answer
+            kept = np.concatenate([text, self._fresh(said // self._block - len(text))])
+            self._said[session] = kept, said
+            if len(self._said) > _SESSIONS:
+                self._said.popitem(last=False)
+        return np.concatenate([text, self._fresh(1)]) if rest else text
+
+    def _fresh(self, number: int) -> NDArray[np.uint32]:
+        ids = np.arange(self._next, self._next + number, dtype=np.uint64)
+        self._next += number
+        return ids.astype(np.uint32)
+
+
+def azure_requests(
+    path: Path, block_tokens: int, skipped: Skipped | None = None
+) -> Iterator[Asked]:
+    """The Azure LLM inference traces: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`.
+
+    Times are dates; the first line that can be is at 0.
+
+    Args:
+        path: the file.
+        block_tokens: tokens of a block.
+        skipped: counts lines that cannot be, which are left out; None ends with the first.
+
+    Raises:
+        ConfigError: a line that cannot be, or a file without one that can.
+    """
+    first: list[int] = []
+
+    def at(cell: str) -> int:
+        moment = _moment("TIMESTAMP", cell)
+        if not first:
+            first.append(moment)
+        return moment - first[0]
+
+    columns = ("TIMESTAMP", "ContextTokens", "GeneratedTokens", None)
+    return _requests(path, columns, at, Prompts(block_tokens), skipped)
+
+
+def burstgpt_requests(
+    path: Path, block_tokens: int, skipped: Skipped | None = None
+) -> Iterator[Asked]:
+    """The BurstGPT traces: `Timestamp`, `Request tokens`, `Response tokens`, perhaps `Session ID`.
+
+    Times are seconds. A request that failed has an answer of 0 tokens.
+
+    Args:
+        path: the file.
+        block_tokens: tokens of a block.
+        skipped: counts lines that cannot be, which are left out; None ends with the first.
+
+    Raises:
+        ConfigError: a line that cannot be, or a file without one that can.
+    """
+
+    def at(cell: str) -> int:
+        try:
+            seconds = float(cell)
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds * _NS <= _LATEST:
+            raise ConfigError(f"Timestamp is {shown(cell)}, seconds wanted")
+        return round(seconds * _NS)
+
+    columns = ("Timestamp", "Request tokens", "Response tokens", "Session ID")
+    return _requests(path, columns, at, Prompts(block_tokens), skipped)
+
+
+def _requests(
+    path: Path,
+    columns: tuple[str, str, str, str | None],
+    at: Callable[[str], int],
+    prompts: Prompts,
+    skipped: Skipped | None,
+) -> Iterator[Asked]:
+    lines = lines_of(path)
+    time, asked, answered, named = columns
+    head = next(lines, None)
+    if head is None:
+        raise ConfigError(f"the trace {path} holds no request")
+    names = [name.strip().lstrip("\ufeff") for name in next(csv.reader([head[1]]))]
+    places = {name: at for at, name in enumerate(names)}
+    for name in (time, asked, answered):
+        if name not in places:
+            raise ConfigError(
+                f"{path}, line {head[0]}: there is no column {name} among {', '.join(names)}"
+            )
+    clock = Ascending(time, "s", _NS)
+
+    def parse(line: str) -> Asked:
+        cells = next(csv.reader([line]))
+        if len(cells) != len(names):
+            raise ConfigError(f"{len(cells)} cells, {len(names)} wanted")
+
+        def cell(name: str) -> str:
+            return cells[places[name]].strip()
+
+        prompt = _count(asked, cell(asked), 1)
+        answer = _count(answered, cell(answered), 0)
+        session = cell(named) or None if named in places else None
+        arrival = clock.take(at(cell(time)))
+        return arrival, prompts.of(session, prompt, answer), prompt, answer, session
+
+    return checked(path, lines, parse, skipped)
+
+
+def _count(name: str, cell: str, low: int) -> int:
+    try:
+        number = float(cell)
+    except ValueError:
+        raise ConfigError(f"{name} is {shown(cell)}, a number wanted") from None
+    if not math.isfinite(number):
+        raise ConfigError(f"{name} is {shown(cell)}, a number wanted")
+    return whole(name, number, low, MOST)
+
+
+def _moment(name: str, cell: str) -> int:
+    """A date and time in ns."""
+    found = _MOMENT.fullmatch(cell)
+    try:
+        if found is None:
+            raise ValueError  # noqa: TRY301 - the same message as for a thirteenth month
+        seconds, part, zone = found.groups()
+        moment = datetime.fromisoformat(seconds + (zone or "+00:00")).astimezone(UTC)
+    except ValueError:
+        raise ConfigError(f"{name} is {shown(cell)}, a date and time wanted") from None
+    return int(moment.timestamp()) * _NS + int((part or "").ljust(9, "0"))

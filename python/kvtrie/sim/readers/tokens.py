@@ -1,0 +1,47 @@
+"""Token ids: traces with the tokens of each prompt, one JSON object per line.
+
+`arrival_ns`, `tokens`, `output_tokens` (1 if it is left out) and perhaps `session`.
+Invariant: as of `checked`. Cost: one line is held.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtrie.argument import whole
+from kvtrie.sim.readers.lines import MOST, Ascending, checked, ids_of, lines_of, row_of
+from kvtrie.sim.trace import session_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kvtrie.sim.readers.asked import Asked
+    from kvtrie.sim.readers.lines import Skipped
+
+__all__ = ["token_requests"]
+
+_LATEST = 2**63 - 1
+
+
+def token_requests(path: Path, skipped: Skipped | None = None) -> Iterator[Asked]:
+    """The requests of a file of token ids.
+
+    Args:
+        path: the file.
+        skipped: counts lines that cannot be, which are left out; None ends with the first.
+
+    Raises:
+        ConfigError: a line that cannot be, or a file without one that can.
+    """
+    clock = Ascending("arrival_ns")
+    return checked(path, lines_of(path), lambda line: _request(line, clock), skipped)
+
+
+def _request(line: str, clock: Ascending) -> Asked:
+    row = row_of(line)
+    at = whole("arrival_ns", row.get("arrival_ns"), 0, _LATEST)
+    answer = whole("output_tokens", row.get("output_tokens", 1), 0, MOST)
+    session = session_of(row)
+    tokens = ids_of("tokens", row.get("tokens"))
+    return clock.take(at), tokens, len(tokens), answer, session
