@@ -339,7 +339,40 @@ def test_counters_and_events():
     assert {event.reason for event in events} == {"demoted", "dropped"}
     demoted = next(event for event in events if event.reason == "demoted")
     assert (demoted.tier, demoted.to, demoted.layer_lo, demoted.layer_hi) == (0, 1, 0, 4)
+    assert (demoted.kind, demoted.number, demoted.key, demoted.tokens) == ("removed", *[None] * 3)
     assert manager.take_events() == []
+
+
+def test_events_of_residency():
+    manager = two_tiers(gpu=2, host=2, events=100, events_of="residency")
+    serve(manager, tokens(2), now=1)
+    first, second = manager.take_events()
+    assert [(event.kind, event.at, event.tier) for event in (first, second)] == [
+        ("stored", 1, 0)
+    ] * 2
+    assert (first.layer_lo, first.layer_hi, first.reason, first.idle) == (0, 4, None, None)
+    assert (first.tokens, second.tokens) == (list(range(4)), list(range(4, 8)))
+    assert (len(first.key), second.parent, first.number, second.number) == (32, first.key, 0, 1)
+    # Both go to host: a copy that leaves is gone, and arrives below when its move has ended.
+    serve(manager, tokens(2, start=100), now=2)
+    told = manager.take_events()
+    keys = {first.key: "first", second.key: "second"}
+    said = [(event.kind, keys.get(event.key, "new"), event.tier) for event in told]
+    assert said[:2] == [("removed", "second", 0), ("removed", "first", 0)]
+    assert sorted(said[2:]) == [
+        *[("stored", whose, tier) for whose, tier in [("first", 1), ("new", 0), ("new", 0)]],
+        ("stored", "second", 1),
+    ]
+    assert [event.number for event in told] == list(range(2, 8))
+    assert repr(told[0]).startswith("Event(kind='removed', at=2, block=0x")
+    # The same tokens have the same keys in another manager.
+    other = two_tiers(gpu=2, host=2, events=100, events_of="residency")
+    serve(other, tokens(2), now=1)
+    assert [event.key for event in other.take_events()] == [first.key, second.key]
+    # What is forgotten has left.
+    manager.reset()
+    left = manager.take_events()
+    assert [event.kind for event in left] == ["removed"] * 4
 
 
 def test_equal_operations_give_equal_states():

@@ -151,6 +151,7 @@ def test_what_cannot_be_is_refused_with_its_numbers(make, said):
         ({"ranks": 0}, "ranks is 0"),
         ({"ranks": 65}, "ranks is 65"),
         ({"events": -1}, "events is -1"),
+        ({"events_of": "moves"}, "events_of is 'evictions' or 'residency', not 'moves'"),
         ({"machine": -1}, "machine is -1"),
     ],
 )

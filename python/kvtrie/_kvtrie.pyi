@@ -111,6 +111,7 @@ class BlockManager:
         machine: int = 0,
         ranks: int = 1,
         events: int = 0,
+        events_of: Literal["evictions", "residency"] = "evictions",
         eviction_log: int = 0,
         reuse: bool = True,
         epsilon: float = 0.015625,
@@ -132,6 +133,9 @@ class BlockManager:
             machine: this machine's number.
             ranks: tensor-parallel ranks, 1 to 64; a move is done when all have reported it.
             events: how many events are remembered for `take_events`.
+            events_of: which events: "evictions" with reason and cause, or by "residency" all layers
+                that arrive on a tier or leave it, with content keys, for a directory of several
+                machines. These cost a hash per block.
             eviction_log: how many evictions are kept for `evictions`, up to 1 048 576; each costs
                 about 200 bytes, and an eviction about a microsecond. 0 keeps none.
             reuse: whether policies that may count uses do: `retention` multiplies its cost by them,
@@ -582,7 +586,13 @@ class BlockManager:
         """
 
     def take_events(self) -> list[Event]:
-        """Takes the events since the last call; only as many are remembered as `events` says."""
+        """Takes the events since the last call; only as many are remembered as `events` says.
+
+        Events of residency, replayed in order, give the valid layers of every copy, whichever way
+        it came or went; a copy that is leaving counts as gone. Those of one time that are taken
+        together are its net effect: copies that left, children before parents, then copies that
+        arrived, parents before children.
+        """
 
     def snapshot(self) -> bytes:
         """The whole state, readable; equal for equal states. Neither times nor counters count."""
@@ -1443,20 +1453,29 @@ class Unpriced:
 
 @final
 class Event:
-    """Some layers of a block left a tier.
+    """Some layers of a block left a tier, or arrived on one.
 
     Attributes:
+        kind: "removed", or "stored" for layers that arrived.
         at: when, in nanoseconds.
         block: handle of the block.
-        layer_lo: first layer that left.
-        layer_hi: one behind the last layer that left.
-        tier: index of the tier it left.
-        reason: it stands elsewhere too, is written one tier down, or was the last copy.
-        cause: what made it leave; `TierStats` tells the causes.
-        to: index of the tier it went to.
-        idle: nanoseconds since its last use.
+        layer_lo: first layer that left or arrived.
+        layer_hi: one behind the last such layer.
+        tier: index of the tier.
+        reason: of an eviction: it stands elsewhere too, is written one tier down, or was the last
+            copy. None of residency.
+        cause: what made it leave; `TierStats` tells the causes. None of residency.
+        to: index of the tier it went to. None of residency.
+        idle: nanoseconds since its last use. None of residency.
+        number: place among all events of residency, from 0 on: a gap shows that some were
+            overwritten. None of evictions, as all below.
+        key: content key of the block, 32 bytes, equal in every process.
+        parent: content key of the block before it; of its scope for a first block.
+        tokens: the block's tokens.
     """
 
+    @property
+    def kind(self) -> Literal["stored", "removed"]: ...
     @property
     def at(self) -> int: ...
     @property
@@ -1468,13 +1487,21 @@ class Event:
     @property
     def tier(self) -> int: ...
     @property
-    def reason(self) -> _Reason: ...
+    def reason(self) -> _Reason | None: ...
     @property
-    def cause(self) -> _Cause: ...
+    def cause(self) -> _Cause | None: ...
     @property
     def to(self) -> int | None: ...
     @property
-    def idle(self) -> int: ...
+    def idle(self) -> int | None: ...
+    @property
+    def number(self) -> int | None: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def parent(self) -> bytes | None: ...
+    @property
+    def tokens(self) -> list[int] | None: ...
 
 @final
 class Eviction:

@@ -44,6 +44,7 @@ use crate::trie::Trie;
 pub use kinds::{Action, Cause, LoadMode, MoveKind, Reason, Span};
 pub use moves::Move;
 pub use moves::complete::{Failed, MOST_FAILED, Outcome};
+pub use observe::block_event::{BlockEvent, BlockEventKind};
 pub use observe::explain::Explanation;
 pub use observe::log::Eviction;
 pub use observe::meter::{RequestStats, TierStats, TierTimes};
@@ -65,6 +66,7 @@ use moves::awaits::Awaits;
 use moves::in_flight::InFlight;
 use moves::recent_results::RecentResults;
 use node::Node;
+use observe::block_event::BlockEvents;
 use observe::meter::Meter;
 use policy_feed::PolicyFeed;
 use request::ages::Ages;
@@ -117,6 +119,7 @@ pub struct Manager {
     /// An empty eviction set that keeps the memory of an earlier one.
     spare_set: Option<Box<EvictionSet>>,
     events: VecDeque<Event>,
+    block_events: BlockEvents,
     keys: keys::ContentKeys,
     refused: Refused,
     hints: Hints,
@@ -146,7 +149,11 @@ impl Manager {
                 spec: spec.clone(),
             });
         }
-        let blocks = Blocks::new(settings.block_tokens as usize, settings.layers, &settings.tiers);
+        let mut blocks =
+            Blocks::new(settings.block_tokens as usize, settings.layers, &settings.tiers);
+        if settings.block_events > 0 {
+            blocks.keep_changes();
+        }
         memory::check(blocks.trie().growth(1), || {
             format!("the text of blocks of {} tokens", settings.block_tokens)
         })?;
@@ -178,6 +185,7 @@ impl Manager {
             meter,
             spare_set: None,
             events: VecDeque::new(),
+            block_events: BlockEvents::default(),
             keys: keys::ContentKeys::default(),
             refused: Refused::default(),
             hints,
@@ -276,6 +284,7 @@ impl Manager {
         }
         let fresh = Self::new(self.settings.clone())?;
         self.count_reset();
+        self.note_reset();
         let old = std::mem::replace(self, fresh);
         // The clock keeps what it has counted, but accepts an earlier time from here on.
         self.clock = old.clock;
@@ -285,6 +294,7 @@ impl Manager {
         self.next_lease = old.next_lease;
         self.next_move = old.next_move;
         self.meter = old.meter;
+        self.block_events = old.block_events;
         Ok(())
     }
 
@@ -307,6 +317,7 @@ impl Manager {
     /// Advances the clock to the caller's time, settles marked copies that are due and ends hints
     /// that have expired.
     fn tick(&mut self, now: Nanos) -> Nanos {
+        self.pass_block_events(now);
         let now = self.clock.advance(now);
         let marked = self.marked.len();
         while let Some(&(ready, tier, block)) = self.marked.first() {

@@ -15,6 +15,7 @@
 //! while its layers are also resident below (on the last tier: above). Cost: O(1) per block for a
 //! verb if the block is on one tier alone, else O(tiers²); with layer slots also O(layers).
 
+mod changes;
 mod clean;
 mod space;
 mod table;
@@ -26,6 +27,7 @@ use crate::block::{BlockId, Layers, MoveId, NO_SLOT, Slot, TierId, Token};
 use crate::tier::{Residency, ResidencyState, TierSpec};
 use crate::trie::{RunId, Trie};
 
+pub use changes::Change;
 pub use space::{Grant, Space};
 pub use table::ResidencyTable;
 
@@ -45,6 +47,8 @@ pub struct Blocks<T> {
     all: Layers,
     trie: Trie<T>,
     tiers: Vec<TierBlocks>,
+    /// Changes of valid layers, if they are kept.
+    changes: Option<Vec<Change>>,
 }
 
 impl<T: Copy + PartialEq + Default> Blocks<T> {
@@ -58,7 +62,8 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             layer_slots: spec.layer_slots,
             clean: 0,
         };
-        Self { all, trie: Trie::new(block_tokens), tiers: tiers.iter().map(held).collect() }
+        let tiers = tiers.iter().map(held).collect();
+        Self { all, trie: Trie::new(block_tokens), tiers, changes: None }
     }
 
     /// The trie, read-only.
@@ -130,6 +135,14 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Changes a block's residency on a tier; the caller allocates and frees the slots.
     pub fn alter(&mut self, tier: TierId, block: BlockId, change: impl FnOnce(&mut Residency)) {
+        if self.changes.is_some() {
+            self.alter_noted(tier, block, change);
+        } else {
+            self.alter_quietly(tier, block, change);
+        }
+    }
+
+    fn alter_quietly(&mut self, tier: TierId, block: BlockId, change: impl FnOnce(&mut Residency)) {
         // On a single tier no copy is clean.
         if self.tiers.len() == 1 {
             self.tiers[tier].table.change(block, change);
@@ -146,6 +159,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         for &block in blocks {
             table.put(block, space.take().expect("room was made").slot);
         }
+        self.note_all(tier, blocks.iter().copied(), Layers::NONE, self.all);
     }
 
     /// Makes absent blocks fully resident on the first tier in these slots, as far as both go;
@@ -153,7 +167,9 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     pub fn put_in(&mut self, blocks: &[BlockId], slots: impl Iterator<Item = Slot>) -> usize {
         let table = &mut self.tiers[0].table;
         let pairs = blocks.iter().zip(slots);
-        pairs.map(|(&block, slot)| table.put(block, slot)).count()
+        let settled = pairs.map(|(&block, slot)| table.put(block, slot)).count();
+        self.note_all(0, blocks[..settled].iter().copied(), Layers::NONE, self.all);
+        settled
     }
 
     /// Evicts consecutive blocks of one run that are fully resident and idle on a tier, and frees
@@ -163,6 +179,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         // Last block first: the free list is a stack, so the first slot is taken first again.
         space.give_all(table.clear(blocks.clone()));
         self.recount_run(tier, &blocks, self.all, None);
+        self.note_all(tier, blocks.rev(), self.all, Layers::NONE);
     }
 
     /// Makes `layers`, at an end of a block's resident range, absent; the caller frees their slots.
@@ -224,6 +241,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Ends the only moves that brought these blocks of one run from `src` to `dst`.
     pub fn arrived(&mut self, src: TierId, dst: TierId, blocks: Range<BlockId>) {
+        self.note_all(dst, blocks.clone(), Layers::NONE, self.all);
         for block in blocks.clone() {
             self.tiers[src].table.end_io(block);
             self.tiers[dst].table.arrived(block);

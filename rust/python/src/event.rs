@@ -1,44 +1,82 @@
-//! Event: layers of a block were evicted from a tier.
+//! Event: layers of a block were evicted from a tier, or arrived on one.
 
-use kvtrie_core::manager;
+use kvtrie_core::manager::{self, BlockEventKind};
 use pyo3::prelude::*;
 
-/// Eviction of some layers of a block from a tier.
+/// Arrival of some layers of a block on a tier, or their removal.
 #[pyclass(frozen, get_all, module = "kvtrie")]
 pub(crate) struct Event {
+    /// "stored" or "removed".
+    kind: &'static str,
     /// When, in nanoseconds.
     at: u64,
     /// Handle of the block.
     block: u64,
-    /// First evicted layer.
+    /// First layer.
     layer_lo: u16,
-    /// One behind the last evicted layer.
+    /// One behind the last layer.
     layer_hi: u16,
-    /// Index of the tier that they were on.
+    /// Index of the tier.
     tier: usize,
-    /// Whether a copy remains: "clean", "demoted" or "dropped".
-    reason: &'static str,
-    /// Cause of the eviction.
-    cause: &'static str,
-    /// Index of the tier that they were moved to; None if to none.
+    /// Whether a copy remains after an eviction: "clean", "demoted" or "dropped".
+    reason: Option<&'static str>,
+    /// Cause of an eviction.
+    cause: Option<&'static str>,
+    /// Index of the tier that evicted layers are moved to; None if to none.
     to: Option<usize>,
-    /// Nanoseconds since its last use.
-    idle: u64,
+    /// Nanoseconds since an evicted block was last used.
+    idle: Option<u64>,
+    /// Place among all events of residency.
+    number: Option<u64>,
+    /// Content key of the block.
+    key: Option<[u8; 32]>,
+    /// Content key of the block before it, or of its scope.
+    parent: Option<[u8; 32]>,
+    /// Tokens of the block.
+    tokens: Option<Vec<u32>>,
 }
 
 impl From<manager::Event> for Event {
     fn from(event: manager::Event) -> Self {
         let manager::Event { at, block, layers, tier, reason, cause, to, idle } = event;
         Self {
+            kind: BlockEventKind::Removed.name(),
             at,
             block: block.0,
             layer_lo: layers.lo,
             layer_hi: layers.hi,
             tier,
-            reason: reason.name(),
-            cause: cause.name(),
+            reason: Some(reason.name()),
+            cause: Some(cause.name()),
             to,
-            idle,
+            idle: Some(idle),
+            number: None,
+            key: None,
+            parent: None,
+            tokens: None,
+        }
+    }
+}
+
+impl From<manager::BlockEvent> for Event {
+    fn from(event: manager::BlockEvent) -> Self {
+        let manager::BlockEvent { number, at, kind, block, key, parent, tokens, tier, layers } =
+            event;
+        Self {
+            kind: kind.name(),
+            at,
+            block: block.0,
+            layer_lo: layers.lo,
+            layer_hi: layers.hi,
+            tier,
+            reason: None,
+            cause: None,
+            to: None,
+            idle: None,
+            number: Some(number),
+            key: Some(key),
+            parent: Some(parent),
+            tokens: Some(tokens),
         }
     }
 }
@@ -46,10 +84,17 @@ impl From<manager::Event> for Event {
 #[pymethods]
 impl Event {
     fn __repr__(&self) -> String {
-        let to = self.to.map_or_else(|| "None".to_owned(), |to| to.to_string());
-        format!(
-            "Event(at={}, block={:#x}, layers={}..{}, tier={}, reason='{}', to={to}, idle={})",
-            self.at, self.block, self.layer_lo, self.layer_hi, self.tier, self.reason, self.idle
-        )
+        let Self { kind, at, block, layer_lo, layer_hi, tier, .. } = self;
+        let shown = format!(
+            "Event(kind='{kind}', at={at}, block={block:#x}, layers={layer_lo}..{layer_hi}, \
+             tier={tier}"
+        );
+        match (self.reason, self.idle) {
+            (Some(reason), Some(idle)) => {
+                let to = self.to.map_or_else(|| "None".to_owned(), |to| to.to_string());
+                format!("{shown}, reason='{reason}', to={to}, idle={idle})")
+            }
+            _ => format!("{shown})"),
+        }
     }
 }

@@ -73,10 +73,10 @@ impl BlockManager {
     #[pyo3(signature = (
         model, tiers, *, block_tokens=16, policy=String::from("retention"), cost=None,
         structure=Structure::LeafOnly, drop_order=DropOrder::Shallow, token_weight=1, machine=0, ranks=1,
-        events=0, eviction_log=0, reuse=true, epsilon=0.015_625
+        events=0, events_of=false, eviction_log=0, reuse=true, epsilon=0.015_625
     ), text_signature = "(model, tiers, *, block_tokens=16, policy='retention', cost='default', \
         structure='leaf-only', drop_order='shallow', token_weight=1, machine=0, ranks=1, \
-        events=0, eviction_log=0, reuse=True, epsilon=0.015625)")]
+        events=0, events_of='evictions', eviction_log=0, reuse=True, epsilon=0.015625)")]
     #[expect(clippy::too_many_arguments, reason = "an engine's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
@@ -90,6 +90,7 @@ impl BlockManager {
         #[pyo3(from_py_with = number::machine)] machine: u32,
         #[pyo3(from_py_with = number::ranks)] ranks: u32,
         #[pyo3(from_py_with = number::events)] events: u32,
+        #[pyo3(from_py_with = settings::of_residency)] events_of: bool,
         #[pyo3(from_py_with = number::eviction_log)] eviction_log: u32,
         #[pyo3(from_py_with = number::reuse)] reuse: bool,
         #[pyo3(from_py_with = number::epsilon)] epsilon: f64,
@@ -106,7 +107,8 @@ impl BlockManager {
             drop_order,
             token_weight,
             ranks,
-            events: events as usize,
+            events: if events_of { 0 } else { events as usize },
+            block_events: if events_of { events as usize } else { 0 },
             eviction_log: eviction_log as usize,
             reuse,
             epsilon,
@@ -598,8 +600,12 @@ impl BlockManager {
 
     /// Takes the events.
     fn take_events(&self, py: Python<'_>) -> PyResult<Vec<Event>> {
-        let events = self.shared.call(py, Manager::take_events)?;
-        Ok(events.into_iter().map(Event::from).collect())
+        self.shared.call(py, |manager| {
+            if manager.settings().block_events > 0 {
+                return Ok(manager.take_block_events()?.into_iter().map(Event::from).collect());
+            }
+            Ok(manager.take_events()?.into_iter().map(Event::from).collect())
+        })
     }
 
     /// The complete state as bytes, equal for equal states.

@@ -30,7 +30,9 @@ pub(crate) struct Given<'a, 'py> {
     pub(crate) drop_order: DropOrder,
     pub(crate) token_weight: u32,
     pub(crate) ranks: u32,
+    /// How many events of evictions, and of residency, are remembered.
     pub(crate) events: usize,
+    pub(crate) block_events: usize,
     pub(crate) eviction_log: usize,
     pub(crate) reuse: bool,
     pub(crate) epsilon: f64,
@@ -81,6 +83,7 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         drop_order: given.drop_order,
         ranks: given.ranks,
         events: given.events,
+        block_events: given.block_events,
         eviction_log: given.eviction_log,
     })
 }
@@ -104,6 +107,15 @@ fn instance(given: &Bound<'_, PyAny>, what: &str, module: &str, class: &str) -> 
 /// The policy in an argument; the core checks its name.
 pub(crate) fn policy(given: &Bound<'_, PyAny>) -> PyResult<String> {
     text(given, "policy").map(str::to_owned)
+}
+
+/// Whether events are those of residency, not of evictions.
+pub(crate) fn of_residency(given: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match text(given, "events_of")? {
+        "evictions" => Ok(false),
+        "residency" => Ok(true),
+        other => Err(bad(format!("events_of is 'evictions' or 'residency', not '{other}'"))),
+    }
 }
 
 /// The order of layers in an argument.

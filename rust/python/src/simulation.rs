@@ -120,6 +120,7 @@ impl Simulation {
             token_weight,
             ranks: 1,
             events: 0,
+            block_events: 0,
             eviction_log: 0,
             reuse,
             epsilon,

@@ -57,6 +57,7 @@ pub(crate) fn settings(policy: &str, blocks: u32, number: usize) -> Settings {
         drop_order: DropOrder::Shallow,
         ranks: 1,
         events: 0,
+        block_events: 0,
         eviction_log: 0,
     }
 }

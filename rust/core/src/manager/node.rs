@@ -466,6 +466,8 @@ impl Manager {
 
     /// Removes the tail of a run from the side tables, the digests and the trie.
     fn remove_nodes(&mut self, blocks: Range<BlockId>, before: Option<BlockId>) {
+        // Events name the block, whose key and tokens leave with it.
+        self.name_changes();
         self.forget_side_tables(blocks.clone(), before);
         let first = before.is_none().then(|| self.node(blocks.start).scope);
         self.scopes.digests.free(self.blocks.trie().tokens_of(blocks.clone()));

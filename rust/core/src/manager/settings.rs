@@ -51,6 +51,8 @@ pub struct Settings {
     pub ranks: u32,
     /// How many events are kept for `take_events`; 0 keeps none.
     pub events: usize,
+    /// How many block events are kept for `take_block_events`; 0 keeps none.
+    pub block_events: usize,
     /// How many evictions are kept for `evictions`; 0 keeps none.
     pub eviction_log: usize,
 }

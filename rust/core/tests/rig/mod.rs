@@ -85,6 +85,7 @@ pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
         drop_order: DropOrder::Shallow,
         ranks: 1,
         events: 10_000,
+        block_events: 0,
         eviction_log: 0,
     }
 }

@@ -9,6 +9,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 mod compute;
+mod directory;
 mod engine;
 mod executor;
 mod hints;
@@ -75,6 +76,7 @@ pub(crate) struct World {
     /// Blocks to price, some of which were removed since.
     prices: Vec<Handle>,
     tally: tally::Tally,
+    directory: directory::Directory,
     hints: hints::Hints,
 }
 
@@ -84,6 +86,7 @@ impl World {
     pub(crate) fn new(settings: Settings) -> Self {
         Self {
             tally: tally::Tally::new(settings.tiers.len()),
+            directory: directory::Directory::default(),
             manager: Manager::new(settings).expect("the settings are good"),
             log: Vec::new(),
             mix: Mix::new(),
@@ -157,6 +160,8 @@ impl World {
             panic!("after {raw:?}: {error}");
         }
         self.tally.check(&mut self.manager);
+        let thorough = self.thorough();
+        self.directory.check(&mut self.manager, thorough);
         self.check_leases(raw);
         self.follow_hints(raw);
     }
@@ -183,6 +188,7 @@ impl World {
         }
         self.manager.audit().unwrap();
         self.tally.check(&mut self.manager);
+        self.directory.check(&mut self.manager, true);
         let left = self.manager.pending().1;
         let state = self.manager.snapshot();
         assert_eq!(left, 0, "moves are left: {}", String::from_utf8_lossy(&state));

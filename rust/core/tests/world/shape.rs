@@ -66,6 +66,7 @@ pub(crate) fn settings(seed: u64) -> Settings {
         drop_order: if bit(21, 4) == 0 { DropOrder::Seed } else { DropOrder::Shallow },
         ranks: 1 + u32::try_from(bit(23, 3) / 2).unwrap(),
         events: 10_000,
+        block_events: if bit(31, 2) == 0 { 1_000_000 } else { 0 },
         eviction_log: 100,
     }
 }

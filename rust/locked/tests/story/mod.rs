@@ -366,6 +366,7 @@ fn settings(seed: u64) -> Settings {
         drop_order: DropOrder::Shallow,
         ranks: 1,
         events: 16,
+        block_events: 0,
         eviction_log: 16,
     }
 }

@@ -58,6 +58,7 @@ pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
         drop_order: DropOrder::Shallow,
         ranks: 1,
         events: 0,
+        block_events: 0,
         eviction_log: 0,
     }
 }

@@ -63,7 +63,7 @@ impl Manager {
     }
 
     /// The record of a block under the key of its parent, with digests in place of their numbers.
-    fn record_behind(&self, block: BlockId, above: Option<BlockKey>) -> Record {
+    pub(crate) fn record_behind(&self, block: BlockId, above: Option<BlockKey>) -> Record {
         let scope = self.scopes.get(self.node(block).scope);
         let mut digests = Vec::new();
         let content = self.trie().tokens(block).iter().zip(0..);

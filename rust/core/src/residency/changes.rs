@@ -1,0 +1,71 @@
+//! Changes: which layers of a block became valid on a tier, or ended to be, in the order in which
+//! they did.
+//!
+//! Kept only where somebody takes them. Invariant: applied in order they give the valid layers of
+//! every residency. Cost: O(1) per change; where none are kept, a branch per verb.
+
+use crate::block::{BlockId, Layers, TierId};
+use crate::tier::Residency;
+
+use super::Blocks;
+
+/// A change of the valid layers of one residency.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Tier.
+    pub tier: TierId,
+    /// Block.
+    pub block: BlockId,
+    /// Layers that were valid.
+    pub before: Layers,
+    /// Layers that are valid.
+    pub after: Layers,
+}
+
+impl<T: Copy + PartialEq + Default> Blocks<T> {
+    /// Keeps all changes from here on.
+    pub fn keep_changes(&mut self) {
+        self.changes = Some(Vec::new());
+    }
+
+    /// Takes the changes since the last call.
+    pub fn take_changes(&mut self) -> Vec<Change> {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Notes one, if changes are kept.
+    pub(super) fn note(&mut self, tier: TierId, block: BlockId, before: Layers, after: Layers) {
+        if let Some(changes) = &mut self.changes
+            && before != after
+        {
+            changes.push(Change { tier, block, before, after });
+        }
+    }
+
+    /// Notes the same of several blocks.
+    pub(super) fn note_all(
+        &mut self,
+        tier: TierId,
+        blocks: impl Iterator<Item = BlockId>,
+        before: Layers,
+        after: Layers,
+    ) {
+        if let Some(changes) = &mut self.changes {
+            changes.extend(blocks.map(|block| Change { tier, block, before, after }));
+        }
+    }
+
+    /// As [`Blocks::alter`], and notes the change.
+    #[cold]
+    pub(super) fn alter_noted(
+        &mut self,
+        tier: TierId,
+        block: BlockId,
+        change: impl FnOnce(&mut Residency),
+    ) {
+        let valid = |blocks: &Self| blocks.tiers[tier].table.get(block).usable();
+        let before = valid(self);
+        self.alter_quietly(tier, block, change);
+        self.note(tier, block, before, valid(self));
+    }
+}
