@@ -9,7 +9,7 @@ use kvtrie_core::lane::LaneSpec;
 use kvtrie_core::manager::{DropOrder, LoadMode, Settings};
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 use kvtrie_sim::cost::{Affine, PART_BITS};
-use kvtrie_sim::engine::{Service, Wait};
+use kvtrie_sim::engine::{self, Limits, Service, Wait};
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::router::RoundRobin;
@@ -70,7 +70,7 @@ pub(crate) fn config(settings: Settings, machines: usize, wait: Wait) -> Config 
         machines,
         load: LoadMode::All,
         service: Service {
-            kind: kvtrie_sim::engine::Kind::Serial,
+            kind: engine::Kind::Serial,
             cost: Arc::new(Affine { base: 1000 << PART_BITS, slope: 0 }),
             wait,
             keep: 1,
@@ -85,6 +85,13 @@ pub(crate) fn config(settings: Settings, machines: usize, wait: Wait) -> Config 
         peers: None,
         logged: false,
     }
+}
+
+/// The same on one continuous engine per machine.
+pub(crate) fn together(settings: Settings, machines: usize, limits: Limits, wait: Wait) -> Config {
+    let mut config = config(settings, machines, wait);
+    config.service.kind = engine::Kind::Continuous(limits);
+    config
 }
 
 /// A GPU of four blocks above a host of 64.
@@ -121,4 +128,44 @@ pub(crate) fn play(config: Config, requests: Vec<Request>) -> (Vec<Record>, Simu
 pub(crate) fn ttft(records: &[Record]) -> Vec<u64> {
     let wait = |record: &Record| record.first_token.expect("served") - record.arrival;
     records.iter().map(wait).collect()
+}
+
+/// Numbers that are drawn: a linear congruential generator, its upper bits.
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    /// A number below another one.
+    pub(crate) fn below(&mut self, end: u32) -> u32 {
+        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        u32::try_from((self.0 >> 32) % u64::from(end)).expect("below a u32")
+    }
+
+    /// One of some.
+    pub(crate) fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(u32::try_from(all.len()).expect("few")) as usize]
+    }
+}
+
+/// Settings of two tiers in little room, and requests of which many share prompts, decode, are
+/// suspended, refused or wait for copies.
+pub(crate) fn drawn(seed: u64) -> (Settings, Limits, Vec<Request>) {
+    let mut dice = Dice(seed);
+    let mut settings = two_tiers();
+    settings.tiers[0].write = dice.one_of(&[Write::Back, Write::Through, Write::Never]);
+    settings.tiers[0].blocks = 6 + dice.below(10);
+    settings.tiers[1].blocks = 8 + dice.below(30);
+    settings.tiers[1].read.latency_ns = dice.one_of(&[0, 777]);
+    let token_budget = 1 + dice.below(100);
+    let max_running = u64::from(1 + dice.below(token_budget.min(9)));
+    let mut now = 0;
+    let request = |id| {
+        now += u64::from(dice.below(2) * dice.below(3_000_000));
+        let (name, length) = (1000 * dice.below(5), 1 + dice.below(90));
+        let output = u64::from(dice.below(2) * dice.below(60));
+        let tokens = (name..name + length).collect();
+        Request { id, arrival: now, tokens, session: None, input: length.into(), output }
+    };
+    let trace = (0..60).map(request).collect();
+    let token_budget = token_budget.into();
+    (settings, Limits { token_budget, max_running, token_by_token: false }, trace)
 }
