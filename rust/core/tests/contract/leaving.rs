@@ -2,7 +2,7 @@
 
 use kvtrie_core::block::{LeaseId, Slot};
 use kvtrie_core::error::Error;
-use kvtrie_core::manager::{Acquire, Action, Copy, LoadMode, MoveKind, Settings};
+use kvtrie_core::manager::{Acquire, Action, Copy, LoadMode, Mark, MoveKind, Settings};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::Kind;
 
@@ -101,6 +101,35 @@ fn a_refused_request_does_not_keep_victims() {
     assert!(copies(&rig, &prompt)[0].leaving);
     resume(&mut rig, id, 0).unwrap();
     assert_eq!(rig.on(&prompt, GPU), [ALL, ALL]);
+}
+
+#[test]
+fn a_marked_victim_is_found_in_its_new_slots() {
+    for slots in [false, true] {
+        let gpu = if slots { layered(Kind::Gpu, 4) } else { tier(Kind::Gpu, 4) };
+        let mut rig = Rig::new(settings(vec![gpu, tier(Kind::Host, 8)]));
+        let prompt = tokens(1, 1);
+        let (id, before) = held(&mut rig, &prompt);
+        suspend(&mut rig, id);
+        let mark = Mark {
+            tokens: &prompt,
+            scope: Scope::default(),
+            tier: GPU,
+            present: true,
+            ready: None,
+            first: None,
+        };
+        let block = rig.call(|manager, now| manager.mark(&mark, now)).unwrap()[0];
+        let here = copies(&rig, &prompt)[0];
+        assert_eq!((here.layers, here.leaving), (ALL, false));
+        let marked = rig.manager.copy_slots(block, &here);
+        assert!(marked.iter().all(|slot| !before.contains(slot)), "{marked:?} of {before:?}");
+        resume(&mut rig, id, 0).unwrap();
+        assert_eq!(rig.slots(id), marked);
+        rig.run();
+        assert_eq!(rig.manager.copy_slots(block, &copies(&rig, &prompt)[0]), marked);
+        rig.release(id);
+    }
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //!
 //! Invariant: bytes are put only into slots that no move reads and no block holds.
 
-use kvtrie_core::block::{Handle, Layers, TierId, Token};
-use kvtrie_core::manager::{Manager, Mark, MatchedBlock};
+use kvtrie_core::block::{Handle, Layers, Slot, TierId, Token};
+use kvtrie_core::manager::{Copy, Manager, Mark, MatchedBlock};
 use kvtrie_core::scope::Scope;
 
 use super::World;
@@ -41,7 +41,19 @@ impl World {
             m.describe(blocks, 0).into_iter().map(copy).collect::<Vec<_>>()
         };
         let known = self.manager.known(&tokens, &scope).expect("a good scope");
-        let before = there(&self.manager, &known);
+        // A copy that leaves has its bytes in slots that the mark does not take over.
+        let slots = |m: &Manager, block: Handle, copy: Option<&Copy>| -> Vec<(u16, Slot)> {
+            let Some(copy) = copy else { return Vec::new() };
+            // Without layer slots all layers have the one slot.
+            let of = m.copy_slots(block, copy).into_iter().cycle();
+            copy.coming.iter().zip(of).collect()
+        };
+        let copies = there(&self.manager, &known);
+        let before: Vec<_> = known
+            .iter()
+            .zip(&copies)
+            .map(|(&block, copy)| slots(&self.manager, block, copy.as_ref()))
+            .collect();
         let ready = a.is_multiple_of(3).then_some(self.now + 5);
         let mark = Mark { tokens: &tokens, scope, tier, present: true, ready, first: None };
         let Some(blocks) = self.attempt("appear", |m, now| m.mark(&mark, now)) else { return };
@@ -49,10 +61,9 @@ impl World {
         for (at, copy) in there(&self.manager, &blocks).into_iter().enumerate() {
             let copy = copy.unwrap_or_else(|| panic!("block {at} is not on tier {tier}"));
             assert_eq!(copy.coming, all, "block {at} on tier {tier}");
-            let old = before.get(at).copied().flatten().map_or(Layers::NONE, |copy| copy.coming);
-            let slots = self.manager.copy_slots(blocks[at], &copy);
-            for layer in all.iter().filter(|&layer| !old.contains(layer)) {
-                let slot = slots[if rows { usize::from(layer) } else { 0 }];
+            let old = before.get(at).map_or(&[][..], Vec::as_slice);
+            let fresh = slots(&self.manager, blocks[at], Some(&copy));
+            for (layer, slot) in fresh.into_iter().filter(|one| !old.contains(one)) {
                 let end = (at + 1) * self.size();
                 self.put(tier, slot, layer, (tokens[..end].to_vec(), layer));
             }

@@ -19,18 +19,21 @@ use crate::manager::request::residency_scan::MissingBlock;
 type Leaving = SmallVec<[(MoveId, Leaves); 1]>;
 
 impl Manager {
-    /// The leaving copies of a block on a tier, the lowest layers first.
+    /// The leaving copies of a block on a tier, the lowest layers first; without those of layers
+    /// that are resident again in other slots.
     pub(crate) fn leaving(&self, tier: TierId, block: BlockId) -> Leaving {
         let mut leaving = Leaving::new();
         // Nothing is written below the last tier, so no copy is ever leaving it.
         if tier == self.last() {
             return leaving;
         }
+        let have = self.residency(tier, block).have;
         for &id in self.arrival(tier + 1, block).map_or(&[][..], |arrival| &arrival.moves) {
             // A store's end may remove it before its arrival is settled.
             let Some(flight) = self.moves.get(id) else { continue };
+            let stale = |leaves: &Leaves| flight.failed || !have.meet(leaves.held).is_empty();
             if let Some(leaves) =
-                flight.leaves.filter(|leaves| leaves.tier == tier && !flight.failed)
+                flight.leaves.filter(|leaves| leaves.tier == tier && !stale(leaves))
             {
                 leaving.push((id, leaves));
             }
