@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benches.eval_fusion.summary import MEAN
-from kvtrie.demo.picture import figure, save
+from kvtrie.canvas import figure, save
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvtrie.demo.picture import figure, save
+from kvtrie.canvas import figure, save
 
 if TYPE_CHECKING:
     from pathlib import Path

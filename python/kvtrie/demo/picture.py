@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvtrie.canvas import INK, TIER_COLOURS, figure, save
 from kvtrie.demo.residency import DROPPED
 from kvtrie.errors import ConfigError
 
@@ -20,16 +21,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-__all__ = ["draw", "draw_map", "figure", "save"]
+__all__ = ["draw", "draw_map"]
 
-_TIERS = ("gpu", "host", "disk", "remote")
-_COLOURS = ("#1b4f8a", "#8fbce6", "#b9d9b4", "#d9cde8", "#f2ddd0")  # of the tiers, then dropped
+_TIERS = tuple(TIER_COLOURS)
+_COLOURS = (*TIER_COLOURS.values(), "#f2ddd0")  # of the tiers, then dropped
 _GONE = len(_TIERS)
-_INK = "#333333"
-_SMALL: dict[str, Any] = {"color": _INK, "fontsize": 11}
+_SMALL: dict[str, Any] = {"color": INK, "fontsize": 11}
 
 
 def draw(
@@ -79,29 +78,6 @@ def draw_map(
     patches = [Patch(color=_COLOURS[code], label=labels[code]) for code in seen]
     drawn.legend(handles=patches, loc="outside lower center", ncols=len(seen), frameon=False)
     save(drawn, path)
-
-
-def figure(title: str, height: float) -> Figure:
-    """An empty picture, `height` inches high, that is drawn without a screen."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(12, height), layout="constrained")
-    FigureCanvasAgg(drawn)
-    drawn.suptitle(title, color=_INK)
-    return drawn
-
-
-def save(drawn: Figure, path: Path) -> None:
-    """Write a picture, of the kind that `path` ends in.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    try:
-        drawn.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot write the picture {path}: {error}") from error
 
 
 def _timeline(axis: Axes, shares: Sequence[Sequence[float]]) -> None:

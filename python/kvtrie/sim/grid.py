@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvtrie.errors import ConfigError
 from kvtrie.sim.config.document import change, put, read_document, values_of
 from kvtrie.sim.config.simulation import config_of
+from kvtrie.sim.readers.lines import Skipped
 from kvtrie.sim.requests import trace_requests
 from kvtrie.sim.run import open_simulation
 
@@ -92,4 +93,5 @@ def check(configs: Iterable[SimulationConfig]) -> None:
         trace = (config.trace, config.block_tokens)
         if trace not in begun:
             begun.add(trace)
-            next(iter(trace_requests(*trace)), None)
+            skipped = Skipped() if config.trace.lenient else None
+            next(iter(trace_requests(*trace, skipped)), None)

@@ -10,18 +10,25 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvtrie.sim.trace import TraceRequest
+    from numpy.typing import NDArray
 
 __all__ = ["OfflineHits", "leaves_first", "most_hits"]
 
 _NEVER = 2**62
+
+
+class _Asked(Protocol):
+    """A request, of which only the ids of its blocks count."""
+
+    @property
+    def blocks(self) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class OfflineHits:
         return sum(map(len, self.blocks))
 
 
-def most_hits(requests: Sequence[TraceRequest], capacity: int) -> OfflineHits:
+def most_hits(requests: Sequence[_Asked], capacity: int) -> OfflineHits:
     """The most hits that a cache of `capacity` blocks can have.
 
     Raises:
@@ -69,7 +76,7 @@ def _evict(kept: dict[int, int], farthest: list[tuple[int, int]]) -> None:
             return
 
 
-def leaves_first(requests: Sequence[TraceRequest], capacity: int) -> OfflineHits:
+def leaves_first(requests: Sequence[_Asked], capacity: int) -> OfflineHits:
     """A cache of whole prefixes that gives up the last block whose next use is farthest.
 
     Raises:
@@ -108,7 +115,7 @@ def leaves_first(requests: Sequence[TraceRequest], capacity: int) -> OfflineHits
     return OfflineHits(tuple(found))
 
 
-def _check(requests: Sequence[TraceRequest], capacity: int) -> None:
+def _check(requests: Sequence[_Asked], capacity: int) -> None:
     longest = max((len(request.blocks) for request in requests), default=0)
     if longest > capacity:
         raise ConfigError(f"a request has {longest} blocks, the cache only {capacity}")

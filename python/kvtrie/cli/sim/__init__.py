@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtrie.cli.sim import run, sweep
+from kvtrie.cli.sim import capacities, run, sweep
 
 if TYPE_CHECKING:
     import argparse
 
 __all__ = ["COMMAND"]
 
-_ACTIONS = {"run": run.ACTION, "sweep": sweep.SWEEP, "compare": sweep.COMPARE}
+_ACTIONS = {
+    "run": run.ACTION,
+    "sweep": sweep.SWEEP,
+    "compare": sweep.COMPARE,
+    "capacities": capacities.ACTION,
+}
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from kvtrie.sim.config import SimulationConfig
 
-__all__ = ["add_settings", "settings_of"]
+__all__ = ["add_settings", "changes_in", "settings_of"]
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -37,5 +37,9 @@ def settings_of(given: argparse.Namespace) -> SimulationConfig:
     """
     from kvtrie.sim.config import read_config
 
-    lenient = ["trace.lenient=true"] if given.lenient else []
-    return read_config(given.config, [*given.set, *lenient])
+    return read_config(given.config, changes_in(given))
+
+
+def changes_in(given: argparse.Namespace) -> list[str]:
+    """What the arguments change in the file, `KEY=VALUE` each."""
+    return [*given.set, *(["trace.lenient=true"] if given.lenient else [])]

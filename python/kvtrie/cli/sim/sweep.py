@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.cli.progress import watched
-from kvtrie.cli.sim.settings import add_settings
+from kvtrie.cli.sim.settings import add_settings, changes_in
 
 if TYPE_CHECKING:
     import argparse
@@ -87,7 +87,7 @@ def _run(given: argparse.Namespace, option: str) -> tuple[list[Cell], list[dict[
     from kvtrie.sim.headline import row_of, write_csv
     from kvtrie.sim.sweep import iter_sweep
 
-    cells = grid(given.config, given.set, given.over, option)
+    cells = grid(given.config, changes_in(given), given.over, option)
     configs = [cell.config for cell in cells]
     coming = iter_sweep(configs, results=given.results)
     found = dict(watched(coming, "Simulating", total=len(cells)))

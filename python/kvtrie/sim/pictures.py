@@ -1,0 +1,177 @@
+"""Pictures of simulations: hits over room, time over cost, tiers over time, runs side by side.
+
+Cost: about a second each.
+"""
+
+# pyright: reportUnknownMemberType=false
+# (matplotlib leaves its keyword arguments untyped)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvtrie.canvas import INK, TIER_COLOURS, figure, save
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["draw_hits", "draw_ratios", "draw_tiers", "draw_times"]
+
+_COLOURS = ("#1b4f8a", "#c0392b", "#3c8d40", "#8e5ea2", "#d98c21", "#777777")
+_MOST_SAMPLES = 2000
+_NS_PER_S = 1e9
+
+
+def draw_hits(
+    path: Path,
+    title: str,
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    bound: Sequence[tuple[float, float]],
+) -> None:
+    """Write the share of blocks found over GiB, with the bound that no cache passes.
+
+    Args:
+        path: where to write.
+        title: one line above it.
+        lines: points `(GiB, share)` by what they are, ascending.
+        bound: Belady's hits, as points.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    drawn = figure(title, 5.4)
+    axis: Any = drawn.subplots()
+    for colour, (name, points) in zip(_cycled(len(lines)), lines.items(), strict=True):
+        axis.plot(*_columns(points), color=colour, label=name, marker=_marker(points))
+    if bound:
+        label = "most hits with this room (Belady)"
+        axis.plot(*_columns(bound), color=INK, linestyle="--", linewidth=1, label=label)
+    axis.set(xscale="log", xlabel="GiB of KV", ylabel="share of prompt blocks found")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_ylim(bottom=0)
+    _finish(axis)
+    save(drawn, path)
+
+
+def draw_times(
+    path: Path,
+    title: str,
+    lines: Mapping[str, Sequence[tuple[float, float, float]]],
+    across: str,
+) -> None:
+    """Write TTFT over what a run costs: its median as a point, up to its p99 as a bar.
+
+    Args:
+        path: where to write.
+        title: one line above it.
+        lines: points `(cost, p50 in ms, p99 in ms)` by what they are, ascending.
+        across: the text below.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    drawn = figure(title, 5.4)
+    axis: Any = drawn.subplots()
+    for colour, (name, points) in zip(_cycled(len(lines)), lines.items(), strict=True):
+        cost, middle, late = (np.array(column) for column in zip(*points, strict=True))
+        spread = np.array([np.zeros_like(middle), np.maximum(late - middle, 0)])
+        axis.errorbar(cost, middle, yerr=spread, color=colour, marker="o", capsize=4, label=name)
+    axis.set(yscale="log", xlabel=across, ylabel="ms to the first token, median up to p99")
+    _finish(axis)
+    save(drawn, path)
+
+
+def draw_tiers(
+    path: Path,
+    title: str,
+    kinds: Sequence[str],
+    rooms: Sequence[int],
+    samples: Sequence[tuple[int, int, Sequence[int]]],
+) -> None:
+    """Write how full each tier was over time, over all machines.
+
+    Args:
+        path: where to write.
+        title: one line above it.
+        kinds: of the tiers.
+        rooms: their blocks, over all machines.
+        samples: `(at_ns, machine, blocks by tier)`, as `Simulation.samples` gives them.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    # Machines are sampled together, so that one time's rows stand together.
+    times = np.array(sorted({at for at, _, _ in samples}), dtype=np.int64)
+    place = {at: row for row, at in enumerate(times.tolist())}
+    blocks = np.zeros((len(times), len(kinds)))
+    for at, _, resident in samples:
+        blocks[place[at]] += resident
+    every = -(-len(times) // _MOST_SAMPLES) or 1
+    drawn = figure(title, 1.4 + 2.0 * len(kinds))
+    axes: Any = drawn.subplots(len(kinds), 1, sharex=True, squeeze=False)
+    for tier, (kind, room) in enumerate(zip(kinds, rooms, strict=True)):
+        axis = axes[tier, 0]
+        seconds, shown = times[::every] / _NS_PER_S, blocks[::every, tier]
+        axis.fill_between(seconds, shown, step="post", color=TIER_COLOURS[kind], linewidth=0)
+        axis.axhline(room, color=INK, linestyle="--", linewidth=1, label=f"room: {room}")
+        axis.set(ylabel=f"blocks on {kind}")
+        axis.set_ylim(0, max(1.15 * max(shown, default=0), 1.0))
+        if axis.get_ylim()[1] < room:
+            axis.set_title(f"{kind}: room for {room} blocks", fontsize=10, color=INK, loc="right")
+        else:
+            axis.legend(frameon=False, loc="lower right")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1, 0].set_xlabel("seconds of the trace")
+    save(drawn, path)
+
+
+def draw_ratios(
+    path: Path, title: str, runs: Sequence[str], ratios: Sequence[Mapping[str, float | None]]
+) -> None:
+    """Write each figure of each run over that of the first as bars.
+
+    Args:
+        path: where to write.
+        title: one line above it.
+        runs: their names, the first first.
+        ratios: by figure, of each run.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    names = [name for name in ratios[0] if any(row[name] is not None for row in ratios)]
+    drawn = figure(title, 5.4)
+    axis: Any = drawn.subplots()
+    places, width = np.arange(len(names)), 0.8 / len(runs)
+    for at, (colour, run, row) in enumerate(zip(_cycled(len(runs)), runs, ratios, strict=True)):
+        heights = [np.nan if (ratio := row[name]) is None else ratio for name in names]
+        left = places + (at - (len(runs) - 1) / 2) * width
+        axis.bar(left, heights, width * 0.92, color=colour, label=run)
+    axis.axhline(1, color=INK, linewidth=1)
+    axis.set_xticks(places, [name.replace("_", " ") for name in names])
+    axis.set_ylabel(f"ratio to {runs[0]}")
+    _finish(axis)
+    save(drawn, path)
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _marker(points: Sequence[tuple[float, float]]) -> str:
+    """Few points are seen as such."""
+    return "o" if len(points) < len(_COLOURS) * 4 else ""
+
+
+def _cycled(number: int) -> list[str]:
+    return [_COLOURS[at % len(_COLOURS)] for at in range(number)]
+
+
+def _finish(axis: Any) -> None:  # noqa: ANN401 - an Axes
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color="#dddddd", linewidth=0.7)
+    axis.set_axisbelow(True)
+    axis.legend(frameon=False)
