@@ -5,8 +5,14 @@ from itertools import pairwise
 import pytest
 
 from kvtrie.errors import ConfigError
+from kvtrie.sim.arrivals import Arrivals
+from kvtrie.sim.config import read_config
+from kvtrie.sim.requests import trace_requests
+from kvtrie.sim.run import run_config
 from kvtrie.sim.trace import read_trace, write_trace
 from kvtrie.sim.workloads import FAMILIES
+from kvtrie.sim.workloads.segments import Segments
+from kvtrie.sim.workloads.sharegpt import ShareGptLike
 
 BLOCK = 512
 NAMES = sorted(FAMILIES)
@@ -100,3 +106,122 @@ def test_a_family_can_be_written_and_read(tmp_path):
 def test_a_trace_of_nothing_is_refused(name):
     with pytest.raises(ConfigError, match="requests is 0"):
         FAMILIES[name](requests=0)
+
+
+def asked(generator, block=16, seed=0):
+    return [(at, tokens.tolist(), *rest) for at, tokens, *rest in generator.made(block, seed)]
+
+
+@pytest.mark.parametrize("generator", [Segments(requests=200), ShareGptLike(requests=200)])
+def test_a_generator_is_its_seed(generator):
+    made = asked(generator, seed=3)
+    assert len(made) == 200
+    assert made == asked(generator, seed=3)
+    assert made != asked(generator, seed=4)
+    assert all(a[0] <= b[0] for a, b in pairwise(made))
+
+
+@pytest.mark.parametrize("selection", ["uniform", "recent", "popular"])
+@pytest.mark.parametrize(("reuse", "prefix"), [(0, 0.5), (0.5, 0.5), (0.75, 1), (1, 0.5), (1, 1)])
+def test_segments_have_the_ratios(selection, reuse, prefix):
+    parts = 512 // 16
+    generator = Segments(
+        requests=300, reuse_ratio=reuse, prefix_ratio=prefix, request_selection=selection
+    )
+    made = [tokens[::parts] for _, tokens, *_ in asked(generator)]
+    seen = set()
+    fronts, reused = [], []
+    paths = set()
+    for number, ids in enumerate(made):
+        assert len(ids) == 8
+        assert len(set(ids)) == 8
+        if number:
+            reused.append(sum(block in seen for block in ids) / 8)
+            fronts.append(max(n for n in range(9) if n == 0 or tuple(ids[:n]) in paths) / 8)
+        seen.update(ids)
+        paths.update(tuple(ids[:n]) for n in range(1, 9))
+    assert set(reused) == {reuse}
+    if reuse < 1:
+        assert set(fronts) == {reuse * prefix}
+    elif prefix == 1:
+        assert set(fronts) == {1}
+
+
+def test_a_choice_of_prompts_follows_its_law():
+    def ages(selection):
+        generator = Segments(
+            requests=3000,
+            prompt_tokens=32,
+            segment_length=16,
+            prefix_ratio=0,
+            request_selection=selection,
+            window=100,
+        )
+        new = {}  # segment: the prompt that had it first
+        for number, (_, ids, *_) in enumerate(asked(generator)):
+            # One that is older than all prompts held was taken from one that took it.
+            if number and new[ids[1]] >= number - 100:
+                yield number - new[ids[1]]
+            for segment in ids:
+                new.setdefault(segment, number)
+
+    recent = list(ages("recent"))
+    assert sum(age == 1 for age in recent) / len(recent) > 0.2
+    assert sum(recent) / len(recent) < 6
+    uniform = list(ages("uniform"))
+    assert sum(age == 1 for age in uniform) / len(uniform) < 0.05
+    assert sum(uniform) / len(uniform) > 30
+
+
+def test_conversations_have_the_means():
+    generator = ShareGptLike(requests=30_000, think_s=0)
+    sessions = {}
+    for at, tokens, prompt, answer, session in generator.made(16, 0):
+        sessions.setdefault(session, []).append((at, tokens, prompt, answer))
+    whole = list(sessions.values())[:4000]  # the last ones are cut off
+    assert sum(map(len, whole)) / len(whole) == pytest.approx(5.56, rel=0.05)
+    said, answers = [], []
+    for turns in whole:
+        before = 0
+        for _, tokens, prompt, answer in turns:
+            assert len(tokens) == -(-prompt // 16)
+            said.append(prompt - before)
+            answers.append(answer)
+            before = prompt + answer
+        for (_, earlier, prompt, _), (_, later, _, _) in pairwise(turns):
+            assert later[: prompt // 16].tolist() == earlier[: prompt // 16].tolist()
+    assert sum(said) / len(said) == pytest.approx(37.8, rel=0.05)
+    assert sum(answers) / len(answers) == pytest.approx(204.6, rel=0.05)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "segments", "sharegpt-like"])
+def test_a_generator_is_a_trace_of_the_simulator(tmp_path, name):
+    config = tmp_path / "sim.toml"
+    config.write_text(
+        f'seed = 5\ntrace = {{format="{name}", requests=40}}\n'
+        'model = {layers=4, kv_heads=1, head_dim=64, dtype="float16"}\n'
+        'tiers = [{kind="gpu", blocks=4000}]\n'
+    )
+    lines = []
+    figures = run_config(read_config(config), lines.append)
+    assert figures["requests"] == len(lines) == 40
+    assert not figures["refused"]
+    if name in NAMES:
+        made = FAMILIES[name](requests=40, seed=5)
+        assert [line["arrival_ns"] for line in lines] == [request.at for request in made]
+        half = read_config(config, ["manager.block_tokens=256"])
+        for one, request in zip(trace_requests(half.trace, 256), made, strict=True):
+            assert one[1][::2].tolist() == (2 * request.blocks).tolist()
+    other = read_config(config, ["seed=6"])
+    assert run_config(other)["ttft_ns"] != figures["ttft_ns"]
+
+
+@pytest.mark.deep
+def test_a_million_turns_are_made_in_bounded_memory():
+    import tracemalloc
+
+    tracemalloc.start()
+    made = ShareGptLike(requests=10**6, arrivals=Arrivals(per_s=10)).made(16, 0)
+    assert sum(1 for _ in made) == 10**6
+    assert tracemalloc.get_traced_memory()[1] < 400 << 20
+    tracemalloc.stop()

@@ -17,6 +17,7 @@ from kvtrie.sim.readers.sharegpt import sharegpt_requests, tokenizer_of
 from kvtrie.sim.readers.tables import azure_requests, burstgpt_requests
 from kvtrie.sim.readers.tokens import token_requests
 from kvtrie.sim.trace import TraceRequest, iter_trace
+from kvtrie.sim.workloads.family import Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -81,10 +82,19 @@ def _named(
 
 
 def _requests(source: TraceSource, block_tokens: int, skipped: Skipped | None) -> Iterable[Asked]:
+    generator = source.generator
+    if isinstance(generator, Family):
+        return _parted(generator.made(source.seed), source, block_tokens)
+    if generator is not None:
+        return generator.made(block_tokens, source.seed)
+    return _read(source, block_tokens, skipped)
+
+
+def _read(source: TraceSource, block_tokens: int, skipped: Skipped | None) -> Iterable[Asked]:
     path = source.path
     match source.format:
         case "mooncake":
-            return _hash_requests(source, source.hash_tokens // block_tokens, skipped)
+            return _parted(iter_trace(path, skipped), source, block_tokens)
         case "azure":
             return azure_requests(path, block_tokens, skipped)
         case "burstgpt":
@@ -102,10 +112,13 @@ def _requests(source: TraceSource, block_tokens: int, skipped: Skipped | None) -
             return token_requests(path, skipped)
 
 
-def _hash_requests(source: TraceSource, parts: int, skipped: Skipped | None) -> Iterator[Asked]:
-    """The requests of a Mooncake trace, each hash as the blocks that it stands for."""
+def _parted(
+    requests: Iterable[TraceRequest], source: TraceSource, block_tokens: int
+) -> Iterator[Asked]:
+    """Requests of hashes, each hash as the blocks that it stands for."""
+    parts = source.hash_tokens // block_tokens
     beside = np.arange(parts, dtype=np.uint64)
-    for request in iter_trace(source.path, skipped):
+    for request in requests:
         tokens = request.blocks
         if parts > 1:
             wide = (tokens.astype(np.uint64)[:, None] * parts + beside).reshape(-1)

@@ -19,7 +19,7 @@ _MOST = 2**31 - 1
 
 def block_tokens_of(table: Table, trace: TraceSource) -> int:
     """Real tokens of a block: a whole part of a hash's where the trace has hashes."""
-    hashes = trace.format == "mooncake"  # made before: other ids are made for the blocks
+    hashes = trace.ready
     block = table.number("block_tokens", trace.hash_tokens if hashes else 16, 1, _MOST)
     if hashes and trace.hash_tokens % block:
         raise ConfigError(

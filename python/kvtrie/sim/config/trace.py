@@ -1,24 +1,35 @@
-"""The table `trace`: where requests come from."""
+"""The table `trace`: where requests come from, a file or a generator."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from kvtrie.argument import shown
 from kvtrie.errors import ConfigError
 from kvtrie.sim.arrivals import Arrivals
 from kvtrie.sim.config.table import made, plain
+from kvtrie.sim.workloads.families import FAMILIES
+from kvtrie.sim.workloads.family import Family
+from kvtrie.sim.workloads.segments import Segments
+from kvtrie.sim.workloads.sharegpt import ShareGptLike
 
 if TYPE_CHECKING:
     from kvtrie.sim.config.table import Table
 
-__all__ = ["FORMATS", "TraceSource", "trace_of"]
+__all__ = ["FORMATS", "Generator", "TraceSource", "trace_of"]
 
 FORMATS = ("tokens", "mooncake", "azure", "burstgpt", "sharegpt")
 """What files of traces can be, by the name of the reader."""
 
+Generator: TypeAlias = Family | Segments | ShareGptLike
+"""What makes requests up."""
+
+_GENERATORS: dict[str, type[Segments | ShareGptLike]] = {
+    "segments": Segments,
+    "sharegpt-like": ShareGptLike,
+}
 _HASH_TOKENS = 512
 _MOST_THINK_S = 1e9
 
@@ -28,15 +39,16 @@ class TraceSource:
     """The trace of a run.
 
     Attributes:
-        path: the file.
-        format: "tokens", "mooncake", "azure", "burstgpt" or "sharegpt".
+        path: the file; of a generator its name.
+        format: what the file is, one of `FORMATS`; or the name of a generator.
         output: whether answers are made; without, a request ends with its first token.
-        hash_tokens: tokens that a hash of a Mooncake trace stands for.
+        hash_tokens: tokens that a hash of a Mooncake trace, or an id of a family, stands for.
         lenient: leave out lines that cannot be, and count them.
         tokenizer: how texts of ShareGPT become tokens: "words" or a `tokenizer.json`.
         arrivals: when conversations of ShareGPT begin.
         think_s: mean seconds between two turns of one.
         seed: of whatever is drawn.
+        generator: what makes the requests, if they are not read.
     """
 
     path: Path
@@ -48,16 +60,27 @@ class TraceSource:
     arrivals: Arrivals = field(default_factory=Arrivals)
     think_s: float = 10.0
     seed: int = 0
+    generator: Generator | None = None
 
     @property
     def hashed(self) -> bool:
         """Whether what managers take as a token stands for a block."""
         return self.format not in {"tokens", "sharegpt"}
 
+    @property
+    def ready(self) -> bool:
+        """Whether its ids stand for `hash_tokens`, and are not made for the blocks of the run."""
+        return self.format == "mooncake" or isinstance(self.generator, Family)
+
 
 def trace_of(table: Table, folder: Path, seed: int = 0) -> TraceSource:
     """The trace that a table names; a relative path starts at `folder` if the file is there."""
-    kind = table.word("format", FORMATS)
+    kind = table.word("format", (*FORMATS, *FAMILIES, *_GENERATORS))
+    output = table.flag("output", default=True)
+    if kind not in FORMATS:
+        generator = _generator(table, kind)
+        table.close()
+        return TraceSource(Path(kind), kind, output, seed=seed, generator=generator)
     given = table.take("path")
     if not isinstance(given, str) or not given:
         raise ConfigError(f"trace.path is {shown(given)}, the name of a file wanted")
@@ -65,7 +88,7 @@ def trace_of(table: Table, folder: Path, seed: int = 0) -> TraceSource:
     source = TraceSource(
         path=path if path.exists() else Path(given),
         format=kind,
-        output=table.flag("output", default=True),
+        output=output,
         hash_tokens=table.number("hash_tokens", _HASH_TOKENS, 1, 2**31 - 1),
         lenient=table.flag("lenient", default=False),
         tokenizer=table.text("tokenizer", "words"),
@@ -75,6 +98,14 @@ def trace_of(table: Table, folder: Path, seed: int = 0) -> TraceSource:
     )
     table.close()
     return source
+
+
+def _generator(table: Table, kind: str) -> Generator:
+    if kind in FAMILIES:
+        return made("trace", Family, {"name": kind, **table.some("requests")})
+    of = _GENERATORS[kind]
+    stated = table.some(*plain(of, "arrivals"))
+    return made("trace", of, {**stated, "arrivals": _arrivals(table.table("arrivals"))})
 
 
 def _arrivals(table: Table) -> Arrivals:

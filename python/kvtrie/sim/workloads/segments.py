@@ -1,0 +1,118 @@
+"""Segments: single prompts that share pieces with earlier ones, at their front and inside.
+
+A prompt has `prompt_tokens` in segments of equal length. The share `reuse_ratio` of them is taken
+from one earlier prompt: of these `prefix_ratio` from its front to the front, where a prefix cache
+finds them, the others in any order between new segments, where it does not.
+Invariant: the same seed gives the same trace everywhere. Cost: a draw per segment; the prompts that
+may be chosen are held.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtrie.argument import put, real, whole, word
+from kvtrie.errors import ConfigError
+from kvtrie.sim.arrivals import Arrivals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvtrie.sim.readers.asked import Asked
+
+__all__ = ["Segments"]
+
+_MOST = 2**31 - 1
+_SELECTIONS = ("uniform", "recent", "popular")
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """A trace of prompts in segments.
+
+    Attributes:
+        requests: how many.
+        prompt_tokens: tokens of each prompt, rounded up to whole segments.
+        output_tokens: tokens of each answer.
+        segment_length: tokens of a segment, a multiple of a block's.
+        reuse_ratio: share of a prompt's segments that an earlier prompt had.
+        prefix_ratio: share of these that stand at the front of both.
+        request_selection: the earlier prompt: "uniform": any that is held; "recent": the n-th last
+            half as often as the one after it; "popular": the n-th oldest about 1/n as often as the
+            first (Zipf).
+        window: how many earlier prompts are held.
+        arrivals: when they come in.
+    """
+
+    requests: int = 1000
+    prompt_tokens: int = 4096
+    output_tokens: int = 128
+    segment_length: int = 512
+    reuse_ratio: float = 0.5
+    prefix_ratio: float = 0.5
+    request_selection: str = "uniform"
+    window: int = 1000
+    arrivals: Arrivals = field(default_factory=Arrivals)
+
+    def __post_init__(self) -> None:
+        """Check all."""
+        put(
+            self,
+            requests=whole("requests", self.requests, 1, 2**53),
+            prompt_tokens=whole("prompt_tokens", self.prompt_tokens, 1, _MOST),
+            output_tokens=whole("output_tokens", self.output_tokens, 0, _MOST),
+            segment_length=whole("segment_length", self.segment_length, 1, _MOST),
+            reuse_ratio=real("reuse_ratio", self.reuse_ratio, 0, 1),
+            prefix_ratio=real("prefix_ratio", self.prefix_ratio, 0, 1),
+            request_selection=word("request_selection", self.request_selection, _SELECTIONS),
+            window=whole("window", self.window, 1, 2**24),
+        )
+
+    def made(self, block_tokens: int, seed: int) -> Iterator[Asked]:
+        """The requests, as ids of blocks.
+
+        Raises:
+            ConfigError: a segment is no whole number of blocks.
+        """
+        if self.segment_length % block_tokens:
+            raise ConfigError(
+                f"segment_length is {self.segment_length}, a multiple of the {block_tokens} tokens "
+                "of a block wanted"
+            )
+        rng = random.Random(seed)  # noqa: S311 - a workload needs no secrecy
+        number = -(-self.prompt_tokens // self.segment_length)
+        parts = np.arange(self.segment_length // block_tokens, dtype=np.uint64)
+        held: deque[list[int]] = deque(maxlen=self.window)
+        following = 0
+        for _, at in zip(range(self.requests), self.arrivals.times(seed), strict=False):
+            reused = round(number * self.reuse_ratio) if held else 0
+            front = round(reused * self.prefix_ratio)
+            prompt: list[int] = []
+            inside: list[int] = []
+            if reused:
+                earlier = self._chosen(held, rng)
+                prompt = earlier[:front]
+                inside = rng.sample(earlier[front:], reused - front)
+            fresh = list(range(following, following + number - reused))
+            following += len(fresh)
+            # A new segment ends the common front, where there is one.
+            prompt += fresh[:1]
+            others = inside + fresh[1:]
+            rng.shuffle(others)
+            prompt += others
+            held.append(prompt)
+            ids = (np.array(prompt, dtype=np.uint64)[:, None] * len(parts) + parts).reshape(-1)
+            yield at, ids.astype(np.uint32), number * self.segment_length, self.output_tokens, None
+
+    def _chosen(self, held: deque[list[int]], rng: random.Random) -> list[int]:
+        if self.request_selection == "recent":
+            return held[-1 - min(len(held) - 1, int(-math.log2(1 - rng.random())))]
+        if self.request_selection == "popular":
+            return held[int((len(held) + 1) ** rng.random()) - 1]
+        return held[rng.randrange(len(held))]
