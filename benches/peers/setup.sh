@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: setup.sh PEER...        PEER: vllm | sglang | dynamo | lmcache
+# Usage: setup.sh PEER...        PEER: vllm | sglang | dynamo | lmcache | kvcache-simulator
 # Builds one virtual environment for each peer in envs/ beside this file, from PEER.lock. Running it
 # again changes nothing. Linux on x86-64 and Python 3.11 only: the locked wheels are made for these.
 # PYTHON chooses the interpreter. With torch an environment takes 5 to 6 GB, shared with the cache
@@ -35,6 +35,7 @@ for peer in "$@"; do
         vllm) check="from vllm.v1.core.kv_cache_manager import KVCacheManager" ;;
         sglang) check="import benches.peers.stand_ins, sglang.srt.mem_cache.unified_radix_cache" ;;
         dynamo) check="from dynamo.llm import RadixTree" ;;
+        kvcache-simulator) check="from kvcache_sim.cpp_backend import run_cpp_sweep" ;;
         lmcache) check="from lmcache.v1.cache_engine import LMCacheEngineBuilder" ;;
         esac
         (cd "$root" && PYTHONPATH=$root "$env/bin/python" -c "$check")
