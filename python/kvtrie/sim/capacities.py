@@ -2,10 +2,10 @@
 
 One tier, and requests one after the other. Leaf-only LRU keeps what stands first in one order,
 whatever its capacity: last use, the latest first, and of one request the first blocks first (stack
-distances: Mattson, Gecsei, Slutz and Traiger, "Evaluation techniques for storage hierarchies",
-1970). A block's distance is the capacity from which on it is still there: the deepest place that it
-had since its last use, where a request that ran then counts with all that it pinned, room for its
-answer and blocks that it computed again included. Distances ascend along the order.
+distances: Mattson and others, "Evaluation techniques for storage hierarchies", 1970). A block's
+distance is the capacity from which on it is still there: the deepest place that it had since its
+last use, where a request that ran then counts with all that it pinned, room for its answer and
+blocks that it computed again included. Distances ascend along the order.
 Invariant: each capacity that holds every request alone has the hits of a run, block for block;
 smaller ones refuse requests and are left out. Cost: O(distinct blocks) per request, a few machine
 words each; a few bytes per distinct block.

@@ -23,6 +23,7 @@ __all__ = ["draw_hits", "draw_ratios", "draw_tiers", "draw_times"]
 _COLOURS = ("#1b4f8a", "#c0392b", "#3c8d40", "#8e5ea2", "#d98c21", "#777777")
 _MOST_SAMPLES = 2000
 _NS_PER_S = 1e9
+_FAR = 5
 
 
 def draw_hits(
@@ -51,6 +52,7 @@ def draw_hits(
         axis.plot(*_columns(bound), color=INK, linestyle="--", linewidth=1, label=label)
     axis.set(xscale="log", xlabel="GiB of KV", ylabel="share of prompt blocks found")
     axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(_labelled)
     axis.set_ylim(bottom=0)
     _finish(axis)
     save(drawn, path)
@@ -62,7 +64,7 @@ def draw_times(
     lines: Mapping[str, Sequence[tuple[float, float, float]]],
     across: str,
 ) -> None:
-    """Write TTFT over what a run costs: its median as a point, up to its p99 as a bar.
+    """Write TTFT over what a run costs, its median on the left and its p99 on the right.
 
     Args:
         path: where to write.
@@ -74,13 +76,13 @@ def draw_times(
         ConfigError: the file cannot be written.
     """
     drawn = figure(title, 5.4)
-    axis: Any = drawn.subplots()
-    for colour, (name, points) in zip(_cycled(len(lines)), lines.items(), strict=True):
-        cost, middle, late = (np.array(column) for column in zip(*points, strict=True))
-        spread = np.array([np.zeros_like(middle), np.maximum(late - middle, 0)])
-        axis.errorbar(cost, middle, yerr=spread, color=colour, marker="o", capsize=4, label=name)
-    axis.set(yscale="log", xlabel=across, ylabel="ms to the first token, median up to p99")
-    _finish(axis)
+    axes: Any = drawn.subplots(1, 2)
+    for at, (axis, part) in enumerate(zip(axes, ("median", "p99"), strict=True)):
+        for colour, (name, points) in zip(_cycled(len(lines)), lines.items(), strict=True):
+            pairs = [(point[0], point[1 + at]) for point in points]
+            axis.plot(*_columns(pairs), color=colour, marker="o", label=name)
+        axis.set(xlabel=across, ylabel=f"ms to the first token, {part}")
+        _finish(axis)
     save(drawn, path)
 
 
@@ -116,13 +118,10 @@ def draw_tiers(
         axis = axes[tier, 0]
         seconds, shown = times[::every] / _NS_PER_S, blocks[::every, tier]
         axis.fill_between(seconds, shown, step="post", color=TIER_COLOURS[kind], linewidth=0)
-        axis.axhline(room, color=INK, linestyle="--", linewidth=1, label=f"room: {room}")
+        axis.axhline(room, color=INK, linestyle="--", linewidth=1)
+        axis.set_title(f"room for {room} blocks", fontsize=10, color=INK, loc="right")
         axis.set(ylabel=f"blocks on {kind}")
-        axis.set_ylim(0, max(1.15 * max(shown, default=0), 1.0))
-        if axis.get_ylim()[1] < room:
-            axis.set_title(f"{kind}: room for {room} blocks", fontsize=10, color=INK, loc="right")
-        else:
-            axis.legend(frameon=False, loc="lower right")
+        axis.set_ylim(0, max(1.1 * max(shown, default=0), 1.0))
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1, 0].set_xlabel("seconds of the trace")
     save(drawn, path)
@@ -149,7 +148,12 @@ def draw_ratios(
     for at, (colour, run, row) in enumerate(zip(_cycled(len(runs)), runs, ratios, strict=True)):
         heights = [np.nan if (ratio := row[name]) is None else ratio for name in names]
         left = places + (at - (len(runs) - 1) / 2) * width
-        axis.bar(left, heights, width * 0.92, color=colour, label=run)
+        drop = [height - 1 for height in heights]
+        axis.bar(left, drop, width * 0.92, bottom=1, color=colour, label=run)
+    seen = [ratio for row in ratios for name in names if (ratio := row[name])]
+    if max(seen, default=1) > _FAR * min(seen, default=1):
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
     axis.axhline(1, color=INK, linewidth=1)
     axis.set_xticks(places, [name.replace("_", " ") for name in names])
     axis.set_ylabel(f"ratio to {runs[0]}")
@@ -164,6 +168,11 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 def _marker(points: Sequence[tuple[float, float]]) -> str:
     """Few points are seen as such."""
     return "o" if len(points) < len(_COLOURS) * 4 else ""
+
+
+def _labelled(x: float, _: object) -> str:
+    """The label of a small tick of a logarithmic axis: of 2 and 5 in each decade."""
+    return f"{x:g}" if f"{x:e}"[0] in "25" else ""
 
 
 def _cycled(number: int) -> list[str]:

@@ -58,6 +58,7 @@ def run_config(
     told: Callable[[dict[str, Any]], object] | None = None,
     *,
     watch: Callable[[Iterable[Asked]], Iterable[Asked]] = iter,
+    simulation: Simulation | None = None,
 ) -> dict[str, Any]:
     """Play the trace of a config.
 
@@ -65,6 +66,7 @@ def run_config(
         config: the settings.
         told: called with each request's line, in the order of the trace.
         watch: gives the requests on as they are asked for.
+        simulation: the machines, as `open_simulation` made them; None makes them.
 
     Returns:
         The figures of `figures_of`, and the seconds that the run took as `wall_s`.
@@ -72,7 +74,7 @@ def run_config(
     Raises:
         ConfigError: settings or a line of the trace that cannot be.
     """
-    simulation = open_simulation(config)
+    simulation = simulation or open_simulation(config)
     begun = time.perf_counter()
     skipped = Skipped() if config.trace.lenient else None
     requests = watch(trace_requests(config.trace, config.block_tokens, skipped))

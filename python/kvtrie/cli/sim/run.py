@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable
 
+    from kvtrie._kvtrie import Simulation
     from kvtrie.sim.config import SimulationConfig
     from kvtrie.sim.requests import Asked
 
@@ -22,6 +23,7 @@ __all__ = ["ACTION"]
 
 _NS_PER_MS = 1e6
 _NS_PER_S = 1e9
+_SAMPLE_NS = 1_000_000_000
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,21 +31,67 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requests", type=Path, metavar="FILE", help="write a JSON line for each request"
     )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the figures, one row")
+    parser.add_argument(
+        "--perfetto",
+        type=Path,
+        metavar="FILE",
+        help="write steps, transmissions and requests for ui.perfetto.dev",
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="PICTURE", help="draw tiers over time (PNG, SVG or PDF)"
+    )
+    parser.add_argument(
+        "--sample-ns",
+        type=int,
+        default=_SAMPLE_NS,
+        metavar="N",
+        help="for --plot: time between two samples (default: a second)",
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(given: argparse.Namespace) -> int:
+    from kvtrie.sim.run import open_simulation
+
+    if given.sample_ns < 1:
+        raise ConfigError(f"--sample-ns is {given.sample_ns}, at least 1 wanted")
     config = settings_of(given)
+    simulation = open_simulation(config)
+    sampled = given.sample_ns if given.plot else 0
+    simulation.watch(spans=given.perfetto is not None, sample_ns=sampled)
+    lines: list[dict[str, Any]] = []
+    tell = None if given.perfetto is None else lines.append
     if given.requests is None:
-        figures = _played(config)
+        figures = _played(config, simulation, tell)
     else:
-        figures = _written(given.requests, lambda tell: _played(config, tell))
+        figures = _written(
+            given.requests, lambda told: _played(config, simulation, _both(told, tell))
+        )
+    if given.csv is not None:
+        from kvtrie.sim.headline import row_of, write_csv
+
+        write_csv(given.csv, [row_of({}, figures)])
+    if given.perfetto is not None:
+        from kvtrie.sim.perfetto import write_perfetto
+
+        write_perfetto(given.perfetto, simulation, lines)
+    if given.plot is not None:
+        _draw(given.plot, config, simulation)
     sys.stdout.write(json.dumps(figures) + "\n" if given.json else _text(config, figures))
     return 0
 
 
+def _both(
+    one: Callable[[dict[str, Any]], object], other: Callable[[dict[str, Any]], object] | None
+) -> Callable[[dict[str, Any]], object]:
+    return one if other is None else lambda line: (one(line), other(line))
+
+
 def _played(
-    config: SimulationConfig, tell: Callable[[dict[str, Any]], object] | None = None
+    config: SimulationConfig,
+    simulation: Simulation,
+    tell: Callable[[dict[str, Any]], object] | None,
 ) -> dict[str, Any]:
     """Run with a bar on the terminal, whose time left is by the lines of the trace."""
     from kvtrie.sim.run import run_config
@@ -51,7 +99,16 @@ def _played(
     def watch(asked: Iterable[Asked]) -> Iterable[Asked]:
         return watched(asked, "Simulating", total=lines_in(config.trace.path))
 
-    return run_config(config, tell, watch=watch)
+    return run_config(config, tell, watch=watch, simulation=simulation)
+
+
+def _draw(path: Path, config: SimulationConfig, simulation: Simulation) -> None:
+    from kvtrie.sim.pictures import draw_tiers
+
+    machines: int = config.manager["machines"]
+    rooms = [tier.room(config.model, config.block_tokens) * machines for tier in config.tiers]
+    kinds = [tier.kind for tier in config.tiers]
+    draw_tiers(path, config.trace.path.name, kinds, rooms, simulation.samples())
 
 
 def _written(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.cli.progress import watched
+from kvtrie.cli.sim.drawn import draw_compared, draw_swept, labels_of
 from kvtrie.cli.sim.settings import add_settings, changes_in
 
 if TYPE_CHECKING:
@@ -47,11 +48,16 @@ def _common(parser: argparse.ArgumentParser, option: str) -> None:
         metavar="KEY=VALUE,VALUE",
         help="a setting and its values, as tiers.1.blocks=1000,2000; several make a grid",
     )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FOLDER", help="draw pictures into a folder, which is made"
+    )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all figures, a row per run")
 
 
 def _sweep(given: argparse.Namespace) -> int:
     cells, figures = _run(given, "--over")
+    if given.plot is not None:
+        draw_swept(given.plot, cells, figures)
     if given.json:
         rows = [
             {"settings": cell.values, "figures": found}
@@ -71,6 +77,8 @@ def _compare(given: argparse.Namespace) -> int:
     cells, figures = _run(given, "--vary")
     heads = [headline(found) for found in figures]
     shares = [ratios(heads[0], head) for head in heads]
+    if given.plot is not None:
+        draw_compared(given.plot, cells, shares)
     if given.json:
         rows = [
             {"settings": cell.values, "headline": head, "ratios": share, "figures": found}
@@ -100,13 +108,9 @@ def _run(given: argparse.Namespace, option: str) -> tuple[list[Cell], list[dict[
 
 def _table(cells: Sequence[Cell], rows: Sequence[dict[str, float | None]]) -> str:
     """A line per run; a column that no run has a figure for is left out."""
-    settings = [
-        [value if isinstance(value, str) else json.dumps(value) for value in cell.values.values()]
-        for cell in cells
-    ]
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
     lines = [[*cells[0].values, *(name.replace("_", " ") for name in names)]]
-    for setting, row in zip(settings, rows, strict=True):
+    for setting, row in zip(labels_of(cells), rows, strict=True):
         figures = (
             "-" if row[name] is None else f"{row[name]:.{_DIGITS.get(name, 3)}f}" for name in names
         )
