@@ -19,12 +19,12 @@ from kvtrie.sim.requests import trace_requests
 from kvtrie.sim.run import open_simulation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from kvtrie.sim.config import SimulationConfig
 
-__all__ = ["Cell", "check", "grid"]
+__all__ = ["Cell", "check", "grid", "variation"]
 
 _MOST_CELLS = 100_000
 
@@ -56,9 +56,7 @@ def grid(
     Raises:
         ConfigError: settings that cannot be, or too many combinations.
     """
-    document = read_document(path)
-    for stated in changes:
-        change(document, stated)
+    make = variation(path, changes, option)
     axes: dict[str, list[Any]] = {}
     for stated in over:
         name, values = values_of(stated, option)
@@ -70,15 +68,34 @@ def grid(
         number *= len(values)
     if number > _MOST_CELLS:
         raise ConfigError(f"{option} makes {number} combinations, at most {_MOST_CELLS} wanted")
-    cells: list[Cell] = []
-    for values in itertools.product(*axes.values()):
-        changed = copy.deepcopy(document)
-        chosen = dict(zip(axes, values, strict=True))
-        for name, value in chosen.items():
-            put(changed, name, value, f"{option} {name}={value}")
-        cells.append(Cell(chosen, config_of(changed, path.parent)))
+    product = itertools.product(*axes.values())
+    cells = [make(dict(zip(axes, values, strict=True))) for values in product]
     check(cell.config for cell in cells)
     return cells
+
+
+def variation(path: Path, changes: Iterable[str], option: str) -> Callable[[dict[str, Any]], Cell]:
+    """A way to make cells of a file of settings: from values by key, which it checks.
+
+    Args:
+        path: the file.
+        changes: `KEY=VALUE` each, for all of them.
+        option: how an error names what the values came from.
+
+    Raises:
+        ConfigError: a file that cannot be read, or a change that cannot be.
+    """
+    document = read_document(path)
+    for stated in changes:
+        change(document, stated)
+
+    def make(values: dict[str, Any]) -> Cell:
+        changed = copy.deepcopy(document)
+        for name, value in values.items():
+            put(changed, name, value, f"{option} {name}={value}")
+        return Cell(values, config_of(changed, path.parent))
+
+    return make
 
 
 def check(configs: Iterable[SimulationConfig]) -> None:

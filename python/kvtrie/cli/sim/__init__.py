@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtrie.cli.sim import capacities, run, sweep
+from kvtrie.cli.sim import capacities, run, size, sweep
 
 if TYPE_CHECKING:
     import argparse
@@ -15,6 +15,7 @@ _ACTIONS = {
     "run": run.ACTION,
     "sweep": sweep.SWEEP,
     "compare": sweep.COMPARE,
+    "size": size.ACTION,
     "capacities": capacities.ACTION,
 }
 

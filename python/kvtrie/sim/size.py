@@ -1,0 +1,202 @@
+"""Size: the cheapest rooms with which a run meets its goals.
+
+More room is taken to be never slower, so along one axis the least room that meets the goals is
+found by section. With several axes that is done along the last one for a grid over the others; the
+cheapest is then narrowed along each axis in turn until none gives way. What comes back is cheapest
+of its neighbours, by runs: along each axis, the largest room below it that was tried misses a goal.
+A trade of more of one room for less of another is seen on the grid only.
+Cost: a run per room that is tried, three at a time, some ten to twenty per line of the grid.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.argument import real, whole
+from kvtrie.errors import ConfigError
+from kvtrie.sim.grid import check
+from kvtrie.sim.sweep import sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from kvtrie.sim.config import SimulationConfig
+    from kvtrie.sim.grid import Cell
+
+__all__ = ["Axis", "Sized", "Sizes", "axis_of", "goal_of"]
+
+_TIMES = ("ttft", "tpot", "e2e")
+_PARTS = ("mean", "p50", "p90", "p99")
+_AT_ONCE = 3
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A room and its range, both ends included."""
+
+    name: str
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """Rooms that meet the goals.
+
+    Attributes:
+        values: the rooms by key.
+        cost: money per hour, or GiB where the settings have no prices.
+        figures: of the run with them.
+        below: by key, the largest smaller room that was tried with the others as they are; it
+            misses a goal. None where the range ends.
+    """
+
+    values: dict[str, int]
+    cost: float
+    figures: dict[str, Any]
+    below: dict[str, int | None]
+
+
+def axis_of(stated: str) -> Axis:
+    """An axis from `KEY=LOW:HIGH`.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    name, _, ends = stated.partition("=")
+    low, colon, high = ends.partition(":")
+    if not (name and colon and low.isdecimal() and high.isdecimal()):
+        raise ConfigError(f"--over takes KEY=LOW:HIGH, not {stated!r}")
+    least = whole(f"low end of {name}", int(low), 1, 2**62)
+    return Axis(name, least, whole(f"high end of {name}", int(high), least, 2**62))
+
+
+def goal_of(stated: str) -> tuple[str, float]:
+    """A goal from `ttft_p99_ns=N`.
+
+    Raises:
+        ConfigError: another figure, or no number.
+    """
+    name, _, given = stated.partition("=")
+    known = [f"{time}_{part}_ns" for time, part in itertools.product(_TIMES, _PARTS)]
+    if name not in known:
+        raise ConfigError(f"--goal is one of {', '.join(known)}, not {stated!r}")
+    try:
+        return name, real(f"--goal {name}", float(given), 0, 2.0**63)
+    except ValueError as error:
+        raise ConfigError(f"--goal {name} is {given!r}, a number wanted") from error
+
+
+@dataclass(slots=True)
+class Sizes:
+    """A search for rooms.
+
+    Attributes:
+        make: a config with some rooms; see `kvtrie.sim.grid.variation`.
+        goals: the most that each figure may be, by name.
+        axes: the rooms and their ranges.
+        within: rooms that are closer than this share are not told apart.
+        points: so many rooms of each axis but the last make the grid.
+        results: as for `sweep`.
+        seen: figures by rooms.
+    """
+
+    make: Callable[[dict[str, Any]], Cell]
+    goals: dict[str, float]
+    axes: Sequence[Axis]
+    within: float = 0.01
+    points: int = 6
+    results: Path | None = None
+    seen: dict[tuple[int, ...], dict[str, Any]] = field(
+        default_factory=dict[tuple[int, ...], dict[str, Any]]
+    )
+
+    def cheapest(self) -> Sized | None:
+        """The cheapest rooms; None if the largest miss a goal.
+
+        Raises:
+            ConfigError: settings that cannot be.
+        """
+        lows, highs = tuple(a.low for a in self.axes), tuple(a.high for a in self.axes)
+        check(self._config(ends) for ends in (lows, highs))
+        if not self._meets(highs):
+            return None
+        best = highs
+        lines = itertools.product(*(self._spaced(axis) for axis in self.axes[:-1]))
+        for line in sorted(lines, key=lambda line: self._cost((*line, lows[-1]))):
+            # Cheaper is not to be had on this line, nor on the ones after it.
+            if self._cost((*line, lows[-1])) >= self._cost(best):
+                break
+            if self._meets((*line, highs[-1])):
+                found = self._narrowed((*line, highs[-1]), len(self.axes) - 1)
+                best = min(best, found, key=lambda rooms: (self._cost(rooms), rooms))
+        while True:
+            before = best
+            for at in range(len(self.axes)):
+                best = self._narrowed(best, at)
+            if best == before:
+                break
+        names = [axis.name for axis in self.axes]
+        below = {name: self._below(best, at) for at, name in enumerate(names)}
+        values = dict(zip(names, best, strict=True))
+        return Sized(values, self._cost(best), self.seen[best], below)
+
+    def _narrowed(self, rooms: tuple[int, ...], at: int) -> tuple[int, ...]:
+        """The least room of one axis that meets the goals, where the given one does."""
+        misses, meets = self.axes[at].low - 1, rooms[at]
+        while meets - misses > max(1, int(meets * self.within)):
+            gap = meets - misses
+            inner = {misses + max(1, gap * part // (_AT_ONCE + 1)) for part in range(1, 4)}
+            tried = sorted(one for one in inner if misses < one < meets)
+            self._run([(*rooms[:at], one, *rooms[at + 1 :]) for one in tried])
+            for one in tried:
+                if self._meets((*rooms[:at], one, *rooms[at + 1 :])):
+                    meets = one
+                    break
+                misses = one
+        return (*rooms[:at], meets, *rooms[at + 1 :])
+
+    def _below(self, rooms: tuple[int, ...], at: int) -> int | None:
+        others = (*rooms[:at], *rooms[at + 1 :])
+        tried = [seen[at] for seen in self.seen if (*seen[:at], *seen[at + 1 :]) == others]
+        return max((one for one in tried if one < rooms[at]), default=None)
+
+    def _spaced(self, axis: Axis) -> list[int]:
+        """Rooms at equal ratios."""
+        ratio, steps = axis.high / axis.low, max(1, self.points - 1)
+        return sorted({round(axis.low * ratio ** (at / steps)) for at in range(self.points)})
+
+    def _config(self, rooms: tuple[int, ...]) -> SimulationConfig:
+        named = zip((axis.name for axis in self.axes), rooms, strict=True)
+        return self.make(dict(named)).config
+
+    def _cost(self, rooms: tuple[int, ...]) -> float:
+        config = self._config(rooms)
+        machines: int = config.manager["machines"]
+        if config.rent is not None:
+            hour = config.rent.per_hour(config.tiers, config.model, config.block_tokens)
+            return hour * machines
+        sizes = (tier.room_bytes(config.model, config.block_tokens) for tier in config.tiers)
+        return sum(sizes) * machines / _GIB
+
+    def _run(self, wanted: Sequence[tuple[int, ...]]) -> None:
+        new = [rooms for rooms in wanted if rooms not in self.seen]
+        found = sweep([self._config(rooms) for rooms in new], results=self.results)
+        self.seen.update(zip(new, found, strict=True))
+
+    def _meets(self, rooms: tuple[int, ...]) -> bool:
+        """Whether all goals are met and no request was refused."""
+        self._run([rooms])
+        figures = self.seen[rooms]
+        if figures["refused"]:
+            return False
+        for name, most in self.goals.items():
+            time, part, _ = name.split("_")
+            spread = figures[f"{time}_ns"]
+            if spread is not None and spread[part] > most:
+                return False
+        return True
