@@ -1840,7 +1840,9 @@ class Simulation:
         load: Literal["plan", "all", "none"] = "all",
         keep: int = 1,
         wait: Literal["all", "layer"] = "all",
-        router: Literal["round-robin", "least-loaded", "hash"] = "round-robin",
+        router: Literal["round-robin", "least-loaded", "hash"]
+        | tuple[Literal["locality"], int]
+        | tuple[Literal["score"], int, int] = "round-robin",
         transfer: Literal["executor", "predicted"] = "executor",
         moves_per_job: int = 64,
         peers: Lane | None = None,
@@ -1848,6 +1850,7 @@ class Simulation:
         token_budget: int = 2048,
         max_running: int = 256,
         token_by_token: bool = False,
+        directory_ns: int | None = None,
         logged: bool = False,
     ) -> Self:
         """Makes machines without a block.
@@ -1871,7 +1874,12 @@ class Simulation:
             keep: real tokens at a prompt's end that are always computed.
             wait: whether a prefill waits for all of its loads, or each layer for its own.
             router: which machine a request goes to: each in turn, the one with the fewest requests,
-                or a fixed one for each session (without one, for each first block).
+                or a fixed one for each session (without one, for each first block). By
+                `("locality", ratio)` the one that has most of the prompt, of those whose requests,
+                this one counted, are at most `ratio` (in 2**-32) times the fewest. By `("score",
+                hit_weight, load_weight)` the one with the lowest sum of the prompt's tokens that it
+                would compute and the tokens of prompts there that have not ended, each times its
+                weight. Of equal ones the least loaded, then the lowest number.
             transfer: whether moves take the time that the executor needs, or end when the manager
                 predicted, as `kvtrie.sim.replay` has it.
             moves_per_job: the most moves of one transmission.
@@ -1882,6 +1890,8 @@ class Simulation:
             token_budget: the most tokens of a step of the continuous engine.
             max_running: the most requests that hold blocks there, at most the budget.
             token_by_token: whether its steps that only decode are events of their own.
+            directory_ns: how late routers and peers learn which machine has which blocks, by events
+                of residency; None asks every manager each time.
             logged: keep all calls of managers for `log`.
 
         Raises:
@@ -1899,6 +1909,13 @@ class Simulation:
             ],
             object,
         ],
+        decide: Callable[
+            [tuple[int, int, tuple[int, int, int, int], list[tuple[int, int, int, int]], int]],
+            object,
+        ]
+        | None = None,
+        *,
+        best: int = 0,
     ) -> None:
         """Plays requests to their end; other threads run Python meanwhile.
 
@@ -1910,6 +1927,13 @@ class Simulation:
                 for copies, ns that computing what was found would have taken per tier and last for
                 the peer, times suspended)`; the times of one that did not fit are None, and it
                 has no tiers.
+            decide: called with each decision of the router, in order: `(id, arrival_ns, chosen,
+                others, regret_ns)`. A machine is `(number, tokens of the prompt that it has, tokens
+                of prompts there that have not ended, cost_ns)`, by exact knowledge. Its cost is the
+                estimated time to the first token: to compute what it lacks, behind the same of the
+                requests there that have not ended. The regret is the cost of the chosen one less
+                the least.
+            best: how many other machines are told, the best ones first.
 
         Raises:
             ConfigError: a request that arrives before the one above it.

@@ -106,21 +106,39 @@ pub fn scope_key(fingerprint: &str, block_tokens: u32, tenant: &[u8], lora: &str
     *hasher.finalize().as_bytes()
 }
 
+/// Keys of the blocks of a sequence of plain tokens, behind the key of its scope; each is hashed when
+/// it is asked for.
+pub fn keys_of(
+    scope: BlockKey,
+    tokens: &[Token],
+    block_tokens: usize,
+) -> impl Iterator<Item = BlockKey> + '_ {
+    tokens.chunks_exact(block_tokens).scan(scope, |parent, tokens| {
+        *parent = chained(*parent, tokens, &[]);
+        Some(*parent)
+    })
+}
+
+/// The key of a block by its content.
+fn chained(parent: BlockKey, tokens: &[Token], digests: &[(u32, Vec<u8>)]) -> BlockKey {
+    // One buffer: hashing it piece by piece takes twice as long.
+    let mut bytes = Vec::with_capacity(40 + 4 * tokens.len());
+    bytes.extend(parent);
+    bytes.extend((tokens.len() as u64).to_le_bytes());
+    bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+    for (offset, digest) in digests {
+        bytes.extend(offset.to_le_bytes());
+        bytes.extend((digest.len() as u64).to_le_bytes());
+        bytes.extend(digest);
+    }
+    *blake3::hash(&bytes).as_bytes()
+}
+
 impl Record {
     /// The key of the block.
     #[must_use]
     pub fn key(&self) -> BlockKey {
-        // One buffer: hashing it piece by piece takes twice as long.
-        let mut bytes = Vec::with_capacity(40 + 4 * self.tokens.len());
-        bytes.extend(self.parent);
-        bytes.extend((self.tokens.len() as u64).to_le_bytes());
-        bytes.extend(self.tokens.iter().flat_map(|token| token.to_le_bytes()));
-        for (offset, digest) in &self.digests {
-            bytes.extend(offset.to_le_bytes());
-            bytes.extend((digest.len() as u64).to_le_bytes());
-            bytes.extend(digest);
-        }
-        *blake3::hash(&bytes).as_bytes()
+        chained(self.parent, &self.tokens, &self.digests)
     }
 
     /// The record as bytes: version `u8`, scope `u8` (0 none, 1 follows, 2 follows and is

@@ -24,6 +24,7 @@ mod memory;
 mod moves;
 mod number;
 mod plan;
+mod routing;
 mod scope;
 mod settings;
 mod shared;

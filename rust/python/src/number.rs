@@ -147,6 +147,7 @@ arguments! {
     skip: usize = count;
     pin: u64 = id;
     reserve: usize = count;
+    best: usize = count;
     tokens: usize = count;
     first_block: usize = count;
     n: u32 = copies;
@@ -170,6 +171,7 @@ arguments! {
 optional_arguments! {
     limit: usize = count;
     deadline: u64 = nanos;
+    directory_ns: u64 = nanos;
     layers_done: u16 = half;
     layers: u16 = half;
     ready: u64 = nanos;

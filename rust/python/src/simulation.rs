@@ -11,11 +11,11 @@ use kvtrie_core::error::Error;
 use kvtrie_core::manager::{DropOrder, MoveKind};
 use kvtrie_sim::call::{Call, Handed};
 use kvtrie_sim::cost::{Affine, Cost, Table};
+use kvtrie_sim::directory::Learning;
 use kvtrie_sim::engine::{Kind, Limits, Service, Wait};
 use kvtrie_sim::peers::{LANE, PeerSpec};
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
-use kvtrie_sim::router::{Hash, LeastLoaded, RoundRobin, Router};
 use kvtrie_sim::simulation::{Config, Simulation as Run};
 use kvtrie_sim::timeline::{Span, Track};
 use kvtrie_sim::transfer::{Mode, Transfer};
@@ -25,6 +25,7 @@ use pyo3::types::PyTuple;
 use crate::error::{bad, raise};
 use crate::lease::load_mode;
 use crate::number::{self, count, nanos, shown, whole};
+use crate::routing::{decision_row, routed};
 use crate::settings;
 use crate::text::text;
 use crate::tokens::Tokens;
@@ -75,12 +76,12 @@ impl Simulation {
         policy=String::from("lru"), cost=None, structure=Structure::LeafOnly,
         drop_order=DropOrder::Shallow, reuse=true, epsilon=0.015_625, load=None, keep=1,
         wait=None, router=None, transfer=None, moves_per_job=64, peers=None, engine=None,
-        token_budget=2048, max_running=256, token_by_token=false, logged=false
+        token_budget=2048, max_running=256, token_by_token=false, directory_ns=None, logged=false
     ), text_signature = "(model, tiers, *, price, machines=1, block_tokens=16, token_weight=1, \
         policy='lru', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
         epsilon=0.015625, load='all', keep=1, wait='all', router='round-robin', \
         transfer='executor', moves_per_job=64, peers=None, engine='serial', token_budget=2048, \
-        max_running=256, token_by_token=False, logged=False)")]
+        max_running=256, token_by_token=False, directory_ns=None, logged=False)")]
     #[expect(clippy::too_many_arguments, reason = "a run's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
@@ -106,6 +107,7 @@ impl Simulation {
         #[pyo3(from_py_with = token_budget)] token_budget: u64,
         #[pyo3(from_py_with = max_running)] max_running: u64,
         token_by_token: bool,
+        #[pyo3(from_py_with = number::directory_ns)] directory_ns: Option<u64>,
         logged: bool,
     ) -> PyResult<Self> {
         let tiers = settings::tiers(tiers)?;
@@ -158,6 +160,7 @@ impl Simulation {
             router: routed(router, block_tokens)?,
             settings,
             peers,
+            directory: directory_ns.map_or(Learning::Exact, Learning::Events),
             logged,
         };
         let run = Mutex::new(Some(Run::new(config).map_err(raise)?));
@@ -165,10 +168,19 @@ impl Simulation {
     }
 
     /// Plays a trace to its end.
-    fn run(&self, requests: &Bound<'_, PyAny>, tell: &Bound<'_, PyAny>) -> PyResult<()> {
+    #[pyo3(signature = (requests, tell, decide=None, *, best=0))]
+    fn run(
+        &self,
+        requests: &Bound<'_, PyAny>,
+        tell: &Bound<'_, PyAny>,
+        decide: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = number::best)] best: usize,
+    ) -> PyResult<()> {
         let (py, requests, tell) =
             (requests.py(), requests.try_iter()?.unbind(), tell.as_unbound());
+        let decide = decide.map(Bound::as_unbound);
         let mut run = self.take()?;
+        run.tell_decisions(decide.map(|_| best));
         let failed = Mutex::new(None);
         // The error itself is raised below; the run only has to stop.
         let stop = |error: PyErr| {
@@ -183,9 +195,15 @@ impl Simulation {
                     Some(request.and_then(|request| read(id, &request)).map_err(stop))
                 })
             };
-            run.run((0..).map_while(next), |record| {
+            let told = |record| {
                 Python::attach(|py| tell.call1(py, (row(&record),)).map(drop)).map_err(stop)
-            })
+            };
+            let decided = |decision| {
+                let Some(decide) = decide else { return Ok(()) };
+                let row = decision_row(&decision);
+                Python::attach(|py| decide.call1(py, (row,)).map(drop)).map_err(stop)
+            };
+            run.run_deciding((0..).map_while(next), told, decided)
         });
         self.put(run);
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -304,17 +322,6 @@ fn prices(given: &Bound<'_, PyAny>) -> PyResult<Arc<dyn Cost>> {
         )));
     }
     Ok(Arc::new(Table(points)))
-}
-
-fn routed(given: Option<&Bound<'_, PyAny>>, block_tokens: u32) -> PyResult<Box<dyn Router>> {
-    match given.map_or(Ok("round-robin"), |given| text(given, "router"))? {
-        "round-robin" => Ok(Box::<RoundRobin>::default()),
-        "least-loaded" => Ok(Box::new(LeastLoaded)),
-        "hash" => Ok(Box::new(Hash { block_tokens: block_tokens as usize })),
-        other => {
-            Err(bad(format!("router is 'round-robin', 'least-loaded' or 'hash', not '{other}'")))
-        }
-    }
 }
 
 fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {

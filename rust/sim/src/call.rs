@@ -8,7 +8,9 @@ mod handed;
 
 use kvtrie_core::block::{Handle, LeaseId, MoveId, TierId, Token};
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{Acquire, LoadMode, Manager, Mark, Outcome, PinId, Settings};
+use kvtrie_core::manager::{
+    Acquire, BlockEvent, LoadMode, Manager, Mark, Outcome, PinId, Settings,
+};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::Kind;
 use kvtrie_core::time::{DAY, Nanos};
@@ -91,6 +93,14 @@ impl Calls {
     #[must_use]
     pub fn manager(&self) -> &Manager {
         &self.manager
+    }
+
+    /// Takes the block events, which tell and change nothing.
+    ///
+    /// # Errors
+    /// As [`Manager::take_block_events`].
+    pub fn take_events(&mut self) -> Result<Vec<BlockEvent>> {
+        self.manager.take_block_events()
     }
 
     /// The log, if one is kept.

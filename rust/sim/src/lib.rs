@@ -5,13 +5,15 @@
 //! in as integers. Equal runs give equal bytes on every platform and in every build.
 //!
 //! Modules build on each other in one direction: nouns (`event`, `request`, `record`, `call`, `cost`),
-//! `timeline`, `transfer`, `machine`, `engine`, `router`, `peers`, `simulation`.
+//! `timeline`, `decision`, `transfer`, `machine`, `engine`, `router`, `directory`, `peers`, `simulation`.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::float_arithmetic)]
 
 pub mod call;
 pub mod cost;
+pub mod decision;
+pub mod directory;
 pub mod engine;
 pub mod event;
 pub mod machine;

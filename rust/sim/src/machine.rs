@@ -3,13 +3,26 @@
 //! Invariant: whatever the manager wants moved is taken over before time goes on. Cost: that of the
 //! manager's calls.
 
+use kvtrie_core::block::{Handle, TierId};
 use kvtrie_core::error::Result;
 use kvtrie_core::manager::{LoadMode, Settings};
+use kvtrie_core::scope::Scope;
 use kvtrie_core::time::Nanos;
+use kvtrie_core::trie::Query;
 
 use crate::call::Calls;
 use crate::event::MachineId;
+use crate::request::Prompt;
 use crate::transfer::{Executor, Transfer};
+
+/// The tiers of a peer that blocks are read from.
+#[derive(Clone, Copy, Debug)]
+pub struct Sources {
+    /// Its host memory.
+    pub host: TierId,
+    /// Its disk, if it has one.
+    pub disk: Option<TierId>,
+}
 
 /// One machine.
 #[derive(Debug)]
@@ -36,6 +49,33 @@ impl Machine {
     ) -> Result<Self> {
         let calls = Calls::new(settings.clone(), load, logged)?;
         Ok(Self { number, calls, executor: Executor::new(settings, transfer) })
+    }
+
+    /// The blocks of a prompt behind the first `own` that it can send, up to the first that neither
+    /// its host nor its disk has whole, each with the first of them that has.
+    ///
+    /// # Errors
+    /// As [`kvtrie_core::manager::Manager::probe`].
+    pub fn sendable(
+        &self,
+        prompt: Prompt<'_>,
+        own: usize,
+        sources: Sources,
+        now: Nanos,
+    ) -> Result<Vec<(Handle, TierId)>> {
+        let manager = self.calls.manager();
+        let known = manager.probe(Query::Tokens(prompt.tokens), &Scope::default(), prompt.keep)?;
+        let layers = manager.settings().layers;
+        let blocks = manager.describe(known.get(own..).unwrap_or_default(), now);
+        let sent = blocks.into_iter().map_while(|block| {
+            let whole = |tier: &TierId| {
+                let here = block.copies.iter().find(|copy| copy.tier == *tier);
+                here.is_some_and(|copy| !copy.leaving && copy.layers.len() == layers)
+            };
+            let tier = Some(sources.host).filter(whole).or(sources.disk.filter(whole))?;
+            Some((block.block, tier))
+        });
+        Ok(sent.collect())
     }
 
     /// Takes over what the manager wants moved.

@@ -1,15 +1,17 @@
 //! Peers: what one machine's memory or disk holds is brought to another one's host.
 //!
-//! Asked is whose resident blocks continue the own match farthest; of equal ones the peer that reads
-//! fewest from its disk, then the lowest number. All blocks of a request are one transmission over
+//! A directory says whose resident blocks continue the own match farthest; of equal ones it is the
+//! peer that reads fewest from its disk, then the lowest number. A peer that has them no more costs the
+//! network's latency. All blocks of a request are one transmission over
 //! the network, entered when their last byte has left the peer's disk; they are marked as arriving in
 //! the host here, and then loaded like any. Invariant: what a peer reads stays pinned there until
-//! the network has carried it. Cost: O(machines · blocks) per request.
+//! the network has carried it. Cost: that of the directory, and O(blocks) per
+//! request.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use kvtrie_core::block::{Handle, TierId};
+use kvtrie_core::block::Handle;
 use kvtrie_core::error::Result;
 use kvtrie_core::lane::{LaneId, LaneSpec, Lanes};
 use kvtrie_core::manager::PinId;
@@ -18,8 +20,9 @@ use kvtrie_core::tier::Kind;
 use kvtrie_core::time::Nanos;
 use kvtrie_core::trie::Query;
 
+use crate::directory::{Directory, Sendable};
 use crate::event::MachineId;
-use crate::machine::Machine;
+use crate::machine::{Machine, Sources};
 use crate::record::LaneUse;
 use crate::request::Request;
 
@@ -43,8 +46,6 @@ pub struct Continuation {
     from: MachineId,
     /// Their places in the prompt.
     blocks: Range<usize>,
-    host: Vec<Handle>,
-    disk: Vec<Handle>,
 }
 
 /// Blocks on their way between two machines.
@@ -59,8 +60,7 @@ pub struct Fetch {
 #[derive(Debug)]
 pub struct Peers {
     spec: PeerSpec,
-    host: TierId,
-    disk: Option<TierId>,
+    sources: Sources,
     keep: u64,
     network: Lanes,
     waited: Nanos,
@@ -73,8 +73,8 @@ impl Peers {
     pub fn new(spec: PeerSpec, kinds: &[Kind], keep: u64) -> Option<Self> {
         let tier = |kind| kinds.iter().position(|&known| known == kind);
         let (network, waited, pairs) = (Lanes::default(), 0, BTreeMap::new());
-        let (host, disk) = (tier(Kind::Host)?, tier(Kind::Disk));
-        Some(Self { spec, host, disk, keep, network, waited, pairs })
+        let sources = Sources { host: tier(Kind::Host)?, disk: tier(Kind::Disk) };
+        Some(Self { spec, sources, keep, network, waited, pairs })
     }
 
     /// What the network has carried.
@@ -86,78 +86,77 @@ impl Peers {
         LaneUse { bytes, busy, waited: self.waited }
     }
 
-    /// Who continues a request's match on `here` farthest.
+    /// Who continues a request's match on `here` farthest, as a directory knows it.
     ///
     /// # Errors
-    /// As [`kvtrie_core::manager::Manager::probe`].
+    /// As [`Directory::sendable`].
     pub fn look<'a>(
         &self,
         request: &Request,
         here: &Machine,
-        others: impl Iterator<Item = &'a Machine>,
+        directory: &dyn Directory,
+        machines: impl Iterator<Item = &'a Machine>,
         now: Nanos,
     ) -> Result<Option<Continuation>> {
-        let settings = here.calls.manager().settings();
-        let keep = request.keep(self.keep, u64::from(settings.token_weight));
-        let (asked, scope) = (|| Query::Tokens(&request.tokens), Scope::default());
-        let own = here.calls.manager().probe(asked(), &scope, keep)?.len();
-        let mut best: Option<Continuation> = None;
-        for other in others.filter(|other| other.number != here.number) {
-            let known = other.calls.manager().probe(asked(), &scope, keep)?;
-            let found = self.stands(other, known.get(own..).unwrap_or_default(), own, now);
-            let farther = best.as_ref().is_none_or(|best| {
-                let rank = |one: &Continuation| (one.blocks.len(), usize::MAX - one.disk.len());
-                rank(&found) > rank(best)
-            });
-            if farther && !found.blocks.is_empty() {
-                best = Some(found);
-            }
-        }
-        Ok(best)
+        let manager = here.calls.manager();
+        let prompt = request.prompt(self.keep, u64::from(manager.settings().token_weight));
+        let asked = Query::Tokens(prompt.tokens);
+        let own = manager.probe(asked, &Scope::default(), prompt.keep)?.len();
+        let sources = self.sources;
+        let found = directory.sendable(prompt, own, sources, &mut { machines }, now)?;
+        let rank = |one: &Sendable| (one.blocks, usize::MAX - one.on_disk);
+        let others = found.into_iter().enumerate().filter(|(other, _)| *other != here.number);
+        // Of equal ones the lowest number is the last.
+        let best = others.rev().max_by_key(|(_, found)| rank(found));
+        let best = best.filter(|(_, found)| found.blocks > 0);
+        Ok(best.map(|(from, found)| Continuation { from, blocks: own..own + found.blocks }))
     }
 
-    /// The blocks at the front of some that stand whole in a machine's host or on its disk.
-    fn stands(&self, other: &Machine, blocks: &[Handle], own: usize, now: Nanos) -> Continuation {
-        let layers = other.calls.manager().settings().layers;
-        let (mut host, mut disk) = (Vec::new(), Vec::new());
-        for block in other.calls.manager().describe(blocks, now) {
-            let whole = |tier| {
-                let here = block.copies.iter().find(|copy| copy.tier == tier);
-                here.is_some_and(|copy| !copy.leaving && copy.layers.len() == layers)
-            };
-            if whole(self.host) {
-                host.push(block.block);
-            } else if self.disk.is_some_and(whole) {
-                disk.push(block.block);
-            } else {
-                break;
-            }
-        }
-        let blocks = own..own + host.len() + disk.len();
-        Continuation { from: other.number, blocks, host, disk }
-    }
-
-    /// The peer begins to read. Returns when its disk's last byte is there: now without any.
+    /// The peer begins to read those of the blocks that it has. Returns when its disk's last byte is
+    /// there: now without any. `None` if the first of them has left meanwhile.
     ///
     /// # Errors
     /// As [`kvtrie_core::manager::Manager::pin_copies`].
     pub fn begin(
         &self,
         found: &Continuation,
+        request: &Request,
         peer: &mut Machine,
         now: Nanos,
-    ) -> Result<(Fetch, Nanos)> {
-        let (mut pins, mut end) = (Vec::new(), now);
-        if !found.host.is_empty() {
-            pins.push(peer.calls.pin(&found.host, self.host, now)?);
+    ) -> Result<Option<(Fetch, Nanos)>> {
+        let Continuation { from, ref blocks } = *found;
+        let weight = u64::from(peer.calls.manager().settings().token_weight);
+        let prompt = request.prompt(self.keep, weight);
+        let mut sent = peer.sendable(prompt, blocks.start, self.sources, now)?;
+        sent.truncate(blocks.len());
+        if sent.is_empty() {
+            return Ok(None);
         }
-        if let (Some(disk), false) = (self.disk, found.disk.is_empty()) {
-            pins.push(peer.calls.pin(&found.disk, disk, now)?);
-            let bytes = block_bytes(peer) * found.disk.len() as u64;
+        let of = |tier| -> Vec<Handle> {
+            sent.iter().filter(|(_, from)| *from == tier).map(|&(block, _)| block).collect()
+        };
+        let (mut pins, mut end) = (Vec::new(), now);
+        let host = of(self.sources.host);
+        if !host.is_empty() {
+            pins.push(peer.calls.pin(&host, self.sources.host, now)?);
+        }
+        if let Some(disk) = self.sources.disk
+            && let on_disk = of(disk)
+            && !on_disk.is_empty()
+        {
+            pins.push(peer.calls.pin(&on_disk, disk, now)?);
+            let bytes = block_bytes(peer) * on_disk.len() as u64;
             let layers = peer.calls.manager().settings().layers;
             end = peer.executor.read_for_peer(disk, bytes, now, layers);
         }
-        Ok((Fetch { from: found.from, blocks: found.blocks.clone(), pins }, end))
+        let blocks = blocks.start..blocks.start + sent.len();
+        Ok(Some((Fetch { from, blocks, pins }, end)))
+    }
+
+    /// When a machine knows that a peer has nothing of what it asked for.
+    #[must_use]
+    pub fn refused(&self, now: Nanos) -> Nanos {
+        now.saturating_add(self.spec.latency_ns)
     }
 
     /// The blocks enter the network and are marked here. Returns when they begin to move and
@@ -183,7 +182,7 @@ impl Peers {
         let bytes = block_bytes(here) * fetch.blocks.len() as u64;
         let coming = self.network.preview(lane, bytes, now, layers);
         let skip = fetch.blocks.start;
-        if !here.calls.mark(prompt, self.host, skip, (coming.first, coming.end), now)? {
+        if !here.calls.mark(prompt, self.sources.host, skip, (coming.first, coming.end), now)? {
             return Ok(None);
         }
         let start = now.max(self.network.free_at(lane));

@@ -23,7 +23,22 @@ pub struct Request {
     pub output: u64,
 }
 
+/// The front of a prompt, to look up.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompt<'a> {
+    /// The prompt as managers take it.
+    pub tokens: &'a [Token],
+    /// Tokens at its end that stay to be computed.
+    pub keep: usize,
+}
+
 impl Request {
+    /// Its prompt, of which `keep` real tokens stay to be computed.
+    #[must_use]
+    pub fn prompt(&self, keep: u64, weight: u64) -> Prompt<'_> {
+        Prompt { tokens: &self.tokens, keep: self.keep(keep, weight) }
+    }
+
     /// Tokens at the prompt's end that stay to be computed so that `keep` real ones do.
     ///
     /// Of hashes that stand for `weight` real tokens each, all may be matched with a `keep` of 0, and

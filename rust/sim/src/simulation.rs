@@ -3,21 +3,25 @@
 //! Invariant: the next request is known and no later one, so a trace of any length streams; records
 //! are told in the order of the trace. Cost: O(log events) per event, besides what machines do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::manager::{LoadMode, Settings};
+use kvtrie_core::manager::{BlockEvent, LoadMode, Settings};
 use kvtrie_core::time::Nanos;
 
 use crate::call::Call;
+use crate::cost::Cost;
+use crate::decision::{Backlog, Choice, Decision, Work};
+use crate::directory::{Directory, Exact, Learning};
 use crate::engine::{self, Engine, Limits, Service};
 use crate::event::{Event, Events, Kind, MachineId};
 use crate::machine::Machine;
 use crate::peers::{Fetch, LANE, PeerSpec, Peers, block_bytes};
 use crate::record::{LaneUse, Record};
 use crate::request::Request;
-use crate::router::Router;
+use crate::router::{Candidate, Router};
 use crate::timeline::{Sample, Span, Timeline, Track};
 use crate::transfer::{Mode, Transfer};
 
@@ -38,6 +42,8 @@ pub struct Config {
     pub router: Box<dyn Router>,
     /// What lies between machines that ask each other for blocks; `None` if they do not.
     pub peers: Option<PeerSpec>,
+    /// How routers and peers learn which machine has which blocks.
+    pub directory: Learning,
     /// Whether all calls are kept.
     pub logged: bool,
 }
@@ -57,6 +63,8 @@ enum Fetching {
     None,
     /// A peer's disk reads.
     Disk(Fetch),
+    /// The answer is on its way that a peer has nothing of it any more.
+    Refused,
     /// What came of it.
     Done(Range<usize>),
 }
@@ -69,6 +77,17 @@ const FIRST_FETCH: u64 = 1 << 63;
 pub struct Simulation {
     servers: Vec<Server>,
     router: Box<dyn Router>,
+    directory: Box<dyn Directory>,
+    /// How late the directory learns of a change; `None` if it is told none.
+    delay: Option<Nanos>,
+    /// By machine: changes that the directory will learn of, in order.
+    updates: Vec<VecDeque<Vec<BlockEvent>>>,
+    /// How many others are told with each decision; `None` tells no decisions.
+    decisions: Option<usize>,
+    /// What machines have to do, if the router looks at it or its decisions are told.
+    backlog: Option<Backlog>,
+    cost: Arc<dyn Cost>,
+    keep: u64,
     events: Events,
     now: Nanos,
     transfer: Transfer,
@@ -88,7 +107,8 @@ impl Simulation {
     /// # Errors
     /// [`Error::Config`] for settings that contradict each other.
     pub fn new(config: Config) -> Result<Self> {
-        let Config { settings, machines, load, service, transfer, router, peers, logged } = config;
+        let Config { mut settings, machines, load, service, transfer, router, .. } = config;
+        let Config { peers, directory: learning, logged, .. } = config;
         if machines == 0 || transfer.moves_per_job == 0 {
             return Err(Error::config(format!(
                 "machines is {machines} and moves_per_job {}, at least 1 wanted",
@@ -108,6 +128,15 @@ impl Simulation {
             Peers::new(spec, &kinds, keep)
                 .ok_or_else(|| Error::config("peers send to the tier 'host', which is missing"))
         });
+        // What nothing asks is told nothing.
+        let delay = match learning {
+            Learning::Events(delay) if peers.is_some() || router.looks() => Some(delay),
+            _ => None,
+        };
+        if delay.is_some() {
+            settings.block_events = usize::MAX;
+        }
+        let backlog = router.looks().then(|| Backlog::new(machines));
         let server = |number| {
             let machine = Machine::new(number, &settings, load, transfer, logged)?;
             Ok(Server { machine, engine: service.open(), fetch: Fetching::None })
@@ -115,6 +144,13 @@ impl Simulation {
         Ok(Self {
             servers: (0..machines).map(server).collect::<Result<_>>()?,
             router,
+            directory: learning.open(&settings, machines),
+            delay,
+            updates: vec![VecDeque::new(); if delay.is_some() { machines } else { 0 }],
+            decisions: None,
+            backlog,
+            cost: Arc::clone(&service.cost),
+            keep,
             events: Events::default(),
             now: 0,
             transfer,
@@ -135,11 +171,30 @@ impl Simulation {
     pub fn run(
         &mut self,
         requests: impl IntoIterator<Item = Result<Request>>,
+        told: impl FnMut(Record) -> Result<()>,
+    ) -> Result<()> {
+        self.run_deciding(requests, told, |_| Ok(()))
+    }
+
+    /// The same; each decision of the router goes to `decided`, if decisions are told.
+    ///
+    /// # Errors
+    /// As [`Simulation::run`], and what `decided` fails with.
+    pub fn run_deciding(
+        &mut self,
+        requests: impl IntoIterator<Item = Result<Request>>,
         mut told: impl FnMut(Record) -> Result<()>,
+        mut decided: impl FnMut(Decision) -> Result<()>,
     ) -> Result<()> {
         let mut requests = requests.into_iter();
         let mut coming = self.announce(requests.next())?;
         while let Some(Event { at, kind, machine, number }) = self.events.pop() {
+            // Nothing happens on a machine then, so the run may end before.
+            if kind == Kind::DirectoryUpdate {
+                let learned = self.updates[machine].pop_front().unwrap_or_default();
+                self.directory.update(machine, &learned);
+                continue;
+            }
             if let Some(due) = self.timeline.due(at) {
                 self.sample(due);
             }
@@ -148,7 +203,9 @@ impl Simulation {
                 Kind::Arrival => {
                     if let Some(request) = coming.take() {
                         coming = self.announce(requests.next())?;
-                        self.arrive(request);
+                        if let Some(decision) = self.arrive(request)? {
+                            decided(decision)?;
+                        }
                     }
                 }
                 Kind::TransmissionEnds if number >= FIRST_FETCH => {
@@ -166,7 +223,7 @@ impl Simulation {
                     }
                 }
                 Kind::StepBegins => self.step_begins(machine)?,
-                Kind::DirectoryUpdate => {}
+                Kind::DirectoryUpdate => unreachable!("it is taken above"),
             }
             self.settle(machine, &mut told)?;
         }
@@ -186,8 +243,8 @@ impl Simulation {
             let fetched = match std::mem::take(fetch) {
                 Fetching::None => 0..0,
                 Fetching::Done(fetched) => fetched,
-                reads @ Fetching::Disk(_) => {
-                    *fetch = reads;
+                waits @ (Fetching::Disk(_) | Fetching::Refused) => {
+                    *fetch = waits;
                     break;
                 }
             };
@@ -201,18 +258,35 @@ impl Simulation {
         Ok(())
     }
 
-    /// Asks all machines for what continues the next request's match.
+    /// Asks the directory who continues the next request's match.
     fn fetch(&mut self, here: MachineId) -> Result<()> {
         let (Some(peers), Server { machine, engine, .. }) = (&self.peers, &self.servers[here])
         else {
             return Ok(());
         };
         let Some(request) = engine.head(self.now) else { return Ok(()) };
-        let others = self.servers.iter().map(|server| &server.machine);
-        let Some(found) = peers.look(request, machine, others, self.now)? else { return Ok(()) };
-        let peer = &mut self.servers[found.from()].machine;
-        let (fetch, at) = peers.begin(&found, peer, self.now)?;
-        if at == self.now {
+        let (machines, now) = (self.servers.iter().map(|server| &server.machine), self.now);
+        let found = peers.look(request, machine, &*self.directory, machines, now)?;
+        let Some(found) = found else { return Ok(()) };
+        let two = self.servers.get_disjoint_mut([here, found.from()]);
+        let [Server { engine, .. }, Server { machine: peer, .. }] =
+            two.expect("a machine is not its own peer");
+        let Some(request) = engine.head(now) else { return Ok(()) };
+        let begun = peers.begin(&found, request, peer, now)?;
+        let refused = peers.refused(now);
+        self.follow(found.from())?;
+        let Some((fetch, at)) = begun else {
+            // The peer says so, which takes as long as any of its answers.
+            let server = &mut self.servers[here];
+            if refused == now {
+                server.fetch = Fetching::Done(0..0);
+            } else {
+                server.fetch = Fetching::Refused;
+                self.announce_fetch(here, refused);
+            }
+            return Ok(());
+        };
+        if at == now {
             return self.send(here, fetch);
         }
         self.servers[here].fetch = Fetching::Disk(fetch);
@@ -244,7 +318,7 @@ impl Simulation {
         *state = Fetching::Done(0..0);
         let peer = fetch.from();
         Peers::end(&fetch, &mut self.servers[peer].machine, self.now)?;
-        self.follow(peer);
+        self.follow(peer)?;
         Ok(())
     }
 
@@ -253,15 +327,17 @@ impl Simulation {
         let now = self.now;
         let Some(fetch) = self.fetches.remove(&number) else {
             let read = std::mem::take(&mut self.servers[here].fetch);
-            if let Fetching::Disk(fetch) = read {
-                self.send(here, fetch)?;
-                self.servers[here].engine.wake(now);
+            match read {
+                Fetching::Disk(fetch) => self.send(here, fetch)?,
+                Fetching::Refused => self.servers[here].fetch = Fetching::Done(0..0),
+                Fetching::None | Fetching::Done(_) => return Ok(()),
             }
+            self.servers[here].engine.wake(now);
             return Ok(());
         };
         let peer = fetch.from();
         Peers::end(&fetch, &mut self.servers[peer].machine, now)?;
-        self.follow(peer);
+        self.follow(peer)?;
         let machine = &mut self.servers[here].machine;
         machine.calls.complete(&[], now)?;
         machine.take(now)
@@ -281,19 +357,78 @@ impl Simulation {
         Ok(Some(request))
     }
 
-    /// A request is sent to a machine.
-    fn arrive(&mut self, request: Request) {
-        let loads: Vec<u64> = self.servers.iter().map(|server| server.engine.load()).collect();
-        let here = self.router.route(&request, &loads);
+    /// A request is sent to a machine. Returns the decision, if decisions are told.
+    fn arrive(&mut self, request: Request) -> Result<Option<Decision>> {
+        let candidates = self.candidates(&request)?;
+        let here = self.router.route(&request, &candidates);
+        let mut work = Work { tokens: request.input, compute: 0 };
+        let mut decision = None;
+        if let (Some(count), Some(backlog)) = (self.decisions, &self.backlog) {
+            let choices = self.choices(&request, backlog)?;
+            work.compute = choices[here].cost.saturating_sub(backlog.of(here).compute);
+            decision = Some(Decision::new((request.id, self.now), here, choices, count));
+        }
+        if let Some(backlog) = &mut self.backlog {
+            backlog.sent(request.id, here, work);
+        }
         let engine = &mut self.servers[here].engine;
         engine.push(request, self.now);
         for (kind, at) in engine.take_due() {
             self.events.push(Event { at, kind, machine: here, number: 0 });
         }
+        Ok(decision)
+    }
+
+    /// What the router may look at.
+    fn candidates(&self, request: &Request) -> Result<Vec<Candidate>> {
+        let loads = self.servers.iter().map(|server| server.engine.load());
+        let mut all: Vec<Candidate> =
+            loads.map(|load| Candidate { load, ..Candidate::default() }).collect();
+        if self.router.looks() {
+            let hits = self.hits(request, &*self.directory)?;
+            for (machine, (candidate, hit)) in all.iter_mut().zip(hits).enumerate() {
+                candidate.hit = hit;
+                candidate.queued = self.backlog.as_ref().map_or(0, |all| all.of(machine).tokens);
+            }
+        }
+        Ok(all)
+    }
+
+    /// What sending a request to each machine means, by exact knowledge.
+    fn choices(&self, request: &Request, backlog: &Backlog) -> Result<Vec<Choice>> {
+        let hits = self.hits(request, &Exact)?.into_iter().enumerate();
+        let choice = |(machine, hit): (MachineId, u64)| {
+            let Work { tokens: queued, compute } = backlog.of(machine);
+            let own = self.cost.span(hit, request.input - hit);
+            Choice { machine, hit, queued, cost: compute.saturating_add(own) }
+        };
+        Ok(hits.map(choice).collect())
+    }
+
+    /// Tokens of a prompt that each machine has, as a directory knows it.
+    fn hits(&self, request: &Request, directory: &dyn Directory) -> Result<Vec<u64>> {
+        let settings = self.servers[0].machine.calls.manager().settings();
+        let weight = u64::from(settings.token_weight);
+        let block = u64::from(settings.block_tokens) * weight;
+        let prompt = request.prompt(self.keep, weight);
+        let blocks = directory.resident(prompt, &mut self.machines())?;
+        Ok(blocks.into_iter().map(|blocks| (blocks as u64 * block).min(request.input)).collect())
+    }
+
+    /// The directory will learn what has changed on a machine.
+    fn tell(&mut self, number: MachineId) -> Result<()> {
+        let Some(delay) = self.delay else { return Ok(()) };
+        let events = self.servers[number].machine.calls.take_events()?;
+        if !events.is_empty() {
+            self.updates[number].push_back(events);
+            let (at, kind) = (self.now.saturating_add(delay), Kind::DirectoryUpdate);
+            self.events.push(Event { at, kind, machine: number, number: 0 });
+        }
+        Ok(())
     }
 
     /// Moves that a machine has begun, though the event was another one's.
-    fn follow(&mut self, number: MachineId) {
+    fn follow(&mut self, number: MachineId) -> Result<()> {
         let Server { machine, engine, .. } = &mut self.servers[number];
         engine.entered(&machine.executor.take_entered(), self.now);
         for (at, transmission) in machine.executor.take_ends() {
@@ -303,6 +438,7 @@ impl Simulation {
         for (kind, at) in engine.take_due() {
             self.events.push(Event { at, kind, machine: number, number: 0 });
         }
+        self.tell(number)
     }
 
     /// What has followed on a machine: transmissions that end, steps, and requests that are over.
@@ -311,8 +447,11 @@ impl Simulation {
         number: MachineId,
         told: &mut impl FnMut(Record) -> Result<()>,
     ) -> Result<()> {
-        self.follow(number);
+        self.follow(number)?;
         for record in self.servers[number].engine.take_finished() {
+            if let Some(backlog) = &mut self.backlog {
+                backlog.ended(record.id);
+            }
             self.early.insert(record.id, record);
         }
         while let Some(record) = self.early.remove(&self.next_record) {
@@ -320,6 +459,15 @@ impl Simulation {
             told(record)?;
         }
         Ok(())
+    }
+
+    /// Tells, from the next run on, each decision of the router with so many of the best machines that
+    /// it did not choose, or none.
+    pub fn tell_decisions(&mut self, others: Option<usize>) {
+        self.decisions = others;
+        if others.is_some() && self.backlog.is_none() {
+            self.backlog = Some(Backlog::new(self.servers.len()));
+        }
     }
 
     /// Keeps, from now on, each step and transmission, or a sample of the tiers every so many

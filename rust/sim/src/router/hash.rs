@@ -3,7 +3,7 @@
 //! Invariant: requests of one session, or without one of one first block, go to one machine. Cost:
 //! O(block).
 
-use super::Router;
+use super::{Candidate, Router};
 use crate::event::MachineId;
 use crate::request::Request;
 
@@ -15,13 +15,13 @@ pub struct Hash {
 }
 
 impl Router for Hash {
-    fn route(&mut self, request: &Request, loads: &[u64]) -> MachineId {
+    fn route(&mut self, request: &Request, machines: &[Candidate]) -> MachineId {
         let first = request.tokens.iter().take(self.block_tokens);
         let hash = request.session.as_ref().map_or_else(
             || fnv1a(first.flat_map(|token| token.to_le_bytes())),
             |session| fnv1a(session.bytes()),
         );
-        usize::try_from(hash % loads.len() as u64).unwrap_or(0)
+        usize::try_from(hash % machines.len() as u64).unwrap_or(0)
     }
 }
 
@@ -35,7 +35,11 @@ fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
 mod tests {
     use super::{Hash, fnv1a};
     use crate::request::Request;
-    use crate::router::{LeastLoaded, RoundRobin, Router};
+    use crate::router::{Candidate, LeastLoaded, RoundRobin, Router};
+
+    fn loads<const N: usize>(loads: [u64; N]) -> [Candidate; N] {
+        loads.map(|load| Candidate { load, ..Candidate::default() })
+    }
 
     #[test]
     fn the_hash_is_the_published_one() {
@@ -54,19 +58,19 @@ mod tests {
         let mut seen = [0; 8];
         for name in 0..64 {
             let name = format!("session {name}");
-            let here = hash.route(&request(&[1], Some(&name)), &[0; 8]);
-            assert_eq!(here, hash.route(&request(&[7, 8], Some(&name)), &[9; 8]));
+            let here = hash.route(&request(&[1], Some(&name)), &loads([0; 8]));
+            assert_eq!(here, hash.route(&request(&[7, 8], Some(&name)), &loads([9; 8])));
             seen[here] += 1;
         }
         assert!(seen.iter().all(|&count| count > 0), "{seen:?}");
-        let ends = |end| hash.route(&request(&[1, 2, end], None), &[0; 64]);
-        assert_eq!([3, 4, 5].map(ends), [hash.route(&request(&[1, 2], None), &[0; 64]); 3]);
+        let ends = |end| hash.route(&request(&[1, 2, end], None), &loads([0; 64]));
+        assert_eq!([3, 4, 5].map(ends), [hash.route(&request(&[1, 2], None), &loads([0; 64])); 3]);
     }
 
     #[test]
     fn turns_and_the_least_load() {
         let (mut turns, request) = (RoundRobin::default(), Request::default());
-        assert_eq!([0; 4].map(|_: i32| turns.route(&request, &[5, 0, 5])), [0, 1, 2, 0]);
-        assert_eq!(LeastLoaded.route(&request, &[3, 1, 1]), 1);
+        assert_eq!([0; 4].map(|_: i32| turns.route(&request, &loads([5, 0, 5]))), [0, 1, 2, 0]);
+        assert_eq!(LeastLoaded.route(&request, &loads([3, 1, 1])), 1);
     }
 }

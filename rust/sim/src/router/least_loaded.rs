@@ -2,7 +2,7 @@
 //!
 //! Invariant: of equal ones the lowest number. Cost: O(machines).
 
-use super::Router;
+use super::{Candidate, Router};
 use crate::event::MachineId;
 use crate::request::Request;
 
@@ -11,7 +11,7 @@ use crate::request::Request;
 pub struct LeastLoaded;
 
 impl Router for LeastLoaded {
-    fn route(&mut self, _: &Request, loads: &[u64]) -> MachineId {
-        (0..loads.len()).min_by_key(|&machine| loads[machine]).unwrap_or(0)
+    fn route(&mut self, _: &Request, machines: &[Candidate]) -> MachineId {
+        (0..machines.len()).min_by_key(|&machine| machines[machine].load).unwrap_or(0)
     }
 }

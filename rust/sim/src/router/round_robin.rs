@@ -2,7 +2,7 @@
 //!
 //! Invariant: request `i` goes to machine `i mod machines`. Cost: O(1).
 
-use super::Router;
+use super::{Candidate, Router};
 use crate::event::MachineId;
 use crate::request::Request;
 
@@ -13,8 +13,8 @@ pub struct RoundRobin {
 }
 
 impl Router for RoundRobin {
-    fn route(&mut self, _: &Request, loads: &[u64]) -> MachineId {
-        let here = self.next % loads.len();
+    fn route(&mut self, _: &Request, machines: &[Candidate]) -> MachineId {
+        let here = self.next % machines.len();
         self.next = here + 1;
         here
     }

@@ -9,6 +9,7 @@ use kvtrie_core::lane::LaneSpec;
 use kvtrie_core::manager::{DropOrder, LoadMode, Settings};
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 use kvtrie_sim::cost::{Affine, PART_BITS};
+use kvtrie_sim::directory::Learning;
 use kvtrie_sim::engine::{self, Limits, Service, Wait};
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
@@ -83,6 +84,7 @@ pub(crate) fn config(settings: Settings, machines: usize, wait: Wait) -> Config 
         },
         router: Box::<RoundRobin>::default(),
         peers: None,
+        directory: Learning::Exact,
         logged: false,
     }
 }

@@ -116,6 +116,31 @@ impl Manager {
         Ok(self.known_path(Query::Tokens(tokens), scope, keep)?.len() * self.block_tokens())
     }
 
+    /// Blocks at the front of a sequence whose layers are all valid now, on one tier or over several.
+    /// A copy that arrives or leaves does not count.
+    ///
+    /// # Errors
+    /// As [`Manager::lookup`].
+    pub fn resident(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<usize> {
+        let path = self.known_path(query, scope, keep)?;
+        let tiers = || (0..self.tiers.len()).map(|tier| self.blocks.table(tier));
+        let mut resident = 0;
+        for run in self.runs(&path) {
+            // One tier mostly has the full run, or its front.
+            let full = tiers().map(|table| table.first_not_full(run.clone()));
+            let full = full.max().unwrap_or(run.start);
+            let lacking = (full..run.end).find(|&block| {
+                let valid = |layer| tiers().any(|table| table.get(block).usable().contains(layer));
+                !self.all_layers().iter().all(valid)
+            });
+            if let Some(lacking) = lacking {
+                return Ok(resident + (lacking - run.start) as usize);
+            }
+            resident += run.len();
+        }
+        Ok(resident)
+    }
+
     /// The usable path of a query in a scope.
     fn known_path(&self, query: Query<'_>, scope: &Scope, keep: usize) -> Result<Vec<BlockId>> {
         self.open()?;

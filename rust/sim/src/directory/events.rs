@@ -1,0 +1,137 @@
+//! The directory of events: a map from a block's key to the machines that have told of it.
+//!
+//! Invariant: once it was told everything, it says what the exact one says. Cost: O(1) per event; a
+//! question hashes the prompt's blocks once, up to the first that no machine in question has, and
+//! answers for all machines.
+
+use kvtrie_core::block::{Layers, TierId};
+use kvtrie_core::error::Result;
+use kvtrie_core::manager::{BlockEvent, BlockEventKind, Settings};
+use kvtrie_core::record::{BlockKey, keys_of, scope_key};
+use kvtrie_core::time::Nanos;
+use rustc_hash::FxHashMap;
+
+use super::{Directory, Sendable};
+use crate::event::MachineId;
+use crate::machine::{Machine, Sources};
+use crate::request::Prompt;
+
+/// The most tiers of a machine.
+const TIERS: usize = 4;
+
+/// What one machine has of a block.
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    machine: MachineId,
+    valid: [Layers; TIERS],
+}
+
+/// A map that events keep.
+#[derive(Debug)]
+pub struct EventMap {
+    /// By key: who has it, by number.
+    holders: FxHashMap<BlockKey, Vec<Holder>>,
+    scope: BlockKey,
+    block_tokens: usize,
+    all: Layers,
+    machines: usize,
+}
+
+impl EventMap {
+    /// An empty map, for machines of these settings.
+    #[must_use]
+    pub fn new(settings: &Settings, machines: usize) -> Self {
+        Self {
+            holders: FxHashMap::default(),
+            scope: scope_key(&settings.fingerprint, settings.block_tokens, &[], ""),
+            block_tokens: settings.block_tokens as usize,
+            all: Layers::new(0, settings.layers),
+            machines,
+        }
+    }
+
+    /// Goes along a prompt behind its first `skip` blocks while some machine's row goes on; `visit`
+    /// counts a holder of the block at a place of the row, and says whether its row does.
+    fn walk(&self, prompt: Prompt<'_>, skip: usize, mut visit: impl FnMut(usize, &Holder) -> bool) {
+        let usable = prompt.tokens.len().saturating_sub(prompt.keep);
+        let keys = keys_of(self.scope, &prompt.tokens[..usable], self.block_tokens);
+        for (at, key) in keys.skip(skip).enumerate() {
+            let Some(holders) = self.holders.get(&key) else { return };
+            if holders.iter().filter(|holder| visit(at, holder)).count() == 0 {
+                return;
+            }
+        }
+    }
+
+    fn whole(&self, holder: &Holder, tier: TierId) -> bool {
+        holder.valid[tier] == self.all
+    }
+
+    /// Whether the tiers together have all layers.
+    fn covered(&self, holder: &Holder) -> bool {
+        let valid = |layer| holder.valid.iter().any(|layers| layers.contains(layer));
+        holder.valid.contains(&self.all) || self.all.iter().all(valid)
+    }
+}
+
+impl Directory for EventMap {
+    fn resident(
+        &self,
+        prompt: Prompt<'_>,
+        _: &mut dyn Iterator<Item = &Machine>,
+    ) -> Result<Vec<usize>> {
+        let mut found = vec![0; self.machines];
+        self.walk(prompt, 0, |at, holder| {
+            let row = &mut found[holder.machine];
+            let goes_on = *row == at && self.covered(holder);
+            *row += usize::from(goes_on);
+            goes_on
+        });
+        Ok(found)
+    }
+
+    fn sendable(
+        &self,
+        prompt: Prompt<'_>,
+        own: usize,
+        sources: Sources,
+        _: &mut dyn Iterator<Item = &Machine>,
+        _: Nanos,
+    ) -> Result<Vec<Sendable>> {
+        let mut found = vec![Sendable::default(); self.machines];
+        self.walk(prompt, own, |at, holder| {
+            let row = &mut found[holder.machine];
+            let in_host = self.whole(holder, sources.host);
+            let on_disk = !in_host && sources.disk.is_some_and(|disk| self.whole(holder, disk));
+            let goes_on = row.blocks == at && (in_host || on_disk);
+            row.blocks += usize::from(goes_on);
+            row.on_disk += usize::from(goes_on && on_disk);
+            goes_on
+        });
+        Ok(found)
+    }
+
+    fn update(&mut self, machine: MachineId, events: &[BlockEvent]) {
+        for BlockEvent { kind, key, tier, layers, .. } in events {
+            let holders = self.holders.entry(*key).or_default();
+            let place = holders.binary_search_by_key(&machine, |holder| holder.machine);
+            let at = place.unwrap_or_else(|at| {
+                holders.insert(at, Holder { machine, valid: [Layers::NONE; TIERS] });
+                at
+            });
+            let valid = &mut holders[at].valid[*tier];
+            // The layers of a copy are one range, before and after.
+            let changed = match kind {
+                BlockEventKind::Stored => valid.join(*layers),
+                BlockEventKind::Removed => valid.without(*layers),
+            };
+            *valid = changed.unwrap_or(Layers::NONE);
+            if holders[at].valid.iter().all(|valid| valid.is_empty()) {
+                holders.remove(at);
+            }
+            if holders.is_empty() {
+                self.holders.remove(key);
+            }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The exact directory: it asks every manager, each time.
+//!
+//! Invariant: it keeps nothing, so it is never wrong. Cost: one walk of a trie per machine and
+//! question.
+
+use kvtrie_core::error::Result;
+use kvtrie_core::scope::Scope;
+use kvtrie_core::time::Nanos;
+use kvtrie_core::trie::Query;
+
+use super::{Directory, Sendable};
+use crate::machine::{Machine, Sources};
+use crate::request::Prompt;
+
+/// Asks every manager.
+#[derive(Debug, Default)]
+pub struct Exact;
+
+impl Directory for Exact {
+    fn resident(
+        &self,
+        prompt: Prompt<'_>,
+        machines: &mut dyn Iterator<Item = &Machine>,
+    ) -> Result<Vec<usize>> {
+        let (query, scope) = (Query::Tokens(prompt.tokens), Scope::default());
+        machines
+            .map(|machine| machine.calls.manager().resident(query, &scope, prompt.keep))
+            .collect()
+    }
+
+    fn sendable(
+        &self,
+        prompt: Prompt<'_>,
+        own: usize,
+        sources: Sources,
+        machines: &mut dyn Iterator<Item = &Machine>,
+        now: Nanos,
+    ) -> Result<Vec<Sendable>> {
+        let of = |machine: &Machine| {
+            let blocks = machine.sendable(prompt, own, sources, now)?;
+            let on_disk = blocks.iter().filter(|(_, tier)| Some(*tier) == sources.disk).count();
+            Ok(Sendable { blocks: blocks.len(), on_disk })
+        };
+        machines.map(of).collect()
+    }
+}
