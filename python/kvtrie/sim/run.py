@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvtrie._kvtrie import Simulation
 from kvtrie.sim.config.goals import Goals
+from kvtrie.sim.decisions import by_name
 from kvtrie.sim.figures import Counts, figures_of
 from kvtrie.sim.readers.lines import Skipped
 from kvtrie.sim.requests import trace_requests
@@ -59,6 +60,8 @@ def run_config(
     *,
     watch: Callable[[Iterable[Asked]], Iterable[Asked]] = iter,
     simulation: Simulation | None = None,
+    decided: Callable[[dict[str, Any]], object] | None = None,
+    best: int = 0,
 ) -> dict[str, Any]:
     """Play the trace of a config.
 
@@ -67,6 +70,8 @@ def run_config(
         told: called with each request's line, in the order of the trace.
         watch: gives the requests on as they are asked for.
         simulation: the machines, as `open_simulation` made them; None makes them.
+        decided: called with a line for each decision of the router, as `sim.decisions` makes it.
+        best: machines that were not chosen told with each decision, the best ones first.
 
     Returns:
         The figures of `figures_of`, and the seconds that the run took as `wall_s`.
@@ -78,7 +83,7 @@ def run_config(
     begun = time.perf_counter()
     skipped = Skipped() if config.trace.lenient else None
     requests = watch(trace_requests(config.trace, config.block_tokens, skipped))
-    counts = play(config, simulation, requests, told)
+    counts = play(config, simulation, requests, told, decided=decided, best=best)
     figures = figures_of(config, simulation, counts)
     if skipped is not None:
         figures["skipped_lines"] = skipped.lines
@@ -90,6 +95,9 @@ def play(
     simulation: Simulation,
     requests: Iterable[Asked],
     told: Callable[[dict[str, Any]], object] | None = None,
+    *,
+    decided: Callable[[dict[str, Any]], object] | None = None,
+    best: int = 0,
 ) -> Counts:
     """Play requests through a simulation and count what became of them."""
     kinds = [tier.kind for tier in config.tiers]
@@ -145,5 +153,5 @@ def play(
                 }
             )
 
-    simulation.run(asked(), tell)
+    simulation.run(asked(), tell, by_name(decided), best=best)
     return counts

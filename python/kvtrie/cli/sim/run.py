@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from kvtrie.argument import whole
 from kvtrie.cli.progress import lines_in, watched
 from kvtrie.cli.sim.settings import add_settings, settings_of
 from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
     from kvtrie._kvtrie import Simulation
     from kvtrie.sim.config import SimulationConfig
@@ -24,6 +26,7 @@ __all__ = ["ACTION"]
 _NS_PER_MS = 1e6
 _NS_PER_S = 1e9
 _SAMPLE_NS = 1_000_000_000
+_MOST_BEST = 2**20
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +51,16 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="for --plot: time between two samples (default: a second)",
     )
+    parser.add_argument(
+        "--decisions", type=Path, metavar="FILE", help="write a JSON line for each routed request"
+    )
+    parser.add_argument(
+        "--best",
+        type=int,
+        default=0,
+        metavar="K",
+        help="for --decisions: the K best machines that were not chosen (0)",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -56,18 +69,16 @@ def _run(given: argparse.Namespace) -> int:
 
     if given.sample_ns < 1:
         raise ConfigError(f"--sample-ns is {given.sample_ns}, at least 1 wanted")
-    config = settings_of(given)
+    config, best = settings_of(given), whole("--best", given.best, 0, _MOST_BEST)
+    if best and given.decisions is None:
+        raise ConfigError(f"--best is {best}, but --decisions names no file")
     simulation = open_simulation(config)
     sampled = given.sample_ns if given.plot else 0
     simulation.watch(spans=given.perfetto is not None, sample_ns=sampled)
     lines: list[dict[str, Any]] = []
     tell = None if given.perfetto is None else lines.append
-    if given.requests is None:
-        figures = _played(config, simulation, tell)
-    else:
-        figures = _written(
-            given.requests, lambda told: _played(config, simulation, _both(told, tell))
-        )
+    with _lines_to(given.requests) as told, _lines_to(given.decisions) as decided:
+        figures = _played(config, simulation, _both(told, tell), decided, best)
     if given.csv is not None:
         from kvtrie.sim.headline import row_of, write_csv
 
@@ -82,16 +93,21 @@ def _run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _both(
-    one: Callable[[dict[str, Any]], object], other: Callable[[dict[str, Any]], object] | None
-) -> Callable[[dict[str, Any]], object]:
-    return one if other is None else lambda line: (one(line), other(line))
+_Tell: TypeAlias = "Callable[[dict[str, Any]], object]"
+
+
+def _both(one: _Tell | None, other: _Tell | None) -> _Tell | None:
+    if one is None or other is None:
+        return one or other
+    return lambda line: (one(line), other(line))
 
 
 def _played(
     config: SimulationConfig,
     simulation: Simulation,
-    tell: Callable[[dict[str, Any]], object] | None,
+    tell: _Tell | None,
+    decided: _Tell | None,
+    best: int,
 ) -> dict[str, Any]:
     """Run with a bar on the terminal, whose time left is by the lines of the trace."""
     from kvtrie.sim.run import run_config
@@ -99,7 +115,7 @@ def _played(
     def watch(asked: Iterable[Asked]) -> Iterable[Asked]:
         return watched(asked, "Simulating", total=lines_in(config.trace.path))
 
-    return run_config(config, tell, watch=watch, simulation=simulation)
+    return run_config(config, tell, watch=watch, simulation=simulation, decided=decided, best=best)
 
 
 def _draw(path: Path, config: SimulationConfig, simulation: Simulation) -> None:
@@ -111,21 +127,22 @@ def _draw(path: Path, config: SimulationConfig, simulation: Simulation) -> None:
     draw_tiers(path, config.trace.path.name, kinds, rooms, simulation.samples())
 
 
-def _written(
-    path: Path, run: Callable[[Callable[[dict[str, Any]], object]], dict[str, Any]]
-) -> dict[str, Any]:
-    """Write what a run tells as JSON lines; a run that fails leaves no file behind."""
+@contextmanager
+def _lines_to(path: Path | None) -> Generator[_Tell | None]:
+    """What writes JSON lines to a file, if one is named; a run that fails leaves none behind."""
+    if path is None:
+        yield None
+        return
     part = path.with_name(path.name + ".part")
     try:
         try:
             with part.open("w", encoding="utf-8") as file:
-                figures = run(lambda line: file.write(json.dumps(line) + "\n"))
+                yield lambda line: file.write(json.dumps(line) + "\n")
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
-    return figures
 
 
 def _text(config: SimulationConfig, figures: dict[str, Any]) -> str:

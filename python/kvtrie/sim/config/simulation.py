@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrie.shape import ModelShape
 from kvtrie.sim.config.cost import cost_of
+from kvtrie.sim.config.directory import directory_of
 from kvtrie.sim.config.document import change, read_document
 from kvtrie.sim.config.engine import engine_of
 from kvtrie.sim.config.goals import goals_of
@@ -108,6 +109,7 @@ def config_of(document: dict[str, Any], folder: Path) -> SimulationConfig:
         "machines": machines,
         **engine_of(top.table("engine")),
         **router_of(top.table("router")),
+        **directory_of(top.table("directory")),
         **transfer_of(top),
         "peers": peers_of(top.table("peers")),
     }
