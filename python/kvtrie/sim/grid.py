@@ -36,10 +36,12 @@ class Cell:
     Attributes:
         values: what it sets, by key.
         config: the settings with that.
+        document: the same as the tables of a file.
     """
 
     values: dict[str, Any]
     config: SimulationConfig
+    document: dict[str, Any]
 
 
 def grid(
@@ -93,7 +95,7 @@ def variation(path: Path, changes: Iterable[str], option: str) -> Callable[[dict
         changed = copy.deepcopy(document)
         for name, value in values.items():
             put(changed, name, value, f"{option} {name}={value}")
-        return Cell(values, config_of(changed, path.parent))
+        return Cell(values, config_of(changed, path.parent), changed)
 
     return make
 

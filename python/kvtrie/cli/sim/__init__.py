@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtrie.cli.sim import capacities, run, size, sweep
+from kvtrie.cli.sim import calibrate, capacities, run, size, sweep
 
 if TYPE_CHECKING:
     import argparse
@@ -16,6 +16,7 @@ _ACTIONS = {
     "sweep": sweep.SWEEP,
     "compare": sweep.COMPARE,
     "size": size.ACTION,
+    "calibrate": calibrate.ACTION,
     "capacities": capacities.ACTION,
 }
 

@@ -6,6 +6,7 @@ says. Cost: read once per run.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +16,7 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["change", "put", "read_document", "values_of"]
+__all__ = ["change", "put", "read_document", "toml_of", "value_at", "values_of"]
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -83,6 +84,32 @@ def put(document: dict[str, Any], name: str, value: object, stated: str) -> None
         known[last] = value
     else:
         known[place] = value
+
+
+def value_at(document: dict[str, Any], name: str, stated: str) -> Any:  # noqa: ANN401
+    """The value at a key with dots; an error begins with `stated`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    here: Any = document
+    for key in name.split("."):
+        known, place = _place(here, key, stated)
+        here = known.get(key) if isinstance(known, dict) else known[place]
+        if here is None:
+            raise ConfigError(f"{stated}: the settings do not have {key}")
+    return here
+
+
+def toml_of(value: object) -> str:
+    """A value of a document as TOML on one line."""
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value).items()
+        return f"{{{', '.join(f'{key} = {toml_of(each)}' for key, each in pairs)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_of, cast('list[Any]', value)))}]"
+    # Strings, numbers and truth are written alike in JSON; a setting has no date.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _place(

@@ -1,0 +1,76 @@
+"""`kvtrie sim calibrate`: settings fitted to times that were seen, as TOML, text or JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvtrie.cli.sim.settings import add_settings, changes_in
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["ACTION"]
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    add_settings(parser)
+    parser.add_argument(
+        "--seen",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSON lines with arrival_ns, first_token_ns and end_ns, one per request of the trace",
+    )
+    parser.add_argument(
+        "--fit",
+        action="append",
+        metavar="KEY",
+        help="a positive setting of the file to fit; several (default: those of an affine cost, "
+        "and bandwidth and latency of each lane that carries something)",
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write the tables that were fitted, as TOML"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(given: argparse.Namespace) -> int:
+    from kvtrie.sim.calibrate import calibrate, read_seen, start_of
+    from kvtrie.sim.config.document import toml_of, value_at
+    from kvtrie.sim.grid import check, variation
+
+    make = variation(given.config, changes_in(given), "--fit")
+    begin = make({})
+    check([begin.config])
+    seen = read_seen(given.seen)
+    if given.fit:
+        start = {key: value_at(begin.document, key, f"--fit {key}") for key in given.fit}
+    else:
+        start = start_of(begin.config)
+    fit = calibrate(make, start, seen)
+    if given.write is not None:
+        document = make(fit.values).document
+        tables = dict.fromkeys(key.split(".")[0] for key in fit.values)
+        text = "".join(f"{table} = {toml_of(document[table])}\n" for table in tables)
+        try:
+            given.write.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {given.write}: {error.strerror}") from error
+    if given.json:
+        sys.stdout.write(json.dumps(dataclasses.asdict(fit)) + "\n")
+        return 0
+    text = "".join(f"{key} = {value:.6g}\n" for key, value in fit.values.items())
+    text += f"\n{'error, %':12}{'before':>12}{'after':>12}\n"
+    for name in fit.after:
+        text += f"{name:12}{fit.before[name]:12.2f}{fit.after[name]:12.2f}\n"
+    sys.stdout.write(f"{text}\nover {fit.left_out} requests; {fit.fitted} others were fitted\n")
+    return 0
+
+
+ACTION = ("fit costs and lanes to the times of a real run", _arguments)
+"""The help text of the action, and the function that adds its arguments."""
