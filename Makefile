@@ -109,7 +109,7 @@ lint: $(BUILT) ## format, clippy, ruff, pyright, stubtest, import contracts, spe
 	$(BIN)/codespell
 	$(BIN)/codespell --dictionary docs/words.txt --skip CHANGELOG.md,docs/words.txt,./target,./site,./benches/peers/envs # which tells old names
 
-fuzz: $(BUILT) ## four million random operations in Rust (OPS=100000000: so many), a hundred thousand through Python, and mutations
+fuzz: $(BUILT) ## six million random operations in Rust (OPS=100000000: so many), a hundred thousand through Python, and mutations
 	KVTRIE_FUZZ_OPS=$(OPS) cargo test -p kvtrie-core --test fuzz -- --ignored --nocapture
 	HYPOTHESIS_PROFILE=deep $(BIN)/pytest tests/test_state_machine.py -s --timeout=7200 $(ARGS)
 	$(BIN)/python tests/mutations.py

@@ -14,7 +14,7 @@ use world::{Mix, Raw, World, mixed, settings};
 const OPS_PER_WORLD: u64 = 200;
 
 /// A run of this length must have reached every count below.
-const FULL: u64 = 4_000_000;
+const FULL: u64 = 6_000_000;
 
 /// Up to here each operation is audited, and the state compared after a refused one.
 const THOROUGH: u64 = 10_000_000;
