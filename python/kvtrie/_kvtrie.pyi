@@ -1827,7 +1827,13 @@ class Simulation:
         model: ModelShape,
         tiers: Iterable[Tier],
         *,
-        price: tuple[int, int] | Sequence[tuple[int, int]],
+        price: tuple[int, int]
+        | Sequence[tuple[int, int]]
+        | tuple[
+            int,
+            tuple[Sequence[int], Sequence[int], Sequence[Sequence[int]]],
+            tuple[Sequence[int], Sequence[int], Sequence[Sequence[int]]],
+        ],
         machines: int = 1,
         block_tokens: int = 16,
         token_weight: int = 1,
@@ -1860,7 +1866,9 @@ class Simulation:
                 `cost`, `structure`, `drop_order`, `reuse` and `epsilon`.
             tiers: of each machine, fastest first.
             price: what a token takes to compute, in 2**-32 ns: `(base, slope)`, the slope per token
-                of context, or ascending pairs `(context, price)`, linear between them.
+                of context, or ascending pairs `(context, price)`, linear between them. Or `(base,
+                prefill, decode)` in ns: of a step without tokens, and beyond it `(contexts, counts,
+                rows)` by tokens of a prefill and by requests that decode.
             machines: how many machines.
             block_tokens: tokens of one block.
             token_weight: real tokens for each given one.

@@ -7,6 +7,7 @@ from kvtrie import BlockManager, ModelShape, Tier
 from kvtrie.cli import main
 from kvtrie.demo.model import from_folder, tiny
 from kvtrie.errors import ConfigError
+from kvtrie.sim.passes import read_passes
 from kvtrie.transfer.passes import PassTable
 from kvtrie.transfer.profile import Timing, load_profile
 
@@ -22,6 +23,7 @@ def test_a_profile_is_measured_and_taken(tmp_path, capsys):
     assert set(profile.both) == {"host", "disk"}
     assert (profile.passes.contexts, profile.passes.tokens) == ((0, 16), (1, 4))
     assert min(profile.device) > 0
+    assert read_passes(out).decode[:2] == ([0, 16], [1, 4, 8])
     lanes = {"read": profile.lanes["host read"], "store": profile.lanes["host store"]}
     tiers = [Tier("gpu", blocks=4), Tier("host", blocks=4, **lanes)]
     manager = BlockManager(ModelShape(2, 1, 4), tiers, cost=profile.cost)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND"]
 
+_REQUESTS = (1, 4, 8)
+
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -99,6 +101,7 @@ def measure(given: argparse.Namespace, tell: Callable[[str], None]) -> dict[str,
         table = [[int(at), round(ns / rows[0][1], 6)] for at, ns in rows]
         told["cost"] = {"ns_per_token": round(rows[0][1], 1), "table": table, "spread": spreads}
         told["passes"] = _passes(model, given.longest, given.repeats, tell)
+        told["decode"] = _decodes(model, given.longest, given.repeats, tell)
     tell("Device")
     device = time_device(shape.dtype, repeats=given.repeats)
     told["compute"] = {name: round(value) for name, value in device._asdict().items()}
@@ -156,6 +159,23 @@ def _passes(
     return {"contexts": table.contexts, "tokens": table.tokens, "ns": table.ns}
 
 
+def _decodes(
+    model: Any,  # noqa: ANN401 - a transformers model
+    longest: int,
+    repeats: int,
+    tell: Callable[[str], None],
+) -> dict[str, Any]:
+    """A token each of up to eight requests, without and behind half of the longest context."""
+    from kvtrie.transfer.passes import PassTable, time_decodes
+
+    cells: list[tuple[int, int, float]] = []
+    for context, many, ns in time_decodes(model, [0, longest // 2], _REQUESTS, repeats=repeats):
+        tell(f"Decodes of {many} requests behind {context}")
+        cells.append((context, many, round(ns)))
+    table = PassTable.of(cells)
+    return {"contexts": table.contexts, "requests": table.tokens, "ns": table.ns}
+
+
 def _toml(told: dict[str, Any]) -> str:
     """Plain values first, then a table for each dictionary; strings and numbers read as in JSON."""
     text = ""
@@ -163,7 +183,7 @@ def _toml(told: dict[str, Any]) -> str:
     for name, value in told.items():
         if name == "lanes":
             tables += [(f'lanes."{lane}"', figures) for lane, figures in value.items()]
-        elif name in {"cost", "passes", "compute", "both"}:
+        elif name in {"cost", "passes", "decode", "compute", "both"}:
             tables.append((name, value))
         else:
             text += f"{name} = {json.dumps(value)}\n"

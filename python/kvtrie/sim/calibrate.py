@@ -94,7 +94,7 @@ def start_of(config: SimulationConfig) -> dict[str, float]:
     run uses; of those, what is positive.
     """
     start: dict[str, float] = {}
-    if isinstance(config.price, tuple):
+    if isinstance(config.price, tuple) and len(config.price) == 2:  # noqa: PLR2004 - affine
         base, slope = config.price
         start["cost.ns_per_token"] = base / _PART
         start["cost.alpha"] = slope / base if base else 0.0

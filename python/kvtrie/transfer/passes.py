@@ -23,7 +23,7 @@ from kvtrie.tiers import default_device
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["Device", "PassTable", "time_device", "time_passes"]
+__all__ = ["Device", "PassTable", "time_decodes", "time_device", "time_passes"]
 
 _NS = 1_000_000_000
 _ENOUGH_NS = 2 * _NS  # of one cell, whose runs may be fewer then
@@ -140,6 +140,48 @@ def time_passes(
                     model(input_ids=window, past_key_values=cache, logits_to_keep=1)
                     _settle(model.device)
                     cache.crop(context - cache.get_seq_length())
+
+                yield context, many, _median(once, repeats)
+
+
+def time_decodes(
+    model: Any,  # noqa: ANN401 - a transformers model
+    contexts: Sequence[int],
+    requests: Sequence[int],
+    *,
+    repeats: int,
+) -> Iterator[tuple[int, int, float]]:
+    """Measure steps in which requests decode one token each behind equal contexts.
+
+    Args:
+        model: a causal language model; it moves to where a `gpu` tier lies.
+        contexts: tokens before the step, ascending.
+        requests: how many decode together.
+        repeats: as for `time_passes`.
+
+    Yields:
+        Context, requests, and the median time of the step in nanoseconds.
+    """
+    from transformers import DynamicCache
+
+    model.to(default_device())
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    random = np.random.default_rng(0)
+    ids = torch.from_numpy(random.integers(1, vocabulary, max(contexts) + 1))[None]  # type: ignore[no-untyped-call]
+    ids = ids.to(model.device)
+    with torch.no_grad():
+        for many in requests:
+            cache = DynamicCache(config=model.config)
+            for context in contexts:
+                if context > (held := cache.get_seq_length()):
+                    prompt = ids[:, held:context].expand(many, -1)
+                    model(input_ids=prompt, past_key_values=cache, logits_to_keep=1)
+                token = ids[:, context : context + 1].expand(many, -1)
+
+                def once(token: torch.Tensor = token, context: int = context) -> None:
+                    model(input_ids=token, past_key_values=cache)  # noqa: B023 - called at once
+                    _settle(model.device)
+                    cache.crop(context - cache.get_seq_length())  # noqa: B023
 
                 yield context, many, _median(once, repeats)
 

@@ -1,10 +1,13 @@
 //! Step time: how long an engine computes.
 //!
-//! Prices are integers in parts of a nanosecond, made before the run. Invariant: the time of a span
-//! is the sum over its tokens, so cutting a prefill into chunks changes no sum but for rounding.
+//! Prices are integers in parts of a nanosecond, made before the run. Invariant: of a
+//! formula and a table the time of a span is the sum over its tokens, so cutting a prefill into
+//! chunks changes no sum but for rounding; `Passes` add a fixed time per step.
 //! Cost: O(1) of a formula, O(points) of a table.
 
 mod affine;
+mod grid;
+mod passes;
 mod table;
 
 use std::fmt::Debug;
@@ -12,6 +15,8 @@ use std::fmt::Debug;
 use kvtrie_core::time::Nanos;
 
 pub use affine::Affine;
+pub use grid::Grid;
+pub use passes::Passes;
 pub use table::Table;
 
 /// Prices are in units of `2^-PART_BITS` ns.
@@ -36,6 +41,12 @@ pub trait Cost: Debug + Send + Sync {
     fn decode(&self, count: u64, contexts: u64) -> u128 {
         let mean = contexts.checked_div(count);
         mean.map_or(0, |context| self.parts(context, 1).saturating_mul(u128::from(count)))
+    }
+
+    /// Parts of a nanosecond that a request alone takes for `tokens` tokens of its answer, one per
+    /// step, behind `context` tokens.
+    fn answer(&self, context: u64, tokens: u64) -> u128 {
+        self.parts(context, tokens)
     }
 
     /// Parts of a nanosecond of a step: requests that decode, with the sum of their contexts, and

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvtrie.argument import pairs, real, whole
+from kvtrie.argument import pairs, real, shown, whole
 from kvtrie.cost import Cost
 from kvtrie.errors import ConfigError
-from kvtrie.sim.config.table import made
+from kvtrie.sim.config.table import made, plain
+from kvtrie.sim.passes import Grid, read_passes
+from kvtrie.sim.roofline import Roofline
 
 if TYPE_CHECKING:
     from kvtrie.shape import ModelShape
@@ -15,22 +18,47 @@ if TYPE_CHECKING:
 
 __all__ = ["Price", "cost_of"]
 
-Price: TypeAlias = "tuple[int, int] | list[tuple[int, int]]"
-"""Parts of a nanosecond, 2**-32 each: `(base, slope)` or points `(context, price)`."""
+Price: TypeAlias = "tuple[int, int] | list[tuple[int, int]] | tuple[int, Grid, Grid]"
+"""Parts of a nanosecond, 2**-32 each: `(base, slope)` or points `(context, price)`; or `Passes`."""
 
 _PART = 2**32
 _MOST_NS = 2.0**31
 _MOST_POINTS = 2**16 - 1
 
 
-def cost_of(table: Table, model: ModelShape) -> tuple[Price, Cost]:
-    """What a token takes to compute, and the same for managers."""
-    if table.word("kind", ("affine", "table")) == "affine":
-        ns = table.real("ns_per_token", Cost.ns_of(model), 0, _MOST_NS)
-        alpha = table.real("alpha", Cost().alpha, 0, _MOST_NS)
-        table.close()
-        slope = real("cost.alpha times cost.ns_per_token", ns * alpha, 0, _MOST_NS)
-        return (round(ns * _PART), round(slope * _PART)), Cost(alpha=alpha, ns_per_token=ns)
+def cost_of(table: Table, model: ModelShape, folder: Path = Path()) -> tuple[Price, Cost]:
+    """What a token takes to compute, and the same for managers.
+
+    A relative path of a profile starts at `folder` if the file is there.
+    """
+    match table.word("kind", ("affine", "table", "profile", "roofline")):
+        case "affine":
+            return _affine(table, model)
+        case "table":
+            return _points(table)
+        case "profile":
+            given = table.take("path")
+            table.close()
+            if not isinstance(given, str) or not given:
+                raise ConfigError(f"cost.path is {shown(given)}, the name of a file wanted")
+            path = folder / given
+            passes = read_passes(path if path.exists() else Path(given))
+        case _:
+            stated = table.some(*plain(Roofline))
+            table.close()
+            passes = made("cost", Roofline, stated).passes(model)
+    return passes.price(), passes.cost()
+
+
+def _affine(table: Table, model: ModelShape) -> tuple[Price, Cost]:
+    ns = table.real("ns_per_token", Cost.ns_of(model), 0, _MOST_NS)
+    alpha = table.real("alpha", Cost().alpha, 0, _MOST_NS)
+    table.close()
+    slope = real("cost.alpha times cost.ns_per_token", ns * alpha, 0, _MOST_NS)
+    return (round(ns * _PART), round(slope * _PART)), Cost(alpha=alpha, ns_per_token=ns)
+
+
+def _points(table: Table) -> tuple[Price, Cost]:
     given = pairs("cost.points", table.take("points", ()), _MOST_POINTS)
     table.close()
     points = [

@@ -100,7 +100,7 @@ def config_of(document: dict[str, Any], folder: Path) -> SimulationConfig:
     shape = top.table("model")
     model = made("model", ModelShape, shape.some(*plain(ModelShape, "groups")))
     shape.close()
-    price, cost = cost_of(top.table("cost"), model)
+    price, cost = cost_of(top.table("cost"), model, folder)
     machines = top.number("machines", 1, 1, 2**20)
     table = top.table("manager")
     block_tokens = block_tokens_of(table, trace)

@@ -177,7 +177,7 @@ impl Engine for Serial {
             if request.output > 1 {
                 machine.take(now)?;
                 *phase = Phase::Decode;
-                let decode = self.service.cost.span(request.input, request.output - 1);
+                let decode = nanos(self.service.cost.answer(request.input, request.output - 1));
                 self.due.push((Kind::StepEnds, now.saturating_add(decode)));
                 self.running = Some(running);
                 return Ok(Some(began));

@@ -1,0 +1,134 @@
+"""Passes: how long an engine's steps take, as two tables of integers.
+
+A step takes a fixed time, in which the weights are read, and beyond it what `prefill` says of each
+prefill (by context and tokens) and `decode` of all decodes (by mean context and requests).
+Invariant: nothing falls along an axis, and all is rounded to nanoseconds before a run.
+Cost: read or computed once per run.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from kvtrie.cost import Cost
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["Grid", "Passes", "read_passes"]
+
+Grid: TypeAlias = "tuple[list[int], list[int], list[list[int]]]"
+"""Contexts, counts, and a row of nanoseconds per context."""
+
+_MOST_NS = 2.0**50
+_MANY = 2**16
+_LEAST_NS = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The step times of an engine, in nanoseconds.
+
+    Attributes:
+        base: a step without tokens.
+        prefill: beyond it, a pass of so many tokens behind a context.
+        decode: beyond it, one token each of so many requests with a mean context.
+    """
+
+    base: int
+    prefill: Grid
+    decode: Grid
+
+    @classmethod
+    def of(
+        cls,
+        base: float,
+        prefill: tuple[Sequence[int], Sequence[int], NDArray[np.float64]],
+        decode: tuple[Sequence[int], Sequence[int], NDArray[np.float64]],
+    ) -> Passes:
+        """From times of whole steps: contexts, counts, nanoseconds `(contexts, counts)`.
+
+        What falls along an axis is noise, and is raised.
+
+        Raises:
+            ConfigError: axes that do not ascend, times of another shape, below 0 or above 13 days.
+        """
+        return cls(round(base), _grid(base, *prefill), _grid(base, *decode))
+
+    def price(self) -> tuple[int, Grid, Grid]:
+        """As `Simulation(price=...)` takes it."""
+        return self.base, self.prefill, self.decode
+
+    def cost(self) -> Cost:
+        """What managers take it for: a token in the largest pass, by context."""
+        contexts, counts, rows = self.prefill
+        table = [
+            (at, max(_LEAST_NS, row[-1] / counts[-1]))
+            for at, row in zip(contexts, rows, strict=True)
+        ]
+        return Cost(table=tuple(table), ns_per_token=table[0][1])
+
+
+def _grid(
+    base: float, contexts: Sequence[int], counts: Sequence[int], ns: NDArray[np.float64]
+) -> Grid:
+    axes = (list(contexts), list(counts))
+    if ns.shape != tuple(map(len, axes)) or not ns.size:
+        raise ConfigError(f"times {ns.shape} of steps for contexts and counts {axes}")
+    if any((np.diff(axis) <= 0).any() or axis[0] < 0 for axis in axes):
+        raise ConfigError(f"contexts and counts of steps must ascend: {axes}")
+    if not (np.isfinite(ns).all() and (ns >= 0).all() and (ns <= _MOST_NS).all()):
+        raise ConfigError(f"times of steps are 0 to {_MOST_NS:.0f} ns, not {ns.tolist()}")
+    beyond = np.maximum(0, np.round(ns) - round(base))
+    for axis in (0, 1):
+        beyond = np.maximum.accumulate(beyond, axis=axis)
+    return (*axes, beyond.astype(np.int64).tolist())
+
+
+def read_passes(path: Path) -> Passes:
+    """The step times in a file of `kvtrie profile`.
+
+    A step's fixed time is that of the smallest pass. A file without decodes of several requests has
+    each take what one token takes beyond it.
+
+    Raises:
+        ConfigError: the file cannot be read, or no model was measured for it.
+    """
+    try:
+        told: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        passes = told["passes"]
+        contexts = [int(at) for at in passes["contexts"]]
+        tokens = [int(at) for at in passes["tokens"]]
+        ns = np.array(passes["ns"], dtype=np.float64)
+        base = float(ns[0, 0])
+        if "decode" in told:
+            decode = told["decode"]
+            contexts_of, requests = decode["contexts"], decode["requests"]
+            decodes = (
+                [int(at) for at in contexts_of],
+                [int(at) for at in requests],
+                np.array(decode["ns"], dtype=np.float64),
+            )
+        else:
+            beyond = ns[:, :1] - base
+            decodes = (contexts, [1, _MANY], base + beyond * np.array([[1, _MANY]]))
+    except OSError as error:
+        raise ConfigError(f"cannot read the profile {path}: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ConfigError(
+            f"{path} is no profile of `kvtrie profile` with a model: {error!r}"
+        ) from error
+    if decodes[1][:1] != [1]:
+        raise ConfigError(f"{path}: decode.requests begins with {decodes[1][:1]}, 1 wanted")
+    try:
+        return Passes.of(base, (contexts, tokens, ns), decodes)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
