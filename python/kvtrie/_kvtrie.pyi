@@ -1857,6 +1857,7 @@ class Simulation:
         max_running: int = 256,
         token_by_token: bool = False,
         directory_ns: int | None = None,
+        prefetch: Literal["never", "arrival"] = "never",
         logged: bool = False,
     ) -> Self:
         """Makes machines without a block.
@@ -1891,6 +1892,8 @@ class Simulation:
             transfer: whether moves take the time that the executor needs, or end when the manager
                 predicted, as `kvtrie.sim.replay` has it.
             moves_per_job: the most moves of one transmission.
+            prefetch: whether a request's blocks are loaded from when it comes in, as a hint asks,
+                or when it begins.
             peers: the lane between two machines, over which one fetches what another one's host or
                 disk holds. Each ordered pair has one; with `shares` all stand in one queue. None
                 fetches nothing.
@@ -1983,7 +1986,7 @@ class Simulation:
         layer_lo, layer_hi, after; `("complete", ids, now)`; `("commit", lease, tokens, now)`;
         `("release", lease, now)`; `("mark", tokens, tier, skip, first, ready, fits, now)`, where
         `fits` is False for a NoSpaceError; `("pin", blocks, tier, pin, now)`;
-        `("unpin", pin, now)`.
+        `("unpin", pin, now)`; `("prefetch", tokens, now)`, a hint.
         """
 
 @final

@@ -100,6 +100,9 @@ def test_a_prompt_comes_back_from_the_host(config, capsys):
         ("tiers.1.read.bytes_per_s=32768000", 1_516_000),
         ("tiers.1.read.latency_ns=7", 3_016_007),
         ("tiers.0.write=never", 64_000),
+        # An eight-bit layout halves the bytes: 3 blocks take 1.5 ms.
+        ('tiers.1.layout={dtype="float8_e4m3fn"}', 1_516_000),
+        ("tiers.0.admit_after=2", 64_000),
         ("tiers.0.blocks=8", 16_000),
         ("cost.alpha=1.0", 3_000_000 + 1000 * sum(range(49, 65))),
         ('cost={kind="table", points=[[0, 500], [64, 500]]}', 3_008_000),
@@ -108,6 +111,25 @@ def test_a_prompt_comes_back_from_the_host(config, capsys):
 )
 def test_settings_change_the_third_request(config, capsys, change, last):
     assert waits(play(config, capsys, change)[1])[2] == last
+
+
+def test_blocks_are_loaded_while_a_request_waits(tmp_path, capsys):
+    """A comes in while another prompt computes for 5 ms, which hides the 3 ms of its loads."""
+    config = write(tmp_path, (0, A), (1, B), (2, list(range(200, 232))), (2, A))
+    changes = ("tiers.0.blocks=6", "cost.ns_per_token=156250")
+    figures, lines = play(config, capsys, *changes)
+    assert (waits(lines)[3], figures["stalled_ns"]) == (10_500_000, 3_000_000)
+    figures, lines = play(config, capsys, *changes, "prefetch=arrival")
+    assert (waits(lines)[3], figures["stalled_ns"]) == (7_500_000, 0)
+    assert lines[3]["hit_tokens"]["gpu"] == 48
+    # Without a lower tier there is nothing to load.
+    one = 'tiers=[{kind="gpu", blocks=6}]'
+    assert play(config, capsys, one, "prefetch=arrival")[1] == play(config, capsys, one)[1]
+
+
+def test_lanes_carry_bytes_of_the_tiers_layout(config, capsys):
+    figures, _ = play(config, capsys, 'tiers.1.layout={dtype="float8_e4m3fn"}')
+    assert figures["lanes"]["host read"]["bytes"] == 3 << 13
 
 
 def test_goodput_counts_requests_that_meet_all_goals(config, capsys):
@@ -203,6 +225,14 @@ def test_a_person_reads_a_table(config, capsys):
         ("peers.lookup=some", "peers.lookup is one of own, all, not 'some'"),
         ("peers.lookup=all", "peers.bytes_per_s is missing"),
         ('peers={lookup="all", bytes_per_s=0}', "peers: bytes_per_s of lane 'peers' is 0"),
+        ("prefetch=always", "prefetch is one of never, arrival, not 'always'"),
+        ('tiers.1.layout={dtype="int3"}', "tiers.1.layout: dtype is one of"),
+        ("tiers.1.layout.bits=4", "tiers.1.layout.bits is 4"),
+        ("tiers.0.layer_slots=3", "tiers.0: layer_slots of tier 'gpu' is 3"),
+        ("tiers.0.admit_after=-1", "tiers.0: admit_after of tier 'gpu' is -1"),
+        ("tiers.0.free_low=1.5", "tiers.0: free_low of tier 'gpu' is 1.5"),
+        ("manager.drop_order=deep", "manager.drop_order is one of"),
+        ("manager.epsilon=2", "manager.epsilon is 2"),
         ("goals.ttft_ns=-1", "goals.ttft_ns is -1"),
         ("goals.e2e_ns=1", "goals.e2e_ns is 1"),
         ("price.gpu_hour=-2.5", "price.gpu_hour is -2.5"),

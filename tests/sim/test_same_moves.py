@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvtrie import BlockManager, Cost, Lane, ModelShape, Tier
+from kvtrie import BlockManager, Cost, Lane, ModelShape, Prefetch, Tier
 from kvtrie.errors import NoSpaceError
 from kvtrie.sim.config import SimulationConfig, TraceSource
 from kvtrie.sim.figures import figures_of
@@ -46,6 +46,7 @@ def drawn(dice):
         "keep": dice.randint(0, 2),
         "moves_per_job": dice.choice((1, 3, 64)),
         "epsilon": dice.choice((0.0, 1 / 64)),
+        "prefetch": dice.choice(("never", "never", "arrival")),
     }
     if dice.random() < 0.5:
         budget = dice.choice((2, 5, 64))
@@ -92,8 +93,10 @@ def grown(lease, name, rest, load):
 
 
 def from_peers(manager, name, rest):
-    """Play a call that only machines with peers get."""
-    if name == "mark":
+    """Play a call that only some runs make."""
+    if name == "prefetch":
+        manager.hint([Prefetch(tokens=rest[0])], now=rest[1])
+    elif name == "mark":
         tokens, tier, skip, first, ready, fits, now = rest
         try:
             manager.mark(tokens, tier, present=True, skip=skip, first=first, ready=ready, now=now)

@@ -150,16 +150,26 @@ def _tiers(
 
 
 def _lanes(config: SimulationConfig, simulation: Simulation) -> dict[str, dict[str, Any]]:
-    """Per lane: bytes, busy ns, the share of the run that is, and ns waited for it, in all."""
+    """Per lane: bytes, busy ns, the share of the run that is, and ns waited for it, in all.
+
+    Managers count in bytes of the model's KV; a tier's own layout may have fewer.
+    """
     machines: int = config.manager.get("machines", 1)
     queues = Counter(lane.name for tier in config.tiers for lane in tier.lanes())
     number = {name: each * machines for name, each in queues.items()}
+    shares = {
+        lane.name: tier.room_bytes(config.model, config.block_tokens)
+        / tier.room(config.model, config.block_tokens)
+        / (config.model.layers * config.model.layer_bytes(config.block_tokens))
+        for tier in config.tiers
+        for lane in tier.lanes()
+    }
     peers = config.manager.get("peers")
     if peers is not None:
         number[peers.name] = 1 if peers.shares is not None else machines * (machines - 1)
     return {
         name: {
-            "bytes": carried,
+            "bytes": round(carried * shares.get(name, 1)),
             "busy_ns": busy,
             "use": busy / max(1, simulation.now * number.get(name, machines)),
             "waited_ns": waited,

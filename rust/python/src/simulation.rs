@@ -76,12 +76,14 @@ impl Simulation {
         policy=String::from("lru"), cost=None, structure=Structure::LeafOnly,
         drop_order=DropOrder::Shallow, reuse=true, epsilon=0.015_625, load=None, keep=1,
         wait=None, router=None, transfer=None, moves_per_job=64, peers=None, engine=None,
-        token_budget=2048, max_running=256, token_by_token=false, directory_ns=None, logged=false
+        token_budget=2048, max_running=256, token_by_token=false, directory_ns=None,
+        prefetch=None, logged=false
     ), text_signature = "(model, tiers, *, price, machines=1, block_tokens=16, token_weight=1, \
         policy='lru', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
         epsilon=0.015625, load='all', keep=1, wait='all', router='round-robin', \
         transfer='executor', moves_per_job=64, peers=None, engine='serial', token_budget=2048, \
-        max_running=256, token_by_token=False, directory_ns=None, logged=False)")]
+        max_running=256, token_by_token=False, directory_ns=None, prefetch='never', \
+        logged=False)")]
     #[expect(clippy::too_many_arguments, reason = "a run's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
@@ -108,6 +110,7 @@ impl Simulation {
         #[pyo3(from_py_with = max_running)] max_running: u64,
         token_by_token: bool,
         #[pyo3(from_py_with = number::directory_ns)] directory_ns: Option<u64>,
+        prefetch: Option<&Bound<'_, PyAny>>,
         logged: bool,
     ) -> PyResult<Self> {
         let tiers = settings::tiers(tiers)?;
@@ -163,7 +166,11 @@ impl Simulation {
             directory: directory_ns.map_or(Learning::Exact, Learning::Events),
             logged,
         };
-        let run = Mutex::new(Some(Run::new(config).map_err(raise)?));
+        let mut run = Run::new(config).map_err(raise)?;
+        if word(prefetch, "prefetch", ["never", "arrival"])? == 1 {
+            run.prefetch();
+        }
+        let run = Mutex::new(Some(run));
         Ok(Self { run, tiers: tiers.len() })
     }
 
@@ -422,6 +429,7 @@ fn call_row<'py>(py: Python<'py>, call: &Call) -> PyResult<Bound<'py, PyTuple>> 
         }
         Call::Suspend(lease, kind, now) => ("suspend", lease, kind.name(), now).into_pyobject(py),
         Call::Resume(lease, fits, now) => ("resume", lease, fits, now).into_pyobject(py),
+        Call::Prefetch(tokens, now) => ("prefetch", tokens, now).into_pyobject(py),
         Call::Mark { tokens, tier, skip, times: (first, ready), fits, now } => {
             ("mark", tokens, tier, skip, first, ready, fits, now).into_pyobject(py)
         }

@@ -8,6 +8,7 @@ mod handed;
 
 use kvtrie_core::block::{Handle, LeaseId, MoveId, TierId, Token};
 use kvtrie_core::error::{Error, Result};
+use kvtrie_core::hint::{Hint, Target};
 use kvtrie_core::manager::{
     Acquire, BlockEvent, LoadMode, Manager, Mark, Outcome, PinId, Settings,
 };
@@ -51,6 +52,8 @@ pub enum Call {
     Suspend(LeaseId, Kind, Nanos),
     /// `resume`, with whether there was room.
     Resume(LeaseId, bool, Nanos),
+    /// `hint` that a sequence's blocks be brought to the first tier.
+    Prefetch(Vec<Token>, Nanos),
     /// `mark` of the blocks behind the first ones, with whether there was room.
     Mark {
         /// The prompt up to the last block.
@@ -196,6 +199,18 @@ impl Calls {
         self.at(now)?;
         self.manager.commit(lease, tokens, now)?;
         self.note(|| Call::Commit(lease, tokens.to_vec(), now));
+        Ok(())
+    }
+
+    /// Brings what is cached of a sequence to the first tier, as far as there is room.
+    ///
+    /// # Errors
+    /// As [`Manager::hint`].
+    pub fn prefetch(&mut self, tokens: &[Token], now: Nanos) -> Result<()> {
+        self.at(now)?;
+        let target = Target::Tokens { tokens: tokens.to_vec(), scope: Scope::default() };
+        self.manager.hint(&[Hint::Prefetch { target, tier: 0, deadline: None }], now)?;
+        self.note(|| Call::Prefetch(tokens.to_vec(), now));
         Ok(())
     }
 

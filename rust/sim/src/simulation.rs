@@ -95,6 +95,8 @@ pub struct Simulation {
     /// Blocks in the network, by the number of their transmission.
     fetches: BTreeMap<u64, Fetch>,
     next_fetch: u64,
+    /// Whether a request's blocks are loaded from when it comes in.
+    prefetches: bool,
     /// Records that wait for an earlier request's.
     early: BTreeMap<u64, Record>,
     next_record: u64,
@@ -157,6 +159,7 @@ impl Simulation {
             peers: peers.transpose()?,
             fetches: BTreeMap::new(),
             next_fetch: FIRST_FETCH,
+            prefetches: false,
             early: BTreeMap::new(),
             next_record: 0,
             timeline: Timeline::new(false, 0),
@@ -371,11 +374,15 @@ impl Simulation {
         if let Some(backlog) = &mut self.backlog {
             backlog.sent(request.id, here, work);
         }
-        let engine = &mut self.servers[here].engine;
-        engine.push(request, self.now);
-        for (kind, at) in engine.take_due() {
-            self.events.push(Event { at, kind, machine: here, number: 0 });
+        let Server { machine, engine, .. } = &mut self.servers[here];
+        if self.prefetches {
+            let weight = u64::from(machine.calls.manager().settings().token_weight);
+            let usable = request.tokens.len().saturating_sub(request.keep(self.keep, weight));
+            machine.calls.prefetch(&request.tokens[..usable], self.now)?;
+            machine.take(self.now)?;
         }
+        engine.push(request, self.now);
+        self.follow(here)?;
         Ok(decision)
     }
 
@@ -468,6 +475,13 @@ impl Simulation {
         if others.is_some() && self.backlog.is_none() {
             self.backlog = Some(Backlog::new(self.servers.len()));
         }
+    }
+
+    /// Loads a request's blocks from when it comes in, while others run, as far as there is room.
+    /// Without a second tier there is nothing to load.
+    pub fn prefetch(&mut self) {
+        let manager = self.servers[0].machine.calls.manager();
+        self.prefetches = manager.settings().tiers.len() > 1;
     }
 
     /// Keeps, from now on, each step and transmission, or a sample of the tiers every so many

@@ -122,6 +122,10 @@ fn words(call: &Call) -> Vec<String> {
             let rest = [*tier as u64, *skip as u64, times.0, times.1, (*fits).into(), *now];
             ("mark", tokens.chain(rest).collect())
         }
+        Call::Prefetch(tokens, now) => {
+            let tokens = tokens.iter().map(|&token| token.into());
+            ("prefetch", tokens.chain([*now]).collect())
+        }
         Call::Pin(blocks, tier, pin, now) => {
             let blocks = blocks.iter().map(|block| block.0);
             ("pin", blocks.chain([*tier as u64, *pin, *now]).collect())

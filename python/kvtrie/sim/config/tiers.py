@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtrie.argument import few
 from kvtrie.errors import ConfigError
+from kvtrie.layout import Layout
 from kvtrie.sim.config.table import Table, made, plain
 from kvtrie.tier import Lane, Tier
 
@@ -22,7 +23,7 @@ def tiers_of(given: object) -> tuple[Tier, ...]:
 
 def _tier(name: str, given: object) -> Tier:
     table = Table(name, given)
-    keys = plain(Tier, "path", "second_path", "owner", "io_budget", "layout", "durability", "io")
+    keys = plain(Tier, "path", "second_path", "owner", "io_budget", "durability", "io")
     settings = table.some(*keys)
     table.close()
     kind = settings.get("kind")
@@ -33,4 +34,9 @@ def _tier(name: str, given: object) -> Tier:
             stated |= lane.some("name", "bytes_per_s", "latency_ns", "shares")
             lane.close()
             settings[way] = made(f"{name}.{way}", Lane, stated)
+    if "layout" in settings:
+        layout = Table(f"{name}.layout", settings["layout"])
+        stated = layout.some(*plain(Layout))
+        layout.close()
+        settings["layout"] = made(f"{name}.layout", Layout, stated)
     return made(name, Tier, {**settings, "owner": "none"})

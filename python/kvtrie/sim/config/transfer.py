@@ -15,4 +15,5 @@ def transfer_of(top: Table) -> dict[str, Any]:
     return {
         "transfer": top.word("transfer", ("executor", "predicted")),
         "moves_per_job": top.number("moves_per_job", 64, 1, 2**31 - 1),
+        "prefetch": top.word("prefetch", ("never", "arrival")),
     }
