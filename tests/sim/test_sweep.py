@@ -117,6 +117,16 @@ def test_equal_configs_run_once_and_other_traces_have_other_digests(config, tmp_
     assert digest_of(one) != before
 
 
+def test_traces_that_are_made_up_are_swept(config, tmp_path):
+    made = ('trace={format="sharegpt-like", requests=30}', "tiers.0.blocks=400")
+    results = tmp_path / "results.jsonl"
+    cells = grid(config, made, ["seed=1,2"])
+    one, other = sweep([cell.config for cell in cells], results=results)
+    assert still(one) == single(config, *made, "seed=1")
+    assert one["input_tokens"] != other["input_tokens"]
+    assert len(results.read_text().splitlines()) == 2
+
+
 @pytest.mark.slow
 def test_runs_go_to_processes(config):
     configs = [cell.config for cell in grid(config, (), OVER)]

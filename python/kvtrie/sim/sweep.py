@@ -87,13 +87,15 @@ def digest_of(config: SimulationConfig) -> str:
     Raises:
         ConfigError: a trace that cannot be read.
     """
-    path = config.trace.path
-    try:
-        seen = path.stat()
-        trace = _digest(path, seen.st_size, seen.st_mtime_ns)
-    except OSError as error:
-        raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from error
-    named = replace(config, trace=replace(config.trace, path=Path(trace)))
+    named, path = config, config.trace.path
+    # What is made up follows from the settings.
+    if config.trace.generator is None:
+        try:
+            seen = path.stat()
+            trace = _digest(path, seen.st_size, seen.st_mtime_ns)
+        except OSError as error:
+            raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from error
+        named = replace(config, trace=replace(config.trace, path=Path(trace)))
     return hashlib.sha256(f"{__version__} {named!r}".encode()).hexdigest()
 
 
