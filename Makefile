@@ -26,7 +26,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-disk bench-restart bench-formats bench-fusion bench-gpu eval-fusion wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-disk bench-restart bench-formats bench-fusion bench-gpu eval-fusion wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -97,6 +97,10 @@ bench-policies: $(BUILT) ## the table of all policies; ARGS="--trace FILE --json
 
 reproductions: $(BUILT) ## published figures and scenarios, played again; ARGS="--trace FILE", SHAREGPT=FILE
 	$(BIN)/python -m benches.reproductions $(ARGS)
+
+bench-sim: $(BUILT) ## the simulator beside its managers alone and Dynamo's mocker; ARGS="--trace FILE"
+	cargo build --quiet --release -p kvtrie-sim --example limit
+	$(BIN)/python -m benches.sim $(ARGS)
 
 lint: $(BUILT) ## format, clippy, ruff, pyright, stubtest, import contracts, spelling
 	cargo fmt --all -- --check $(POLICIES)

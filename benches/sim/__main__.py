@@ -1,0 +1,135 @@
+"""The simulator's speed, in processor seconds of one run: a table, and benches/results/sim.json.
+
+    make bench-sim ARGS="--trace mooncake_conversation_trace.jsonl"
+
+`limit` is a run in Rust beside its own calls to managers alone, by engine and tiers; its ratio may
+not be above the goal. The other rows are a whole run from the file to the figures beside Dynamo's
+mocker on the same trace with the same rooms, machines and bandwidths; each has step times of its
+own. The published trace is not part of the project: `--trace` or KVTRIE_TRACE names it.
+Cost: two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benches.core.place import place
+from benches.core.referee import ROOT, interpreter, run
+from benches.core.rows import OURS, Play
+from benches.record import Result, document, write
+from kvtrie.sim.trace import iter_trace
+
+OUT = ROOT / "benches/results/sim.json"
+TRACE = "KVTRIE_TRACE"
+PROGRAM = ROOT / "target/release/examples/limit"
+PEER = "dynamo"
+GPU, HOST = 5859, 40_000
+LIMITS = {"serial": 1.5, "continuous": 3.0}
+GOALS = {"one_tier": 10.0, "host_tier": 3.0, "4_machines": 8.0, "16_machines": 8.0}
+WIDE = 110
+
+
+def limits(trace: Path) -> list[Result]:
+    """A run and its calls alone, per engine, without and with a host tier."""
+    rows: list[Result] = []
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Path(folder) / "trace.txt"
+        with lines.open("w") as file:
+            for asked in iter_trace(trace):
+                head = (asked.at, asked.input_tokens, asked.output_tokens)
+                file.write(" ".join(map(str, (*head, *asked.blocks.tolist()))) + "\n")
+        for engine, most in LIMITS.items():
+            for host in (0, HOST):
+                words = (str(PROGRAM), str(lines), engine, str(GPU), str(host))
+                told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+                ours, alone, calls = map(int, told.split())
+                rows.append(
+                    Result(
+                        what=f"limit.{engine}.{'host_tier' if host else 'one_tier'}",
+                        ours=round(ours / 1e9, 4),
+                        unit="s",
+                        peer=round(alone / 1e9, 4),
+                        peer_name="managers alone",
+                        ratio=round(ours / alone, 3),
+                        goal=most,
+                        ok=ours <= most * alone,
+                        more={"calls": calls, "better": "below"},
+                    )
+                )
+    return rows
+
+
+def beside(trace: Path) -> tuple[list[Result], list[str]]:
+    """Whole runs beside the mocker's."""
+    ours = run(Play(OURS, "benches.ours.simulation", (str(trace),)))
+    said: list[str] = []
+    theirs = {}
+    if interpreter(PEER) is None:
+        said.append(f"{PEER}: not installed; `make peers ARGS={PEER}` does it")
+    else:
+        lines = run(Play(PEER, "benches.peers.dynamo_replay", (str(trace),)))
+        theirs = {line.what: line for line in lines}
+    rows: list[Result] = []
+    for line in ours:
+        peer = theirs.get(line.what)
+        ratio = peer.value / line.value if peer else None
+        rows.append(
+            Result(
+                what=line.what,
+                ours=line.value,
+                unit=line.unit,
+                peer=peer.value if peer else None,
+                peer_name=peer.peer if peer else "-",
+                ratio=ratio and round(ratio, 2),
+                goal=GOALS[line.what],
+                ok=None if ratio is None else ratio >= GOALS[line.what],
+                more={"ours": line.context, "peer": peer.context if peer else None},
+            )
+        )
+    return rows, said
+
+
+def main() -> int:
+    """Play, report, record."""
+    parser = argparse.ArgumentParser(prog="benches.sim", description=__doc__.partition("\n")[0])
+    parser.add_argument("--trace", type=Path, default=os.environ.get(TRACE), metavar="FILE")
+    parser.add_argument("--out", type=Path, default=OUT, help="where to write the document")
+    parser.add_argument("--json", action="store_true", help="print the document, not the table")
+    given = parser.parse_args()
+    if given.trace is None:
+        parser.error(f"neither --trace nor {TRACE} names the trace")
+    trace = Path(given.trace).absolute()
+    rows = limits(trace)
+    runs, said = beside(trace)
+    rows += runs
+    kept = document({**place(), "said": said}, rows)
+    write(given.out, kept)
+    if given.json:
+        sys.stdout.write(json.dumps(kept, ensure_ascii=False) + "\n")
+        return 0
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    table = Table()
+    for head in ("what", "ours s", "peer s", "whose", "ratio", "goal", "ok"):
+        table.add_column(head, justify="left" if head in {"what", "whose"} else "right")
+    for row in rows:
+        bound = "at most" if row.what.startswith("limit") else "at least"
+        ok = "" if row.ok is None else "yes" if row.ok else "NO"
+        cells = (row.what, row.ours, row.peer, row.peer_name, row.ratio, f"{bound} {row.goal}", ok)
+        table.add_row(*map(str, cells))
+    console.print(table)
+    for words in said:
+        console.print(words, markup=False, highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+//! A trace through one simulated machine, and the run's calls through a manager alone.
+//!
+//!     limit FILE serial|continuous GPU_BLOCKS HOST_BLOCKS
+//!
+//! FILE has a line per request: arrival in ns, tokens of prompt and answer, and the hashes of its
+//! blocks. Prints processor nanoseconds of the run, of the calls, and how many calls they were. The
+//! second cannot be beaten by a simulator that asks the same of the same manager.
+
+use std::error::Error;
+use std::io::Write as _;
+use std::sync::Arc;
+
+use kvtrie_core::block::Structure;
+use kvtrie_core::cost::CostModel;
+use kvtrie_core::lane::LaneSpec;
+use kvtrie_core::manager::{DropOrder, LoadMode, Settings};
+use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_sim::call::{Call, Calls};
+use kvtrie_sim::cost::{Affine, PART_BITS};
+use kvtrie_sim::directory::Learning;
+use kvtrie_sim::engine::{self, Limits, Service, Wait};
+use kvtrie_sim::request::Request;
+use kvtrie_sim::router::RoundRobin;
+use kvtrie_sim::simulation::{Config, Simulation};
+use kvtrie_sim::transfer::{Mode, Transfer};
+
+type Failure = Box<dyn Error>;
+
+/// Tokens of a hash.
+const TOKENS: u32 = 512;
+/// Of a model of 8 billion parameters: 32 layers, 8 heads of 128, 16 bits, K and V.
+const LAYERS: u16 = 32;
+const LAYER_BYTES: u64 = TOKENS as u64 * 8 * 128 * 2 * 2;
+const NS_PER_TOKEN: u64 = 20_000;
+
+fn main() -> Result<(), Failure> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [file, kind, gpu, host] = &words[..] else {
+        return Err("limit FILE serial|continuous GPU_BLOCKS HOST_BLOCKS".into());
+    };
+    let requests = read(file)?;
+    let (gpu, host) = (gpu.parse()?, host.parse()?);
+    let kind = match kind.as_str() {
+        "serial" => engine::Kind::Serial,
+        _ => engine::Kind::Continuous(Limits {
+            token_budget: 8192,
+            max_running: 256,
+            token_by_token: false,
+        }),
+    };
+    let logged = play(config(kind, gpu, host, true), requests.clone())?;
+    let log = logged.log(0);
+    let begun = spent()?;
+    again(&settings(gpu, host), log)?;
+    let alone = spent()? - begun;
+    let begun = spent()?;
+    play(config(kind, gpu, host, false), requests)?;
+    let run = spent()? - begun;
+    writeln!(std::io::stdout(), "{run} {alone} {}", log.len())?;
+    Ok(())
+}
+
+/// Nanoseconds that this thread has had a processor.
+fn spent() -> Result<u64, Failure> {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    Ok(told.split_whitespace().next().ok_or("no schedstat")?.parse()?)
+}
+
+fn read(file: &str) -> Result<Vec<Request>, Failure> {
+    let text = std::fs::read_to_string(file)?;
+    let mut requests = Vec::new();
+    for (id, line) in (0..).zip(text.lines()) {
+        let mut numbers = line.split(' ');
+        let mut number = || numbers.next().ok_or("a short line");
+        let (arrival, input, output) = (number()?.parse()?, number()?.parse()?, number()?.parse()?);
+        let tokens = numbers.map(str::parse).collect::<Result<_, _>>()?;
+        requests.push(Request { id, arrival, tokens, session: None, input, output });
+    }
+    Ok(requests)
+}
+
+fn play(config: Config, requests: Vec<Request>) -> Result<Simulation, Failure> {
+    let mut simulation = Simulation::new(config)?;
+    simulation.run(requests.into_iter().map(Ok), |_| Ok(()))?;
+    Ok(simulation)
+}
+
+/// The same calls to a manager of its own, which hands out the same moves.
+fn again(settings: &Settings, log: &[Call]) -> Result<(), Failure> {
+    let mut calls = Calls::new(settings.clone(), LoadMode::All, false)?;
+    for call in log {
+        match call {
+            Call::Acquire { tokens, keep, reserve, layerwise, session, lease, now } => {
+                let room = (*keep, *reserve);
+                let found = calls.acquire(tokens, room, *layerwise, session.as_deref(), *now)?;
+                assert_eq!(found.unwrap_or(0), *lease, "the same lease");
+            }
+            Call::Moves(moves) => assert_eq!(calls.moves()?.len(), moves.len(), "the same moves"),
+            Call::Complete(moves, now) => calls.complete(moves, *now)?,
+            Call::Commit(lease, tokens, now) => calls.commit(*lease, tokens, *now)?,
+            Call::Release(lease, now) => calls.release(*lease, *now)?,
+            Call::Reserve(lease, tokens, fits, now) => {
+                assert_eq!(calls.reserve(*lease, *tokens, *now)?, *fits, "the same room");
+            }
+            Call::Suspend(lease, _, now) => calls.suspend(*lease, *now)?,
+            Call::Resume(lease, fits, now) => {
+                assert_eq!(calls.resume(*lease, *now)?, *fits, "the same room");
+            }
+            // One machine has no peers.
+            Call::Mark { .. } | Call::Pin(..) | Call::Unpin(..) => return Err("a peer".into()),
+        }
+    }
+    Ok(())
+}
+
+fn settings(gpu: u32, host: u32) -> Settings {
+    let mut tiers = vec![tier(Kind::Gpu, gpu)];
+    if host > 0 {
+        tiers.push(tier(Kind::Host, host));
+    }
+    Settings {
+        fingerprint: String::new(),
+        layers: LAYERS,
+        layer_bytes: LAYER_BYTES,
+        block_tokens: 1,
+        token_weight: TOKENS,
+        tiers,
+        policy: "lru".into(),
+        reuse: true,
+        epsilon: 1.0 / 64.0,
+        cost: CostModel::affine(0.0, 1.0, 0.0, 20_000.0).expect("a cost"),
+        priced: false,
+        structure: Structure::LeafOnly,
+        drop_order: DropOrder::Shallow,
+        ranks: 1,
+        events: 0,
+        block_events: 0,
+        eviction_log: 0,
+    }
+}
+
+fn tier(kind: Kind, blocks: u32) -> TierSpec {
+    let lane = |way: &str| LaneSpec {
+        name: format!("{} {way}", kind.name()),
+        bytes_per_s: 25_000_000_000,
+        latency_ns: 10_000,
+        shares: None,
+    };
+    TierSpec {
+        kind,
+        blocks,
+        owner: Owner::Nobody,
+        write: Write::Back,
+        admit_after: 1,
+        free_low: 0.0,
+        growth_reserve: 0.0,
+        retained_share: 0.5,
+        layer_slots: false,
+        policy: None,
+        read: lane("read"),
+        store: lane("store"),
+    }
+}
+
+fn config(kind: engine::Kind, gpu: u32, host: u32, logged: bool) -> Config {
+    Config {
+        settings: settings(gpu, host),
+        machines: 1,
+        load: LoadMode::All,
+        service: Service {
+            kind,
+            cost: Arc::new(Affine { base: NS_PER_TOKEN << PART_BITS, slope: 0 }),
+            wait: Wait::All,
+            keep: 1,
+            gap: 0,
+        },
+        transfer: Transfer { mode: Mode::Executor, moves_per_job: 64, layerwise: false },
+        router: Box::<RoundRobin>::default(),
+        peers: None,
+        directory: Learning::Exact,
+        logged,
+    }
+}
