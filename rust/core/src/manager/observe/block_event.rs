@@ -167,12 +167,12 @@ impl BlockEvents {
         }
         // No block changes twice now, so any order of them is right.
         net.sort_by_key(|change| change.depth);
-        for change in net.iter().rev() {
+        for change in net.iter_mut().rev() {
             for layers in behind(change.before, change.after) {
                 self.push(change, BlockEventKind::Removed, layers, at, most);
             }
         }
-        for change in &net {
+        for change in &mut net {
             for layers in behind(change.after, change.before) {
                 self.push(change, BlockEventKind::Stored, layers, at, most);
             }
@@ -181,7 +181,7 @@ impl BlockEvents {
 
     fn push(
         &mut self,
-        change: &NamedChange,
+        change: &mut NamedChange,
         kind: BlockEventKind,
         layers: Layers,
         at: Nanos,
@@ -190,8 +190,11 @@ impl BlockEvents {
         if self.queue.len() == most {
             self.queue.pop_front();
         }
-        let NamedChange { block, key, parent, ref tokens, tier, .. } = *change;
-        let (number, tokens) = (self.next, tokens.clone());
+        let NamedChange { block, key, parent, tier, before, after, .. } = *change;
+        // A copy that comes or goes as a whole is one event, which may have its tokens.
+        let whole = before.is_empty() || after.is_empty();
+        let tokens = if whole { std::mem::take(&mut change.tokens) } else { change.tokens.clone() };
+        let number = self.next;
         self.next += 1;
         self.queue.push_back(BlockEvent {
             number,
