@@ -36,6 +36,7 @@ GPU, HOST = 5859, 40_000
 LIMITS = {"serial": 1.5, "continuous": 3.0}
 GOALS = {"one_tier": 10.0, "host_tier": 3.0, "4_machines": 8.0, "16_machines": 8.0}
 WIDE = 110
+RUNS = 3  # of each limit, of which the best counts: some last a tenth of a second
 
 
 def limits(trace: Path) -> list[Result]:
@@ -50,8 +51,11 @@ def limits(trace: Path) -> list[Result]:
         for engine, most in LIMITS.items():
             for host in (0, HOST):
                 words = (str(PROGRAM), str(lines), engine, str(GPU), str(host))
-                told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-                ours, alone, calls = map(int, told.split())
+                told = [
+                    tuple(map(int, subprocess.check_output(words, text=True).split()))
+                    for _ in range(RUNS)
+                ]
+                ours, alone, calls = map(min, zip(*told, strict=True))
                 rows.append(
                     Result(
                         what=f"limit.{engine}.{'host_tier' if host else 'one_tier'}",
