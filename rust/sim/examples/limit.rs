@@ -98,6 +98,7 @@ fn again(settings: &Settings, log: &[Call]) -> Result<(), Failure> {
             Call::Moves(moves) => assert_eq!(calls.moves()?.len(), moves.len(), "the same moves"),
             Call::Complete(moves, now) => calls.complete(moves, *now)?,
             Call::Commit(lease, tokens, now) => calls.commit(*lease, tokens, *now)?,
+            Call::Prefetch(tokens, now) => calls.prefetch(tokens, *now)?,
             Call::Release(lease, now) => calls.release(*lease, *now)?,
             Call::Reserve(lease, tokens, fits, now) => {
                 assert_eq!(calls.reserve(*lease, *tokens, *now)?, *fits, "the same room");
