@@ -1852,10 +1852,12 @@ class Simulation:
         transfer: Literal["executor", "predicted"] = "executor",
         moves_per_job: int = 64,
         peers: Lane | None = None,
-        engine: Literal["serial", "continuous"] = "serial",
+        engine: Literal["serial", "continuous", "disaggregated"] = "serial",
         token_budget: int = 2048,
         max_running: int = 256,
         token_by_token: bool = False,
+        prefill: int = 1,
+        network: Lane | None = None,
         directory_ns: int | None = None,
         prefetch: Literal["never", "arrival"] = "never",
         logged: bool = False,
@@ -1897,10 +1899,14 @@ class Simulation:
             peers: the lane between two machines, over which one fetches what another one's host or
                 disk holds. Each ordered pair has one; with `shares` all stand in one queue. None
                 fetches nothing.
-            engine: how requests are computed: one after the other, or all together in steps.
+            engine: how requests are computed: one after the other, or all together in steps, or
+                so with prompts on the first machines and answers on the others.
             token_budget: the most tokens of a step of the continuous engine.
             max_running: the most requests that hold blocks there, at most the budget.
             token_by_token: whether its steps that only decode are events of their own.
+            prefill: how many machines compute prompts for a disaggregated engine.
+            network: the lane between two machines over which it hands requests over, if `peers`
+                is None.
             directory_ns: how late routers and peers learn which machine has which blocks, by events
                 of residency; None asks every manager each time.
             logged: keep all calls of managers for `log`.

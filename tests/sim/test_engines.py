@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtrie.errors import ConfigError
 from kvtrie.sim.config import config_of
 from kvtrie.sim.run import run_config
 from kvtrie.sim.trace import read_trace, write_trace
@@ -67,3 +68,36 @@ def test_jumps_over_decoding_change_nothing(tmp_path, trace):
     without, _ = played(path, {}, blocks=blocks, output=False)
     assert without["suspended"] == 0
     assert without["e2e_ns"]["mean"] < figures["e2e_ns"]["mean"]
+
+
+DISAGGREGATED = {
+    "machines": 3,
+    "trace": {"path": "none.jsonl"},
+    "model": {"layers": 4, "kv_heads": 1, "head_dim": 64, "dtype": "float16"},
+    "engine": {"kind": "disaggregated"},
+    "peers": {"bytes_per_s": 8_192_000},
+    "tiers": [{"kind": "gpu", "blocks": 64}],
+}
+
+
+def test_a_disaggregated_engine_has_one_machine_of_prefills_unless_told():
+    config = config_of(DISAGGREGATED, Path())
+    assert (config.manager["prefill"], config.manager["peers"]) == (1, None)
+    assert config.manager["network"].bytes_per_s == 8_192_000
+    both = config_of({**DISAGGREGATED, "peers": {"lookup": "all", "bytes_per_s": 5}}, Path())
+    assert both.manager["network"] == both.manager["peers"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"peers": {}}, 'peers.bytes_per_s is missing: engine.kind = "disaggregated"'),
+        ({"engine": {"kind": "disaggregated", "prefill": 3}}, "engine.prefill is 3"),
+        ({"engine": {"kind": "continuous", "prefill": 1}}, "engine.prefill is 1"),
+        ({"machines": 1}, "machines is 1"),
+    ],
+)
+def test_what_cannot_be_disaggregated_is_refused(change, said):
+    with pytest.raises(ConfigError) as refused:
+        config_of({**DISAGGREGATED, **change}, Path())
+    assert said in str(refused.value)

@@ -26,6 +26,11 @@ RUNS = {
         "peers": {"lookup": "all", "bytes_per_s": 8_192_000, "latency_ns": 5},
     },
     "continuous": {"engine": {"kind": "continuous", "token_budget": 64, "max_running": 8}},
+    "disaggregated": {
+        "machines": 3,
+        "engine": {"kind": "disaggregated", "prefill": 1, "token_budget": 64, "max_running": 8},
+        "peers": {"bytes_per_s": 8_192_000, "latency_ns": 5, "shares": "net"},
+    },
 }
 
 

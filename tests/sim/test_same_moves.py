@@ -50,7 +50,10 @@ def drawn(dice):
     }
     if dice.random() < 0.5:
         budget = dice.choice((2, 5, 64))
-        manager["engine"] = "continuous"
+        apart = manager["machines"] > 1 and dice.random() < 0.3
+        manager["engine"] = "disaggregated" if apart else "continuous"
+        manager["network"] = Lane("peers", dice.choice((1e5, 1e7))) if apart else None
+        manager["prefill"] = 1
         manager["token_budget"] = budget
         manager["max_running"] = dice.randint(1, budget)
         manager["token_by_token"] = dice.random() < 0.2
@@ -160,7 +163,7 @@ def same_moves(seeds):
     for seed in seeds:
         config, requests = drawn(random.Random(seed))
         simulation = open_simulation(config, logged=True)
-        play(config, simulation, requests)
+        assert play(config, simulation, requests).requests == len(requests)
         for machine in range(config.manager["machines"]):
             moves += moves_alone(config, simulation.log(machine))
     return moves

@@ -13,7 +13,7 @@ use kvtrie_sim::call::{Call, Handed};
 use kvtrie_sim::cost::{Affine, Cost, Grid, PART_BITS, Passes, Table};
 use kvtrie_sim::directory::Learning;
 use kvtrie_sim::engine::{Kind, Limits, Service, Wait};
-use kvtrie_sim::peers::{LANE, PeerSpec};
+use kvtrie_sim::network::{LANE, PeerSpec};
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::simulation::{Config, Simulation as Run};
@@ -76,14 +76,14 @@ impl Simulation {
         policy=String::from("lru"), cost=None, structure=Structure::LeafOnly,
         drop_order=DropOrder::Shallow, reuse=true, epsilon=0.015_625, load=None, keep=1,
         wait=None, router=None, transfer=None, moves_per_job=64, peers=None, engine=None,
-        token_budget=2048, max_running=256, token_by_token=false, directory_ns=None,
-        prefetch=None, logged=false
+        token_budget=2048, max_running=256, token_by_token=false, prefill=1, network=None,
+        directory_ns=None, prefetch=None, logged=false
     ), text_signature = "(model, tiers, *, price, machines=1, block_tokens=16, token_weight=1, \
         policy='lru', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
         epsilon=0.015625, load='all', keep=1, wait='all', router='round-robin', \
         transfer='executor', moves_per_job=64, peers=None, engine='serial', token_budget=2048, \
-        max_running=256, token_by_token=False, directory_ns=None, prefetch='never', \
-        logged=False)")]
+        max_running=256, token_by_token=False, prefill=1, network=None, directory_ns=None, \
+        prefetch='never', logged=False)")]
     #[expect(clippy::too_many_arguments, reason = "a run's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
@@ -109,6 +109,8 @@ impl Simulation {
         #[pyo3(from_py_with = token_budget)] token_budget: u64,
         #[pyo3(from_py_with = max_running)] max_running: u64,
         token_by_token: bool,
+        #[pyo3(from_py_with = prefill_machines)] prefill: usize,
+        network: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::directory_ns)] directory_ns: Option<u64>,
         prefetch: Option<&Bound<'_, PyAny>>,
         logged: bool,
@@ -137,19 +139,21 @@ impl Simulation {
             })
         };
         let layerwise = word(wait, "wait", ["all", "layer"])? == 1;
-        let continuous = word(engine, "engine", ["serial", "continuous"])? == 1;
         let limits = Limits { token_budget, max_running, token_by_token };
         let predicted = word(transfer, "transfer", ["executor", "predicted"])? == 1;
-        let peers = peers.map(settings::lane).transpose()?.map(|lane| PeerSpec {
-            bytes_per_s: lane.bytes_per_s,
-            latency_ns: lane.latency_ns,
-            shares: lane.shares,
-        });
+        let between = |lane: &Bound<'_, PyAny>| {
+            settings::lane(lane).map(|lane| PeerSpec {
+                bytes_per_s: lane.bytes_per_s,
+                latency_ns: lane.latency_ns,
+                shares: lane.shares,
+            })
+        };
+        let (peers, network) = (peers.map(between).transpose()?, network.map(between).transpose()?);
         let config = Config {
             machines: machines as usize,
             load: load.map_or(Ok(kvtrie_core::manager::LoadMode::All), load_mode)?,
             service: Service {
-                kind: if continuous { Kind::Continuous(limits) } else { Kind::Serial },
+                kind: engine_kind(engine, limits, prefill)?,
                 cost: prices(price)?,
                 wait: if layerwise { Wait::Layer } else { Wait::All },
                 keep: keep as u64,
@@ -163,6 +167,7 @@ impl Simulation {
             router: routed(router, block_tokens)?,
             settings,
             peers,
+            network,
             directory: directory_ns.map_or(Learning::Exact, Learning::Events),
             logged,
         };
@@ -305,6 +310,22 @@ impl Simulation {
 
 fn moves_per_job(given: &Bound<'_, PyAny>) -> PyResult<usize> {
     count(given, "moves_per_job")
+}
+
+/// An engine by its name.
+fn engine_kind(given: Option<&Bound<'_, PyAny>>, limits: Limits, prefill: usize) -> PyResult<Kind> {
+    match given.map_or(Ok("serial"), |given| text(given, "engine"))? {
+        "serial" => Ok(Kind::Serial),
+        "continuous" => Ok(Kind::Continuous(limits)),
+        "disaggregated" => Ok(Kind::Disaggregated(limits, prefill)),
+        other => {
+            Err(bad(format!("engine is 'serial', 'continuous' or 'disaggregated', not '{other}'")))
+        }
+    }
+}
+
+fn prefill_machines(given: &Bound<'_, PyAny>) -> PyResult<usize> {
+    count(given, "prefill")
 }
 
 fn token_budget(given: &Bound<'_, PyAny>) -> PyResult<u64> {

@@ -17,13 +17,13 @@ use kvtrie_core::error::Result;
 use kvtrie_core::time::Nanos;
 
 use crate::cost::Cost;
-use crate::event;
+use crate::event::{self, MachineId};
 use crate::machine::Machine;
 use crate::record::Record;
 use crate::request::Request;
 use crate::transfer::Entered;
 
-pub use continuous::Continuous;
+pub use continuous::{Continuous, Handoff, Pull};
 pub use serial::Serial;
 
 /// How long a prefill waits for its loads.
@@ -56,6 +56,8 @@ pub enum Kind {
     Serial,
     /// All at once, in steps.
     Continuous(Limits),
+    /// The same, but the first machines, so many, compute prompts, and the others make answers.
+    Disaggregated(Limits, usize),
 }
 
 /// What engines of all kinds are told.
@@ -73,13 +75,29 @@ pub struct Service {
     pub gap: Nanos,
 }
 
-impl Service {
-    /// An engine without a request.
+impl Kind {
+    /// What bounds its steps, if anything does.
     #[must_use]
-    pub fn open(&self) -> Box<dyn Engine> {
+    pub fn limits(self) -> Option<Limits> {
+        match self {
+            Self::Serial => None,
+            Self::Continuous(limits) | Self::Disaggregated(limits, _) => Some(limits),
+        }
+    }
+}
+
+impl Service {
+    /// The engine of a machine, without a request.
+    #[must_use]
+    pub fn open(&self, machine: MachineId) -> Box<dyn Engine> {
         match self.kind {
             Kind::Serial => Box::new(Serial::new(self.clone())),
-            Kind::Continuous(limits) => Box::new(Continuous::new(self.clone(), limits)),
+            Kind::Disaggregated(limits, prefill) if machine < prefill => {
+                Box::new(Continuous::new(self.clone(), limits).giving())
+            }
+            Kind::Continuous(limits) | Kind::Disaggregated(limits, _) => {
+                Box::new(Continuous::new(self.clone(), limits))
+            }
         }
     }
 }
@@ -129,6 +147,11 @@ pub trait Engine: Debug + Send {
     /// # Errors
     /// Those of the manager.
     fn step_ends(&mut self, machine: &mut Machine, now: Nanos) -> Result<Option<Nanos>>;
+
+    /// The engine, if it can share requests with those of other machines.
+    fn relay(&mut self) -> Option<&mut Continuous> {
+        None
+    }
 
     /// What the engine waits for next, told once.
     fn take_due(&mut self) -> Vec<(event::Kind, Nanos)>;

@@ -17,6 +17,7 @@ pub mod directory;
 pub mod engine;
 pub mod event;
 pub mod machine;
+pub mod network;
 pub mod peers;
 pub mod record;
 pub mod request;

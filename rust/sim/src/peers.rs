@@ -8,12 +8,10 @@
 //! the network has carried it. Cost: that of the directory, and O(blocks) per
 //! request.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use kvtrie_core::block::Handle;
 use kvtrie_core::error::Result;
-use kvtrie_core::lane::{LaneId, LaneSpec, Lanes};
 use kvtrie_core::manager::PinId;
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::Kind;
@@ -23,22 +21,8 @@ use kvtrie_core::trie::Query;
 use crate::directory::{Directory, Sendable};
 use crate::event::MachineId;
 use crate::machine::{Machine, Sources};
-use crate::record::LaneUse;
+use crate::network::Network;
 use crate::request::Request;
-
-/// The name of the lanes between machines.
-pub const LANE: &str = "peers";
-
-/// What lies between machines.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerSpec {
-    /// Bandwidth of each lane.
-    pub bytes_per_s: u64,
-    /// Latency of each transmission.
-    pub latency_ns: u64,
-    /// The queue that all pairs of machines stand in; each ordered pair has its own if `None`.
-    pub shares: Option<String>,
-}
 
 /// Blocks of a peer that continue a match.
 #[derive(Clone, Debug)]
@@ -56,34 +40,20 @@ pub struct Fetch {
     pins: Vec<PinId>,
 }
 
-/// The network and what it carries.
+/// Where peers send blocks from, and to.
 #[derive(Debug)]
 pub struct Peers {
-    spec: PeerSpec,
     sources: Sources,
     keep: u64,
-    network: Lanes,
-    waited: Nanos,
-    pairs: BTreeMap<(MachineId, MachineId), LaneId>,
 }
 
 impl Peers {
-    /// A network for machines of these tiers; `None` without a host to receive.
+    /// For machines of these tiers; `None` without a host to receive.
     #[must_use]
-    pub fn new(spec: PeerSpec, kinds: &[Kind], keep: u64) -> Option<Self> {
+    pub fn new(kinds: &[Kind], keep: u64) -> Option<Self> {
         let tier = |kind| kinds.iter().position(|&known| known == kind);
-        let (network, waited, pairs) = (Lanes::default(), 0, BTreeMap::new());
         let sources = Sources { host: tier(Kind::Host)?, disk: tier(Kind::Disk) };
-        Some(Self { spec, sources, keep, network, waited, pairs })
-    }
-
-    /// What the network has carried.
-    #[must_use]
-    pub fn carried(&self) -> LaneUse {
-        let all = 0..self.network.len();
-        let busy = all.clone().map(|lane| self.network.predicted(lane)).sum();
-        let bytes = all.map(|lane| self.network.bytes(lane)).sum();
-        LaneUse { bytes, busy, waited: self.waited }
+        Some(Self { sources, keep })
     }
 
     /// Who continues a request's match on `here` farthest, as a directory knows it.
@@ -153,19 +123,14 @@ impl Peers {
         Ok(Some((Fetch { from, blocks, pins }, end)))
     }
 
-    /// When a machine knows that a peer has nothing of what it asked for.
-    #[must_use]
-    pub fn refused(&self, now: Nanos) -> Nanos {
-        now.saturating_add(self.spec.latency_ns)
-    }
-
     /// The blocks enter the network and are marked here. Returns when they begin to move and
     /// when they are there; `None` if there is no room for them, or what they continue has left meanwhile.
     ///
     /// # Errors
     /// As [`kvtrie_core::manager::Manager::mark_behind`].
     pub fn enter(
-        &mut self,
+        &self,
+        network: &mut Network,
         fetch: &Fetch,
         request: &Request,
         here: &mut Machine,
@@ -178,16 +143,14 @@ impl Peers {
         if known < fetch.blocks.start {
             return Ok(None);
         }
-        let lane = self.lane(fetch.from, here.number);
+        let way = (fetch.from, here.number);
         let bytes = block_bytes(here) * fetch.blocks.len() as u64;
-        let coming = self.network.preview(lane, bytes, now, layers);
+        let coming = network.preview(way, bytes, now, layers);
         let skip = fetch.blocks.start;
         if !here.calls.mark(prompt, self.sources.host, skip, (coming.first, coming.end), now)? {
             return Ok(None);
         }
-        let start = now.max(self.network.free_at(lane));
-        self.waited = self.waited.saturating_add(start - now);
-        Ok(Some((start, self.network.transmit(lane, bytes, now, layers).end)))
+        Ok(Some(network.transmit(way, bytes, now, layers)))
     }
 
     /// The peer has nothing more to read.
@@ -199,19 +162,6 @@ impl Peers {
             peer.calls.unpin(pin, now)?;
         }
         peer.take(now)
-    }
-
-    fn lane(&mut self, from: MachineId, to: MachineId) -> LaneId {
-        let (spec, network) = (&self.spec, &mut self.network);
-        *self.pairs.entry((from, to)).or_insert_with(|| {
-            let own = || format!("{LANE} {from} {to}");
-            network.add(LaneSpec {
-                name: LANE.into(),
-                bytes_per_s: spec.bytes_per_s,
-                latency_ns: spec.latency_ns,
-                shares: Some(spec.shares.clone().unwrap_or_else(own)),
-            })
-        })
     }
 }
 

@@ -3,6 +3,8 @@
 //! Invariant: the next request is known and no later one, so a trace of any length streams; records
 //! are told in the order of the trace. Cost: O(log events) per event, besides what machines do.
 
+mod handoffs;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,12 +20,14 @@ use crate::directory::{Directory, Exact, Learning};
 use crate::engine::{self, Engine, Limits, Service};
 use crate::event::{Event, Events, Kind, MachineId};
 use crate::machine::Machine;
-use crate::peers::{Fetch, LANE, PeerSpec, Peers, block_bytes};
+use crate::network::{LANE, Network, PeerSpec};
+use crate::peers::{Fetch, Peers, block_bytes};
 use crate::record::{LaneUse, Record};
 use crate::request::Request;
 use crate::router::{Candidate, Router};
 use crate::timeline::{Sample, Span, Timeline, Track};
 use crate::transfer::{Mode, Transfer};
+use handoffs::Handoffs;
 
 /// What a run is made of.
 #[derive(Debug)]
@@ -42,6 +46,8 @@ pub struct Config {
     pub router: Box<dyn Router>,
     /// What lies between machines that ask each other for blocks; `None` if they do not.
     pub peers: Option<PeerSpec>,
+    /// What lies between machines that hand requests over, if they do not ask each other for blocks.
+    pub network: Option<PeerSpec>,
     /// How routers and peers learn which machine has which blocks.
     pub directory: Learning,
     /// Whether all calls are kept.
@@ -92,6 +98,8 @@ pub struct Simulation {
     now: Nanos,
     transfer: Transfer,
     peers: Option<Peers>,
+    network: Option<Network>,
+    handoffs: Option<Handoffs>,
     /// Blocks in the network, by the number of their transmission.
     fetches: BTreeMap<u64, Fetch>,
     next_fetch: u64,
@@ -110,24 +118,39 @@ impl Simulation {
     /// [`Error::Config`] for settings that contradict each other.
     pub fn new(config: Config) -> Result<Self> {
         let Config { mut settings, machines, load, service, transfer, router, .. } = config;
-        let Config { peers, directory: learning, logged, .. } = config;
+        let Config { peers, network, directory: learning, logged, .. } = config;
         if machines == 0 || transfer.moves_per_job == 0 {
             return Err(Error::config(format!(
                 "machines is {machines} and moves_per_job {}, at least 1 wanted",
                 transfer.moves_per_job
             )));
         }
-        if let engine::Kind::Continuous(Limits { token_budget, max_running, .. }) = service.kind
+        if let Some(Limits { token_budget, max_running, .. }) = service.kind.limits()
             && !(1..=token_budget).contains(&max_running)
         {
             return Err(Error::config(format!(
                 "max_running is {max_running}, 1 to the {token_budget} of token_budget wanted"
             )));
         }
+        let network = peers.clone().or(network).map(Network::new);
+        let handoffs = match service.kind {
+            engine::Kind::Disaggregated(_, prefill) => {
+                if !(1..machines).contains(&prefill) {
+                    return Err(Error::config(format!(
+                        "prefill is {prefill} of {machines} machines, at least 1 and 1 less wanted"
+                    )));
+                }
+                if network.is_none() {
+                    return Err(Error::config("requests are handed over, and there is no network"));
+                }
+                Some(Handoffs::new(prefill))
+            }
+            _ => None,
+        };
         let kinds: Vec<_> = settings.tiers.iter().map(|tier| tier.kind).collect();
         let keep = service.keep;
-        let peers = peers.map(|spec| {
-            Peers::new(spec, &kinds, keep)
+        let peers = peers.map(|_| {
+            Peers::new(&kinds, keep)
                 .ok_or_else(|| Error::config("peers send to the tier 'host', which is missing"))
         });
         // What nothing asks is told nothing.
@@ -141,7 +164,7 @@ impl Simulation {
         let backlog = router.looks().then(|| Backlog::new(machines));
         let server = |number| {
             let machine = Machine::new(number, &settings, load, transfer, logged)?;
-            Ok(Server { machine, engine: service.open(), fetch: Fetching::None })
+            Ok(Server { machine, engine: service.open(number), fetch: Fetching::None })
         };
         Ok(Self {
             servers: (0..machines).map(server).collect::<Result<_>>()?,
@@ -157,6 +180,8 @@ impl Simulation {
             now: 0,
             transfer,
             peers: peers.transpose()?,
+            network,
+            handoffs,
             fetches: BTreeMap::new(),
             next_fetch: FIRST_FETCH,
             prefetches: false,
@@ -276,7 +301,9 @@ impl Simulation {
             two.expect("a machine is not its own peer");
         let Some(request) = engine.head(now) else { return Ok(()) };
         let begun = peers.begin(&found, request, peer, now)?;
-        let refused = peers.refused(now);
+        // A peer that has nothing of it any more answers so.
+        let latency = self.network.as_ref().map_or(0, Network::latency);
+        let refused = now.saturating_add(latency);
         self.follow(found.from())?;
         let Some((fetch, at)) = begun else {
             // The peer says so, which takes as long as any of its answers.
@@ -307,10 +334,12 @@ impl Simulation {
     /// Blocks enter the network, and the request that wants them may begin.
     fn send(&mut self, here: MachineId, fetch: Fetch) -> Result<()> {
         let Server { machine, engine, fetch: state } = &mut self.servers[here];
-        let (Some(peers), Some(request)) = (&mut self.peers, engine.next()) else {
+        let (Some(peers), Some(network), Some(request)) =
+            (&self.peers, &mut self.network, engine.next())
+        else {
             return Ok(());
         };
-        if let Some((start, end)) = peers.enter(&fetch, request, machine, self.now)? {
+        if let Some((start, end)) = peers.enter(network, &fetch, request, machine, self.now)? {
             let bytes = block_bytes(machine) * fetch.blocks().len() as u64;
             self.timeline.span(here, Track::Peers, (start, end), bytes);
             *state = Fetching::Done(fetch.blocks());
@@ -328,6 +357,9 @@ impl Simulation {
     /// Blocks have left a peer's disk, or the network.
     fn fetch_goes_on(&mut self, here: MachineId, number: u64) -> Result<()> {
         let now = self.now;
+        if self.pull_ends(here, number)? {
+            return Ok(());
+        }
         let Some(fetch) = self.fetches.remove(&number) else {
             let read = std::mem::take(&mut self.servers[here].fetch);
             match read {
@@ -388,7 +420,8 @@ impl Simulation {
 
     /// What the router may look at.
     fn candidates(&self, request: &Request) -> Result<Vec<Candidate>> {
-        let loads = self.servers.iter().map(|server| server.engine.load());
+        let fronts = self.servers.iter().take(self.fronts());
+        let loads = fronts.map(|server| server.engine.load());
         let mut all: Vec<Candidate> =
             loads.map(|load| Candidate { load, ..Candidate::default() }).collect();
         if self.router.looks() {
@@ -403,7 +436,7 @@ impl Simulation {
 
     /// What sending a request to each machine means, by exact knowledge.
     fn choices(&self, request: &Request, backlog: &Backlog) -> Result<Vec<Choice>> {
-        let hits = self.hits(request, &Exact)?.into_iter().enumerate();
+        let hits = self.hits(request, &Exact)?.into_iter().take(self.fronts()).enumerate();
         let choice = |(machine, hit): (MachineId, u64)| {
             let Work { tokens: queued, compute } = backlog.of(machine);
             let own = self.cost.span(hit, request.input - hit);
@@ -455,6 +488,7 @@ impl Simulation {
         told: &mut impl FnMut(Record) -> Result<()>,
     ) -> Result<()> {
         self.follow(number)?;
+        self.hand_over(number)?;
         for record in self.servers[number].engine.take_finished() {
             if let Some(backlog) = &mut self.backlog {
                 backlog.ended(record.id);
@@ -554,8 +588,8 @@ impl Simulation {
                 }
             }
         }
-        if let Some(peers) = &self.peers {
-            all.insert(LANE.into(), peers.carried());
+        if let Some(network) = &self.network {
+            all.insert(LANE.into(), network.carried());
         }
         all
     }

@@ -4,7 +4,7 @@ mod rig;
 
 use kvtrie_core::tier::{Kind, Write};
 use kvtrie_sim::engine::Wait;
-use kvtrie_sim::peers::PeerSpec;
+use kvtrie_sim::network::PeerSpec;
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::transfer::Mode;

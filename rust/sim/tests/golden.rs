@@ -14,8 +14,8 @@ use std::sync::Arc;
 use kvtrie_core::tier::{Kind, Write};
 use kvtrie_sim::call::Call;
 use kvtrie_sim::cost::{Affine, PART_BITS};
-use kvtrie_sim::engine::{Limits, Wait};
-use kvtrie_sim::peers::PeerSpec;
+use kvtrie_sim::engine::{self, Limits, Wait};
+use kvtrie_sim::network::PeerSpec;
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::simulation::{Config, Simulation};
@@ -151,4 +151,14 @@ fn serial() {
 fn continuous() {
     let limits = Limits { token_budget: 64, max_running: 8, token_by_token: false };
     check("continuous.txt", together(small(), 1, limits, Wait::All));
+}
+
+#[test]
+fn disaggregated() {
+    let limits = Limits { token_budget: 64, max_running: 8, token_by_token: false };
+    let mut config = together(small(), 3, limits, Wait::All);
+    config.service.kind = engine::Kind::Disaggregated(limits, 1);
+    let shares = Some("net".into());
+    config.network = Some(PeerSpec { bytes_per_s: 8_192_000, latency_ns: 5, shares });
+    check("disaggregated.txt", config);
 }

@@ -7,7 +7,7 @@ use kvtrie_core::tier::{Kind, Write};
 use kvtrie_sim::decision::{Choice, Decision};
 use kvtrie_sim::directory::Learning;
 use kvtrie_sim::engine::Wait;
-use kvtrie_sim::peers::PeerSpec;
+use kvtrie_sim::network::PeerSpec;
 use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::router::{Locality, RATIO_ONE, Router, Score};

@@ -1,8 +1,8 @@
-"""The table `peers`: the network between machines that ask each other for blocks."""
+"""The table `peers`: the network between machines, and whether they ask each other for blocks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvtrie.errors import ConfigError
 from kvtrie.sim.config.table import made
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["peers_of"]
 
 
-def peers_of(table: Table) -> Lane | None:
-    """The lane between two machines, if one fetches from another."""
+def peers_of(table: Table, engine: str) -> dict[str, Any]:
+    """The arguments of `Simulation` that the lane between two machines is for."""
     asks = table.word("lookup", ("own", "all")) == "all"
     stated = {"name": "peers", **table.some("bytes_per_s", "latency_ns", "shares")}
     table.close()
-    if not asks:
-        return None
-    if "bytes_per_s" not in stated:
-        raise ConfigError('peers.bytes_per_s is missing: lookup = "all" wants it')
-    return made("peers", Lane, stated)
+    hands_over = engine == "disaggregated"
+    if "bytes_per_s" not in stated and (asks or hands_over):
+        wants = 'lookup = "all"' if asks else 'engine.kind = "disaggregated"'
+        raise ConfigError(f"peers.bytes_per_s is missing: {wants} wants it")
+    lane = made("peers", Lane, stated) if asks or hands_over else None
+    return {"peers": lane if asks else None, "network": lane if hands_over else None}

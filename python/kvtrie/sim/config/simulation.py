@@ -105,13 +105,14 @@ def config_of(document: dict[str, Any], folder: Path) -> SimulationConfig:
     table = top.table("manager")
     block_tokens = block_tokens_of(table, trace)
     manager = manager_of(table)
+    engine = engine_of(top.table("engine"), machines)
     more = {
         "machines": machines,
-        **engine_of(top.table("engine")),
+        **engine,
         **router_of(top.table("router")),
         **directory_of(top.table("directory")),
         **transfer_of(top),
-        "peers": peers_of(top.table("peers")),
+        **peers_of(top.table("peers"), engine["engine"]),
     }
     cost = manager.pop("cost", cost)
     goals = goals_of(top.table("goals"))

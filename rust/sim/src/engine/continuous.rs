@@ -8,6 +8,7 @@
 
 mod decodes;
 mod queue;
+mod relay;
 mod running;
 mod seats;
 mod step;
@@ -28,6 +29,8 @@ use crate::request::Request;
 use crate::transfer::Entered;
 use decodes::Decodes;
 use queue::Queue;
+use relay::Relay;
+pub use relay::{Handoff, Pull};
 use running::Running;
 use step::Step;
 
@@ -49,6 +52,7 @@ pub struct Continuous {
     /// Requests whose last move has come, until the next step begins.
     ready: Vec<u64>,
     step: Step,
+    relay: Relay,
     due: Vec<(Kind, Nanos)>,
     finished: Vec<Record>,
 }
@@ -68,6 +72,7 @@ impl Continuous {
             waiting: FxHashMap::default(),
             ready: Vec::new(),
             step: Step::default(),
+            relay: Relay::default(),
             due: Vec::new(),
             finished: Vec::new(),
         }
@@ -106,7 +111,8 @@ impl Continuous {
     /// Whether room can come from nowhere: no request holds any, and no move is under way.
     fn alone(&self, machine: &mut Machine, now: Nanos) -> Result<bool> {
         machine.take(now)?;
-        Ok(self.running.is_empty() && machine.executor.idle())
+        let held = !self.running.is_empty() || !self.relay.given.is_empty();
+        Ok(!held && machine.executor.idle())
     }
 
     /// Whether the step that begins may take in requests.
@@ -137,7 +143,7 @@ impl Engine for Continuous {
     }
 
     fn load(&self) -> u64 {
-        self.queue.len() + self.running.len() as u64
+        self.queue.len() + (self.running.len() + self.relay.given.len()) as u64
     }
 
     fn next(&self) -> Option<&Request> {
@@ -153,9 +159,12 @@ impl Engine for Continuous {
             return Ok(());
         }
         self.step.clear(self.limits.token_budget);
-        self.queue.blocked &= !self.running.is_empty();
+        self.queue.blocked &= !(self.running.is_empty() && self.relay.given.is_empty());
         self.ready.sort_unstable();
         for id in std::mem::take(&mut self.ready) {
+            if let Some(running) = self.running.get_mut(&id) {
+                running.arrived(machine, now)?;
+            }
             self.seat(id);
         }
         for id in self.decodes.due() {
@@ -169,6 +178,7 @@ impl Engine for Continuous {
             self.take_chunk(id, now);
         }
         self.resume(machine, now)?;
+        self.pull(machine, now)?;
         machine.take(now)
     }
 
@@ -253,6 +263,10 @@ impl Engine for Continuous {
         self.due.push((Kind::StepBegins, now));
         machine.take(now)?;
         Ok(Some(began))
+    }
+
+    fn relay(&mut self) -> Option<&mut Self> {
+        Some(self)
     }
 
     fn take_due(&mut self) -> Vec<(Kind, Nanos)> {

@@ -147,6 +147,11 @@ impl Prefill {
         self.began
     }
 
+    /// Waits for one thing more.
+    pub(super) fn wait_for(&mut self, id: MoveId) {
+        self.awaited.insert(id);
+    }
+
     /// Waits for all that its lease does, to their ends.
     pub(super) fn wait_again(&mut self, machine: &Machine) -> Result<()> {
         self.wait = Wait::All;

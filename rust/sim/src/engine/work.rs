@@ -60,6 +60,12 @@ impl Work {
         self.spans.front().filter(|_| self.spans.len() == 1).map(|&(context, _)| context)
     }
 
+    /// Drops all of it: another machine computes it. Returns how many tokens that is.
+    pub(super) fn drain(&mut self) -> u64 {
+        self.partial = 0;
+        self.spans.drain(..).map(|(_, tokens)| tokens).sum()
+    }
+
     /// Takes the next `budget` tokens, or what is left. Appends their spans; returns how many and what
     /// holes of some layers add, in parts of a nanosecond.
     pub(super) fn take(&mut self, budget: u64, spans: &mut Vec<Span>) -> (u64, u128) {

@@ -84,6 +84,7 @@ pub(crate) fn config(settings: Settings, machines: usize, wait: Wait) -> Config 
         },
         router: Box::<RoundRobin>::default(),
         peers: None,
+        network: None,
         directory: Learning::Exact,
         logged: false,
     }

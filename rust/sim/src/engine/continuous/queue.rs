@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::relay::Handoff;
 use super::running::Running;
 use crate::request::Request;
 
@@ -13,6 +14,8 @@ pub(super) struct Queue {
     pub(super) fresh: VecDeque<Request>,
     /// By id.
     pub(super) suspended: BTreeMap<u64, Running>,
+    /// Those whose prompt another machine has computed.
+    pub(super) handed: VecDeque<Handoff>,
     /// The first one found no room, and none was given back since.
     pub(super) blocked: bool,
 }
@@ -20,6 +23,6 @@ pub(super) struct Queue {
 impl Queue {
     /// How many wait.
     pub(super) fn len(&self) -> u64 {
-        (self.fresh.len() + self.suspended.len()) as u64
+        (self.fresh.len() + self.handed.len() + self.suspended.len()) as u64
     }
 }

@@ -26,6 +26,8 @@ pub(super) struct Running {
     pub(super) joined: u64,
     /// At how many such steps it has ended, or must have more room.
     pub(super) due: u64,
+    /// Whether it waits for what another machine has computed.
+    pulls: bool,
     units: usize,
     room: u64,
 }
@@ -42,7 +44,8 @@ impl Running {
         let begun = Prefill::begin(&request, 0, service, machine, fetched, now)?;
         let Some((prefill, record)) = begun else { return Ok(Err(request)) };
         let (units, room) = (prefill.matched, whole_blocks(machine, request.tokens.len()));
-        Ok(Ok(Self { request, record, prefill, made: 0, joined: 0, due: u64::MAX, units, room }))
+        let (made, joined, due, pulls) = (0, 0, u64::MAX, false);
+        Ok(Ok(Self { request, record, prefill, made, joined, due, pulls, units, room }))
     }
 
     /// Whether a request with its answer can fit into a machine without another.
@@ -79,6 +82,21 @@ impl Running {
         self.made += count - self.joined;
         (self.joined, self.due) = (count, u64::MAX);
         context
+    }
+
+    /// It was computed elsewhere up to its first token, and what it lacks here comes from there.
+    /// Returns how many tokens.
+    pub(super) fn pull(&mut self, record: Record) -> u64 {
+        (self.record, self.made, self.pulls) = (record, 1, true);
+        self.prefill.work.drain()
+    }
+
+    /// What it waited for is there: what it pulled is cached.
+    pub(super) fn arrived(&mut self, machine: &mut Machine, now: Nanos) -> Result<()> {
+        if std::mem::take(&mut self.pulls) {
+            self.chunk_ends(machine, now)?;
+        }
+        Ok(())
     }
 
     /// Makes room for the next token, or for all that must be computed. Whether there is any.

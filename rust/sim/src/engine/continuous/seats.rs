@@ -121,7 +121,9 @@ impl Continuous {
         running.made += 1;
         running.joined = self.decodes.count();
         self.prefills.remove(&id);
-        if running.made < running.request.output {
+        if running.made < running.request.output && self.relay.gives {
+            self.give(id);
+        } else if running.made < running.request.output {
             self.seat(id);
         } else {
             self.ends(id, machine, now)?;

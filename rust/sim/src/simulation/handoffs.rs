@@ -1,0 +1,102 @@
+//! Requests on their way from the machine of their prefill to the one that decodes them.
+//!
+//! The machine with the fewest requests decodes; of equal ones the lowest number. What it lacks of the
+//! prompt is one transmission, which begins once it has room. Invariant: each request is pulled once.
+//! Cost: O(machines) per request.
+
+use kvtrie_core::error::Result;
+use rustc_hash::FxHashMap;
+
+use super::Simulation;
+use crate::engine::Pull;
+use crate::event::MachineId;
+use crate::timeline::Track;
+
+/// Requests between two machines.
+#[derive(Debug)]
+pub(super) struct Handoffs {
+    /// How many machines compute prompts: the first ones.
+    pub(super) prefill: usize,
+    /// Where the prompts of requests were computed.
+    from: FxHashMap<u64, MachineId>,
+    /// Requests that are pulled, by the number of the transmission.
+    pulls: FxHashMap<u64, u64>,
+}
+
+impl Handoffs {
+    pub(super) fn new(prefill: usize) -> Self {
+        Self { prefill, from: FxHashMap::default(), pulls: FxHashMap::default() }
+    }
+}
+
+impl Simulation {
+    /// How many machines requests are sent to.
+    pub(super) fn fronts(&self) -> usize {
+        self.handoffs.as_ref().map_or(self.servers.len(), |handoffs| handoffs.prefill)
+    }
+
+    /// What a machine gives away is sent on, and what it pulls enters the network.
+    pub(super) fn hand_over(&mut self, here: MachineId) -> Result<()> {
+        let now = self.now;
+        let (given, pulls) = match (&self.handoffs, self.servers[here].engine.relay()) {
+            (Some(_), Some(engine)) => (engine.take_handoffs(), engine.take_pulls()),
+            _ => return Ok(()),
+        };
+        for handoff in given {
+            let Some(handoffs) = &mut self.handoffs else { continue };
+            handoffs.from.insert(handoff.request.id, here);
+            let all = handoffs.prefill..self.servers.len();
+            let Some(to) = all.min_by_key(|&machine| self.servers[machine].engine.load()) else {
+                continue;
+            };
+            if let Some(engine) = self.servers[to].engine.relay() {
+                engine.take_over(handoff, now);
+            }
+            self.follow(to)?;
+        }
+        for pull in pulls {
+            self.pull_begins(here, pull);
+        }
+        Ok(())
+    }
+
+    fn pull_begins(&mut self, here: MachineId, Pull { request, tokens }: Pull) {
+        let settings = self.servers[here].machine.calls.manager().settings();
+        let block = u64::from(settings.block_tokens) * u64::from(settings.token_weight);
+        let whole = u128::from(settings.layer_bytes) * u128::from(settings.layers);
+        let bytes = (whole * u128::from(tokens)).div_ceil(u128::from(block));
+        let (bytes, layers) = (u64::try_from(bytes).unwrap_or(u64::MAX), settings.layers);
+        let (Some(handoffs), Some(network)) = (&mut self.handoffs, &mut self.network) else {
+            return;
+        };
+        let way = (handoffs.from[&request], here);
+        // Without anything to carry nothing is asked for.
+        let end = if bytes == 0 {
+            self.now
+        } else {
+            let times = network.transmit(way, bytes, self.now, layers);
+            self.timeline.span(here, Track::Peers, times, bytes);
+            times.1
+        };
+        handoffs.pulls.insert(self.next_fetch, request);
+        self.announce_fetch(here, end);
+    }
+
+    /// A pull has ended, if that transmission was one.
+    pub(super) fn pull_ends(&mut self, here: MachineId, number: u64) -> Result<bool> {
+        let Some(handoffs) = &mut self.handoffs else { return Ok(false) };
+        let Some(request) = handoffs.pulls.remove(&number) else { return Ok(false) };
+        let from = handoffs.from.remove(&request);
+        if let Some(engine) = self.servers[here].engine.relay() {
+            engine.pulled(request, self.now);
+        }
+        if let Some(from) = from {
+            let giver = &mut self.servers[from];
+            if let Some(engine) = giver.engine.relay() {
+                engine.let_go(request, &mut giver.machine, self.now)?;
+            }
+            self.follow(from)?;
+        }
+        Ok(true)
+    }
+}
