@@ -178,6 +178,7 @@ fn config(kind: engine::Kind, gpu: u32, host: u32, logged: bool) -> Config {
         transfer: Transfer { mode: Mode::Executor, moves_per_job: 64, layerwise: false },
         router: Box::<RoundRobin>::default(),
         peers: None,
+        network: None,
         directory: Learning::Exact,
         logged,
     }
