@@ -3,30 +3,32 @@
 //! Invariant: the next request is known and no later one, so a trace of any length streams; records
 //! are told in the order of the trace. Cost: O(log events) per event, besides what machines do.
 
+mod fetch;
 mod handoffs;
+mod results;
+mod route;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
 
 use kvtrie_core::error::{Error, Result};
 use kvtrie_core::manager::{BlockEvent, LoadMode, Settings};
 use kvtrie_core::time::Nanos;
 
-use crate::call::Call;
 use crate::cost::Cost;
-use crate::decision::{Backlog, Choice, Decision, Work};
-use crate::directory::{Directory, Exact, Learning};
+use crate::decision::{Backlog, Decision};
+use crate::directory::{Directory, Learning};
 use crate::engine::{self, Engine, Limits, Service};
 use crate::event::{Event, Events, Kind, MachineId};
 use crate::machine::Machine;
-use crate::network::{LANE, Network, PeerSpec};
-use crate::peers::{Fetch, Peers, block_bytes};
-use crate::record::{LaneUse, Record};
+use crate::network::{Network, PeerSpec};
+use crate::peers::{Fetch, Peers};
+use crate::record::Record;
 use crate::request::Request;
-use crate::router::{Candidate, Router};
-use crate::timeline::{Sample, Span, Timeline, Track};
-use crate::transfer::{Mode, Transfer};
+use crate::router::Router;
+use crate::timeline::{Sample, Timeline, Track};
+use crate::transfer::Transfer;
+use fetch::{FIRST_FETCH, Fetching};
 use handoffs::Handoffs;
 
 /// What a run is made of.
@@ -61,22 +63,6 @@ struct Server {
     engine: Box<dyn Engine>,
     fetch: Fetching,
 }
-
-/// How far the fetch for an engine's next request is.
-#[derive(Debug, Default)]
-enum Fetching {
-    #[default]
-    None,
-    /// A peer's disk reads.
-    Disk(Fetch),
-    /// The answer is on its way that a peer has nothing of it any more.
-    Refused,
-    /// What came of it.
-    Done(Range<usize>),
-}
-
-/// Numbers of transmissions between machines; those of a machine's own are below.
-const FIRST_FETCH: u64 = 1 << 63;
 
 /// A run.
 #[derive(Debug)]
@@ -258,126 +244,6 @@ impl Simulation {
         Ok(())
     }
 
-    /// An engine may begin a step. What its next requests can have from a peer is fetched before.
-    fn step_begins(&mut self, here: MachineId) -> Result<()> {
-        let now = self.now;
-        let Server { machine, engine, .. } = &mut self.servers[here];
-        engine.step_begins(machine, now)?;
-        while self.servers[here].engine.head(now).is_some() {
-            if matches!(self.servers[here].fetch, Fetching::None) {
-                self.fetch(here)?;
-            }
-            let Server { machine, engine, fetch } = &mut self.servers[here];
-            let fetched = match std::mem::take(fetch) {
-                Fetching::None => 0..0,
-                Fetching::Done(fetched) => fetched,
-                waits @ (Fetching::Disk(_) | Fetching::Refused) => {
-                    *fetch = waits;
-                    break;
-                }
-            };
-            if !engine.begin(machine, fetched.clone(), now)? {
-                // It waits for room, and need not fetch again.
-                *fetch = Fetching::Done(fetched);
-                break;
-            }
-        }
-        self.servers[here].engine.go_on(now);
-        Ok(())
-    }
-
-    /// Asks the directory who continues the next request's match.
-    fn fetch(&mut self, here: MachineId) -> Result<()> {
-        let (Some(peers), Server { machine, engine, .. }) = (&self.peers, &self.servers[here])
-        else {
-            return Ok(());
-        };
-        let Some(request) = engine.head(self.now) else { return Ok(()) };
-        let (machines, now) = (self.servers.iter().map(|server| &server.machine), self.now);
-        let found = peers.look(request, machine, &*self.directory, machines, now)?;
-        let Some(found) = found else { return Ok(()) };
-        let two = self.servers.get_disjoint_mut([here, found.from()]);
-        let [Server { engine, .. }, Server { machine: peer, .. }] =
-            two.expect("a machine is not its own peer");
-        let Some(request) = engine.head(now) else { return Ok(()) };
-        let begun = peers.begin(&found, request, peer, now)?;
-        // A peer that has nothing of it any more answers so.
-        let latency = self.network.as_ref().map_or(0, Network::latency);
-        let refused = now.saturating_add(latency);
-        self.follow(found.from())?;
-        let Some((fetch, at)) = begun else {
-            // The peer says so, which takes as long as any of its answers.
-            let server = &mut self.servers[here];
-            if refused == now {
-                server.fetch = Fetching::Done(0..0);
-            } else {
-                server.fetch = Fetching::Refused;
-                self.announce_fetch(here, refused);
-            }
-            return Ok(());
-        };
-        if at == now {
-            return self.send(here, fetch);
-        }
-        self.servers[here].fetch = Fetching::Disk(fetch);
-        self.announce_fetch(here, at);
-        Ok(())
-    }
-
-    fn announce_fetch(&mut self, machine: MachineId, at: Nanos) -> u64 {
-        let number = self.next_fetch;
-        self.next_fetch += 1;
-        self.events.push(Event { at, kind: Kind::TransmissionEnds, machine, number });
-        number
-    }
-
-    /// Blocks enter the network, and the request that wants them may begin.
-    fn send(&mut self, here: MachineId, fetch: Fetch) -> Result<()> {
-        let Server { machine, engine, fetch: state } = &mut self.servers[here];
-        let (Some(peers), Some(network), Some(request)) =
-            (&self.peers, &mut self.network, engine.next())
-        else {
-            return Ok(());
-        };
-        if let Some((start, end)) = peers.enter(network, &fetch, request, machine, self.now)? {
-            let bytes = block_bytes(machine) * fetch.blocks().len() as u64;
-            self.timeline.span(here, Track::Peers, (start, end), bytes);
-            *state = Fetching::Done(fetch.blocks());
-            let number = self.announce_fetch(here, end);
-            self.fetches.insert(number, fetch);
-            return Ok(());
-        }
-        *state = Fetching::Done(0..0);
-        let peer = fetch.from();
-        Peers::end(&fetch, &mut self.servers[peer].machine, self.now)?;
-        self.follow(peer)?;
-        Ok(())
-    }
-
-    /// Blocks have left a peer's disk, or the network.
-    fn fetch_goes_on(&mut self, here: MachineId, number: u64) -> Result<()> {
-        let now = self.now;
-        if self.pull_ends(here, number)? {
-            return Ok(());
-        }
-        let Some(fetch) = self.fetches.remove(&number) else {
-            let read = std::mem::take(&mut self.servers[here].fetch);
-            match read {
-                Fetching::Disk(fetch) => self.send(here, fetch)?,
-                Fetching::Refused => self.servers[here].fetch = Fetching::Done(0..0),
-                Fetching::None | Fetching::Done(_) => return Ok(()),
-            }
-            self.servers[here].engine.wake(now);
-            return Ok(());
-        };
-        let peer = fetch.from();
-        Peers::end(&fetch, &mut self.servers[peer].machine, now)?;
-        self.follow(peer)?;
-        let machine = &mut self.servers[here].machine;
-        machine.calls.complete(&[], now)?;
-        machine.take(now)
-    }
-
     /// The next request will come in.
     fn announce(&mut self, next: Option<Result<Request>>) -> Result<Option<Request>> {
         let Some(request) = next.transpose()? else { return Ok(None) };
@@ -390,69 +256,6 @@ impl Simulation {
         }
         self.events.push(Event { at, kind: Kind::Arrival, machine: 0, number });
         Ok(Some(request))
-    }
-
-    /// A request is sent to a machine. Returns the decision, if decisions are told.
-    fn arrive(&mut self, request: Request) -> Result<Option<Decision>> {
-        let candidates = self.candidates(&request)?;
-        let here = self.router.route(&request, &candidates);
-        let mut work = Work { tokens: request.input, compute: 0 };
-        let mut decision = None;
-        if let (Some(count), Some(backlog)) = (self.decisions, &self.backlog) {
-            let choices = self.choices(&request, backlog)?;
-            work.compute = choices[here].cost.saturating_sub(backlog.of(here).compute);
-            decision = Some(Decision::new((request.id, self.now), here, choices, count));
-        }
-        if let Some(backlog) = &mut self.backlog {
-            backlog.sent(request.id, here, work);
-        }
-        let Server { machine, engine, .. } = &mut self.servers[here];
-        if self.prefetches {
-            let weight = u64::from(machine.calls.manager().settings().token_weight);
-            let usable = request.tokens.len().saturating_sub(request.keep(self.keep, weight));
-            machine.calls.prefetch(&request.tokens[..usable], self.now)?;
-            machine.take(self.now)?;
-        }
-        engine.push(request, self.now);
-        self.follow(here)?;
-        Ok(decision)
-    }
-
-    /// What the router may look at.
-    fn candidates(&self, request: &Request) -> Result<Vec<Candidate>> {
-        let fronts = self.servers.iter().take(self.fronts());
-        let loads = fronts.map(|server| server.engine.load());
-        let mut all: Vec<Candidate> =
-            loads.map(|load| Candidate { load, ..Candidate::default() }).collect();
-        if self.router.looks() {
-            let hits = self.hits(request, &*self.directory)?;
-            for (machine, (candidate, hit)) in all.iter_mut().zip(hits).enumerate() {
-                candidate.hit = hit;
-                candidate.queued = self.backlog.as_ref().map_or(0, |all| all.of(machine).tokens);
-            }
-        }
-        Ok(all)
-    }
-
-    /// What sending a request to each machine means, by exact knowledge.
-    fn choices(&self, request: &Request, backlog: &Backlog) -> Result<Vec<Choice>> {
-        let hits = self.hits(request, &Exact)?.into_iter().take(self.fronts()).enumerate();
-        let choice = |(machine, hit): (MachineId, u64)| {
-            let Work { tokens: queued, compute } = backlog.of(machine);
-            let own = self.cost.span(hit, request.input - hit);
-            Choice { machine, hit, queued, cost: compute.saturating_add(own) }
-        };
-        Ok(hits.map(choice).collect())
-    }
-
-    /// Tokens of a prompt that each machine has, as a directory knows it.
-    fn hits(&self, request: &Request, directory: &dyn Directory) -> Result<Vec<u64>> {
-        let settings = self.servers[0].machine.calls.manager().settings();
-        let weight = u64::from(settings.token_weight);
-        let block = u64::from(settings.block_tokens) * weight;
-        let prompt = request.prompt(self.keep, weight);
-        let blocks = directory.resident(prompt, &mut self.machines())?;
-        Ok(blocks.into_iter().map(|blocks| (blocks as u64 * block).min(request.input)).collect())
     }
 
     /// The directory will learn what has changed on a machine.
@@ -534,63 +337,5 @@ impl Simulation {
             let resident = tiers.map(|tier| manager.stats(tier).copies).collect();
             self.timeline.samples.push(Sample { at, machine: machine.number, resident });
         }
-    }
-
-    /// The spans that were kept, by machine, then track, then begin.
-    #[must_use]
-    pub fn spans(&self) -> Vec<Span> {
-        let mut spans = self.timeline.spans.clone().unwrap_or_default();
-        for machine in self.machines() {
-            spans.extend(machine.executor.spans(machine.number));
-        }
-        spans.sort_by_key(|span| (span.machine, span.track, span.start, span.end));
-        spans
-    }
-
-    /// The samples that were taken, in order.
-    #[must_use]
-    pub fn samples(&self) -> &[Sample] {
-        &self.timeline.samples
-    }
-
-    /// The time of the last event.
-    #[must_use]
-    pub fn now(&self) -> Nanos {
-        self.now
-    }
-
-    /// The machines, to look at.
-    pub fn machines(&self) -> impl Iterator<Item = &Machine> {
-        self.servers.iter().map(|server| &server.machine)
-    }
-
-    /// What was asked of a machine's manager, if that was kept.
-    #[must_use]
-    pub fn log(&self, machine: MachineId) -> &[Call] {
-        self.servers[machine].machine.calls.log()
-    }
-
-    /// What each lane has carried, by its name, over all machines.
-    #[must_use]
-    pub fn lanes(&self) -> BTreeMap<String, LaneUse> {
-        let mut all: BTreeMap<String, LaneUse> = BTreeMap::new();
-        for server in &self.servers {
-            let lanes = match self.transfer.mode {
-                Mode::Executor => server.machine.executor.lanes(),
-                Mode::Predicted => server.machine.calls.manager().lanes(),
-            };
-            for lane in 0..lanes.len() {
-                let of = all.entry(lanes.spec(lane).name.clone()).or_default();
-                of.bytes = of.bytes.saturating_add(lanes.bytes(lane));
-                of.busy = of.busy.saturating_add(lanes.predicted(lane));
-                if self.transfer.mode == Mode::Executor {
-                    of.waited = of.waited.saturating_add(server.machine.executor.waited(lane));
-                }
-            }
-        }
-        if let Some(network) = &self.network {
-            all.insert(LANE.into(), network.carried());
-        }
-        all
     }
 }

@@ -1,0 +1,153 @@
+//! Fetches: what an engine's next requests can have from a peer comes before they begin.
+//!
+//! Invariant: a request begins once its fetch has ended or came to nothing. Cost: one question to
+//! the directory per request.
+
+use std::ops::Range;
+
+use kvtrie_core::error::Result;
+use kvtrie_core::time::Nanos;
+
+use super::{Server, Simulation};
+use crate::event::{Event, Kind, MachineId};
+use crate::network::Network;
+use crate::peers::{Fetch, Peers, block_bytes};
+use crate::timeline::Track;
+
+/// How far the fetch for an engine's next request is.
+#[derive(Debug, Default)]
+pub(super) enum Fetching {
+    #[default]
+    None,
+    /// A peer's disk reads.
+    Disk(Fetch),
+    /// The answer is on its way that a peer has nothing of it any more.
+    Refused,
+    /// What came of it.
+    Done(Range<usize>),
+}
+
+/// Numbers of transmissions between machines; those of a machine's own are below.
+pub(super) const FIRST_FETCH: u64 = 1 << 63;
+
+impl Simulation {
+    /// An engine may begin a step. What its next requests can have from a peer is fetched before.
+    pub(super) fn step_begins(&mut self, here: MachineId) -> Result<()> {
+        let now = self.now;
+        let Server { machine, engine, .. } = &mut self.servers[here];
+        engine.step_begins(machine, now)?;
+        while self.servers[here].engine.head(now).is_some() {
+            if matches!(self.servers[here].fetch, Fetching::None) {
+                self.fetch(here)?;
+            }
+            let Server { machine, engine, fetch } = &mut self.servers[here];
+            let fetched = match std::mem::take(fetch) {
+                Fetching::None => 0..0,
+                Fetching::Done(fetched) => fetched,
+                waits @ (Fetching::Disk(_) | Fetching::Refused) => {
+                    *fetch = waits;
+                    break;
+                }
+            };
+            if !engine.begin(machine, fetched.clone(), now)? {
+                // It waits for room, and need not fetch again.
+                *fetch = Fetching::Done(fetched);
+                break;
+            }
+        }
+        self.servers[here].engine.go_on(now);
+        Ok(())
+    }
+
+    /// Asks the directory who continues the next request's match.
+    pub(super) fn fetch(&mut self, here: MachineId) -> Result<()> {
+        let (Some(peers), Server { machine, engine, .. }) = (&self.peers, &self.servers[here])
+        else {
+            return Ok(());
+        };
+        let Some(request) = engine.head(self.now) else { return Ok(()) };
+        let (machines, now) = (self.servers.iter().map(|server| &server.machine), self.now);
+        let found = peers.look(request, machine, &*self.directory, machines, now)?;
+        let Some(found) = found else { return Ok(()) };
+        let two = self.servers.get_disjoint_mut([here, found.from()]);
+        let [Server { engine, .. }, Server { machine: peer, .. }] =
+            two.expect("a machine is not its own peer");
+        let Some(request) = engine.head(now) else { return Ok(()) };
+        let begun = peers.begin(&found, request, peer, now)?;
+        // A peer that has nothing of it any more answers so.
+        let latency = self.network.as_ref().map_or(0, Network::latency);
+        let refused = now.saturating_add(latency);
+        self.follow(found.from())?;
+        let Some((fetch, at)) = begun else {
+            // The peer says so, which takes as long as any of its answers.
+            let server = &mut self.servers[here];
+            if refused == now {
+                server.fetch = Fetching::Done(0..0);
+            } else {
+                server.fetch = Fetching::Refused;
+                self.announce_fetch(here, refused);
+            }
+            return Ok(());
+        };
+        if at == now {
+            return self.send(here, fetch);
+        }
+        self.servers[here].fetch = Fetching::Disk(fetch);
+        self.announce_fetch(here, at);
+        Ok(())
+    }
+
+    pub(super) fn announce_fetch(&mut self, machine: MachineId, at: Nanos) -> u64 {
+        let number = self.next_fetch;
+        self.next_fetch += 1;
+        self.events.push(Event { at, kind: Kind::TransmissionEnds, machine, number });
+        number
+    }
+
+    /// Blocks enter the network, and the request that wants them may begin.
+    pub(super) fn send(&mut self, here: MachineId, fetch: Fetch) -> Result<()> {
+        let Server { machine, engine, fetch: state } = &mut self.servers[here];
+        let (Some(peers), Some(network), Some(request)) =
+            (&self.peers, &mut self.network, engine.next())
+        else {
+            return Ok(());
+        };
+        if let Some((start, end)) = peers.enter(network, &fetch, request, machine, self.now)? {
+            let bytes = block_bytes(machine) * fetch.blocks().len() as u64;
+            self.timeline.span(here, Track::Peers, (start, end), bytes);
+            *state = Fetching::Done(fetch.blocks());
+            let number = self.announce_fetch(here, end);
+            self.fetches.insert(number, fetch);
+            return Ok(());
+        }
+        *state = Fetching::Done(0..0);
+        let peer = fetch.from();
+        Peers::end(&fetch, &mut self.servers[peer].machine, self.now)?;
+        self.follow(peer)?;
+        Ok(())
+    }
+
+    /// Blocks have left a peer's disk, or the network.
+    pub(super) fn fetch_goes_on(&mut self, here: MachineId, number: u64) -> Result<()> {
+        let now = self.now;
+        if self.pull_ends(here, number)? {
+            return Ok(());
+        }
+        let Some(fetch) = self.fetches.remove(&number) else {
+            let read = std::mem::take(&mut self.servers[here].fetch);
+            match read {
+                Fetching::Disk(fetch) => self.send(here, fetch)?,
+                Fetching::Refused => self.servers[here].fetch = Fetching::Done(0..0),
+                Fetching::None | Fetching::Done(_) => return Ok(()),
+            }
+            self.servers[here].engine.wake(now);
+            return Ok(());
+        };
+        let peer = fetch.from();
+        Peers::end(&fetch, &mut self.servers[peer].machine, now)?;
+        self.follow(peer)?;
+        let machine = &mut self.servers[here].machine;
+        machine.calls.complete(&[], now)?;
+        machine.take(now)
+    }
+}

@@ -1,0 +1,76 @@
+//! Results of a run: spans, samples, and what lanes have carried.
+//!
+//! Cost: O(what was kept).
+
+use std::collections::BTreeMap;
+
+use kvtrie_core::time::Nanos;
+
+use super::Simulation;
+use crate::call::Call;
+use crate::event::MachineId;
+use crate::machine::Machine;
+use crate::network::LANE;
+use crate::record::LaneUse;
+use crate::timeline::{Sample, Span};
+use crate::transfer::Mode;
+
+impl Simulation {
+    /// The spans that were kept, by machine, then track, then begin.
+    #[must_use]
+    pub fn spans(&self) -> Vec<Span> {
+        let mut spans = self.timeline.spans.clone().unwrap_or_default();
+        for machine in self.machines() {
+            spans.extend(machine.executor.spans(machine.number));
+        }
+        spans.sort_by_key(|span| (span.machine, span.track, span.start, span.end));
+        spans
+    }
+
+    /// The samples that were taken, in order.
+    #[must_use]
+    pub fn samples(&self) -> &[Sample] {
+        &self.timeline.samples
+    }
+
+    /// The time of the last event.
+    #[must_use]
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// The machines, to look at.
+    pub fn machines(&self) -> impl Iterator<Item = &Machine> {
+        self.servers.iter().map(|server| &server.machine)
+    }
+
+    /// What was asked of a machine's manager, if that was kept.
+    #[must_use]
+    pub fn log(&self, machine: MachineId) -> &[Call] {
+        self.servers[machine].machine.calls.log()
+    }
+
+    /// What each lane has carried, by its name, over all machines.
+    #[must_use]
+    pub fn lanes(&self) -> BTreeMap<String, LaneUse> {
+        let mut all: BTreeMap<String, LaneUse> = BTreeMap::new();
+        for server in &self.servers {
+            let lanes = match self.transfer.mode {
+                Mode::Executor => server.machine.executor.lanes(),
+                Mode::Predicted => server.machine.calls.manager().lanes(),
+            };
+            for lane in 0..lanes.len() {
+                let of = all.entry(lanes.spec(lane).name.clone()).or_default();
+                of.bytes = of.bytes.saturating_add(lanes.bytes(lane));
+                of.busy = of.busy.saturating_add(lanes.predicted(lane));
+                if self.transfer.mode == Mode::Executor {
+                    of.waited = of.waited.saturating_add(server.machine.executor.waited(lane));
+                }
+            }
+        }
+        if let Some(network) = &self.network {
+            all.insert(LANE.into(), network.carried());
+        }
+        all
+    }
+}

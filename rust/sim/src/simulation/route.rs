@@ -1,0 +1,78 @@
+//! Routing: asks the router for a machine, and tells how good its choice was.
+//!
+//! Invariant: a router that does not look at hits causes no lookup, unless its decisions are told.
+//! Cost: that of the directory's answer.
+
+use kvtrie_core::error::Result;
+
+use super::{Server, Simulation};
+use crate::decision::{Backlog, Choice, Decision, Work};
+use crate::directory::{Directory, Exact};
+use crate::event::MachineId;
+use crate::request::Request;
+use crate::router::Candidate;
+
+impl Simulation {
+    /// A request is sent to a machine. Returns the decision, if decisions are told.
+    pub(super) fn arrive(&mut self, request: Request) -> Result<Option<Decision>> {
+        let candidates = self.candidates(&request)?;
+        let here = self.router.route(&request, &candidates);
+        let mut work = Work { tokens: request.input, compute: 0 };
+        let mut decision = None;
+        if let (Some(count), Some(backlog)) = (self.decisions, &self.backlog) {
+            let choices = self.choices(&request, backlog)?;
+            work.compute = choices[here].cost.saturating_sub(backlog.of(here).compute);
+            decision = Some(Decision::new((request.id, self.now), here, choices, count));
+        }
+        if let Some(backlog) = &mut self.backlog {
+            backlog.sent(request.id, here, work);
+        }
+        let Server { machine, engine, .. } = &mut self.servers[here];
+        if self.prefetches {
+            let weight = u64::from(machine.calls.manager().settings().token_weight);
+            let usable = request.tokens.len().saturating_sub(request.keep(self.keep, weight));
+            machine.calls.prefetch(&request.tokens[..usable], self.now)?;
+            machine.take(self.now)?;
+        }
+        engine.push(request, self.now);
+        self.follow(here)?;
+        Ok(decision)
+    }
+
+    /// What the router may look at.
+    pub(super) fn candidates(&self, request: &Request) -> Result<Vec<Candidate>> {
+        let fronts = self.servers.iter().take(self.fronts());
+        let loads = fronts.map(|server| server.engine.load());
+        let mut all: Vec<Candidate> =
+            loads.map(|load| Candidate { load, ..Candidate::default() }).collect();
+        if self.router.looks() {
+            let hits = self.hits(request, &*self.directory)?;
+            for (machine, (candidate, hit)) in all.iter_mut().zip(hits).enumerate() {
+                candidate.hit = hit;
+                candidate.queued = self.backlog.as_ref().map_or(0, |all| all.of(machine).tokens);
+            }
+        }
+        Ok(all)
+    }
+
+    /// What sending a request to each machine means, by exact knowledge.
+    pub(super) fn choices(&self, request: &Request, backlog: &Backlog) -> Result<Vec<Choice>> {
+        let hits = self.hits(request, &Exact)?.into_iter().take(self.fronts()).enumerate();
+        let choice = |(machine, hit): (MachineId, u64)| {
+            let Work { tokens: queued, compute } = backlog.of(machine);
+            let own = self.cost.span(hit, request.input - hit);
+            Choice { machine, hit, queued, cost: compute.saturating_add(own) }
+        };
+        Ok(hits.map(choice).collect())
+    }
+
+    /// Tokens of a prompt that each machine has, as a directory knows it.
+    pub(super) fn hits(&self, request: &Request, directory: &dyn Directory) -> Result<Vec<u64>> {
+        let settings = self.servers[0].machine.calls.manager().settings();
+        let weight = u64::from(settings.token_weight);
+        let block = u64::from(settings.block_tokens) * weight;
+        let prompt = request.prompt(self.keep, weight);
+        let blocks = directory.resident(prompt, &mut self.machines())?;
+        Ok(blocks.into_iter().map(|blocks| (blocks as u64 * block).min(request.input)).collect())
+    }
+}
