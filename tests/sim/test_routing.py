@@ -41,7 +41,7 @@ def config(tmp_path):
 def sent(config, *changes, best=0):
     """The decisions of a run."""
     lines = []
-    run_config(read_config(config, changes), decided=lines.append, best=best)
+    run_config(read_config(config, changes), on_decision=lines.append, best=best)
     return lines
 
 

@@ -21,7 +21,7 @@ _CHOICE = ("machine", "hit_tokens", "queued_tokens", "cost_ns")
 
 
 def by_name(
-    decided: Callable[[dict[str, Any]], object] | None,
+    on_decision: Callable[[dict[str, Any]], object] | None,
 ) -> Callable[[_Decision], object] | None:
     """What takes a decision as `Simulation.run` tells it and gives a line of it on.
 
@@ -30,12 +30,12 @@ def by_name(
     the first token, to compute what it lacks of the prompt behind the same of the requests there
     that have not ended. `best` are others, the cheapest first.
     """
-    if decided is None:
+    if on_decision is None:
         return None
 
     def decide(decision: _Decision) -> None:
         number, arrival, chosen, others, regret = decision
-        decided(
+        on_decision(
             {
                 "id": number,
                 "arrival_ns": arrival,

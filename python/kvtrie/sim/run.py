@@ -56,22 +56,22 @@ def open_simulation(config: SimulationConfig, *, logged: bool = False) -> Simula
 
 def run_config(
     config: SimulationConfig,
-    told: Callable[[dict[str, Any]], object] | None = None,
+    on_request: Callable[[dict[str, Any]], object] | None = None,
     *,
     watch: Callable[[Iterable[Asked]], Iterable[Asked]] = iter,
     simulation: Simulation | None = None,
-    decided: Callable[[dict[str, Any]], object] | None = None,
+    on_decision: Callable[[dict[str, Any]], object] | None = None,
     best: int = 0,
 ) -> dict[str, Any]:
     """Play the trace of a config.
 
     Args:
         config: the settings.
-        told: called with each request's line, in the order of the trace.
+        on_request: called with each request's line, in the order of the trace.
         watch: gives the requests on as they are asked for.
         simulation: the machines, as `open_simulation` made them; None makes them.
-        decided: called with a line for each decision of the router, as `sim.decisions` makes it.
-        best: machines that were not chosen told with each decision, the best ones first.
+        on_decision: called with a line of `sim.decisions` for each decision of the router.
+        best: machines that were not chosen in each decision, the best ones first.
 
     Returns:
         The figures of `figures_of`, and the seconds that the run took as `wall_s`.
@@ -83,7 +83,7 @@ def run_config(
     begun = time.perf_counter()
     skipped = Skipped() if config.trace.lenient else None
     requests = watch(trace_requests(config.trace, config.block_tokens, skipped))
-    counts = play(config, simulation, requests, told, decided=decided, best=best)
+    counts = play(config, simulation, requests, on_request, on_decision=on_decision, best=best)
     figures = figures_of(config, simulation, counts)
     if skipped is not None:
         figures["skipped_lines"] = skipped.lines
@@ -94,9 +94,9 @@ def play(
     config: SimulationConfig,
     simulation: Simulation,
     requests: Iterable[Asked],
-    told: Callable[[dict[str, Any]], object] | None = None,
+    on_request: Callable[[dict[str, Any]], object] | None = None,
     *,
-    decided: Callable[[dict[str, Any]], object] | None = None,
+    on_decision: Callable[[dict[str, Any]], object] | None = None,
     best: int = 0,
 ) -> Counts:
     """Play requests through a simulation and count what became of them."""
@@ -140,8 +140,8 @@ def play(
             if answer > 1:
                 counts.per_token.append(per_token)
             counts.good += first - arrival <= goals.ttft_ns and per_token <= goals.tpot_ns
-        if told is not None:
-            told(
+        if on_request is not None:
+            on_request(
                 {
                     "id": number,
                     "machine": machine,
@@ -153,5 +153,5 @@ def play(
                 }
             )
 
-    simulation.run(asked(), tell, by_name(decided), best=best)
+    simulation.run(asked(), tell, by_name(on_decision), best=best)
     return counts

@@ -207,15 +207,15 @@ impl Simulation {
                     Some(request.and_then(|request| read(id, &request)).map_err(stop))
                 })
             };
-            let told = |record| {
+            let on_record = |record| {
                 Python::attach(|py| tell.call1(py, (row(&record),)).map(drop)).map_err(stop)
             };
-            let decided = |decision| {
+            let on_decision = |decision| {
                 let Some(decide) = decide else { return Ok(()) };
                 let row = decision_row(&decision);
                 Python::attach(|py| decide.call1(py, (row,)).map(drop)).map_err(stop)
             };
-            run.run_deciding((0..).map_while(next), told, decided)
+            run.run_deciding((0..).map_while(next), on_record, on_decision)
         });
         self.put(run);
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -356,10 +356,10 @@ fn prices(given: &Bound<'_, PyAny>) -> PyResult<Arc<dyn Cost>> {
     if let Ok((base, slope)) = given.extract::<(u64, u64)>() {
         return Ok(Arc::new(Affine { base, slope }));
     }
-    if let Ok(told) = given.extract::<(u64, GridRows, GridRows)>() {
+    if let Ok(sheet) = given.extract::<(u64, GridRows, GridRows)>() {
         let wrong =
             || bad("price is a base and two tables, whose axes ascend and whose times do not fall");
-        return Ok(Arc::new(passes(told).ok_or_else(wrong)?));
+        return Ok(Arc::new(passes(sheet).ok_or_else(wrong)?));
     }
     let points = given.extract::<Vec<(u64, u64)>>().unwrap_or_default();
     let ascends = points.windows(2).all(|two| two[0].0 < two[1].0 && two[0].1 <= two[1].1);

@@ -1,7 +1,7 @@
 //! Decisions of a router, and what each machine still has to do.
 //!
 //! Invariant: a backlog counts a request from when it was sent until it has ended. Cost: O(1) per
-//! request; of a decision that is told also O(machines) exact lookups.
+//! request; of a decision that is reported also O(machines) exact lookups.
 
 use kvtrie_core::time::Nanos;
 use rustc_hash::FxHashMap;

@@ -25,7 +25,7 @@ pub enum Learning {
     /// It asks every manager each time.
     #[default]
     Exact,
-    /// It is told of each change, so many nanoseconds late.
+    /// It hears of each change, so many nanoseconds late.
     Events(Nanos),
 }
 
@@ -74,6 +74,6 @@ pub trait Directory: Debug + Send {
         now: Nanos,
     ) -> Result<Vec<Sendable>>;
 
-    /// A machine has told of changes.
+    /// A machine reports changes.
     fn update(&mut self, _machine: MachineId, _events: &[BlockEvent]) {}
 }

@@ -60,7 +60,7 @@ pub enum Kind {
     Disaggregated(Limits, usize),
 }
 
-/// What engines of all kinds are told.
+/// Settings of engines of all kinds.
 #[derive(Clone, Debug)]
 pub struct Service {
     /// How it chooses what it computes.
@@ -153,9 +153,9 @@ pub trait Engine: Debug + Send {
         None
     }
 
-    /// What the engine waits for next, told once.
+    /// What the engine waits for next; each is returned once.
     fn take_due(&mut self) -> Vec<(event::Kind, Nanos)>;
 
-    /// Requests that have ended, told once.
+    /// Requests that have ended; each is returned once.
     fn take_finished(&mut self) -> Vec<Record>;
 }

@@ -1,7 +1,7 @@
 //! The run: events in their order, until none is left.
 //!
 //! Invariant: the next request is known and no later one, so a trace of any length streams; records
-//! are told in the order of the trace. Cost: O(log events) per event, besides what machines do.
+//! are reported in the order of the trace. Cost: O(log events) per event, besides what machines do.
 
 mod fetch;
 mod handoffs;
@@ -70,13 +70,13 @@ pub struct Simulation {
     servers: Vec<Server>,
     router: Box<dyn Router>,
     directory: Box<dyn Directory>,
-    /// How late the directory learns of a change; `None` if it is told none.
+    /// How late the directory learns of a change; `None` if it needs none.
     delay: Option<Nanos>,
     /// By machine: changes that the directory will learn of, in order.
     updates: Vec<VecDeque<Vec<BlockEvent>>>,
-    /// How many others are told with each decision; `None` tells no decisions.
+    /// How many others are reported with each decision; `None` reports no decisions.
     decisions: Option<usize>,
-    /// What machines have to do, if the router looks at it or its decisions are told.
+    /// What machines have to do, if the router looks at it or its decisions are reported.
     backlog: Option<Backlog>,
     cost: Arc<dyn Cost>,
     keep: u64,
@@ -139,7 +139,7 @@ impl Simulation {
             Peers::new(&kinds, keep)
                 .ok_or_else(|| Error::config("peers send to the tier 'host', which is missing"))
         });
-        // What nothing asks is told nothing.
+        // A directory that nothing asks learns nothing.
         let delay = match learning {
             Learning::Events(delay) if peers.is_some() || router.looks() => Some(delay),
             _ => None,
@@ -177,28 +177,28 @@ impl Simulation {
         })
     }
 
-    /// Plays a trace to its end; each record goes to `told`, in the order of the trace.
+    /// Plays a trace to its end; each record goes to `on_record`, in the order of the trace.
     ///
     /// # Errors
-    /// What the trace or `told` fail with; [`Error::Config`] for a time before that of the request
+    /// What the trace or `on_record` fail with; [`Error::Config`] for a time before that of the request
     /// before; those of the managers.
     pub fn run(
         &mut self,
         requests: impl IntoIterator<Item = Result<Request>>,
-        told: impl FnMut(Record) -> Result<()>,
+        on_record: impl FnMut(Record) -> Result<()>,
     ) -> Result<()> {
-        self.run_deciding(requests, told, |_| Ok(()))
+        self.run_deciding(requests, on_record, |_| Ok(()))
     }
 
-    /// The same; each decision of the router goes to `decided`, if decisions are told.
+    /// The same; each decision of the router goes to `on_decision`, if decisions are reported.
     ///
     /// # Errors
-    /// As [`Simulation::run`], and what `decided` fails with.
+    /// As [`Simulation::run`], and what `on_decision` fails with.
     pub fn run_deciding(
         &mut self,
         requests: impl IntoIterator<Item = Result<Request>>,
-        mut told: impl FnMut(Record) -> Result<()>,
-        mut decided: impl FnMut(Decision) -> Result<()>,
+        mut on_record: impl FnMut(Record) -> Result<()>,
+        mut on_decision: impl FnMut(Decision) -> Result<()>,
     ) -> Result<()> {
         let mut requests = requests.into_iter();
         let mut coming = self.announce(requests.next())?;
@@ -218,7 +218,7 @@ impl Simulation {
                     if let Some(request) = coming.take() {
                         coming = self.announce(requests.next())?;
                         if let Some(decision) = self.arrive(request)? {
-                            decided(decision)?;
+                            on_decision(decision)?;
                         }
                     }
                 }
@@ -239,7 +239,7 @@ impl Simulation {
                 Kind::StepBegins => self.step_begins(machine)?,
                 Kind::DirectoryUpdate => unreachable!("it is taken above"),
             }
-            self.settle(machine, &mut told)?;
+            self.settle(machine, &mut on_record)?;
         }
         Ok(())
     }
@@ -288,7 +288,7 @@ impl Simulation {
     fn settle(
         &mut self,
         number: MachineId,
-        told: &mut impl FnMut(Record) -> Result<()>,
+        on_record: &mut impl FnMut(Record) -> Result<()>,
     ) -> Result<()> {
         self.follow(number)?;
         self.hand_over(number)?;
@@ -300,7 +300,7 @@ impl Simulation {
         }
         while let Some(record) = self.early.remove(&self.next_record) {
             self.next_record += 1;
-            told(record)?;
+            on_record(record)?;
         }
         Ok(())
     }

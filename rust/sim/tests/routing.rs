@@ -34,11 +34,11 @@ fn decide(config: Config, requests: Vec<Request>, others: usize) -> (Vec<Record>
         records.push(record);
         Ok(())
     };
-    let decided = |decision| {
+    let on_decision = |decision| {
         decisions.push(decision);
         Ok(())
     };
-    simulation.run_deciding(requests.into_iter().map(Ok), tell, decided).expect("a run");
+    simulation.run_deciding(requests.into_iter().map(Ok), tell, on_decision).expect("a run");
     (records, decisions)
 }
 
@@ -94,7 +94,7 @@ fn score_weighs_hits_against_queued_tokens() {
     assert_eq!(ttft(&records)[5], 80_000);
 }
 
-/// Any router's decisions can be told, also of one that looks at nothing, with the best few others.
+/// Any router's decisions can be reported, also of one that looks at nothing, with the best few others.
 #[test]
 fn decisions_are_told_of_every_router() {
     let config = config(two_tiers(), 4, Wait::All);

@@ -77,8 +77,8 @@ def _run(given: argparse.Namespace) -> int:
     simulation.watch(spans=given.perfetto is not None, sample_ns=sampled)
     lines: list[dict[str, Any]] = []
     tell = None if given.perfetto is None else lines.append
-    with _lines_to(given.requests) as told, _lines_to(given.decisions) as decided:
-        figures = _played(config, simulation, _both(told, tell), decided, best)
+    with _lines_to(given.requests) as on_request, _lines_to(given.decisions) as on_decision:
+        figures = _played(config, simulation, _both(on_request, tell), on_decision, best)
     if given.csv is not None:
         from kvtrie.sim.headline import row_of, write_csv
 
@@ -106,7 +106,7 @@ def _played(
     config: SimulationConfig,
     simulation: Simulation,
     tell: _Tell | None,
-    decided: _Tell | None,
+    on_decision: _Tell | None,
     best: int,
 ) -> dict[str, Any]:
     """Run with a bar on the terminal, whose time left is by the lines of the trace."""
@@ -115,7 +115,9 @@ def _played(
     def watch(asked: Iterable[Asked]) -> Iterable[Asked]:
         return watched(asked, "Simulating", total=lines_in(config.trace.path))
 
-    return run_config(config, tell, watch=watch, simulation=simulation, decided=decided, best=best)
+    return run_config(
+        config, tell, watch=watch, simulation=simulation, on_decision=on_decision, best=best
+    )
 
 
 def _draw(path: Path, config: SimulationConfig, simulation: Simulation) -> None:

@@ -84,10 +84,10 @@ def checked(
         try:
             parsed = parse(line)
         except ConfigError as error:
-            told = ConfigError(f"{path}, line {number}: {error}")
+            refused = ConfigError(f"{path}, line {number}: {error}")
             if skipped is None:
-                raise told from None
-            skipped.add(told)
+                raise refused from None
+            skipped.add(refused)
             continue
         found = True
         yield parsed

@@ -141,10 +141,10 @@ def _conversations(
         try:
             turns = _turns(value, tokenize)
         except ConfigError as error:
-            told = ConfigError(f"{path}, line {line}: {error}")
+            refused = ConfigError(f"{path}, line {line}: {error}")
             if skipped is None:
-                raise told from None
-            skipped.add(told)
+                raise refused from None
+            skipped.add(refused)
             continue
         if turns:
             found = True

@@ -1,6 +1,6 @@
-//! The directory of events: a map from a block's key to the machines that have told of it.
+//! The directory of events: a map from a block's key to the machines that have reported it.
 //!
-//! Invariant: once it was told everything, it says what the exact one says. Cost: O(1) per event; a
+//! Invariant: once it has heard everything, it says what the exact one says. Cost: O(1) per event; a
 //! question hashes the prompt's blocks once, up to the first that no machine in question has, and
 //! answers for all machines.
 

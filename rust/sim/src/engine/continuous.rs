@@ -6,11 +6,11 @@
 //! they take as long as one by one. Cost: O(log requests) per request that joins, leaves or fills a
 //! block, and a term of the cost model per step.
 
+mod batch;
 mod decodes;
 mod queue;
 mod relay;
 mod running;
-mod seats;
 mod step;
 
 use std::collections::BTreeSet;
@@ -43,8 +43,8 @@ pub struct Continuous {
     /// Requests with a lease, by id, which is the order of arrival.
     running: FxHashMap<u64, Running>,
     /// Those of them that wait for no move: the next to be suspended is the last.
-    seated: BTreeSet<u64>,
-    /// Those of `seated` whose prefill is not computed.
+    computing: BTreeSet<u64>,
+    /// Those of `computing` whose prefill is not computed.
     prefills: BTreeSet<u64>,
     decodes: Decodes,
     /// Requests that wait for a move.
@@ -66,7 +66,7 @@ impl Continuous {
             limits,
             queue: Queue::default(),
             running: FxHashMap::default(),
-            seated: BTreeSet::new(),
+            computing: BTreeSet::new(),
             prefills: BTreeSet::new(),
             decodes: Decodes::default(),
             waiting: FxHashMap::default(),
@@ -81,7 +81,7 @@ impl Continuous {
     /// A request that was just planned takes its place, in the step that begins if it can.
     fn take_in(&mut self, id: u64, running: Running, now: Nanos) {
         self.running.insert(id, running);
-        self.seat(id);
+        self.enter_batch(id);
         self.take_chunk(id, now);
     }
 
@@ -165,11 +165,11 @@ impl Engine for Continuous {
             if let Some(running) = self.running.get_mut(&id) {
                 running.arrived(machine, now)?;
             }
-            self.seat(id);
+            self.enter_batch(id);
         }
         for id in self.decodes.due() {
             // An earlier one may have suspended it.
-            if self.seated.contains(&id) {
+            if self.computing.contains(&id) {
                 self.make_room(id, machine, now)?;
             }
         }
@@ -253,7 +253,7 @@ impl Engine for Continuous {
         for id in self.decodes.due() {
             let count = self.decodes.count();
             if self.running.get(&id).is_some_and(|running| running.ended(count)) {
-                self.unseat(id);
+                self.leave_batch(id);
                 self.ends(id, machine, now)?;
             }
         }

@@ -1,6 +1,6 @@
 //! Routing: asks the router for a machine, and tells how good its choice was.
 //!
-//! Invariant: a router that does not look at hits causes no lookup, unless its decisions are told.
+//! Invariant: a router that does not look at hits causes no lookup, unless its decisions are reported.
 //! Cost: that of the directory's answer.
 
 use kvtrie_core::error::Result;
@@ -13,7 +13,7 @@ use crate::request::Request;
 use crate::router::Candidate;
 
 impl Simulation {
-    /// A request is sent to a machine. Returns the decision, if decisions are told.
+    /// A request is sent to a machine. Returns the decision, if decisions are reported.
     pub(super) fn arrive(&mut self, request: Request) -> Result<Option<Decision>> {
         let candidates = self.candidates(&request)?;
         let here = self.router.route(&request, &candidates);

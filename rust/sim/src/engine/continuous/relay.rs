@@ -55,19 +55,19 @@ impl Continuous {
         self
     }
 
-    /// Requests to be decoded elsewhere, told once.
+    /// Requests to be decoded elsewhere; each is returned once.
     pub fn take_handoffs(&mut self) -> Vec<Handoff> {
         std::mem::take(&mut self.relay.handoffs)
     }
 
-    /// Pulls that begin, told once.
+    /// Pulls that begin; each is returned once.
     pub fn take_pulls(&mut self) -> Vec<Pull> {
         std::mem::take(&mut self.relay.pulls)
     }
 
     /// A request whose first token is there leaves its place; its blocks stay.
     pub(super) fn give(&mut self, id: u64) {
-        self.seated.remove(&id);
+        self.computing.remove(&id);
         if let Some(running) = self.running.remove(&id) {
             let (request, record) = (running.request.clone(), running.record.clone());
             self.relay.handoffs.push(Handoff { request, record });

@@ -1,6 +1,6 @@
-//! Seats: which requests compute, which wait for moves, and how they leave.
+//! The batch: which requests compute, which wait for moves, and how they leave.
 //!
-//! Invariant: a request with a lease is in `seated` or in `waiting` or `ready`, never in two of them.
+//! Invariant: a request with a lease is in `computing` or in `waiting` or `ready`, never in two of them.
 //! Cost: O(log requests) each, besides the manager's calls.
 
 use kvtrie_core::block::MoveId;
@@ -16,7 +16,7 @@ use crate::request::Request;
 
 impl Continuous {
     /// A request takes its place, or waits for its moves.
-    pub(super) fn seat(&mut self, id: u64) {
+    pub(super) fn enter_batch(&mut self, id: u64) {
         let Some(running) = self.running.get_mut(&id) else { return };
         if !running.prefill.ready() {
             for id_of_move in running.prefill.awaited() {
@@ -24,7 +24,7 @@ impl Continuous {
             }
             return;
         }
-        self.seated.insert(id);
+        self.computing.insert(id);
         if running.prefill.work.done() {
             let context = running.join(self.decodes.count());
             self.decodes.join(id, context, running.due);
@@ -34,8 +34,8 @@ impl Continuous {
     }
 
     /// A request gives up its place.
-    pub(super) fn unseat(&mut self, id: u64) {
-        self.seated.remove(&id);
+    pub(super) fn leave_batch(&mut self, id: u64) {
+        self.computing.remove(&id);
         if let (false, Some(running)) = (self.prefills.remove(&id), self.running.get_mut(&id)) {
             let due = running.due;
             let context = running.part(self.decodes.count());
@@ -45,17 +45,17 @@ impl Continuous {
 
     /// Makes room for what is due. Without any the latest arrivals are suspended, perhaps it itself.
     pub(super) fn make_room(&mut self, id: u64, machine: &mut Machine, now: Nanos) -> Result<()> {
-        self.unseat(id);
+        self.leave_batch(id);
         loop {
             let Some(running) = self.running.get_mut(&id) else { return Ok(()) };
             if running.reserve(machine, now)? {
                 running.prefill.wait_again(machine)?;
-                self.seat(id);
+                self.enter_batch(id);
                 return Ok(());
             }
-            let latest = self.seated.last().copied().filter(|&latest| latest > id);
+            let latest = self.computing.last().copied().filter(|&latest| latest > id);
             let latest = latest.unwrap_or(id);
-            self.unseat(latest);
+            self.leave_batch(latest);
             if let Some(mut running) = self.running.remove(&latest) {
                 machine.calls.suspend(running.prefill.lease, now)?;
                 running.record.suspended += 1;
@@ -124,7 +124,7 @@ impl Continuous {
         if running.made < running.request.output && self.relay.gives {
             self.give(id);
         } else if running.made < running.request.output {
-            self.seat(id);
+            self.enter_batch(id);
         } else {
             self.ends(id, machine, now)?;
         }
@@ -133,7 +133,7 @@ impl Continuous {
 
     /// A request has its last token.
     pub(super) fn ends(&mut self, id: u64, machine: &mut Machine, now: Nanos) -> Result<()> {
-        self.seated.remove(&id);
+        self.computing.remove(&id);
         match self.running.remove(&id) {
             Some(running) => self.finish(running, machine, Some(now), now),
             None => Ok(()),
