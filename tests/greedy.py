@@ -224,6 +224,7 @@ METHODS = {
     (ModelShape, "layer_bytes"): {"block_tokens": 4},
     (Tier, "paced"): {"model": MODEL, "block_tokens": 4},
     (Tier, "room"): {"model": MODEL, "block_tokens": 4},
+    (Tier, "room_bytes"): {"model": MODEL, "block_tokens": 4},
     (Tier, "pace"): {"lane": Lane("up", 1e9), "model": MODEL, "block_tokens": 4},
 }
 

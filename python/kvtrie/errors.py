@@ -44,6 +44,10 @@ class NoSpaceError(KvtrieError, MemoryError):
     def __str__(self) -> str:
         return str(self.args[0])
 
+    # Dask's pickling of exceptions would call `__new__` of a base, which two built-in bases refuse.
+    def __reduce__(self) -> tuple[type[NoSpaceError], tuple[object, ...]]:
+        return type(self), self.args
+
 
 class ConfigError(KvtrieError, ValueError):
     """A setting or an argument is wrong; the message says what was wanted instead."""
