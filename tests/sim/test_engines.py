@@ -50,7 +50,7 @@ def published(folder):
     """The first requests of the trace that KVTRIE_TRACE names."""
     given = os.environ.get("KVTRIE_TRACE")
     if given is None:
-        pytest.skip("no KVTRIE_TRACE")
+        pytest.skip("KVTRIE_TRACE names no Mooncake trace; its data are not in this repository")
     path = folder / "published.jsonl"
     write_trace(path, read_trace(Path(given))[:2000])
     return path, 1000
