@@ -4,7 +4,7 @@ use kvtrie_core::cost::CostModel;
 use kvtrie_core::manager::Settings;
 use kvtrie_core::tier::Kind;
 
-use crate::rig::{GPU, Rig, all_of, holes, tier, tokens};
+use crate::rig::{GPU, HOST, Rig, all_of, holes, tier, tokens};
 
 /// Sequences of one and two blocks, the first block of the longer one evicted; the others' costs
 /// 1.4 and 1 are of one class if rounded by a half.
@@ -86,4 +86,24 @@ fn a_block_has_the_age_of_the_session_that_used_it_last() {
         rig.ask(&kvtrie_core::manager::Acquire { session: Some("b"), ..all_of(&tokens(2, 1)) });
     assert_eq!((idle(&rig, 0), idle(&rig, 1)), (0, 0));
     rig.release(id.unwrap());
+}
+
+#[test]
+fn the_end_of_a_suspended_lease_is_no_use_of_its_session() {
+    let policy = "checkerboard".to_owned();
+    let mut rig =
+        Rig::new(Settings { policy, ..holes(vec![tier(Kind::Gpu, 4), tier(Kind::Host, 4)]) });
+    let shared = tokens(1, 1);
+    let session = Some("a");
+    rig.serve_as(session, &shared);
+    let ask = kvtrie_core::manager::Acquire { session, ..all_of(&shared) };
+    let id = rig.ask(&ask).unwrap();
+    rig.call(|manager, now| manager.suspend(id, Kind::Host, now)).unwrap();
+    rig.run();
+    rig.now += 100_000;
+    let block = rig.blocks(&shared)[0];
+    let idle = |rig: &Rig| rig.manager.explain(block, HOST, rig.now).unwrap().idle;
+    let before = idle(&rig);
+    rig.release(id);
+    assert!(before > 0 && idle(&rig) >= before, "{before} {}", idle(&rig));
 }

@@ -84,7 +84,8 @@ impl Manager {
 
     /// The same for a lease that ends.
     pub(crate) fn use_last(&mut self, lease: &Lease, at: Nanos) {
-        if self.ages_by_session() {
+        // A suspended lease reads no block, so its session's blocks grow no younger by its end.
+        if self.ages_by_session() && !lease.suspended() {
             self.use_session(lease.id, lease.session, lease.path.blocks(), at);
         }
     }
