@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benches.core.place import place
 from benches.record import Result, document, write
-from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie import BlockManager, Layout, ModelShape, Tier
 from kvtrie.cli.progress import watched
 from kvtrie.demo.model import smollm, tiny
 from kvtrie.engines.transformers import Decoder, KvtrieCache, fingerprint
@@ -40,6 +40,10 @@ BLOCK, CHUNKS, TOKENS = 16, 6, 256
 PREFIX, QUESTION = "Answer by the manual.\n\n", "\n\nQuestion: what is a slice?\nAnswer:"
 GOALS = {"fusion": 1 / 0.35, "ranking and scatter": 1 / 0.05, "waiting": 1 / 0.2, "memory": 1.0}
 """How many times better than its peer each is to be; `results` says which peer."""
+FORMATS = {
+    "int8 host": Layout(dtype="int8", scales="token"),
+    "fp8 host": Layout(dtype="float8_e4m3fn", scales="token"),
+}
 
 
 @dataclass(slots=True)
@@ -54,13 +58,16 @@ class Sample:
 
 
 class World:
-    """A model and a store whose chunks lie on one kind of tier."""
+    """A model and a store whose chunks lie on one kind of tier, in the host tier's layout."""
 
-    def __init__(self, speaker, decoder, kind, folder, tokens):
+    def __init__(self, speaker, decoder, kind, folder, tokens, *, layout=None):
         model = speaker.model
         shape = ModelShape.from_config(model.config, fingerprint=fingerprint(model))
         blocks = tokens // BLOCK + 2 * CHUNKS
-        tiers = [Tier("gpu", blocks=2 * blocks + 8), Tier("host", blocks=blocks)]
+        tiers = [
+            Tier("gpu", blocks=2 * blocks + 8),
+            Tier("host", blocks=blocks, layout=layout),
+        ]
         if kind == "disk":
             tiers.append(Tier("disk", blocks=2 * blocks, path=Path(folder)))
         manager = BlockManager(shape, tiers, block_tokens=BLOCK)
@@ -128,8 +135,19 @@ def prefix_reuse(world, ids):
     return seconds, past
 
 
+def loss(speaker, world, context, whole):
+    """Nats by which fused chunks of a tier lead away from the full prefill's next token."""
+    world.sink(context)
+    with Fusor(world.decoder, world.store).fuse(context) as fused:
+        mine = first(speaker.model, fused.ids[:, -1:], fused.cache)
+    truth, mine = (
+        each.double().log_softmax(dim=-1) for each in (first(speaker.model, whole), mine)
+    )
+    return float((truth.exp() * (truth - mine)).sum())
+
+
 def play(speaker, rounds):
-    """Samples by way; fusions as `Sample`, the others as seconds."""
+    """Samples by way; fusions as `Sample`, losses in nats by format, the others as seconds."""
     text = "\n".join(topics[name] for name in sorted(topics))
     ids = np.array(speaker.tokens(text[: 12 * CHUNKS * TOKENS]))
     chunks = [ids[at * TOKENS : (at + 1) * TOKENS] for at in range(CHUNKS)]
@@ -144,7 +162,14 @@ def play(speaker, rounds):
             kind: World(speaker, decoder, kind, folder, whole.shape[1]) for kind in ("host", "disk")
         }
         alone = World(speaker, decoder, "host", folder, whole.shape[1])
-        for world in worlds.values():  # every chunk is computed once, and the model passes the gate
+        coded = {
+            name: World(speaker, decoder, "host", folder, whole.shape[1], layout=layout)
+            for name, layout in FORMATS.items()
+        }
+        for world in (
+            *worlds.values(),
+            *coded.values(),
+        ):  # every chunk is computed once, and the model passes the gate
             Fusor(decoder, world.store, ratio=0.0).fuse(context).close()
             world.executor.drain()
         for _ in watched(range(rounds), "rounds", quiet=False):
@@ -159,13 +184,15 @@ def play(speaker, rounds):
                 seen[f"fusion, {kind}"].append(world.fuse(context))
             seen["plain reuse, host"].append(worlds["host"].fuse(context, ratio=0.0))
             seen["values, host"].append(worlds["host"].fuse(context, select="values"))
-        for world in (*worlds.values(), alone):
+        losses = {"exact": loss(speaker, worlds["host"], context, whole)}
+        losses |= {name: loss(speaker, one, context, whole) for name, one in coded.items()}
+        for world in (*worlds.values(), *coded.values(), alone):
             world.executor.close()
     layer = worlds["host"].executor.manager.model.layer_bytes(BLOCK) // BLOCK * whole.shape[1]
-    return seen, layer
+    return seen, layer, losses
 
 
-def results(seen, layer):
+def results(seen, layer, losses):
     """Rows of medians over the rounds, each beside its peer."""
     full = "full prefill", median(seen["full prefill"])
 
@@ -195,6 +222,8 @@ def results(seen, layer):
             rows.append(row(f"waiting, {name}", waited, ("loading", loaded), goal))
     most = max(each.buffers for each in seen["fusion, disk"])
     rows.append(row("buffers", most, ("three layers", 3 * layer), GOALS["memory"], "bytes"))
+    exact = "KL of exact pools", losses.pop("exact")
+    rows.extend(row(f"KL, {name}", ours, exact, unit="nats") for name, ours in losses.items())
     return rows
 
 
@@ -209,8 +238,7 @@ def main() -> int:
     torch.set_num_threads(1)
     told = Console(stderr=True)
     speaker = tiny() if given.tiny else smollm(told)
-    seen, layer = play(speaker, given.rounds)
-    rows = results(seen, layer)
+    rows = results(*play(speaker, given.rounds))
     where = {**place(), "model": speaker.name, "torch": torch.__version__, "rounds": given.rounds}
     where["threads"], where["chunks"], where["chunk_tokens"] = 1, CHUNKS, TOKENS
     kept = document(where, rows)

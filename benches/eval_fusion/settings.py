@@ -93,5 +93,5 @@ def rows_of(layers: int) -> list[Row]:
         Row("question", [Setting("question", 0.15, heed=heed) for heed in (one, some, every)], {}),
         Row("first+question", asked, {"mean": 0.50, "split": 0.84, "text": 0.49}),
         Row("values+question", both, {"mean": 0.65}),
-        Row("first+question, monitored", [asked[0]._replace(probe=PROBED)], {}),
+        Row("first+question, monitored", [asked[-1]._replace(probe=PROBED)], {}),
     ]

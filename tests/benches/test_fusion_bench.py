@@ -23,3 +23,6 @@ def test_ways_are_compared_on_a_tiny_model(monkeypatch, capsys):
         assert row["ratio"] == pytest.approx(row["peer"] / row["ours"], abs=0.01)
         assert row["ok"] == (None if row["goal"] is None else row["ratio"] >= row["goal"])
     assert rows["buffers"]["ok"]
+    coded = [rows[f"KL, {name}"] for name in fusion.FORMATS]
+    # Codes change the answer, and little.
+    assert all(0 < abs(row["ours"] - row["peer"]) < 0.05 for row in coded)

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 __all__ = ["Fused", "Fusor"]
 
 _FUSED = b"fused"
-_HEEDED = 0.4
-"""How deep the layer lies whose attention "question" ranks by, where no layers are given."""
+_HEEDED = (0.4, 0.65)
+"""Where, as parts of the depth, the layers begin and end whose attention "question" ranks by."""
 
 
 class Ratios(Protocol):
@@ -139,7 +139,8 @@ class Fusor:
             most. None leaves it to the controller.
         at: the layer at which "keys" and "values" look; all below it are computed in full. 2 by
             default, or the last one.
-        heed: the layers whose attention "question" ranks by. By default one, 0.4 of the way up.
+        heed: the layers whose attention "question" ranks by, those from 0.4 to 0.65 of the way up
+            by default; the pass of the query's tokens that ranks goes up to the last of them.
         controller: chooses ratios.
         monitor: watches the result and adds to the ratio.
         reserve: tokens behind the query to make room for at once; otherwise room grows with every
@@ -179,7 +180,7 @@ class Fusor:
             raise ConfigError(f"ratio is {ratio}: from 0 to 1, and several must fall")
         self._ratios: tuple[float, ...] = tuple(ratios)
         self._at = min(2, layers - 1) if at is None else at
-        self._heed = (int(_HEEDED * layers),) if heed is None else tuple(heed)
+        self._heed = _heeded(layers) if heed is None else tuple(heed)
         if not self._heed or not all(0 <= layer < layers for layer in (self._at, *self._heed)):
             raise ConfigError(
                 f"layers {self._at} and {list(self._heed)} to select by, of a model of {layers}"
@@ -343,3 +344,9 @@ class Fusor:
                         f"chunk {at} comes with K and V of {shapes} at layer {layer}, {wanted} "
                         "wanted"
                     )
+
+
+def _heeded(layers: int) -> tuple[int, ...]:
+    """The layers that "question" ranks by where none are given."""
+    low, high = (int(part * layers) for part in _HEEDED)
+    return tuple(range(low, high + 1))
