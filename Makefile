@@ -14,6 +14,7 @@ LOCKED := $(VENV)/.stamp-locked
 BUILT := $(VENV)/.stamp-built
 SHIPPED := $(VENV)/.stamp-shipped
 MODEL := $(VENV)/.stamp-model
+WHEEL := target/engines-wheel
 RUST := $(wildcard Cargo.toml Cargo.lock) $(shell find rust -name '*.rs' -o -name Cargo.toml) $(wildcard cuda/*)
 
 # Their modules are declared by a macro, which cargo fmt does not look into.
@@ -26,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-disk bench-restart bench-formats bench-fusion bench-gpu eval-fusion wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-disk bench-restart bench-formats bench-fusion bench-gpu eval-fusion wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -65,6 +66,13 @@ bench-scaling: $(BUILT) ## cost per call from a thousand to four million blocks,
 
 peers: $(LOCKED) ## install other block managers for bench-core (Linux x86-64, Python 3.11); ARGS="dynamo"
 	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh $(or $(ARGS),dynamo sglang vllm lmcache)
+
+engines: $(LOCKED) ## real engines with our wheel in them, in .engines/ (Linux x86-64, Python 3.11)
+	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh vllm
+	$(BIN)/maturin build --quiet --release --out $(WHEEL)
+	$(BIN)/uv pip install --quiet --no-deps --reinstall --python benches/peers/envs/vllm/bin/python $(WHEEL)/kvtrie-*.whl
+	mkdir -p .engines
+	ln -sfn ../benches/peers/envs/vllm .engines/vllm
 
 bench-disk: $(BUILT) ## the disk tier and fio in turn, with ratios; needs fio; ARGS="--pairs 3 --seconds 2"
 	$(BIN)/python -m benches.disk $(ARGS)
@@ -152,7 +160,7 @@ lock: $(LOCKED) ## pin the newest versions that pyproject.toml allows
 	    --no-header --no-annotate --no-emit-index-url pyproject.toml -o requirements.lock
 
 clean: ## remove the environment, the builds and the caches
-	rm -rf $(VENV) target site dist .hypothesis .benchmarks .pytest_cache .ruff_cache .mypy_cache \
+	rm -rf $(VENV) target site dist .engines .hypothesis .benchmarks .pytest_cache .ruff_cache .mypy_cache \
 	    .import_linter_cache python/kvtrie/_kvtrie*.so
 	find python tests benches -path benches/peers/envs -prune -o \
 	    -name __pycache__ -type d -prune -exec rm -rf {} +

