@@ -14,7 +14,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias
 
-from kvtrie.argument import few, flag, put, whole, word
+from kvtrie.argument import few, flag, put, text, whole, word
 from kvtrie.errors import ConfigError
 
 __all__ = ["DTYPE_BYTES", "Axis", "Layout"]
@@ -57,6 +57,9 @@ class Layout:
         alignment: every layer of a block starts at a multiple of this many bytes.
         rope: "rotated" where stored keys carry their position's rotation, "plain" where they are
             stored before it, "none" for models without rotary positions.
+        opaque: an engine's name of how the bytes of a layer of a block lie, where only the engine
+            knows: they travel as they are, and nobody converts or reads them. Empty where the
+            other fields tell.
 
     Raises:
         ConfigError: an unknown axis, dtype or word, or a number that cannot be.
@@ -70,6 +73,7 @@ class Layout:
     latent: bool = False
     alignment: int = 1
     rope: Literal["rotated", "plain", "none"] = "rotated"
+    opaque: str = ""
 
     def __post_init__(self) -> None:
         axes = few("order", self.order, len(_AXES))
@@ -79,6 +83,7 @@ class Layout:
         word("kv", self.kv, ("joined", "split"))
         word("scales", self.scales, ("none", "tensor", "head", "token", "group"))
         word("rope", self.rope, ("rotated", "plain", "none"))
+        text("opaque", self.opaque)
         put(
             self,
             order=axes,
@@ -140,7 +145,10 @@ class Layout:
 
     def digest(self) -> bytes:
         """32 bytes that name this layout; equal exactly for equal layouts."""
-        fields = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        told = asdict(self)
+        if not self.opaque:  # layouts had digests before there were opaque ones
+            del told["opaque"]
+        fields = json.dumps(told, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(fields.encode(), digest_size=32, person=b"kvtrie-layout").digest()
 
     def _padded(self, size: int, row: int, scales: int) -> int:

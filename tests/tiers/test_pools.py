@@ -39,6 +39,7 @@ def test_equal_layouts_have_equal_digests_and_every_field_counts():
         Layout(latent=True),
         Layout(alignment=4096),
         Layout(rope="plain"),
+        Layout(opaque="an engine's"),
     ]
     digests = {layout.digest() for layout in [Layout(), *others]}
     assert len(digests) == len(others) + 1

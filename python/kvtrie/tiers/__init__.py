@@ -13,6 +13,7 @@ from kvtrie.errors import ConfigError
 from kvtrie.tiers.block_format import BlockFormat, HasBlockFormat
 from kvtrie.tiers.conversion import agree
 from kvtrie.tiers.disk import DiskStorage
+from kvtrie.tiers.engine_pool import EnginePool
 from kvtrie.tiers.gpu import default_device, gpu_pool
 from kvtrie.tiers.host import host_pool
 from kvtrie.tiers.pool import Pool
@@ -32,6 +33,7 @@ __all__ = [
     "Batched",
     "BlockFormat",
     "DiskStorage",
+    "EnginePool",
     "HasBlockFormat",
     "PersistentStorage",
     "Pool",

@@ -55,6 +55,12 @@ def check(one: BlockFormat, other: BlockFormat) -> None:
         ConfigError: a format that kernels do not know, scales that would have to be given, heads
             that kernels cannot serve.
     """
+    for fmt in (one, other):
+        if fmt.layout.opaque:
+            raise ConfigError(
+                f"the bytes of {fmt.layout.opaque!r} mean something to its engine only, so no tier "
+                "below may keep them in another format"
+            )
     step = vector(_between(one, other))
     for fmt in (one, other):
         if fmt.layout.scales in {"tensor", "head"}:

@@ -146,16 +146,18 @@ class Pool:
         Raises:
             ConfigError: a quantised pool, which holds codes; `pages` reads them.
         """
-        return self._rows(self.planes[0], self.block_format.heads, self.block_format.head_dim)
+        return self._numbers(self.planes[0], self.block_format.heads, self.block_format.head_dim)
 
     @cached_property
     def values(self) -> torch.Tensor:
         """V likewise, `(rows, kv_heads, v_head_dim)`; the same memory as `keys` when joined."""
-        return self._rows(self.planes[-1], self.block_format.heads, self.block_format.v_head_dim)
+        return self._numbers(self.planes[-1], self.block_format.heads, self.block_format.v_head_dim)
 
     @cached_property
     def pages(self) -> Pages:
         """The memory for kernels: a block is a unit, a slot `unit * block_tokens + offset`."""
+        if self.layout.opaque:
+            raise ConfigError(f"only {self.layout.opaque!r} knows what the pool's bytes mean")
         return conversion.pages(self.block_format, self.planes, len(self.planes[0]))
 
     def units(self, slot: int, layer_lo: int, layer_hi: int) -> NDArray[np.int64]:
@@ -309,12 +311,26 @@ class Pool:
         if source.layout != self.layout:
             if source.block_format.differences(self.block_format, but=FORMAT):
                 raise ConfigError(f"cannot copy between {source.layout} and {self.layout}")
-            conversion.convert(source, source_units, self, units)
+            source.convert_into(source_units, self, units)
             return
-        for plane, other in zip(self.planes, source.planes, strict=True):
-            copy_rows(other, source_units, plane, units)
+        source.copy_into(source_units, self, units)
 
-    def _rows(self, plane: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
+    def copy_into(
+        self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
+    ) -> None:
+        """Copy whole units into a pool of the same layout, as they are; see `copy_from`."""
+        for plane, other in zip(self.planes, target.planes, strict=True):
+            copy_rows(plane, units, other, target_units)
+
+    def convert_into(
+        self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
+    ) -> None:
+        """Copy whole units into a pool of another format; see `copy_from`."""
+        conversion.convert(self, units, target, target_units)
+
+    def _numbers(self, plane: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
+        if self.layout.opaque:
+            raise ConfigError(f"only {self.layout.opaque!r} knows what the pool's bytes mean")
         if self.layout.scales != "none":
             raise ConfigError(
                 f"the pool holds codes of {self.layout.dtype} with scales by "

@@ -3,9 +3,18 @@
 Nothing here chooses a slot, a victim or an order; it only obeys, and reports.
 """
 
+from kvtrie.transfer.dispatch import Dispatch
 from kvtrie.transfer.executor import Executor
 from kvtrie.transfer.layerwise import Layerwise, LayerwiseEngine, Request
 from kvtrie.transfer.report import MoveReport
 from kvtrie.transfer.runner import Runner
 
-__all__ = ["Executor", "Layerwise", "LayerwiseEngine", "MoveReport", "Request", "Runner"]
+__all__ = [
+    "Dispatch",
+    "Executor",
+    "Layerwise",
+    "LayerwiseEngine",
+    "MoveReport",
+    "Request",
+    "Runner",
+]

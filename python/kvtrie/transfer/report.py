@@ -2,13 +2,16 @@
 
 A `Sink` takes them where the manager is; `Progress` goes to a callback of the user.
 Invariant: the fields of a report are the arguments of `BlockManager.complete`. Cost: one tuple per
-piece of news.
+piece of news; as bytes a few tens per move.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MoveReport", "Progress", "Sink"]
 
+_VERSION = 1
+
 
 class MoveReport(NamedTuple):
     """News of some moves, with the arguments of `BlockManager.complete`; it can be pickled.
@@ -31,6 +36,7 @@ class MoveReport(NamedTuple):
         error: why they failed; None while all is well.
         hung: they failed at the deadline and still run: a second report follows when they end.
         cancelled: they failed and never started.
+        group: layer group of the moves; 0 until there are several.
     """
 
     ids: tuple[int, ...]
@@ -38,11 +44,34 @@ class MoveReport(NamedTuple):
     error: str | None = None
     hung: bool = False
     cancelled: bool = False
+    group: int = 0
 
     @property
     def ok(self) -> bool:
         """Whether the bytes are there."""
         return self.error is None
+
+    @staticmethod
+    def to_bytes(reports: Sequence[MoveReport]) -> bytes:
+        """Reports as bytes, for the process that has the manager."""
+        return json.dumps([_VERSION, *reports], separators=(",", ":")).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> list[MoveReport]:
+        """What `to_bytes` gave.
+
+        Raises:
+            ConfigError: bytes of another version, cut short, or no reports.
+        """
+        try:
+            version, *rows = json.loads(data)
+            if version != _VERSION:
+                raise ConfigError(f"reports of version {version}, {_VERSION} wanted")
+            return [_report(row) for row in rows]
+        except (ValueError, TypeError, RecursionError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"{len(data)} bytes are no reports of moves: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +123,13 @@ class Sink(Protocol):
     ) -> None:
         """News of moves, as `MoveReport` has them."""
         ...
+
+
+def _report(row: Any) -> MoveReport:  # noqa: ANN401 - whatever the bytes say
+    ids, layers_done, error, hung, cancelled, at = row
+    whole = [*ids, at, *([] if layers_done is None else [layers_done])]
+    if not all(type(one) is int and one >= 0 for one in whole):
+        raise ConfigError(f"a report of moves {ids!r} up to layer {layers_done!r}")
+    if not (error is None or isinstance(error, str)) or {type(hung), type(cancelled)} != {bool}:
+        raise ConfigError(f"a report with the error {error!r}, hung {hung!r}, {cancelled!r}")
+    return MoveReport(tuple(ids), layers_done, error, hung, cancelled, at)

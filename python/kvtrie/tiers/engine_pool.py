@@ -1,0 +1,223 @@
+"""EnginePool: KV memory that an engine owns, cut into units as a `Pool` is.
+
+The engine has one tensor per layer, or one for K and one for V, whose axis of blocks may be
+anywhere and whose strides may be any. A unit is one layer of one block as plain bytes: those of its
+tensors one behind the other, each in the order of its other axes. If only the engine knows what
+they mean the pool is *opaque*: its bytes travel whole, and no tier below keeps them in another
+format.
+Invariant: no memory is taken, and none is written but blocks that moves name. Cost: one gather and
+one scatter per layer and tensor, or, where a block's bytes lie together, one copy per run of
+neighbours.
+"""
+
+# pyright: reportUnknownMemberType=false
+# (torch leaves `from_numpy` untyped)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.kernels import copy_rows
+from kvtrie.layout import Layout
+from kvtrie.tiers.block_format import FORMAT, BlockFormat
+from kvtrie.tiers.conversion import PIECE_BYTES
+from kvtrie.tiers.pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from kvtrie.shape import ModelShape
+
+__all__ = ["EnginePool"]
+
+
+class EnginePool(Pool):
+    """The memory of a tier with `owner="engine"`, for `Runner` and `Executor`.
+
+    Args:
+        model: the shape whose KV is kept.
+        block_tokens: tokens per block.
+        tensors: for each layer its tensor, or those of K and of V.
+        block_axis: the axis of blocks, the same in all tensors.
+        opaque: the engine's name of how a block lies inside, if no axis but that of blocks means
+            anything outside it; empty where K and then V lie by token, head and number.
+
+    Raises:
+        ConfigError: tensors that do not fit each other or the model.
+    """
+
+    def __init__(
+        self,
+        model: ModelShape,
+        block_tokens: int,
+        tensors: Sequence[torch.Tensor | Sequence[torch.Tensor]],
+        *,
+        block_axis: int = 0,
+        opaque: str = "",
+    ) -> None:
+        if len(tensors) != model.layers:
+            raise ConfigError(f"{len(tensors)} layers of tensors for {model.layers} of the model")
+        self._parts = [
+            [
+                _blocks_first(part, block_axis, layer)
+                for part in ([each] if isinstance(each, torch.Tensor) else each)
+            ]
+            for layer, each in enumerate(tensors)
+        ]
+        rooms = sorted({len(part) for parts in self._parts for part in parts})
+        if len(rooms) != 1 or not rooms[0]:
+            raise ConfigError(f"tensors of {rooms} blocks: one number above 0 wanted for all")
+        self.block_format = BlockFormat.of(
+            model, Layout(dtype=model.dtype, latent=model.latent, opaque=opaque), block_tokens
+        )
+        wanted, devices = sum(self.block_format.planes()), set[torch.device]()
+        for layer, parts in enumerate(self._parts):
+            found = sum(_row_bytes(part) for part in parts)
+            if found != wanted:
+                raise ConfigError(
+                    f"a block of layer {layer} is {found} bytes in the engine's tensors and "
+                    f"{wanted} by the model's shape ({model.identity().strip()})"
+                )
+            devices |= {part.device for part in parts}
+        if len(devices) != 1:
+            raise ConfigError(f"tensors on several devices: {sorted(map(str, devices))}")
+        self._rows = [[_as_rows(part) for part in parts] for parts in self._parts]
+        self._model = model
+        self._device = devices.pop()
+        self._bytes = wanted
+        self.layout = self.block_format.layout
+        self.layers = model.layers
+        self.blocks = rooms[0]
+        self.block_tokens = block_tokens
+        self.layer_slots = False
+        self.spare = 0
+        self.planes = ()
+        self._place = None
+        self._free = []
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one layer of a block."""
+        return self._bytes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the engine's tensors are."""
+        return self._device
+
+    def copy_from(
+        self, source: Pool, source_units: NDArray[np.int64], units: NDArray[np.int64]
+    ) -> None:
+        """Copy whole units of another pool into the engine's tensors.
+
+        Raises:
+            ConfigError: another engine's tensors, or pools that differ in more than the format.
+        """
+        self._require(source)
+        if source.layout != self.layout:
+            for piece, dense in self._dense(len(units)):
+                dense.copy_from(source, source_units[piece], np.arange(len(units[piece])))
+                self.copy_from(dense, np.arange(len(units[piece])), units[piece])
+            return
+        (plane,) = source.planes
+        for layer, rows in self._by_layer(units):
+            self._fill(layer, units[rows] // self.layers, plane, source_units[rows])
+
+    def copy_into(
+        self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
+    ) -> None:
+        """Copy whole units of the engine's tensors into a pool of the same layout."""
+        self._require(target)
+        (plane,) = target.planes
+        for layer, rows in self._by_layer(units):
+            self._drain(layer, units[rows] // self.layers, plane, target_units[rows])
+
+    def convert_into(
+        self, units: NDArray[np.int64], target: Pool, target_units: NDArray[np.int64]
+    ) -> None:
+        """Copy whole units into a pool of another format, through dense memory of a piece."""
+        self._require(target)
+        for piece, dense in self._dense(len(units)):
+            near = np.arange(len(units[piece]))
+            self.copy_into(units[piece], dense, near)
+            target.copy_from(dense, near, target_units[piece])
+
+    def _require(self, other: Pool) -> None:
+        if isinstance(other, EnginePool) or len(other.planes) != 1:
+            raise ConfigError(
+                "an engine's tensors exchange blocks with a pool of joined K and V only"
+            )
+        if told := self.block_format.differences(other.block_format, but=FORMAT):
+            raise ConfigError(f"an engine's tensors and a pool differ: {', '.join(told)}")
+
+    def _dense(self, units: int) -> Iterator[tuple[slice, Pool]]:
+        """Pieces of so many units, and dense memory in the engine's format for each in turn."""
+        most = max(1, PIECE_BYTES // self.unit_bytes)
+        blocks = -(-min(units, most) // self.layers)
+        dense = Pool(self._model, blocks, self.block_tokens, layout=self.layout, device=self.device)
+        for first in range(0, units, most):
+            yield slice(first, min(first + most, units)), dense
+
+    def _by_layer(self, units: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+        """For each layer the rows of `units` that are of it."""
+        layers = units % self.layers
+        for layer in np.unique(layers).tolist():
+            yield layer, np.flatnonzero(layers == layer)
+
+    def _fill(
+        self, layer: int, slots: NDArray[np.int64], plane: torch.Tensor, units: NDArray[np.int64]
+    ) -> None:
+        first = 0
+        for part, rows in zip(self._parts[layer], self._rows[layer], strict=True):
+            size = _row_bytes(part)
+            column = plane[:, first : first + size]
+            first += size
+            if rows is not None:
+                copy_rows(column, units, rows, slots)
+                continue
+            got = column.index_select(0, torch.from_numpy(units).to(plane.device))
+            values = got.to(part.device).view(part.dtype).view(len(slots), *part.shape[1:])
+            part.index_copy_(0, torch.from_numpy(slots).to(part.device), values)
+
+    def _drain(
+        self, layer: int, slots: NDArray[np.int64], plane: torch.Tensor, units: NDArray[np.int64]
+    ) -> None:
+        first = 0
+        for part, rows in zip(self._parts[layer], self._rows[layer], strict=True):
+            size = _row_bytes(part)
+            column = plane[:, first : first + size]
+            first += size
+            if rows is not None:
+                copy_rows(rows, slots, column, units)
+                continue
+            got = part.index_select(0, torch.from_numpy(slots).to(part.device))
+            values = got.reshape(len(slots), -1).view(torch.uint8).to(plane.device)
+            column.index_copy_(0, torch.from_numpy(units).to(plane.device), values)
+
+
+def _blocks_first(part: torch.Tensor, axis: int, layer: int) -> torch.Tensor:
+    if not -part.dim() <= axis < part.dim() or part.dim() < 2:  # noqa: PLR2004 - blocks and bytes
+        raise ConfigError(
+            f"a tensor of layer {layer} has shape {tuple(part.shape)}, which has no axis {axis} "
+            "of blocks and another one beside it"
+        )
+    return part.detach().movedim(axis, 0)
+
+
+def _row_bytes(part: torch.Tensor) -> int:
+    return part[0].numel() * part.element_size()
+
+
+def _as_rows(part: torch.Tensor) -> torch.Tensor | None:
+    """The blocks as rows of bytes, a view; None where a block's bytes do not lie together."""
+    if not part[0].is_contiguous():
+        return None
+    size, item = _row_bytes(part), part.element_size()
+    flat = part.as_strided((len(part), size // item), (part.stride(0), 1))
+    return flat.view(torch.uint8)

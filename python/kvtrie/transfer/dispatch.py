@@ -1,0 +1,161 @@
+"""Dispatch: the moves of a manager on their way to the processes that hold the bytes, and back.
+
+It stands beside the manager, where `Runner`s are elsewhere: one per rank. Nothing in it waits.
+Invariant: a move is handed out once, to all ranks alike, and only when the one that it names as
+`after` has ended well on every rank; what the manager still plans for a slot that the engine took
+back is never handed out. Cost: array operations over what the manager hands out, a step per move
+that waits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from kvtrie import BlockManager, Moves
+    from kvtrie.transfer.report import MoveReport
+
+__all__ = ["Dispatch"]
+
+
+class Dispatch:
+    """The moves of one manager that have not ended on every rank.
+
+    Args:
+        manager: the source of the moves.
+        ranks: how many processes carry out each.
+    """
+
+    def __init__(self, manager: BlockManager, ranks: int = 1) -> None:
+        self._manager = manager
+        self._ranks = ranks
+        self._waiting: dict[int, Moves] = {}  # one move each, in the manager's order
+        self._out: dict[int, set[int]] = {}  # ranks that have not reported the end of each
+        self._hung: set[tuple[int, int]] = set()  # moves and ranks, of which one more report comes
+        self._unwanted: set[int] = set()  # that the manager has not handed out yet
+
+    @property
+    def pending(self) -> int:
+        """Moves that have not ended on every rank."""
+        return len(self._waiting) + len(self._out)
+
+    def take(self, now: int) -> list[Moves]:
+        """The moves that every rank may carry out now, in the manager's order.
+
+        Args:
+            now: the time, for reports of moves that are not wanted any more.
+        """
+        able = [one for one in self._waiting.values() if not self._open(int(one.after[0]))]
+        for move in able:
+            del self._waiting[int(move.id[0])]
+        moves = self._manager.moves()
+        if len(moves):
+            able += self._sort(moves, now)
+        for part in able:
+            self._out |= {ident: set(range(self._ranks)) for ident in part.id.tolist()}
+        return able
+
+    def tell(self, rank: int, reports: Iterable[MoveReport], now: int) -> set[int]:
+        """Pass the reports of a rank on to the manager.
+
+        A move that has ended on this rank already is not reported again.
+
+        Returns:
+            The moves that have failed by it, those that waited for them included.
+        """
+        failed: set[int] = set()
+        for report in reports:
+            ids = [
+                ident
+                for ident in report.ids
+                if rank in self._out.get(ident, ()) or (ident, rank) in self._hung
+            ]
+            if not ids:
+                continue
+            self._manager.complete(
+                ids,
+                now=now,
+                ok=report.ok,
+                layers_done=report.layers_done,
+                rank=rank,
+                error=report.error,
+                hung=report.hung,
+                cancelled=report.cancelled,
+            )
+            if not report.ok:
+                failed.update(ids)
+            told = {(ident, rank) for ident in ids}
+            self._hung = self._hung | told if report.hung else self._hung - told
+            if report.layers_done is None:
+                self._end(ids, rank)
+        return failed | self._lose(failed)
+
+    def cancel(self, ids: Collection[int], now: int, why: str) -> int:
+        """Take back moves that no rank has: those that wait, and those still to be handed out.
+
+        Args:
+            ids: which moves; those that ranks have, or that are unknown, run on.
+            now: the time.
+            why: the reason that the manager is told.
+
+        Returns:
+            How many of those that waited are gone, their followers included.
+        """
+        gone = {ident for ident in ids if ident in self._waiting}
+        self._unwanted.update(set(ids) - gone - self._out.keys())
+        for ident in gone:
+            del self._waiting[ident]
+        self._fail(gone, now, why)
+        return len(gone) + len(self._lose(gone))
+
+    def _sort(self, moves: Moves, now: int) -> list[Moves]:
+        """What may start of new moves; the rest waits, or is refused."""
+        ids, after = moves.id.tolist(), moves.after.tolist()
+        if not self._unwanted and not any(after):
+            return [moves]
+        here, free = set(ids), list[int]()
+        refused = {ident for ident in ids if ident in self._unwanted}
+        self._unwanted -= refused
+        for row, (ident, before) in enumerate(zip(ids, after, strict=True)):
+            if ident in refused:
+                continue
+            if before in refused:  # in topological order, so one pass finds chains
+                refused.add(ident)
+            elif before and (self._open(before) or before in here):
+                self._waiting[ident] = moves[row : row + 1]
+            else:
+                free.append(row)
+        mine = refused & {i for i, before in zip(ids, after, strict=True) if before not in refused}
+        self._fail(mine, now, "its slot was given back")
+        if not free:
+            return []
+        return [moves[np.asarray(free)]]
+
+    def _open(self, ident: int) -> bool:
+        return ident in self._waiting or ident in self._out
+
+    def _end(self, ids: Iterable[int], rank: int) -> None:
+        for ident in ids:
+            left = self._out.get(ident, set())
+            left.discard(rank)
+            if not left:
+                self._out.pop(ident, None)
+
+    def _fail(self, ids: Collection[int], now: int, why: str) -> None:
+        for rank in range(self._ranks if ids else 0):
+            self._manager.complete(
+                list(ids), now=now, ok=False, rank=rank, error=why, cancelled=True
+            )
+
+    def _lose(self, failed: Collection[int]) -> set[int]:
+        """Drop what waited for failed moves: the manager has failed it with them."""
+        lost = set(failed)
+        for ident, move in list(self._waiting.items()):
+            if int(move.after[0]) in lost:
+                lost.add(ident)
+                del self._waiting[ident]
+        return lost - set(failed)
