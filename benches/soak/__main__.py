@@ -30,8 +30,9 @@ from rich.table import Table
 
 from benches.core.place import place
 from benches.soak.asks import asks
+from benches.soak.check import Check, checks
 from benches.soak.engine import AT_ONCE, Engine
-from benches.soak.sample import DESCRIPTORS, Check, Sample, checks
+from benches.soak.sample import DESCRIPTORS, Sample
 from benches.soak.slope import Slope
 from kvtrie.cli.progress import watched
 from kvtrie.errors import KvtrieError

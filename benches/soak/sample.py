@@ -1,4 +1,4 @@
-"""Sample: how an engine and its process stand at one moment, and what must hold of two of them.
+"""Sample: how an engine and its process stand at one moment.
 
 Invariant: a sample is taken while no request is under way, so that what differs has stayed.
 Cost: one collection of garbage.
@@ -12,14 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benches.measure import resident_bytes
-from benches.soak.engine import WORKERS
-from benches.soak.slope import MOST
 
 if TYPE_CHECKING:
     from benches.soak.engine import Engine
-    from benches.soak.slope import Slope
 
-FLAT = 0.02
 DESCRIPTORS = Path("/proc/self/fd")
 
 
@@ -116,62 +112,3 @@ def open_files() -> list[str]:
         with suppress(FileNotFoundError):  # the one that listed them is closed
             names.append(str(link.readlink()))
     return names
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that must hold.
-
-    Attributes:
-        what: what is compared.
-        warm: its figure when the warm-up ended.
-        end: its figure at the end.
-        wanted: what must hold, for people.
-        ok: whether it does.
-    """
-
-    what: str
-    warm: int
-    end: int
-    wanted: str
-    ok: bool
-
-
-def checks(warm: Sample, end: Sample, slope: Slope) -> list[Check]:
-    """What must hold of the end of the warm-up, the end, and the slope between."""
-    flat = abs(end.resident - warm.resident) <= FLAT * warm.resident
-    same = end.descriptors == warm.descriptors
-    kept = f"± {FLAT:.0%}"
-    return [
-        Check("wrong blocks", warm.wrong, end.wrong, "0", end.wrong == 0),
-        Check("reads failed as planned", warm.planned, end.planned, "some", end.planned > 0),
-        *_failed(warm, end),
-        Check("resident bytes", warm.resident, end.resident, kept, flat),
-        Check(
-            "resident bytes a request",
-            round(end.grown(warm)),
-            round(slope.per_request),
-            f"at most {MOST} over the second half",
-            slope.steady,
-        ),
-        Check("descriptors", warm.descriptors, end.descriptors, "the same", same),
-        Check("rings", warm.rings, end.rings, f"at most {WORKERS}", end.rings <= WORKERS),
-        *(
-            Check(f"{tier}: evictions", full, end.evicted[tier], "some in the warm-up", full > 0)
-            for tier, full in warm.evicted.items()
-        ),
-        *(
-            Check(f"{tier}: blocks found", hits, end.hits[tier], "more", end.hits[tier] > hits)
-            for tier, hits in warm.hits.items()
-        ),
-    ]
-
-
-def _failed(warm: Sample, end: Sample) -> list[Check]:
-    """Moves fail because a read was made to fail, or because they waited for one that did."""
-    most = {"gpu": end.failed["host"], "host": end.planned, "disk": 0}
-    return [
-        Check(f"failed moves to {tier}", warm.failed[tier], failed, f"at most {most[tier]}", ok)
-        for tier, failed in end.failed.items()
-        for ok in [failed <= most[tier]]
-    ]

@@ -11,9 +11,10 @@ import pytest
 
 from benches.soak import __main__ as door
 from benches.soak.asks import ROUND, SIZE, Ask, asks
+from benches.soak.check import checks
 from benches.soak.engine import SHAPE, Engine
 from benches.soak.pattern import Pattern
-from benches.soak.sample import Sample, checks
+from benches.soak.sample import Sample
 from benches.soak.slope import MOST, NOISE, Slope
 from benches.soak.storage import EVERY, PLANNED
 from kvtrie._kvtrie import DiskStore

@@ -10,17 +10,8 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyInt;
 
 use crate::error::bad;
-use crate::matched::MatchedBlock;
 use crate::memory::{claimed, items, vector};
 use crate::number::{real, shown, whole};
-
-/// Argument: a block's handle, or a block of a match.
-pub(crate) fn handle(number: &Bound<'_, PyAny>) -> PyResult<Handle> {
-    if let Ok(block) = number.cast::<MatchedBlock>() {
-        return Ok(block.get().handle());
-    }
-    whole(number, "block", u64::MAX).map(Handle)
-}
 
 /// An array of block handles.
 pub(crate) fn handles<'py>(py: Python<'py>, handles: &[Handle]) -> Bound<'py, PyArray1<u64>> {

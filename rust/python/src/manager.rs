@@ -13,7 +13,7 @@ use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
-use crate::arrays::{handle, handles, numbers, reals};
+use crate::arrays::{handles, numbers, reals};
 use crate::committed::Committed;
 use crate::error::{bad, raise};
 use crate::event::Event;
@@ -24,7 +24,7 @@ use crate::hint::HintReply;
 use crate::index::Index;
 use crate::lease::{Lease, load_mode};
 use crate::mark::times;
-use crate::matched::Match;
+use crate::matched::{Match, handle};
 use crate::moves::{Move, Moves};
 use crate::number::{self, shown};
 use crate::settings;

@@ -17,7 +17,7 @@ use pyo3::types::PyTuple;
 use crate::arrays::handles;
 use crate::shared::Shared;
 
-pub(crate) use block::MatchedBlock;
+pub(crate) use block::{MatchedBlock, handle};
 pub(crate) use copy::Copy;
 
 /// The longest usable prefix of a sequence.

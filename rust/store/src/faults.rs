@@ -10,7 +10,8 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::claim::lock;
-use crate::device::{Access, Device, File, Item, Size, Travel};
+use crate::device::{Access, Device, Item, Travel};
+use crate::file::{File, Size};
 use crate::pages::SIZE;
 use crate::work::{Op, Work};
 

@@ -14,8 +14,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use crate::claim::lock;
-use crate::device::{Device, File, write_full};
+use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::file::{File, write_full};
 use crate::frame::{self, Frame, Put};
 use crate::quarantine;
 use crate::scan::Window;

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use crate::claim::{Claims, lock};
-use crate::device::{Access, Device, File, read_full, write_full};
+use crate::device::{Access, Device};
 use crate::error::{Error, Result};
+use crate::file::{File, read_full, write_full};
 use crate::frame::{Head, VERSION};
 use crate::manifest::{self, Manifest};
 use crate::quarantine::{self, UNUSABLE, quarantine};

@@ -8,7 +8,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::device::{Access, Device, File};
+use crate::device::{Access, Device};
+use crate::file::File;
 use crate::regular::is_not_regular;
 
 /// Suffix of an unusable file.

@@ -8,7 +8,7 @@ use std::io;
 
 use kvtrie_core::block::Layers;
 
-use crate::device::{File, read_full};
+use crate::file::{File, read_full};
 use crate::frame::{self, Frame, Head, Put, SMALLEST};
 use crate::settings::{HEAD_FIXED, PAGE, Settings};
 use crate::table::{Entry, Table};

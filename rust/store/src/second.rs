@@ -9,8 +9,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 
-use crate::device::{Access, Device, read_full, write_full};
+use crate::device::{Access, Device};
 use crate::error::{Error, Result};
+use crate::file::{read_full, write_full};
 use crate::manifest;
 use crate::quarantine;
 use crate::regular::{forbidden, is_not_regular};

@@ -17,8 +17,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use crate::claim::{self, Slots, lock};
-use crate::device::{Access, Device, File, read_full, write_full};
+use crate::device::{Access, Device};
 use crate::error::{Error, Result};
+use crate::file::{File, read_full, write_full};
 use crate::quarantine::{UNUSABLE, quarantine};
 use crate::regular::{forbidden, is_not_regular};
 use crate::settings::Settings;

@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex};
 use kvtrie_core::block::Layers;
 
 use crate::claim::{Claims, lock};
-use crate::device::{Device, File, Travel};
+use crate::device::{Device, Travel};
 use crate::error::{Error, Result};
+use crate::file::File;
 use crate::frame;
 use crate::manifest::Manifest;
 use crate::second;

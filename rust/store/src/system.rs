@@ -18,7 +18,8 @@ use rayon::ThreadPool;
 use rustix::fs::{Mode, OFlags};
 
 use crate::claim::lock;
-use crate::device::{Access, Device, File, Item, Size, Travel};
+use crate::device::{Access, Device, Item, Travel};
+use crate::file::{File, Size};
 use crate::pages::paged;
 use crate::regular;
 use crate::settings::PAGE;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
 
-use crate::device::File;
+use crate::file::File;
 use crate::pages::Pages;
 
 /// Memory of an operation, owned by it until it is returned.

@@ -6,6 +6,8 @@ use numpy::{PyArray1, ToPyArray};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::number::whole;
+
 use super::Copy;
 
 /// Block of a match.
@@ -31,6 +33,14 @@ impl MatchedBlock {
     pub(crate) fn handle(&self) -> Handle {
         self.block
     }
+}
+
+/// Argument: a block's handle, or a block of a match.
+pub(crate) fn handle(number: &Bound<'_, PyAny>) -> PyResult<Handle> {
+    if let Ok(block) = number.cast::<MatchedBlock>() {
+        return Ok(block.get().handle());
+    }
+    whole(number, "block", u64::MAX).map(Handle)
 }
 
 #[pymethods]
