@@ -1860,6 +1860,7 @@ class Simulation:
         network: Lane | None = None,
         directory_ns: int | None = None,
         prefetch: Literal["never", "arrival"] = "never",
+        clients: int | None = None,
         logged: bool = False,
     ) -> Self:
         """Makes machines without a block.
@@ -1909,6 +1910,8 @@ class Simulation:
                 is None.
             directory_ns: how late routers and peers learn which machine has which blocks, by events
                 of residency; None asks every manager each time.
+            clients: how many ask, each with one conversation at a time; None if arrivals do not
+                wait for answers.
             logged: keep all calls of managers for `log`.
 
         Raises:
@@ -1921,7 +1924,18 @@ class Simulation:
         tell: Callable[
             [
                 tuple[
-                    int, int, int, int | None, int | None, list[int], int, int, int, list[int], int
+                    int,
+                    int,
+                    int,
+                    int | None,
+                    int | None,
+                    list[int],
+                    int,
+                    int,
+                    int,
+                    list[int],
+                    int,
+                    int,
                 ]
             ],
             object,
@@ -1938,12 +1952,14 @@ class Simulation:
 
         Args:
             requests: `(arrival_ns, tokens, input_tokens, output_tokens, session)`, in order of
-                arrival.
+                arrival. With `clients` conversation after conversation, which are those that
+                follow each other with one session, or single ones without: then `arrival_ns` is
+                the time to think between the answer before, or 0, and the request.
             tell: called with each record, in order: `(id, machine, arrival_ns, first_token_ns,
                 end_ns, tokens found per tier, tokens found on a peer, tokens computed, ns waited
                 for copies, ns that computing what was found would have taken per tier and last for
-                the peer, times suspended)`; the times of one that did not fit are None, and it
-                has no tiers.
+                the peer, times suspended, tokens of the answer)`; the times of one that did not
+                fit are None, and it has no tiers.
             decide: called with each decision of the router, in order: `(id, arrival_ns, chosen,
                 others, regret_ns)`. A machine is `(number, tokens of the prompt that it has, tokens
                 of prompts there that have not ended, cost_ns)`, by exact knowledge. Its cost is the

@@ -7,7 +7,8 @@ import pytest
 from kvtrie.errors import ConfigError
 from kvtrie.sim.arrivals import Arrivals
 from kvtrie.sim.config import read_config
-from kvtrie.sim.requests import trace_requests
+from kvtrie.sim.readers.sharegpt import in_turns
+from kvtrie.sim.requests import block_requests, trace_requests
 from kvtrie.sim.run import run_config
 from kvtrie.sim.trace import read_trace, write_trace
 from kvtrie.sim.workloads import FAMILIES
@@ -225,3 +226,72 @@ def test_a_million_turns_are_made_in_bounded_memory():
     assert sum(1 for _ in made) == 10**6
     assert tracemalloc.get_traced_memory()[1] < 400 << 20
     tracemalloc.stop()
+
+
+CLOSED = """
+seed = 5
+trace = {format="sharegpt-like", requests=300, think_s=1, arrivals={kind="closed", clients=6}}
+model = {layers=4, kv_heads=1, head_dim=64, dtype="float16"}
+cost = {kind="affine", ns_per_token=1000000}
+tiers = [{kind="gpu", blocks=4000}]
+"""
+
+
+def closed(tmp_path, *changes):
+    """The lines of a run by clients, and what it is asked, in the order of the generator."""
+    path = tmp_path / "closed.toml"
+    path.write_text(CLOSED)
+    config, lines = read_config(path, changes), []
+    figures = run_config(config, lines.append)
+    assert figures["requests"] == len(lines) == 300
+    return lines, list(trace_requests(config.trace, 16))
+
+
+def test_a_client_thinks_after_the_answer_has_ended(tmp_path):
+    lines, asked = closed(tmp_path, "trace.arrivals.clients=1")
+    ended = 0
+    # A single client asks in the order of the trace.
+    for line, (think, _, prompt, *_) in zip(lines, asked, strict=True):
+        assert line["arrival_ns"] == ended + think
+        assert sum(line["hit_tokens"].values()) + line["computed_tokens"] == prompt
+        ended = line["end_ns"]
+    assert sum(think for think, *_ in asked) / 300 == pytest.approx(1e9, rel=0.2)
+
+
+@pytest.mark.parametrize("engine", ["serial", "continuous"])
+def test_clients_wait_for_each_other_in_the_machine_alone(tmp_path, engine):
+    lines, _ = closed(tmp_path, f"engine.kind={engine}")
+    assert lines == closed(tmp_path, f"engine.kind={engine}")[0]
+    for line in lines:
+        at = line["arrival_ns"]
+        assert sum(o["arrival_ns"] <= at < o["end_ns"] for o in lines) <= 6
+    waits = [line["first_token_ns"] - line["arrival_ns"] for line in lines]
+    alone = [
+        line["first_token_ns"] - line["arrival_ns"]
+        for line in closed(tmp_path, f"engine.kind={engine}", "trace.arrivals.clients=1")[0]
+    ]
+    assert sum(waits) > sum(alone)
+
+
+def test_segments_are_asked_by_clients(tmp_path):
+    made = "trace={format='segments', requests=300, think_s=0, prompt_tokens=64, segment_length=16"
+    lines, _ = closed(tmp_path, f"{made}, arrivals={{kind='closed', clients=2}}}}")
+    ends = sorted(line["end_ns"] for line in lines)
+    # Two come at once, then one with each answer that ends.
+    assert [line["arrival_ns"] for line in lines] == [0, 0, *ends[:298]]
+
+
+def test_conversations_without_a_name_are_told_apart():
+    turns = [(0, None, 1, 1, None), (0, None, 2, 1, None)]
+    asked = in_turns(iter([turns, turns]), None, 0.0, 0)
+    assert [session for *_, session in asked] == ["0", "0", "1", "1"]
+
+
+def test_what_only_a_run_orders_is_not_replayed(tmp_path):
+    path = tmp_path / "closed.toml"
+    path.write_text(CLOSED)
+    config = read_config(path)
+    with pytest.raises(ConfigError, match='kind is "closed"'):
+        next(block_requests(config.trace, 16))
+    with pytest.raises(ConfigError, match=r"trace.arrivals: clients is 0"):
+        read_config(path, ["trace.arrivals.clients=0"])

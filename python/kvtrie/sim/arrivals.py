@@ -1,4 +1,4 @@
-"""Arrivals: when requests, or conversations, come in.
+"""Arrivals: when requests, or conversations, come in; or how many clients wait for answers.
 
 Invariant: the same seed gives the same times everywhere. Cost: a draw each.
 """
@@ -9,12 +9,12 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvtrie.argument import put, real, word
+from kvtrie.argument import put, real, whole, word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Arrivals"]
+__all__ = ["Arrivals", "thoughts"]
 
 _NS = 1_000_000_000
 
@@ -23,28 +23,43 @@ _NS = 1_000_000_000
 class Arrivals:
     """The law of the times between arrivals.
 
+    Open ones do not wait for answers. With "closed" ones each of `clients` has one conversation at
+    a time: its next turn comes a time to think after the last answer has ended.
+
     Attributes:
         kind: "poisson": exponential times; "gamma": with the coefficient of variation `cv`, above 1
-            for bursts; "fixed": all equal.
-        per_s: how many arrive in a second, in the mean.
+            for bursts; "fixed": all equal; "closed".
+        per_s: how many arrive in a second, in the mean, of open ones.
         cv: standard deviation over mean, of "gamma".
+        clients: how many ask, of "closed".
     """
 
     kind: str = "poisson"
     per_s: float = 1.0
     cv: float = 1.0
+    clients: int = 1
 
     def __post_init__(self) -> None:
         """Check all."""
         put(
             self,
-            kind=word("kind", self.kind, ("poisson", "gamma", "fixed")),
+            kind=word("kind", self.kind, ("poisson", "gamma", "fixed", "closed")),
             per_s=real("per_s", self.per_s, 1e-9, 1e9),
             cv=real("cv", self.cv, 1e-3, 1e3),
+            clients=whole("clients", self.clients, 1, 2**20),
         )
 
+    @property
+    def closed(self) -> bool:
+        """Whether they wait for answers."""
+        return self.kind == "closed"
+
+    def opened(self, seed: int) -> Iterator[int] | None:
+        """As `times`; None if they wait for answers."""
+        return None if self.closed else self.times(seed)
+
     def times(self, seed: int) -> Iterator[int]:
-        """Arrivals in ns, ascending, without end; the first is not at 0 unless drawn so."""
+        """Open arrivals in ns, ascending, without end; the first is not at 0 unless drawn so."""
         rng = random.Random(seed)  # noqa: S311 - a workload needs no secrecy
         shape = self.cv**-2
         at = 0.0
@@ -56,3 +71,10 @@ class Arrivals:
             else:
                 at += 1 / self.per_s
             yield round(at * _NS)
+
+
+def thoughts(mean_s: float, seed: int) -> Iterator[int]:
+    """Times to think in ns without end, exponential with this mean."""
+    rng = random.Random(seed)  # noqa: S311 - a workload needs no secrecy
+    while True:
+        yield round(rng.expovariate(1 / mean_s) * _NS) if mean_s else 0

@@ -57,8 +57,13 @@ def block_requests(
         skipped: counts lines that cannot be, which are left out; None ends with the first.
 
     Raises:
-        ConfigError: a line that cannot be, or a file without one that can.
+        ConfigError: a line that cannot be, or a file without one that can; requests whose order
+            hangs on when answers end.
     """
+    if source.clients is not None:
+        raise ConfigError(
+            'trace.arrivals.kind is "closed": in which order requests come, only a run tells'
+        )
     asked = trace_requests(source, block_tokens, skipped)
     known: dict[tuple[int, bytes], int] = {}
     for at, tokens, prompt, answer, session in asked:
@@ -102,7 +107,7 @@ def _read(source: TraceSource, block_tokens: int, skipped: Skipped | None) -> It
         case "sharegpt":
             return sharegpt_requests(
                 path,
-                source.arrivals.times(source.seed),
+                source.arrivals.opened(source.seed),
                 tokenize=tokenizer_of(source.tokenizer),
                 think_s=source.think_s,
                 seed=source.seed,

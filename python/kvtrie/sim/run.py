@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["open_simulation", "play", "run_config"]
 
 _Record: TypeAlias = (
-    "tuple[int, int, int, int | None, int | None, list[int], int, int, int, list[int], int]"
+    "tuple[int, int, int, int | None, int | None, list[int], int, int, int, list[int], int, int]"
 )
 
 _KINDS = ("gpu", "host", "disk")
@@ -67,7 +67,7 @@ def run_config(
 
     Args:
         config: the settings.
-        on_request: called with each request's line, in the order of the trace.
+        on_request: called with each request's line, in the order of arrival.
         watch: gives the requests on as they are asked for.
         simulation: the machines, as `open_simulation` made them; None makes them.
         on_decision: called with a line of `sim.decisions` for each decision of the router.
@@ -103,24 +103,20 @@ def play(
     kinds = [tier.kind for tier in config.tiers]
     none = {**dict.fromkeys((*_KINDS, *kinds), 0), "peer": 0}
     counts = Counts(hit_tokens=dict(none), saved_ns=dict(none))
-    answers: dict[int, int] = {}
     goals = config.goals or Goals()
 
     def asked() -> Iterable[Asked]:
-        for number, request in enumerate(requests):
-            answers[number] = request[3]
+        for request in requests:
             counts.input_tokens += request[2]
-            if not number:
-                counts.first_arrival = request[0]
-            counts.last_arrival = request[0]
             yield request
 
     def tell(record: _Record) -> None:
-        number, machine, arrival, first, end, hits, peer, computed, stalled, saved, suspended = (
-            record
-        )
-        answer = answers.pop(number)
+        number, machine, arrival, first, end, hits, peer, computed = record[:8]
+        stalled, saved, suspended, answer = record[8:]
         found = {**none, **dict(zip(kinds, hits, strict=False)), "peer": peer}
+        if not counts.requests:
+            counts.first_arrival = arrival
+        counts.last_arrival = arrival
         counts.requests += 1
         if first is None or end is None:
             counts.refused += 1

@@ -77,13 +77,13 @@ impl Simulation {
         drop_order=DropOrder::Shallow, reuse=true, epsilon=0.015_625, load=None, keep=1,
         wait=None, router=None, transfer=None, moves_per_job=64, peers=None, engine=None,
         token_budget=2048, max_running=256, token_by_token=false, prefill=1, network=None,
-        directory_ns=None, prefetch=None, logged=false
+        directory_ns=None, prefetch=None, clients=None, logged=false
     ), text_signature = "(model, tiers, *, price, machines=1, block_tokens=16, token_weight=1, \
         policy='lru', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
         epsilon=0.015625, load='all', keep=1, wait='all', router='round-robin', \
         transfer='executor', moves_per_job=64, peers=None, engine='serial', token_budget=2048, \
         max_running=256, token_by_token=False, prefill=1, network=None, directory_ns=None, \
-        prefetch='never', logged=False)")]
+        prefetch='never', clients=None, logged=False)")]
     #[expect(clippy::too_many_arguments, reason = "a run's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
@@ -113,6 +113,7 @@ impl Simulation {
         network: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = number::directory_ns)] directory_ns: Option<u64>,
         prefetch: Option<&Bound<'_, PyAny>>,
+        #[pyo3(from_py_with = clients_of)] clients: Option<usize>,
         logged: bool,
     ) -> PyResult<Self> {
         let tiers = settings::tiers(tiers)?;
@@ -175,6 +176,7 @@ impl Simulation {
         if word(prefetch, "prefetch", ["never", "arrival"])? == 1 {
             run.prefetch();
         }
+        run.close(clients.unwrap_or(0));
         let run = Mutex::new(Some(run));
         Ok(Self { run, tiers: tiers.len() })
     }
@@ -328,6 +330,11 @@ fn prefill_machines(given: &Bound<'_, PyAny>) -> PyResult<usize> {
     count(given, "prefill")
 }
 
+/// None for an open trace.
+fn clients_of(given: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+    if given.is_none() { Ok(None) } else { count(given, "clients").map(Some) }
+}
+
 fn token_budget(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     count(given, "token_budget").map(|count| count as u64)
 }
@@ -388,8 +395,8 @@ fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
 type SpanRow = (usize, Option<String>, u64, u64, u64);
 
 /// `(id, machine, arrival, first token, end, hits by tier, peer, computed, stalled, saved by tier and
-/// by peers, suspended)`.
-type Row = (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, u64, u64, Vec<u64>, u64);
+/// by peers, suspended, tokens of the answer)`.
+type Row = (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, u64, u64, Vec<u64>, u64, u64);
 
 fn row(record: &Record) -> Row {
     let Record {
@@ -404,7 +411,7 @@ fn row(record: &Record) -> Row {
         stalled,
         ref saved,
         suspended,
-        ..
+        output,
     } = *record;
     (
         id,
@@ -418,6 +425,7 @@ fn row(record: &Record) -> Row {
         stalled,
         saved.clone(),
         suspended,
+        output,
     )
 }
 

@@ -9,9 +9,9 @@ use kvtrie_core::time::Nanos;
 /// One request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Its place in the trace, from 0 on.
+    /// Its place in the trace, from 0 on; by clients, how many came in before it.
     pub id: u64,
-    /// When it comes in.
+    /// When it comes in; in the trace of clients, how long one thinks before.
     pub arrival: Nanos,
     /// Its prompt as the manager takes it.
     pub tokens: Vec<Token>,

@@ -1,8 +1,9 @@
 //! The run: events in their order, until none is left.
 //!
-//! Invariant: the next request is known and no later one, so a trace of any length streams; records
-//! are reported in the order of the trace. Cost: O(log events) per event, besides what machines do.
+//! Invariant: requests are asked for when their time is known, so a trace of any length streams; records
+//! are reported in the order of arrival. Cost: O(log events) per event, besides what machines do.
 
+mod arrivals;
 mod fetch;
 mod handoffs;
 mod results;
@@ -28,6 +29,7 @@ use crate::request::Request;
 use crate::router::Router;
 use crate::timeline::{Sample, Timeline, Track};
 use crate::transfer::Transfer;
+use arrivals::Arrivals;
 use fetch::{FIRST_FETCH, Fetching};
 use handoffs::Handoffs;
 
@@ -91,6 +93,8 @@ pub struct Simulation {
     next_fetch: u64,
     /// Whether a request's blocks are loaded from when it comes in.
     prefetches: bool,
+    /// How many clients wait for answers before they ask again; 0 if nobody does.
+    clients: usize,
     /// Records that wait for an earlier request's.
     early: BTreeMap<u64, Record>,
     next_record: u64,
@@ -171,13 +175,14 @@ impl Simulation {
             fetches: BTreeMap::new(),
             next_fetch: FIRST_FETCH,
             prefetches: false,
+            clients: 0,
             early: BTreeMap::new(),
             next_record: 0,
             timeline: Timeline::new(false, 0),
         })
     }
 
-    /// Plays a trace to its end; each record goes to `on_record`, in the order of the trace.
+    /// Plays a trace to its end; each record goes to `on_record`, in the order of arrival.
     ///
     /// # Errors
     /// What the trace or `on_record` fail with; [`Error::Config`] for a time before that of the request
@@ -200,8 +205,8 @@ impl Simulation {
         mut on_record: impl FnMut(Record) -> Result<()>,
         mut on_decision: impl FnMut(Decision) -> Result<()>,
     ) -> Result<()> {
-        let mut requests = requests.into_iter();
-        let mut coming = self.announce(requests.next())?;
+        let mut arrivals = Arrivals::new(requests.into_iter(), self.clients);
+        self.events.extend(arrivals.begin()?);
         while let Some(Event { at, kind, machine, number }) = self.events.pop() {
             // Nothing happens on a machine then, so the run may end before.
             if kind == Kind::DirectoryUpdate {
@@ -215,11 +220,10 @@ impl Simulation {
             self.now = at;
             match kind {
                 Kind::Arrival => {
-                    if let Some(request) = coming.take() {
-                        coming = self.announce(requests.next())?;
-                        if let Some(decision) = self.arrive(request)? {
-                            on_decision(decision)?;
-                        }
+                    let (request, next) = arrivals.take(number, at)?;
+                    self.events.extend(next);
+                    if let Some(decision) = self.arrive(request)? {
+                        on_decision(decision)?;
                     }
                 }
                 Kind::TransmissionEnds if number >= FIRST_FETCH => {
@@ -239,23 +243,16 @@ impl Simulation {
                 Kind::StepBegins => self.step_begins(machine)?,
                 Kind::DirectoryUpdate => unreachable!("it is taken above"),
             }
-            self.settle(machine, &mut on_record)?;
+            for record in self.settle(machine)? {
+                self.events.extend(arrivals.ended(record.id, at)?);
+                self.early.insert(record.id, record);
+            }
+            while let Some(record) = self.early.remove(&self.next_record) {
+                self.next_record += 1;
+                on_record(record)?;
+            }
         }
         Ok(())
-    }
-
-    /// The next request will come in.
-    fn announce(&mut self, next: Option<Result<Request>>) -> Result<Option<Request>> {
-        let Some(request) = next.transpose()? else { return Ok(None) };
-        let (at, number) = (request.arrival, request.id);
-        if at < self.now {
-            return Err(Error::config(format!(
-                "request {number} arrives at {at} ns, before the {} ns of the one above",
-                self.now
-            )));
-        }
-        self.events.push(Event { at, kind: Kind::Arrival, machine: 0, number });
-        Ok(Some(request))
     }
 
     /// The directory will learn what has changed on a machine.
@@ -284,25 +281,18 @@ impl Simulation {
         self.tell(number)
     }
 
-    /// What has followed on a machine: transmissions that end, steps, and requests that are over.
-    fn settle(
-        &mut self,
-        number: MachineId,
-        on_record: &mut impl FnMut(Record) -> Result<()>,
-    ) -> Result<()> {
+    /// What has followed on a machine: transmissions that end, and steps. Returns the requests that are
+    /// over.
+    fn settle(&mut self, number: MachineId) -> Result<Vec<Record>> {
         self.follow(number)?;
         self.hand_over(number)?;
-        for record in self.servers[number].engine.take_finished() {
-            if let Some(backlog) = &mut self.backlog {
+        let finished = self.servers[number].engine.take_finished();
+        if let Some(backlog) = &mut self.backlog {
+            for record in &finished {
                 backlog.ended(record.id);
             }
-            self.early.insert(record.id, record);
         }
-        while let Some(record) = self.early.remove(&self.next_record) {
-            self.next_record += 1;
-            on_record(record)?;
-        }
-        Ok(())
+        Ok(finished)
     }
 
     /// Tells, from the next run on, each decision of the router with so many of the best machines that
@@ -312,6 +302,13 @@ impl Simulation {
         if others.is_some() && self.backlog.is_none() {
             self.backlog = Some(Backlog::new(self.servers.len()));
         }
+    }
+
+    /// From the next run on, so many clients play the trace's conversations, one each at a time: requests
+    /// that follow each other with the same session, or one without. `arrival` is the time to think
+    /// between the answer before and the request. Requests are numbered as they come in.
+    pub fn close(&mut self, clients: usize) {
+        self.clients = clients;
     }
 
     /// Loads a request's blocks from when it comes in, while others run, as far as there is room.

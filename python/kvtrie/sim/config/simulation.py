@@ -108,6 +108,7 @@ def config_of(document: dict[str, Any], folder: Path) -> SimulationConfig:
     engine = engine_of(top.table("engine"), machines)
     more = {
         "machines": machines,
+        "clients": trace.clients,
         **engine,
         **router_of(top.table("router")),
         **directory_of(top.table("directory")),

@@ -45,7 +45,7 @@ class TraceSource:
         hash_tokens: tokens that a hash of a Mooncake trace, or an id of a family, stands for.
         lenient: leave out lines that cannot be, and count them.
         tokenizer: how texts of ShareGPT become tokens: "words" or a `tokenizer.json`.
-        arrivals: when conversations of ShareGPT begin.
+        arrivals: when conversations of ShareGPT begin, or how many clients have them.
         think_s: mean seconds between two turns of one.
         seed: of whatever is drawn.
         generator: what makes the requests, if they are not read.
@@ -61,6 +61,18 @@ class TraceSource:
     think_s: float = 10.0
     seed: int = 0
     generator: Generator | None = None
+
+    @property
+    def clients(self) -> int | None:
+        """How many clients wait for answers; None if nobody does."""
+        drawn = self.arrivals
+        if self.generator is not None:
+            if isinstance(self.generator, Family):
+                return None
+            drawn = self.generator.arrivals
+        elif self.format != "sharegpt":
+            return None
+        return drawn.clients if drawn.closed else None
 
     @property
     def hashed(self) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import random
 import re
 import zlib
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -22,6 +21,7 @@ import numpy as np
 
 from kvtrie.argument import shown, text
 from kvtrie.errors import ConfigError
+from kvtrie.sim.arrivals import thoughts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,6 @@ __all__ = ["Tokenize", "in_turns", "sharegpt_requests", "tokenizer_of", "words"]
 Tokenize: TypeAlias = "Callable[[str], Sequence[int]]"
 """Token ids of a text."""
 
-_NS = 1_000_000_000
 _CHUNK = 1 << 20
 _ANSWERS = ("gpt", "chatgpt", "bing", "bard", "assistant")
 _ASKS = ("human", "user")
@@ -75,7 +74,7 @@ def tokenizer_of(name: str) -> Tokenize:
 
 def sharegpt_requests(
     path: Path,
-    arrivals: Iterator[int],
+    arrivals: Iterator[int] | None,
     *,
     tokenize: Tokenize = words,
     think_s: float = 10.0,
@@ -86,7 +85,7 @@ def sharegpt_requests(
 
     Args:
         path: the file.
-        arrivals: when conversations begin, in ns.
+        arrivals: when conversations begin, in ns; None as for `in_turns`.
         tokenize: token ids of a text, below 2**32.
         think_s: seconds between two turns of a conversation, exponential with this mean.
         seed: of the think times.
@@ -100,34 +99,39 @@ def sharegpt_requests(
 
 
 def in_turns(
-    conversations: Iterator[list[Asked]], arrivals: Iterator[int], think_s: float, seed: int
+    conversations: Iterator[list[Asked]], arrivals: Iterator[int] | None, think_s: float, seed: int
 ) -> Iterator[Asked]:
     """Requests of conversations in order of time.
 
     Args:
         conversations: turns in order; their times are not read.
-        arrivals: when conversations begin, in ns, ascending.
+        arrivals: when conversations begin, in ns, ascending. None is for clients, who wait for
+            answers: one conversation after the other, each turn with the time to think before it.
+            Conversations without a session take their place as one.
         think_s: seconds between two turns, exponential with this mean.
         seed: of the think times.
     """
-    rng = random.Random(seed)  # noqa: S311 - a workload needs no secrecy
+    think = thoughts(think_s, seed)
+    if arrivals is None:
+        for number, turns in enumerate(conversations):
+            for _, *asked, session in turns:
+                named = str(number) if session is None else session
+                yield next(think), *cast("Any", asked), named
+        return
     opened: list[tuple[int, int, int, list[Asked]]] = []  # time, conversation, turn, turns
     for number, turns in enumerate(conversations):
         begun = next(arrivals)
         while opened and opened[0][0] <= begun:
-            yield _next_turn(opened, rng, think_s)
+            yield _next_turn(opened, think)
         heapq.heappush(opened, (begun, number, 0, turns))
     while opened:
-        yield _next_turn(opened, rng, think_s)
+        yield _next_turn(opened, think)
 
 
-def _next_turn(
-    opened: list[tuple[int, int, int, list[Asked]]], rng: random.Random, think_s: float
-) -> Asked:
+def _next_turn(opened: list[tuple[int, int, int, list[Asked]]], think: Iterator[int]) -> Asked:
     at, number, turn, turns = heapq.heappop(opened)
     if turn + 1 < len(turns):
-        think = round(rng.expovariate(1 / think_s) * _NS) if think_s else 0
-        heapq.heappush(opened, (at + think, number, turn + 1, turns))
+        heapq.heappush(opened, (at + next(think), number, turn + 1, turns))
     _, *asked = turns[turn]
     return at, *cast("Any", asked)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from kvtrie.argument import put, real, whole, word
 from kvtrie.errors import ConfigError
-from kvtrie.sim.arrivals import Arrivals
+from kvtrie.sim.arrivals import Arrivals, thoughts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,9 @@ class Segments:
             half as often as the one after it; "popular": the n-th oldest about 1/n as often as the
             first (Zipf).
         window: how many earlier prompts are held.
-        arrivals: when they come in.
+        arrivals: when they come in, or how many clients ask.
+        think_s: seconds between an answer and the client's next prompt, exponential with this mean;
+            only for clients, who wait for answers.
     """
 
     requests: int = 1000
@@ -59,6 +61,7 @@ class Segments:
     request_selection: str = "uniform"
     window: int = 1000
     arrivals: Arrivals = field(default_factory=Arrivals)
+    think_s: float = 10.0
 
     def __post_init__(self) -> None:
         """Check all."""
@@ -72,6 +75,7 @@ class Segments:
             prefix_ratio=real("prefix_ratio", self.prefix_ratio, 0, 1),
             request_selection=word("request_selection", self.request_selection, _SELECTIONS),
             window=whole("window", self.window, 1, 2**24),
+            think_s=real("think_s", self.think_s, 0, 1e9),
         )
 
     def made(self, block_tokens: int, seed: int) -> Iterator[Asked]:
@@ -90,7 +94,8 @@ class Segments:
         parts = np.arange(self.segment_length // block_tokens, dtype=np.uint64)
         held: deque[list[int]] = deque(maxlen=self.window)
         following = 0
-        for _, at in zip(range(self.requests), self.arrivals.times(seed), strict=False):
+        times = self.arrivals.opened(seed) or thoughts(self.think_s, seed)
+        for _, at in zip(range(self.requests), times, strict=False):
             reused = round(number * self.reuse_ratio) if held else 0
             front = round(reused * self.prefix_ratio)
             prompt: list[int] = []

@@ -41,7 +41,7 @@ class ShareGptLike:
         input_tokens: tokens of a question in the mean.
         output_tokens: tokens of an answer in the mean.
         think_s: seconds between two turns in the mean, exponential.
-        arrivals: when conversations begin.
+        arrivals: when conversations begin, or how many clients have them.
     """
 
     requests: int = 1000
@@ -66,7 +66,7 @@ class ShareGptLike:
         """The requests, as ids of blocks."""
         turns = in_turns(
             self._conversations(Prompts(block_tokens), seed),
-            self.arrivals.times(seed),
+            self.arrivals.opened(seed),
             self.think_s,
             seed + 1,  # else the same draws as for arrivals
         )
