@@ -1,12 +1,14 @@
 """Work on paged KV where it lies: gather, scatter, turn to other positions, recompute into place.
 
-Each verb takes one layer of a pool (`Pages`) and a slot per token. On a CUDA device it runs a
-kernel of `cuda/`, compiled at first use; on the CPU it runs the torch twin that says what the
-kernel means.
+`attend` is attention to rows in any order, with the weights that each row was given. Each of the
+others takes one layer of a pool (`Pages`) and a slot per token. On a CUDA device it runs a kernel
+of `cuda/`, compiled at first use; on the CPU it runs the torch twin that says what the kernel
+means.
 Invariant: what is wrong is refused before anything is written. Cost: on a device a launch per
 plane (K, V), without waiting for the device.
 """
 
+from kvtrie.kernels.attention import attend, attend_causal, attend_masked, attend_padded
 from kvtrie.kernels.cubin import ARCHS, compiled
 from kvtrie.kernels.pages import Pages, Plane
 from kvtrie.kernels.rope import Rope
@@ -19,6 +21,10 @@ __all__ = [
     "Plane",
     "Recomputed",
     "Rope",
+    "attend",
+    "attend_causal",
+    "attend_masked",
+    "attend_padded",
     "compiled",
     "copy_rows",
     "gather",

@@ -1,0 +1,243 @@
+"""Attend: attention of new tokens to rows in any order, with the weights that each row was given.
+
+Rows are masked by their tokens' positions. The CPU's twin takes queries in slices, with the query
+heads of a KV head side by side in one product, so that no array of all weights ever stands.
+Invariant: weights of a query sum to 1 over the rows it sees; a query that sees none gets zeros.
+Cost: two products and one softmax; temporary arrays stay below a limit.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (torch leaves parts untyped)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["attend", "attend_causal", "attend_masked", "attend_padded"]
+
+_SLICE_BYTES = 1 << 20
+"""Weights of a slice on the CPU: about what its caches hold."""
+
+
+def attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    token_pos: torch.Tensor,
+    input_pos: int,
+    first: torch.Tensor | None = None,
+    scale: float | None = None,
+    return_attn_weights: bool = False,
+    tmp_array_limit_gb: float = 3.0,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention of queries at `input_pos`, `input_pos + 1`, ... to rows in any order, in fp32.
+
+    Args:
+        query: `(batch, query_heads, m, dim)`, rotated.
+        keys: `(batch, kv_heads, rows, dim)`, rotated.
+        values: likewise, of any width.
+        token_pos: integers `(batch, kv_heads, rows)`, each row's position; a query sees those up
+            to its own.
+        input_pos: position of the first query.
+        first: integers `(batch,)`, the first position of each batch row that is no padding; None
+            where nothing is padded.
+        scale: of the products; None takes `dim ** -0.5`.
+        return_attn_weights: whether the weights are wanted.
+        tmp_array_limit_gb: bound of temporary arrays, in 10^9 bytes.
+
+    Returns:
+        The output, `(batch, query_heads, m, width of V)` in the queries' type, and the weights
+        summed over the queries, fp32 `(batch, query_heads, rows)`, or None.
+
+    Raises:
+        ConfigError: shapes that do not go together, or a limit below the weights of one query.
+    """
+    _check(query, keys, values, token_pos)
+    batch, heads, new, dim = query.shape
+    groups, rows = keys.shape[1], keys.shape[2]
+    each = heads // groups
+    factor: float = dim**-0.5 if scale is None else scale
+    asked: torch.Tensor = query.unflatten(1, (groups, each)).float() * factor
+    across, given = keys.float().mT, values.float()
+    out = query.new_empty((batch, groups, each, new, values.shape[-1]))
+    total = asked.new_zeros((batch, groups, each, rows)) if return_attn_weights else None
+    sight = _Sight.of(token_pos, input_pos, new, first)
+    for lo, hi in _slices(new, 4 * batch * heads * rows, query.device, tmp_array_limit_gb):
+        part = asked[:, :, :, lo:hi].flatten(2, 3)
+        weights = torch.matmul(part, across).unflatten(2, (each, hi - lo))
+        weights.masked_fill_(sight.hidden(lo, hi), -torch.inf)
+        weights = torch.softmax(weights, dim=-1)
+        if sight.blind:
+            weights.nan_to_num_(0.0)  # padding sees nothing
+        if total is not None:
+            total += weights.sum(dim=3)
+        product = torch.matmul(weights.flatten(2, 3), given)
+        out[:, :, :, lo:hi] = product.unflatten(2, (each, hi - lo))
+    return out.flatten(1, 2), None if total is None else total.flatten(1, 2)
+
+
+def attend_causal(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    first: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention of a sequence to itself by torch's fast kernel, which gives no weights.
+
+    Args:
+        query: `(batch, query_heads, m, dim)`.
+        keys: `(batch, kv_heads, m, dim)`.
+        values: likewise.
+        first: integers `(batch,)`, where each batch row begins; padding before it sees itself.
+        scale: of the products.
+
+    Returns:
+        `(batch, query_heads, m, dim)`.
+    """
+    mask = None
+    if first is not None and bool((first > 0).any()):
+        places = torch.arange(query.shape[2], device=query.device)
+        seen = (places <= places[:, None]) & (places >= first[:, None, None])
+        mask = (seen | torch.eye(len(places), dtype=torch.bool, device=query.device))[:, None]
+    return functional.scaled_dot_product_attention(
+        query,
+        _spread(keys, query),
+        _spread(values, query),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+    )
+
+
+def attend_masked(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    token_pos: torch.Tensor,
+    input_pos: int,
+    first: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """As `attend` without weights, by torch's kernel under a mask; padding gets zeros.
+
+    Of the two ways without weights this one is the faster on CPUs.
+    """
+    _check(query, keys, values, token_pos)
+    each = query.shape[1] // keys.shape[1]
+    sight = _Sight.of(token_pos, input_pos, query.shape[2], first)
+    hidden = sight.hidden(0, query.shape[2])
+    mask = (~hidden[:, :, 0]).repeat_interleave(each, dim=1)
+    out = functional.scaled_dot_product_attention(
+        query, _spread(keys, query), _spread(values, query), attn_mask=mask, scale=scale
+    )
+    return out.nan_to_num(0.0) if sight.blind else out
+
+
+def attend_padded(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    token_pos: torch.Tensor,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """As `attend` without weights or padding, by torch's causal kernel over a square.
+
+    Keys and values are put in the order of their positions, so that the new ones stand right, and
+    queries are padded with zeros on the left. Every row must be at most as new as its query, as in
+    a cache that the queries' own tokens were just written to.
+    """
+    _check(query, keys, values, token_pos)
+    order = token_pos.argsort(dim=-1)[..., None]
+    keys = keys.gather(2, order.expand(-1, -1, -1, keys.shape[-1]))
+    values = values.gather(2, order.expand(-1, -1, -1, values.shape[-1]))
+    new, rows = query.shape[2], keys.shape[2]
+    square = functional.pad(query, (0, 0, rows - new, 0))
+    out = functional.scaled_dot_product_attention(
+        square, _spread(keys, query), _spread(values, query), is_causal=True, scale=scale
+    )
+    return out[:, :, rows - new :]
+
+
+class _Sight:
+    """Which rows are hidden from which queries."""
+
+    def __init__(
+        self, token_pos: torch.Tensor, queries: torch.Tensor, first: torch.Tensor | None
+    ) -> None:
+        self._token_pos = token_pos
+        self._queries = queries
+        self._first = first
+        self.blind = first is not None
+
+    @classmethod
+    def of(
+        cls, token_pos: torch.Tensor, input_pos: int, new: int, first: torch.Tensor | None
+    ) -> _Sight:
+        if first is not None and not bool((first > 0).any()):
+            first = None
+        small = token_pos.to(torch.int32)
+        queries = torch.arange(input_pos, input_pos + new, device=small.device, dtype=torch.int32)
+        return cls(small, queries, first)
+
+    def hidden(self, lo: int, hi: int) -> torch.Tensor:
+        """Bool `(batch, kv_heads, 1, hi - lo, rows)`."""
+        rows = self._token_pos[:, :, None, None, :]
+        hidden = rows > self._queries[lo:hi, None]
+        if self._first is not None:
+            hidden |= rows < self._first[:, None, None, None, None]
+        return hidden
+
+
+def _slices(
+    new: int, query_bytes: int, device: torch.device, limit_gb: float
+) -> Iterator[tuple[int, int]]:
+    """Ranges of queries whose weights, twice, stay below the limit."""
+    limit = int(limit_gb * 1e9) // 2
+    if query_bytes > limit:
+        raise ConfigError(
+            f"the weights of one query take {2 * query_bytes / 1e9:.3g} GB of temporary arrays, "
+            f"the limit is {limit_gb:g} GB"
+        )
+    if device.type == "cpu":
+        limit = min(limit, max(_SLICE_BYTES, query_bytes))
+    step = max(1, limit // query_bytes)
+    for lo in range(0, new, step):
+        yield lo, min(new, lo + step)
+
+
+def _spread(rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Each KV head as often as it has query heads."""
+    each = query.shape[1] // rows.shape[1]
+    return rows if each == 1 else rows.repeat_interleave(each, dim=1)
+
+
+def _check(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, token_pos: torch.Tensor
+) -> None:
+    groups = keys.shape[1] if keys.dim() == query.dim() == 4 else 0  # noqa: PLR2004 - four axes
+    if (
+        not groups
+        or query.shape[1] % groups
+        or query.shape[0] != keys.shape[0]
+        or query.shape[3] != keys.shape[3]
+        or keys.shape[:3] != values.shape[:3]
+        or token_pos.shape != keys.shape[:3]
+    ):
+        raise ConfigError(
+            f"queries {tuple(query.shape)}, keys {tuple(keys.shape)}, values "
+            f"{tuple(values.shape)} and positions {tuple(token_pos.shape)} do not go together"
+        )

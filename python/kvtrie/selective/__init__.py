@@ -1,0 +1,29 @@
+"""Selective caches: a fixed number of rows per layer and head, kept by what a policy thinks.
+
+Invariant: a selective cache is the state of one request; no plain scope of the trie matches it.
+Cost: memory does not grow with the sequence.
+"""
+
+from kvtrie.selective.attn_weights import AttnWeightsKVCache, Rows
+from kvtrie.selective.buffers import KVCacheBuffers
+from kvtrie.selective.cache import DefaultKVCache, KVCache, KVCacheWithBuffers
+from kvtrie.selective.names import make_cache, register
+from kvtrie.selective.quantiser import Codes, dequantise, quantise
+from kvtrie.selective.replay import AttnWeightsReplayLog
+from kvtrie.selective.settings import CacheSettings
+
+__all__ = [
+    "AttnWeightsKVCache",
+    "AttnWeightsReplayLog",
+    "CacheSettings",
+    "Codes",
+    "DefaultKVCache",
+    "KVCache",
+    "KVCacheBuffers",
+    "KVCacheWithBuffers",
+    "Rows",
+    "dequantise",
+    "make_cache",
+    "quantise",
+    "register",
+]

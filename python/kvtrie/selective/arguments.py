@@ -1,0 +1,116 @@
+"""CacheArguments: what policies take beside the number of rows.
+
+Invariant: an argument that a policy lacks is refused, whatever its value. Cost: none.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.argument import flag, put, real, whole
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from typing import Self
+
+__all__ = ["CacheArguments"]
+
+log = logging.getLogger(__name__)
+
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CacheArguments:
+    """Arguments of policies.
+
+    Attributes:
+        grace_period: a token is not evicted before so many others came behind it.
+        max_chunk_size: most tokens of a step behind the first; None sets no limit.
+        keep_initial_fraction: share of the rows, from the start, that the first eviction spares
+            where a prefill filled the cache and nothing was scored yet.
+        normalize_scores: divide scores by the number of positions over which rows gained them.
+        prefill_scores: score the first step by the weights of its last so many queries; 0 does not.
+        sinks: so many first tokens of each sequence are never evicted.
+        init_grace_tokens: the same under the name that `lastrec` has for it.
+        window: last queries that a policy looks at.
+        decay: what is left of a score after each token.
+        seed: of chance.
+        given: which of these were said.
+
+    Raises:
+        ConfigError: a number that cannot be.
+    """
+
+    grace_period: int = 0
+    max_chunk_size: int | None = None
+    keep_initial_fraction: float = 0.05
+    normalize_scores: bool = False
+    prefill_scores: int | None = None
+    sinks: int = 0
+    init_grace_tokens: int = 0
+    window: int | None = None
+    decay: float = 0.999
+    seed: int = 0
+    given: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("grace_period", 0),
+            ("sinks", 0),
+            ("init_grace_tokens", 0),
+            ("seed", 0),
+        ):
+            put(self, **{name: whole(name, getattr(self, name), low, _MOST)})
+        for name, low in (("max_chunk_size", 1), ("prefill_scores", 0), ("window", 1)):
+            if getattr(self, name) is not None:
+                put(self, **{name: whole(name, getattr(self, name), low, _MOST)})
+        put(
+            self,
+            keep_initial_fraction=real(
+                "keep_initial_fraction", self.keep_initial_fraction, 0.0, 1.0
+            ),
+            decay=real("decay", self.decay, 0.0, 1.0),
+            normalize_scores=flag("normalize_scores", self.normalize_scores),
+        )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Arguments by name.
+
+        Raises:
+            ConfigError: a name that no policy knows, or a number that cannot be.
+        """
+        known = {each.name for each in fields(cls)} - {"given"}
+        if unknown := sorted(set(given) - known):
+            raise ConfigError(
+                f"no policy takes {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+            )
+        return cls(**given, given=frozenset(given))
+
+    def check(self, accepts: Collection[str], policy: str, cache_length: int) -> None:
+        """Refuse what a policy lacks and what a number of rows does not allow.
+
+        Raises:
+            ConfigError: either.
+        """
+        if lacking := sorted(self.given - set(accepts)):
+            known = f"it takes {', '.join(sorted(accepts))}" if accepts else "it takes none"
+            raise ConfigError(f"{policy} has no argument {', '.join(lacking)}: {known}")
+        kept = self.grace_period + max(self.sinks, self.init_grace_tokens)
+        if kept >= cache_length:
+            raise ConfigError(
+                f"a grace period of {self.grace_period} and "
+                f"{max(self.sinks, self.init_grace_tokens)} sinks leave no row of {cache_length} "
+                "to evict"
+            )
+        if self.max_chunk_size is not None and self.max_chunk_size > cache_length // 2:
+            log.info(
+                "max_chunk_size %d brings no gain with %d rows: up to %d does",
+                self.max_chunk_size,
+                cache_length,
+                cache_length // 2,
+            )

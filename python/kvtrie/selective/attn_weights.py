@@ -1,0 +1,338 @@
+"""AttnWeightsKVCache: the base of policies that evict the rows of lowest score.
+
+A policy overrides `_compute_scores`. The base keeps the cumulated weights S, finds victims, keeps
+the newest tokens in a ring that no victim comes from, spares sinks, lets padding go first, and
+notes or replays decisions.
+Invariant: the g newest tokens are always there; per-row numbers go with their rows and begin anew
+with each token; equal scores are told apart by age, so the order of rows decides nothing.
+Cost: per step one addition over the rows and one partial sort.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (torch leaves parts untyped)
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch.nn import functional
+
+from kvtrie.errors import ConfigError
+from kvtrie.kernels import attend
+from kvtrie.selective.buffers import KVCacheBuffers, put_rows, take_rows
+from kvtrie.selective.cache import KVCacheWithBuffers
+
+if TYPE_CHECKING:
+    from kvtrie.selective.arguments import CacheArguments
+    from kvtrie.selective.replay import AttnWeightsReplayLog
+
+__all__ = ["AttnWeightsKVCache", "Rows"]
+
+_FIRST = torch.iinfo(torch.int64).min
+_LAST = torch.iinfo(torch.int64).max
+_BEYOND = 2**30
+_POOL = 5  # neighbours that share what a window gave them
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a policy sees of the rows outside of the grace ring.
+
+    Attributes:
+        keys: `(batch, kv_heads, n, dim)`, rotated, as attention sees them.
+        values: likewise.
+        scores: fp32 `(batch, kv_heads, n)`, S: weights cumulated since the row's token entered.
+        weights: fp32, A: those of the last step; zeros where the policy does not ask for them.
+        token_pos: int64, positions of the tokens.
+        real: bool, False for padding.
+        queries: the last queries, as many as the policy's window, `(batch, query_heads, w, dim)`.
+        input_pos: the position of the next token.
+        each: query heads per KV head.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    scores: torch.Tensor
+    weights: torch.Tensor
+    token_pos: torch.Tensor
+    real: torch.Tensor
+    queries: torch.Tensor | None
+    input_pos: int
+    each: int
+
+    def weights_of_queries(self) -> torch.Tensor:
+        """Weights that the last queries give these rows, summed, fp32 `(batch, kv_heads, n)`."""
+        queries = self.queries
+        if queries is None:
+            return torch.zeros_like(self.scores)
+        _, weights = attend(
+            queries,
+            self.keys,
+            self.values,
+            # Padding is at a position that no query reaches; all else is seen.
+            token_pos=(~self.real).long() * _BEYOND,
+            input_pos=0,
+            return_attn_weights=True,
+        )
+        assert weights is not None  # noqa: S101 - they were asked for
+        return weights.unflatten(1, (-1, self.each)).mean(dim=2)
+
+    def pooled(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores averaged over neighbours by position."""
+        order = self.token_pos.argsort(dim=-1)
+        smooth = functional.avg_pool1d(
+            scores.gather(2, order), _POOL, stride=1, padding=_POOL // 2, count_include_pad=False
+        )
+        return torch.zeros_like(scores).scatter_(2, order, smooth)
+
+
+class AttnWeightsKVCache(KVCacheWithBuffers):
+    """A cache that evicts by score; see `_compute_scores`."""
+
+    accepts: ClassVar[frozenset[str]] = frozenset(
+        {
+            "grace_period",
+            "max_chunk_size",
+            "keep_initial_fraction",
+            "normalize_scores",
+            "prefill_scores",
+            "sinks",
+        }
+    )
+    update_requires_attn_weights: ClassVar[bool] = True
+    prefill_scores: ClassVar[int] = 32
+    """The default of the argument: last queries of the first step that score it."""
+
+    window: ClassVar[int] = 0
+    """Last queries that the policy looks at, kept for it."""
+
+    names: ClassVar[tuple[str, ...]] = ("scores",)
+    """Per-row numbers, fp32, beside K and V."""
+
+    def __init__(
+        self,
+        buffers: KVCacheBuffers,
+        query_heads: int,
+        arguments: CacheArguments | None = None,
+        *,
+        scale: float | None = None,
+        tmp_array_limit_gb: float = 3.0,
+    ) -> None:
+        super().__init__(
+            buffers, query_heads, arguments, scale=scale, tmp_array_limit_gb=tmp_array_limit_gb
+        )
+        self._state = {name: self._plane() for name in type(self).names}
+        asked = self.arguments.prefill_scores
+        self._prefill_scores = type(self).prefill_scores if asked is None else asked
+        self._weights: torch.Tensor | None = None
+        self._queries: torch.Tensor | None = None
+        self._ring = 0
+        self._replayed: tuple[AttnWeightsReplayLog, int] | None = None
+
+    def _plane(self) -> torch.Tensor:
+        return torch.zeros(self.place.shape[:3], device=self.place.device)
+
+    @abstractmethod
+    def _compute_scores(self, rows: Rows) -> torch.Tensor:
+        """Scores `(batch, kv_heads, n)` of rows outside of the grace ring: the lowest go first."""
+
+    # ------------------------------------------------------------------------------ victims
+
+    @property
+    def scores(self) -> torch.Tensor:
+        """S: the attention that rows were given, cumulated, mean over each group's heads."""
+        return self._state["scores"][:, :, : self.filled]
+
+    def next_positions(self, new: int) -> torch.Tensor:
+        """The rows of lowest score, the lowest first."""
+        if self._replayed is not None:
+            log, step = self._replayed
+            self._replayed = log, step + 1
+            return log.chosen(step).to(self.place.device)
+        if self.prefill_length == self.cache_length and not self.evicted and not self._prefill:
+            order = self._order(self._initial(new), self.token_pos)
+        else:
+            rows = self.rows()
+            order = self._order(self._compute_scores(rows), rows.token_pos)
+        order = order[:, :, : self.cache_length - self.arguments.grace_period]
+        return order.topk(new, dim=-1, largest=False, sorted=True).indices
+
+    def rows(self, beyond: int | None = None) -> Rows:
+        """What `_compute_scores` sees; without the last rows, by default those of the ring."""
+        n = self.filled - (self.arguments.grace_period if beyond is None else beyond)
+        keys, values = self._rows_seen()
+        scores = self.scores[:, :, :n]
+        token_pos = self.token_pos[:, :, :n]
+        if self.arguments.normalize_scores:
+            start = self.prefill_length - self._prefill - 1
+            scores = scores / (self.input_pos - token_pos.clamp(min=start))
+        weights = torch.zeros_like(scores)
+        if self._weights is not None:
+            weights[:, :, : self._weights.shape[2]] = self._weights[:, :, :n]
+        return Rows(
+            keys=keys[:, :, :n],
+            values=values[:, :, :n],
+            scores=scores,
+            weights=weights,
+            token_pos=token_pos,
+            real=self._real(token_pos),
+            queries=self._queries,
+            input_pos=self.input_pos,
+            each=self.query_heads // self.kv_heads,
+        )
+
+    @property
+    def _prefill(self) -> int:
+        """Queries of the first step that score it."""
+        return min(self.prefill_length, self._prefill_scores)
+
+    def _real(self, token_pos: torch.Tensor) -> torch.Tensor:
+        if self.first is None:
+            return torch.ones_like(token_pos, dtype=torch.bool)
+        return token_pos >= self.first[:, None, None]
+
+    def _initial(self, new: int) -> torch.Tensor:
+        """Before anything is scored: the oldest tokens behind a share of the rows go first."""
+        place = self.token_pos
+        first = place.new_zeros(self.batch) if self.first is None else self.first
+        fraction = int(self.arguments.keep_initial_fraction * self.cache_length)
+        wanted = (new - first).clamp(min=0)  # padding makes room before
+        start = first + max(fraction, self.arguments.sinks)
+        start = torch.minimum(start, self.cache_length - self.arguments.grace_period - wanted)
+        later = place - start[:, None, None]
+        return torch.where(later < 0, later + 2 * self.cache_length, later).float()
+
+    def _order(self, scores: torch.Tensor, token_pos: torch.Tensor) -> torch.Tensor:
+        """Integers that are ordered as (padding or not, sink or not, score, position)."""
+        bits = (scores.float() + 0.0).contiguous().view(torch.int32)  # -0.0 becomes 0.0
+        rising = bits ^ ((bits >> 31) & 0x7FFF_FFFF)
+        token_pos = token_pos[:, :, : scores.shape[2]]
+        order = (rising.long() << 32) | token_pos
+        first = None if self.first is None else self.first[:, None, None]
+        if self.arguments.sinks:
+            last = self.arguments.sinks + (0 if first is None else first)
+            order = torch.where(token_pos < last, _LAST - token_pos, order)
+        if first is not None:
+            order = torch.where(token_pos < first, _FIRST + token_pos, order)
+        return order
+
+    # ------------------------------------------------------------------------------ the step
+
+    def _overwrite(self, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Victims take what leaves the ring, then the first new tokens; the ring takes the last."""
+        grace, new = self.arguments.grace_period, key.shape[2]
+        turning = min(new, grace)
+        direct = new - turning
+        if turning:
+            base = self.cache_length - grace
+            ring = (self._ring + torch.arange(turning, device=rows.device)) % grace + base
+            ring = ring.expand(*rows.shape[:2], turning)
+            self._move(rows[:, :, :turning], ring)
+            if direct == 0:
+                self._ring = (self._ring + new) % grace
+            rows = torch.cat((rows[:, :, turning:], ring), dim=2)
+        super()._overwrite(rows, key, value)
+
+    def _move(self, rows: torch.Tensor, of: torch.Tensor) -> None:
+        """Let rows take the content of others, with all that goes with it."""
+        self.buffers.move(rows, of)
+        for plane in (self._token_pos, *self._state.values()):
+            put_rows(plane, rows, take_rows(plane, of))
+
+    def _update(self, query: torch.Tensor, weights: torch.Tensor | None, *, prefill: bool) -> None:
+        if self.window or (prefill and self._prefill):
+            self._remember(query, max(self.window, self._prefill if prefill else 0))
+        if prefill and self._prefill and self.update_requires_attn_weights:
+            rows = self.rows(beyond=0)
+            weights = rows.pooled(self._window_weights(query))
+        if weights is not None:
+            self._weights = weights
+            self._cumulate(weights, query.shape[2])
+        if not self.window:
+            self._queries = None
+
+    def _window_weights(self, query: torch.Tensor) -> torch.Tensor:
+        """Weights of the last queries of the first step, causal."""
+        last = self._prefill
+        keys, values = self._rows_seen()
+        _, weights = attend(
+            query[:, :, -last:],
+            keys,
+            values,
+            token_pos=self.token_pos,
+            input_pos=self.prefill_length - last,
+            first=self.first,
+            scale=self.scale,
+            return_attn_weights=True,
+            tmp_array_limit_gb=self.tmp_array_limit_gb,
+        )
+        assert weights is not None  # noqa: S101 - they were asked for
+        return self._per_kv_head(weights)
+
+    def _remember(self, query: torch.Tensor, window: int) -> None:
+        before = self._queries
+        every = query if before is None else torch.cat((before, query), dim=2)
+        self._queries = every[:, :, -window:].clone()
+
+    def _cumulate(self, weights: torch.Tensor, new: int) -> None:
+        """Add the weights of a step of `new` tokens, `(batch, kv_heads, n)`, to the scores."""
+        del new
+        self.scores.add_(weights)
+
+    # ------------------------------------------------------------------------- other states
+
+    def replay(self, log: AttnWeightsReplayLog) -> None:
+        """From the start, choose the rows that a log says; nothing is scored to choose them.
+
+        Raises:
+            ConfigError: tokens were given already.
+        """
+        if self.input_pos:
+            raise ConfigError(f"{self.input_pos} tokens were given: replay a log from the start")
+        filling = sum(rows is None for rows in log.rows)
+        self._replayed = log, filling
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        super().reset()
+        self._weights = self._queries = None
+        self._ring = 0
+        if self._replayed is not None:
+            self._replayed = None
+
+    def crop(self, tokens: int) -> None:
+        """Forget the last tokens; see `KVCacheWithBuffers.crop`."""
+        super().crop(tokens)
+        if self._weights is not None:
+            self._weights = self._weights[:, :, : self.filled]
+
+    def _selected(self, rows: torch.Tensor) -> None:
+        if self._weights is not None:
+            self._weights = self._weights.index_select(0, rows)
+        if self._queries is not None:
+            self._queries = self._queries.index_select(0, rows)
+
+    def shrink(self, cache_length: int) -> None:
+        """Have fewer rows from now on; see `KVCacheWithBuffers.shrink`."""
+        self._check_shrink(cache_length)
+        full, grace = self.filled == self.cache_length, self.arguments.grace_period
+        kept = min(self.filled, cache_length)
+        rows = torch.arange(self.filled, device=self.place.device)
+        if full and grace:  # oldest of the ring first, so that it begins anew
+            turned = (rows[-grace:] - rows[-grace] + self._ring) % grace + rows[-grace]
+            rows = torch.cat((rows[:-grace], turned))
+        order = rows.expand(self.batch, self.kv_heads, -1)
+        if kept < self.filled:
+            held = self.rows(beyond=grace)
+            keys = self._order(self._compute_scores(held), held.token_pos)
+            best = keys.topk(kept - grace, dim=-1).indices.sort(dim=-1).values
+            order = torch.cat((best, order[:, :, self.filled - grace :]), dim=2)
+        if self._weights is not None:
+            filler = order.clamp(max=self._weights.shape[2] - 1)
+            self._weights = self._weights.gather(2, filler)
+        self._ring = 0
+        self.arranged(order, cache_length)

@@ -1,0 +1,437 @@
+"""KVCache: one layer of a selective cache, and the bases that policies stand on.
+
+`KVCache` is the bare interface. `DefaultKVCache` is a step, with attention taken apart from rows
+and buffers; `KVCacheWithBuffers` keeps rows in one of the buffer strategies.
+Invariant: a step overwrites rows, then attends over all of them, then lets the policy look at the
+weights; a refused step has changed nothing. Cost: attention over the rows, and what a policy does.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (torch leaves parts untyped)
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.kernels import attend, attend_causal, attend_masked
+from kvtrie.selective.arguments import CacheArguments
+from kvtrie.selective.buffers import take_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvtrie.selective.buffers import KVCacheBuffers, Place
+    from kvtrie.selective.replay import AttnWeightsReplayLog
+
+__all__ = ["DefaultKVCache", "KVCache", "KVCacheWithBuffers"]
+
+
+class KVCache(ABC):
+    """One layer's rows, of a batch.
+
+    Attributes:
+        input_pos: tokens that were given so far, padding included: the next one's position.
+        replay_log: where decisions are noted; None, as from the start, notes nothing.
+    """
+
+    input_pos: int
+    replay_log: AttnWeightsReplayLog | None
+
+    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """The same as `forward`."""
+        return self.forward(query, key, value)
+
+    @abstractmethod
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Take the next m tokens in, and attend.
+
+        Args:
+            query: `(batch, query_heads, m, dim)`, rotated.
+            key: `(batch, kv_heads, m, dim)`, rotated.
+            value: likewise.
+
+        Returns:
+            `(batch, query_heads, m, dim)`.
+
+        Raises:
+            ConfigError: a step too long, other shapes, NaN; nothing has changed then.
+        """
+
+    @property
+    @abstractmethod
+    def token_pos(self) -> torch.Tensor:
+        """int64 `(batch, kv_heads, n)`: the positions of the tokens in the n filled rows."""
+
+    @property
+    @abstractmethod
+    def scores(self) -> torch.Tensor:
+        """fp32 `(batch, kv_heads, n)`: the attention that rows were given, cumulated."""
+
+    @abstractmethod
+    def keys_values(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V `(batch, kv_heads, n, dim)` of the filled rows, as attention sees them next."""
+
+    @property
+    @abstractmethod
+    def largest_step(self) -> int:
+        """Tokens that the next step may have; 0 where the cache takes no more."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget all tokens."""
+
+
+class DefaultKVCache(KVCache):
+    """A cache whose step is put together from attention, rows and a policy.
+
+    Args:
+        place: batch, KV heads, rows and numbers per head, with format and device.
+        query_heads: of the model's layer.
+        arguments: what the policy was given.
+        scale: of the products of queries and keys; None takes `dim ** -0.5`.
+
+    Raises:
+        ConfigError: numbers that cannot be, arguments that the policy lacks.
+    """
+
+    accepts: ClassVar[frozenset[str]] = frozenset()
+    """Arguments that the policy takes."""
+
+    update_requires_attn_weights: ClassVar[bool] = False
+    """Whether the policy looks at attention weights."""
+
+    def __init__(
+        self,
+        place: Place,
+        query_heads: int,
+        arguments: CacheArguments | None = None,
+        *,
+        scale: float | None = None,
+        tmp_array_limit_gb: float = 3.0,
+    ) -> None:
+        self.batch, self.kv_heads, self.cache_length, self.head_dim = place.shape
+        if query_heads % self.kv_heads:
+            raise ConfigError(f"{query_heads} query heads do not divide over {self.kv_heads} heads")
+        self.query_heads = query_heads
+        self.place = place
+        self.arguments = CacheArguments() if arguments is None else arguments
+        self.arguments.check(type(self).accepts, type(self).__name__, self.cache_length)
+        self.scale = scale
+        self.tmp_array_limit_gb = tmp_array_limit_gb
+        self.input_pos = 0
+        self.replay_log = None
+        self.filled = 0
+        self.evicted = False
+        self.prefill_length = 0
+        self.first: torch.Tensor | None = None
+        self._token_pos = torch.zeros(place.shape[:3], dtype=torch.int64, device=place.device)
+
+    # ------------------------------------------------------------------ what subclasses supply
+
+    @abstractmethod
+    def next_positions(self, new: int) -> torch.Tensor:
+        """int64 `(batch, kv_heads, new)`: the rows that the next `new` tokens overwrite.
+
+        Asked only once all rows are filled.
+        """
+
+    @abstractmethod
+    def _overwrite(self, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Put the new tokens' K, V and positions into rows, or in their stead what a ring gives."""
+
+    @abstractmethod
+    def _rows_seen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the filled rows, in the midst of a step."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """End a step."""
+
+    def _update(self, query: torch.Tensor, weights: torch.Tensor | None, *, prefill: bool) -> None:
+        """Look at a step: its queries and the weights per KV head, fp32 `(batch, kv_heads, n)`."""
+
+    # ------------------------------------------------------------------------------ the step
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Take the next m tokens in, and attend; see `KVCache.forward`."""
+        new = self._checked(query, key, value)
+        prefill = self.input_pos == 0
+        if self.filled < self.cache_length:
+            rows = torch.arange(self.filled, self.filled + new, device=self.place.device)
+            rows = rows.expand(self.batch, self.kv_heads, new)
+            positions = torch.arange(self.input_pos, self.input_pos + new, device=rows.device)
+            self._fill(rows, positions.expand_as(rows), key, value)
+            self.filled += new
+            self._log(new, None)
+        else:
+            rows = self.next_positions(new)
+            self._overwrite(rows, key, value)
+            self.evicted = True
+            self._log(new, rows)
+        if prefill:
+            self.prefill_length = new
+            out = attend_causal(query, key, value, first=self.first, scale=self.scale)
+            weights = None
+        else:
+            out, weights = self._attend(query)
+        self.input_pos += new
+        self._update(query, weights, prefill=prefill)
+        self._settle()
+        return out
+
+    def _attend(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The output, and where the policy wants them the weights of the step per KV head."""
+        keys, values = self._rows_seen()
+        if not self.update_requires_attn_weights:
+            out = attend_masked(
+                query,
+                keys,
+                values,
+                token_pos=self.token_pos,
+                input_pos=self.input_pos,
+                first=self.first,
+                scale=self.scale,
+            )
+            return out, None
+        out, weights = attend(
+            query,
+            keys,
+            values,
+            token_pos=self.token_pos,
+            input_pos=self.input_pos,
+            first=self.first,
+            scale=self.scale,
+            return_attn_weights=True,
+            tmp_array_limit_gb=self.tmp_array_limit_gb,
+        )
+        return out, None if weights is None else self._per_kv_head(weights)
+
+    def _per_kv_head(self, weights: torch.Tensor) -> torch.Tensor:
+        """The mean over each KV head's query heads."""
+        return weights.unflatten(1, (self.kv_heads, -1)).mean(dim=2)
+
+    @abstractmethod
+    def _fill(
+        self, rows: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """Put tokens into rows that are empty."""
+
+    def _log(self, new: int, rows: torch.Tensor | None) -> None:
+        if self.replay_log is not None:
+            self.replay_log.note(new, rows)
+
+    # -------------------------------------------------------------------------- what is told
+
+    @property
+    def token_pos(self) -> torch.Tensor:
+        """Positions of the tokens in the filled rows."""
+        return self._token_pos[:, :, : self.filled]
+
+    @property
+    def scores(self) -> torch.Tensor:
+        """Zeros: this policy cumulates nothing."""
+        return torch.zeros_like(self.token_pos, dtype=torch.float32)
+
+    @property
+    def largest_step(self) -> int:
+        """Tokens that the next step may have."""
+        if self.filled < self.cache_length:
+            room, most = self.cache_length - self.filled, self.arguments.max_chunk_size
+            return room if most is None or self.input_pos == 0 else min(room, most)
+        return self._largest_when_full()
+
+    def _largest_when_full(self) -> int:
+        most = self.arguments.max_chunk_size
+        room = self.cache_length - self.arguments.grace_period - self.arguments.sinks
+        return room if most is None else min(room, most)
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.input_pos = self.filled = self.prefill_length = 0
+        self.evicted = False
+        self.first = None
+
+    def pad(self, first: torch.Tensor | None) -> None:
+        """Say before the first step where each batch row begins, int64 `(batch,)`."""
+        self.first = None if first is None else first.to(self.place.device)
+
+    def _checked(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
+        new = key.shape[2] if key.dim() == 4 else 0  # noqa: PLR2004 - four axes
+        asked = (self.batch, self.query_heads, new, self.head_dim)
+        given = (self.batch, self.kv_heads, new, self.head_dim)
+        if (query.shape, key.shape, value.shape) != (asked, given, given) or not new:
+            raise ConfigError(
+                f"queries {tuple(query.shape)}, keys {tuple(key.shape)}, values "
+                f"{tuple(value.shape)}: {asked[:2]} and {given[:2]} by tokens by {self.head_dim} "
+                "wanted"
+            )
+        if key.device.type == "cpu":  # elsewhere one would wait for the device
+            for name, each in (("queries", query), ("keys", key), ("values", value)):
+                total = each.detach().sum(dtype=torch.float32)
+                if not bool(total.isfinite()) and not bool(each.isfinite().all()):
+                    count = int((~each.isfinite()).sum())
+                    raise ConfigError(f"{count} of {each.numel()} numbers in {name} are not finite")
+        most = self.largest_step
+        if new > most:
+            raise ConfigError(self._too_long(new, most))
+        return new
+
+    def _too_long(self, new: int, most: int) -> str:
+        if self.filled < self.cache_length and new > self.cache_length - self.filled:
+            return (
+                f"a step of {new} tokens behind {self.filled} in a cache of {self.cache_length} "
+                f"rows: no step may go beyond the filling, so at most {most} come first"
+            )
+        return (
+            f"a step of {new} tokens, at most {most} wanted: the cache has {self.cache_length} "
+            f"rows, a grace period of {self.arguments.grace_period}, {self.arguments.sinks} sinks "
+            f"and max_chunk_size {self.arguments.max_chunk_size}"
+        )
+
+
+class KVCacheWithBuffers(DefaultKVCache):
+    """A cache whose rows are in one of the buffer strategies.
+
+    Per-row numbers of a policy (`_state`) go with their rows wherever these go.
+
+    Args:
+        buffers: where K and V are kept.
+        others: as of `DefaultKVCache`.
+    """
+
+    def __init__(
+        self,
+        buffers: KVCacheBuffers,
+        query_heads: int,
+        arguments: CacheArguments | None = None,
+        *,
+        scale: float | None = None,
+        tmp_array_limit_gb: float = 3.0,
+    ) -> None:
+        super().__init__(
+            buffers.place,
+            query_heads,
+            arguments,
+            scale=scale,
+            tmp_array_limit_gb=tmp_array_limit_gb,
+        )
+        self.buffers = buffers
+        self._state: dict[str, torch.Tensor] = {}
+
+    def keys_values(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the filled rows; valid until the next step of any layer."""
+        return self.buffers.seen(self.filled)
+
+    def _rows_seen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.buffers.seen(self.filled)
+
+    def _settle(self) -> None:
+        self.buffers.settle()
+
+    def _fill(
+        self, rows: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        self._put(rows, positions, key, value)
+
+    def _overwrite(self, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        new = key.shape[2]
+        positions = torch.arange(self.input_pos, self.input_pos + new, device=rows.device)
+        self._put(rows, positions.expand_as(rows), key, value)
+
+    def _put(
+        self, rows: torch.Tensor, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        self.buffers.write(rows, key, value)
+        self._token_pos.scatter_(2, rows, positions)
+        if self._state:
+            arrived = self._arrivals(key, value)
+            for name, plane in self._state.items():
+                if name in arrived:
+                    plane.scatter_(2, rows, arrived[name])
+                else:
+                    plane.scatter_(2, rows, 0.0)
+
+    def _arrivals(self, key: torch.Tensor, value: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """What per-row numbers of new tokens begin with, where that is not 0."""
+        del key, value
+        return {}
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        super().reset()
+        for plane in self._state.values():
+            plane.zero_()
+
+    def crop(self, tokens: int) -> None:
+        """Forget the last tokens, exactly; what they gave to scores stays with the scores.
+
+        Raises:
+            ConfigError: more than there are, or a cache from which rows were evicted.
+        """
+        if not 0 <= tokens <= self.input_pos:
+            raise ConfigError(f"cannot crop by {tokens} of {self.input_pos} tokens")
+        if self.evicted and tokens:
+            raise ConfigError(
+                f"cannot crop by {tokens} of {self.input_pos} tokens: rows that made room for them "
+                f"in a cache of {self.cache_length} are gone"
+            )
+        self.input_pos -= tokens
+        self.filled -= tokens
+        self.prefill_length = min(self.prefill_length, self.input_pos)
+        if not self.input_pos:
+            self.reset()
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Let the batch become the batch rows at these indices, int64 `(n,)`."""
+        rows = rows.to(self.place.device)
+
+        def taken(plane: torch.Tensor) -> torch.Tensor:
+            return plane.index_select(0, rows)
+
+        self.place = self.place.resized(batch=len(rows))
+        self.batch = len(rows)
+        self.buffers.rebuilt(taken, self.place)
+        self._token_pos = taken(self._token_pos)
+        self._state = {name: taken(plane) for name, plane in self._state.items()}
+        self.first = None if self.first is None else taken(self.first)
+        self._selected(rows)
+
+    def _selected(self, rows: torch.Tensor) -> None:
+        """Follow `select` with what else is kept per batch row."""
+
+    def arranged(self, order: torch.Tensor, cache_length: int) -> None:
+        """Keep the rows `order`, int64 `(batch, kv_heads, n)`, in this order, in fewer rows."""
+        kept = order.shape[2]
+
+        def taken(plane: torch.Tensor) -> torch.Tensor:
+            made = plane.new_zeros((*plane.shape[:2], cache_length, *plane.shape[3:]))
+            made[:, :, :kept] = take_rows(plane, order)
+            return made
+
+        self.place = self.place.resized(rows=cache_length)
+        self.evicted = self.evicted or kept < self.filled
+        self.cache_length, self.filled = cache_length, kept
+        self.buffers.rebuilt(taken, self.place)
+        self._token_pos = taken(self._token_pos)
+        self._state = {name: taken(plane) for name, plane in self._state.items()}
+
+    @abstractmethod
+    def shrink(self, cache_length: int) -> None:
+        """Have fewer rows from now on; those that go are the ones that would be evicted.
+
+        Raises:
+            ConfigError: more rows than there are, or fewer than the policy's arguments need.
+        """
+
+    def _check_shrink(self, cache_length: int) -> None:
+        if not 0 < cache_length <= self.cache_length:
+            raise ConfigError(
+                f"cannot shrink {self.cache_length} rows to {cache_length}: 1 to "
+                f"{self.cache_length} wanted"
+            )
+        self.arguments.check(type(self).accepts, type(self).__name__, cache_length)

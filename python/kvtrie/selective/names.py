@@ -1,0 +1,162 @@
+"""Names of caches: `{policy}-{buffers}`, and what makes one layer's cache of a name.
+
+Invariant: any policy goes with any buffers, but for those that need codes. Cost: none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvtrie.argument import text, whole
+from kvtrie.errors import ConfigError
+from kvtrie.selective import policies, small
+from kvtrie.selective.arguments import CacheArguments
+from kvtrie.selective.attn_weights import AttnWeightsKVCache
+from kvtrie.selective.buffers import DefaultBuffers, KVCacheBuffers, Place, WorkingCopy
+from kvtrie.selective.coded import PagedBuffers, TorchQuantized
+from kvtrie.selective.mix import mixed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvtrie.selective.cache import KVCacheWithBuffers
+
+__all__ = ["BUFFERS", "make_cache", "parse", "policy_names", "register"]
+
+_POLICIES: dict[str, type[KVCacheWithBuffers]] = {
+    "dense": policies.DenseKVCache,
+    "lastrec": policies.LastRecentlyInsertedKVCache,
+    "h2o": policies.H2OKVCache,
+    "qh2o": policies.QuantizedH2OKVCache,
+    "h2o-vlen": policies.VLengthH2OKVCache,
+    "qh2o-vlen": policies.QuantizedVLengthH2OKVCache,
+    "h2o-orig": policies.H2OOriginalKVCache,
+    "keydiff": small.KeyDiff,
+    "knorm": small.KeyNorm,
+    "tova": small.Tova,
+    "snapkv": small.SnapKV,
+    "expected": small.Expected,
+    "h2o-decay": small.Decay,
+    "random": small.Random,
+}
+_NEED_CODES = frozenset({"qh2o", "qh2o-vlen"})
+_ON_CARDS = ("ao-quantized4", "ao-quantized8", "bnb-quantized4", "bnb-quantized8")
+
+_BUFFERS: dict[str, Callable[[Place, WorkingCopy], KVCacheBuffers]] = {
+    "default": lambda place, _: DefaultBuffers(place),
+    "torch-quantized8": lambda place, working: TorchQuantized(place, working, bits=8),
+    "torch-quantized4": lambda place, working: TorchQuantized(place, working, bits=4),
+    "int8": lambda place, working: PagedBuffers(place, working, cell="int8"),
+    "fp8": lambda place, working: PagedBuffers(place, working, cell="float8_e4m3fn"),
+}
+BUFFERS = tuple(_BUFFERS)
+"""Buffer strategies that run everywhere."""
+
+
+def policy_names() -> tuple[str, ...]:
+    """The policies that have a name; `mix-A+B` goes with any two that score."""
+    return tuple(_POLICIES)
+
+
+def register(name: str, policy: type[KVCacheWithBuffers]) -> None:
+    """Give a policy of one's own a name.
+
+    Raises:
+        ConfigError: the name is taken, or it would not be found in `{policy}-{buffers}`.
+    """
+    if text("name", name) in _POLICIES or name.startswith("mix-") or "+" in name or not name:
+        raise ConfigError(f"{name!r} cannot be a policy's name: it is taken or has a meaning")
+    _POLICIES[name] = policy
+
+
+def parse(name: str) -> tuple[type[KVCacheWithBuffers], str, str]:
+    """The policy's class and name, and the buffers' name.
+
+    Raises:
+        ConfigError: either is unknown, or they do not go together.
+    """
+    text("name", name)
+    for buffers in (*_BUFFERS, *_ON_CARDS):
+        if not name.endswith(f"-{buffers}"):
+            continue
+        policy = name.removesuffix(f"-{buffers}")
+        kind = _policy(policy)
+        if buffers in _ON_CARDS:
+            raise ConfigError(
+                f"buffers {buffers!r} need a CUDA device and the extra 'quant', and are not there "
+                f"yet: {', '.join(BUFFERS)} run everywhere"
+            )
+        parts = policy.removeprefix("mix-").split("+")
+        if buffers == "default" and not _NEED_CODES.isdisjoint(parts):
+            raise ConfigError(
+                f"{policy} weighs the errors of codes, which exact buffers do not make: take "
+                f"{policy}-torch-quantized8, say"
+            )
+        return kind, policy, buffers
+    raise ConfigError(
+        f"{name!r} is no {{policy}}-{{buffers}}: buffers are {', '.join((*BUFFERS, *_ON_CARDS))}"
+    )
+
+
+def _policy(name: str) -> type[KVCacheWithBuffers]:
+    if name in _POLICIES:
+        return _POLICIES[name]
+    if name.startswith("mix-") and name.count("+") == 1:
+        parts = [_policy(each) for each in name.removeprefix("mix-").split("+")]
+        if all(issubclass(part, AttnWeightsKVCache) for part in parts):
+            one, other = parts
+            return mixed(name, one, other)  # pyright: ignore[reportArgumentType]
+        raise ConfigError(f"{name} mixes policies that score, dense and lastrec do not")
+    raise ConfigError(f"no policy {name!r}: {', '.join(_POLICIES)} and mix-A+B are known")
+
+
+def make_cache(
+    name: str,
+    *,
+    batch: int,
+    kv_heads: int,
+    query_heads: int,
+    cache_length: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    scale: float | None = None,
+    working: WorkingCopy | None = None,
+    tmp_array_limit_gb: float = 3.0,
+    **cache_kwargs: Any,  # noqa: ANN401 - of many kinds, each looked at
+) -> KVCacheWithBuffers:
+    """One layer's cache.
+
+    Args:
+        name: `{policy}-{buffers}`.
+        batch: batch rows.
+        kv_heads: heads of K and V.
+        query_heads: a multiple of them.
+        cache_length: rows per batch row and KV head.
+        head_dim: numbers per head.
+        dtype: of K and V.
+        device: where the rows are.
+        scale: of the products of queries and keys; None takes `head_dim ** -0.5`.
+        working: the copy that layers of a model share; None makes one.
+        tmp_array_limit_gb: bound of attention's temporary arrays, in 10^9 bytes.
+        cache_kwargs: arguments of the policy; see `CacheArguments`.
+
+    Raises:
+        ConfigError: an unknown policy or buffers, arguments that the policy lacks, numbers that
+            cannot be.
+    """
+    kind, _, buffers = parse(name)
+    shape = (
+        whole("batch", batch, 1, 2**31 - 1),
+        whole("kv_heads", kv_heads, 1, 2**31 - 1),
+        whole("cache_length", cache_length, 1, 2**31 - 1),
+        whole("head_dim", head_dim, 1, 2**31 - 1),
+    )
+    whole("query_heads", query_heads, kv_heads, 2**31 - 1)
+    arguments = CacheArguments.of(cache_kwargs)
+    arguments.check(kind.accepts, parse(name)[1], cache_length)
+    place = Place(shape, dtype, torch.device(device))
+    made = _BUFFERS[buffers](place, WorkingCopy() if working is None else working)
+    return kind(made, query_heads, arguments, scale=scale, tmp_array_limit_gb=tmp_array_limit_gb)

@@ -1,0 +1,378 @@
+"""Every policy, token by token, against loops that know no tensors of rows."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from playing import SIZES, play, step
+
+from kvtrie.errors import ConfigError
+from kvtrie.selective import AttnWeightsReplayLog, make_cache
+
+SEVEN = ("dense", "lastrec", "h2o", "qh2o", "h2o-vlen", "qh2o-vlen", "h2o-orig")
+SMALL = ("keydiff", "knorm", "tova", "snapkv", "expected", "h2o-decay", "random")
+MIXES = ("mix-h2o+keydiff", "mix-tova+h2o-vlen", "mix-snapkv+random")
+BUFFERS = ("default", "torch-quantized8", "torch-quantized4", "int8")
+ARGUMENTS = (
+    {},
+    {"grace_period": 4},
+    {"grace_period": 3, "sinks": 2, "normalize_scores": True},
+    {"sinks": 3, "max_chunk_size": 4},
+    {"prefill_scores": 4},
+    {"prefill_scores": 0, "keep_initial_fraction": 0.3},
+    {"prefill_scores": 0, "grace_period": 5, "normalize_scores": True},
+    {"grace_period": 2, "first": [0, 5]},
+    {"sinks": 2, "first": [3, 0]},
+)
+
+
+def cases():
+    for policy in (*SEVEN, *SMALL, *MIXES):
+        for buffers in BUFFERS:
+            if buffers == "default" and policy.startswith("q"):
+                continue
+            for arguments in ARGUMENTS:
+                names = set(arguments)
+                if policy == "dense" and names - {"first"}:
+                    continue
+                if policy == "lastrec" and names - {"sinks", "first"}:
+                    continue
+                if policy == "h2o-orig" and names - {"prefill_scores", "keep_initial_fraction"}:
+                    continue
+                yield policy, buffers, arguments
+
+
+@pytest.mark.parametrize("policy", [*SEVEN, *SMALL, *MIXES])
+def test_a_policy_does_what_loops_do(policy):
+    mine = [case for case in cases() if case[0] == policy]
+    draw = random.Random(policy)
+    for at, (_, buffers, arguments) in enumerate(draw.sample(mine, min(4, len(mine)))):
+        _, oracle, steps = play(policy, buffers, at, total=45, **arguments)
+        assert oracle.ties < steps
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("seed", range(6))
+def test_every_policy_and_buffer_does_what_loops_do(seed):
+    for policy, buffers, arguments in cases():
+        play(policy, buffers, seed, **arguments)
+
+
+def test_weights_of_a_step_sum_to_its_tokens():
+    cache = make_cache("h2o-default", cache_length=12, dtype=torch.float32, **SIZES)
+    generator = torch.Generator().manual_seed(1)
+    cache(*step(generator, 5))
+    before = cache.scores.sum(dim=-1)
+    assert not before.any()
+    cache(*step(generator, 7))
+    assert torch.allclose(cache.scores.sum(dim=-1), torch.tensor(7.0), atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["h2o", "h2o-vlen", "keydiff", "snapkv", "mix-h2o+keydiff"])
+def test_the_order_of_rows_decides_nothing(policy):
+    pair = [
+        make_cache(f"{policy}-torch-quantized8", cache_length=12, dtype=torch.float32, **SIZES)
+        for _ in range(2)
+    ]
+    generator, draw = torch.Generator().manual_seed(3), torch.Generator().manual_seed(4)
+    for new in (12, 3, 5, 1, 7):
+        given = step(generator, new)
+        one, other = (cache(*given) for cache in pair)
+        assert torch.allclose(one, other, atol=1e-6)
+        turn = torch.rand(2, 2, 12, generator=draw).argsort(dim=-1)
+        pair[1].arranged(turn, 12)
+        assert torch.equal(*(cache.token_pos.sort().values for cache in pair))
+
+
+@pytest.mark.parametrize("policy", [name for name in (*SEVEN, *SMALL) if name[0] != "q"])
+def test_batch_mates_change_nothing(policy):
+    if policy in {"h2o-orig", "dense"}:
+        pytest.skip("one chooses for a whole batch, the other not at all")
+    arguments = {"cache_length": 10, "dtype": torch.float32}
+    both = make_cache(f"{policy}-default", **arguments, **SIZES)
+    alone = make_cache(f"{policy}-default", **arguments, **{**SIZES, "batch": 1})
+    generator = torch.Generator().manual_seed(5)
+    for new in (10, 4, 6, 1):
+        given = step(generator, new)
+        assert torch.allclose(both(*given)[:1], alone(*(each[:1] for each in given)), atol=1e-6)
+        assert torch.equal(both.token_pos[:1], alone.token_pos)
+
+
+def test_a_limit_of_steps_changes_no_decision():
+    pair = [
+        make_cache("h2o-default", cache_length=12, dtype=torch.float32, **SIZES, **limit)
+        for limit in ({}, {"max_chunk_size": 3})
+    ]
+    generator = torch.Generator().manual_seed(6)
+    for new in (12, 3, 2, 3, 1):
+        given = step(generator, new)
+        for cache in pair:
+            cache(*given)
+        assert torch.equal(pair[0].token_pos, pair[1].token_pos)
+    assert pair[1].largest_step == 3
+
+
+@pytest.mark.parametrize("policy", ["lastrec", "h2o"])
+def test_steps_as_long_as_the_cache_are_independent(policy):
+    """Each step then overwrites everything: it attends to itself alone."""
+    cache = make_cache(f"{policy}-default", cache_length=8, dtype=torch.float32, **SIZES)
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(3):
+        given = step(generator, 8)
+        fresh = make_cache("dense-default", cache_length=8, dtype=torch.float32, **SIZES)
+        assert torch.allclose(cache(*given), fresh(*given), atol=1e-5)
+
+
+def test_a_ring_clears_the_scores_of_what_enters_it():
+    """A token that enters the ring has nothing of the one that left it, over turns of the ring."""
+    cache = make_cache("h2o-default", cache_length=8, dtype=torch.float32, grace_period=3, **SIZES)
+    generator = torch.Generator().manual_seed(8)
+    cache(*step(generator, 8))
+    for _ in range(10):
+        cache(*step(generator, 1))
+        newest = cache.token_pos == cache.input_pos - 1
+        # One query saw it, so it has at most that query's weight.
+        assert (cache.scores[newest] <= 1).all()
+        held = cache.token_pos.sort(dim=-1).values[..., -3:]
+        assert (held == torch.arange(cache.input_pos - 3, cache.input_pos)).all()
+
+
+def test_lengths_of_values_decide():
+    """The same errors and weights, other norms of values: `qh2o-vlen` is not `qh2o`."""
+    caches = {
+        name: make_cache(f"{name}-torch-quantized8", cache_length=12, dtype=torch.float32, **SIZES)
+        for name in ("qh2o", "qh2o-vlen")
+    }
+    generator = torch.Generator().manual_seed(9)
+    for new in (6, 6, 4):
+        query, key, value = step(generator, new)
+        value *= torch.rand(2, 2, new, 1, generator=generator) * 9
+        for cache in caches.values():
+            cache(query, key, value)
+    assert not torch.equal(*(cache.token_pos.sort().values for cache in caches.values()))
+
+
+@pytest.mark.parametrize("new", [24, 13, 1])
+def test_the_first_eviction_spares_the_ring(new):
+    cache = make_cache("h2o-default", cache_length=32, dtype=torch.float32, grace_period=8, **SIZES)
+    generator = torch.Generator().manual_seed(10)
+    cache(*step(generator, 32))
+    cache(*step(generator, new))
+    newest = cache.token_pos.sort(dim=-1).values[..., -8:]
+    assert (newest == torch.arange(24 + new, 32 + new)).all()
+
+
+def test_rows_of_a_step_lie_as_documented():
+    """Victims take what leaves the ring, then the first new tokens; the ring takes the last."""
+    cache = make_cache("h2o-default", cache_length=10, dtype=torch.float32, grace_period=3, **SIZES)
+    cache.replay_log = log = AttnWeightsReplayLog()
+    generator = torch.Generator().manual_seed(11)
+    cache(*step(generator, 10))
+    for new in (2, 5, 1, 7):
+        start = cache.input_pos
+        cache(*step(generator, new))
+        chosen = log.chosen(len(log.steps) - 1)
+        held = cache.token_pos.gather(2, chosen)
+        assert (held == start - 3 + torch.arange(new)).all()
+    assert log.steps == [10, 2, 5, 1, 7]
+    assert log.rows[0] is None
+
+
+def test_a_log_replays_the_same_outputs():
+    made = {"cache_length": 9, "dtype": torch.float32, "grace_period": 2}
+    cache = make_cache("h2o-default", **made, **SIZES)
+    cache.replay_log = AttnWeightsReplayLog()
+    generator = torch.Generator().manual_seed(12)
+    given = [step(generator, new) for new in (4, 5, 3, 7, 1)]
+    truth = [cache(*each) for each in given]
+    other = make_cache("random-default", **made, **SIZES)
+    other.replay(cache.replay_log)
+    for each, out in zip(given, truth, strict=True):
+        assert torch.allclose(other(*each), out, atol=1e-6)
+    assert torch.equal(other.token_pos, cache.token_pos)
+    with pytest.raises(ConfigError, match="20 tokens were given"):
+        other.replay(cache.replay_log)
+
+
+@pytest.mark.parametrize("buffers", ["default", "torch-quantized8", "torch-quantized4", "int8"])
+def test_untouched_rows_do_not_drift(buffers):
+    """Sinks stay the same bits while ten thousand tokens pass them."""
+    cache = make_cache(f"lastrec-{buffers}", cache_length=40, dtype=torch.float32, sinks=4, **SIZES)
+    generator = torch.Generator().manual_seed(13)
+    cache(*step(generator, 40))
+    before = [plane[:, :, :4].clone() for plane in cache.buffers.planes]
+    seen = [plane[:, :, :4].clone() for plane in cache.keys_values()]
+    given = step(generator, 36)
+    for new in (36,) * 250 + (1,) * 1000:
+        cache(*(each[:, :, :new] for each in given))
+    assert cache.input_pos == 10_040
+    for old, plane in zip(before, cache.buffers.planes, strict=True):
+        assert torch.equal(old, plane[:, :, :4])
+    for old, plane in zip(seen, cache.keys_values(), strict=True):
+        assert torch.equal(old, plane[:, :, :4])
+
+
+@pytest.mark.parametrize("policy", ["lastrec", "h2o", "qh2o-vlen", "snapkv", "mix-h2o+keydiff"])
+def test_a_shared_working_copy_changes_nothing(policy):
+    from kvtrie.selective.buffers import WorkingCopy
+
+    shared = WorkingCopy()
+    made = {"cache_length": 9, "dtype": torch.float32, **SIZES}
+    name = f"{policy}-torch-quantized8"
+    pair = [make_cache(name, working=shared, **made) for _ in range(2)]
+    alone = [make_cache(name, **made) for _ in range(2)]
+    generator = torch.Generator().manual_seed(14)
+    for new in (5, 4, 3, 6, 1):
+        for one, other in zip(pair, alone, strict=True):
+            given = step(generator, new)
+            assert torch.equal(one(*given), other(*given))
+            for mine, theirs in zip(one.buffers.planes, other.buffers.planes, strict=True):
+                assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("policy", ["lastrec", "h2o", "keydiff", "mix-h2o+keydiff", "snapkv"])
+@pytest.mark.parametrize("sinks", [0, 2])
+def test_a_shrunk_cache_goes_on(policy, sinks):
+    cache = make_cache(
+        f"{policy}-torch-quantized8", cache_length=14, dtype=torch.float32, sinks=sinks, **SIZES
+    )
+    generator = torch.Generator().manual_seed(15)
+    for new in (14, 5, 3):
+        cache(*step(generator, new))
+    before = [set(row) for row in cache.token_pos.flatten(0, 1).tolist()]
+    cache.shrink(8)
+    assert cache.token_pos.shape == (2, 2, 8)
+    for row, held in zip(cache.token_pos.flatten(0, 1).tolist(), before, strict=True):
+        assert set(row) <= held
+        assert set(range(sinks)) <= set(row)
+    for new in (8 - sinks, 1, 3, 2):
+        out = cache(*step(generator, new))
+        assert out.isfinite().all()
+        held = cache.token_pos.sort(dim=-1).values
+        assert (held.diff() > 0).all()
+        if policy == "lastrec":
+            assert held[0, 0, sinks:].tolist() == list(
+                range(cache.input_pos - 8 + sinks, cache.input_pos)
+            )
+    with pytest.raises(ConfigError, match="cannot shrink 8 rows to 9"):
+        cache.shrink(9)
+
+
+def test_a_crop_is_exact_until_something_was_evicted():
+    cache = make_cache("h2o-default", cache_length=8, dtype=torch.float32, **SIZES)
+    dense = make_cache("dense-default", cache_length=8, dtype=torch.float32, **SIZES)
+    generator = torch.Generator().manual_seed(16)
+    first, second, third = (step(generator, new) for new in (4, 3, 4))
+    cache(*first)
+    cache(*second)
+    cache.crop(3)
+    dense(*first)
+    assert torch.allclose(cache(*third), dense(*third), atol=1e-5)
+    cache(*second)
+    with pytest.raises(ConfigError, match="cannot crop by 1 of 11 tokens"):
+        cache.crop(1)
+
+
+def test_the_oracle_sees_a_wrong_score(monkeypatch):
+    from kvtrie.selective.policies import H2OKVCache
+
+    monkeypatch.setattr(H2OKVCache, "_compute_scores", lambda _, rows: rows.token_pos.float())
+    with pytest.raises(AssertionError):
+        play("h2o", "default", 0)
+
+
+REFUSED = {
+    "a step beyond the filling": (
+        lambda: full("h2o", 12, ran=9)(*step(torch.Generator(), 4)),
+        "a step of 4 tokens behind 9 in a cache of 12 rows",
+    ),
+    "a step too long": (
+        lambda: full("h2o", 12, grace_period=4)(*step(torch.Generator(), 9)),
+        "a step of 9 tokens, at most 8 wanted: the cache has 12 rows, a grace period of 4",
+    ),
+    "a step beyond the limit": (
+        lambda: full("h2o", 12, max_chunk_size=3)(*step(torch.Generator(), 4)),
+        "a step of 4 tokens, at most 3 wanted",
+    ),
+    "a sequence beyond dense": (
+        lambda: full("dense", 12)(*step(torch.Generator(), 1)),
+        "a sequence of 13 tokens is longer than the 12 rows",
+    ),
+    "a policy of no name": (lambda: full("h3o", 12), "no policy 'h3o'"),
+    "buffers of no name": (
+        lambda: make_cache("h2o-int7", cache_length=4, dtype=torch.float32, **SIZES),
+        "is no {policy}-{buffers}",
+    ),
+    "errors of exact buffers": (lambda: full("qh2o", 12), "qh2o weighs the errors of codes"),
+    "an argument that lastrec lacks": (
+        lambda: full("lastrec", 12, grace_period=1),
+        "lastrec has no argument grace_period: it takes init_grace_tokens, sinks",
+    ),
+    "an argument that h2o-orig lacks": (
+        lambda: full("h2o-orig", 12, max_chunk_size=1),
+        "h2o-orig has no argument max_chunk_size",
+    ),
+    "an argument of no policy": (lambda: full("h2o", 12, grace=1), "no policy takes grace"),
+    "a grace period of all rows": (
+        lambda: full("h2o", 12, grace_period=12),
+        "a grace period of 12 and 0 sinks leave no row of 12",
+    ),
+    "a share that is no number": (
+        lambda: full("h2o", 12, keep_initial_fraction=float("nan")),
+        "keep_initial_fraction is nan",
+    ),
+    "numbers that are none": (
+        lambda: full("h2o", 12)(*(each * torch.nan for each in step(torch.Generator(), 1))),
+        "128 of 128 numbers in queries are not finite",
+    ),
+    "other shapes": (
+        lambda: full("h2o", 12)(*step(torch.Generator(), 1, dim=8)),
+        r"keys \(2, 2, 1, 8\)",
+    ),
+    "a card's buffers": (
+        lambda: make_cache("h2o-bnb-quantized4", cache_length=4, dtype=torch.float32, **SIZES),
+        "need a CUDA device",
+    ),
+    "padding of h2o-orig": (
+        lambda: make_cache("h2o-orig-default", cache_length=4, dtype=torch.float32, **SIZES).pad(
+            torch.tensor([0, 2])
+        ),
+        "takes no padding",
+    ),
+}
+
+
+def full(policy, length, *, ran=None, **arguments):
+    cache = make_cache(
+        f"{policy}-default", cache_length=length, dtype=torch.float32, **SIZES, **arguments
+    )
+    cache(*step(torch.Generator().manual_seed(0), length if ran is None else ran))
+    return cache
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_cache_refuses(what):
+    call, message = REFUSED[what]
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("what", ["long", "nan"])
+def test_a_refused_step_has_changed_nothing(what):
+    cache = make_cache(
+        "h2o-torch-quantized8", cache_length=9, dtype=torch.float32, grace_period=2, **SIZES
+    )
+    generator = torch.Generator().manual_seed(17)
+    cache(*step(generator, 9))
+    cache(*step(generator, 3))
+    held = [each.clone() for each in (*cache.buffers.planes, cache.token_pos, cache.scores)]
+    query, key, value = step(generator, 8 if what == "long" else 2)
+    if what == "nan":
+        value[0, 0, 1, 3] = torch.nan
+    with pytest.raises(ConfigError):
+        cache(query, key, value)
+    now = (*cache.buffers.planes, cache.token_pos, cache.scores)
+    assert all(torch.equal(old, new) for old, new in zip(held, now, strict=True))
+    assert cache.input_pos == 12
