@@ -7,6 +7,8 @@ Cost: memory does not grow with the sequence.
 from kvtrie.selective.attn_weights import AttnWeightsKVCache, Rows
 from kvtrie.selective.buffers import KVCacheBuffers
 from kvtrie.selective.cache import DefaultKVCache, KVCache, KVCacheWithBuffers
+from kvtrie.selective.generate import generate
+from kvtrie.selective.model import SelectiveCache
 from kvtrie.selective.names import make_cache, register
 from kvtrie.selective.quantiser import Codes, dequantise, quantise
 from kvtrie.selective.replay import AttnWeightsReplayLog
@@ -22,7 +24,9 @@ __all__ = [
     "KVCacheBuffers",
     "KVCacheWithBuffers",
     "Rows",
+    "SelectiveCache",
     "dequantise",
+    "generate",
     "make_cache",
     "quantise",
     "register",

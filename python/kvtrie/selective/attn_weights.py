@@ -318,7 +318,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
 
     def shrink(self, cache_length: int) -> None:
         """Have fewer rows from now on; see `KVCacheWithBuffers.shrink`."""
-        self._check_shrink(cache_length)
+        self.check_shrink(cache_length)
         full, grace = self.filled == self.cache_length, self.arguments.grace_period
         kept = min(self.filled, cache_length)
         rows = torch.arange(self.filled, device=self.place.device)

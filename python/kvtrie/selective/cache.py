@@ -240,10 +240,14 @@ class DefaultKVCache(KVCache):
     @property
     def largest_step(self) -> int:
         """Tokens that the next step may have."""
-        if self.filled < self.cache_length:
-            room, most = self.cache_length - self.filled, self.arguments.max_chunk_size
-            return room if most is None or self.input_pos == 0 else min(room, most)
-        return self._largest_when_full()
+        return self.step_at(self.input_pos)
+
+    def step_at(self, input_pos: int) -> int:
+        """Tokens that a step may have behind so many tokens."""
+        if self.evicted or input_pos >= self.cache_length:
+            return self._largest_when_full()
+        room, most = self.cache_length - input_pos, self.arguments.max_chunk_size
+        return room if most is None or input_pos == 0 else min(room, most)
 
     def _largest_when_full(self) -> int:
         most = self.arguments.max_chunk_size
@@ -373,6 +377,19 @@ class KVCacheWithBuffers(DefaultKVCache):
         Raises:
             ConfigError: more than there are, or a cache from which rows were evicted.
         """
+        self.check_crop(tokens)
+        self.input_pos -= tokens
+        self.filled -= tokens
+        self.prefill_length = min(self.prefill_length, self.input_pos)
+        if not self.input_pos:
+            self.reset()
+
+    def check_crop(self, tokens: int) -> None:
+        """Refuse what `crop` cannot do.
+
+        Raises:
+            ConfigError: more than there are, or a cache from which rows were evicted.
+        """
         if not 0 <= tokens <= self.input_pos:
             raise ConfigError(f"cannot crop by {tokens} of {self.input_pos} tokens")
         if self.evicted and tokens:
@@ -380,11 +397,6 @@ class KVCacheWithBuffers(DefaultKVCache):
                 f"cannot crop by {tokens} of {self.input_pos} tokens: rows that made room for them "
                 f"in a cache of {self.cache_length} are gone"
             )
-        self.input_pos -= tokens
-        self.filled -= tokens
-        self.prefill_length = min(self.prefill_length, self.input_pos)
-        if not self.input_pos:
-            self.reset()
 
     def select(self, rows: torch.Tensor) -> None:
         """Let the batch become the batch rows at these indices, int64 `(n,)`."""
@@ -428,7 +440,12 @@ class KVCacheWithBuffers(DefaultKVCache):
             ConfigError: more rows than there are, or fewer than the policy's arguments need.
         """
 
-    def _check_shrink(self, cache_length: int) -> None:
+    def check_shrink(self, cache_length: int) -> None:
+        """Refuse what `shrink` cannot do.
+
+        Raises:
+            ConfigError: see there.
+        """
         if not 0 < cache_length <= self.cache_length:
             raise ConfigError(
                 f"cannot shrink {self.cache_length} rows to {cache_length}: 1 to "

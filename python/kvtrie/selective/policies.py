@@ -55,14 +55,18 @@ class DenseKVCache(KVCacheWithBuffers):
             "rows of a dense cache: give it more rows, or a policy that evicts"
         )
 
-    def shrink(self, cache_length: int) -> None:
-        """Have fewer rows, none of them filled."""
-        self._check_shrink(cache_length)
+    def check_shrink(self, cache_length: int) -> None:
+        """Refuse to have fewer rows than tokens."""
+        super().check_shrink(cache_length)
         if cache_length < self.filled:
             raise ConfigError(
                 f"a dense cache keeps all of its {self.filled} tokens: it cannot shrink to "
                 f"{cache_length} rows"
             )
+
+    def shrink(self, cache_length: int) -> None:
+        """Have fewer rows, none of them filled."""
+        self.check_shrink(cache_length)
         rows = torch.arange(self.filled, device=self.place.device)
         self.arranged(rows.expand(self.batch, self.kv_heads, -1), cache_length)
 
@@ -110,7 +114,7 @@ class LastRecentlyInsertedKVCache(KVCacheWithBuffers):
 
     def shrink(self, cache_length: int) -> None:
         """Have fewer rows; the oldest go."""
-        self._check_shrink(cache_length)
+        self.check_shrink(cache_length)
         order = self.token_pos.argsort(dim=-1)
         if self.filled < cache_length:
             self.arranged(order, cache_length)

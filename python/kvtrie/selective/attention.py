@@ -1,0 +1,112 @@
+"""The binding to transformers: one attention function, `kvtrie`, and whose pass is running.
+
+While a pass over a selective cache runs, the model's configuration names this function, and the
+function hands queries, keys and values to the layer's cache. A pass ends by putting the
+configuration back, also when it fails.
+Invariant: passes without a selective cache never see this function; one thread of a model at a time
+runs a pass with one. Cost: two assignments per pass.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (transformers leaves parts untyped)
+
+from __future__ import annotations
+
+from threading import local
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from transformers import AttentionInterface
+
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtrie.selective.cache import KVCacheWithBuffers
+
+__all__ = ["Layers", "Passing"]
+
+_NAME = "kvtrie"
+# What some models add to attention and rows in any order do not know.
+_STRANGE = ("softcap", "s_aux", "position_bias", "sliding_window")
+_running = local()
+
+
+class Layers(Protocol):
+    """What holds a cache per layer."""
+
+    @property
+    def caches(self) -> Sequence[KVCacheWithBuffers]:
+        """Layer by layer."""
+        ...
+
+
+class Passing:
+    """A pass of a model over selective caches, from `begin` to `end`.
+
+    Args:
+        config: the configuration that the model's attention reads.
+    """
+
+    def __init__(self, config: Any) -> None:  # noqa: ANN401 - a PretrainedConfig
+        self._config = config
+        self._before: tuple[str, bool] | None = None
+
+    def begin(self, layers: Layers) -> None:
+        """Let attention go to these caches, without gradients: rows are overwritten in place.
+
+        Raises:
+            ConfigError: another pass of this thread is running.
+        """
+        if getattr(_running, "layers", None) is not None:
+            raise ConfigError("a pass over a selective cache is running: passes do not nest")
+        self._before = self._config._attn_implementation, torch.is_grad_enabled()  # noqa: SLF001
+        self._config._attn_implementation = _NAME  # noqa: SLF001 - has no public name
+        torch.set_grad_enabled(False)
+        _running.layers = layers
+
+    def end(self) -> bool:
+        """Put everything back as it was; whether a pass was running."""
+        if self._before is None:
+            return False
+        _running.layers = None
+        self._config._attn_implementation, grad = self._before  # noqa: SLF001
+        torch.set_grad_enabled(grad)
+        self._before = None
+        return True
+
+
+def running(layers: object) -> bool:
+    """Whether this thread runs a pass over these caches."""
+    return getattr(_running, "layers", None) is layers
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **given: Any,  # noqa: ANN401 - what transformers passes on
+) -> tuple[torch.Tensor, None]:
+    del attention_mask  # rows are masked by their positions
+    layers: Layers | None = getattr(_running, "layers", None)
+    if layers is None:
+        raise ConfigError(
+            "another thread runs this model over a selective cache: let passes follow one another"
+        )
+    strange = [name for name in _STRANGE if given.get(name) is not None]
+    if strange or given.get("dropout"):
+        raise ConfigError(
+            f"attention of {type(module).__name__} wants {', '.join(strange) or 'dropout'}, which "
+            "selective caches do not know"
+        )
+    index: Any = module.layer_idx
+    cache = layers.caches[index]
+    cache.scale = given.get("scaling")
+    return cache.forward(query, key, value).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(_NAME, _attention)

@@ -1,0 +1,80 @@
+"""Generate: a prompt of any length and an answer, in one call.
+
+Invariant: what transformers' own `generate` does behind the prompt is all its own.
+Cost: the prompt in steps, then one pass per token.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (transformers leaves parts untyped)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.selective.model import SelectiveCache
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from kvtrie.selective.settings import CacheSettings
+
+__all__ = ["generate"]
+
+_DEFAULT_NEW = 20  # as in transformers
+
+
+@torch.no_grad()
+def generate(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    settings: CacheSettings,
+    *,
+    yarn_rope: bool = True,
+    **generate_arguments: Any,  # noqa: ANN401 - transformers' own
+) -> Any:  # noqa: ANN401 - what transformers' generate returns
+    """Read a prompt of any length in steps and go on with transformers' `generate`.
+
+    Args:
+        model: see `SelectiveCache`.
+        input_ids: int64 `(batch, tokens)`, padded on the left where an `attention_mask` is given.
+        settings: policy, buffers, rows and steps.
+        yarn_rope: whether RoPE is scaled for prompt and answer beyond the trained length.
+        generate_arguments: of `model.generate`; `attention_mask` among them.
+
+    Returns:
+        What `model.generate` returns: the prompt's tokens and the answer's, unless it was asked
+        for more.
+
+    Raises:
+        ConfigError: as `SelectiveCache`; a cache among the arguments.
+    """
+    if generate_arguments.get("past_key_values") is not None:
+        raise ConfigError("generate makes a cache of its own: leave past_key_values out")
+    if input_ids.dim() != 2 or not input_ids.shape[1]:  # noqa: PLR2004 - rows and columns
+        raise ConfigError(f"input_ids are {tuple(input_ids.shape)}: rows of tokens are wanted")
+    batch, prompt = input_ids.shape
+    mask = generate_arguments.pop("attention_mask", None)
+    mask = torch.ones_like(input_ids) if mask is None else mask
+    with SelectiveCache(model, settings, batch, yarn_rope=yarn_rope) as cache:
+        cache.steps(prompt + _new_tokens(model, generate_arguments, prompt))
+        if prompt > 1:
+            cache.read(input_ids[:, :-1], mask[:, :-1])
+        made = cast("Any", model).generate(
+            input_ids, attention_mask=mask, past_key_values=cache, **generate_arguments
+        )
+        if hasattr(made, "past_key_values"):
+            made.past_key_values = None  # it ends with this call
+        return made
+
+
+def _new_tokens(model: PreTrainedModel, given: dict[str, Any], prompt: int) -> int:
+    """Tokens that the answer may have."""
+    for source in (given, vars(given.get("generation_config") or model.generation_config)):
+        if source.get("max_new_tokens") is not None:
+            return int(source["max_new_tokens"])
+        if source.get("max_length") is not None:
+            return max(0, int(source["max_length"]) - prompt)
+    return _DEFAULT_NEW

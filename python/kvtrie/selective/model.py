@@ -1,0 +1,436 @@
+"""SelectiveCache: a transformers `Cache` that reads a context of any length in fixed memory.
+
+It goes wherever transformers takes a cache. Each layer's `KVCache` attends by itself; the model's
+passes are otherwise transformers' own. Long prompts are read in steps: by `read`, or pass by pass
+in the lengths that `steps` gives.
+Invariant: all layers have seen the same tokens, but for a pass that failed midway, after which the
+cache is refused; other passes of the model are bit for bit as they were.
+Cost: memory by the number of rows; see `KVCache`.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (transformers leaves parts untyped)
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from transformers import Cache
+
+from kvtrie.engines.guard import named
+from kvtrie.errors import ClosedError, ConfigError
+from kvtrie.selective.attention import Passing, running
+from kvtrie.selective.buffers import WorkingCopy
+from kvtrie.selective.names import make_cache
+from kvtrie.selective.rope import Yarn
+from kvtrie.selective.steps import cut
+from kvtrie.shape import ModelShape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from torch.utils.hooks import RemovableHandle
+    from transformers import PreTrainedModel
+
+    from kvtrie.selective.cache import KVCacheWithBuffers
+    from kvtrie.selective.settings import CacheSettings
+
+__all__ = ["SelectiveCache"]
+
+
+class SelectiveCache(Cache):
+    """The rows of a batch of sequences in every layer of a model.
+
+    Args:
+        model: a decoder like Llama's, Mistral's, Qwen2's or Qwen3's: rotary positions, full
+            attention in every layer.
+        settings: policy, buffers, rows and steps.
+        batch: batch rows.
+        yarn_rope: whether RoPE is scaled for sequences longer than the model was trained for, once,
+            by the length that `steps` or `generate` is given, or else the first pass.
+        attention_forward_temp_size_gb: bound of attention's temporary arrays, in 10^9 bytes.
+
+    Attributes:
+        caches: the `KVCache` of each layer.
+
+    Raises:
+        ConfigError: settings that cannot be, or a model whose layers are of another kind.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: CacheSettings,
+        batch: int = 1,
+        *,
+        yarn_rope: bool = True,
+        attention_forward_temp_size_gb: float = 3.0,
+    ) -> None:
+        super().__init__(layers=[])
+        shape = _shape(model)
+        lengths = settings.cache_length
+        if isinstance(lengths, int):
+            lengths = [lengths] * shape.layers
+        if len(lengths) != shape.layers:
+            raise ConfigError(f"{len(lengths)} cache lengths for a model of {shape.layers} layers")
+        working = WorkingCopy()
+        self.settings = settings
+        self.caches: list[KVCacheWithBuffers] = [
+            make_cache(
+                settings.name,
+                batch=batch,
+                kv_heads=shape.kv_heads,
+                query_heads=shape.query_heads or shape.kv_heads,
+                cache_length=length,
+                head_dim=shape.head_dim,
+                dtype=model.dtype,
+                device=model.device,
+                working=working,
+                tmp_array_limit_gb=attention_forward_temp_size_gb,
+                **settings.cache_kwargs,
+            )
+            for length in lengths
+        ]
+        self._model = model
+        self._batch = batch
+        self._torn = False
+        self._yarn_rope = yarn_rope
+        self._yarn: Yarn | None = None
+        decoder: Any = cast("Any", model).get_decoder()
+        self._config: Any = decoder.config
+        self._passing = Passing(self._config)
+        rotary: torch.nn.Module = decoder.rotary_emb
+        hooks = [
+            decoder.register_forward_pre_hook(_weakly(self._before), with_kwargs=True),
+            decoder.register_forward_hook(_weakly(self._after), always_call=True),
+            rotary.register_forward_hook(_weakly(self._turned), with_kwargs=True),
+        ]
+        self._end_of_life = weakref.finalize(self, _let_go, hooks, self.caches)
+        self._end_of_life.atexit = False
+
+    # ------------------------------------------------------------------------------ reading
+
+    def steps(self, total: int) -> list[int]:
+        """Lengths of the passes from here on to `total` tokens, padding included.
+
+        Before the first pass this also says how long the sequence will be; see `yarn_rope`.
+
+        Raises:
+            ConfigError: a dense cache that cannot hold so many.
+        """
+        self._open()
+        found = cut(self.caches, self.settings, self.get_seq_length(), total)
+        self._expect(total)
+        return found
+
+    @torch.no_grad()
+    def read(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Take tokens in, step by step.
+
+        Args:
+            input_ids: int64 `(batch, n)`, what follows the tokens that the cache has seen.
+            attention_mask: `(batch, all columns up to these)`, 0 before each row's first token.
+
+        Returns:
+            The logits behind the last token, `(batch, vocabulary)`.
+
+        Raises:
+            ConfigError: as for a pass.
+        """
+        self._open()
+        start = self.get_seq_length()
+        if input_ids.dim() != 2 or not input_ids.shape[1]:  # noqa: PLR2004 - rows and columns
+            raise ConfigError(f"input_ids are {tuple(input_ids.shape)}: rows of tokens are wanted")
+        columns = None
+        if attention_mask is not None:
+            columns = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        logits = input_ids
+        lo = start
+        total = start + input_ids.shape[1]
+        if self._yarn is None:
+            self._expect(total)
+        for step in cut(self.caches, self.settings, start, total):
+            given: dict[str, Any] = {"input_ids": input_ids[:, lo - start : lo - start + step]}
+            if attention_mask is not None and columns is not None:
+                given["attention_mask"] = attention_mask[:, : lo + step]
+                given["position_ids"] = columns[:, lo : lo + step]
+            out: Any = self._model(past_key_values=self, logits_to_keep=1, **given)
+            logits = out.logits[:, -1]
+            lo += step
+        return logits
+
+    def _expect(self, total: int) -> None:
+        """Scale RoPE for so many tokens, if no key was rotated yet."""
+        if self.get_seq_length() == 0 and self._yarn_rope:
+            self._yarn = Yarn(self._config, total)
+
+    @property
+    def rope_factor(self) -> float:
+        """By what RoPE is scaled; 1 leaves it as the model has it."""
+        return 1.0 if self._yarn is None else self._yarn.factor
+
+    # ------------------------------------------------------------------------- a pass's hooks
+
+    def _before(
+        self, decoder: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Before a pass of the model: if it is one over this cache, let attention come here."""
+        given = named(decoder, args, kwargs)
+        if given.get("past_key_values") is not self:
+            return
+        self._open()
+        asked = given.get("input_ids")
+        if asked is None:
+            asked = given.get("inputs_embeds")
+        if asked is None:
+            raise ConfigError("a pass has neither input_ids nor inputs_embeds")
+        batch, new = asked.shape[:2]
+        past = self.get_seq_length()
+        most = self.largest_step
+        if not 0 < new <= most:
+            raise ConfigError(
+                f"a pass of {new} tokens behind {past}, and the next step of this cache has 1 to "
+                f"{most}: let kvtrie.selective.generate or SelectiveCache.read cut it"
+            )
+        if batch % self._batch:
+            raise ConfigError(f"a batch of {batch} does not continue {self._batch} rows")
+        first = _first(given.get("attention_mask"), batch, past + new)
+        if batch != self._batch:
+            self.batch_repeat_interleave(batch // self._batch)
+        if past == 0:
+            if self._yarn is None:
+                self._expect(new)
+        else:
+            first = _continued(first, self.caches[0].first, past)
+        for cache in self.caches:
+            cache.pad(first)
+        self._passing.begin(self)
+
+    def _after(self, *_: object) -> None:
+        """Behind a pass, also one that failed."""
+        if running(self) and self._passing.end():
+            self._torn = len({cache.input_pos for cache in self.caches}) > 1
+
+    def _turned(
+        self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], __: object
+    ) -> object:
+        """Behind the rotary module: other tables, in passes over this cache."""
+        if self._yarn is None or not running(self):
+            return None
+        given = dict(zip(("x", "position_ids"), args, strict=False)) | kwargs
+        return self._yarn.turn(given["x"], given["position_ids"])
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: object,
+        **__: object,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pass K and V of the new tokens on to attention, which gives them to the layer's cache.
+
+        Raises:
+            ConfigError: attention that is not this cache's: the model was called in another way.
+        """
+        if not running(self) or layer_idx >= len(self.caches):
+            raise ConfigError(
+                f"layer {layer_idx} came outside of a pass of the model that the cache was opened "
+                "for"
+            )
+        return key_states, value_states
+
+    # ------------------------------------------------------------------- what transformers asks
+
+    def __len__(self) -> int:
+        return len(self.caches)
+
+    def __repr__(self) -> str:
+        if not self._end_of_life.alive:
+            return "SelectiveCache(closed)"
+        rows = sorted({cache.cache_length for cache in self.caches})
+        return f"SelectiveCache({self.settings.name}, {rows} rows, {self.get_seq_length()} tokens)"
+
+    @property
+    def largest_step(self) -> int:
+        """Tokens that the next pass may have."""
+        return min(cache.largest_step for cache in self.caches)
+
+    @property
+    def is_croppable(self) -> bool:
+        """Whether nothing was evicted yet."""
+        return not any(cache.evicted for cache in self.caches)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens that were read, padding included; not the rows that are kept."""
+        return self.caches[layer_idx].input_pos
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """What transformers would mask: all that was read. Rows are masked by their positions."""
+        return self.get_seq_length(layer_idx) + query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002
+        """-1: sequences may have any length."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` tokens: transformers gives a negative number.
+
+        Raises:
+            ConfigError: rows were evicted for them, or there are not so many.
+        """
+        self._open()
+        if tokens_to_remove > 0:
+            raise ConfigError(f"cannot crop by {tokens_to_remove}: a number below 0 wanted")
+        for cache in self.caches:  # all can, or the first that cannot says so before any did
+            cache.check_crop(-tokens_to_remove)
+        for cache in self.caches:
+            cache.crop(-tokens_to_remove)
+
+    def reset(self) -> None:
+        """Forget everything, the scaling of RoPE included."""
+        self._alive()
+        for cache in self.caches:
+            cache.reset()
+        self._yarn = None
+        self._torn = False
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Continue row `i` of the batch from what row `beam_idx[i]` was."""
+        self._select(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Let every row go on as `repeats` neighbouring ones."""
+        self._select(torch.arange(self._batch).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep the rows at `indices`, or where it is True."""
+        self._select(torch.arange(self._batch)[indices.cpu()])
+
+    def _select(self, rows: torch.Tensor) -> None:
+        self._open()
+        for cache in self.caches:
+            cache.select(rows)
+        self._batch = len(rows)
+
+    def shrink(self, cache_length: int | Sequence[int]) -> None:
+        """Have fewer rows from now on, one number or one per layer; the least worth go.
+
+        Raises:
+            ConfigError: more rows than there are, or too few.
+        """
+        self._open()
+        lengths = cache_length if isinstance(cache_length, Sequence) else None
+        lengths = [cast("int", cache_length)] * len(self.caches) if lengths is None else lengths
+        if len(lengths) != len(self.caches):
+            raise ConfigError(f"{len(lengths)} cache lengths for {len(self.caches)} layers")
+        for cache, length in zip(self.caches, lengths, strict=True):
+            cache.check_shrink(length)
+        for cache, length in zip(self.caches, lengths, strict=True):
+            cache.shrink(length)
+
+    def close(self) -> None:
+        """Leave the model as it was and give the memory back. Closing twice does nothing."""
+        self._passing.end()
+        self._end_of_life()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _alive(self) -> None:
+        if not self._end_of_life.alive:
+            raise ClosedError("the SelectiveCache is closed: open another")
+
+    def _open(self) -> None:
+        self._alive()
+        if self._torn:
+            raise ClosedError(
+                "a pass over this SelectiveCache ended midway: reset() or open another"
+            )
+
+
+def _shape(model: PreTrainedModel) -> ModelShape:
+    shape = ModelShape.from_config(model.config)
+    kinds = sorted({group.kind for group in shape.groups} - {"full"})
+    decoder: Any = cast("Any", model).get_decoder()
+    name = type(decoder).__name__
+    if kinds or shape.latent:
+        raise ConfigError(
+            f"{name} has layers of kind {', '.join(kinds) or 'latent'}: selective caches choose "
+            "among all tokens of layers with full attention"
+        )
+    if not hasattr(decoder, "rotary_emb") or not getattr(model, "_supports_attention_backend", 0):
+        raise ConfigError(
+            f"{name} has no rotary_emb, or attention that cannot be exchanged: selective caches "
+            "take decoders like Llama's, Mistral's, Qwen2's and Qwen3's"
+        )
+    return shape
+
+
+def _first(mask: torch.Tensor | None, batch: int, columns: int) -> torch.Tensor | None:
+    """Where each row of a batch begins, int64 `(batch,)`; None where no mask says so."""
+    if mask is None:
+        return None
+    if mask.shape != (batch, columns):
+        raise ConfigError(
+            f"attention_mask is {tuple(mask.shape)}, {(batch, columns)} wanted: rows and all "
+            "columns that were read"
+        )
+    seen = mask != 0
+    first = columns - seen.sum(dim=1)
+    places = torch.arange(columns, device=mask.device)
+    if not torch.equal(seen, places >= first[:, None]):
+        raise ConfigError(
+            "attention_mask hides columns behind a row's first token: pad on the left"
+        )
+    return first
+
+
+def _continued(
+    first: torch.Tensor | None, held: torch.Tensor | None, past: int
+) -> torch.Tensor | None:
+    """Where rows begin, now that more columns are known; refuses other padding than before."""
+    if first is None:
+        return held
+    before = [0] * len(first) if held is None else held.clamp(max=past).tolist()
+    if first.clamp(max=past).tolist() != before:
+        raise ConfigError(
+            f"attention_mask says {first.tolist()} columns of padding, that of the passes before "
+            f"said {before}"
+        )
+    return first
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook that calls a method as long as its object lives."""
+    method_of = weakref.WeakMethod(method)
+
+    def hook(*given: object) -> object:
+        found = method_of()
+        return None if found is None else found(*given)
+
+    return hook
+
+
+def _let_go(hooks: list[RemovableHandle], caches: list[KVCacheWithBuffers]) -> None:
+    """Hold nothing any more: neither memory nor a place in the model."""
+    for hook in hooks:
+        hook.remove()
+    for cache in caches:
+        cache.buffers.deallocate()

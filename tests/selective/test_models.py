@@ -1,0 +1,429 @@
+"""Selective caches under transformers' own models: what they say, and what they leave alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers import (
+    AttentionInterface,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from kvtrie.errors import ClosedError, ConfigError
+from kvtrie.selective import CacheSettings, SelectiveCache, generate
+
+COMMON = {
+    "vocab_size": 211,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "initializer_range": 0.15,  # wide, so that logits depend on every key
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "dtype": "float32",
+}
+KINDS = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
+}
+POLICIES = (
+    "lastrec", "h2o", "h2o-vlen", "h2o-orig", "keydiff", "knorm", "tova", "snapkv", "expected",
+    "h2o-decay", "random", "mix-h2o+keydiff",
+)  # fmt: skip
+
+
+def make(kind="llama", kv_heads=2, seed=0, **more):
+    config, model, extra = KINDS[kind]
+    torch.manual_seed(seed)
+    return model(config(num_key_value_heads=kv_heads, **{**COMMON, **extra, **more})).eval()
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return make()
+
+
+def tokens(seed, *shape):
+    return torch.randint(1, 211, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def noted(cache):
+    """Of each layer, what each query sees, pass by pass."""
+    seen = [[] for _ in cache.caches]
+    for at, layer in enumerate(cache.caches):
+
+        def forward(query, key, value, layer=layer, at=at, ran=layer.forward):
+            out = ran(query, key, value)
+            pos, new = layer.token_pos, key.shape[2]
+            now = torch.arange(layer.input_pos - new, layer.input_pos)
+            mask = torch.zeros(*pos.shape[:2], 1, layer.input_pos, dtype=torch.bool)
+            mask.scatter_(3, pos[:, :, None], value=True)
+            mask = mask & (torch.arange(layer.input_pos) <= now[:, None])
+            if layer.first is not None:
+                mask &= torch.arange(layer.input_pos) >= layer.first[:, None, None, None]
+            seen[at].append(mask)
+            return out
+
+        layer.forward = forward
+    return seen
+
+
+def dense(model, ids, seen, position_ids=None):
+    """Logits of one pass under a mask for each layer and head."""
+    total = ids.shape[1]
+    masks = []
+    for steps in seen:
+        rows = [torch.nn.functional.pad(each, (0, total - each.shape[3])) for each in steps]
+        masks.append(torch.cat(rows, dim=2))
+
+    def masked(module, query, key, value, _, scaling=None, **__):
+        each = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(each, dim=1) for x in (key, value))
+        mask = masks[module.layer_idx].repeat_interleave(each, dim=1)
+        weights = (query @ key.mT * scaling).masked_fill(~mask, -torch.inf).softmax(dim=-1)
+        return (weights.nan_to_num(0.0) @ value).transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("masked-in-a-test", masked)
+    before = model.config._attn_implementation
+    model.config._attn_implementation = "masked-in-a-test"
+    try:
+        with torch.no_grad():
+            return model(ids, position_ids=position_ids, use_cache=False).logits
+    finally:
+        model.config._attn_implementation = before
+
+
+def passes(model, cache, ids, draw, mask=None):
+    """Logits of all tokens, read in passes of any allowed length."""
+    logits = []
+    columns = None if mask is None else (mask.long().cumsum(1) - 1).clamp(min=0)
+    while (at := cache.get_seq_length()) < ids.shape[1]:
+        new = min(ids.shape[1] - at, draw.randint(1, cache.largest_step))
+        given = {}
+        if mask is not None:
+            given = {
+                "attention_mask": mask[:, : at + new],
+                "position_ids": columns[:, at : at + new],
+            }
+        with torch.no_grad():
+            out = model(ids[:, at : at + new], past_key_values=cache, **given)
+        logits.append(out.logits)
+    return torch.cat(logits, dim=1)
+
+
+def equal_under_masks(model, policy, seed, *, padded=False, **arguments):
+    ids = tokens(seed, 2, 50)
+    mask = None
+    if padded:
+        mask = torch.ones_like(ids)
+        mask[1, :7] = 0
+    settings = CacheSettings(f"{policy}-default", cache_length=14, cache_kwargs=arguments)
+    with SelectiveCache(model, settings, 2) as cache:
+        seen = noted(cache)
+        mine = passes(model, cache, ids, random.Random(seed), mask)
+    positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
+    truth = dense(model, ids, seen, positions)
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    assert (mine - truth)[real].abs().max() < 1e-4
+    return seen
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_is_a_mask(llama, policy):
+    seen = equal_under_masks(llama, policy, 1)
+    assert any(not each[0, 0, -1, :].all() for each in seen[0])  # something was hidden
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_a_policy_is_a_mask_under_other_models(kind, kv_heads):
+    equal_under_masks(make(kind, kv_heads), "h2o", 2, grace_period=3)
+
+
+@pytest.mark.parametrize("policy", ["lastrec", "h2o", "snapkv", "mix-h2o+keydiff"])
+def test_padding_is_never_seen(llama, policy):
+    arguments = {"sinks": 2} if policy == "lastrec" else {"grace_period": 3, "sinks": 2}
+    equal_under_masks(llama, policy, 3, padded=True, **arguments)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_every_policy_is_a_mask(kind, kv_heads):
+    for policy in POLICIES:
+        for seed in range(3):
+            padded = policy != "h2o-orig" and seed == 2
+            equal_under_masks(make(kind, kv_heads), policy, seed, padded=padded)
+
+
+@pytest.mark.parametrize("policy", ["dense", *POLICIES])
+def test_as_many_rows_as_tokens_are_exact(llama, policy):
+    ids = tokens(4, 2, 40)
+    with torch.no_grad():
+        truth = llama(ids).logits
+    settings = CacheSettings(f"{policy}-default", cache_length=40)
+    with SelectiveCache(llama, settings, 2) as cache:
+        mine = passes(llama, cache, ids, random.Random(policy))
+    assert (mine - truth).abs().max() < 1e-4
+
+
+def answer(model, ids, **more):
+    more = {"max_new_tokens": 8, "do_sample": False} | more
+    more.setdefault("attention_mask", torch.ones_like(ids))
+    return model.generate(ids, **more)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"num_beams": 3}, {"num_return_sequences": 2, "num_beams": 2}]
+)
+def test_generate_says_what_the_model_says(llama, more):
+    ids = tokens(5, 2, 30)
+    settings = CacheSettings("h2o-default", cache_length=64)
+    mine = generate(llama, ids, settings, max_new_tokens=8, do_sample=False, **more)
+    assert torch.equal(mine, answer(llama, ids, **more))
+
+
+def test_generate_takes_padded_batches(llama):
+    ids = tokens(6, 2, 30)
+    ids[0, :9] = 0
+    mask = (torch.arange(30) >= torch.tensor([[9], [0]])).long()
+    given = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    settings = CacheSettings("snapkv-default", cache_length=64)
+    assert torch.equal(generate(llama, ids, settings, **given), answer(llama, ids, **given))
+    short = generate(llama, ids, CacheSettings("h2o-default", cache_length=16), **given)
+    assert short.shape == (2, 36)
+
+
+def test_a_long_prompt_with_beams_goes_on(llama):
+    ids = tokens(7, 1, 200)
+    settings = CacheSettings("h2o-int8", cache_length=32, chunk_size=16)
+    assert generate(llama, ids, settings, max_new_tokens=5, num_beams=3).shape == (1, 205)
+
+
+def test_other_passes_are_what_they_were(llama):
+    ids, other = tokens(8, 1, 60), tokens(9, 1, 30)
+    with torch.no_grad():
+        before = llama(other).logits
+    hooks = len(llama.model._forward_pre_hooks)
+    with SelectiveCache(llama, CacheSettings("h2o-default", cache_length=20)) as cache:
+        cache.read(ids[:, :40])
+        with torch.no_grad():
+            assert torch.equal(llama(other).logits, before)
+        assert torch.equal(answer(llama, other), answer(llama, other))
+        cache.read(ids[:, 40:])
+        assert torch.is_grad_enabled()
+    assert llama.config._attn_implementation == "sdpa"
+    assert len(llama.model._forward_pre_hooks) == hooks
+    with pytest.raises(ClosedError):
+        cache.read(ids)
+    out = llama(other)  # gradients flow where no selective cache is
+    assert out.logits.requires_grad
+
+
+def test_a_pass_that_fails_leaves_the_model_alone(llama, monkeypatch):
+    with SelectiveCache(llama, CacheSettings("h2o-default", cache_length=20)) as cache:
+
+        def fail(*_):
+            raise MemoryError
+
+        cache.read(tokens(1, 1, 5))
+        monkeypatch.setattr(cache.caches[1], "forward", fail)
+        with pytest.raises(MemoryError):
+            cache.read(tokens(2, 1, 5))
+        assert llama.config._attn_implementation == "sdpa"
+        with pytest.raises(ClosedError, match="ended midway"):
+            cache.read(tokens(2, 1, 5))
+        monkeypatch.undo()
+        cache.reset()
+        assert cache.read(tokens(1, 1, 5)).isfinite().all()
+
+
+def test_a_cache_that_is_dropped_leaves_the_model(llama):
+    hooks = len(llama.model._forward_pre_hooks)
+    cache = SelectiveCache(llama, CacheSettings("h2o-default", cache_length=20))
+    assert len(llama.model._forward_pre_hooks) == hooks + 1
+    del cache
+    assert len(llama.model._forward_pre_hooks) == hooks
+
+
+def test_yarn_is_what_a_model_set_to_it_computes():
+    model, scaled = (
+        make(max_position_embeddings=64),
+        make(
+            max_position_embeddings=64,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 200 / 64,
+                "original_max_position_embeddings": 64,
+            },
+        ),
+    )
+    ids = tokens(10, 1, 200)
+    with torch.no_grad():
+        truth, static = scaled(ids).logits[:, -1], model(ids).logits[:, -1]
+    settings = CacheSettings("dense-default", cache_length=200)
+    with SelectiveCache(model, settings) as cache:
+        assert cache.steps(200) == [200]
+        assert cache.rope_factor == 200 / 64
+        assert (cache.read(ids[:, :150]) - truth).abs().max() > 1e-2
+        assert (cache.read(ids[:, 150:]) - truth).abs().max() < 1e-4
+    with SelectiveCache(model, settings, yarn_rope=False) as cache:
+        assert (cache.read(ids) - static).abs().max() < 1e-4
+    with SelectiveCache(scaled, settings) as cache:  # a scaling of its own stays
+        assert (cache.read(ids) - truth).abs().max() < 1e-4
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits[:, -1], static)
+
+
+def test_steps_end_where_each_layer_is_full(llama):
+    settings = CacheSettings("h2o-default", cache_length=(24, 16, 40), chunk_size=10)
+    with SelectiveCache(llama, settings) as cache:
+        steps = cache.steps(75)
+        assert steps == [16, 8, 10, 6, 10, 10, 10, 5]
+        assert cache.read(tokens(11, 1, 75)).isfinite().all()
+        assert [layer.filled for layer in cache.caches] == [24, 16, 40]
+
+
+def test_drawn_steps_have_five_sizes_around_the_one_given(llama):
+    settings = CacheSettings(
+        "h2o-default", cache_length=100, chunk_size=20, randomize_chunk_sizes=True, seed=3
+    )
+    with SelectiveCache(llama, settings) as cache:
+        steps = cache.steps(6000)
+        assert steps == cache.steps(6000)
+    sizes = set(steps[1:-1])
+    assert len(sizes) == 5
+    assert min(sizes) >= 10
+    assert max(sizes) <= 30
+    other = CacheSettings(
+        "h2o-default", cache_length=100, chunk_size=20, randomize_chunk_sizes=True, seed=4
+    )
+    with SelectiveCache(llama, other) as cache:
+        assert cache.steps(6000) != steps
+
+
+@pytest.mark.parametrize("buffers", ["default", "torch-quantized8", "int8"])
+def test_memory_does_not_grow(llama, buffers):
+    settings = CacheSettings(f"h2o-{buffers}", cache_length=32, chunk_size=16)
+    sizes = []
+    with SelectiveCache(llama, settings) as cache:
+        for _ in range(2):
+            cache.read(tokens(12, 1, 200))
+            sizes.append(sum(layer.buffers.nbytes for layer in cache.caches))
+            assert all(layer.token_pos.shape[2] == 32 for layer in cache.caches)
+    assert sizes[0] == sizes[1]
+
+
+def test_buffers_have_the_models_precision():
+    model = make().to(torch.bfloat16)
+    for name in ("h2o-default", "h2o-torch-quantized8"):
+        with SelectiveCache(model, CacheSettings(name, cache_length=16)) as cache:
+            assert cache.read(tokens(13, 1, 40)).dtype == torch.bfloat16
+            assert cache.caches[0].keys_values()[0].dtype == torch.bfloat16
+            assert cache.caches[0].scores.dtype == torch.float32
+
+
+def test_a_shrunk_model_cache_goes_on(llama):
+    with SelectiveCache(llama, CacheSettings("h2o-default", cache_length=32)) as cache:
+        cache.read(tokens(14, 1, 50))
+        cache.shrink(20)
+        cache.read(tokens(15, 1, 30))
+        assert {layer.filled for layer in cache.caches} == {20}
+        with pytest.raises(ConfigError, match="cannot shrink 20 rows to 21"):
+            cache.shrink(21)
+        assert cache.get_seq_length() == 80
+
+
+def test_crops_are_exact_or_refused(llama):
+    ids = tokens(16, 1, 30)
+    with SelectiveCache(llama, CacheSettings("h2o-default", cache_length=32)) as cache:
+        cache.read(ids[:, :20])
+        assert cache.is_croppable
+        cache.crop(-5)
+        with torch.no_grad():
+            truth = llama(ids).logits[:, -1]
+        assert (cache.read(ids[:, 15:]) - truth).abs().max() < 1e-4
+        cache.read(tokens(17, 1, 8))
+        assert not cache.is_croppable
+        with pytest.raises(ConfigError, match="cannot crop by 2 of 38 tokens"):
+            cache.crop(-2)
+
+
+def test_rows_of_a_batch_are_selected(llama):
+    ids = tokens(18, 3, 40)
+    settings = CacheSettings("h2o-torch-quantized8", cache_length=16)
+    with SelectiveCache(llama, settings, 3) as cache, SelectiveCache(llama, settings) as alone:
+        cache.read(ids)
+        alone.read(ids[2:])
+        cache.batch_select_indices(torch.tensor([2, 0]))
+        cache.reorder_cache(torch.tensor([0, 0]))
+        more = tokens(19, 1, 5)
+        both, one = cache.read(more.expand(2, 5)), alone.read(more)
+    assert (both - one).abs().max() < 1e-4
+
+
+def opened(model, name="h2o-default", **more):
+    return SelectiveCache(model, CacheSettings(name, **{"cache_length": 16, **more}))
+
+
+REFUSED = {
+    "a long prompt in the model's own generate": (
+        lambda m: m.generate(tokens(1, 1, 40), past_key_values=opened(m), max_new_tokens=2),
+        "let kvtrie.selective.generate or SelectiveCache.read cut it",
+    ),
+    "sliding layers": (
+        lambda _: opened(make("mistral", sliding_window=8)),
+        "layers of kind sliding",
+    ),
+    "lengths of fewer layers": (
+        lambda m: opened(m, cache_length=(8, 8)),
+        "2 cache lengths for a model of 3 layers",
+    ),
+    "a batch of others": (
+        lambda m: SelectiveCache(m, CacheSettings("h2o-default", cache_length=8), 2).read(
+            tokens(1, 3, 4)
+        ),
+        "a batch of 3 does not continue 2 rows",
+    ),
+    "a mask with holes": (
+        lambda m: opened(m).read(tokens(1, 1, 4), torch.tensor([[1, 0, 1, 1]])),
+        "pad on the left",
+    ),
+    "heads too small for codes": (
+        lambda _: opened(make(num_attention_heads=8), "h2o-torch-quantized8"),
+        "heads of 8 numbers are too small",
+    ),
+    "a sequence beyond dense": (
+        lambda m: opened(m, "dense-default").steps(17),
+        "a sequence of 17 tokens is longer than the 16 rows",
+    ),
+    "a cache for generate": (
+        lambda m: generate(
+            m, tokens(1, 1, 4), CacheSettings(cache_length=8), past_key_values=object()
+        ),
+        "leave past_key_values out",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused(llama, what):
+    call, message = REFUSED[what]
+    with pytest.raises(ConfigError, match=message):
+        call(llama)
+    assert llama.config._attn_implementation == "sdpa"
