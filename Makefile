@@ -27,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-disk bench-restart bench-formats bench-fusion bench-gpu eval-fusion wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel engines test-engines bench-engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-disk bench-restart bench-formats bench-fusion bench-gpu eval-fusion wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -71,8 +71,18 @@ engines: $(LOCKED) ## real engines with our wheel in them, in .engines/ (Linux x
 	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh vllm
 	$(BIN)/maturin build --quiet --release --out $(WHEEL)
 	$(BIN)/uv pip install --quiet --no-deps --reinstall --python benches/peers/envs/vllm/bin/python $(WHEEL)/kvtrie-*.whl
+	$(BIN)/uv pip install --quiet --no-deps --python benches/peers/envs/vllm/bin/python $$(sed -n -E 's/^((pytest|pluggy|iniconfig|pytest-timeout)==[^ ]*).*/\1/p' requirements.lock)
 	mkdir -p .engines
 	ln -sfn ../benches/peers/envs/vllm .engines/vllm
+
+test-engines: .engines/vllm ## servers with kvtrie beside servers without, token by token; after make engines; ARGS="-k disk"
+	.engines/vllm/bin/python -m pytest -c tests/served/pytest.ini --rootdir . tests/served $(ARGS)
+
+bench-engines: .engines/vllm $(MODEL) ## time to the first token in vLLM: computed, from host, from disk; ARGS="--tiny"
+	$(BIN)/python -m benches.engines $(ARGS)
+
+.engines/vllm:
+	$(MAKE) engines
 
 bench-disk: $(BUILT) ## the disk tier and fio in turn, with ratios; needs fio; ARGS="--pairs 3 --seconds 2"
 	$(BIN)/python -m benches.disk $(ARGS)

@@ -6,6 +6,7 @@ Python blocks of one file run in order in one namespace, in an empty folder.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shlex
 import subprocess
@@ -14,6 +15,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from kvtrie.engines.vllm.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -44,6 +47,17 @@ def commands() -> list[str]:
     return sorted({shlex.join(shlex.split(line, comments=True)) for line in lines} - {""})
 
 
+def settings_of(words: list[str], folder: Path) -> Settings:
+    """What a command of vLLM says to us, its paths in a folder of the test."""
+    config = json.loads(words[words.index("--kv-transfer-config") + 1])
+    assert config["kv_connector"] == "KvtrieConnector"
+    extra = config["kv_connector_extra_config"]
+    for tier in extra.get("tiers", ()):
+        if "path" in tier:
+            tier["path"] = str(folder / tier["path"].strip("/"))
+    return Settings.read(extra)
+
+
 def named(pages: list[Path]) -> list:
     return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
 
@@ -58,7 +72,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", commands())
-def test_commands_exist(command):
+def test_commands_exist(command, tmp_path):
     program, *words = shlex.split(command)
     if program == "make":
         assert {word for word in words if "=" not in word} <= TARGETS
@@ -76,8 +90,11 @@ def test_commands_exist(command):
         for word in words[1:]:
             if word.startswith("--"):
                 assert word.partition("=")[0] in told.stdout
+    elif program == "vllm":
+        assert words[0] == "serve"
+        assert settings_of(words, tmp_path).tiers
     else:
-        pytest.fail(f"'{program}' is none of make, pip, kvtrie and maturin")
+        pytest.fail(f"'{program}' is none of make, pip, kvtrie, vllm and maturin")
 
 
 @pytest.mark.parametrize("page", named(PAGES))

@@ -1,0 +1,220 @@
+"""KvtrieConnector: the class that vLLM makes in its scheduler and in each of its workers.
+
+It only translates: vLLM's calls become those of a `SchedulerHalf` or a `WorkerHalf`. All that is
+used of vLLM is here and named in `tests/engines/vllm/surface.py`.
+Cost: attribute look-ups.
+"""
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUntypedBaseClass=false, reportMissingParameterType=false
+# (vLLM is not installed where this is checked)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvtrie.engines.vllm.scheduler import SchedulerHalf
+from kvtrie.engines.vllm.served import ServedModel
+from kvtrie.engines.vllm.settings import Settings
+from kvtrie.engines.vllm.worker import WorkerHalf
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+    from kvtrie.engines.vllm.messages import Opened, StepNews, StepOrders
+
+__all__ = ["KvtrieConnector"]
+
+
+class _Orders(KVConnectorMetadata):
+    """What the scheduler's half tells the workers', with each step."""
+
+    def __init__(self, orders: StepOrders) -> None:
+        self.orders = orders
+
+
+class _News(KVConnectorWorkerMetadata):
+    """What workers tell after a step, by rank."""
+
+    def __init__(self, news: dict[int, StepNews]) -> None:
+        self.news = news
+
+    def aggregate(self, other: _News) -> _News:
+        """The news of both."""
+        return _News(self.news | other.news)
+
+
+class _Handshake(KVConnectorHandshakeMetadata):
+    """What a worker tells once, at start."""
+
+    def __init__(self, opened: Opened) -> None:
+        self.opened = opened
+
+
+class KvtrieConnector(KVConnectorBase_V1):
+    """Keeps a server's KV in host memory and on disk; `docs/engines.md` has the settings."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:  # noqa: ANN401
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._settings = Settings.read(self._kv_transfer_config.kv_connector_extra_config)
+        deep = self._settings.tiers is not None and len(self._settings.tiers) > 1
+        self._model = ServedModel.of(vllm_config, kv_cache_config, name_weights=deep)
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+        self._ranks = vllm_config.parallel_config.tensor_parallel_size
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Nothing has to be delivered: a block that was not stored is computed again."""
+        return False
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Layers can wait for their blocks only between the pieces of a graph."""
+        return bool(extra_config.get("layerwise", False))
+
+    # ------------------------------------------------------------------------ the scheduler's half
+
+    @property
+    def half(self) -> SchedulerHalf:
+        """The scheduler's half.
+
+        Raises:
+            ConfigError: the workers have not told what their tiers are.
+        """
+        if self._scheduler is None:
+            raise ConfigError("vLLM has not brought the workers' handshake to the scheduler")
+        return self._scheduler
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        """Take in what the workers' tiers are."""
+        opened = {rank: told.opened for rank, told in metadata.items()}
+        if len(opened) != self._ranks:
+            raise ConfigError(f"{len(opened)} workers have told of their tiers, of {self._ranks}")
+        self._scheduler = SchedulerHalf(self._settings, self._model, opened)
+
+    def get_num_new_matched_tokens(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's own
+        num_computed_tokens: int,
+    ) -> tuple[int | None, bool]:
+        """Tokens behind vLLM's own hit; they come before the step that reads them."""
+        return self.half.match(request, num_computed_tokens), False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:  # noqa: ANN401
+        """Take note of a request's blocks."""
+        self.half.admit(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def get_external_cache_hit_sources(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's own
+        num_external_tokens: int,
+    ) -> dict[Any, int]:
+        """Tokens of a hit by tier."""
+        host, disk = self.half.sources(request.request_id, num_external_tokens)
+        told = {CacheHitSource.HOST: host, CacheHitSource.DISK: disk}
+        return {source: tokens for source, tokens in told.items() if tokens}
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:  # noqa: ANN401 - vLLM's own
+        """The orders of a step."""
+        return _Orders(self.half.orders(scheduler_output))
+
+    def update_connector_output(self, connector_output: Any) -> None:  # noqa: ANN401 - vLLM's own
+        """Take in the workers' news of a step."""
+        news = connector_output.kv_connector_worker_meta
+        if news is not None:
+            self.half.hear(news.news)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:  # noqa: ANN401, ARG002
+        """Let go of a request; its blocks are vLLM's at once."""
+        self.half.end(request)
+        return False, None
+
+    def has_pending_push_work(self) -> bool:
+        """Whether steps are wanted that compute nothing, to carry on with stores."""
+        return self.half.busy
+
+    def reset_cache(self) -> bool:
+        """Forget what host and disk hold."""
+        return self.half.reset()
+
+    def take_events(self) -> Iterable[Any]:
+        """KV events; none yet."""
+        return ()
+
+    # --------------------------------------------------------------------------- the worker's half
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Open the tiers beside vLLM's tensors."""
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+
+        device = next(iter(kv_caches.values())).device.type
+        version = ".".join(vllm.__version__.split(".")[:2])
+        self._worker = WorkerHalf(
+            self._settings,
+            self._model,
+            get_tensor_model_parallel_rank(),
+            kv_caches,
+            engine=f"vllm {version} {device}",
+        )
+        self._rank = get_tensor_model_parallel_rank()
+
+    @property
+    def _mine(self) -> WorkerHalf:
+        if self._worker is None:
+            raise ConfigError("vLLM has not registered its tensors")
+        return self._worker
+
+    def get_handshake_metadata(self) -> Any:  # noqa: ANN401 - vLLM's own
+        """What this worker's tiers are."""
+        return _Handshake(self._mine.opened())
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:  # noqa: ANN401 - vLLM's own
+        """Copy out what the step may overwrite, before it touches anything."""
+        self._mine.store(kv_connector_metadata.orders)
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:  # noqa: ANN401 - vLLM's own
+        """Begin a step."""
+        super().bind_connector_metadata(connector_metadata)
+        self._mine.store(connector_metadata.orders)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+        """Load what the step reads."""
+        self._mine.load()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Load a layer that the step reads next."""
+        self._mine.wait_for_layer(layer_name)
+
+    def save_kv_layer(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - vLLM's own
+        """Nothing: what a step writes is stored once the step has finished."""
+
+    def wait_for_save(self) -> None:
+        """End the step's loads."""
+        self._mine.finish()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that could not be loaded."""
+        return self._mine.bad_slots()
+
+    def build_connector_worker_meta(self) -> Any:  # noqa: ANN401 - vLLM's own
+        """This rank's news of the step."""
+        orders = self._get_connector_metadata().orders
+        return _News({self._rank: self._mine.news(idle=not orders.computes)})
+
+    def shutdown(self) -> None:
+        """End the threads and close the files."""
+        if self._worker is not None:
+            self._worker.close()

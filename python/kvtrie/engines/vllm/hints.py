@@ -1,0 +1,62 @@
+"""Hints of a vLLM request: what `kv_transfer_params: {"kvtrie": {...}}` asks to be kept.
+
+Invariant: a hint is soft; one that says nothing sensible is counted and otherwise left out. Cost: a
+hint per range, once per request.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.errors import ConfigError
+from kvtrie.hint import Retain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvtrie.hint import Hint
+    from kvtrie.scope import Scope
+
+__all__ = ["hints_of"]
+
+_KEYS = ("start", "end", "priority", "ttl_s")
+
+
+def hints_of(
+    asked: Mapping[str, Any],
+    tokens: NDArray[np.uint32],
+    scope: Scope | None,
+    owner: str | None,
+) -> list[Hint]:
+    """The hints that a request brings.
+
+    Args:
+        asked: `retain` is a list of ranges: `start`, `end` in tokens, `priority`, `ttl_s`.
+        tokens: the request's prompt.
+        scope: who may share its blocks.
+        owner: the session, if it has one.
+
+    Raises:
+        ConfigError: a key that is not known, or a number that cannot be.
+    """
+    hints: list[Hint] = []
+    for row in asked.get("retain") or ():
+        if strange := [key for key in row if key not in _KEYS]:
+            raise ConfigError(f"retain has no {', '.join(strange)}: {', '.join(_KEYS)}")
+        seconds = row.get("ttl_s")
+        hints.append(
+            Retain(
+                tokens=tokens.copy(),
+                scope=scope,
+                owner=owner,
+                priority=row.get("priority", 35),
+                start=row.get("start", 0),
+                end=row.get("end"),
+                ttl=None if seconds is None else timedelta(seconds=seconds),
+            )
+        )
+    return hints

@@ -1,0 +1,58 @@
+"""Messages between the scheduler's half and the workers' halves, once per step.
+
+Invariant: they hold plain values and bytes only, so that any process of a server can read them.
+Cost: a few hundred bytes per step and move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Opened", "StepNews", "StepOrders"]
+
+
+@dataclass(slots=True)
+class StepOrders:
+    """From the scheduler: what each worker does in a step.
+
+    Attributes:
+        step: the step's number.
+        moves: moves as `Moves.to_bytes` gave them, in the manager's order.
+        lost: slots of vLLM's memory that were promised and will not be filled.
+        forget: whether all that lower tiers hold is to be forgotten.
+        computes: whether the step computes anything.
+    """
+
+    step: int
+    moves: list[bytes] = field(default_factory=list[bytes])
+    lost: list[int] = field(default_factory=list[int])
+    forget: bool = False
+    computes: bool = True
+
+
+@dataclass(slots=True)
+class StepNews:
+    """From a worker: the step that it has carried out, and how moves fared.
+
+    Attributes:
+        step: the step's number.
+        reports: reports as `MoveReport.to_bytes` gave them.
+    """
+
+    step: int
+    reports: bytes
+
+
+@dataclass(slots=True)
+class Opened:
+    """From a worker, once at start: what its tiers are.
+
+    Attributes:
+        rooms: blocks of each tier below vLLM's memory.
+        rows: the blocks that its disk found again: label, slot, first layer, one behind the last.
+    """
+
+    rooms: list[int]
+    rows: list[tuple[bytes, int, int, int]] = field(
+        default_factory=list[tuple[bytes, int, int, int]]
+    )

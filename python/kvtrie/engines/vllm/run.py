@@ -1,0 +1,79 @@
+"""Run: an admitted request, kvtrie's hold on it, and what of it is surely written.
+
+Invariant: what is committed was written by a step that has finished, and stands in slots that the
+request owned then. Cost: tokens are converted once each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kvtrie import Lease
+
+__all__ = ["GrowingTokens", "Run"]
+
+
+class GrowingTokens:
+    """The tokens of a request as an array that grows in place.
+
+    Args:
+        request: vLLM's `Request`.
+    """
+
+    def __init__(self, request: Any) -> None:  # noqa: ANN401 - vLLM's own
+        self._request = request
+        self._array = np.empty(0, dtype=np.uint32)
+        self._count = 0
+
+    def read(self) -> NDArray[np.uint32]:
+        """All that vLLM knows of them by now; a view that later reads leave alone."""
+        count = self._request.num_tokens
+        if count < self._count:  # drafts that were taken back, or an input that was replaced
+            self._count = 0
+        if count > len(self._array):
+            grown = np.empty(max(64, count + count // 4), dtype=np.uint32)
+            grown[: self._count] = self._array[: self._count]
+            self._array = grown
+        if count > self._count:
+            self._array[self._count : count] = self._request.all_token_ids[self._count : count]
+            self._count = count
+        return self._array[:count]
+
+    def surely_written(self) -> int:
+        """At most so many tokens' KV can have been written by steps that have finished.
+
+        The token that was sampled last is the input of a step that is still to come.
+        """
+        request = self._request
+        return request.num_tokens - (request.num_tokens > request.num_prompt_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A request that vLLM has given blocks to.
+
+    Attributes:
+        request: vLLM's `Request`.
+        tokens: its tokens.
+        lease: kvtrie's hold.
+        table: its slots of vLLM's memory, in order.
+        begun: the step that admitted it.
+        written: so many tokens were written by steps that have finished.
+        dead: a load of it has failed: nothing of it is committed any more.
+        loads: the loads into its slots that have not been reported.
+    """
+
+    request: Any
+    tokens: GrowingTokens
+    lease: Lease
+    table: list[int]
+    begun: int
+    written: int = 0
+    dead: bool = False
+    loads: set[int] = field(default_factory=set[int])

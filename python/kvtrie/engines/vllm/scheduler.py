@@ -1,0 +1,466 @@
+"""SchedulerHalf: the manager inside vLLM's scheduler, and every decision of the connector.
+
+vLLM owns the first tier; its blocks are the slots. What a step has written is committed when vLLM
+has heard that the step is finished, and its stores go out with the next step's orders, which the
+workers carry out before that step writes anything: so a slot that vLLM has taken back, by an end,
+an abort or a preemption, is read before anybody can write it, and never after. What could not go
+out by then is taken back.
+
+Invariant: vLLM is promised blocks only that stand whole and proved in host memory, which nothing
+between the promise and the load can change. Nothing here waits.
+Cost: one lookup per waiting request and step; one commit per block written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+
+from kvtrie import BlockManager, Index, Moves
+from kvtrie.engines.vllm.hints import hints_of
+from kvtrie.engines.vllm.messages import StepOrders
+from kvtrie.engines.vllm.run import GrowingTokens, Run
+from kvtrie.engines.vllm.scope import scope_of
+from kvtrie.engines.vllm.tally import Tally
+from kvtrie.errors import KvtrieError, NoSpaceError
+from kvtrie.hint import Prefetch, Release
+from kvtrie.tier import Tier
+from kvtrie.transfer.dispatch import Dispatch
+from kvtrie.transfer.report import MoveReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from kvtrie import MatchedBlock
+    from kvtrie.engines.vllm.messages import Opened, StepNews
+    from kvtrie.engines.vllm.served import ServedModel
+    from kvtrie.engines.vllm.settings import Settings
+    from kvtrie.scope import Scope
+
+__all__ = ["SchedulerHalf"]
+
+_NS = 1_000_000_000
+_HOST, _DISK = 1, 2
+_THERE, _COMING, _DEEPER = "there", "coming", "deeper"
+
+
+class _Promise(NamedTuple):
+    """What vLLM was told of a request: its own hit, and up to where ours goes, in tokens."""
+
+    local: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Known:
+    """A request that has come and not ended.
+
+    Attributes:
+        tokens: its tokens.
+        scope: who may share them; None where it has no blocks.
+        session: the conversation that it belongs to.
+        waits_until: the time up to which it waits for what is to come; 0 before it waits.
+        asked: blocks on host when the disk was asked last; -1 before that.
+        pins: pins of the manager on blocks that wait on host for the others.
+        pinned: how many blocks they hold.
+        from_disk: tokens that stood on disk only when it came.
+        promise: what vLLM was told last.
+    """
+
+    tokens: GrowingTokens
+    scope: Scope | None
+    session: str | None = None
+    waits_until: int = 0
+    asked: int = -1
+    pins: list[int] = field(default_factory=list[int])
+    pinned: int = 0
+    from_disk: int = 0
+    promise: _Promise = field(default_factory=lambda: _Promise(0, 0))
+
+
+@dataclass(slots=True)
+class _Planned:
+    """What a step that is under way will have written, per run."""
+
+    step: int
+    rows: list[tuple[Run, int]] = field(default_factory=list[tuple[Run, int]])
+
+
+class SchedulerHalf:
+    """One manager and the books of its requests.
+
+    Args:
+        settings: what the operator said.
+        model: the KV that is served.
+        opened: what the workers' tiers are, by rank.
+        clock: nanoseconds, monotone.
+
+    Attributes:
+        manager: the manager.
+        dispatch: its moves that are under way.
+        tally: counters.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: ServedModel,
+        opened: Mapping[int, Opened],
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        rooms = [min(each.rooms[at] for each in opened.values()) for at in range(_tiers(settings))]
+        below = settings.tiers or (Tier("host", blocks=rooms[0]),)
+        first = Tier("gpu", blocks=model.blocks, owner="engine", write="through")
+        self._size = model.block_tokens
+        self._layers = model.shape.layers
+        self._deadline_ns = int(settings.deadline_s * _NS)
+        self._deep = len(below) > 1
+        self._clock = clock
+        self.manager = BlockManager(
+            model.shape,
+            [first, *(_with_room(tier, room) for tier, room in zip(below, rooms, strict=True))],
+            block_tokens=self._size,
+            policy=settings.policy,
+            ranks=len(opened),
+        )
+        self.dispatch = Dispatch(self.manager, len(opened))
+        self.tally = Tally()
+        self._known: dict[str, _Known] = {}
+        self._runs: dict[str, Run] = {}
+        self._leaving: list[Run] = []
+        self._planned: deque[_Planned] = deque()
+        self._loads: dict[int, Run] = {}  # that have not been reported
+        self._new_loads: dict[int, int] = {}  # of this step, and the slots they fill
+        self._ready: list[Moves] = []  # for the next step
+        self._lost: list[int] = []
+        self._pinned = 0
+        self._most_pinned = max(1, rooms[0] // 2)
+        self._step = 0
+        self._forget = False
+        if self._deep:
+            # What is on the disks of all ranks, in the same slots; the others' is overwritten.
+            rows = [list(each.rows) for each in opened.values()]
+            common = set(rows[0]).intersection(*rows[1:])
+            index = Index([row for row in rows[0] if row in common])
+            self.manager.load_index(index, _DISK, now=clock())
+
+    # -------------------------------------------------------------- what vLLM asks before a step
+
+    def match(self, request: Any, local: int) -> int | None:  # noqa: ANN401 - vLLM's Request
+        """Tokens behind vLLM's own hit that host memory has; None: ask again in the next step.
+
+        Args:
+            request: a request that waits.
+            local: tokens that vLLM has itself, whole blocks.
+        """
+        known = self._know(request)
+        known.promise = _Promise(local, local)
+        if known.scope is None:
+            return 0
+        now, tokens = self._clock(), known.tokens.read()
+        match = self.manager.lookup(tokens, now=now, scope=known.scope, keep=1)
+        if match.tokens <= local:
+            return 0
+        states = [self._state(block) for block in match.blocks[local // self._size :]]
+        host = next((at for at, state in enumerate(states) if state != _THERE), len(states))
+        if not known.waits_until:
+            known.from_disk = (len(states) - host) * self._size if _DEEPER in states else 0
+        if host < len(states):
+            self._pin(known, match.handles[local // self._size :], host, now)
+            if self._may_wait(known, host, now, coming=_COMING in states):
+                return None
+        end = local + host * self._size
+        known.promise = _Promise(local, end)
+        return end - local
+
+    def _state(self, block: MatchedBlock) -> str:
+        """Where a block of a match stands, as seen from host memory."""
+        for copy in block.copies:
+            if copy.tier == _HOST and not copy.leaving:
+                whole = (copy.layer_lo, copy.layer_hi) == (0, self._layers)
+                return _THERE if whole else _COMING
+        return _DEEPER
+
+    def _may_wait(self, known: _Known, host: int, now: int, *, coming: bool) -> bool:
+        """Have what lies deeper brought to host memory; whether the request is to wait for it.
+
+        It waits no longer than the deadline, and not if nothing more can come.
+        """
+        if not self._deep and not coming:
+            return False
+        if not known.waits_until:
+            known.waits_until = now + self._deadline_ns
+        if now >= known.waits_until:
+            self.tally.lost["disk too slow"] += 1
+            return False
+        if coming:
+            return True
+        if host <= known.asked:  # asked before, and no further: there is no room
+            self.tally.lost["no room to bring up"] += 1
+            known.waits_until = now
+            return False
+        known.asked = host
+        tokens = known.tokens.read()
+        self.manager.hint([Prefetch(tokens=tokens, tier="host", scope=known.scope)], now=now)
+        return True
+
+    def _pin(self, known: _Known, handles: NDArray[np.uint64], host: int, now: int) -> None:
+        """Keep what has come to host memory until the rest has; not more than half of it in all."""
+        if host > known.pinned and self._pinned + host - known.pinned <= self._most_pinned:
+            new = handles[known.pinned : host]
+            known.pins.append(self.manager.pin_copies(new, _HOST, now=now))
+            self._pinned += len(new)
+            known.pinned = host
+
+    def _unpin(self, known: _Known, now: int) -> None:
+        for pin in known.pins:
+            self.manager.unpin_copies(pin, now=now)
+        self._pinned -= known.pinned
+        known.pins, known.pinned = [], 0
+
+    def admit(self, request: Any, table: list[int], loaded: int) -> None:  # noqa: ANN401 - vLLM's
+        """Take note that vLLM has given blocks to a request.
+
+        Args:
+            request: the request.
+            table: all of its blocks.
+            loaded: tokens behind vLLM's own hit that it counts on us for.
+        """
+        known, now = self._know(request), self._clock()
+        self._drop(request.request_id)
+        known.waits_until, known.asked = 0, -1
+        if known.scope is None:
+            return
+        local = known.promise.local
+        end, tokens = local + loaded, known.tokens.read()
+        self.tally.tokens["asked"] += len(tokens) - local
+        try:
+            lease = self.manager.acquire(
+                tokens,
+                now=now,
+                scope=known.scope,
+                session=known.session,
+                keep=len(tokens) - end,
+                load="none",
+            )
+        except (NoSpaceError, KvtrieError) as error:
+            self._lose(table, local, end, f"{type(error).__name__} at admission")
+            self._unpin(known, now)
+            return
+        self._unpin(known, now)
+        run = Run(request, known.tokens, lease, list(table), self._step)
+        lease.bind(0, table)
+        self._runs[request.request_id] = run
+        if not loaded:
+            return
+        first, last = local // self._size, end // self._size
+        ids: list[int] = []
+        if lease.matched >= end:
+            try:
+                ids = lease.load(blocks=(first, last), now=now).tolist()
+            except KvtrieError as error:
+                self.tally.lost[f"{type(error).__name__} at load"] += 1
+        if len(ids) != last - first:
+            self._lose(table, local, end, "a promise that did not hold")
+            run.dead = True
+        disk = min(known.from_disk, loaded)
+        self.tally.tokens["disk"] += disk
+        self.tally.tokens["host"] += loaded - disk
+        for ident, slot in zip(ids, table[first:last], strict=False):
+            run.loads.add(ident)
+            self._loads[ident] = run
+            self._new_loads[ident] = slot
+
+    def sources(self, request_id: str, loaded: int) -> tuple[int, int]:
+        """Tokens of a hit that came from host memory, and from disk."""
+        known = self._known.get(request_id)
+        disk = min(known.from_disk, loaded) if known is not None else 0
+        return loaded - disk, disk
+
+    def orders(self, output: Any) -> StepOrders:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """What the workers do in the step that vLLM has just put together."""
+        now = self._clock()
+        self._extend(output)
+        for ident, run in list(self._runs.items()):
+            if run.request.status.name == "PREEMPTED":
+                self._drop(ident)
+        released = self._let_go(now)
+        for run in self._runs.values():
+            self._commit(run, now)
+        parts, self._ready = [*self._ready, *self.dispatch.take(now)], []
+        self.dispatch.cancel(released, now, "vLLM took the block back before it was stored")
+        self._keep_promises(parts, now)
+        self._plan(output)
+        made = StepOrders(
+            self._step,
+            [part.to_bytes() for part in parts],
+            self._lost,
+            self._forget,
+            output.total_num_scheduled_tokens > 0,
+        )
+        self._lost, self._forget = [], False
+        self._step += 1
+        self.tally.line(now)
+        return made
+
+    def _extend(self, output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """Name the slots that running requests were given for this step."""
+        cached = output.scheduled_cached_reqs
+        for ident, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            run = self._runs.get(ident)
+            if run is None or not new or not new[0] or run.begun == self._step:
+                continue
+            run.lease.bind(len(run.table), new[0])
+            run.table += new[0]
+
+    def _plan(self, output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """Note what this step will have written, once it has finished."""
+        planned = _Planned(self._step)
+        drafts = output.scheduled_spec_decode_tokens
+        cached = output.scheduled_cached_reqs
+        before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        before |= {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        for ident, count in output.num_scheduled_tokens.items():
+            if (run := self._runs.get(ident)) is not None:
+                upto = before[ident] + count - len(drafts.get(ident, ()))
+                planned.rows.append((run, upto))
+        self._planned.append(planned)
+
+    def _keep_promises(self, parts: list[Moves], now: int) -> None:
+        """Loads of this step that cannot go out with it will not be there when it reads them."""
+        if not self._new_loads:
+            return
+        out = {ident for part in parts for ident in part.id.tolist()}
+        late = self._new_loads.keys() - out
+        for ident in late:
+            self._loads.pop(ident).dead = True
+            self._lost.append(self._new_loads[ident])
+        if late:
+            self.tally.lost["a load that had to wait"] += len(late)
+            self.dispatch.cancel(late, now, "the step that reads it has begun")
+        self._new_loads = {}
+
+    # -------------------------------------------------------------- what vLLM tells after a step
+
+    def hear(self, news: Mapping[int, StepNews]) -> None:
+        """Take in what the workers tell of a step: how moves fared, and that it is finished."""
+        now, failed = self._clock(), set[int]()
+        for rank, one in news.items():
+            reports = MoveReport.from_bytes(one.reports)
+            failed |= self.dispatch.tell(rank, reports, now)
+            for report in reports:
+                if report.ok:
+                    for ident in report.ids:
+                        self._loads.pop(ident, None)
+        self.manager.failed()
+        broken = {
+            slot for ident in failed & self._loads.keys() for slot in self._loads[ident].table
+        }
+        for ident in failed & self._loads.keys():
+            self.tally.lost["a load that failed"] += 1
+            self._loads.pop(ident).dead = True
+        if broken:  # whoever shares a block with it may have computed from what is not there
+            for run in self._runs.values():
+                run.dead |= not broken.isdisjoint(run.table)
+        self._ready += self.dispatch.take(now)  # so that `busy` knows of them
+        finished = min((one.step for one in news.values()), default=-1)
+        while self._planned and self._planned[0].step <= finished:
+            for run, upto in self._planned.popleft().rows:
+                run.written = max(run.written, upto)
+
+    def end(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
+        """Take note that a request has ended, well or not; vLLM frees its blocks now."""
+        known = self._known.pop(request.request_id, None)
+        self._drop(request.request_id)
+        if known is not None:
+            self._unpin(known, self._clock())
+        if known is not None and known.session and _asked(request).get("end"):
+            self.manager.hint(
+                [Release(session=known.session, scope=known.scope)], now=self._clock()
+            )
+
+    @property
+    def busy(self) -> bool:
+        """Whether further steps are wanted although nothing may be left to compute."""
+        return bool(self._leaving) or self.dispatch.pending > 0
+
+    def reset(self) -> bool:
+        """Forget all that is kept; whether that was possible: nothing may be under way."""
+        self._let_go(self._clock())
+        if self._runs or self._pinned or self.dispatch.pending or self.manager.stats().moves:
+            return False
+        self.manager.reset()
+        self._forget = True
+        return True
+
+    # ---------------------------------------------------------------------------- what runs hold
+
+    def _know(self, request: Any) -> _Known:  # noqa: ANN401 - vLLM's Request
+        known = self._known.get(request.request_id)
+        if known is None:
+            session = _asked(request).get("session")
+            known = _Known(GrowingTokens(request), scope_of(request), session)
+            self._known[request.request_id] = known
+            if known.scope is not None:
+                self._take_hints(known, request)
+        return known
+
+    def _take_hints(self, known: _Known, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
+        try:
+            hints = hints_of(_asked(request), known.tokens.read(), known.scope, known.session)
+            self.manager.hint(hints, now=self._clock())
+        except (KvtrieError, TypeError) as error:
+            self.tally.lost[f"a hint: {error}"] += 1
+
+    def _drop(self, request_id: str) -> None:
+        run = self._runs.pop(request_id, None)
+        if run is not None:
+            self._leaving.append(run)
+
+    def _let_go(self, now: int) -> list[int]:
+        """End the leases of runs that left; the moves that still use their slots."""
+        released: list[int] = []
+        for run in self._leaving:
+            self._commit(run, now)
+            released += run.lease.release(now=now).tolist()
+        self._leaving = []
+        return released
+
+    def _commit(self, run: Run, now: int) -> None:
+        """Commit the full blocks that finished steps have written."""
+        upto = min(run.written, run.tokens.surely_written())
+        upto = min(upto, len(run.table) * self._size) // self._size * self._size
+        if run.dead or upto <= run.lease.tokens or not run.lease.ready():
+            return
+        new = run.tokens.read()[run.lease.tokens : upto]
+        run.lease.commit(np.ascontiguousarray(new), now=now)
+        self.tally.blocks["written"] += len(new) // self._size
+
+    def _lose(self, table: list[int], local: int, end: int, why: str) -> None:
+        """Have the workers report slots as not loaded: vLLM was promised them."""
+        slots = table[local // self._size : end // self._size]
+        self.tally.lost[why] += 1
+        self._lost += slots
+
+
+def _tiers(settings: Settings) -> int:
+    return 1 if settings.tiers is None else len(settings.tiers)
+
+
+def _with_room(tier: Tier, blocks: int) -> Tier:
+    """The tier with its room in blocks, as the workers have it."""
+    return replace(tier, blocks=blocks, bytes=None)
+
+
+def _asked(request: Any) -> Mapping[str, Any]:  # noqa: ANN401 - vLLM's Request
+    """What a user's `kv_transfer_params` say to kvtrie."""
+    params: dict[str, Any] = request.kv_transfer_params or {}
+    asked = params.get("kvtrie")
+    return cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}

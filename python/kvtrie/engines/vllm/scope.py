@@ -1,0 +1,34 @@
+"""Who may share the blocks of a vLLM request, and whether it has blocks at all.
+
+Invariant: two requests share a block only if vLLM's own prefix cache would let them. Cost: a few
+attributes per request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from kvtrie.scope import Scope
+
+__all__ = ["scope_of"]
+
+
+def scope_of(request: Any) -> Scope | None:  # noqa: ANN401 - vLLM's Request
+    """The scope of a request; None where it neither matches nor stores.
+
+    A salt, an adapter, and the digests of images at the tokens that stand for them part requests. A
+    prompt of embeddings has no tokens to be found by.
+    """
+    if request.prompt_embeds is not None:
+        return None
+    adapter = request.lora_request
+    lora = "" if adapter is None else f"{adapter.lora_name} {getattr(adapter, 'lora_path', '')}"
+    extra: dict[int, bytes] = {}
+    for feature in request.mm_features or ():
+        at = int(feature.mm_position.offset)
+        # Two inputs at one token are one digest of both.
+        extra[at] = hashlib.blake2b(extra.get(at, b"") + feature.identifier.encode()).digest()
+    return Scope(
+        tenant=(request.cache_salt or "").encode(), lora=lora, extra=tuple(sorted(extra.items()))
+    )

@@ -1,0 +1,141 @@
+"""ServedModel: the KV of the model that a server serves, as both halves of the connector see it.
+
+What cannot be served rightly is refused here, at start.
+Invariant: all processes of a server make the same of one configuration. Cost: with a disk, two
+mebibytes are read of each file of weights, once per process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvtrie.errors import ConfigError
+from kvtrie.shape import ModelShape
+
+__all__ = ["ServedModel", "weights_name"]
+
+_SPECS = ("FullAttentionSpec", "MLAAttentionSpec")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_SILENT = ("_name_or_path", "architectures", "transformers_version", "use_cache")
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The shape and place of a server's KV.
+
+    Attributes:
+        shape: of the whole model, with its ranks.
+        block_tokens: tokens per block, vLLM's own.
+        blocks: blocks of vLLM's memory on each rank.
+        layer_names: vLLM's names of the layers, in order.
+    """
+
+    shape: ModelShape
+    block_tokens: int
+    blocks: int
+    layer_names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: Any, caches: Any, *, name_weights: bool) -> ServedModel:  # noqa: ANN401 - vLLM's own
+        """What vLLM's configuration and its plan of caches describe.
+
+        Args:
+            config: a `VllmConfig`.
+            caches: a `KVCacheConfig`.
+            name_weights: whether KV may be found by another process, which needs a name of the
+                weights.
+
+        Raises:
+            ConfigError: caches, or ranks, that the connector does not serve.
+        """
+        parallel = config.parallel_config
+        for name in (
+            "pipeline_parallel_size",
+            "decode_context_parallel_size",
+            "prefill_context_parallel_size",
+        ):
+            if getattr(parallel, name, 1) > 1:
+                raise ConfigError(
+                    f"{name} is {getattr(parallel, name)}: kvtrie serves tensor-parallel ranks only"
+                )
+        groups = caches.kv_cache_groups
+        kinds = [type(group.kv_cache_spec).__name__ for group in groups]
+        if len(groups) != 1 or kinds[0] not in _SPECS:
+            raise ConfigError(
+                f"the model's KV is in {len(groups)} groups ({', '.join(kinds)}): kvtrie serves "
+                f"one group of {' or '.join(_SPECS)}; states, windows and chunks are not supported"
+            )
+        spec = groups[0].kv_cache_spec
+        shape = _shape(spec, len(groups[0].layer_names), parallel.tensor_parallel_size)
+        hidden = getattr(config.model_config.hf_text_config, "hidden_size", None)
+        if isinstance(hidden, int) and hidden > 0:
+            shape = replace(shape, hidden=hidden)
+        if name_weights:
+            shape = replace(shape, fingerprint=weights_name(config))
+        return cls(shape, spec.block_size, caches.num_blocks, tuple(groups[0].layer_names))
+
+
+def _shape(spec: Any, layers: int, ranks: int) -> ModelShape:  # noqa: ANN401 - vLLM's own
+    """A shape whose layer of a block has as many bytes as vLLM's page of one."""
+    size, tokens = spec.page_size_bytes, spec.block_size
+    dtype = str(spec.dtype).removeprefix("torch.")
+    latent = type(spec).__name__.startswith("MLA")
+    heads = 1 if latent else spec.num_kv_heads * ranks
+    try:
+        shape = ModelShape(layers, heads, spec.head_size, dtype, latent=latent, tp=ranks)
+    except ConfigError:  # a type of numbers that kvtrie has no name for
+        shape = None
+    if shape is not None and shape.layer_bytes(tokens) == size:
+        return shape
+    # Scales or padding are in the page: a token is so many bytes, whatever they are.
+    if size % tokens:
+        raise ConfigError(f"a page of {size} bytes does not divide over its {tokens} tokens")
+    return ModelShape(layers, 1, size // tokens, "uint8", latent=True, tp=ranks)
+
+
+def weights_name(config: Any) -> str:  # noqa: ANN401 - a VllmConfig
+    """A name of the weights and of all that decides what KV they compute.
+
+    Files of a local folder are named by their sizes and by their first and last mebibyte; a model
+    of the hub by its name and revision.
+    """
+    model = config.model_config
+    told = model.hf_config.to_dict()
+    about = {
+        "config": {name: one for name, one in told.items() if name not in _SILENT},
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization),
+        "cache": str(config.cache_config.cache_dtype),
+        "format": str(config.load_config.load_format),
+        "weights": _weights(model),
+    }
+    if "dummy" in about["format"]:
+        about["seed"] = str(model.seed)
+    text = json.dumps(about, sort_keys=True, default=str)
+    return f"vllm {hashlib.blake2b(text.encode(), digest_size=32).hexdigest()}"
+
+
+def _weights(model: Any) -> list[Any]:  # noqa: ANN401 - a ModelConfig
+    folder = Path(model.model)
+    if not folder.exists():
+        return [model.model, str(model.revision)]
+    files = [folder] if folder.is_file() else sorted(folder.iterdir())
+    return [
+        [file.name, file.stat().st_size, _ends(file)]
+        for file in files
+        if file.is_file() and file.suffix in _WEIGHTS
+    ]
+
+
+def _ends(file: Path) -> str:
+    digest = hashlib.blake2b(digest_size=32)
+    with file.open("rb") as opened:
+        digest.update(opened.read(_PIECE))
+        opened.seek(max(0, file.stat().st_size - _PIECE))
+        digest.update(opened.read(_PIECE))
+    return digest.hexdigest()

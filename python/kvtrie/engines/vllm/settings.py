@@ -1,0 +1,142 @@
+"""Settings: what `kv_connector_extra_config` says, checked at the start of every process.
+
+Invariant: what is accepted here means the same in the scheduler's process and in each worker's; a
+key that is not known is refused, not passed over. Cost: a file written and removed per folder.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from kvtrie import BlockManager
+from kvtrie.argument import flag, real, shown, word
+from kvtrie.errors import ConfigError
+from kvtrie.tier import Tier
+
+__all__ = ["Settings"]
+
+_KEYS = ("tiers", "policy", "layerwise", "deadline_s", "events")
+_TIER_KEYS = (
+    "kind",
+    "blocks",
+    "bytes",
+    "path",
+    "second_path",
+    "write",
+    "admit_after",
+    "free_low",
+    "retained_share",
+    "io_budget",
+    "policy",
+    "durability",
+    "io",
+)
+_WHOLE = ("blocks", "bytes", "admit_after", "io_budget")
+_KINDS = ("host", "disk")
+_DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a server's operator said.
+
+    Attributes:
+        tiers: those below the GPU, per rank; None asks for one host tier of a quarter of the free
+            memory.
+        policy: which copies leave first.
+        layerwise: whether a step's layers are loaded one behind the other, while it computes.
+        deadline_s: seconds that a request waits for its blocks to come from disk, and a copy of
+            the disk may take.
+        events: whether KV events are told.
+    """
+
+    tiers: tuple[Tier, ...] | None = None
+    policy: str = "retention"
+    layerwise: bool = False
+    deadline_s: float = _DEADLINE_S
+    events: bool = False
+
+    @classmethod
+    def read(cls, extra: Mapping[str, Any] | None) -> Settings:
+        """The settings that a configuration names, the others as they are by default.
+
+        Raises:
+            ConfigError: an unknown key or word, a number that cannot be, tiers out of order, or a
+                folder that cannot be written.
+        """
+        given = dict(extra or {})
+        _known("kv_connector_extra_config", given, _KEYS)
+        if "policy" in given:
+            word("policy", given["policy"], tuple(BlockManager.policies()))
+        for name in ("layerwise", "events"):
+            if name in given:
+                flag(name, given[name])
+        if "deadline_s" in given:
+            given["deadline_s"] = real("deadline_s", given["deadline_s"], 1e-3, 1e6)
+        if "tiers" in given:
+            given["tiers"] = _tiers(given["tiers"])
+        return cls(**given)
+
+
+def _known(what: str, given: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+    strange = [shown(key) for key in given if key not in keys]
+    if strange:
+        raise ConfigError(
+            f"{what} has no {', '.join(strange)}: {', '.join(keys)} are what it may have"
+        )
+
+
+def _tiers(given: object) -> tuple[Tier, ...]:
+    if not isinstance(given, list | tuple) or not given:
+        raise ConfigError(
+            f"tiers are {shown(cast('object', given))}, a list of at least one tier wanted"
+        )
+    rows = cast("list[object]", list(cast("Any", given)))
+    kinds = [row.get("kind") if isinstance(row, Mapping) else None for row in rows]  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
+    if "remote" in kinds:
+        raise ConfigError("a tier of kind 'remote' has no back end yet: host and disk may be named")
+    tiers: list[Tier] = []
+    for at, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"tier {at} is {shown(row)}, an object wanted")
+        last = at == len(rows) - 1
+        tiers.append(_tier(at, dict(cast("Mapping[str, Any]", row)), last=last))
+    order = [tier.kind for tier in tiers]
+    if order not in (["host"], ["host", "disk"]):
+        raise ConfigError(f"tiers are {order}: ['host'] or ['host', 'disk'] wanted, in this order")
+    return tuple(tiers)
+
+
+def _tier(at: int, row: dict[str, Any], *, last: bool) -> Tier:
+    _known(f"tier {at}", row, _TIER_KEYS)
+    word(f"kind of tier {at}", row.get("kind"), _KINDS)
+    for name in _WHOLE:
+        # JSON writes 8e9 as a float: a whole one is a size, any other a mistake.
+        if isinstance(row.get(name), float):
+            if not row[name].is_integer():
+                raise ConfigError(f"{name} of tier {at} is {row[name]}, a whole number wanted")
+            row[name] = int(row[name])
+    if not last:
+        row.setdefault("write", "through")
+    tier = Tier(**row)
+    if tier.kind == "disk" and tier.path is None:
+        raise ConfigError("a disk tier needs a path, the folder of its files")
+    for folder in (tier.path, tier.second_path):
+        if folder is not None:
+            _writable(folder)
+    return tier
+
+
+def _writable(folder: str) -> None:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {folder} of a disk tier cannot be written: {error}"
+        ) from error

@@ -1,0 +1,320 @@
+"""WorkerHalf: the bytes of one rank inside a vLLM worker. It decides nothing.
+
+A step's stores out of vLLM's memory are copied before the step writes anything, and its loads
+before, or layer by layer while, the step reads: both by the thread that computes, so that no copy
+runs when vLLM gives a block to somebody else. Copies between host memory and disk are carried out
+by the threads of a `Runner` meanwhile.
+Invariant: every move is reported once, done or failed; a slot whose load has failed is told to
+vLLM in the same step. Cost: a copy of each block that is stored or loaded, and nothing per step
+that has neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kvtrie import Index, Moves
+from kvtrie.engines.vllm.messages import Opened, StepNews
+from kvtrie.errors import ConfigError
+from kvtrie.layout import Layout
+from kvtrie.tier import Tier
+from kvtrie.tiers import DiskStorage, EnginePool, Pool
+from kvtrie.transfer.report import MoveReport
+from kvtrie.transfer.runner import Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from kvtrie.engines.vllm.messages import StepOrders
+    from kvtrie.engines.vllm.served import ServedModel
+    from kvtrie.engines.vllm.settings import Settings
+    from kvtrie.tiers import Storage
+    from kvtrie.transfer.report import Progress
+
+__all__ = ["WorkerHalf", "block_axis"]
+
+_LOG = logging.getLogger(__name__)
+_IDLE_S = 0.002  # that a step without anything to compute waits for news, so as not to spin
+
+
+class WorkerHalf:
+    """One rank's tiers and the copies between them.
+
+    Args:
+        settings: what the operator said.
+        model: the KV that is served.
+        rank: the tensor-parallel rank.
+        tensors: vLLM's tensors by layer name.
+        engine: the engine's name, version and kind of memory; part of what names a block's bytes.
+        runners: threads that exchange blocks with a disk.
+
+    Raises:
+        ConfigError: tensors that do not fit the model, or tiers that hold no block.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: ServedModel,
+        rank: int,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        engine: str,
+        runners: int = 2,
+    ) -> None:
+        ordered = [tensors[name] for name in model.layer_names]
+        axis = block_axis(ordered[0], model.blocks)
+        inside = [size for at, size in enumerate(ordered[0].shape) if at != axis]
+        layout = Layout(
+            dtype=model.shape.dtype,
+            latent=model.shape.latent,
+            opaque=f"{engine} {tuple(inside)} {ordered[0].dtype}",
+        )
+        self.gpu = EnginePool(
+            model.shape, model.block_tokens, ordered, block_axis=axis, opaque=layout.opaque
+        )
+        tiers = settings.tiers or (_default(model),)
+        self._rooms = [tier.room(model.shape, model.block_tokens) for tier in tiers]
+        self.host = Pool(
+            model.shape,
+            self._rooms[0],
+            model.block_tokens,
+            layout=layout,
+            pinned=self.gpu.device.type == "cuda",
+        )
+        pools: list[Pool | Storage] = [self.gpu, self.host]
+        self.disk: DiskStorage | None = None
+        if len(tiers) > 1:
+            self.disk = _disk(tiers[1], self._rooms[1], model, layout, rank)
+            pools.append(self.disk)
+        self._news = threading.Event()
+        self.runner = Runner(
+            pools,
+            tiers=(Tier("gpu", blocks=model.blocks, owner="engine"), *tiers),
+            workers=runners if self.disk is not None else 1,
+            deadline_s=settings.deadline_s,
+            layers_per_report=model.shape.layers,
+            progress=self._heard,
+        )
+        self._layerwise = settings.layerwise
+        self._layer_of = {name: at for at, name in enumerate(model.layer_names)}
+        self._step = -1
+        self._stored = -1
+        self._loads: list[Moves] = []
+        self._layers_in = 0
+        self._reports: list[MoveReport] = []
+        self._bad: set[int] = set()
+        _LOG.info(
+            "kvtrie: rank %d keeps %s blocks of %d bytes in %s",
+            rank,
+            self._rooms,
+            model.shape.block_bytes(model.block_tokens),
+            ", ".join(tier.kind for tier in tiers),
+        )
+
+    def opened(self) -> Opened:
+        """What the scheduler's half has to know before the first request."""
+        rows = [] if self.disk is None else list(self.disk.recall())
+        return Opened(self._rooms, rows)
+
+    def store(self, orders: StepOrders) -> None:
+        """Begin a step: copy out of vLLM's memory what its orders say, before anything is written.
+
+        Doing it again in one step does nothing.
+        """
+        if orders.step == self._step:
+            return
+        self._step = orders.step
+        self._bad = set(orders.lost)
+        self._loads, self._layers_in = [], 0
+        if orders.forget:
+            self._forget()
+        for data in orders.moves:
+            moves = Moves.from_bytes(data)
+            out: NDArray[np.bool_] = moves.src == 0
+            into: NDArray[np.bool_] = moves.dst == 0
+            if out.any():
+                self._copy(moves[out], (self.gpu, self.host))
+            if into.any():
+                self._loads.append(moves[into])
+            if not (out | into).all():
+                self.runner.submit(moves[~(out | into)])
+        self._settle()
+
+    def load(self) -> None:
+        """Begin the loads of the step; all of them, unless they come layer by layer."""
+        if not self._layerwise:
+            self._load_layers(self.gpu.layers)
+            self._settle()
+
+    def wait_for_layer(self, name: str) -> None:
+        """Have a layer's blocks in vLLM's memory before the layer reads them."""
+        if self._loads and self._layers_in < self.gpu.layers:
+            self._load_layers(self._layer_of.get(name, self.gpu.layers - 1) + 1)
+            self._settle(later=True)
+
+    def finish(self) -> None:
+        """End the step: whatever has still to be loaded is loaded now."""
+        if self._loads:
+            self._load_layers(self.gpu.layers)
+            self._settle()
+
+    def bad_slots(self) -> set[int]:
+        """Slots of vLLM's memory that should have been filled by now and were not."""
+        bad, self._bad = self._bad, set()
+        return bad
+
+    def news(self, *, idle: bool) -> StepNews:
+        """What has happened since the last step.
+
+        Args:
+            idle: the step has computed nothing, so that it may wait a moment for news.
+        """
+        if idle and self.runner.pending and not self._reports:
+            self._news.wait(_IDLE_S)
+        self._news.clear()
+        reports = [*self._reports, *self.runner.reports()]
+        self._reports = []
+        return StepNews(self._step, MoveReport.to_bytes(reports))
+
+    def close(self) -> None:
+        """Let running copies end, and give the folder back. Closing twice does nothing."""
+        self.runner.close()
+        if self.disk is not None:
+            self.disk.close()
+
+    def _load_layers(self, upto: int) -> None:
+        """Copy the layers from those that are there to before `upto`, of all loads of the step."""
+        first, self._layers_in = self._layers_in, max(upto, self._layers_in)
+        if first >= upto or not self._loads:
+            return
+        left: list[Moves] = []
+        for moves in self._loads:
+            done = self._copy(
+                moves, (self.host, self.gpu), (first, upto), last=upto == self.gpu.layers
+            )
+            if len(done):
+                left.append(done)
+        self._loads = left if upto < self.gpu.layers else []
+
+    def _copy(
+        self,
+        moves: Moves,
+        way: tuple[Pool, Pool],
+        layers: tuple[int, int] | None = None,
+        *,
+        last: bool = True,
+    ) -> Moves:
+        """Copy some layers of moves from pool to pool, together or else one by one.
+
+        Returns:
+            Those that went well.
+        """
+        source, target = way
+        lo, hi = layers or (0, self.gpu.layers)
+        try:
+            self._copy_rows(moves, source, target, (lo, hi))
+        except Exception as error:  # noqa: BLE001 - one of them; the others may go well by themselves
+            _LOG.warning("kvtrie: %d blocks one by one: %s", len(moves), error)
+            well = [row for row in range(len(moves)) if self._copy_one(moves, row, way, (lo, hi))]
+            moves = moves[np.asarray(well, dtype=np.int64)]
+        if last and len(moves):
+            self._reports.append(MoveReport(tuple(moves.id.tolist())))
+        return moves
+
+    def _copy_one(
+        self, moves: Moves, row: int, way: tuple[Pool, Pool], layers: tuple[int, int]
+    ) -> bool:
+        one = moves[row : row + 1]
+        try:
+            self._copy_rows(one, *way, layers)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the move has failed
+            why = f"{type(error).__name__}: {error}"
+            self._reports.append(MoveReport((int(one.id[0]),), error=why))
+            if way[1] is self.gpu:
+                self._bad.add(int(one.dst_slot[0]))
+            return False
+        return True
+
+    def _copy_rows(self, moves: Moves, source: Pool, target: Pool, layers: tuple[int, int]) -> None:
+        """One copy of whole moves or of some of their layers; on a GPU without waiting."""
+        target.copy_from(
+            source,
+            _units(source, moves.src_slot, layers),
+            _units(target, moves.dst_slot, layers),
+        )
+
+    def _settle(self, *, later: bool = False) -> None:
+        """On a GPU: have copies done before vLLM goes on; layers that come later are in order."""
+        if self.gpu.device.type == "cuda" and not later:
+            torch.cuda.current_stream(self.gpu.device).synchronize()
+
+    def _forget(self) -> None:
+        if self.disk is not None:
+            self.disk.keep(Index())
+
+    def _heard(self, _progress: Progress) -> None:
+        self._news.set()
+
+
+def _units(pool: Pool, slots: NDArray[np.uint32], layers: tuple[int, int]) -> NDArray[np.int64]:
+    first = pool.layer_units(slots.astype(np.int64), layers[0])
+    return (first[:, None] + np.arange(layers[1] - layers[0])).reshape(-1)
+
+
+def block_axis(tensor: torch.Tensor, blocks: int) -> int:
+    """The axis of vLLM's blocks in one of its tensors.
+
+    Raises:
+        ConfigError: no axis of the tensor has that many.
+    """
+    for axis, size in enumerate(tensor.shape[:3]):
+        if size == blocks:
+            return axis
+    raise ConfigError(
+        f"a tensor of shape {tuple(tensor.shape)} has no axis of vLLM's {blocks} blocks: blocks "
+        "that a kernel splits further are not supported"
+    )
+
+
+def _default(model: ServedModel) -> Tier:
+    """A host tier of a quarter of the memory that is free, shared by the ranks of a machine."""
+    free = _free_bytes() // 4 // model.shape.tp
+    return Tier("host", bytes=max(free, 1))
+
+
+def _free_bytes() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as told:  # noqa: PTH123 - no file of ours
+            for line in told:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    raise ConfigError("this system does not tell its free memory: name the tiers")
+
+
+def _disk(tier: Tier, blocks: int, model: ServedModel, layout: Layout, rank: int) -> DiskStorage:
+    disk = DiskStorage(
+        tier.path or "",
+        model.shape,
+        blocks,
+        model.block_tokens,
+        layout=layout,
+        durability=tier.durability,
+        io=tier.io,
+        second=tier.second_path,
+        rank=rank,
+    )
+    if disk.read_only:
+        reason = disk.store.refusal
+        disk.close()
+        raise ConfigError(f"the folder {tier.path} of a disk tier cannot be written: {reason}")
+    return disk

@@ -1,0 +1,210 @@
+"""The vLLM connector where vLLM is not: its plug-in, its settings, and what it refuses.
+
+What it does inside vLLM is tested by `make test-engines`.
+"""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kvtrie.engines.vllm.hints import hints_of
+from kvtrie.engines.vllm.run import GrowingTokens
+from kvtrie.engines.vllm.scope import scope_of
+from kvtrie.engines.vllm.served import ServedModel
+from kvtrie.engines.vllm.settings import Settings
+from kvtrie.errors import ConfigError
+from kvtrie.scope import Scope
+
+ROOT = Path(__file__).parents[2]
+FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
+
+
+def test_the_entry_point_loads_nothing_heavy():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    points = project["entry-points"]["vllm.general_plugins"]
+    assert points == {"kvtrie": "kvtrie.engines.vllm.plugin:register"}
+    code = "import sys, kvtrie.engines.vllm.plugin; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    heavy = {"torch", "vllm", "transformers"}
+    assert not heavy & {name.partition(".")[0] for name in out.stdout.split()}
+
+
+def test_registering_twice_is_registering_once(monkeypatch):
+    from kvtrie.engines.vllm.plugin import register
+
+    known = {}
+
+    def enter(name, path, kind):
+        if name in known:
+            raise ValueError(f"Connector '{name}' is already registered.")
+        known[name] = path, kind
+
+    module = ModuleType(FACTORY)
+    module.KVConnectorFactory = SimpleNamespace(register_connector=enter)
+    for name in [FACTORY.rsplit(".", at)[0] for at in range(1, 4)]:
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, FACTORY, module)
+    register()
+    register()
+    assert known == {"KvtrieConnector": ("kvtrie.engines.vllm.connector", "KvtrieConnector")}
+
+
+def test_what_is_not_said_is_as_by_default():
+    settings = Settings.read(None)
+    assert settings == Settings()
+    assert (settings.tiers, settings.layerwise, settings.events) == (None, False, False)
+    assert Settings.read({"layerwise": True, "deadline_s": 2}).deadline_s == 2.0
+
+
+def test_tiers_are_read_with_sizes_as_json_writes_them(tmp_path):
+    rows = [
+        {"kind": "host", "bytes": 8e9},
+        {"kind": "disk", "bytes": 2e11, "path": str(tmp_path / "kv")},
+    ]
+    host, disk = Settings.read({"tiers": rows}).tiers
+    assert (host.bytes, disk.bytes) == (8_000_000_000, 200_000_000_000)
+    assert (host.write, disk.path) == ("through", str(tmp_path / "kv"))
+    assert (tmp_path / "kv").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("extra", "why"),
+    [
+        ({"tier": []}, "has no 'tier': tiers, policy, layerwise, deadline_s, events"),
+        ({"tiers": []}, "a list of at least one tier wanted"),
+        ({"tiers": [7]}, "tier 0 is 7, an object wanted"),
+        ({"tiers": [{"kind": "remote", "bytes": 1}]}, "'remote' has no back end yet"),
+        ({"tiers": [{"kind": "gpu", "bytes": 1}]}, "host"),
+        ({"tiers": [{"kind": "disk", "bytes": 1, "path": "kv"}]}, r"\['host', 'disk'\] wanted"),
+        ({"tiers": [{"kind": "host", "blocks": 2}] * 2}, r"\['host', 'disk'\] wanted"),
+        ({"tiers": [{"kind": "host", "bytes": 8.5}]}, "bytes of tier 0 is 8.5, a whole number"),
+        ({"tiers": [{"kind": "host"}]}, "needs room as blocks or as bytes"),
+        ({"tiers": [{"kind": "host", "blocks": 2, "owner": "none"}]}, "tier 0 has no 'owner'"),
+        ({"tiers": [{"kind": "host", "blocks": 2}, {"kind": "disk", "blocks": 2}]}, "needs a path"),
+        ({"policy": "best"}, "best"),
+        ({"layerwise": 1}, "layerwise"),
+        ({"deadline_s": 0}, "deadline_s"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_its_reason(extra, why, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=why):
+        Settings.read(extra)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    rows = [{"kind": "host", "blocks": 2}, {"kind": "disk", "blocks": 2}]
+    rows[1]["path"] = str(tmp_path / "file" / "kv")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Settings.read({"tiers": rows})
+
+
+class FullAttentionSpec(SimpleNamespace):
+    pass
+
+
+class MambaSpec(SimpleNamespace):
+    pass
+
+
+def served(spec=FullAttentionSpec, *, groups=1, pp=1, **more):
+    page = {
+        "block_size": 32,
+        "num_kv_heads": 2,
+        "head_size": 64,
+        "dtype": "torch.bfloat16",
+        "page_size_bytes": 32 * 2 * 2 * 64 * 2,
+    } | more
+    group = SimpleNamespace(kv_cache_spec=spec(**page), layer_names=["a", "b", "c"])
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=pp),
+        model_config=SimpleNamespace(hf_text_config=SimpleNamespace(hidden_size=256)),
+    )
+    caches = SimpleNamespace(kv_cache_groups=[group] * groups, num_blocks=100)
+    return ServedModel.of(config, caches, name_weights=False)
+
+
+def test_the_shape_is_that_of_vllms_pages():
+    model = served()
+    assert model.layer_names == ("a", "b", "c")
+    assert (model.shape.kv_heads, model.shape.rank_heads, model.shape.hidden) == (4, 2, 256)
+    assert model.shape.layer_bytes(model.block_tokens) == 32 * 2 * 2 * 64 * 2
+    # Scales beside the numbers: the page is bytes.
+    odd = served(dtype="torch.uint8", page_size_bytes=32 * 300)
+    assert odd.shape.layer_bytes(32) == 32 * 300
+
+
+def test_what_cannot_be_served_is_refused():
+    with pytest.raises(ConfigError, match=r"in 1 groups \(MambaSpec\)"):
+        served(MambaSpec)
+    with pytest.raises(ConfigError, match="in 2 groups"):
+        served(groups=2)
+    with pytest.raises(ConfigError, match="pipeline_parallel_size is 2"):
+        served(pp=2)
+
+
+def request(**more):
+    told = {
+        "prompt_embeds": None,
+        "lora_request": None,
+        "mm_features": [],
+        "cache_salt": None,
+    }
+    return SimpleNamespace(**(told | more))
+
+
+def test_salt_adapter_and_images_part_requests():
+    def image(at, name):
+        return SimpleNamespace(identifier=name, mm_position=SimpleNamespace(offset=at))
+
+    lora = SimpleNamespace(lora_name="l", lora_path="/l")
+    scopes = [
+        scope_of(request()),
+        scope_of(request(cache_salt="s")),
+        scope_of(request(lora_request=lora)),
+        scope_of(request(mm_features=[image(3, "x")])),
+        scope_of(request(mm_features=[image(3, "y")])),
+        scope_of(request(mm_features=[image(4, "x")])),
+        scope_of(request(mm_features=[image(3, "x"), image(3, "y")])),
+    ]
+    assert scopes[0] == Scope()
+    assert len(set(scopes)) == len(scopes)
+    assert scope_of(request(prompt_embeds=object())) is None
+
+
+def test_tokens_grow_in_place_and_the_last_one_sampled_is_not_written():
+    class Growing:
+        def __init__(self):
+            self.all_token_ids = [1, 2, 3]
+            self.num_prompt_tokens = 3
+
+        @property
+        def num_tokens(self):
+            return len(self.all_token_ids)
+
+    growing = Growing()
+    tokens = GrowingTokens(growing)
+    assert tokens.read().tolist() == [1, 2, 3]
+    assert tokens.surely_written() == 3
+    for at in range(200):
+        growing.all_token_ids.append(at)
+        assert tokens.read().tolist() == growing.all_token_ids
+        assert tokens.read().dtype == np.uint32
+    assert tokens.surely_written() == 202
+    del growing.all_token_ids[5:]
+    assert tokens.read().tolist() == growing.all_token_ids
+
+
+def test_ranges_to_retain_become_hints():
+    tokens = np.arange(64, dtype=np.uint32)
+    asked = {"retain": [{"start": 0, "end": 32, "priority": 80, "ttl_s": 60}]}
+    (hint,) = hints_of(asked, tokens, Scope(), "chat")
+    assert (hint.priority, hint.end, hint.ttl, hint.owner) == (80, 32, 60_000_000_000, "chat")
+    with pytest.raises(ConfigError, match="retain has no until"):
+        hints_of({"retain": [{"until": 3}]}, tokens, None, None)

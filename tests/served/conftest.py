@@ -1,0 +1,6 @@
+"""Where the files beside this one are found."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

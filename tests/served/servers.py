@@ -1,0 +1,148 @@
+"""vLLM servers in this process, over a tiny model made on the spot, with kvtrie and without.
+
+One process per server would show the same and take a minute each. The model's weights are drawn
+wide, so that a wrong block shows in the next token.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import contextmanager
+
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from vllm import LLM, SamplingParams
+
+VOCABULARY, BLOCK = 512, 32
+
+
+def tiny_llama(folder):
+    """Write a random Llama of four layers, and its name."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        initializer_range=0.15,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        dtype="float32",
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+@contextmanager
+def serve(model, extra=None, *, blocks=64, **more):
+    """A server; with `extra` it has our connector, found by its name alone."""
+    transfer = {
+        "kv_connector": "KvtrieConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+        "kv_load_failure_policy": more.pop("policy", "fail"),
+    }
+    told = {
+        "dtype": "float32",
+        "block_size": BLOCK,
+        "max_model_len": 640,
+        "max_num_seqs": 8,
+        "enforce_eager": True,
+        "disable_log_stats": True,
+    } | more
+    llm = LLM(
+        model,
+        skip_tokenizer_init=True,
+        num_gpu_blocks_override=blocks,
+        kv_transfer_config=None if extra is None else transfer,
+        **told,
+    )
+    try:
+        yield Server(llm)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+class Server:
+    """What tests ask of a server."""
+
+    def __init__(self, llm):
+        self.llm = llm
+        self.core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+
+    @property
+    def half(self):
+        return self.core.scheduler.connector.half
+
+    @property
+    def worker(self):
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group()._worker
+
+    def answers(self, prompts, tokens=8, **more):
+        """For each prompt its tokens and their log-probabilities."""
+        sampling = SamplingParams(
+            max_tokens=tokens, temperature=0, logprobs=1, detokenize=False, **more
+        )
+        outputs = self.llm.generate(
+            [{"prompt_token_ids": each} for each in prompts], sampling, use_tqdm=False
+        )
+        return [told(output) for output in outputs]
+
+    def settle(self):
+        """Step on until every store has ended, as a server in a process of its own does."""
+        for _ in range(5000):
+            if not self.half.busy:
+                return
+            self.core.step_fn()
+        raise AssertionError(f"{self.half.dispatch.pending} moves do not end")
+
+    def forget(self):
+        """Empty vLLM's own cache, so that what is found is ours."""
+        assert self.llm.reset_prefix_cache()
+
+    def check(self):
+        """Nothing is held, nothing is under way, and the books are right."""
+        self.settle()
+        stats = self.half.manager.stats()
+        assert (stats.leases, stats.moves) == (0, 0)
+        self.half.manager.audit()
+
+
+def told(output):
+    one = output.outputs[0]
+    chances = [max(each.logprob for each in step.values()) for step in one.logprobs]
+    return list(one.token_ids), chances
+
+
+def same(got, wanted):
+    """Whether tokens are equal and log-probabilities as near as another batch leaves them."""
+    for (tokens, chances), (right, likely) in zip(got, wanted, strict=True):
+        assert tokens == right
+        assert np.allclose(chances, likely, atol=2e-3)
+
+
+def prompt(seed, tokens, *, after=()):
+    """A prompt of random tokens, behind another one's."""
+    drawn = np.random.default_rng(seed).integers(1, VOCABULARY, tokens)
+    return [*after, *drawn.tolist()]
