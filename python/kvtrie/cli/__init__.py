@@ -1,4 +1,4 @@
-"""The command line: `kvtrie demo`, `fuse`, `replay`, `sim`, `map`, `stats`, `top`, `disk`.
+"""The command line: `kvtrie demo`, `generate`, `replay`, `sim`, `top`, `disk` and others.
 
 Arguments are parsed here and work is done elsewhere, imported when a command runs.
 Exit status: 0 if all is well, 1 if a verdict failed, 2 for a wrong argument or setting or a file
@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvtrie import __version__
-from kvtrie.cli import demo, disk, fuse, profile, replay, show, sim, top
+from kvtrie.cli import demo, disk, fuse, generate, profile, replay, show, sim, top
 from kvtrie.errors import KvtrieError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "demo": demo.COMMAND,
     "fuse": fuse.COMMAND,
+    "generate": generate.COMMAND,
     "replay": replay.COMMAND,
     "sim": sim.COMMAND,
     "map": show.MAP,
@@ -32,6 +34,8 @@ _COMMANDS = {
     "disk": disk.COMMAND,
     "profile": profile.COMMAND,
 }
+# Commands with dotted keys, which read their words by themselves.
+_DOTTED = {"generate": generate.run}
 _REFUSED = 2
 _INTERRUPTED = 130
 
@@ -42,9 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words behind `kvtrie`; None takes the process's.
     """
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    dotted = _DOTTED.get(words[0]) if words else None
+    if dotted is None:
+        options = _parser().parse_args(words)
+        options.run = partial(options.run, options)
+    else:
+        options = argparse.Namespace(command=words[0], run=lambda: dotted(words[1:]))
     try:
-        status: int = options.run(options)
+        status: int = options.run()
         sys.stdout.flush()
     except KvtrieError as error:
         sys.stderr.write(f"kvtrie {options.command}: {error}\n")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from transformers import PreTrainedModel
 
-__all__ = ["Speaker", "cache_folder", "from_folder", "smollm", "tiny"]
+__all__ = ["Speaker", "cache_folder", "from_folder", "from_name", "smollm", "tiny"]
 
 _auto: Any = transformers  # its loaders are untyped
 
@@ -87,7 +87,34 @@ def from_folder(folder: Path) -> PreTrainedModel:
         raise ConfigError(f"{folder} holds no causal language model: {error}") from error
 
 
-def tiny(layers: int = 8) -> Speaker:
+def from_name(name: str) -> Speaker:
+    """A causal language model and its tokenizer, from a folder or by its name on the Hub.
+
+    Raises:
+        ConfigError: there is none, or it cannot be fetched.
+    """
+    try:
+        tokenizer = _auto.AutoTokenizer.from_pretrained(name)
+        model = _auto.AutoModelForCausalLM.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(f"no causal language model {name!r}: {first}") from error
+
+    def tokens(text: str) -> list[int]:
+        return tokenizer.encode(text)
+
+    return Speaker(
+        name=name,
+        model=model.eval(),
+        tokens=tokens,
+        opening=tokens,
+        turn=tokens,
+        text=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+        stop=tokenizer.eos_token_id,
+    )
+
+
+def tiny(layers: int = 8, heads: int = 8) -> Speaker:
     """A random Llama of 0.2 million weights that "understands" one token per word.
 
     Its weights are drawn wide, so that its logits, like a trained model's, depend on every key.
@@ -99,7 +126,7 @@ def tiny(layers: int = 8) -> Speaker:
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=layers,
-        num_attention_heads=8,
+        num_attention_heads=heads,
         num_key_value_heads=2,
         max_position_embeddings=4096,
         initializer_range=0.15,

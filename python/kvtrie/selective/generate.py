@@ -33,6 +33,7 @@ def generate(
     settings: CacheSettings,
     *,
     yarn_rope: bool = True,
+    attention_forward_temp_size_gb: float = 3.0,
     **generate_arguments: Any,  # noqa: ANN401 - transformers' own
 ) -> Any:  # noqa: ANN401 - what transformers' generate returns
     """Read a prompt of any length in steps and go on with transformers' `generate`.
@@ -42,6 +43,7 @@ def generate(
         input_ids: int64 `(batch, tokens)`, padded on the left where an `attention_mask` is given.
         settings: policy, buffers, rows and steps.
         yarn_rope: whether RoPE is scaled for prompt and answer beyond the trained length.
+        attention_forward_temp_size_gb: bound of attention's temporary arrays, in 10^9 bytes.
         generate_arguments: of `model.generate`; `attention_mask` among them.
 
     Returns:
@@ -58,7 +60,13 @@ def generate(
     batch, prompt = input_ids.shape
     mask = generate_arguments.pop("attention_mask", None)
     mask = torch.ones_like(input_ids) if mask is None else mask
-    with SelectiveCache(model, settings, batch, yarn_rope=yarn_rope) as cache:
+    with SelectiveCache(
+        model,
+        settings,
+        batch,
+        yarn_rope=yarn_rope,
+        attention_forward_temp_size_gb=attention_forward_temp_size_gb,
+    ) as cache:
         cache.steps(prompt + _new_tokens(model, generate_arguments, prompt))
         if prompt > 1:
             cache.read(input_ids[:, :-1], mask[:, :-1])
