@@ -46,6 +46,7 @@ class World:
         policy: any; `retention` without reuse.
         epsilon: how far costs are rounded, as a fraction.
         holes: whether blocks inside a sequence may go.
+        whole: the layers of a block.
         rooms: the blocks of each tier: gpu, host, disk, remote.
         layers: per tier, the layers of each block that stand or will stand there and are of use.
         present: per tier, all blocks that take room there, of use or not.
@@ -66,6 +67,7 @@ class World:
     policy: str
     epsilon: Fraction
     holes: bool
+    whole: frozenset = frozenset()
     rooms: tuple[int, ...] = ()
     layers: list[dict[tuple, frozenset]] = field(default_factory=list)
     present: list[set[tuple]] = field(default_factory=list)
@@ -203,11 +205,15 @@ class Room:
         world = self.world
         if below == len(world.present) or block in world.bad[below]:
             return False
-        if (below, block) in world.unwritable:
-            return False
         there = block in world.present[below]
-        if there and not world.layers[below].get(block):
-            return False  # what failed on its way there still takes its slot
+        # What failed on its way there still takes its slot.
+        stuck = there and not world.layers[below].get(block)
+        if stuck or (below, block) in world.unwritable:
+            return False
+        joined = world.layers[below].get(block, frozenset()) | dirty
+        above = {layer for layer in world.whole if layer > max(joined)}
+        if above.difference(*(layers.get(block, ()) for layers in world.layers)):
+            return False  # whoever computes a layer above computes these on its way
         self.seen.add((below, block))
         if below > DISK:
             if world.spare[HOST] < 1:
@@ -220,7 +226,7 @@ class Room:
             return False
         world.present[below].add(block)
         world.settled[below].discard(block)
-        world.layers[below][block] = world.layers[below].get(block, frozenset()) | dirty
+        world.layers[below][block] = joined
         return True
 
     def _drop(self, tier, block):

@@ -216,6 +216,7 @@ class Witness:
             self.shape.policy,
             Fraction(self.shape.epsilon),
             self.shape.holes,
+            whole=frozenset(range(LAYERS)),
             rooms=self.shape.rooms,
             layers=layers,
             present=present,

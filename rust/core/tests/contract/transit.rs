@@ -1,7 +1,7 @@
 //! Bytes move between neighbours; disk and the first tier, and remote and every tier, via the host.
 
 use kvtrie_core::block::Structure;
-use kvtrie_core::manager::{Acquire, Action, LoadMode, MoveKind, Settings};
+use kvtrie_core::manager::{Acquire, Action, LoadMode, MoveKind, Outcome, Settings};
 use kvtrie_core::tier::{Kind, TierSpec, Write};
 
 use crate::rig::{ALL, DISK, GPU, HOST, REMOTE, Rig, SIZE, all_of, settings, tier, tokens};
@@ -167,4 +167,24 @@ fn an_engine_that_loads_all_of_a_prefix_gets_none_with_a_gap() {
         rig.release(reading);
         rig.release(id);
     }
+}
+
+#[test]
+fn a_hung_first_hop_keeps_the_copy_busy_that_it_reads() {
+    let mut rig = Rig::new(four([1, 3, 1, 4]));
+    rig.mark(&tokens(1, 1), DISK);
+    rig.mark(&tokens(2, 1), HOST);
+    rig.mark(&tokens(3, 1), HOST);
+    rig.mark(&tokens(4, 1), GPU);
+    // The first tier's victim pushes one from host to disk, and that the one there to remote.
+    rig.acquire(&tokens(5, 1));
+    let hop = rig.hand_out().iter().find(|hop| hop.src == DISK).unwrap().id;
+    let block = rig.blocks(&tokens(1, 1))[0];
+    let rank = |rig: &Rig| rig.manager.explain(block, DISK, rig.now).unwrap().rank;
+    let hung = Outcome { ok: false, hung: true, ..Outcome::default() };
+    rig.report(&[hop], &hung).unwrap();
+    assert_eq!(rig.on(&tokens(1, 1), DISK), [ALL], "it has not left");
+    assert_eq!(rank(&rig), None, "what hangs still reads its slot");
+    rig.report(&[hop], &Outcome { hung: false, ..hung }).unwrap();
+    assert!(rank(&rig).is_some());
 }

@@ -112,8 +112,17 @@ impl Manager {
             self.blocks.give_slot(tier, slot);
             return;
         }
-        // A store that hangs still reads the slot: it keeps the copy busy until it ends.
-        self.moves.get_mut(known.id).expect("in flight").returned = true;
+        // What still reads the slot keeps the copy busy until it ends: a store that hangs, or the
+        // first half of one that passes through host.
+        let first_half = known.deps.iter().copied().find(|&dep| {
+            self.moves.get(dep).is_some_and(|dep| {
+                dep.block == known.block && dep.src == tier && dep.from == End::Leaving
+            })
+        });
+        match first_half {
+            Some(load) => self.moves.get_mut(load).expect("found").from = End::Here,
+            None => self.moves.get_mut(known.id).expect("in flight").returned = true,
+        }
         self.make_resident(block, Leaves { tier, slot, held });
     }
 
