@@ -27,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel engines test-engines bench-engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-disk bench-restart bench-formats bench-fusion bench-gpu eval-fusion wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel engines test-engines bench-engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-disk bench-restart bench-formats bench-fusion bench-selective bench-gpu eval-fusion eval-selective wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -99,11 +99,17 @@ bench-formats: $(BUILT) ## logits of a real model behind a host tier in each for
 bench-fusion: $(BUILT) $(MODEL) ## time to first token: full prefill, prefix reuse, fusion; ARGS="--rounds 3 --json"
 	OMP_NUM_THREADS=1 $(BIN)/python -m benches.fusion $(ARGS)
 
+bench-selective: $(BUILT) ## selective caches: attention with weights, a full cache, memory; ARGS="--quick"
+	OMP_NUM_THREADS=1 $(BIN)/python -m benches.selective $(ARGS)
+
 bench-gpu: $(BUILT) ## kernels and copies on a CUDA device, in minutes; ARGS="--only link --json"
 	$(BIN)/python -m benches.gpu $(ARGS)
 
 eval-fusion: $(BUILT) $(MODEL) ## what fusion recovers of a full prefill, on a real model; 40 minutes, resumable; ARGS="--quick"
 	OMP_NUM_THREADS=1 $(BIN)/python -m benches.eval_fusion $(ARGS)
+
+eval-selective: $(BUILT) $(MODEL) ## what policies keep of a real model, on text and on facts; resumable; ARGS="--quick"
+	OMP_NUM_THREADS=1 $(BIN)/python -m benches.eval_selective $(ARGS)
 
 PROFDATA = $(wildcard $(shell rustc --print sysroot)/lib/rustlib/*/bin/llvm-profdata)
 wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/profile_build.py plays
