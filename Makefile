@@ -27,7 +27,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel engines test-engines bench-engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-disk bench-restart bench-formats bench-fusion bench-selective bench-gpu eval-fusion eval-selective wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel engines test-engines bench-engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-sim-demo bench-disk bench-restart bench-formats bench-fusion bench-selective bench-gpu eval-fusion eval-selective wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -121,6 +121,9 @@ bench-policies: $(BUILT) ## the table of all policies; ARGS="--trace FILE --json
 
 reproductions: $(BUILT) ## published figures and scenarios, played again; ARGS="--trace FILE", SHAREGPT=FILE
 	$(BIN)/python -m benches.reproductions $(ARGS)
+
+bench-sim-demo: $(BUILT) $(MODEL) ## the demo's first tokens beside its simulation by a profile of this machine; ARGS="--runs 3"
+	$(BIN)/python -m benches.sim.demo $(ARGS)
 
 bench-sim: $(BUILT) ## the simulator beside its managers alone and Dynamo's mocker; ARGS="--trace FILE"
 	cargo build --quiet --release -p kvtrie-sim --example limit

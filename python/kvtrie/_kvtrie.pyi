@@ -66,10 +66,24 @@ __all__ = [
     "Transmission",
     "Unpriced",
     "__version__",
+    "hashed_line",
 ]
 
 KERNELS: dict[str, str]
 __version__: str
+
+def hashed_line(
+    line: str,
+) -> tuple[int, int, int, NDArray[np.uint32], str | None] | None:
+    """A line of a trace of block hashes, where nothing is unusual.
+
+    Args:
+        line: a JSON object.
+
+    Returns:
+        `(at_ns, input_tokens, output_tokens, block ids, session)`; None for a line that cannot be,
+        or that `kvtrie.sim.trace` has to look at: it says what is wrong, and reads the same.
+    """
 
 @type_check_only
 class _Array(Protocol):

@@ -120,3 +120,10 @@ def test_bad_lines_and_numbers_of_requests_are_refused(config, capsys):
     path.write_text('{"arrival_ns": 5, "first_token_ns": 4, "end_ns": 9}\n')
     assert main(given) == 2
     assert "line 1: first_token_ns is 4, 5 to" in capsys.readouterr().err
+
+
+def test_runs_are_counted_for_who_waits(config, ticks):
+    told = ticks("kvtrie.cli.sim.calibrate.counting")
+    words = ["--seen", str(seen(config)), "--fit", "cost.ns_per_token"]
+    assert main(["sim", "calibrate", str(config), *words]) == 0
+    assert told["Simulating, runs:"] > 3

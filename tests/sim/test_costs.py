@@ -101,6 +101,42 @@ def test_a_profile_that_cannot_be_is_refused(tmp_path, was, now, said):
         read_passes(path)
 
 
+LANES = """
+[lanes."host read"]
+bytes_per_s = 16384000
+latency_ns = 7
+spread = 0.1
+
+[lanes."host store"]
+bytes_per_s = 8192000
+"""
+
+
+def test_tiers_that_state_no_lane_have_those_of_a_profile(tmp_path):
+    (tmp_path / "kvtrie.toml").write_text(PROFILE + LANES)
+    tiers = 'tiers=[{kind="gpu", blocks=4}, {kind="host", blocks=9, store={bytes_per_s=3}}]'
+    changes = (tiers, 'lanes.path="kvtrie.toml"')
+    found = config(tmp_path, '{kind="affine"}', (0, 16, 1), changes=changes).tiers
+    read, store = found[1].lanes()
+    assert (read.name, read.bytes_per_s, read.latency_ns) == ("host read", 16_384_000, 7)
+    assert store.bytes_per_s == 3
+    assert found[0].lanes()[0].bytes_per_s > 1e9
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        ("[lanes", "[ways", "kvtrie.toml has no lanes"),
+        ("bytes_per_s = 8192000", "bytes_per_s = 0", r"lanes.host store: bytes_per_s .* is 0"),
+        ("bytes_per_s = 8192000", "", "lanes.host store lacks a key: .*bytes_per_s"),
+    ],
+)
+def test_lanes_that_cannot_be_are_refused(tmp_path, was, now, said):
+    (tmp_path / "kvtrie.toml").write_text(LANES.replace(was, now))
+    with pytest.raises(ConfigError, match=said):
+        config(tmp_path, '{kind="affine"}', (0, 16, 1), changes=('lanes.path="kvtrie.toml"',))
+
+
 @pytest.mark.parametrize(
     ("cost", "said"),
     [

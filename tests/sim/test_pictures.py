@@ -19,16 +19,8 @@ tiers = [{kind="gpu", blocks=6, write="through"}, {kind="host", blocks=64}]
 
 
 @pytest.fixture
-def config(tmp_path):
-    prompts = (100 * (at * at % 11 % 7) for at in range(40))
-    rows = (
-        {"arrival_ns": at * 10**6, "tokens": list(range(first, first + 64))}
-        for at, first in enumerate(prompts)
-    )
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    path = tmp_path / "sim.toml"
-    path.write_text(SETTINGS)
-    return path
+def config(forty_requests):
+    return forty_requests(SETTINGS)
 
 
 def test_perfetto_shows_steps_transmissions_and_requests(config, capsys, tmp_path):

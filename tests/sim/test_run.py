@@ -132,6 +132,20 @@ def test_lanes_carry_bytes_of_the_tiers_layout(config, capsys):
     assert figures["lanes"]["host read"]["bytes"] == 3 << 13
 
 
+def test_lanes_tell_how_long_transmissions_waited(config, capsys):
+    # Predicted, each of the three blocks is a transmission of a millisecond behind the others.
+    for change, waited in ((), 0), (("transfer=predicted",), 3_000_000):
+        assert play(config, capsys, *change)[0]["lanes"]["host read"]["waited_ns"] == waited
+
+
+def test_tokens_can_be_played_one_by_one(config, capsys):
+    words = ["sim", "run", str(config), "--json", "--token-by-token"]
+    assert main([*words, "--set", "engine.kind=continuous"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 3
+    assert main(words) == 2
+    assert "engine.token_by_token is True" in capsys.readouterr().err
+
+
 def test_goodput_counts_requests_that_meet_all_goals(config, capsys):
     figures, _ = play(config, capsys, "goals.ttft_ns=64000")
     assert figures["goodput"] == {"requests": 2, "share": 2 / 3, "per_s": 2 / 2.003016}
@@ -226,6 +240,9 @@ def test_a_person_reads_a_table(config, capsys):
         ('trace={format="sharegpt-like", turns=1}', "trace: turns is 1"),
         ('trace={format="segments", arrivals={kind="none"}}', "trace.arrivals: kind is one of"),
         ("shards=1", "shards is 1"),
+        ("lanes.path=none.toml", "cannot read the profile none.toml"),
+        ("lanes.path=t.jsonl", "is no profile of `kvtrie profile`"),
+        ("lanes.speed=2", "lanes.speed is 2"),
         ("peers.lookup=some", "peers.lookup is one of own, all, not 'some'"),
         ("peers.lookup=all", "peers.bytes_per_s is missing"),
         ('peers={lookup="all", bytes_per_s=0}', "peers: bytes_per_s of lane 'peers' is 0"),

@@ -106,3 +106,10 @@ def test_refused_requests_miss_every_goal(config, capsys):
 def test_bad_ranges_and_goals_are_refused(config, capsys, words, said):
     assert main(["sim", "size", str(config), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_runs_are_counted_for_who_waits(config, capsys, ticks):
+    told = ticks("kvtrie.cli.sim.size.counting")
+    words = ["--goal", "ttft_mean_ns=2500000", "--over", "tiers.1.blocks=1:200", "--json"]
+    assert main(["sim", "size", str(config), *words]) == 0
+    assert told == {"Simulating, runs:": json.loads(capsys.readouterr().out)["runs"]}

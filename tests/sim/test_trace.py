@@ -6,8 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kvtrie._kvtrie import hashed_line
 from kvtrie.errors import ConfigError
+from kvtrie.sim import trace
 from kvtrie.sim.trace import read_trace, write_trace
 from kvtrie.sim.workloads import conversations
 
@@ -64,6 +68,69 @@ def test_a_wrong_field_is_named_with_its_line(tmp_path, change, said):
     path = file_of(tmp_path, GOOD, {**GOOD, **change})
     with pytest.raises(ConfigError, match=rf"trace\.jsonl, line 2: .*{said}"):
         read_trace(path)
+
+
+NUMBERS = st.one_of(
+    st.integers(-2, 2**34),
+    st.sampled_from([2**32 - 1, 2**32, 2**63 // 10**6, 2**63 // 10**6 + 1, 2**64, -(2**63)]),
+    st.floats(),
+    st.booleans(),
+    st.none(),
+    st.text(max_size=3),
+)
+IDS = st.one_of(st.lists(st.one_of(st.integers(0, 2**32 - 1), NUMBERS), max_size=4), NUMBERS)
+NAMES = st.one_of(NUMBERS, st.text(), st.just("x" * 65_535), st.just("x" * 65_536))
+USUAL = st.fixed_dictionaries(
+    {
+        "timestamp": st.integers(0, 2**40),
+        "input_length": st.integers(0, 2**32 - 1),
+        "output_length": st.integers(0, 2**32 - 1),
+        "hash_ids": st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=5),
+    },
+    optional={"session": st.text(max_size=5), "more": st.lists(st.text())},
+)
+ODD = st.fixed_dictionaries(
+    {},
+    optional={
+        "timestamp": NUMBERS,
+        "input_length": NUMBERS,
+        "output_length": NUMBERS,
+        "hash_ids": IDS,
+        "ranges": st.lists(st.lists(st.integers(0, 9), max_size=2), max_size=2),
+        "session": NAMES,
+    },
+)
+
+
+def read(path):
+    """What a file of one line reads as: its request, or what is wrong."""
+    try:
+        (found,) = read_trace(path)
+    except ConfigError as error:
+        return str(error)
+    return found.at, found.input_tokens, found.output_tokens, found.blocks.tolist(), found.session
+
+
+@given(USUAL, ODD, st.sampled_from(["{}", " {}", "[{}]", "{}x", "\ufeff{}", "\t{}  "]))
+def test_a_line_reads_the_same_in_one_call(tmp_path_factory, usual, odd, around):
+    path = tmp_path_factory.getbasetemp() / "line.jsonl"
+    for row in (usual, {**usual, **odd}):
+        path.write_text(around.replace("{}", json.dumps(row)) + "\n")
+        quick = read(path)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trace, "hashed_line", lambda _: None)
+            assert read(path) == quick
+
+
+def test_lines_of_published_traces_are_read_in_one_call():
+    assert hashed_line(json.dumps(GOOD)) is not None
+    for other in (
+        "[5, 700, 9, [1, 2], null, null]",  # the fields in their order
+        json.dumps(GOOD)[:-1] + ', "timestamp": 6}',  # of two equal ones Python takes the last
+        json.dumps({**GOOD, "session": 7}),
+        json.dumps({**GOOD, "ranges": [[0, 1]]}),
+    ):
+        assert hashed_line(other) is None
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", "7", '{"timestamp": 1,}'])

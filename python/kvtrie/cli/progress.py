@@ -7,13 +7,14 @@ command's. Cost: a few redraws per second.
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Generator, Iterable
     from pathlib import Path
 
-__all__ = ["lines_in", "watched"]
+__all__ = ["counting", "lines_in", "watched"]
 
 _CHUNK = 1 << 20
 _Item = TypeVar("_Item")
@@ -38,6 +39,28 @@ def watched(
     except ImportError:
         return items
     return track(items, description=what, total=total, console=Console(stderr=True), transient=True)
+
+
+@contextmanager
+def counting(what: str) -> Generator[Callable[[], object]]:
+    """What is called for each of an unknown number of items that are done, which it counts.
+
+    Args:
+        what: the text before the count.
+    """
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    except ImportError:
+        yield lambda: None
+        return
+    columns = (SpinnerColumn(), TextColumn(what + " {task.completed:.0f}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda: bar.advance(task)
 
 
 def lines_in(path: Path) -> int | None:

@@ -160,6 +160,11 @@ def _run(options: Options, speaker: Speaker, console: Console) -> int:
     if options.json:
         document = {"model": speaker.name, "options": asdict(options), "shares": record.shares}
         document |= {"turns": [asdict(turn) for turn in record.turns], "ok": ok}
+        counted = manager.stats().tiers
+        document["tiers"] = [
+            {"kind": tier.kind, "blocks": tier.blocks, "policy": counted[tier.kind].policy}
+            for tier in manager.tiers
+        ]
         document |= {"restored": found}
         sys.stdout.write(json.dumps(document | {"verdict": sentence}, default=str) + "\n")
     return 0 if ok else 1

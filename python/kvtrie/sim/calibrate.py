@@ -108,7 +108,10 @@ def start_of(config: SimulationConfig) -> dict[str, float]:
 
 
 def calibrate(
-    make: Callable[[dict[str, Any]], Cell], start: dict[str, float], seen: NDArray[np.float64]
+    make: Callable[[dict[str, Any]], Cell],
+    start: dict[str, float],
+    seen: NDArray[np.float64],
+    on_run: Callable[[], object] = lambda: None,
 ) -> Fit:
     """Fit settings to seen times.
 
@@ -116,6 +119,7 @@ def calibrate(
         make: a config with some settings; see `kvtrie.sim.grid.variation`.
         start: by key, where to begin: positive.
         seen: of `read_seen`, as many as the trace has requests.
+        on_run: called after each run.
 
     Raises:
         ConfigError: settings that cannot be, or another number of requests.
@@ -135,6 +139,7 @@ def calibrate(
     def errors(at: NDArray[np.float64]) -> NDArray[np.float64]:
         """Relative errors `(requests, 2)`, 0 where either was refused."""
         times = _times(make(settings(at)).config)
+        on_run()
         if times.shape != seen.shape:
             raise ConfigError(f"{len(seen)} requests were seen, but the trace has {len(times)}")
         with np.errstate(divide="ignore", invalid="ignore"):

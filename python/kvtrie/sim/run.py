@@ -100,9 +100,11 @@ def play(
     best: int = 0,
 ) -> Counts:
     """Play requests through a simulation and count what became of them."""
-    kinds = [tier.kind for tier in config.tiers]
+    kinds = [*(tier.kind for tier in config.tiers), "peer"]
     none = {**dict.fromkeys((*_KINDS, *kinds), 0), "peer": 0}
-    counts = Counts(hit_tokens=dict(none), saved_ns=dict(none))
+    counts = Counts()
+    # By tier, and last of peers.
+    found, spared = [0] * len(kinds), [0] * len(kinds)
     goals = config.goals or Goals()
 
     def asked() -> Iterable[Asked]:
@@ -113,7 +115,6 @@ def play(
     def tell(record: _Record) -> None:
         number, machine, arrival, first, end, hits, peer, computed = record[:8]
         stalled, saved, suspended, answer = record[8:]
-        found = {**none, **dict(zip(kinds, hits, strict=False)), "peer": peer}
         if not counts.requests:
             counts.first_arrival = arrival
         counts.last_arrival = arrival
@@ -125,10 +126,11 @@ def play(
             counts.computed_tokens += computed
             counts.stalled_ns += stalled
             counts.suspended += suspended
-            for kind, tokens in found.items():
-                counts.hit_tokens[kind] += tokens
-            for kind, spared in zip((*kinds, "peer"), saved, strict=True):
-                counts.saved_ns[kind] += spared
+            for at, tokens in enumerate(hits):
+                found[at] += tokens
+            found[-1] += peer
+            for at, ns in enumerate(saved):
+                spared[at] += ns
             counts.arrived.append(arrival)
             counts.ttft.append(first - arrival)
             counts.whole.append(end - arrival)
@@ -144,10 +146,12 @@ def play(
                     "arrival_ns": arrival,
                     "first_token_ns": first,
                     "end_ns": end,
-                    "hit_tokens": found,
+                    "hit_tokens": {**none, **dict(zip(kinds, hits, strict=False)), "peer": peer},
                     "computed_tokens": computed,
                 }
             )
 
     simulation.run(asked(), tell, by_name(on_decision), best=best)
+    counts.hit_tokens = {**none, **dict(zip(kinds, found, strict=True))}
+    counts.saved_ns = {**none, **dict(zip(kinds, spared, strict=True))}
     return counts

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvtrie.argument import real, whole
 from kvtrie.errors import ConfigError
 from kvtrie.sim.grid import check
-from kvtrie.sim.sweep import sweep
+from kvtrie.sim.sweep import iter_sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,6 +102,7 @@ class Sizes:
         within: rooms that are closer than this share are not told apart.
         points: so many rooms of each axis but the last make the grid.
         results: as for `sweep`.
+        on_run: called after each run.
         seen: figures by rooms.
     """
 
@@ -111,6 +112,7 @@ class Sizes:
     within: float = 0.01
     points: int = 6
     results: Path | None = None
+    on_run: Callable[[], object] = lambda: None
     seen: dict[tuple[int, ...], dict[str, Any]] = field(
         default_factory=dict[tuple[int, ...], dict[str, Any]]
     )
@@ -185,8 +187,10 @@ class Sizes:
 
     def _run(self, wanted: Sequence[tuple[int, ...]]) -> None:
         new = [rooms for rooms in wanted if rooms not in self.seen]
-        found = sweep([self._config(rooms) for rooms in new], results=self.results)
-        self.seen.update(zip(new, found, strict=True))
+        configs = [self._config(rooms) for rooms in new]
+        for at, figures in iter_sweep(configs, results=self.results):
+            self.seen[new[at]] = figures
+            self.on_run()
 
     def _meets(self, rooms: tuple[int, ...]) -> bool:
         """Whether all goals are met and no request was refused."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from kvtrie._kvtrie import hashed_line
 from kvtrie.argument import few, shown, text
 from kvtrie.errors import ConfigError
 from kvtrie.sim.readers.lines import MOST, Ascending, checked, ids_of, lines_of, row_of
@@ -101,6 +102,10 @@ def session_of(row: dict[str, Any]) -> str | None:
 
 
 def _request(line: str, clock: Ascending) -> TraceRequest:
+    usual = hashed_line(line)
+    if usual is not None:
+        time, asked, answer, blocks, session = usual
+        return TraceRequest(clock.take(time), asked, answer, blocks, session)
     row = row_of(line)
     at = int(_number(row, "timestamp", _LATEST_MS, whole=False) * _NS_PER_MS)
     length = int(_number(row, "input_length", MOST))

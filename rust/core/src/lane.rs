@@ -52,6 +52,7 @@ struct Lane {
     spec: LaneSpec,
     queue: usize,
     predicted: Nanos,
+    waited: Nanos,
     seen: Nanos,
     bytes: u64,
 }
@@ -90,7 +91,7 @@ impl Lanes {
             self.queues.push(Queue { name: name.clone(), free_at: 0 });
             self.queues.len() - 1
         });
-        self.lanes.push(Lane { spec, queue, predicted: 0, seen: 0, bytes: 0 });
+        self.lanes.push(Lane { spec, queue, predicted: 0, waited: 0, seen: 0, bytes: 0 });
         self.lanes.len() - 1
     }
 
@@ -129,12 +130,13 @@ impl Lanes {
     /// Queues `bytes` behind everything in the lane's queue and returns the times of its `layers`
     /// equal parts (at least one). Latency counts once, and fractions are rounded up.
     pub fn transmit(&mut self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
-        let Lane { ref spec, queue, ref mut predicted, bytes: ref mut sent, .. } = self.lanes[lane];
-        let free_at = &mut self.queues[queue].free_at;
+        let lane = &mut self.lanes[lane];
+        let free_at = &mut self.queues[lane.queue].free_at;
         let start = now.max(*free_at);
-        let transmission = spec.transmission(bytes, start, layers);
-        *predicted = predicted.saturating_add(transmission.end - start);
-        *sent = sent.saturating_add(bytes);
+        let transmission = lane.spec.transmission(bytes, start, layers);
+        lane.predicted = lane.predicted.saturating_add(transmission.end - start);
+        lane.waited = lane.waited.saturating_add(start - now);
+        lane.bytes = lane.bytes.saturating_add(bytes);
         *free_at = transmission.end;
         transmission
     }
@@ -167,6 +169,12 @@ impl Lanes {
     #[must_use]
     pub fn predicted(&self, lane: LaneId) -> Nanos {
         self.lanes[lane].predicted
+    }
+
+    /// Nanoseconds that this lane's transmissions waited for those before them in its queue.
+    #[must_use]
+    pub fn waited(&self, lane: LaneId) -> Nanos {
+        self.lanes[lane].waited
     }
 
     /// Measured busy time of this lane in nanoseconds; see [`Lanes::saw`].
@@ -217,6 +225,7 @@ mod tests {
         let third = lanes.transmit(lane, 0, 500, 1);
         assert_eq!((third.end, lanes.free_at(lane)), (505, 505));
         assert_eq!((lanes.predicted(lane), lanes.bytes(lane)), (105 + 25 + 5, 120));
+        assert_eq!(lanes.waited(lane), 115 - 11);
     }
 
     #[test]

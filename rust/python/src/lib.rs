@@ -17,6 +17,7 @@ mod histogram;
 mod index;
 mod kernels;
 mod lease;
+mod line;
 mod manager;
 mod mark;
 mod matched;
@@ -63,6 +64,8 @@ mod _kvtrie {
     use crate::index::Index;
     #[pymodule_export]
     use crate::lease::Lease;
+    #[pymodule_export]
+    use crate::line::hashed_line;
     #[pymodule_export]
     use crate::manager::BlockManager;
     #[pymodule_export]

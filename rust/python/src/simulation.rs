@@ -3,18 +3,20 @@
 //! Invariant: settings are checked when it is made, before the trace is asked for anything. Cost: one
 //! conversion per request and one per record.
 
+mod calls;
+mod engine;
+mod price;
+mod record;
+
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use kvtrie_core::block::Structure;
 use kvtrie_core::error::Error;
-use kvtrie_core::manager::{DropOrder, MoveKind};
-use kvtrie_sim::call::{Call, Handed};
-use kvtrie_sim::cost::{Affine, Cost, Grid, PART_BITS, Passes, Table};
+use kvtrie_core::manager::DropOrder;
 use kvtrie_sim::directory::Learning;
-use kvtrie_sim::engine::{Kind, Limits, Service, Wait};
+use kvtrie_sim::engine::{Limits, Service, Wait};
 use kvtrie_sim::network::{LANE, PeerSpec};
-use kvtrie_sim::record::Record;
 use kvtrie_sim::request::Request;
 use kvtrie_sim::simulation::{Config, Simulation as Run};
 use kvtrie_sim::timeline::{Span, Track};
@@ -24,11 +26,15 @@ use pyo3::types::PyTuple;
 
 use crate::error::{bad, raise};
 use crate::lease::load_mode;
-use crate::number::{self, count, nanos, shown, whole};
+use crate::number::{self, nanos, whole};
 use crate::routing::{decision_row, routed};
 use crate::settings;
 use crate::text::text;
 use crate::tokens::Tokens;
+use calls::call_row;
+use engine::{clients_of, engine_kind, max_running, moves_per_job, prefill_machines, token_budget};
+use price::prices;
+use record::row;
 
 /// `(arrival_ns, tokens, input_tokens, output_tokens, session)`.
 type Asked<'py> = (
@@ -310,75 +316,6 @@ impl Simulation {
     }
 }
 
-fn moves_per_job(given: &Bound<'_, PyAny>) -> PyResult<usize> {
-    count(given, "moves_per_job")
-}
-
-/// An engine by its name.
-fn engine_kind(given: Option<&Bound<'_, PyAny>>, limits: Limits, prefill: usize) -> PyResult<Kind> {
-    match given.map_or(Ok("serial"), |given| text(given, "engine"))? {
-        "serial" => Ok(Kind::Serial),
-        "continuous" => Ok(Kind::Continuous(limits)),
-        "disaggregated" => Ok(Kind::Disaggregated(limits, prefill)),
-        other => {
-            Err(bad(format!("engine is 'serial', 'continuous' or 'disaggregated', not '{other}'")))
-        }
-    }
-}
-
-fn prefill_machines(given: &Bound<'_, PyAny>) -> PyResult<usize> {
-    count(given, "prefill")
-}
-
-/// None for an open trace.
-fn clients_of(given: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
-    if given.is_none() { Ok(None) } else { count(given, "clients").map(Some) }
-}
-
-fn token_budget(given: &Bound<'_, PyAny>) -> PyResult<u64> {
-    count(given, "token_budget").map(|count| count as u64)
-}
-
-fn max_running(given: &Bound<'_, PyAny>) -> PyResult<u64> {
-    count(given, "max_running").map(|count| count as u64)
-}
-
-/// `(contexts, counts, rows)` in nanoseconds.
-type GridRows = (Vec<u64>, Vec<u64>, Vec<Vec<u64>>);
-
-/// `(base, prefill, decode)`: a step's nanoseconds, and two tables of what is beyond them.
-fn passes((base, prefill, decode): (u64, GridRows, GridRows)) -> Option<Passes> {
-    // Counts ascend from 1: the first column is that of one request alone.
-    let single = decode.0.iter().zip(&decode.2).map(|(&context, row)| {
-        let cell = row.first().filter(|&&ns| ns < 1 << 31);
-        cell.map(|&ns| (context, ns << PART_BITS))
-    });
-    let single = single.collect::<Option<Vec<_>>>()?;
-    let of = |(contexts, counts, rows): GridRows| Grid::new(contexts, counts, rows);
-    Some(Passes::new(base, of(prefill)?, of(decode)?, Table(single)))
-}
-
-/// `(base, slope)`, or a list of `(context, price)`, in parts of a nanosecond.
-fn prices(given: &Bound<'_, PyAny>) -> PyResult<Arc<dyn Cost>> {
-    if let Ok((base, slope)) = given.extract::<(u64, u64)>() {
-        return Ok(Arc::new(Affine { base, slope }));
-    }
-    if let Ok(sheet) = given.extract::<(u64, GridRows, GridRows)>() {
-        let wrong =
-            || bad("price is a base and two tables, whose axes ascend and whose times do not fall");
-        return Ok(Arc::new(passes(sheet).ok_or_else(wrong)?));
-    }
-    let points = given.extract::<Vec<(u64, u64)>>().unwrap_or_default();
-    let ascends = points.windows(2).all(|two| two[0].0 < two[1].0 && two[0].1 <= two[1].1);
-    if points.is_empty() || !ascends {
-        return Err(bad(format!(
-            "price is {}, a pair or ascending pairs of integers wanted",
-            shown(given)
-        )));
-    }
-    Ok(Arc::new(Table(points)))
-}
-
 fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
     let (arrival, tokens, input, output, session): Asked<'_> = request.extract()?;
     Ok(Request {
@@ -393,79 +330,3 @@ fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
 
 /// `(machine, lane, start, end, bytes)`.
 type SpanRow = (usize, Option<String>, u64, u64, u64);
-
-/// `(id, machine, arrival, first token, end, hits by tier, peer, computed, stalled, saved by tier and
-/// by peers, suspended, tokens of the answer)`.
-type Row = (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, u64, u64, Vec<u64>, u64, u64);
-
-fn row(record: &Record) -> Row {
-    let Record {
-        id,
-        machine,
-        arrival,
-        first_token,
-        end,
-        ref hits,
-        peer,
-        computed,
-        stalled,
-        ref saved,
-        suspended,
-        output,
-    } = *record;
-    (
-        id,
-        machine,
-        arrival,
-        first_token,
-        end,
-        hits.clone(),
-        peer,
-        computed,
-        stalled,
-        saved.clone(),
-        suspended,
-        output,
-    )
-}
-
-/// `(id, kind, lease, src, dst, src_slot, dst_slot, layer_lo, layer_hi, after)`.
-type MoveRow = (u64, u8, u64, usize, usize, u32, u32, u16, u16, u64);
-
-fn move_row(order: &Handed) -> MoveRow {
-    let Handed { id, lease, src, dst, src_slot, dst_slot, layers, after, .. } = *order;
-    let kind = match order.kind {
-        MoveKind::Load => 0,
-        MoveKind::Store => 1,
-        MoveKind::Copy => 2,
-    };
-    (id, kind, lease, src, dst, src_slot, dst_slot, layers.lo, layers.hi, after)
-}
-
-fn call_row<'py>(py: Python<'py>, call: &Call) -> PyResult<Bound<'py, PyTuple>> {
-    match call {
-        Call::Acquire { tokens, keep, reserve, layerwise, session, lease, now } => {
-            ("acquire", tokens, keep, reserve, layerwise, session, lease, now).into_pyobject(py)
-        }
-        Call::Moves(moves) => {
-            ("moves", moves.iter().map(move_row).collect::<Vec<_>>()).into_pyobject(py)
-        }
-        Call::Complete(moves, now) => ("complete", moves, now).into_pyobject(py),
-        Call::Commit(lease, tokens, now) => ("commit", lease, tokens, now).into_pyobject(py),
-        Call::Release(lease, now) => ("release", lease, now).into_pyobject(py),
-        Call::Reserve(lease, tokens, fits, now) => {
-            ("reserve", lease, tokens, fits, now).into_pyobject(py)
-        }
-        Call::Suspend(lease, kind, now) => ("suspend", lease, kind.name(), now).into_pyobject(py),
-        Call::Resume(lease, fits, now) => ("resume", lease, fits, now).into_pyobject(py),
-        Call::Prefetch(tokens, now) => ("prefetch", tokens, now).into_pyobject(py),
-        Call::Mark { tokens, tier, skip, times: (first, ready), fits, now } => {
-            ("mark", tokens, tier, skip, first, ready, fits, now).into_pyobject(py)
-        }
-        Call::Pin(blocks, tier, pin, now) => {
-            let blocks: Vec<u64> = blocks.iter().map(|block| block.0).collect();
-            ("pin", blocks, tier, pin, now).into_pyobject(py)
-        }
-        Call::Unpin(pin, now) => ("unpin", pin, now).into_pyobject(py),
-    }
-}

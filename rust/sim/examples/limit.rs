@@ -10,19 +10,17 @@ use std::error::Error;
 use std::io::Write as _;
 use std::sync::Arc;
 
-use kvtrie_core::block::Structure;
 use kvtrie_core::cost::CostModel;
-use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{DropOrder, LoadMode, Settings};
-use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
+use kvtrie_core::manager::{LoadMode, Settings};
+use kvtrie_core::tier::{Kind, TierSpec, Write};
 use kvtrie_sim::call::{Call, Calls};
 use kvtrie_sim::cost::{Affine, PART_BITS};
-use kvtrie_sim::directory::Learning;
-use kvtrie_sim::engine::{self, Limits, Service, Wait};
+use kvtrie_sim::engine::{self, Limits, Wait};
 use kvtrie_sim::request::Request;
-use kvtrie_sim::router::RoundRobin;
 use kvtrie_sim::simulation::{Config, Simulation};
-use kvtrie_sim::transfer::{Mode, Transfer};
+
+#[path = "../tests/rig/mod.rs"]
+mod rig;
 
 type Failure = Box<dyn Error>;
 
@@ -115,71 +113,30 @@ fn again(settings: &Settings, log: &[Call]) -> Result<(), Failure> {
 }
 
 fn settings(gpu: u32, host: u32) -> Settings {
+    let tier = |kind: Kind, blocks| {
+        let lane = |way| rig::lane(&format!("{} {way}", kind.name()), 25_000_000_000, 10_000);
+        let (read, store) = (lane("read"), lane("store"));
+        TierSpec { read, store, ..rig::tier(kind, blocks, Write::Back) }
+    };
     let mut tiers = vec![tier(Kind::Gpu, gpu)];
     if host > 0 {
         tiers.push(tier(Kind::Host, host));
     }
     Settings {
-        fingerprint: String::new(),
         layers: LAYERS,
         layer_bytes: LAYER_BYTES,
         block_tokens: 1,
         token_weight: TOKENS,
-        tiers,
-        policy: "lru".into(),
-        reuse: true,
         epsilon: 1.0 / 64.0,
         cost: CostModel::affine(0.0, 1.0, 0.0, 20_000.0).expect("a cost"),
-        priced: false,
-        structure: Structure::LeafOnly,
-        drop_order: DropOrder::Shallow,
-        ranks: 1,
-        events: 0,
-        block_events: 0,
-        eviction_log: 0,
-    }
-}
-
-fn tier(kind: Kind, blocks: u32) -> TierSpec {
-    let lane = |way: &str| LaneSpec {
-        name: format!("{} {way}", kind.name()),
-        bytes_per_s: 25_000_000_000,
-        latency_ns: 10_000,
-        shares: None,
-    };
-    TierSpec {
-        kind,
-        blocks,
-        owner: Owner::Nobody,
-        write: Write::Back,
-        admit_after: 1,
-        free_low: 0.0,
-        growth_reserve: 0.0,
-        retained_share: 0.5,
-        layer_slots: false,
-        policy: None,
-        read: lane("read"),
-        store: lane("store"),
+        ..rig::settings(tiers)
     }
 }
 
 fn config(kind: engine::Kind, gpu: u32, host: u32, logged: bool) -> Config {
-    Config {
-        settings: settings(gpu, host),
-        machines: 1,
-        load: LoadMode::All,
-        service: Service {
-            kind,
-            cost: Arc::new(Affine { base: NS_PER_TOKEN << PART_BITS, slope: 0 }),
-            wait: Wait::All,
-            keep: 1,
-            gap: 0,
-        },
-        transfer: Transfer { mode: Mode::Executor, moves_per_job: 64, layerwise: false },
-        router: Box::<RoundRobin>::default(),
-        peers: None,
-        network: None,
-        directory: Learning::Exact,
-        logged,
-    }
+    let mut config = rig::config(settings(gpu, host), 1, Wait::All);
+    config.service.kind = kind;
+    config.service.cost = Arc::new(Affine { base: NS_PER_TOKEN << PART_BITS, slope: 0 });
+    config.logged = logged;
+    config
 }

@@ -30,7 +30,6 @@ pub struct PeerSpec {
 pub struct Network {
     spec: PeerSpec,
     lanes: Lanes,
-    waited: Nanos,
     pairs: BTreeMap<(MachineId, MachineId), LaneId>,
 }
 
@@ -38,7 +37,7 @@ impl Network {
     /// A network that has carried nothing.
     #[must_use]
     pub fn new(spec: PeerSpec) -> Self {
-        Self { spec, lanes: Lanes::default(), waited: 0, pairs: BTreeMap::new() }
+        Self { spec, lanes: Lanes::default(), pairs: BTreeMap::new() }
     }
 
     /// How long an answer without bytes takes.
@@ -52,8 +51,9 @@ impl Network {
     pub fn carried(&self) -> LaneUse {
         let all = 0..self.lanes.len();
         let busy = all.clone().map(|lane| self.lanes.predicted(lane)).sum();
+        let waited = all.clone().map(|lane| self.lanes.waited(lane)).sum();
         let bytes = all.map(|lane| self.lanes.bytes(lane)).sum();
-        LaneUse { bytes, busy, waited: self.waited }
+        LaneUse { bytes, busy, waited }
     }
 
     /// When bytes would be there, layer by layer, if they entered now.
@@ -78,7 +78,6 @@ impl Network {
     ) -> (Nanos, Nanos) {
         let lane = self.lane(way);
         let start = now.max(self.lanes.free_at(lane));
-        self.waited = self.waited.saturating_add(start - now);
         (start, self.lanes.transmit(lane, bytes, now, layers).end)
     }
 

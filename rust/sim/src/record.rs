@@ -43,7 +43,6 @@ pub struct LaneUse {
     pub bytes: u64,
     /// Nanoseconds in which it carried something, latency included.
     pub busy: Nanos,
-    /// Nanoseconds that transmissions waited for those before them, in all. Not known where managers
-    /// predict all moves: 0.
+    /// Nanoseconds that transmissions waited for those before them, in all.
     pub waited: Nanos,
 }

@@ -59,8 +59,6 @@ pub struct Entered {
 pub struct Executor {
     transfer: Transfer,
     lanes: Lanes,
-    /// By lane: how long transmissions have waited for those before them.
-    waited: Vec<Nanos>,
     /// Transmissions, if they are kept.
     spans: Option<Vec<Span>>,
     /// Per tier, the lanes up from it and down to it.
@@ -101,7 +99,6 @@ impl Executor {
         let memory = |kind| matches!(kind, Kind::Gpu | Kind::Host);
         Self {
             transfer,
-            waited: vec![0; lanes.len()],
             lanes,
             spans: None,
             read,
@@ -132,12 +129,6 @@ impl Executor {
         self.transmit(self.read[tier], bytes, now, layers).end
     }
 
-    /// How long the transmissions of a lane have waited for those before them, in all.
-    #[must_use]
-    pub fn waited(&self, lane: LaneId) -> Nanos {
-        self.waited[lane]
-    }
-
     /// Keeps each transmission from now on.
     pub(crate) fn keep_spans(&mut self) {
         self.spans = Some(Vec::new());
@@ -151,7 +142,6 @@ impl Executor {
     fn transmit(&mut self, lane: LaneId, bytes: u64, now: Nanos, layers: u16) -> Transmission {
         let start = now.max(self.lanes.free_at(lane));
         let times = self.lanes.transmit(lane, bytes, now, layers);
-        self.waited[lane] = self.waited[lane].saturating_add(start - now);
         if let Some(spans) = &mut self.spans {
             spans.push(Span { machine: 0, track: Track::Lane(lane), start, end: times.end, bytes });
         }

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvtrie.cli.progress import counting
 from kvtrie.cli.sim.settings import add_settings, changes_in
 from kvtrie.errors import ConfigError
 
@@ -52,7 +53,8 @@ def _run(given: argparse.Namespace) -> int:
         start = {key: value_at(begin.document, key, f"--fit {key}") for key in given.fit}
     else:
         start = start_of(begin.config)
-    fit = calibrate(make, start, seen)
+    with counting("Simulating, runs:") as on_run:
+        fit = calibrate(make, start, seen, on_run)
     if given.write is not None:
         document = make(fit.values).document
         tables = dict.fromkeys(key.split(".")[0] for key in fit.values)

@@ -109,11 +109,13 @@ def _played(
     on_decision: _Tell | None,
     best: int,
 ) -> dict[str, Any]:
-    """Run with a bar on the terminal, whose time left is by the lines of the trace."""
+    """Run with a bar on the terminal, whose time left is by how many requests the trace has."""
     from kvtrie.sim.run import run_config
 
     def watch(asked: Iterable[Asked]) -> Iterable[Asked]:
-        return watched(asked, "Simulating", total=lines_in(config.trace.path))
+        made = config.trace.generator
+        total = lines_in(config.trace.path) if made is None else made.requests
+        return watched(asked, "Simulating", total=total)
 
     return run_config(
         config, tell, watch=watch, simulation=simulation, on_decision=on_decision, best=best

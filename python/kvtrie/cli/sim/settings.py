@@ -26,6 +26,11 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lenient", action="store_true", help="leave out lines of the trace that cannot be"
     )
+    parser.add_argument(
+        "--token-by-token",
+        action="store_true",
+        help="each token of an answer is an event of its own, as engine.token_by_token=true",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -42,4 +47,9 @@ def settings_of(given: argparse.Namespace) -> SimulationConfig:
 
 def changes_in(given: argparse.Namespace) -> list[str]:
     """What the arguments change in the file, `KEY=VALUE` each."""
-    return [*given.set, *(["trace.lenient=true"] if given.lenient else [])]
+    changes = list(given.set)
+    if given.lenient:
+        changes.append("trace.lenient=true")
+    if given.token_by_token:
+        changes.append("engine.token_by_token=true")
+    return changes

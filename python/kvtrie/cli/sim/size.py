@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.argument import real, whole
+from kvtrie.cli.progress import counting
 from kvtrie.cli.sim.settings import add_settings, changes_in
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def _run(given: argparse.Namespace) -> int:
         points=whole("--points", given.points, 1, 1000),
         results=given.results,
     )
-    found = sizes.cheapest()
+    with counting("Simulating, runs:") as sizes.on_run:
+        found = sizes.cheapest()
     if given.json:
         document: dict[str, Any] = {"runs": len(sizes.seen), "found": None}
         if found is not None:

@@ -15,6 +15,7 @@ from kvtrie.sim.config.directory import directory_of
 from kvtrie.sim.config.document import change, read_document
 from kvtrie.sim.config.engine import engine_of
 from kvtrie.sim.config.goals import goals_of
+from kvtrie.sim.config.lanes import lanes_of
 from kvtrie.sim.config.manager import block_tokens_of, manager_of
 from kvtrie.sim.config.peers import peers_of
 from kvtrie.sim.config.rent import rent_of
@@ -118,7 +119,7 @@ def config_of(document: dict[str, Any], folder: Path) -> SimulationConfig:
     cost = manager.pop("cost", cost)
     goals = goals_of(top.table("goals"))
     rent = rent_of(top.table("price"))
-    tiers = tiers_of(top.take("tiers", ()))
+    tiers = tiers_of(top.take("tiers", ()), lanes_of(top.table("lanes"), folder))
     top.close()
     return SimulationConfig(
         trace, model, tiers, price, cost, seed, block_tokens, {**manager, **more}, goals, rent

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvtrie.argument import few
 from kvtrie.errors import ConfigError
 from kvtrie.layout import Layout
 from kvtrie.sim.config.table import Table, made, plain
 from kvtrie.tier import Lane, Tier
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 __all__ = ["tiers_of"]
 
 _MOST_TIERS = 16
 
 
-def tiers_of(given: object) -> tuple[Tier, ...]:
-    """The tiers of a list of tables, one to four of them."""
+def tiers_of(given: object, lanes: Mapping[str, Lane]) -> tuple[Tier, ...]:
+    """The tiers of a list of tables, one to four of them.
+
+    Args:
+        given: the list.
+        lanes: by name, as `host read`, what a tier has that states no lane.
+    """
     tiers = few("tiers", given, _MOST_TIERS)
     if not tiers:
         raise ConfigError("tiers is (), one to four wanted")
-    return tuple(_tier(f"tiers.{at}", one) for at, one in enumerate(tiers))
+    return tuple(_tier(f"tiers.{at}", one, lanes) for at, one in enumerate(tiers))
 
 
-def _tier(name: str, given: object) -> Tier:
+def _tier(name: str, given: object, lanes: Mapping[str, Lane]) -> Tier:
     table = Table(name, given)
     keys = plain(Tier, "path", "second_path", "owner", "io_budget", "durability", "io")
     settings = table.some(*keys)
@@ -34,6 +44,8 @@ def _tier(name: str, given: object) -> Tier:
             stated |= lane.some("name", "bytes_per_s", "latency_ns", "shares")
             lane.close()
             settings[way] = made(f"{name}.{way}", Lane, stated)
+        elif (known := lanes.get(f"{kind} {way}")) is not None:
+            settings[way] = known
     if "layout" in settings:
         layout = Table(f"{name}.layout", settings["layout"])
         stated = layout.some(*plain(Layout))

@@ -63,9 +63,7 @@ impl Simulation {
                 let of = all.entry(lanes.spec(lane).name.clone()).or_default();
                 of.bytes = of.bytes.saturating_add(lanes.bytes(lane));
                 of.busy = of.busy.saturating_add(lanes.predicted(lane));
-                if self.transfer.mode == Mode::Executor {
-                    of.waited = of.waited.saturating_add(server.machine.executor.waited(lane));
-                }
+                of.waited = of.waited.saturating_add(lanes.waited(lane));
             }
         }
         if let Some(network) = &self.network {

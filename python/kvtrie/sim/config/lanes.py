@@ -1,0 +1,49 @@
+"""The table `lanes`: lanes that were measured, for the tiers that state none."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from kvtrie.argument import shown
+from kvtrie.errors import ConfigError
+from kvtrie.sim.config.table import made
+from kvtrie.tier import Lane
+
+if TYPE_CHECKING:
+    from kvtrie.sim.config.table import Table
+
+__all__ = ["lanes_of"]
+
+
+def lanes_of(table: Table, folder: Path = Path()) -> dict[str, Lane]:
+    """The lanes of a file of `kvtrie profile`, by name as `host read`; none without a path.
+
+    A relative path starts at `folder` if the file is there.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no lanes.
+    """
+    given = table.take("path")
+    table.close()
+    if given is None:
+        return {}
+    if not isinstance(given, str) or not given:
+        raise ConfigError(f"lanes.path is {shown(given)}, the name of a file wanted")
+    path = folder / given
+    path = path if path.exists() else Path(given)
+    try:
+        told: Any = tomllib.loads(path.read_text(encoding="utf-8")).get("lanes")
+    except OSError as error:
+        raise ConfigError(f"cannot read the profile {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no profile of `kvtrie profile`: {error}") from error
+    if not isinstance(told, dict) or not told:
+        raise ConfigError(f"{path} has no lanes: it is no profile of `kvtrie profile`")
+    lanes: dict[str, Lane] = {}
+    for name, figures in cast("dict[str, Any]", told).items():
+        known = cast("dict[str, Any]", figures) if isinstance(figures, dict) else {}
+        some = {key: known[key] for key in ("bytes_per_s", "latency_ns") if key in known}
+        lanes[name] = made(f"{path}, lanes.{name}", Lane, {"name": name, **some})
+    return lanes

@@ -1,0 +1,47 @@
+//! Calls of a manager as tuples, each with its name first.
+
+use kvtrie_core::manager::MoveKind;
+use kvtrie_sim::call::{Call, Handed};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+/// `(id, kind, lease, src, dst, src_slot, dst_slot, layer_lo, layer_hi, after)`.
+type MoveRow = (u64, u8, u64, usize, usize, u32, u32, u16, u16, u64);
+
+fn move_row(order: &Handed) -> MoveRow {
+    let Handed { id, lease, src, dst, src_slot, dst_slot, layers, after, .. } = *order;
+    let kind = match order.kind {
+        MoveKind::Load => 0,
+        MoveKind::Store => 1,
+        MoveKind::Copy => 2,
+    };
+    (id, kind, lease, src, dst, src_slot, dst_slot, layers.lo, layers.hi, after)
+}
+
+pub(super) fn call_row<'py>(py: Python<'py>, call: &Call) -> PyResult<Bound<'py, PyTuple>> {
+    match call {
+        Call::Acquire { tokens, keep, reserve, layerwise, session, lease, now } => {
+            ("acquire", tokens, keep, reserve, layerwise, session, lease, now).into_pyobject(py)
+        }
+        Call::Moves(moves) => {
+            ("moves", moves.iter().map(move_row).collect::<Vec<_>>()).into_pyobject(py)
+        }
+        Call::Complete(moves, now) => ("complete", moves, now).into_pyobject(py),
+        Call::Commit(lease, tokens, now) => ("commit", lease, tokens, now).into_pyobject(py),
+        Call::Release(lease, now) => ("release", lease, now).into_pyobject(py),
+        Call::Reserve(lease, tokens, fits, now) => {
+            ("reserve", lease, tokens, fits, now).into_pyobject(py)
+        }
+        Call::Suspend(lease, kind, now) => ("suspend", lease, kind.name(), now).into_pyobject(py),
+        Call::Resume(lease, fits, now) => ("resume", lease, fits, now).into_pyobject(py),
+        Call::Prefetch(tokens, now) => ("prefetch", tokens, now).into_pyobject(py),
+        Call::Mark { tokens, tier, skip, times: (first, ready), fits, now } => {
+            ("mark", tokens, tier, skip, first, ready, fits, now).into_pyobject(py)
+        }
+        Call::Pin(blocks, tier, pin, now) => {
+            let blocks: Vec<u64> = blocks.iter().map(|block| block.0).collect();
+            ("pin", blocks, tier, pin, now).into_pyobject(py)
+        }
+        Call::Unpin(pin, now) => ("unpin", pin, now).into_pyobject(py),
+    }
+}

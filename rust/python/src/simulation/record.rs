@@ -1,0 +1,39 @@
+//! Records as tuples.
+
+use kvtrie_sim::record::Record;
+
+/// `(id, machine, arrival, first token, end, hits by tier, peer, computed, stalled, saved by tier and
+/// by peers, suspended, tokens of the answer)`.
+pub(super) type Row =
+    (u64, usize, u64, Option<u64>, Option<u64>, Vec<u64>, u64, u64, u64, Vec<u64>, u64, u64);
+
+pub(super) fn row(record: &Record) -> Row {
+    let Record {
+        id,
+        machine,
+        arrival,
+        first_token,
+        end,
+        ref hits,
+        peer,
+        computed,
+        stalled,
+        ref saved,
+        suspended,
+        output,
+    } = *record;
+    (
+        id,
+        machine,
+        arrival,
+        first_token,
+        end,
+        hits.clone(),
+        peer,
+        computed,
+        stalled,
+        saved.clone(),
+        suspended,
+        output,
+    )
+}

@@ -1,0 +1,42 @@
+"""What several files of the simulator's tests begin with."""
+
+import json
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+
+
+@pytest.fixture
+def forty_requests(tmp_path):
+    """Writes settings beside `t.jsonl`: forty prompts of seven kinds, a millisecond apart."""
+
+    def settings(text):
+        prompts = (100 * (at * at % 11 % 7) for at in range(40))
+        rows = (
+            {"arrival_ns": at * 10**6, "tokens": list(range(first, first + 64))}
+            for at, first in enumerate(prompts)
+        )
+        (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path = tmp_path / "sim.toml"
+        path.write_text(text)
+        return path
+
+    return settings
+
+
+@pytest.fixture
+def ticks(monkeypatch):
+    """Counts what a command would show of its runs, by the text before the count."""
+
+    def counted(name):
+        told = Counter()
+
+        @contextmanager
+        def counting(what):
+            yield lambda: told.update([what])
+
+        monkeypatch.setattr(name, counting)
+        return told
+
+    return counted
