@@ -4,8 +4,8 @@ Pure Python and exact: values are fractions, sets are searched from end to end, 
 imported from kvtrie. A block is named by all tokens up to its end. The oracle is told what stands
 where and who holds it (`World`) and foretells the whole log of evictions of an operation (`Room`).
 
-It knows the order of every policy but four. What `arc`, `lirs`, `s3fifo` and `hazard` remember
-depends on every use and eviction since the beginning, in their order within each operation; of them
+It knows the order of every policy but five. What `arc`, `lirs`, `s3fifo`, `hazard` and `learned`
+remember depends on every use and eviction since the beginning, in their order within each operation; of them
 only what holds under any policy is asked.
 """
 
@@ -19,7 +19,7 @@ ALPHA, BETA, CONSTANT = Fraction(1, 16), Fraction(1), Fraction(1, 2)
 """A token behind l others costs l / 16 + 1, and 1 / 2 more but under `flat`. They are binary
 fractions, so that the manager's arithmetic is exact as well."""
 
-UNKNOWN = frozenset({"arc", "lirs", "s3fifo", "hazard"})
+UNKNOWN = frozenset({"arc", "lirs", "s3fifo", "hazard", "learned"})
 """Policies whose order is not foretold."""
 
 READ = frozenset({"weighted", "restore", "gdsf"})

@@ -29,6 +29,7 @@ POLICIES = [
     "lirs",
     "arc",
     "hazard",
+    "learned",
     "retention",
     "flat",
     "weighted",

@@ -117,7 +117,7 @@ class BlockManager:
         tiers: Iterable[Tier],
         *,
         block_tokens: int = 16,
-        policy: str = "retention",
+        policy: str = "learned",
         cost: Cost | Literal["default", "seed", "python"] = "default",
         structure: Literal["leaf-only", "holes"] = "leaf-only",
         drop_order: Literal["shallow", "seed"] = "shallow",
@@ -136,7 +136,8 @@ class BlockManager:
             model: the shape of the model whose KV is kept.
             tiers: one to four tiers, fastest first: gpu, host, disk, remote, each at most once.
             block_tokens: tokens of one block.
-            policy: which copies leave first, one of `policies()`; a tier may have its own.
+            policy: which copies leave first, one of `policies()`; a tier may have its own. The
+                default learns how soon each kind of block comes back.
             cost: what computing a token again costs. With "python" it is what `set_costs` says,
                 and the default until then.
             structure: "leaf-only" keeps every cached prefix whole; "holes" lets any block go and
@@ -1400,6 +1401,8 @@ class Explanation:
             is 35 too where the tier retains as many blocks as it may.
         rank: how many copies leave the tier before it; None while it cannot be a victim.
         layers: the layers that the price is of: first, and one behind the last.
+        words: under `learned` the class of the block's last use, the lives that were counted and
+            what they make it worth, in words; None under any other policy.
     """
 
     @property
@@ -1418,6 +1421,8 @@ class Explanation:
     def rank(self) -> int | None: ...
     @property
     def layers(self) -> tuple[int, int]: ...
+    @property
+    def words(self) -> str | None: ...
 
 @final
 class HintReply:

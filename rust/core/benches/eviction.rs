@@ -15,7 +15,7 @@ use kvtrie_core::block::{Departure, Layers};
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::eviction::EvictionIndex;
 use kvtrie_core::hint::Band;
-use kvtrie_core::policy::{Facts, Reload, Setup, by_name};
+use kvtrie_core::policy::{Facts, LastUse, Reload, Setup, by_name};
 
 const SIZES: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
 /// Victims that are timed together: the clock takes as long as one of them.
@@ -80,6 +80,7 @@ impl Filled {
             departure: Departure::Drop,
             price: None,
             reload: Reload { tokens: 16, here: 0, below: None },
+            last_use: LastUse::default(),
         };
         let entry = self.eviction.entry(&facts, u32::MAX - block, &self.cost);
         self.eviction.link(entry, Band::NORMAL);

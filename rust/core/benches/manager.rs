@@ -15,7 +15,7 @@ use kvtrie_core::eviction::EvictionIndex;
 use kvtrie_core::hint::Band;
 use kvtrie_core::manager::{Acquire, Manager};
 use kvtrie_core::plan::{self, Source, Step};
-use kvtrie_core::policy::{Entry, Facts, NAMES, Reload, Setup, by_name};
+use kvtrie_core::policy::{Entry, Facts, LastUse, NAMES, Reload, Setup, by_name};
 use kvtrie_core::scope::Scope;
 use kvtrie_core::trie::Query;
 use pool::manager;
@@ -214,6 +214,7 @@ fn some_facts(random: &mut Random) -> Facts {
         departure: Departure::Drop,
         price: None,
         reload: Reload { tokens: 16, here: 0, below: None },
+        last_use: LastUse::default(),
     }
 }
 

@@ -27,6 +27,7 @@ mod tests;
 mod tournament;
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
@@ -34,7 +35,7 @@ use crate::block::BlockId;
 use crate::cost::CostModel;
 use crate::hint::{Band, Priority, Share};
 use crate::paged_vec::PagedVec;
-use crate::policy::{Entry, Event, Facts, Key, Needs, Order, Policy, by_value};
+use crate::policy::{Entry, Event, Facts, Key, Needs, Order, Policy, Reuse, by_value};
 use crate::time::Nanos;
 use crate::visits;
 
@@ -51,6 +52,7 @@ pub struct EvictionIndex {
     policy: Box<dyn Policy>,
     /// Of the policy: asked for every block.
     needs: Needs,
+    order: Order,
     /// Significant bits of a class number behind its highest one.
     bits: u32,
     /// Index of each class's list, which is its leaf of the tournament too.
@@ -76,6 +78,7 @@ impl EvictionIndex {
             heads: Tournament::new(policy.order()),
             bits: bits(epsilon),
             needs: policy.needs(),
+            order: policy.order(),
             policy,
             leaves: FxHashMap::default(),
             lists: Vec::new(),
@@ -94,7 +97,7 @@ impl EvictionIndex {
         match self.policy.order() {
             // Rounding merges classes of nearly equal cost; ranks are exact.
             Order::Value => Entry { class: rounded(entry.class, self.bits), ..entry },
-            Order::Rank | Order::Own => entry,
+            Order::Rank | Order::Own | Order::Ends => entry,
         }
     }
 
@@ -109,6 +112,25 @@ impl EvictionIndex {
     #[must_use]
     pub fn holds(&self, id: BlockId) -> bool {
         self.since.get(id).is_some_and(|&since| since > 0)
+    }
+
+    /// A request has begun, the `request`th one.
+    pub fn on_request(&mut self, request: u64, learned: Option<&Arc<Reuse>>) {
+        self.policy.on_request(request, learned);
+    }
+
+    /// Whether the block before one that was just chosen leaves next, without a look at any other.
+    /// Neither is linked; both have this band.
+    #[must_use]
+    pub fn follows(&self, before: &Entry, chosen: &Entry, band: Band) -> bool {
+        if !self.policy.follows(before, chosen) {
+            return false;
+        }
+        let leaf = self.leaves.get(&(band.priority, before.class));
+        let ends = leaf.and_then(|&leaf| self.lists[leaf as usize].ends());
+        // Linked, it must be an end of its class's list, or it would not be looked at.
+        ends.is_none_or(|(first, last)| before.key() < first || before.key() > last)
+            && !self.ties(before, band)
     }
 
     /// Feeds a block that became resident to a policy that needs events. Returns the other blocks
@@ -152,8 +174,8 @@ impl EvictionIndex {
         let list = &mut self.lists[leaf as usize];
         let head = list.head();
         list.link(&mut self.entries, entry.key(), leaf);
-        // The tournament is played over heads alone.
-        if head.is_none_or(|head| entry.key() < head) {
+        // The tournament is played over heads alone, where there is one.
+        if self.plays() && head.is_none_or(|head| entry.key() < head) {
             self.heads.set(leaf, Some(&entry), band.priority);
         }
     }
@@ -170,7 +192,9 @@ impl EvictionIndex {
         // The next head plays for the class; without one its leaf is free for another class.
         if was_head {
             let head = list.head().map(|key| key.entry(entry.class));
-            self.heads.set(leaf, head.as_ref(), band.priority);
+            if self.plays() {
+                self.heads.set(leaf, head.as_ref(), band.priority);
+            }
             if head.is_none() {
                 self.leaves.remove(&(band.priority, entry.class));
                 self.free.push(leaf);
@@ -183,6 +207,11 @@ impl EvictionIndex {
             self.shares.unlink(id, band);
         }
         Some(entry)
+    }
+
+    /// Whether the lists' heads compete in the tournament.
+    fn plays(&self) -> bool {
+        matches!(self.order, Order::Value | Order::Rank)
     }
 
     /// Adds an empty list for a class that has none.
@@ -281,6 +310,14 @@ impl EvictionIndex {
         match self.policy.order() {
             // No formula gives the time at which two heads change places.
             Order::Own => self.scan(now),
+            // Its values stand still within a request, and few lists are there.
+            Order::Ends => {
+                let heads = self
+                    .lists
+                    .iter()
+                    .filter_map(|list| Some(end(list, &*self.policy, now)?.entry(list.class)));
+                heads.min_by(|a, b| self.compare(a, b, now))
+            }
             Order::Value | Order::Rank => {
                 let (leaf, class) = self.heads.winner(now)?;
                 Some(self.lists[leaf as usize].head()?.entry(class))
@@ -301,6 +338,7 @@ impl EvictionIndex {
             let list = &self.lists[leaf as usize];
             let key = match self.policy.order() {
                 Order::Own => self.policy.head(&mut list.keys(&self.entries), now)?,
+                Order::Ends => end(list, &*self.policy, now)?,
                 Order::Value | Order::Rank => list.head()?,
             };
             Some(key.entry(class))
@@ -365,6 +403,13 @@ impl EvictionIndex {
         entries.sort_unstable_by(|a, b| self.compare(a, b, now));
         entries
     }
+}
+
+/// First or last entry of a list, the one that leaves first under [`Order::Ends`].
+fn end(list: &List, policy: &dyn Policy, now: Nanos) -> Option<Key> {
+    let (oldest, youngest) = list.ends()?;
+    let (a, b) = (oldest.entry(list.class), youngest.entry(list.class));
+    Some(if oldest != youngest && policy.compare(&b, &a, now).is_lt() { youngest } else { oldest })
 }
 
 /// An empty list for a class: a free one, or one more.

@@ -14,13 +14,17 @@ mod suite;
 
 use std::cmp::Ordering;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use crate::block::BlockId;
 use crate::cost::{CostModel, fixed};
 use crate::error::{Error, Result};
 use crate::time::Nanos;
 
-pub use entry::{Entry, Event, Facts, Key, Reload};
+pub use entry::{Entry, Event, Facts, Key, LastUse, Reload};
+pub use learned::Reuse;
+pub use learned::lives::Lives;
+pub(crate) use learned::{class_of, pack, unpack};
 #[cfg(test)]
 pub(crate) use sample::facts;
 
@@ -57,6 +61,9 @@ pub enum Order {
     Rank,
     /// The policy's own rule: a scan over the heads of all classes.
     Own,
+    /// The policy's own rule over the first and the last entry of every class, by
+    /// [`Policy::compare`].
+    Ends,
 }
 
 /// Arguments of a policy's constructor.
@@ -72,8 +79,8 @@ pub struct Setup {
 /// keeps up to date only those that a policy of one of its tiers names, since each costs memory or time.
 ///
 /// ```text
-/// bit  5       4      3       2          1               0
-///      reload  turns  events  past uses  session access  session blocks
+/// bit  6      5       4      3       2          1               0
+///      reuse  reload  turns  events  past uses  session access  session blocks
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs(u8);
@@ -93,6 +100,8 @@ impl Needs {
     pub const TURNS: Self = Self(1 << 4);
     /// [`Facts::reload`].
     pub const RELOAD: Self = Self(1 << 5);
+    /// [`Facts::last_use`] and [`Policy::on_request`]; uses and turns are remembered past eviction.
+    pub const REUSE: Self = Self(1 << 6);
 
     /// Union of both.
     #[must_use]
@@ -141,7 +150,7 @@ pub trait Policy: Debug + Send + Sync {
     fn compare(&self, a: &Entry, b: &Entry, now: Nanos) -> Ordering {
         match self.order() {
             Order::Value => by_value(a, b, now).then_with(|| a.cmp(b)),
-            Order::Rank | Order::Own => a.cmp(b),
+            Order::Rank | Order::Own | Order::Ends => a.cmp(b),
         }
     }
 
@@ -156,6 +165,25 @@ pub trait Policy: Debug + Send + Sync {
     /// events.
     fn deepens(&self) -> bool {
         false
+    }
+
+    /// Whether `before`, the block before one that was just chosen as `chosen`, leaves next without
+    /// a look at any other: of its class, and worth no more at any time. Under [`Order::Ends`].
+    fn follows(&self, before: &Entry, chosen: &Entry) -> bool {
+        let _ = (before, chosen);
+        false
+    }
+
+    /// A request has begun, the `request`th one. `learned` is what lives have taught since the last
+    /// call, if anything.
+    fn on_request(&mut self, request: u64, learned: Option<&Arc<Reuse>>) {
+        let _ = (request, learned);
+    }
+
+    /// The entry's value in words, for policies whose terms do not say it.
+    fn words(&self, facts: &Facts, cost: &CostModel) -> Option<String> {
+        let _ = (facts, cost);
+        None
     }
 
     /// A block became resident on the tier. Returns the other blocks whose class or place changed;
@@ -217,6 +245,7 @@ policies! {
     weighted => |_| Box::new(weighted::Weighted);
     checkerboard => |_| Box::new(checkerboard::Checkerboard);
     restore => |_| Box::new(restore::Restore);
+    learned => |_| Box::new(learned::Learned::default());
 }
 
 /// The names that [`by_name`] knows.

@@ -35,7 +35,7 @@ use crate::u32_map::U32Map;
 
 pub use query::Query;
 pub use run::RunId;
-pub use tags::{GROUP, GroupSlice, Tags};
+pub use tags::{GROUP, GroupSlice, Tags, sampled};
 
 use ids::Ids;
 use run::{NONE, Run};

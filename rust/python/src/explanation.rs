@@ -71,8 +71,14 @@ impl Explanation {
         (self.0.layers.lo, self.0.layers.hi)
     }
 
+    /// The value in words, under a policy that learns it; None under any other.
+    #[getter]
+    fn words(&self) -> Option<&str> {
+        self.0.words.as_deref()
+    }
+
     fn __repr__(&self) -> String {
-        let manager::Explanation { terms, idle, value, priority, rank, layers } = &self.0;
+        let manager::Explanation { terms, idle, value, priority, rank, layers, .. } = &self.0;
         let rank = rank.map_or_else(|| "None".to_owned(), |rank| rank.to_string());
         format!(
             "Explanation(cost={}, idle={idle}, value={value}, priority={priority}, rank={rank}, \

@@ -18,7 +18,6 @@
 
 use prefetch_index::prefetch_index;
 
-use crate::policy::MOST_USES;
 use crate::trie::{GROUP, GroupSlice};
 
 /// Bits of a use count.
@@ -33,7 +32,7 @@ const ONE: u64 = (1 << BITS) - 1;
 /// One in every use count.
 const ONES: u64 = USES / ONE;
 
-const _: () = assert!(BITS * GROUP <= 48 && MOST_USES < 1 << BITS && 8 * GROUP == u64::BITS);
+const _: () = assert!(BITS * GROUP <= 48 && 8 * GROUP == u64::BITS);
 
 /// Groups per line.
 const WAYS: usize = 4;
@@ -57,7 +56,7 @@ struct CacheLine([Group; WAYS]);
 /// Lines per page.
 const PAGE: usize = 128;
 
-/// Uses of evicted blocks, up to [`MOST_USES`].
+/// Uses of evicted blocks, or other six bits of each, never 0.
 #[derive(Debug)]
 pub struct GhostTable {
     /// A page is empty until something is written to it.
@@ -100,7 +99,7 @@ impl GhostTable {
         let old = known.map_or(Group::default(), |at| groups[at]);
         // Younger groups move back by one; an unknown group pushes the oldest out.
         groups.copy_within(..known.unwrap_or(WAYS - 1), 1);
-        let uses = u64::from(uses.clamp(1, MOST_USES));
+        let uses = u64::from(uses).clamp(1, ONE);
         let (counts, checks) = (mask(slice, BITS), mask(slice, 8));
         groups[0] = Group {
             uses: fingerprint | (old.uses & USES & !counts) | (uses * (ONES & counts)),
@@ -139,6 +138,20 @@ impl GhostTable {
             groups.copy_within(at + 1.., at);
             groups[WAYS - 1] = Group::default();
         }
+    }
+
+    /// Place and uses of the last of a slice's blocks that it knows.
+    #[must_use]
+    pub fn last(&self, slice: &GroupSlice) -> Option<(u32, u32)> {
+        let (line, fingerprint) = self.locate(slice.group);
+        let groups = &self.pages[line / PAGE].get(line % PAGE)?.0;
+        let Group { uses, checks } = groups[position(groups, fingerprint)?];
+        let differing = (checks ^ slice.checks).to_le_bytes();
+        let known = |place: u32| {
+            let count = u32::try_from(uses >> (BITS * place) & ONE).expect("six bits");
+            (count > 0 && differing[place as usize] == 0).then_some((place, count))
+        };
+        slice.places.clone().rev().find_map(known)
     }
 
     /// Most bytes that it takes.
@@ -217,7 +230,7 @@ mod tests {
                 let check = |place: u32| checks >> (8 * place) & 1;
                 if uses > 0 {
                     table.put(&slice, uses);
-                    model.extend(places.map(|place| ((group, place), (check(place), uses.min(32)))));
+                    model.extend(places.map(|place| ((group, place), (check(place), uses.min(63)))));
                 } else {
                     for (place, known) in places.zip(super::tests::uses(&mut table, &slice)) {
                         let mut uses = 0;
@@ -241,7 +254,7 @@ mod tests {
         for (group, uses) in [(1, 1), (2, 7), (3, 99)] {
             table.put(&slice(group, 2..5), uses);
         }
-        assert_eq!(take(&mut table, 3, 1..8), [0, 32, 32, 32, 0, 0, 0]);
+        assert_eq!(take(&mut table, 3, 1..8), [0, 63, 63, 63, 0, 0, 0]);
         assert_eq!(take(&mut table, 2, 4..5), [7]);
         assert_eq!(take(&mut table, 2, 0..8), [0, 0, 7, 7, 0, 0, 0, 0]);
         assert_eq!(take(&mut table, 2, 0..8), [0; 8]);

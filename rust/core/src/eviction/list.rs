@@ -121,6 +121,14 @@ impl List {
         }
     }
 
+    /// Keys of the first and the last entry.
+    pub(super) fn ends(&self) -> Option<(Key, Key)> {
+        let first = self.head()?;
+        let chain = Some(self.last).filter(|_| self.last != NO_KEY);
+        let last = chain.max(self.tree.last().copied())?;
+        Some((first, last))
+    }
+
     /// All keys, ascending.
     pub(super) fn keys<'a>(&'a self, entries: &'a Entries) -> Keys<'a> {
         Keys { entries, first: self.first.id, last: self.last.id, tree: self.tree.iter() }

@@ -138,6 +138,7 @@ impl Shares {
             let list = &self.lists[leaf as usize];
             let key = match policy.order() {
                 Order::Own => policy.head(&mut list.keys(&self.entries), now)?,
+                Order::Ends => super::end(list, policy, now)?,
                 Order::Value | Order::Rank => list.head()?,
             };
             Some(key.entry(class))

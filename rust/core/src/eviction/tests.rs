@@ -40,6 +40,16 @@ fn naive(name: &str, order: Order, a: &Entry, b: &Entry, now: u64) -> Ordering {
         // It knows nothing: the oldest goes.
         return (a.place, rest(a)).cmp(&(b.place, rest(b)));
     }
+    if name == "learned" {
+        // It knows nothing: of any age the lighter one goes. Its bits are the lower half of a place.
+        let weight = |entry: &Entry| {
+            let weight = f32::from_bits(u32::try_from(entry.place & 0xFFFF_FFFF).expect("masked"));
+            if weight.is_nan() { f32::INFINITY } else { weight }
+        };
+        return weight(a)
+            .total_cmp(&weight(b))
+            .then_with(|| (a.place, rest(a)).cmp(&(b.place, rest(b))));
+    }
     // Without a block `arc` gives up the list of class 2 first; `s3fifo` that of class 1, and
     // that of class 3 last.
     let list = match (name, a.class, b.class) {

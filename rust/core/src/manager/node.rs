@@ -9,7 +9,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::block::{BlockId, Departure, Layers, Structure, TierId, Token};
-use crate::policy::{Entry, Facts, Needs, Reload};
+use crate::policy::{Entry, Facts, LastUse, Needs, Reload};
 use crate::scope::{Known, ScopeId};
 use crate::tier::{Owner, ResidencyState, Write};
 use crate::time::{Nanos, Stamp, stamp};
@@ -17,6 +17,7 @@ use crate::trie::GroupSlice;
 
 use crate::manager::Manager;
 use crate::manager::kinds::Cause;
+use crate::manager::policy_feed::reuse::NewBlocks;
 use crate::manager::settings::DropOrder;
 
 /// Values that all blocks of a run share.
@@ -36,7 +37,10 @@ pub(super) struct Node {
 /// A path as ranges of blocks, one per run; few paths have more runs than turns.
 pub(super) type Runs = SmallVec<[Range<BlockId>; 12]>;
 
-/// Slices of trie groups that leave the trie, each with its use count.
+/// Ghosts of blocks that come back, as (blocks, ghost) per stretch of equal ones.
+type Ghosts = SmallVec<[(usize, u32); 8]>;
+
+/// Slices of trie groups that leave the trie, each with its ghost.
 pub(super) type GroupSlices = SmallVec<[(GroupSlice, u32); 16]>;
 
 impl Manager {
@@ -129,6 +133,11 @@ impl Manager {
             },
             price: self.price(block),
             reload: if index.needs(Needs::RELOAD) { self.reload(tier) } else { Reload::default() },
+            last_use: if index.needs(Needs::REUSE) {
+                self.feed.last_use(block)
+            } else {
+                LastUse::default()
+            },
         }
     }
 
@@ -262,6 +271,7 @@ impl Manager {
             }
         });
         self.refused.used(path);
+        self.use_known(path);
         if self.feed.events {
             for &block in path {
                 self.on_hit(block);
@@ -326,19 +336,27 @@ impl Manager {
     ) {
         let Known { root, seed, .. } = *self.scopes.get(node.scope);
         let known = path.len();
+        let mut ghosts = Ghosts::new();
         // New blocks may continue with the use counts that they had before eviction.
         if self.feed.has_ghosts() {
             let (mut rest, mut last) = (tokens, parent);
+            ghosts = self.ghosts_of(seed, parent, tokens);
+            if self.feed.learns() {
+                fill_gaps(&mut ghosts);
+            }
             // Blocks of one use count share a run.
-            for (blocks, uses) in self.uses_before_eviction(seed, parent, tokens) {
+            for &(blocks, ghost) in &ghosts {
                 let (now, later) = rest.split_at(blocks * self.block_tokens());
-                let node = Node { uses: node.uses + uses, ..node };
+                let node = Node { uses: node.uses + self.feed.uses_of(ghost), ..node };
                 self.blocks.extend(root, last, now, node, path);
                 (rest, last) = (later, path.last().copied());
             }
         } else {
             self.blocks.extend(root, parent, tokens, node, path);
         }
+        // Whoever adds blocks for a request has pinned them.
+        let used = node.refs > 0;
+        self.use_new(NewBlocks { blocks: &path[known..], ghosts: &ghosts, used });
         if self.feed.wants_inserts() {
             let mut tags = self.trie().tags(seed, parent);
             let mut before = parent;
@@ -349,18 +367,12 @@ impl Manager {
         }
     }
 
-    /// The use counts before eviction of blocks that are added, as (blocks, uses) per stretch of
-    /// equal counts.
-    fn uses_before_eviction(
-        &mut self,
-        seed: u64,
-        parent: Option<BlockId>,
-        tokens: &[Token],
-    ) -> SmallVec<[(usize, u32); 8]> {
-        let mut counts: SmallVec<[(usize, u32); 8]> = SmallVec::new();
-        let mut add = |blocks: usize, uses: u32| match counts.last_mut() {
-            Some((known, same)) if *same == uses => *known += blocks,
-            _ => counts.push((blocks, uses)),
+    /// The ghosts of blocks that are added.
+    fn ghosts_of(&mut self, seed: u64, parent: Option<BlockId>, tokens: &[Token]) -> Ghosts {
+        let mut counts = Ghosts::new();
+        let mut add = |blocks: usize, ghost: u32| match counts.last_mut() {
+            Some((known, same)) if *same == ghost => *known += blocks,
+            _ => counts.push((blocks, ghost)),
         };
         // All lines are prefetched before the first is read.
         let slices = self
@@ -369,7 +381,7 @@ impl Manager {
             .inspect(|slice| self.feed.prefetch_line(slice));
         let slices: SmallVec<[GroupSlice; 8]> = slices.collect();
         for slice in slices {
-            self.feed.take_uses(&slice, &mut add);
+            self.feed.take_ghosts(&slice, &mut add);
         }
         counts
     }
@@ -439,9 +451,24 @@ impl Manager {
             let Node { scope, uses, .. } = *self.node(blocks.start);
             let (seed, before) = (self.scopes.get(scope).seed, self.trie().parent(blocks.start));
             let first = all.len();
+            let mut block = blocks.start;
             for slice in self.trie().slices(seed, before, self.trie().tokens_of(blocks)) {
                 self.feed.prefetch_line(&slice);
-                all.push((slice, uses));
+                let mut ghost = self.feed.ghost_of(block, uses);
+                let mut places = slice.places.start..slice.places.end;
+                block += u32::try_from(places.len()).expect("a group");
+                // Blocks of one run may be of different turns.
+                if self.feed.learns() {
+                    for place in slice.places.clone().skip(1) {
+                        let next = self.feed.ghost_of(block - (slice.places.end - place), uses);
+                        if next != ghost {
+                            let part = places.start..place;
+                            all.push((GroupSlice { places: part, ..slice.clone() }, ghost));
+                            (ghost, places.start) = (next, place);
+                        }
+                    }
+                }
+                all.push((GroupSlice { places, ..slice }, ghost));
             }
             all[first..].reverse();
         }
@@ -450,8 +477,8 @@ impl Manager {
 
     /// Puts slices that left the trie into the ghost table.
     pub(super) fn remember(&mut self, slices: &GroupSlices) {
-        for (slice, uses) in slices {
-            self.feed.put_uses(slice, *uses);
+        for (slice, ghost) in slices {
+            self.feed.put_ghosts(slice, *ghost);
         }
     }
 
@@ -499,5 +526,17 @@ impl Manager {
             self.prices.forget(block);
             self.ages.forget(block);
         }
+    }
+}
+
+/// Gives blocks whose ghosts were lost, before one that has its own, that one's: no path is known
+/// without the blocks before it.
+fn fill_gaps(ghosts: &mut Ghosts) {
+    let mut behind = 0;
+    for (_, ghost) in ghosts.iter_mut().rev() {
+        if *ghost == 0 {
+            *ghost = behind;
+        }
+        behind = *ghost;
     }
 }

@@ -4,14 +4,17 @@
 //! are kept only if a policy needs them. Cost: nothing where no policy of the manager needs any;
 //! otherwise O(1) per block that is inserted, hit or evicted, beside the policy's own.
 
+pub(super) mod reuse;
+
 use crate::block::{BlockId, TierId};
 use crate::eviction::{EvictionIndex, GhostTable};
 use crate::paged_vec::PagedVec;
-use crate::policy::{Event, Needs};
+use crate::policy::{Event, LastUse, MOST_USES, Needs, pack, unpack};
 use crate::tier::ResidencyState;
 use crate::trie::GroupSlice;
 
 use crate::manager::{Manager, Tier};
+use reuse::Uses;
 
 /// Context of the request that is served, for events.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,6 +27,8 @@ pub(crate) struct RequestContext {
     added: u32,
     /// Blocks of its prompt.
     blocks: u32,
+    /// Its turn, by blocks that were evicted as well; kept if a policy learns.
+    run: u8,
 }
 
 impl RequestContext {
@@ -51,14 +56,19 @@ pub(super) struct PolicyFeed {
     turns: PagedVec<(u32, u64)>,
     /// Uses of evicted blocks, if a policy needs them.
     ghosts: Option<GhostTable>,
+    /// Uses of blocks, if a policy learns. Then a ghost is a block's turn and uses.
+    uses: Option<Uses>,
 }
 
 impl PolicyFeed {
     /// Empty tables for the needs of these tiers' policies.
     pub(super) fn new(tiers: &[Tier]) -> Self {
         let any = |needs| tiers.iter().any(|tier| tier.eviction.needs(needs));
-        let past = tiers.iter().filter(|tier| tier.eviction.needs(Needs::PAST_USES));
-        let capacity: u64 = past.map(|tier| u64::from(tier.spec.blocks)).sum();
+        let room = |needs: &[Needs]| -> u64 {
+            let such = |tier: &&Tier| needs.iter().any(|&needs| tier.eviction.needs(needs));
+            tiers.iter().filter(such).map(|tier| u64::from(tier.spec.blocks)).sum()
+        };
+        let (capacity, learned) = (room(&[Needs::PAST_USES, Needs::REUSE]), room(&[Needs::REUSE]));
         Self {
             events: any(Needs::EVENTS),
             counts_turns: any(Needs::TURNS),
@@ -67,6 +77,7 @@ impl PolicyFeed {
             tags: PagedVec::new(0),
             turns: PagedVec::new((0, 0)),
             ghosts: (capacity > 0).then(|| GhostTable::new(capacity)),
+            uses: (learned > 0).then(|| Uses::new(learned)),
         }
     }
 
@@ -78,11 +89,39 @@ impl PolicyFeed {
     }
 
     /// Takes a slice's ghosts out of the table; `each` gets numbers of consecutive blocks and their
-    /// uses before eviction.
-    pub(super) fn take_uses(&mut self, slice: &GroupSlice, each: impl FnMut(usize, u32)) {
+    /// ghosts.
+    pub(super) fn take_ghosts(&mut self, slice: &GroupSlice, each: impl FnMut(usize, u32)) {
         if let Some(ghosts) = &mut self.ghosts {
             ghosts.take(slice, each);
         }
+    }
+
+    /// Place and ghost of the last of a slice's blocks that has one.
+    fn last_ghost(&self, slice: &GroupSlice) -> Option<(u32, u32)> {
+        self.ghosts.as_ref()?.last(slice)
+    }
+
+    /// The uses that a ghost stands for.
+    pub(super) fn uses_of(&self, ghost: u32) -> u32 {
+        if self.uses.is_none() { ghost } else { unpack(ghost).map_or(0, |(_, uses)| uses) }
+    }
+
+    /// The ghost of a block with so many uses that leaves the trie.
+    pub(super) fn ghost_of(&self, block: BlockId, uses: u32) -> u32 {
+        match &self.uses {
+            Some(known) => pack(known.last[block].turn, uses),
+            None => uses.clamp(1, MOST_USES),
+        }
+    }
+
+    /// Whether a block's ghost is its own, not its run's.
+    pub(super) fn learns(&self) -> bool {
+        self.uses.is_some()
+    }
+
+    /// A block's last use, where a policy learns.
+    pub(super) fn last_use(&self, block: BlockId) -> LastUse {
+        self.uses.as_ref().and_then(|uses| uses.last.get(block)).copied().unwrap_or_default()
     }
 
     /// A block was inserted into the trie.
@@ -108,20 +147,20 @@ impl PolicyFeed {
         self.events || self.counts_turns
     }
 
-    /// Whether it needs [`PolicyFeed::put_uses`].
+    /// Whether it needs [`PolicyFeed::put_ghosts`].
     pub(super) fn keeps_ghosts(&self) -> bool {
         self.ghosts.is_some()
     }
 
-    /// Puts the uses of blocks that leave the trie into the ghost table.
-    pub(super) fn put_uses(&mut self, slice: &GroupSlice, uses: u32) {
+    /// Puts the ghost of blocks that leave the trie into the table.
+    pub(super) fn put_ghosts(&mut self, slice: &GroupSlice, ghost: u32) {
         if let Some(ghosts) = &mut self.ghosts {
-            ghosts.put(slice, uses);
+            ghosts.put(slice, ghost);
         }
     }
 
-    /// Begins to serve a request of so many blocks, which found `path`.
-    pub(super) fn begin_request(&mut self, path: &[BlockId], blocks: usize) {
+    /// Begins to serve a request of so many blocks, which found `path` and is in turn `run`.
+    pub(super) fn begin_request(&mut self, path: &[BlockId], blocks: usize, run: u8) {
         let count = |blocks: usize| u32::try_from(blocks).unwrap_or(u32::MAX);
         let turn = path.last().and_then(|&last| self.turns.get(last));
         self.requests += 1;
@@ -130,6 +169,7 @@ impl PolicyFeed {
             turn: turn.map_or(0, |turn| turn.0),
             added: count(blocks.saturating_sub(path.len())),
             blocks: count(blocks),
+            run,
         };
     }
 }
@@ -213,15 +253,15 @@ mod tests {
     #[test]
     fn a_turn_is_a_request_that_made_the_path_longer() {
         let mut feed = PolicyFeed { counts_turns: true, events: true, ..PolicyFeed::new(&[]) };
-        feed.begin_request(&[], 2);
+        feed.begin_request(&[], 2, 0);
         assert_eq!((feed.request.turn, feed.request.added, feed.request.blocks), (0, 2, 2));
         feed.on_insert(None, 0, 1);
         feed.on_insert(Some(0), 1, 2);
         let first = feed.request;
-        feed.begin_request(&[0], 3);
+        feed.begin_request(&[0], 3, 0);
         assert_eq!((feed.request.turn, feed.request.added), (1, 2));
         feed.on_insert(Some(0), 2, 7);
-        feed.begin_request(&[0, 2], 2);
+        feed.begin_request(&[0, 2], 2, 0);
         assert_eq!((feed.request.turn, feed.request.added), (2, 0));
         // The first request goes on: still its own turn.
         feed.request = first;
@@ -233,11 +273,11 @@ mod tests {
     #[test]
     fn nothing_is_kept_without_a_need() {
         let mut feed = PolicyFeed::new(&[]);
-        feed.begin_request(&[], 9);
+        feed.begin_request(&[], 9, 0);
         feed.on_insert(None, 5, 1);
         let slice = GroupSlice { group: 1, places: 0..1, checks: 0 };
-        feed.put_uses(&slice, 3);
-        feed.take_uses(&slice, |_, _| unreachable!("nothing is kept"));
+        feed.put_ghosts(&slice, 3);
+        feed.take_ghosts(&slice, |_, _| unreachable!("nothing is kept"));
         assert!(!feed.has_ghosts());
         assert_eq!((feed.tags.get(0), feed.turns.get(0)), (None, None));
     }

@@ -35,6 +35,21 @@ pub struct Facts {
     pub price: Option<f64>,
     /// Time to load it, if the policy needs that.
     pub reload: Reload,
+    /// Its last use, if the policy needs that.
+    pub last_use: LastUse,
+}
+
+/// Last use of a block by a request, as policies that learn see it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LastUse {
+    /// Number of the request, modulo 2^32.
+    pub request: u32,
+    /// Mean cost of a token of the unshared suffix that the block ended then.
+    pub weight: f32,
+    /// Class of the life that began with it.
+    pub class: u8,
+    /// The turn that stored the block.
+    pub turn: u8,
 }
 
 /// Times to load a block, from its tier and from the tier that it would go to.

@@ -10,7 +10,7 @@
 //! requests; eight touches per block of capacity are held.
 
 mod directory;
-mod rates;
+pub(super) mod rates;
 
 use std::cmp::Ordering;
 

@@ -1,4 +1,4 @@
-//! `retention`, the default: `uses * base_cost / idle`.
+//! `retention`: `uses * base_cost / idle`.
 //!
 //! Invariant: within one path the cost grows with depth at equal uses. Uses count up to
 //! [`MOST_USES`]; without reuse they do not count, which is Pensieve's plain formula. Cost:

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Entry, Event, Facts, Policy, Reload, Setup, by_name};
+use super::{Entry, Event, Facts, LastUse, Policy, Reload, Setup, by_name, class_of};
 use crate::block::{BlockId, Departure, Layers};
 use crate::cost::CostModel;
 use crate::eviction::EvictionIndex;
@@ -29,6 +29,7 @@ pub(crate) fn facts(context: u64, block: u32, session_blocks: u32) -> Facts {
         departure: Departure::Demote,
         price: None,
         reload: Reload { tokens: 32, here: 0, below: Some(20) },
+        last_use: LastUse::default(),
     }
 }
 
@@ -125,6 +126,7 @@ impl TestCache {
     /// Serves a path: resident blocks are hit, missing ones become resident. Returns the victims, and
     /// checks each of them.
     pub(super) fn request(&mut self, path: &[BlockId]) -> Vec<BlockId> {
+        self.eviction.on_request(self.requests, None);
         self.requests += 1;
         let now = self.requests * 10;
         for id in path {
@@ -154,6 +156,10 @@ impl TestCache {
             let kept = self.kept.entry(id).or_insert(Kept { parent, facts: fresh });
             kept.facts.uses += 1;
             kept.facts.access = now;
+            let request = u32::try_from(self.requests).expect("a short trace");
+            let end = depth as usize + 1 == path.len();
+            let (weight, class) = (1.0 + 0.5 * real(depth), class_of(0, kept.facts.uses - 1, end));
+            kept.facts.last_use = LastUse { request, weight, class, turn: 0 };
             let facts = kept.facts;
             let (tag, cost) = (Tags::of(0).next(&[id]), &self.cost);
             let last = depth as usize + 1 == path.len();
@@ -173,13 +179,13 @@ impl TestCache {
         victims
     }
 
-    /// Whether the policy considers an entry: `hazard` takes the first and last of each class only.
+    /// Whether the policy considers an entry: `hazard` and `learned` take the first and last of each class only.
     fn offered(&self, entry: &Entry) -> bool {
         let rank = |entry: &Entry| (self.priority(entry.id), entry.class);
         let same = self.eviction.entries().filter(|other| rank(other) == rank(entry));
         let keys: Vec<_> = same.map(|other| other.key()).collect();
         let end = keys.first() == Some(&entry.key()) || keys.last() == Some(&entry.key());
-        end || self.name != "hazard"
+        end || !["hazard", "learned"].contains(&self.name.as_str())
     }
 
     fn priority(&self, id: BlockId) -> Priority {
@@ -202,4 +208,9 @@ impl TestCache {
             }
         }
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "depths are small")]
+fn real(depth: u32) -> f32 {
+    depth as f32
 }

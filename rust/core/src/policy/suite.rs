@@ -33,6 +33,8 @@ fn each_policy_has_its_order_on_a_small_trace() -> Result<()> {
         ("weighted", true, [3, 2, 0, 1]),
         ("checkerboard", true, [2, 3, 0, 1]),
         ("restore", true, [3, 2, 0, 1]),
+        // No use is known: all weigh nothing.
+        ("learned", true, [0, 1, 2, 3]),
     ];
     assert!(NAMES.iter().all(|name| expected.iter().any(|(known, ..)| known == name)));
     let cost = CostModel::default_curve(1.0)?;
@@ -209,6 +211,10 @@ fn each_policy_has_its_victims_on_a_small_trace() {
         (
             "restore",
             &[41, 20, 40, 30, 12, 11, 10, 52, 51, 50, 41, 21, 20, 60, 40, 71, 31, 30, 13, 12],
+        ),
+        (
+            "learned",
+            &[20, 41, 40, 30, 52, 51, 50, 60, 12, 11, 10, 21, 20, 41, 40, 71, 70, 80, 31, 30, 71],
         ),
     ];
     assert!(NAMES.iter().all(|name| expected.iter().any(|(known, _)| known == name)));

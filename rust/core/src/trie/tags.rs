@@ -52,6 +52,16 @@ pub struct GroupSlice {
     pub checks: u64,
 }
 
+/// Whether a block is among the eighth that is sampled: by three of its tokens and its depth, the same
+/// whenever it returns.
+#[must_use]
+pub fn sampled(tokens: &[Token], depth: u32) -> bool {
+    let at = |at: usize| u64::from(tokens[at]);
+    let last = tokens.len() - 1;
+    let word = at(0) ^ at(tokens.len() / 2) << 16 ^ at(last) << 32;
+    fold(SEED ^ u64::from(depth), word).is_multiple_of(8)
+}
+
 /// Iterator of the tags of consecutive blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Tags {

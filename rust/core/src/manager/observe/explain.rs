@@ -5,13 +5,13 @@
 use crate::block::{BlockId, Departure, Handle, Layers, TierId};
 use crate::error::{Error, Result};
 use crate::hint::Priority;
-use crate::policy::{Facts, Terms};
+use crate::policy::{Facts, LastUse, Terms};
 use crate::time::{Nanos, stamp};
 
 use crate::manager::Manager;
 
 /// Explanation of a block's rank on a tier at a time.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
     /// The factors and their product.
     pub terms: Terms,
@@ -25,6 +25,8 @@ pub struct Explanation {
     pub rank: Option<usize>,
     /// The layers that would be evicted next.
     pub layers: Layers,
+    /// The value in words, under a policy that learns it.
+    pub words: Option<String>,
 }
 
 impl Manager {
@@ -105,6 +107,7 @@ impl Manager {
             priority: self.band(tier, id).priority,
             rank: index.rank(id, stamp(now)),
             layers: leaving,
+            words: policy.words(&facts, &self.settings.cost),
         })
     }
 
@@ -141,6 +144,7 @@ impl Manager {
             departure: Departure::Demote,
             price: None,
             reload: self.reload(tier),
+            last_use: LastUse::default(),
         };
         Ok(self.tiers[tier].eviction.policy().terms(&facts, &self.settings.cost))
     }

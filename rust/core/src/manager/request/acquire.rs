@@ -206,7 +206,14 @@ impl Manager {
             }
         };
         // From here on nothing fails.
-        self.feed.begin_request(&path, ask.tokens.len() / self.block_tokens());
+        let run = if self.feed.learns() {
+            let content = self.scopes.digests.content(&ask.scope, 0, ask.tokens);
+            self.next_turn(scope, &path, &content)
+        } else {
+            0
+        };
+        self.feed.begin_request(&path, ask.tokens.len() / self.block_tokens(), run);
+        self.pass_request();
         for miss in missing.iter().filter(|miss| miss.reclaim) {
             self.reclaim(miss.block);
         }

@@ -1,4 +1,4 @@
-//! Estimator of reuse rates by class of touch and age, from counts of lifetimes.
+//! Estimator of reuse rates by class of touch and age, from counts of lifetimes; `learned` uses it too.
 //!
 //! A class with few lifetimes is shrunk towards its group, a group towards all. Invariant: rates are finite, and no
 //! hazard is above 0.98. Cost: O(classes * buckets^2) per update, every 128 requests.
@@ -7,7 +7,7 @@
 pub(super) const CLASSES: usize = TURNS * (HITS * SIZES + 1);
 
 /// Ages of requests, two buckets to the octave.
-pub(super) const BUCKETS: usize = 28;
+pub(in crate::policy) const BUCKETS: usize = 28;
 
 const TURNS: usize = 4;
 const HITS: usize = 5;
@@ -22,13 +22,13 @@ const PRIOR: f64 = 128.0;
 const MOST_HAZARD: f64 = 0.98;
 
 /// One number per bucket of age.
-pub(super) type Rates = [f64; BUCKETS];
+pub(in crate::policy) type Rates = [f64; BUCKETS];
 
 /// Lifetimes by age: how many reached it, and how many ended there by another touch.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counts {
-    pub(super) reached: Rates,
-    pub(super) ended: Rates,
+pub(in crate::policy) struct Counts {
+    pub(in crate::policy) reached: Rates,
+    pub(in crate::policy) ended: Rates,
 }
 
 impl Counts {
@@ -40,7 +40,7 @@ impl Counts {
     }
 
     /// Halves the counts, so that recent lifetimes weigh more than old ones.
-    pub(super) fn halve(&mut self) {
+    pub(in crate::policy) fn halve(&mut self) {
         for count in self.reached.iter_mut().chain(&mut self.ended) {
             *count /= 2.0;
         }
@@ -60,7 +60,7 @@ fn group_of(class: usize) -> usize {
 }
 
 /// The bucket of an age.
-pub(super) fn bucket(age: u16) -> usize {
+pub(in crate::policy) fn bucket(age: u16) -> usize {
     let age = u64::from(age.max(1));
     let octave = age.ilog2();
     let upper = (age * age) >> (2 * octave + 1);
@@ -68,7 +68,7 @@ pub(super) fn bucket(age: u16) -> usize {
 }
 
 /// The first age of a bucket.
-pub(super) fn start(bucket: usize) -> u64 {
+pub(in crate::policy) fn start(bucket: usize) -> u64 {
     let square = 1_u64 << bucket;
     let root = square.isqrt();
     root + u64::from(root * root < square)
@@ -76,7 +76,17 @@ pub(super) fn start(bucket: usize) -> u64 {
 
 /// Reuse rate of every class at every age.
 pub(super) fn learn(classes: &[Counts]) -> Vec<Rates> {
-    let mut groups = vec![Counts::default(); GROUPS];
+    learn_by(classes, GROUPS, group_of, PRIOR)
+}
+
+/// The same for classes in other groups, with the weight `prior` of the wider class's estimate.
+pub(in crate::policy) fn learn_by(
+    classes: &[Counts],
+    number: usize,
+    group_of: impl Fn(usize) -> usize,
+    prior: f64,
+) -> Vec<Rates> {
+    let mut groups = vec![Counts::default(); number];
     let mut all = Counts::default();
     for (class, counts) in classes.iter().enumerate() {
         groups[group_of(class)].add(counts);
@@ -86,8 +96,8 @@ pub(super) fn learn(classes: &[Counts]) -> Vec<Rates> {
         let (own, group) = (&classes[class], &groups[group_of(class)]);
         // The constants keep empty classes finite.
         let widest = (all.ended[b] + 0.5) / (all.reached[b] + all.ended[b].min(1.0) + 10.0);
-        let wide = (group.ended[b] + PRIOR * widest) / (group.reached[b] + PRIOR);
-        let hazard = (own.ended[b] + PRIOR * wide) / (own.reached[b] + PRIOR);
+        let wide = (group.ended[b] + prior * widest) / (group.reached[b] + prior);
+        let hazard = (own.ended[b] + prior * wide) / (own.reached[b] + prior);
         hazard.min(MOST_HAZARD)
     };
     let rates = |class| worth(&std::array::from_fn(|b| hazard(class, b)));

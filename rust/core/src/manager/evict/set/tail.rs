@@ -65,7 +65,7 @@ impl Manager {
             set.spare[tier] += more;
             first = front;
         }
-        let mut next = None;
+        let (mut next, mut chosen, band) = (None, tail, self.band(tier, last));
         // The policy could not tell: compare block by block, as the index would.
         while first > run.start {
             let block = first - 1;
@@ -77,11 +77,13 @@ impl Manager {
             }
             let entry = self.entry(tier, block, self.all_layers());
             // Another branch has the lowest value now.
-            if !self.leaves_next(tier, entry, &mut next, now) {
+            let follows = self.tiers[tier].eviction.follows(&entry, &chosen, band)
+                && self.band(tier, block) == band;
+            if !follows && !self.leaves_next(tier, entry, &mut next, now) {
                 break;
             }
             self.choose_last(set, tier, block);
-            first = block;
+            (first, chosen) = (block, entry);
         }
         let (blocks, layers) = (last + 1 - first, self.all_layers());
         set.victims.push(Victim { tier, block: last, blocks, layers, fate, idle: true });
@@ -102,7 +104,8 @@ impl Manager {
         let parent = self.trie().parent(first)?;
         let entry = self.exposed(set, tier, parent, self.trie().only_child(first))?;
         // A policy with an order of its own must see every entry.
-        let compared = self.tiers[tier].eviction.policy().order() != Order::Own;
+        let order = self.tiers[tier].eviction.policy().order();
+        let compared = !matches!(order, Order::Own | Order::Ends);
         // Comparing is cheaper than a link and an unlink.
         if compared && set.spare[tier] < wanted && self.leaves_next(tier, entry, &mut None, now) {
             return Some(entry);
@@ -133,7 +136,7 @@ impl Manager {
     ) -> bool {
         let (band, index) = (self.band(tier, entry.id), &mut self.tiers[tier].eviction);
         // Such a policy compares only linked entries.
-        if index.policy().order() == Order::Own {
+        if matches!(index.policy().order(), Order::Own | Order::Ends) {
             index.link(entry, band);
             let first = index.victim(stamp(now));
             index.unlink(entry.id);

@@ -1,0 +1,175 @@
+//! Uses for policies that learn: the last one of each block, the turns of conversations, and lives.
+//!
+//! Invariant: a block of the trie has its last use from its insertion on; a request uses a block once.
+//! Cost: nothing where no policy learns; otherwise O(1) per block that a request uses, a hash of
+//! three tokens for all and of all tokens for one in eight.
+
+use crate::block::{BlockId, Token};
+use crate::paged_vec::PagedVec;
+use crate::policy::{LastUse, Lives, class_of, unpack};
+use crate::scope::ScopeId;
+use crate::trie::{Trie, sampled};
+
+use crate::manager::Manager;
+use crate::manager::node::Node;
+use crate::manager::policy_feed::RequestContext;
+
+/// Blocks whose paths are one request's, from `parent` on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewBlocks<'a> {
+    pub(crate) blocks: &'a [BlockId],
+    /// Ghosts that they had, for consecutive blocks; 0 where there was none.
+    pub(crate) ghosts: &'a [(usize, u32)],
+    /// Whether a request uses them; otherwise their bytes are from elsewhere.
+    pub(crate) used: bool,
+}
+
+/// Last uses and lives.
+#[derive(Debug)]
+pub(super) struct Uses {
+    pub(super) last: PagedVec<LastUse>,
+    pub(super) lives: Lives,
+}
+
+impl Uses {
+    /// Empty, for tiers of so many blocks.
+    pub(super) fn new(capacity: u64) -> Self {
+        Self { last: PagedVec::new(LastUse::default()), lives: Lives::new(capacity) }
+    }
+
+    /// A request uses a block that it did not use before.
+    fn add(
+        &mut self,
+        trie: &Trie<Node>,
+        seed: u64,
+        (block, depth): (BlockId, u32),
+        last_use: LastUse,
+        request: u64,
+    ) {
+        self.last.put(block, last_use);
+        let tokens = trie.tokens(block);
+        if sampled(tokens, depth) {
+            let tag = trie.tags(seed, trie.parent(block)).next(tokens);
+            let print = u32::try_from(tag >> 32).expect("half of the bits");
+            self.lives.use_again(print, last_use.class, request);
+        }
+    }
+}
+
+impl RequestContext {
+    /// The class of its use of a block that had so many uses before.
+    fn class(&self, depth: u32, uses: u32) -> u8 {
+        class_of(self.run, uses, depth + 1 == self.blocks)
+    }
+}
+
+impl Manager {
+    /// Turn of a request for these tokens, of which `path` was found: one more than that of the path
+    /// that is known, if it extends that.
+    pub(crate) fn next_turn(
+        &self,
+        scope: Option<ScopeId>,
+        path: &[BlockId],
+        tokens: &[Token],
+    ) -> u8 {
+        let Some(uses) = &self.feed.uses else { return 0 };
+        let (size, all) = (self.block_tokens(), tokens.len() / self.block_tokens());
+        let mut last = path.last().copied();
+        let (mut known, mut turn) = (path.len(), 0);
+        if let Some(scope) = scope {
+            let known_scope = self.scopes.get(scope);
+            // Blocks that the plan computes again though they are here.
+            while let Some(block) = (known < all)
+                .then(|| &tokens[known * size..(known + 1) * size])
+                .and_then(|tokens| self.trie().child(known_scope.root, last, tokens))
+            {
+                (known, last) = (known + 1, Some(block));
+            }
+            turn = last.map_or(0, |block| uses.last[block].turn);
+            if known < all && self.feed.has_ghosts() {
+                let rest = &tokens[known * size..all * size];
+                let mut at = known;
+                for slice in self.trie().slices(known_scope.seed, last, rest) {
+                    // A group without a ghost may have lost it: those behind it tell.
+                    if let Some((place, ghost)) = self.feed.last_ghost(&slice) {
+                        turn = unpack(ghost).map_or(turn, |(turn, _)| turn);
+                        known = at + (place + 1 - slice.places.start) as usize;
+                    }
+                    at += slice.places.len();
+                }
+            }
+        }
+        turn.saturating_add(u8::from(known < all)).min(7)
+    }
+
+    /// A request has begun: the policies that learn are told what lives have taught.
+    pub(crate) fn pass_request(&mut self) {
+        let Some(uses) = &mut self.feed.uses else { return };
+        let learned = uses.lives.learn(self.feed.requests);
+        for tier in &mut self.tiers {
+            tier.eviction.on_request(self.feed.requests, learned.as_ref());
+        }
+    }
+
+    /// The request that is served uses blocks of one path, whose uses are counted already.
+    pub(crate) fn use_known(&mut self, path: &[BlockId]) {
+        let Self { feed, blocks, scopes, settings, .. } = self;
+        let (Some(uses), Some(&first)) = (&mut feed.uses, path.first()) else { return };
+        let trie = blocks.trie();
+        let tokens = u64::from(settings.block_tokens) * u64::from(settings.token_weight);
+        let low = u32::try_from(feed.requests & u64::from(u32::MAX)).expect("masked");
+        let seed = scopes.get(trie.value(first).scope).seed;
+        let (mut depth, mut start) = (trie.depth(first), None);
+        for (run, node) in trie.along(path) {
+            // Along a chain without a branch the start stays.
+            start = start.filter(|_| trie.only_child(run.start)).or(Some(trie.start(run.start)));
+            let start = u64::from(start.unwrap_or_default()) * tokens;
+            for block in run {
+                let known = uses.last[block];
+                if known.request != low {
+                    let middle = u64::midpoint(start, u64::from(depth) * tokens);
+                    let class = feed.request.class(depth, node.uses.saturating_sub(1));
+                    let weight = weight(settings.cost.base(middle));
+                    let last_use = LastUse { request: low, weight, class, ..known };
+                    uses.add(trie, seed, (block, depth), last_use, feed.requests);
+                }
+                depth += 1;
+            }
+        }
+    }
+
+    /// Blocks of one path were added to the trie.
+    pub(crate) fn use_new(&mut self, new: NewBlocks<'_>) {
+        let Self { feed, blocks, scopes, settings, .. } = self;
+        let (Some(uses), Some(&first)) = (&mut feed.uses, new.blocks.first()) else { return };
+        let trie = blocks.trie();
+        let tokens = u64::from(settings.block_tokens) * u64::from(settings.token_weight);
+        let low = u32::try_from(feed.requests & u64::from(u32::MAX)).expect("masked");
+        let seed = scopes.get(trie.value(first).scope).seed;
+        let start = u64::from(trie.start(first)) * tokens;
+        let mut ghosts = new.ghosts.iter().flat_map(|&(n, ghost)| std::iter::repeat_n(ghost, n));
+        for (depth, &block) in (trie.depth(first)..).zip(new.blocks) {
+            let ghost = unpack(ghosts.next().unwrap_or(0));
+            let middle = u64::midpoint(start, u64::from(depth) * tokens);
+            let weight = weight(settings.cost.base(middle));
+            let run = if new.used { feed.request.run } else { 1 };
+            let (turn, before) = ghost.unwrap_or((run, 0));
+            let class = if new.used {
+                feed.request.class(depth, before)
+            } else {
+                class_of(turn, trie.value(block).uses.saturating_sub(1), false)
+            };
+            let last_use = LastUse { request: low, weight, class, turn };
+            if new.used {
+                uses.add(trie, seed, (block, depth), last_use, feed.requests);
+            } else {
+                uses.last.put(block, last_use);
+            }
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "seven digits are enough")]
+fn weight(cost: f64) -> f32 {
+    cost as f32
+}

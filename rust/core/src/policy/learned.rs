@@ -1,0 +1,225 @@
+//! `learned`: expected reuse per request times cost, small enough to be the default.
+//!
+//! As `hazard`, with classes by turn and hits: how often lives, from one use of a block to the next,
+//! ended at each age says how soon a block of a class comes back. [`Lives`] counts an eighth of the
+//! blocks, for all tiers of a manager together, and a [`Reuse`] passes on what they taught. The
+//! policy has no state per block: class, request and weight of a block's last use are its entry.
+//! Invariant: a class's candidates are its oldest and its youngest entry, so a victim is the least of
+//! these, not of all in between. Cost: O(classes) per victim that is no neighbour of the one before.
+
+pub(crate) mod lives;
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use super::hazard::rates::{BUCKETS, Counts, Rates, bucket, learn_by, start};
+use super::{Entry, Facts, Needs, Order, Policy, Terms};
+use crate::cost::CostModel;
+use crate::time::Nanos;
+
+/// Most turns and most hits that are told apart.
+const MOST: u8 = 7;
+
+/// One for each (turn, hits), and one for the last block of a prompt by turn.
+const CLASSES: usize = 72;
+
+/// The first class of last blocks.
+const LAST: u8 = 64;
+
+/// Classes with turns up to 3 and hits up to 4 are a group, and all last blocks are one.
+const GROUPS: usize = 21;
+
+/// One block in so many is sampled.
+pub(crate) const SAMPLED: u64 = 8;
+
+/// Weight of the wider class's estimate, in lives: 128 of all blocks.
+const PRIOR: f64 = 16.0;
+
+/// The class of a use in a request's turn `turn`, after so many earlier ones of the block; `last` if
+/// the block is the prompt's last one.
+pub(crate) fn class_of(turn: u8, hits: u32, last: bool) -> u8 {
+    let (turn, hits) = (turn.min(MOST), u8::try_from(hits).unwrap_or(MOST).min(MOST));
+    if last { LAST + turn } else { 8 * turn + hits }
+}
+
+fn group_of(class: usize) -> usize {
+    if class >= usize::from(LAST) {
+        GROUPS - 1
+    } else {
+        (class / 8).min(3) * 5 + (class % 8).min(4)
+    }
+}
+
+/// Turn and uses of a block that leaves the trie in the six bits of a ghost.
+pub(crate) fn pack(turn: u8, uses: u32) -> u32 {
+    // A turn is at least one, so these are never 0.
+    u32::from(turn.clamp(1, MOST)) << 3 | uses.saturating_sub(1).min(u32::from(MOST))
+}
+
+/// Turn and uses of such a ghost; none for 0.
+pub(crate) fn unpack(ghost: u32) -> Option<(u8, u32)> {
+    let turn = u8::try_from(ghost >> 3 & 7).expect("three bits");
+    (ghost > 0).then_some((turn, (ghost & 7) + 1))
+}
+
+/// What lives have taught: how soon the blocks of each class come back.
+#[derive(Clone, Debug)]
+pub struct Reuse {
+    /// Best rate of reuse per request, by class and age.
+    index: Vec<Rates>,
+    counts: Vec<Counts>,
+}
+
+impl Reuse {
+    /// Learns from lives by class and age.
+    fn learn(counts: &[Counts]) -> Self {
+        Self { index: learn_by(counts, GROUPS, group_of, PRIOR), counts: counts.to_vec() }
+    }
+}
+
+/// Learned rates of reuse, shared by the tiers of a manager.
+#[derive(Debug)]
+pub(super) struct Learned {
+    /// Number of the latest request.
+    request: u64,
+    reuse: Arc<Reuse>,
+}
+
+impl Default for Learned {
+    fn default() -> Self {
+        Self { request: 0, reuse: Arc::new(Reuse::learn(&vec![Counts::default(); CLASSES])) }
+    }
+}
+
+impl Learned {
+    /// Requests since an entry's last use, as the next request will count them.
+    fn age(&self, place: u64) -> u16 {
+        let now = (self.request + 1) & u64::from(u32::MAX);
+        u16::try_from(now.saturating_sub(place >> 32)).unwrap_or(u16::MAX)
+    }
+
+    /// Expected reuse per request, times weight.
+    fn rate(&self, entry: &Entry) -> f64 {
+        let class = usize::try_from(entry.class).unwrap_or(CLASSES).min(CLASSES - 1);
+        self.reuse.index[class][bucket(self.age(entry.place))] * weight(entry.place)
+    }
+
+    fn entry(&self, facts: &Facts, cost: &CostModel) -> Entry {
+        let place = place(facts.last_use.request, self.terms(facts, cost).cost);
+        Entry { class: u64::from(facts.last_use.class), place, tie: 0, id: facts.id }
+    }
+}
+
+/// The request of the last use above the weight: of one use the lighter block comes first.
+fn place(request: u32, weight: f64) -> u64 {
+    #[expect(clippy::cast_possible_truncation, reason = "seven digits are enough")]
+    let weight = weight as f32;
+    u64::from(request) << 32 | u64::from(weight.to_bits())
+}
+
+/// The weight of a place; infinite where the bits are no number.
+fn weight(place: u64) -> f64 {
+    let bits = u32::try_from(place & u64::from(u32::MAX)).expect("masked");
+    let weight = f32::from_bits(bits);
+    if weight.is_nan() { f64::INFINITY } else { f64::from(weight) }
+}
+
+impl Policy for Learned {
+    fn terms(&self, facts: &Facts, _cost: &CostModel) -> Terms {
+        let base = facts.price_or(f64::from(facts.last_use.weight));
+        Terms { base, cost: base, ..Terms::NONE }
+    }
+
+    fn order(&self) -> Order {
+        Order::Ends
+    }
+
+    fn class(&self, facts: &Facts, _cost: &CostModel) -> u64 {
+        u64::from(facts.last_use.class)
+    }
+
+    fn place(&self, facts: &Facts) -> u64 {
+        place(facts.last_use.request, facts.price_or(f64::from(facts.last_use.weight)))
+    }
+
+    fn compare(&self, a: &Entry, b: &Entry, _now: Nanos) -> Ordering {
+        self.rate(a).total_cmp(&self.rate(b)).then_with(|| (a.place, a).cmp(&(b.place, b)))
+    }
+
+    fn follows(&self, before: &Entry, chosen: &Entry) -> bool {
+        // Of one class and one request the lighter one is worth less at any time.
+        before.class == chosen.class
+            && before.place >> 32 == chosen.place >> 32
+            && before.place <= chosen.place
+    }
+
+    fn needs(&self) -> Needs {
+        Needs::REUSE
+    }
+
+    fn on_request(&mut self, request: u64, learned: Option<&Arc<Reuse>>) {
+        self.request = request;
+        if let Some(reuse) = learned {
+            self.reuse = Arc::clone(reuse);
+        }
+    }
+
+    /// Uses per request times cost.
+    fn value(&self, facts: &Facts, cost: f64, _idle: Nanos) -> f64 {
+        let place = place(facts.last_use.request, cost);
+        self.rate(&Entry { class: u64::from(facts.last_use.class), place, tie: 0, id: facts.id })
+    }
+
+    fn words(&self, facts: &Facts, cost: &CostModel) -> Option<String> {
+        let entry = self.entry(facts, cost);
+        let (class, age) = (facts.last_use.class, self.age(entry.place));
+        let kind = match class.checked_sub(LAST) {
+            Some(turn) => format!("the last block of a prompt in turn {turn}"),
+            None => format!("turn {}, used {} times before", class / 8, class % 8),
+        };
+        let (b, class) = (bucket(age), usize::from(class).min(CLASSES - 1));
+        let (counts, index) = (&self.reuse.counts[class], self.reuse.index[class][b]);
+        Some(format!(
+            "{kind}; {age} requests ago. Of {:.1} sampled lives of this class that reached an age \
+             of {} requests, {:.1} ended below {}: worth {index:.6} uses per request, times {:.3} \
+             for the cost of what it ends",
+            counts.reached[b],
+            start(b),
+            counts.ended[b],
+            if b + 1 < BUCKETS { start(b + 1).to_string() } else { "any".to_owned() },
+            weight(entry.place),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CLASSES, GROUPS, class_of, group_of, pack, place, unpack, weight};
+
+    #[test]
+    fn classes_are_turns_and_hits() {
+        let given = [(0, 0, false), (1, 3, false), (9, 99, false), (2, 5, true), (9, 0, true)];
+        assert_eq!(given.map(|(turn, hits, last)| class_of(turn, hits, last)), [0, 11, 63, 66, 71]);
+        let mut sizes = [0; GROUPS];
+        (0..CLASSES).for_each(|class| sizes[group_of(class)] += 1);
+        assert_eq!(sizes[..5], [1, 1, 1, 1, 4]);
+        assert_eq!(sizes[15..], [5, 5, 5, 5, 20, 8]);
+    }
+
+    #[test]
+    fn a_ghost_has_turn_and_uses() {
+        for turn in 1..=7 {
+            for uses in 1..=8 {
+                assert_eq!(unpack(pack(turn, uses)), Some((turn, uses)));
+            }
+        }
+        assert_eq!((pack(0, 0), pack(99, 99), unpack(0)), (8, 63, None));
+    }
+
+    #[test]
+    fn of_one_request_the_lighter_block_comes_first() {
+        assert!(place(7, 1.5) < place(7, 2.0) && place(7, 900.0) < place(8, 1.0));
+        assert!((weight(place(7, 1.5)) - 1.5).abs() < 1e-12);
+        assert!(weight(u64::MAX).is_infinite());
+    }
+}

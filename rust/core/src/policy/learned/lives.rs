@@ -1,0 +1,319 @@
+//! Lives of sampled blocks, resident or not: ring buffer of the latest uses, with counts by class and age.
+//!
+//! A life goes from one use of a block to its next. Invariant: each block's latest use is in the
+//! chain of its hash as long as the ring holds it, with no length yet. Cost: O(1) per use; 20 bytes per
+//! use that the ring holds, of which 4 are allocated in pages when they are first written.
+
+use std::sync::Arc;
+
+use super::{CLASSES, Counts, Reuse};
+use crate::paged_vec::{PAGE, PagedVec};
+use crate::policy::hazard::rates::{BUCKETS, bucket, start};
+
+/// Requests between two lessons.
+const PERIOD: u64 = 128;
+
+/// Uses that the ring stands for, per block of capacity and at least.
+const WINDOW: u64 = 8;
+const LEAST_WINDOW: u64 = 65_536;
+
+/// Length of a life that has not ended.
+const OPEN: u16 = u16::MAX;
+
+/// End of a chain.
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Life {
+    print: u32,
+    /// The request, modulo 2^32.
+    at: u32,
+    /// The next life of the chain.
+    next: u32,
+    /// Its length in requests, or [`OPEN`].
+    lasted: u16,
+    class: u8,
+}
+
+/// Latest uses, and counts of the lives that they began.
+#[derive(Debug)]
+pub struct Lives {
+    /// Length of the ring.
+    window: u32,
+    ring: PagedVec<Life>,
+    /// Uses so far.
+    uses: u64,
+    /// By hash: one more than the first life of its chain, 0 if it is empty. In pages.
+    heads: Vec<Vec<u32>>,
+    /// By bucket: the first use that had not reached that age at the last count.
+    trails: [u64; BUCKETS],
+    counts: Vec<Counts>,
+    /// Lessons so far.
+    lessons: u64,
+}
+
+impl Lives {
+    /// Empty, for tiers of so many blocks.
+    #[must_use]
+    pub fn new(capacity: u64) -> Self {
+        let window = capacity.saturating_mul(WINDOW).max(LEAST_WINDOW) / super::SAMPLED;
+        Self::with_window(u32::try_from(window).unwrap_or(NONE))
+    }
+
+    fn with_window(window: u32) -> Self {
+        let vacant = Life { print: 0, at: 0, next: NONE, lasted: 0, class: 0 };
+        Self {
+            window,
+            ring: PagedVec::new(vacant),
+            uses: 0,
+            heads: vec![Vec::new(); (window as usize).div_ceil(PAGE)],
+            trails: [0; BUCKETS],
+            counts: vec![Counts::default(); CLASSES],
+            lessons: 0,
+        }
+    }
+
+    /// A request uses a block: its life of before ends, and one of this class begins.
+    pub fn use_again(&mut self, print: u32, class: u8, request: u64) {
+        let mut at = self.head(print);
+        while at != NONE && self.ring[at].print != print {
+            at = self.ring[at].next;
+        }
+        if at != NONE {
+            let Life { at: then, class, .. } = self.ring[at];
+            let lasted = age(then, request);
+            // The same request again is no reuse.
+            if lasted == 0 {
+                return;
+            }
+            self.counts[usize::from(class)].ended[bucket(lasted)] += 1.0;
+            self.close(at, lasted);
+        }
+        let slot = self.slot(self.uses);
+        if self.uses >= u64::from(self.window) && self.ring[slot].lasted == OPEN {
+            // The ring is full: a life that has not ended is forgotten.
+            self.close(slot, OPEN);
+        }
+        let next = self.head(print);
+        self.ring.put(slot, Life { print, at: low(request), next, lasted: OPEN, class });
+        *self.head_mut(print) = slot + 1;
+        self.uses += 1;
+        if self.uses.is_multiple_of(u64::from(self.window)) {
+            self.counts.iter_mut().for_each(Counts::halve);
+        }
+    }
+
+    /// Takes a life out of its chain, with its length.
+    fn close(&mut self, slot: u32, lasted: u16) {
+        let Life { print, next, .. } = self.ring[slot];
+        let mut at = self.head(print);
+        if at == slot {
+            *self.head_mut(print) = next.wrapping_add(1);
+        } else {
+            while self.ring[at].next != slot {
+                at = self.ring[at].next;
+            }
+            self.ring[at].next = next;
+        }
+        self.ring[slot].lasted = lasted;
+    }
+
+    /// What the lives have taught, every 128 requests.
+    pub fn learn(&mut self, request: u64) -> Option<Arc<Reuse>> {
+        if request / PERIOD == self.lessons {
+            return None;
+        }
+        self.lessons = request / PERIOD;
+        self.count_ages(request);
+        Some(Arc::new(Reuse::learn(&self.counts)))
+    }
+
+    /// Counts the lives that reached each bucket since the last call.
+    fn count_ages(&mut self, request: u64) {
+        let oldest = self.uses.saturating_sub(u64::from(self.window));
+        for b in 0..BUCKETS {
+            let mut at = self.trails[b].max(oldest);
+            while at < self.uses {
+                let Life { at: then, lasted, class, .. } = self.ring[self.slot(at)];
+                // The ring is in order of time: all behind it are too young as well.
+                if u64::from(age(then, request)) < start(b) {
+                    break;
+                }
+                // An open life is `OPEN`, longer than any age.
+                if u64::from(lasted) >= start(b) {
+                    self.counts[usize::from(class)].reached[b] += 1.0;
+                }
+                at += 1;
+            }
+            self.trails[b] = at;
+        }
+    }
+
+    fn slot(&self, number: u64) -> u32 {
+        u32::try_from(number % u64::from(self.window)).expect("below the window")
+    }
+
+    /// Page and place of a print's chain.
+    fn home(&self, print: u32) -> (usize, usize) {
+        // The high half of the product spreads prints evenly over any number of chains.
+        let home = (u64::from(print) * u64::from(self.window)) >> 32;
+        let home = usize::try_from(home).expect("below the window");
+        (home / PAGE, home % PAGE)
+    }
+
+    /// The first life of a print's chain.
+    fn head(&self, print: u32) -> u32 {
+        let (page, place) = self.home(print);
+        self.heads[page].get(place).map_or(NONE, |head| head.wrapping_sub(1))
+    }
+
+    fn head_mut(&mut self, print: u32) -> &mut u32 {
+        let (page, place) = self.home(print);
+        let page = &mut self.heads[page];
+        if page.is_empty() {
+            *page = vec![0; PAGE];
+        }
+        &mut page[place]
+    }
+}
+
+/// Requests from `at` to `request`, saturating below [`OPEN`].
+fn age(at: u32, request: u64) -> u16 {
+    u16::try_from(low(request).wrapping_sub(at)).unwrap_or(OPEN).min(OPEN - 1)
+}
+
+fn low(request: u64) -> u32 {
+    u32::try_from(request & u64::from(u32::MAX)).expect("masked")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::{BUCKETS, Lives, OPEN, bucket, start};
+
+    fn draw(state: &mut u64) -> f64 {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        f64::from(u32::try_from(*state >> 33).expect("31 bits")) / f64::from(1_u32 << 31)
+    }
+
+    proptest! {
+        /// The counts beside a list of all uses.
+        #[test]
+        fn they_count_what_a_list_of_all_uses_counts(
+            uses in prop::collection::vec((0..12_u32, 0..3_u8, 0..3_u64), 1..120),
+            window in 1..40_u32,
+        ) {
+            let mut lives = Lives::with_window(window);
+            // Uses with their lengths, and the latest one of each block that the ring still holds.
+            let (mut all, mut request) = (Vec::<(u32, u8, u64, Option<u64>)>::new(), 1_u64);
+            let mut ended = BTreeMap::<(u8, usize), u32>::new();
+            for &(block, class, later) in &uses {
+                request += later;
+                let held = all.len().saturating_sub(window as usize);
+                let known = all.iter().rposition(|use_| use_.0 == block);
+                lives.use_again(block.wrapping_mul(0x4000_0001), class, request);
+                if let Some(at) = known.filter(|&at| at >= held && all[at].3.is_none()) {
+                    let length = request - all[at].2;
+                    if length == 0 {
+                        continue;
+                    }
+                    all[at].3 = Some(length);
+                    let short = u16::try_from(length).expect("short");
+                    *ended.entry((all[at].1, bucket(short))).or_default() += 1;
+                }
+                all.push((block, class, request, None));
+                if all.len().is_multiple_of(window as usize) {
+                    ended.clear();
+                    lives.counts.iter_mut().for_each(|counts| counts.ended = [0.0; BUCKETS]);
+                }
+                let open = all.iter().skip(all.len().saturating_sub(window as usize));
+                let open = open.filter(|use_| use_.3.is_none()).count();
+                let slots = u32::try_from(all.len()).expect("few").min(window);
+                let kept = (0..slots).filter(|&slot| lives.ring[slot].lasted == OPEN).count();
+                prop_assert_eq!(kept, open);
+                for (class, counts) in (0_u8..).zip(&lives.counts) {
+                    for (b, &count) in counts.ended.iter().enumerate() {
+                        let expected = ended.get(&(class, b)).copied().unwrap_or(0);
+                        prop_assert!((count - f64::from(expected)).abs() < 1e-9);
+                    }
+                }
+            }
+            lives.count_ages(request + 500);
+            let held = &all[all.len().saturating_sub(window as usize)..];
+            for b in 0..BUCKETS {
+                let reached: f64 = lives.counts.iter().map(|counts| counts.reached[b]).sum();
+                let such = |use_: &&(u32, u8, u64, Option<u64>)| {
+                    request + 500 - use_.2 >= start(b) && use_.3.is_none_or(|long| long >= start(b))
+                };
+                let expected = held.iter().filter(such).count();
+                let expected = f64::from(u32::try_from(expected).expect("few"));
+                prop_assert!((reached - expected).abs() < 1e-9, "bucket {}", b);
+            }
+        }
+    }
+
+    /// Blocks of two classes: one comes back after every request with chance 1 / 20, one with 1 / 400.
+    #[test]
+    fn after_150_000_uses_the_rates_are_within_a_tenth() {
+        let mut lives = Lives::with_window(200_000);
+        let (mut state, mut learned) = (7_u64, None);
+        let mut uses = 0;
+        let mut request = 0_u64;
+        while uses < 150_000 {
+            request += 1;
+            for block in 0..1200_u32 {
+                let (class, chance) = if block < 200 { (9, 0.05) } else { (18, 0.0025) };
+                if draw(&mut state) < chance {
+                    lives.use_again(block.wrapping_mul(0x9E37_79B9), class, request);
+                    uses += 1;
+                }
+            }
+            learned = lives.learn(request).or(learned);
+        }
+        let learned = learned.expect("many requests");
+        // Without memory the best rate of reuse is the chance per request, at every age with some
+        // hundred ends: 83 lives of the rare class ended at age 1, and the best of noise is high.
+        for (class, chance, ages) in [(9, 0.05, 0..10), (18, 0.0025, 4..18)] {
+            for b in ages.filter(|&b| start(b + 1) > start(b)) {
+                let rate = learned.index[class][b];
+                assert!((rate / chance - 1.0).abs() < 0.1, "class {class}, bucket {b}: {rate}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_life_worth_falls_with_age() {
+        let learned = Lives::new(1).learn(128).expect("a lesson");
+        for class in &learned.index {
+            for b in (10..BUCKETS - 2).filter(|b| b % 2 == 0) {
+                // Twice the age, half the worth.
+                let ratio = class[b] / class[b + 2];
+                assert!((1.8..2.2).contains(&ratio), "{ratio}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_later_law_replaces_an_earlier_one() {
+        let mut lives = Lives::with_window(1000);
+        let rate = |lives: &mut Lives, from: u64, period: u64| {
+            let mut learned = None;
+            for request in from..from + 4096 {
+                // Ten blocks at a time, each again after so many requests.
+                for block in 0..10_u32 {
+                    let turn = u32::try_from(request % period).expect("small");
+                    lives.use_again((block * 1000 + turn).wrapping_mul(0x9E37_79B9), 9, request);
+                }
+                learned = lives.learn(request).or(learned);
+            }
+            learned.expect("a lesson").index[9][0]
+        };
+        let (often, seldom) = (rate(&mut lives, 1, 4), rate(&mut lives, 5000, 64));
+        let fresh = rate(&mut Lives::with_window(1000), 5000, 64);
+        assert!(often > 8.0 * seldom, "{often} {seldom}");
+        assert!((seldom / fresh - 1.0).abs() < 0.1, "{seldom} {fresh}");
+    }
+}
