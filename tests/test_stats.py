@@ -29,7 +29,7 @@ def test_hits_and_misses_are_what_was_asked():
     assert host.hits + host.misses == gpu.misses
     assert (gpu.hits, gpu.hit_age.count) == (1, 1)  # the last token stays to be computed
     assert gpu.tokens_hit == 4 * gpu.hits
-    assert (gpu.kind, gpu.policy, list(gpu.evictions)) == ("gpu", "retention", CAUSES)
+    assert (gpu.kind, gpu.policy, list(gpu.evictions)) == ("gpu", "learned", CAUSES)
     assert gpu.evicted == sum(gpu.evictions.values()) == gpu.evict_age.count > 0
     assert gpu.evicted == gpu.evicted_clean + gpu.evicted_dirty + gpu.dropped
     assert gpu.copies == gpu.clean + gpu.dirty <= gpu.slots
@@ -149,7 +149,7 @@ def test_histograms_tell_counts_and_quantiles():
 
 
 def test_the_log_holds_the_last_evictions():
-    manager = busy(eviction_log=3)
+    manager = busy(eviction_log=3, policy="retention")
     log = manager.evictions()
     assert (len(log), manager.evictions(1)[0].at) == (3, log[-1].at)
     assert manager.evictions(0) == []

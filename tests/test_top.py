@@ -63,13 +63,13 @@ def test_a_view_is_of_the_time_between_two_scrapes():
     assert (machine.requests, machine.time) == (4 / seconds, new.now / 1e9)
     assert gpu.hits == step.tiers["gpu"].hits / step.blocks_wanted > gpu.hits_ever
     assert gpu.evictions == step.tiers["gpu"].evicted / seconds
-    assert (gpu.used, gpu.slots, gpu.policy) == (1 - new.tiers["gpu"].free / 2, 2, "retention")
+    assert (gpu.used, gpu.slots, gpu.policy) == (1 - new.tiers["gpu"].free / 2, 2, "learned")
     assert host.stores is not None
     first = View.between(Scrape({}), after)
     assert first.machines[0].hits == first.machines[0].hits_ever == machine.hits_ever
     shown = text(draw(view, "title", 140))
     assert "title" in shown
-    assert all(word in shown for word in ("gpu", "host", "retention", "evict/s", "100%"))
+    assert all(word in shown for word in ("gpu", "host", "learned", "evict/s", "100%"))
     assert "policy" not in text(draw(view, "title", 80), 80)
     manager.close()
     closed = View.between(after, Scrape.of(collector.collect()))
@@ -162,7 +162,7 @@ def test_a_replay_prints_a_line_per_refresh(capsys, trace, tmp_path):
     assert (gpu["tier"], gpu["slots"], host["slots"]) == ("gpu", 30, 60)
     told = json.loads(run(capsys, "replay", trace, *SMALL, "--policy", "lru", "--json")[1])
     assert machine["hits_ever"] == pytest.approx(told["hit_rate"])
-    assert "retention" not in picture.read_text()
+    assert "learned" not in picture.read_text()
     assert "font-face" not in picture.read_text()
 
 

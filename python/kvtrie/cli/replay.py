@@ -72,7 +72,7 @@ def add_tiers(parser: argparse.ArgumentParser) -> None:
         help="a tier and its room, fastest first; up to four times (default: gpu=5859)",
     )
     parser.add_argument(
-        "--policy", default="retention", metavar="NAME", help="what leaves (default: %(default)s)"
+        "--policy", default="learned", metavar="NAME", help="what leaves (default: %(default)s)"
     )
     parser.add_argument(
         "--structure",

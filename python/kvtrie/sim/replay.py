@@ -109,7 +109,7 @@ class Replayed:
 def open_manager(
     tiers: Iterable[Tier],
     *,
-    policy: str = "retention",
+    policy: str = "learned",
     structure: Structure = "leaf-only",
     block_tokens: int = 512,
     eviction_log: int = 0,

@@ -71,10 +71,10 @@ impl BlockManager {
 impl BlockManager {
     #[new]
     #[pyo3(signature = (
-        model, tiers, *, block_tokens=16, policy=String::from("retention"), cost=None,
+        model, tiers, *, block_tokens=16, policy=String::from("learned"), cost=None,
         structure=Structure::LeafOnly, drop_order=DropOrder::Shallow, token_weight=1, machine=0, ranks=1,
         events=0, events_of=false, eviction_log=0, reuse=true, epsilon=0.015_625
-    ), text_signature = "(model, tiers, *, block_tokens=16, policy='retention', cost='default', \
+    ), text_signature = "(model, tiers, *, block_tokens=16, policy='learned', cost='default', \
         structure='leaf-only', drop_order='shallow', token_weight=1, machine=0, ranks=1, \
         events=0, events_of='evictions', eviction_log=0, reuse=True, epsilon=0.015625)")]
     #[expect(clippy::too_many_arguments, reason = "an engine's settings are keyword arguments")]
