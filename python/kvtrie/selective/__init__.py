@@ -8,7 +8,7 @@ from kvtrie.selective.attn_weights import AttnWeightsKVCache, Rows
 from kvtrie.selective.buffers import KVCacheBuffers
 from kvtrie.selective.cache import DefaultKVCache, KVCache, KVCacheWithBuffers
 from kvtrie.selective.generate import generate
-from kvtrie.selective.model import SelectiveCache
+from kvtrie.selective.model import Parked, SelectiveCache
 from kvtrie.selective.names import make_cache, register
 from kvtrie.selective.quantiser import Codes, dequantise, quantise
 from kvtrie.selective.replay import AttnWeightsReplayLog
@@ -23,6 +23,7 @@ __all__ = [
     "KVCache",
     "KVCacheBuffers",
     "KVCacheWithBuffers",
+    "Parked",
     "Rows",
     "SelectiveCache",
     "dequantise",

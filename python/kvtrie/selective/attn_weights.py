@@ -27,6 +27,8 @@ from kvtrie.selective.buffers import KVCacheBuffers, put_rows, take_rows
 from kvtrie.selective.cache import KVCacheWithBuffers
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvtrie.selective.arguments import CacheArguments
     from kvtrie.selective.replay import AttnWeightsReplayLog
 
@@ -315,6 +317,21 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
             self._weights = self._weights.index_select(0, rows)
         if self._queries is not None:
             self._queries = self._queries.index_select(0, rows)
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+        """All that the next step depends on; see `KVCacheWithBuffers.state`."""
+        tensors, numbers = super().state()
+        if self._weights is not None:
+            tensors["weights"] = self._weights
+        if self._queries is not None:
+            tensors["queries"] = self._queries
+        return tensors, {**numbers, "ring": self._ring}
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int]) -> None:
+        """Become what `state` told."""
+        super().load_state(tensors, numbers)
+        self._weights, self._queries = tensors.get("weights"), tensors.get("queries")
+        self._ring = numbers["ring"]
 
     def shrink(self, cache_length: int) -> None:
         """Have fewer rows from now on; see `KVCacheWithBuffers.shrink`."""

@@ -416,6 +416,31 @@ class KVCacheWithBuffers(DefaultKVCache):
     def _selected(self, rows: torch.Tensor) -> None:
         """Follow `select` with what else is kept per batch row."""
 
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+        """All that the next step depends on: tensors by name, and numbers."""
+        rows = {str(at): plane[:, :, : self.filled] for at, plane in enumerate(self.buffers.planes)}
+        own = {f"state {name}": plane[:, :, : self.filled] for name, plane in self._state.items()}
+        tensors = {**rows, **own, "token_pos": self.token_pos}
+        if self.first is not None:
+            tensors["first"] = self.first
+        names = ("input_pos", "filled", "evicted", "prefill_length", "cache_length")
+        return tensors, {name: int(getattr(self, name)) for name in names}
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, int]) -> None:
+        """Become what `state` told of a cache of the same kind and sizes."""
+        self.reset()
+        filled = numbers["filled"]
+        planes = list(self.buffers.planes)
+        for at, plane in enumerate(planes):
+            plane[:, :, :filled] = tensors[str(at)]
+        self.buffers.planes = planes
+        for name, plane in self._state.items():
+            plane[:, :, :filled] = tensors[f"state {name}"]
+        self._token_pos[:, :, :filled] = tensors["token_pos"]
+        self.first = tensors.get("first")
+        self.filled, self.input_pos = filled, numbers["input_pos"]
+        self.evicted, self.prefill_length = bool(numbers["evicted"]), numbers["prefill_length"]
+
     def arranged(self, order: torch.Tensor, cache_length: int) -> None:
         """Keep the rows `order`, int64 `(batch, kv_heads, n)`, in this order, in fewer rows."""
         kept = order.shape[2]

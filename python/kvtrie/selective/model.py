@@ -16,16 +16,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import Cache
 
+from kvtrie.engines.fingerprint import fingerprint
 from kvtrie.engines.guard import named
 from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.selective.attention import Passing, running
 from kvtrie.selective.buffers import WorkingCopy
 from kvtrie.selective.names import make_cache
+from kvtrie.selective.park import Blocks, park_blocks
 from kvtrie.selective.rope import Yarn
 from kvtrie.selective.steps import cut
 from kvtrie.shape import ModelShape
@@ -40,8 +43,9 @@ if TYPE_CHECKING:
 
     from kvtrie.selective.cache import KVCacheWithBuffers
     from kvtrie.selective.settings import CacheSettings
+    from kvtrie.transfer import Executor
 
-__all__ = ["SelectiveCache"]
+__all__ = ["Parked", "SelectiveCache"]
 
 
 class SelectiveCache(Cache):
@@ -171,6 +175,10 @@ class SelectiveCache(Cache):
         """Scale RoPE for so many tokens, if no key was rotated yet."""
         if self.get_seq_length() == 0 and self._yarn_rope:
             self._yarn = Yarn(self._config, total)
+
+    def scaled_by(self, yarn: Yarn | None) -> None:
+        """Take the scaling of RoPE that the keys were rotated by."""
+        self._yarn = yarn
 
     @property
     def rope_factor(self) -> float:
@@ -337,6 +345,24 @@ class SelectiveCache(Cache):
         for cache, length in zip(self.caches, lengths, strict=True):
             cache.shrink(length)
 
+    def park(self, executor: Executor) -> Parked:
+        """Let the cache wait as blocks of a manager, below its first tier, and close it.
+
+        Args:
+            executor: of the manager; its tiers below the first take the blocks as they have room.
+
+        Raises:
+            ConfigError: one tier only, or tiers that convert bytes.
+            NoSpaceError: the first tier has no room to pass through; the cache stays open.
+        """
+        self._open()
+        name = fingerprint(self._model)
+        about = f"{name} {self.settings} {self._batch} {self.rope_factor}"
+        blocks = park_blocks(executor, self.caches, about)
+        parked = Parked(blocks, self.settings, self._batch, name, self._yarn, self._yarn_rope)
+        self.close()
+        return parked
+
     def close(self) -> None:
         """Leave the model as it was and give the memory back. Closing twice does nothing."""
         self._passing.end()
@@ -363,6 +389,55 @@ class SelectiveCache(Cache):
             raise ClosedError(
                 "a pass over this SelectiveCache ended midway: reset() or open another"
             )
+
+
+class Parked:
+    """A selective cache that waits on lower tiers; see `SelectiveCache.park`."""
+
+    def __init__(  # noqa: PLR0917 - made by `park` alone
+        self,
+        blocks: Blocks,
+        settings: CacheSettings,
+        batch: int,
+        model: str,
+        yarn: Yarn | None,
+        yarn_rope: bool,  # noqa: FBT001
+    ) -> None:
+        self._blocks = blocks
+        self._settings = settings
+        self._batch = batch
+        self._model = model
+        self._yarn = yarn
+        self._yarn_rope = yarn_rope
+
+    def resume(self, model: PreTrainedModel) -> SelectiveCache | None:
+        """The cache as it was, bit for bit; None if any of its blocks was evicted meanwhile.
+
+        Raises:
+            ConfigError: another model.
+            ClosedError: it was resumed or dropped before.
+            NoSpaceError: the first tier has no room now; the cache goes on waiting.
+        """
+        if (name := fingerprint(model)) != self._model:
+            raise ConfigError(f"the cache was parked by {self._model!r}, this is {name!r}")
+        lengths = tuple(numbers["cache_length"] for _, numbers in self._blocks.layers)
+        settings = replace(self._settings, cache_length=lengths)
+        made = SelectiveCache(model, settings, self._batch, yarn_rope=self._yarn_rope)
+        there = False
+        try:
+            there = self._blocks.load(made.caches)
+        finally:
+            if not there:
+                made.close()
+        if not there:
+            return None
+        made.settings = self._settings
+        made.scaled_by(self._yarn)
+        return made
+
+    def drop(self) -> None:
+        """Give its room back. Dropping twice does nothing."""
+        self._blocks.drop()
 
 
 def _shape(model: PreTrainedModel) -> ModelShape:
