@@ -145,10 +145,7 @@ class SchedulerHalf:
         self._step = 0
         self._forget = False
         if self._deep:
-            # What is on the disks of all ranks, in the same slots; the others' is overwritten.
-            rows = [list(each.rows) for each in opened.values()]
-            common = set(rows[0]).intersection(*rows[1:])
-            index = Index([row for row in rows[0] if row in common])
+            index = _on_every([each.rows for each in opened.values()])
             self.manager.load_index(index, _DISK, now=clock())
 
     # -------------------------------------------------------------- what vLLM asks before a step
@@ -452,6 +449,16 @@ class SchedulerHalf:
 
 def _tiers(settings: Settings) -> int:
     return 1 if settings.tiers is None else len(settings.tiers)
+
+
+def _on_every(ranks: list[list[tuple[bytes, int, int, int]]]) -> Index:
+    """The blocks that the disks of all ranks have in the same slots; others are overwritten."""
+    places: list[list[tuple[bytes, int, int, int]]] = []
+    for rows in ranks:
+        keys = Index(rows).key  # labels differ: each has its rank's own age
+        places.append([(key.tobytes(), *row[1:]) for key, row in zip(keys, rows, strict=True)])
+    common = set(places[0]).intersection(*places[1:])
+    return Index([row for row, at in zip(ranks[0], places[0], strict=True) if at in common])
 
 
 def _with_room(tier: Tier, blocks: int) -> Tier:

@@ -1,0 +1,298 @@
+"""Both halves of the vLLM connector against a naive engine: every block's bytes are compared.
+
+The engine gives blocks out as vLLM does, takes them back at once, preempts, aborts, and may have a
+step under way while it plans the next one. A block's bytes are a number made of all tokens up to
+its end, so that a wrong block anywhere shows.
+"""
+
+import random
+import zlib
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kvtrie import ModelShape
+from kvtrie.engines.vllm.scheduler import SchedulerHalf
+from kvtrie.engines.vllm.served import ServedModel
+from kvtrie.engines.vllm.settings import Settings
+from kvtrie.engines.vllm.worker import WorkerHalf
+from kvtrie.tiers import EnginePool
+
+SIZE, LAYERS, BLOCKS = 4, 2, 14
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request as vLLM has it, as far as the connector looks."""
+
+    request_id: str
+    all_token_ids: list
+    num_prompt_tokens: int
+    answer: int
+    status: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="WAITING"))
+    table: list = field(default_factory=list)
+    computed: int = 0
+    prompt_embeds = lora_request = cache_salt = kv_transfer_params = None
+    mm_features = ()
+
+    @property
+    def num_tokens(self):
+        return len(self.all_token_ids)
+
+
+def mark(tokens, block):
+    """The bytes of a block: they depend on all that comes before its end."""
+    return zlib.crc32(bytes(tokens[: (block + 1) * SIZE])) % 251 + 1
+
+
+class Engine:
+    """Scheduler, workers and memory, without a model.
+
+    Args:
+        folder: of the disk tier; empty for none.
+        ranks: workers.
+        ahead: steps that are planned before the first of them has finished.
+    """
+
+    def __init__(self, folder, ranks, ahead, seed, host=6):
+        self.draw, self.ahead = random.Random(seed), ahead
+        rows = [{"kind": "host", "blocks": host}]
+        if folder:
+            rows.append({"kind": "disk", "blocks": 64, "path": str(folder)})
+        settings = Settings.read({"tiers": rows, "deadline_s": 1000})
+        shape = ModelShape(LAYERS, 2 * ranks, 8, fingerprint="halves", tp=ranks)
+        model = ServedModel(shape, SIZE, BLOCKS, ("a", "b"))
+        self.memory = [
+            {name: torch.zeros(BLOCKS, 2, SIZE, 2, 8) for name in "ab"} for _ in range(ranks)
+        ]
+        self.workers = [
+            WorkerHalf(settings, model, rank, tensors, engine="naive", runners=1)
+            for rank, tensors in enumerate(self.memory)
+        ]
+        opened = {rank: worker.opened() for rank, worker in enumerate(self.workers)}
+        self.half = SchedulerHalf(settings, model, opened)
+        self.free = list(range(1, BLOCKS))
+        self.waiting, self.running, self.under_way = deque(), [], deque()
+        self.broken = []
+        self.found = self.failed = self.served = 0
+
+    def add(self, name, tokens, answer):
+        self.waiting.append(Asked(name, list(tokens), len(tokens), answer))
+
+    def plan(self):
+        """As vLLM's scheduler: running requests first, then those that wait."""
+        counts, before, grown, new = {}, {}, {}, []
+        for request in list(self.running):
+            if request not in self.running or request.computed >= request.num_tokens:
+                continue  # what it needs next is still being sampled
+            count = min(self.draw.randint(1, 9), request.num_tokens - request.computed)
+            need = -(-(request.computed + count) // SIZE) - len(request.table)
+            while need > len(self.free) and self.running[-1] is not request:
+                self.preempt(self.running[-1], counts)
+            if need > len(self.free):
+                self.preempt(request, counts)
+                continue
+            grown[request.request_id] = self.take(need)
+            request.table += grown[request.request_id]
+            self.schedule(request, count, counts, before)
+        while self.waiting and len(self.running) < 4:
+            request = self.waiting[0]
+            loaded = self.half.match(request, 0)
+            if loaded is None:
+                self.waiting.rotate(-1)
+                break
+            count = min(self.draw.randint(1, 9), request.num_tokens - loaded)
+            need = -(-(loaded + count) // SIZE)
+            if need > len(self.free):
+                break
+            self.waiting.popleft()
+            request.table, request.computed = self.take(need), loaded
+            request.status.name = "RUNNING"
+            self.running.append(request)
+            self.half.admit(request, list(request.table), loaded)
+            self.found += loaded
+            new.append(request.request_id)
+            self.schedule(request, count, counts, before)
+        output = SimpleNamespace(
+            scheduled_new_reqs=[
+                SimpleNamespace(req_id=name, num_computed_tokens=before[name]) for name in new
+            ],
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=[name for name in counts if name in grown],
+                new_block_ids=[(grown[name],) for name in counts if name in grown],
+                num_computed_tokens=[before[name] for name in counts if name in grown],
+            ),
+            scheduled_spec_decode_tokens={},
+            num_scheduled_tokens=dict(counts),
+            total_num_scheduled_tokens=sum(counts.values()),
+        )
+        orders = self.half.orders(output)
+        rows = [
+            (self.of(name), list(self.of(name).all_token_ids), before[name], count)
+            for name, count in counts.items()
+        ]
+        tables = {request: list(request.table) for request, *_ in rows}
+        self.under_way.append((orders, rows, tables))
+
+    def schedule(self, request, count, counts, before):
+        counts[request.request_id], before[request.request_id] = count, request.computed
+        request.computed += count
+
+    def of(self, name):
+        return next(one for one in self.running if one.request_id == name)
+
+    def take(self, count):
+        self.draw.shuffle(self.free)
+        taken, self.free = self.free[:count], self.free[count:]
+        return taken
+
+    def preempt(self, request, counts):
+        counts.pop(request.request_id, None)
+        self.running.remove(request)
+        request.status.name = "PREEMPTED"
+        self.free += request.table
+        request.table, request.computed = [], 0
+        self.waiting.appendleft(request)
+
+    def finish(self, request):
+        self.half.end(request)
+        if request in self.running:
+            self.running.remove(request)
+        if request in self.waiting:
+            self.waiting.remove(request)
+        self.free += request.table
+        request.table = []
+
+    def execute(self):
+        """The oldest step: each worker stores, loads, and writes what the step computes."""
+        orders, rows, tables = self.under_way.popleft()
+        news, bad = {}, set()
+        for rank, worker in enumerate(self.workers):
+            worker.store(orders)
+            worker.load()
+            for name in "ab":
+                worker.wait_for_layer(name)
+            bad |= worker.bad_slots()
+            for request, tokens, begin, count in rows:
+                if request in self.broken:  # was under way when its load failed
+                    continue
+                self.compute(rank, tables[request], tokens, begin, begin + count, bad)
+            worker.finish()
+            news[rank] = worker.news(idle=not rows)
+        broken = [request for request, *_ in rows if bad & set(tables[request])]
+        for request, tokens, begin, count in rows:
+            kept = request.table[: len(tables[request])] == tables[request]
+            if kept and request in self.running and request not in broken:
+                self.sample(request, tokens, begin + count)
+        self.half.hear(news)
+        self.broken += broken
+        for request in broken:
+            self.failed += 1
+            if request in self.running:
+                self.finish(request)
+
+    def sample(self, request, tokens, end):
+        """The next token of a request whose last one was computed, or its end."""
+        if end == len(tokens) == request.num_tokens:
+            if len(tokens) - request.num_prompt_tokens == request.answer:
+                self.served += 1
+                self.finish(request)
+            else:
+                request.all_token_ids.append(sum(tokens) % 7)
+
+    def compute(self, rank, table, tokens, begin, end, bad):
+        """Read what comes before, which must be right, and write what is computed."""
+        for layer in "ab":
+            memory = self.memory[rank][layer]
+            for block in range(begin // SIZE):
+                if table[block] in bad:
+                    return
+                assert (memory[table[block]] == mark(tokens, block)).all(), (block, begin)
+            for block in range(begin // SIZE, -(-end // SIZE)):
+                whole = end >= (block + 1) * SIZE
+                memory[table[block]] = mark(tokens, block) if whole else -1.0
+
+    def step(self):
+        self.plan()
+        while len(self.under_way) > self.ahead:
+            self.execute()
+
+    def drain(self):
+        for _ in range(3000):
+            if not (self.half.busy or self.waiting or self.running):
+                while self.under_way:
+                    self.execute()
+                if not self.half.busy:
+                    return
+            self.step()
+        pytest.fail(f"{len(self.running)} run, {self.half.dispatch.pending} moves are left")
+
+    def close(self):
+        for worker in self.workers:
+            worker.close()
+
+
+def play(engine, requests, seed, aborts=0.1):
+    """Conversations over three beginnings; some are aborted at any moment."""
+    draw = random.Random(seed)
+    heads = [[draw.randrange(9) for _ in range(16)] for _ in range(3)]
+    for at in range(requests):
+        tail = [draw.randrange(9) for _ in range(draw.randint(1, 12))]
+        engine.add(str(at), draw.choice(heads)[: draw.randint(4, 16)] + tail, draw.randint(1, 9))
+        for _ in range(draw.randint(1, 4)):
+            engine.step()
+            everybody = [*engine.running, *engine.waiting]
+            if everybody and draw.random() < aborts:
+                engine.finish(draw.choice(everybody))
+    engine.drain()
+    stats = engine.half.manager.stats()
+    assert (stats.leases, stats.moves) == (0, 0)
+    assert engine.half._pinned == 0
+    assert sorted(engine.free) == list(range(1, BLOCKS))
+    engine.half.manager.audit()
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_schedules_over_host(seed, ranks, ahead):
+    engine = Engine("", ranks, ahead, seed)
+    play(engine, 14, seed)
+    engine.close()
+    assert engine.served > 0
+    assert engine.failed == 0
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_random_schedules_over_host_and_disk_and_a_restart(tmp_path, ahead):
+    for seed in range(4):
+        engine = Engine(tmp_path, 1 + seed % 2, ahead, seed)
+        known = engine.half.manager.stats().blocks
+        assert (known > 0) == (seed > 1)
+        play(engine, 14, seed % 2)
+        engine.close()
+        assert engine.failed == 0
+        assert engine.served > 0
+        if seed > 1:
+            assert engine.found > 0
+
+
+def test_loads_that_fail_are_told_and_never_committed(monkeypatch):
+    copy, draw = EnginePool.copy_from, random.Random(0)
+
+    def fail(self, *args):
+        if draw.random() < 0.3:
+            raise OSError("injected")
+        copy(self, *args)
+
+    monkeypatch.setattr(EnginePool, "copy_from", fail)
+    failed = 0
+    for seed in range(6):
+        engine = Engine("", 1, seed % 2, seed)
+        play(engine, 20, seed)
+        engine.close()
+        failed += engine.failed
+    assert failed > 0
