@@ -123,7 +123,7 @@ reproductions: $(BUILT) ## published figures and scenarios, played again; ARGS="
 	$(BIN)/python -m benches.reproductions $(ARGS)
 
 bench-sim-demo: $(BUILT) $(MODEL) ## the demo's first tokens beside its simulation by a profile of this machine; ARGS="--runs 3"
-	$(BIN)/python -m benches.sim.demo $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benches.sim.demo $(ARGS)
 
 bench-sim: $(BUILT) ## the simulator beside its managers alone and Dynamo's mocker; ARGS="--trace FILE"
 	cargo build --quiet --release -p kvtrie-sim --example limit
