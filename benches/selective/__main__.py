@@ -26,7 +26,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from benches.core.place import place
 from benches.record import Result, document, write
-from kvtrie.kernels import attend
+from kvtrie.kernels import attend, attend_masked, attend_padded
 from kvtrie.selective import CacheSettings, SelectiveCache, make_cache
 
 if TYPE_CHECKING:
@@ -80,6 +80,28 @@ def attends(given: argparse.Namespace) -> list[Result]:
         rows.append(result(f"attend {new} x {length}", one * 1e3, other * 1e3, "ms", MASKED))
     mean = math.prod(row.ours / row.peer for row in rows) ** (1 / len(rows))
     return [*rows, goal("attend, geometric mean", mean, 1.0, "times", MASKED, ATTEND)]
+
+
+def padding(given: argparse.Namespace) -> list[Result]:
+    """From how many queries on padding them to a square beats torch's kernel under a mask."""
+    rows: list[Result] = []
+    for length in (256, 512) if given.quick else (256, 512, 1024, 2048):
+        keys, values = torch.randn(2, 1, GROUPS, length, DIM)
+        pos = torch.rand(1, GROUPS, length).argsort(dim=-1)
+        for new in (length // 8, length // 2):
+            query = torch.randn(1, HEADS, new, DIM)
+            given_too = {"query": query, "keys": keys, "values": values, "token_pos": pos}
+
+            def padded(rest=given_too):
+                return attend_padded(**rest)
+
+            def masked(rest=given_too, start=length - new):
+                return attend_masked(**rest, input_pos=start)
+
+            one, other = paired(padded, masked, given.rounds)
+            what = f"padded queries, {new} x {length}"
+            rows.append(result(what, one * 1e3, other * 1e3, "ms", "under a mask"))
+    return rows
 
 
 def model_of(given: argparse.Namespace) -> LlamaForCausalLM:
@@ -223,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(measure_peak(given.peak[0], int(given.peak[1]), given))
         return 0
     rows: list[Result] = []
-    for part in (attends, full, memory, books):
+    for part in (attends, padding, full, memory, books):
         for row in part(given):
             rows.append(row)
             verdict = "" if row.ok is None else ("  met" if row.ok else "  missed")

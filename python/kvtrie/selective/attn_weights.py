@@ -309,6 +309,9 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
     def crop(self, tokens: int) -> None:
         """Forget the last tokens; see `KVCacheWithBuffers.crop`."""
         super().crop(tokens)
+        if self._queries is not None and tokens:
+            left = self._queries[:, :, :-tokens]
+            self._queries = left if left.shape[2] else None
         if self._weights is not None:
             self._weights = self._weights[:, :, : self.filled]
 
