@@ -75,6 +75,8 @@ def drawn(dice):
         chats[chat] = chats[chat][: dice.randint(0, 12)] + dice.choices(range(3), k=5)
         session = f"chat {chat}" if dice.random() < 0.5 else None
         requests.append((now, chats[chat], len(chats[chat]), dice.randint(0, 3), session))
+    # The same numbers are times to think where clients wait for answers.
+    manager["clients"] = dice.choice((None, None, None, 1, 3))
     return config, requests
 
 
