@@ -54,6 +54,7 @@ class Rows:
         queries: the last queries, as many as the policy's window, `(batch, query_heads, w, dim)`.
         input_pos: the position of the next token.
         each: query heads per KV head.
+        scale: of the products of queries and keys.
     """
 
     keys: torch.Tensor
@@ -65,6 +66,7 @@ class Rows:
     queries: torch.Tensor | None
     input_pos: int
     each: int
+    scale: float
 
     def weights_of_queries(self) -> torch.Tensor:
         """Weights that the last queries give these rows, summed, fp32 `(batch, kv_heads, n)`."""
@@ -78,6 +80,7 @@ class Rows:
             # Padding is at a position that no query reaches; all else is seen.
             token_pos=(~self.real).long() * _BEYOND,
             input_pos=0,
+            scale=self.scale,
             return_attn_weights=True,
         )
         assert weights is not None  # noqa: S101 - they were asked for
@@ -185,6 +188,7 @@ class AttnWeightsKVCache(KVCacheWithBuffers):
             queries=self._queries,
             input_pos=self.input_pos,
             each=self.query_heads // self.kv_heads,
+            scale=self.head_dim**-0.5 if self.scale is None else self.scale,
         )
 
     @property

@@ -71,7 +71,7 @@ class Expected(AttnWeightsKVCache):
     def _compute_scores(self, rows: Rows) -> torch.Tensor:
         if rows.queries is None:
             return torch.zeros_like(rows.scores)
-        queries, keys = rows.queries.float(), rows.keys.float() * rows.keys.shape[-1] ** -0.5
+        queries, keys = rows.queries.float(), rows.keys.float() * rows.scale
         groups = queries.unflatten(1, (keys.shape[1], rows.each))
         mean, spread = groups.mean(dim=3).mT, groups.var(dim=3, correction=0).mT
         # The logarithm of the mean of exp(q k), if the numbers of q are normal.
