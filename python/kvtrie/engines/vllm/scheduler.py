@@ -141,7 +141,7 @@ class SchedulerHalf:
         self._ready: list[Moves] = []  # for the next step
         self._lost: list[int] = []
         self._pinned = 0
-        self._most_pinned = max(1, rooms[0] // 2)
+        self._most_pinned = rooms[0]
         self._step = 0
         self._forget = False
         if self._deep:
@@ -209,7 +209,7 @@ class SchedulerHalf:
         return True
 
     def _pin(self, known: _Known, handles: NDArray[np.uint64], host: int, now: int) -> None:
-        """Keep what has come to host memory until the rest has; not more than half of it in all."""
+        """Keep what has come to host memory until the rest has; who finds no room gives up."""
         if host > known.pinned and self._pinned + host - known.pinned <= self._most_pinned:
             new = handles[known.pinned : host]
             known.pins.append(self.manager.pin_copies(new, _HOST, now=now))

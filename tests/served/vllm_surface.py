@@ -1,0 +1,54 @@
+"""What kvtrie uses of vLLM is there, and the connector overrides what vLLM calls."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+
+import pytest
+import surface
+
+
+def members(kind):
+    """Names of a class: attributes, annotated fields, and what its methods set on `self`."""
+    names = set(dir(kind))
+    for base in kind.__mro__[:-1]:
+        names |= set(inspect.get_annotations(base))
+        try:
+            source = inspect.getsource(base)
+        except (OSError, TypeError):
+            continue
+        names |= {part.split(":")[0].split(" ")[0] for part in source.split("self.")[1:]}
+    return names
+
+
+@pytest.mark.parametrize(("module", "name"), surface.USED)
+def test_it_is_there(module, name):
+    kind = getattr(import_module(module), name)
+    missing = set(surface.USED[module, name]) - members(kind)
+    assert not missing
+
+
+def test_the_connector_overrides_exactly_what_the_list_says():
+    from kvtrie.engines.vllm import KvtrieConnector
+
+    base = KvtrieConnector.__mro__[1]
+    own = {name for name in vars(KvtrieConnector) if hasattr(base, name)}
+    own = {name for name in own if not name.startswith("__") and not name.startswith("_abc")}
+    assert own == set(surface.OVERRIDDEN)
+
+
+def test_a_signature_takes_what_vllm_gives():
+    from kvtrie.engines.vllm import KvtrieConnector
+
+    base = KvtrieConnector.__mro__[1]
+    for name in surface.OVERRIDDEN:
+        ours, theirs = getattr(KvtrieConnector, name), getattr(base, name)
+        if not callable(ours):
+            continue
+        wanted = inspect.signature(theirs).parameters.values()
+        kinds = {one.kind for one in inspect.signature(ours).parameters.values()}
+        if inspect.Parameter.VAR_POSITIONAL in kinds:
+            continue
+        taken = set(inspect.signature(ours).parameters)
+        assert {one.name for one in wanted} <= taken, name
