@@ -5,8 +5,8 @@ imported from kvtrie. A block is named by all tokens up to its end. The oracle i
 where and who holds it (`World`) and foretells the whole log of evictions of an operation (`Room`).
 
 It knows the order of every policy but five. What `arc`, `lirs`, `s3fifo`, `hazard` and `learned`
-remember depends on every use and eviction since the beginning, in their order within each operation; of them
-only what holds under any policy is asked.
+remember depends on every use and eviction since the beginning, in their order within each
+operation; of them only what holds under any policy is asked.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ pub struct GroupSlice {
 
 /// Whether a block is among the eighth that is sampled: by three of its tokens and its depth, the same
 /// whenever it returns.
+#[inline]
 #[must_use]
 pub fn sampled(tokens: &[Token], depth: u32) -> bool {
     let at = |at: usize| u64::from(tokens[at]);

@@ -37,17 +37,17 @@ impl Uses {
         Self { last: PagedVec::new(LastUse::default()), lives: Lives::new(capacity) }
     }
 
-    /// A request uses a block that it did not use before.
-    fn add(
+    /// Counts the life of a block with these tokens, which a request uses for the first time, if it is
+    /// among those that are sampled.
+    #[inline]
+    fn sample(
         &mut self,
         trie: &Trie<Node>,
         seed: u64,
-        (block, depth): (BlockId, u32),
+        (block, depth, tokens): (BlockId, u32, &[Token]),
         last_use: LastUse,
         request: u64,
     ) {
-        self.last.put(block, last_use);
-        let tokens = trie.tokens(block);
         if sampled(tokens, depth) {
             let tag = trie.tags(seed, trie.parent(block)).next(tokens);
             let print = u32::try_from(tag >> 32).expect("half of the bits");
@@ -124,14 +124,17 @@ impl Manager {
             // Along a chain without a branch the start stays.
             start = start.filter(|_| trie.only_child(run.start)).or(Some(trie.start(run.start)));
             let start = u64::from(start.unwrap_or_default()) * tokens;
-            for block in run {
+            let size = settings.block_tokens as usize;
+            let text = trie.tokens_of(run.clone()).chunks_exact(size);
+            for (block, tokens_here) in run.zip(text) {
                 let known = uses.last[block];
                 if known.request != low {
                     let middle = u64::midpoint(start, u64::from(depth) * tokens);
                     let class = feed.request.class(depth, node.uses.saturating_sub(1));
                     let weight = weight(settings.cost.base(middle));
                     let last_use = LastUse { request: low, weight, class, ..known };
-                    uses.add(trie, seed, (block, depth), last_use, feed.requests);
+                    uses.last[block] = last_use;
+                    uses.sample(trie, seed, (block, depth, tokens_here), last_use, feed.requests);
                 }
                 depth += 1;
             }
@@ -160,10 +163,10 @@ impl Manager {
                 class_of(turn, trie.value(block).uses.saturating_sub(1), false)
             };
             let last_use = LastUse { request: low, weight, class, turn };
+            uses.last.put(block, last_use);
             if new.used {
-                uses.add(trie, seed, (block, depth), last_use, feed.requests);
-            } else {
-                uses.last.put(block, last_use);
+                let text = trie.tokens(block);
+                uses.sample(trie, seed, (block, depth, text), last_use, feed.requests);
             }
         }
     }

@@ -133,8 +133,9 @@ impl Lives {
         let oldest = self.uses.saturating_sub(u64::from(self.window));
         for b in 0..BUCKETS {
             let mut at = self.trails[b].max(oldest);
+            let mut slot = self.slot(at);
             while at < self.uses {
-                let Life { at: then, lasted, class, .. } = self.ring[self.slot(at)];
+                let Life { at: then, lasted, class, .. } = self.ring[slot];
                 // The ring is in order of time: all behind it are too young as well.
                 if u64::from(age(then, request)) < start(b) {
                     break;
@@ -144,6 +145,7 @@ impl Lives {
                     self.counts[usize::from(class)].reached[b] += 1.0;
                 }
                 at += 1;
+                slot = if slot + 1 == self.window { 0 } else { slot + 1 };
             }
             self.trails[b] = at;
         }
