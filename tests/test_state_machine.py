@@ -555,6 +555,28 @@ def test_what_cannot_be_dropped_to_make_room_is_written():
     assert (0, (2, 1, 0, 0), "demoted") in machine.events
 
 
+def test_nothing_leaves_the_host_for_a_store_into_a_slot_that_is_there():
+    """A part of a block has come down before its store failed, and the host has no slot left, not
+    even for what passes through it. When the block leaves, its rest needs none."""
+    machine = Machine()
+    machine.open(shape=Shape(rooms=(5, 4, 3, 9), holes=False, policy="weighted"))
+    for prompt, load, ends, step in [
+        ([2, 0, 0], "plan", [], 0),
+        ([0, 0, 0, 0, 0], "plan", [], 0),
+        ([0, 0, 0, 1], "plan", [], 0),
+        ([0, 0, 2, 2, 1], "plan", [], 1000),
+        ([2, 0, 0, 1, 2], "all", [], 0),
+        ([1, 1, 1], "all", ["hang"], 0),
+        ([2, 0, 0, 1], "plan", [], 10**6),
+        ([2, 0, 0, 1, 2, 0, 1], "all", ["progress", "progress", "fail"], 0),
+        ([2, 1], "plan", ["fail"], 0),
+        ([0, 1, 1, 0], "all", ["progress", "hang", "fail"], 0),
+    ]:
+        machine.serve(prompt=(0, 0, prompt), load=load, ends=ends, step=step)
+    machine.begin((0, 0, [2, 0, 0, 0]), keep=1, reserve=0, load="plan", step=0)
+    assert [event[:2] for event in machine.events] == [(0, (0, 0))]
+
+
 TestMachine = Machine.TestCase
 TestMachine.pytestmark = [pytest.mark.timeout(3600)]
 

@@ -266,6 +266,10 @@ impl Manager {
         units: u64,
         now: Nanos,
     ) -> bool {
+        // A store into a slot that its block has already: the reserve alone evicts nothing.
+        if units == 0 {
+            return true;
+        }
         // Only write-backs from disk to remote pass through, and dropping writes none.
         let kept = if set.dropping { 0 } else { self.transit_reserve(tier) };
         let wanted = units + kept;
