@@ -88,23 +88,29 @@ def _dynamo(per_call: int) -> Play:
 
 _REQUEST = Game(
     "request",
-    (_mine("request", "--policy", "lru"), _mine("request"), _limit("request")),
+    (
+        _mine("request", "--policy", "lru"),
+        _mine("request", "--policy", "learned"),
+        _mine("request"),
+        _limit("request"),
+    ),
     (_sglang("request", "rust"), _sglang("request", "radix"), _vllm("request")),
     (
-        Row("request", "whole manager, per request", "us"),
+        Row("request", "whole manager, per request, policy retention", "us"),
         Row("request.acquire", "  of it acquire", "us"),
         Row("request.commit_prompt", "  of it commit of the prompt", "us"),
         Row("request.commit_answer", "  of it commit of the answer", "us"),
         Row("request.release", "  of it release", "us"),
         # Theirs and the limit's policy.
         Row("request.lru", "the same with policy lru", "us", peer="request"),
+        Row("request.learned", "the same with policy learned, the default", "us"),
         Row("lookup.mean", "longest prefix in that trace, mean", "us"),
         Row("lookup.p99", "longest prefix in that trace, p99", "us"),
     ),
 )
 
 _FAST = ("lru", "fifo", "lfu", "gdsf", "s3fifo", "lirs", "flat", "retention")
-_OTHER = ("arc", "hazard", "weighted", "checkerboard", "restore")  # played alone
+_OTHER = ("arc", "hazard", "learned", "weighted", "checkerboard", "restore")  # played alone
 
 _EVICT = Game(
     "evict",

@@ -104,8 +104,8 @@ def main() -> None:
         "seed": given.seed,
         "hit_rate": round(found / asked, 4),
     }
-    if given.policy == "lru":  # what the peers and the limit play
-        emit("kvtrie", "request.lru", clock.us().mean(), "us", **context)
+    if given.policy != "retention":  # lru: what the peers and the limit play
+        emit("kvtrie", f"request.{given.policy}", clock.us().mean(), "us", **context)
         return
     emit("kvtrie", "request", clock.us().mean(), "us", **context)
     for part, mean in clock.means().items():
