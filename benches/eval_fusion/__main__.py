@@ -118,7 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             errors.print(
                 f"interrupted: {len(evaluation.records)} figures are in {given.results}, the same "
-                "command goes on from there, and --report shows them"
+                "command goes on from there, and --report shows them",
+                soft_wrap=True,
             )
             return INTERRUPTED
         return _tell(evaluation, trial.world, given)

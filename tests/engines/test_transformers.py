@@ -145,7 +145,7 @@ def test_conversations_that_do_not_fit_stay_the_same(model, structure, layer_slo
 
 
 def test_only_what_is_missing_is_computed_and_written(llama):
-    executor = serve(llama, 8, layer_slots=True)
+    executor = serve(llama, 8, layer_slots=True, policy="retention")  # it drops layer by layer
     manager, pool = executor.manager, executor.pools[0]
     ids, other = some(27, 1, 50), some(28, 1, 34)
     for prompt in (ids, other):  # the second takes the room of a few layers of the first

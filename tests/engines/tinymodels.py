@@ -40,10 +40,10 @@ class Lossy(Pool):
         super().copy_from(source, source_units, units)
 
 
-def serve(model, gpu=80, host=0, *, layer_slots=False, structure="holes", lossy=False):
+def serve(model, gpu=80, host=0, *, layer_slots=False, structure="holes", lossy=False, policy=None):
     """An executor without threads over a manager for `model`."""
     shape = ModelShape.from_config(model.config)
-    tiers = [Tier("gpu", blocks=gpu, layer_slots=layer_slots)]
+    tiers = [Tier("gpu", blocks=gpu, layer_slots=layer_slots, policy=policy)]
     tiers += [Tier("host", blocks=host)] if host else []
     dear = Cost(ns_per_token=1e9)  # so dear that whatever can be loaded is
     manager = BlockManager(shape, tiers, block_tokens=BLOCK, structure=structure, cost=dear)
