@@ -17,7 +17,7 @@ from benches.ours import decode, leaves, memory, offload, request, rust, store
 SMALL = {
     "request": [
         (request, f"--policy {name} --conversations 60 --blocks 20000")
-        for name in ("lru", "retention")
+        for name in ("lru", "learned", "retention")
     ],
     "evict": [(leaves, f"--policy {name} --leaves 40 --steps 5") for name in ("lru", "flat")],
     "decode": [(decode, "--requests 3 --steps 40 --prompt 100")],
