@@ -170,14 +170,20 @@ class EnginePool(Pool):
         for layer in np.unique(layers).tolist():
             yield layer, np.flatnonzero(layers == layer)
 
-    def _fill(
-        self, layer: int, slots: NDArray[np.int64], plane: torch.Tensor, units: NDArray[np.int64]
-    ) -> None:
+    def _columns(
+        self, layer: int, plane: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]]:
+        """A layer's tensors, their blocks as rows of bytes, and where those lie in a plane."""
         first = 0
         for part, rows in zip(self._parts[layer], self._rows[layer], strict=True):
             size = _row_bytes(part)
-            column = plane[:, first : first + size]
+            yield part, rows, plane[:, first : first + size]
             first += size
+
+    def _fill(
+        self, layer: int, slots: NDArray[np.int64], plane: torch.Tensor, units: NDArray[np.int64]
+    ) -> None:
+        for part, rows, column in self._columns(layer, plane):
             if rows is not None:
                 copy_rows(column, units, rows, slots)
                 continue
@@ -188,11 +194,7 @@ class EnginePool(Pool):
     def _drain(
         self, layer: int, slots: NDArray[np.int64], plane: torch.Tensor, units: NDArray[np.int64]
     ) -> None:
-        first = 0
-        for part, rows in zip(self._parts[layer], self._rows[layer], strict=True):
-            size = _row_bytes(part)
-            column = plane[:, first : first + size]
-            first += size
+        for part, rows, column in self._columns(layer, plane):
             if rows is not None:
                 copy_rows(rows, slots, column, units)
                 continue
