@@ -9,6 +9,7 @@ plane (K, V), without waiting for the device.
 """
 
 from kvtrie.kernels.attention import attend, attend_causal, attend_masked, attend_padded
+from kvtrie.kernels.attention_backward import attend_backward
 from kvtrie.kernels.cubin import ARCHS, compiled
 from kvtrie.kernels.pages import Pages, Plane
 from kvtrie.kernels.rope import Rope
@@ -22,6 +23,7 @@ __all__ = [
     "Recomputed",
     "Rope",
     "attend",
+    "attend_backward",
     "attend_causal",
     "attend_masked",
     "attend_padded",

@@ -24,7 +24,7 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvtrie.selective.cache import KVCacheWithBuffers
+    from kvtrie.selective.cache import KVCache
 
 __all__ = ["Layers", "Passing"]
 
@@ -38,7 +38,7 @@ class Layers(Protocol):
     """What holds a cache per layer."""
 
     @property
-    def caches(self) -> Sequence[KVCacheWithBuffers]:
+    def caches(self) -> Sequence[KVCache]:
         """Layer by layer."""
         ...
 
@@ -54,8 +54,12 @@ class Passing:
         self._config = config
         self._before: tuple[str, bool] | None = None
 
-    def begin(self, layers: Layers) -> None:
-        """Let attention go to these caches, without gradients: rows are overwritten in place.
+    def begin(self, layers: Layers, *, grad: bool = False) -> None:
+        """Let attention go to these caches.
+
+        Args:
+            layers: the caches.
+            grad: whether the caches can be differentiated; rows of others are overwritten in place.
 
         Raises:
             ConfigError: another pass of this thread is running.
@@ -64,7 +68,7 @@ class Passing:
             raise ConfigError("a pass over a selective cache is running: passes do not nest")
         self._before = self._config._attn_implementation, torch.is_grad_enabled()  # noqa: SLF001
         self._config._attn_implementation = _NAME  # noqa: SLF001 - has no public name
-        torch.set_grad_enabled(False)
+        torch.set_grad_enabled(grad)
         _running.layers = layers
 
     def end(self) -> bool:

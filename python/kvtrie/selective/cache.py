@@ -36,10 +36,12 @@ class KVCache(ABC):
 
     Attributes:
         input_pos: tokens that were given so far, padding included: the next one's position.
+        scale: of the products of queries and keys; None takes `dim ** -0.5`.
         replay_log: where decisions are noted; None, as from the start, notes nothing.
     """
 
     input_pos: int
+    scale: float | None
     replay_log: AttnWeightsReplayLog | None
 
     def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

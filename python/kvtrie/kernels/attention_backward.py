@@ -1,0 +1,97 @@
+"""Attend backward: gradients of `attend`, from what it was given and the gradient of its output.
+
+Weights are computed again, slice of queries by slice, so nothing of the forward pass is kept.
+Invariant: the rows' gradients are added to what stands there. Cost: five products and a softmax;
+temporary arrays stay below a limit.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
+# (torch leaves parts untyped)
+
+from __future__ import annotations
+
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.kernels.attention import (
+    _check,
+    _Sight,
+    _slices,
+)
+
+__all__ = ["attend_backward"]
+
+
+def attend_backward(  # noqa: PLR0917 - three gradients stand beside what they are of
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    key_grads: torch.Tensor,
+    value_grads: torch.Tensor,
+    *,
+    token_pos: torch.Tensor,
+    input_pos: int,
+    first: torch.Tensor | None = None,
+    scale: float | None = None,
+    tmp_array_limit_gb: float = 3.0,
+) -> torch.Tensor:
+    """The gradient of the queries; those of rows are added to `key_grads` and `value_grads`.
+
+    With P the weights and T = grad Vᵀ: dV = Pᵀ grad, E = P (T - rowsum(P T)), dQ = scale E K,
+    dK = scale Eᵀ Q, the latter two sums over each KV head's query heads.
+
+    Args:
+        grad: of the output, `(batch, query_heads, m, width of V)`.
+        query: as `attend` was given.
+        keys: likewise.
+        values: likewise.
+        key_grads: fp32, in the shape of the keys.
+        value_grads: fp32, in the shape of the values.
+        token_pos: as `attend` was given.
+        input_pos: likewise.
+        first: likewise.
+        scale: likewise.
+        tmp_array_limit_gb: bound of temporary arrays, in 10^9 bytes.
+
+    Raises:
+        ConfigError: shapes that do not go together, or a limit below the weights of one query.
+    """
+    _check(query, keys, values, token_pos)
+    if (
+        grad.shape != (*query.shape[:3], values.shape[3])
+        or key_grads.shape != keys.shape
+        or value_grads.shape != values.shape
+    ):
+        raise ConfigError(
+            f"gradients {tuple(grad.shape)}, {tuple(key_grads.shape)} and "
+            f"{tuple(value_grads.shape)} do not go with queries {tuple(query.shape)}, keys "
+            f"{tuple(keys.shape)} and values {tuple(values.shape)}"
+        )
+    batch, heads, new, dim = query.shape
+    groups, rows = keys.shape[1], keys.shape[2]
+    each = heads // groups
+    factor: float = dim**-0.5 if scale is None else scale
+    asked = query.unflatten(1, (groups, each)).float() * factor
+    given = grad.unflatten(1, (groups, each)).float()
+    plain, stated = keys.float(), values.float()
+    found = torch.empty_like(asked)
+    sight = _Sight.of(token_pos, input_pos, new, first)
+    # Two arrays of weights stand at once here, where the forward pass has one.
+    for lo, hi in _slices(new, 8 * batch * heads * rows, query.device, tmp_array_limit_gb):
+        size = (each, hi - lo)
+        part, back = asked[:, :, :, lo:hi].flatten(2, 3), given[:, :, :, lo:hi].flatten(2, 3)
+        weights = torch.matmul(part, plain.mT)
+        weights.unflatten(2, size).masked_fill_(sight.hidden(lo, hi), -torch.inf)
+        weights = torch.softmax(weights, dim=-1)
+        if sight.blind:
+            weights.nan_to_num_(0.0)  # padding sees nothing
+        value_grads += torch.matmul(weights.mT, back)
+        error = torch.matmul(back, stated.mT)
+        error -= (back * torch.matmul(weights, stated)).sum(dim=-1, keepdim=True)
+        error *= weights
+        key_grads += torch.matmul(error.mT, part)
+        found[:, :, :, lo:hi] = torch.matmul(error, plain).mul_(factor).unflatten(2, size)
+    return found.flatten(1, 2).to(query.dtype)

@@ -1,0 +1,393 @@
+"""CellCache: one layer's rows while a row of cells is worked on, forwards and backwards.
+
+A log's decisions are played again. The operator of a step overwrites rows and attends; its
+backward attends backwards, hands the written rows' gradients out, and puts the old rows back, so
+that the rows run backwards with it.
+Invariant: behind the backward pass of a cell the rows are those of its start, and the pair of
+gradient buffers belongs to them; the graph holds no tensor of as many rows as the cache but what
+the prefill's own attention keeps. Cost: a step's queries, and the rows that it overwrote.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (torch leaves parts untyped)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.kernels import attend, attend_backward, attend_causal, attend_masked
+from kvtrie.selective import KVCache, KVCacheWithBuffers
+from kvtrie.selective.buffers import put_rows, take_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvtrie.selective import AttnWeightsReplayLog
+
+__all__ = ["CellCache", "RowsAreIn", "Start"]
+
+
+class RowsAreIn(Exception):  # noqa: N818 - it says that all is done, not that something failed
+    """The pass may end here: the layer's rows are written and nobody wants what it attends to."""
+
+
+class Start(NamedTuple):
+    """Where a cell starts.
+
+    Attributes:
+        keys: `(batch, kv_heads, n, dim)` of the n filled rows.
+        values: likewise.
+        token_pos: int32 `(batch, kv_heads, n)`.
+        step: the step that comes next.
+        input_pos: the next token's position.
+        ring: where the grace ring goes on.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    token_pos: torch.Tensor
+    step: int
+    input_pos: int
+    ring: int
+
+
+class CellCache(KVCache):
+    """The rows of a layer, by a log, with gradients.
+
+    Args:
+        model: the cache that the log is of: sizes, format and policy are taken from it.
+        log: its decisions.
+        forward_gb: bound of attention's temporary arrays, in 10^9 bytes.
+        backward_gb: the same backwards.
+    """
+
+    def __init__(
+        self,
+        model: KVCacheWithBuffers,
+        log: AttnWeightsReplayLog,
+        *,
+        forward_gb: float = 3.0,
+        backward_gb: float = 3.0,
+    ) -> None:
+        self.place = model.place
+        self.replay_log = log
+        self.scale = None
+        self.first = model.first
+        self.grace = model.arguments.grace_period
+        self.only_rows = False
+        self._weighted = model.update_requires_attn_weights
+        self._rounded: Callable[[torch.Tensor], torch.Tensor] | None = (
+            None if model.buffers.exact else model.buffers.rounded
+        )
+        self._forward_gb, self._backward_gb = forward_gb, backward_gb
+        self._keys, self._values = self.place.empty(), self.place.empty()
+        self._token_pos = torch.zeros(
+            self.place.shape[:3], dtype=torch.int32, device=self.place.device
+        )
+        self._grads: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.chain = torch.zeros(())
+        self.reset()
+
+    # ------------------------------------------------------------------------------ the step
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Take the log's next step; see `KVCache.forward`.
+
+        Raises:
+            RowsAreIn: `only_rows` is set and the rows are written.
+        """
+        if self.only_rows:
+            self.advance(key, value)
+            self.settle(key, value)
+            raise RowsAreIn
+        out: torch.Tensor
+        apply: Any
+        if self.input_pos == 0:
+            apply = _Prefill.apply
+            self.chain = apply(key, value, self.chain, self)
+            return attend_causal(query, key, value, first=self.first, scale=self.scale)
+        apply = _Step.apply
+        out, self.chain = apply(query, key, value, self.chain, self)
+        return out
+
+    def advance(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Write the next step's tokens; what `recede` needs to undo it."""
+        new = key.shape[2]
+        rows = self._chosen(new)
+        undo: tuple[torch.Tensor, ...] = ()
+        turning, ring = self._turn(new)
+        if self._log.rows[self.step] is not None:
+            undo = tuple(take_rows(plane, rows) for plane in self._planes)
+            if turning:
+                for plane in self._planes:
+                    put_rows(plane, rows[:, :, :turning], take_rows(plane, ring))
+                rows = torch.cat((rows[:, :, turning:], ring), dim=2)
+            if turning == new:
+                self._ring = (self._ring + new) % max(1, self.grace)
+        else:
+            self.filled += new
+        positions = torch.arange(
+            self.input_pos, self.input_pos + new, dtype=torch.int32, device=rows.device
+        )
+        for plane, given in zip(self._planes, (key, value, positions.expand_as(rows)), strict=True):
+            put_rows(plane, rows, given)
+        self.step += 1
+        self.input_pos += new
+        return undo
+
+    def settle(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        """End a step: its rows are from now on what the buffers would keep of them."""
+        if self._rounded is None:
+            return
+        rows = self._written(key.shape[2])
+        put_rows(self._keys, rows, self._rounded(key))
+        put_rows(self._values, rows, self._rounded(value))
+
+    def recede(self, new: int, undo: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Undo the last step, and hand out the gradients of its K and V.
+
+        Args:
+            new: its tokens.
+            undo: what `advance` returned.
+        """
+        written = self._written(new)
+        self.step -= 1
+        self.input_pos -= new
+        grads = self.grads
+        found = take_rows(grads[0], written), take_rows(grads[1], written)
+        rows = self._chosen(new, filled=self.filled - new)
+        if not undo:  # the rows were empty before
+            for plane in grads:
+                put_rows(plane, rows, torch.zeros_like(found[0]))
+            self.filled -= new
+            return found
+        turning, ring = self._turn(new)
+        if turning == new:
+            self._ring = (self._ring - new) % max(1, self.grace)
+            turning, ring = self._turn(new)
+        # What left the ring lies in the first of the rows: content and gradient go back there.
+        for plane in (*self._planes, *grads):
+            if turning:
+                put_rows(plane, ring, take_rows(plane, rows[:, :, :turning]))
+        for plane, old in zip(self._planes, undo, strict=True):
+            put_rows(plane, rows, old)
+        for plane in grads:  # what was overwritten is seen by nobody later
+            put_rows(plane, rows, torch.zeros_like(found[0]))
+        return found
+
+    def attended(self, query: torch.Tensor) -> torch.Tensor:
+        """The output of the step that was just written, by the kernel of the forward phase."""
+        given: dict[str, Any] = {
+            "token_pos": self.token_pos,
+            "input_pos": self.input_pos - query.shape[2],
+            "first": self.first,
+            "scale": self.scale,
+        }
+        keys, values = self.keys_values()
+        if self._weighted:
+            limit = self._forward_gb
+            return attend(query, keys, values, tmp_array_limit_gb=limit, **given)[0]
+        return attend_masked(query, keys, values, **given)
+
+    def attended_back(self, grad: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        """The queries' gradient; that of rows is added to the pair of gradient buffers."""
+        keys, values = self.keys_values()
+        key_grads, value_grads = self.grads
+        return attend_backward(
+            grad,
+            query,
+            keys,
+            values,
+            key_grads[:, :, : self.filled],
+            value_grads[:, :, : self.filled],
+            token_pos=self.token_pos,
+            input_pos=self.input_pos - query.shape[2],
+            first=self.first,
+            scale=self.scale,
+            tmp_array_limit_gb=self._backward_gb,
+        )
+
+    def rewrite(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Put a step's exact numbers into its rows, as they were when it attended."""
+        if self._rounded is not None:
+            rows = self._written(key.shape[2])
+            put_rows(self._keys, rows, key)
+            put_rows(self._values, rows, value)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether rows become less exact behind their step."""
+        return self._rounded is not None
+
+    def _chosen(self, new: int, filled: int | None = None) -> torch.Tensor:
+        """The rows that the next step overwrites, int64 `(batch, kv_heads, new)`."""
+        rows = self._log.rows[self.step]
+        if rows is not None:
+            return rows.to(self.place.device, torch.int64)
+        start = self.filled if filled is None else filled
+        places = torch.arange(start, start + new, device=self.place.device)
+        return places.expand(*self.place.shape[:2], new)
+
+    def _turn(self, new: int) -> tuple[int, torch.Tensor]:
+        """How many rows of the grace ring a step takes, and which."""
+        turning = min(new, self.grace)
+        places = torch.arange(turning, device=self.place.device) + self._ring
+        ring = places % max(1, self.grace) + self.place.shape[2] - self.grace
+        return turning, ring.expand(*self.place.shape[:2], turning)
+
+    def _written(self, new: int) -> torch.Tensor:
+        """The rows that the last step's tokens are in, in their order."""
+        self.step -= 1
+        rows = self._chosen(new, filled=self.filled - new)
+        if self._log.rows[self.step] is not None:
+            before = self._ring
+            turning = min(new, self.grace)
+            if turning == new and self.grace:
+                self._ring = (self._ring - new) % self.grace
+            rows = torch.cat((rows[:, :, turning:], self._turn(new)[1]), dim=2)
+            self._ring = before
+        self.step += 1
+        return rows
+
+    # ------------------------------------------------------------------------- where it stands
+
+    def start(self) -> Start:
+        """Where the next cell starts; a copy."""
+        keys, values = self.keys_values()
+        return Start(
+            keys.clone(),
+            values.clone(),
+            self.token_pos.clone(),
+            self.step,
+            self.input_pos,
+            self._ring,
+        )
+
+    def begin(self, start: Start | None) -> None:
+        """Stand where a cell starts; None is the first one."""
+        self.reset()
+        if start is None:
+            return
+        self.filled = start.keys.shape[2]
+        for plane, kept in zip(self._planes, start[:3], strict=True):
+            plane[:, :, : self.filled] = kept
+        self.step, self.input_pos, self._ring = start.step, start.input_pos, start.ring
+
+    def differentiate(self) -> None:
+        """Start a chain of operators for the next cell."""
+        self.chain = torch.zeros((), device=self.place.device, requires_grad=True)
+        if self._grads is None:
+            shape, device = self.place.shape, self.place.device
+            self._grads = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+
+    @property
+    def grads(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients of K and V in the rows, fp32 `(batch, kv_heads, rows, dim)` each."""
+        if self._grads is None:
+            raise ConfigError("this cell has no gradients yet: differentiate() comes first")
+        return self._grads
+
+    def reset(self) -> None:
+        """Stand before the first step."""
+        self.step = self.filled = self.input_pos = self._ring = 0
+
+    @property
+    def _log(self) -> AttnWeightsReplayLog:
+        assert self.replay_log is not None  # noqa: S101 - it was given
+        return self.replay_log
+
+    @property
+    def _planes(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self._keys, self._values, self._token_pos
+
+    @property
+    def token_pos(self) -> torch.Tensor:
+        """Positions of the tokens in the filled rows, int32."""
+        return self._token_pos[:, :, : self.filled]
+
+    @property
+    def scores(self) -> torch.Tensor:
+        """Zeros: a log needs none."""
+        return torch.zeros_like(self.token_pos, dtype=torch.float32)
+
+    def keys_values(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the filled rows."""
+        return self._keys[:, :, : self.filled], self._values[:, :, : self.filled]
+
+    @property
+    def largest_step(self) -> int:
+        """Tokens of the log's next step; 0 behind its end."""
+        steps = self._log.steps
+        return steps[self.step] if self.step < len(steps) else 0
+
+
+# pyright: reportIncompatibleMethodOverride=false
+# (torch's Function takes any arguments)
+
+
+class _Step(torch.autograd.Function):
+    """A step behind the prefill: overwrite rows, then attend to all of them."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - torch hands them over by place
+        ctx: Any,  # noqa: ANN401 - torch's context
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        chain: torch.Tensor,
+        cell: CellCache,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        undo = cell.advance(key, value)
+        out = cell.attended(query)
+        cell.settle(key, value)
+        ctx.set_materialize_grads(value=False)
+        exact = (key, value) if cell.rounds else ()
+        ctx.save_for_backward(query, *exact, *undo)
+        ctx.cell, ctx.exact = cell, len(exact)
+        return out, chain.clone()
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 - torch's context
+        grad: torch.Tensor | None,
+        chain: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        query, *saved = ctx.saved_tensors
+        cell: CellCache = ctx.cell
+        exact, undo = saved[: ctx.exact], tuple(saved[ctx.exact :])
+        queries = None
+        if grad is not None:
+            if exact:
+                cell.rewrite(*exact)
+            queries = cell.attended_back(grad, query)
+        keys, values = (each.to(query.dtype) for each in cell.recede(query.shape[2], undo))
+        return queries, keys, values, chain, None
+
+
+class _Prefill(torch.autograd.Function):
+    """The first step: fill rows. It attends to its own tokens alone, which torch differentiates."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context
+        key: torch.Tensor,
+        value: torch.Tensor,
+        chain: torch.Tensor,
+        cell: CellCache,
+    ) -> torch.Tensor:
+        cell.advance(key, value)
+        cell.settle(key, value)
+        ctx.cell, ctx.new, ctx.dtype = cell, key.shape[2], key.dtype
+        return chain.clone()
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 - torch's context
+        chain: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        keys, values = (each.to(ctx.dtype) for each in ctx.cell.recede(ctx.new, ()))
+        return keys, values, chain, None

@@ -1,0 +1,122 @@
+"""Decoder: the parts of a transformers model that run apart from one another.
+
+Embedding, layers, the last norm and the map to logits. Layers run as the model runs them, with
+attention handed to `KVCache`s.
+Invariant: put together, the parts compute what the model computes; dropout of a layer and step is
+the same however often it runs. Cost: that of the parts.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (transformers leaves parts untyped)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.selective.rope import Yarn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedModel
+
+__all__ = ["Decoder"]
+
+# What some models do between their parts, where only these parts are run.
+_BETWEEN = (
+    "embedding_multiplier",
+    "logit_scale",
+    "logits_scaling",
+    "final_logit_softcapping",
+    "scale_emb",
+)
+
+
+class Decoder:
+    """A model in parts.
+
+    Args:
+        model: a causal language model, or one that peft has put adapters into.
+
+    Attributes:
+        model: the model itself, without what peft wraps it in; adapters are inside.
+
+    Raises:
+        ConfigError: a model that does more between its parts.
+    """
+
+    def __init__(self, model: PreTrainedModel | Any) -> None:  # noqa: ANN401 - a PeftModel
+        whole: Any = model
+        base = getattr(whole, "get_base_model", None)
+        self.model: PreTrainedModel = whole if base is None else base()
+        parts: Any = cast("Any", self.model).get_decoder()
+        self._parts = parts
+        self.config: Any = parts.config
+        if more := [name for name in _BETWEEN if getattr(self.config, name, None) not in {None, 1}]:
+            raise ConfigError(
+                f"{type(parts).__name__} has {', '.join(more)}, which gradients by cells do not "
+                "know"
+            )
+        self.layers: list[torch.nn.Module] = list(parts.layers)
+        self.embedding: torch.nn.Module = parts.embed_tokens
+        self.norm: torch.nn.Module = parts.norm
+        self.to_logits: torch.nn.Module = cast("Any", self.model).get_output_embeddings()
+        self._yarn: Yarn | None = None
+        self._seed: int | None = None
+
+    def begin(self, total: int, *, yarn_rope: bool) -> None:
+        """Prepare for sequences of so many tokens: RoPE's scaling, and the seed of dropout."""
+        self._yarn = Yarn(self.config, total) if yarn_rope else None
+        self._seed = None
+        if any(_drops(part) for layer in self.layers for part in layer.modules()):
+            self._seed = int(torch.randint(2**31, ()).item())
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """What the first layer is given, `(batch, m, hidden)`."""
+        return self.embedding(input_ids)
+
+    def turn(self, x: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of positions `(batch, m)`, in the format of `x`."""
+        scaled = None if self._yarn is None else self._yarn.turn(x, columns)
+        return self._parts.rotary_emb(x, position_ids=columns) if scaled is None else scaled
+
+    def run(
+        self,
+        layer: int,
+        step: int,
+        hidden: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        """One layer over one step, `(batch, m, hidden)` each way."""
+        if self._seed is None:
+            return self._layer(layer, hidden, turn)
+        devices = [hidden.device] if hidden.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(self._seed + layer * 1_000_003 + step * 7919)
+            return self._layer(layer, hidden, turn)
+
+    def _layer(
+        self, layer: int, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        out: Any = self.layers[layer](
+            hidden, attention_mask=None, position_embeddings=turn, past_key_values=None
+        )
+        return out[0] if isinstance(out, tuple) else out
+
+    def outputs(self, hidden: torch.Tensor, *, logits: bool) -> torch.Tensor:
+        """What a head is given: logits, or what the last norm gives."""
+        normed = self.norm(hidden)
+        return self.to_logits(normed) if logits else normed
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """All parameters of the model."""
+        return self.model.parameters()
+
+
+def _drops(part: torch.nn.Module) -> bool:
+    """Whether a module draws at random."""
+    return isinstance(part, torch.nn.Dropout) and part.training and part.p > 0

@@ -1,0 +1,417 @@
+"""LongContextGradients: the gradients of a loss over long sequences, under a cache's policy.
+
+Forward phase: inference by steps, its decisions noted, the inputs of each row of cells kept.
+Backward phase: rows of cells from the top; in each, K and V where cells start are computed once
+more, then its cells run from right to left, each forwards and backwards under autograd.
+Invariant: the gradients are those of plain autograd under the same decisions.
+Cost: three passes over the sequence, and the memory of one cell beside that of the checkpoints.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (torch leaves parts untyped)
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.selective import AttnWeightsReplayLog, CacheSettings, SelectiveCache
+from kvtrie.selective.attention import Passing
+from kvtrie.train.cell import CellCache, RowsAreIn, Start
+from kvtrie.train.cells import columns, rows
+from kvtrie.train.decoder import Decoder
+from kvtrie.train.kept import Kept
+from kvtrie.train.settings import GradientSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from transformers import PreTrainedModel
+
+    from kvtrie.train.head import HeadModel
+
+__all__ = ["LongContextGradients"]
+
+
+class LongContextGradients:
+    """Computes gradients of long sequences by cells.
+
+    Args:
+        model: a causal language model that `SelectiveCache` takes, with peft's adapters or without.
+        head: from outputs to the loss.
+        settings: of the cache, which is the one that the model will run with.
+        grad: cells and checkpoints.
+        yarn_rope: as of `SelectiveCache`.
+        attention_forward_temp_size_gb: bound of attention's temporary arrays, in 10^9 bytes.
+        attention_backward_temp_size_gb: the same in the backward pass.
+
+    Attributes:
+        logs: of the last sequences, the replay log of each layer.
+        checkpoint_bytes: of the last sequences, the most that checkpoints took in host memory.
+
+    Raises:
+        ConfigError: a model of another kind.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | Any,  # noqa: ANN401 - a PeftModel
+        head: HeadModel,
+        settings: CacheSettings,
+        grad: GradientSettings | None = None,
+        *,
+        yarn_rope: bool = True,
+        attention_forward_temp_size_gb: float = 3.0,
+        attention_backward_temp_size_gb: float = 3.0,
+    ) -> None:
+        self.decoder = Decoder(model)
+        self.head = head
+        self.settings = settings
+        self.grad = GradientSettings() if grad is None else grad
+        self.logs: list[AttnWeightsReplayLog] = []
+        self.checkpoint_bytes = 0
+        self._yarn_rope = yarn_rope
+        self._forward_gb = attention_forward_temp_size_gb
+        self._backward_gb = attention_backward_temp_size_gb
+
+    @torch.no_grad()
+    def loss(
+        self,
+        input_ids: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The loss alone, by inference; see `gradients`."""
+        batch = _Batch(self, input_ids, targets, attention_mask, scale=None)
+        batch.read()
+        return batch.loss
+
+    def gradients(
+        self,
+        input_ids: torch.Tensor,
+        targets: torch.Tensor,
+        scale: float = 1.0,
+        *,
+        attention_mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Add gradients to every parameter of model and head that asks for them.
+
+        Args:
+            input_ids: int64 `(batch, tokens)`.
+            targets: int64 `(batch, up to tokens)`, those of the last outputs, as the head takes
+                them; `IGNORED` where there is none.
+            scale: by what the gradients are multiplied; the loss is not.
+            attention_mask: `(batch, tokens)`, 0 before each row's first token; padding is on the
+                left.
+
+        Returns:
+            The loss, fp32: each row's sum over its targets by `num_target_entries`, mean over the
+            batch.
+
+        Raises:
+            ConfigError: shapes or settings that do not go together; no gradient was added then.
+        """
+        batch = _Batch(self, input_ids, targets, attention_mask, scale=scale)
+        batch.read()
+        for layers in reversed(rows(len(self.decoder.layers), self.grad)):
+            batch.go_back(layers)
+        return batch.loss
+
+    @property
+    def forward_gb(self) -> float:
+        """Bound of attention's temporary arrays."""
+        return self._forward_gb
+
+    @property
+    def backward_gb(self) -> float:
+        """The same backwards."""
+        return self._backward_gb
+
+    @property
+    def yarn_rope(self) -> bool:
+        """Whether RoPE is scaled for sequences longer than those of the training."""
+        return self._yarn_rope
+
+
+class _Row:
+    """What attention finds while a row of cells runs: caches by their layers' numbers."""
+
+    def __init__(self, layers: range, cells: Sequence[CellCache]) -> None:
+        self._caches = dict(zip(layers, cells, strict=True))
+
+    @property
+    def caches(self) -> Any:  # noqa: ANN401 - read by number
+        """By layer."""
+        return self._caches
+
+
+class _Batch:
+    """The gradients of one batch, on their way."""
+
+    def __init__(
+        self,
+        owner: LongContextGradients,
+        input_ids: torch.Tensor,
+        targets: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        scale: float | None,
+    ) -> None:
+        _check(input_ids, targets, attention_mask)
+        self._owner, self._decoder, self._head = owner, owner.decoder, owner.head
+        self._settings, self._grad = owner.settings, owner.grad
+        self._ids, self._targets, self._scale = input_ids, targets, scale
+        self._mask = attention_mask
+        self._columns = None
+        if attention_mask is not None:
+            self._columns = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        self._passing = Passing(self._decoder.config)
+        self._steps: list[range] = []
+        self._cells: list[range] = []
+        self._inputs: dict[int, list[Kept]] = {}
+        self._seeds: list[Kept | None] = []
+        self._models: Sequence[Any] = ()
+        self._entries = owner.head.num_target_entries(targets).clamp(min=1)
+        self.loss = torch.zeros((), device=input_ids.device)
+
+    # --------------------------------------------------------------------------- forward phase
+
+    def read(self) -> None:
+        """Read the sequences by steps: loss, head gradients, logs, inputs of rows of cells."""
+        decoder, (size, total) = self._decoder, self._ids.shape
+        decoder.begin(total, yarn_rope=self._owner.yarn_rope)
+        cache = SelectiveCache(
+            decoder.model,
+            self._settings,
+            size,
+            yarn_rope=self._owner.yarn_rope,
+            attention_forward_temp_size_gb=self._owner.forward_gb,
+        )
+        with cache:
+            lengths = cache.steps(total)
+            ends = [sum(lengths[: at + 1]) for at in range(len(lengths))]
+            self._steps = [range(hi - n, hi) for hi, n in zip(ends, lengths, strict=True)]
+            fewest = min(each.cache_length for each in cache.caches)
+            self._cells = columns(lengths, fewest, self._grad)
+            for each in cache.caches:
+                each.replay_log = AttnWeightsReplayLog()
+                each.pad(self._first())
+            self._owner.logs = [
+                each.replay_log for each in cache.caches if each.replay_log is not None
+            ]
+            self._owner.checkpoint_bytes = 0
+            self._models = cache.caches
+            with self._attending(cache):
+                for at in range(len(self._steps)):
+                    self._read_step(at)
+        self._note_bytes(0)
+
+    def _read_step(self, at: int) -> None:
+        decoder = self._decoder
+        ids = self._ids[:, self._steps[at].start : self._steps[at].stop]
+        hidden = decoder.embed(ids)
+        turn = self._turn(at, hidden)
+        kept = {each.start for each in rows(len(decoder.layers), self._grad)} - {0}
+        for layer in range(len(decoder.layers)):
+            if layer in kept and self._scale is not None:
+                inputs = self._inputs.setdefault(layer, [])
+                inputs.append(Kept(hidden, self._grad.layercp_qname))
+            hidden = decoder.run(layer, at, hidden, turn)
+        self._seeds.append(self._judge(at, hidden))
+
+    def _judge(self, at: int, hidden: torch.Tensor) -> Kept | None:
+        """The losses of a step; the gradient of what the top layer gave, or None for zeros."""
+        head, step = self._head, self._steps[at]
+        begin = self._ids.shape[1] - self._targets.shape[1]  # the first output with a target
+        start = step.start if head.needs_prompt else max(step.start, begin)
+        if start >= step.stop:
+            return None
+        found = torch.zeros_like(hidden) if self._scale is not None else None
+        seen = False
+        # Logits of a long step would be the largest array of all: a head sees them in pieces.
+        size = self._settings.chunk_size
+        for lo in range(start, step.stop, size):
+            hi = min(step.stop, lo + size)
+            targets = self._targets[:, max(0, lo - begin) : hi - begin] if hi > begin else None
+            with torch.set_grad_enabled(found is not None):
+                part = hidden[:, lo - step.start : hi - step.start].detach()
+                part.requires_grad_(found is not None)
+                outputs = self._decoder.outputs(part, logits=head.needs_logits)
+                losses: torch.Tensor = head(outputs, targets, lo)
+                loss = (losses / self._entries).mean()
+                if loss.requires_grad:
+                    (loss * (self._scale or 0.0)).backward()
+            self.loss = self.loss + loss.detach()
+            if found is not None and part.grad is not None:
+                found[:, lo - step.start : hi - step.start] = part.grad
+                seen = True
+        return Kept(found) if found is not None and seen else None
+
+    # -------------------------------------------------------------------------- backward phase
+
+    def go_back(self, layers: range) -> None:
+        """One row of cells: its parameters' gradients, and the gradients of its inputs."""
+        cells = [
+            CellCache(
+                self._models[layer],
+                self._owner.logs[layer],
+                forward_gb=self._owner.forward_gb,
+                backward_gb=self._owner.backward_gb,
+            )
+            for layer in layers
+        ]
+        row = _Row(layers, cells)
+        starts = self._find_starts(layers, cells, row)
+        self._note_bytes(sum(_bytes(each) for start in starts for each in start))
+        seeds: list[Kept | None] = [None] * len(self._steps)
+        while starts:
+            begin = starts.pop()
+            for cell, start in zip(cells, begin, strict=True):
+                cell.begin(None if start is None else _read(start))
+                cell.differentiate()
+            column = self._cells[len(starts)]
+            with torch.enable_grad(), self._attending(row, grad=True):
+                self._run_cell(layers, cells, column, seeds)
+        self._inputs.pop(layers.start, None)
+        self._seeds = seeds
+
+    def _find_starts(
+        self, layers: range, cells: Sequence[CellCache], row: _Row
+    ) -> list[list[_KeptStart | None]]:
+        """Per cell and layer, K and V where it starts; None for the first."""
+        starts: list[list[_KeptStart | None]] = [[None] * len(cells)]
+        if len(self._cells) == 1:
+            return starts
+        cells[-1].only_rows = True
+        with torch.no_grad(), self._attending(row):
+            for column in self._cells[:-1]:
+                for at in column:
+                    hidden = self._input(layers, at)
+                    turn = self._turn(at, hidden)
+                    try:
+                        for layer in layers:
+                            hidden = self._decoder.run(layer, at, hidden, turn)
+                    except RowsAreIn:
+                        continue
+                starts.append([_keep(cell.start(), self._grad.cachecp_qname) for cell in cells])
+        cells[-1].only_rows = False
+        return starts
+
+    def _run_cell(
+        self,
+        layers: range,
+        cells: Sequence[CellCache],
+        column: range,
+        seeds: list[Kept | None],
+    ) -> None:
+        """A cell forwards and backwards; the gradients of its inputs are put into `seeds`."""
+        inputs: dict[int, torch.Tensor] = {}
+        roots: list[torch.Tensor] = []
+        grads: list[torch.Tensor] = []
+        for at in column:
+            hidden = self._input(layers, at)
+            if layers.start:
+                hidden = inputs[at] = hidden.detach().requires_grad_()
+            turn = self._turn(at, hidden)
+            for layer in layers:
+                hidden = self._decoder.run(layer, at, hidden, turn)
+            seed = self._seeds[at]
+            if seed is not None and hidden.requires_grad:
+                roots.append(hidden)
+                grads.append(seed.read())
+        # The chains are roots as well, so that every step's operator runs, the last one first.
+        chains = [cell.chain for cell in cells]
+        torch.autograd.backward(
+            [*roots, *chains], [*grads, *(torch.zeros_like(each) for each in chains)]
+        )
+        for at, hidden in inputs.items():
+            if hidden.grad is not None:
+                seeds[at] = Kept(hidden.grad)
+
+    def _input(self, layers: range, at: int) -> torch.Tensor:
+        """What a row of cells is given in a step."""
+        if layers.start:
+            return self._inputs[layers.start][at].read()
+        step = self._steps[at]
+        return self._decoder.embed(self._ids[:, step.start : step.stop])
+
+    # ------------------------------------------------------------------------------- in common
+
+    def _turn(self, at: int, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        step = self._steps[at]
+        if self._columns is not None:
+            places = self._columns[:, step.start : step.stop]
+        else:
+            places = torch.arange(step.start, step.stop, device=hidden.device)[None]
+        with torch.no_grad():
+            return self._decoder.turn(hidden, places)
+
+    def _first(self) -> torch.Tensor | None:
+        if self._mask is None:
+            return None
+        return self._mask.shape[1] - (self._mask != 0).sum(dim=1)
+
+    @contextmanager
+    def _attending(self, layers: Any, *, grad: bool = False) -> Generator[None]:  # noqa: ANN401
+        self._passing.begin(layers, grad=grad)
+        try:
+            yield
+        finally:
+            self._passing.end()
+
+    def _note_bytes(self, starts: int) -> None:
+        inputs = sum(each.nbytes for row in self._inputs.values() for each in row)
+        seeds = sum(each.nbytes for each in self._seeds if each is not None)
+        owner = self._owner
+        owner.checkpoint_bytes = max(owner.checkpoint_bytes, inputs + seeds + starts)
+
+
+class _KeptStart:
+    """A `Start` in host memory."""
+
+    def __init__(self, start: Start, quantiser: str | None) -> None:
+        self.keys, self.values = Kept(start.keys, quantiser), Kept(start.values, quantiser)
+        self.token_pos = Kept(start.token_pos)
+        self.numbers = start[3:]
+
+
+def _keep(start: Start, quantiser: str | None) -> _KeptStart:
+    return _KeptStart(start, quantiser)
+
+
+def _read(kept: _KeptStart) -> Start:
+    return Start(kept.keys.read(), kept.values.read(), kept.token_pos.read(), *kept.numbers)
+
+
+def _bytes(kept: _KeptStart | None) -> int:
+    if kept is None:
+        return 0
+    return kept.keys.nbytes + kept.values.nbytes + kept.token_pos.nbytes
+
+
+def _check(
+    input_ids: torch.Tensor, targets: torch.Tensor, attention_mask: torch.Tensor | None
+) -> None:
+    if input_ids.dim() != 2 or not input_ids.numel():  # noqa: PLR2004 - rows and columns
+        raise ConfigError(f"input_ids are {tuple(input_ids.shape)}: rows of tokens are wanted")
+    size, total = input_ids.shape
+    if targets.dim() != 2 or len(targets) != size or not 0 < targets.shape[1] <= total:  # noqa: PLR2004
+        raise ConfigError(
+            f"targets are {tuple(targets.shape)}: {size} rows of 1 to {total} targets are wanted"
+        )
+    if attention_mask is None:
+        return
+    if attention_mask.shape != input_ids.shape:
+        raise ConfigError(
+            f"attention_mask is {tuple(attention_mask.shape)}, {tuple(input_ids.shape)} wanted"
+        )
+    seen = attention_mask != 0
+    if not bool((seen[:, 1:] >= seen[:, :-1]).all()) or not bool(seen[:, -1].all()):
+        raise ConfigError(
+            "attention_mask hides columns behind a row's first token: pad on the left"
+        )

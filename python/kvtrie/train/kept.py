@@ -1,0 +1,98 @@
+"""Kept: checkpoints in host memory, exact or as codes.
+
+Invariant: what comes back is on the device it came from and in its format; exact ones bit for bit.
+Cost: a copy where there is a device, one pass over the numbers where they are quantised.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (torch leaves parts untyped)
+
+from __future__ import annotations
+
+import torch
+
+from kvtrie.errors import ConfigError
+from kvtrie.selective.quantiser import LEAST_BLOCK, Codes, dequantise, quantise
+from kvtrie.train.settings import QUANTISERS
+
+__all__ = ["Kept", "block_of", "coded_bytes"]
+
+_BLOCK = 128
+_BESIDE = 8  # bytes of a block's scale and zero point
+
+
+class Kept:
+    """A checkpoint.
+
+    Args:
+        x: floating-point numbers that nobody changes any more.
+        quantiser: its name; None keeps them exact.
+    """
+
+    __slots__ = ("_block", "_codes", "_device", "_dtype", "_plain", "_shape")
+
+    def __init__(self, x: torch.Tensor, quantiser: str | None = None) -> None:
+        self._device, self._dtype, self._shape = x.device, x.dtype, x.shape
+        self._plain: torch.Tensor | None = None
+        self._codes: Codes | None = None
+        if quantiser is None:
+            self._plain = _to_host(x)
+            return
+        self._block = block_of(x.shape[-1])
+        codes = quantise(x.unflatten(-1, (-1, self._block)), QUANTISERS[quantiser])
+        self._codes = codes._make((*(_to_host(each) for each in codes[:3]), codes.bits))
+
+    def read(self) -> torch.Tensor:
+        """The numbers, on the device that they came from."""
+        if self._plain is not None:
+            return self._plain.to(self._device, non_blocking=True)
+        assert self._codes is not None  # noqa: S101 - one of the two is there
+        there = (each.to(self._device, non_blocking=True) for each in self._codes[:3])
+        codes = Codes._make((*there, self._codes.bits))
+        return dequantise(codes, self._dtype).view(self._shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in host memory."""
+        if self._plain is not None:
+            return self._plain.nbytes
+        assert self._codes is not None  # noqa: S101 - one of the two is there
+        return sum(each.nbytes for each in self._codes[:3])
+
+
+def block_of(width: int) -> int:
+    """Numbers of a block that is quantised together: at most 128 that divide the last axis.
+
+    Raises:
+        ConfigError: an axis that cannot be cut into blocks of 16 to 128.
+    """
+    for block in range(min(_BLOCK, width), LEAST_BLOCK - 1, -1):
+        if width % block == 0 and block % 2 == 0:
+            return block
+    raise ConfigError(
+        f"checkpoints {width} wide cannot be quantised: no even number from {LEAST_BLOCK} to "
+        f"{_BLOCK} divides that"
+    )
+
+
+def coded_bytes(numbers: int, width: int, itemsize: int, quantiser: str | None) -> int:
+    """Bytes of so many numbers in host memory.
+
+    Args:
+        numbers: how many.
+        width: of their last axis.
+        itemsize: bytes of one, exact.
+        quantiser: its name; None keeps them exact.
+    """
+    if quantiser is None:
+        return numbers * itemsize
+    return numbers * QUANTISERS[quantiser] // 8 + numbers // block_of(width) * _BESIDE
+
+
+def _to_host(x: torch.Tensor) -> torch.Tensor:
+    if x.device.type == "cpu":
+        # A view would keep all that it is a view of.
+        return x if x.untyped_storage().nbytes() == x.nbytes else x.clone()
+    there = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return there.copy_(x, non_blocking=True)

@@ -1,0 +1,53 @@
+"""GradientSettings: how layers and steps are tiled by cells, and how checkpoints are kept.
+
+Invariant: none of these changes a gradient but for the names of quantisers. Cost: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtrie.argument import put, real, whole, word
+
+__all__ = ["QUANTISERS", "GradientSettings"]
+
+QUANTISERS = {"torch-quantized8": 8, "torch-quantized4": 4}
+"""Names of quantisers of checkpoints, with the bits of a number."""
+
+_MOST_LAYERS = 65_535
+_MOST_TIMES = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSettings:
+    """Cells, and the two kinds of checkpoints.
+
+    Attributes:
+        layers_per_cell: layers of a row of cells; the memory of a cell's graph grows with them,
+            and layer inputs become fewer.
+        chunks_per_cell_multiplier: steps join a cell while it has at most so many times the
+            cache's rows as tokens; a longer step is a cell of its own.
+        layercp_qname: what layer inputs are quantised by, "torch-quantized8" or
+            "torch-quantized4"; None keeps them exact.
+        cachecp_qname: the same for K and V where a cell starts.
+
+    Raises:
+        ConfigError: a number or a name that cannot be.
+    """
+
+    layers_per_cell: int = 1
+    chunks_per_cell_multiplier: float = 1.0
+    layercp_qname: str | None = None
+    cachecp_qname: str | None = None
+
+    def __post_init__(self) -> None:
+        put(
+            self,
+            layers_per_cell=whole("layers_per_cell", self.layers_per_cell, 1, _MOST_LAYERS),
+            chunks_per_cell_multiplier=real(
+                "chunks_per_cell_multiplier", self.chunks_per_cell_multiplier, 0.0, _MOST_TIMES
+            ),
+        )
+        for name in ("layercp_qname", "cachecp_qname"):
+            given = getattr(self, name)
+            put(self, **{name: None if given is None else word(name, given, QUANTISERS)})
