@@ -57,12 +57,12 @@ class Engine:
         ahead: steps that are planned before the first of them has finished.
     """
 
-    def __init__(self, folder, ranks, ahead, seed, host=6):
+    def __init__(self, folder, ranks, ahead, seed, host=6, *, events=False):
         self.draw, self.ahead = random.Random(seed), ahead
         rows = [{"kind": "host", "blocks": host}]
         if folder:
             rows.append({"kind": "disk", "blocks": 64, "path": str(folder)})
-        settings = Settings.read({"tiers": rows, "deadline_s": 1000})
+        settings = Settings.read({"tiers": rows, "deadline_s": 1000, "events": events})
         shape = ModelShape(LAYERS, 2 * ranks, 8, fingerprint="halves", tp=ranks)
         model = ServedModel(shape, SIZE, BLOCKS, ("a", "b"))
         self.memory = [

@@ -114,7 +114,7 @@ class Server:
         for _ in range(5000):
             if not self.half.busy:
                 return
-            self.core.step_fn()
+            self.llm.llm_engine.step()
         raise AssertionError(f"{self.half.dispatch.pending} moves do not end")
 
     def forget(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _V1 = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+_EVENTS = "vllm.distributed.kv_events"
 _OUTPUT = "vllm.v1.core.sched.output"
 
 OVERRIDDEN = (
@@ -18,6 +19,9 @@ OVERRIDDEN = (
     "has_pending_push_work",
     "reset_cache",
     "take_events",
+    "get_kv_connector_stats",
+    "build_kv_connector_stats",
+    "build_prom_metrics",
     "register_kv_caches",
     "get_handshake_metadata",
     "handle_preemptions",
@@ -41,6 +45,28 @@ USED = {
         "register_connector",
     ),
     ("vllm.v1.metrics.cache_hit_source", "CacheHitSource"): ("HOST", "DISK"),
+    ("vllm.distributed.kv_transfer.kv_connector.v1.metrics", "KVConnectorStats"): (
+        "data",
+        "reset",
+        "aggregate",
+        "reduce",
+        "is_empty",
+    ),
+    ("vllm.distributed.kv_transfer.kv_connector.v1.metrics", "KVConnectorPromMetrics"): (
+        "observe",
+        "per_engine_labelvalues",
+    ),
+    (_EVENTS, "BlockStored"): (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "lora_name",
+        "medium",
+        "locality",
+    ),
+    (_EVENTS, "BlockRemoved"): ("block_hashes", "medium", "locality"),
     ("vllm.v1.outputs", "KVConnectorOutput"): ("kv_connector_worker_meta",),
     ("vllm.v1.request", "Request"): (
         "request_id",

@@ -43,6 +43,10 @@ class Dispatch:
         """Moves that have not ended on every rank."""
         return len(self._waiting) + len(self._out)
 
+    def waiting(self) -> list[Moves]:
+        """Moves that wait for another one, which has not ended on every rank."""
+        return list(self._waiting.values())
+
     def take(self, now: int) -> list[Moves]:
         """The moves that every rank may carry out now, in the manager's order.
 

@@ -1,7 +1,7 @@
 """KvtrieConnector: the class that vLLM makes in its scheduler and in each of its workers.
 
 It only translates: vLLM's calls become those of a `SchedulerHalf` or a `WorkerHalf`. All that is
-used of vLLM is here and named in `tests/engines/vllm/surface.py`.
+used of vLLM is here and named in `tests/served/surface.py`.
 Cost: attribute look-ups.
 """
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -22,9 +22,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvtrie.engines.vllm.counts import Counts
+from kvtrie.engines.vllm.events import events_of
 from kvtrie.engines.vllm.scheduler import SchedulerHalf
 from kvtrie.engines.vllm.served import ServedModel
 from kvtrie.engines.vllm.settings import Settings
+from kvtrie.engines.vllm.statistics import KvtrieProm, KvtrieStats
 from kvtrie.engines.vllm.worker import WorkerHalf
 from kvtrie.errors import ConfigError
 
@@ -73,6 +76,7 @@ class KvtrieConnector(KVConnectorBase_V1):
         self._model = ServedModel.of(vllm_config, kv_cache_config, name_weights=deep)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
+        self._counts = Counts()
         self._ranks = vllm_config.parallel_config.tensor_parallel_size
 
     @property
@@ -151,8 +155,23 @@ class KvtrieConnector(KVConnectorBase_V1):
         return self.half.reset()
 
     def take_events(self) -> Iterable[Any]:
-        """KV events; none yet."""
-        return ()
+        """What has come to host and disk since the last call, and what has left."""
+        return events_of(self.half.changes(), self._model.block_tokens)
+
+    def get_kv_connector_stats(self) -> KvtrieStats | None:
+        """What the scheduler's half has counted, once a second; workers count nothing."""
+        told = None if self._scheduler is None else self._scheduler.counts(self._counts)
+        return None if told is None else KvtrieStats(told)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvtrieStats:
+        """Statistics out of what was sent from another process."""
+        return KvtrieStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, *args: Any, **kwargs: Any) -> KvtrieProm:  # noqa: ANN401 - vLLM's
+        """The metrics that a server exports."""
+        return KvtrieProm(*args, **kwargs)
 
     # --------------------------------------------------------------------------- the worker's half
 

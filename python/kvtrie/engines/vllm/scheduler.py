@@ -13,6 +13,7 @@ Cost: one lookup per waiting request and step; one commit per block written.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from kvtrie import BlockManager, Index, Moves
+from kvtrie.engines.vllm.announced import Announced, Change
 from kvtrie.engines.vllm.hints import hints_of
 from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.run import GrowingTokens, Run
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtrie import MatchedBlock
+    from kvtrie.engines.vllm.counts import Counts, Told
     from kvtrie.engines.vllm.messages import Opened, StepNews
     from kvtrie.engines.vllm.served import ServedModel
     from kvtrie.engines.vllm.settings import Settings
@@ -45,7 +48,10 @@ if TYPE_CHECKING:
 
 __all__ = ["SchedulerHalf"]
 
+_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
+
 _NS = 1_000_000_000
+_MOST_EVENTS = 1 << 20  # between two steps; each takes memory only while it waits to be taken
 _HOST, _DISK = 1, 2
 _THERE, _COMING, _DEEPER = "there", "coming", "deeper"
 
@@ -129,7 +135,12 @@ class SchedulerHalf:
             block_tokens=self._size,
             policy=settings.policy,
             ranks=len(opened),
+            events=_MOST_EVENTS if settings.events else 0,
+            events_of="residency",
         )
+        self._announced = Announced(self._layers) if settings.events else None
+        self._cleared: list[Change] = []
+        self._said = 0
         self.dispatch = Dispatch(self.manager, len(opened))
         self.tally = Tally()
         self._known: dict[str, _Known] = {}
@@ -144,6 +155,7 @@ class SchedulerHalf:
         self._most_pinned = rooms[0]
         self._step = 0
         self._forget = False
+        self._committed: set[int] = set()
         if self._deep:
             index = _on_every([each.rows for each in opened.values()])
             self.manager.load_index(index, _DISK, now=clock())
@@ -292,7 +304,10 @@ class SchedulerHalf:
         for run in self._runs.values():
             self._commit(run, now)
         parts, self._ready = [*self._ready, *self.dispatch.take(now)], []
-        self.dispatch.cancel(released, now, "vLLM took the block back before it was stored")
+        self._note_unstored(parts)
+        late = self.dispatch.cancel(released, now, "vLLM took the block back before it was stored")
+        if late:
+            self.tally.lost["taken back before it was stored"] += late
         self._keep_promises(parts, now)
         self._plan(output)
         made = StepOrders(
@@ -306,6 +321,20 @@ class SchedulerHalf:
         self._step += 1
         self.tally.line(now)
         return made
+
+    def _note_unstored(self, parts: list[Moves]) -> None:
+        """Count the blocks committed for this step that no store takes to host memory."""
+        if not self._committed:
+            return
+        under_way = {
+            block
+            for moves in (*parts, *self.dispatch.waiting())
+            for block in moves.block[moves.src == 0].tolist()
+        }
+        left = self._committed - under_way
+        if left:
+            self.tally.lost["no room on host"] += len(left)
+        self._committed = set()
 
     def _extend(self, output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Name the slots that running requests were given for this step."""
@@ -394,8 +423,28 @@ class SchedulerHalf:
         if self._runs or self._pinned or self.dispatch.pending or self.manager.stats().moves:
             return False
         self.manager.reset()
+        self._cleared += [] if self._announced is None else self._announced.clear()
         self._forget = True
         return True
+
+    def changes(self) -> list[Change]:
+        """Blocks that have come whole to host or disk since the last call, or left, in order."""
+        if self._announced is None:
+            return []
+        cleared, self._cleared = self._cleared, []
+        return [*cleared, *self._announced.take(self.manager.take_events())]
+
+    def counts(self, counts: Counts) -> Told | None:
+        """What was counted since the last time; None if that was less than a second ago.
+
+        A server that falls idle is told of at once: its next step may be hours away.
+        """
+        now = self._clock()
+        if now - self._said < _NS and (self._runs or self.busy):
+            return None
+        self._said = now
+        waiting = sum(known.waits_until > 0 for known in self._known.values())
+        return counts.take(self.manager.stats(), self.tally, self._pinned, waiting)
 
     # ---------------------------------------------------------------------------- what runs hold
 
@@ -414,7 +463,8 @@ class SchedulerHalf:
             hints = hints_of(_asked(request), known.tokens.read(), known.scope, known.session)
             self.manager.hint(hints, now=self._clock())
         except (KvtrieError, TypeError) as error:
-            self.tally.lost[f"a hint: {error}"] += 1
+            _LOG.warning("kvtrie: a hint of request %s: %s", request.request_id, error)
+            self.tally.lost["a hint that says nothing sensible"] += 1
 
     def _drop(self, request_id: str) -> None:
         run = self._runs.pop(request_id, None)
@@ -437,7 +487,8 @@ class SchedulerHalf:
         if run.dead or upto <= run.lease.tokens or not run.lease.ready():
             return
         new = run.tokens.read()[run.lease.tokens : upto]
-        run.lease.commit(np.ascontiguousarray(new), now=now)
+        committed = run.lease.commit(np.ascontiguousarray(new), now=now)
+        self._committed.update(committed.new.tolist())
         self.tally.blocks["written"] += len(new) // self._size
 
     def _lose(self, table: list[int], local: int, end: int, why: str) -> None:

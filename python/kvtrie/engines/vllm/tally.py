@@ -10,7 +10,7 @@ from collections import Counter
 
 __all__ = ["Tally"]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _MINUTE_NS = 60_000_000_000
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerHalf", "block_axis"]
 
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _IDLE_S = 0.002  # that a step without anything to compute waits for news, so as not to spin
 
 

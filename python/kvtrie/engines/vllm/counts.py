@@ -1,0 +1,132 @@
+"""Counts: what the connector tells vLLM of itself, as names, meanings and numbers.
+
+Those of the manager are the ones of `kvtrie.metrics`, `vllm:kvtrie_` in front, so that one page
+explains both; beside them stand the connector's own. `statistics` gives them to vLLM.
+Invariant: a count only grows and is told once, as the difference since the last time; a gauge is
+told as it stands. Cost: a hundred microseconds each time, once a second or as a server falls idle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvtrie.metrics import METRICS
+
+if TYPE_CHECKING:
+    from kvtrie import Stats
+    from kvtrie.engines.vllm.tally import Tally
+
+__all__ = ["OWN", "Count", "Counts", "Told", "exported"]
+
+Told = dict[str, dict[str, dict[str, float]]]
+"""Numbers by "counters" or "gauges", by name, by the value of the label; "" where it has none."""
+
+_PREFIX = "vllm:kvtrie_"
+
+
+class Count(NamedTuple):
+    """One exported number.
+
+    Attributes:
+        name: as a scrape has it, a counter's with `_total`.
+        type: counter or gauge.
+        meaning: the help text.
+        label: the name of its label beside vLLM's own; "" for none.
+    """
+
+    name: str
+    type: str
+    meaning: str
+    label: str = ""
+
+
+OWN = (
+    Count(
+        f"{_PREFIX}wanted_tokens_total", "counter",
+        "Prompt tokens of admitted requests that vLLM did not have itself",
+    ),
+    Count(
+        f"{_PREFIX}found_tokens_total", "counter",
+        "Prompt tokens that were found below the GPU, by the tier they came from", "tier",
+    ),
+    Count(
+        f"{_PREFIX}computed_blocks_total", "counter",
+        "Full blocks that finished steps have written and that kvtrie took note of",
+    ),
+    Count(
+        f"{_PREFIX}lost_total", "counter",
+        "What was not stored, not waited for or not loaded, by the reason", "reason",
+    ),
+    Count(f"{_PREFIX}held_blocks", "gauge", "Blocks on host that waiting requests hold"),
+    Count(f"{_PREFIX}waiting_requests", "gauge", "Requests that wait for a disk"),
+)  # fmt: skip
+"""What the connector counts beside its manager."""
+
+_MANAGERS = tuple(
+    metric
+    for metric in METRICS
+    if metric.type != "histogram" and metric.of and metric.labels[-1] in ("machine", "policy")
+)
+
+
+def exported() -> tuple[Count, ...]:
+    """Everything that a server with the connector exports."""
+    return OWN + tuple(
+        Count(
+            _PREFIX + metric.name.removeprefix("kvtrie_"),
+            metric.type,
+            metric.meaning,
+            "tier" if "tier" in metric.labels else "",
+        )
+        for metric in _MANAGERS
+    )
+
+
+class Counts:
+    """Remembers what was told last, so that counters are told as differences."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, str], float] = {}
+
+    def take(self, stats: Stats, tally: Tally, held: int, waiting: int) -> Told:
+        """All gauges, and how far counters have come since the last call.
+
+        Args:
+            stats: the manager's.
+            tally: the connector's.
+            held: blocks on host that waiting requests hold.
+            waiting: requests that wait for a disk.
+        """
+        counters: dict[str, dict[str, float]] = {}
+        gauges: dict[str, dict[str, float]] = {}
+        for name, label, value in self._all(stats, tally, held, waiting):
+            if not name.endswith("_total"):
+                gauges.setdefault(name, {})[label] = value
+            elif value != self._before.get((name, label)):  # the first time even if it is 0
+                counters.setdefault(name, {})[label] = value - self._before.get((name, label), 0)
+                self._before[name, label] = value
+        return {"counters": counters, "gauges": gauges}
+
+    def _all(
+        self, stats: Stats, tally: Tally, held: int, waiting: int
+    ) -> list[tuple[str, str, float]]:
+        told: list[tuple[str, str, float]] = [
+            (f"{_PREFIX}wanted_tokens_total", "", tally.tokens["asked"]),
+            (f"{_PREFIX}computed_blocks_total", "", tally.blocks["written"]),
+            (f"{_PREFIX}held_blocks", "", held),
+            (f"{_PREFIX}waiting_requests", "", waiting),
+        ]
+        told += [
+            (f"{_PREFIX}found_tokens_total", tier, tally.tokens[tier]) for tier in ("host", "disk")
+        ]
+        told += [(f"{_PREFIX}lost_total", why, count) for why, count in tally.lost.items()]
+        for metric in _MANAGERS:
+            name = _PREFIX + metric.name.removeprefix("kvtrie_")
+            if "tier" in metric.labels:
+                told += [
+                    (name, kind, getattr(tier, metric.of) / metric.scale)
+                    for kind, tier in stats.tiers.items()
+                ]
+            else:
+                told.append((name, "", getattr(stats, metric.of) / metric.scale))
+        return told

@@ -1,0 +1,99 @@
+"""KvtrieStats and KvtrieProm: counts as vLLM passes them from its scheduler to its metrics.
+
+Invariant: plain numbers under plain names, so that any process can read them; adding two up loses
+nothing. Cost: an addition per number.
+"""
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUntypedBaseClass=false, reportMissingParameterType=false
+# (vLLM is not installed where this is checked)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import Counter, Gauge
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+
+from kvtrie.engines.vllm.counts import exported
+
+if TYPE_CHECKING:
+    from kvtrie.engines.vllm.counts import Told
+
+__all__ = ["KvtrieProm", "KvtrieStats"]
+
+_SAID = ("vllm:kvtrie_found_tokens_total", "vllm:kvtrie_lost_total")
+
+
+class KvtrieStats(KVConnectorStats):
+    """What was counted since the last time; `data` is as `Counts.take` gives it."""
+
+    def reset(self) -> None:
+        """Forget all."""
+        self.data = {}
+
+    def aggregate(self, other: KvtrieStats) -> KvtrieStats:
+        """Take in what was counted later: counters add up, gauges stand as they are now."""
+        told: Told = self.data
+        later: Told = other.data
+        for name, rows in later.get("counters", {}).items():
+            mine = told.setdefault("counters", {}).setdefault(name, {})
+            for label, value in rows.items():
+                mine[label] = mine.get(label, 0) + value
+        for name, rows in later.get("gauges", {}).items():
+            told.setdefault("gauges", {})[name] = dict(rows)
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """What vLLM's own line of the log says: tokens found by tier, and what was lost and why."""
+        counters: dict[str, dict[str, float]] = self.data.get("counters", {})
+        return {
+            f"{name.removeprefix('vllm:kvtrie_').removesuffix('_total')} {label}": value
+            for name in _SAID
+            for label, value in counters.get(name, {}).items()
+            if value
+        }
+
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not any(self.data.values())
+
+
+class KvtrieProm(KVConnectorPromMetrics):
+    """Registers what `exported` names, under vLLM's labels and at most one more."""
+
+    def __init__(
+        self,
+        vllm_config: Any,  # noqa: ANN401 - vLLM's own
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        made = {"counter": metric_types[Counter], "gauge": metric_types[Gauge]}
+        self._counts = {count.name: count for count in exported()}
+        self._metrics = {
+            count.name: made[count.type](
+                name=count.name,
+                documentation=count.meaning,
+                labelnames=[*labelnames, *filter(None, [count.label])],
+            )
+            for count in self._counts.values()
+        }
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Add what was counted by one engine."""
+        told: Told = transfer_stats_data
+        for kind, rows in told.items():
+            for name, values in rows.items():
+                for label, value in values.items():
+                    labels = [*self.per_engine_labelvalues[engine_idx]]
+                    labels += [label] if self._counts[name].label else []
+                    metric = self._metrics[name].labels(*labels)
+                    if kind == "counters":
+                        metric.inc(value)
+                    else:
+                        metric.set(value)

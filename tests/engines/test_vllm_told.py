@@ -1,0 +1,129 @@
+"""What the vLLM connector tells outsiders: blocks that came and left, and its counts."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tests.engines.test_vllm_halves import BLOCKS, LAYERS, Engine, play
+
+from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.engines.vllm.announced import Announced
+from kvtrie.engines.vllm.counts import Counts, exported
+from kvtrie.engines.vllm.tally import Tally
+
+
+def event(number, kind, tier, layers, key=b"k", parent=b"root"):
+    lo, hi = layers
+    return SimpleNamespace(
+        number=number, kind=kind, tier=tier, layer_lo=lo, layer_hi=hi, key=key, parent=parent,
+        tokens=[1, 2],
+    )  # fmt: skip
+
+
+def test_a_block_is_announced_once_it_is_whole_and_taken_back_with_its_first_layer():
+    announced = Announced(2)
+    rows = [
+        event(0, "stored", 0, (0, 2)),
+        event(1, "stored", 1, (0, 1)),
+        event(2, "stored", 1, (1, 2)),
+        event(3, "stored", 1, (0, 2), b"l", b"k"),
+        event(4, "removed", 1, (0, 1), b"l", b"k"),
+        event(5, "removed", 1, (1, 2), b"l", b"k"),
+        event(6, "removed", 0, (0, 2)),
+    ]
+    told = [(one.stored, one.tier, one.key, one.parent) for one in announced.take(rows)]
+    assert told == [
+        (True, 1, b"k", None),
+        (True, 1, b"l", b"k"),
+        (False, 1, b"l", b"k"),
+    ]
+    assert announced.missed == 0
+    assert [(one.stored, one.key) for one in announced.clear()] == [(False, b"k")]
+    list(announced.take([event(9, "stored", 1, (0, 1))]))
+    assert announced.missed == 2
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_replayed_events_are_what_stands_below_the_gpu(tmp_path, seed):
+    engine = Engine(tmp_path, 1, 1, seed, events=True)
+    play(engine, 14, seed)
+    there = {1: set(), 2: set()}
+    for change in engine.half.changes():
+        if change.stored:
+            assert change.key not in there[change.tier]
+            assert len(change.tokens) == 4
+            assert change.parent is None or len(change.parent) == 32
+            there[change.tier].add(change.key)
+        else:
+            there[change.tier].remove(change.key)
+    for tier, keys in there.items():
+        index = engine.half.manager.index(tier, now=engine.half._clock())
+        whole = np.flatnonzero(index.layer_hi - index.layer_lo == LAYERS)
+        assert keys == {index.key[row].tobytes() for row in whole}
+    assert there[2]
+    assert engine.half.reset()
+    gone = {(change.tier, change.key) for change in engine.half.changes() if not change.stored}
+    assert {(2, key) for key in there[2]} <= gone
+    engine.close()
+
+
+def test_counters_are_told_as_differences_and_add_up():
+    engine, counts, sums = Engine("", 1, 0, 3), Counts(), {}
+    for _ in range(3):
+        play(engine, 6, 3)
+        told = engine.half.counts(counts)
+        assert json.loads(json.dumps(told)) == told  # it travels between processes
+        for name, rows in told["counters"].items():
+            for label, value in rows.items():
+                assert value >= 0
+                sums[name, label] = sums.get((name, label), 0) + value
+    engine.close()
+    stats, tally = engine.half.manager.stats(), engine.half.tally
+    assert sums["vllm:kvtrie_found_tokens_total", "host"] == tally.tokens["host"] > 0
+    assert sums["vllm:kvtrie_written_bytes_total", "host"] == stats.tiers["host"].bytes_written
+    assert told["gauges"]["vllm:kvtrie_slots"]["gpu"] == BLOCKS
+
+
+def test_counts_are_told_once_a_second_while_a_server_is_busy():
+    engine, counts = Engine("", 1, 0, 3), Counts()
+    engine.half._clock = lambda: 5 * 10**9
+    assert engine.half.counts(counts) is not None
+    assert engine.half.counts(counts) is not None  # idle: nobody knows when it steps again
+    engine.add("busy", [1, 2, 3, 4, 5], 9)
+    engine.step()
+    assert engine.half.counts(counts) is None
+    engine.half._clock = lambda: 7 * 10**9
+    assert engine.half.counts(counts) is not None
+    engine.drain()
+    engine.close()
+
+
+def test_every_count_has_one_name_and_what_is_told_is_exported():
+    names = [count.name for count in exported()]
+    assert len(set(names)) == len(names)
+    assert all((count.type == "counter") == count.name.endswith("_total") for count in exported())
+    model = ModelShape(layers=2, kv_heads=2, head_dim=8)
+    manager = BlockManager(model, [Tier("gpu", blocks=4), Tier("host", blocks=4)])
+    told = Counts().take(manager.stats(), Tally(), 0, 0)
+    by_name = {count.name: count for count in exported()}
+    for kind in ("counters", "gauges"):
+        for name, rows in told[kind].items():
+            assert by_name[name].type == kind.removesuffix("s")
+            assert (list(rows) != [""]) == bool(by_name[name].label)
+
+
+def test_the_minutes_line_says_hits_by_tier_and_why_something_was_not_stored(caplog):
+    engine = Engine("", 1, 0, 0, host=2)
+    now = [60 * 10**9]
+    engine.half._clock = lambda: now[0]
+    caplog.set_level("INFO", "vllm.kvtrie")
+    play(engine, 12, 0)
+    assert not caplog.messages
+    now[0] += 60 * 10**9
+    engine.add("last", range(1, 9), 1)
+    engine.drain()
+    (line,) = [line for line in caplog.messages if line.startswith("kvtrie: tokens asked")]
+    assert "lost no room on host" in line
+    assert "tokens host" in line
+    engine.close()

@@ -1,0 +1,141 @@
+"""What a server tells of kvtrie: statistics, Prometheus, KV events, the minute's line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import servers
+from servers import BLOCK, prompt, serve
+
+from kvtrie.engines.vllm.counts import exported
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "observability"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return servers.tiny_llama(tmp_path_factory.mktemp("llama"))
+
+
+def disk(folder, blocks=9):
+    return {
+        "tiers": [
+            {"kind": "host", "blocks": blocks},
+            {"kind": "disk", "blocks": 512, "path": str(folder)},
+        ],
+        "events": True,
+    }
+
+
+@pytest.fixture
+def scraped():
+    """What Prometheus would scrape in this process, by name and labels."""
+    from prometheus_client import REGISTRY
+
+    def read():
+        return {
+            (sample.name, *sorted(sample.labels.items())): sample.value
+            for family in REGISTRY.collect()
+            for sample in family.samples
+        }
+
+    return read
+
+
+def of(scrape, name, **labels):
+    """The sum of a name's samples with these labels."""
+    return sum(
+        value
+        for (found, *has), value in scrape.items()
+        if found == name and set(labels.items()) <= set(has)
+    )
+
+
+def test_prometheus_and_statistics(model, tmp_path, scraped):
+    with serve(model, disk(tmp_path), disable_log_stats=False) as server:
+        for seed in (0, 1, 0, 1):
+            server.answers([prompt(seed, 200)])
+            server.settle()
+            server.forget()
+        server.answers([prompt(2, 40)])  # a step more, by which the last counts are told
+        scrape, half = scraped(), server.half
+        for tier in ("host", "disk"):
+            name = "vllm:kvtrie_found_tokens_total"
+            assert of(scrape, name, tier=tier) == half.tally.tokens[tier]
+        assert half.tally.tokens["disk"] + half.tally.tokens["host"] == 2 * 6 * BLOCK
+        assert of(scrape, "vllm:kvtrie_slots", tier="disk") == 512
+        assert of(scrape, "vllm:kvtrie_written_bytes_total", tier="disk") > 0
+        names = {name for name, *_ in scrape}
+        labelled = {count.name for count in exported() if not count.label}
+        assert labelled <= names
+        queries(names)
+
+
+def queries(names):
+    """Every metric in the dashboard's and the alerts' queries is one that was scraped."""
+    board = json.loads((EXAMPLE / "dashboard.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    asked.append((EXAMPLE / "alerts.yml").read_text())
+    used = set(re.findall(r"vllm:\w+", " ".join(asked)))
+    never = {count.name for count in exported() if count.label == "reason"}  # nothing was lost
+    assert len(used) > 10
+    assert used - names <= never
+
+
+def test_events_tell_what_stands_on_host_and_disk(model, tmp_path, monkeypatch):
+    from vllm.distributed.kv_events import BlockStored, EventBatch, KVEventBatch, NullEventPublisher
+
+    published, there = [], {"CPU": set(), "STORAGE": set()}
+    monkeypatch.setattr(
+        NullEventPublisher, "publish", lambda _, batch: published.append(batch), raising=False
+    )
+    with serve(model, disk(tmp_path)) as server:
+        prompts = [prompt(seed, 200) for seed in range(3)]
+        for each in prompts:
+            server.answers([each])
+            server.settle()
+        server.core.step_fn()
+        batch = EventBatch(0.0, [event for each in published for event in each.events])
+        data = msgspec.msgpack.encode(batch)  # as a subscriber reads it
+        for event in msgspec.msgpack.decode(data, type=KVEventBatch).events:
+            keys = {bytes(key) for key in event.block_hashes}
+            if isinstance(event, BlockStored):
+                assert len(event.token_ids) == event.block_size == BLOCK
+                there[event.medium] |= keys
+            elif event.medium in there:
+                there[event.medium] -= keys
+        stats = server.half.manager.stats()
+        assert len(there["CPU"]) == stats.tiers["host"].copies
+        assert len(there["STORAGE"]) == stats.tiers["disk"].copies >= 18
+        first = [event for event in batch.events if getattr(event, "medium", "") == "STORAGE"]
+        told = [event.token_ids for event in first if event.parent_block_hash is None]
+        assert told == [each[:BLOCK] for each in prompts]
+
+
+def test_the_minutes_line_is_in_the_servers_log(model):
+    lines, handler = [], logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("vllm.kvtrie")
+    logger.addHandler(handler)
+    logger.setLevel("INFO")
+    try:
+        with serve(model, {"tiers": [{"kind": "host", "blocks": 3}]}) as server:
+            now = [60 * 10**9]
+            server.half._clock = lambda: now[0]
+            for _ in range(2):
+                server.answers([prompt(0, 200)])
+                server.settle()
+                server.forget()
+                now[0] += 61 * 10**9
+            server.answers([prompt(0, 40)])
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel("NOTSET")
+    said = " ".join(line for line in lines if "tokens asked" in line)
+    assert "lost no room on host" in said
+    assert "tokens host" in said
