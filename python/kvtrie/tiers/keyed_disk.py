@@ -1,0 +1,246 @@
+"""KeyedDisk: blocks of one size in the files of a disk tier, by keys that only an engine knows.
+
+It is for engines that look their blocks up themselves. What a disk tier promises holds: every byte
+is proved on every read, a damaged block is a miss, the files take what was asked for and no more,
+and the blocks are found again by the next process, also after a kill.
+Invariant: a block is found under the key that it was written with, or not at all. When the room is
+used up, `OpaqueOrder` says which blocks leave. Cost: a digest per call and block, and the read or
+write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING, cast
+
+from kvtrie._kvtrie import DiskStore, Index
+from kvtrie.errors import ConfigError
+from kvtrie.tiers.opaque_order import OpaqueOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from typing import Literal
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["KeyedDisk"]
+
+_LOG = logging.getLogger(__name__)
+_DEPTH = 8
+_TOKENS = 8
+_STANDING = struct.pack("<QQIIB7x", 0, 0, 1, 0, 0)  # age, time to live, uses, session, priority
+_RECORD = struct.pack("<BBHII32x", 1, 0, 0, 0, _TOKENS)  # no scope, no digests, no block before it
+
+
+class KeyedDisk:
+    """A bounded store of blocks by key.
+
+    Args:
+        folder: where the files are; stores of other meanings may be there too.
+        meaning: all that decides what the bytes are: model, layout, rank. Stores of another
+            meaning are not found.
+        size: bytes of a block.
+        bytes: room of all files together; or
+        blocks: how many blocks.
+        durability: the event that a finished write survives, as in `Tier`.
+        io: "direct" past the system's page cache, where that is possible, or "buffered".
+        clock: nanoseconds of the wall clock.
+
+    Attributes:
+        read_only: whether another process writes here.
+
+    Raises:
+        ConfigError: no room for one block, neither or both of `bytes` and `blocks`.
+        TransferError: the folder cannot be read or made.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        meaning: str,
+        size: int,
+        bytes: int | None = None,  # noqa: A002 - the name that `Tier` has for it
+        blocks: int | None = None,
+        durability: Literal["none", "flush", "fsync"] = "flush",
+        io: Literal["direct", "buffered"] = "direct",
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        if (bytes is None) == (blocks is None):
+            raise ConfigError(f"bytes is {bytes} and blocks is {blocks}: one of them wanted")
+        if bytes is not None:
+            blocks = DiskStore.blocks_in(bytes, 1, size, _TOKENS)
+        if not blocks or blocks < 1:
+            raise ConfigError(f"a budget of {bytes} bytes has no room for a block of {size}")
+        about = f"kvtrie keyed blocks of {size} bytes: {meaning}"
+        self.store = DiskStore(
+            folder,
+            identity=hashlib.blake2b(about.encode(), digest_size=32).digest(),
+            about=about,
+            layers=1,
+            layer_bytes=size,
+            block_tokens=_TOKENS,
+            blocks=blocks,
+            durability=durability,
+            io=io,
+        )
+        self.read_only = self.store.read_only
+        self._size, self._clock = size, clock
+        self._lock = threading.RLock()
+        self._slots: dict[bytes, int] = {}
+        self._order = OpaqueOrder(clock)
+        now = clock()
+        for slot, key, _, _, age, uses, _ in self.store.blocks(now):
+            self._slots[key] = slot
+            self._order.add(key, used=now - age, uses=max(uses, 1))
+        taken = set(self._slots.values())
+        self._free = [slot for slot in range(blocks - 1, -1, -1) if slot not in taken]
+        for reason in self.store.reasons():
+            _LOG.warning("%s: %s", self.store.folder, reason)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._slots)
+
+    def __contains__(self, key: bytes) -> bool:
+        with self._lock:
+            return _digest(key) in self._slots
+
+    def read_many(self, rows: Sequence[tuple[bytes, NDArray[np.uint8]]]) -> list[bool]:
+        """Fill memory with blocks, proved; which of them were there and whole.
+
+        Args:
+            rows: keys, and memory of a block's size for each.
+        """
+        with self._lock:
+            found = [(at, _digest(key), memory) for at, (key, memory) in enumerate(rows)]
+            there = [
+                (at, digest, self._slots[digest], memory)
+                for at, digest, memory in found
+                if digest in self._slots
+            ]
+            for _, digest, _, _ in there:
+                self._order.use(digest)
+                self._order.hold(digest, free=False)
+        asked = [(digest, slot, (0, 1), _rows(memory)) for _, digest, slot, memory in there]
+        why = self.store.read_many(asked, depth=_DEPTH) if asked else []
+        told = [False] * len(rows)
+        with self._lock:
+            for (at, digest, _, _), reason in zip(there, why, strict=True):
+                told[at] = reason is None
+                if digest not in self._order:
+                    continue
+                self._order.hold(digest, free=True)
+                if reason is not None:
+                    _LOG.warning("%s: %s", self.store.folder, reason)
+                    self._drop(digest)
+        return told
+
+    def write_many(
+        self,
+        rows: Sequence[tuple[bytes, NDArray[np.uint8]]],
+        *,
+        positions: Sequence[int] | None = None,
+        behind: bytes | None = None,
+    ) -> list[bool]:
+        """Keep blocks; which of them are there afterwards.
+
+        Args:
+            rows: keys and bytes, in the order of a sequence.
+            positions: tokens before each; unknown if None.
+            behind: the key of the block before the first of them.
+        """
+        if self.read_only:
+            return [key in self for key, _ in rows]
+        begun: list[tuple[int, bytes, int, NDArray[np.uint8]]] = []
+        told = [True] * len(rows)
+        with self._lock:
+            digests = [_digest(key) for key, _ in rows]
+            above = None if behind is None else _digest(behind)
+            for at, (digest, (_, memory)) in enumerate(zip(digests, rows, strict=True)):
+                if digest in self._order:
+                    self._order.use(digest, count=False)
+                elif (slot := self._take(digests)) is None:
+                    told[at] = False
+                else:
+                    place = 0 if positions is None else positions[at]
+                    self._order.add(digest, position=place, behind=above, free=False)
+                    begun.append((at, digest, slot, memory))
+                above = digest
+        asked = [
+            (digest, slot, (0, 1), _rows(memory), _label(rows[at][0]))
+            for at, digest, slot, memory in begun
+        ]
+        why = self.store.write_many(asked, self._clock(), depth=_DEPTH) if asked else []
+        with self._lock:
+            for (at, digest, slot, _), reason in zip(begun, why, strict=True):
+                if reason is None:
+                    self._slots[digest] = slot
+                    self._order.hold(digest, free=True)
+                else:
+                    told[at] = False
+                    _LOG.warning("%s: %s", self.store.folder, reason)
+                    self._order.remove(digest)
+                    self._free.append(slot)
+        return told
+
+    def use(self, key: bytes, position: int = 0, behind: bytes | None = None) -> None:
+        """Note a use, and where the block stands in its sequence."""
+        with self._lock:
+            digest = _digest(key)
+            self._order.use(digest)
+            self._order.place(digest, position, None if behind is None else _digest(behind))
+
+    def keep(self, key: bytes, priority: int, ttl_ns: int | None = None) -> None:
+        """Give a block a priority, as `OpaqueOrder.keep` does."""
+        with self._lock:
+            self._order.keep(_digest(key), priority, ttl_ns)
+
+    def clear(self) -> None:
+        """Forget all blocks that nobody reads or writes just now."""
+        with self._lock:
+            for digest in list(self._slots):
+                if self._order.victims(1, self._slots.keys() - {digest}):
+                    self._drop(digest)
+
+    def close(self) -> None:
+        """Give the folder back. Closing twice does nothing."""
+        self.store.close()
+
+    def _take(self, protected: list[bytes]) -> int | None:
+        """A free slot, of a block that leaves if there is none."""
+        if not self._free:
+            gone = self._order.victims(1, set(protected))
+            if gone is None:
+                return None
+            self._drop(cast("bytes", gone[0]))
+        return self._free.pop()
+
+    def _drop(self, digest: bytes) -> None:
+        if digest in self._order:
+            self._order.remove(digest)
+        slot = self._slots.pop(digest)
+        if not self.read_only:
+            self.store.remove(slot)
+        self._free.append(slot)
+
+
+def _label(key: bytes) -> bytes:
+    """A label of a block whose tokens are a digest of the key; `record.rs` has the form."""
+    tokens = hashlib.blake2b(key, digest_size=4 * _TOKENS).digest()
+    return _STANDING + _RECORD + tokens
+
+
+def _digest(key: bytes) -> bytes:
+    """The content key of that block: what the files have, and are proved by."""
+    return Index([(_label(key), 0, 0, 1)]).key[0].tobytes()
+
+
+def _rows(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return memory.reshape(1, -1)
