@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from kvtrie.engines.vllm.hints import hints_of
+from kvtrie.engines.vllm.hints import Kept, hints_of, retained
 from kvtrie.engines.vllm.run import GrowingTokens
 from kvtrie.engines.vllm.scope import scope_of
 from kvtrie.engines.vllm.served import ServedModel
@@ -40,18 +40,26 @@ def test_registering_twice_is_registering_once(monkeypatch):
     known = {}
 
     def enter(name, path, kind):
-        if name in known:
-            raise ValueError(f"Connector '{name}' is already registered.")
-        known[name] = path, kind
+        if (name, kind) in known:
+            raise ValueError(f"'{name}' is already registered.")
+        known[name, kind] = path
 
-    module = ModuleType(FACTORY)
-    module.KVConnectorFactory = SimpleNamespace(register_connector=enter)
-    for name in [FACTORY.rsplit(".", at)[0] for at in range(1, 4)]:
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, FACTORY, module)
+    def there(path, **tables):
+        for name in [path.rsplit(".", at)[0] for at in range(1, path.count(".") + 1)]:
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setitem(sys.modules, path, ModuleType(path))
+        for table, method in tables.items():
+            setattr(sys.modules[path], table, SimpleNamespace(**{method: enter}))
+
+    there(FACTORY, KVConnectorFactory="register_connector")
+    register()  # a vLLM that has no other table
     register()
+    assert known == {
+        ("KvtrieConnector", "KvtrieConnector"): "kvtrie.engines.vllm.connector",
+    }
+    there("vllm.v1.kv_offload.cpu.policies.factory", CachePolicyFactory="register_cache_policy")
     register()
-    assert known == {"KvtrieConnector": ("kvtrie.engines.vllm.connector", "KvtrieConnector")}
+    assert known["kvtrie", "KvtrieCachePolicy"] == "kvtrie.engines.vllm.cache_policy"
 
 
 def test_what_is_not_said_is_as_by_default():
@@ -208,3 +216,14 @@ def test_ranges_to_retain_become_hints():
     assert (hint.priority, hint.end, hint.ttl, hint.owner) == (80, 32, 60_000_000_000, "chat")
     with pytest.raises(ConfigError, match="retain has no until"):
         hints_of({"retain": [{"until": 3}]}, tokens, None, None)
+
+
+def test_hints_over_opaque_keys_are_ranges():
+    far = 2**63 - 1
+    assert retained(None) == []
+    assert retained({"kvtrie": {"end": True}}) == [Kept(0, far, 0, None)]
+    row = {"start": 32, "end": 64, "priority": 80, "ttl_s": 1.5}
+    assert retained({"kvtrie": {"retain": [row]}}) == [Kept(32, 64, 80, 1_500_000_000)]
+    for wrong in ({"begin": 3}, {"priority": 101}, {"end": -1}, {"ttl_s": "soon"}):
+        with pytest.raises(ConfigError):
+            retained({"kvtrie": {"retain": [wrong]}})

@@ -54,7 +54,7 @@ def tiny_llama(folder):
 def serve(model, extra=None, *, blocks=64, **more):
     """A server; with `extra` it has our connector, found by its name alone."""
     transfer = {
-        "kv_connector": "KvtrieConnector",
+        "kv_connector": more.pop("connector", "KvtrieConnector"),
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
         "kv_load_failure_policy": more.pop("policy", "fail"),
@@ -82,6 +82,15 @@ def serve(model, extra=None, *, blocks=64, **more):
         gc.collect()
 
 
+@contextmanager
+def offload(model, extra, **more):
+    """A server with vLLM's own OffloadingConnector."""
+    with serve(model, extra, connector="OffloadingConnector", **more) as server:
+        tiers = server.core.scheduler.connector.connector_scheduler.manager.secondary_tiers
+        server.disk = tiers[0].disk if tiers else None
+        yield server
+
+
 class Server:
     """What tests ask of a server."""
 
@@ -107,6 +116,7 @@ class Server:
         outputs = self.llm.generate(
             [{"prompt_token_ids": each} for each in prompts], sampling, use_tqdm=False
         )
+        self.found = sum(output.num_cached_tokens or 0 for output in outputs)
         return [told(output) for output in outputs]
 
     def settle(self):

@@ -7,8 +7,9 @@ hint per range, once per request.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from kvtrie.argument import real, whole
 from kvtrie.errors import ConfigError
 from kvtrie.hint import Retain
 
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from kvtrie.hint import Hint
     from kvtrie.scope import Scope
 
-__all__ = ["hints_of"]
+__all__ = ["Kept", "hints_of", "retained"]
 
+_FAR = 2**63 - 1
 _KEYS = ("start", "end", "priority", "ttl_s")
 
 
@@ -60,3 +62,46 @@ def hints_of(
             )
         )
     return hints
+
+
+class Kept(NamedTuple):
+    """A range of a prompt that a request asks to be kept.
+
+    Attributes:
+        start: its first token.
+        last: one behind its last token.
+        priority: 0 to 100.
+        ttl_ns: for how long; None for good.
+    """
+
+    start: int
+    last: int
+    priority: int
+    ttl_ns: int | None
+
+
+def retained(params: Mapping[str, Any] | None) -> list[Kept]:
+    """The ranges of `kv_transfer_params: {"kvtrie": {"retain": [...]}}`, where keys are opaque.
+
+    A session that ends gives its blocks the lowest priority.
+
+    Raises:
+        ConfigError: a key that is not known, or a number that cannot be.
+    """
+    asked = cast("dict[str, Any]", (params or {}).get("kvtrie") or {})
+    kept: list[Kept] = []
+    if asked.get("end"):
+        kept.append(Kept(0, _FAR, 0, None))
+    for row in asked.get("retain") or ():
+        if strange := [key for key in row if key not in _KEYS]:
+            raise ConfigError(f"retain has no {', '.join(strange)}: {', '.join(_KEYS)}")
+        seconds = row.get("ttl_s")
+        kept.append(
+            Kept(
+                whole("start", row.get("start", 0), 0, _FAR),
+                _FAR if row.get("end") is None else whole("end", row["end"], 0, _FAR),
+                whole("priority", row.get("priority", 35), 0, 100),
+                None if seconds is None else int(real("ttl_s", seconds, 0, 1e9) * 1e9),
+            )
+        )
+    return kept

@@ -1,8 +1,8 @@
-"""The plug-in: makes the name `KvtrieConnector` known to vLLM.
+"""The plug-in: makes kvtrie's names known to vLLM.
 
 The entry point `vllm.general_plugins` calls `register` in every process of a server, and more than
-once. Invariant: it imports nothing but vLLM's table of connectors, and doing it again changes
-nothing. Cost: a dictionary entry.
+once. Invariant: it imports nothing but vLLM's tables, and doing it again changes nothing; a table
+that a version of vLLM does not have is passed over. Cost: a dictionary entry for each name.
 """
 
 from __future__ import annotations
@@ -11,14 +11,43 @@ from importlib import import_module
 
 __all__ = ["register"]
 
-_NAME = "KvtrieConnector"
+_OURS = "kvtrie.engines.vllm"
+_TABLES = (
+    (
+        "vllm.distributed.kv_transfer.kv_connector.factory",
+        "KVConnectorFactory.register_connector",
+        ("KvtrieConnector", f"{_OURS}.connector", "KvtrieConnector"),
+    ),
+    (
+        "vllm.v1.kv_offload.cpu.policies.factory",
+        "CachePolicyFactory.register_cache_policy",
+        ("kvtrie", f"{_OURS}.cache_policy", "KvtrieCachePolicy"),
+    ),
+    (
+        "vllm.v1.kv_offload.factory",
+        "OffloadingSpecFactory.register_spec",
+        ("KvtrieOffloadingSpec", f"{_OURS}.offloading", "KvtrieOffloadingSpec"),
+    ),
+    (
+        "vllm.v1.kv_offload.tiering.factory",
+        "SecondaryTierFactory.register_tier",
+        ("kvtrie", f"{_OURS}.disk_tier", "KvtrieDiskTier"),
+    ),
+)
 
 
 def register() -> None:
-    """Enter the connector, by the path of its module, unless it is known already."""
-    table = import_module("vllm.distributed.kv_transfer.kv_connector.factory").KVConnectorFactory
-    try:
-        table.register_connector(_NAME, "kvtrie.engines.vllm.connector", _NAME)
-    except ValueError as error:  # how vLLM says that the name is there
-        if "already registered" not in str(error):
-            raise
+    """Enter each name, by the path of its module, unless it is known already."""
+    for at, (module, path, row) in enumerate(_TABLES):
+        table, method = path.split(".")
+        try:
+            enter = getattr(getattr(import_module(module), table), method)
+        except (ImportError, AttributeError):
+            if not at:  # without connectors there is nothing that we could be
+                raise
+            continue
+        try:
+            enter(*row)
+        except ValueError as error:  # how vLLM says that the name is there
+            if "already registered" not in str(error):
+                raise

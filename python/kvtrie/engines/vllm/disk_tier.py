@@ -1,0 +1,212 @@
+"""KvtrieDiskTier: kvtrie's disk under vLLM's CPU cache, as a secondary tier of its manager.
+
+It runs in the scheduler's process, on threads of its own. Invariant: the files take no more than
+their room; what is read is proved before vLLM hears that it is there, so a damaged chunk is a miss.
+Cost: a dictionary entry per chunk under way; vLLM's step waits for nothing.
+"""
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUntypedBaseClass=false, reportMissingParameterType=false
+# (vLLM is not installed where this is checked)
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingEvent,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+from kvtrie.argument import whole
+from kvtrie.errors import ConfigError
+from kvtrie.tiers.keyed_disk import KeyedDisk
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+    from concurrent.futures import Future
+
+__all__ = ["KvtrieDiskTier"]
+
+
+class KvtrieDiskTier(SecondaryTierManager):
+    """Chunks in the files of a folder, found again after a restart.
+
+    Args:
+        offloading_spec: vLLM's, which says whose KV this is.
+        primary_kv_view: the chunks in host memory, a row each.
+        tier_type: its name in the configuration.
+        path: the folder.
+        bytes: room of all files together; or
+        blocks: how many chunks.
+        durability: what a finished write survives, as in `Tier`.
+        threads: how many copies run at once.
+        backpressure_detector: vLLM's own.
+
+    Raises:
+        ConfigError: no room for one chunk, or a folder that another process writes to.
+    """
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,  # noqa: ANN401 - vLLM's own
+        primary_kv_view: memoryview,
+        tier_type: str,
+        *,
+        path: str,
+        bytes: float | None = None,  # noqa: A002 - the name that `Tier` has for it
+        blocks: int | None = None,
+        durability: Any = "flush",  # noqa: ANN401 - checked by the store
+        threads: int = 2,
+        backpressure_detector: Any = None,  # noqa: ANN401 - vLLM's own
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = Locality.LOCAL
+        if isinstance(bytes, float) and not bytes.is_integer():
+            raise ConfigError(f"bytes of the disk tier is {bytes}, a whole number wanted")
+        self.disk = KeyedDisk(
+            path,
+            meaning=_meaning(offloading_spec),
+            size=primary_kv_view.strides[0] if primary_kv_view.strides else 0,
+            bytes=None if bytes is None else int(bytes),
+            blocks=blocks,
+            durability=durability,
+        )
+        if self.disk.read_only:
+            reason = self.disk.store.refusal
+            self.disk.close()
+            raise ConfigError(f"the folder {path} of a disk tier cannot be written: {reason}")
+        self._rows = np.asarray(primary_kv_view).view(np.uint8)
+        self._threads = ThreadPoolExecutor(whole("threads", threads, 1, 64), "kvtrie-disk")
+        self._lock = threading.Lock()
+        self._under_way: set[Future[None]] = set()
+        self._done: list[JobResult] = []
+        self._coming: dict[Any, int] = {}  # keys whose store has not ended
+        self._events: list[OffloadingEvent] = []
+
+    def lookup(self, key: Any, req_context: Any) -> LookupResult:  # noqa: ANN401, ARG002
+        """Whether a chunk is here."""
+        if key in self._coming:
+            return LookupResult.RETRY
+        return LookupResult.HIT if key in self.disk else LookupResult.MISS
+
+    def submit_store(self, job_metadata: Any) -> None:  # noqa: ANN401 - vLLM's TransferJob
+        """Write chunks from host memory."""
+        with self._lock:
+            for key in job_metadata.keys:
+                self._coming[key] = self._coming.get(key, 0) + 1
+        self._begin(self._store, job_metadata)
+
+    def submit_load(self, job_metadata: Any) -> None:  # noqa: ANN401 - vLLM's TransferJob
+        """Read chunks into host memory, proved."""
+        self._begin(self._load, job_metadata)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """The jobs that have ended since the last call."""
+        with self._lock:
+            done, self._done = self._done, []
+        return done
+
+    def has_pending_work(self) -> bool:
+        """Whether jobs run, or have ended and were not told."""
+        with self._lock:
+            return bool(self._under_way or self._done)
+
+    def touch(self, keys: Collection[Any], req_context: Any) -> None:  # noqa: ANN401 - vLLM's own
+        """Note a use of chunks, in the order of their sequence."""
+        behind, before = None, 0
+        for key in keys:
+            end = req_context.get_offload_key_position(key)
+            self.disk.use(key, before, behind)
+            behind, before = key, before if end is None else end
+
+    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:  # noqa: ANN401, ARG002
+        """Chunks may come one by one."""
+        return RequestOffloadingContext()
+
+    def drain_jobs(self) -> None:
+        """Wait until no copy touches host memory."""
+        wait(list(self._under_way))
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """Chunks that were stored since the last call."""
+        with self._lock:
+            events, self._events = self._events, []
+        return events
+
+    def shutdown(self) -> None:
+        """End the threads and give the folder back."""
+        self._threads.shutdown()
+        self.disk.close()
+
+    def _begin(self, copy: Any, job: Any) -> None:  # noqa: ANN401 - a method, vLLM's TransferJob
+        future = self._threads.submit(self._run, copy, job)
+        with self._lock:
+            self._under_way.add(future)
+        future.add_done_callback(self._end)
+
+    def _end(self, future: Future[None]) -> None:
+        with self._lock:
+            self._under_way.discard(future)
+
+    def _run(self, copy: Any, job: Any) -> None:  # noqa: ANN401 - a method, vLLM's TransferJob
+        begun, keys = time.monotonic(), list(job.keys)
+        well: list[Any] = []
+        try:
+            told = copy(keys, [self._rows[at] for at in job.chunk_ids], job)
+            well = [key for key, good in zip(keys, told, strict=True) if good]
+        finally:
+            result = JobResult(
+                job.job_id,
+                success=len(well) == len(keys),
+                successful_keys=well,
+                transfer_time=time.monotonic() - begun,
+                transfer_bytes=len(well) * self.block_size_bytes,
+            )
+            with self._lock:
+                self._done.append(result)
+
+    def _store(self, keys: list[Any], rows: list[Any], job: Any) -> list[bool]:  # noqa: ANN401
+        ends = [job.req_context.get_offload_key_position(key) for key in keys]
+        places = [0 if end is None else end for end in ends]
+        try:
+            told = self.disk.write_many(list(zip(keys, rows, strict=True)), positions=places)
+        finally:
+            with self._lock:
+                for key in keys:
+                    self._coming[key] -= 1
+                    if not self._coming[key]:
+                        del self._coming[key]
+        stored = [key for key, good in zip(keys, told, strict=True) if good]
+        if stored:
+            event = OffloadingEvent(stored, Medium.STORAGE, removed=False, locality=self.locality)
+            with self._lock:
+                self._events.append(event)
+        return told
+
+    def _load(self, keys: list[Any], rows: list[Any], job: Any) -> list[bool]:  # noqa: ANN401, ARG002
+        return self.disk.read_many(list(zip(keys, rows, strict=True)))
+
+
+def _meaning(spec: Any) -> str:  # noqa: ANN401 - an OffloadingSpec
+    """All that says what a chunk's bytes are; vLLM's keys name tokens, salt and adapter."""
+    config = spec.config
+    parallel = config.parallel
+    ranks = (parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size)
+    layers = [group.layer_names for group in config.groups]
+    return (
+        f"vllm {config.model.name} {config.model.dtype} {config.kv_cache_layout} ranks {ranks} "
+        f"layers {layers} blocks {config.cache.blocks_per_chunk} of "
+        f"{[group.tokens_per_block for group in config.groups]} "
+        f"canonical {config.canonical_layout} replicated {spec.replicated_layout}"
+    )

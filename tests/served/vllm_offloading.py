@@ -1,0 +1,187 @@
+"""vLLM's OffloadingConnector with our spec, our order of eviction and our disk below it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import servers
+from servers import BLOCK, prompt, same
+
+from kvtrie.errors import ConfigError
+
+PROMPTS = [prompt(seed, 200) for seed in range(5)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return servers.tiny_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def wanted(model):
+    with servers.serve(model) as server:
+        return server.answers(PROMPTS)
+
+
+def offloading(folder=None, chunks=16, **more):
+    extra = {
+        "spec_name": "KvtrieOffloadingSpec",
+        "spec_module_path": "kvtrie.engines.vllm.offloading",
+        "cpu_bytes_to_use": chunks * 65536,
+    }
+    if folder is not None:
+        extra["disk"] = {"path": str(folder), "blocks": 256}
+    return extra | more
+
+
+def settle(server):
+    for _ in range(400):
+        server.llm.llm_engine.step()
+
+
+def ask(server, which):
+    """Answers one by one, and how many of their tokens came from below."""
+    found, answers = 0, []
+    for at in which:
+        answers += server.answers([PROMPTS[at]])
+        settle(server)
+        server.forget()
+        found += server.found
+    return answers, found
+
+
+def test_host_and_disk_and_a_restart(model, wanted, tmp_path):
+    found = []
+    for _ in range(2):
+        with servers.offload(model, offloading(tmp_path, chunks=8)) as server:
+            for _ in range(2):
+                answers, tokens = ask(server, range(5))
+                same(answers, wanted)
+                found.append(tokens)
+            assert len(server.disk) >= 5 * 6
+    first, again, restarted, _ = found
+    assert first == 0
+    assert again >= 4 * 6 * BLOCK
+    assert restarted >= 5 * 5 * BLOCK
+
+
+def test_a_damaged_disk_is_a_miss_and_fails_no_request(model, wanted, tmp_path):
+    with servers.offload(model, offloading(tmp_path, chunks=8)) as server:
+        ask(server, range(5))
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.stat().st_size > 65536:
+            flip(path)
+    with servers.offload(model, offloading(tmp_path, chunks=8)) as server:
+        answers, _ = ask(server, range(5))
+        same(answers, wanted)
+
+
+def flip(path):
+    raw = bytearray(path.read_bytes())
+    for at in range(len(raw) // 3, len(raw), 65536):
+        raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+def test_the_plug_in_names_the_policy_for_vllms_own_spec(model):
+    from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
+    from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+    with servers.serve(model):  # a server loads plug-ins
+        pass
+    assert CachePolicyFactory.get_cache_policy_cls("kvtrie").__name__ == "KvtrieCachePolicy"
+    tier = SecondaryTierFactory.get_tier_class({"type": "kvtrie"})
+    assert tier.__name__ == "KvtrieDiskTier"
+
+
+def test_a_wrong_disk_ends_the_start():
+    from kvtrie.engines.vllm.offloading import _with_tiers
+
+    with pytest.raises(ConfigError, match="disk has no 'room'"):
+        _with_tiers({"disk": {"path": "/kv", "room": 3}})
+    with pytest.raises(ConfigError, match="needs a path"):
+        _with_tiers({"disk": {"bytes": 1e9}})
+
+
+class Manager:
+    """vLLM's CPU manager with our policy, and the requests that it hears of."""
+
+    def __init__(self, chunks):
+        from vllm.v1.kv_offload.base import ReqContext, make_offload_key
+        from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+        self.context, self.key = ReqContext, make_offload_key
+        self.manager = CPUOffloadingManager(
+            chunks, "KvtrieCachePolicy", "kvtrie.engines.vllm.cache_policy"
+        )
+
+    def request(self, name, path, **params):
+        told = self.context(name, {"kvtrie": params} if params else None)
+        keys = []
+        for at in range(len(path)):
+            keys.append(self.key(b"%r" % (path[: at + 1],), 0))
+            told.set_offload_key_position(keys[-1], (at + 1) * BLOCK)
+        self.manager.on_new_request(told)
+        return told, keys
+
+    def serve(self, name, path, **params):
+        """A request that loads what is there and stores the rest; how much it found."""
+        told, keys = self.request(name, path, **params)
+        found = 0
+        for key in keys:
+            if self.manager.lookup(key, told).name != "HIT":
+                break
+            found += 1
+        if found:
+            self.manager.prepare_load(keys[:found], told)
+            self.manager.complete_load(keys[:found], told)
+        out = self.manager.prepare_store(keys, told)
+        if out is not None:
+            self.manager.complete_store(out.keys_to_store, told)
+        self.manager.on_request_finished(told)
+        return found
+
+
+def test_hints_of_requests_keep_and_drop_chunks():
+    manager = Manager(12)
+    manager.serve("system", [1, 2, 3, 4], retain=[{"start": 0, "end": 2 * BLOCK, "priority": 90}])
+    for at in range(20):
+        manager.serve(f"{at}", [100 + at, 0, 0])
+    assert manager.serve("later", [1, 2, 3, 4]) == 2
+    manager = Manager(12)
+    manager.serve("a", [1, 2, 3, 4], end=True)
+    manager.serve("b", [5, 6, 7, 8])
+    manager.serve("c", [9, 10, 11, 12])
+    manager.serve("d", [13, 14, 15, 16])
+    assert manager.serve("b", [5, 6, 7, 8]) == 4
+
+
+def test_evict_is_all_or_nothing():
+    manager = Manager(4)
+    told, keys = manager.request("held", [1, 2, 3])
+    manager.manager.prepare_store(keys, told)
+    manager.manager.complete_store(keys, told)
+    manager.manager.on_request_finished(told)
+    manager.manager.prepare_load(keys[:1], told)
+    policy = manager.manager._policy
+    assert policy.evict(3, set()) is None
+    assert policy.evict(1, set(keys)) is None
+    assert [key for key, _ in policy.evict(2, set())] == [keys[2], keys[1]]
+    assert policy.evict(0, set()) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_requests_beside_vllms_own_policies(seed):
+    from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+    hits = {}
+    for policy in ("kvtrie", "lru", "arc"):
+        manager, draw, found = Manager(24), random.Random(seed), 0
+        if policy != "kvtrie":
+            manager.manager = CPUOffloadingManager(24, policy)
+        for at in range(300):
+            head = [draw.randrange(4)] * 4 if draw.random() < 0.5 else [at + 10]
+            found += manager.serve(f"{at}", [*head, *(draw.randrange(2) for _ in range(3))])
+        hits[policy] = found
+    assert hits["kvtrie"] >= hits["lru"]
