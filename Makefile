@@ -116,8 +116,8 @@ wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/
 	$(if $(PROFDATA),,@echo "built without a profile: rustup component add llvm-tools")
 	$(BIN)/maturin build --quiet --release $(if $(PROFDATA),--pgo) --out dist
 
-bench-policies: $(BUILT) ## the table of all policies; ARGS="--trace FILE --json"
-	$(BIN)/python benches/policies.py $(ARGS)
+bench-policies: $(BUILT) ## policies by cost saved and hits, with goals; ARGS="--trace FILE --sessions FILE --seeds 1 --modes 1"
+	$(BIN)/python -m benches.policies $(ARGS)
 
 reproductions: $(BUILT) ## published figures and scenarios, played again; ARGS="--trace FILE", SHAREGPT=FILE
 	$(BIN)/python -m benches.reproductions $(ARGS)

@@ -344,6 +344,14 @@ def test_bad_tokens_are_named(given, said):
         (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], reuse="no"), "reuse is 'no'"),
         (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], epsilon="0"), "epsilon is '0'"),
         (lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], structure=None), "structure is N"),
+        (
+            lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1)], objective="time"),
+            "objective is 'cost' or 'hits', not 'time'",
+        ),
+        (
+            lambda _: BlockManager(MODEL, [Tier("gpu", blocks=1, policy="lru")], objective="hits"),
+            "policy 'lru' has no values: choose one of gdsf, hazard, retention, flat, weighted, le",
+        ),
     ],
 )
 def test_another_type_altogether_is_an_error_of_kvtrie(call, said):

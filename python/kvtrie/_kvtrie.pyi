@@ -129,6 +129,7 @@ class BlockManager:
         eviction_log: int = 0,
         reuse: bool = True,
         epsilon: float = 0.015625,
+        objective: Literal["cost", "hits"] = "cost",
     ) -> Self:
         """Makes a manager without a block.
 
@@ -158,6 +159,9 @@ class BlockManager:
             epsilon: policies of the form cost / idle round costs down to classes `1 + epsilon`
                 apart, 0 to 1; a victim's value is at most that factor above the smallest one, by
                 default 1/64. With 0 victims are exact.
+            objective: what policies by value save: the "cost" of computing blocks again, or "hits",
+                where every block is worth the same and prices are not read. Every tier's policy
+                must have values then: `learned`, `hazard`, `retention`, `flat`, `weighted`, `gdsf`.
 
         Raises:
             ConfigError: settings that contradict each other, or a disk with a path or a remote
@@ -1881,12 +1885,13 @@ class Simulation:
         prefetch: Literal["never", "arrival"] = "never",
         clients: int | None = None,
         logged: bool = False,
+        objective: Literal["cost", "hits"] = "cost",
     ) -> Self:
         """Makes machines without a block.
 
         Args:
             model: as for `BlockManager`, as are `tiers`, `block_tokens`, `token_weight`, `policy`,
-                `cost`, `structure`, `drop_order`, `reuse` and `epsilon`.
+                `cost`, `structure`, `drop_order`, `reuse`, `epsilon` and `objective`.
             tiers: of each machine, fastest first.
             price: what a token takes to compute, in 2**-32 ns: `(base, slope)`, the slope per token
                 of context, or ascending pairs `(context, price)`, linear between them. Or `(base,
@@ -1901,6 +1906,7 @@ class Simulation:
             drop_order: which layers of a last copy leave first.
             reuse: whether policies that may count uses do.
             epsilon: how far apart classes of costs are.
+            objective: what policies by value save.
             load: as for `BlockManager.acquire`.
             keep: real tokens at a prompt's end that are always computed.
             wait: whether a prefill waits for all of its loads, or each layer for its own.
@@ -1939,7 +1945,10 @@ class Simulation:
 
     def run(
         self,
-        requests: Iterable[tuple[int, _Tokens, int, int, str | None]],
+        requests: Iterable[
+            tuple[int, _Tokens, int, int, str | None]
+            | tuple[int, _Tokens, int, int, str | None, bool]
+        ],
         tell: Callable[
             [
                 tuple[
@@ -1971,9 +1980,10 @@ class Simulation:
 
         Args:
             requests: `(arrival_ns, tokens, input_tokens, output_tokens, session)`, in order of
-                arrival. With `clients` conversation after conversation, which are those that
-                follow each other with one session, or single ones without: then `arrival_ns` is
-                the time to think between the answer before, or 0, and the request.
+                arrival, and as a sixth whether the session ends with it, which the machine that
+                serves it is then told. With `clients` conversation after conversation, which are
+                those that follow each other with one session, or single ones without: then
+                `arrival_ns` is the time to think between the answer before, or 0, and the request.
             tell: called with each record, in order: `(id, machine, arrival_ns, first_token_ns,
                 end_ns, tokens found per tier, tokens found on a peer, tokens computed, ns waited
                 for copies, ns that computing what was found would have taken per tier and last for

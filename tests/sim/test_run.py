@@ -254,6 +254,8 @@ def test_a_person_reads_a_table(config, capsys):
         ("tiers.0.free_low=1.5", "tiers.0: free_low of tier 'gpu' is 1.5"),
         ("manager.drop_order=deep", "manager.drop_order is one of"),
         ("manager.epsilon=2", "manager.epsilon is 2"),
+        ("manager.objective=time", "manager.objective is one of"),
+        ("trace.ends=perhaps", "trace.ends is"),
         ("goals.ttft_ns=-1", "goals.ttft_ns is -1"),
         ("goals.e2e_ns=1", "goals.e2e_ns is 1"),
         ("price.gpu_hour=-2.5", "price.gpu_hour is -2.5"),

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvtrie import BlockManager, Cost, Lane, ModelShape, Prefetch, Tier
+from kvtrie import BlockManager, Cost, Lane, ModelShape, Prefetch, Release, Tier
 from kvtrie.errors import NoSpaceError
 from kvtrie.sim.config import SimulationConfig, TraceSource
 from kvtrie.sim.figures import figures_of
@@ -74,7 +74,8 @@ def drawn(dice):
         chat = dice.randrange(4)
         chats[chat] = chats[chat][: dice.randint(0, 12)] + dice.choices(range(3), k=5)
         session = f"chat {chat}" if dice.random() < 0.5 else None
-        requests.append((now, chats[chat], len(chats[chat]), dice.randint(0, 3), session))
+        last = session is not None and dice.random() < 0.2
+        requests.append((now, chats[chat], len(chats[chat]), dice.randint(0, 3), session, last))
     # The same numbers are times to think where clients wait for answers.
     manager["clients"] = dice.choice((None, None, None, 1, 3))
     return config, requests
@@ -111,6 +112,8 @@ def from_peers(manager, name, rest):
             assert fits
     elif name == "pin":
         assert manager.pin_copies(rest[0], rest[1], now=rest[3]) == rest[2]
+    elif name == "end":
+        manager.hint([Release(session=rest[0])], now=rest[1])
     else:
         assert name == "unpin"
         manager.unpin_copies(rest[0], now=rest[1])

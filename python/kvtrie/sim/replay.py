@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kvtrie._kvtrie import BlockManager
 from kvtrie.cost import Cost
 from kvtrie.errors import ConfigError, NoSpaceError
+from kvtrie.hint import Release
 from kvtrie.shape import ModelShape
+from kvtrie.sim.ends import last_ones
+from kvtrie.sim.fates import Fates, TurnFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -70,6 +74,10 @@ class Replayed:
         cost_saved: the part of it that the blocks found save.
         waited_s: seconds that requests waited for their loads, in all.
         tiers: per tier, fastest first.
+        evicted: blocks that were there once and had left.
+        diverged: blocks that nobody asked for before, where the session's prompt before had others;
+            None for a trace without sessions.
+        turns: by turn, the last one and all behind it together.
     """
 
     requests: int
@@ -83,6 +91,9 @@ class Replayed:
     cost_saved: float
     waited_s: float
     tiers: tuple[TierFigures, ...]
+    evicted: int = 0
+    diverged: int | None = None
+    turns: tuple[TurnFigures, ...] = ()
 
     @property
     def hit_rate(self) -> float:
@@ -113,6 +124,7 @@ def open_manager(
     structure: Structure = "leaf-only",
     block_tokens: int = 512,
     eviction_log: int = 0,
+    objective: Literal["cost", "hits"] = "cost",
 ) -> BlockManager:
     """A manager without bytes whose tokens are block hashes.
 
@@ -124,6 +136,7 @@ def open_manager(
         structure: whether blocks inside a sequence may be dropped.
         block_tokens: real tokens per hash.
         eviction_log: how many evictions are kept for `evictions`.
+        objective: what policies by value save.
 
     Raises:
         ConfigError: a setting that the manager refuses.
@@ -138,6 +151,7 @@ def open_manager(
         policy=policy,
         structure=structure,
         eviction_log=eviction_log,
+        objective=objective,
     )
 
 
@@ -147,6 +161,8 @@ def replay(
     *,
     load: Literal["plan", "all"] = "all",
     block_tokens: int = 512,
+    ends: bool = False,
+    running: int = 1,
 ) -> Replayed:
     """Play a trace through a fresh manager.
 
@@ -156,11 +172,18 @@ def replay(
         load: "all" loads whatever a lower tier holds; "plan" computes again what is sooner
             computed, which then is no hit.
         block_tokens: as for `open_manager`; tokens and costs are counted by it.
+        ends: tell the manager when a session has had its last request, by `Release`.
+        running: so many requests hold their blocks at a time; the others have ended.
 
     A request that does not fit on the first tier counts as refused.
     """
     flights = _Flights(manager)
-    bill = _Bill(block_tokens)
+    bill, fates = _Bill(block_tokens), Fates()
+    last: set[int] = set()
+    if ends:
+        requests = list(requests)
+        last = last_ones(request.session for request in requests)
+    held: deque[tuple[Lease, str | None]] = deque()
     now = count = refused = blocks = tokens = matched = waited = 0
     for request in requests:
         count += 1
@@ -170,17 +193,34 @@ def replay(
         now = max(now + 1, request.at)
         flights.land(now)
         try:
-            lease = manager.acquire(request.blocks, now=now, keep=0, load=load)
+            lease = manager.acquire(
+                request.blocks,
+                now=now,
+                session=request.session if ends else None,
+                keep=0,
+                reserve=0 if request.answer is None else len(request.answer),
+                load=load,
+            )
         except NoSpaceError:
             refused += 1
+            fates.add(request, 0)
             continue
         matched += lease.matched
-        bill.find(request, lease)
+        fates.add(request, bill.find(request, lease))
         arrived, now = now, flights.wait(lease.ready, now)
         waited += now - arrived
         lease.commit(request.blocks[lease.matched :], now=now)
-        lease.release(now=now)
+        if request.answer is not None:
+            lease.commit(request.answer, now=now)
+        held.append((lease, request.session if count - 1 in last else None))
+        if len(held) >= running:
+            oldest, session = held.popleft()
+            oldest.release(now=now)
+            if session is not None:
+                manager.hint([Release(session=session)], now=now)
         flights.take(now)
+    for lease, _ in held:
+        lease.release(now=now)
     flights.land(None)
     stats = manager.stats()
     tiers = tuple(
@@ -207,6 +247,9 @@ def replay(
         cost_saved=bill.saved,
         waited_s=waited / 1e9,
         tiers=tiers,
+        evicted=fates.evicted,
+        diverged=fates.diverged,
+        turns=fates.turns(),
     )
 
 
@@ -223,8 +266,8 @@ class _Bill:
         """Count a whole prompt."""
         self.asked += self._first(blocks)
 
-    def find(self, request: TraceRequest, lease: Lease) -> None:
-        """Count what of a prompt need not be computed."""
+    def find(self, request: TraceRequest, lease: Lease) -> int:
+        """Count what of a prompt need not be computed; returns the blocks found."""
         matched, block = lease.matched, self._block
         holes = lease.plan.recompute()
         found = matched - len(holes)
@@ -235,6 +278,7 @@ class _Bill:
         self.tokens_hit += found * block
         if matched == len(request.blocks) and (not len(holes) or holes[-1] < matched - 1):
             self.tokens_hit -= max(0, matched * block - request.input_tokens)
+        return found
 
     def _first(self, blocks: int) -> float:
         """Cost of the first blocks of a prompt: each token as if it were its block's first."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kvtrie._kvtrie import Simulation
 from kvtrie.sim.config.goals import Goals
 from kvtrie.sim.decisions import by_name
+from kvtrie.sim.ends import last_ones, with_ends
 from kvtrie.sim.figures import Counts, figures_of
 from kvtrie.sim.readers.lines import Skipped
 from kvtrie.sim.requests import trace_requests
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvtrie.sim.config import SimulationConfig
+    from kvtrie.sim.readers.asked import AskedToEnd
     from kvtrie.sim.requests import Asked
 
 __all__ = ["open_simulation", "play", "run_config"]
@@ -82,7 +84,11 @@ def run_config(
     simulation = simulation or open_simulation(config)
     begun = time.perf_counter()
     skipped = Skipped() if config.trace.lenient else None
-    requests = watch(trace_requests(config.trace, config.block_tokens, skipped))
+    requests: Iterable[Asked | AskedToEnd]
+    requests = watched = watch(trace_requests(config.trace, config.block_tokens, skipped))
+    if config.trace.ends:
+        once = trace_requests(config.trace, config.block_tokens, skipped and Skipped())
+        requests = with_ends(watched, last_ones(request[4] for request in once))
     counts = play(config, simulation, requests, on_request, on_decision=on_decision, best=best)
     figures = figures_of(config, simulation, counts)
     if skipped is not None:
@@ -93,7 +99,7 @@ def run_config(
 def play(
     config: SimulationConfig,
     simulation: Simulation,
-    requests: Iterable[Asked],
+    requests: Iterable[Asked | AskedToEnd],
     on_request: Callable[[dict[str, Any]], object] | None = None,
     *,
     on_decision: Callable[[dict[str, Any]], object] | None = None,
@@ -107,7 +113,7 @@ def play(
     found, spared = [0] * len(kinds), [0] * len(kinds)
     goals = config.goals or Goals()
 
-    def asked() -> Iterable[Asked]:
+    def asked() -> Iterable[Asked | AskedToEnd]:
         for request in requests:
             counts.input_tokens += request[2]
             yield request

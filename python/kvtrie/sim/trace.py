@@ -45,6 +45,7 @@ class TraceRequest:
         output_tokens: length of its answer in tokens.
         blocks: uint32 `(n,)`, ids of its prompt's blocks, first to last.
         session: the conversation it belongs to, if the trace says so.
+        answer: uint32, ids of the blocks that its answer fills, where that is known.
     """
 
     at: int
@@ -52,6 +53,7 @@ class TraceRequest:
     output_tokens: int
     blocks: NDArray[np.uint32]
     session: str | None = None
+    answer: NDArray[np.uint32] | None = None
 
 
 def read_trace(path: Path, skipped: Skipped | None = None) -> list[TraceRequest]:

@@ -20,10 +20,14 @@ const REQUESTS_TO_FILL: usize = 2000;
 const COUNTED: usize = 1000;
 const FLOOD: u32 = 4000;
 
+/// Environment variable that names another policy than `retention`.
+const POLICY: &str = "KVTRIE_POLICY";
+
 fn main() {
+    let policy = std::env::var(POLICY).unwrap_or_else(|_| "retention".to_owned());
     let mut trace = Trace::new(1234);
     let mut requests = || trace.take_next();
-    let mut manager = pool::manager("retention", POOL);
+    let mut manager = pool::manager(&policy, POOL);
     let mut running = Vec::new();
     let mut now = 0;
     for _ in 0..REQUESTS_TO_FILL {
@@ -36,7 +40,7 @@ fn main() {
     decode(&mut manager, &mut running, now);
     manager.audit().expect("every invariant holds");
 
-    let mut full = pool::manager("retention", 40_000);
+    let mut full = pool::manager(&policy, 40_000);
     let mut random = Random::new(5);
     for _ in 0..10_000 {
         now += 1_000_000;
@@ -48,12 +52,12 @@ fn main() {
         counted_evict_and_insert(&mut full, &random.tokens(64), now);
     }
 
-    flood(&mut random, now);
+    flood(&policy, &mut random, now);
 }
 
 /// One prompt for which thousands of sequences leave, all behind one head.
-fn flood(random: &mut Random, mut now: u64) {
-    let mut wide = pool::manager("retention", FLOOD + 1);
+fn flood(policy: &str, random: &mut Random, mut now: u64) {
+    let mut wide = pool::manager(policy, FLOOD + 1);
     let mut tokens = random.tokens(32);
     for last in 0..FLOOD {
         now += 1_000_000;

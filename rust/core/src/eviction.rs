@@ -17,6 +17,7 @@
 //! neighbours have one, about 200 where none has, and for one outside the normal band an entry of a
 //! hash map.
 
+mod ends;
 mod entries;
 mod ghosts;
 mod link;
@@ -35,12 +36,13 @@ use crate::block::BlockId;
 use crate::cost::CostModel;
 use crate::hint::{Band, Priority, Share};
 use crate::paged_vec::PagedVec;
-use crate::policy::{Entry, Event, Facts, Key, Needs, Order, Policy, Reuse, by_value};
+use crate::policy::{Entry, Event, Facts, Key, LastUse, Needs, Order, Policy, Reuse, by_value};
 use crate::time::Nanos;
 use crate::visits;
 
 pub use ghosts::GhostTable;
 
+use ends::Ends;
 use entries::Entries;
 use list::List;
 use shares::Shares;
@@ -61,6 +63,8 @@ pub struct EvictionIndex {
     free: Vec<Leaf>,
     entries: Entries,
     heads: Tournament,
+    /// Where the policy's order is over both ends of each class.
+    ends: Ends,
     /// Bands of linked entries outside the normal one.
     bands: FxHashMap<BlockId, Band>,
     /// A second index of the entries that have a share.
@@ -76,6 +80,7 @@ impl EvictionIndex {
     pub fn new(policy: Box<dyn Policy>, epsilon: f64) -> Self {
         Self {
             heads: Tournament::new(policy.order()),
+            ends: Ends::default(),
             bits: bits(epsilon),
             needs: policy.needs(),
             order: policy.order(),
@@ -117,6 +122,7 @@ impl EvictionIndex {
     /// A request has begun, the `request`th one.
     pub fn on_request(&mut self, request: u64, learned: Option<&Arc<Reuse>>) {
         self.policy.on_request(request, learned);
+        self.ends.change_all();
     }
 
     /// Whether the block before one that was just chosen leaves next, without a look at any other.
@@ -131,6 +137,27 @@ impl EvictionIndex {
         // Linked, it must be an end of its class's list, or it would not be looked at.
         ends.is_none_or(|(first, last)| before.key() < first || before.key() > last)
             && !self.ties(before, band)
+    }
+
+    /// How many blocks before one that was just chosen leave next, by their last uses from the one
+    /// before it on: [`EvictionIndex::follows`] holds for each of them, where nothing has a band.
+    #[must_use]
+    pub fn following<'a>(&self, chosen: &Entry, before: impl Iterator<Item = &'a LastUse>) -> u32 {
+        let leaf = self.leaves.get(&(Band::NORMAL.priority, chosen.class));
+        let ends = leaf.and_then(|&leaf| self.lists[leaf as usize].ends());
+        let mut behind = *chosen;
+        let mut number = 0;
+        for last_use in before {
+            let Some((class, place)) = self.policy.of_use(last_use) else { break };
+            let entry = Entry { class, place, ..behind };
+            // Of equal places the ties decide, which are not looked at here.
+            let an_end = ends.is_none_or(|(a, b)| place < a.place || place > b.place);
+            if !an_end || !self.policy.follows(&entry, &behind) {
+                break;
+            }
+            (behind, number) = (entry, number + 1);
+        }
+        number
     }
 
     /// Feeds a block that became resident to a policy that needs events. Returns the other blocks
@@ -174,6 +201,9 @@ impl EvictionIndex {
         let list = &mut self.lists[leaf as usize];
         let head = list.head();
         list.link(&mut self.entries, entry.key(), leaf);
+        if self.order == Order::Ends && list.is_end(entry.key()) {
+            self.ends.change(leaf);
+        }
         // The tournament is played over heads alone, where there is one.
         if self.plays() && head.is_none_or(|head| entry.key() < head) {
             self.heads.set(leaf, Some(&entry), band.priority);
@@ -188,6 +218,9 @@ impl EvictionIndex {
         let list = &mut self.lists[leaf as usize];
         let entry = key.entry(list.class);
         let was_head = list.head() == Some(key);
+        if self.order == Order::Ends && list.is_end(key) {
+            self.ends.change(leaf);
+        }
         list.unlink(&mut self.entries, key, link);
         // The next head plays for the class; without one its leaf is free for another class.
         if was_head {
@@ -218,6 +251,7 @@ impl EvictionIndex {
     fn add_class(&mut self, class: (Priority, u64)) -> Leaf {
         let leaf = add_list(&mut self.lists, &mut self.free, class.1);
         self.leaves.insert(class, leaf);
+        self.ends.change(leaf);
         leaf
     }
 
@@ -311,18 +345,24 @@ impl EvictionIndex {
             // No formula gives the time at which two heads change places.
             Order::Own => self.scan(now),
             // Its values stand still within a request, and few lists are there.
-            Order::Ends => {
-                let heads = self
-                    .lists
-                    .iter()
-                    .filter_map(|list| Some(end(list, &*self.policy, now)?.entry(list.class)));
-                heads.min_by(|a, b| self.compare(a, b, now))
-            }
+            Order::Ends => self.least_end(now),
             Order::Value | Order::Rank => {
                 let (leaf, class) = self.heads.winner(now)?;
                 Some(self.lists[leaf as usize].head()?.entry(class))
             }
         }
+    }
+
+    /// The end of a list that leaves first.
+    fn least_end(&mut self, now: Nanos) -> Option<Entry> {
+        if self.bands.is_empty() {
+            return self.ends.victim(&self.lists, &*self.policy, now);
+        }
+        let heads = self
+            .lists
+            .iter()
+            .filter_map(|list| Some(end(list, &*self.policy, now)?.entry(list.class)));
+        heads.min_by(|a, b| self.compare(a, b, now))
     }
 
     /// [`EvictionIndex::victim`] by a scan of the heads of all classes: the tournament's reference.

@@ -57,7 +57,7 @@ pub use request::lookup::{Copy, Match, MatchedBlock};
 pub use request::mark::Mark;
 pub use request::pins::PinId;
 pub use request::price::Unpriced;
-pub use settings::{DropOrder, Settings};
+pub use settings::{DropOrder, Objective, Settings};
 
 use evict::set::EvictionSet;
 use hints::Hints;

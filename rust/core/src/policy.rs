@@ -125,6 +125,12 @@ pub trait Policy: Debug + Send + Sync {
     /// Cost of losing the entry, term by term.
     fn terms(&self, facts: &Facts, cost: &CostModel) -> Terms;
 
+    /// Whether a block's value has its cost per token as a factor, which is 1 under the objective of
+    /// hits.
+    fn weighs_cost(&self) -> bool {
+        self.order() == Order::Value
+    }
+
     /// Inputs that it reads.
     fn needs(&self) -> Needs {
         Needs::NONE
@@ -174,6 +180,18 @@ pub trait Policy: Debug + Send + Sync {
         false
     }
 
+    /// Class and place of a block without a price, where its last use alone tells them.
+    fn of_use(&self, last_use: &LastUse) -> Option<(u64, u64)> {
+        let _ = last_use;
+        None
+    }
+
+    /// What [`Policy::compare`] compares first under [`Order::Ends`], the smaller one leaving first.
+    fn worth(&self, entry: &Entry) -> f64 {
+        let _ = entry;
+        0.0
+    }
+
     /// A request has begun, the `request`th one. `learned` is what lives have taught since the last
     /// call, if anything.
     fn on_request(&mut self, request: u64, learned: Option<&Arc<Reuse>>) {
@@ -219,6 +237,23 @@ pub trait Policy: Debug + Send + Sync {
         let _ = facts;
         if idle == 0 { f64::INFINITY } else { cost / seconds(idle) }
     }
+}
+
+/// Refuses a policy that has no cost in its values, which an objective could replace.
+///
+/// # Errors
+/// `Config` if there is no such policy, or if it ranks by use alone.
+pub fn check_values(name: &str) -> Result<()> {
+    let setup = Setup { reuse: true, capacity: 1 };
+    if by_name(name, setup)?.weighs_cost() {
+        return Ok(());
+    }
+    let named = TABLE.iter().filter(|(_, make)| make(setup).weighs_cost());
+    let choices: Vec<&str> = named.map(|&(name, _)| name).collect();
+    Err(Error::config(format!(
+        "objective is 'hits', but policy '{name}' has no values: choose one of {}",
+        choices.join(", ")
+    )))
 }
 
 type Make = fn(Setup) -> Box<dyn Policy>;

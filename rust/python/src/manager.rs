@@ -6,7 +6,7 @@
 
 use kvtrie_core::block::{Handle, Structure, Token};
 use kvtrie_core::error::Result;
-use kvtrie_core::manager::{self, Acquire, DropOrder, LoadMode, Manager, Outcome};
+use kvtrie_core::manager::{self, Acquire, DropOrder, LoadMode, Manager, Objective, Outcome};
 use kvtrie_core::policy;
 use kvtrie_core::trie::Query;
 use numpy::{IntoPyArray, PyArray1};
@@ -73,10 +73,12 @@ impl BlockManager {
     #[pyo3(signature = (
         model, tiers, *, block_tokens=16, policy=String::from("learned"), cost=None,
         structure=Structure::LeafOnly, drop_order=DropOrder::Shallow, token_weight=1, machine=0, ranks=1,
-        events=0, events_of=false, eviction_log=0, reuse=true, epsilon=0.015_625
+        events=0, events_of=false, eviction_log=0, reuse=true, epsilon=0.015_625,
+        objective=Objective::Cost
     ), text_signature = "(model, tiers, *, block_tokens=16, policy='learned', cost='default', \
         structure='leaf-only', drop_order='shallow', token_weight=1, machine=0, ranks=1, \
-        events=0, events_of='evictions', eviction_log=0, reuse=True, epsilon=0.015625)")]
+        events=0, events_of='evictions', eviction_log=0, reuse=True, epsilon=0.015625, \
+        objective='cost')")]
     #[expect(clippy::too_many_arguments, reason = "an engine's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
@@ -94,6 +96,7 @@ impl BlockManager {
         #[pyo3(from_py_with = number::eviction_log)] eviction_log: u32,
         #[pyo3(from_py_with = number::reuse)] reuse: bool,
         #[pyo3(from_py_with = number::epsilon)] epsilon: f64,
+        #[pyo3(from_py_with = settings::objective)] objective: Objective,
     ) -> PyResult<Self> {
         let py = model.py();
         let tiers = settings::tiers(tiers)?;
@@ -112,6 +115,7 @@ impl BlockManager {
             eviction_log: eviction_log as usize,
             reuse,
             epsilon,
+            objective,
         })?;
         let layers = settings.layers;
         Ok(Self {

@@ -6,7 +6,7 @@
 use kvtrie_core::block::Structure;
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{DropOrder, Settings};
+use kvtrie_core::manager::{DropOrder, Objective, Settings};
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -26,6 +26,7 @@ pub(crate) struct Given<'a, 'py> {
     pub(crate) block_tokens: u32,
     pub(crate) policy: String,
     pub(crate) cost: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) objective: Objective,
     pub(crate) structure: Structure,
     pub(crate) drop_order: DropOrder,
     pub(crate) token_weight: u32,
@@ -79,6 +80,7 @@ pub(crate) fn settings(given: &Given<'_, '_>) -> PyResult<Settings> {
         epsilon: given.epsilon,
         cost: cost(given.cost, model)?,
         priced: given.cost.is_some_and(|cost| cost.eq("python").unwrap_or(false)),
+        objective: given.objective,
         structure: given.structure,
         drop_order: given.drop_order,
         ranks: given.ranks,
@@ -115,6 +117,15 @@ pub(crate) fn of_residency(given: &Bound<'_, PyAny>) -> PyResult<bool> {
         "evictions" => Ok(false),
         "residency" => Ok(true),
         other => Err(bad(format!("events_of is 'evictions' or 'residency', not '{other}'"))),
+    }
+}
+
+/// The objective in an argument.
+pub(crate) fn objective(given: &Bound<'_, PyAny>) -> PyResult<Objective> {
+    match text(given, "objective")? {
+        "cost" => Ok(Objective::Cost),
+        "hits" => Ok(Objective::Hits),
+        other => Err(bad(format!("objective is 'cost' or 'hits', not '{other}'"))),
     }
 }
 

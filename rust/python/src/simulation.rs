@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 
 use kvtrie_core::block::Structure;
 use kvtrie_core::error::Error;
-use kvtrie_core::manager::DropOrder;
+use kvtrie_core::manager::{DropOrder, Objective};
 use kvtrie_sim::directory::Learning;
 use kvtrie_sim::engine::{Limits, Service, Wait};
 use kvtrie_sim::network::{LANE, PeerSpec};
@@ -36,7 +36,7 @@ use engine::{clients_of, engine_kind, max_running, moves_per_job, prefill_machin
 use price::prices;
 use record::row;
 
-/// `(arrival_ns, tokens, input_tokens, output_tokens, session)`.
+/// `(arrival_ns, tokens, input_tokens, output_tokens, session)`, and `last` where ends are told.
 type Asked<'py> = (
     Bound<'py, PyAny>,
     Bound<'py, PyAny>,
@@ -83,13 +83,13 @@ impl Simulation {
         drop_order=DropOrder::Shallow, reuse=true, epsilon=0.015_625, load=None, keep=1,
         wait=None, router=None, transfer=None, moves_per_job=64, peers=None, engine=None,
         token_budget=2048, max_running=256, token_by_token=false, prefill=1, network=None,
-        directory_ns=None, prefetch=None, clients=None, logged=false
+        directory_ns=None, prefetch=None, clients=None, logged=false, objective=Objective::Cost
     ), text_signature = "(model, tiers, *, price, machines=1, block_tokens=16, token_weight=1, \
         policy='lru', cost='default', structure='leaf-only', drop_order='shallow', reuse=True, \
         epsilon=0.015625, load='all', keep=1, wait='all', router='round-robin', \
         transfer='executor', moves_per_job=64, peers=None, engine='serial', token_budget=2048, \
         max_running=256, token_by_token=False, prefill=1, network=None, directory_ns=None, \
-        prefetch='never', clients=None, logged=False)")]
+        prefetch='never', clients=None, logged=False, objective='cost')")]
     #[expect(clippy::too_many_arguments, reason = "a run's settings are keyword arguments")]
     fn new(
         model: &Bound<'_, PyAny>,
@@ -121,6 +121,7 @@ impl Simulation {
         prefetch: Option<&Bound<'_, PyAny>>,
         #[pyo3(from_py_with = clients_of)] clients: Option<usize>,
         logged: bool,
+        #[pyo3(from_py_with = settings::objective)] objective: Objective,
     ) -> PyResult<Self> {
         let tiers = settings::tiers(tiers)?;
         let settings = settings::settings(&settings::Given {
@@ -138,6 +139,7 @@ impl Simulation {
             eviction_log: 0,
             reuse,
             epsilon,
+            objective,
         })?;
         let word = |given: Option<&Bound<'_, PyAny>>, name: &str, known: [&'static str; 2]| {
             let given = given.map_or(Ok(known[0]), |given| text(given, name))?;
@@ -317,13 +319,20 @@ impl Simulation {
 }
 
 fn read(id: u64, request: &Bound<'_, PyAny>) -> PyResult<Request> {
-    let (arrival, tokens, input, output, session): Asked<'_> = request.extract()?;
+    let told = request.len().is_ok_and(|length| length == 6);
+    let ((arrival, tokens, input, output, session), last): (Asked<'_>, bool) = if told {
+        let (arrival, tokens, input, output, session, last) = request.extract()?;
+        ((arrival, tokens, input, output, session), last)
+    } else {
+        (request.extract()?, false)
+    };
     Ok(Request {
         id,
         arrival: nanos(&arrival, "arrival_ns")?,
         tokens: Tokens::new(&tokens)?.into_vec()?,
         input: whole(&input, "input_tokens", u64::from(u32::MAX))?,
         output: whole(&output, "output_tokens", u64::from(u32::MAX))?,
+        last,
         session: session.map(|name| text(&name, "session").map(String::from)).transpose()?,
     })
 }

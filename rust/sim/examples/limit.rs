@@ -12,7 +12,7 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 use kvtrie_core::cost::CostModel;
-use kvtrie_core::manager::{LoadMode, Settings};
+use kvtrie_core::manager::{LoadMode, Objective, Settings};
 use kvtrie_core::tier::{Kind, TierSpec, Write};
 use kvtrie_sim::call::{Call, Calls};
 use kvtrie_sim::cost::{Affine, PART_BITS};
@@ -81,7 +81,7 @@ fn read(file: &str) -> Result<Vec<Request>, Failure> {
         let mut number = || numbers.next().ok_or("a short line");
         let (arrival, input, output) = (number()?.parse()?, number()?.parse()?, number()?.parse()?);
         let tokens = numbers.map(str::parse).collect::<Result<_, _>>()?;
-        requests.push(Request { id, arrival, tokens, session: None, input, output });
+        requests.push(Request { id, arrival, tokens, session: None, last: false, input, output });
     }
     Ok(requests)
 }
@@ -115,7 +115,9 @@ fn again(settings: &Settings, log: &[Call]) -> Result<(), Failure> {
                 assert_eq!(calls.resume(*lease, *now)?, *fits, "the same room");
             }
             // One machine has no peers.
-            Call::Mark { .. } | Call::Pin(..) | Call::Unpin(..) => return Err("a peer".into()),
+            Call::End(..) | Call::Mark { .. } | Call::Pin(..) | Call::Unpin(..) => {
+                return Err("a peer".into());
+            }
         }
     }
     Ok(())
@@ -138,6 +140,7 @@ fn settings(gpu: u32, host: u32) -> Settings {
         token_weight: TOKENS,
         epsilon: 1.0 / 64.0,
         cost: CostModel::affine(0.0, 1.0, 0.0, 20_000.0).expect("a cost"),
+        objective: Objective::Cost,
         ..rig::settings(tiers)
     }
 }

@@ -8,13 +8,15 @@ mod handed;
 
 use kvtrie_core::block::{Handle, LeaseId, MoveId, TierId, Token};
 use kvtrie_core::error::{Error, Result};
-use kvtrie_core::hint::{Hint, Target};
+use kvtrie_core::hint::{Hint, Release, Target};
 use kvtrie_core::manager::{
     Acquire, BlockEvent, LoadMode, Manager, Mark, Outcome, PinId, Settings,
 };
 use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::Kind;
 use kvtrie_core::time::{DAY, Nanos};
+
+use crate::request::Request;
 
 pub use handed::Handed;
 
@@ -46,6 +48,8 @@ pub enum Call {
     Commit(LeaseId, Vec<Token>, Nanos),
     /// `release`.
     Release(LeaseId, Nanos),
+    /// `hint` that a conversation is over.
+    End(String, Nanos),
     /// `reserve` of so many tokens, with whether there was room.
     Reserve(LeaseId, usize, bool, Nanos),
     /// `suspend` to the tier below the first.
@@ -268,6 +272,20 @@ impl Calls {
         self.at(now)?;
         self.manager.release(lease, now)?;
         self.note(|| Call::Release(lease, now));
+        Ok(())
+    }
+
+    /// Ends a request: its lease, and its conversation if that ends with it.
+    ///
+    /// # Errors
+    /// As [`Manager::release`] and [`Manager::hint`].
+    pub fn end(&mut self, lease: LeaseId, request: &Request, now: Nanos) -> Result<()> {
+        self.release(lease, now)?;
+        if let Some(session) = request.ends() {
+            let (name, scope) = (session.to_owned(), Scope::default());
+            self.manager.hint(&[Hint::Release(Release::Session { name, scope })], now)?;
+            self.note(|| Call::End(session.to_owned(), now));
+        }
         Ok(())
     }
 

@@ -17,6 +17,8 @@ pub struct Request {
     pub tokens: Vec<Token>,
     /// The conversation it belongs to.
     pub session: Option<String>,
+    /// Whether its conversation ends with it, and the manager is told so.
+    pub last: bool,
     /// Real tokens of its prompt.
     pub input: u64,
     /// Real tokens of its answer.
@@ -33,6 +35,12 @@ pub struct Prompt<'a> {
 }
 
 impl Request {
+    /// The conversation that ends with it, if that is to be told.
+    #[must_use]
+    pub fn ends(&self) -> Option<&str> {
+        self.session.as_deref().filter(|_| self.last)
+    }
+
     /// Its prompt, of which `keep` real tokens stay to be computed.
     #[must_use]
     pub fn prompt(&self, keep: u64, weight: u64) -> Prompt<'_> {

@@ -37,7 +37,7 @@ fn trace() -> Vec<Request> {
             .flat_map(|(first, count)| number(first)..number(first) + number(count))
             .collect();
         let input = tokens.len() as u64;
-        Request { id, arrival, tokens, session: None, input, output }
+        Request { id, arrival, tokens, session: None, last: false, input, output }
     };
     (0..).zip(text.lines()).map(request).collect()
 }
@@ -112,6 +112,7 @@ fn words(call: &Call) -> Vec<String> {
             ("commit", std::iter::once(*lease).chain(tokens).chain([*now]).collect())
         }
         Call::Release(lease, now) => ("release", vec![*lease, *now]),
+        Call::End(_, now) => ("end", vec![*now]),
         Call::Reserve(lease, tokens, fits, now) => {
             ("reserve", vec![*lease, *tokens as u64, (*fits).into(), *now])
         }

@@ -49,6 +49,7 @@ class TraceSource:
         think_s: mean seconds between two turns of one.
         seed: of whatever is drawn.
         generator: what makes the requests, if they are not read.
+        ends: whether managers are told when a session has had its last request.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class TraceSource:
     think_s: float = 10.0
     seed: int = 0
     generator: Generator | None = None
+    ends: bool = False
 
     @property
     def clients(self) -> int | None:
@@ -89,10 +91,11 @@ def trace_of(table: Table, folder: Path, seed: int = 0) -> TraceSource:
     """The trace that a table names; a relative path starts at `folder` if the file is there."""
     kind = table.word("format", (*FORMATS, *FAMILIES, *_GENERATORS))
     output = table.flag("output", default=True)
+    ends = table.flag("ends", default=False)
     if kind not in FORMATS:
         generator = _generator(table, kind)
         table.close()
-        return TraceSource(Path(kind), kind, output, seed=seed, generator=generator)
+        return TraceSource(Path(kind), kind, output, seed=seed, generator=generator, ends=ends)
     given = table.take("path")
     if not isinstance(given, str) or not given:
         raise ConfigError(f"trace.path is {shown(given)}, the name of a file wanted")
@@ -107,6 +110,7 @@ def trace_of(table: Table, folder: Path, seed: int = 0) -> TraceSource:
         arrivals=_arrivals(table.table("arrivals")),
         think_s=table.real("think_s", 10.0, 0, _MOST_THINK_S),
         seed=seed,
+        ends=ends,
     )
     table.close()
     return source

@@ -18,7 +18,7 @@ use crate::trie::GroupSlice;
 use crate::manager::Manager;
 use crate::manager::kinds::Cause;
 use crate::manager::policy_feed::reuse::NewBlocks;
-use crate::manager::settings::DropOrder;
+use crate::manager::settings::{DropOrder, Objective};
 
 /// Values that all blocks of a run share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -131,7 +131,7 @@ impl Manager {
                 DropOrder::Seed => Departure::Demote,
                 DropOrder::Shallow => self.departure(tier),
             },
-            price: self.price(block),
+            price: self.price(block).filter(|_| self.settings.objective == Objective::Cost),
             reload: if index.needs(Needs::RELOAD) { self.reload(tier) } else { Reload::default() },
             last_use: if index.needs(Needs::REUSE) {
                 self.feed.last_use(block)
@@ -161,7 +161,7 @@ impl Manager {
             Structure::LeafOnly => u32::MAX - facts.block,
             Structure::Holes => facts.block,
         };
-        self.tiers[tier].eviction.entry(&facts, tie, &self.settings.cost)
+        self.tiers[tier].eviction.entry(&facts, tie, self.settings.worth())
     }
 
     /// Whether a block may be a victim on a tier.

@@ -6,6 +6,8 @@
 
 pub(super) mod reuse;
 
+use std::ops::Range;
+
 use crate::block::{BlockId, TierId};
 use crate::eviction::{EvictionIndex, GhostTable};
 use crate::paged_vec::PagedVec;
@@ -124,6 +126,12 @@ impl PolicyFeed {
         self.uses.as_ref().and_then(|uses| uses.last.get(block)).copied().unwrap_or_default()
     }
 
+    /// Last uses of consecutive blocks, the last block's first; nothing where no policy learns.
+    pub(super) fn last_uses(&self, blocks: Range<BlockId>) -> impl Iterator<Item = &LastUse> {
+        let uses = self.uses.iter();
+        uses.flat_map(move |uses| blocks.clone().rev().map(|block| &uses.last[block]))
+    }
+
     /// A block was inserted into the trie.
     pub(super) fn on_insert(&mut self, parent: Option<BlockId>, block: BlockId, tag: u64) {
         if self.events {
@@ -239,7 +247,7 @@ impl Manager {
             added,
             last: facts.block + 1 == blocks,
             facts: &facts,
-            cost: &self.settings.cost,
+            cost: self.settings.worth(),
         };
         call(&mut self.tiers[tier].eviction, &event)
     }

@@ -3,7 +3,7 @@
 //! Invariant: `check` passes before a manager exists. Cost: none.
 
 use crate::block::{Structure, Token};
-use crate::cost::CostModel;
+use crate::cost::{self, CostModel};
 use crate::error::{Error, Result};
 use crate::policy;
 use crate::tier::{Kind, Owner, TierSpec};
@@ -16,6 +16,16 @@ pub enum DropOrder {
     Shallow,
     /// Back layers first, as the source document has it.
     Seed,
+}
+
+/// What policies by value save.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Objective {
+    /// The cost of computing blocks again.
+    #[default]
+    Cost,
+    /// Blocks, each worth the same.
+    Hits,
 }
 
 /// The settings of a manager.
@@ -41,6 +51,8 @@ pub struct Settings {
     pub epsilon: f64,
     /// Cost model of recomputation.
     pub cost: CostModel,
+    /// What policies by value save.
+    pub objective: Objective,
     /// Whether the user prices blocks: `unpriced` then hands them out.
     pub priced: bool,
     /// The structure of scopes that name none.
@@ -58,6 +70,14 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// What a block is worth to policies by value.
+    pub(super) fn worth(&self) -> &CostModel {
+        match self.objective {
+            Objective::Cost => &self.cost,
+            Objective::Hits => &cost::ALIKE,
+        }
+    }
+
     /// Checks every field, and the tiers against each other.
     pub(super) fn check(&self) -> Result<()> {
         let tiers = &self.tiers;
@@ -77,6 +97,10 @@ impl Settings {
             return Err(Error::config(format!("epsilon is {}, 0 to 1 wanted", self.epsilon)));
         }
         policy::check(&self.policy)?;
+        let policies = tiers.iter().map(|tier| tier.policy.as_ref().unwrap_or(&self.policy));
+        for policy in policies.filter(|_| self.objective == Objective::Hits) {
+            policy::check_values(policy)?;
+        }
         for (at, tier) in tiers.iter().enumerate() {
             let name = tier.kind.name();
             if let Some(policy) = &tier.policy {

@@ -41,6 +41,10 @@ impl Policy for Gdsf {
         Terms { base, uses: facts.uses, cost: f64::from(facts.uses) * base, ..Terms::NONE }
     }
 
+    fn weighs_cost(&self) -> bool {
+        true
+    }
+
     fn order(&self) -> Order {
         Order::Rank
     }

@@ -85,6 +85,10 @@ impl Policy for Hazard {
         Terms { base, cost: base, ..Terms::NONE }
     }
 
+    fn weighs_cost(&self) -> bool {
+        true
+    }
+
     fn order(&self) -> Order {
         Order::Own
     }

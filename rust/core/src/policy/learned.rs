@@ -10,10 +10,10 @@
 pub(crate) mod lives;
 
 use std::cmp::Ordering;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use super::hazard::rates::{BUCKETS, Counts, Rates, bucket, learn_by, start};
-use super::{Entry, Facts, Needs, Order, Policy, Terms};
+use super::hazard::rates::{BUCKETS, Counts, Estimates, Rates, bucket, start};
+use super::{Entry, Facts, LastUse, Needs, Order, Policy, Terms};
 use crate::cost::CostModel;
 use crate::time::Nanos;
 
@@ -65,15 +65,22 @@ pub(crate) fn unpack(ghost: u32) -> Option<(u8, u32)> {
 /// What lives have taught: how soon the blocks of each class come back.
 #[derive(Clone, Debug)]
 pub struct Reuse {
-    /// Best rate of reuse per request, by class and age.
-    index: Vec<Rates>,
-    counts: Vec<Counts>,
+    estimates: Estimates,
+    /// Best rate of reuse per request by age, of each class that was asked for.
+    index: Vec<OnceLock<Rates>>,
 }
 
 impl Reuse {
     /// Learns from lives by class and age.
     fn learn(counts: &[Counts]) -> Self {
-        Self { index: learn_by(counts, GROUPS, group_of, PRIOR), counts: counts.to_vec() }
+        let estimates = Estimates::new(counts, GROUPS, group_of, PRIOR);
+        Self { estimates, index: vec![OnceLock::new(); CLASSES] }
+    }
+
+    /// Best rate of reuse per request of a class, by age.
+    fn rates(&self, class: usize) -> &Rates {
+        // Few classes have a block that may leave: the others are not worked out.
+        self.index[class].get_or_init(|| self.estimates.rates(class, group_of(class)))
     }
 }
 
@@ -101,7 +108,7 @@ impl Learned {
     /// Expected reuse per request, times weight.
     fn rate(&self, entry: &Entry) -> f64 {
         let class = usize::try_from(entry.class).unwrap_or(CLASSES).min(CLASSES - 1);
-        self.reuse.index[class][bucket(self.age(entry.place))] * weight(entry.place)
+        self.reuse.rates(class)[bucket(self.age(entry.place))] * weight(entry.place)
     }
 
     fn entry(&self, facts: &Facts, cost: &CostModel) -> Entry {
@@ -130,6 +137,10 @@ impl Policy for Learned {
         Terms { base, cost: base, ..Terms::NONE }
     }
 
+    fn weighs_cost(&self) -> bool {
+        true
+    }
+
     fn order(&self) -> Order {
         Order::Ends
     }
@@ -151,6 +162,14 @@ impl Policy for Learned {
         before.class == chosen.class
             && before.place >> 32 == chosen.place >> 32
             && before.place <= chosen.place
+    }
+
+    fn of_use(&self, last_use: &LastUse) -> Option<(u64, u64)> {
+        Some((u64::from(last_use.class), place(last_use.request, f64::from(last_use.weight))))
+    }
+
+    fn worth(&self, entry: &Entry) -> f64 {
+        self.rate(entry)
     }
 
     fn needs(&self) -> Needs {
@@ -178,7 +197,7 @@ impl Policy for Learned {
             None => format!("turn {}, used {} times before", class / 8, class % 8),
         };
         let (b, class) = (bucket(age), usize::from(class).min(CLASSES - 1));
-        let (counts, index) = (&self.reuse.counts[class], self.reuse.index[class][b]);
+        let (counts, index) = (self.reuse.estimates.counts(class), self.reuse.rates(class)[b]);
         Some(format!(
             "{kind}; {age} requests ago. Of {:.1} sampled lives of this class that reached an age \
              of {} requests, {:.1} ended below {}: worth {index:.6} uses per request, times {:.3} \

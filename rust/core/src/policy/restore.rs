@@ -94,6 +94,11 @@ impl Policy for Restore {
         }
     }
 
+    /// Its cost is a time, of plans.
+    fn weighs_cost(&self) -> bool {
+        false
+    }
+
     fn needs(&self) -> Needs {
         Needs::SESSION_BLOCKS.and(Needs::RELOAD)
     }

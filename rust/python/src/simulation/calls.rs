@@ -29,6 +29,7 @@ pub(super) fn call_row<'py>(py: Python<'py>, call: &Call) -> PyResult<Bound<'py,
         Call::Complete(moves, now) => ("complete", moves, now).into_pyobject(py),
         Call::Commit(lease, tokens, now) => ("commit", lease, tokens, now).into_pyobject(py),
         Call::Release(lease, now) => ("release", lease, now).into_pyobject(py),
+        Call::End(session, now) => ("end", session, now).into_pyobject(py),
         Call::Reserve(lease, tokens, fits, now) => {
             ("reserve", lease, tokens, fits, now).into_pyobject(py)
         }

@@ -183,7 +183,7 @@ impl Engine for Serial {
                 return Ok(Some(began));
             }
         }
-        machine.calls.release(prefill.lease, now)?;
+        machine.calls.end(prefill.lease, request, now)?;
         machine.take(now)?;
         record.end = Some(now);
         self.finished.push(running.record);

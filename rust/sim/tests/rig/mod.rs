@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvtrie_core::block::Structure;
 use kvtrie_core::cost::CostModel;
 use kvtrie_core::lane::LaneSpec;
-use kvtrie_core::manager::{DropOrder, LoadMode, Settings};
+use kvtrie_core::manager::{DropOrder, LoadMode, Objective, Settings};
 use kvtrie_core::tier::{Kind, Owner, TierSpec, Write};
 use kvtrie_sim::cost::{Affine, PART_BITS};
 use kvtrie_sim::directory::Learning;
@@ -54,6 +54,7 @@ pub(crate) fn settings(tiers: Vec<TierSpec>) -> Settings {
         reuse: true,
         epsilon: 0.0,
         cost: CostModel::affine(0.0, 1.0, 0.0, 1000.0).expect("a cost"),
+        objective: Objective::Cost,
         priced: false,
         structure: Structure::LeafOnly,
         drop_order: DropOrder::Shallow,
@@ -109,6 +110,7 @@ pub(crate) fn requests(trace: &[(u32, u64)]) -> Vec<Request> {
         arrival: ms * 1_000_000,
         tokens: (name * 1000..name * 1000 + 64).collect(),
         session: None,
+        last: false,
         input: 64,
         output: 1,
     };
@@ -166,7 +168,15 @@ pub(crate) fn drawn(seed: u64) -> (Settings, Limits, Vec<Request>) {
         let (name, length) = (1000 * dice.below(5), 1 + dice.below(90));
         let output = u64::from(dice.below(2) * dice.below(60));
         let tokens = (name..name + length).collect();
-        Request { id, arrival: now, tokens, session: None, input: length.into(), output }
+        Request {
+            id,
+            arrival: now,
+            tokens,
+            session: None,
+            last: false,
+            input: length.into(),
+            output,
+        }
     };
     let trace = (0..60).map(request).collect();
     let token_budget = token_budget.into();

@@ -98,7 +98,7 @@ impl Manager {
                 ..facts
             };
         }
-        let terms = policy.terms(&facts, &self.settings.cost);
+        let terms = policy.terms(&facts, self.settings.worth());
         let idle = stamp(now) - facts.access;
         Ok(Explanation {
             terms,
@@ -107,7 +107,7 @@ impl Manager {
             priority: self.band(tier, id).priority,
             rank: index.rank(id, stamp(now)),
             layers: leaving,
-            words: policy.words(&facts, &self.settings.cost),
+            words: policy.words(&facts, self.settings.worth()),
         })
     }
 
@@ -146,6 +146,6 @@ impl Manager {
             reload: self.reload(tier),
             last_use: LastUse::default(),
         };
-        Ok(self.tiers[tier].eviction.policy().terms(&facts, &self.settings.cost))
+        Ok(self.tiers[tier].eviction.policy().terms(&facts, self.settings.worth()))
     }
 }

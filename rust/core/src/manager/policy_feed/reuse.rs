@@ -131,7 +131,7 @@ impl Manager {
                 if known.request != low {
                     let middle = u64::midpoint(start, u64::from(depth) * tokens);
                     let class = feed.request.class(depth, node.uses.saturating_sub(1));
-                    let weight = weight(settings.cost.base(middle));
+                    let weight = weight(settings.worth().base(middle));
                     let last_use = LastUse { request: low, weight, class, ..known };
                     uses.last[block] = last_use;
                     uses.sample(trie, seed, (block, depth, tokens_here), last_use, feed.requests);
@@ -151,22 +151,27 @@ impl Manager {
         let seed = scopes.get(trie.value(first).scope).seed;
         let start = u64::from(trie.start(first)) * tokens;
         let mut ghosts = new.ghosts.iter().flat_map(|&(n, ghost)| std::iter::repeat_n(ghost, n));
-        for (depth, &block) in (trie.depth(first)..).zip(new.blocks) {
-            let ghost = unpack(ghosts.next().unwrap_or(0));
-            let middle = u64::midpoint(start, u64::from(depth) * tokens);
-            let weight = weight(settings.cost.base(middle));
-            let run = if new.used { feed.request.run } else { 1 };
-            let (turn, before) = ghost.unwrap_or((run, 0));
-            let class = if new.used {
-                feed.request.class(depth, before)
-            } else {
-                class_of(turn, trie.value(block).uses.saturating_sub(1), false)
-            };
-            let last_use = LastUse { request: low, weight, class, turn };
-            uses.last.put(block, last_use);
-            if new.used {
-                let text = trie.tokens(block);
-                uses.sample(trie, seed, (block, depth, text), last_use, feed.requests);
+        let mut depth = trie.depth(first);
+        let turn_now = if new.used { feed.request.run } else { 1 };
+        for (run, node) in trie.along(new.blocks) {
+            uses.last.reach(run.end);
+            let text = trie.tokens_of(run.clone()).chunks_exact(settings.block_tokens as usize);
+            for (block, tokens_here) in run.zip(text) {
+                let ghost = unpack(ghosts.next().unwrap_or(0));
+                let middle = u64::midpoint(start, u64::from(depth) * tokens);
+                let weight = weight(settings.worth().base(middle));
+                let (turn, before) = ghost.unwrap_or((turn_now, 0));
+                let class = if new.used {
+                    feed.request.class(depth, before)
+                } else {
+                    class_of(turn, node.uses.saturating_sub(1), false)
+                };
+                let last_use = LastUse { request: low, weight, class, turn };
+                uses.last[block] = last_use;
+                if new.used {
+                    uses.sample(trie, seed, (block, depth, tokens_here), last_use, feed.requests);
+                }
+                depth += 1;
             }
         }
     }

@@ -1,7 +1,8 @@
 //! Estimator of reuse rates by class of touch and age, from counts of lifetimes; `learned` uses it too.
 //!
 //! A class with few lifetimes is shrunk towards its group, a group towards all. Invariant: rates are finite, and no
-//! hazard is above 0.98. Cost: O(classes * buckets^2) per update, every 128 requests.
+//! hazard is above 0.98. Cost: O(buckets^2) per class, at most once
+//! every 128 requests.
 
 /// One for each (turn, hits, blocks added), and one for the last block of a prompt by turn.
 pub(super) const CLASSES: usize = TURNS * (HITS * SIZES + 1);
@@ -67,59 +68,94 @@ pub(in crate::policy) fn bucket(age: u16) -> usize {
     (2 * octave as usize + usize::from(upper > 0)).min(BUCKETS - 1)
 }
 
+/// First age of every bucket, and of one more.
+const STARTS: [u64; BUCKETS + 1] = {
+    let mut starts = [0; BUCKETS + 1];
+    let mut bucket = 0;
+    while bucket <= BUCKETS {
+        let square = 1_u64 << bucket;
+        let root = square.isqrt();
+        starts[bucket] = if root * root < square { root + 1 } else { root };
+        bucket += 1;
+    }
+    starts
+};
+
 /// The first age of a bucket.
 pub(in crate::policy) fn start(bucket: usize) -> u64 {
-    let square = 1_u64 << bucket;
-    let root = square.isqrt();
-    root + u64::from(root * root < square)
+    STARTS[bucket]
 }
 
 /// Reuse rate of every class at every age.
 pub(super) fn learn(classes: &[Counts]) -> Vec<Rates> {
-    learn_by(classes, GROUPS, group_of, PRIOR)
+    let estimates = Estimates::new(classes, GROUPS, group_of, PRIOR);
+    (0..classes.len()).map(|class| estimates.rates(class, group_of(class))).collect()
 }
 
-/// The same for classes in other groups, with the weight `prior` of the wider class's estimate.
-pub(in crate::policy) fn learn_by(
-    classes: &[Counts],
-    number: usize,
-    group_of: impl Fn(usize) -> usize,
+/// Estimates of classes in groups, with the weight `prior` of the wider class's estimate.
+#[derive(Clone, Debug)]
+pub(in crate::policy) struct Estimates {
+    classes: Vec<Counts>,
+    groups: Vec<Counts>,
+    all: Counts,
     prior: f64,
-) -> Vec<Rates> {
-    let mut groups = vec![Counts::default(); number];
-    let mut all = Counts::default();
-    for (class, counts) in classes.iter().enumerate() {
-        groups[group_of(class)].add(counts);
-        all.add(counts);
+}
+
+impl Estimates {
+    /// Of these counts by class, where `group_of` says the group of `number` that a class belongs to.
+    pub(in crate::policy) fn new(
+        classes: &[Counts],
+        number: usize,
+        group_of: impl Fn(usize) -> usize,
+        prior: f64,
+    ) -> Self {
+        let mut groups = vec![Counts::default(); number];
+        let mut all = Counts::default();
+        for (class, counts) in classes.iter().enumerate() {
+            groups[group_of(class)].add(counts);
+            all.add(counts);
+        }
+        Self { classes: classes.to_vec(), groups, all, prior }
     }
-    let hazard = |class: usize, b: usize| {
-        let (own, group) = (&classes[class], &groups[group_of(class)]);
-        // The constants keep empty classes finite.
-        let widest = (all.ended[b] + 0.5) / (all.reached[b] + all.ended[b].min(1.0) + 10.0);
-        let wide = (group.ended[b] + prior * widest) / (group.reached[b] + prior);
-        let hazard = (own.ended[b] + prior * wide) / (own.reached[b] + prior);
-        hazard.min(MOST_HAZARD)
-    };
-    let rates = |class| worth(&std::array::from_fn(|b| hazard(class, b)));
-    (0..classes.len()).map(rates).collect()
+
+    /// The counts of a class.
+    pub(in crate::policy) fn counts(&self, class: usize) -> &Counts {
+        &self.classes[class]
+    }
+
+    /// Reuse rate of a class of this group at every age.
+    pub(in crate::policy) fn rates(&self, class: usize, group: usize) -> Rates {
+        let (own, group, all) = (&self.classes[class], &self.groups[group], &self.all);
+        let hazard = |b: usize| {
+            // The constants keep empty classes finite.
+            let widest = (all.ended[b] + 0.5) / (all.reached[b] + all.ended[b].min(1.0) + 10.0);
+            let wide = (group.ended[b] + self.prior * widest) / (group.reached[b] + self.prior);
+            let hazard = (own.ended[b] + self.prior * wide) / (own.reached[b] + self.prior);
+            hazard.min(MOST_HAZARD)
+        };
+        worth(&std::array::from_fn(hazard))
+    }
 }
 
 /// Best rate of reuse per request over all times to keep a block, from each bucket on.
 fn worth(hazard: &Rates) -> Rates {
-    std::array::from_fn(|from| {
-        let (mut alive, mut uses, mut time, mut best) = (1.0, 0.0, 0.0, 0.0_f64);
-        for (b, h) in hazard.iter().enumerate().skip(from) {
-            // Two of the lowest buckets have the same first age, and one of them is empty.
-            let width = start(b + 1) - start(b);
-            if width > 0 {
-                uses += alive * h;
-                time += alive * (1.0 - h / 2.0) * real(width);
-                alive *= 1.0 - h;
-                best = best.max(uses / time);
+    // By the bucket that is waited from: side by side, so that the compiler takes several at once.
+    let (mut alive, mut uses, mut time) = ([1.0; BUCKETS], [0.0; BUCKETS], [0.0; BUCKETS]);
+    let mut best = [0.0_f64; BUCKETS];
+    for (b, h) in hazard.iter().enumerate() {
+        // Two of the lowest buckets have the same first age, and one of them is empty.
+        let width = start(b + 1) - start(b);
+        if width > 0 {
+            let width = real(width);
+            for from in 0..=b {
+                uses[from] += alive[from] * h;
+                time[from] += alive[from] * (1.0 - h / 2.0) * width;
+                alive[from] *= 1.0 - h;
+                best[from] = best[from].max(uses[from] / time[from]);
             }
         }
-        best
-    })
+    }
+    best
 }
 
 #[expect(clippy::cast_precision_loss, reason = "widths are small")]

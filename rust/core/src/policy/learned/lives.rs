@@ -131,23 +131,31 @@ impl Lives {
     /// Counts the lives that reached each bucket since the last call.
     fn count_ages(&mut self, request: u64) {
         let oldest = self.uses.saturating_sub(u64::from(self.window));
+        let (first, mut until) = (self.slot(oldest), self.uses);
         for b in 0..BUCKETS {
-            let mut at = self.trails[b].max(oldest);
-            let mut slot = self.slot(at);
-            while at < self.uses {
-                let Life { at: then, lasted, class, .. } = self.ring[slot];
-                // The ring is in order of time: all behind it are too young as well.
-                if u64::from(age(then, request)) < start(b) {
-                    break;
+            let start = start(b);
+            // The ring is in order of time, and what is too young for a bucket is so for the next.
+            let reached = |number: u64| {
+                let ahead = u32::try_from(number - oldest).expect("below the window");
+                let slot = wrap(u64::from(first) + u64::from(ahead), self.window);
+                u64::from(age(self.ring[slot].at, request)) >= start
+            };
+            let from = self.trails[b].max(oldest);
+            until = first_not(from, until.max(from), reached);
+            let mut at = from;
+            while at < until {
+                let slot = self.slot(at);
+                let end = slot.saturating_add(u32::try_from(until - at).unwrap_or(u32::MAX));
+                let lives = self.ring.stretch(slot, end.min(self.window));
+                for life in lives {
+                    // An open life is `OPEN`, longer than any age.
+                    if u64::from(life.lasted) >= start {
+                        self.counts[usize::from(life.class)].reached[b] += 1.0;
+                    }
                 }
-                // An open life is `OPEN`, longer than any age.
-                if u64::from(lasted) >= start(b) {
-                    self.counts[usize::from(class)].reached[b] += 1.0;
-                }
-                at += 1;
-                slot = if slot + 1 == self.window { 0 } else { slot + 1 };
+                at += lives.len() as u64;
             }
-            self.trails[b] = at;
+            self.trails[b] = until;
         }
     }
 
@@ -179,6 +187,25 @@ impl Lives {
     }
 }
 
+/// A slot that may lie one round too far.
+fn wrap(slot: u64, window: u32) -> u32 {
+    let window = u64::from(window);
+    u32::try_from(if slot < window { slot } else { slot - window }).expect("below the window")
+}
+
+/// First number of a range for which `so` does not hold, where it holds up to some number alone.
+fn first_not(mut from: u64, mut until: u64, so: impl Fn(u64) -> bool) -> u64 {
+    while from < until {
+        let middle = u64::midpoint(from, until);
+        if so(middle) {
+            from = middle + 1;
+        } else {
+            until = middle;
+        }
+    }
+    from
+}
+
 /// Requests from `at` to `request`, saturating below [`OPEN`].
 fn age(at: u32, request: u64) -> u16 {
     u16::try_from(low(request).wrapping_sub(at)).unwrap_or(OPEN).min(OPEN - 1)
@@ -194,7 +221,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{BUCKETS, Lives, OPEN, bucket, start};
+    use super::{BUCKETS, CLASSES, Lives, OPEN, bucket, start};
 
     fn draw(state: &mut u64) -> f64 {
         *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -280,7 +307,7 @@ mod tests {
         // hundred ends: 83 lives of the rare class ended at age 1, and the best of noise is high.
         for (class, chance, ages) in [(9, 0.05, 0..10), (18, 0.0025, 4..18)] {
             for b in ages.filter(|&b| start(b + 1) > start(b)) {
-                let rate = learned.index[class][b];
+                let rate = learned.rates(class)[b];
                 assert!((rate / chance - 1.0).abs() < 0.1, "class {class}, bucket {b}: {rate}");
             }
         }
@@ -289,7 +316,7 @@ mod tests {
     #[test]
     fn without_a_life_worth_falls_with_age() {
         let learned = Lives::new(1).learn(128).expect("a lesson");
-        for class in &learned.index {
+        for class in (0..CLASSES).map(|class| learned.rates(class)) {
             for b in (10..BUCKETS - 2).filter(|b| b % 2 == 0) {
                 // Twice the age, half the worth.
                 let ratio = class[b] / class[b + 2];
@@ -311,7 +338,7 @@ mod tests {
                 }
                 learned = lives.learn(request).or(learned);
             }
-            learned.expect("a lesson").index[9][0]
+            learned.expect("a lesson").rates(9)[0]
         };
         let (often, seldom) = (rate(&mut lives, 1, 4), rate(&mut lives, 5000, 64));
         let fresh = rate(&mut Lives::with_window(1000), 5000, 64);

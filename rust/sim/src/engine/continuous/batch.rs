@@ -92,7 +92,7 @@ impl Continuous {
         end: Option<Nanos>,
         now: Nanos,
     ) -> Result<()> {
-        machine.calls.release(running.prefill.lease, now)?;
+        machine.calls.end(running.prefill.lease, &running.request, now)?;
         self.queue.blocked = false;
         if end.is_none() {
             self.refuse(&running.request, machine);

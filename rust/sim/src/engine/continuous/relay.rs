@@ -81,7 +81,7 @@ impl Continuous {
     /// As [`kvtrie_core::manager::Manager::release`].
     pub fn let_go(&mut self, id: u64, machine: &mut Machine, now: Nanos) -> Result<()> {
         if let Some(running) = self.relay.given.remove(&id) {
-            machine.calls.release(running.prefill.lease, now)?;
+            machine.calls.end(running.prefill.lease, &running.request, now)?;
             machine.take(now)?;
         }
         self.queue.blocked = false;

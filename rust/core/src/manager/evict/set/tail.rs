@@ -66,6 +66,15 @@ impl Manager {
             first = front;
         }
         let (mut next, mut chosen, band) = (None, tail, self.band(tier, last));
+        let alike = self.alike(tier, run.start..last, &tail).min(u32::try_from(more).unwrap_or(0));
+        if alike > 0
+            && self.blocks.table(tier).all_idle(last - alike..last)
+            && self.fate(set, tier, last - alike..last) == Some(fate)
+        {
+            set.spare[tier] += u64::from(alike);
+            first = last - alike;
+            chosen = self.entry(tier, first, self.all_layers());
+        }
         // The policy could not tell: compare block by block, as the index would.
         while first > run.start {
             let block = first - 1;
@@ -89,6 +98,15 @@ impl Manager {
         set.victims.push(Victim { tier, block: last, blocks, layers, fate, idle: true });
         set.add_tail(tier, first..last + 1);
         true
+    }
+
+    /// How many of the blocks before a chosen one leave next, as their last uses tell.
+    fn alike(&self, tier: TierId, before: Range<BlockId>, chosen: &Entry) -> u32 {
+        let index = &self.tiers[tier].eviction;
+        if index.policy().order() != Order::Ends || self.feed.events || !self.ranks_by_place() {
+            return 0;
+        }
+        index.following(chosen, self.feed.last_uses(before))
     }
 
     /// Links the block that the latest tail exposed, unless it is the next victim: then it is

@@ -1,0 +1,147 @@
+"""The table that compares policies: cost saved and hits, by trace, room and mode, with goals.
+
+    make bench-policies ARGS="--trace FILE --sessions FILE"
+
+The two files are not part of the project: without them (or KVTRIE_TRACE and KVTRIE_SESSIONS) their
+rows are left out. Figures are per cent of all prompts. `belady` is a bound on hits; those marked
+(ref) are good plans made by knowing the future, and nobody's bound. `--exact` shows what short
+fingerprints lose. Where libcachesim is installed its lru, fifo and lfu serve the same single
+blocks, and must agree. Rows are written as they come, the leaf-only ones of one tier first.
+Cost: an hour on two cores; `--seeds 1 --modes 1` takes a quarter of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from benches.policies.cells import (
+    BLOCKS,
+    BOUND,
+    CHECKED,
+    ENDS,
+    EXACT,
+    HITS,
+    LEAVES,
+    Job,
+    Row,
+    play,
+    policies,
+)
+from benches.policies.goals import goals_of
+from benches.policies.show import show
+from benches.policies.traces import AGENTS, COMMON, SEEDS, rooms_of, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RESULTS = Path(__file__).parents[1] / "results" / "policies.json"
+COMPARED = ("learned", "lru", "flat", "retention", "hazard")
+MODES = (("leaf-only", 1), ("holes", 1), ("leaf-only", 2), ("holes", 2))
+WIDE = 150
+
+
+def jobs_of(given: argparse.Namespace, structure: str, tiers: int) -> Iterator[Job]:
+    """All cells of one mode."""
+    main = (structure, tiers) == MODES[0]
+    for source in sources(given.trace, given.sessions, given.seeds, given.requests):
+        sessions = source.name in {AGENTS, COMMON}
+        for room in rooms_of(source):
+            rows = list(given.policy)
+            if main and "learned" in rows:
+                rows.append("learned" + HITS)
+            if main and sessions:
+                rows += [policy + ENDS for policy in ("learned", "flat", "lru") if policy in rows]
+            if tiers == 1:
+                rows.append(LEAVES if structure == "leaf-only" else BLOCKS)
+            # What follows is about the ghosts and the other implementation: once is enough.
+            if main and source.seed == 0 and not sessions:
+                rows += [BOUND, *([EXACT] if given.exact else [])]
+            for row in rows:
+                yield Job(source, room, structure, tiers, row)
+            if main and given.check and source.seed == 0 and not sessions:
+                for policy in CHECKED:
+                    yield Job(source, room, "single blocks", 1, policy)
+
+
+def verify(rows: list[Row]) -> list[str]:
+    """What must not be: a policy above the bound, or a disagreement."""
+    bound = {(r.trace, r.seed, r.room): r.hits for r in rows if r.policy == BOUND}
+    wrong: list[str] = []
+    for row in rows:
+        most = bound.get((row.trace, row.seed, row.room), 100.0)
+        if row.check is not None:
+            if round(row.hits, 2) != round(row.check, 2):
+                wrong.append(f"{row}: libcachesim finds {row.check:.4f} %")
+        elif row.tiers == 1 and row.hits > most + 1e-9:
+            wrong.append(f"{row}: above the bound {most:.4f} %")
+    return wrong
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    """Write the rows, and the goals that they reach or miss."""
+    goals = [{**asdict(goal), "ok": goal.ok} for goal in goals_of(rows)]
+    lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
+    told = ",\n".join(json.dumps(goal) for goal in goals)
+    path.write_text(f'{{"goals": [\n{told}\n], "rows": [\n{lines}\n]}}\n')
+
+
+def main() -> int:
+    """Play all cells and print what came of them; 1 if something is wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--trace", default=os.environ.get("KVTRIE_TRACE"), help="the Mooncake conversation trace"
+    )
+    parser.add_argument(
+        "--sessions", default=os.environ.get("KVTRIE_SESSIONS"), help="sessions of coding agents"
+    )
+    parser.add_argument("--policy", action="append", choices=policies())
+    parser.add_argument("--requests", type=int, default=10_000, help="of a made-up trace")
+    parser.add_argument("--seeds", type=int, default=SEEDS, choices=range(1, SEEDS + 1))
+    parser.add_argument("--modes", type=int, default=len(MODES), help="so many, leaf-only first")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--exact", action="store_true", help="also exact ghosts, which is slow")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    given.policy = given.policy or list(COMPARED)
+    told = Console(stderr=True)
+    for name in ("trace", "sessions"):
+        if not getattr(given, name):
+            told.print(f"No --{name} and no KVTRIE_{name.upper()}: its rows are left out.")
+    given.check = find_spec("libcachesim") is not None
+    if not given.check:
+        told.print("libcachesim is not installed: the independent check is left out.")
+    rows: list[Row] = []
+    with ProcessPoolExecutor(given.workers) as pool:
+        for structure, tiers in MODES[: given.modes]:
+            jobs = list(jobs_of(given, structure, tiers))
+            begun, running = perf_counter(), {pool.submit(play, job): job for job in jobs}
+            done: dict[Job, Row] = {}
+            for one in as_completed(running):
+                done[running[one]] = one.result()
+                if len(done) % 20 == 0 or len(done) == len(jobs):
+                    seconds = perf_counter() - begun
+                    told.print(
+                        f"{structure}, tiers {tiers}: {len(done)}/{len(jobs)}, {seconds:.0f} s"
+                    )
+            rows += [done[job] for job in jobs]
+            write(given.out, rows)
+    show(rows, Console(width=None if sys.stdout.isatty() else WIDE))
+    wrong = verify(rows)
+    for line in wrong:
+        told.print(line)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Cells of the table: a policy, or what it is compared with, on one trace in one room, played.
+
+Figures are per cent of all prompts. Invariant: a cell depends on its job alone, so cells may be
+played in any order and process. Cost: seconds each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from benches.policies.exact import exact_retention
+from benches.policies.traces import Source, trace_of
+from kvtrie import BlockManager, Tier
+from kvtrie.cost import Cost
+from kvtrie.sim.offline import OfflineHits, leaves_first, most_hits
+from kvtrie.sim.replay import open_manager, replay
+
+if TYPE_CHECKING:
+    from kvtrie.sim.trace import TraceRequest
+
+BOUND = "belady"
+LEAVES = "belady, leaves (ref)"
+BLOCKS = "belady, blocks (ref)"
+EXACT = "retention, exact ghosts"
+CHECKED = {"lru": "LRU", "fifo": "FIFO", "lfu": "LFU"}
+HITS = ", hits"
+ENDS = ", ends told"
+# Blocks of the second tier for each of the first.
+BELOW = 4
+
+Structure = Literal["leaf-only", "holes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to play: `policy` may say the objective and whether ends are told as well."""
+
+    source: Source
+    room: int
+    structure: str
+    tiers: int
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What came of a job, in per cent; None where it says nothing."""
+
+    trace: str
+    seed: int
+    room: int
+    structure: str
+    tiers: int
+    policy: str
+    cost_saved: float | None
+    hits: float
+    tokens: float | None = None
+    check: float | None = None
+
+
+def play(job: Job) -> Row:
+    """Fill one cell."""
+    requests = trace_of(job.source)
+    asked = sum(len(request.blocks) for request in requests)
+    head = (job.source.name, job.source.seed, job.room, job.structure, job.tiers, job.policy)
+    if job.policy == BOUND:
+        return Row(*head, None, 100 * most_hits(requests, job.room).hits / asked)
+    if job.structure == "single blocks":
+        ours, theirs = singles(job, requests)
+        return Row(*head, None, ours, check=theirs)
+    if job.policy == EXACT:
+        return Row(*head, *bill(job.source, requests, exact_retention(requests, job.room)))
+    if job.policy in {LEAVES, BLOCKS}:
+        plan = leaves_first if job.policy == LEAVES else most_hits
+        found = plan([whole(request) for request in requests], job.room)
+        return Row(*head, *bill(job.source, requests, found))
+    kinds = zip(("gpu", "host"), (job.room, BELOW * job.room), strict=True)
+    manager = open_manager(
+        [Tier(kind, blocks=blocks) for kind, blocks in list(kinds)[: job.tiers]],
+        policy=job.policy.partition(",")[0],
+        structure="holes" if job.structure == "holes" else "leaf-only",
+        block_tokens=job.source.block_tokens,
+        objective="hits" if HITS in job.policy else "cost",
+    )
+    told = ENDS in job.policy
+    size, running = job.source.block_tokens, job.source.running
+    played = replay(requests, manager, block_tokens=size, ends=told, running=running)
+    assert played.refused == 0, job
+    return Row(*head, 100 * played.cost_rate, 100 * played.hit_rate, 100 * played.token_rate)
+
+
+def whole(request: TraceRequest) -> Path:
+    """All blocks that a request stores."""
+    if request.answer is None:
+        return Path(request.blocks)
+    return Path(np.concatenate([request.blocks, request.answer]))
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Ids of the blocks of a path."""
+
+    blocks: np.ndarray
+
+
+def bill(
+    source: Source, requests: list[TraceRequest], found: OfflineHits
+) -> tuple[float, float, float]:
+    """Cost, hits and tokens of what an offline plan finds."""
+    size, alpha = source.block_tokens, Cost().alpha
+    sums = np.zeros((2, 3))
+    for request, mask in zip(requests, map(list, found.blocks), strict=True):
+        n = len(request.blocks)
+        tokens = np.full(n, size)
+        tokens[-1] -= max(0, size * n - request.input_tokens)
+        each = np.stack([size * (1 + alpha * size * np.arange(n)), np.ones(n), tokens])
+        sums[0] += each.sum(axis=1)
+        sums[1] += each[:, [at for at in mask if at < n]].sum(axis=1)
+    cost, hits, tokens = (100 * sums[1] / sums[0]).tolist()
+    return cost, hits, tokens
+
+
+def singles(job: Job, requests: list[TraceRequest]) -> tuple[float, float]:
+    """Every block as a request of its own: our hits, and libcachesim's."""
+    import libcachesim
+
+    manager = open_manager([Tier("gpu", blocks=job.room)], policy=job.policy)
+    theirs = getattr(libcachesim, CHECKED[job.policy])(cache_size=job.room)
+    asked = libcachesim.Request()
+    asked.obj_size = 1
+    stream = np.concatenate([request.blocks for request in requests])
+    ours = others = 0
+    for now, block in enumerate(stream.reshape(-1, 1)):
+        lease = manager.acquire(block, now=now, keep=0)
+        ours += lease.matched
+        lease.commit(block[lease.matched :], now=now)
+        lease.release(now=now)
+        asked.obj_id = int(block[0])
+        others += theirs.get(asked)
+    return 100 * ours / len(stream), 100 * others / len(stream)
+
+
+def policies() -> list[str]:
+    """The names of all policies."""
+    return BlockManager.policies()

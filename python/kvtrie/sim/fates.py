@@ -1,0 +1,91 @@
+"""Fates: what became of each block that a trace asks for: found, evicted, diverged or new.
+
+Ids of blocks stand for their whole prefix, so what was seen of a prompt before is its front.
+Invariant: found, evicted, diverged and new blocks add up to all that are asked for. Cost: a set of
+the ids seen, O(log blocks) per request beside its new blocks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kvtrie.sim.trace import TraceRequest
+
+__all__ = ["Fates", "TurnFigures"]
+
+_TURNS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFigures:
+    """What requests of one turn asked for and found.
+
+    Attributes:
+        turn: from 1 on; the last row is of that turn and all behind it.
+        requests: how many.
+        blocks: blocks of their prompts.
+        hits: those found.
+    """
+
+    turn: int
+    requests: int
+    blocks: int
+    hits: int
+
+
+class Fates:
+    """Counts what became of the blocks of requests.
+
+    Attributes:
+        evicted: blocks that were there once and had left.
+    """
+
+    def __init__(self) -> None:
+        self.evicted = 0
+        self._diverged = 0
+        self._turn_of: dict[int, int] = {}  # a block seen: the turn that asked for it first
+        self._prompts: dict[str, NDArray[np.uint32]] = {}
+        self._turns: dict[int, list[int]] = {}
+
+    def add(self, request: TraceRequest, found: int) -> None:
+        """Count a request, of which so many blocks were found."""
+        blocks = request.blocks.tolist()
+        known = bisect_left(blocks, x=True, key=lambda block: block not in self._turn_of)
+        self.evicted += max(0, known - found)
+        turn = self._turn_of[blocks[known - 1]] if known else 0
+        turn = min(_TURNS, turn + (known < len(blocks) or not turn))
+        if request.session is not None:
+            before = self._prompts.get(request.session)
+            if before is not None:
+                same = max(known, shared(before, request))
+                self._diverged += max(0, min(len(before), len(blocks)) - same)
+            self._prompts[request.session] = request.blocks
+        answer = () if request.answer is None else request.answer.tolist()
+        self._turn_of.update(dict.fromkeys((*blocks[known:], *answer), turn))
+        row = self._turns.setdefault(turn, [0, 0, 0])
+        row[0] += 1
+        row[1] += len(blocks)
+        row[2] += found
+
+    @property
+    def diverged(self) -> int | None:
+        """New blocks where the session's prompt before had others; None without sessions."""
+        return self._diverged if self._prompts else None
+
+    def turns(self) -> tuple[TurnFigures, ...]:
+        """By turn, ascending."""
+        return tuple(TurnFigures(turn, *row) for turn, row in sorted(self._turns.items()))
+
+
+def shared(before: NDArray[np.uint32], request: TraceRequest) -> int:
+    """Blocks at the front that two prompts have in common."""
+    n = min(len(before), len(request.blocks))
+    apart = np.flatnonzero(before[:n] != request.blocks[:n])
+    return int(apart[0]) if len(apart) else n
