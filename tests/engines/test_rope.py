@@ -127,7 +127,8 @@ def test_holes_before_the_original_length_are_rotated_as_the_whole_prompt(kind):
         scope = cache.scope
     served(model, executor, some(5, 1, 180))
     lost = lose(executor, ids, {1, 3, 4}, scope)
-    with torch.no_grad(), KvtrieCache(model, executor, ids) as cache:
+    opened = KvtrieCache(model, executor, ids, use_layerwise=False)
+    with torch.no_grad(), opened as cache:
         assert cache.recovered == len(lost) * BLOCK
         past = cache.get_seq_length()
         mine = model(ids[:, past:], past_key_values=cache).logits

@@ -78,7 +78,7 @@ def store():
     with Executor(manager, pools, clock=time) as executor:
         store = CacheStore(executor, Given())
         # One reader: of several, the time of one's read would count with another's bytes.
-        store._engine = LayerwiseEngine(executor, Layerwise(readers=1))
+        executor._engine = LayerwiseEngine(executor, Layerwise(readers=1))
         yield store
         settle(executor)
         manager.audit()

@@ -2,7 +2,8 @@
 
 It goes wherever transformers takes a cache: `model.generate(..., past_key_values=cache)` and the
 plain forward. Opening one looks the prompts up, waits for what is loaded, computes what was
-dropped in their midst; the caller then computes the rest, as behind any filled cache.
+dropped in their midst; the caller then computes the rest, as behind any filled cache. Where all
+comes from memory, the first pass does the waiting, a layer at a time.
 Invariants: column `c` of row `b` is token `c - pad[b]` of that row; the leases hold every token
 whose KV was written by a finished pass, and nothing else; what was computed from more than tokens
 is refused before it is held.
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from transformers import Cache
 
+from kvtrie.engines.arrival import Arrival
 from kvtrie.engines.decoder import Decoder
 from kvtrie.engines.fingerprint import fingerprint, require_same
 from kvtrie.engines.guard import Guard, named, remainder, states
@@ -80,10 +82,13 @@ class KvtrieCache(Cache):
         scope: whose KV may be shared. Where RoPE changes beyond some length, the KV of longer
             batches gets a scope of its own.
         sessions: the conversation of each row, for retention.
+        use_layerwise: let the first pass wait layer by layer for what is loaded from memory;
+            otherwise opening waits for all of it, as for what is read from a storage and where
+            something amid a match is computed.
 
     Attributes:
-        recovered: tokens within a match that were computed on opening: they had been dropped, or
-            the plan found that sooner than loading them.
+        recovered: tokens within a match that were computed: they had been dropped, or did not come,
+            or the plan found that sooner than loading them.
         scope: whose KV the rows share: the given scope, with what RoPE adds to it.
 
     Raises:
@@ -104,6 +109,7 @@ class KvtrieCache(Cache):
         reserve: int = 0,
         scope: Scope | None = None,
         sessions: Sequence[str] | None = None,
+        use_layerwise: bool = True,
     ) -> None:
         super().__init__(layers=[])
         pool = executor.pools[0]
@@ -115,10 +121,11 @@ class KvtrieCache(Cache):
         self._rope = RopeLimits.of(model.config)
         require_same(executor.manager, model)
         self._model = model
-        entry = trial(model, pool)
+        entry = self._entry = trial(model, pool)
         self._executor = executor
         self._pool = pool
         self._rows: list[_Row] = []
+        self._arrivals: list[Arrival] = []
         self._step: Step | None = None
         self._ids: torch.Tensor | None = None
         self._fresh: list[NDArray[np.int64]] = []
@@ -128,11 +135,12 @@ class KvtrieCache(Cache):
         if sessions is not None and len(sessions) != len(prompts):
             raise ConfigError(f"{len(sessions)} sessions given for {len(prompts)} prompts")
         longest = max(map(len, prompts))
+        self._room = input_ids.shape[1] + reserve  # columns that opening makes room for
         self._regime = self._rope.regime(longest)
         self.scope = self._rope.scope(scope, self._regime)
         hook = entry.register_forward_pre_hook(_weakly(self._before), with_kwargs=True)
         # Neither refers to the cache, so that one that is dropped without `close` ends as well.
-        self._end_of_life = weakref.finalize(self, _let_go, self._rows, hook)
+        self._end_of_life = weakref.finalize(self, _let_go, self._rows, self._arrivals, hook)
         self._end_of_life.atexit = False
         try:
             for row, prompt in enumerate(prompts):
@@ -143,16 +151,15 @@ class KvtrieCache(Cache):
                     session=None if sessions is None else sessions[row],
                     reserve=reserve,
                     load="plan" if self._guard.recovers(longest) else "all",
+                    layerwise=use_layerwise,
                 )
-                lease = self._patiently(ask)
+                lease = self._patiently(partial(_claimed, executor, ask) if use_layerwise else ask)
                 self._rows.append(_Row(lease, input_ids.shape[1] - len(prompt), prompt))
-            reach = self._rope.reach(self._regime)
-            for row in self._rows:
-                executor.wait(row.lease)
-                if len(row.lease.plan.recompute()):
-                    self._guard.check_recovery(longest)
-                self.recovered += recover(model, entry, pool, row.lease, row.tokens, reach=reach)
-                row.lease.commit([], now=executor.clock())
+            arrival = Arrival.of(executor, self.leases) if use_layerwise else None
+            if arrival is not None:
+                self._arrivals.append(arrival)
+            else:
+                self._recover()
         except BaseException:
             self.close()
             raise
@@ -187,7 +194,10 @@ class KvtrieCache(Cache):
 
         A cache that is dropped without it is closed when it is collected.
         """
-        self._end_of_life()
+        try:
+            self._give_up()
+        finally:
+            self._end_of_life()
 
     def update(
         self,
@@ -205,6 +215,7 @@ class KvtrieCache(Cache):
                 that await gradients or that the first tier does not hold as they are, a model whose
                 weights or adapters have changed.
             NoSpaceError: no room for the new tokens; the pass may be tried again later.
+            TransferError: in a leaf-only scope, a load of the first pass does not come.
         """
         self._open()
         states(key_states, value_states, self._pool)
@@ -212,6 +223,8 @@ class KvtrieCache(Cache):
             self._step = self._begin(key_states.shape[0], key_states.shape[2])
         if self._step is None:
             raise ConfigError(f"layer {layer_idx} came before layer 0")
+        if self._arrivals:
+            self._await(layer_idx)
         self._step.write(layer_idx, key_states, value_states)
         seen = self._step.read(layer_idx)
         if layer_idx == self._pool.layers - 1:
@@ -239,6 +252,7 @@ class KvtrieCache(Cache):
             raise ConfigError(f"cannot crop by {tokens_to_remove} of {self._past} columns")
         if tokens_to_remove == 0:
             return
+        self._arrive()
         self._past += tokens_to_remove
         for at, row in enumerate(self._rows):
             keep = max(0, self._past - row.pad)
@@ -265,8 +279,47 @@ class KvtrieCache(Cache):
         self._open()
         self._select(np.arange(len(self._rows))[indices.cpu().numpy()].tolist())
 
+    def _recover(self) -> None:
+        """Wait for what is loaded, and compute what misses amid the matches."""
+        reach, executor = self._rope.reach(self._regime), self._executor
+        longest = max(len(row.tokens) for row in self._rows)
+        for row in self._rows:
+            executor.wait(row.lease)
+            if len(row.lease.plan.recompute()):
+                self._guard.check_recovery(longest)
+            self.recovered += recover(
+                self._model, self._entry, self._pool, row.lease, row.tokens, reach=reach
+            )
+            row.lease.commit([], now=executor.clock())
+
+    def _await(self, layer: int) -> None:
+        """Let a first pass wait for a layer; what does not come is computed in its midst."""
+        try:
+            for arrival in self._arrivals:
+                arrival.wait(layer)
+        except TransferError as error:
+            self._give_up()
+            self._recover()
+            if any(row.lease.tokens < self._past - row.pad for row in self._rows):
+                raise TransferError(f"{error}; the match is shorter now: open another") from error
+            if self._step is not None:  # what was computed may stand in other slots
+                self._step = self._places(self._step.keys - self._past)
+
+    def _arrive(self) -> None:
+        """Wait for all that is still on its way, before anything but a first pass."""
+        if self._arrivals:
+            self._await(self._pool.layers - 1)
+        while self._arrivals:
+            self._arrivals.pop().finish()
+
+    def _give_up(self) -> None:
+        """Leave what has not come to the executor."""
+        while self._arrivals:
+            self._arrivals.pop().abandon()
+
     def _select(self, sources: Sequence[int]) -> None:
         self._open()
+        self._arrive()
         now = self._executor.clock()
         forks: dict[int, list[Lease]] = {}
         try:
@@ -321,12 +374,19 @@ class KvtrieCache(Cache):
                 raise ConfigError(f"a batch of {batch} does not continue {len(self._rows)} rows")
             self.batch_repeat_interleave(batch // len(self._rows))
         end = self._past + queries
+        if end > self._room:
+            self._arrive()
         for row in self._rows:
             new = max(0, end - row.pad - row.lease.tokens)
             self._patiently(partial(row.lease.reserve, new))
-        for row in self._rows:
-            self._executor.wait(row.lease)
+        if not self._arrivals:
+            for row in self._rows:
+                self._executor.wait(row.lease)
         self._fresh = self._tokens(batch, queries)
+        return self._places(queries)
+
+    def _places(self, queries: int) -> Step:
+        """Where a pass over so many columns finds and puts its keys and values."""
         return Step.of_columns(
             self._pool,
             [self._pool.table(row.lease.slots(0)) for row in self._rows],
@@ -348,6 +408,7 @@ class KvtrieCache(Cache):
 
     def _end(self, queries: int) -> None:
         """After the last layer: the KV of the pass is written, so its tokens count."""
+        self._arrive()
         for at, (row, new) in enumerate(zip(self._rows, self._fresh, strict=True)):
             row.lease.commit(new, now=self._executor.clock())
             if (more := row.lease.tokens - len(row.tokens)) > 0:
@@ -368,7 +429,7 @@ class KvtrieCache(Cache):
             ids = columns[max(0, row.pad - self._past) :]
             if row.lease.tokens < start:
                 raise TransferError(
-                    f"the copy of a shared block failed: {start - row.lease.tokens} tokens are "
+                    f"the copy of a block failed: {start - row.lease.tokens} tokens are "
                     "lost; crop the cache by as many and pass them again"
                 )
             expected = row.tokens[start : start + len(ids)]
@@ -392,9 +453,16 @@ def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
-def _let_go(rows: list[_Row], hook: RemovableHandle) -> None:
+def _claimed(executor: Executor, ask: Callable[..., Lease], *, now: int) -> Lease:
+    """A lease whose loads wait for an `Arrival`."""
+    return executor.claims.acquire(partial(ask, now=now))
+
+
+def _let_go(rows: list[_Row], arrivals: list[Arrival], hook: RemovableHandle) -> None:
     """Hold nothing any more: neither leases nor a place in the model."""
     hook.remove()
+    for arrival in arrivals:
+        arrival.abandon_elsewhere()
     for row in rows:
         row.lease.release()
     rows.clear()

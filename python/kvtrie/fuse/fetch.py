@@ -47,7 +47,7 @@ class Fetch:
     def __init__(self, store: CacheStore, chunks: Sequence[Chunk]) -> None:
         self._store = store
         self._executor = store.executor
-        self._engine = store.engine()
+        self._engine = store.executor.engine()
         self._pool = self._engine.connector.pool
         self.layers = self._engine.layers
         self._kept: list[Part] = []

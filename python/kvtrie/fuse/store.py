@@ -22,7 +22,6 @@ from kvtrie.fuse.placement import check_place
 from kvtrie.hint import Demote
 from kvtrie.scope import Scope
 from kvtrie.shape import require_fingerprint
-from kvtrie.transfer.layerwise import LayerwiseEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -81,7 +80,6 @@ class CacheStore:
         self.prefix = as_tokens("prefix", prefix)
         self.scope = scope or Scope()
         self.tier: Kind | None = None
-        self._engine: LayerwiseEngine | None = None
         self._names = Names(self._manager.model.identity(), self.scope, self.prefix)
         self._hits = dict.fromkeys((tier.kind for tier in self._manager.tiers), 0)
         self._wanted = 0
@@ -271,12 +269,6 @@ class CacheStore:
         ]
         if hints:
             self._manager.hint(hints, now=self.executor.clock())
-
-    def engine(self) -> LayerwiseEngine:
-        """What brings the layers of a `Fetch`; made when it is first wanted."""
-        if self._engine is None:
-            self._engine = LayerwiseEngine(self.executor)
-        return self._engine
 
     def count(self, parts: Iterable[Part]) -> None:
         """Count parts of a fetch as chunks that were looked up, for `feedback`."""

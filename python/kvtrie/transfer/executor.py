@@ -8,6 +8,7 @@ Invariant: a call that waits is woken by an end, a failure or a deadline. Cost: 
 from __future__ import annotations
 
 import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -19,6 +20,7 @@ from kvtrie.tiers import BlockFormat, HasBlockFormat, PersistentStorage, Pool, a
 from kvtrie.transfer.claims import Claims
 from kvtrie.transfer.deadline_call import DeadlineCall
 from kvtrie.transfer.feedback import Feedback
+from kvtrie.transfer.layerwise import LayerwiseEngine
 from kvtrie.transfer.report import Progress
 from kvtrie.transfer.runner import Runner
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from kvtrie import BlockManager, Committed, Lease, Moves
     from kvtrie.tiers import Storage
     from kvtrie.transfer.job import Job
-    from kvtrie.transfer.layerwise import LayerwiseEngine
 
 __all__ = ["Executor", "Progress"]
 
@@ -153,6 +154,7 @@ class Executor:
         self._section = self.runner.section
         self._deadline_calls: dict[int, DeadlineCall] = {}
         self._engines: list[LayerwiseEngine] = []
+        self._engine: LayerwiseEngine | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -284,7 +286,8 @@ class Executor:
         A thread that hangs beyond the deadline is left behind. Closing twice does nothing.
         """
         with self._section:
-            engines = list(self._engines)
+            # They refer to this executor, whose pools are to go when it is let go.
+            engines, self._engines, self._engine = self._engines, [], None
         for engine in engines:
             engine.close()
         self.runner.close()
@@ -346,6 +349,18 @@ class Executor:
     def attach(self, engine: LayerwiseEngine) -> None:
         """Count what an engine stages, and close it before this executor."""
         self._engines.append(engine)
+
+    def engine(self) -> LayerwiseEngine:
+        """What brings loads layer by layer beside a pass; made when it is first wanted.
+
+        Raises:
+            ConfigError: the first tier has no memory.
+        """
+        with self._section:
+            if self._engine is None:
+                # It does not keep alive what keeps it, so that an executor may simply be dropped.
+                self._engine = LayerwiseEngine(weakref.proxy(self))
+            return self._engine
 
     @property
     def staged_bytes(self) -> int:

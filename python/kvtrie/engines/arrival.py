@@ -1,0 +1,101 @@
+"""Arrival: what the rows of a cache load, layer by layer beside the pass that comes first.
+
+Only what comes from memory goes by layer. What a storage holds is proved block by block, and a
+damaged one makes the match shorter, which has to be known before a pass begins; so does what is
+computed amid a match, from all layers of what lies before it.
+Invariant: a layer that `wait` was called for is there for every row. Cost: as `LayerLoads`.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from kvtrie.tiers import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from kvtrie import Lease
+    from kvtrie.transfer import Executor
+    from kvtrie.transfer.layer_loads import LayerLoads
+
+__all__ = ["Arrival"]
+
+
+class Arrival:
+    """The loads of some leases, which were made by `Executor.claims`, on their way.
+
+    Args:
+        executor: whose leases.
+        leases: those that are not ready.
+    """
+
+    def __init__(self, executor: Executor, leases: Sequence[Lease]) -> None:
+        self._engine = executor.engine()
+        self._loads: list[LayerLoads] = []
+        try:
+            for lease in leases:
+                self._loads.append(self._engine.open(lease))
+            # All layers of all rows at once: they go into the rows' own slots, in this order.
+            for layer in range(self._engine.layers):
+                for loads in self._loads:
+                    loads.issue(layer + 1)
+        except BaseException:
+            self.abandon()
+            raise
+        self._engine.load.wake()
+
+    @classmethod
+    def of(cls, executor: Executor, leases: Sequence[Lease]) -> Self | None:
+        """The loads of leases that can go by layer; None where none loads, or they cannot.
+
+        Those that cannot are left to the executor.
+        """
+        late = [lease for lease in leases if not lease.ready()]
+        if late and all(_by_layer(executor, lease) for lease in leases):
+            return cls(executor, late)
+        for lease in leases:
+            executor.claims.disclaim(lease.id)
+        return None
+
+    def wait(self, layer: int) -> None:
+        """Before a layer computes: let the caller's stream wait for it, in every row.
+
+        Raises:
+            TransferError: a row's layer does not come.
+        """
+        for loads in self._loads:
+            loads.wait(layer, self._engine.current)
+        self._engine.load.wake()
+
+    def finish(self) -> None:
+        """Block until all is there and nothing on its way.
+
+        Raises:
+            TransferError: a row's loads do not come.
+        """
+        try:
+            self.wait(self._engine.layers - 1)
+            for loads in self._loads:
+                loads.finish()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Give back what has not come. Twice does nothing."""
+        while self._loads:
+            self._engine.end(self._loads.pop())
+
+    def abandon_elsewhere(self) -> None:
+        """The same on a thread: whoever collects garbage may be the thread that is waited for."""
+        threading.Thread(target=self.abandon, name="kvtrie-abandon", daemon=True).start()
+
+
+def _by_layer(executor: Executor, lease: Lease) -> bool:
+    """Whether nothing amid the match of a lease is computed, nor read from a storage."""
+    return all(
+        span.action != "recompute" and isinstance(executor.pools[span.tier], Pool)
+        for span in lease.plan.spans
+    )

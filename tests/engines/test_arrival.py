@@ -1,0 +1,182 @@
+"""KvtrieCache by layer: a first pass waits for each layer when it computes it, and no longer."""
+
+import gc
+import threading
+from typing import ClassVar
+
+import pytest
+import torch
+from tinymodels import BLOCK, agree, answer, serve, some
+
+from kvtrie.engines import transformers
+from kvtrie.engines.transformers import KvtrieCache
+from kvtrie.errors import TransferError
+
+pytestmark = pytest.mark.engine
+
+PROMPT = 9 * BLOCK + 3
+FOUND = 9 * BLOCK
+
+
+@pytest.fixture
+def pushed_down(llama):
+    """Makes an executor whose host holds a prompt that the first tier has no room for any more."""
+    executors = []
+
+    def make(**how):
+        executor = serve(llama, 22, 100, **how)
+        executors.append(executor)
+        ids, other = some(0, 1, PROMPT), some(99, 1, 170)
+        with KvtrieCache(llama, executor, ids) as cache:
+            truth = answer(llama, ids, cache)
+        with KvtrieCache(llama, executor, other) as cache, torch.no_grad():
+            llama(other, past_key_values=cache)
+        executor.drain()
+        return executor, ids, truth
+
+    yield make
+    for executor in executors:
+        executor.close()
+
+
+class Asked(transformers.Arrival):
+    """Notes which layers a pass waits for."""
+
+    layers: ClassVar[list[int]] = []
+
+    def wait(self, layer):
+        self.layers.append(layer)
+        super().wait(layer)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    monkeypatch.setattr(transformers, "Arrival", Asked)
+    Asked.layers = []
+    return Asked.layers
+
+
+def test_each_layer_is_waited_for_when_it_computes(llama, pushed_down, asked):
+    executor, ids, truth = pushed_down()
+    asked.clear()
+    layers = llama.config.num_hidden_layers
+    with KvtrieCache(llama, executor, ids) as cache:
+        assert cache.get_seq_length() == FOUND
+        assert asked == []
+        mine = answer(llama, ids, cache)
+        assert asked[:layers] == list(range(layers))
+        assert set(asked[layers:]) <= {layers - 1}  # the end of the first pass; no later one waits
+        assert cache.recovered == 0
+        agree(truth, mine)
+    assert executor.staged_bytes == 0
+    executor.manager.audit()
+
+
+def test_without_it_opening_waits_for_all(llama, pushed_down, asked):
+    executor, ids, truth = pushed_down()
+    asked.clear()
+    with KvtrieCache(llama, executor, ids, use_layerwise=False) as cache:
+        assert all(lease.ready() for lease in cache.leases)
+        agree(truth, answer(llama, ids, cache))
+    assert asked == []
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_what_is_loaded_by_layer_is_what_was_computed(llama, pushed_down, held):
+    """A load that has not come when a layer computes is waited for: the slots begin as NaN."""
+    executor, ids, truth = pushed_down()
+    gate = threading.Event()
+    if held:
+        executor.engine().load.submit(gate.wait)
+    else:
+        gate.set()
+    with KvtrieCache(llama, executor, ids) as cache:
+        timer = threading.Thread(target=gate.set)
+        assert not cache.leases[0].ready() or not held
+        timer.start()
+        agree(truth, answer(llama, ids, cache))
+        timer.join()
+
+
+@pytest.mark.parametrize("layer", range(5))
+def test_a_pass_that_ends_at_any_layer_leaves_nothing(llama, pushed_down, layer):
+    executor, ids, truth = pushed_down()
+    assert llama.config.num_hidden_layers == 5
+    hook = llama.model.layers[layer].mlp.register_forward_pre_hook(stop)
+    with KvtrieCache(llama, executor, ids) as cache, torch.no_grad():
+        with pytest.raises(KeyboardInterrupt):
+            llama(ids[:, FOUND:], past_key_values=cache)
+        hook.remove()
+        # The same pass again goes on with what is there, or still on its way.
+        logits = llama(ids[:, FOUND:], past_key_values=cache).logits
+        assert torch.isfinite(logits).all()
+    hook = llama.model.layers[layer].mlp.register_forward_pre_hook(stop)
+    cache = KvtrieCache(llama, executor, ids)
+    with cache, torch.no_grad(), pytest.raises(KeyboardInterrupt):
+        llama(ids[:, FOUND:], past_key_values=cache)
+    hook.remove()
+    executor.drain()
+    assert executor.staged_bytes == 0
+    assert not executor.manager.audit()
+    with KvtrieCache(llama, executor, ids) as cache:
+        agree(truth, answer(llama, ids, cache))
+
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("change", ["crop", "reset", "fork", "reorder", "longer"])
+def test_whatever_comes_before_the_first_pass_waits(llama, pushed_down, change):
+    executor, ids, _ = pushed_down()
+    with KvtrieCache(llama, executor, ids) as cache, torch.no_grad():
+        if change == "crop":
+            cache.crop(-BLOCK - 1)
+        elif change == "reset":
+            cache.reset()
+        elif change == "fork":
+            cache.batch_repeat_interleave(2)
+        elif change == "reorder":
+            cache.reorder_cache(torch.tensor([0]))
+        given = ids
+        if change == "longer":  # more columns than opening made room for
+            given = torch.cat([ids, some(7, 1, BLOCK)], 1)
+        past = cache.get_seq_length()
+        rows = len(cache.leases)
+        logits = llama(given[:, past:].expand(rows, -1), past_key_values=cache).logits
+        expected = llama(given).logits[:, past:]
+        assert (logits - expected).abs().max() < 1e-4
+    executor.drain()
+    executor.manager.audit()
+
+
+def test_a_cache_that_is_dropped_lets_go_of_its_loads(llama, pushed_down):
+    executor, ids, truth = pushed_down()
+    cache = KvtrieCache(llama, executor, ids)
+    lease = cache.leases[0].id
+    del cache
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "kvtrie-abandon":
+            thread.join()
+    executor.drain()
+    assert lease not in executor.runner.claimed
+    with KvtrieCache(llama, executor, ids) as cache:
+        agree(truth, answer(llama, ids, cache))
+
+
+def test_a_leaf_only_match_that_breaks_amid_a_pass_says_so(llama, pushed_down):
+    executor, ids, _ = pushed_down(lossy=True, structure="leaf-only")
+    gpu, host = executor.pools
+    match = executor.manager.lookup(ids[0].numpy(), now=executor.clock())
+    slots = [copy.slot for block in match.blocks for copy in block.copies if copy.tier == 1]
+    gpu.lost = frozenset(host.units(slots[-1], 0, host.layers).tolist())
+    told = pytest.raises(TransferError, match=r"72 tokens are lost; crop|open another")
+    with KvtrieCache(llama, executor, ids) as cache, torch.no_grad(), told:
+        llama(ids[:, FOUND:], past_key_values=cache)
+    gpu.lost = frozenset()
+    with KvtrieCache(llama, executor, ids) as cache, torch.no_grad():
+        past = cache.get_seq_length()
+        logits = llama(ids[:, past:], past_key_values=cache).logits
+        assert (logits - llama(ids).logits[:, past:]).abs().max() < 1e-4
+    executor.manager.audit()
