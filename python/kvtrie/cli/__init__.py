@@ -14,7 +14,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvtrie import __version__
-from kvtrie.cli import demo, disk, fuse, generate, profile, replay, show, sim, top
+from kvtrie.cli import (
+    demo,
+    disk,
+    finetune,
+    fuse,
+    generate,
+    longcontext,
+    profile,
+    replay,
+    show,
+    sim,
+    top,
+)
 from kvtrie.errors import KvtrieError
 
 if TYPE_CHECKING:
@@ -26,6 +38,8 @@ _COMMANDS = {
     "demo": demo.COMMAND,
     "fuse": fuse.COMMAND,
     "generate": generate.COMMAND,
+    **finetune.COMMANDS,
+    "longcontext_eval": longcontext.COMMAND,
     "replay": replay.COMMAND,
     "sim": sim.COMMAND,
     "map": show.MAP,
@@ -35,7 +49,11 @@ _COMMANDS = {
     "profile": profile.COMMAND,
 }
 # Commands with dotted keys, which read their words by themselves.
-_DOTTED = {"generate": generate.run}
+_DOTTED = {
+    "generate": generate.run,
+    **{name: partial(finetune.run, name) for name in finetune.COMMANDS},
+    "longcontext_eval": longcontext.run,
+}
 _REFUSED = 2
 _INTERRUPTED = 130
 

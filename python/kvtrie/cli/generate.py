@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvtrie.cli.cache import add_cache
 from kvtrie.cli.model import MODEL, resolve
 from kvtrie.errors import ConfigError
 
@@ -73,19 +74,7 @@ def _parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse names
         default=3.0,
         help="bound of attention's temporary arrays",
     )
-    cache = parser.add_argument_group("kv_cache", "rows that are kept, and how")
-    add = cache.add_argument
-    add("--kv_cache.name", type=str, default="h2o-torch-quantized8", help="{policy}-{buffers}")
-    add("--kv_cache.cache_length", type=int, default=16384, help="rows per layer and head")
-    add("--kv_cache.chunk_size", type=int, default=1024, help="tokens per step behind the first")
-    add("--kv_cache.randomize_chunk_sizes", type=bool, default=False, help="draw the steps")
-    add("--kv_cache.seed", type=int, default=0, help="of drawn steps")
-    add(
-        "--kv_cache.cache_kwargs",
-        type=dict[str, Any],
-        default={},
-        help="arguments of the policy, such as --kv_cache.cache_kwargs.grace_period 16",
-    )
+    add_cache(parser)
     try:
         return parser.parse_args(list(words))
     except jsonargparse.ArgumentError as error:

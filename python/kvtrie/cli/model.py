@@ -5,6 +5,8 @@ Invariant: `tiny` and `smollm2` need no network; a folder is read as it is. Cost
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtrie.errors import ConfigError
@@ -14,12 +16,14 @@ if TYPE_CHECKING:
 
 __all__ = ["MODEL", "resolve"]
 
-MODEL = "a name on the Hugging Face Hub, a folder, smollm2, or tiny (a random model)"
+MODEL = "a name on the Hugging Face Hub, a folder, a run's out_dir, smollm2, or tiny (random)"
 """What MODEL may be."""
 
 
 def resolve(name: str) -> Speaker:
     """The model and tokenizer of a name on the Hub or a folder; `smollm2` and `tiny` as well.
+
+    The folder of a fine-tuning run is the model as the run left it.
 
     Raises:
         ConfigError: there is none, or an extra is missing.
@@ -36,4 +40,12 @@ def resolve(name: str) -> Speaker:
         return tiny(heads=4)  # of 16 numbers each, the fewest that are quantised
     if name == "smollm2":
         return smollm(Console(stderr=True))
+    if (Path(name) / "run.json").is_file():
+        from kvtrie.train.saved import Saved
+
+        saved = Saved(Path(name))
+        about = saved.about()
+        if about is not None and about.model and about.model != name:
+            speaker = resolve(about.model)
+            return replace(speaker, name=name, model=saved.merged(speaker.model))
     return from_name(name)

@@ -23,13 +23,22 @@ if TYPE_CHECKING:
     from kvtrie.demo.model import Speaker
     from kvtrie.selective import CacheSettings
 
-__all__ = ["answer"]
+__all__ = ["answer", "as_precise"]
 
 _PRECISIONS = {
     "32-true": torch.float32,
     "16-true": torch.float16,
     "bf16-true": torch.bfloat16,
 }
+
+
+def as_precise(model: Any, precision: str) -> Any:  # noqa: ANN401 - a transformers model, both
+    """A model with weights, and so KV, of "32-true", "16-true" or "bf16-true".
+
+    Raises:
+        ConfigError: another word.
+    """
+    return model.to(_PRECISIONS[word("precision", precision, _PRECISIONS)])
 
 
 def answer(
@@ -62,7 +71,7 @@ def answer(
     """
     model: Any = speaker.model
     if precision is not None:
-        model = model.to(_PRECISIONS[word("precision", precision, _PRECISIONS)])
+        model = as_precise(model, precision)
     try:
         model = model.to(device)
     except (RuntimeError, AssertionError) as error:

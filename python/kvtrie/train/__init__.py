@@ -6,14 +6,34 @@ Invariant: gradients are those of plain autograd under the same decisions. Cost:
 cache, not the sequence.
 """
 
+from kvtrie.train.data import DataModule, Example, JsonLines, LongBenchV2, Recall
+from kvtrie.train.evaluate import Measured, evaluate
+from kvtrie.train.finetune import Tuned, finetune
 from kvtrie.train.gradients import LongContextGradients
 from kvtrie.train.head import IGNORED, HeadModel, make_head
+from kvtrie.train.lora import LoraSettings
+from kvtrie.train.optimisers import OptimizerSettings
+from kvtrie.train.run import EvalSettings, Run, TrainSettings
 from kvtrie.train.settings import GradientSettings
 
 __all__ = [
     "IGNORED",
+    "DataModule",
+    "EvalSettings",
+    "Example",
     "GradientSettings",
     "HeadModel",
+    "JsonLines",
+    "LongBenchV2",
     "LongContextGradients",
+    "LoraSettings",
+    "Measured",
+    "OptimizerSettings",
+    "Recall",
+    "Run",
+    "TrainSettings",
+    "Tuned",
+    "evaluate",
+    "finetune",
     "make_head",
 ]

@@ -94,10 +94,16 @@ class Decoder:
         """One layer over one step, `(batch, m, hidden)` each way."""
         if self._seed is None:
             return self._layer(layer, hidden, turn)
-        devices = [hidden.device] if hidden.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(self._seed + layer * 1_000_003 + step * 7919)
+        # torch.manual_seed would look at every device and note its caller, each time.
+        source = torch.default_generator
+        if hidden.device.type == "cuda":
+            source = torch.cuda.default_generators[hidden.device.index or 0]
+        before = source.get_state()
+        source.manual_seed(self._seed + layer * 1_000_003 + step * 7919)
+        try:
             return self._layer(layer, hidden, turn)
+        finally:
+            source.set_state(before)
 
     def _layer(
         self, layer: int, hidden: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]

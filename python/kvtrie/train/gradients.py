@@ -25,10 +25,11 @@ from kvtrie.train.cell import CellCache, RowsAreIn, Start
 from kvtrie.train.cells import columns, rows
 from kvtrie.train.decoder import Decoder
 from kvtrie.train.kept import Kept
+from kvtrie.train.residence import Residence
 from kvtrie.train.settings import GradientSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from transformers import PreTrainedModel
 
@@ -48,9 +49,14 @@ class LongContextGradients:
         yarn_rope: as of `SelectiveCache`.
         attention_forward_temp_size_gb: bound of attention's temporary arrays, in 10^9 bytes.
         attention_backward_temp_size_gb: the same in the backward pass.
+        residence: where weights are meanwhile; None leaves them where they are.
+        watch: is called with "forward" and None when a batch starts, with "row" and the first
+            layer when a row of cells does, and with "end" and None.
 
     Attributes:
         logs: of the last sequences, the replay log of each layer.
+        right: of the last sequences, int64 `(batch,)`, how many targets the head's outputs named;
+            None where the head does not say.
         checkpoint_bytes: of the last sequences, the most that checkpoints took in host memory.
 
     Raises:
@@ -67,8 +73,13 @@ class LongContextGradients:
         yarn_rope: bool = True,
         attention_forward_temp_size_gb: float = 3.0,
         attention_backward_temp_size_gb: float = 3.0,
+        residence: Residence | None = None,
+        watch: Callable[[str, int | None], None] | None = None,
     ) -> None:
         self.decoder = Decoder(model)
+        self.residence = Residence() if residence is None else residence
+        self.watch = watch
+        self.right: torch.Tensor | None = None
         self.head = head
         self.settings = settings
         self.grad = GradientSettings() if grad is None else grad
@@ -88,7 +99,8 @@ class LongContextGradients:
     ) -> torch.Tensor:
         """The loss alone, by inference; see `gradients`."""
         batch = _Batch(self, input_ids, targets, attention_mask, scale=None)
-        batch.read()
+        with self.residence.forward():
+            batch.read()
         return batch.loss
 
     def gradients(
@@ -117,10 +129,20 @@ class LongContextGradients:
             ConfigError: shapes or settings that do not go together; no gradient was added then.
         """
         batch = _Batch(self, input_ids, targets, attention_mask, scale=scale)
-        batch.read()
-        for layers in reversed(rows(len(self.decoder.layers), self.grad)):
-            batch.go_back(layers)
+        self._say("forward")
+        with self.residence.forward():
+            batch.read()
+        every = rows(len(self.decoder.layers), self.grad)
+        for at, layers in reversed(list(enumerate(every))):
+            self._say("row", layers.start)
+            with self.residence.row(layers, every[at - 1] if at else None):
+                batch.go_back(layers)
+        self._say("end")
         return batch.loss
+
+    def _say(self, what: str, layer: int | None = None) -> None:
+        if self.watch is not None:
+            self.watch(what, layer)
 
     @property
     def forward_gb(self) -> float:
@@ -165,8 +187,9 @@ class _Batch:
         _check(input_ids, targets, attention_mask)
         self._owner, self._decoder, self._head = owner, owner.decoder, owner.head
         self._settings, self._grad = owner.settings, owner.grad
-        self._ids, self._targets, self._scale = input_ids, targets, scale
-        self._mask = attention_mask
+        place = owner.residence.place
+        self._ids, self._targets, self._scale = place(input_ids), place(targets), scale
+        attention_mask = self._mask = None if attention_mask is None else place(attention_mask)
         self._columns = None
         if attention_mask is not None:
             self._columns = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
@@ -176,8 +199,8 @@ class _Batch:
         self._inputs: dict[int, list[Kept]] = {}
         self._seeds: list[Kept | None] = []
         self._models: Sequence[Any] = ()
-        self._entries = owner.head.num_target_entries(targets).clamp(min=1)
-        self.loss = torch.zeros((), device=input_ids.device)
+        self._entries = owner.head.num_target_entries(self._targets).clamp(min=1)
+        self.loss = torch.zeros((), device=self._ids.device)
 
     # --------------------------------------------------------------------------- forward phase
 
@@ -205,6 +228,7 @@ class _Batch:
                 each.replay_log for each in cache.caches if each.replay_log is not None
             ]
             self._owner.checkpoint_bytes = 0
+            self._owner.right = None
             self._models = cache.caches
             with self._attending(cache):
                 for at in range(len(self._steps)):
@@ -247,10 +271,18 @@ class _Batch:
                 if loss.requires_grad:
                     (loss * (self._scale or 0.0)).backward()
             self.loss = self.loss + loss.detach()
+            self._count(outputs.detach(), targets)
             if found is not None and part.grad is not None:
                 found[:, lo - step.start : hi - step.start] = part.grad
                 seen = True
         return Kept(found) if found is not None and seen else None
+
+    def _count(self, outputs: torch.Tensor, targets: torch.Tensor | None) -> None:
+        """Note how many targets the outputs name."""
+        right = None if targets is None else self._head.right(outputs, targets)
+        if right is not None:
+            before = self._owner.right
+            self._owner.right = right if before is None else before + right
 
     # -------------------------------------------------------------------------- backward phase
 
@@ -279,6 +311,7 @@ class _Batch:
                 self._run_cell(layers, cells, column, seeds)
         self._inputs.pop(layers.start, None)
         self._seeds = seeds
+        self._note_bytes(0)
 
     def _find_starts(
         self, layers: range, cells: Sequence[CellCache], row: _Row
@@ -324,6 +357,7 @@ class _Batch:
             if seed is not None and hidden.requires_grad:
                 roots.append(hidden)
                 grads.append(seed.read())
+                self._seeds[at] = None
         # The chains are roots as well, so that every step's operator runs, the last one first.
         chains = [cell.chain for cell in cells]
         torch.autograd.backward(

@@ -67,6 +67,11 @@ class HeadModel(torch.nn.Module, ABC):
         """By how many a batch row's losses are divided, int64 `(batch,)`."""
         return (targets != IGNORED).sum(dim=1)
 
+    def right(self, model_outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        """How many targets the outputs name, int64 `(batch,)`; None where that has no meaning."""
+        del model_outputs, targets
+        return None
+
 
 class CrossEntropyOnLogits(HeadModel):
     """Cross entropy of the next token (next_token_prediction)."""
@@ -85,6 +90,11 @@ class CrossEntropyOnLogits(HeadModel):
             logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
         )
         return losses.view(targets.shape).sum(dim=1)
+
+    def right(self, model_outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        """How many next tokens the logits name."""
+        logits = model_outputs[:, model_outputs.shape[1] - targets.shape[1] :]
+        return (logits.argmax(dim=-1) == targets).sum(dim=1)
 
 
 class _Classes(HeadModel):
@@ -111,6 +121,10 @@ class _Classes(HeadModel):
             raise ConfigError(f"{targets.shape[1]} targets per sequence, one class wanted")
         logits = self._classes(model_outputs[:, -1]).float()
         return functional.cross_entropy(logits, targets[:, 0], reduction="none")
+
+    def right(self, model_outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        """Whether the class is the most probable one."""
+        return (self._classes(model_outputs[:, -1]).argmax(dim=-1) == targets[:, 0]).long()
 
 
 class SequenceClassificationOnLogits(_Classes):

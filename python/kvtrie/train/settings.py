@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtrie.argument import put, real, whole, word
+from kvtrie.argument import folder, put, real, whole, word
 
 __all__ = ["QUANTISERS", "GradientSettings"]
 
@@ -30,6 +30,7 @@ class GradientSettings:
         layercp_qname: what layer inputs are quantised by, "torch-quantized8" or
             "torch-quantized4"; None keeps them exact.
         cachecp_qname: the same for K and V where a cell starts.
+        checkpoint_dir: a folder that layer inputs are written to; None keeps them in memory.
 
     Raises:
         ConfigError: a number or a name that cannot be.
@@ -39,6 +40,7 @@ class GradientSettings:
     chunks_per_cell_multiplier: float = 1.0
     layercp_qname: str | None = None
     cachecp_qname: str | None = None
+    checkpoint_dir: str | None = None
 
     def __post_init__(self) -> None:
         put(
@@ -51,3 +53,5 @@ class GradientSettings:
         for name in ("layercp_qname", "cachecp_qname"):
             given = getattr(self, name)
             put(self, **{name: None if given is None else word(name, given, QUANTISERS)})
+        if self.checkpoint_dir is not None:
+            put(self, checkpoint_dir=folder("checkpoint_dir", self.checkpoint_dir))

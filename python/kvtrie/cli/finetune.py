@@ -1,0 +1,148 @@
+"""`kvtrie finetune_...`: fine-tuning on long contexts under a cache's policy."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.cli.cache import add_cache
+from kvtrie.cli.dotted import arguments, chosen_data, make_parser, read
+from kvtrie.cli.model import MODEL, resolve
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+__all__ = ["COMMANDS", "run"]
+
+_SUMMARIES = {
+    "finetune_long_lora": "fine-tunes adapters on long contexts under a cache's policy",
+    "finetune_long_full": "fine-tunes all weights on long contexts under a cache's policy",
+    "finetune_offload_lora": "the same for adapters, with weights on the CPU",
+    "finetune_offload_full": "the same for all weights, with weights and optimiser on the CPU",
+}
+_REFUSED = 2
+
+
+def run(mode: str, words: Sequence[str]) -> int:
+    """Read the words behind `kvtrie MODE` and do what they say."""
+    given = _parsed(mode, words)
+    try:
+        from kvtrie.train import EvalSettings, GradientSettings, Run, TrainSettings
+        from kvtrie.train.lora import LoraSettings
+        from kvtrie.train.optimisers import OptimizerSettings
+    except ImportError as error:
+        raise ConfigError(
+            f"{error.name} is not installed; kvtrie {mode} needs: pip install 'kvtrie[train]'"
+        ) from error
+    from kvtrie.selective.settings import CacheSettings
+
+    made = Run(
+        out_dir=given.out_dir,
+        mode=mode,
+        head_model=given.head_model,
+        kv_cache=CacheSettings(**dict(given.kv_cache)),
+        grad=GradientSettings(**arguments(given.grad)),
+        train=TrainSettings(**arguments(given.train)),
+        eval=EvalSettings(**arguments(given.eval)),
+        lora=LoraSettings(**arguments(given.lora)),
+        optimizer=OptimizerSettings(**arguments(given.optimizer)),
+        **{name: given[name] for name in _RUN},
+    )
+    data = chosen_data(given.data)
+    from kvtrie.train.parallel import spawn, spawned
+
+    if made.devices > 1 and not spawned():
+        return spawn(made.devices, [mode, *words])
+    speaker = resolve(given.model)
+    model: Any = speaker.model
+    if given.precision is not None:
+        from kvtrie.demo.long_prompt import as_precise
+
+        model = as_precise(model, given.precision)
+    if given.plan:
+        from kvtrie.train.plan import plan
+
+        data.prepare(speaker.tokens, name=given.model)
+        longest = max(data.train.lengths)
+        sys.stdout.write(plan(model, made, longest, memory_gb=given.plan_memory_gb))
+        return 0
+    from kvtrie.train import finetune
+
+    finetune(model, data, made, tokens=speaker.tokens, name=given.model, write=sys.stdout.write)
+    return 0
+
+
+_RUN = (
+    "devices",
+    "device",
+    "verbose",
+    "seed",
+    "resume",
+    "yarn_rope",
+    "attention_forward_temp_size_gb",
+    "attention_backward_temp_size_gb",
+    "record_gpu_memory_snapshots",
+    "record_gpu_memory_kind",
+)
+
+
+def _parsed(mode: str, words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse namespace
+    parser = make_parser(mode, _SUMMARIES[mode])
+    try:
+        from kvtrie.train import DataModule, EvalSettings, GradientSettings, TrainSettings
+        from kvtrie.train.lora import LoraSettings
+        from kvtrie.train.optimisers import OptimizerSettings
+    except ImportError as error:
+        raise ConfigError(
+            f"{error.name} is not installed; kvtrie {mode} needs: pip install 'kvtrie[train]'"
+        ) from error
+    parser.add_argument("model", metavar="MODEL", type=str, help=MODEL)
+    add = parser.add_argument
+    add("--out_dir", type=str, required=True, help="the folder of the run")
+    add("--head_model", type=str, default="next_token_prediction", help="from outputs to the loss")
+    add("--precision", type=str | None, help="of weights and KV: 32-true, 16-true or bf16-true")
+    add("--devices", type=int, default=1, help="processes that share a batch")
+    add("--device", type=str, default="cpu", help="where it runs; of offload modes, a GPU's number")
+    add("--verbose", type=str, default="some", help="none, some, more or all")
+    add("--seed", type=int, default=0, help="of order, dropout and fresh weights")
+    add("--resume", type=bool, default=False, help="go on from the last checkpoint in out_dir")
+    add("--plan", action="store_true", help="print cells and bytes, and run nothing")
+    add("--plan_memory_gb", type=float | None, help="what --plan fits the cache into")
+    add("--yarn_rope", type=bool, default=True, help="scale RoPE beyond the trained length")
+    add("--attention_forward_temp_size_gb", type=float, default=3.0, help="temporary arrays")
+    add("--attention_backward_temp_size_gb", type=float, default=3.0, help="the same backwards")
+    add("--record_gpu_memory_snapshots", type=int, default=0, help="entries; 0 records none")
+    add("--record_gpu_memory_kind", type=int, default=0, help="0 all, 1 rows, 2 first, 3 whole")
+    add_cache(parser)
+    parser.add_class_arguments(GradientSettings, "grad")
+    parser.add_class_arguments(TrainSettings, "train")
+    parser.add_class_arguments(EvalSettings, "eval")
+    parser.add_class_arguments(LoraSettings, "lora")
+    parser.add_class_arguments(OptimizerSettings, "optimizer")
+    parser.add_subclass_arguments(DataModule, "data", default={"class_path": "LongBenchV2"})
+    given = read(parser, _spelt(words))
+    if given.device.isdigit():
+        given.device = f"cuda:{given.device}"
+    return given
+
+
+def _spelt(words: Sequence[str]) -> list[str]:
+    """`--optimizer NAME` as the key that it is short for."""
+    made: list[str] = []
+    for word in words:
+        if word == "--optimizer" or word.startswith("--optimizer="):
+            made.append(word.replace("--optimizer", "--optimizer.name", 1))
+        else:
+            made.append(word)
+    return made
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    """Nothing: the words of these commands have dotted keys and are read by `run`."""
+    del parser
+
+
+COMMANDS = {name: (summary, _arguments) for name, summary in _SUMMARIES.items()}
+"""What the commands do, and the function that adds their arguments."""

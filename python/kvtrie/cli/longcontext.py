@@ -1,0 +1,101 @@
+"""`kvtrie longcontext_eval`: loss and exact matches of a model under a cache's policy."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvtrie.cli.cache import add_cache
+from kvtrie.cli.dotted import chosen_data, make_parser, read
+from kvtrie.cli.model import MODEL, resolve
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+__all__ = ["COMMAND", "run"]
+
+_NAME = "longcontext_eval"
+_SUMMARY = "loss and exact matches of a model on long data, under a cache's policy"
+_SPLITS = ("train", "validation", "test", "all")
+
+
+def run(words: Sequence[str]) -> int:
+    """Read the words behind `kvtrie longcontext_eval` and do what they say."""
+    given = _parsed(words)
+    from kvtrie.argument import word
+    from kvtrie.selective.settings import CacheSettings
+    from kvtrie.train import LongContextGradients, evaluate, make_head
+    from kvtrie.train.saved import Saved
+
+    split = word("split", given.split, _SPLITS)
+    settings = CacheSettings(**dict(given.kv_cache))
+    data = chosen_data(given.data)
+    saved = Saved(Path(given.model))
+    about = saved.about()
+    speaker = resolve(given.model)
+    model: Any = speaker.model
+    if given.precision is not None:
+        from kvtrie.demo.long_prompt import as_precise
+
+        model = as_precise(model, given.precision)
+    model.to(given.device)
+    name = given.head_model or ("next_token_prediction" if about is None else about.head_model)
+    classes = name != "next_token_prediction"
+    labels = [speaker.tokens(each) for each in data.labels] if classes else None
+    head = make_head(name, model, labels)
+    if about is not None and list(head.parameters()):
+        saved.load_head(saved.steps()[-1], head)
+    data.prepare(speaker.tokens, classes=classes, name=given.model)
+    parts = [data.train, data.validation, data.test]
+    chosen = {"train": parts[:1], "validation": parts[1:2], "test": parts[2:], "all": parts}[split]
+    places = [at for part in chosen for at in part.places]
+    if not places:
+        raise ConfigError(f"{type(data).__name__} has no cases to {split}")
+    tool = LongContextGradients(model, head, settings, yarn_rope=given.yarn_rope)
+    found = evaluate(tool, data, places, size=given.micro_batch_size, most=given.max_iters)
+    if given.json:
+        shown = {name: getattr(found, name) for name in type(found).__slots__}
+        sys.stdout.write(json.dumps({"cache": settings.name, "split": split, **shown}) + "\n")
+        return 0
+    exact = "" if found.exact is None else f", {100 * found.exact:.1f} % exact"
+    sys.stdout.write(
+        f"{speaker.name} under {settings.name} of {settings.cache_length} rows: loss "
+        f"{found.loss:.4f}{exact}, {found.cases} cases of {split}, {found.tokens} tokens\n"
+    )
+    return 0
+
+
+def _parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse namespace
+    parser = make_parser(_NAME, _SUMMARY)
+    try:
+        from kvtrie.train import DataModule
+    except ImportError as error:
+        raise ConfigError(
+            f"{error.name} is not installed; kvtrie {_NAME} needs: pip install 'kvtrie[train]'"
+        ) from error
+    parser.add_argument("model", metavar="MODEL", type=str, help=MODEL)
+    add = parser.add_argument
+    add("--head_model", type=str | None, help="from outputs to the loss; a run's own by default")
+    add("--precision", type=str | None, help="of weights and KV: 32-true, 16-true or bf16-true")
+    add("--device", type=str, default="cpu", help="where the model runs")
+    add("--split", type=str, default="all", help="train, validation, test or all")
+    add("--micro_batch_size", type=int, default=4, help="sequences of one pass")
+    add("--max_iters", type=int | None, help="most passes")
+    add("--yarn_rope", type=bool, default=True, help="scale RoPE beyond the trained length")
+    add("--json", action="store_true", help="one line of JSON")
+    add_cache(parser)
+    parser.add_subclass_arguments(DataModule, "data", default={"class_path": "LongBenchV2"})
+    return read(parser, words)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    """Nothing: the words of this command have dotted keys and are read by `run`."""
+    del parser
+
+
+COMMAND = (_SUMMARY, _arguments)
+"""What the command does, and the function that adds its arguments."""

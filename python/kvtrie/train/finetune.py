@@ -1,0 +1,352 @@
+"""Finetune: a run from the first step to the last, or from a checkpoint on.
+
+Invariant: a step depends on settings, weights and its number; what is on disk is whole.
+Cost: gradients by cells, and an optimiser.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (torch leaves parts untyped)
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvtrie.engines.transformers import fingerprint
+from kvtrie.errors import ConfigError
+from kvtrie.train.data import collate
+from kvtrie.train.evaluate import Measured, evaluate, random_state
+from kvtrie.train.gradients import LongContextGradients
+from kvtrie.train.head import make_head
+from kvtrie.train.lora import with_lora
+from kvtrie.train.metrics import Metrics
+from kvtrie.train.optimisers import make_optimizer
+from kvtrie.train.parallel import World
+from kvtrie.train.residence import Offloaded
+from kvtrie.train.saved import About, Saved
+from kvtrie.train.snapshots import Snapshots
+from kvtrie.train.steps import Steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from transformers import PreTrainedModel
+
+    from kvtrie.train.data import DataModule
+    from kvtrie.train.run import Run
+
+__all__ = ["Tuned", "finetune"]
+
+_CHECKED = 2  # cases that are run to see that validation works
+
+
+class Tuned:
+    """What a run ends with.
+
+    Attributes:
+        model: with adapters, or with all weights trained.
+        losses: of the steps that this call took.
+        validation: of the last validation; None where none was wanted.
+        steps: optimiser steps in all.
+    """
+
+    def __init__(
+        self,
+        model: Any,  # noqa: ANN401 - a PeftModel or a PreTrainedModel
+        losses: list[float],
+        validation: Measured | None,
+        steps: int,
+    ) -> None:
+        self.model = model
+        self.losses = losses
+        self.validation = validation
+        self.steps = steps
+
+
+def finetune(
+    model: PreTrainedModel,
+    data: DataModule,
+    run: Run,
+    *,
+    tokens: Callable[[str], list[int]],
+    name: str = "",
+    write: Callable[[str], Any] = lambda _: None,
+) -> Tuned:
+    """Fine-tune a model under a cache's policy.
+
+    Args:
+        model: see `SelectiveCache`; its weights are changed in the modes that train all.
+        data: where cases come from.
+        run: settings.
+        tokens: of text.
+        name: of the model, as users write it.
+        write: takes lines for people.
+
+    Raises:
+        ConfigError: settings, data, model or folder that do not go together, before the first step;
+            a loss that is not finite, with its step.
+    """
+    with World(run.devices) as world:
+        return _Tuning(model, data, run, tokens, name, write, world).all()
+
+
+class _Tuning:
+    """A run under way."""
+
+    def __init__(  # noqa: PLR0917 - made by `finetune` alone
+        self,
+        model: PreTrainedModel,
+        data: DataModule,
+        run: Run,
+        tokens: Callable[[str], list[int]],
+        name: str,
+        write: Callable[[str], Any],
+        world: World,
+    ) -> None:
+        self._run, self._data, self._world = run, data, world
+        self._write = write if world.leads and run.verbose != "none" else _say_nothing
+        torch.manual_seed(run.seed)
+        classes = run.head_model != "next_token_prediction"
+        labels = [tokens(each) for each in data.labels] if classes else []
+        about = About(name, fingerprint(model), run.mode, run.head_model, labels)
+        self._saved = Saved(Path(run.out_dir))
+        start = _start(self._saved, run, about)
+        base: Any = model
+        if run.train.tie_embeddings:
+            base.config.tie_word_embeddings = True
+            base.tie_weights()
+        data.prepare(tokens, classes=classes, name=name)
+        if not run.offloads and (run.device != "cpu" or world.device):
+            base.to(world.device or run.device)
+        self._head = make_head(run.head_model, base, labels or None)
+        self._model: Any = with_lora(base, run.lora) if run.adapts else base
+        self._prepare_weights()
+        self._optimizer = make_optimizer(self._trained(), run.optimizer)
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        _room(self._saved.folder, self._trained())
+        self._snapshots = Snapshots(
+            self._saved.folder, run.record_gpu_memory_snapshots, run.record_gpu_memory_kind
+        )
+        self._tool = LongContextGradients(
+            self._model,
+            self._head,
+            run.kv_cache,
+            run.grad,
+            yarn_rope=run.yarn_rope,
+            attention_forward_temp_size_gb=run.attention_forward_temp_size_gb,
+            attention_backward_temp_size_gb=run.attention_backward_temp_size_gb,
+            watch=self._snapshots.watch,
+        )
+        if run.offloads:
+            device = torch.device(run.device)
+            self._tool.residence = Offloaded(self._tool.decoder, self._head, device)
+        self._steps = Steps(run, data)
+        self._start = start
+        if start:
+            self._saved.restore(start, self._model, self._head, self._optimizer)
+        elif world.leads:
+            self._saved.begin(about)
+        world.wait()
+        self._metrics = Metrics(self._saved.folder, start) if world.leads else None
+
+    def _prepare_weights(self) -> None:
+        """Say what is trained: adapters or everything, but for a map to logits that is not used."""
+        if not self._run.adapts:
+            for weight in self._model.parameters():
+                weight.requires_grad_(True)  # noqa: FBT003 - torch's own
+        if not self._head.needs_logits:
+            tied = self._model.config.tie_word_embeddings
+            for weight in self._model.get_output_embeddings().parameters():
+                weight.requires_grad_(tied and not self._run.adapts)
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        every = (*self._model.parameters(), *self._head.parameters())
+        return [each for each in every if each.requires_grad]
+
+    # --------------------------------------------------------------------------------- the run
+
+    def all(self) -> Tuned:
+        """Every step that is left."""
+        run, steps = self._run, self._steps
+        self._introduce()
+        losses: list[float] = []
+        measured: Measured | None = None
+        if not self._start:
+            self._validate(0, only=not run.eval.initial_validation)
+        self._model.train()
+        began = time.monotonic()
+        at = self._start
+        while at < steps.total:
+            losses.append(self._step(at, began))
+            at += 1
+            due = at % run.train.save_interval == 0
+            if at % run.eval.interval == 0 and at < steps.total:
+                measured = self._validate(at)
+            if due and at < steps.total:
+                self._save(at)
+            if self._world.sum(float(_over(run.train.max_time, began))):
+                break
+        if losses or not self._start:
+            self._save(at)
+        if run.eval.final_validation:
+            measured = self._validate(at)
+        if self._metrics is not None:
+            self._metrics.plot()
+            self._write(f"Checkpoint, metrics and plot are in {self._saved.folder}.\n")
+        return Tuned(self._model, losses, measured, at)
+
+    def _step(self, at: int, began: float) -> float:
+        run, world = self._run, self._world
+        random_state(run.seed, at, world.rank)
+        self._snapshots.begin(at)
+        start = time.monotonic()
+        batch, size = self._steps.batch(at), run.train.micro_batch_size
+        parts = [batch[lo : lo + size] for lo in range(0, len(batch), size)]
+        mine = parts[world.rank :: world.size]
+        self._optimizer.zero_grad(set_to_none=True)
+        loss, seen = 0.0, 0
+        for part in mine:
+            made = collate([self._data.case(each) for each in part]).to(self._device)
+            found = self._tool.gradients(
+                made.input_ids,
+                made.targets,
+                1 / len(mine),
+                attention_mask=made.attention_mask,
+            )
+            loss, seen = loss + float(found) / len(mine), seen + made.tokens
+        loss = world.mean(loss)
+        if not math.isfinite(loss):
+            raise ConfigError(
+                f"the loss of step {at + 1} is {loss}: the run stops, and its last checkpoint "
+                f"is of step {max(self._saved.steps(), default=0)}"
+            )
+        world.average(self._trained())
+        rates = self._rates
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * self._steps.factor(at)
+        self._optimizer.step()
+        seen = int(world.sum(seen))
+        if self._metrics is not None:
+            spent = time.monotonic() - start
+            each = (time.monotonic() - began) / (at + 1 - self._start)
+            line = self._metrics.step(
+                at + 1,
+                total=self._steps.total,
+                loss=loss,
+                rate=rates[0] * self._steps.factor(at),
+                tokens_per_second=seen / spent,
+                left=each * (self._steps.total - at - 1),
+            )
+            if (at + 1) % run.train.log_interval == 0:
+                self._write(line)
+                if run.verbose in {"more", "all"}:
+                    self._write(self._details())
+        return loss
+
+    def _validate(self, step: int, *, only: bool = False) -> Measured | None:
+        """Validate; `only` runs two cases, whose figures nobody is told."""
+        run, places = self._run, self._data.validation.places
+        if not places:
+            return None
+        size = run.eval.micro_batch_size or run.train.micro_batch_size
+        if only:
+            places, size = places[:_CHECKED], min(size, _CHECKED)
+        found = evaluate(self._tool, self._data, places, size=size, most=run.eval.max_iters)
+        if not only and self._metrics is not None:
+            self._write(self._metrics.validation(step, found))
+        return None if only else found
+
+    def _save(self, step: int) -> None:
+        if self._world.leads:
+            self._saved.write(step, self._model, self._head, self._optimizer)
+        self._world.wait()
+
+    def _details(self) -> str:
+        """A line about the last pass: its steps and what its checkpoints took."""
+        steps = self._tool.logs[0].steps
+        shown = f" of {', '.join(map(str, steps))}" if self._run.verbose == "all" else ""
+        kept = self._tool.checkpoint_bytes / 1e6
+        return f"  {sum(steps)} tokens in {len(steps)} steps{shown}; checkpoints {kept:.1f} MB\n"
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._model.parameters()).device
+
+    def _introduce(self) -> None:
+        run, data = self._run, self._data
+        trained = sum(each.numel() for each in self._trained())
+        every = sum(each.numel() for each in self._model.parameters())
+        rows = (
+            ("mode", run.mode),
+            ("weights trained", f"{trained:,} of {every:,}"),
+            ("head model", run.head_model),
+            ("cache", f"{run.kv_cache.name}, {run.kv_cache.cache_length} rows"),
+            ("steps of", f"{run.kv_cache.chunk_size} tokens"),
+            ("cells", f"{run.grad.layers_per_cell} layers, {_times(run)} rows"),
+            ("batch", f"{run.train.micro_batch_size} of {run.global_batch_size}"),
+            ("optimizer", f"{run.optimizer.name}, rate {self._rates[0]:g}"),
+            ("cases", f"{len(data.train.places)} to train, {len(data.validation.places)} to hold"),
+            ("steps", f"{self._start} to {self._steps.total}"),
+        )
+        for name, said in rows:
+            self._write(f"{name:>16}  {said}\n")
+
+
+def _times(run: Run) -> str:
+    return f"{run.grad.chunks_per_cell_multiplier:g} x"
+
+
+def _say_nothing(_: str) -> None:
+    """Write nothing."""
+
+
+def _over(most: float | None, began: float) -> bool:
+    return most is not None and time.monotonic() - began >= most
+
+
+def _start(saved: Saved, run: Run, about: About) -> int:
+    """The step that a run starts behind.
+
+    Raises:
+        ConfigError: a run of another model is there, or one that was not asked to go on.
+    """
+    before = saved.about()
+    if before is None:
+        if run.resume:
+            raise ConfigError(f"{saved.folder} holds no run that could go on")
+        return 0
+    steps = saved.steps()
+    if not run.resume:
+        if steps:
+            raise ConfigError(
+                f"{saved.folder} holds a run of {steps[-1]} steps: --resume True goes on, or name "
+                "another out_dir"
+            )
+        return 0
+    for what in ("fingerprint", "mode", "head_model"):
+        then, now = getattr(before, what), getattr(about, what)
+        if then != now:
+            raise ConfigError(f"{saved.folder} is a run with {what} {then!r}, this is {now!r}")
+    return steps[-1] if steps else 0
+
+
+def _room(folder: Path, trained: Sequence[torch.nn.Parameter]) -> None:
+    """Refuse a folder that has no room for a checkpoint beside the one before."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error}") from error
+    # Weights and two numbers of the optimiser for each, three times while one is written.
+    wanted = 3 * sum(each.numel() * (each.element_size() + 8) for each in trained)
+    if free < wanted:
+        raise ConfigError(
+            f"{folder} has room for {free / 1e6:.0f} MB, checkpoints take up to "
+            f"{wanted / 1e6:.0f} MB"
+        )

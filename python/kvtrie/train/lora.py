@@ -1,0 +1,107 @@
+"""LoRA: which linear maps of a decoder adapters go to, by peft.
+
+Invariant: adapters are folders that `PeftModel.from_pretrained` opens. Cost: rank times the width
+of a map, per token.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (peft leaves parts untyped)
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from kvtrie.argument import flag, put, real, whole
+from kvtrie.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["LoraSettings", "with_lora"]
+
+# Of decoders like Llama's, Mistral's and Qwen's.
+_MAPS = {
+    "query": ("q_proj",),
+    "key": ("k_proj",),
+    "value": ("v_proj",),
+    "projection": ("o_proj",),
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+    "head": ("lm_head",),
+}
+_MOST = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """Adapters.
+
+    Attributes:
+        r: rank.
+        alpha: what an adapter adds is multiplied by `alpha / r`.
+        dropout: of the adapter's input, in training.
+        query: whether the map to queries has one.
+        key: the map to keys.
+        value: the map to values.
+        projection: the map behind attention.
+        mlp: the three maps of the feed-forward part.
+        head: the map to logits.
+
+    Raises:
+        ConfigError: a number that cannot be, or no map at all.
+    """
+
+    r: int = 8
+    alpha: float = 16
+    dropout: float = 0.05
+    query: bool = True
+    key: bool = False
+    value: bool = True
+    projection: bool = False
+    mlp: bool = False
+    head: bool = False
+
+    def __post_init__(self) -> None:
+        put(
+            self,
+            r=whole("lora.r", self.r, 1, _MOST),
+            alpha=real("lora.alpha", self.alpha, 0, 1e9),
+            dropout=real("lora.dropout", self.dropout, 0, 1, open_end=True),
+            **{name: flag(f"lora.{name}", getattr(self, name)) for name in _MAPS},
+        )
+        if not self.targets():
+            raise ConfigError(f"LoRA without a map: set one of {', '.join(_MAPS)}")
+
+    def targets(self) -> list[str]:
+        """Names of the modules that have adapters."""
+        return [each for name, maps in _MAPS.items() if getattr(self, name) for each in maps]
+
+
+def with_lora(model: PreTrainedModel, settings: LoraSettings) -> Any:  # noqa: ANN401 - a PeftModel
+    """The model with adapters, which alone are trained.
+
+    Raises:
+        ConfigError: peft is missing, or the model has none of these maps.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ConfigError(
+            f"{error.name} is not installed; LoRA needs: pip install 'kvtrie[train]'"
+        ) from error
+    config = LoraConfig(
+        r=settings.r,
+        lora_alpha=cast("int", settings.alpha),
+        lora_dropout=settings.dropout,
+        target_modules=settings.targets(),
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with warnings.catch_warnings():
+            # peft asks transformers for names that are to go.
+            warnings.simplefilter("ignore", FutureWarning)
+            return get_peft_model(model, config)
+    except ValueError as error:
+        raise ConfigError(f"LoRA does not fit {type(model).__name__}: {error}") from error

@@ -1,0 +1,61 @@
+"""Steps of a run: which batch comes when, and by what the learning rate is multiplied.
+
+Invariant: a step's batch and rate depend on settings and its number alone, so a run can go on
+anywhere. Cost: an epoch's order is drawn once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kvtrie.train.data import epoch
+
+if TYPE_CHECKING:
+    from kvtrie.train.data import DataModule
+    from kvtrie.train.run import Run
+
+__all__ = ["Steps"]
+
+
+class Steps:
+    """The optimiser steps of a run.
+
+    Args:
+        run: its settings.
+        data: prepared.
+    """
+
+    def __init__(self, run: Run, data: DataModule) -> None:
+        self._run, self._data = run, data
+        self._size = run.global_batch_size
+        self.per_epoch = max(1, len(data.train.places) // self._size)
+        total = self.per_epoch * run.train.epochs
+        most = run.train.max_steps
+        self.total = total if most is None else min(total, most)
+        share = run.train.lr_warmup_fraction
+        wanted = run.train.lr_warmup_steps if share is None else int(share * self.total)
+        self.warmup = min(wanted, self.total // 2)
+        self._order: tuple[int, list[list[int]]] = (-1, [])
+
+    def batch(self, step: int) -> list[int]:
+        """Places of a step's cases in the data, `step` from 0."""
+        number, at = divmod(step, self.per_epoch)
+        if self._order[0] != number:
+            split = self._data.train
+            order = epoch(
+                split.lengths,
+                self._size,
+                seed=self._run.seed,
+                number=number,
+                longest_first=self._data.longest_first,
+            )
+            self._order = number, [[split.places[each] for each in batch] for batch in order]
+        return self._order[1][at]
+
+    def factor(self, step: int) -> float:
+        """By what the learning rate of a step is multiplied: up in a line, down in a cosine."""
+        if step < self.warmup:
+            return (step + 1) / (self.warmup + 1)
+        done = (step - self.warmup) / max(1, self.total - self.warmup)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))

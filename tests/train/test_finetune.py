@@ -1,0 +1,338 @@
+"""Runs: all modes, going on, several processes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from masked import drawn, grads, make, worst
+from peft import PeftModel
+from safetensors.torch import load_file
+
+from kvtrie.cli import main
+from kvtrie.errors import ConfigError
+from kvtrie.selective import CacheSettings
+from kvtrie.train import (
+    EvalSettings,
+    GradientSettings,
+    LongContextGradients,
+    LoraSettings,
+    OptimizerSettings,
+    Recall,
+    Run,
+    TrainSettings,
+    finetune,
+    make_head,
+)
+from kvtrie.train.optimisers import OPTIMISERS, make_optimizer
+from kvtrie.train.plan import figures
+from kvtrie.train.residence import Offloaded
+from kvtrie.train.run import MODES
+from kvtrie.train.saved import Saved
+
+CACHE = CacheSettings("h2o-default", 32, 8)
+
+
+def words(text):
+    return [1 + sum(map(ord, word)) % 96 for word in text.split()]
+
+
+def run(folder, mode="finetune_long_lora", **more):
+    given = {
+        "kv_cache": CACHE,
+        "train": TrainSettings(micro_batch_size=2, max_steps=3, save_interval=2),
+        "eval": EvalSettings(final_validation=False),
+        "optimizer": OptimizerSettings(learning_rate=1e-2),
+    }
+    return Run(out_dir=str(folder), mode=mode, **(given | more))
+
+
+def tuned(folder, mode="finetune_long_lora", seed=0, write=lambda _: None, **more):
+    data = Recall(cases=14, words=60, facts=3)
+    return finetune(make(seed=seed), data, run(folder, mode, **more), tokens=words, write=write)
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory):
+    """Of four steps of each mode, in one go."""
+    train = TrainSettings(micro_batch_size=2, max_steps=4, save_interval=2)
+    folder = tmp_path_factory.mktemp("whole")
+    return {mode: tuned(folder / mode, mode, train=train).losses for mode in MODES}
+
+
+def test_offloading_changes_nothing(losses):
+    for kind in ("lora", "full"):
+        assert losses[f"finetune_offload_{kind}"] == losses[f"finetune_long_{kind}"]
+    assert losses["finetune_long_full"][-1] < losses["finetune_long_full"][0]
+    assert losses["finetune_long_lora"] != losses["finetune_long_full"]
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_a_run_goes_on_to_the_same_losses(tmp_path, losses, mode):
+    train = TrainSettings(micro_batch_size=2, max_steps=4, save_interval=2)
+    with pytest.MonkeyPatch.context() as patch:
+        step = LongContextGradients.gradients
+        calls = []
+
+        def killed(tool, *given, **more):
+            calls.append(1)
+            if len(calls) == 4:
+                raise KeyboardInterrupt
+            return step(tool, *given, **more)
+
+        patch.setattr(LongContextGradients, "gradients", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(tmp_path, mode, train=train)
+    assert Saved(tmp_path).steps() == [2]
+    found = tuned(tmp_path, mode, train=train, resume=True)
+    assert found.losses == losses[mode][2:]
+    lines = [json.loads(each) for each in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [each["loss"] for each in lines] == losses[mode]
+    assert [each["step"] for each in lines] == [1, 2, 3, 4]
+    assert Saved(tmp_path).steps() == [2, 4]
+
+
+def test_the_command_runs_and_what_it_leaves_is_found(tmp_path, capsys):
+    out = tmp_path / "out"
+    data = ["--data", "Recall", "--data.cases", "9", "--data.words", "60"]
+    cache = ["--kv_cache.name", "h2o-default", "--kv_cache.cache_length", "32"]
+    cache += ["--kv_cache.chunk_size", "16"]
+    more = ["--out_dir", str(out), "--train.micro_batch_size", "2", "--train.max_steps", "2"]
+    more += ["--optimizer", "SGD", "--optimizer.momentum", "0.5", "--verbose", "all"]
+    more += ["--optimizer.learning_rate", "0.1"]
+    assert main(["finetune_long_lora", "tiny", *data, *cache, *more]) == 0
+    said = capsys.readouterr().out
+    for part in ("step 1/2: loss", "tokens/s", "GB host", "left", "validation behind step 2"):
+        assert part in said
+    assert "weights trained" in said
+    assert {each.name for each in out.iterdir()} == {
+        "loss.png", "metrics.jsonl", "run.json", "step-00000002",
+    }  # fmt: skip
+    assert main(["longcontext_eval", str(out), *data, *cache, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cases"] == 9
+    assert 0 < found["loss"] < 20
+    assert 0 <= found["exact"] <= 1
+    assert main(["longcontext_eval", "tiny", *data, *cache, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] != found["loss"]
+    assert main(["finetune_long_lora", "tiny", *data, *cache, *more]) == 2
+    assert "holds a run of 2 steps" in capsys.readouterr().err
+    assert main(["finetune_long_lora", "tiny", *data, *cache, "--out_dir", "x", "--plan"]) == 0
+    plan = capsys.readouterr().out
+    assert "cells" in plan
+    assert "largest cache_length that fits" in plan
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's own
+def test_adapters_are_what_peft_opens(tmp_path):
+    found = tuned(tmp_path)
+    folder = tmp_path / "step-00000003" / "adapter"
+    opened = PeftModel.from_pretrained(make(), str(folder)).eval()
+    ids = drawn(1)
+    with torch.no_grad():
+        assert torch.equal(opened(ids).logits, found.model.eval()(ids).logits)
+        merged = Saved(tmp_path).merged(make())
+        assert (merged(ids).logits - opened(ids).logits).abs().max() < 1e-4
+
+
+def test_a_head_of_classes_is_trained_and_found_again(tmp_path):
+    found = tuned(tmp_path, head_model="seq_classification")
+    torch.manual_seed(9)
+    head = make_head("seq_classification", make(), list(range(8)))
+    before = head.linear.weight.clone()
+    Saved(tmp_path).load_head(3, head)
+    assert not torch.equal(head.linear.weight, before)
+    assert found.steps == 3
+    assert not any(
+        weight.requires_grad for weight in found.model.get_output_embeddings().parameters()
+    )
+
+
+def test_layers_on_their_way_have_the_same_gradients():
+    model, ids = make(), drawn(3)
+    head = make_head("seq_classification", model, [1, 2, 3])
+    targets = drawn(4, total=1, vocabulary=3)
+    plain = LongContextGradients(model, head, CacheSettings("h2o-default", 14, 5))
+    plain.gradients(ids, targets)
+    expected = grads(model, head)
+    weights = {name: weight.data_ptr() for name, weight in model.named_parameters()}
+    device = torch.device("cpu")
+    moved = LongContextGradients(
+        model,
+        head,
+        CacheSettings("h2o-default", 14, 5),
+        GradientSettings(2, 1.0),
+        residence=Offloaded(plain.decoder, head, device),
+    )
+    for _ in range(2):
+        moved.gradients(ids, targets, 0.5)
+    assert worst(grads(model, head), expected) < 1e-6
+    assert weights == {name: weight.data_ptr() for name, weight in model.named_parameters()}
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path, monkeypatch):
+    real, calls = LongContextGradients.gradients, []
+
+    def broken(tool, *given, **more):
+        calls.append(1)
+        loss = real(tool, *given, **more)
+        return loss * float("nan") if len(calls) == 3 else loss
+
+    monkeypatch.setattr(LongContextGradients, "gradients", broken)
+    with pytest.raises(ConfigError, match=r"loss of step 3 is nan.*checkpoint is of step 2"):
+        tuned(tmp_path)
+    assert Saved(tmp_path).steps() == [2]
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path):
+    tuned(tmp_path / "a")
+    with pytest.raises(ConfigError, match="fingerprint"):
+        tuned(tmp_path / "a", seed=1, resume=True)
+    with pytest.raises(ConfigError, match="mode"):
+        tuned(tmp_path / "a", "finetune_long_full", resume=True)
+    with pytest.raises(ConfigError, match="no run"):
+        tuned(tmp_path / "b", resume=True)
+
+
+def test_a_folder_without_room_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(ConfigError, match="has room for 0 MB"):
+        tuned(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"train": TrainSettings(micro_batch_size=4, global_batch_size=6)}, "6 is no multiple"),
+        ({"mode": "finetune_offload_lora", "devices": 2}, "devices is 2"),
+        ({"head_model": "x"}, "head_model is one of"),
+        ({"verbose": "loud"}, "verbose is one of"),
+        ({"record_gpu_memory_kind": 4}, "record_gpu_memory_kind is 4"),
+        ({"devices": 2}, "devices is 2, and 1 processes"),
+        ({"record_gpu_memory_snapshots": 9}, "no CUDA device"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is there")
+def test_runs_that_cannot_be(tmp_path, given, said):
+    with pytest.raises(ConfigError, match=said):
+        tuned(tmp_path, **{"mode": "finetune_long_lora"} | given)
+
+
+def test_settings_of_runs_that_cannot_be():
+    for kind, given, said in (
+        (TrainSettings, {"epochs": 0}, "train.epochs is 0"),
+        (EvalSettings, {"interval": 0}, "eval.interval is 0"),
+        (LoraSettings, {"query": False, "value": False}, "LoRA without a map"),
+        (LoraSettings, {"r": 0}, "lora.r is 0"),
+        (OptimizerSettings, {"name": "Lion"}, "optimizer is one of"),
+        (OptimizerSettings, {"adam_betas": (0.9,)}, "two numbers"),
+        (OptimizerSettings, {"momentum": 0.9}, "AdamW has no argument momentum"),
+        (OptimizerSettings, {"name": "SGD", "eps": 1e-8}, "SGD has no argument eps"),
+        (OptimizerSettings, {"name": "Adam", "rmsprop_alpha": 0.9}, "no argument rmsprop_alpha"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            kind(**given)
+
+
+def test_optimisers_take_what_they_are_given():
+    weight = torch.nn.Parameter(torch.zeros(3))
+    for name, kind in OPTIMISERS.items():
+        made = make_optimizer([weight], OptimizerSettings(name))
+        assert type(made) is kind
+        assert made.defaults == kind([weight]).defaults
+    given = OptimizerSettings("RMSprop", learning_rate=0.5, rmsprop_alpha=0.7, momentum=0.1)
+    found = make_optimizer([weight], given).defaults
+    assert (found["lr"], found["alpha"], found["momentum"]) == (0.5, 0.7, 0.1)
+    found = make_optimizer([weight], OptimizerSettings("Adadelta", adadelta_rho=0.8)).defaults
+    assert found["rho"] == 0.8
+
+
+def shared(folder, devices):
+    """A run whose passes have one sequence each, all of unequal lengths."""
+    train = TrainSettings(1, global_batch_size=4, max_steps=2)
+    optimizer = OptimizerSettings("SGD", learning_rate=0.1)
+    lora = LoraSettings(dropout=0.0)
+    return tuned(folder, train=train, optimizer=optimizer, lora=lora, devices=devices)
+
+
+def trained(model):
+    return torch.cat([each.flatten() for each in model.parameters() if each.requires_grad])
+
+
+def test_two_processes_have_the_gradients_of_one(tmp_path, monkeypatch):
+    """By gloo: this process and another one."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    env = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    script = "import sys, test_finetune as t; t.shared(sys.argv[1], 2)"
+    there = {"RANK": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "two")], env=os.environ | env | there
+    )
+    one = shared(tmp_path / "one", 1)
+    for name, value in {**env, "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    two = shared(tmp_path / "two", 2)
+    assert other.wait() == 0
+    assert (trained(one.model) - trained(two.model)).abs().max() < 1e-6
+    assert two.losses == pytest.approx(one.losses, abs=1e-6)
+
+
+@pytest.mark.deep
+def test_devices_are_processes_of_torchrun(tmp_path):
+    data = ["--data", "Recall", "--data.cases", "9", "--data.words", "60"]
+    cache = ["--kv_cache.name", "h2o-default", "--kv_cache.cache_length", "32"]
+    cache += ["--kv_cache.chunk_size", "16", "--train.max_steps", "2", "--lora.dropout", "0"]
+    cache += ["--train.global_batch_size", "2", "--eval.final_validation", "False"]
+    cache += ["--train.micro_batch_size", "1"]
+    env, found = os.environ | {"OMP_NUM_THREADS": "1"}, []
+    for devices in ("1", "2"):
+        out = tmp_path / devices
+        command = [sys.executable, "-m", "kvtrie", "finetune_long_lora", "tiny"]
+        command += [*data, *cache, "--out_dir", str(out), "--devices", devices]
+        subprocess.run(command, env=env, check=True)
+        found.append(load_file(str(out / "step-00000002/adapter/adapter_model.safetensors")))
+    one, two = found
+    assert max((one[name] - two[name]).abs().max().item() for name in one) < 1e-6
+
+
+def test_a_plan_says_what_checkpoints_take():
+    model, ids = make(), drawn(3, size=2, total=100)
+    for grad in (
+        GradientSettings(),
+        GradientSettings(2, 0.5),
+        GradientSettings(1, 1.0, "torch-quantized8", "torch-quantized4"),
+    ):
+        cache = CacheSettings("h2o-default", 24, 6)
+        tool = LongContextGradients(model, make_head("next_token_prediction", model), cache, grad)
+        for width in (1, 40):
+            tool.gradients(ids, ids[:, -width:])
+            grads(model)
+            made = Run(out_dir="x", kv_cache=cache, grad=grad, train=TrainSettings(2))
+            assert figures(model, made, 100, targets=width).checkpoints == tool.checkpoint_bytes
+
+
+@pytest.mark.parametrize(("bits", "least"), [(8, 0.999), (4, 0.95)])
+def test_coded_checkpoints_point_the_same_way(bits, least):
+    model, ids = make(), drawn(3, size=2, total=100)
+    name, found, sizes = f"torch-quantized{bits}", [], []
+    for given in (None, name):
+        tool = LongContextGradients(
+            model,
+            make_head("next_token_prediction", model),
+            CacheSettings("h2o-default", 24, 6),
+            GradientSettings(1, 1.0, given, given),
+        )
+        tool.gradients(ids, ids[:, -20:])
+        found.append(torch.cat([each.flatten() for each in grads(model).values()]))
+        sizes.append(tool.checkpoint_bytes)
+    assert torch.nn.functional.cosine_similarity(*found, dim=0) > least
+    assert sizes[1] < sizes[0]
