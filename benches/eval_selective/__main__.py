@@ -20,7 +20,9 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from subprocess import DEVNULL, Popen
+from time import perf_counter
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -28,9 +30,8 @@ from rich.console import Console
 
 from benches.core.place import place
 from benches.eval_fusion.prose import prose
-from kvtrie.cli.progress import watched
+from benches.eval_selective.beside import Beside, Member
 from kvtrie.demo.model import smollm, tiny
-from kvtrie.selective import CacheSettings, SelectiveCache
 from kvtrie.selective.names import policy_names
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from kvtrie.demo.model import Speaker
 
 RESULTS = Path("target") / "eval-selective.jsonl"
+KINDS = ("text", "facts")
 BUDGETS = {"1/2": 2, "1/4": 4}
 MIXES = ("mix-h2o+keydiff", "mix-snapkv+keydiff")
 CODED = ("torch-quantized8", "int8")
@@ -46,6 +48,13 @@ GOALS = (
     "goals: text at most .04 nats above dense at 1/4, .02 at 1/2; facts at least .8 of dense's at "
     "1/2; one mix at most .05 on text and at least .5 of dense's facts at 1/2; codes add .003"
 )
+
+
+Key: TypeAlias = tuple[str, int, str, str, str, str]
+"""Kind, seed, policy, setting, buffers, budget."""
+
+Case: TypeAlias = tuple[list[int], list[tuple[list[int], list[int]]]]
+"""What is read, and (what is asked behind it, what should come) of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,7 @@ class Figure:
     kl: float
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> Key:
         """What it is found by."""
         return self.kind, self.seed, self.policy, self.setting, self.buffers, self.budget
 
@@ -76,8 +85,12 @@ def settings_of(policy: str, rows: int) -> dict[str, dict[str, object]]:
         return {"4 sinks": {"sinks": 4}}
     if policy == "h2o-orig":
         return {"": {}}
-    few = {"sinks": 4, "grace_period": min(32, rows // 4)}
-    return {"short grace": few, "half grace": {**few, "grace_period": rows // 2}}
+    few: dict[str, object] = {"sinks": 4, "grace_period": min(32, rows // 4)}
+    half: dict[str, object] = {**few, "grace_period": rows // 2}
+    found = {"short grace": few, "half grace": half}
+    if policy.startswith("h2o"):
+        found["half grace, prefill scored"] = {**half, "prefill_scores": 32}
+    return found
 
 
 class Evaluation:
@@ -86,8 +99,9 @@ class Evaluation:
     def __init__(self, speaker: Speaker, given: argparse.Namespace) -> None:
         self.speaker, self.model, self.given = speaker, speaker.model, given
         self.tokens, self.behind, self.chunk = (96, 16, 16) if given.quick else (1024, 128, 64)
-        self.world = f"{speaker.name}, {self.tokens} tokens, steps of {self.chunk}"
-        self.figures: dict[tuple[object, ...], Figure] = {}
+        self.world = f"{speaker.name}, {self.tokens} tokens, steps of {self.chunk}, side by side"
+        self.figures: dict[Key, Figure] = {}
+        self._truth: tuple[tuple[str, int], torch.Tensor | None] | None = None
         lines = given.results.read_text().splitlines() if given.results.exists() else []
         for line in lines:
             try:
@@ -99,88 +113,116 @@ class Evaluation:
 
     # ------------------------------------------------------------------------------- a case
 
-    def run(self) -> None:
+    def run(self, kind: str) -> None:
         """Even seeds for every setting, then odd ones for what they chose."""
         policies = [name for name in policy_names() if name != "dense" and name[0] != "q"]
         policies = [*policies, *MIXES]
         if self.given.quick:
             policies = ["lastrec", "h2o", MIXES[0]]
-        even = [
-            (kind, 2 * seed, policy, setting, "default", budget)
-            for kind, count in self.counts()
-            for seed in range((count + 1) // 2)
-            for budget in BUDGETS
-            for policy in policies
+        count = self.count(kind)
+        even = range(0, count + count % 2, 2)
+        places = [(budget, policy) for budget in BUDGETS for policy in policies]
+        all_settings = [
+            (kind, seed, policy, setting, "default", budget)
+            for seed in even[: self.choosing(kind)]
+            for budget, policy in places
             for setting in settings_of(policy, self.tokens // BUDGETS[budget])
         ]
-        self.measure("even seeds", even)
-        chosen = {
-            (kind, budget, policy): self.best(kind, budget, policy)
-            for kind, _ in self.counts()
+        self.measure("every setting", all_settings)
+        chosen = {place: self.best(kind, *place) for place in places}
+
+        def keys(seeds: Sequence[int], pairs: Sequence[tuple[str, str]], buffers: str) -> list[Key]:
+            return [
+                (kind, seed, policy, chosen[budget, policy], buffers, budget)
+                for seed in seeds
+                for budget, policy in pairs
+            ]
+
+        self.measure("every policy, even seeds", keys(even, places, "default"))
+        self.measure("every policy, odd seeds", keys(range(1, count, 2), places, "default"))
+        three = [
+            (budget, policy)
             for budget in BUDGETS
-            for policy in policies
-        }
-        odd = [
-            (kind, 2 * seed + 1, policy, chosen[kind, budget, policy], "default", budget)
-            for kind, count in self.counts()
-            for seed in range(count // 2)
-            for budget in BUDGETS
-            for policy in policies
+            for policy in sorted(
+                policies, key=lambda name: self.order(kind, budget, name, chosen[budget, name])
+            )[:3]
         ]
         more = [
-            (kind, 2 * seed + 1, policy, chosen[kind, budget, policy], buffers, budget)
-            for kind, count in self.counts()
-            for budget in BUDGETS
-            for policy in sorted(policies, key=lambda name: self.order(kind, budget, name))[:3]
+            key
             for buffers in ("default", *CODED)
-            for seed in range(count)
+            for key in keys(range(1, 2 * count, 2), three, buffers)
         ]
-        self.measure("odd seeds", odd)
-        self.measure("the best, twice as many", more)
+        self.measure("the best three, twice as many and on codes", more)
 
-    def counts(self) -> list[tuple[str, int]]:
-        """Cases of each kind."""
-        return [("text", self.given.text), ("facts", self.given.facts)]
+    def count(self, kind: str) -> int:
+        """Cases of a kind."""
+        return self.given.text if kind == "text" else self.given.facts
+
+    def choosing(self, kind: str) -> int:
+        """Even seeds that a policy's setting is chosen by; the policies, by all even ones."""
+        return max(1, (self.count(kind) + 2) // 4)
 
     def best(self, kind: str, budget: str, policy: str) -> str:
         """The setting of a policy that even seeds say is best."""
         names = list(settings_of(policy, self.tokens // BUDGETS[budget]))
-        return min(names, key=lambda name: self.order(kind, budget, policy, name))
+        most = 2 * self.choosing(kind)
+        return min(names, key=lambda name: self.order(kind, budget, policy, name, most))
 
-    def order(self, kind: str, budget: str, policy: str, setting: str | None = None) -> float:
-        """Small where even seeds say good."""
+    def order(
+        self, kind: str, budget: str, policy: str, setting: str, most: int | None = None
+    ) -> float:
+        """Small where even seeds (below `most`) say good."""
         found = [
             each.value
             for each in self.figures.values()
-            if (each.kind, each.budget, each.policy, each.buffers)
-            == (kind, budget, policy, "default")
+            if (each.kind, each.budget, each.policy, each.setting, each.buffers)
+            == (kind, budget, policy, setting, "default")
             and each.seed % 2 == 0
-            and setting in {None, each.setting}
+            and (most is None or each.seed < most)
         ]
         mean = float(np.mean(found)) if found else 0.0
         return mean if kind == "text" else -mean
 
-    def measure(self, what: str, wanted: Sequence[tuple[object, ...]]) -> None:
-        """Whatever of this is not there yet, case by case; the dense model once per case."""
-        left = [key for key in dict.fromkeys(wanted) if key not in self.figures]
-        left.sort(key=lambda key: (str(key[0]), key[1]))
-        truth: tuple[object, object] = (None, None)
-        for key in watched(left, what, quiet=self.given.json):
-            kind, seed, policy, setting, buffers, budget = key
+    def measure(self, what: str, wanted: Sequence[Key]) -> None:
+        """Whatever of this is not there yet, all of a case and budget in one pass of the model."""
+        groups: dict[tuple[str, int, str], list[Key]] = {}
+        for key in dict.fromkeys(wanted):
+            if key not in self.figures:
+                groups.setdefault((key[0], key[1], key[5]), []).append(key)
+        began, total = perf_counter(), sum(map(len, groups.values()))
+        done = 0
+        for (kind, seed, budget), keys in sorted(groups.items()):
             case = self.case(kind, seed)
-            if truth[0] != (kind, seed):
-                truth = ((kind, seed), self.read(case, "dense-default", len(case[0]) + 200, {}))
+            truth = self.truth(kind, seed)
             rows = self.tokens // BUDGETS[budget]
-            arguments = settings_of(policy, rows)[setting]
-            got = self.read(case, f"{policy}-{buffers}", rows, arguments)
-            value, kl = self.compared(kind, case, truth[1], got)
-            figure = Figure(self.world, kind, seed, policy, setting, buffers, budget, value, kl)
-            self.figures[key] = figure
-            if kind == "facts":
-                share = float(np.mean(truth[1]))
-                dense = Figure(self.world, kind, seed, "dense", "", "default", budget, share, 0.0)
-                self.keep(dense)
-            self.keep(figure)
+            members = [
+                (f"{policy}-{buffers}", settings_of(policy, rows)[setting])
+                for _, _, policy, setting, buffers, _ in keys
+            ]
+            for key, (value, kl) in zip(keys, self.read(case, members, rows, truth), strict=True):
+                self.keep(Figure(self.world, *key, value, kl))
+            done += len(keys)
+            left = (perf_counter() - began) / done * (total - done) / 60
+            if not self.given.json:
+                sys.stderr.write(
+                    f"{kind}: {what}, {done} of {total}, {left:.0f} minutes left of this\n"
+                )
+
+    def truth(self, kind: str, seed: int) -> torch.Tensor | None:
+        """What the dense model says of a text; the share of facts that it tells is noted."""
+        key = (kind, seed)
+        if self._truth is None or self._truth[0] != key:
+            case = self.case(kind, seed)
+            rows = len(case[0]) + 200
+            if kind == "text":
+                self._truth = key, self.behind_of(case, [("dense-default", {})], rows)[0]
+            else:
+                told = self.told(case, [("dense-default", {})], rows)[0]
+                dense = Figure(self.world, kind, seed, "dense", "", "default", "all", told, 0.0)
+                if dense.key not in self.figures:
+                    self.keep(dense)
+                self._truth = key, None
+        return self._truth[1]
 
     def keep(self, figure: Figure) -> None:
         """Append one line."""
@@ -189,7 +231,7 @@ class Evaluation:
         with self.given.results.open("a") as file:
             file.write(json.dumps(asdict(figure)) + "\n")
 
-    def case(self, kind: str, seed: int) -> tuple[list[int], list[tuple[list[int], list[int]]]]:
+    def case(self, kind: str, seed: int) -> Case:
         """What is read, and (what is asked behind it, what should come) of it."""
         draw = np.random.default_rng([seed, kind == "facts"])
         if kind == "text":
@@ -214,40 +256,44 @@ class Evaluation:
         return row[: self.tokens], asked
 
     @torch.no_grad()
-    def read(self, case, name: str, rows: int, arguments: dict[str, object]) -> object:
-        """Log-probabilities of the text behind, or which facts were told."""
-        row, asked = case
-        told: list[bool] = []
-        for question, answer in asked:
-            settings = CacheSettings(
-                name, cache_length=rows, chunk_size=self.chunk, cache_kwargs=arguments
-            )
-            with SelectiveCache(self.model, settings) as cache:
-                last = cache.read(torch.tensor([row + question]))
-                if not question:
-                    return self.behind_of(cache, last, answer)
-                right = True
-                for token in answer:
-                    right &= int(last[0].argmax()) == token
-                    last = cache.read(torch.tensor([[token]]))
-                told.append(right)
-        return told
-
-    def behind_of(self, cache, last, answer: list[int]) -> torch.Tensor:
-        """Log-probabilities of each token behind what was read, in steps of a quarter."""
-        logits, step = [last[None]], max(1, self.behind // 4)
-        for at in range(0, len(answer) - 1, step):
-            ids = torch.tensor([answer[at : min(at + step, len(answer) - 1)]])
-            logits.append(self.model(ids, past_key_values=cache).logits)
-        return torch.cat(logits, dim=1)[0].log_softmax(dim=-1)
-
-    def compared(self, kind: str, case, truth, got) -> tuple[float, float]:
-        """Nats above dense and KL from it, or the share of facts."""
-        if kind == "facts":
-            return float(np.mean(got)), 0.0
+    def read(
+        self, case: Case, members: Sequence[Member], rows: int, truth: torch.Tensor | None
+    ) -> list[tuple[float, float]]:
+        """Per member nats above dense and KL from it, or the share of facts."""
+        if truth is None:
+            return [(share, 0.0) for share in self.told(case, members, rows)]
         ids = torch.tensor(case[1][0][1])[:, None]
-        above = (truth.gather(1, ids) - got.gather(1, ids)).mean()
-        return float(above), float((truth.exp() * (truth - got)).sum(dim=1).mean())
+        found: list[tuple[float, float]] = []
+        for got in self.behind_of(case, members, rows):
+            above = (truth.gather(1, ids) - got.gather(1, ids)).mean()
+            kl = (truth.exp() * (truth - got)).sum(dim=1).mean()
+            found.append((float(above), float(kl)))
+        return found
+
+    @torch.no_grad()
+    def told(self, case: Case, members: Sequence[Member], rows: int) -> list[float]:
+        """The share of facts that each member tells: all tokens of an answer the likeliest."""
+        row, asked = case
+        with Beside(self.model, members, rows, self.chunk) as cache:
+            cache.logits(row, keep=1)
+            kept = cache.kept()
+            right: list[torch.Tensor] = []
+            for question, answer in asked:
+                cache.back(kept)
+                logits = cache.logits([*question, *answer[:-1]], keep=len(answer))
+                right.append((logits.argmax(dim=-1) == torch.tensor(answer)).all(dim=1))
+        return torch.stack(right).float().mean(dim=0).tolist()
+
+    @torch.no_grad()
+    def behind_of(self, case: Case, members: Sequence[Member], rows: int) -> list[torch.Tensor]:
+        """Log-probabilities of each token behind what was read, in steps of a quarter."""
+        row, [(_, answer)] = case
+        step = max(1, self.behind // 4)
+        with Beside(self.model, members, rows, self.chunk) as cache:
+            parts = [answer[at : at + step] for at in range(0, len(answer) - 1, step)]
+            parts[-1] = parts[-1][: len(answer) - 1 - (len(parts) - 1) * step]
+            logits = [cache.logits(row, keep=1), *map(cache.logits, parts)]
+        return [each.log_softmax(dim=-1) for each in torch.cat(logits, dim=1)]
 
     # ------------------------------------------------------------------------------- report
 
@@ -280,6 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benches.eval_selective")
     parser.add_argument("--text", type=int, help="cases of running text (default: 10)")
     parser.add_argument("--facts", type=int, help="cases of two facts (default: 20)")
+    parser.add_argument("--kind", choices=KINDS, help="one kind only (default: both, at once)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where figures go")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     parser.add_argument("--quick", action="store_true", help="a random model and few cases")
@@ -287,13 +334,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     given.text = given.text or (2 if given.quick else 10)
     given.facts = given.facts or (2 if given.quick else 20)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if given.kind is None and not given.report:
+        command = [sys.executable, "-m", "benches.eval_selective", *words, "--kind"]
+        both = [Popen([*command, kind], stdout=DEVNULL) for kind in KINDS]
+        try:
+            ends = [each.wait() for each in both]
+            if any(ends):
+                return 1
+        except KeyboardInterrupt:
+            return 130
     torch.set_num_threads(1)
     console = Console(highlight=False)
     speaker = tiny(layers=2, heads=4) if given.quick else smollm(Console(stderr=True))
     evaluation = Evaluation(speaker, given)
     try:
-        if not given.report:
-            evaluation.run()
+        if given.kind is not None and not given.report:
+            evaluation.run(given.kind)
     except KeyboardInterrupt:
         console.print("interrupted: the same command goes on, --report shows what is there")
         return 130
