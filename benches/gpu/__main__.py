@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from benches.core.place import place
-from benches.gpu import bandwidth, link, overlap
+from benches.gpu import attention, bandwidth, link, overlap
 from benches.gpu.clock import Clock, Row
 from kvtrie.cli.progress import watched
 
@@ -33,18 +33,22 @@ def parts(clock: Clock) -> dict[str, Callable[[], Iterable[Row]]]:
             "bandwidth": lambda: bandwidth.measure(clock, 256),
             "link": lambda: link.measure(clock, 2),
             "overlap": lambda: overlap.measure(clock, SMALL, (16,)),
+            "attention": lambda: attention.measure(clock, ((4, 64),)),
         }
     return {
         "bandwidth": lambda: bandwidth.measure(clock, 65_536),
         "link": lambda: link.measure(clock, 512),
         "overlap": lambda: overlap.measure(clock, overlap.Size(), (512, 1024, 2048, 4096)),
+        "attention": lambda: attention.measure(clock),
     }
 
 
 def main() -> None:
     """Reads arguments, measures, prints."""
     parser = argparse.ArgumentParser(prog="python -m benches.gpu", description=__doc__)
-    parser.add_argument("--only", action="append", choices=["bandwidth", "link", "overlap"])
+    parser.add_argument(
+        "--only", action="append", choices=["bandwidth", "link", "overlap", "attention"]
+    )
     parser.add_argument("--json", action="store_true", help="one document instead of a table")
     parser.add_argument("--rehearse", action="store_true", help="small sizes on the CPU")
     told = parser.parse_args()
@@ -98,7 +102,7 @@ def collected(run: Callable[[], Iterable[Row]]) -> tuple[list[Row], str]:
 def line(row: Row) -> str:
     """A row as people read it."""
     beside = "" if row.ratio is None else f"{row.ratio:8.1%} of {row.of}"
-    if row.of.startswith("index_"):
+    if row.of.startswith(("index_", "torch's")):
         beside = f"{row.ratio:8.2f} × {row.of}"
     if row.of.startswith("hidden"):
         beside = f"{row.ratio:8.1%} {row.of}"

@@ -32,7 +32,7 @@ part() {
 }
 
 kernels=tests/kernels/test_on_device.py
-part 150 "$python" -m pytest -q -m gpu "$kernels" tests/tiers tests/transfer/test_streams_on_gpu.py \
+part 150 "$python" -m pytest -q -m gpu "$kernels" tests/kernels/test_flash_on_device.py tests/tiers tests/transfer/test_streams_on_gpu.py \
     tests/engines/test_layer_by_layer.py tests/demo
 if command -v compute-sanitizer >/dev/null; then
     # The bindings ask the driver for calls that it may not have: no error of ours.

@@ -33,7 +33,7 @@ def test_without_a_device_nothing_is_measured(tmp_path, capsys, monkeypatch):
     assert script.stdout == "not run: no CUDA device\n"
 
 
-@pytest.mark.parametrize("name", ["bandwidth", "link", "overlap"])
+@pytest.mark.parametrize("name", ["bandwidth", "link", "overlap", "attention"])
 def test_every_part_runs_through(name):
     rows, stopped = gpu.collected(gpu.parts(Clock(torch.device("cpu")))[name])
     assert rows

@@ -24,6 +24,7 @@ CUDA = HERE.parent.parent / "cuda"
 GPP = shutil.which("g++")
 NEEDS_GPP = pytest.mark.skipif(GPP is None, reason="no g++, which compiles kernels for the host")
 ORDER = ("paged_copy", *KERNELS)  # as kernels.cpp lists them
+ATTENTION = ("attend", "attend_weights")  # as attend_kernels.cpp does
 THREADS = 48  # of a block: several tokens where heads are small
 SANITIZERS = {
     "none": (),
@@ -46,16 +47,21 @@ def compiled(source, to, *, sanitizer="none", macros=(), cuda=CUDA):
 
 
 class Host:
-    """A process that runs the kernels for one pair of formats."""
+    """A process that runs the kernels for one pair of formats.
 
-    def __init__(self, folder, row, cell, *, sanitizer="none", cuda=CUDA):
+    With a `width` they are those of attention, for heads of up to so many numbers.
+    """
+
+    def __init__(self, folder, row, cell, *, sanitizer="none", cuda=CUDA, width=0):
         runner = folder / f"host-{sanitizer}.o"
         if not runner.exists():
             compiled("host.cpp", runner, sanitizer=sanitizer)
-        pair = folder / f"{row}-{cell}-{sanitizer}"
-        formats = (f"ROW={row}", f"CELL={cell}")
+        pair = folder / f"{row}-{cell}-{sanitizer}-{width}"
+        formats = (f"ROW={row}", f"CELL={cell}", *([f"WIDTH={width}"] if width else ()))
+        self.order = ATTENTION if width else ORDER
+        source = "attend_kernels.cpp" if width else "kernels.cpp"
         kernels = compiled(
-            "kernels.cpp", pair.with_suffix(".o"), sanitizer=sanitizer, macros=formats, cuda=cuda
+            source, pair.with_suffix(".o"), sanitizer=sanitizer, macros=formats, cuda=cuda
         )
         command = [GPP, "-pthread", *SANITIZERS[sanitizer], runner, kernels, "-o", pair]
         subprocess.run(command, check=True)
@@ -81,7 +87,7 @@ class Host:
         """Do what a launch says, as `run`."""
         ranges = joined(each for each in what.arguments if not isinstance(each, int))
         buffers = [(ctypes.c_char * (end - begin)).from_address(begin) for begin, end in ranges]
-        request = [words(ORDER.index(kernel), *what.grid, *what.block, len(buffers))]
+        request = [words(self.order.index(kernel), *what.grid, *what.block, len(buffers))]
         for memory in buffers:
             request += [words(len(memory)), bytes(memory)]
         request.append(words(len(what.arguments)))

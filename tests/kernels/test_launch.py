@@ -61,7 +61,7 @@ def test_a_launch_asks_for_the_card_and_the_formats(kernel, monkeypatch):
         launch.launch(made[0])
         stream, config, what, *arguments = seen.pop()
         row = "bf16" if kernel == "rerotate" else "fp32"
-        assert (stream, what) == ("stream 5", (kernel, "sm_120", row, CELLS[cell]))
+        assert (stream, what) == ("stream 5", (kernel, "sm_120", row, CELLS[cell], 0))
         assert config == {"grid": Launch.of(made[0]).grid, "block": Launch.of(made[0]).block}
         assert arguments[0] == made[0].planes[0].cells.data_ptr()
         assert all(type(each) is int for each in arguments)

@@ -1,8 +1,9 @@
 """Attend: attention of new tokens to rows in any order, with the weights that each row was given.
 
-Rows are masked by their tokens' positions. The CPU's twin takes queries in slices, with the query
-heads of a KV head side by side in one product, so that no array of all weights ever stands.
-Invariant: weights of a query sum to 1 over the rows it sees; a query that sees none gets zeros.
+Rows are masked by their tokens' positions. On a CUDA device two kernels do it (`flash`); the twin,
+which says what they mean, takes queries in slices, with the query heads of a KV head side by side
+in one product. No array of all weights ever stands.
+Invariant: weights of a query sum to 1 over the rows it sees; padding, which sees none, gets zeros.
 Cost: two products and one softmax; temporary arrays stay below a limit.
 """
 
@@ -18,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from kvtrie.errors import ConfigError
+from kvtrie.kernels.flash import Flash, ready, takes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +55,7 @@ def attend(
             where nothing is padded.
         scale: of the products; None takes `dim ** -0.5`.
         return_attn_weights: whether the weights are wanted.
-        tmp_array_limit_gb: bound of temporary arrays, in 10^9 bytes.
+        tmp_array_limit_gb: bound of the twin's temporary arrays, in 10^9 bytes.
 
     Returns:
         The output, `(batch, query_heads, m, width of V)` in the queries' type, and the weights
@@ -67,6 +69,20 @@ def attend(
     groups, rows = keys.shape[1], keys.shape[2]
     each = heads // groups
     factor: float = dim**-0.5 if scale is None else scale
+    if ready(query.device) and takes(query, keys, values):
+        flash = Flash(
+            query,
+            keys,
+            values,
+            token_pos=token_pos,
+            input_pos=input_pos,
+            first=first,
+            scale=factor,
+        )
+        flash.attend()
+        if return_attn_weights:
+            flash.weigh()
+        return flash.out, flash.weights if return_attn_weights else None
     asked: torch.Tensor = query.unflatten(1, (groups, each)).float() * factor
     across, given = keys.float().mT, values.float()
     out = query.new_empty((batch, groups, each, new, values.shape[-1]))

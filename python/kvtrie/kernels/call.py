@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Kernel"]
 
 Kernel: TypeAlias = Literal[
-    "paged_copy", "paged_gather", "paged_scatter", "rerotate", "scatter_fused_recompute"
+    "attend",
+    "attend_weights",
+    "paged_copy",
+    "paged_gather",
+    "paged_scatter",
+    "rerotate",
+    "scatter_fused_recompute",
 ]
 
 

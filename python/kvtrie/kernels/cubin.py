@@ -75,6 +75,7 @@ def compiled(
     row: str,
     cell: str,
     *,
+    width: int = 0,
     cache: Path | str | None = None,
     logs: TextIO | None = None,
 ) -> Any:  # noqa: ANN401 - cuda.core's ObjectCode, without importing cuda.core
@@ -85,6 +86,7 @@ def compiled(
         arch: as in `ARCHS`.
         row: format of rows: "fp32", "fp16" or "bf16".
         cell: format of the pool: those, "fp8" or "int8".
+        width: numbers of a head that a block has room for, of the kernels of attention.
         cache: folder of the cache; None takes that of cuda.core.
         logs: where the compiler's report goes; with it caches are passed over.
 
@@ -99,7 +101,7 @@ def compiled(
         std="c++17",
         arch=arch,
         name=f"{kernel}.cu",
-        define_macro=[("ROW", row), ("CELL", cell)],
+        define_macro=[("ROW", row), ("CELL", cell), *([("WIDTH", str(width))] if width else [])],
         fma=False,  # products are rounded as the twins round them: the same bits everywhere
         ptxas_options=["-v"] if logs else None,
         no_cache=logs is not None,  # beside a driver NVRTC has a cache too, and no report from it
@@ -130,7 +132,7 @@ def _proof(key: bytes, code: bytes) -> bytes:
 
 
 @functools.cache
-def loaded(kernel: Kernel, arch: str, row: str, cell: str) -> Any:  # noqa: ANN401 - as above
+def loaded(kernel: Kernel, arch: str, row: str, cell: str, width: int = 0) -> Any:  # noqa: ANN401 - as above
     """A kernel ready to launch, compiled at most once per process.
 
     Raises:
@@ -140,7 +142,7 @@ def loaded(kernel: Kernel, arch: str, row: str, cell: str) -> Any:  # noqa: ANN4
         ctypes.CDLL("libcuda.so.1")  # asked first: without it cuda.core's first call hangs
     except OSError as error:
         raise ConfigError(f"no CUDA driver on this machine: {error}") from error
-    return compiled(kernel, arch, row, cell).get_kernel(kernel)
+    return compiled(kernel, arch, row, cell, width=width).get_kernel(kernel)
 
 
 def _with_includes(name: str) -> str:

@@ -43,6 +43,7 @@ class Launch:
         grid: blocks of threads along tokens, layers and planes.
         block: threads along lanes, heads and tokens.
         arguments: numbers and tensors (their addresses count).
+        width: numbers of a head that a block has room for, of the kernels of attention.
     """
 
     row: str
@@ -50,6 +51,7 @@ class Launch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     arguments: tuple[torch.Tensor | int, ...]
+    width: int = 0
 
     @classmethod
     def of(cls, call: Call, *, threads: int = _THREADS) -> Launch:
@@ -89,7 +91,7 @@ def start(kernel: Kernel, what: Launch, device: torch.device) -> None:
     """Start a kernel on the device of this index, in torch's current stream."""
     cuda, at = core(), device.index
     with nullcontext() if at == torch.cuda.current_device() else torch.cuda.device(at):
-        code = loaded(kernel, _arch(at), what.row, what.cell)
+        code = loaded(kernel, _arch(at), what.row, what.cell, what.width)
         arguments = [each if isinstance(each, int) else each.data_ptr() for each in what.arguments]
         config = cuda.LaunchConfig(grid=what.grid, block=what.block)
         cuda.launch(_stream(_current(at)), config, code, *arguments)

@@ -3,7 +3,10 @@
 //! Invariant: each file of `cuda/` is here under its name. Cost: one dictionary at import.
 
 /// File name and source of every kernel and of their includes.
-pub(crate) const KERNELS: [(&str, &str); 7] = [
+pub(crate) const KERNELS: [(&str, &str); 11] = [
+    ("attend.cu", include_str!("../../../cuda/attend.cu")),
+    ("attend.cuh", include_str!("../../../cuda/attend.cuh")),
+    ("attend_weights.cu", include_str!("../../../cuda/attend_weights.cu")),
     ("numbers.cuh", include_str!("../../../cuda/numbers.cuh")),
     ("paged.cuh", include_str!("../../../cuda/paged.cuh")),
     ("paged_copy.cu", include_str!("../../../cuda/paged_copy.cu")),
@@ -11,4 +14,5 @@ pub(crate) const KERNELS: [(&str, &str); 7] = [
     ("paged_scatter.cu", include_str!("../../../cuda/paged_scatter.cu")),
     ("rerotate.cu", include_str!("../../../cuda/rerotate.cu")),
     ("scatter_fused_recompute.cu", include_str!("../../../cuda/scatter_fused_recompute.cu")),
+    ("tiles.cuh", include_str!("../../../cuda/tiles.cuh")),
 ];

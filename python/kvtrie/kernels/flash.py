@@ -1,0 +1,132 @@
+"""Flash: attention by `cuda/attend.cu`, and the weights of rows by `cuda/attend_weights.cu`.
+
+Invariant: what a kernel cannot take is said before (`takes`), and torch's way is taken. Cost: a
+launch, one more where the weights are wanted, and four bytes per query between them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvtrie.kernels.cubin import launchable
+from kvtrie.kernels.formats import ROWS, VECTOR_BYTES
+from kvtrie.kernels.launch import Launch, start
+
+if TYPE_CHECKING:
+    from kvtrie.kernels.call import Kernel
+
+__all__ = ["Flash", "ready", "takes"]
+
+_WIDEST = 256
+_STEP = 32  # widths that are compiled are multiples of this
+_MOST_BLOCKS = 65_535  # of a grid, along y and z
+
+
+def takes(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
+    """Whether the kernels take these tensors, on whatever device: formats, widths and places."""
+    dim, every = query.shape[-1], (query, keys, values)
+    return (
+        query.dtype in ROWS
+        and all(each.dtype == query.dtype and each.shape[-1] == dim for each in every)
+        and 0 < dim <= _WIDEST
+        and dim * query.dtype.itemsize % VECTOR_BYTES == 0
+        and all(_aligned(each) for each in every)
+        and max(*query.shape[:2]) <= _MOST_BLOCKS
+        and keys.shape[2] > 0
+        and not (torch.is_grad_enabled() and any(each.requires_grad for each in every))
+    )
+
+
+def _aligned(each: torch.Tensor) -> bool:
+    apart = [step * each.dtype.itemsize for step in each.stride()[:-1]]
+    return each.stride(-1) == 1 and not any(x % VECTOR_BYTES for x in (each.data_ptr(), *apart))
+
+
+class Flash:
+    """What starts both kernels over one layer's queries and rows; see `attend`.
+
+    Args:
+        query: `(batch, query_heads, m, dim)`.
+        keys: `(batch, kv_heads, rows, dim)`.
+        values: likewise.
+        token_pos: int64 `(batch, kv_heads, rows)`.
+        input_pos: position of the first query.
+        first: int64 `(batch,)`, or None.
+        scale: of the products.
+
+    Attributes:
+        out: `(batch, query_heads, m, dim)`, written by `attend`.
+        lse: fp32 `(batch, query_heads, m)`, the logarithm of each query's sum of exponentials.
+        weights: fp32 `(batch, query_heads, rows)`, written by `attend_weights`.
+    """
+
+    def __init__(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        token_pos: torch.Tensor,
+        input_pos: int,
+        first: torch.Tensor | None,
+        scale: float,
+    ) -> None:
+        self._rows = query, keys, values
+        positions = token_pos.long()
+        self._pos = positions if positions.stride(-1) == 1 else positions.contiguous()
+        self._first = None if first is None else first.long().contiguous()
+        self._input_pos = input_pos
+        [self._scale] = struct.unpack("<I", struct.pack("<f", scale))  # its bits
+        batch, heads, new, _ = query.shape
+        self.out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        self.lse = query.new_empty((batch, heads, new), dtype=torch.float32)
+        # Each is written whole.
+        self.weights = query.new_empty((batch, heads, keys.shape[2]), dtype=torch.float32)
+
+    def attend(self) -> None:
+        """Fill `out` and `lse`."""
+        self._start("attend", self.launch("attend"))
+
+    def weigh(self) -> None:
+        """Fill `weights`, behind `attend`."""
+        self._start("attend_weights", self.launch("attend_weights"))
+
+    def _start(self, kernel: Kernel, what: Launch) -> None:
+        start(kernel, what, self.out.device)
+
+    def launch(self, kernel: Kernel) -> Launch:
+        """What starts one of the two."""
+        query, keys, values = self._rows
+        batch, heads, new, dim = query.shape
+        groups, rows = keys.shape[1], keys.shape[2]
+        each = heads // groups
+        width = -(-dim // _STEP) * _STEP
+        queries, held = _tiles(width * query.dtype.itemsize)
+        place = (self._pos, *self._pos.stride()[:2], 0 if self._first is None else self._first)
+        sizes = (self._input_pos, self._scale, each, new, rows, dim)
+        asked = (query, *query.stride()[:3], keys, *keys.stride()[:3])
+        if kernel == "attend":
+            grid = (-(-each * new // queries), groups, batch)
+            given = (values, *values.stride()[:3], *place, *sizes)
+            written = (self.out, *self.out.stride()[:3], self.lse)
+            arguments = (*asked, *given, *written)
+        else:
+            grid = (-(-rows // held), heads, batch)
+            arguments = (*asked, *place, *sizes, self.lse, self.weights)
+        name = ROWS[query.dtype]
+        return Launch(name, name, grid, (2 * queries, 1, 1), arguments, width)
+
+
+def _tiles(width_bytes: int) -> tuple[int, int]:
+    """Queries and keys of a block, as in attend.cuh."""
+    if width_bytes <= 256:  # noqa: PLR2004 - as there
+        return 64, 32
+    return (32, 16) if width_bytes <= 512 else (16, 8)  # noqa: PLR2004
+
+
+def ready(device: torch.device) -> bool:
+    """Whether a device starts kernels, and what they are started by is here."""
+    return device.type == "cuda" and launchable()

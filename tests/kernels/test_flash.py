@@ -1,0 +1,201 @@
+"""The kernels of attention on the host, against the twin; under sanitizers; and as machine code."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onhost import CUDA, NEEDS_GPP, BrokenHostError, Host
+
+from kvtrie._kvtrie import KERNELS as TEXTS
+from kvtrie.kernels import ARCHS, attend, attention, compiled
+from kvtrie.kernels.flash import Flash, takes
+from kvtrie.kernels.formats import ROWS
+
+EXAMPLES = settings.default.max_examples
+FAR = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+WIDTHS = (16, 80, 256)
+USED = re.compile(r"Used (\d+) registers")
+SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    """Hosts by format, width and sanitizer, built when first asked for."""
+    folder, made = tmp_path_factory.mktemp("flash"), {}
+
+    def host(dtype, width, sanitizer="none"):
+        key = (dtype, width, sanitizer)
+        if key not in made:
+            name = ROWS[dtype]
+            made[key] = Host(folder, name, name, sanitizer=sanitizer, width=width)
+        return made[key]
+
+    yield host
+    for each in made.values():
+        each.close()
+
+
+@st.composite
+def asked(draw, dtype, dims):
+    """Queries, rows in any order and where they stand; strides as of slices of larger tensors."""
+    dim, each, groups = (
+        draw(st.sampled_from(dims)),
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 2)),
+    )
+    batch, new, rows = draw(st.integers(1, 2)), draw(st.integers(1, 40)), draw(st.integers(1, 70))
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    query = torch.randn(batch, new, groups * each, dim).to(dtype).transpose(1, 2) * 2
+    keys, values = (torch.randn(batch, groups, rows + 3, dim).to(dtype) for _ in range(2))
+    pos = torch.stack([torch.randperm(rows + 9)[:rows] + 1 for _ in range(batch * groups)])
+    place = {"token_pos": pos.view(batch, groups, rows), "input_pos": draw(st.integers(0, rows))}
+    pos[:, draw(st.integers(0, rows - 1))] = 0  # where nothing is padded every query sees one
+    padded = draw(st.booleans())
+    place["first"] = torch.randint(0, rows + 4, (batch,)) if padded else None
+    return (query, keys[:, :, :rows], values[:, :, :rows]), place
+
+
+def same(host, given_, place):
+    """Both ways, side by side."""
+    out, weights = attend(*given_, **place, return_attn_weights=True)
+    assert takes(*given_)
+    flash = Flash(*given_, **place, scale=given_[0].shape[-1] ** -0.5)
+    flash.weights.fill_(torch.nan)
+    flash.out.fill_(torch.nan)
+    for kernel in ("attend", "attend_weights"):
+        host.start(kernel, flash.launch(kernel))
+    far = FAR[out.dtype]
+    torch.testing.assert_close(flash.out, out, rtol=far, atol=far)
+    torch.testing.assert_close(flash.weights, weights, rtol=1e-4, atol=1e-4)
+
+
+def width_of(given_):
+    return -(-given_[0].shape[-1] // 32) * 32
+
+
+@NEEDS_GPP
+@pytest.mark.parametrize("dtype", ROWS, ids=ROWS.get)
+def test_the_kernels_do_what_the_twin_does(hosts, dtype):
+    @given(asked(dtype, WIDTHS))
+    @settings(max_examples=EXAMPLES // 4)
+    def check(made):
+        same(hosts(dtype, width_of(made[0])), *made)
+
+    check()
+
+
+@NEEDS_GPP
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=ROWS.get)
+def test_sanitizers_have_nothing_to_say(hosts, sanitizer, dtype):
+    @given(asked(dtype, (40,)))
+    @settings(max_examples=max(2, EXAMPLES // 20))
+    def check(made):
+        same(hosts(dtype, 64, sanitizer), *made)
+
+    check()
+
+
+@NEEDS_GPP
+def test_a_missing_barrier_is_seen(tmp_path):
+    text = "        score(scores, asked, held, factor);\n        __syncthreads();\n"
+    sources = tmp_path / "cuda"
+    shutil.copytree(CUDA, sources)
+    before = (sources / "attend.cu").read_text()
+    assert text in before
+    (sources / "attend.cu").write_text(before.replace(text, text.splitlines()[0] + "\n"))
+    host = Host(tmp_path, "fp32", "fp32", sanitizer="thread", cuda=sources, width=32)
+    rows = torch.randn(1, 1, 9, 16)
+    pos = torch.arange(9).view(1, 1, 9)
+    flash = Flash(rows, rows, rows, token_pos=pos, input_pos=0, first=None, scale=1.0)
+    with pytest.raises(BrokenHostError, match=r"data race(.|\n)*attend\.cu"):
+        host.start("attend", flash.launch("attend"))
+
+
+@NEEDS_GPP
+@pytest.mark.deep
+@pytest.mark.parametrize("dtype", ROWS, ids=ROWS.get)
+@pytest.mark.parametrize("dim", range(16, 257, 16))
+def test_every_width(hosts, dtype, dim):
+    @given(asked(dtype, (dim,)))
+    @settings(max_examples=8)
+    def check(made):
+        same(hosts(dtype, width_of(made[0])), *made)
+
+    check()
+
+
+@NEEDS_GPP
+def test_long_rows_and_many_queries(hosts):
+    torch.manual_seed(0)
+    query, keys, values = torch.randn(1, 3, 90, 64), *torch.randn(2, 1, 1, 300, 64)
+    pos = torch.randperm(300).view(1, 1, 300)
+    place = {"token_pos": pos, "input_pos": 210, "first": None}
+    same(hosts(torch.float32, 64), (query * 3, keys, values), place)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_they_compile_without_a_gpu_and_without_spills(arch):
+    # A width per format over all architectures; every width is one of `deep`'s.
+    names = list(ROWS.values())
+    for at, row in enumerate(names):
+        built(arch, row, (64, 128, 256)[(ARCHS.index(arch) + at) % 3])
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("row", ROWS.values())
+@pytest.mark.parametrize("width", range(32, 257, 32))
+def test_every_width_compiles(row, width):
+    built("sm_80", row, width)
+
+
+def built(arch, row, width):
+    for kernel in ("attend", "attend_weights"):
+        report = io.StringIO()
+        code = compiled(kernel, arch, row, row, width=width, logs=report).code
+        said = report.getvalue()
+        assert code[:4] == b"\x7fELF"
+        assert f"for '{arch}" in said
+        assert "warning" not in said
+        assert SPILLS.findall(said) == [("0", "0")]
+        assert int(USED.search(said)[1]) <= 255
+
+
+@pytest.mark.parametrize("kernel", ["attend", "attend_weights"])
+def test_arguments_fit_the_signature(kernel):
+    signature = re.search(rf"\(THREADS\) {kernel}\((.*?)\) \{{", TEXTS[f"{kernel}.cu"], re.DOTALL)
+    pointers = ["*" in each for each in signature[1].split(",")]
+    rows = torch.randn(2, 2, 6, 32)
+    pos = torch.arange(6).expand(2, 2, 6)
+    for first in (None, torch.zeros(2, dtype=torch.int64)):
+        flash = Flash(rows, rows, rows, token_pos=pos, input_pos=3, first=first, scale=0.5)
+        what = flash.launch(kernel)
+        for each, pointer in zip(what.arguments, pointers, strict=True):
+            assert isinstance(each, (int, torch.Tensor) if pointer else int)
+        assert what.block[0] <= 128
+
+
+def test_the_verb_takes_the_kernels_where_it_can(monkeypatch):
+    started = []
+    monkeypatch.setattr(attention, "ready", lambda _: True)
+    monkeypatch.setattr(Flash, "_start", lambda _, kernel, __: started.append(kernel))
+    rows = torch.randn(1, 2, 6, 32)
+    place = {"token_pos": torch.arange(6).expand(1, 2, 6), "input_pos": 3}
+    attend(rows, rows, rows, **place)
+    assert started == ["attend"]
+    attend(rows, rows, rows, **place, return_attn_weights=True)
+    assert started == ["attend", "attend", "attend_weights"]
+    others = [
+        (rows[..., :30], rows[..., :30], rows[..., :30]),  # no whole number of vectors
+        (rows, rows, rows[..., :16]),  # values of another width
+        (rows, rows.requires_grad_(), rows),  # a kernel has no gradient
+    ]
+    for strange in others:
+        attend(*strange, **place)
+    assert len(started) == 3

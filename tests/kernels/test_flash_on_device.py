@@ -1,0 +1,47 @@
+"""The kernels of attention on a CUDA device, against the twin on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvtrie.kernels import attend
+from kvtrie.kernels.flash import ready, takes
+
+pytestmark = pytest.mark.gpu
+
+FAR = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("dtype", FAR, ids=str)
+@pytest.mark.parametrize(("new", "rows"), [(1, 1024), (77, 300), (128, 4096)])
+def test_the_kernels_do_what_the_twin_does(dtype, dim, new, rows, padded):
+    torch.manual_seed(0)
+    query = torch.randn(2, new, 8, dim).to(dtype).transpose(1, 2)
+    keys, values = (torch.randn(2, 2, rows, dim).to(dtype) for _ in range(2))
+    pos = torch.stack([torch.randperm(rows) for _ in range(4)]).view(2, 2, rows)
+    first = torch.tensor([0, rows // 3]) if padded else None
+    place = {"token_pos": pos, "input_pos": rows - new, "first": first}
+    out, weights = attend(query, keys, values, **place, return_attn_weights=True)
+    there = [each.cuda() for each in (query, keys, values)]
+    at = {name: each.cuda() if torch.is_tensor(each) else each for name, each in place.items()}
+    assert ready(there[0].device)
+    assert takes(*there)
+    mine, theirs = attend(*there, **at, return_attn_weights=True)
+    torch.testing.assert_close(mine.cpu(), out, rtol=FAR[dtype], atol=FAR[dtype])
+    torch.testing.assert_close(theirs.cpu(), weights, rtol=1e-3, atol=1e-3)
+    again, same = attend(*there, **at, return_attn_weights=True)
+    assert torch.equal(again, mine)  # the same bits each time
+    assert torch.equal(same, theirs)
+
+
+def test_what_kernels_do_not_take_goes_torchs_way():
+    rows = torch.randn(1, 2, 9, 30, device="cuda")
+    pos = torch.arange(9, device="cuda").expand(1, 2, 9)
+    out, _ = attend(rows, rows, rows, token_pos=pos, input_pos=0)
+    alone, _ = attend(
+        *(each.cpu() for each in (rows, rows, rows)), token_pos=pos.cpu(), input_pos=0
+    )
+    torch.testing.assert_close(out.cpu(), alone, rtol=1e-4, atol=1e-4)
