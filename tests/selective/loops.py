@@ -33,11 +33,26 @@ def int8(x):
     return np.array([F32(min(max(int(np.rint(F32(v * inverse))), -127), 127)) * scale for v in x])
 
 
+def fp8(x):
+    """e4m3: three bits behind the point, exponents from -6, subnormal below, 448 the largest."""
+    x = x.astype(F32)
+    scale = max(F32(np.abs(x).max() / F32(448)), F32(2.0**-126))
+    inverse = F32(1) / scale
+    out = []
+    for v in x:
+        y = float(F32(v * inverse))
+        unit = 2.0 ** (max(math.frexp(y)[1] - 1, -6) - 3) if y else 1.0
+        near = min(max(round(y / unit) * unit, -448.0), 448.0)  # round: ties to even
+        out.append(F32(near) * scale)
+    return np.array(out)
+
+
 ROUND = {
     "default": lambda x: x,
     "torch-quantized8": lambda x: affine(x, 8),
     "torch-quantized4": lambda x: affine(x, 4),
     "int8": int8,
+    "fp8": fp8,
 }
 
 

@@ -9,12 +9,18 @@ import torch
 from playing import SIZES, play, step
 
 from kvtrie.errors import ConfigError
-from kvtrie.selective import AttnWeightsReplayLog, make_cache
+from kvtrie.selective import (
+    AttnWeightsKVCache,
+    AttnWeightsReplayLog,
+    KVCacheWithBuffers,
+    make_cache,
+)
+from kvtrie.selective.policies import VLengthH2OKVCache
 
 SEVEN = ("dense", "lastrec", "h2o", "qh2o", "h2o-vlen", "qh2o-vlen", "h2o-orig")
 SMALL = ("keydiff", "knorm", "tova", "snapkv", "expected", "h2o-decay", "random")
 MIXES = ("mix-h2o+keydiff", "mix-tova+h2o-vlen", "mix-snapkv+random")
-BUFFERS = ("default", "torch-quantized8", "torch-quantized4", "int8")
+BUFFERS = ("default", "torch-quantized8", "torch-quantized4", "int8", "fp8")
 ARGUMENTS = (
     {},
     {"grace_period": 4},
@@ -53,6 +59,12 @@ def test_a_policy_does_what_loops_do(policy):
         assert oracle.ties < steps
 
 
+@pytest.mark.parametrize("buffers", BUFFERS)
+def test_buffers_keep_what_loops_keep(buffers):
+    policy = "h2o" if buffers == "default" else "qh2o-vlen"
+    play(policy, buffers, 7, total=45, grace_period=3, sinks=2)
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("seed", range(6))
 def test_every_policy_and_buffer_does_what_loops_do(seed):
@@ -60,17 +72,33 @@ def test_every_policy_and_buffer_does_what_loops_do(seed):
         play(policy, buffers, seed, **arguments)
 
 
-def test_weights_of_a_step_sum_to_its_tokens():
-    cache = make_cache("h2o-default", cache_length=12, dtype=torch.float32, **SIZES)
+@pytest.mark.parametrize("policy", ["h2o", "h2o-vlen", "tova"])
+def test_weights_of_a_step_sum_to_its_tokens(policy, monkeypatch):
+    cache = make_cache(f"{policy}-default", cache_length=12, dtype=torch.float32, **SIZES)
+    monkeypatch.setattr(type(cache), "update_requires_attn_weights", True)
+    told = []
+    cache._cumulate = lambda weights, new, ran=cache._cumulate: (
+        told.append((weights.sum(dim=-1), new)),
+        ran(weights, new),
+    )
     generator = torch.Generator().manual_seed(1)
-    cache(*step(generator, 5))
-    before = cache.scores.sum(dim=-1)
-    assert not before.any()
-    cache(*step(generator, 7))
-    assert torch.allclose(cache.scores.sum(dim=-1), torch.tensor(7.0), atol=1e-5)
+    for new in (5, 7, 3, 1, 12):  # while it fills, and full
+        cache(*step(generator, new))
+    assert told
+    for total, new in told[-4:]:
+        assert torch.allclose(total, torch.tensor(float(new)), atol=1e-5)
+    if policy == "h2o":
+        fresh = make_cache("h2o-default", cache_length=12, dtype=torch.float32, **SIZES)
+        fresh(*step(generator, 5))
+        assert not fresh.scores.any()  # the first step gives no weights
+        fresh(*step(generator, 7))
+        assert torch.allclose(fresh.scores.sum(dim=-1), torch.tensor(7.0), atol=1e-5)
 
 
-@pytest.mark.parametrize("policy", ["h2o", "h2o-vlen", "keydiff", "snapkv", "mix-h2o+keydiff"])
+SCORING = [*SEVEN[2:], *SMALL, *MIXES]
+
+
+@pytest.mark.parametrize("policy", SCORING)
 def test_the_order_of_rows_decides_nothing(policy):
     pair = [
         make_cache(f"{policy}-torch-quantized8", cache_length=12, dtype=torch.float32, **SIZES)
@@ -82,6 +110,8 @@ def test_the_order_of_rows_decides_nothing(policy):
         one, other = (cache(*given) for cache in pair)
         assert torch.allclose(one, other, atol=1e-6)
         turn = torch.rand(2, 2, 12, generator=draw).argsort(dim=-1)
+        if policy == "h2o-orig":  # which chooses rows for the whole batch
+            turn = turn[:1].expand_as(turn)
         pair[1].arranged(turn, 12)
         assert torch.equal(*(cache.token_pos.sort().values for cache in pair))
 
@@ -104,24 +134,25 @@ def test_batch_mates_change_nothing(policy):
         assert torch.equal(both.token_pos[:1], alone.token_pos)
 
 
-def test_a_limit_of_steps_changes_no_decision():
+@pytest.mark.parametrize("policy", [name for name in SCORING if name != "h2o-orig"])
+def test_a_limit_of_steps_changes_no_decision(policy):
     pair = [
-        make_cache("h2o-default", cache_length=12, dtype=torch.float32, **SIZES, **limit)
+        make_cache(f"{policy}-int8", cache_length=12, dtype=torch.float32, **SIZES, **limit)
         for limit in ({}, {"max_chunk_size": 3})
     ]
     generator = torch.Generator().manual_seed(6)
     for new in (12, 3, 2, 3, 1):
         given = step(generator, new)
-        for cache in pair:
-            cache(*given)
+        assert torch.equal(*(cache(*given) for cache in pair))
         assert torch.equal(pair[0].token_pos, pair[1].token_pos)
     assert pair[1].largest_step == 3
 
 
-@pytest.mark.parametrize("policy", ["lastrec", "h2o"])
+@pytest.mark.parametrize("policy", ["lastrec", *SCORING])
 def test_steps_as_long_as_the_cache_are_independent(policy):
     """Each step then overwrites everything: it attends to itself alone."""
-    cache = make_cache(f"{policy}-default", cache_length=8, dtype=torch.float32, **SIZES)
+    buffers = "torch-quantized8" if policy[0] == "q" else "default"
+    cache = make_cache(f"{policy}-{buffers}", cache_length=8, dtype=torch.float32, **SIZES)
     generator = torch.Generator().manual_seed(7)
     for _ in range(3):
         given = step(generator, 8)
@@ -164,8 +195,8 @@ def test_the_first_eviction_spares_the_ring(new):
     generator = torch.Generator().manual_seed(10)
     cache(*step(generator, 32))
     cache(*step(generator, new))
-    newest = cache.token_pos.sort(dim=-1).values[..., -8:]
-    assert (newest == torch.arange(24 + new, 32 + new)).all()
+    newest = cache.token_pos.sort(dim=-1).values[..., -8 - new :]  # those of before, and the step's
+    assert (newest == torch.arange(24, 32 + new)).all()
 
 
 def test_rows_of_a_step_lie_as_documented():
@@ -200,7 +231,7 @@ def test_a_log_replays_the_same_outputs():
         other.replay(cache.replay_log)
 
 
-@pytest.mark.parametrize("buffers", ["default", "torch-quantized8", "torch-quantized4", "int8"])
+@pytest.mark.parametrize("buffers", BUFFERS)
 def test_untouched_rows_do_not_drift(buffers):
     """Sinks stay the same bits while ten thousand tokens pass them."""
     cache = make_cache(f"lastrec-{buffers}", cache_length=40, dtype=torch.float32, sinks=4, **SIZES)
@@ -285,6 +316,61 @@ def test_the_oracle_sees_a_wrong_score(monkeypatch):
     monkeypatch.setattr(H2OKVCache, "_compute_scores", lambda _, rows: rows.token_pos.float())
     with pytest.raises(AssertionError):
         play("h2o", "default", 0)
+
+
+def inherit_in_the_ring(monkeypatch):
+    """Scores stay where they are when a token enters the ring."""
+
+    def put(self, rows, positions, key, value):
+        before = {name: plane.clone() for name, plane in self._state.items()}
+        plain(self, rows, positions, key, value)
+        grace, new = self.arguments.grace_period, min(rows.shape[2], self.arguments.grace_period)
+        if self.evicted and grace:
+            ring = rows[:, :, rows.shape[2] - new :]
+            for name, plane in self._state.items():
+                plane.scatter_(2, ring, before[name].gather(2, ring))
+
+    plain = KVCacheWithBuffers._put
+    monkeypatch.setattr(KVCacheWithBuffers, "_put", put)
+
+
+def forget_lengths(monkeypatch):
+    """`qh2o-vlen` cumulates as `qh2o` does."""
+    monkeypatch.setattr(VLengthH2OKVCache, "_cumulate", AttnWeightsKVCache._cumulate)
+
+
+def choose_in_the_ring(monkeypatch):
+    """The first eviction begins where the share ends, and takes rows of the ring too."""
+
+    def initial(self, new):
+        del new
+        start = int(self.arguments.keep_initial_fraction * self.cache_length)
+        later = self.token_pos - start
+        return torch.where(later < 0, later + 2 * self.cache_length, later).float()
+
+    def positions(self, new):
+        if self.prefill_length == self.cache_length and not self.evicted and not self._prefill:
+            return self._initial(new).topk(new, dim=-1, largest=False).indices
+        return plain(self, new)
+
+    plain = AttnWeightsKVCache.next_positions
+    monkeypatch.setattr(AttnWeightsKVCache, "_initial", initial)
+    monkeypatch.setattr(AttnWeightsKVCache, "next_positions", positions)
+
+
+@pytest.mark.parametrize(
+    ("plant", "test"),
+    [
+        (inherit_in_the_ring, test_a_ring_clears_the_scores_of_what_enters_it),
+        (forget_lengths, test_lengths_of_values_decide),
+        (choose_in_the_ring, lambda: test_the_first_eviction_spares_the_ring(24)),
+    ],
+)
+def test_a_planted_defect_is_seen(monkeypatch, plant, test):
+    test()
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        test()
 
 
 REFUSED = {

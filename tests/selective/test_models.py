@@ -154,7 +154,12 @@ def test_a_policy_is_a_mask_under_other_models(kind, kv_heads):
     equal_under_masks(make(kind, kv_heads), "h2o", 2, grace_period=3)
 
 
-@pytest.mark.parametrize("policy", ["lastrec", "h2o", "snapkv", "mix-h2o+keydiff"])
+def test_three_query_heads_of_a_group():
+    model = make(num_attention_heads=6, hidden_size=96)
+    equal_under_masks(model, "snapkv", 5, grace_period=3)
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "h2o-orig"])
 def test_padding_is_never_seen(llama, policy):
     arguments = {"sinks": 2} if policy == "lastrec" else {"grace_period": 3, "sinks": 2}
     equal_under_masks(llama, policy, 3, padded=True, **arguments)
@@ -168,6 +173,9 @@ def test_every_policy_is_a_mask(kind, kv_heads):
         for seed in range(3):
             padded = policy != "h2o-orig" and seed == 2
             equal_under_masks(make(kind, kv_heads), policy, seed, padded=padded)
+            if kv_heads == 2:  # groups of three query heads
+                wide = make(kind, kv_heads, num_attention_heads=6, hidden_size=96)
+                equal_under_masks(wide, policy, seed, padded=padded)
 
 
 @pytest.mark.parametrize("policy", ["dense", *POLICIES])

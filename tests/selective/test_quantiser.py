@@ -46,6 +46,19 @@ def test_blocks_anywhere_come_back_within_half_a_scale(bits, low, high):
     assert (error <= made.scale * 0.5001 + 2.0**-22 * x.abs()).all()
 
 
+def test_zero_points_of_eight_bits_would_be_seen(monkeypatch):
+    from kvtrie.selective import quantiser
+
+    def narrow(x, bits):
+        made = plain(x, bits)
+        return made._replace(zero=made.zero.to(torch.int8).to(torch.int32))
+
+    plain = quantiser.quantise
+    monkeypatch.setitem(globals(), "quantise", narrow)
+    with pytest.raises(AssertionError):
+        test_blocks_anywhere_come_back_within_half_a_scale(8, 5, 6)
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.25, 1000.0, 3e4, -1e30])
 def test_blocks_of_one_number_come_back(value):
     x = torch.full((2, 16), value)
