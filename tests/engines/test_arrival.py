@@ -11,6 +11,7 @@ from tinymodels import BLOCK, agree, answer, serve, some
 from kvtrie.engines import transformers
 from kvtrie.engines.transformers import KvtrieCache
 from kvtrie.errors import TransferError
+from kvtrie.transfer import LayerwiseEngine
 
 pytestmark = pytest.mark.engine
 
@@ -87,7 +88,7 @@ def test_what_is_loaded_by_layer_is_what_was_computed(llama, pushed_down, held):
     executor, ids, truth = pushed_down()
     gate = threading.Event()
     if held:
-        executor.engine().load.submit(gate.wait)
+        LayerwiseEngine.of(executor).load.submit(gate.wait)
     else:
         gate.set()
     with KvtrieCache(llama, executor, ids) as cache:

@@ -65,7 +65,7 @@ def profile(**more):
 
 
 @pytest.fixture
-def store():
+def store(monkeypatch):
     time = Time()
     disk = Paced(time)
     tiers = [
@@ -78,7 +78,8 @@ def store():
     with Executor(manager, pools, clock=time) as executor:
         store = CacheStore(executor, Given())
         # One reader: of several, the time of one's read would count with another's bytes.
-        executor._engine = LayerwiseEngine(executor, Layerwise(readers=1))
+        engine = LayerwiseEngine(executor, Layerwise(readers=1))
+        monkeypatch.setattr(LayerwiseEngine, "of", lambda _: engine)
         yield store
         settle(executor)
         manager.audit()

@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from kvtrie.tiers import Pool
+from kvtrie.transfer import LayerwiseEngine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,7 @@ class Arrival:
     """
 
     def __init__(self, executor: Executor, leases: Sequence[Lease]) -> None:
-        self._engine = executor.engine()
+        self._engine = LayerwiseEngine.of(executor)
         self._loads: list[LayerLoads] = []
         try:
             for lease in leases:

@@ -18,6 +18,7 @@ from kvtrie.errors import ConfigError, TransferError
 from kvtrie.fuse.part import Part
 from kvtrie.fuse.placement import check_room
 from kvtrie.transfer.connector import LayerBuffer
+from kvtrie.transfer.layerwise import LayerwiseEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ class Fetch:
     def __init__(self, store: CacheStore, chunks: Sequence[Chunk]) -> None:
         self._store = store
         self._executor = store.executor
-        self._engine = store.executor.engine()
+        self._engine = LayerwiseEngine.of(store.executor)
         self._pool = self._engine.connector.pool
         self.layers = self._engine.layers
         self._kept: list[Part] = []

@@ -8,9 +8,8 @@ Invariant: a call that waits is woken by an end, a failure or a deadline. Cost: 
 from __future__ import annotations
 
 import time
-import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from kvtrie.tiers import BlockFormat, HasBlockFormat, PersistentStorage, Pool, a
 from kvtrie.transfer.claims import Claims
 from kvtrie.transfer.deadline_call import DeadlineCall
 from kvtrie.transfer.feedback import Feedback
-from kvtrie.transfer.layerwise import LayerwiseEngine
 from kvtrie.transfer.report import Progress
 from kvtrie.transfer.runner import Runner
 
@@ -38,6 +36,19 @@ if TYPE_CHECKING:
 __all__ = ["Executor", "Progress"]
 
 _NS = 1_000_000_000
+
+
+class Attached(Protocol):
+    """What moves KV of an executor beside passes, and ends before it."""
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes that it holds beside the slots of the tiers."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +164,7 @@ class Executor:
         self.clock = clock
         self._section = self.runner.section
         self._deadline_calls: dict[int, DeadlineCall] = {}
-        self._engines: list[LayerwiseEngine] = []
-        self._engine: LayerwiseEngine | None = None
+        self._engines: list[Attached] = []
 
     def __enter__(self) -> Self:
         return self
@@ -287,7 +297,7 @@ class Executor:
         """
         with self._section:
             # They refer to this executor, whose pools are to go when it is let go.
-            engines, self._engines, self._engine = self._engines, [], None
+            engines, self._engines = self._engines, []
         for engine in engines:
             engine.close()
         self.runner.close()
@@ -346,21 +356,9 @@ class Executor:
         self.runner.told(ids, pool.layers, pool.layers, None)
         return committed
 
-    def attach(self, engine: LayerwiseEngine) -> None:
+    def attach(self, engine: Attached) -> None:
         """Count what an engine stages, and close it before this executor."""
         self._engines.append(engine)
-
-    def engine(self) -> LayerwiseEngine:
-        """What brings loads layer by layer beside a pass; made when it is first wanted.
-
-        Raises:
-            ConfigError: the first tier has no memory.
-        """
-        with self._section:
-            if self._engine is None:
-                # It does not keep alive what keeps it, so that an executor may simply be dropped.
-                self._engine = LayerwiseEngine(weakref.proxy(self))
-            return self._engine
 
     @property
     def staged_bytes(self) -> int:
@@ -370,7 +368,7 @@ class Executor:
         matches laid out for fusion.
         """
         spare = sum(pool.staged_bytes for pool in self.pools if isinstance(pool, Pool))
-        return spare + sum(engine.connector.staged_bytes for engine in self._engines)
+        return spare + sum(engine.staged_bytes for engine in self._engines)
 
     def _keep(self, tier: int, pool: PersistentStorage) -> None:
         """As `PersistentStorage.keep`; with a deadline, a thread that hangs is left behind."""

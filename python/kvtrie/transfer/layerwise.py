@@ -10,6 +10,8 @@ report of their end; per layer a call on a stream.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from kvtrie.transfer.executor import Executor
 
 __all__ = ["Layerwise", "LayerwiseEngine", "Request"]
+
+_shared: weakref.WeakKeyDictionary[Executor, LayerwiseEngine] = weakref.WeakKeyDictionary()
+_sharing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,24 @@ class LayerwiseEngine:
         self._alone_stores: set[LayerStores] = set()
         self._stores: list[LayerStores] = []
         executor.attach(self)
+
+    @classmethod
+    def of(cls, executor: Executor) -> LayerwiseEngine:
+        """The engine of an executor that all share who bring single leases by `open`.
+
+        It is made when it is first wanted and ends with its executor.
+
+        Args:
+            executor: whose.
+
+        Raises:
+            ConfigError: the first tier has no memory.
+        """
+        with _sharing:
+            if executor not in _shared:
+                # It keeps no executor alive: one may simply be dropped.
+                _shared[executor] = cls(weakref.proxy(executor))
+            return _shared[executor]
 
     def __enter__(self) -> Self:
         return self
@@ -305,6 +328,11 @@ class LayerwiseEngine:
     def abort(self) -> None:
         """Give back whatever the pass that runs has taken. Its leases are their owner's."""
         self._end()
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes that its staging buffers and laid-out matches take."""
+        return self.connector.staged_bytes
 
     def close(self) -> None:
         """Abort what runs and end the streams. Closing twice does nothing."""
