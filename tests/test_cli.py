@@ -1,5 +1,6 @@
 """The command line: what it prints, how it ends, and that it never shows a traceback."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -89,11 +90,58 @@ def test_replay_tells_the_figures_of_the_replay(capsys, trace):
     status, out, _ = run(capsys, *arguments)
     assert status == 0
     assert f"prefix hits {played.hit_rate:.4f} ({played.hits} blocks)" in out
-    gpu, host = (line.split() for line in out.splitlines()[-2:])
+    gpu, host = (line.split() for line in out.splitlines()[5:7])
     assert [gpu[:3], host[:3]] == [
         ["gpu", "30", str(played.tiers[0].hits)],
         ["host", "40", str(played.tiers[1].hits)],
     ]
+
+
+def test_replay_tells_what_was_lost_and_hits_by_turn(capsys, trace):
+    played = replay(TRACE, open_manager([Tier("gpu", blocks=30)]))
+    told = json.loads(run(capsys, "replay", trace, "--tier", "gpu=30", "--json")[1])
+    assert told["evicted"] == played.evicted > 0
+    assert told["bound"] == (played.hits + played.evicted) / played.blocks
+    assert [row["turn"] for row in told["turns"]] == list(range(1, len(told["turns"]) + 1))
+    assert sum(row["hits"] for row in told["turns"]) == played.hits
+    out = run(capsys, "replay", trace, "--tier", "gpu=30")[1]
+    assert f"not found: {played.evicted} blocks that had been evicted" in out
+    assert f"with room for all prefix hits {played.bound:.4f}" in out
+
+
+def test_replay_compares_policies_over_rooms(capsys, trace, tmp_path):
+    picture = tmp_path / "rooms.png"
+    arguments = ["replay", trace, "--policy", "learned,flat", "--rooms", "30,90"]
+    told = json.loads(run(capsys, *arguments, "--json", "--plot", str(picture))[1])
+    rows = {(row["policy"], row["room"]): row for row in told["rows"]}
+    policies = ["learned", "flat", "lru", "belady, leaves"]
+    assert list(rows) == [(policy, room) for policy in policies for room in (30, 90)]
+    played = replay(TRACE, open_manager([Tier("gpu", blocks=30)], policy="flat"))
+    assert rows["flat", 30]["cost_saved"] == played.cost_rate
+    assert rows["flat", 30]["hits"] == played.hit_rate
+    assert rows["belady, leaves", 30]["hits"] > rows["lru", 30]["hits"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    out = run(capsys, *arguments)[1]
+    assert [line.split()[0] for line in out.splitlines()[3:]] == [
+        "learned",
+        "flat",
+        "lru",
+        "belady,",
+    ]
+    rows = json.loads(run(capsys, *arguments[:-1], "1", "--json")[1])["rows"]
+    assert all(row["hits"] < 0.1 for row in rows)
+    assert "--tier goes with one policy" in refused(capsys, *arguments, "--tier", "gpu=9")
+    assert "--rooms goes with several" in refused(capsys, "replay", trace, "--rooms", "9")
+
+
+def test_replay_tells_ends_where_sessions_have_names(capsys, trace, tmp_path):
+    assert "names its session" in refused(capsys, "replay", trace, "--ends")
+    named = tmp_path / "named.jsonl"
+    write_trace(named, [dataclasses.replace(r, session="all") for r in TRACE])
+    plain = json.loads(run(capsys, "replay", str(named), "--json")[1])
+    told = json.loads(run(capsys, "replay", str(named), "--ends", "--json")[1])
+    assert (plain["ends"], told["ends"]) == (False, True)
+    assert told["hits"] == plain["hits"]
 
 
 def test_replay_refuses_in_one_line(capsys, trace, tmp_path):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvtrie.argument import word
 from kvtrie.cli.progress import watched
 from kvtrie.errors import ConfigError
+from kvtrie.sim.fates import MOST_TURNS
 from kvtrie.tier import Tier
 
 if TYPE_CHECKING:
@@ -44,7 +45,27 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lenient", action="store_true", help="leave out lines that cannot be, and count them"
     )
-    add_tiers(parser)
+    add_tiers(parser, several=True)
+    parser.add_argument(
+        "--ends",
+        action="store_true",
+        help="tell the manager when a session has had its last request",
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("cost", "hits"),
+        default="cost",
+        help="what policies by value save (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rooms",
+        type=_rooms,
+        metavar="BLOCKS,BLOCKS",
+        help="rooms for several policies (default: 1, 3, 10 and 30 %% of the distinct blocks)",
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the cost saved by several policies"
+    )
     parser.add_argument(
         "--save",
         type=Path,
@@ -62,7 +83,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_run)
 
 
-def add_tiers(parser: argparse.ArgumentParser) -> None:
+def add_tiers(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """The arguments that say through what a trace is played."""
     parser.add_argument(
         "--tier",
@@ -71,8 +92,12 @@ def add_tiers(parser: argparse.ArgumentParser) -> None:
         metavar="KIND=BLOCKS",
         help="a tier and its room, fastest first; up to four times (default: gpu=5859)",
     )
+    more = "; several, with commas, are compared with lru over --rooms" if several else ""
     parser.add_argument(
-        "--policy", default="learned", metavar="NAME", help="what leaves (default: %(default)s)"
+        "--policy",
+        default="learned",
+        metavar="NAME",
+        help=f"what leaves (default: %(default)s){more}",
     )
     parser.add_argument(
         "--structure",
@@ -107,6 +132,17 @@ def _tier(text: str) -> Tier:
         raise argparse.ArgumentTypeError(f"KIND=BLOCKS wanted, not {text!r}") from error
 
 
+def _rooms(text: str) -> list[int]:
+    """Rooms from numbers with commas."""
+    try:
+        rooms = sorted({int(room) for room in text.split(",")})
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"BLOCKS,BLOCKS wanted, not {text!r}") from error
+    if rooms[0] < 1:
+        raise argparse.ArgumentTypeError(f"a room of {rooms[0]} blocks, at least 1 wanted")
+    return rooms
+
+
 def _run(given: argparse.Namespace) -> int:
     from kvtrie.sim.config.trace import FORMATS, TraceSource
     from kvtrie.sim.readers.lines import Skipped
@@ -117,19 +153,36 @@ def _run(given: argparse.Namespace) -> int:
     word("--format", given.format, FORMATS)
     source = TraceSource(given.trace, given.format, hash_tokens=given.block_tokens)
     asked = block_requests(source, given.block_tokens, skipped)
-    requests = asked if given.save is None else list(asked)  # a report names some of all
+    several = "," in given.policy
+    names = ("policy", "structure", "block_tokens", "load", "ends", "objective")
+    settings = {"trace": str(given.trace), **{name: getattr(given, name) for name in names}}
+    for name in ("rooms", "plot"):
+        if getattr(given, name) is not None and not several:
+            raise ConfigError(f"--{name} goes with several policies, as --policy learned,retention")
+    # A report names some of all, and ends are known from all.
+    whole = given.save is not None or several or given.ends
+    requests = list(asked) if whole else asked
+    if given.ends and all(request.session is None for request in requests):
+        raise ConfigError(f"--ends: no request of {given.trace} names its session")
+    if several and isinstance(requests, list):
+        from kvtrie.cli.rooms import compare
+
+        compare(given, requests, settings)
+        return 0
     manager = open_manager(
         given.tier or [Tier("gpu", blocks=5859)],
         policy=given.policy,
         structure=given.structure,
         block_tokens=given.block_tokens,
         eviction_log=given.evictions,
+        objective=given.objective,
     )
     played = replay(
         watched(requests, "Replaying", quiet=given.json),
         manager,
         load=given.load,
         block_tokens=given.block_tokens,
+        ends=given.ends,
     )
     title = f"{given.trace.name}, {given.policy}, {given.structure}"
     if given.save is not None and isinstance(requests, list):
@@ -139,8 +192,6 @@ def _run(given: argparse.Namespace) -> int:
         some = range(len(requests) - 1, -1, -step)[:_ON_THE_MAP][::-1]
         named = {f"request {at + 1}": requests[at].blocks.tolist() for at in some}
         write_report(given.save, capture(manager, title, named, manager.stats().now))
-    names = ("policy", "structure", "block_tokens", "load")
-    settings = {"trace": str(given.trace), **{name: getattr(given, name) for name in names}}
     if skipped is not None:
         settings["skipped_lines"] = skipped.lines
     last = manager.evictions()
@@ -154,7 +205,8 @@ def _run(given: argparse.Namespace) -> int:
 
 def _json(settings: dict[str, Any], played: Replayed, last: list[Eviction] | None) -> str:
     figures = {**settings, **dataclasses.asdict(played)}
-    figures |= {"hit_rate": played.hit_rate, "evictions": played.evictions}
+    figures |= {"hit_rate": played.hit_rate, "bound": played.bound}
+    figures |= {"cost_rate": played.cost_rate, "evictions": played.evictions}
     if last is not None:
         figures["last_evictions"] = [
             {
@@ -203,6 +255,24 @@ def _text(title: str, played: Replayed) -> str:
         counts = (tier.blocks, tier.hits, tier.clean, tier.demoted, tier.dropped)
         share = tier.hits / max(1, played.blocks)
         text += f"{tier.kind:8}{''.join(f'{count:10d}' for count in counts)}{share:10.4f}\n"
+    return text + _lost(played)
+
+
+def _lost(played: Replayed) -> str:
+    """What was not found, and why; and hits by turn."""
+    new = played.blocks - played.hits - played.evicted - (played.diverged or 0)
+    diverged = "" if played.diverged is None else f"{played.diverged} where a session's prompt "
+    diverged += "" if played.diverged is None else "had changed, "
+    text = (
+        f"\ncost saved {played.cost_rate:.4f}; with room for all prefix hits {played.bound:.4f}\n"
+        f"not found: {played.evicted} blocks that had been evicted, {diverged}{new} new ones\n\n"
+        f"{'turn':8}{'requests':>10}{'blocks':>10}{'hits':>10}{'hits/all':>10}\n"
+    )
+    last = played.turns[-1].turn if played.turns else 0
+    for row in played.turns:
+        turn = f"{row.turn}+" if row.turn == last == MOST_TURNS else str(row.turn)
+        share = row.hits / max(1, row.blocks)
+        text += f"{turn:8}{row.requests:10d}{row.blocks:10d}{row.hits:10d}{share:10.4f}\n"
     return text
 
 

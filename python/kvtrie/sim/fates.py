@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
     from kvtrie.sim.trace import TraceRequest
 
-__all__ = ["Fates", "TurnFigures"]
+__all__ = ["MOST_TURNS", "Fates", "TurnFigures"]
 
-_TURNS = 8
+MOST_TURNS = 8
+"""Turns that are told apart; the last one stands for all behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Fates:
         known = bisect_left(blocks, x=True, key=lambda block: block not in self._turn_of)
         self.evicted += max(0, known - found)
         turn = self._turn_of[blocks[known - 1]] if known else 0
-        turn = min(_TURNS, turn + (known < len(blocks) or not turn))
+        turn = min(MOST_TURNS, turn + (known < len(blocks) or not turn))
         if request.session is not None:
             before = self._prompts.get(request.session)
             if before is not None:

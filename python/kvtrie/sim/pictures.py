@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["draw_hits", "draw_ratios", "draw_tiers", "draw_times"]
+__all__ = ["draw_hits", "draw_ratios", "draw_savings", "draw_tiers", "draw_times"]
 
 _COLOURS = ("#1b4f8a", "#c0392b", "#3c8d40", "#8e5ea2", "#d98c21", "#777777")
 _MOST_SAMPLES = 2000
@@ -51,6 +51,34 @@ def draw_hits(
         label = "most hits with this room (Belady)"
         axis.plot(*_columns(bound), color=INK, linestyle="--", linewidth=1, label=label)
     axis.set(xscale="log", xlabel="GiB of KV", ylabel="share of prompt blocks found")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(_labelled)
+    axis.set_ylim(bottom=0)
+    _finish(axis)
+    save(drawn, path)
+
+
+def draw_savings(
+    path: Path, title: str, lines: Mapping[str, Sequence[tuple[float, float]]]
+) -> None:
+    """Write the share of cost that policies save over room; the last one knows the future.
+
+    Args:
+        path: where to write.
+        title: one line above it.
+        lines: points `(blocks, share)` by policy, ascending.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    drawn = figure(title, 5.4)
+    axis: Any = drawn.subplots()
+    for at, (name, points) in enumerate(lines.items()):
+        style: dict[str, Any] = {"color": _COLOURS[at % len(_COLOURS)], "marker": "o"}
+        if at == len(lines) - 1:
+            style = {"color": INK, "linestyle": "--", "linewidth": 1}
+        axis.plot(*_columns(points), label=name, **style)
+    axis.set(xscale="log", xlabel="room in blocks", ylabel="share of the cost saved")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter(_labelled)
     axis.set_ylim(bottom=0)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvtrie.sim.trace import TraceRequest
     from kvtrie.tier import Tier
 
-__all__ = ["Replayed", "TierFigures", "open_manager", "replay"]
+__all__ = ["Replayed", "TierFigures", "open_manager", "prompt_cost", "replay"]
 
 _SHAPE = ModelShape(
     layers=32, kv_heads=8, head_dim=128, dtype="bfloat16", query_heads=32, hidden=4096
@@ -109,6 +109,11 @@ class Replayed:
     def cost_rate(self) -> float:
         """Cost saved per cost of computing everything, from 0 to 1."""
         return self.cost_saved / self.cost if self.cost else 0.0
+
+    @property
+    def bound(self) -> float:
+        """Blocks that a cache of any size could find, per block asked for, from 0 to 1."""
+        return (self.hits + self.evicted) / self.blocks if self.blocks else 0.0
 
     @property
     def evictions(self) -> int:
@@ -253,6 +258,14 @@ def replay(
     )
 
 
+def prompt_cost(blocks: int, block_tokens: int) -> float:
+    """Cost of the first blocks of a prompt, in tokens without context.
+
+    Each token counts as if it were its block's first.
+    """
+    return block_tokens * (blocks + Cost().alpha * block_tokens * blocks * (blocks - 1) / 2)
+
+
 class _Bill:
     """The cost of computing prompts, and the part that hits save."""
 
@@ -281,8 +294,7 @@ class _Bill:
         return found
 
     def _first(self, blocks: int) -> float:
-        """Cost of the first blocks of a prompt: each token as if it were its block's first."""
-        return self._block * (blocks + self._alpha * self._block * blocks * (blocks - 1) / 2)
+        return prompt_cost(blocks, self._block)
 
 
 class _Flights:

@@ -1,0 +1,141 @@
+"""The default policy on small streams: after the law of reuse changes, in a flood, told of ends."""
+
+import numpy as np
+import pytest
+
+from kvtrie import BlockManager, Tier
+from kvtrie.sim.replay import open_manager, replay
+from kvtrie.sim.trace import TraceRequest
+from kvtrie.sim.workloads import FAMILIES
+
+ROOM = 400
+# Ids of a trace that is played behind another one.
+APART = 1 << 20
+
+
+def saved(requests, policy, skip=0, room=ROOM, **more):
+    """Blocks found by requests behind the first `skip`, which are played too."""
+    manager = open_manager([Tier("gpu", blocks=room)], policy=policy, **more)
+    before = replay(requests[:skip], manager).hits if skip else 0
+    hits = manager.stats().tiers["gpu"].hits
+    assert hits == before
+    replay(requests[skip:], manager)
+    return manager.stats().tiers["gpu"].hits - hits
+
+
+def later(requests, first, ids):
+    """The same requests at other times, of other blocks."""
+    return [
+        TraceRequest(r.at + first, r.input_tokens, r.output_tokens, r.blocks + ids, r.session)
+        for r in requests
+    ]
+
+
+def periodic(period, requests, ids):
+    """Documents that come back after so many requests, behind which nobody stands."""
+    return [
+        TraceRequest(at, 4 * 512, 1, np.arange(4, dtype=np.uint32) + ids + 4 * (at % period))
+        for at in range(requests)
+    ]
+
+
+@pytest.mark.parametrize(("before", "after"), [("shared", "chats"), ("chats", "agents")])
+def test_after_a_flip_of_the_law_it_saves_about_what_it_would_have_saved(before, after):
+    old = FAMILIES[before](requests=1500, seed=3)
+    new = later(FAMILIES[after](requests=2500, seed=4), old[-1].at, APART)
+    both = saved([*old, *new], "learned", skip=len(old))
+    fresh = saved(new, "learned")
+    asked = sum(len(request.blocks) for request in new)
+    assert both / asked >= fresh / asked - 0.025
+
+
+def test_a_flood_of_prompts_that_nobody_asks_for_again_costs_it_no_more_than_lru():
+    chats = FAMILIES["chats"](requests=2000, seed=5)
+    prompts = [np.arange(12, dtype=np.uint32) + APART + 12 * n for n in range(600)]
+    flood = [TraceRequest(chats[1000].at, 12 * 512, 1, blocks) for blocks in prompts]
+    stream = [*chats[:1000], *flood, *chats[1000:]]
+    assert saved(stream, "learned", skip=1600) >= saved(stream, "lru", skip=1600)
+    assert saved(stream, "learned", skip=1000) > saved(stream, "lru", skip=1000)
+
+
+def test_a_loop_that_is_too_long_for_the_room_is_kept_in_part():
+    # Under lru each document leaves just before it is wanted.
+    loop = periodic(150, 3000, 0)
+    assert saved(loop, "lru") == 0
+    assert saved(loop, "learned", skip=1500) > 0.3 * 4 * 1500
+
+
+def test_ends_that_are_told_are_worth_blocks():
+    chats, at = [], 0
+    draw = np.random.default_rng(1)
+    opened = []
+    for chat in range(300):
+        opened.append([chat, 0])
+        while len(opened) > 20:
+            one = opened[int(draw.integers(len(opened)))]
+            one[1] += 1
+            blocks = np.arange(3 * one[1], dtype=np.uint32) + 100 * one[0]
+            at += 1000
+            chats.append(TraceRequest(at, 512 * len(blocks), 1, blocks, f"chat {one[0]}"))
+            if one[1] == 5:
+                opened.remove(one)
+    for policy in ("lru", "learned"):
+        hits = [
+            replay(chats, open_manager([Tier("gpu", blocks=150)], policy=policy), ends=ends).hits
+            for ends in (False, True)
+        ]
+        assert hits[0] < hits[1]
+
+
+def test_what_is_told_is_that_the_session_is_over():
+    manager = open_manager([Tier("gpu", blocks=20)], policy="lru")
+    blocks = [np.arange(4, dtype=np.uint32) + 10 * n for n in range(2)]
+    requests = [TraceRequest(n, 2048, 1, blocks[n], f"chat {n}") for n in (0, 1)]
+    replay([*requests, TraceRequest(9, 2048, 1, blocks[1], "chat 1")], manager, ends=True)
+    for prompt in blocks:
+        found = manager.lookup(prompt, now=10, keep=0).blocks
+        assert [manager.explain(block, now=10).priority for block in found] == [0] * 4
+
+
+def test_explain_says_the_value_in_words():
+    manager = open_manager([Tier("gpu", blocks=50)])
+    prompt = np.arange(6, dtype=np.uint32)
+    for now in range(3):
+        with manager.acquire(prompt, now=now, keep=0) as lease:
+            lease.commit(prompt[lease.matched :], now=now)
+    found = manager.lookup(prompt, now=9, keep=0).blocks
+    words = [manager.explain(block, now=9).words for block in found]
+    assert words[0].startswith("turn 1, used 2 times before; 1 requests ago. Of ")
+    assert words[-1].startswith("the last block of a prompt in turn 1; 1 requests ago. Of ")
+    assert all("uses per request, times" in text for text in words)
+    plain = open_manager([Tier("gpu", blocks=50)], policy="lru")
+    with plain.acquire(prompt, now=0, keep=0) as lease:
+        lease.commit(prompt, now=0)
+    assert plain.explain(plain.lookup(prompt, now=1, keep=0).blocks[0], now=1).words is None
+
+
+@pytest.mark.parametrize("policy", ["learned", "hazard", "retention", "flat", "gdsf", "weighted"])
+def test_under_the_objective_of_hits_context_counts_for_nothing(policy):
+    values = {}
+    for objective in ("cost", "hits"):
+        manager = open_manager([Tier("gpu", blocks=50)], policy=policy, objective=objective)
+        prompt = np.arange(9, dtype=np.uint32)
+        with manager.acquire(prompt, now=0, keep=0) as lease:
+            lease.commit(prompt, now=0)
+        found = manager.lookup(prompt, now=5, keep=0).blocks
+        values[objective] = [manager.explain(block, now=5).terms["base"] for block in found]
+    assert values["hits"] == [1.0] * 9
+    assert values["cost"][8] > 1
+
+
+def test_hits_are_more_under_the_objective_of_hits():
+    requests = FAMILIES["agents"](requests=2000, seed=6)
+    assert saved(requests, "learned", objective="hits") > saved(requests, "learned")
+
+
+def test_a_policy_without_values_has_no_other_objective():
+    for policy in set(BlockManager.policies()) - {"learned", "hazard", "retention", "flat"}:
+        if policy in {"gdsf", "weighted"}:
+            continue
+        with pytest.raises(ValueError, match="has no values: choose one of gdsf, hazard"):
+            open_manager([Tier("gpu", blocks=50)], policy=policy, objective="hits")
