@@ -15,6 +15,7 @@ BUILT := $(VENV)/.stamp-built
 SHIPPED := $(VENV)/.stamp-shipped
 MODEL := $(VENV)/.stamp-model
 WHEEL := target/engines-wheel
+ENGINES := .engines/.stamp
 RUST := $(wildcard Cargo.toml Cargo.lock) $(shell find rust -name '*.rs' -o -name Cargo.toml) $(wildcard cuda/*)
 
 # Their modules are declared by a macro, which cargo fmt does not look into.
@@ -67,22 +68,16 @@ bench-scaling: $(BUILT) ## cost per call from a thousand to four million blocks,
 peers: $(LOCKED) ## install other block managers for bench-core (Linux x86-64, Python 3.11); ARGS="dynamo"
 	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh $(or $(ARGS),dynamo sglang vllm lmcache)
 
-engines: $(LOCKED) ## real engines with our wheel in them, in .engines/ (Linux x86-64, Python 3.11)
-	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh vllm
-	$(BIN)/maturin build --quiet --release --out $(WHEEL)
-	$(BIN)/uv pip install --quiet --no-deps --reinstall --python benches/peers/envs/vllm/bin/python $(WHEEL)/kvtrie-*.whl
-	$(BIN)/uv pip install --quiet --no-deps --python benches/peers/envs/vllm/bin/python $$(sed -n -E 's/^((pytest|pluggy|iniconfig|pytest-timeout)==[^ ]*).*/\1/p' requirements.lock)
-	mkdir -p .engines
-	ln -sfn ../benches/peers/envs/vllm .engines/vllm
+engines: ## real engines with our wheel in them, in .engines/ (Linux x86-64, Python 3.11)
+	rm -f $(ENGINES)
+	$(MAKE) $(ENGINES)
 
-test-engines: .engines/vllm ## servers with kvtrie beside servers without, token by token; after make engines; ARGS="-k disk"
-	.engines/vllm/bin/python -m pytest -c tests/served/pytest.ini --rootdir . tests/served $(ARGS)
+test-engines: $(ENGINES) ## servers with kvtrie beside servers without, token by token; ARGS="-k disk"; ARGS=--next for vLLM's next version
+	.engines/vllm/bin/python -m pytest -c tests/served/pytest.ini --rootdir . tests/served $(ARGS) || [ $$? -eq 5 ]
+	PYTHONPATH=. .engines/sglang/bin/python -m pytest -c tests/served/pytest.ini -o python_files='sglang_*.py' --rootdir . tests/served $(ARGS) || [ $$? -eq 5 ]
 
-bench-engines: .engines/vllm $(MODEL) ## time to the first token in vLLM: computed, from host, from disk; ARGS="--tiny"
+bench-engines: $(ENGINES) $(MODEL) ## time to the first token in vLLM: computed, from host, from disk; ARGS="--tiny"
 	$(BIN)/python -m benches.engines $(ARGS)
-
-.engines/vllm:
-	$(MAKE) engines
 
 bench-disk: $(BUILT) ## the disk tier and fio in turn, with ratios; needs fio; ARGS="--pairs 3 --seconds 2"
 	$(BIN)/python -m benches.disk $(ARGS)
@@ -183,6 +178,19 @@ clean: ## remove the environment, the builds and the caches
 	    .import_linter_cache python/kvtrie/_kvtrie*.so
 	find python tests benches -path benches/peers/envs -prune -o \
 	    -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The wheel goes into each environment; what tests there need besides is pytest.
+$(ENGINES): $(LOCKED) pyproject.toml $(RUST) $(shell find python -name '*.py')
+	PATH="$(CURDIR)/$(BIN):$$PATH" benches/peers/setup.sh vllm sglang
+	$(BIN)/maturin build --quiet --release --out $(WHEEL)
+	for engine in vllm sglang; do \
+	    $(BIN)/uv pip install --quiet --no-deps --reinstall --python benches/peers/envs/$$engine/bin/python \
+	        $(WHEEL)/kvtrie-*.whl $$(sed -n -E 's/^((pytest|pluggy|iniconfig|pygments|pytest-timeout)==[^ ]*).*/\1/p' requirements.lock) || exit 1; \
+	done
+	mkdir -p .engines
+	ln -sfn ../benches/peers/envs/vllm .engines/vllm
+	ln -sfn ../benches/peers/envs/sglang .engines/sglang
+	@touch $@
 
 # Laid out as the wheel that users install: what is measured beside peers.
 $(SHIPPED): $(BUILT)

@@ -47,6 +47,15 @@ def commands() -> list[str]:
     return sorted({shlex.join(shlex.split(line, comments=True)) for line in lines} - {""})
 
 
+def names_of_sglang(words: list[str]) -> bool:
+    """Whether a command of SGLang names what we have."""
+    if "--radix-cache-backend" in words:
+        return words[words.index("--radix-cache-backend") + 1] == "kvtrie"
+    extra = json.loads(words[words.index("--hicache-storage-backend-extra-config") + 1])
+    home = (ROOT / "python").joinpath(*extra["module_path"].split(".")).with_suffix(".py")
+    return f"class {extra['class_name']}(" in home.read_text()
+
+
 def settings_of(words: list[str], folder: Path) -> Settings:
     """What a command of vLLM says to us, its paths in a folder of the test."""
     config = json.loads(words[words.index("--kv-transfer-config") + 1])
@@ -93,8 +102,11 @@ def test_commands_exist(command, tmp_path):
     elif program == "vllm":
         assert words[0] == "serve"
         assert settings_of(words, tmp_path).tiers
+    elif program == "python":
+        assert words[:2] == ["-m", "sglang.launch_server"]
+        assert names_of_sglang(words)
     else:
-        pytest.fail(f"'{program}' is none of make, pip, kvtrie, vllm and maturin")
+        pytest.fail(f"'{program}' is none of make, pip, kvtrie, vllm, maturin and python")
 
 
 @pytest.mark.parametrize("page", named(PAGES))

@@ -24,13 +24,16 @@ ROOT = Path(__file__).parents[2]
 FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
 
 
-def test_the_entry_point_loads_nothing_heavy():
+@pytest.mark.parametrize(
+    ("group", "engine"), [("vllm.general_plugins", "vllm"), ("sglang.srt.plugins", "sglang")]
+)
+def test_an_entry_point_loads_nothing_heavy(group, engine):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    points = project["entry-points"]["vllm.general_plugins"]
-    assert points == {"kvtrie": "kvtrie.engines.vllm.plugin:register"}
-    code = "import sys, kvtrie.engines.vllm.plugin; print(*sys.modules)"
+    points = project["entry-points"][group]
+    assert points == {"kvtrie": f"kvtrie.engines.{engine}.plugin:register"}
+    code = f"import sys, kvtrie.engines.{engine}.plugin; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    heavy = {"torch", "vllm", "transformers"}
+    heavy = {"torch", "vllm", "sglang", "transformers"}
     assert not heavy & {name.partition(".")[0] for name in out.stdout.split()}
 
 

@@ -1,0 +1,25 @@
+"""The plug-in: makes `--radix-cache-backend kvtrie` known to SGLang.
+
+The entry point `sglang.srt.plugins` calls `register` in every process of a server. Invariant: doing
+it again changes nothing. Cost: a dictionary entry.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Enter the factory, unless the name is known already."""
+    registry = import_module("sglang.srt.mem_cache.registry")
+    if registry.get_radix_cache_factory("kvtrie") is None:
+        registry.register_radix_cache_backend("kvtrie", _make)
+
+
+def _make(context: Any) -> Any:  # noqa: ANN401 - SGLang's own
+    from kvtrie.engines.sglang.radix import KvtrieRadixCache
+
+    return KvtrieRadixCache.of(context)

@@ -1,0 +1,250 @@
+"""KvtrieRadixCache: kvtrie's trie in place of SGLang's radix tree. A page is a block.
+
+SGLang owns the pages and says which of them new blocks stand in; the manager knows which blocks
+there are and which of them leaves first, and its own slots are only counted.
+Invariant: a block stands in one page until it is evicted; a locked path is never evicted.
+Cost: a lookup per match, a request of the manager per insert, a reservation per eviction.
+"""
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUntypedBaseClass=false, reportMissingParameterType=false
+# (SGLang is not installed where this is checked)
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import (
+    DecLockRefResult,
+    EvictResult,
+    IncLockRefResult,
+    InsertResult,
+    MatchResult,
+)
+from sglang.srt.mem_cache.radix_cache import RadixCache
+
+from kvtrie import BlockManager, ModelShape, Tier
+from kvtrie.errors import ConfigError
+from kvtrie.scope import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["KvtrieRadixCache", "Path"]
+
+_MOST_TOKEN = 2**32
+
+
+class Path:
+    """Blocks from the root on: what SGLang holds as a node.
+
+    Args:
+        blocks: handles of the blocks, in order.
+    """
+
+    __slots__ = ("blocks", "locks")
+
+    def __init__(self, blocks: NDArray[np.uint64]) -> None:
+        self.blocks = blocks
+        self.locks: list[int] = []
+
+
+class KvtrieRadixCache(RadixCache):
+    """SGLang's prefix cache over a `BlockManager`.
+
+    Args:
+        params: SGLang's `CacheInitParams`.
+        blocks: pages of the KV pool; None asks the allocator.
+        policy: which blocks leave first.
+
+    Raises:
+        ConfigError: what the cache does not serve: speculative decoding by EAGLE, sliding windows,
+            state layers, hierarchical caches.
+    """
+
+    def __init__(
+        self,
+        params: Any,  # noqa: ANN401 - SGLang's own
+        *,
+        blocks: int | None = None,
+        policy: str = "retention",
+    ) -> None:
+        if params.is_eagle:
+            raise ConfigError("kvtrie keeps plain tokens: EAGLE's pairs are not supported")
+        allocator = params.token_to_kv_pool_allocator
+        self._blocks = blocks or int(allocator.size) // int(params.page_size)
+        self._policy = policy
+        super().__init__(params)
+
+    @classmethod
+    def of(cls, context: Any) -> KvtrieRadixCache:  # noqa: ANN401 - SGLang's TreeCacheBuildContext
+        """The cache of a server.
+
+        Raises:
+            ConfigError: a model or a setting that the cache does not serve.
+        """
+        for what, told in (
+            ("sliding windows", context.is_hybrid_swa),
+            ("state layers", context.is_hybrid_ssm),
+            ("hierarchical caches", context.enable_hierarchical_cache),
+        ):
+            if told:
+                raise ConfigError(f"--radix-cache-backend kvtrie does not serve {what}")
+        return cls(context.params)
+
+    def reset(self) -> None:
+        """Forget all; SGLang takes the pages back by itself."""
+        super().reset()
+        self.root_node = Path(np.empty(0, dtype=np.uint64))
+        self._empty_match_result = _found(0, self.root_node)
+        # Only numbers of tokens and blocks matter here: the bytes are SGLang's.
+        shape = ModelShape(layers=1, kv_heads=1, head_dim=16)
+        self.manager = BlockManager(
+            shape,
+            [Tier("gpu", blocks=self._blocks)],
+            block_tokens=self.page_size,
+            policy=self._policy,
+            events=self._blocks + 1,
+        )
+        self._pages: dict[int, int] = {}
+        self._locked: Counter[int] = Counter()
+
+    def match_prefix(self, params: Any) -> Any:  # noqa: ANN401 - SGLang's own
+        """The longest prefix of whole pages that is there."""
+        told = None if self.disable else self._tokens(params.key)
+        if told is None:
+            return self._empty_match_result
+        tokens, scope = told
+        match = self.manager.lookup(tokens, now=time.monotonic_ns(), scope=scope, keep=0)
+        if not match.tokens:
+            return self._empty_match_result
+        return _found(match.tokens, Path(match.handles[: match.tokens // self.page_size]))
+
+    def touch_prefix(self, key: Any) -> None:  # noqa: ANN401 - SGLang's RadixKey
+        """Note a use of what is there of a key."""
+        told = None if self.disable else self._tokens(key)
+        if told is not None:
+            tokens, scope = told
+            now = time.monotonic_ns()
+            match = self.manager.lookup(tokens, now=now, scope=scope, keep=0)
+            if match.tokens:
+                self.manager.acquire(
+                    tokens[: match.tokens], now=now, scope=scope, keep=0, load="none"
+                ).release(now=now)
+
+    def insert(self, params: Any) -> Any:  # noqa: ANN401 - SGLang's own
+        """Take in the pages of a key that are not there; how many tokens were."""
+        told = None if self.disable else self._tokens(params.key)
+        if told is None:
+            return InsertResult(prefix_len=0, last_device_node=self.root_node)
+        tokens, scope = told
+        now, size = time.monotonic_ns(), self.page_size
+        lease = self.manager.acquire(tokens, now=now, scope=scope, keep=0, load="none")
+        there = lease.matched
+        if there < len(tokens):
+            new = lease.commit(tokens[there:], now=now).new.tolist()
+            value = params.value
+            pages = np.asarray(value[there : len(tokens) : size].cpu()) // size
+            self._pages.update(zip(new, pages.tolist(), strict=True))
+        lease.release(now=now)
+        match = self.manager.lookup(tokens, now=now, scope=scope, keep=0)
+        return InsertResult(prefix_len=there, last_device_node=Path(match.handles))
+
+    def evict(self, params: Any) -> Any:  # noqa: ANN401 - SGLang's own
+        """Give back at least so many tokens, as far as they are not locked."""
+        begun, size = time.perf_counter(), self.page_size
+        count = min(-(-params.num_tokens // size), len(self._pages) - len(self._locked))
+        if self.disable or count <= 0:
+            return EvictResult()
+        now = time.monotonic_ns()
+        free = self.manager.stats().tiers["gpu"].free
+        # A request of one token that asks for all that is free, and as much again as is to leave.
+        with self.manager.acquire(np.zeros(1, np.uint32), now=now, load="none") as room:
+            room.reserve((free + count) * size - 1, now=now)
+            room.release(now=now)
+        gone = [event.block for event in self.manager.take_events()]
+        pages = np.asarray([self._pages.pop(block) for block in gone], dtype=np.int64)
+        self.token_to_kv_pool_allocator.free_segment(self._slots(pages), start_pos=0)
+        self.update_eviction_metrics(len(gone) * size, begun)
+        return EvictResult(num_tokens_evicted=len(gone) * size)
+
+    def inc_lock_ref(self, node: Path) -> Any:  # noqa: ANN401 - SGLang's own
+        """Keep a path from being evicted."""
+        if self.disable or not len(node.blocks):
+            return IncLockRefResult(delta=0)
+        before = len(self._locked)
+        node.locks.append(self.manager.pin_copies(node.blocks, 0, now=time.monotonic_ns()))
+        self._locked.update(node.blocks.tolist())
+        return IncLockRefResult(delta=(before - len(self._locked)) * self.page_size)
+
+    def dec_lock_ref(self, node: Path, params: Any = None) -> Any:  # noqa: ANN401, ARG002
+        """Let go of a path once."""
+        if self.disable or not node.locks:
+            return DecLockRefResult(delta=0)
+        before = len(self._locked)
+        self.manager.unpin_copies(node.locks.pop(), now=time.monotonic_ns())
+        for block in node.blocks.tolist():
+            self._locked[block] -= 1
+            if not self._locked[block]:
+                del self._locked[block]
+        return DecLockRefResult(delta=(before - len(self._locked)) * self.page_size)
+
+    def path_device_indices(self, node: Path) -> torch.Tensor:
+        """Token slots of a path, in order."""
+        if not len(node.blocks):
+            return self._empty_device_indices
+        pages = [self._pages[block] for block in node.blocks.tolist()]
+        return self._slots(np.asarray(pages, dtype=np.int64)).to(self.device)
+
+    def evictable_size(self) -> int:
+        """Tokens that could be given back."""
+        return (len(self._pages) - len(self._locked)) * self.page_size
+
+    def protected_size(self) -> int:
+        """Tokens that are locked."""
+        return len(self._locked) * self.page_size
+
+    def total_size(self) -> int:
+        """Tokens that are there."""
+        return len(self._pages) * self.page_size
+
+    def dfs_weight_order(self, node_handles: Sequence[Path]) -> list[int]:
+        """Requests in an order that has those of one beginning side by side."""
+        paths = [handle.blocks.tolist() for handle in node_handles]
+        return sorted(range(len(paths)), key=paths.__getitem__)
+
+    def pretty_print(self) -> None:
+        """Print how much is there."""
+        print(f"#tokens: {self.total_size()}")  # noqa: T201 - what SGLang asks for
+
+    def _tokens(self, key: Any) -> tuple[NDArray[np.uint32], Scope] | None:  # noqa: ANN401
+        """Whole pages of a key and who may share them; None if there are none.
+
+        Ids beyond 32 bits, which SGLang makes of images, have no place in the trie: such a key
+        neither matches nor is kept.
+        """
+        raw = np.asarray(key.raw_token_ids(), dtype=np.int64)
+        raw = raw[: len(raw) // self.page_size * self.page_size]
+        if not len(raw) or raw.min() < 0 or raw.max() >= _MOST_TOKEN:
+            return None
+        salt = (key.cache_salt or "").encode()
+        return raw.astype(np.uint32), Scope(tenant=salt, lora=key.extra_key or "")
+
+    def _slots(self, pages: NDArray[np.int64]) -> torch.Tensor:
+        size = self.page_size
+        return torch.from_numpy((pages[:, None] * size + np.arange(size)).reshape(-1))
+
+
+def _found(tokens: int, path: Path) -> Any:  # noqa: ANN401 - SGLang's own
+    return MatchResult(
+        device_prefix_len=tokens,
+        last_device_node=path,
+        last_host_node=path,
+        best_match_node=path,
+    )

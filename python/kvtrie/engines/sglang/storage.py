@@ -1,0 +1,213 @@
+"""KvtrieHiCache: kvtrie's disk as a `dynamic` storage of SGLang's HiCache.
+
+`--hicache-storage-backend dynamic` loads it; `--hicache-storage-backend-extra-config` has `path`
+and `bytes` or `blocks`. Invariant: the files take no more than their room; every byte is proved on
+every read, so a damaged page is a miss; a later server of the same model finds the pages.
+Cost: a digest per page and call, and the read or write.
+"""
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportUntypedBaseClass=false, reportMissingParameterType=false
+# (SGLang is not installed where this is checked)
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
+
+from kvtrie.argument import shown, whole
+from kvtrie.errors import ConfigError
+from kvtrie.tiers.keyed_disk import KeyedDisk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["KvtrieHiCache"]
+
+_SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1")
+_KEYS = ("path", "bytes", "blocks", "durability")
+_FAR = 2**62
+
+
+class KvtrieHiCache(HiCacheStorage):
+    """Pages of one rank on disk, by SGLang's hashes.
+
+    Args:
+        storage_config: SGLang's `HiCacheStorageConfig`; its `extra_config` has our keys.
+        kwargs: SGLang gives none.
+
+    Raises:
+        ConfigError: unknown keys, no path, or latent KV of several ranks.
+    """
+
+    def __init__(self, storage_config: Any, kwargs: Any = None) -> None:  # noqa: ANN401, ARG002
+        extra: dict[str, Any] = dict(storage_config.extra_config or {})
+        known = {*_SGLANGS, *_KEYS}
+        # SGLang's own keys of prefetching stand beside ours.
+        strange = [
+            shown(key)
+            for key in extra
+            if key not in known and not key.startswith(("prefetch", "hicache"))
+        ]
+        if strange:
+            raise ConfigError(f"the storage has no {', '.join(strange)}: {', '.join(_KEYS)}")
+        if not extra.get("path"):
+            raise ConfigError("the storage needs a path, the folder of its files")
+        if storage_config.is_mla_model and storage_config.tp_size > 1:
+            raise ConfigError(
+                f"latent KV of {storage_config.tp_size} ranks: SGLang writes it once, and one "
+                "process at a time has a folder of kvtrie; not supported"
+            )
+        self._config, self._extra = storage_config, extra
+        self._disk: KeyedDisk | None = None
+
+    def register_mem_pool_host(self, mem_pool_host: Any) -> None:  # noqa: ANN401 - SGLang's own
+        """Open the files: the pool says how large a page is."""
+        super().register_mem_pool_host(mem_pool_host)
+        page = mem_pool_host.get_dummy_flat_data_page()
+        size = page.numel() * page.element_size()
+        room = {
+            name: None if self._extra.get(name) is None else whole(name, self._extra[name], 1, _FAR)
+            for name in ("bytes", "blocks")
+        }
+        self._disk = KeyedDisk(
+            self._extra["path"],
+            meaning=_meaning(self._config, mem_pool_host, page),
+            size=size,
+            durability=self._extra.get("durability", "flush"),
+            bytes=room["bytes"],
+            blocks=room["blocks"],
+        )
+        if self._disk.read_only:
+            reason = self._disk.store.refusal
+            self._disk.close()
+            raise ConfigError(f"the folder {self._extra['path']} cannot be written: {reason}")
+
+    @property
+    def disk(self) -> KeyedDisk:
+        """The files.
+
+        Raises:
+            ConfigError: SGLang has not registered its pool yet.
+        """
+        if self._disk is None:
+            raise ConfigError("SGLang has not registered its host memory")
+        return self._disk
+
+    def exists(self, key: str) -> bool:
+        """Whether a page is there."""
+        return key.encode() in self.disk
+
+    def get(
+        self,
+        key: str,
+        target_location: torch.Tensor | None = None,
+        target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
+    ) -> torch.Tensor | None:
+        """A page, read into `target_location` and proved; None if it is not there or not whole."""
+        return self.batch_get([key], [target_location])[0]
+
+    def batch_get(
+        self,
+        keys: list[str],
+        target_locations: Sequence[torch.Tensor | None] | None = None,
+        target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
+    ) -> list[torch.Tensor | None]:
+        """Pages, as `get` gives each."""
+        targets = [
+            self.mem_pool_host.get_dummy_flat_data_page() if target is None else target
+            for target in (target_locations or [None] * len(keys))
+        ]
+        rows = [(key.encode(), _bytes(to)) for key, to in zip(keys, targets, strict=True)]
+        told = self.disk.read_many(rows)
+        return [to if good else None for to, good in zip(targets, told, strict=True)]
+
+    def set(
+        self,
+        key: str,
+        value: torch.Tensor | None = None,
+        target_location: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
+        target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
+    ) -> bool:
+        """Keep a page; whether it is there now."""
+        return value is not None and self.batch_set([key], [value])
+
+    def batch_set(
+        self,
+        keys: list[str],
+        values: Sequence[torch.Tensor] | None = None,
+        target_locations: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
+        target_sizes: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
+    ) -> bool:
+        """Keep pages, in the order of their sequence; whether all are there now."""
+        return all(self._write(keys, values or [], None))
+
+    def batch_get_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
+    ) -> list[bool]:
+        """Read pages into SGLang's host memory; which of them were there and whole."""
+        pages = self.batch_get(keys)
+        for page, at in zip(pages, self._starts(host_indices), strict=True):
+            if page is not None:
+                self.mem_pool_host.set_from_flat_data_page(at, page)
+        return [page is not None for page in pages]
+
+    def batch_set_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: Any = None,  # noqa: ANN401 - SGLang's own
+    ) -> list[bool]:
+        """Keep pages out of SGLang's host memory; which of them are there now."""
+        pool = self.mem_pool_host
+        values = [pool.get_data_page(at, flat=True) for at in self._starts(host_indices)]
+        before = getattr(extra_info, "prefix_keys", None)
+        return self._write(keys, values, before)
+
+    def clear(self) -> None:
+        """Forget all pages."""
+        self.disk.clear()
+
+    def close(self) -> None:
+        """Give the folder back. Closing twice does nothing."""
+        if self._disk is not None:
+            self._disk.close()
+
+    def _starts(self, host_indices: torch.Tensor) -> list[int]:
+        return host_indices[:: self.mem_pool_host.page_size].tolist()
+
+    def _write(
+        self, keys: list[str], values: Sequence[torch.Tensor], before: list[str] | None
+    ) -> list[bool]:
+        rows = [
+            (key.encode(), _bytes(value.contiguous()))
+            for key, value in zip(keys, values, strict=True)
+        ]
+        behind = before[-1].encode() if before else None
+        first, size = len(before or ()), self.mem_pool_host.page_size
+        positions = [(first + at) * size for at in range(len(rows))]
+        return self.disk.write_many(rows, positions=positions, behind=behind)
+
+
+def _bytes(page: torch.Tensor) -> NDArray[np.uint8]:
+    return page.view(-1).view(torch.uint8).numpy()
+
+
+def _meaning(config: Any, pool: Any, page: torch.Tensor) -> str:  # noqa: ANN401 - SGLang's own
+    """All that says what a page's bytes are; SGLang's hashes name tokens, salt and adapter."""
+    ranks = {
+        name: getattr(config, name)
+        for name in ("tp_rank", "tp_size", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size")
+    }
+    return (
+        f"sglang {config.model_name} {page.dtype} {tuple(page.shape)} {pool.layout} "
+        f"pages of {pool.page_size} {ranks}"
+    )

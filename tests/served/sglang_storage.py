@@ -1,0 +1,154 @@
+"""Our disk as SGLang's `dynamic` HiCache storage: bounded, proved, found after a restart."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, HiCacheStorageExtraInfo
+from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+import benches.peers.stand_ins  # noqa: F401 - without it sglang does not load
+from kvtrie.errors import ConfigError
+
+PAGE, PAGES = 8, 32
+
+
+class HostPool:
+    """SGLang's host memory as far as a storage sees it; the real one asks for a GPU."""
+
+    layout, page_size = "layer_first", PAGE
+
+    def __init__(self):
+        self.kv = torch.arange(2 * 3 * PAGES * PAGE * 4, dtype=torch.float32)
+        self.kv = self.kv.view(2, 3, PAGES * PAGE, 4).to(torch.bfloat16)
+
+    def get_dummy_flat_data_page(self):
+        return torch.zeros(2 * 3 * PAGE * 4, dtype=torch.bfloat16)
+
+    def get_data_page(self, index, **more):
+        assert more in ({}, {"flat": True})
+        return self.kv[:, :, index : index + PAGE].flatten()
+
+    def set_from_flat_data_page(self, index, page):
+        self.kv[:, :, index : index + PAGE] = page.view(2, 3, PAGE, 4)
+
+
+def config(folder, **more):
+    extra = {
+        "backend_name": "kvtrie",
+        "module_path": "kvtrie.engines.sglang.storage",
+        "class_name": "KvtrieHiCache",
+        "interface_v1": 1,
+        "path": str(folder),
+        "blocks": 12,
+    } | more.pop("extra", {})
+    told = {
+        "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0,
+        "attn_cp_size": 1, "is_mla_model": False, "enable_storage_metrics": False,
+        "is_page_first_layout": False, "model_name": "tiny",
+    }  # fmt: skip
+    return HiCacheStorageConfig(**told | more, extra_config=extra)
+
+
+def opened(folder, pool=None, **more):
+    storage = StorageBackendFactory.create_backend("dynamic", config(folder, **more), None)
+    storage.register_mem_pool_host(pool or HostPool())
+    return storage
+
+
+def indices(pages):
+    return torch.cat([torch.arange(page * PAGE, (page + 1) * PAGE) for page in pages])
+
+
+def test_pages_go_and_come_and_are_found_after_a_restart(tmp_path):
+    pool, storage = HostPool(), opened(tmp_path)
+    keys = [f"hash {at}" for at in range(8)]
+    info = HiCacheStorageExtraInfo(prefix_keys=keys[:4])
+    storage.mem_pool_host = pool
+    assert storage.batch_set_v1(keys[:4], indices(range(4))) == [True] * 4
+    assert storage.batch_set_v1(keys[4:], indices(range(4, 8)), info) == [True] * 4
+    assert storage.batch_exists([*keys, "another"]) == 8
+    storage.close()
+    again = opened(tmp_path)
+    right, again.mem_pool_host.kv = pool.kv.clone(), torch.zeros_like(pool.kv)
+    assert again.batch_get_v1([*keys, "another"], indices(range(9))) == [True] * 8 + [False]
+    assert (again.mem_pool_host.kv[:, :, : 8 * PAGE] == right[:, :, : 8 * PAGE]).all()
+    assert (again.mem_pool_host.kv[:, :, 8 * PAGE :] == 0).all()
+    page = again.get(keys[3], again.mem_pool_host.get_dummy_flat_data_page())
+    assert (page == pool.get_data_page(3 * PAGE)).all()
+    again.close()
+    other = opened(tmp_path, model_name="another")
+    assert not other.exists(keys[0])
+    other.close()
+
+
+def test_the_older_interface_does_the_same(tmp_path):
+    pool, storage = HostPool(), opened(tmp_path)
+    data = [pool.get_data_page(at * PAGE) for at in range(3)]
+    assert storage.batch_set(["a", "b", "c"], data)
+    assert storage.set("d", data[0])
+    got = storage.batch_get(["a", "x", "c"], [pool.get_dummy_flat_data_page() for _ in range(3)])
+    assert got[1] is None
+    assert (got[0] == data[0]).all()
+    assert (got[2] == data[2]).all()
+    storage.clear()
+    assert not storage.exists("a")
+    storage.close()
+
+
+def test_it_is_bounded_and_beginnings_stay(tmp_path):
+    storage = opened(tmp_path)
+    for chain in range(10):
+        keys = [f"{chain} {at}" for at in range(4)]
+        assert storage.batch_set_v1(keys, indices(range(4))) == [True] * 4
+        assert len(storage.disk) <= 12
+    for chain in range(10):
+        found = [storage.exists(f"{chain} {at}") for at in range(4)]
+        assert found == sorted(found, reverse=True)
+    storage.close()
+
+
+def test_a_damaged_page_is_a_miss(tmp_path):
+    storage = opened(tmp_path)
+    keys = [f"{at}" for at in range(12)]
+    storage.batch_set_v1(keys, indices(range(12)))
+    storage.close()
+    (data,) = [
+        each for each in tmp_path.rglob("*") if each.is_file() and each.stat().st_size > 40000
+    ]
+    raw = bytearray(data.read_bytes())
+    for at in range(10, len(raw), 1500):
+        raw[at] ^= 16
+    data.write_bytes(raw)
+    pool = HostPool()
+    right = pool.kv.clone()
+    storage = opened(tmp_path, pool)
+    told = storage.batch_get_v1(keys, indices(range(12)))
+    assert not all(told)
+    assert (pool.kv == right).all()
+    storage.close()
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"extra": {"path": ""}}, "needs a path"),
+        ({"extra": {"room": 3}}, "the storage has no 'room'"),
+        ({"extra": {"blocks": 1.5}}, "blocks is 1.5"),
+        ({"is_mla_model": True, "tp_size": 2}, "latent KV of 2 ranks"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, more, told):
+    with pytest.raises(ConfigError, match=told):
+        opened(tmp_path, **more)
+
+
+def test_a_real_pool_has_what_is_asked_of_it():
+    """The names of SGLang's own host pools that the storage uses."""
+    spec = importlib.util.find_spec("sglang.srt.mem_cache.pool_host.base")
+    source = Path(spec.origin).read_text()
+    for name in ("get_dummy_flat_data_page", "get_data_page", "set_from_flat_data_page"):
+        assert f"def {name}(" in source
