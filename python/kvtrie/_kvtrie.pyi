@@ -514,6 +514,27 @@ class BlockManager:
                 then. A lease or a session that is not there is no error but answered "rejected".
         """
 
+    def due(
+        self, limit: int | None = None, *, now: int, scope: Scope | None = None
+    ) -> list[tuple[str, float]]:
+        """The sessions whose learned pause is about to end, the likeliest to go on soon first.
+
+        For an engine that then hints `Prefetch(session=...)`; the manager calls nobody. Only
+        sessions that wait, without a lease, and were not released are named. Empty where no tier's
+        policy learns, as `learned` does.
+
+        Args:
+            limit: at most so many; None names all.
+            now: the time; pauses are counted in requests, so nothing hangs on it.
+            scope: whose sessions.
+
+        Returns:
+            Names, each with the uses per request that are expected of its last block.
+
+        Raises:
+            ConfigError: the scope was first used with another structure.
+        """
+
     def unpriced(self, limit: int | None = None) -> Unpriced:
         """Blocks whose cost has still to be said, in the order of their handles' ids.
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvtrie import BlockManager, Tier
+from kvtrie import BlockManager, Release, Scope, Tier
 from kvtrie.sim.replay import open_manager, replay
 from kvtrie.sim.trace import TraceRequest
 from kvtrie.sim.workloads import FAMILIES
@@ -139,3 +139,40 @@ def test_a_policy_without_values_has_no_other_objective():
             continue
         with pytest.raises(ValueError, match="has no values: choose one of gdsf, hazard"):
             open_manager([Tier("gpu", blocks=50)], policy=policy, objective="hits")
+
+
+def test_the_session_that_comes_back_soonest_is_due_first():
+    manager = open_manager([Tier("gpu", blocks=4000)])
+    now = 0
+
+    def ask(session, first, blocks):
+        nonlocal now
+        now += 1
+        prompt = np.arange(blocks, dtype=np.uint32) + first
+        with manager.acquire(prompt, now=now, session=session, keep=0) as lease:
+            assert [name for name, _ in manager.due(now=now)].count(session) == 0
+            lease.commit(prompt[lease.matched :], now=now)
+
+    # Second turns of one kind of session come at once; sessions that have had two are over.
+    for chat in range(1200):
+        for turn in (1, 2):
+            ask(f"chat {chat}", 20 * chat, 8 * turn)
+    ask("new", 1 << 20, 8)
+    due = manager.due(3, now=now)
+    assert due[0][0] == "new"
+    assert len(due) == 3
+    assert [rate for _, rate in due] == sorted((rate for _, rate in due), reverse=True)
+    assert due[0][1] > 5 * due[1][1]
+    everyone = manager.due(now=now)
+    assert due == everyone[:3]
+    manager.hint([Release(session="new")], now=now)
+    assert "new" not in dict(manager.due(now=now))
+    assert manager.due(now=now, scope=Scope(tenant=b"nobody")) == []
+
+
+def test_without_learning_nothing_is_due():
+    manager = open_manager([Tier("gpu", blocks=20)], policy="lru")
+    prompt = np.arange(4, dtype=np.uint32)
+    with manager.acquire(prompt, now=0, session="chat", keep=0) as lease:
+        lease.commit(prompt, now=0)
+    assert manager.due(now=1) == []

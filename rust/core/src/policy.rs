@@ -186,6 +186,13 @@ pub trait Policy: Debug + Send + Sync {
         None
     }
 
+    /// Learned uses per request, from now on, of a block that was last used so; `None` where nothing
+    /// is learned.
+    fn reuse_rate(&self, last_use: &LastUse) -> Option<f64> {
+        let _ = last_use;
+        None
+    }
+
     /// What [`Policy::compare`] compares first under [`Order::Ends`], the smaller one leaving first.
     fn worth(&self, entry: &Entry) -> f64 {
         let _ = entry;

@@ -471,6 +471,20 @@ impl BlockManager {
         Ok(replies.into_iter().map(HintReply::from).collect())
     }
 
+    /// The sessions that wait and are likeliest to go on soon, each with its learned rate.
+    #[pyo3(signature = (limit=None, *, now, scope=None))]
+    fn due(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::limit)] limit: Option<usize>,
+        #[pyo3(from_py_with = number::now)] now: u64,
+        scope: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Vec<(String, f64)>> {
+        let (scope, limit) = (crate::scope::scope(scope)?, limit.unwrap_or(usize::MAX));
+        let due = self.shared.call(py, |manager| manager.due(&scope, limit, now))?;
+        Ok(due.into_iter().map(|one| (one.session, one.rate)).collect())
+    }
+
     /// Blocks that await a price by the user, at most `limit`.
     #[pyo3(signature = (limit=None))]
     fn unpriced(

@@ -13,6 +13,7 @@ pub(super) mod ages;
 pub(super) mod branch;
 pub(super) mod commit;
 pub(super) mod digests;
+pub(super) mod due;
 pub(super) mod index;
 pub(super) mod lease;
 pub(super) mod lookup;

@@ -168,6 +168,11 @@ impl Policy for Learned {
         Some((u64::from(last_use.class), place(last_use.request, f64::from(last_use.weight))))
     }
 
+    fn reuse_rate(&self, last_use: &LastUse) -> Option<f64> {
+        let class = usize::from(last_use.class).min(CLASSES - 1);
+        Some(self.reuse.rates(class)[bucket(self.age(place(last_use.request, 0.0)))])
+    }
+
     fn worth(&self, entry: &Entry) -> f64 {
         self.rate(entry)
     }

@@ -187,6 +187,16 @@ impl Sessions {
         self.names.get(&scope)?.get(name).copied()
     }
 
+    /// Names and last blocks of the sessions of a scope that have no lease.
+    pub(crate) fn waiting(&self, scope: ScopeId) -> impl Iterator<Item = (&str, BlockId)> + '_ {
+        let names = self.names.get(&scope).into_iter().flatten();
+        names.filter_map(|(name, id)| {
+            let session = self.all.get(id)?;
+            let idle = session.ended != HELD && !session.finished;
+            Some((&**name, session.tip.filter(|_| idle)?))
+        })
+    }
+
     /// The leases of a session.
     pub(crate) fn leases(&self, id: SessionId) -> impl Iterator<Item = LeaseId> + '_ {
         let mine = self.held.range((id, LeaseId::MIN)..=(id, LeaseId::MAX));

@@ -1,0 +1,54 @@
+//! Due sessions: those whose learned pause is about to end, for an engine that then prefetches.
+//!
+//! The manager calls nobody: it is asked. Invariant: only sessions that wait, without a lease, are
+//! named. Cost: O(sessions of the scope · log limit) per call.
+
+use crate::error::Result;
+use crate::manager::Manager;
+use crate::policy::Needs;
+use crate::scope::Scope;
+use crate::time::Nanos;
+
+/// A session that waits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Due {
+    /// Its name.
+    pub session: String,
+    /// Learned uses of its last block per request, from now on, over the best time to wait.
+    pub rate: f64,
+}
+
+impl Manager {
+    /// The sessions of a scope that wait for their next request, the likeliest to come soon first: at
+    /// most `limit`, and none where no tier's policy learns. Ages are counted in requests, so `now`
+    /// only says when this is asked.
+    ///
+    /// # Errors
+    /// `Config` if the scope was first used with another structure.
+    pub fn due(&self, scope: &Scope, limit: usize, now: Nanos) -> Result<Vec<Due>> {
+        self.open()?;
+        let _ = now;
+        let learns = self.tiers.iter().find(|tier| tier.eviction.needs(Needs::REUSE));
+        let (Some(tier), Some(scope)) = (learns, self.scopes.find(scope)?) else {
+            return Ok(Vec::new());
+        };
+        let policy = tier.eviction.policy();
+        let mut due: Vec<Due> = self
+            .sessions
+            .waiting(scope)
+            .filter_map(|(name, tip)| {
+                let rate = policy.reuse_rate(&self.feed.last_use(tip))?;
+                Some(Due { session: name.to_owned(), rate })
+            })
+            .collect();
+        let order =
+            |a: &Due, b: &Due| b.rate.total_cmp(&a.rate).then_with(|| a.session.cmp(&b.session));
+        // Few are asked for of many.
+        if limit < due.len() {
+            due.select_nth_unstable_by(limit, order);
+            due.truncate(limit);
+        }
+        due.sort_unstable_by(order);
+        Ok(due)
+    }
+}
