@@ -1,6 +1,28 @@
-"""Where the files beside this one are found."""
+"""Where the files beside this one are found, and `--next`: vLLM's next version in place of ours."""
 
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--next", action="store_true", help="compare with vLLM's next version only")
+
+
+def pytest_collection_modifyitems(config, items):
+    wanted = config.getoption("--next")
+    left = [item for item in items if bool(item.get_closest_marker("next")) != wanted]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
+
+
+@pytest.fixture(scope="session")
+def sources():
+    """What stands in the wheel of vLLM's next version."""
+    from surface_of_sources import Sources, next_wheel
+
+    root = Path(__file__).parents[2]
+    return Sources(next_wheel(root / "target" / "vllm-next", root / ".venv" / "bin" / "python"))

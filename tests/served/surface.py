@@ -214,3 +214,12 @@ USED = {
     ("vllm.config", "CacheConfig"): ("cache_dtype",),
     ("vllm.config", "LoadConfig"): ("load_format",),
 }
+
+NAMES = (
+    ("vllm", "__version__"),
+    ("vllm.distributed.kv_events", "MEDIUM_CPU"),
+    ("vllm.distributed.kv_events", "MEDIUM_STORAGE"),
+    ("vllm.distributed.parallel_state", "get_tensor_model_parallel_rank"),
+    ("vllm.platforms", "current_platform"),
+)
+"""Functions and constants, by module."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from importlib import import_module
 
@@ -29,6 +30,11 @@ def test_it_is_there(module, name):
     assert not missing
 
 
+@pytest.mark.parametrize(("module", "name"), surface.NAMES)
+def test_a_name_is_there(module, name):
+    assert hasattr(import_module(module), name)
+
+
 def test_the_connector_overrides_exactly_what_the_list_says():
     from kvtrie.engines.vllm import KvtrieConnector
 
@@ -52,3 +58,43 @@ def test_a_signature_takes_what_vllm_gives():
             continue
         taken = set(inspect.signature(ours).parameters)
         assert {one.name for one in wanted} <= taken, name
+
+
+@pytest.mark.next
+@pytest.mark.parametrize(("module", "name"), surface.USED)
+def test_it_is_in_the_next_version(sources, module, name):
+    there = sources.members(module, name)
+    assert there is not None
+    assert not set(surface.USED[module, name]) - there
+
+
+@pytest.mark.next
+@pytest.mark.parametrize(("module", "name"), surface.NAMES)
+def test_a_name_is_in_the_next_version(sources, module, name):
+    assert name in ast.unparse(sources.tree(module))
+
+
+@pytest.mark.next
+def test_what_is_not_there_is_told(sources):
+    assert sources.members("vllm.v1.request", "Requests") is None
+    assert "no_such_field" not in sources.members("vllm.v1.request", "Request")
+
+
+@pytest.mark.next
+def test_the_next_version_calls_what_we_override(sources):
+    """Arguments that the next version's base class names are taken by ours."""
+    from kvtrie.engines.vllm import KvtrieConnector
+
+    base = KvtrieConnector.__mro__[1]
+    _, node = sources.find(base.__module__, base.__name__)
+    wanted = {
+        each.name: {argument.arg for argument in (*each.args.args, *each.args.kwonlyargs)}
+        for each in node.body
+        if isinstance(each, ast.FunctionDef)
+    }
+    for name in surface.OVERRIDDEN:
+        ours = getattr(KvtrieConnector, name)
+        if callable(ours):
+            taken = inspect.signature(ours).parameters.values()
+            if inspect.Parameter.VAR_POSITIONAL not in {one.kind for one in taken}:
+                assert wanted[name] - {"self", "cls"} <= {one.name for one in taken}, name
