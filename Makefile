@@ -28,7 +28,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel engines test-engines bench-engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-sim-demo bench-disk bench-restart bench-formats bench-fusion bench-selective bench-gpu eval-fusion eval-selective wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel engines test-engines bench-engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-sim-demo bench-disk bench-restart bench-formats bench-fusion bench-selective bench-train bench-gpu eval-fusion eval-selective wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -96,6 +96,9 @@ bench-fusion: $(BUILT) $(MODEL) ## time to first token: full prefill, prefix reu
 
 bench-selective: $(BUILT) ## selective caches: attention with weights, a full cache, memory; ARGS="--quick"
 	OMP_NUM_THREADS=1 $(BIN)/python -m benches.selective $(ARGS)
+
+bench-train: $(BUILT) ## a training step by cells beside activation checkpointing: time and memory; ARGS="--quick"
+	OMP_NUM_THREADS=1 $(BIN)/python -m benches.train $(ARGS)
 
 bench-gpu: $(BUILT) ## kernels and copies on a CUDA device, in minutes; ARGS="--only link --json"
 	$(BIN)/python -m benches.gpu $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import shutil
 
 import pytest
 import torch
@@ -208,6 +209,28 @@ def test_rows_are_those_of_the_start_behind_a_cell(llama, monkeypatch):
     for start, end in ends:
         assert start[3:] == end[3:]
         assert all(torch.equal(*pair) for pair in zip(start[:3], end[:3], strict=True))
+
+
+@pytest.mark.parametrize("coded", [None, "torch-quantized8"])
+def test_layer_inputs_may_lie_in_files(llama, tmp_path, coded):
+    settings = CacheSettings("h2o-default", 14, 5)
+    _, expected, held = ran(llama, settings, GradientSettings(1, 1.0, coded))
+    given = GradientSettings(1, 1.0, coded, checkpoint_dir=str(tmp_path))
+    _, found, tool = ran(llama, settings, given)
+    assert worst(found, expected) == 0
+    assert tool.checkpoint_bytes < held.checkpoint_bytes
+    assert not list(tmp_path.iterdir())  # gone with the batch
+
+
+def test_a_folder_without_room_for_layer_inputs(llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(ConfigError, match="has room for 0 MB, checkpoints take"):
+        ran(
+            llama,
+            CacheSettings("h2o-default", 14, 5),
+            GradientSettings(checkpoint_dir=str(tmp_path)),
+        )
+    assert not grads(llama)
 
 
 @pytest.mark.parametrize("settings", [GradientSettings(), GradientSettings(2, 2.0)])

@@ -13,7 +13,7 @@ from kvtrie.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["arguments", "chosen_data", "make_parser", "read"]
+__all__ = ["add_data", "arguments", "chosen_data", "make_parser", "read"]
 
 
 def make_parser(command: str, summary: str) -> Any:  # noqa: ANN401 - a jsonargparse parser
@@ -47,6 +47,21 @@ def read(parser: Any, words: Sequence[str]) -> Any:  # noqa: ANN401 - a parser a
         return parser.parse_args(list(words))
     except jsonargparse.ArgumentError as error:
         raise ConfigError(" ".join(str(error).split())) from error
+
+
+def add_data(parser: Any) -> None:  # noqa: ANN401 - a jsonargparse parser
+    """Add `--data NAME` with `--data.*`, the arguments of what it names."""
+    import inspect
+
+    from kvtrie.train import DataModule
+
+    parser.add_subclass_arguments(DataModule, "data", default={"class_path": "LongBenchV2"})
+    shared = [f"--data.{name}" for name in inspect.signature(DataModule).parameters]
+    told = [f"all data sets take {', '.join(shared)}"]
+    for kind in DataModule.__subclasses__():
+        own = [f"--data.{name}" for name in inspect.signature(kind).parameters if name != "more"]
+        told.append(f"{kind.__name__} takes {', '.join(own)} as well")
+    parser.epilog = "; ".join(told) + "."
 
 
 def arguments(given: Any) -> dict[str, Any]:  # noqa: ANN401 - a namespace

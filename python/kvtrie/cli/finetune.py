@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.cli.cache import add_cache
-from kvtrie.cli.dotted import arguments, chosen_data, make_parser, read
+from kvtrie.cli.dotted import add_data, arguments, chosen_data, make_parser, read
 from kvtrie.cli.model import MODEL, resolve
 from kvtrie.errors import ConfigError
 
@@ -91,7 +91,7 @@ _RUN = (
 def _parsed(mode: str, words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse namespace
     parser = make_parser(mode, _SUMMARIES[mode])
     try:
-        from kvtrie.train import DataModule, EvalSettings, GradientSettings, TrainSettings
+        from kvtrie.train import EvalSettings, GradientSettings, TrainSettings
         from kvtrie.train.lora import LoraSettings
         from kvtrie.train.optimisers import OptimizerSettings
     except ImportError as error:
@@ -121,7 +121,7 @@ def _parsed(mode: str, words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonarg
     parser.add_class_arguments(EvalSettings, "eval")
     parser.add_class_arguments(LoraSettings, "lora")
     parser.add_class_arguments(OptimizerSettings, "optimizer")
-    parser.add_subclass_arguments(DataModule, "data", default={"class_path": "LongBenchV2"})
+    add_data(parser)
     given = read(parser, _spelt(words))
     if given.device.isdigit():
         given.device = f"cuda:{given.device}"

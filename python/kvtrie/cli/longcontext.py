@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtrie.cli.cache import add_cache
-from kvtrie.cli.dotted import chosen_data, make_parser, read
+from kvtrie.cli.dotted import add_data, chosen_data, make_parser, read
 from kvtrie.cli.model import MODEL, resolve
 from kvtrie.errors import ConfigError
 
@@ -71,12 +71,6 @@ def run(words: Sequence[str]) -> int:
 
 def _parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse namespace
     parser = make_parser(_NAME, _SUMMARY)
-    try:
-        from kvtrie.train import DataModule
-    except ImportError as error:
-        raise ConfigError(
-            f"{error.name} is not installed; kvtrie {_NAME} needs: pip install 'kvtrie[train]'"
-        ) from error
     parser.add_argument("model", metavar="MODEL", type=str, help=MODEL)
     add = parser.add_argument
     add("--head_model", type=str | None, help="from outputs to the loss; a run's own by default")
@@ -88,7 +82,12 @@ def _parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonargparse names
     add("--yarn_rope", type=bool, default=True, help="scale RoPE beyond the trained length")
     add("--json", action="store_true", help="one line of JSON")
     add_cache(parser)
-    parser.add_subclass_arguments(DataModule, "data", default={"class_path": "LongBenchV2"})
+    try:
+        add_data(parser)
+    except ImportError as error:
+        raise ConfigError(
+            f"{error.name} is not installed; kvtrie {_NAME} needs: pip install 'kvtrie[train]'"
+        ) from error
     return read(parser, words)
 
 

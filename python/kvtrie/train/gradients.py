@@ -24,9 +24,10 @@ from kvtrie.selective.attention import Passing
 from kvtrie.train.cell import CellCache, RowsAreIn, Start
 from kvtrie.train.cells import columns, rows
 from kvtrie.train.decoder import Decoder
-from kvtrie.train.kept import Kept
+from kvtrie.train.kept import Kept, block_of, coded_bytes
 from kvtrie.train.residence import Residence
 from kvtrie.train.settings import GradientSettings
+from kvtrie.train.spill import Spill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -129,15 +130,18 @@ class LongContextGradients:
             ConfigError: shapes or settings that do not go together; no gradient was added then.
         """
         batch = _Batch(self, input_ids, targets, attention_mask, scale=scale)
-        self._say("forward")
-        with self.residence.forward():
-            batch.read()
-        every = rows(len(self.decoder.layers), self.grad)
-        for at, layers in reversed(list(enumerate(every))):
-            self._say("row", layers.start)
-            with self.residence.row(layers, every[at - 1] if at else None):
-                batch.go_back(layers)
-        self._say("end")
+        try:
+            self._say("forward")
+            with self.residence.forward():
+                batch.read()
+            every = rows(len(self.decoder.layers), self.grad)
+            for at, layers in reversed(list(enumerate(every))):
+                self._say("row", layers.start)
+                with self.residence.row(layers, every[at - 1] if at else None):
+                    batch.go_back(layers)
+            self._say("end")
+        finally:
+            batch.close()
         return batch.loss
 
     def _say(self, what: str, layer: int | None = None) -> None:
@@ -198,6 +202,7 @@ class _Batch:
         self._cells: list[range] = []
         self._inputs: dict[int, list[Kept]] = {}
         self._seeds: list[Kept | None] = []
+        self._spill: Spill | None = None
         self._models: Sequence[Any] = ()
         self._entries = owner.head.num_target_entries(self._targets).clamp(min=1)
         self.loss = torch.zeros((), device=self._ids.device)
@@ -230,10 +235,31 @@ class _Batch:
             self._owner.checkpoint_bytes = 0
             self._owner.right = None
             self._models = cache.caches
+            self._open_spill()
             with self._attending(cache):
                 for at in range(len(self._steps)):
                     self._read_step(at)
         self._note_bytes(0)
+
+    def _open_spill(self) -> None:
+        """Make room in files, where they are wanted."""
+        folder, inner = self._grad.checkpoint_dir, rows(len(self._decoder.layers), self._grad)[1:]
+        if folder is None or self._scale is None or not inner:
+            return
+        width, itemsize = self._decoder.config.hidden_size, self._decoder.model.dtype.itemsize
+        sizes: list[int] = []
+        for step in self._steps:
+            numbers = len(self._ids) * len(step) * width
+            whole = coded_bytes(numbers, width, itemsize, self._grad.layercp_qname)
+            # Codes, their scales and their zero points are put one by one.
+            beside = 0 if self._grad.layercp_qname is None else numbers // block_of(width) * 4
+            sizes += [whole - 2 * beside, *([beside] * 2 if beside else [])]
+        self._spill = Spill(folder, sizes * len(inner))
+
+    def close(self) -> None:
+        """Give files back."""
+        if self._spill is not None:
+            self._spill.close()
 
     def _read_step(self, at: int) -> None:
         decoder = self._decoder
@@ -244,7 +270,7 @@ class _Batch:
         for layer in range(len(decoder.layers)):
             if layer in kept and self._scale is not None:
                 inputs = self._inputs.setdefault(layer, [])
-                inputs.append(Kept(hidden, self._grad.layercp_qname))
+                inputs.append(Kept(hidden, self._grad.layercp_qname, self._spill))
             hidden = decoder.run(layer, at, hidden, turn)
         self._seeds.append(self._judge(at, hidden))
 

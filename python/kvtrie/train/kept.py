@@ -1,4 +1,4 @@
-"""Kept: checkpoints in host memory, exact or as codes.
+"""Kept: checkpoints in host memory or in files, exact or as codes.
 
 Invariant: what comes back is on the device it came from and in its format; exact ones bit for bit.
 Cost: a copy where there is a device, one pass over the numbers where they are quantised.
@@ -10,11 +10,17 @@ Cost: a copy where there is a device, one pass over the numbers where they are q
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from kvtrie.errors import ConfigError
 from kvtrie.selective.quantiser import LEAST_BLOCK, Codes, dequantise, quantise
 from kvtrie.train.settings import QUANTISERS
+from kvtrie.train.spill import Spilled
+
+if TYPE_CHECKING:
+    from kvtrie.train.spill import Spill
 
 __all__ = ["Kept", "block_of", "coded_bytes"]
 
@@ -28,37 +34,37 @@ class Kept:
     Args:
         x: floating-point numbers that nobody changes any more.
         quantiser: its name; None keeps them exact.
+        spill: files that they go to; None keeps them in memory.
     """
 
-    __slots__ = ("_block", "_codes", "_device", "_dtype", "_plain", "_shape")
+    __slots__ = ("_bits", "_device", "_dtype", "_parts", "_shape")
 
-    def __init__(self, x: torch.Tensor, quantiser: str | None = None) -> None:
+    def __init__(
+        self, x: torch.Tensor, quantiser: str | None = None, spill: Spill | None = None
+    ) -> None:
         self._device, self._dtype, self._shape = x.device, x.dtype, x.shape
-        self._plain: torch.Tensor | None = None
-        self._codes: Codes | None = None
-        if quantiser is None:
-            self._plain = _to_host(x)
-            return
-        self._block = block_of(x.shape[-1])
-        codes = quantise(x.unflatten(-1, (-1, self._block)), QUANTISERS[quantiser])
-        self._codes = codes._make((*(_to_host(each) for each in codes[:3]), codes.bits))
+        self._bits = 0 if quantiser is None else QUANTISERS[quantiser]
+        parts = (x,)
+        if self._bits:
+            parts = quantise(x.unflatten(-1, (-1, block_of(x.shape[-1]))), self._bits)[:3]
+        self._parts: list[torch.Tensor | Spilled] = [_to_host(each) for each in parts]
+        if spill is not None:
+            if x.device.type == "cuda":
+                torch.cuda.current_stream(x.device).synchronize()  # copies are on their way
+            self._parts = [spill.put(each) for each in self._parts if not isinstance(each, Spilled)]
 
     def read(self) -> torch.Tensor:
         """The numbers, on the device that they came from."""
-        if self._plain is not None:
-            return self._plain.to(self._device, non_blocking=True)
-        assert self._codes is not None  # noqa: S101 - one of the two is there
-        there = (each.to(self._device, non_blocking=True) for each in self._codes[:3])
-        codes = Codes._make((*there, self._codes.bits))
-        return dequantise(codes, self._dtype).view(self._shape)
+        held = [each.read() if isinstance(each, Spilled) else each for each in self._parts]
+        there = [each.to(self._device, non_blocking=True) for each in held]
+        if not self._bits:
+            return there[0]
+        return dequantise(Codes._make((*there, self._bits)), self._dtype).view(self._shape)
 
     @property
     def nbytes(self) -> int:
         """Bytes in host memory."""
-        if self._plain is not None:
-            return self._plain.nbytes
-        assert self._codes is not None  # noqa: S101 - one of the two is there
-        return sum(each.nbytes for each in self._codes[:3])
+        return sum(0 if isinstance(each, Spilled) else each.nbytes for each in self._parts)
 
 
 def block_of(width: int) -> int:

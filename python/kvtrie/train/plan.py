@@ -145,6 +145,8 @@ def _checkpoints(  # noqa: PLR0917 - made by `figures` alone
     total = sum(steps)
     plain = batch * total * hidden
     coded = coded_bytes(plain, hidden, itemsize, run.grad.layercp_qname)
+    if run.grad.checkpoint_dir is not None:
+        coded = 0  # in files
     begins = [sum(steps[: column.start]) for column in cells[1:]]
     # Of the last outputs whole steps are kept: those that have targets.
     with_targets = total - sum(steps[: _first_of(steps, total - targets)])
