@@ -28,7 +28,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel engines test-engines bench-engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-sim-demo bench-disk bench-restart bench-formats bench-fusion bench-selective bench-train bench-gpu eval-fusion eval-selective wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel engines test-engines bench-engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-sim-demo bench-disk bench-restart bench-formats bench-fusion bench-selective bench-train bench-gpu eval-fusion eval-selective eval-train wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -108,6 +108,9 @@ eval-fusion: $(BUILT) $(MODEL) ## what fusion recovers of a full prefill, on a r
 
 eval-selective: $(BUILT) $(MODEL) ## what policies keep of a real model, on text and on facts; resumable; ARGS="--quick"
 	OMP_NUM_THREADS=1 $(BIN)/python -m benches.eval_selective $(ARGS)
+
+eval-train: $(BUILT) $(MODEL) ## what training under a policy is worth, on a real model; resumable; ARGS="--quick"
+	$(BIN)/python -m benches.eval_train $(ARGS)
 
 PROFDATA = $(wildcard $(shell rustc --print sysroot)/lib/rustlib/*/bin/llvm-profdata)
 wheel: $(LOCKED) ## the abi3 wheel, in dist/, its code laid out by what benches/profile_build.py plays

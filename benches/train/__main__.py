@@ -42,7 +42,7 @@ VOCABULARY = 1024
 
 def sizes(*, quick: bool) -> tuple[int, int, int]:
     """Rows, tokens of a step, targets."""
-    return (64, 16, 32) if quick else (512, 128, 256)
+    return (32, 8, 16) if quick else (512, 128, 256)
 
 
 def model_of(*, quick: bool) -> LlamaForCausalLM:
