@@ -296,3 +296,28 @@ def test_loads_that_fail_are_told_and_never_committed(monkeypatch):
         engine.close()
         failed += engine.failed
     assert failed > 0
+
+
+def test_requests_that_wait_for_the_disk_together_all_get_what_it_has(tmp_path):
+    prompts = [[at, *range(20)] for at in range(4)]
+    for again in range(2):
+        engine = Engine(tmp_path, 1, 0, 0, host=24)
+        if again:
+            asked = [Asked(str(at), each, len(each), 1) for at, each in enumerate(prompts)]
+            found = [None] * 4
+            for _ in range(3000):
+                for at, one in enumerate(asked):
+                    found[at] = engine.half.match(one, 0) if found[at] is None else found[at]
+                if None not in found:
+                    break
+                engine.step()
+            # 20 blocks, of which 6 may be on their way at once.
+            assert found == [20] * 4
+            for one in asked:
+                engine.half.end(one)
+        else:
+            for at, each in enumerate(prompts):
+                engine.add(str(at), each, 1)
+                engine.drain()
+        engine.drain()
+        engine.close()

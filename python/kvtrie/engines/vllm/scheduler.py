@@ -53,6 +53,7 @@ _LOG = logging.getLogger("vllm.kvtrie")  # whose lines vLLM shows
 _NS = 1_000_000_000
 _MOST_EVENTS = 1 << 20  # between two steps; each takes memory only while it waits to be taken
 _HOST, _DISK = 1, 2
+_CROWDED = "in flight already"  # how the manager's answer to `Prefetch` ends then
 _THERE, _COMING, _DEEPER = "there", "coming", "deeper"
 
 
@@ -215,9 +216,11 @@ class SchedulerHalf:
             self.tally.lost["no room to bring up"] += 1
             known.waits_until = now
             return False
-        known.asked = host
         tokens = known.tokens.read()
-        self.manager.hint([Prefetch(tokens=tokens, tier="host", scope=known.scope)], now=now)
+        asked = Prefetch(tokens=tokens, tier="host", scope=known.scope)
+        (reply,) = self.manager.hint([asked], now=now)
+        # So much comes for others that nothing more may come just now: that ends by itself.
+        known.asked = -1 if reply.reason.endswith(_CROWDED) else host
         return True
 
     def _pin(self, known: _Known, handles: NDArray[np.uint64], host: int, now: int) -> None:
