@@ -16,6 +16,7 @@ from kvtrie.selective.arguments import CacheArguments
 from kvtrie.selective.attn_weights import AttnWeightsKVCache
 from kvtrie.selective.buffers import DefaultBuffers, KVCacheBuffers, Place, WorkingCopy
 from kvtrie.selective.coded import PagedBuffers, TorchQuantized
+from kvtrie.selective.foreign import BitsAndBytes, TorchAo
 from kvtrie.selective.mix import mixed
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ _POLICIES: dict[str, type[KVCacheWithBuffers]] = {
     "random": small.Random,
 }
 _NEED_CODES = frozenset({"qh2o", "qh2o-vlen"})
-_ON_CARDS = ("ao-quantized4", "ao-quantized8", "bnb-quantized4", "bnb-quantized8")
-
 _BUFFERS: dict[str, Callable[[Place, WorkingCopy], KVCacheBuffers]] = {
     "default": lambda place, _: DefaultBuffers(place),
     "torch-quantized8": lambda place, working: TorchQuantized(place, working, bits=8),
@@ -53,6 +52,13 @@ _BUFFERS: dict[str, Callable[[Place, WorkingCopy], KVCacheBuffers]] = {
 }
 BUFFERS = tuple(_BUFFERS)
 """Buffer strategies that run everywhere."""
+
+_ON_CARDS: dict[str, Callable[[Place, WorkingCopy], KVCacheBuffers]] = {
+    "ao-quantized8": lambda place, working: TorchAo(place, working, bits=8),
+    "ao-quantized4": lambda place, working: TorchAo(place, working, bits=4),
+    "bnb-quantized8": lambda place, working: BitsAndBytes(place, working, bits=8),
+    "bnb-quantized4": lambda place, working: BitsAndBytes(place, working, bits=4),
+}
 
 
 def policy_names() -> tuple[str, ...]:
@@ -83,11 +89,6 @@ def parse(name: str) -> tuple[type[KVCacheWithBuffers], str, str]:
             continue
         policy = name.removesuffix(f"-{buffers}")
         kind = _policy(policy)
-        if buffers in _ON_CARDS:
-            raise ConfigError(
-                f"buffers {buffers!r} need a CUDA device and the extra 'quant', and are not there "
-                f"yet: {', '.join(BUFFERS)} run everywhere"
-            )
         parts = policy.removeprefix("mix-").split("+")
         if buffers == "default" and not _NEED_CODES.isdisjoint(parts):
             raise ConfigError(
@@ -145,7 +146,7 @@ def make_cache(
 
     Raises:
         ConfigError: an unknown policy or buffers, arguments that the policy lacks, numbers that
-            cannot be.
+            cannot be; buffers that need a card or a library that are not here.
     """
     kind, _, buffers = parse(name)
     shape = (
@@ -158,5 +159,5 @@ def make_cache(
     arguments = CacheArguments.of(cache_kwargs)
     arguments.check(kind.accepts, parse(name)[1], cache_length)
     place = Place(shape, dtype, torch.device(device))
-    made = _BUFFERS[buffers](place, WorkingCopy() if working is None else working)
+    made = {**_BUFFERS, **_ON_CARDS}[buffers](place, WorkingCopy() if working is None else working)
     return kind(made, query_heads, arguments, scale=scale, tmp_array_limit_gb=tmp_array_limit_gb)
