@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.kernels import attend, attend_causal, attend_masked, attend_padded
+from kvtrie.kernels import (
+    attend,
+    attend_causal,
+    attend_masked,
+    attend_padded,
+    attend_unweighed,
+    attention,
+)
+from kvtrie.kernels.padding import pays, stored
 
 
 def drawn(new, rows, *, heads=4, groups=2, dim=16, seed=0, input_pos=None):
@@ -113,3 +121,28 @@ def test_what_does_not_go_together_is_refused():
         attend(query, keys, values, token_pos=pos[..., 1:], input_pos=at)
     with pytest.raises(ConfigError, match="the weights of one query take 6"):
         attend(query, keys, values, token_pos=pos, input_pos=at, tmp_array_limit_gb=1e-9)
+
+
+def test_queries_are_padded_where_that_was_measured_to_pay(monkeypatch):
+    points = [(256, 64), (1024, 64), (4096, 1024), (16_384, None)]
+    assert pays("cuda", 64, 500, points)
+    assert not pays("cuda", 63, 500, points)
+    assert pays("cuda", 64, 100, points)  # beyond the ends the nearest counts
+    assert pays("cuda", 257, 2048, points)  # between: by logarithms, 256 of 2048
+    assert not pays("cuda", 255, 2048, points)
+    assert pays("cuda", 1024, 4096, points)
+    assert not pays("cuda", 8000, 8192, points)
+    assert not pays("cuda", 16_384, 20_000, points)
+    assert not pays("tpu", 16_384, 16_384)
+    assert "cpu" in stored()
+    query, keys, values, _, _ = drawn(5, 30)
+    pos = torch.stack([torch.randperm(30) for _ in range(4)]).view(2, 2, 30)
+    place = {"token_pos": pos, "input_pos": 25}
+    truth = attend_unweighed(query, keys, values, **place)
+    asked = []
+    monkeypatch.setattr(attention, "pays", lambda *given: asked.append(given) is None)
+    assert (attend_unweighed(query, keys, values, **place) - truth).abs().max() < 1e-5
+    assert asked == [("cpu", 5, 30)]
+    first = torch.tensor([0, 3])
+    attend_unweighed(query, keys, values, **place, first=first)
+    assert len(asked) == 1  # padding takes the mask

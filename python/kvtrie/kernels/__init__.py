@@ -8,7 +8,13 @@ Invariant: what is wrong is refused before anything is written. Cost: on a devic
 plane (K, V), without waiting for the device.
 """
 
-from kvtrie.kernels.attention import attend, attend_causal, attend_masked, attend_padded
+from kvtrie.kernels.attention import (
+    attend,
+    attend_causal,
+    attend_masked,
+    attend_padded,
+    attend_unweighed,
+)
 from kvtrie.kernels.attention_backward import attend_backward
 from kvtrie.kernels.cubin import ARCHS, compiled
 from kvtrie.kernels.pages import Pages, Plane
@@ -27,6 +33,7 @@ __all__ = [
     "attend_causal",
     "attend_masked",
     "attend_padded",
+    "attend_unweighed",
     "compiled",
     "copy_rows",
     "gather",

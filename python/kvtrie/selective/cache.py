@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from kvtrie.errors import ConfigError
-from kvtrie.kernels import attend, attend_causal, attend_masked
+from kvtrie.kernels import attend, attend_causal, attend_unweighed
 from kvtrie.selective.arguments import CacheArguments
 from kvtrie.selective.buffers import take_rows
 
@@ -190,7 +190,7 @@ class DefaultKVCache(KVCache):
         """The output, and where the policy wants them the weights of the step per KV head."""
         keys, values = self._rows_seen()
         if not self.update_requires_attn_weights:
-            out = attend_masked(
+            out = attend_unweighed(
                 query,
                 keys,
                 values,
