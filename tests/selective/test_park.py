@@ -96,6 +96,31 @@ def test_a_chat_waits_on_a_disk(llama, tmp_path):
         again.close()
 
 
+def test_a_chat_goes_to_a_disk_at_once(llama, tmp_path):
+    """Where the disk is the second tier nothing passes through the host's."""
+    settings = CacheSettings("snapkv-int8", cache_length=24, chunk_size=7)
+    ids, more = tokens(8, 1, 60), tokens(9, 1, 20)
+    with SelectiveCache(llama, settings) as cache:
+        cache.read(ids)
+        truth = cache.read(more)
+    shape = ModelShape.from_config(llama.config, fingerprint="parked")
+    tiers = [Tier("gpu", blocks=24), Tier("disk", blocks=80, path=str(tmp_path))]
+    manager = BlockManager(shape, tiers, block_tokens=BLOCK)
+    pools = [
+        open_pools(shape, tiers[:1], BLOCK)[0],
+        DiskStorage(tmp_path, shape, 80, BLOCK, durability="none"),
+    ]
+    with Executor(manager, pools, workers=0) as executor:
+        cache = SelectiveCache(llama, settings)
+        cache.read(ids)
+        parked = cache.park(executor)
+        executor.drain()
+        push_down(executor, 3)
+        again = parked.resume(llama)
+        assert torch.equal(again.read(more), truth)
+        again.close()
+
+
 def test_what_was_evicted_meanwhile_is_none(llama):
     settings = CacheSettings("h2o-default", cache_length=64)
     with serving(llama, gpu=30, host=30) as executor:
