@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 RESULTS = Path("target") / "eval-selective.jsonl"
 KINDS = ("text", "facts")
 PEER = Path(__file__).parents[1] / "peers" / "envs" / "kvpress"
+RECORD = Path(__file__).parents[1] / "results" / "selective_eval.json"
 BUDGETS = {"1/2": 2, "1/4": 4}
 MIXES = ("mix-h2o+keydiff", "mix-snapkv+keydiff")
 CODED = ("torch-quantized8", "int8")
@@ -363,6 +364,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where figures go")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     parser.add_argument("--quick", action="store_true", help="a random model and few cases")
+    parser.add_argument("--record", action="store_true", help="and keep it in benches/results")
     parser.add_argument("--json", action="store_true", help="print one document")
     given = parser.parse_args(arguments)
     given.text = given.text or (2 if given.quick else 10)
@@ -388,9 +390,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("interrupted: the same command goes on, --report shows what is there")
         return 130
     rows = evaluation.rows()
+    about = place() | {"world": evaluation.world, "torch": torch.__version__}
+    document = {"about": about, "goals": GOALS, "rows": rows}
+    if given.record:
+        RECORD.write_text(json.dumps(document, indent=1) + "\n")
     if given.json:
-        about = place() | {"world": evaluation.world, "torch": torch.__version__}
-        sys.stdout.write(json.dumps({"about": about, "rows": rows}) + "\n")
+        sys.stdout.write(json.dumps(document) + "\n")
         return 0
     console.print(evaluation.world)
     for row in rows:

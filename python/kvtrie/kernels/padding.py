@@ -42,11 +42,11 @@ def pays(kind: str, queries: int, rows: int, points: Points | None = None) -> bo
     if not known:
         return False
     at = bisect_left(known, (rows, 0), key=lambda point: (point[0], 0))
-    low, high = known[max(0, at - 1)], known[min(at, len(known) - 1)]
-    if low[1] is None or high[1] is None:
+    low, few = known[max(0, at - 1)]
+    high, many = known[min(at, len(known) - 1)]
+    if few is None or many is None:
         return False
-    if low[0] == high[0] or not low[0] < rows < high[0]:
-        return queries >= (low if rows <= low[0] else high)[1]
-    share = math.log(rows / low[0]) / math.log(high[0] / low[0])
-    bound = math.exp((1 - share) * math.log(low[1]) + share * math.log(high[1]))
-    return queries >= bound
+    if not low < rows < high:
+        return queries >= (few if rows <= low else many)
+    share = math.log(rows / low) / math.log(high / low)
+    return queries >= math.exp((1 - share) * math.log(few) + share * math.log(many))
