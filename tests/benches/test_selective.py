@@ -14,6 +14,7 @@ from kvtrie.selective import CacheSettings, SelectiveCache
 
 def test_an_evaluation_goes_on(tmp_path, capsys, monkeypatch):
     file = tmp_path / "figures.jsonl"
+    monkeypatch.setattr(evaluate, "PEER", tmp_path)  # no other program beside
     words = ["--quick", "--json", "--results", str(file)]
     for kind in evaluate.KINDS:  # in processes of their own where both are wanted
         assert evaluate.main([*words, "--kind", kind]) == 0

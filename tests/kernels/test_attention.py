@@ -127,7 +127,9 @@ def test_queries_are_padded_where_that_was_measured_to_pay(monkeypatch):
     points = [(256, 64), (1024, 64), (4096, 1024), (16_384, None)]
     assert pays("cuda", 64, 500, points)
     assert not pays("cuda", 63, 500, points)
-    assert pays("cuda", 64, 100, points)  # beyond the ends the nearest counts
+    assert pays("cuda", 64, 100, points)
+    assert pays("cuda", 2048, 8192, points[:3])  # beyond the end as large a share of the rows
+    assert not pays("cuda", 2047, 8192, points[:3])
     assert pays("cuda", 257, 2048, points)  # between: by logarithms, 256 of 2048
     assert not pays("cuda", 255, 2048, points)
     assert pays("cuda", 1024, 4096, points)

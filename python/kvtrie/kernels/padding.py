@@ -35,8 +35,8 @@ def _read(text: str) -> dict[str, list[list[int]]]:
 def pays(kind: str, queries: int, rows: int, points: Points | None = None) -> bool:
     """Whether padding so many queries to so many rows is faster on a kind of device.
 
-    Between two numbers of rows that were measured the bound is interpolated, by logarithms; beyond
-    the ends the nearest one counts.
+    Between two numbers of rows that were measured the bound is interpolated, by logarithms; below
+    the first one it is that one's, above the last one that one's share of the rows.
     """
     known = stored().get(kind, []) if points is None else points
     if not known:
@@ -47,6 +47,6 @@ def pays(kind: str, queries: int, rows: int, points: Points | None = None) -> bo
     if few is None or many is None:
         return False
     if not low < rows < high:
-        return queries >= (few if rows <= low else many)
+        return queries >= (few if rows <= low else many * rows / high)
     share = math.log(rows / low) / math.log(high / low)
     return queries >= math.exp((1 - share) * math.log(few) + share * math.log(many))
