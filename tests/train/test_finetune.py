@@ -130,6 +130,25 @@ def test_the_command_runs_and_what_it_leaves_is_found(tmp_path, capsys):
     assert "largest cache_length that fits" in plan
 
 
+def test_all_keys_may_stand_in_a_file(tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "head_model: seq_classification\n"
+        "kv_cache: {name: h2o-default, cache_length: 32, chunk_size: 16}\n"
+        "data: {class_path: Recall, init_args: {cases: 9, words: 60}}\n"
+        "train: {micro_batch_size: 2, max_steps: 1}\n"
+        "optimizer: {name: SGD, learning_rate: 0.1}\n"
+        "eval: {final_validation: false}\n"
+    )
+    out = tmp_path / "out"
+    words = ["finetune_offload_full", "tiny", "--config", str(file), "--out_dir", str(out)]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "step 1/1: loss" in said
+    assert "SGD, rate 0.1" in said
+    assert (out / "step-00000001" / "head.pt").is_file()
+
+
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft's own
 def test_adapters_are_what_peft_opens(tmp_path):
     found = tuned(tmp_path)

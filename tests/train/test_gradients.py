@@ -211,6 +211,15 @@ def test_rows_are_those_of_the_start_behind_a_cell(llama, monkeypatch):
         assert all(torch.equal(*pair) for pair in zip(start[:3], end[:3], strict=True))
 
 
+def test_bfloat16_points_the_same_way():
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        settings = CacheSettings("lastrec-default", 14, 5)
+        grads_of = ran(make().to(dtype), settings, GradientSettings(2, 1.0))[1]
+        found.append(torch.cat([each.flatten().float() for each in grads_of.values()]))
+    assert torch.nn.functional.cosine_similarity(*found, dim=0) > 0.99
+
+
 @pytest.mark.parametrize("coded", [None, "torch-quantized8"])
 def test_layer_inputs_may_lie_in_files(llama, tmp_path, coded):
     settings = CacheSettings("h2o-default", 14, 5)
