@@ -107,7 +107,7 @@ def one(side: str, times: int, rounds: int, *, quick: bool) -> dict[str, Any]:
         plain = LongContextGradients(model, head, cache, yarn_rope=False)
         plain.gradients(ids, targets)
         exact = [each.grad for each in model.parameters() if each.grad is not None]
-        both = [torch.cat([each.flatten() for each in some]) for some in (grads, exact)]
+        both = [torch.cat([each.flatten().double() for each in some]) for some in (grads, exact)]
         found["cosine"] = float(torch.nn.functional.cosine_similarity(*both, dim=0))
         found["plain"] = plain.checkpoint_bytes / 1e6
     return found

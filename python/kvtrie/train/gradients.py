@@ -200,7 +200,7 @@ class _Batch:
         self._passing = Passing(self._decoder.config)
         self._steps: list[range] = []
         self._cells: list[range] = []
-        self._inputs: dict[int, list[Kept]] = {}
+        self._inputs: dict[int, list[Kept | None]] = {}
         self._seeds: list[Kept | None] = []
         self._spill: Spill | None = None
         self._models: Sequence[Any] = ()
@@ -390,13 +390,16 @@ class _Batch:
             [*roots, *chains], [*grads, *(torch.zeros_like(each) for each in chains)]
         )
         for at, hidden in inputs.items():
+            self._inputs[layers.start][at] = None  # its gradient takes its place
             if hidden.grad is not None:
                 seeds[at] = Kept(hidden.grad)
 
     def _input(self, layers: range, at: int) -> torch.Tensor:
         """What a row of cells is given in a step."""
         if layers.start:
-            return self._inputs[layers.start][at].read()
+            kept = self._inputs[layers.start][at]
+            assert kept is not None  # noqa: S101 - a cell runs once
+            return kept.read()
         step = self._steps[at]
         return self._decoder.embed(self._ids[:, step.start : step.stop])
 
@@ -425,7 +428,7 @@ class _Batch:
             self._passing.end()
 
     def _note_bytes(self, starts: int) -> None:
-        inputs = sum(each.nbytes for row in self._inputs.values() for each in row)
+        inputs = sum(each.nbytes for row in self._inputs.values() for each in row if each)
         seeds = sum(each.nbytes for each in self._seeds if each is not None)
         owner = self._owner
         owner.checkpoint_bytes = max(owner.checkpoint_bytes, inputs + seeds + starts)
