@@ -1,0 +1,117 @@
+"""Servers in processes of their own: killed, and restarted over damaged files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import servers
+from servers import BLOCK, prompt, same
+
+PROMPTS = [prompt(seed, 200) for seed in range(3)]
+
+SERVER = """
+import json, sys
+sys.path.insert(0, {here!r})
+import servers
+
+def main():
+    with servers.serve({model!r}, {extra!r}, blocks=64) as server:
+        print("ready", flush=True)
+        for line in sys.stdin:
+            prompts = json.loads(line)
+            answers = server.answers(prompts)
+            server.settle()
+            cached = server.found
+            server.forget()
+            print(json.dumps({{"answers": answers, "cached": cached}}), flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return servers.tiny_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def wanted(model):
+    with servers.serve(model) as server:
+        return server.answers(PROMPTS)
+
+
+class Process:
+    """A server that is asked through its pipes."""
+
+    def __init__(self, folder, model, extra):
+        script = folder / "server.py"
+        here = str(Path(__file__).parent)
+        script.write_text(SERVER.format(here=here, model=model, extra=extra))
+        self.child = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.line("ready")
+
+    def line(self, begin):
+        """The next line of ours; vLLM may print some."""
+        for line in self.child.stdout:
+            if line.startswith(begin):
+                return line
+        raise AssertionError(f"the server has ended with {self.child.wait()}")
+
+    def ask(self, prompts):
+        self.child.stdin.write(json.dumps(prompts) + "\n")
+        self.child.stdin.flush()
+        told = json.loads(self.line("{"))
+        return [(tokens, chances) for tokens, chances in told["answers"]], told["cached"]
+
+    def kill(self):
+        os.killpg(self.child.pid, signal.SIGKILL)
+        self.child.wait()
+
+    def end(self):
+        self.child.stdin.close()
+        assert self.child.wait(120) == 0
+
+
+def disk(folder):
+    return {
+        "tiers": [
+            {"kind": "host", "blocks": 32},
+            {"kind": "disk", "blocks": 256, "path": str(folder / "kv")},
+        ]
+    }
+
+
+def test_a_killed_server_restarts_over_damaged_files(model, wanted, tmp_path):
+    first = Process(tmp_path, model, disk(tmp_path))
+    answers, _ = first.ask(PROMPTS)
+    same(answers, wanted)
+    first.kill()
+    second = Process(tmp_path, model, disk(tmp_path))
+    answers, whole = second.ask(PROMPTS)
+    same(answers, wanted)
+    assert whole >= 2 * 6 * BLOCK
+    second.kill()
+    for path in (tmp_path / "kv").rglob("*"):
+        if path.is_file() and path.stat().st_size > 65536:
+            raw = bytearray(path.read_bytes())
+            for at in range(len(raw) // 2, len(raw), 65536):
+                raw[at] ^= 8
+            path.write_bytes(raw)
+    third = Process(tmp_path, model, disk(tmp_path))
+    answers, cached = third.ask(PROMPTS)
+    same(answers, wanted)
+    assert cached < whole
+    third.end()
