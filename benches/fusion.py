@@ -33,7 +33,7 @@ from kvtrie.fuse import CacheStore, Context, Fusor
 from kvtrie.fuse.chunker import Given
 from kvtrie.fuse.held import Leased
 from kvtrie.tiers import open_pools
-from kvtrie.transfer import Executor
+from kvtrie.transfer import Executor, LayerwiseEngine
 
 OUT = Path(__file__).parent / "results" / "fusion.json"
 BLOCK, CHUNKS, TOKENS = 16, 6, 256
@@ -107,7 +107,7 @@ class World:
         finally:
             Leased.buffer = buffer
         chosen = spent["select"] + spent.get("scatter", 0)
-        staged = self.store.engine().connector.staged_bytes
+        staged = LayerwiseEngine.of(self.store.executor).staged_bytes
         return Sample(
             seconds,
             chosen / 1e9,

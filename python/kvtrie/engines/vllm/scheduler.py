@@ -219,8 +219,10 @@ class SchedulerHalf:
         tokens = known.tokens.read()
         asked = Prefetch(tokens=tokens, tier="host", scope=known.scope)
         (reply,) = self.manager.hint([asked], now=now)
-        # So much comes for others that nothing more may come just now: that ends by itself.
-        known.asked = -1 if reply.reason.endswith(_CROWDED) else host
+        # So much comes for others that nothing more may come just now: that ends by itself, but
+        # where what has come cannot be kept all who wait would bring it up in turns for ever.
+        ends = reply.reason.endswith(_CROWDED) and host <= known.pinned
+        known.asked = -1 if ends else host
         return True
 
     def _pin(self, known: _Known, handles: NDArray[np.uint64], host: int, now: int) -> None:
