@@ -280,6 +280,16 @@ def test_random_schedules_over_host_and_disk_and_a_restart(tmp_path, ahead):
             assert engine.found > 0
 
 
+@pytest.mark.parametrize("host", [3, 4, 6])
+def test_who_waits_for_more_than_memory_holds_gives_up(tmp_path, host):
+    """None of them brings up again and again what the others push out again."""
+    for seed in range(6):
+        engine = Engine(tmp_path / str(seed // 2), 1, seed % 3, seed, host)
+        play(engine, 14, seed)
+        engine.close()
+        assert engine.failed == 0
+
+
 def test_loads_that_fail_are_told_and_never_committed(monkeypatch):
     copy, draw = EnginePool.copy_from, random.Random(0)
 

@@ -184,7 +184,8 @@ class SchedulerHalf:
             known.from_disk = (len(states) - host) * self._size if _DEEPER in states else 0
         if host < len(states):
             self._pin(known, match.handles[local // self._size :], host, now)
-            if self._may_wait(known, host, now, coming=_COMING in states):
+            near = sum(any(copy.tier <= _HOST for copy in each.copies) for each in match.blocks)
+            if self._may_wait(known, host, near, now, coming=_COMING in states):
                 return None
         end = local + host * self._size
         known.promise = _Promise(local, end)
@@ -198,10 +199,17 @@ class SchedulerHalf:
                 return _THERE if whole else _COMING
         return _DEEPER
 
-    def _may_wait(self, known: _Known, host: int, now: int, *, coming: bool) -> bool:
+    def _may_wait(self, known: _Known, host: int, near: int, now: int, *, coming: bool) -> bool:
         """Have what lies deeper brought to host memory; whether the request is to wait for it.
 
         It waits no longer than the deadline, and not if nothing more can come.
+
+        Args:
+            known: the request.
+            host: how many of its blocks stand in host memory, from the first on.
+            near: how many stand there or above.
+            now: the time.
+            coming: whether one is on its way.
         """
         if not self._deep and not coming:
             return False
@@ -219,10 +227,12 @@ class SchedulerHalf:
         tokens = known.tokens.read()
         asked = Prefetch(tokens=tokens, tier="host", scope=known.scope)
         (reply,) = self.manager.hint([asked], now=now)
-        # So much comes for others that nothing more may come just now: that ends by itself, but
-        # where what has come cannot be kept all who wait would bring it up in turns for ever.
-        ends = reply.reason.endswith(_CROWDED) and host <= known.pinned
-        known.asked = -1 if ends else host
+        # So much may come for others that nothing may for this one: that ends by itself. Who was
+        # given something and stands no further afterwards gives up: else requests would bring
+        # blocks up in turns for ever, where memory is smaller than what they wait for.
+        held_up = reply.reason.endswith(_CROWDED) and reply.blocks <= near
+        if not (held_up and self.manager.stats().moves):
+            known.asked = host
         return True
 
     def _pin(self, known: _Known, handles: NDArray[np.uint64], host: int, now: int) -> None:
