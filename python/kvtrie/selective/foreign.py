@@ -12,6 +12,7 @@ library's kernels.
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +31,7 @@ _BNB_BLOCK = 64  # numbers of the smallest block that both of its kernels have
 _BNB_LARGEST = 4096
 
 
-class _Foreign(CodedBuffers):
+class _Foreign(CodedBuffers, ABC):
     """What both have in common: 8 or 4 bits, on a card."""
 
     library = ""
@@ -52,13 +53,13 @@ class _Foreign(CodedBuffers):
         self._check(place.shape[3])
         super().__init__(place, working)
 
+    @abstractmethod
     def _check(self, dim: int) -> None:
         """Refuse heads of a width that the library cannot take."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _extra(self, dim: int) -> tuple[tuple[int, torch.dtype], ...]:
         """What is kept beside codes: numbers per row, and their format."""
-        raise NotImplementedError
 
     def _room(self) -> tuple[torch.Tensor, ...]:
         *rows, dim = self.place.shape

@@ -102,9 +102,9 @@ class _Classes(HeadModel):
 
     needs_prompt: ClassVar[bool] = False
 
+    @abstractmethod
     def _classes(self, last: torch.Tensor) -> torch.Tensor:
         """Logits `(batch, classes)` of the last output."""
-        raise NotImplementedError
 
     def forward(
         self, model_outputs: torch.Tensor, targets: torch.Tensor | None, input_pos: int
