@@ -1,4 +1,4 @@
-// Attend: what both kernels of attention share: rows in shared memory, scores, and who sees whom.
+// Attend: what the kernels of attention share: rows in shared memory, scores, and who sees whom.
 //
 // A block of threads takes QUERIES queries and KEYS rows of the cache at a time; each warp has 16
 // of the queries. Heads of up to WIDTH numbers are filled up with zeros.
@@ -25,11 +25,11 @@ struct Apart {
     long long batch, head, row;
 };
 
-// Bring rows of `dim` numbers into shared memory; what lies beyond is zero.
-template <unsigned ROWS, class From>
+// Bring rows of `dim` numbers into shared memory, by all BLOCK threads; what lies beyond is zero.
+template <unsigned ROWS, unsigned BLOCK = THREADS, class From>
 __device__ inline void bring(ROW* to, unsigned dim, const From& row_at) {
     constexpr unsigned ACROSS = WIDTH / VECTOR;
-    for (unsigned at = threadIdx.x; at < ROWS * ACROSS; at += THREADS) {
+    for (unsigned at = threadIdx.x; at < ROWS * ACROSS; at += BLOCK) {
         const unsigned row = at / ACROSS, first = at % ACROSS * VECTOR;
         const ROW* from = row_at(row);
         Vector some = {};

@@ -24,7 +24,7 @@ CUDA = HERE.parent.parent / "cuda"
 GPP = shutil.which("g++")
 NEEDS_GPP = pytest.mark.skipif(GPP is None, reason="no g++, which compiles kernels for the host")
 ORDER = ("paged_copy", *KERNELS)  # as kernels.cpp lists them
-ATTENTION = ("attend", "attend_weights")  # as attend_kernels.cpp does
+ATTENTION = ("attend", "attend_backward", "attend_weights")  # as attend_kernels.cpp does
 THREADS = 48  # of a block: several tokens where heads are small
 SANITIZERS = {
     "none": (),

@@ -2,63 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 
 import pytest
 import torch
+from attending import asked, built
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from onhost import CUDA, NEEDS_GPP, BrokenHostError, Host
 
 from kvtrie._kvtrie import KERNELS as TEXTS
-from kvtrie.kernels import ARCHS, attend, attention, compiled
-from kvtrie.kernels.flash import Flash, takes
+from kvtrie.kernels import ARCHS, attend, attention
+from kvtrie.kernels.flash import Flash, takes, width_of
 from kvtrie.kernels.formats import ROWS
 
 EXAMPLES = settings.default.max_examples
 FAR = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 WIDTHS = (16, 80, 256)
-USED = re.compile(r"Used (\d+) registers")
-SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores")
-
-
-@pytest.fixture(scope="module")
-def hosts(tmp_path_factory):
-    """Hosts by format, width and sanitizer, built when first asked for."""
-    folder, made = tmp_path_factory.mktemp("flash"), {}
-
-    def host(dtype, width, sanitizer="none"):
-        key = (dtype, width, sanitizer)
-        if key not in made:
-            name = ROWS[dtype]
-            made[key] = Host(folder, name, name, sanitizer=sanitizer, width=width)
-        return made[key]
-
-    yield host
-    for each in made.values():
-        each.close()
-
-
-@st.composite
-def asked(draw, dtype, dims):
-    """Queries, rows in any order and where they stand; strides as of slices of larger tensors."""
-    dim, each, groups = (
-        draw(st.sampled_from(dims)),
-        draw(st.integers(1, 4)),
-        draw(st.integers(1, 2)),
-    )
-    batch, new, rows = draw(st.integers(1, 2)), draw(st.integers(1, 40)), draw(st.integers(1, 70))
-    torch.manual_seed(draw(st.integers(0, 2**31)))
-    query = torch.randn(batch, new, groups * each, dim).to(dtype).transpose(1, 2) * 2
-    keys, values = (torch.randn(batch, groups, rows + 3, dim).to(dtype) for _ in range(2))
-    pos = torch.stack([torch.randperm(rows + 9)[:rows] + 1 for _ in range(batch * groups)])
-    place = {"token_pos": pos.view(batch, groups, rows), "input_pos": draw(st.integers(0, rows))}
-    pos[:, draw(st.integers(0, rows - 1))] = 0  # where nothing is padded every query sees one
-    padded = draw(st.booleans())
-    place["first"] = torch.randint(0, rows + 4, (batch,)) if padded else None
-    return (query, keys[:, :, :rows], values[:, :, :rows]), place
+KERNELS = ("attend", "attend_weights")
 
 
 def same(host, given_, place):
@@ -68,15 +29,11 @@ def same(host, given_, place):
     flash = Flash(*given_, **place, scale=given_[0].shape[-1] ** -0.5)
     flash.weights.fill_(torch.nan)
     flash.out.fill_(torch.nan)
-    for kernel in ("attend", "attend_weights"):
+    for kernel in KERNELS:
         host.start(kernel, flash.launch(kernel))
     far = FAR[out.dtype]
     torch.testing.assert_close(flash.out, out, rtol=far, atol=far)
     torch.testing.assert_close(flash.weights, weights, rtol=1e-4, atol=1e-4)
-
-
-def width_of(given_):
-    return -(-given_[0].shape[-1] // 32) * 32
 
 
 @NEEDS_GPP
@@ -85,7 +42,7 @@ def test_the_kernels_do_what_the_twin_does(hosts, dtype):
     @given(asked(dtype, WIDTHS))
     @settings(max_examples=EXAMPLES // 4)
     def check(made):
-        same(hosts(dtype, width_of(made[0])), *made)
+        same(hosts(dtype, width_of(made[0][0])), *made)
 
     check()
 
@@ -126,7 +83,7 @@ def test_every_width(hosts, dtype, dim):
     @given(asked(dtype, (dim,)))
     @settings(max_examples=8)
     def check(made):
-        same(hosts(dtype, width_of(made[0])), *made)
+        same(hosts(dtype, width_of(made[0][0])), *made)
 
     check()
 
@@ -145,29 +102,19 @@ def test_they_compile_without_a_gpu_and_without_spills(arch):
     # A width per format over all architectures; every width is one of `deep`'s.
     names = list(ROWS.values())
     for at, row in enumerate(names):
-        built(arch, row, (64, 128, 256)[(ARCHS.index(arch) + at) % 3])
+        for kernel in KERNELS:
+            built(kernel, arch, row, (64, 128, 256)[(ARCHS.index(arch) + at) % 3])
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("row", ROWS.values())
 @pytest.mark.parametrize("width", range(32, 257, 32))
 def test_every_width_compiles(row, width):
-    built("sm_80", row, width)
+    for kernel in KERNELS:
+        built(kernel, "sm_80", row, width)
 
 
-def built(arch, row, width):
-    for kernel in ("attend", "attend_weights"):
-        report = io.StringIO()
-        code = compiled(kernel, arch, row, row, width=width, logs=report).code
-        said = report.getvalue()
-        assert code[:4] == b"\x7fELF"
-        assert f"for '{arch}" in said
-        assert "warning" not in said
-        assert SPILLS.findall(said) == [("0", "0")]
-        assert int(USED.search(said)[1]) <= 255
-
-
-@pytest.mark.parametrize("kernel", ["attend", "attend_weights"])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_arguments_fit_the_signature(kernel):
     signature = re.search(rf"\(THREADS\) {kernel}\((.*?)\) \{{", TEXTS[f"{kernel}.cu"], re.DOTALL)
     pointers = ["*" in each for each in signature[1].split(",")]

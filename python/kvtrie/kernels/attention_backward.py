@@ -1,6 +1,7 @@
 """Attend backward: gradients of `attend`, from what it was given and the gradient of its output.
 
-Weights are computed again, slice of queries by slice, so nothing of the forward pass is kept.
+Weights are computed again, so nothing of the forward pass is kept: on a CUDA device by a kernel
+(`flash_backward`); the twin, which says what it means, takes queries slice by slice.
 Invariant: the rows' gradients are added to what stands there. Cost: five products and a softmax;
 temporary arrays stay below a limit.
 """
@@ -20,6 +21,8 @@ from kvtrie.kernels.attention import (
     _Sight,
     _slices,
 )
+from kvtrie.kernels.flash import Flash, ready
+from kvtrie.kernels.flash_backward import FlashBackward, takes_back
 
 __all__ = ["attend_backward"]
 
@@ -54,7 +57,7 @@ def attend_backward(  # noqa: PLR0917 - three gradients stand beside what they a
         input_pos: likewise.
         first: likewise.
         scale: likewise.
-        tmp_array_limit_gb: bound of temporary arrays, in 10^9 bytes.
+        tmp_array_limit_gb: bound of the twin's temporary arrays, in 10^9 bytes.
 
     Raises:
         ConfigError: shapes that do not go together, or a limit below the weights of one query.
@@ -74,6 +77,20 @@ def attend_backward(  # noqa: PLR0917 - three gradients stand beside what they a
     groups, rows = keys.shape[1], keys.shape[2]
     each = heads // groups
     factor: float = dim**-0.5 if scale is None else scale
+    if ready(query.device) and takes_back(query, keys, values, key_grads, value_grads):
+        flash = Flash(
+            query,
+            keys,
+            values,
+            token_pos=token_pos,
+            input_pos=input_pos,
+            first=first,
+            scale=factor,
+        )
+        flash.attend()
+        back = FlashBackward(flash, grad, key_grads, value_grads)
+        back.start()
+        return back.query_grads
     asked = query.unflatten(1, (groups, each)).float() * factor
     given = grad.unflatten(1, (groups, each)).float()
     plain, stated = keys.float(), values.float()

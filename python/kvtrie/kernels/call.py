@@ -19,6 +19,7 @@ __all__ = ["Call", "Kernel"]
 
 Kernel: TypeAlias = Literal[
     "attend",
+    "attend_backward",
     "attend_weights",
     "paged_copy",
     "paged_gather",

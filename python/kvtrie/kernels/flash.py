@@ -18,7 +18,7 @@ from kvtrie.kernels.launch import Launch, start
 if TYPE_CHECKING:
     from kvtrie.kernels.call import Kernel
 
-__all__ = ["Flash", "ready", "takes"]
+__all__ = ["Flash", "ready", "starts_at_vectors", "takes", "width_of"]
 
 _WIDEST = 256
 _STEP = 32  # widths that are compiled are multiples of this
@@ -33,16 +33,22 @@ def takes(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool
         and all(each.dtype == query.dtype and each.shape[-1] == dim for each in every)
         and 0 < dim <= _WIDEST
         and dim * query.dtype.itemsize % VECTOR_BYTES == 0
-        and all(_aligned(each) for each in every)
+        and all(starts_at_vectors(each) for each in every)
         and max(*query.shape[:2]) <= _MOST_BLOCKS
         and keys.shape[2] > 0
         and not (torch.is_grad_enabled() and any(each.requires_grad for each in every))
     )
 
 
-def _aligned(each: torch.Tensor) -> bool:
+def starts_at_vectors(each: torch.Tensor) -> bool:
+    """Whether all rows begin at a whole vector, with their numbers side by side."""
     apart = [step * each.dtype.itemsize for step in each.stride()[:-1]]
     return each.stride(-1) == 1 and not any(x % VECTOR_BYTES for x in (each.data_ptr(), *apart))
+
+
+def width_of(query: torch.Tensor) -> int:
+    """Numbers of a head that a block has room for."""
+    return -(-query.shape[-1] // _STEP) * _STEP
 
 
 class Flash:
@@ -99,25 +105,39 @@ class Flash:
 
     def launch(self, kernel: Kernel) -> Launch:
         """What starts one of the two."""
-        query, keys, values = self._rows
-        batch, heads, new, dim = query.shape
+        query, keys, _ = self._rows
+        batch, heads, new, _ = query.shape
         groups, rows = keys.shape[1], keys.shape[2]
-        each = heads // groups
-        width = -(-dim // _STEP) * _STEP
+        width = width_of(query)
         queries, held = _tiles(width * query.dtype.itemsize)
-        place = (self._pos, *self._pos.stride()[:2], 0 if self._first is None else self._first)
-        sizes = (self._input_pos, self._scale, each, new, rows, dim)
-        asked = (query, *query.stride()[:3], keys, *keys.stride()[:3])
         if kernel == "attend":
-            grid = (-(-each * new // queries), groups, batch)
-            given = (values, *values.stride()[:3], *place, *sizes)
-            written = (self.out, *self.out.stride()[:3], self.lse)
-            arguments = (*asked, *given, *written)
+            grid = (-(-(heads // groups) * new // queries), groups, batch)
+            arguments = (*self.arguments, self.out, *self.out.stride()[:3], self.lse)
         else:
             grid = (-(-rows // held), heads, batch)
-            arguments = (*asked, *place, *sizes, self.lse, self.weights)
+            arguments = (*self._asked, *self._sight, self.lse, self.weights)
         name = ROWS[query.dtype]
         return Launch(name, name, grid, (2 * queries, 1, 1), arguments, width)
+
+    @property
+    def arguments(self) -> tuple[torch.Tensor | int, ...]:
+        """What `attend` is given, and its backward pass first: all but what is written."""
+        values = self._rows[2]
+        return (*self._asked, values, *values.stride()[:3], *self._sight)
+
+    @property
+    def _asked(self) -> tuple[torch.Tensor | int, ...]:
+        query, keys, _ = self._rows
+        return (query, *query.stride()[:3], keys, *keys.stride()[:3])
+
+    @property
+    def _sight(self) -> tuple[torch.Tensor | int, ...]:
+        """Who sees whom, and sizes."""
+        query, keys, _ = self._rows
+        _, heads, new, dim = query.shape
+        first = 0 if self._first is None else self._first
+        sizes = (heads // keys.shape[1], new, keys.shape[2], dim)
+        return (self._pos, *self._pos.stride()[:2], first, self._input_pos, self._scale, *sizes)
 
 
 def _tiles(width_bytes: int) -> tuple[int, int]:

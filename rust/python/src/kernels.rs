@@ -3,9 +3,10 @@
 //! Invariant: each file of `cuda/` is here under its name. Cost: one dictionary at import.
 
 /// File name and source of every kernel and of their includes.
-pub(crate) const KERNELS: [(&str, &str); 11] = [
+pub(crate) const KERNELS: [(&str, &str); 12] = [
     ("attend.cu", include_str!("../../../cuda/attend.cu")),
     ("attend.cuh", include_str!("../../../cuda/attend.cuh")),
+    ("attend_backward.cu", include_str!("../../../cuda/attend_backward.cu")),
     ("attend_weights.cu", include_str!("../../../cuda/attend_weights.cu")),
     ("numbers.cuh", include_str!("../../../cuda/numbers.cuh")),
     ("paged.cuh", include_str!("../../../cuda/paged.cuh")),
