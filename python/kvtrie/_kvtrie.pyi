@@ -184,6 +184,19 @@ class BlockManager:
     def machine(self) -> int:
         """This machine's number."""
 
+    @property
+    def generation(self) -> int:
+        """A number that stays as long as every lookup finds what it found.
+
+        As long as it is the same, a lookup of the same tokens in the same scope gives the same
+        blocks, and of each the same copies but for their predicted times: who asks for a waiting
+        request again and again need not. It is another number after each change of which blocks
+        there are or where they stand, and may be another one without need. Costs O(1).
+
+        Raises:
+            ClosedError: the manager is closed.
+        """
+
     @staticmethod
     def policies() -> list[str]:
         """The names of all policies."""

@@ -35,8 +35,8 @@ class Asked:
     status: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="WAITING"))
     table: list = field(default_factory=list)
     computed: int = 0
-    prompt_embeds = lora_request = cache_salt = kv_transfer_params = None
-    mm_features = ()
+    prompt_embeds = lora_request = cache_salt = kv_transfer_params = kv_hints = session_id = None
+    mm_features, priority = (), 0
 
     @property
     def num_tokens(self):

@@ -173,7 +173,12 @@ USED = {
         "mm_features",
         "cache_salt",
         "kv_transfer_params",
+        "kv_hints",
+        "session_id",
+        "priority",
     ),
+    ("vllm.v1.kv_hints", "KvHintsEnvelope"): ("actions",),
+    ("vllm.v1.kv_hints", "KvHintAction"): ("action_type", "action_version", "payload"),
     ("vllm.v1.request", "RequestStatus"): ("PREEMPTED",),
     ("vllm.v1.core.kv_cache_manager", "KVCacheBlocks"): ("get_block_ids",),
     (_OUTPUT, "SchedulerOutput"): (

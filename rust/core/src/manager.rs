@@ -209,6 +209,13 @@ impl Manager {
         self.clock.last()
     }
 
+    /// A number that stays as long as every lookup finds what it found: the same blocks, and of each
+    /// the same copies but for their predicted times. It may change without need.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.blocks.generation()
+    }
+
     /// The lanes and their queues.
     #[must_use]
     pub fn lanes(&self) -> &Lanes {
@@ -296,6 +303,7 @@ impl Manager {
         self.next_move = old.next_move;
         self.meter = old.meter;
         self.block_events = old.block_events;
+        self.blocks.follow(old.blocks.generation());
         Ok(())
     }
 

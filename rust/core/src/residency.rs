@@ -49,6 +49,8 @@ pub struct Blocks<T> {
     tiers: Vec<TierBlocks>,
     /// Changes of valid layers, if they are kept.
     changes: Option<Vec<Change>>,
+    /// Grows with each change of which blocks there are, or where they stand.
+    generation: u64,
 }
 
 impl<T: Copy + PartialEq + Default> Blocks<T> {
@@ -63,7 +65,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
             clean: 0,
         };
         let tiers = tiers.iter().map(held).collect();
-        Self { all, trie: Trie::new(block_tokens), tiers, changes: None }
+        Self { all, trie: Trie::new(block_tokens), tiers, changes: None, generation: 0 }
     }
 
     /// The trie, read-only.
@@ -87,15 +89,29 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         &self.tiers[tier].space
     }
 
+    /// A number that is another one after each change of which blocks there are, or where they stand.
+    #[inline]
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Goes on behind the generations of blocks that these replace.
+    pub fn follow(&mut self, generation: u64) {
+        self.generation = generation + 1;
+    }
+
     // Trie: a block that is added gets an entry in every table.
 
     /// Adds the root of a scope.
     pub fn add_root(&mut self) -> RunId {
+        self.generation += 1;
         self.trie.add_root()
     }
 
     /// Removes the root of a scope that has no blocks.
     pub fn remove_root(&mut self, root: RunId) {
+        self.generation += 1;
         self.trie.remove_root(root);
     }
 
@@ -109,6 +125,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
         value: T,
         path: &mut Vec<BlockId>,
     ) {
+        self.generation += 1;
         self.trie.extend(root, parent, tokens, value, path);
         let bound = self.trie.bound();
         for tier in &mut self.tiers {
@@ -128,6 +145,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Removes the last `blocks` blocks of a run, which are absent on every tier.
     pub fn remove_tail(&mut self, block: BlockId, blocks: u32) {
+        self.generation += 1;
         self.trie.remove_tail(block, blocks);
     }
 
@@ -135,6 +153,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Changes a block's residency on a tier; the caller allocates and frees the slots.
     pub fn alter(&mut self, tier: TierId, block: BlockId, change: impl FnOnce(&mut Residency)) {
+        self.generation += 1;
         if self.changes.is_some() {
             self.alter_noted(tier, block, change);
         } else {
@@ -155,6 +174,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Makes absent blocks fully resident on a tier. It must have as many free slots.
     pub fn put_new(&mut self, tier: TierId, blocks: &[BlockId]) {
+        self.generation += 1;
         let TierBlocks { table, space, .. } = &mut self.tiers[tier];
         for &block in blocks {
             table.put(block, space.take().expect("room was made").slot);
@@ -165,6 +185,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Makes absent blocks fully resident on the first tier in these slots, as far as both go;
     /// returns how many.
     pub fn put_in(&mut self, blocks: &[BlockId], slots: impl Iterator<Item = Slot>) -> usize {
+        self.generation += 1;
         let table = &mut self.tiers[0].table;
         let pairs = blocks.iter().zip(slots);
         let settled = pairs.map(|(&block, slot)| table.put(block, slot)).count();
@@ -175,6 +196,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
     /// Evicts consecutive blocks of one run that are fully resident and idle on a tier, and frees
     /// their slots, the last block's first.
     pub fn evict_run(&mut self, tier: TierId, blocks: Range<BlockId>) {
+        self.generation += 1;
         let TierBlocks { table, space, .. } = &mut self.tiers[tier];
         // Last block first: the free list is a stack, so the first slot is taken first again.
         space.give_all(table.clear(blocks.clone()));
@@ -236,11 +258,13 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Begins the arrival of all layers of an absent block in a slot.
     pub fn begin_arrival(&mut self, tier: TierId, block: BlockId, slot: Slot, arrival: Arrival) {
+        self.generation += 1;
         self.tiers[tier].table.begin_arrival(block, slot, arrival);
     }
 
     /// Ends the only moves that brought these blocks of one run from `src` to `dst`.
     pub fn arrived(&mut self, src: TierId, dst: TierId, blocks: Range<BlockId>) {
+        self.generation += 1;
         self.note_all(dst, blocks.clone(), Layers::NONE, self.all);
         for block in blocks.clone() {
             self.tiers[src].table.end_io(block);
@@ -252,16 +276,19 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Attaches an arrival to a block whose state is already arriving.
     pub fn attach_arrival(&mut self, tier: TierId, block: BlockId, arrival: Arrival) {
+        self.generation += 1;
         self.tiers[tier].table.attach_arrival(block, arrival);
     }
 
     /// The arrival of a block, if it is arriving.
     pub fn arrival_mut(&mut self, tier: TierId, block: BlockId) -> Option<&mut Arrival> {
+        self.generation += 1;
         self.tiers[tier].table.arrival_mut(block)
     }
 
     /// Detaches a block's arrival, which has landed or failed.
     pub fn take_arrival(&mut self, tier: TierId, block: BlockId) -> Option<Arrival> {
+        self.generation += 1;
         self.tiers[tier].table.take_arrival(block)
     }
 
@@ -325,6 +352,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Moves `layers` of one row into another, and frees those that the other has (`known`).
     pub fn join_rows(&mut self, tier: TierId, from: u32, into: u32, layers: Layers, known: Layers) {
+        self.generation += 1;
         let space = &mut self.tiers[tier].space;
         for layer in layers.iter() {
             let moved = space.row(from)[usize::from(layer)];
@@ -340,6 +368,7 @@ impl<T: Copy + PartialEq + Default> Blocks<T> {
 
     /// Replaces a layer's slot in a row.
     pub fn set_layer(&mut self, tier: TierId, row: u32, layer: u16, slot: Slot) {
+        self.generation += 1;
         self.tiers[tier].space.set(row, layer, slot);
     }
 

@@ -29,7 +29,7 @@ const TOLD: u64 = 1_000_000;
 const WANTED: u64 = 1000;
 
 /// The counts.
-const HAPPENINGS: [&str; 34] = [
+const HAPPENINGS: [&str; 35] = [
     "no space",
     "config error",
     "closed error",
@@ -64,6 +64,7 @@ const HAPPENINGS: [&str; 34] = [
     "hint rejected",
     "pending hint applied",
     "ranks compared",
+    "generation stood",
 ];
 
 fn number(name: &str, default: u64) -> u64 {

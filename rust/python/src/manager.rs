@@ -152,6 +152,15 @@ impl BlockManager {
         self.machine
     }
 
+    /// A number that stays as long as lookups find what they found.
+    #[getter]
+    fn generation(&self, py: Python<'_>) -> PyResult<u64> {
+        self.shared.call(py, |manager| {
+            manager.open()?;
+            Ok(manager.generation())
+        })
+    }
+
     /// The names of all policies.
     #[staticmethod]
     fn policies() -> Vec<&'static str> {

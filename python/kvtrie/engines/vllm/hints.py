@@ -1,4 +1,4 @@
-"""Hints of a vLLM request: what `kv_transfer_params: {"kvtrie": {...}}` asks to be kept.
+"""Hints of a vLLM request: what its priority and `kv_transfer_params: {"kvtrie": {...}}` ask for.
 
 Invariant: a hint is soft; one that says nothing sensible is counted and otherwise left out. Cost: a
 hint per range, once per request.
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from kvtrie.hint import Hint
     from kvtrie.scope import Scope
 
-__all__ = ["Kept", "hints_of", "retained"]
+__all__ = ["Kept", "hints_of", "kept_by_rank", "retained"]
 
 _FAR = 2**63 - 1
+_PLAIN, _HIGHEST = 35, 100
 _KEYS = ("start", "end", "priority", "ttl_s")
 
 
@@ -62,6 +63,18 @@ def hints_of(
             )
         )
     return hints
+
+
+def kept_by_rank(
+    rank: int, tokens: NDArray[np.uint32], scope: Scope | None, owner: str | None
+) -> Retain:
+    """What a request's `priority` asks for its prompt: vLLM serves lower ones first.
+
+    0 says nothing; each step below it keeps the prompt by one of kvtrie's 100 longer, above it
+    less long.
+    """
+    priority = min(max(_PLAIN - rank, 0), _HIGHEST)
+    return Retain(tokens=tokens.copy(), scope=scope, owner=owner, priority=priority)
 
 
 class Kept(NamedTuple):

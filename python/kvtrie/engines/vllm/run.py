@@ -45,6 +45,10 @@ class GrowingTokens:
             self._count = count
         return self._array[:count]
 
+    def count(self) -> int:
+        """How many tokens vLLM knows of by now; while that is the same, so are the tokens."""
+        return self._request.num_tokens
+
     def surely_written(self) -> int:
         """At most so many tokens' KV can have been written by steps that have finished.
 

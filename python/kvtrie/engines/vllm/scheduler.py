@@ -8,7 +8,8 @@ out by then is taken back.
 
 Invariant: vLLM is promised blocks only that stand whole and proved in host memory, which nothing
 between the promise and the load can change. Nothing here waits.
-Cost: one lookup per waiting request and step; one commit per block written.
+Cost: one lookup per waiting request and step in which the manager's books have changed, else a
+comparison of numbers; one commit per block written.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import numpy as np
 
 from kvtrie import BlockManager, Index, Moves
 from kvtrie.engines.vllm.announced import Announced, Change
-from kvtrie.engines.vllm.hints import hints_of
+from kvtrie.engines.vllm.envelope import advice_of
+from kvtrie.engines.vllm.hints import hints_of, kept_by_rank
 from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.run import GrowingTokens, Run
 from kvtrie.engines.vllm.scope import scope_of
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from kvtrie.engines.vllm.messages import Opened, StepNews
     from kvtrie.engines.vllm.served import ServedModel
     from kvtrie.engines.vllm.settings import Settings
+    from kvtrie.hint import Hint
     from kvtrie.scope import Scope
 
 __all__ = ["SchedulerHalf"]
@@ -64,6 +67,22 @@ class _Promise(NamedTuple):
     end: int
 
 
+class _Answer(NamedTuple):
+    """What vLLM was told of a waiting request, and how long that holds.
+
+    Attributes:
+        generation: the manager's.
+        length: tokens of the request.
+        promise: what was told.
+        found: the tokens of it, or None for a request that has to wait.
+    """
+
+    generation: int
+    length: int
+    promise: _Promise
+    found: int | None
+
+
 @dataclass(slots=True)
 class _Known:
     """A request that has come and not ended.
@@ -72,23 +91,38 @@ class _Known:
         tokens: its tokens.
         scope: who may share them; None where it has no blocks.
         session: the conversation that it belongs to.
+        ends: whether that is over with it.
         waits_until: the time up to which it waits for what is to come; 0 before it waits.
         asked: blocks on host when the disk was asked last; -1 before that.
         pins: pins of the manager on blocks that wait on host for the others.
         pinned: how many blocks they hold.
         from_disk: tokens that stood on disk only when it came.
+        coming: whether a block of it was on its way when it was looked up last.
         promise: what vLLM was told last.
+        answer: that, if it holds as long as nothing changes.
     """
 
     tokens: GrowingTokens
     scope: Scope | None
     session: str | None = None
+    ends: bool = False
     waits_until: int = 0
     asked: int = -1
     pins: list[int] = field(default_factory=list[int])
     pinned: int = 0
     from_disk: int = 0
+    coming: bool = False
     promise: _Promise = field(default_factory=lambda: _Promise(0, 0))
+    answer: _Answer | None = None
+
+    def told(self, generation: int, local: int, now: int) -> _Answer | None:
+        """What was told, if it still holds: a wait ends by itself, all else by a change."""
+        answer = self.answer
+        if answer is None or answer[:2] != (generation, self.tokens.count()):
+            return None
+        if answer.promise.local != local or (answer.found is None and now >= self.waits_until):
+            return None
+        return answer
 
 
 @dataclass(slots=True)
@@ -170,11 +204,23 @@ class SchedulerHalf:
             request: a request that waits.
             local: tokens that vLLM has itself, whole blocks.
         """
-        known = self._know(request)
-        known.promise = _Promise(local, local)
+        known, now, generation = self._know(request), self._clock(), self.manager.generation
+        if (answer := known.told(generation, local, now)) is not None:
+            known.promise = answer.promise
+            return answer.found
+        found = self._match(known, local, now)
+        # Who was asked to wait for what was asked for just now is answered anew: it may not come.
+        sure = found is not None or known.coming
+        known.answer = (
+            _Answer(generation, known.tokens.count(), known.promise, found) if sure else None
+        )
+        return found
+
+    def _match(self, known: _Known, local: int, now: int) -> int | None:
+        known.promise, known.coming = _Promise(local, local), False
         if known.scope is None:
             return 0
-        now, tokens = self._clock(), known.tokens.read()
+        tokens = known.tokens.read()
         match = self.manager.lookup(tokens, now=now, scope=known.scope, keep=1)
         if match.tokens <= local:
             return 0
@@ -185,7 +231,8 @@ class SchedulerHalf:
         if host < len(states):
             self._pin(known, match.handles[local // self._size :], host, now)
             near = sum(any(copy.tier <= _HOST for copy in each.copies) for each in match.blocks)
-            if self._may_wait(known, host, near, now, coming=_COMING in states):
+            known.coming = _COMING in states
+            if self._may_wait(known, host, near, now):
                 return None
         end = local + host * self._size
         known.promise = _Promise(local, end)
@@ -199,7 +246,7 @@ class SchedulerHalf:
                 return _THERE if whole else _COMING
         return _DEEPER
 
-    def _may_wait(self, known: _Known, host: int, near: int, now: int, *, coming: bool) -> bool:
+    def _may_wait(self, known: _Known, host: int, near: int, now: int) -> bool:
         """Have what lies deeper brought to host memory; whether the request is to wait for it.
 
         It waits no longer than the deadline, and not if nothing more can come.
@@ -209,16 +256,15 @@ class SchedulerHalf:
             host: how many of its blocks stand in host memory, from the first on.
             near: how many stand there or above.
             now: the time.
-            coming: whether one is on its way.
         """
-        if not self._deep and not coming:
+        if not self._deep and not known.coming:
             return False
         if not known.waits_until:
             known.waits_until = now + self._deadline_ns
         if now >= known.waits_until:
             self.tally.lost["disk too slow"] += 1
             return False
-        if coming:
+        if known.coming:
             return True
         if host <= known.asked:  # asked before, and no further: there is no room
             self.tally.lost["no room to bring up"] += 1
@@ -422,7 +468,7 @@ class SchedulerHalf:
         self._drop(request.request_id)
         if known is not None:
             self._unpin(known, self._clock())
-        if known is not None and known.session and _asked(request).get("end"):
+        if known is not None and known.session and known.ends:
             self.manager.hint(
                 [Release(session=known.session, scope=known.scope)], now=self._clock()
             )
@@ -466,20 +512,37 @@ class SchedulerHalf:
     def _know(self, request: Any) -> _Known:  # noqa: ANN401 - vLLM's Request
         known = self._known.get(request.request_id)
         if known is None:
-            session = _asked(request).get("session")
-            known = _Known(GrowingTokens(request), scope_of(request), session)
+            asked = _asked(request)
+            session = asked.get("session") or request.session_id
+            ends = bool(asked.get("end"))
+            known = _Known(GrowingTokens(request), scope_of(request), session, ends)
             self._known[request.request_id] = known
             if known.scope is not None:
                 self._take_hints(known, request)
         return known
 
     def _take_hints(self, known: _Known, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
+        tokens, hints = known.tokens.read(), list["Hint"]()
+        strange: list[str] = []
+        if request.priority:
+            hints.append(kept_by_rank(request.priority, tokens, known.scope, known.session))
+        if request.kv_hints is not None:
+            advice = advice_of(request.kv_hints, tokens, known.scope, known.session)
+            hints += advice.hints
+            known.ends |= advice.end
+            strange += advice.strange
         try:
-            hints = hints_of(_asked(request), known.tokens.read(), known.scope, known.session)
-            self.manager.hint(hints, now=self._clock())
+            hints += hints_of(_asked(request), tokens, known.scope, known.session)
         except (KvtrieError, TypeError) as error:
-            _LOG.warning("kvtrie: a hint of request %s: %s", request.request_id, error)
-            self.tally.lost["a hint that says nothing sensible"] += 1
+            strange.append(str(error))
+        for hint in hints:
+            try:
+                self.manager.hint([hint], now=self._clock())
+            except (KvtrieError, TypeError) as error:
+                strange.append(str(error))
+        for why in strange:
+            _LOG.warning("kvtrie: a hint of request %s: %s", request.request_id, why)
+        self.tally.lost["a hint that says nothing sensible"] += len(strange)
 
     def _drop(self, request_id: str) -> None:
         run = self._runs.pop(request_id, None)

@@ -12,6 +12,7 @@ mod compute;
 mod directory;
 mod engine;
 mod executor;
+mod generation;
 mod hints;
 mod index;
 mod mark;
@@ -78,6 +79,7 @@ pub(crate) struct World {
     tally: tally::Tally,
     directory: directory::Directory,
     hints: hints::Hints,
+    generation: generation::Generation,
 }
 
 impl World {
@@ -101,6 +103,7 @@ impl World {
             index: None,
             prices: Vec::new(),
             hints: hints::Hints::default(),
+            generation: generation::Generation::default(),
         }
     }
 
@@ -162,6 +165,7 @@ impl World {
         self.tally.check(&mut self.manager);
         let thorough = self.thorough();
         self.directory.check(&mut self.manager, thorough);
+        self.check_generation();
         self.check_leases(raw);
         self.follow_hints(raw);
     }

@@ -1,0 +1,151 @@
+"""The envelope `kv_hints` of a vLLM request: what an orchestrator asks of its KV, as our hints.
+
+vLLM carries an envelope of actions, each of a type, a version and a payload, and leaves it to
+others what they mean. Three types are served here: `kv.retain`, `kv.release` (also called
+`kv.deref`) and `kv.prefetch`, of version 1.
+Invariant: an action is advice; one that says nothing sensible is named, and the others count. Cost:
+a hint per action and range, once per request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from kvtrie.argument import flag, real, shown
+from kvtrie.errors import ConfigError, KvtrieError
+from kvtrie.hint import Prefetch, Release, Retain
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvtrie.hint import Hint
+    from kvtrie.scope import Scope
+
+__all__ = ["Advice", "advice_of"]
+
+_RELEASES = ("kv.release", "kv.deref")
+_RANGE = ("start", "end", "priority", "duration", "covers_output")
+_MOST_ACTIONS = 64
+_LONGEST_S = 1e9
+
+
+@dataclass(slots=True)
+class Advice:
+    """What an envelope says.
+
+    Attributes:
+        hints: for the manager, at once.
+        end: whether the request's session is over with it.
+        strange: what could not be served, and why.
+    """
+
+    hints: list[Hint] = field(default_factory=list["Hint"])
+    end: bool = False
+    strange: list[str] = field(default_factory=list[str])
+
+
+def advice_of(
+    envelope: Any,  # noqa: ANN401 - vLLM's KvHintsEnvelope
+    tokens: NDArray[np.uint32],
+    scope: Scope | None,
+    session: str | None,
+) -> Advice:
+    """The advice of a request's envelope.
+
+    Args:
+        envelope: with `actions`, each with an `action_type`, an `action_version` and a `payload`.
+        tokens: the request's prompt.
+        scope: who may share its blocks.
+        session: the conversation that it belongs to.
+    """
+    advice = Advice()
+    for at, action in enumerate(envelope.actions):
+        if at == _MOST_ACTIONS:
+            advice.strange.append(f"{len(envelope.actions)} actions, {at} are heeded")
+            break
+        try:
+            _serve(action, advice, tokens, scope, session)
+        except (KvtrieError, TypeError, AttributeError) as error:
+            kind = shown(getattr(action, "action_type", None))
+            advice.strange.append(f"{kind}: {error}")
+    return advice
+
+
+def _serve(
+    action: Any,  # noqa: ANN401 - vLLM's KvHintAction
+    advice: Advice,
+    tokens: NDArray[np.uint32],
+    scope: Scope | None,
+    session: str | None,
+) -> None:
+    kind, version = str(action.action_type), str(action.action_version)
+    if kind not in ("kv.retain", "kv.prefetch", *_RELEASES):
+        raise ConfigError(f"no such action: kv.retain, kv.prefetch and {_RELEASES[0]} are served")
+    if version.partition(".")[0] != "1":
+        raise ConfigError(f"version {shown(version)}: version 1 is served")
+    payload = cast("Mapping[str, Any]", action.payload)
+    if kind == "kv.retain":
+        _known(payload, ("scope", "directives"))
+        owner = payload.get("scope") or session
+        # All or nothing: a range that makes no sense takes its action along.
+        rows = payload.get("directives") or ()
+        advice.hints += [_retain(row, tokens, scope, owner, session) for row in rows]
+        return
+    _known(payload, ("session_id",))
+    named = payload.get("session_id")
+    if kind == "kv.prefetch":
+        prompt = tokens.copy() if named is None else None
+        advice.hints.append(Prefetch(tokens=prompt, session=named, tier="host", scope=scope))
+    elif named is None or named == session:
+        if session is None:
+            raise ConfigError("neither the request nor the action names a session")
+        advice.end = True
+    else:
+        advice.hints.append(Release(session=named, scope=scope))
+
+
+def _known(given: object, keys: tuple[str, ...]) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"it says {shown(given)}, an object wanted")
+    named = cast("Mapping[object, object]", given)
+    if strange := [shown(key) for key in named if key not in keys]:
+        raise ConfigError(f"it has no {', '.join(strange)}: {', '.join(keys)}")
+
+
+def _retain(
+    row: Mapping[str, Any],
+    tokens: NDArray[np.uint32],
+    scope: Scope | None,
+    owner: str | None,
+    session: str | None,
+) -> Retain:
+    _known(row, _RANGE)
+    if "priority" not in row:
+        raise ConfigError("a range without a priority")
+    seconds = row.get("duration")
+    ttl = None if seconds is None else timedelta(seconds=real("duration", seconds, 0, _LONGEST_S))
+    if not flag("covers_output", row.get("covers_output", False)):
+        return Retain(
+            tokens=tokens.copy(),
+            scope=scope,
+            owner=owner,
+            priority=row["priority"],
+            start=row.get("start", 0),
+            end=row.get("end"),
+            ttl=ttl,
+        )
+    if session is None or "start" in row or "end" in row:
+        raise ConfigError("covers_output is said of a session's answers, without a range")
+    # Of the prompt it says no more than nothing: a range without a token.
+    return Retain(
+        session=session,
+        scope=scope,
+        owner=owner,
+        end=0,
+        decode_priority=row["priority"],
+        decode_ttl=ttl,
+    )

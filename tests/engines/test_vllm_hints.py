@@ -1,0 +1,133 @@
+"""What a vLLM request asks of its KV: its priority, its envelope `kv_hints`, its own parameters."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tests.engines.test_vllm_halves import SIZE, Asked, Engine
+
+from kvtrie import Scope
+from kvtrie.engines.vllm.envelope import advice_of
+from kvtrie.engines.vllm.hints import kept_by_rank
+from kvtrie.hint import Prefetch, Release, Retain
+
+TOKENS = np.arange(64, dtype=np.uint32)
+
+
+def action(kind, payload, version="1.0"):
+    return SimpleNamespace(action_id="a", action_type=kind, action_version=version, payload=payload)
+
+
+def advice(*actions, session="chat"):
+    envelope = SimpleNamespace(protocol_version="0.1", message_id="m", actions=list(actions))
+    return advice_of(envelope, TOKENS, Scope(), session)
+
+
+def test_actions_of_an_envelope_become_hints():
+    ranges = [
+        {"start": 0, "end": 32, "priority": 80, "duration": 60.0},
+        {"start": 32, "end": None, "priority": 40},
+        {"covers_output": True, "priority": 70, "duration": 5},
+    ]
+    told = advice(
+        action("kv.retain", {"directives": ranges}),
+        action("kv.retain", {"scope": "agent", "directives": ranges[:1]}, "1.7"),
+        action("kv.prefetch", {}),
+        action("kv.prefetch", {"session_id": "next"}),
+        action("kv.release", {"session_id": "old"}),
+    )
+    assert told.strange == []
+    assert not told.end
+    first, second, answers, owned, ahead, other, old = told.hints
+    assert isinstance(first, Retain)
+    assert (first.start, first.end, first.priority, first.owner) == (0, 32, 80, "chat")
+    assert first.ttl == 60_000_000_000
+    assert (second.start, second.end, second.ttl) == (32, None, None)
+    assert (answers.session, answers.decode_priority, answers.end) == ("chat", 70, 0)
+    assert answers.decode_ttl == 5_000_000_000
+    assert owned.owner == "agent"
+    assert isinstance(ahead, Prefetch)
+    assert (ahead.tier, list(ahead.tokens)) == ("host", TOKENS.tolist())
+    assert (other.session, other.tokens) == ("next", None)
+    assert isinstance(old, Release)
+    assert old.session == "old"
+    assert advice(action("kv.deref", {})).end
+    assert advice(action("kv.release", {"session_id": "chat"})).end
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "said"),
+    [
+        ("kv.fetch", {}, "no such action"),
+        ("kv.retain", {"ranges": []}, "it has no 'ranges'"),
+        ("kv.retain", [], "an object wanted"),
+        ("kv.retain", {"directives": [{"start": 0}]}, "without a priority"),
+        ("kv.retain", {"directives": [{"priority": 101}]}, "101"),
+        ("kv.retain", {"directives": [{"priority": True}]}, "True"),
+        ("kv.retain", {"directives": [{"priority": 3, "duration": float("nan")}]}, "nan"),
+        ("kv.retain", {"directives": [{"priority": 3, "duration": 10**400}]}, "duration"),
+        ("kv.retain", {"directives": [{"priority": 3, "bogus": 1}]}, "it has no 'bogus'"),
+        ("kv.retain", {"directives": [{"covers_output": True, "priority": 3, "end": 4}]}, "range"),
+        ("kv.retain", {"directives": ["all"]}, "an object wanted"),
+        ("kv.prefetch", {"session_id": 3}, "session"),
+    ],
+)
+def test_what_makes_no_sense_is_named_and_the_rest_counts(kind, payload, said):
+    good = action("kv.retain", {"directives": [{"priority": 50}]})
+    told = advice(action(kind, payload), good)
+    assert len(told.strange) == 1
+    assert said in told.strange[0]
+    assert [hint.priority for hint in told.hints] == [50]
+
+
+def test_other_versions_too_many_actions_and_a_release_of_nobody_are_refused():
+    assert "version 1" in advice(action("kv.prefetch", {}, "2.0")).strange[0]
+    many = advice(*[action("kv.prefetch", {})] * 70)
+    assert (len(many.hints), len(many.strange)) == (64, 1)
+    assert "session" in advice(action("kv.release", {}), session=None).strange[0]
+
+
+def test_a_lower_priority_of_vllm_keeps_longer():
+    kept = [kept_by_rank(rank, TOKENS, None, None).priority for rank in (-1000, -5, 1, 1000)]
+    assert kept == [100, 40, 34, 0]
+
+
+def stays(engine, request, tokens):
+    """How much of a prompt host memory has after others have filled it."""
+    prompt = Asked(request, tokens, len(tokens), 1)
+    engine.waiting.append(prompt)
+    return prompt
+
+
+def test_envelope_and_priority_decide_what_stays_on_host():
+    def left(**more):
+        engine = Engine("", 1, 0, 1, host=6)
+        for at in range(5):
+            tokens = [at] * 12
+            request = stays(engine, str(at), tokens)
+            for name, value in (more if at == 0 else {}).items():
+                setattr(request, name, value)
+            engine.drain()
+        found = engine.half.match(Asked("again", [0] * 13, 13, 1), 0)
+        engine.half.manager.audit()
+        engine.close()
+        return found, engine.half.tally.lost["a hint that says nothing sensible"]
+
+    retain = action("kv.retain", {"directives": [{"priority": 90}]})
+    envelope = SimpleNamespace(actions=[retain])
+    assert left() == (0, 0)
+    assert left(kv_hints=envelope) == (3 * SIZE, 0)
+    assert left(priority=-50) == (3 * SIZE, 0)
+    assert left(kv_hints=SimpleNamespace(actions=[action("kv.fetch", {})])) == (0, 1)
+
+
+def test_a_release_ends_the_session_when_its_request_ends():
+    engine = Engine("", 1, 0, 1)
+    request = stays(engine, "1", [1] * 12)
+    request.session_id = "chat"
+    request.kv_hints = SimpleNamespace(actions=[action("kv.release", {})])
+    engine.step()
+    assert len(engine.half.manager.sessions()) == 1
+    engine.drain()
+    assert len(engine.half.manager.sessions()) == 0
+    engine.close()

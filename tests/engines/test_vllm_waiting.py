@@ -1,0 +1,113 @@
+"""Requests that wait are looked up again only after a change, and are told what a lookup says."""
+
+import random
+
+import pytest
+from tests.engines.test_vllm_halves import SIZE, Asked, Engine
+
+
+class Counting:
+    """A manager whose lookups are counted."""
+
+    def __init__(self, manager):
+        self.manager, self.lookups = manager, 0
+
+    def __getattr__(self, name):
+        return getattr(self.manager, name)
+
+    def lookup(self, *args, **kwargs):
+        self.lookups += 1
+        return self.manager.lookup(*args, **kwargs)
+
+
+def naive(half, request, local, layers=2):
+    """Tokens behind `local` that stand whole on host, and those that stand or come anywhere."""
+    now = half._clock()
+    match = half.manager.manager.lookup(
+        request.all_token_ids, now=now, scope=half._known[request.request_id].scope, keep=1
+    )
+    blocks = match.blocks[local // SIZE :]
+
+    def there(block):
+        whole = [c for c in block.copies if c.tier == 1 and not c.leaving]
+        return any((copy.layer_lo, copy.layer_hi) == (0, layers) for copy in whole)
+
+    lacking = [at for at, block in enumerate(blocks) if not there(block)]
+    host = lacking[0] if lacking else len(blocks)
+    return host * SIZE, len(blocks) * SIZE
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_waiting_request_is_told_is_what_a_lookup_says(tmp_path, seed, ahead):
+    draw = random.Random(seed)
+    heads = [[draw.randrange(9) for _ in range(16)] for _ in range(3)]
+    asked = 0
+    for again in range(2):  # the second server finds the disk of the first
+        engine = Engine(tmp_path, 1 + seed % 2, ahead, seed, host=8)
+        half = engine.half
+        half.manager = counting = Counting(half.manager)
+        watched = [
+            Asked(f"w{at}", (one := [*draw.choice(heads), *range(at, at + 5)]), len(one), 1)
+            for at in range(3)
+        ]
+        for at in range(12):
+            tail = [draw.randrange(9) for _ in range(draw.randint(1, 9))]
+            engine.add(f"{again}.{at}", draw.choice(heads) + tail, draw.randint(1, 6))
+            for _ in range(draw.randint(1, 4)):
+                engine.step()
+                for request in watched:
+                    local = draw.choice([0, 0, SIZE])
+                    for _ in range(2):
+                        told = half.match(request, local)
+                        asked += 1
+                        host, all_there = naive(half, request, local)
+                        # Who waits, waits for something; who is told a number is told all of it.
+                        assert host < all_there if told is None else told == host
+                    if draw.random() < 0.1:
+                        request.all_token_ids.append(draw.randrange(9))
+        for request in watched:
+            half.end(request)
+        engine.drain()
+        engine.close()
+        assert engine.failed == 0
+    assert counting.lookups < asked
+
+
+def test_nothing_is_looked_up_while_nothing_changes():
+    engine = Engine("", 1, 0, 0)
+    engine.add("first", list(range(20)), 1)
+    engine.drain()
+    half = engine.half
+    half.manager = counting = Counting(half.manager)
+    waits = Asked("second", list(range(20)), 20, 1)
+    assert [half.match(waits, 0) for _ in range(50)] == [16] * 50
+    assert counting.lookups == 1
+    assert half.match(waits, SIZE) == 12  # vLLM has more of it by now
+    waits.all_token_ids += [20, 21]
+    assert half.match(waits, 0) == 20 or half.match(waits, 0) == 16
+    before = counting.lookups
+    half.manager.manager.reset()
+    assert half.match(waits, 0) == 0
+    assert counting.lookups == before + 1
+    half.end(waits)
+    engine.close()
+
+
+def test_a_wait_ends_although_nothing_changes(tmp_path):
+    engine = Engine(tmp_path, 1, 0, 0, host=24)
+    engine.add("first", list(range(20)), 1)
+    engine.drain()
+    engine.close()
+    engine = Engine(tmp_path, 1, 0, 0, host=24)
+    half, now = engine.half, [10**9]
+    half._clock = lambda: now[0]
+    waits = Asked("second", list(range(20)), 20, 1)
+    assert [half.match(waits, 0) for _ in range(3)] == [None] * 3  # no step carries its moves out
+    generation = half.manager.generation
+    now[0] += half._deadline_ns
+    assert half.match(waits, 0) == 0
+    assert half.manager.generation == generation
+    half.end(waits)
+    engine.drain()
+    engine.close()
