@@ -24,6 +24,7 @@ from kvtrie.selective.attention import Passing
 from kvtrie.train.cell import CellCache, RowsAreIn, Start
 from kvtrie.train.cells import columns, rows
 from kvtrie.train.decoder import Decoder
+from kvtrie.train.host_pool import HostPool
 from kvtrie.train.kept import Kept, block_of, coded_bytes
 from kvtrie.train.residence import Residence
 from kvtrie.train.settings import GradientSettings
@@ -86,6 +87,7 @@ class LongContextGradients:
         self.grad = GradientSettings() if grad is None else grad
         self.logs: list[AttnWeightsReplayLog] = []
         self.checkpoint_bytes = 0
+        self._pool: HostPool | None = None
         self._yarn_rope = yarn_rope
         self._forward_gb = attention_forward_temp_size_gb
         self._backward_gb = attention_backward_temp_size_gb
@@ -143,6 +145,12 @@ class LongContextGradients:
         finally:
             batch.close()
         return batch.loss
+
+    def pool(self, device: torch.device) -> HostPool:
+        """Host memory for the checkpoints of batches on a device."""
+        if self._pool is None or self._pool.device != device:
+            self._pool = HostPool(device)
+        return self._pool
 
     def _say(self, what: str, layer: int | None = None) -> None:
         if self.watch is not None:
@@ -203,6 +211,7 @@ class _Batch:
         self._inputs: dict[int, list[Kept | None]] = {}
         self._seeds: list[Kept | None] = []
         self._spill: Spill | None = None
+        self._pool = owner.pool(self._ids.device)
         self._models: Sequence[Any] = ()
         self._entries = owner.head.num_target_entries(self._targets).clamp(min=1)
         self.loss = torch.zeros((), device=self._ids.device)
@@ -257,7 +266,8 @@ class _Batch:
         self._spill = Spill(folder, sizes * len(inner))
 
     def close(self) -> None:
-        """Give files back."""
+        """Give memory and files back."""
+        self._pool.reset()
         if self._spill is not None:
             self._spill.close()
 
@@ -270,7 +280,7 @@ class _Batch:
         for layer in range(len(decoder.layers)):
             if layer in kept and self._scale is not None:
                 inputs = self._inputs.setdefault(layer, [])
-                inputs.append(Kept(hidden, self._grad.layercp_qname, self._spill))
+                inputs.append(Kept(hidden, self._pool, self._grad.layercp_qname, self._spill))
             hidden = decoder.run(layer, at, hidden, turn)
         self._seeds.append(self._judge(at, hidden))
 
@@ -301,7 +311,7 @@ class _Batch:
             if found is not None and part.grad is not None:
                 found[:, lo - step.start : hi - step.start] = part.grad
                 seen = True
-        return Kept(found) if found is not None and seen else None
+        return Kept(found, self._pool) if found is not None and seen else None
 
     def _count(self, outputs: torch.Tensor, targets: torch.Tensor | None) -> None:
         """Note how many targets the outputs name."""
@@ -325,17 +335,22 @@ class _Batch:
         ]
         row = _Row(layers, cells)
         starts = self._find_starts(layers, cells, row)
-        self._note_bytes(sum(_bytes(each) for start in starts for each in start))
+        self._note_bytes(sum(each.nbytes for start in starts for each in start if each is not None))
         seeds: list[Kept | None] = [None] * len(self._steps)
+        self._bring(layers, self._cells[-1], starts[-1])
         while starts:
             begin = starts.pop()
             for cell, start in zip(cells, begin, strict=True):
-                cell.begin(None if start is None else _read(start))
+                cell.begin(None if start is None else start.take())
                 cell.differentiate()
             column = self._cells[len(starts)]
+            if starts:  # on their way while this cell computes
+                self._bring(layers, self._cells[len(starts) - 1], starts[-1])
             with torch.enable_grad(), self._attending(row, grad=True):
                 self._run_cell(layers, cells, column, seeds)
         self._inputs.pop(layers.start, None)
+        for at in range(len(self._seeds)):  # those that nothing asked for
+            self._give_up(self._seeds, at)
         self._seeds = seeds
         self._note_bytes(0)
 
@@ -347,17 +362,23 @@ class _Batch:
         if len(self._cells) == 1:
             return starts
         cells[-1].only_rows = True
+        last = self._cells[-1].start
         with torch.no_grad(), self._attending(row):
             for column in self._cells[:-1]:
                 for at in column:
                     hidden = self._input(layers, at)
+                    if layers.start and at + 1 < last:  # on its way while this step computes
+                        following = self._inputs[layers.start][at + 1]
+                        assert following is not None  # noqa: S101 - its cell has not run
+                        following.bring()
                     turn = self._turn(at, hidden)
                     try:
                         for layer in layers:
                             hidden = self._decoder.run(layer, at, hidden, turn)
                     except RowsAreIn:
                         continue
-                starts.append([_keep(cell.start(), self._grad.cachecp_qname) for cell in cells])
+                name = self._grad.cachecp_qname
+                starts.append([_KeptStart(cell.start(), self._pool, name) for cell in cells])
         cells[-1].only_rows = False
         return starts
 
@@ -375,7 +396,8 @@ class _Batch:
         for at in column:
             hidden = self._input(layers, at)
             if layers.start:
-                hidden = inputs[at] = hidden.detach().requires_grad_()
+                hidden = inputs[at] = hidden.requires_grad_()
+                self._give_up(self._inputs[layers.start], at)  # its gradient takes its place
             turn = self._turn(at, hidden)
             for layer in layers:
                 hidden = self._decoder.run(layer, at, hidden, turn)
@@ -383,16 +405,33 @@ class _Batch:
             if seed is not None and hidden.requires_grad:
                 roots.append(hidden)
                 grads.append(seed.read())
-                self._seeds[at] = None
+                self._give_up(self._seeds, at)
         # The chains are roots as well, so that every step's operator runs, the last one first.
         chains = [cell.chain for cell in cells]
         torch.autograd.backward(
             [*roots, *chains], [*grads, *(torch.zeros_like(each) for each in chains)]
         )
         for at, hidden in inputs.items():
-            self._inputs[layers.start][at] = None  # its gradient takes its place
             if hidden.grad is not None:
-                seeds[at] = Kept(hidden.grad)
+                seeds[at] = Kept(hidden.grad, self._pool)
+
+    def _bring(self, layers: range, column: range, start: Sequence[_KeptStart | None]) -> None:
+        """Start to copy a cell's checkpoints back."""
+        for each in start:
+            if each is not None:
+                each.bring()
+        inputs = self._inputs[layers.start] if layers.start else []
+        for at in column:
+            for kept in (*inputs[at : at + 1], self._seeds[at]):
+                if kept is not None:
+                    kept.bring()
+
+    @staticmethod
+    def _give_up(of: list[Kept | None], at: int) -> None:
+        kept = of[at]
+        if kept is not None:
+            kept.free()
+        of[at] = None
 
     def _input(self, layers: range, at: int) -> torch.Tensor:
         """What a row of cells is given in a step."""
@@ -437,24 +476,30 @@ class _Batch:
 class _KeptStart:
     """A `Start` in host memory."""
 
-    def __init__(self, start: Start, quantiser: str | None) -> None:
-        self.keys, self.values = Kept(start.keys, quantiser), Kept(start.values, quantiser)
-        self.token_pos = Kept(start.token_pos)
-        self.numbers = start[3:]
+    def __init__(self, start: Start, pool: HostPool, quantiser: str | None) -> None:
+        self._parts = (
+            Kept(start.keys, pool, quantiser),
+            Kept(start.values, pool, quantiser),
+            Kept(start.token_pos, pool),
+        )
+        self._numbers = start[3:]
 
+    def bring(self) -> None:
+        """Start to copy it back."""
+        for each in self._parts:
+            each.bring()
 
-def _keep(start: Start, quantiser: str | None) -> _KeptStart:
-    return _KeptStart(start, quantiser)
+    def take(self) -> Start:
+        """The start, which is given up here."""
+        keys, values, token_pos = (each.read() for each in self._parts)
+        for each in self._parts:
+            each.free()
+        return Start(keys, values, token_pos, *self._numbers)
 
-
-def _read(kept: _KeptStart) -> Start:
-    return Start(kept.keys.read(), kept.values.read(), kept.token_pos.read(), *kept.numbers)
-
-
-def _bytes(kept: _KeptStart | None) -> int:
-    if kept is None:
-        return 0
-    return kept.keys.nbytes + kept.values.nbytes + kept.token_pos.nbytes
+    @property
+    def nbytes(self) -> int:
+        """Bytes in host memory."""
+        return sum(each.nbytes for each in self._parts)
 
 
 def _check(

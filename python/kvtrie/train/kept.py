@@ -1,7 +1,7 @@
 """Kept: checkpoints in host memory or in files, exact or as codes.
 
 Invariant: what comes back is on the device it came from and in its format; exact ones bit for bit.
-Cost: a copy where there is a device, one pass over the numbers where they are quantised.
+Cost: a copy each way beside the computation, one pass over the numbers where they are quantised.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from kvtrie.errors import ConfigError
 from kvtrie.selective.quantiser import LEAST_BLOCK, Codes, dequantise, quantise
 from kvtrie.train.settings import QUANTISERS
-from kvtrie.train.spill import Spilled
 
 if TYPE_CHECKING:
+    import torch
+
+    from kvtrie.train.host_pool import HostPool
     from kvtrie.train.spill import Spill
 
 __all__ = ["Kept", "block_of", "coded_bytes"]
@@ -33,38 +33,49 @@ class Kept:
 
     Args:
         x: floating-point numbers that nobody changes any more.
+        pool: the host memory that they go to.
         quantiser: its name; None keeps them exact.
-        spill: files that they go to; None keeps them in memory.
+        spill: files that they go on to; None keeps them in memory.
     """
 
-    __slots__ = ("_bits", "_device", "_dtype", "_parts", "_shape")
+    __slots__ = ("_bits", "_dtype", "_parts", "_shape")
 
     def __init__(
-        self, x: torch.Tensor, quantiser: str | None = None, spill: Spill | None = None
+        self,
+        x: torch.Tensor,
+        pool: HostPool,
+        quantiser: str | None = None,
+        spill: Spill | None = None,
     ) -> None:
-        self._device, self._dtype, self._shape = x.device, x.dtype, x.shape
+        self._dtype, self._shape = x.dtype, x.shape
         self._bits = 0 if quantiser is None else QUANTISERS[quantiser]
         parts = (x,)
         if self._bits:
             parts = quantise(x.unflatten(-1, (-1, block_of(x.shape[-1]))), self._bits)[:3]
-        self._parts: list[torch.Tensor | Spilled] = [_to_host(each) for each in parts]
-        if spill is not None:
-            if x.device.type == "cuda":
-                torch.cuda.current_stream(x.device).synchronize()  # copies are on their way
-            self._parts = [spill.put(each) for each in self._parts if not isinstance(each, Spilled)]
+        self._parts = [pool.put(each, spill) for each in parts]
+
+    def bring(self) -> None:
+        """Start to copy them back, beside what is computed."""
+        for each in self._parts:
+            each.bring()
 
     def read(self) -> torch.Tensor:
         """The numbers, on the device that they came from."""
-        held = [each.read() if isinstance(each, Spilled) else each for each in self._parts]
-        there = [each.to(self._device, non_blocking=True) for each in held]
+        self.bring()
+        there = [each.read() for each in self._parts]
         if not self._bits:
             return there[0]
         return dequantise(Codes._make((*there, self._bits)), self._dtype).view(self._shape)
 
+    def free(self) -> None:
+        """Give their memory to others."""
+        for each in self._parts:
+            each.free()
+
     @property
     def nbytes(self) -> int:
         """Bytes in host memory."""
-        return sum(0 if isinstance(each, Spilled) else each.nbytes for each in self._parts)
+        return sum(each.nbytes for each in self._parts)
 
 
 def block_of(width: int) -> int:
@@ -94,11 +105,3 @@ def coded_bytes(numbers: int, width: int, itemsize: int, quantiser: str | None) 
     if quantiser is None:
         return numbers * itemsize
     return numbers * QUANTISERS[quantiser] // 8 + numbers // block_of(width) * _BESIDE
-
-
-def _to_host(x: torch.Tensor) -> torch.Tensor:
-    if x.device.type == "cpu":
-        # A view would keep all that it is a view of.
-        return x if x.untyped_storage().nbytes() == x.nbytes else x.clone()
-    there = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    return there.copy_(x, non_blocking=True)

@@ -1,0 +1,187 @@
+"""HostPool: host memory for checkpoints, and the streams that copy to it and back.
+
+Memory is pinned where there is a GPU, and used again as soon as a checkpoint is given up. One of
+`kvtrie.transfer`'s streams copies out of the device and one into it, each beside the computation
+and behind nothing but what it needs; on a CPU they are threads that copy.
+Invariant: a buffer gets new numbers only behind the copies that read its old ones; at most a few
+copies out are on their way, so what they read does not pile up. Cost: a copy each way; as much
+memory as stood at a time, of sizes that the last batch had.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (torch leaves parts untyped)
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvtrie.transfer.stream import Current, Stream, StreamEvent
+
+if TYPE_CHECKING:
+    from kvtrie.train.spill import Spill, Spilled
+
+__all__ = ["Held", "HostPool"]
+
+_UNDER_WAY = 8
+
+
+class _Buffer:
+    """Bytes in host memory, and the last copy that read them."""
+
+    __slots__ = ("memory", "read")
+
+    def __init__(self, size: int, *, pinned: bool) -> None:
+        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        self.read: StreamEvent | None = None
+
+
+class HostPool:
+    """Buffers for the checkpoints of one batch at a time.
+
+    Args:
+        device: where the numbers come from and go back to.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.here = Current(device)
+        self.outwards = Stream("kvtrie-checkpoints-out", device)
+        self.inwards = Stream("kvtrie-checkpoints-in", device)
+        self._free: dict[int, list[_Buffer]] = {}
+        self._used: dict[int, list[_Buffer]] = {}
+        self._on_the_way: deque[StreamEvent] = deque()
+
+    def put(self, x: torch.Tensor, spill: Spill | None = None) -> Held:
+        """Start to copy numbers that nobody changes any more.
+
+        Args:
+            x: the numbers, on the pool's device.
+            spill: files that they go on to; None leaves them in memory.
+
+        Raises:
+            BaseException: what an earlier copy has raised.
+        """
+        x = x.detach()
+        buffer = self._take(x.nbytes)
+        held = Held(self, buffer, x.shape, x.dtype, spilled=spill is not None)
+        host = held.host
+
+        def copy() -> None:
+            host.copy_(x, non_blocking=True)
+            if spill is not None:
+                self.outwards.settle()
+                held.file = spill.put(host)
+
+        self.outwards.wait(self.here.record())
+        if buffer.read is not None:
+            self.outwards.wait(buffer.read)
+        held.copied = self.outwards.submit(copy)
+        if self.outwards.cuda is not None:
+            x.record_stream(self.outwards.cuda)
+        if spill is not None:
+            self.give(buffer)  # whoever has it next is copied behind the write
+        self._on_the_way.append(held.copied)
+        while len(self._on_the_way) > _UNDER_WAY:
+            self._on_the_way.popleft().join()
+        return held
+
+    def give(self, buffer: _Buffer) -> None:
+        """Take a buffer back."""
+        size = buffer.memory.nbytes
+        if buffer in self._used.get(size, ()):
+            self._used[size].remove(buffer)
+            self._free.setdefault(size, []).append(buffer)
+
+    def reset(self) -> None:
+        """Behind a batch: take all buffers back, and let go of sizes that it did not have."""
+        for stream in (self.outwards, self.inwards):
+            stream.synchronize()
+        self._on_the_way.clear()
+        for size, used in self._used.items():
+            self._free.setdefault(size, []).extend(used)
+        self._free = {size: self._free[size] for size in self._used}
+        self._used = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        both = (*self._free.values(), *self._used.values())
+        return sum(buffer.memory.nbytes for each in both for buffer in each)
+
+    def _take(self, size: int) -> _Buffer:
+        free = self._free.get(size)
+        buffer = free.pop() if free else _Buffer(size, pinned=self.device.type == "cuda")
+        self._used.setdefault(size, []).append(buffer)
+        return buffer
+
+
+class Held:
+    """Numbers in a pool's memory, or in files behind it.
+
+    Attributes:
+        host: where they are copied to.
+        copied: the point behind that copy.
+        file: where they went on to.
+    """
+
+    __slots__ = ("_brought", "_buffer", "_pool", "_spilled", "_there", "copied", "file", "host")
+
+    def __init__(
+        self,
+        pool: HostPool,
+        buffer: _Buffer,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        *,
+        spilled: bool,
+    ) -> None:
+        self.host = buffer.memory.view(dtype).view(shape)
+        self.copied = StreamEvent()
+        self.file: Spilled | None = None
+        self._pool, self._buffer, self._spilled = pool, buffer, spilled
+        self._brought: StreamEvent | None = None
+        self._there: torch.Tensor | None = None
+
+    def bring(self) -> StreamEvent:
+        """Start to copy them back, beside what is computed; `read` waits for it."""
+        if self._brought is None:
+            self._brought = self._pool.inwards.submit(self._copy_back)
+            if not self._spilled:
+                self._buffer.read = self._brought
+        return self._brought
+
+    def read(self) -> torch.Tensor:
+        """The numbers, on the pool's device.
+
+        Raises:
+            BaseException: what a copy has raised.
+        """
+        self._pool.here.wait(self.bring())
+        there, self._there, self._brought = self._there, None, None
+        assert there is not None  # noqa: S101 - the copy ended well
+        if self._pool.device.type == "cuda":
+            there.record_stream(torch.cuda.current_stream(self._pool.device))
+        return there
+
+    def free(self) -> None:
+        """Give them up."""
+        if not self._spilled:
+            self._pool.give(self._buffer)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in host memory."""
+        return 0 if self._spilled else self.host.nbytes
+
+    def _copy_back(self) -> None:
+        self.copied.join()  # an exception of the copy out is raised to the reader
+        stream = self._pool.inwards.cuda
+        if stream is not None and self.copied.cuda is not None:
+            stream.wait_event(self.copied.cuda)
+        host = self.host if self.file is None else self.file.read()
+        there = torch.empty_like(host, device=self._pool.device, pin_memory=False)
+        self._there = there.copy_(host, non_blocking=True)
