@@ -271,9 +271,9 @@ class Oracle:
         if policy == "random":
             return [chance(t.pos, g, self.seed) for t in rows]
         if policy == "tova":
-            return self.window(b, g, rows, 1)
+            return self.window(b, g, rows, self.behind(1))
         if policy == "snapkv":
-            weights = self.window(b, g, rows, 32)
+            weights = self.window(b, g, rows, self.behind(32))
             by_age = sorted(range(len(rows)), key=lambda at: rows[at].pos)
             # Padding between stands for rows that nobody looks at.
             before = [t for t in self.rows[b, g] if t.pos < self.first[b] and t.pos not in ring]
@@ -296,6 +296,10 @@ class Oracle:
             return 1
         return self.pos - max(token.pos, self.prefill - self.scored - 1)
 
+    def behind(self, width):
+        """How many last queries count: right behind the first step at least those that score it."""
+        return max(width, self.scored) if self.pos == self.prefill else width
+
     def window(self, b, g, rows, width):
         total = [0.0] * len(rows)
         for head in range(g * self.each, (g + 1) * self.each):
@@ -307,7 +311,7 @@ class Oracle:
     def expected(self, b, g, rows):
         total = [0.0] * len(rows)
         for head in range(g * self.each, (g + 1) * self.each):
-            queries = np.array(self.past[b, head][-64:])
+            queries = np.array(self.past[b, head][-self.behind(64) :])
             mean, spread = queries.mean(axis=0), queries.var(axis=0)
             for at, token in enumerate(rows):
                 k = token.now_k / math.sqrt(len(token.now_k))

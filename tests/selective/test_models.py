@@ -2,54 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 import torch
-from transformers import (
-    AttentionInterface,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from decoders import CODED, KINDS, POLICIES, make
+from sight import dense, watch
 
 from kvtrie.errors import ClosedError, ConfigError
 from kvtrie.selective import CacheSettings, SelectiveCache, generate
-
-COMMON = {
-    "vocab_size": 211,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "initializer_range": 0.15,  # wide, so that logits depend on every key
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "dtype": "float32",
-}
-KINDS = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
-}
-POLICIES = (
-    "lastrec", "h2o", "h2o-vlen", "h2o-orig", "keydiff", "knorm", "tova", "snapkv", "expected",
-    "h2o-decay", "random", "mix-h2o+keydiff",
-)  # fmt: skip
-
-
-def make(kind="llama", kv_heads=2, seed=0, **more):
-    config, model, extra = KINDS[kind]
-    torch.manual_seed(seed)
-    return model(config(num_key_value_heads=kv_heads, **{**COMMON, **extra, **more})).eval()
+from kvtrie.selective.buffers import CodedBuffers
+from kvtrie.selective.names import BUFFERS
 
 
 @pytest.fixture(scope="module")
@@ -59,52 +23,6 @@ def llama():
 
 def tokens(seed, *shape):
     return torch.randint(1, 211, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def noted(cache):
-    """Of each layer, what each query sees, pass by pass."""
-    seen = [[] for _ in cache.caches]
-    for at, layer in enumerate(cache.caches):
-
-        def forward(query, key, value, layer=layer, at=at, ran=layer.forward):
-            out = ran(query, key, value)
-            pos, new = layer.token_pos, key.shape[2]
-            now = torch.arange(layer.input_pos - new, layer.input_pos)
-            mask = torch.zeros(*pos.shape[:2], 1, layer.input_pos, dtype=torch.bool)
-            mask.scatter_(3, pos[:, :, None], value=True)
-            mask = mask & (torch.arange(layer.input_pos) <= now[:, None])
-            if layer.first is not None:
-                mask &= torch.arange(layer.input_pos) >= layer.first[:, None, None, None]
-            seen[at].append(mask)
-            return out
-
-        layer.forward = forward
-    return seen
-
-
-def dense(model, ids, seen, position_ids=None):
-    """Logits of one pass under a mask for each layer and head."""
-    total = ids.shape[1]
-    masks = []
-    for steps in seen:
-        rows = [torch.nn.functional.pad(each, (0, total - each.shape[3])) for each in steps]
-        masks.append(torch.cat(rows, dim=2))
-
-    def masked(module, query, key, value, _, scaling=None, **__):
-        each = query.shape[1] // key.shape[1]
-        key, value = (x.repeat_interleave(each, dim=1) for x in (key, value))
-        mask = masks[module.layer_idx].repeat_interleave(each, dim=1)
-        weights = (query @ key.mT * scaling).masked_fill(~mask, -torch.inf).softmax(dim=-1)
-        return (weights.nan_to_num(0.0) @ value).transpose(1, 2).contiguous(), None
-
-    AttentionInterface.register("masked-in-a-test", masked)
-    before = model.config._attn_implementation
-    model.config._attn_implementation = "masked-in-a-test"
-    try:
-        with torch.no_grad():
-            return model(ids, position_ids=position_ids, use_cache=False).logits
-    finally:
-        model.config._attn_implementation = before
 
 
 def passes(model, cache, ids, draw, mask=None):
@@ -125,27 +43,60 @@ def passes(model, cache, ids, draw, mask=None):
     return torch.cat(logits, dim=1)
 
 
-def equal_under_masks(model, policy, seed, *, padded=False, **arguments):
+def equal_under_masks(model, policy, seed, *, buffers="default", padded=False, **arguments):
+    """A read in drawn passes and one dense pass under what each query saw: the same logits."""
     ids = tokens(seed, 2, 50)
     mask = None
     if padded:
         mask = torch.ones_like(ids)
         mask[1, :7] = 0
-    settings = CacheSettings(f"{policy}-default", cache_length=14, cache_kwargs=arguments)
+    settings = CacheSettings(f"{policy}-{buffers}", cache_length=14, cache_kwargs=arguments)
     with SelectiveCache(model, settings, 2) as cache:
-        seen = noted(cache)
+        seen = watch(cache, ids.shape[1])
         mine = passes(model, cache, ids, random.Random(seed), mask)
     positions = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
     truth = dense(model, ids, seen, positions)
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     assert (mine - truth)[real].abs().max() < 1e-4
-    return seen
+    hidden = ~seen[0].masks[-1][0, 0, -1]
+    assert hidden.any()  # so the mask is not the causal one
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_is_a_mask(llama, policy):
-    seen = equal_under_masks(llama, policy, 1)
-    assert any(not each[0, 0, -1, :].all() for each in seen[0])  # something was hidden
+    equal_under_masks(llama, policy, 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "buffers", "arguments"),
+    [
+        ("qh2o", "torch-quantized8", {"grace_period": 3}),
+        ("qh2o-vlen", "torch-quantized4", {"sinks": 2}),
+        ("qh2o", "int8", {}),
+        ("qh2o-vlen", "fp8", {"grace_period": 2, "normalize_scores": True}),
+        ("mix-snapkv+keydiff", "torch-quantized8", {"grace_period": 3}),
+    ],
+)
+def test_a_policy_over_codes_is_a_mask_over_what_codes_say(llama, policy, buffers, arguments):
+    """New rows are exact within their step, and what their codes say from then on."""
+    equal_under_masks(llama, policy, 1, buffers=buffers, **arguments)
+    equal_under_masks(llama, policy, 2, buffers=buffers, padded=True, **arguments)
+
+
+@pytest.mark.parametrize("defect", ["always coded", "always exact"])
+def test_when_rows_become_what_codes_say_is_seen(llama, monkeypatch, defect):
+    """A cache that lets a step see its own codes, or a later one what was exact."""
+    write = CodedBuffers.write
+
+    def coded(self, rows, keys, values):
+        write(self, rows, self.rounded(keys), self.rounded(values))
+
+    if defect == "always coded":
+        monkeypatch.setattr(CodedBuffers, "write", coded)
+    else:
+        monkeypatch.setattr(CodedBuffers, "settle", lambda _: None)
+    with pytest.raises(AssertionError):
+        equal_under_masks(llama, "qh2o", 1, buffers="torch-quantized4")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -169,13 +120,14 @@ def test_padding_is_never_seen(llama, policy):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_every_policy_is_a_mask(kind, kv_heads):
-    for policy in POLICIES:
-        for seed in range(3):
-            padded = policy != "h2o-orig" and seed == 2
-            equal_under_masks(make(kind, kv_heads), policy, seed, padded=padded)
-            if kv_heads == 2:  # groups of three query heads
-                wide = make(kind, kv_heads, num_attention_heads=6, hidden_size=96)
-                equal_under_masks(wide, policy, seed, padded=padded)
+    models = [make(kind, kv_heads)]
+    if kv_heads == 2:  # groups of three query heads
+        models.append(make(kind, kv_heads, num_attention_heads=6, hidden_size=96))
+    names = [(policy, "default") for policy in POLICIES]
+    names += [(policy, buffers) for policy in (*CODED, "h2o", "keydiff") for buffers in BUFFERS[1:]]
+    for model, (policy, buffers), seed in itertools.product(models, names, range(3)):
+        padded = policy != "h2o-orig" and seed == 2
+        equal_under_masks(model, policy, seed, buffers=buffers, padded=padded)
 
 
 @pytest.mark.parametrize("policy", ["dense", *POLICIES])

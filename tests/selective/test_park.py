@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_models import make, tokens
+from decoders import make
+from test_models import tokens
 
 from kvtrie import BlockManager, ModelShape, Scope, Tier
-from kvtrie.errors import ClosedError, ConfigError
+from kvtrie.errors import ClosedError, ConfigError, NoSpaceError
 from kvtrie.selective import CacheSettings, SelectiveCache
 from kvtrie.tiers import DiskStorage, open_pools
 from kvtrie.transfer import Executor
@@ -20,15 +21,16 @@ def llama():
     return make()
 
 
-def serving(model, *, gpu=60, host=60, disk=None):
+def serving(model, *, gpu=60, host=60, disk=None, disk_blocks=80):
     shape = ModelShape.from_config(model.config, fingerprint="parked")
     tiers = [Tier("gpu", blocks=gpu), Tier("host", blocks=host)]
     if disk is not None:
-        tiers.append(Tier("disk", blocks=80, path=str(disk)))
+        tiers.append(Tier("disk", blocks=disk_blocks, path=str(disk)))
     manager = BlockManager(shape, tiers, block_tokens=BLOCK)
-    pools = list(open_pools(shape, tiers, BLOCK))
+    pools = list(open_pools(shape, tiers[:2], BLOCK))
     if disk is not None:
-        pools[2] = DiskStorage(disk, shape, 80, BLOCK, durability="none")
+        pools.append(DiskStorage(disk, shape, disk_blocks, BLOCK, durability="none"))
+        assert not pools[2].read_only
     return Executor(manager, pools, workers=0)
 
 
@@ -78,22 +80,27 @@ def test_a_chat_returns_bit_for_bit(llama, name, arguments):
             parked.resume(llama)
 
 
-def test_a_chat_waits_on_a_disk(llama, tmp_path):
+@pytest.mark.parametrize("host", [24, 4, 3, 1])
+def test_a_chat_waits_on_a_disk(llama, tmp_path, host):
+    """The host's room runs out: by traffic, or because the chat alone is larger than all of it."""
     settings = CacheSettings("h2o-default", cache_length=24, chunk_size=7)
     ids, more = tokens(8, 1, 60), tokens(9, 1, 20)
     with SelectiveCache(llama, settings) as cache:
         cache.read(ids)
         truth = cache.read(more)
-    with serving(llama, gpu=24, host=24, disk=tmp_path) as executor:
+    with serving(llama, gpu=24, host=host, disk=tmp_path) as executor:
         cache = SelectiveCache(llama, settings)
         cache.read(ids)
         parked = cache.park(executor)
         executor.drain()
         for seed in (3, 4):
             push_down(executor, seed)
+        before = executor.manager.stats().tiers["disk"].promoted
         again = parked.resume(llama)
         assert torch.equal(again.read(more), truth)
         again.close()
+        assert executor.manager.stats().tiers["disk"].promoted > before
+        executor.manager.audit()
 
 
 def test_a_chat_goes_to_a_disk_at_once(llama, tmp_path):
@@ -121,9 +128,11 @@ def test_a_chat_goes_to_a_disk_at_once(llama, tmp_path):
         again.close()
 
 
-def test_what_was_evicted_meanwhile_is_none(llama):
+@pytest.mark.parametrize(("host", "disk_blocks"), [(30, None), (30, 30), (2, 10), (2, None)])
+def test_what_was_evicted_meanwhile_is_none(llama, tmp_path, host, disk_blocks):
     settings = CacheSettings("h2o-default", cache_length=64)
-    with serving(llama, gpu=30, host=30) as executor:
+    disk = None if disk_blocks is None else tmp_path
+    with serving(llama, gpu=30, host=host, disk=disk, disk_blocks=disk_blocks) as executor:
         cache = SelectiveCache(llama, settings)
         cache.read(tokens(1, 1, 100))
         parked = cache.park(executor)
@@ -131,7 +140,48 @@ def test_what_was_evicted_meanwhile_is_none(llama):
         for seed in range(4):
             push_down(executor, seed)
         assert parked.resume(llama) is None
+        with pytest.raises(ClosedError):
+            parked.resume(llama)
         executor.manager.audit()
+
+
+@pytest.mark.parametrize("host", [60, 3])
+def test_a_chat_goes_on_waiting_while_there_is_no_room(llama, tmp_path, host):
+    settings = CacheSettings("h2o-default", cache_length=24, chunk_size=7)
+    ids, more = tokens(8, 1, 60), tokens(9, 1, 20)
+    with SelectiveCache(llama, settings) as cache:
+        cache.read(ids)
+        truth = cache.read(more)
+    with serving(llama, gpu=10, host=host, disk=tmp_path) as executor:
+        cache = SelectiveCache(llama, settings)
+        cache.read(ids)
+        parked = cache.park(executor)
+        manager, others = executor.manager, tokens(3, 10 * BLOCK).numpy()
+        with manager.acquire(others, now=executor.clock()) as lease:
+            executor.wait(lease)
+            with pytest.raises(NoSpaceError, match="tier 'gpu' has no room"):
+                parked.resume(llama)
+        again = parked.resume(llama)
+        assert torch.equal(again.read(more), truth)
+        again.close()
+        manager.audit()
+
+
+def test_a_chat_without_room_to_pass_through_stays_open(llama):
+    with (
+        serving(llama, gpu=10) as executor,
+        SelectiveCache(llama, CacheSettings("h2o-default", 24)) as cache,
+    ):
+        truth = cache.read(tokens(8, 1, 60)).clone()
+        manager, others = executor.manager, tokens(3, 10 * BLOCK).numpy()
+        with manager.acquire(others, now=executor.clock()) as lease:
+            executor.wait(lease)
+            with pytest.raises(NoSpaceError, match="tier 'gpu' has no room"):
+                cache.park(executor)
+        assert cache.get_seq_length() == 60
+        cache.reset()
+        assert torch.equal(cache.read(tokens(8, 1, 60)), truth)
+        manager.audit()
 
 
 def test_a_parked_cache_keeps_its_rope_and_batch():
@@ -156,7 +206,7 @@ def test_no_plain_scope_matches_what_is_parked(llama):
         cache = SelectiveCache(llama, CacheSettings("h2o-default", cache_length=32))
         cache.read(tokens(6, 1, 50))
         parked = cache.park(executor)
-        lease = parked._blocks._lease
+        lease = parked._blocks._leases[0]
         assert lease.tokens > 0
         for scope in (None, Scope(), Scope(tenant=b"kvtrie selective ")):
             for first in (0, 1):

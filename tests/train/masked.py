@@ -5,51 +5,21 @@ from __future__ import annotations
 import random
 
 import torch
-from transformers import (
-    AttentionInterface,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from tests.selective import decoders
+from tests.selective.decoders import CODED, KINDS, POLICIES
+from tests.selective.sight import under, watch
 
 from kvtrie.selective import CacheSettings, SelectiveCache
 from kvtrie.train import IGNORED, GradientSettings, LongContextGradients, make_head
 
-COMMON = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "initializer_range": 0.15,  # wide, so that losses depend on every key
-    "max_position_embeddings": 512,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "dtype": "float32",
-}
-KINDS = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
-}
-POLICIES = (
-    "lastrec", "h2o", "h2o-vlen", "h2o-orig", "keydiff", "knorm", "tova", "snapkv", "expected",
-    "h2o-decay", "random", "mix-h2o+keydiff",
-)  # fmt: skip
-CODED = ("qh2o", "qh2o-vlen")
+__all__ = ["CODED", "KINDS", "POLICIES"]
+
+SMALL = {"vocab_size": 97, "intermediate_size": 48, "pad_token_id": None}
 
 
 def make(kind="llama", kv_heads=2, seed=0, **more):
-    config, model, extra = KINDS[kind]
-    torch.manual_seed(seed)
-    return model(config(num_key_value_heads=kv_heads, **{**COMMON, **extra, **more})).eval()
+    """A decoder of few words, so that gradients of all are quickly compared."""
+    return decoders.make(kind, kv_heads, seed, **SMALL | more)
 
 
 def drawn(seed, size=2, total=50, vocabulary=97):
@@ -63,34 +33,11 @@ def parts(model):
 
 def decisions(model, settings, ids, mask=None):
     """Per layer, what each query sees, which of it is of its own step, and how rows are rounded."""
-    base, total = parts(model), ids.shape[1]
-    seen, beside = [], []
-    with SelectiveCache(base, settings, len(ids)) as cache:
-        for layer in cache.caches:
-            views = []
-            seen.append(views)
-
-            def forward(query, key, value, layer=layer, views=views, ran=layer.forward):
-                out = ran(query, key, value)
-                pos, new = layer.token_pos, key.shape[2]
-                now = torch.arange(layer.input_pos - new, layer.input_pos)
-                view = torch.zeros(*pos.shape[:2], 1, total, dtype=torch.bool)
-                view.scatter_(3, pos[:, :, None], value=True)
-                view = view & (torch.arange(total) <= now[:, None])
-                if layer.first is not None:
-                    view &= torch.arange(total) >= layer.first[:, None, None, None]
-                views.append(view)
-                if layer is cache.caches[0]:
-                    inside = torch.zeros(new, total, dtype=torch.bool)
-                    inside[:, now[0] : now[-1] + 1] = True
-                    beside.append(inside)
-                return out
-
-            layer.forward = forward
+    with SelectiveCache(parts(model), settings, len(ids)) as cache:
+        seen = watch(cache, ids.shape[1])
         cache.read(ids, mask)
-        buffers = cache.caches[0].buffers
-        rounded = None if buffers.exact else buffers.rounded
-    return [torch.cat(views, dim=2) for views in seen], torch.cat(beside), rounded
+    masks = [torch.cat(sight.masks, dim=2) for sight in seen]
+    return masks, torch.cat(seen[0].own), None if seen[0].exact else seen[0].rounded
 
 
 def plain(model, ids, found, mask=None, *, hidden=False):
@@ -114,16 +61,14 @@ def plain(model, ids, found, mask=None, *, hidden=False):
         out = (weights * beside) @ value + (weights * ~beside) @ old_value
         return out.transpose(1, 2).contiguous(), None
 
-    AttentionInterface.register("masked-in-training", masked)
-    base = parts(model)
-    before = base.config._attn_implementation
-    base.config._attn_implementation = "masked-in-training"
     places = None if mask is None else (mask.cumsum(1) - 1).clamp(min=0)
-    try:
+
+    def run():
         out = base(ids, position_ids=places, use_cache=False, output_hidden_states=hidden)
         return out.hidden_states[-1] if hidden else out.logits
-    finally:
-        base.config._attn_implementation = before
+
+    base = parts(model)
+    return under(base, masked, run)
 
 
 def entropy(logits, targets):

@@ -13,6 +13,7 @@ Cost: that of both, and two sorts of the rows per step that evicts.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,7 +59,10 @@ class _Mix(AttnWeightsKVCache):
             part = self._part(at)
             seen = part.rows(held)
             if kind.window and seen.queries is not None:
-                object.__setattr__(seen, "queries", seen.queries[:, :, -kind.window :])
+                # What the part would have kept alone: right behind the first step, more.
+                behind = self._prefill if self.input_pos == self.prefill_length else 0
+                last = seen.queries[:, :, -max(kind.window, behind) :]
+                seen = replace(seen, queries=last)
             order = part._order(part._compute_scores(seen), seen.token_pos)
             ranks.append(order.argsort(dim=-1).argsort(dim=-1))
         # Whole numbers of float32 up to 2^24 rows; a tie of two ranks goes to the first policy.

@@ -1,9 +1,11 @@
 """Park: a selective cache waits as blocks of a manager, on whatever tier has room.
 
 Its bytes are cut into blocks under a scope of their own, as tokens that nobody asks for; the
-Executor moves them as it moves any blocks. What returns is the cache, bit for bit, or nothing.
+Executor moves them as it moves any blocks. What has no room on the second tier goes down in pieces,
+each behind the one before. What returns is the cache, bit for bit, or nothing.
 Invariant: no plain scope matches parked blocks; a cache that could not be parked is still open.
-Cost: the bytes of the filled rows, copied once in and once out beside the moves.
+Cost: the bytes of the filled rows, copied once in and once out beside the moves; where there are
+several pieces, the moves of each are waited for.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -51,18 +53,19 @@ class Blocks:
 
     Args:
         executor: of the manager.
-        lease: over the blocks, suspended.
+        leases: over the blocks, suspended, in the order of the bytes.
         layers: per layer its tensors and numbers.
     """
 
     def __init__(
         self,
         executor: Executor,
-        lease: Lease,
+        leases: Sequence[Lease],
         layers: Sequence[tuple[Sequence[_Piece], Mapping[str, int]]],
     ) -> None:
         self._executor = executor
-        self._lease: Lease | None = lease
+        self._leases: list[Lease] | None = list(leases)
+        self._taken: list[torch.Tensor] = []
         self.layers = layers
 
     def load(self, caches: Sequence[KVCacheWithBuffers]) -> bool:
@@ -70,21 +73,31 @@ class Blocks:
 
         Raises:
             ClosedError: they were brought back or dropped before.
-            NoSpaceError: the first tier has no room now; the blocks stay where they are.
+            NoSpaceError: the first tier has no room now; the blocks stay where they are, or in
+                memory where they had come back.
             TransferError: a move failed for good.
         """
-        if self._lease is None:
+        if self._leases is None:
             raise ClosedError("the parked cache was resumed or dropped before")
-        lease, executor = self._lease, self._executor
-        wanted = lease.tokens
-        lease.resume(now=executor.clock(), load="all")
-        try:
-            executor.wait(lease)
-            if lease.matched < wanted or len(lease.plan.recompute()):
+        executor = self._executor
+        while self._leases:
+            lease = self._leases[0]
+            wanted = lease.tokens
+            lease.resume(now=executor.clock(), load="all")  # no room: it goes on waiting
+            there = False
+            try:
+                executor.wait(lease)
+                there = lease.matched == wanted and not len(lease.plan.recompute())
+                if there:
+                    self._taken.append(_bytes_of(executor, lease).cpu())
+            finally:
+                if not there:
+                    self.drop()
+            if not there:
                 return False
-            taken = _bytes_of(executor, lease).cpu()
-        finally:
-            self.drop()
+            self._leases.pop(0).release(now=executor.clock())
+        taken = torch.cat(self._taken)
+        self.drop()
         at = 0
         for cache, (pieces, numbers) in zip(caches, self.layers, strict=True):
             tensors: dict[str, torch.Tensor] = {}
@@ -98,9 +111,10 @@ class Blocks:
 
     def drop(self) -> None:
         """Forget the blocks. Dropping twice does nothing."""
-        if self._lease is not None:
-            self._lease.release(now=self._executor.clock())
-            self._lease = None
+        for lease in self._leases or ():
+            lease.release(now=self._executor.clock())
+        self._leases = None
+        self._taken = []
 
 
 def park_blocks(executor: Executor, caches: Sequence[KVCacheWithBuffers], about: str) -> Blocks:
@@ -134,29 +148,52 @@ def park_blocks(executor: Executor, caches: Sequence[KVCacheWithBuffers], about:
         layers.append((pieces, numbers))
     whole = torch.cat([part.to(pool.device) for part in parts])
     block_bytes = pool.layers * pool.unit_bytes
-    blocks = -(-len(whole) // block_bytes)
-    tokens = np.zeros(blocks * pool.block_tokens, dtype=np.uint32)
-    tokens[0] = secrets.randbits(31)  # two parked states of one kind are two sequences
     digest = _PREFIX + hashlib.blake2b(about.encode(), digest_size=32).digest()
     scope = Scope(tenant=_PREFIX + secrets.token_bytes(16), extra=((0, digest),))
+    blocks = -(-len(whole) // block_bytes)
+    # Half of the smaller of the two tiers that a piece goes through: behind a piece that is still
+    # there the next one finds room.
+    told = executor.manager.stats().tiers
+    most = max(1, min(blocks, *(told[tier.kind].slots // 2 for tier in tiers[:2])))
+    leases: list[Lease] = []
+    try:
+        for at, part in enumerate(whole.split(most * block_bytes)):
+            leases.append(_put(executor, part, scope, at))
+            if blocks > most:
+                executor.drain()
+            else:
+                executor.poll()
+    except BaseException:
+        for lease in leases:
+            lease.release(now=executor.clock())
+        raise
+    return Blocks(executor, leases, layers)
+
+
+def _put(executor: Executor, part: torch.Tensor, scope: Scope, at: int) -> Lease:
+    """Write bytes into blocks that go down to the second tier; the lease over them, suspended."""
+    pool = _pool(executor)
+    block_bytes = pool.layers * pool.unit_bytes
+    blocks = -(-len(part) // block_bytes)
+    tokens = np.zeros(blocks * pool.block_tokens, dtype=np.uint32)
+    tokens[0] = at  # pieces of one cache are different sequences
     lease = executor.manager.acquire(tokens, now=executor.clock(), scope=scope, keep=0, load="none")
     try:
         executor.wait(lease)
         units = pool.table(lease.slots(0)).T.reshape(-1)[: blocks * pool.layers]
-        room = whole.new_zeros(blocks * block_bytes)
-        room[: len(whole)] = whole
-        at = 0
+        room = part.new_zeros(blocks * block_bytes)
+        room[: len(part)] = part
+        column = 0
         for plane in pool.planes:
             width = plane.shape[1]
-            plane[units] = room.view(len(units), -1)[:, at : at + width]
-            at += width
+            plane[units] = room.view(len(units), -1)[:, column : column + width]
+            column += width
         lease.commit(tokens, now=executor.clock())
-        lease.suspend(to=tiers[1].kind, now=executor.clock())
-        executor.poll()
+        lease.suspend(to=executor.manager.tiers[1].kind, now=executor.clock())
     except BaseException:
         lease.release(now=executor.clock())
         raise
-    return Blocks(executor, lease, layers)
+    return lease
 
 
 def _bytes_of(executor: Executor, lease: Lease) -> torch.Tensor:

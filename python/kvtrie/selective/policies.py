@@ -188,7 +188,9 @@ class QuantizedVLengthH2OKVCache(_Quantized, VLengthH2OKVCache):
 class H2OOriginalKVCache(H2OKVCache):
     """H2O as first published, to compare with: one choice for the whole batch."""
 
-    accepts: ClassVar[frozenset[str]] = frozenset({"keep_initial_fraction", "prefill_scores"})
+    accepts: ClassVar[frozenset[str]] = frozenset(
+        {"keep_initial_fraction", "prefill_scores", "sinks"}
+    )
 
     def pad(self, first: torch.Tensor | None) -> None:
         """Take no padding: a choice for all batch rows cannot let that of one go first.

@@ -1,0 +1,99 @@
+"""What each query saw of a selective cache, and what the cache kept of each token.
+
+A policy is a mask per layer and head; a cache of codes besides replaces what is not of a query's
+own step by what its codes say. Both are noted here from outside, pass by pass, for a dense pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import AttentionInterface
+
+
+class Sight:
+    """Of one layer: masks `(batch, kv_heads, m, total)` by pass, and K and V that codes say."""
+
+    def __init__(self, layer, total):
+        self.layer, self.total = layer, total
+        self.masks = []
+        self.own = []  # bool (m, total): which columns are of the query's own step
+        shape = (layer.batch, layer.kv_heads, total)
+        self.known = torch.zeros(shape, dtype=torch.bool)
+        self.kept = torch.zeros(2, *shape, layer.head_dim)
+        self.exact = layer.buffers.exact
+        self.rounded = layer.buffers.rounded
+
+    def note(self, new):
+        """Look at the layer behind a step of `new` tokens."""
+        layer, pos, columns = self.layer, self.layer.token_pos, torch.arange(self.total)
+        now = torch.arange(layer.input_pos - new, layer.input_pos)[:, None]
+        mask = torch.zeros(*pos.shape[:2], 1, self.total, dtype=torch.bool)
+        mask = mask.scatter_(3, pos[:, :, None], value=True) & (columns <= now)
+        if layer.first is not None:
+            mask &= columns >= layer.first[:, None, None, None]
+        self.masks.append(mask)
+        self.own.append((columns >= now[0]) & (columns <= now[-1]) & torch.ones_like(now > 0))
+        if not self.exact:
+            for plane, rows in zip(self.kept, layer.keys_values(), strict=True):
+                index = pos[..., None].expand_as(rows)
+                before = self.known.gather(2, pos)[..., None]
+                same = plane.gather(2, index) == rows
+                assert (same | ~before).all()  # what was kept once stays the same bits
+                plane.scatter_(2, index, rows)
+            self.known.scatter_(2, pos, value=True)
+
+
+def watch(cache, total):
+    """A `Sight` of each layer, which fills as the cache is read up to `total` tokens."""
+    seen = [Sight(layer, total) for layer in cache.caches]
+    for sight in seen:
+
+        def forward(query, key, value, sight=sight, ran=sight.layer.forward):
+            out = ran(query, key, value)
+            sight.note(key.shape[2])
+            return out
+
+        sight.layer.forward = forward
+    return seen
+
+
+def under(model, attention, run):
+    """What `run` gives while an attention function stands in for the model's own."""
+    AttentionInterface.register("in-a-test", attention)
+    before = model.config._attn_implementation
+    model.config._attn_implementation = "in-a-test"
+    try:
+        return run()
+    finally:
+        model.config._attn_implementation = before
+
+
+@torch.no_grad()
+def dense(model, ids, seen, position_ids=None):
+    """Logits of one pass under the masks, over what was kept where that is not exact.
+
+    What was kept must be as near to the pass's own numbers as their codes are: on the border of
+    two codes it may be either.
+    """
+    masks = [torch.cat(sight.masks, dim=2) for sight in seen]
+    shown = [mask.any(dim=2)[..., None] for mask in masks]  # padding is shown to nobody
+    own = torch.cat(seen[0].own)
+
+    def masked(module, query, key, value, _, scaling=None, **__):
+        sight, each = seen[module.layer_idx], query.shape[1] // key.shape[1]
+        old = (key, value) if sight.exact else sight.kept
+        for mine, kept in zip((key, value), old, strict=True):
+            off = (sight.rounded(mine) - mine).abs()
+            near = (kept - mine).abs() <= off + 1e-4
+            assert (near | ~shown[module.layer_idx]).all()
+        key, value, old_key, old_value, mask = (
+            x.repeat_interleave(each, dim=1) for x in (key, value, *old, masks[module.layer_idx])
+        )
+        scores = torch.where(own, query @ key.mT, query @ old_key.mT) * scaling
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).nan_to_num(0.0)
+        out = (weights * own) @ value + (weights * ~own) @ old_value
+        return out.transpose(1, 2).contiguous(), None
+
+    return under(
+        model, masked, lambda: model(ids, position_ids=position_ids, use_cache=False).logits
+    )
