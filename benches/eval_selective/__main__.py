@@ -80,8 +80,8 @@ class Figure:
         return self.kind, self.seed, self.policy, self.setting, self.buffers, self.budget
 
 
-def settings_of(policy: str, rows: int) -> dict[str, dict[str, object]]:
-    """Arguments that even seeds choose among."""
+def settings_of(kind: str, policy: str, rows: int) -> dict[str, dict[str, object]]:
+    """Arguments that even seeds choose among; a long grace period is of use to text alone."""
     if policy == "dense":
         return {"": {}}
     if policy == "lastrec":
@@ -93,6 +93,8 @@ def settings_of(policy: str, rows: int) -> dict[str, dict[str, object]]:
     found = {"short grace": few, "half grace": half}
     if policy.startswith("h2o"):
         found["half grace, prefill scored"] = {**half, "prefill_scores": 32}
+    if kind == "text":
+        found["long grace"] = {**few, "grace_period": 3 * rows // 4}
     return found
 
 
@@ -129,7 +131,7 @@ class Evaluation:
             (kind, seed, policy, setting, "default", budget)
             for seed in even[: self.choosing(kind)]
             for budget, policy in places
-            for setting in settings_of(policy, self.tokens // BUDGETS[budget])
+            for setting in settings_of(kind, policy, self.tokens // BUDGETS[budget])
         ]
         self.measure("every setting", all_settings)
         chosen = {place: self.best(kind, *place) for place in places}
@@ -198,7 +200,7 @@ class Evaluation:
 
     def best(self, kind: str, budget: str, policy: str) -> str:
         """The setting of a policy that even seeds say is best."""
-        names = list(settings_of(policy, self.tokens // BUDGETS[budget]))
+        names = list(settings_of(kind, policy, self.tokens // BUDGETS[budget]))
         most = 2 * self.choosing(kind)
         return min(names, key=lambda name: self.order(kind, budget, policy, name, most))
 
@@ -230,7 +232,7 @@ class Evaluation:
             truth = self.truth(kind, seed)
             rows = self.tokens // BUDGETS[budget]
             members = [
-                (f"{policy}-{buffers}", settings_of(policy, rows)[setting])
+                (f"{policy}-{buffers}", settings_of(kind, policy, rows)[setting])
                 for _, _, policy, setting, buffers, _ in keys
             ]
             for key, (value, kl) in zip(keys, self.read(case, members, rows, truth), strict=True):

@@ -4,11 +4,13 @@
     make eval-train ARGS="--quick"
 
 Exact matches on held-out cases *under the policy*: untrained, trained under the policy, and, as
-control, trained as long on the same batches with a dense cache; each arm takes the better of two
-learning rates on its own validation cases. Beside them the untrained model with a dense cache.
-Figures are appended to `target/eval-train.jsonl` as they are measured, and the same command goes on
-from there. `--quick` runs a random model over few and short cases.
-Cost: about an hour on two cores per seed; a pass of each arm.
+control, trained as long on the same batches with a dense cache. Each arm trains a third of the way
+at two learning rates and goes on with the one of the smaller loss on its own validation cases.
+Beside them the untrained model with a dense cache. The policy is h2o that scores the prefill by its
+last 96 queries: by default the first eviction is blind, and the facts stand where it strikes.
+Figures are appended to `target/eval-train.jsonl` as they are measured, adapters lie beside it, and
+the same command goes on from there. `--quick` runs a random model over few and short cases.
+Cost: about an hour on two cores per seed.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import json
 import math
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,10 +68,11 @@ class Evaluation:
                     continue  # a crash may leave half a line
                 self.known[read["name"]] = read
         quick = given.quick
-        self.words, self.rows, self.step = (80, 32, 16) if quick else (400, 128, 32)
+        self.words, self.rows, self.step = (80, 32, 16) if quick else (465, 128, 32)
         self.cases = 6 if quick else given.cases
         self.sequences = 4 if quick else given.sequences
         self.batch = 2
+        self.mark = "quick-" if quick else ""
         self.left = 0
         self.spent = 0.0
 
@@ -80,7 +84,8 @@ class Evaluation:
         """The cache of an arm, or the one that all are measured under ("policy")."""
         if arm == "dense":
             return CacheSettings("dense-default", 4096, 4096)
-        return CacheSettings("h2o-default", self.rows, self.step)
+        scored = {"prefill_scores": 3 * self.rows // 4}
+        return CacheSettings("h2o-default", self.rows, self.step, cache_kwargs=scored)
 
     def data(self, seed: int, speaker: Speaker) -> Recall:
         """Training, validation and held-out cases of a seed."""
@@ -108,15 +113,19 @@ class Evaluation:
         self.left -= 1
         return self.known[name]
 
-    def hits(self, tool: LongContextGradients, data: Recall, places: Sequence[int]) -> list[int]:
-        """Per case, whether the whole answer is named."""
+    def judged(
+        self, tool: LongContextGradients, data: Recall, places: Sequence[int]
+    ) -> tuple[list[int], float]:
+        """Per case, whether the whole answer is named; the mean loss."""
         found: list[int] = []
+        losses: list[float] = []
         for lo in range(0, len(places), self.batch):
             made = collate([data.case(at) for at in places[lo : lo + self.batch]])
-            tool.loss(made.input_ids, made.targets, attention_mask=made.attention_mask)
+            loss = tool.loss(made.input_ids, made.targets, attention_mask=made.attention_mask)
+            losses.append(float(loss))
             assert tool.right is not None
             found += (tool.right == tool.head.num_target_entries(made.targets)).long().tolist()
-        return found
+        return found, sum(losses) / len(losses)
 
     def untrained(self, seed: int, arm: str) -> dict[str, Any]:
         """The model as it comes, under an arm's cache."""
@@ -124,40 +133,68 @@ class Evaluation:
         data = self.data(seed, speaker)
         head = make_head("next_token_prediction", speaker.model)
         tool = LongContextGradients(speaker.model, head, self.settings(arm))
-        return {"hits": self.hits(tool, data, self.parts(data)[2])}
+        return {"hits": self.judged(tool, data, self.parts(data)[2])[0]}
 
-    def trained(self, seed: int, arm: str, rate: float) -> dict[str, Any]:
-        """An arm at a learning rate: losses, validation and held-out cases, under the policy."""
+    def trained(self, seed: int, arm: str, rate: float, *, whole: bool) -> dict[str, Any]:
+        """An arm at a learning rate, a third of the way or whole, from where it was left.
+
+        Losses, the loss on validation cases under its own cache, and if whole the held-out cases
+        under the policy.
+        """
         torch.manual_seed(seed)
         speaker = self.speaker()
         data = self.data(seed, speaker)
         train, validation, held = self.parts(data)
         model = with_lora(speaker.model, LoraSettings(r=8, key=True, projection=True, mlp=True))
         head = make_head("next_token_prediction", model)
-        tool = LongContextGradients(model, head, self.settings(arm))
+        own = LongContextGradients(model, head, self.settings(arm))
         weights = [each for each in model.parameters() if each.requires_grad]
         optimizer = make_optimizer(weights, OptimizerSettings(learning_rate=rate, weight_decay=0.0))
         losses: list[float] = []
+        left = self.file.with_name(f"{self.file.stem}-{self.mark}{seed}-{arm}-{rate:g}.pt")
+        if left.exists():
+            state = torch.load(left, weights_only=True)
+            losses = state["losses"]
+            optimizer.load_state_dict(state["optimizer"])
+            with torch.no_grad():
+                for one, kept in zip(weights, state["weights"], strict=True):
+                    one.copy_(kept)
         model.train()
-        steps = range(0, len(train), self.batch)
-        for at, lo in enumerate(steps):
+        total = -(-len(train) // self.batch)
+        for at in range(len(losses), total if whole else -(-total // 3)):
             for group in optimizer.param_groups:  # up over a tenth, then down in a line
-                group["lr"] = rate * min((at + 1) / max(1, len(steps) // 10), 1 - at / len(steps))
+                group["lr"] = rate * min((at + 1) / max(1, total // 10), 1 - at / total)
             torch.manual_seed(seed * 100_003 + at)
-            made = collate([data.case(place) for place in train[lo : lo + self.batch]])
+            places = train[at * self.batch : (at + 1) * self.batch]
+            made = collate([data.case(place) for place in places])
             optimizer.zero_grad(set_to_none=True)
-            loss = tool.gradients(made.input_ids, made.targets, attention_mask=made.attention_mask)
+            loss = own.gradients(made.input_ids, made.targets, attention_mask=made.attention_mask)
             losses.append(float(loss))
             optimizer.step()
-            self.say(f"{arm} {rate:g}: {at + 1}/{len(steps)}, loss {losses[-1]:.3f}")
+            self.say(f"{arm} {rate:g}: {at + 1}/{total}, loss {losses[-1]:.3f}")
+            if len(losses) % 10 == 0:
+                self.leave(left, losses, optimizer, weights)
+        self.leave(left, losses, optimizer, weights)
         model.eval()
-        judge = LongContextGradients(model, head, self.settings("policy"))
-        own = LongContextGradients(model, head, self.settings(arm))
-        return {
-            "losses": losses,
-            "validation": sum(self.hits(own, data, validation)) / len(validation),
-            "hits": self.hits(judge, data, held),
-        }
+        told: dict[str, Any] = {"losses": losses}
+        told["validation"] = self.judged(own, data, validation)[1]
+        if whole:
+            judge = LongContextGradients(model, head, self.settings("policy"))
+            told["hits"] = self.judged(judge, data, held)[0]
+        return told
+
+    def leave(
+        self,
+        path: Path,
+        losses: list[float],
+        optimizer: torch.optim.Optimizer,
+        weights: Sequence[torch.Tensor],
+    ) -> None:
+        """Keep an adapter, to go on from there; whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        state = {"losses": losses, "optimizer": optimizer.state_dict(), "weights": list(weights)}
+        torch.save(state, path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
 
     def say(self, text: str) -> None:
         """Show how far it is."""
@@ -168,26 +205,29 @@ class Evaluation:
 
     def all(self, seeds: int) -> dict[int, dict[str, dict[str, Any]]]:
         """Per seed, the arms; each trained one at its better learning rate."""
-        self.left = seeds * (2 + len(ARMS) * len(RATES))
+        self.left = seeds * (2 + len(ARMS) * (len(RATES) + 1))
         found: dict[int, dict[str, dict[str, Any]]] = {}
-        mark = "quick " if self.given.quick else ""
         for seed in range(seeds):
             arms = {
                 f"untrained, {arm}": self.read(
-                    f"{mark}{seed} untrained {arm}",
-                    lambda arm=arm, seed=seed: self.untrained(seed, arm),
+                    f"{self.mark}{seed} untrained {arm}",
+                    partial(self.untrained, seed, arm),
                 )
                 for arm in ARMS
             }
             for arm in ARMS:
-                runs = [
-                    self.read(
-                        f"{mark}{seed} {arm} {rate:g}",
-                        lambda arm=arm, rate=rate, seed=seed: self.trained(seed, arm, rate),
+                thirds = {
+                    rate: self.read(
+                        f"{self.mark}{seed} {arm} {rate:g} third",
+                        partial(self.trained, seed, arm, rate, whole=False),
                     )
                     for rate in RATES
-                ]
-                arms[f"trained, {arm}"] = max(runs, key=lambda run: run["validation"])
+                }
+                rate = min(thirds, key=lambda rate: thirds[rate]["validation"])
+                arms[f"trained, {arm}"] = self.read(
+                    f"{self.mark}{seed} {arm} {rate:g}",
+                    partial(self.trained, seed, arm, rate, whole=True),
+                )
             found[seed] = arms
         return found
 
