@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+import transformers
 from decoders import CODED, KINDS, POLICIES, make
 from sight import dense, watch
 
@@ -379,6 +380,35 @@ REFUSED = {
         "leave past_key_values out",
     ),
 }
+
+
+ONE = {
+    "vocab_size": 50, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "pad_token_id": 0,
+    "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "message"),
+    [
+        ("Gemma2", {"head_dim": 16}, "layers of kind sliding"),
+        ("GptOss", {"head_dim": 16, "num_local_experts": 2}, "layers of kind sliding"),
+        ("Mamba", {}, "MambaForCausalLM is no decoder that selective caches take"),
+        (
+            "DeepseekV3",
+            {"kv_lora_rank": 16, "q_lora_rank": 16, "n_routed_experts": 8},
+            "DeepseekV3ForCausalLM is no decoder that selective caches take.*kv_lora_rank=16",
+        ),
+        ("OPT", {"word_embed_proj_dim": 64, "ffn_dim": 32}, "OPTDecoder has no rotary_emb"),
+    ],
+)
+def test_decoders_of_other_kinds_are_refused(kind, more, message):
+    config = getattr(transformers, f"{kind}Config")(**ONE | more)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    with pytest.raises(ConfigError, match=message):
+        opened(model)
+    assert not model.get_decoder()._forward_pre_hooks
 
 
 @pytest.mark.parametrize("what", REFUSED)

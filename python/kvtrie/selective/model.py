@@ -441,7 +441,13 @@ class Parked:
 
 
 def _shape(model: PreTrainedModel) -> ModelShape:
-    shape = ModelShape.from_config(model.config)
+    try:
+        shape = ModelShape.from_config(model.config)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{type(model).__name__} is no decoder that selective caches take, such as Llama's, "
+            f"Mistral's, Qwen2's and Qwen3's: {error}"
+        ) from error
     kinds = sorted({group.kind for group in shape.groups} - {"full"})
     decoder: Any = cast("Any", model).get_decoder()
     name = type(decoder).__name__
