@@ -120,16 +120,18 @@ class Beside(SelectiveCache):
 
     def logits(self, tokens: Sequence[int], *, keep: int = 0) -> torch.Tensor:
         """Read tokens; logits `(members, keep, vocabulary)` of the last ones, or of all."""
-        start, at, out = self.get_seq_length(), 0, torch.empty(0)
+        start, at = self.get_seq_length(), 0
+        parts: list[torch.Tensor] = []
         for step in self.steps(start + len(tokens)):
             ids = torch.tensor([tokens[at : at + step]])
             if start + at:
                 ids = ids.expand(self._members, -1)
             model: Any = self._model
             out = model(ids, past_key_values=self, logits_to_keep=keep).logits
+            parts.append(out.expand(self._members, -1, -1))
             self._batch = self._members
             at += step
-        return out.expand(self._members, -1, -1)
+        return torch.cat(parts, dim=1)[:, -keep:]  # the last ones may come of several steps
 
     def kept(self) -> list[Any]:
         """All that the next step depends on, to come back to."""
