@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 
 import pytest
@@ -449,6 +450,53 @@ REFUSED = {
         lambda: make_cache("h2o-bnb-quantized4", cache_length=4, dtype=torch.float32, **SIZES),
         "need a CUDA device",
     ),
+    "a grace period of h2o-orig": (
+        lambda: full("h2o-orig", 12, grace_period=2),
+        "h2o-orig has no argument grace_period",
+    ),
+    "normalised scores of h2o-orig": (
+        lambda: full("h2o-orig", 12, normalize_scores=True),
+        "h2o-orig has no argument normalize_scores",
+    ),
+    "an argument that dense lacks": (
+        lambda: full("dense", 12, sinks=1),
+        "dense has no argument sinks: it takes none",
+    ),
+    "a window": (lambda: full("snapkv", 12, window=3), "no policy takes window"),
+    "a mix with itself": (lambda: full("mix-h2o+h2o", 12), "mixes a policy with itself"),
+    "a mix with lastrec": (lambda: full("mix-h2o+lastrec", 12), "dense and lastrec do not"),
+    "errors of exact buffers in a mix": (
+        lambda: full("mix-qh2o+keydiff", 12),
+        "weighs the errors of codes",
+    ),
+    "whole numbers": (
+        lambda: make_cache("h2o-default", cache_length=4, dtype=torch.int32, **SIZES),
+        "dtype is torch.int32, one of floating point wanted",
+    ),
+    "a device of no name": (
+        lambda: make_cache(
+            "h2o-default", cache_length=4, dtype=torch.float32, device="nowhere", **SIZES
+        ),
+        "device is 'nowhere'",
+    ),
+    "query heads that do not divide": (
+        lambda: make_cache(
+            "h2o-default", cache_length=4, dtype=torch.float32, **SIZES | {"query_heads": 5}
+        ),
+        "5 query heads do not divide over 2 heads",
+    ),
+    "a bound below one query": (
+        lambda: make_cache(
+            "h2o-default", cache_length=4, dtype=torch.float32, tmp_array_limit_gb=1e-9, **SIZES
+        )(*step(torch.Generator(), 1)),
+        "the weights of one query take 6.4e-08 GB of temporary arrays, the limit is 1e-09 GB",
+    ),
+    "a bound that is no number": (
+        lambda: make_cache(
+            "h2o-default", cache_length=4, dtype=torch.float32, tmp_array_limit_gb=-1, **SIZES
+        ),
+        "tmp_array_limit_gb is -1",
+    ),
     "padding of h2o-orig": (
         lambda: make_cache("h2o-orig-default", cache_length=4, dtype=torch.float32, **SIZES).pad(
             torch.tensor([0, 2])
@@ -473,7 +521,73 @@ def test_what_a_cache_refuses(what):
         call()
 
 
-@pytest.mark.parametrize("what", ["long", "nan"])
+def test_a_limit_that_brings_no_gain_is_noted(caplog):
+    for most, said in ((6, 0), (7, 1)):
+        with caplog.at_level(logging.INFO, logger="kvtrie.selective.arguments"):
+            full("h2o", 12, max_chunk_size=most)
+        assert sum("brings no gain with 12 rows" in line for line in caplog.messages) == said
+
+
+def test_a_first_step_is_torchs_fast_kernel(monkeypatch):
+    """No weights are computed then, even by a policy that wants them in every other step."""
+    from kvtrie.selective import cache as module
+
+    def slow(*_, **__):
+        raise AssertionError
+
+    cache = make_cache("h2o-default", cache_length=12, dtype=torch.float32, **SIZES)
+    monkeypatch.setattr(module, "attend", slow)
+    cache(*step(torch.Generator(), 9))
+    assert not cache.scores.any()
+    with pytest.raises(AssertionError):
+        cache(*step(torch.Generator(), 1))
+
+
+@pytest.mark.parametrize("policy", ["keydiff", "knorm", "random", "lastrec"])
+def test_a_policy_that_needs_no_weights_gets_none(policy, monkeypatch):
+    from kvtrie.selective import attn_weights
+    from kvtrie.selective import cache as module
+
+    for each in (module, attn_weights):
+        monkeypatch.setattr(each, "attend", None)
+    cache = make_cache(f"{policy}-default", cache_length=8, dtype=torch.float32, **SIZES)
+    for new in (8, 3, 1):
+        assert cache(*step(torch.Generator(), new)).isfinite().all()
+
+
+def test_tokens_lie_as_lastrec_says():
+    """Token t in row t until full; the first rows stay, the others are a ring."""
+    cache = make_cache(
+        "lastrec-default", cache_length=8, dtype=torch.float32, init_grace_tokens=3, **SIZES
+    )
+    generator = torch.Generator().manual_seed(18)
+    cache(*step(generator, 5))
+    cache(*step(generator, 3))
+    assert (cache.token_pos == torch.arange(8)).all()
+    assert cache.largest_step == 5
+    cache(*step(generator, 2))
+    assert (cache.token_pos == torch.tensor([0, 1, 2, 8, 9, 5, 6, 7])).all()
+    cache(*step(generator, 5))
+    assert (cache.token_pos == torch.tensor([0, 1, 2, 13, 14, 10, 11, 12])).all()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("buffers", BUFFERS)
+def test_untouched_rows_do_not_drift_in_ten_thousand_steps(buffers):
+    cache = make_cache(f"h2o-{buffers}", cache_length=12, dtype=torch.float32, sinks=4, **SIZES)
+    generator = torch.Generator().manual_seed(19)
+    cache(*step(generator, 12))
+    rows = cache.token_pos < 4
+    before = [plane[rows] for plane in (*cache.buffers.planes, *cache.keys_values())]
+    given = step(generator, 1)
+    for _ in range(10_000):
+        cache(*given)
+    assert torch.equal(cache.token_pos < 4, rows)
+    after = [plane[rows] for plane in (*cache.buffers.planes, *cache.keys_values())]
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("what", ["long", "nan", "memory", "shape"])
 def test_a_refused_step_has_changed_nothing(what):
     cache = make_cache(
         "h2o-torch-quantized8", cache_length=9, dtype=torch.float32, grace_period=2, **SIZES
@@ -485,6 +599,10 @@ def test_a_refused_step_has_changed_nothing(what):
     query, key, value = step(generator, 8 if what == "long" else 2)
     if what == "nan":
         value[0, 0, 1, 3] = torch.nan
+    if what == "memory":
+        cache.tmp_array_limit_gb = 1e-9
+    if what == "shape":
+        query = query[:, :3]
     with pytest.raises(ConfigError):
         cache(query, key, value)
     now = (*cache.buffers.planes, cache.token_pos, cache.scores)

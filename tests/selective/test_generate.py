@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from decoders import make
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from kvtrie.cli import main
+from kvtrie.selective import CacheSettings, generate
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -39,6 +46,30 @@ def test_keys_come_from_a_file_and_from_words(capsys, tmp_path):
     key = "--kv_cache.cache_kwargs.grace_period"
     status, out, _ = run(capsys, "tiny", "--config", str(file), "--prompt", text, key, "13")
     assert "40 tokens in 9 steps" in out
+
+
+def test_a_model_comes_from_a_folder(capsys, tmp_path):
+    """As `save_pretrained` leaves it, with its tokenizer."""
+    words = {"[UNK]": 0, **{str(n): n + 1 for n in range(60)}}
+    inner = Tokenizer(WordLevel(words, unk_token="[UNK]"))  # noqa: S106
+    inner.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")  # noqa: S106
+    tokenizer.save_pretrained(tmp_path)
+    model = make(vocab_size=61, max_position_embeddings=64)
+    model.save_pretrained(tmp_path)
+    given = ("--kv_cache.name", "lastrec-default", "--kv_cache.cache_length", "32")
+    text = " ".join(str(n % 60) for n in range(200))
+    said = []
+    for more in ((), ("--yarn_rope", "false")):
+        status, out, _ = run(capsys, str(tmp_path), "--prompt", text, *given, *more)
+        assert status == 0
+        assert f"{tmp_path}: a prompt of 200 tokens" in out
+        said.append(out)
+    assert said[0] != said[1]  # beyond 64 trained tokens RoPE is scaled, or it is not
+    ids = torch.tensor([[n % 60 + 1 for n in range(200)]])
+    settings = CacheSettings("lastrec-default", 32)
+    made = generate(model, ids, settings, max_new_tokens=50, do_sample=False)[0, 200:]
+    assert said[0].split("\n")[0].split() == [str(n - 1) for n in made.tolist() if n]
 
 
 @pytest.mark.parametrize(

@@ -373,6 +373,36 @@ REFUSED = {
         lambda m: opened(m, "dense-default").steps(17),
         "a sequence of 17 tokens is longer than the 16 rows",
     ),
+    "steps of no number": (lambda m: opened(m).steps("x"), "total is 'x', a whole number"),
+    "rows of no number": (lambda m: opened(m).shrink([8, 8, "x"]), "cache_length is 'x'"),
+    "rows of fewer layers": (lambda m: opened(m).shrink([8, 8]), "2 cache lengths for 3 layers"),
+    "a crop ahead": (lambda m: opened(m).crop(2), "cannot crop by 2: a number below 0"),
+    "settings of no class": (lambda m: SelectiveCache(m, "h2o"), "settings is 'h2o'"),
+    "an executor that is none": (lambda m: opened(m).park(None), "executor is None"),
+    "tokens in a list": (lambda m: opened(m).read([1, 2]), r"input_ids is \[1, 2\]"),
+    "a sequence in a list": (
+        lambda m: generate(m, [1, 2], CacheSettings(cache_length=8)),
+        r"input_ids is \[1, 2\]",
+    ),
+    "no tokens": (lambda m: opened(m).read(tokens(1, 1, 0)), r"input_ids are \(1, 0\)"),
+    "a mask of fewer columns": (
+        lambda m: opened(m).read(tokens(1, 1, 9), torch.ones(1, 4)),
+        r"attention_mask is \(1, 4\), \(1, 9\) wanted",
+    ),
+    "an argument of no policy": (
+        lambda m: opened(m, cache_kwargs={"working": 1}),
+        "no policy takes working",
+    ),
+    "generate without a cache": (
+        lambda m: generate(m, tokens(1, 1, 4), CacheSettings(cache_length=8), use_cache=False),
+        "leave use_cache out",
+    ),
+    "an answer beyond dense": (
+        lambda m: generate(
+            m, tokens(1, 1, 30), CacheSettings("dense-default", 32), max_new_tokens=9
+        ),
+        "a sequence of 39 tokens is longer than the 32 rows",
+    ),
     "a cache for generate": (
         lambda m: generate(
             m, tokens(1, 1, 4), CacheSettings(cache_length=8), past_key_values=object()

@@ -241,16 +241,25 @@ class _Sight:
         return hidden
 
 
+def fits(query_bytes: int, limit_gb: float) -> None:
+    """Refuse a limit of temporary arrays below what the weights of one query take, twice.
+
+    Raises:
+        ConfigError: it is below.
+    """
+    if 2 * query_bytes > limit_gb * 1e9:
+        raise ConfigError(
+            f"the weights of one query take {2 * query_bytes / 1e9:.3g} GB of temporary arrays, "
+            f"the limit is {limit_gb:g} GB"
+        )
+
+
 def _slices(
     new: int, query_bytes: int, device: torch.device, limit_gb: float
 ) -> Iterator[tuple[int, int]]:
     """Ranges of queries whose weights, twice, stay below the limit."""
     limit = int(limit_gb * 1e9) // 2
-    if query_bytes > limit:
-        raise ConfigError(
-            f"the weights of one query take {2 * query_bytes / 1e9:.3g} GB of temporary arrays, "
-            f"the limit is {limit_gb:g} GB"
-        )
+    fits(query_bytes, limit_gb)
     if device.type == "cpu":
         limit = min(limit, max(_SLICE_BYTES, query_bytes))
     step = max(1, limit // query_bytes)

@@ -36,7 +36,6 @@ class CacheArguments:
         prefill_scores: score the first step by the weights of its last so many queries; 0 does not.
         sinks: so many first tokens of each sequence are never evicted.
         init_grace_tokens: the same under the name that `lastrec` has for it.
-        window: last queries that a policy looks at.
         decay: what is left of a score after each token.
         seed: of chance.
         given: which of these were said.
@@ -52,7 +51,6 @@ class CacheArguments:
     prefill_scores: int | None = None
     sinks: int = 0
     init_grace_tokens: int = 0
-    window: int | None = None
     decay: float = 0.999
     seed: int = 0
     given: frozenset[str] = frozenset()
@@ -65,7 +63,7 @@ class CacheArguments:
             ("seed", 0),
         ):
             put(self, **{name: whole(name, getattr(self, name), low, _MOST)})
-        for name, low in (("max_chunk_size", 1), ("prefill_scores", 0), ("window", 1)):
+        for name, low in (("max_chunk_size", 1), ("prefill_scores", 0)):
             if getattr(self, name) is not None:
                 put(self, **{name: whole(name, getattr(self, name), low, _MOST)})
         put(
@@ -107,6 +105,9 @@ class CacheArguments:
                 f"{max(self.sinks, self.init_grace_tokens)} sinks leave no row of {cache_length} "
                 "to evict"
             )
+
+    def note(self, cache_length: int) -> None:
+        """Log what brings nothing with a number of rows."""
         if self.max_chunk_size is not None and self.max_chunk_size > cache_length // 2:
             log.info(
                 "max_chunk_size %d brings no gain with %d rows: up to %d does",

@@ -19,6 +19,7 @@ import torch
 
 from kvtrie.errors import ConfigError
 from kvtrie.kernels import attend, attend_causal, attend_unweighed
+from kvtrie.kernels.attention import fits
 from kvtrie.selective.arguments import CacheArguments
 from kvtrie.selective.buffers import take_rows
 
@@ -123,6 +124,7 @@ class DefaultKVCache(KVCache):
         self.place = place
         self.arguments = CacheArguments() if arguments is None else arguments
         self.arguments.check(type(self).accepts, type(self).__name__, self.cache_length)
+        self.arguments.note(self.cache_length)
         self.scale = scale
         self.tmp_array_limit_gb = tmp_array_limit_gb
         self.input_pos = 0
@@ -282,6 +284,9 @@ class DefaultKVCache(KVCache):
                 if not bool(total.isfinite()) and not bool(each.isfinite().all()):
                     count = int((~each.isfinite()).sum())
                     raise ConfigError(f"{count} of {each.numel()} numbers in {name} are not finite")
+            if self.update_requires_attn_weights:  # kernels of cards need no such arrays
+                rows = min(self.cache_length, self.filled + new)
+                fits(4 * self.batch * self.query_heads * rows, self.tmp_array_limit_gb)
         most = self.largest_step
         if new > most:
             raise ConfigError(self._too_long(new, most))

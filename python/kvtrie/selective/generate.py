@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from kvtrie.argument import instance
 from kvtrie.errors import ConfigError
 from kvtrie.selective.model import SelectiveCache
 
@@ -55,6 +56,9 @@ def generate(
     """
     if generate_arguments.get("past_key_values") is not None:
         raise ConfigError("generate makes a cache of its own: leave past_key_values out")
+    if generate_arguments.get("use_cache") is False:
+        raise ConfigError("generate reads through a cache: leave use_cache out")
+    instance("input_ids", input_ids, torch.Tensor)
     if input_ids.dim() != 2 or not input_ids.shape[1]:  # noqa: PLR2004 - rows and columns
         raise ConfigError(f"input_ids are {tuple(input_ids.shape)}: rows of tokens are wanted")
     batch, prompt = input_ids.shape

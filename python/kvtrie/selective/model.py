@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import Cache
 
+from kvtrie.argument import flag, instance, whole
 from kvtrie.engines.fingerprint import fingerprint
 from kvtrie.engines.guard import named
 from kvtrie.errors import ClosedError, ConfigError
@@ -30,8 +31,10 @@ from kvtrie.selective.buffers import WorkingCopy
 from kvtrie.selective.names import make_cache
 from kvtrie.selective.park import Blocks, park_blocks
 from kvtrie.selective.rope import Yarn
+from kvtrie.selective.settings import CacheSettings
 from kvtrie.selective.steps import cut
 from kvtrie.shape import ModelShape
+from kvtrie.transfer import Executor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +45,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvtrie.selective.cache import KVCacheWithBuffers
-    from kvtrie.selective.settings import CacheSettings
-    from kvtrie.transfer import Executor
 
 __all__ = ["Parked", "SelectiveCache"]
 
@@ -77,6 +78,8 @@ class SelectiveCache(Cache):
         attention_forward_temp_size_gb: float = 3.0,
     ) -> None:
         super().__init__(layers=[])
+        instance("settings", settings, CacheSettings)
+        flag("yarn_rope", yarn_rope)
         shape = _shape(model)
         lengths = settings.cache_length
         if isinstance(lengths, int):
@@ -129,6 +132,7 @@ class SelectiveCache(Cache):
             ConfigError: a dense cache that cannot hold so many.
         """
         self._open()
+        total = whole("total", total, 0, 2**31 - 1)
         found = cut(self.caches, self.settings, self.get_seq_length(), total)
         self._expect(total)
         return found
@@ -151,6 +155,7 @@ class SelectiveCache(Cache):
         """
         self._open()
         start = self.get_seq_length()
+        instance("input_ids", input_ids, torch.Tensor)
         if input_ids.dim() != 2 or not input_ids.shape[1]:  # noqa: PLR2004 - rows and columns
             raise ConfigError(f"input_ids are {tuple(input_ids.shape)}: rows of tokens are wanted")
         columns = None
@@ -336,8 +341,11 @@ class SelectiveCache(Cache):
             ConfigError: more rows than there are, or too few.
         """
         self._open()
-        lengths = cache_length if isinstance(cache_length, Sequence) else None
-        lengths = [cast("int", cache_length)] * len(self.caches) if lengths is None else lengths
+        if isinstance(cache_length, Sequence):
+            given = list(cache_length)
+        else:
+            given = [cache_length] * len(self.caches)
+        lengths = [whole("cache_length", each, 0, 2**31 - 1) for each in given]
         if len(lengths) != len(self.caches):
             raise ConfigError(f"{len(lengths)} cache lengths for {len(self.caches)} layers")
         for cache, length in zip(self.caches, lengths, strict=True):
@@ -356,6 +364,7 @@ class SelectiveCache(Cache):
             NoSpaceError: the first tier has no room to pass through; the cache stays open.
         """
         self._open()
+        instance("executor", executor, Executor)
         name = fingerprint(self._model)
         about = f"{name} {self.settings} {self._batch} {self.rope_factor}"
         blocks = park_blocks(executor, self.caches, about)

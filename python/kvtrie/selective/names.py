@@ -5,24 +5,24 @@ Invariant: any policy goes with any buffers, but for those that need codes. Cost
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvtrie.argument import text, whole
+from kvtrie.argument import instance, real, shown, text, whole
 from kvtrie.errors import ConfigError
 from kvtrie.selective import policies, small
 from kvtrie.selective.arguments import CacheArguments
 from kvtrie.selective.attn_weights import AttnWeightsKVCache
 from kvtrie.selective.buffers import DefaultBuffers, KVCacheBuffers, Place, WorkingCopy
+from kvtrie.selective.cache import KVCacheWithBuffers
 from kvtrie.selective.coded import PagedBuffers, TorchQuantized
 from kvtrie.selective.foreign import BitsAndBytes, TorchAo
 from kvtrie.selective.mix import mixed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from kvtrie.selective.cache import KVCacheWithBuffers
 
 __all__ = ["BUFFERS", "make_cache", "parse", "policy_names", "register"]
 
@@ -70,8 +70,11 @@ def register(name: str, policy: type[KVCacheWithBuffers]) -> None:
     """Give a policy of one's own a name.
 
     Raises:
-        ConfigError: the name is taken, or it would not be found in `{policy}-{buffers}`.
+        ConfigError: the name is taken, or it would not be found in `{policy}-{buffers}`; a policy
+            that is no class with buffers.
     """
+    if not issubclass(instance("policy", policy, type), KVCacheWithBuffers):
+        raise ConfigError(f"policy is {shown(policy)}, a subclass of KVCacheWithBuffers wanted")
     if text("name", name) in _POLICIES or name.startswith("mix-") or "+" in name or not name:
         raise ConfigError(f"{name!r} cannot be a policy's name: it is taken or has a meaning")
     _POLICIES[name] = policy
@@ -158,6 +161,15 @@ def make_cache(
     whole("query_heads", query_heads, kv_heads, 2**31 - 1)
     arguments = CacheArguments.of(cache_kwargs)
     arguments.check(kind.accepts, parse(name)[1], cache_length)
-    place = Place(shape, dtype, torch.device(device))
+    if not instance("dtype", dtype, torch.dtype).is_floating_point:
+        raise ConfigError(f"dtype is {dtype}, one of floating point wanted")
+    if scale is not None:
+        real("scale", scale, 0.0, math.inf)
+    real("tmp_array_limit_gb", tmp_array_limit_gb, 0.0, math.inf)
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device is {shown(device)}: {str(error).splitlines()[0]}") from error
+    place = Place(shape, dtype, where)
     made = {**_BUFFERS, **_ON_CARDS}[buffers](place, WorkingCopy() if working is None else working)
     return kind(made, query_heads, arguments, scale=scale, tmp_array_limit_gb=tmp_array_limit_gb)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvtrie.argument import few, flag, instance, put, text, whole
+from kvtrie.selective.arguments import CacheArguments
 
 __all__ = ["CacheSettings"]
 
@@ -37,7 +38,7 @@ class CacheSettings:
             policies more.
 
     Raises:
-        ConfigError: a number that cannot be.
+        ConfigError: a number that cannot be, an argument that no policy knows.
     """
 
     name: str = "h2o-torch-quantized8"
@@ -65,3 +66,4 @@ class CacheSettings:
             seed=whole("seed", self.seed, 0, 2**63 - 1),
             cache_kwargs=dict(instance("cache_kwargs", self.cache_kwargs, Mapping)),
         )
+        CacheArguments.of(self.cache_kwargs)
