@@ -22,11 +22,18 @@ if TYPE_CHECKING:
     from kvtrie.hint import Hint
     from kvtrie.scope import Scope
 
-__all__ = ["Kept", "hints_of", "kept_by_rank", "retained"]
+__all__ = ["Kept", "asked_of", "hints_of", "kept_by_rank", "retained"]
 
 _FAR = 2**63 - 1
 _PLAIN, _HIGHEST = 35, 100
 _KEYS = ("start", "end", "priority", "ttl_s")
+
+
+def asked_of(request: Any) -> Mapping[str, Any]:  # noqa: ANN401 - vLLM's Request
+    """What a user's `kv_transfer_params` say to kvtrie."""
+    params: dict[str, Any] = request.kv_transfer_params or {}
+    asked = params.get("kvtrie")
+    return cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
 
 
 def hints_of(

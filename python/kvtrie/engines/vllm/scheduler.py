@@ -18,14 +18,14 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from kvtrie import BlockManager, Index, Moves
 from kvtrie.engines.vllm.announced import Announced, Change
 from kvtrie.engines.vllm.envelope import advice_of
-from kvtrie.engines.vllm.hints import hints_of, kept_by_rank
+from kvtrie.engines.vllm.hints import asked_of, hints_of, kept_by_rank
 from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.run import GrowingTokens, Run
 from kvtrie.engines.vllm.scope import scope_of
@@ -512,7 +512,7 @@ class SchedulerHalf:
     def _know(self, request: Any) -> _Known:  # noqa: ANN401 - vLLM's Request
         known = self._known.get(request.request_id)
         if known is None:
-            asked = _asked(request)
+            asked = asked_of(request)
             session = asked.get("session") or request.session_id
             ends = bool(asked.get("end"))
             known = _Known(GrowingTokens(request), scope_of(request), session, ends)
@@ -532,7 +532,7 @@ class SchedulerHalf:
             known.ends |= advice.end
             strange += advice.strange
         try:
-            hints += hints_of(_asked(request), tokens, known.scope, known.session)
+            hints += hints_of(asked_of(request), tokens, known.scope, known.session)
         except (KvtrieError, TypeError) as error:
             strange.append(str(error))
         for hint in hints:
@@ -593,10 +593,3 @@ def _on_every(ranks: list[list[tuple[bytes, int, int, int]]]) -> Index:
 def _with_room(tier: Tier, blocks: int) -> Tier:
     """The tier with its room in blocks, as the workers have it."""
     return replace(tier, blocks=blocks, bytes=None)
-
-
-def _asked(request: Any) -> Mapping[str, Any]:  # noqa: ANN401 - vLLM's Request
-    """What a user's `kv_transfer_params` say to kvtrie."""
-    params: dict[str, Any] = request.kv_transfer_params or {}
-    asked = params.get("kvtrie")
-    return cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
