@@ -36,6 +36,7 @@ from kvtrie.train.plan import figures
 from kvtrie.train.residence import Offloaded
 from kvtrie.train.run import MODES
 from kvtrie.train.saved import Saved
+from kvtrie.train.steps import Steps
 
 CACHE = CacheSettings("h2o-default", 32, 8)
 
@@ -124,10 +125,49 @@ def test_the_command_runs_and_what_it_leaves_is_found(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["loss"] != found["loss"]
     assert main(["finetune_long_lora", "tiny", *data, *cache, *more]) == 2
     assert "holds a run of 2 steps" in capsys.readouterr().err
-    assert main(["finetune_long_lora", "tiny", *data, *cache, "--out_dir", "x", "--plan"]) == 0
+    assert main(["finetune_long_lora", "tiny", *data, *cache, "--plan"]) == 0
     plan = capsys.readouterr().out
     assert "cells" in plan
     assert "largest cache_length that fits" in plan
+    assert main(["finetune_long_lora", "tiny", *data, *cache]) == 2
+    assert "needs --out_dir" in capsys.readouterr().err
+
+
+def test_the_rate_rises_over_steps_or_a_share_of_them(tmp_path):
+    data = Recall(cases=20, words=60, facts=3, val_split_fraction=0.0)
+    data.prepare(words)
+    share = {"epochs": 2, "lr_warmup_fraction": 0.25}
+    for given, rising in ((share, 5), ({"max_steps": 8}, 4), ({"lr_warmup_steps": 3}, 3)):
+        train = TrainSettings(micro_batch_size=2, **({"epochs": 2} | given))
+        steps = Steps(run(tmp_path, train=train), data)
+        assert steps.total == given.get("max_steps", 20)
+        factors = [steps.factor(at) for at in range(steps.total)]
+        assert factors[:rising] == [(at + 1) / (rising + 1) for at in range(rising)]
+        assert factors[rising] == 1
+        assert factors[rising:] == sorted(factors[rising:], reverse=True)
+        assert 0 < factors[-1] < 0.2
+
+
+def test_a_run_ends_when_its_time_is_over(tmp_path):
+    train = TrainSettings(micro_batch_size=2, max_steps=3, max_time=0.0)
+    assert len(tuned(tmp_path, train=train).losses) == 1
+    assert Saved(tmp_path).steps() == [1]
+
+
+@pytest.mark.parametrize("tied", [None, True])
+def test_embeddings_may_be_tied(tmp_path, tied):
+    train = TrainSettings(micro_batch_size=2, max_steps=1, tie_embeddings=tied)
+    model = tuned(tmp_path, "finetune_long_full", train=train).model
+    one, other = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    assert torch.equal(one, other) == bool(tied)
+
+
+def test_a_line_may_stand_for_several_steps(tmp_path):
+    said = []
+    train = TrainSettings(micro_batch_size=2, max_steps=5, log_interval=2)
+    tuned(tmp_path, train=train, write=said.append)
+    steps = [part.split("/")[0] for part in "".join(said).split("step ")[1:] if "/5" in part]
+    assert steps == ["2", "4"]
 
 
 def test_all_keys_may_stand_in_a_file(tmp_path, capsys):

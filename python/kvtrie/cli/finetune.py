@@ -38,8 +38,11 @@ def run(mode: str, words: Sequence[str]) -> int:
         ) from error
     from kvtrie.selective.settings import CacheSettings
 
+    out_dir: str | None = "." if given.plan and given.out_dir is None else given.out_dir
+    if out_dir is None:
+        raise ConfigError(f"kvtrie {mode} needs --out_dir, the folder of the run")
     made = Run(
-        out_dir=given.out_dir,
+        out_dir=out_dir,
         mode=mode,
         head_model=given.head_model,
         kv_cache=CacheSettings(**dict(given.kv_cache)),
@@ -100,7 +103,7 @@ def _parsed(mode: str, words: Sequence[str]) -> Any:  # noqa: ANN401 - a jsonarg
         ) from error
     parser.add_argument("model", metavar="MODEL", type=str, help=MODEL)
     add = parser.add_argument
-    add("--out_dir", type=str, required=True, help="the folder of the run")
+    add("--out_dir", type=str | None, help="the folder of the run; --plan needs none")
     add("--head_model", type=str, default="next_token_prediction", help="from outputs to the loss")
     add("--precision", type=str | None, help="of weights and KV: 32-true, 16-true or bf16-true")
     add("--devices", type=int, default=1, help="processes that share a batch")
