@@ -18,7 +18,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from kvtrie import BlockManager, Index, Moves
 from kvtrie.engines.vllm.announced import Announced, Change
 from kvtrie.engines.vllm.envelope import advice_of
 from kvtrie.engines.vllm.hints import asked_of, hints_of, kept_by_rank
+from kvtrie.engines.vllm.known import Answer, Known, Promise
 from kvtrie.engines.vllm.messages import StepOrders
 from kvtrie.engines.vllm.run import GrowingTokens, Run
 from kvtrie.engines.vllm.scope import scope_of
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from kvtrie.engines.vllm.served import ServedModel
     from kvtrie.engines.vllm.settings import Settings
     from kvtrie.hint import Hint
-    from kvtrie.scope import Scope
 
 __all__ = ["SchedulerHalf"]
 
@@ -58,71 +58,6 @@ _MOST_EVENTS = 1 << 20  # between two steps; each takes memory only while it wai
 _HOST, _DISK = 1, 2
 _CROWDED = "in flight already"  # how the manager's answer to `Prefetch` ends then
 _THERE, _COMING, _DEEPER = "there", "coming", "deeper"
-
-
-class _Promise(NamedTuple):
-    """What vLLM was told of a request: its own hit, and up to where ours goes, in tokens."""
-
-    local: int
-    end: int
-
-
-class _Answer(NamedTuple):
-    """What vLLM was told of a waiting request, and how long that holds.
-
-    Attributes:
-        generation: the manager's.
-        length: tokens of the request.
-        promise: what was told.
-        found: the tokens of it, or None for a request that has to wait.
-    """
-
-    generation: int
-    length: int
-    promise: _Promise
-    found: int | None
-
-
-@dataclass(slots=True)
-class _Known:
-    """A request that has come and not ended.
-
-    Attributes:
-        tokens: its tokens.
-        scope: who may share them; None where it has no blocks.
-        session: the conversation that it belongs to.
-        ends: whether that is over with it.
-        waits_until: the time up to which it waits for what is to come; 0 before it waits.
-        asked: blocks on host when the disk was asked last; -1 before that.
-        pins: pins of the manager on blocks that wait on host for the others.
-        pinned: how many blocks they hold.
-        from_disk: tokens that stood on disk only when it came.
-        coming: whether a block of it was on its way when it was looked up last.
-        promise: what vLLM was told last.
-        answer: that, if it holds as long as nothing changes.
-    """
-
-    tokens: GrowingTokens
-    scope: Scope | None
-    session: str | None = None
-    ends: bool = False
-    waits_until: int = 0
-    asked: int = -1
-    pins: list[int] = field(default_factory=list[int])
-    pinned: int = 0
-    from_disk: int = 0
-    coming: bool = False
-    promise: _Promise = field(default_factory=lambda: _Promise(0, 0))
-    answer: _Answer | None = None
-
-    def told(self, generation: int, local: int, now: int) -> _Answer | None:
-        """What was told, if it still holds: a wait ends by itself, all else by a change."""
-        answer = self.answer
-        if answer is None or answer[:2] != (generation, self.tokens.count()):
-            return None
-        if answer.promise.local != local or (answer.found is None and now >= self.waits_until):
-            return None
-        return answer
 
 
 @dataclass(slots=True)
@@ -178,7 +113,7 @@ class SchedulerHalf:
         self._said = 0
         self.dispatch = Dispatch(self.manager, len(opened))
         self.tally = Tally()
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Known] = {}
         self._runs: dict[str, Run] = {}
         self._leaving: list[Run] = []
         self._planned: deque[_Planned] = deque()
@@ -212,12 +147,12 @@ class SchedulerHalf:
         # Who was asked to wait for what was asked for just now is answered anew: it may not come.
         sure = found is not None or known.coming
         known.answer = (
-            _Answer(generation, known.tokens.count(), known.promise, found) if sure else None
+            Answer(generation, known.tokens.count(), known.promise, found) if sure else None
         )
         return found
 
-    def _match(self, known: _Known, local: int, now: int) -> int | None:
-        known.promise, known.coming = _Promise(local, local), False
+    def _match(self, known: Known, local: int, now: int) -> int | None:
+        known.promise, known.coming = Promise(local, local), False
         if known.scope is None:
             return 0
         tokens = known.tokens.read()
@@ -235,7 +170,7 @@ class SchedulerHalf:
             if self._may_wait(known, host, near, now):
                 return None
         end = local + host * self._size
-        known.promise = _Promise(local, end)
+        known.promise = Promise(local, end)
         return end - local
 
     def _state(self, block: MatchedBlock) -> str:
@@ -246,7 +181,7 @@ class SchedulerHalf:
                 return _THERE if whole else _COMING
         return _DEEPER
 
-    def _may_wait(self, known: _Known, host: int, near: int, now: int) -> bool:
+    def _may_wait(self, known: Known, host: int, near: int, now: int) -> bool:
         """Have what lies deeper brought to host memory; whether the request is to wait for it.
 
         It waits no longer than the deadline, and not if nothing more can come.
@@ -281,7 +216,7 @@ class SchedulerHalf:
             known.asked = host
         return True
 
-    def _pin(self, known: _Known, handles: NDArray[np.uint64], host: int, now: int) -> None:
+    def _pin(self, known: Known, handles: NDArray[np.uint64], host: int, now: int) -> None:
         """Keep what has come to host memory until the rest has; who finds no room gives up."""
         if host > known.pinned and self._pinned + host - known.pinned <= self._most_pinned:
             new = handles[known.pinned : host]
@@ -289,7 +224,7 @@ class SchedulerHalf:
             self._pinned += len(new)
             known.pinned = host
 
-    def _unpin(self, known: _Known, now: int) -> None:
+    def _unpin(self, known: Known, now: int) -> None:
         for pin in known.pins:
             self.manager.unpin_copies(pin, now=now)
         self._pinned -= known.pinned
@@ -509,19 +444,19 @@ class SchedulerHalf:
 
     # ---------------------------------------------------------------------------- what runs hold
 
-    def _know(self, request: Any) -> _Known:  # noqa: ANN401 - vLLM's Request
+    def _know(self, request: Any) -> Known:  # noqa: ANN401 - vLLM's Request
         known = self._known.get(request.request_id)
         if known is None:
             asked = asked_of(request)
             session = asked.get("session") or request.session_id
             ends = bool(asked.get("end"))
-            known = _Known(GrowingTokens(request), scope_of(request), session, ends)
+            known = Known(GrowingTokens(request), scope_of(request), session, ends)
             self._known[request.request_id] = known
             if known.scope is not None:
                 self._take_hints(known, request)
         return known
 
-    def _take_hints(self, known: _Known, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
+    def _take_hints(self, known: Known, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
         tokens, hints = known.tokens.read(), list["Hint"]()
         strange: list[str] = []
         if request.priority:

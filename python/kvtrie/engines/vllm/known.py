@@ -1,0 +1,81 @@
+"""Known: a request that has come and not ended, and what vLLM was told of it.
+
+Invariant: an answer is given again only while nothing that it rests on has changed.
+Cost: a comparison of numbers per question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from kvtrie.engines.vllm.run import GrowingTokens
+    from kvtrie.scope import Scope
+
+__all__ = ["Answer", "Known", "Promise"]
+
+
+class Promise(NamedTuple):
+    """What vLLM was told of a request: its own hit, and up to where ours goes, in tokens."""
+
+    local: int
+    end: int
+
+
+class Answer(NamedTuple):
+    """What vLLM was told of a waiting request, and how long that holds.
+
+    Attributes:
+        generation: the manager's.
+        length: tokens of the request.
+        promise: what was told.
+        found: the tokens of it, or None for a request that has to wait.
+    """
+
+    generation: int
+    length: int
+    promise: Promise
+    found: int | None
+
+
+@dataclass(slots=True)
+class Known:
+    """A request that has come and not ended.
+
+    Attributes:
+        tokens: its tokens.
+        scope: who may share them; None where it has no blocks.
+        session: the conversation that it belongs to.
+        ends: whether that is over with it.
+        waits_until: the time up to which it waits for what is to come; 0 before it waits.
+        asked: blocks on host when the disk was asked last; -1 before that.
+        pins: pins of the manager on blocks that wait on host for the others.
+        pinned: how many blocks they hold.
+        from_disk: tokens that stood on disk only when it came.
+        coming: whether a block of it was on its way when it was looked up last.
+        promise: what vLLM was told last.
+        answer: that, if it holds as long as nothing changes.
+    """
+
+    tokens: GrowingTokens
+    scope: Scope | None
+    session: str | None = None
+    ends: bool = False
+    waits_until: int = 0
+    asked: int = -1
+    pins: list[int] = field(default_factory=list[int])
+    pinned: int = 0
+    from_disk: int = 0
+    coming: bool = False
+    promise: Promise = field(default_factory=lambda: Promise(0, 0))
+    answer: Answer | None = None
+
+    def told(self, generation: int, local: int, now: int) -> Answer | None:
+        """What was told, if it still holds: a wait ends by itself, all else by a change."""
+        answer = self.answer
+        if answer is None or answer[:2] != (generation, self.tokens.count()):
+            return None
+        if answer.promise.local != local or (answer.found is None and now >= self.waits_until):
+            return None
+        return answer
