@@ -28,7 +28,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-deep test-wheel engines test-engines bench-engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-sim-demo bench-disk bench-restart bench-formats bench-fusion bench-selective bench-train bench-gpu eval-fusion eval-selective eval-train wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
+.PHONY: help run test test-deep test-wheel engines test-engines stubs bench-engines bench bench-core bench-against bench-transfer bench-scaling bench-instructions bench-policies reproductions bench-sim bench-sim-demo bench-disk bench-restart bench-formats bench-fusion bench-selective bench-train bench-gpu eval-fusion eval-selective eval-train wheel peers lint fuzz fuzz-schedules fuzz-sanitize fuzz-coverage faults soak docs fmt lock clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -75,6 +75,10 @@ engines: ## real engines with our wheel in them, in .engines/ (Linux x86-64, Pyt
 test-engines: $(ENGINES) ## servers with kvtrie beside servers without, token by token; ARGS="-k disk"; ARGS=--next for vLLM's next version
 	.engines/vllm/bin/python -m pytest -c tests/served/pytest.ini --rootdir . tests/served $(ARGS) || [ $$? -eq 5 ]
 	PYTHONPATH=. .engines/sglang/bin/python -m pytest -c tests/served/pytest.ini -o python_files='sglang_*.py' --rootdir . tests/served $(ARGS) || [ $$? -eq 5 ]
+
+stubs: $(ENGINES) ## write typings/, what pyright reads of vLLM and SGLang, out of the installed ones
+	.engines/vllm/bin/python tests/served/stubs.py vllm
+	PYTHONPATH=. .engines/sglang/bin/python tests/served/stubs.py sglang
 
 bench-engines: $(ENGINES) $(MODEL) ## time to the first token in vLLM: computed, from host, from disk; ARGS="--tiny"
 	$(BIN)/python -m benches.engines $(ARGS)
@@ -130,11 +134,12 @@ bench-sim: $(BUILT) ## the simulator beside its managers alone and Dynamo's mock
 	cargo build --quiet --release -p kvtrie-sim --example limit
 	$(BIN)/python -m benches.sim $(ARGS)
 
-lint: $(BUILT) ## format, clippy, ruff, pyright, stubtest, import contracts, spelling
+lint: $(BUILT) ## format, clippy, ruff, stubs, pyright, stubtest, import contracts, spelling
 	cargo fmt --all -- --check $(POLICIES)
 	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python tests/served/stubs.py --check
 	$(BIN)/pyright
 	$(BIN)/python -m mypy.stubtest kvtrie._kvtrie --mypy-config-file pyproject.toml
 	$(BIN)/lint-imports --no-logo

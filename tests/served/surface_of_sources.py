@@ -57,7 +57,7 @@ class Sources:
         if found is None:
             return None
         home, node = found
-        names = set()
+        names = {"__init__"}  # a dataclass has it without saying so
         for each in ast.walk(node):
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
                 names.add(each.name)

@@ -7,30 +7,19 @@ import inspect
 from importlib import import_module
 
 import pytest
-import surface
+import stubs
+import surface_vllm
+from stub_module import members
 
 
-def members(kind):
-    """Names of a class: attributes, annotated fields, and what its methods set on `self`."""
-    names = set(dir(kind))
-    for base in kind.__mro__[:-1]:
-        names |= set(inspect.get_annotations(base))
-        try:
-            source = inspect.getsource(base)
-        except (OSError, TypeError):
-            continue
-        names |= {part.split(":")[0].split(" ")[0] for part in source.split("self.")[1:]}
-    return names
-
-
-@pytest.mark.parametrize(("module", "name"), surface.USED)
+@pytest.mark.parametrize(("module", "name"), surface_vllm.USED)
 def test_it_is_there(module, name):
     kind = getattr(import_module(module), name)
-    missing = set(surface.USED[module, name]) - members(kind)
+    missing = set(surface_vllm.USED[module, name]) - members(kind)
     assert not missing
 
 
-@pytest.mark.parametrize(("module", "name"), surface.NAMES)
+@pytest.mark.parametrize(("module", "name"), surface_vllm.NAMES)
 def test_a_name_is_there(module, name):
     assert hasattr(import_module(module), name)
 
@@ -41,14 +30,14 @@ def test_the_connector_overrides_exactly_what_the_list_says():
     base = KvtrieConnector.__mro__[1]
     own = {name for name in vars(KvtrieConnector) if hasattr(base, name)}
     own = {name for name in own if not name.startswith("__") and not name.startswith("_abc")}
-    assert own == set(surface.OVERRIDDEN)
+    assert own == set(surface_vllm.OVERRIDDEN)
 
 
 def test_a_signature_takes_what_vllm_gives():
     from kvtrie.engines.vllm import KvtrieConnector
 
     base = KvtrieConnector.__mro__[1]
-    for name in surface.OVERRIDDEN:
+    for name in surface_vllm.OVERRIDDEN:
         ours, theirs = getattr(KvtrieConnector, name), getattr(base, name)
         if not callable(ours):
             continue
@@ -60,16 +49,20 @@ def test_a_signature_takes_what_vllm_gives():
         assert {one.name for one in wanted} <= taken, name
 
 
+def test_the_stubs_are_what_is_installed():
+    assert stubs.committed("vllm") == stubs.written("vllm")
+
+
 @pytest.mark.next
-@pytest.mark.parametrize(("module", "name"), surface.USED)
+@pytest.mark.parametrize(("module", "name"), surface_vllm.USED)
 def test_it_is_in_the_next_version(sources, module, name):
     there = sources.members(module, name)
     assert there is not None
-    assert not set(surface.USED[module, name]) - there
+    assert not set(surface_vllm.USED[module, name]) - there
 
 
 @pytest.mark.next
-@pytest.mark.parametrize(("module", "name"), surface.NAMES)
+@pytest.mark.parametrize(("module", "name"), surface_vllm.NAMES)
 def test_a_name_is_in_the_next_version(sources, module, name):
     assert name in ast.unparse(sources.tree(module))
 
@@ -92,7 +85,7 @@ def test_the_next_version_calls_what_we_override(sources):
         for each in node.body
         if isinstance(each, ast.FunctionDef)
     }
-    for name in surface.OVERRIDDEN:
+    for name in surface_vllm.OVERRIDDEN:
         ours = getattr(KvtrieConnector, name)
         if callable(ours):
             taken = inspect.signature(ours).parameters.values()

@@ -5,16 +5,12 @@ there are and which of them leaves first, and its own slots are only counted.
 Invariant: a block stands in one page until it is evicted; a locked path is never evicted.
 Cost: a lookup per match, a request of the manager per insert, a reservation per eviction.
 """
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUntypedBaseClass=false, reportMissingParameterType=false
-# (SGLang is not installed where this is checked)
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,6 +31,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+    from sglang.srt.mem_cache.base_prefix_cache import (
+        DecLockRefParams,
+        EvictParams,
+        InsertParams,
+        MatchPrefixParams,
+    )
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
 __all__ = ["KvtrieRadixCache", "Path"]
 
@@ -70,7 +75,7 @@ class KvtrieRadixCache(RadixCache):
 
     def __init__(
         self,
-        params: Any,  # noqa: ANN401 - SGLang's own
+        params: CacheInitParams,
         *,
         blocks: int | None = None,
         policy: str = "retention",
@@ -83,7 +88,7 @@ class KvtrieRadixCache(RadixCache):
         super().__init__(params)
 
     @classmethod
-    def of(cls, context: Any) -> KvtrieRadixCache:  # noqa: ANN401 - SGLang's TreeCacheBuildContext
+    def of(cls, context: TreeCacheBuildContext) -> KvtrieRadixCache:
         """The cache of a server.
 
         Raises:
@@ -115,7 +120,7 @@ class KvtrieRadixCache(RadixCache):
         self._pages: dict[int, int] = {}
         self._locked: Counter[int] = Counter()
 
-    def match_prefix(self, params: Any) -> Any:  # noqa: ANN401 - SGLang's own
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         """The longest prefix of whole pages that is there."""
         told = None if self.disable else self._tokens(params.key)
         if told is None:
@@ -126,7 +131,7 @@ class KvtrieRadixCache(RadixCache):
             return self._empty_match_result
         return _found(match.tokens, Path(match.handles[: match.tokens // self.page_size]))
 
-    def touch_prefix(self, key: Any) -> None:  # noqa: ANN401 - SGLang's RadixKey
+    def touch_prefix(self, key: RadixKey) -> None:
         """Note a use of what is there of a key."""
         told = None if self.disable else self._tokens(key)
         if told is not None:
@@ -138,10 +143,10 @@ class KvtrieRadixCache(RadixCache):
                     tokens[: match.tokens], now=now, scope=scope, keep=0, load="none"
                 ).release(now=now)
 
-    def insert(self, params: Any) -> Any:  # noqa: ANN401 - SGLang's own
+    def insert(self, params: InsertParams) -> InsertResult:
         """Take in the pages of a key that are not there; how many tokens were."""
-        told = None if self.disable else self._tokens(params.key)
-        if told is None:
+        key, value = params.key, params.value
+        if self.disable or key is None or value is None or (told := self._tokens(key)) is None:
             return InsertResult(prefix_len=0, last_device_node=self.root_node)
         tokens, scope = told
         now, size = time.monotonic_ns(), self.page_size
@@ -149,14 +154,13 @@ class KvtrieRadixCache(RadixCache):
         there = lease.matched
         if there < len(tokens):
             new = lease.commit(tokens[there:], now=now).new.tolist()
-            value = params.value
             pages = np.asarray(value[there : len(tokens) : size].cpu()) // size
             self._pages.update(zip(new, pages.tolist(), strict=True))
         lease.release(now=now)
         match = self.manager.lookup(tokens, now=now, scope=scope, keep=0)
         return InsertResult(prefix_len=there, last_device_node=Path(match.handles))
 
-    def evict(self, params: Any) -> Any:  # noqa: ANN401 - SGLang's own
+    def evict(self, params: EvictParams) -> EvictResult:
         """Give back at least so many tokens, as far as they are not locked."""
         begun, size = time.perf_counter(), self.page_size
         count = min(-(-params.num_tokens // size), len(self._pages) - len(self._locked))
@@ -174,7 +178,7 @@ class KvtrieRadixCache(RadixCache):
         self.update_eviction_metrics(len(gone) * size, begun)
         return EvictResult(num_tokens_evicted=len(gone) * size)
 
-    def inc_lock_ref(self, node: Path) -> Any:  # noqa: ANN401 - SGLang's own
+    def inc_lock_ref(self, node: Path) -> IncLockRefResult:
         """Keep a path from being evicted."""
         if self.disable or not len(node.blocks):
             return IncLockRefResult(delta=0)
@@ -183,7 +187,7 @@ class KvtrieRadixCache(RadixCache):
         self._locked.update(node.blocks.tolist())
         return IncLockRefResult(delta=(before - len(self._locked)) * self.page_size)
 
-    def dec_lock_ref(self, node: Path, params: Any = None) -> Any:  # noqa: ANN401, ARG002
+    def dec_lock_ref(self, node: Path, params: DecLockRefParams | None = None) -> DecLockRefResult:  # noqa: ARG002
         """Let go of a path once."""
         if self.disable or not node.locks:
             return DecLockRefResult(delta=0)
@@ -223,7 +227,7 @@ class KvtrieRadixCache(RadixCache):
         """Print how much is there."""
         print(f"#tokens: {self.total_size()}")  # noqa: T201 - what SGLang asks for
 
-    def _tokens(self, key: Any) -> tuple[NDArray[np.uint32], Scope] | None:  # noqa: ANN401
+    def _tokens(self, key: RadixKey) -> tuple[NDArray[np.uint32], Scope] | None:
         """Whole pages of a key and who may share them; None if there are none.
 
         Ids beyond 32 bits, which SGLang makes of images, have no place in the trie: such a key
@@ -238,10 +242,10 @@ class KvtrieRadixCache(RadixCache):
 
     def _slots(self, pages: NDArray[np.int64]) -> torch.Tensor:
         size = self.page_size
-        return torch.from_numpy((pages[:, None] * size + np.arange(size)).reshape(-1))
+        return torch.as_tensor((pages[:, None] * size + np.arange(size)).reshape(-1))
 
 
-def _found(tokens: int, path: Path) -> Any:  # noqa: ANN401 - SGLang's own
+def _found(tokens: int, path: Path) -> MatchResult:
     return MatchResult(
         device_prefix_len=tokens,
         last_device_node=path,

@@ -5,10 +5,6 @@ and `bytes` or `blocks`. Invariant: the files take no more than their room; ever
 every read, so a damaged page is a miss; a later server of the same model finds the pages.
 Cost: a digest per page and call, and the read or write.
 """
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUntypedBaseClass=false, reportMissingParameterType=false
-# (SGLang is not installed where this is checked)
 
 from __future__ import annotations
 
@@ -26,6 +22,8 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, HiCacheStorageExtraInfo
+    from sglang.srt.mem_cache.pool_host.base import HostKVCache
 
 __all__ = ["KvtrieHiCache"]
 
@@ -45,7 +43,7 @@ class KvtrieHiCache(HiCacheStorage):
         ConfigError: unknown keys, no path, or latent KV of several ranks.
     """
 
-    def __init__(self, storage_config: Any, kwargs: Any = None) -> None:  # noqa: ANN401, ARG002
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None) -> None:  # noqa: ANN401, ARG002
         extra: dict[str, Any] = dict(storage_config.extra_config or {})
         known = {*_SGLANGS, *_KEYS}
         # SGLang's own keys of prefetching stand beside ours.
@@ -66,7 +64,7 @@ class KvtrieHiCache(HiCacheStorage):
         self._config, self._extra = storage_config, extra
         self._disk: KeyedDisk | None = None
 
-    def register_mem_pool_host(self, mem_pool_host: Any) -> None:  # noqa: ANN401 - SGLang's own
+    def register_mem_pool_host(self, mem_pool_host: HostKVCache) -> None:
         """Open the files: the pool says how large a page is."""
         super().register_mem_pool_host(mem_pool_host)
         page = mem_pool_host.get_dummy_flat_data_page()
@@ -151,7 +149,7 @@ class KvtrieHiCache(HiCacheStorage):
         self,
         keys: list[str],
         host_indices: torch.Tensor,
-        extra_info: Any = None,  # noqa: ANN401, ARG002 - SGLang's own
+        extra_info: HiCacheStorageExtraInfo | None = None,  # noqa: ARG002
     ) -> list[bool]:
         """Read pages into SGLang's host memory; which of them were there and whole."""
         pages = self.batch_get(keys)
@@ -164,7 +162,7 @@ class KvtrieHiCache(HiCacheStorage):
         self,
         keys: list[str],
         host_indices: torch.Tensor,
-        extra_info: Any = None,  # noqa: ANN401 - SGLang's own
+        extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
         """Keep pages out of SGLang's host memory; which of them are there now."""
         pool = self.mem_pool_host
@@ -182,7 +180,8 @@ class KvtrieHiCache(HiCacheStorage):
             self._disk.close()
 
     def _starts(self, host_indices: torch.Tensor) -> list[int]:
-        return host_indices[:: self.mem_pool_host.page_size].tolist()
+        size = self.mem_pool_host.page_size
+        return host_indices[::size].tolist()  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType] - torch's
 
     def _write(
         self, keys: list[str], values: Sequence[torch.Tensor], before: list[str] | None
@@ -201,7 +200,7 @@ def _bytes(page: torch.Tensor) -> NDArray[np.uint8]:
     return page.view(-1).view(torch.uint8).numpy()
 
 
-def _meaning(config: Any, pool: Any, page: torch.Tensor) -> str:  # noqa: ANN401 - SGLang's own
+def _meaning(config: HiCacheStorageConfig, pool: HostKVCache, page: torch.Tensor) -> str:
     """All that says what a page's bytes are; SGLang's hashes name tokens, salt and adapter."""
     ranks = {
         name: getattr(config, name)

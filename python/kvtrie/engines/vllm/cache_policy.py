@@ -5,15 +5,11 @@ are opaque: what is known of one is where it stood in requests, and the hints of
 Invariant: `evict` gives as many chunks as were asked for, or changes nothing. Cost: that of
 `OpaqueOrder`.
 """
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUntypedBaseClass=false, reportMissingParameterType=false
-# (vLLM is not installed where this is checked)
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
 
@@ -23,6 +19,9 @@ from kvtrie.tiers.opaque_order import OpaqueOrder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from vllm.v1.kv_offload.base import ReqContext
+    from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 
 __all__ = ["KvtrieCachePolicy"]
 
@@ -38,14 +37,14 @@ class KvtrieCachePolicy(CachePolicy):
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
-        self._chunks: dict[bytes, Any] = {}
+        self._chunks: dict[bytes, ChunkStatus] = {}
         self._order = OpaqueOrder()
 
-    def get(self, key: bytes) -> Any:  # noqa: ANN401 - vLLM's ChunkStatus
+    def get(self, key: bytes) -> ChunkStatus | None:
         """The chunk of a key, or None."""
         return self._chunks.get(key)
 
-    def insert(self, key: bytes, chunk: Any) -> None:  # noqa: ANN401 - vLLM's ChunkStatus
+    def insert(self, key: bytes, chunk: ChunkStatus) -> None:
         """Take a new chunk in."""
         self._chunks[key] = chunk
         self._order.add(key, free=chunk.ref_cnt == 0)
@@ -55,11 +54,11 @@ class KvtrieCachePolicy(CachePolicy):
         del self._chunks[key]
         self._order.remove(key)
 
-    def touch(self, keys: Iterable[bytes], req_context: Any) -> None:  # noqa: ANN401 - vLLM's
+    def touch(self, keys: Iterable[bytes], req_context: ReqContext) -> None:
         """Note a use of chunks, in the order of their sequence."""
         self._note(list(keys), req_context)
 
-    def on_store_miss(self, keys: Iterable[bytes], req_context: Any) -> None:  # noqa: ANN401
+    def on_store_miss(self, keys: Iterable[bytes], req_context: ReqContext) -> None:
         """Nothing: chunks that are not there have no place in the order."""
 
     def on_request_finished(
@@ -67,14 +66,14 @@ class KvtrieCachePolicy(CachePolicy):
         key_groups: Sequence[Sequence[bytes]],
         insertion_only_keys: set[bytes],
         reused_keys: set[bytes],
-        req_context: Any,  # noqa: ANN401 - vLLM's own
+        req_context: ReqContext,
     ) -> None:
         """Note where a request's chunks stand; those that it only stored count no further use."""
         del reused_keys
         for keys in key_groups:
             self._note(keys, req_context, stored=insertion_only_keys)
 
-    def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, Any]] | None:
+    def evict(self, n: int, protected: set[bytes]) -> list[tuple[bytes, ChunkStatus]] | None:
         """Take `n` chunks out, or None if fewer may leave."""
         gone = cast("list[bytes] | None", self._order.victims(n, protected))
         return None if gone is None else [(key, self._chunks.pop(key)) for key in gone]
@@ -95,7 +94,7 @@ class KvtrieCachePolicy(CachePolicy):
     def _note(
         self,
         keys: Sequence[bytes],
-        context: Any,  # noqa: ANN401 - vLLM's ReqContext
+        context: ReqContext,
         stored: set[bytes] | None = None,
     ) -> None:
         try:

@@ -1,17 +1,13 @@
 """KvtrieConnector: the class that vLLM makes in its scheduler and in each of its workers.
 
 It only translates: vLLM's calls become those of a `SchedulerHalf` or a `WorkerHalf`. All that is
-used of vLLM is here and named in `tests/served/surface.py`.
+used of vLLM is here and named in `tests/served/surface_vllm.py`.
 Cost: attribute look-ups.
 """
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUntypedBaseClass=false, reportMissingParameterType=false
-# (vLLM is not installed where this is checked)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -35,6 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
 
     from kvtrie.engines.vllm.messages import Opened, StepNews, StepOrders
 
@@ -54,7 +56,7 @@ class _News(KVConnectorWorkerMetadata):
     def __init__(self, news: dict[int, StepNews]) -> None:
         self.news = news
 
-    def aggregate(self, other: _News) -> _News:
+    def aggregate(self, other: _News) -> _News:  # pyright: ignore[reportIncompatibleMethodOverride] - vLLM gives it its own kind
         """The news of both."""
         return _News(self.news | other.news)
 
@@ -69,7 +71,7 @@ class _Handshake(KVConnectorHandshakeMetadata):
 class KvtrieConnector(KVConnectorBase_V1):
     """Keeps a server's KV in host memory and on disk; `docs/engines.md` has the settings."""
 
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:  # noqa: ANN401
+    def __init__(self, vllm_config: VllmConfig, role: Any, kv_cache_config: KVCacheConfig) -> None:  # noqa: ANN401
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = Settings.read(self._kv_transfer_config.kv_connector_extra_config)
         deep = self._settings.tiers is not None and len(self._settings.tiers) > 1
@@ -111,37 +113,40 @@ class KvtrieConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(
         self,
-        request: Any,  # noqa: ANN401 - vLLM's own
+        request: Request,
         num_computed_tokens: int,
     ) -> tuple[int | None, bool]:
         """Tokens behind vLLM's own hit; they come before the step that reads them."""
         return self.half.match(request, num_computed_tokens), False
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:  # noqa: ANN401
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
         """Take note of a request's blocks."""
-        self.half.admit(request, blocks.get_block_ids()[0], num_external_tokens)
+        (table, *_) = cast("tuple[list[int], ...]", blocks.get_block_ids())
+        self.half.admit(request, table, num_external_tokens)
 
     def get_external_cache_hit_sources(
         self,
-        request: Any,  # noqa: ANN401 - vLLM's own
+        request: Request,
         num_external_tokens: int,
-    ) -> dict[Any, int]:
+    ) -> dict[CacheHitSource, int]:
         """Tokens of a hit by tier."""
         host, disk = self.half.sources(request.request_id, num_external_tokens)
         told = {CacheHitSource.HOST: host, CacheHitSource.DISK: disk}
         return {source: tokens for source, tokens in told.items() if tokens}
 
-    def build_connector_meta(self, scheduler_output: Any) -> Any:  # noqa: ANN401 - vLLM's own
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> _Orders:
         """The orders of a step."""
         return _Orders(self.half.orders(scheduler_output))
 
-    def update_connector_output(self, connector_output: Any) -> None:  # noqa: ANN401 - vLLM's own
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Take in the workers' news of a step."""
-        news = connector_output.kv_connector_worker_meta
+        news = cast("_News | None", connector_output.kv_connector_worker_meta)
         if news is not None:
             self.half.hear(news.news)
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:  # noqa: ANN401, ARG002
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:  # noqa: ARG002
         """Let go of a request; its blocks are vLLM's at once."""
         self.half.end(request)
         return False, None
@@ -196,7 +201,7 @@ class KvtrieConnector(KVConnectorBase_V1):
             raise ConfigError("vLLM has not registered its tensors")
         return self._worker
 
-    def get_handshake_metadata(self) -> Any:  # noqa: ANN401 - vLLM's own
+    def get_handshake_metadata(self) -> _Handshake:
         """What this worker's tiers are."""
         return _Handshake(self._mine.opened())
 
@@ -228,9 +233,9 @@ class KvtrieConnector(KVConnectorBase_V1):
         """Blocks that could not be loaded."""
         return self._mine.bad_slots()
 
-    def build_connector_worker_meta(self) -> Any:  # noqa: ANN401 - vLLM's own
+    def build_connector_worker_meta(self) -> _News:
         """This rank's news of the step."""
-        orders = self._get_connector_metadata().orders
+        orders = cast("_Orders", self._get_connector_metadata()).orders
         return _News({self._rank: self._mine.news(idle=not orders.computes)})
 
     def shutdown(self) -> None:

@@ -4,10 +4,6 @@ It runs in the scheduler's process, on threads of its own. Invariant: the files 
 their room; what is read is proved before vLLM hears that it is there, so a damaged chunk is a miss.
 Cost: a dictionary entry per chunk under way; vLLM's step waits for nothing.
 """
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUntypedBaseClass=false, reportMissingParameterType=false
-# (vLLM is not installed where this is checked)
 
 from __future__ import annotations
 
@@ -31,8 +27,16 @@ from kvtrie.errors import ConfigError
 from kvtrie.tiers.keyed_disk import KeyedDisk
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from concurrent.futures import Future
+
+    from numpy.typing import NDArray
+    from vllm.v1.kv_offload.base import ReqContext
+    from vllm.v1.kv_offload.tiering.base import TransferJob
+    from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+    _Row = NDArray[np.uint8]
+    _Copy = Callable[[list[bytes], list[_Row], TransferJob], list[bool]]
 
 __all__ = ["KvtrieDiskTier"]
 
@@ -59,7 +63,7 @@ class KvtrieDiskTier(SecondaryTierManager):
 
     def __init__(
         self,
-        offloading_spec: Any,  # noqa: ANN401 - vLLM's own
+        offloading_spec: TieringOffloadingSpec,
         primary_kv_view: memoryview,
         tier_type: str,
         *,
@@ -91,23 +95,23 @@ class KvtrieDiskTier(SecondaryTierManager):
         self._lock = threading.Lock()
         self._under_way: set[Future[None]] = set()
         self._done: list[JobResult] = []
-        self._coming: dict[Any, int] = {}  # keys whose store has not ended
+        self._coming: dict[bytes, int] = {}  # keys whose store has not ended
         self._events: list[OffloadingEvent] = []
 
-    def lookup(self, key: Any, req_context: Any) -> LookupResult:  # noqa: ANN401, ARG002
+    def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:  # noqa: ARG002
         """Whether a chunk is here."""
         if key in self._coming:
             return LookupResult.RETRY
         return LookupResult.HIT if key in self.disk else LookupResult.MISS
 
-    def submit_store(self, job_metadata: Any) -> None:  # noqa: ANN401 - vLLM's TransferJob
+    def submit_store(self, job_metadata: TransferJob) -> None:
         """Write chunks from host memory."""
         with self._lock:
             for key in job_metadata.keys:
                 self._coming[key] = self._coming.get(key, 0) + 1
         self._begin(self._store, job_metadata)
 
-    def submit_load(self, job_metadata: Any) -> None:  # noqa: ANN401 - vLLM's TransferJob
+    def submit_load(self, job_metadata: TransferJob) -> None:
         """Read chunks into host memory, proved."""
         self._begin(self._load, job_metadata)
 
@@ -122,7 +126,7 @@ class KvtrieDiskTier(SecondaryTierManager):
         with self._lock:
             return bool(self._under_way or self._done)
 
-    def touch(self, keys: Collection[Any], req_context: Any) -> None:  # noqa: ANN401 - vLLM's own
+    def touch(self, keys: Collection[bytes], req_context: ReqContext) -> None:
         """Note a use of chunks, in the order of their sequence."""
         behind, before = None, 0
         for key in keys:
@@ -130,7 +134,7 @@ class KvtrieDiskTier(SecondaryTierManager):
             self.disk.use(key, before, behind)
             behind, before = key, before if end is None else end
 
-    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:  # noqa: ANN401, ARG002
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:  # noqa: ARG002
         """Chunks may come one by one."""
         return RequestOffloadingContext()
 
@@ -149,7 +153,7 @@ class KvtrieDiskTier(SecondaryTierManager):
         self._threads.shutdown()
         self.disk.close()
 
-    def _begin(self, copy: Any, job: Any) -> None:  # noqa: ANN401 - a method, vLLM's TransferJob
+    def _begin(self, copy: _Copy, job: TransferJob) -> None:
         future = self._threads.submit(self._run, copy, job)
         with self._lock:
             self._under_way.add(future)
@@ -159,9 +163,9 @@ class KvtrieDiskTier(SecondaryTierManager):
         with self._lock:
             self._under_way.discard(future)
 
-    def _run(self, copy: Any, job: Any) -> None:  # noqa: ANN401 - a method, vLLM's TransferJob
+    def _run(self, copy: _Copy, job: TransferJob) -> None:
         begun, keys = time.monotonic(), list(job.keys)
-        well: list[Any] = []
+        well: list[bytes] = []
         try:
             told = copy(keys, [self._rows[at] for at in job.chunk_ids], job)
             well = [key for key, good in zip(keys, told, strict=True) if good]
@@ -176,7 +180,7 @@ class KvtrieDiskTier(SecondaryTierManager):
             with self._lock:
                 self._done.append(result)
 
-    def _store(self, keys: list[Any], rows: list[Any], job: Any) -> list[bool]:  # noqa: ANN401
+    def _store(self, keys: list[bytes], rows: list[_Row], job: TransferJob) -> list[bool]:
         ends = [job.req_context.get_offload_key_position(key) for key in keys]
         places = [0 if end is None else end for end in ends]
         try:
@@ -194,11 +198,11 @@ class KvtrieDiskTier(SecondaryTierManager):
                 self._events.append(event)
         return told
 
-    def _load(self, keys: list[Any], rows: list[Any], job: Any) -> list[bool]:  # noqa: ANN401, ARG002
+    def _load(self, keys: list[bytes], rows: list[_Row], job: TransferJob) -> list[bool]:  # noqa: ARG002
         return self.disk.read_many(list(zip(keys, rows, strict=True)))
 
 
-def _meaning(spec: Any) -> str:  # noqa: ANN401 - an OffloadingSpec
+def _meaning(spec: TieringOffloadingSpec) -> str:
     """All that says what a chunk's bytes are; vLLM's keys name tokens, salt and adapter."""
     config = spec.config
     parallel = config.parallel

@@ -21,6 +21,7 @@ from kvtrie.hint import Prefetch, Release, Retain
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
     from kvtrie.hint import Hint
     from kvtrie.scope import Scope
@@ -49,7 +50,7 @@ class Advice:
 
 
 def advice_of(
-    envelope: Any,  # noqa: ANN401 - vLLM's KvHintsEnvelope
+    envelope: KvHintsEnvelope,
     tokens: NDArray[np.uint32],
     scope: Scope | None,
     session: str | None,
@@ -76,7 +77,7 @@ def advice_of(
 
 
 def _serve(
-    action: Any,  # noqa: ANN401 - vLLM's KvHintAction
+    action: KvHintAction,
     advice: Advice,
     tokens: NDArray[np.uint32],
     scope: Scope | None,

@@ -3,8 +3,6 @@
 Hashes are kvtrie's content keys, equal in every process and after a restart; the tokens stand
 beside them. Invariant: one event per block. Cost: an object per event.
 """
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# (vLLM is not installed where this is checked)
 
 from __future__ import annotations
 

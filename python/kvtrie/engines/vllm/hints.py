@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+    from vllm.v1.request import Request
 
     from kvtrie.hint import Hint
     from kvtrie.scope import Scope
@@ -29,7 +30,7 @@ _PLAIN, _HIGHEST = 35, 100
 _KEYS = ("start", "end", "priority", "ttl_s")
 
 
-def asked_of(request: Any) -> Mapping[str, Any]:  # noqa: ANN401 - vLLM's Request
+def asked_of(request: Request) -> Mapping[str, Any]:
     """What a user's `kv_transfer_params` say to kvtrie."""
     params: dict[str, Any] = request.kv_transfer_params or {}
     asked = params.get("kvtrie")

@@ -6,15 +6,11 @@ Where vLLM has no kernels for copies, on CPUs, plain ones are made.
 Invariant: copies into and out of vLLM's memory have ended when they are submitted, on CPUs.
 Cost: a copy per chunk and tensor.
 """
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUntypedBaseClass=false, reportMissingParameterType=false
-# (vLLM is not installed where this is checked)
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -28,6 +24,14 @@ from kvtrie.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from vllm.v1.kv_offload.base import (
+        BlockIDsLoadStoreSpec,
+        CanonicalKVCaches,
+        GPULoadStoreSpec,
+        LoadStoreSpec,
+    )
+    from vllm.v1.kv_offload.config import OffloadingConfig
 
 __all__ = ["KvtrieOffloadingSpec", "PlainWorker"]
 
@@ -45,16 +49,16 @@ class KvtrieOffloadingSpec(TieringOffloadingSpec):
         ConfigError: a disk with unknown keys or without a path.
     """
 
-    def __init__(self, config: Any) -> None:  # noqa: ANN401 - an OffloadingConfig
+    def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(replace(config, extra_config=_with_tiers(config.extra_config)))
-        self._worker: Any = None
+        self._worker: PlainWorker | None = None
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
         """Those of vLLM's tiers."""
         return super().build_metric_definitions(dict(_with_tiers(extra_config)))
 
-    def get_worker(self, kv_caches: Any) -> OffloadingWorker:  # noqa: ANN401 - vLLM's own
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """What copies between vLLM's memory and the host's."""
         if not current_platform.is_cpu():
             return super().get_worker(kv_caches)
@@ -79,7 +83,9 @@ class PlainWorker(OffloadingWorker):
         region: host memory.
     """
 
-    def __init__(self, kv_caches: Any, blocks_per_chunk: int, region: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self, kv_caches: CanonicalKVCaches, blocks_per_chunk: int, region: SharedOffloadRegion
+    ) -> None:
         self._region, self._per_chunk = region, blocks_per_chunk
         self._here = [
             each.tensor.view(torch.int8).view(-1, each.page_size_bytes)
@@ -90,7 +96,9 @@ class PlainWorker(OffloadingWorker):
         ]
         self._done: list[TransferResult] = []
 
-    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:  # noqa: ANN401
+    def submit_store(
+        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
+    ) -> bool:
         """Copy blocks to host memory."""
         for block, chunk, part in self._pairs(src_spec, dst_spec):
             for here, there in zip(self._here, self._there, strict=True):
@@ -99,7 +107,7 @@ class PlainWorker(OffloadingWorker):
         self._done.append(TransferResult(job_id, success=True))
         return True
 
-    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:  # noqa: ANN401
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         """Copy blocks out of host memory."""
         for block, chunk, part in self._pairs(dst_spec, src_spec):
             for here, there in zip(self._here, self._there, strict=True):
@@ -121,13 +129,14 @@ class PlainWorker(OffloadingWorker):
         self._there = []
         self._region.cleanup()
 
-    def _pairs(self, blocks: Any, chunks: Any) -> list[tuple[int, int, int]]:  # noqa: ANN401
+    def _pairs(self, blocks: GPULoadStoreSpec, chunks: LoadStoreSpec) -> list[tuple[int, int, int]]:
         """For each block of vLLM's its chunk, and which part of that it is.
 
         The first block of a group may stand amid its chunk.
         """
         rows: list[tuple[int, int, int]] = []
-        ids, places = np.asarray(blocks.block_ids).tolist(), np.asarray(chunks.block_ids).tolist()
+        told = cast("BlockIDsLoadStoreSpec", chunks)
+        ids, places = np.asarray(blocks.block_ids).tolist(), np.asarray(told.block_ids).tolist()
         first = chunk = 0
         for count, index in zip(blocks.group_sizes, blocks.block_indices, strict=True):
             part = index % self._per_chunk

@@ -7,12 +7,13 @@ request owned then. Cost: tokens are converted once each.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from vllm.v1.request import Request
 
     from kvtrie import Lease
 
@@ -26,7 +27,7 @@ class GrowingTokens:
         request: vLLM's `Request`.
     """
 
-    def __init__(self, request: Any) -> None:  # noqa: ANN401 - vLLM's own
+    def __init__(self, request: Request) -> None:
         self._request = request
         self._array = np.empty(0, dtype=np.uint32)
         self._count = 0
@@ -73,7 +74,7 @@ class Run:
         loads: the loads into its slots that have not been reported.
     """
 
-    request: Any
+    request: Request
     tokens: GrowingTokens
     lease: Lease
     table: list[int]

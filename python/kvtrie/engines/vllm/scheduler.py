@@ -18,7 +18,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
     from kvtrie import MatchedBlock
     from kvtrie.engines.vllm.counts import Counts, Told
@@ -132,7 +134,7 @@ class SchedulerHalf:
 
     # -------------------------------------------------------------- what vLLM asks before a step
 
-    def match(self, request: Any, local: int) -> int | None:  # noqa: ANN401 - vLLM's Request
+    def match(self, request: Request, local: int) -> int | None:
         """Tokens behind vLLM's own hit that host memory has; None: ask again in the next step.
 
         Args:
@@ -230,7 +232,7 @@ class SchedulerHalf:
         self._pinned -= known.pinned
         known.pins, known.pinned = [], 0
 
-    def admit(self, request: Any, table: list[int], loaded: int) -> None:  # noqa: ANN401 - vLLM's
+    def admit(self, request: Request, table: list[int], loaded: int) -> None:
         """Take note that vLLM has given blocks to a request.
 
         Args:
@@ -289,7 +291,7 @@ class SchedulerHalf:
         disk = min(known.from_disk, loaded) if known is not None else 0
         return loaded - disk, disk
 
-    def orders(self, output: Any) -> StepOrders:  # noqa: ANN401 - vLLM's SchedulerOutput
+    def orders(self, output: SchedulerOutput) -> StepOrders:
         """What the workers do in the step that vLLM has just put together."""
         now = self._clock()
         self._extend(output)
@@ -332,7 +334,7 @@ class SchedulerHalf:
             self.tally.lost["no room on host"] += len(left)
         self._committed = set()
 
-    def _extend(self, output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+    def _extend(self, output: SchedulerOutput) -> None:
         """Name the slots that running requests were given for this step."""
         cached = output.scheduled_cached_reqs
         for ident, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
@@ -342,7 +344,7 @@ class SchedulerHalf:
             run.lease.bind(len(run.table), new[0])
             run.table += new[0]
 
-    def _plan(self, output: Any) -> None:  # noqa: ANN401 - vLLM's SchedulerOutput
+    def _plan(self, output: SchedulerOutput) -> None:
         """Note what this step will have written, once it has finished."""
         planned = _Planned(self._step)
         drafts = output.scheduled_spec_decode_tokens
@@ -397,7 +399,7 @@ class SchedulerHalf:
             for run, upto in self._planned.popleft().rows:
                 run.written = max(run.written, upto)
 
-    def end(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
+    def end(self, request: Request) -> None:
         """Take note that a request has ended, well or not; vLLM frees its blocks now."""
         known = self._known.pop(request.request_id, None)
         self._drop(request.request_id)
@@ -444,7 +446,7 @@ class SchedulerHalf:
 
     # ---------------------------------------------------------------------------- what runs hold
 
-    def _know(self, request: Any) -> Known:  # noqa: ANN401 - vLLM's Request
+    def _know(self, request: Request) -> Known:
         known = self._known.get(request.request_id)
         if known is None:
             asked = asked_of(request)
@@ -456,7 +458,7 @@ class SchedulerHalf:
                 self._take_hints(known, request)
         return known
 
-    def _take_hints(self, known: Known, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
+    def _take_hints(self, known: Known, request: Request) -> None:
         tokens, hints = known.tokens.read(), list["Hint"]()
         strange: list[str] = []
         if request.priority:

@@ -7,14 +7,18 @@ attributes per request.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvtrie.scope import Scope
+
+if TYPE_CHECKING:
+    from vllm.multimodal.inputs import MultiModalFeatureSpec
+    from vllm.v1.request import Request
 
 __all__ = ["scope_of"]
 
 
-def scope_of(request: Any) -> Scope | None:  # noqa: ANN401 - vLLM's Request
+def scope_of(request: Request) -> Scope | None:
     """The scope of a request; None where it neither matches nor stores.
 
     A salt, an adapter, and the digests of images at the tokens that stand for them part requests. A
@@ -25,7 +29,8 @@ def scope_of(request: Any) -> Scope | None:  # noqa: ANN401 - vLLM's Request
     adapter = request.lora_request
     lora = "" if adapter is None else f"{adapter.lora_name} {getattr(adapter, 'lora_path', '')}"
     extra: dict[int, bytes] = {}
-    for feature in request.mm_features or ():
+    features: list[MultiModalFeatureSpec] = request.mm_features or []
+    for feature in features:
         at = int(feature.mm_position.offset)
         # Two inputs at one token are one digest of both.
         extra[at] = hashlib.blake2b(extra.get(at, b"") + feature.identifier.encode()).digest()

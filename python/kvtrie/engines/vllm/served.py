@@ -11,10 +11,14 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtrie.errors import ConfigError
 from kvtrie.shape import ModelShape
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 __all__ = ["ServedModel", "weights_name"]
 
@@ -41,7 +45,7 @@ class ServedModel:
     layer_names: tuple[str, ...]
 
     @classmethod
-    def of(cls, config: Any, caches: Any, *, name_weights: bool) -> ServedModel:  # noqa: ANN401 - vLLM's own
+    def of(cls, config: VllmConfig, caches: KVCacheConfig, *, name_weights: bool) -> ServedModel:
         """What vLLM's configuration and its plan of caches describe.
 
         Args:
@@ -80,7 +84,7 @@ class ServedModel:
         return cls(shape, spec.block_size, caches.num_blocks, tuple(groups[0].layer_names))
 
 
-def _shape(spec: Any, layers: int, ranks: int) -> ModelShape:  # noqa: ANN401 - vLLM's own
+def _shape(spec: FullAttentionSpec, layers: int, ranks: int) -> ModelShape:
     """A shape whose layer of a block has as many bytes as vLLM's page of one."""
     size, tokens = spec.page_size_bytes, spec.block_size
     dtype = str(spec.dtype).removeprefix("torch.")
@@ -98,7 +102,7 @@ def _shape(spec: Any, layers: int, ranks: int) -> ModelShape:  # noqa: ANN401 - 
     return ModelShape(layers, 1, size // tokens, "uint8", latent=True, tp=ranks)
 
 
-def weights_name(config: Any) -> str:  # noqa: ANN401 - a VllmConfig
+def weights_name(config: VllmConfig) -> str:
     """A name of the weights and of all that decides what KV they compute.
 
     Files of a local folder are named by their sizes and by their first and last mebibyte; a model
@@ -120,7 +124,7 @@ def weights_name(config: Any) -> str:  # noqa: ANN401 - a VllmConfig
     return f"vllm {hashlib.blake2b(text.encode(), digest_size=32).hexdigest()}"
 
 
-def _weights(model: Any) -> list[Any]:  # noqa: ANN401 - a ModelConfig
+def _weights(model: ModelConfig) -> list[Any]:
     folder = Path(model.model)
     if not folder.exists():
         return [model.model, str(model.revision)]

@@ -3,10 +3,6 @@
 Invariant: plain numbers under plain names, so that any process can read them; adding two up loses
 nothing. Cost: an addition per number.
 """
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
-# pyright: reportUntypedBaseClass=false, reportMissingParameterType=false
-# (vLLM is not installed where this is checked)
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ class KvtrieStats(KVConnectorStats):
         """Forget all."""
         self.data = {}
 
-    def aggregate(self, other: KvtrieStats) -> KvtrieStats:
+    def aggregate(self, other: KVConnectorStats) -> KvtrieStats:
         """Take in what was counted later: counters add up, gauges stand as they are now."""
         told: Told = self.data
         later: Told = other.data

@@ -38,7 +38,12 @@ OVERRIDDEN = (
 """Methods of the connector that vLLM calls."""
 
 USED = {
-    (_V1, "KVConnectorBase_V1"): (*OVERRIDDEN, "_get_connector_metadata", "_kv_transfer_config"),
+    (_V1, "KVConnectorBase_V1"): (
+        "__init__",
+        *OVERRIDDEN,
+        "_get_connector_metadata",
+        "_kv_transfer_config",
+    ),
     (_V1, "KVConnectorMetadata"): (),
     (_V1, "KVConnectorHandshakeMetadata"): (),
     (_V1, "KVConnectorWorkerMetadata"): ("aggregate",),
@@ -47,6 +52,7 @@ USED = {
     ),
     ("vllm.v1.metrics.cache_hit_source", "CacheHitSource"): ("HOST", "DISK"),
     ("vllm.distributed.kv_transfer.kv_connector.v1.metrics", "KVConnectorStats"): (
+        "__init__",
         "data",
         "reset",
         "aggregate",
@@ -54,10 +60,12 @@ USED = {
         "is_empty",
     ),
     ("vllm.distributed.kv_transfer.kv_connector.v1.metrics", "KVConnectorPromMetrics"): (
+        "__init__",
         "observe",
         "per_engine_labelvalues",
     ),
     (_EVENTS, "BlockStored"): (
+        "__init__",
         "block_hashes",
         "parent_block_hash",
         "token_ids",
@@ -67,13 +75,13 @@ USED = {
         "medium",
         "locality",
     ),
-    (_EVENTS, "BlockRemoved"): ("block_hashes", "medium", "locality"),
+    (_EVENTS, "BlockRemoved"): ("__init__", "block_hashes", "medium", "locality"),
     (f"{_OFFLOAD}.base", "ReqContext"): (
         "req_id",
         "kv_transfer_params",
         "get_offload_key_position",
     ),
-    (f"{_OFFLOAD}.base", "OffloadingEvent"): ("keys", "medium", "removed", "locality"),
+    (f"{_OFFLOAD}.base", "OffloadingEvent"): ("__init__", "keys", "medium", "removed", "locality"),
     (f"{_OFFLOAD}.base", "OffloadingWorker"): (
         "submit_store",
         "submit_load",
@@ -81,8 +89,10 @@ USED = {
         "wait",
         "shutdown",
     ),
-    (f"{_OFFLOAD}.base", "TransferResult"): ("job_id", "success"),
-    (f"{_OFFLOAD}.base", "GPULoadStoreSpec"): ("block_ids", "group_sizes", "block_indices"),
+    (f"{_OFFLOAD}.base", "TransferResult"): ("__init__", "job_id", "success"),
+    (f"{_OFFLOAD}.base", "LoadStoreSpec"): (),
+    (f"{_OFFLOAD}.base", "BlockIDsLoadStoreSpec"): ("block_ids",),
+    (f"{_OFFLOAD}.base", "GPULoadStoreSpec"): ("group_sizes", "block_indices"),
     (f"{_OFFLOAD}.base", "CanonicalKVCaches"): ("tensors",),
     (f"{_OFFLOAD}.base", "CanonicalKVCacheTensor"): ("tensor", "page_size_bytes"),
     (f"{_OFFLOAD}.base", "LookupResult"): ("HIT", "MISS", "RETRY"),
@@ -110,6 +120,7 @@ USED = {
     (f"{_OFFLOAD}.config", "OffloadingGroupConfig"): ("layer_names", "tokens_per_block"),
     (f"{_OFFLOAD}.factory", "OffloadingSpecFactory"): ("register_spec",),
     (f"{_OFFLOAD}.cpu.policies.base", "CachePolicy"): (
+        "__init__",
         "get",
         "insert",
         "remove",
@@ -124,10 +135,12 @@ USED = {
     (f"{_OFFLOAD}.cpu.policies.base", "ChunkStatus"): ("ref_cnt", "is_ready"),
     (f"{_OFFLOAD}.cpu.policies.factory", "CachePolicyFactory"): ("register_cache_policy",),
     (f"{_OFFLOAD}.cpu.shared_offload_region", "SharedOffloadRegion"): (
+        "__init__",
         "create_next_worker_view",
         "cleanup",
     ),
     (f"{_OFFLOAD}.tiering.base", "SecondaryTierManager"): (
+        "__init__",
         "lookup",
         "submit_store",
         "submit_load",
@@ -143,6 +156,7 @@ USED = {
     ),
     (f"{_OFFLOAD}.tiering.base", "TransferJob"): ("job_id", "keys", "chunk_ids", "req_context"),
     (f"{_OFFLOAD}.tiering.base", "JobResult"): (
+        "__init__",
         "job_id",
         "success",
         "successful_keys",
@@ -151,6 +165,7 @@ USED = {
     ),
     (f"{_OFFLOAD}.tiering.factory", "SecondaryTierFactory"): ("register_tier",),
     (f"{_OFFLOAD}.tiering.spec", "TieringOffloadingSpec"): (
+        "__init__",
         "get_worker",
         "build_metric_definitions",
         "_engine_id",
@@ -180,6 +195,16 @@ USED = {
     ("vllm.v1.kv_hints", "KvHintsEnvelope"): ("actions",),
     ("vllm.v1.kv_hints", "KvHintAction"): ("action_type", "action_version", "payload"),
     ("vllm.v1.request", "RequestStatus"): ("PREEMPTED",),
+    ("vllm.lora.request", "LoRARequest"): ("lora_name", "lora_path"),
+    ("vllm.multimodal.inputs", "MultiModalFeatureSpec"): ("identifier", "mm_position"),
+    ("vllm.multimodal.inputs", "PlaceholderRange"): ("offset",),
+    ("vllm.platforms.interface", "Platform"): ("is_cpu",),
+    ("vllm.config", "VllmConfig"): (
+        "parallel_config",
+        "model_config",
+        "cache_config",
+        "load_config",
+    ),
     ("vllm.v1.core.kv_cache_manager", "KVCacheBlocks"): ("get_block_ids",),
     (_OUTPUT, "SchedulerOutput"): (
         "scheduled_new_reqs",

@@ -1,0 +1,10 @@
+# Written by tests/served/stubs.py out of the installed package: do not edit.
+
+from dataclasses import dataclass
+from sglang.srt.mem_cache.allocator import BaseTokenToKVPoolAllocator
+
+@dataclass(init=False)
+class CacheInitParams:
+    is_eagle: bool
+    page_size: int
+    token_to_kv_pool_allocator: BaseTokenToKVPoolAllocator

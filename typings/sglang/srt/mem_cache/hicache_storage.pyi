@@ -1,0 +1,67 @@
+# Written by tests/served/stubs.py out of the installed package: do not edit.
+
+from dataclasses import dataclass
+from sglang.srt.mem_cache.pool_host.base import HostKVCache
+from typing import Any
+import torch
+
+class HiCacheStorage:
+    def __init__(self) -> None: ...
+    def register_mem_pool_host(self, mem_pool_host: HostKVCache) -> Any: ...
+    def exists(self, key: str) -> bool: ...
+    def get(
+        self,
+        key: str,
+        target_location: Any | None = ...,
+        target_sizes: Any | None = ...,
+    ) -> torch.Tensor | None: ...
+    def batch_get(
+        self,
+        keys: list[str],
+        target_locations: Any | None = ...,
+        target_sizes: Any | None = ...,
+    ) -> list[torch.Tensor | None] | int: ...
+    def set(
+        self,
+        key: str,
+        value: Any | None = ...,
+        target_location: Any | None = ...,
+        target_sizes: Any | None = ...,
+    ) -> bool: ...
+    def batch_set(
+        self,
+        keys: list[str],
+        values: Any | None = ...,
+        target_locations: Any | None = ...,
+        target_sizes: Any | None = ...,
+    ) -> bool: ...
+    def batch_get_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: HiCacheStorageExtraInfo | None = ...,
+    ) -> list[bool]: ...
+    def batch_set_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: HiCacheStorageExtraInfo | None = ...,
+    ) -> list[bool]: ...
+    def clear(self) -> None: ...
+    mem_pool_host: HostKVCache
+
+@dataclass(init=False)
+class HiCacheStorageConfig:
+    model_name: str | None
+    is_mla_model: bool
+    extra_config: dict[Any, Any] | None
+    tp_rank: int
+    tp_size: int
+    pp_rank: int
+    pp_size: int
+    attn_cp_rank: int
+    attn_cp_size: int
+
+@dataclass(init=False)
+class HiCacheStorageExtraInfo:
+    prefix_keys: list[str] | None

@@ -1,0 +1,40 @@
+# Written by tests/served/stubs.py out of the installed package: do not edit.
+
+from dataclasses import dataclass
+from typing import Any
+
+@dataclass(init=False)
+class VllmConfig:
+    parallel_config: ParallelConfig
+    model_config: ModelConfig
+    cache_config: CacheConfig
+    load_config: LoadConfig
+
+@dataclass(init=False)
+class ParallelConfig:
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    decode_context_parallel_size: int
+    prefill_context_parallel_size: int
+
+@dataclass(init=False)
+class KVTransferConfig:
+    kv_connector_extra_config: dict[str, Any]
+
+@dataclass(init=False)
+class ModelConfig:
+    hf_config: Any
+    hf_text_config: Any
+    model: str
+    revision: str | None
+    dtype: Any | Any
+    quantization: str | None
+    seed: int
+
+@dataclass(init=False)
+class CacheConfig:
+    cache_dtype: Any
+
+@dataclass(init=False)
+class LoadConfig:
+    load_format: str

@@ -1,0 +1,3 @@
+# Written by tests/served/stubs.py out of the installed package: do not edit.
+
+def get_tensor_model_parallel_rank() -> int: ...

@@ -1,0 +1,90 @@
+# Written by tests/served/stubs.py out of the installed package: do not edit.
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+import torch
+
+@dataclass(init=False)
+class ReqContext:
+    req_id: str
+    kv_transfer_params: dict[str, Any] | None
+    def get_offload_key_position(self, key: Any) -> int | None: ...
+
+@dataclass(init=False)
+class OffloadingEvent:
+    def __init__(
+        self,
+        keys: list[Any],
+        medium: Medium,
+        removed: bool,
+        locality: Locality | None = ...,
+        ownership: str | None = ...,
+        removal_expected: bool = ...,
+    ) -> None: ...
+    keys: list[Any]
+    medium: Medium
+    removed: bool
+    locality: Locality | None
+
+class OffloadingWorker:
+    def submit_store(
+        self,
+        job_id: int,
+        src_spec: GPULoadStoreSpec,
+        dst_spec: LoadStoreSpec,
+    ) -> bool: ...
+    def submit_load(
+        self,
+        job_id: int,
+        src_spec: LoadStoreSpec,
+        dst_spec: GPULoadStoreSpec,
+    ) -> bool: ...
+    def get_finished(self) -> list[TransferResult]: ...
+    def wait(self, job_ids: set[int]) -> None: ...
+    def shutdown(self) -> None: ...
+
+@dataclass(init=False)
+class TransferResult:
+    def __init__(
+        self,
+        job_id: int,
+        success: bool,
+        transfer_size: int | None = ...,
+        transfer_time: float | None = ...,
+    ) -> None: ...
+    job_id: int
+    success: bool
+
+class LoadStoreSpec: ...
+
+class BlockIDsLoadStoreSpec(LoadStoreSpec):
+    block_ids: Any
+
+class GPULoadStoreSpec(BlockIDsLoadStoreSpec):
+    group_sizes: Sequence[int]
+    block_indices: Sequence[int]
+
+@dataclass(init=False)
+class CanonicalKVCaches:
+    tensors: list[CanonicalKVCacheTensor]
+
+@dataclass(init=False)
+class CanonicalKVCacheTensor:
+    tensor: torch.Tensor
+    page_size_bytes: int
+
+class LookupResult(Enum):
+    HIT = ...
+    MISS = ...
+    RETRY = ...
+
+class Medium(Enum):
+    STORAGE = ...
+
+class Locality(Enum):
+    LOCAL = ...
+
+@dataclass(init=False)
+class RequestOffloadingContext: ...

@@ -1,0 +1,7 @@
+# Written by tests/served/stubs.py out of the installed package: do not edit.
+
+from enum import Enum
+
+class CacheHitSource(Enum):
+    HOST = ...
+    DISK = ...

@@ -1,0 +1,26 @@
+# Written by tests/served/stubs.py out of the installed package: do not edit.
+
+from enum import Enum
+from typing import Any
+from vllm.lora.request import LoRARequest
+from vllm.v1.kv_hints import KvHintsEnvelope
+import torch
+
+class Request:
+    request_id: str
+    @property
+    def num_tokens(self) -> int: ...
+    num_prompt_tokens: Any
+    all_token_ids: Any
+    status: Any
+    prompt_embeds: torch.Tensor | None
+    lora_request: LoRARequest | None
+    mm_features: Any
+    cache_salt: str | None
+    kv_transfer_params: dict[str, Any] | None
+    kv_hints: KvHintsEnvelope | None
+    session_id: str | None
+    priority: int
+
+class RequestStatus(Enum):
+    PREEMPTED = ...
