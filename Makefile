@@ -80,7 +80,7 @@ stubs: $(ENGINES) ## write typings/, what pyright reads of vLLM and SGLang, out 
 	.engines/vllm/bin/python tests/served/stubs.py vllm
 	PYTHONPATH=. .engines/sglang/bin/python tests/served/stubs.py sglang
 
-bench-engines: $(ENGINES) $(MODEL) ## time to the first token in vLLM: computed, from host, from disk; ARGS="--tiny"
+bench-engines: $(ENGINES) $(MODEL) ## first tokens in vLLM: computed, from host, from disk; what a step costs; ARGS="--tiny"
 	$(BIN)/python -m benches.engines $(ARGS)
 
 bench-disk: $(BUILT) ## the disk tier and fio in turn, with ratios; needs fio; ARGS="--pairs 3 --seconds 2"

@@ -1,8 +1,9 @@
-"""Time to the first token in vLLM, computed and from each tier, with ratios.
+"""Time to the first token in vLLM, computed and from each tier, and what a step costs; with ratios.
 
     python -m benches.engines
 
-SmolLM2-135M, prompts of 2,000 random tokens, one at a time. Figures go to `--json FILE`.
+SmolLM2-135M, prompts of 2,000 random tokens, one at a time; steps with 32 of them running and
+waiting, on a small model. Figures go to `--json FILE`.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from rich.table import Table
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".engines" / "vllm" / "bin" / "python"
-GOALS = {"ttft host": 12, "ttft disk": 6, "beside offload": 1, "miss": 0.97}
+GOALS = {"ttft host": 12, "ttft disk": 6, "beside offload": 1, "miss": 0.97, "scheduler step": 2}
 
 
-def model_folder(console, folder, *, tiny):
-    """Where the model's files are: SmolLM2 as the demo converts it, or a small random one."""
+def smollm_folder(console):
+    """Where SmolLM2 is, as the demo converts it."""
     from kvtrie.demo import model
 
-    if not tiny:
-        model.smollm(console)
-        return str(next(model.cache_folder().glob("smollm2-135m-instruct-*")))
+    model.smollm(console)
+    return str(next(model.cache_folder().glob("smollm2-135m-instruct-*")))
+
+
+def tiny_folder(folder):
+    """A small random model, made on the spot."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -47,15 +51,30 @@ def model_folder(console, folder, *, tiny):
     return str(folder)
 
 
-def measure(given, model, what, disk=""):
-    """The figures of one server, from a process of its own."""
-    arguments = ["--what", what, "--model", model, "--dtype", given.dtype]
-    arguments += ["--tokens", str(given.tokens), "--rounds", str(given.rounds)]
-    command = [PYTHON, "-m", "benches.engines.vllm_first_token", *arguments]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    told = subprocess.run(
-        [*command, "--disk", disk], cwd=ROOT, env=env, check=False, capture_output=True, text=True
-    )
+def first_token(given, model, what, disk=""):
+    """The figures of one server's first tokens."""
+    more = ["--rounds", str(given.rounds), "--disk", disk]
+    return measure("vllm_first_token", given, model, what, more)
+
+
+def scheduler_steps(given, model):
+    """What both connectors cost their schedulers, in turns; the model's size changes nothing."""
+    more = ["--requests", "8", "--answer", "16"] if given.tiny else []
+    turns = {"kvtrie": [], "offload": []}
+    for _ in range(given.turns):
+        for what, told in turns.items():
+            told.append(measure("vllm_scheduler_step", given, model, what, more))
+    return turns
+
+
+def measure(module, given, model, what, more):
+    """What a server in a process of its own prints."""
+    command = [PYTHON, "-m", f"benches.engines.{module}", "--what", what, "--model", model]
+    command += ["--dtype", given.dtype, "--tokens", str(given.tokens), *more]
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    }
+    told = subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True, text=True)
     if told.returncode:
         last = [line for line in told.stderr.splitlines() if line.strip()][-1:]
         return {"what": what, "error": " ".join(last)}
@@ -66,48 +85,81 @@ def found(figures):
     return median(took for took, _ in figures["found"])
 
 
+def rows_of(servers, steps):
+    """A row of the table for each kind of figure: its name, and the figure or what went wrong."""
+    rows = []
+    for name, told in servers.items():
+        if name == "none":
+            rows.append(("computed", told.get("error") or ms(median(told["computed_s"]))))
+        else:
+            rows.append((f"from {name}", told.get("error") or ms(found(told))))
+    for name, turns in steps.items():
+        wrong = [each["error"] for each in turns if "error" in each]
+        rows.append((f"step of {name}", wrong[0] if wrong else f"{step(turns):.0f} µs"))
+    return rows
+
+
+def ratios_of(servers, steps):
+    """What can be said of the servers that started."""
+    well = {name: told for name, told in servers.items() if "error" not in told}
+    ratios = {}
+    if "none" in well:
+        computed = median(well["none"]["computed_s"])
+        if "host" in well:
+            ratios["miss"] = computed / median(well["host"]["computed_s"])
+        for name in well.keys() & {"host", "disk"}:
+            ratios[f"ttft {name}"] = computed / found(well[name])
+    if well.keys() >= {"host", "offload"}:
+        ratios["beside offload"] = found(well["offload"]) / found(well["host"])
+    if not any("error" in each for turns in steps.values() for each in turns):
+        ratios["scheduler step"] = step(steps["offload"]) / step(steps["kvtrie"])
+    return {name: ratios[name] for name in GOALS if name in ratios}
+
+
+def step(turns):
+    return median(each["us"] for each in turns)
+
+
+def ms(seconds):
+    return f"{seconds * 1e3:.0f} ms"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--turns", type=int, default=2, help="servers of each kind, for their steps"
+    )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tiny", action="store_true", help="a random model, in a minute")
     parser.add_argument("--json", type=Path, help="where the figures go")
     given = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
-        model = model_folder(console, Path(folder) / "model", tiny=given.tiny)
+        tiny = tiny_folder(Path(folder) / "model")
+        steps = scheduler_steps(given, tiny)
+        model = tiny if given.tiny else smollm_folder(console)
         servers = {
-            "none": measure(given, model, "none"),
-            "host": measure(given, model, "kvtrie"),
-            "disk": measure(given, model, "kvtrie", f"{folder}/kv"),
-            "offload": measure(given, model, "offload"),
+            "none": first_token(given, model, "none"),
+            "host": first_token(given, model, "kvtrie"),
+            "disk": first_token(given, model, "kvtrie", f"{folder}/kv"),
+            "offload": first_token(given, model, "offload"),
         }
-    ratios, table = {}, Table("", "median", "goal", title="Time to the first token")
-    if "error" not in servers["none"]:
-        computed = median(servers["none"]["computed_s"])
-        table.add_row("computed", f"{computed * 1e3:.0f} ms", "")
-        if "error" not in servers["host"]:
-            ratios["miss"] = computed / median(servers["host"]["computed_s"])
-        for name in ("host", "disk"):
-            if "error" not in servers[name]:
-                ratios[f"ttft {name}"] = computed / found(servers[name])
-    if "error" not in servers["host"] and "error" not in servers["offload"]:
-        ratios["beside offload"] = found(servers["offload"]) / found(servers["host"])
-    for name in ("host", "disk", "offload"):
-        if "error" in servers[name]:
-            table.add_row(f"from {name}", servers[name]["error"], "")
-        else:
-            table.add_row(f"from {name}", f"{found(servers[name]) * 1e3:.0f} ms", "")
+    ratios = ratios_of(servers, steps)
+    table = Table("", "median", "goal", title="vLLM, with kvtrie and without")
+    for name, told in rows_of(servers, steps):
+        table.add_row(name, told, "")
     for name, ratio in ratios.items():
         table.add_row(name, f"{ratio:.2f}x", f"{GOALS[name]}x")
     console.print(table)
     if given.json:
         told = {"machine": platform.processor(), "cores": os.cpu_count(), "dtype": given.dtype}
         told |= {"tokens": given.tokens, "rounds": given.rounds, "tiny": given.tiny}
-        told |= {"ratios": ratios, "goals": GOALS, "servers": servers}
+        told |= {"ratios": ratios, "goals": GOALS, "servers": servers, "steps": steps}
         given.json.write_text(json.dumps(told, indent=1) + "\n")
-    return 1 if any("error" in each for each in servers.values()) else 0
+    told = [*servers.values(), *steps["kvtrie"], *steps["offload"]]
+    return 1 if any("error" in each for each in told) else 0
 
 
 if __name__ == "__main__":

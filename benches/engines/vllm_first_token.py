@@ -47,17 +47,23 @@ def transfer(what, blocks, folder, size):
     return told | {"kv_connector_extra_config": extra}
 
 
+def block_bytes(model, dtype):
+    """The bytes of a block of a model in a folder, and the tokens that it knows."""
+    config = json.loads((Path(model) / "config.json").read_text())
+    heads, layers = config["num_key_value_heads"], config["num_hidden_layers"]
+    dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    size = BLOCK * heads * dim * 2 * layers * (2 if dtype == "bfloat16" else 4)
+    return size, config["vocab_size"]
+
+
 class Timed:
     """A server, and prompts that are answered with one token."""
 
     def __init__(self, given):
         each = given.tokens // BLOCK + 2
-        config = json.loads((Path(given.model) / "config.json").read_text())
-        heads, layers = config["num_key_value_heads"], config["num_hidden_layers"]
-        dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        size = BLOCK * heads * dim * 2 * layers * (2 if given.dtype == "bfloat16" else 4)
+        size, vocabulary = block_bytes(given.model, given.dtype)
         room = each + 2 if given.disk else each * (given.rounds + 2)
-        self.vocabulary, self.tokens = config["vocab_size"], given.tokens
+        self.vocabulary, self.tokens = vocabulary, given.tokens
         self.llm = LLM(
             given.model,
             skip_tokenizer_init=True,

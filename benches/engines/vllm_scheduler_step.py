@@ -1,0 +1,126 @@
+"""One vLLM server in this process: what its connector's calls cost the scheduler, per step.
+
+Requests of some 2,000 tokens run and wait; they are computed, vLLM's own cache is emptied, and the
+same ones come again, so that steps store, load, decode and end requests. Every call that the
+scheduler and its engine make of the scheduler's side of the connector is timed, in processor time
+of their thread, so that other processes do not count. A line of JSON says what it came to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from statistics import median
+
+from benches.engines.vllm_first_token import BLOCK, block_bytes, transfer  # its settings first
+
+import numpy as np  # isort: skip
+from vllm import LLM, SamplingParams  # isort: skip
+
+
+class TimedCalls:
+    """The public methods of a connector, timed from outside.
+
+    Args:
+        connector: the scheduler's side of it.
+    """
+
+    def __init__(self, connector):
+        self.steps, self.calls, self.depth = [], Counter(), 0
+        self.spent = 0
+        for name in dir(type(connector)):
+            if not name.startswith("_") and callable(getattr(type(connector), name)):
+                setattr(connector, name, self.timed(name, getattr(connector, name)))
+
+    def timed(self, name, call):
+        """The same method; what one calls of the others is part of it."""
+
+        def counted(*args, **kwargs):
+            if self.depth:
+                return call(*args, **kwargs)
+            self.depth = 1
+            begun = time.thread_time_ns()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                took = time.thread_time_ns() - begun
+                self.depth = 0
+                self.calls[name] += took
+                self.spent += took
+
+        return counted
+
+    def step(self):
+        """A step has ended."""
+        self.steps.append(self.spent)
+        self.spent = 0
+
+
+def ask(llm, prompts, answer):
+    """Tokens of each prompt that were found, on host or in vLLM's own cache."""
+    sampling = SamplingParams(max_tokens=answer, temperature=0, detokenize=False, ignore_eos=True)
+    told = llm.generate([{"prompt_token_ids": each} for each in prompts], sampling, use_tqdm=False)
+    return [each.num_cached_tokens or 0 for each in told]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--what", choices=["kvtrie", "offload"], required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--answer", type=int, default=64)
+    given = parser.parse_args()
+    size, vocabulary = block_bytes(given.model, given.dtype)
+    each = (given.tokens + given.answer) // BLOCK + 2
+    llm = LLM(
+        given.model,
+        skip_tokenizer_init=True,
+        dtype=given.dtype,
+        block_size=BLOCK,
+        max_model_len=given.tokens + given.answer + 8,
+        max_num_batched_tokens=given.tokens + 48,
+        max_num_seqs=max(1, given.requests // 2),
+        num_gpu_blocks_override=each * max(1, given.requests // 2),
+        enforce_eager=True,
+        disable_log_stats=False,
+        kv_transfer_config=transfer(given.what, each * (given.requests + 2), "", size),
+    )
+    core = llm.llm_engine.engine_core.engine_core
+    draw = np.random.default_rng(7)
+    prompts = [draw.integers(1, vocabulary, given.tokens).tolist() for _ in range(given.requests)]
+    ask(llm, [draw.integers(1, vocabulary, given.tokens).tolist()], 2)  # what first use compiles
+    timed = TimedCalls(core.scheduler.connector)
+    schedule = core.scheduler.schedule
+
+    def scheduled(*args, **kwargs):
+        timed.step()
+        return schedule(*args, **kwargs)
+
+    core.scheduler.schedule = scheduled
+    found = []
+    for _ in range(2):
+        found.append(ask(llm, prompts, given.answer))
+        for _ in range(20):  # what is still on its way to host
+            core.step_fn()
+        assert llm.reset_prefix_cache()
+    assert not any(found[0])
+    assert all(tokens >= given.tokens - BLOCK - 1 for tokens in found[1]), found[1]
+    timed.step()
+    steps = timed.steps[1:]
+    told = {
+        "what": given.what,
+        "steps": len(steps),
+        "us": sum(steps) / len(steps) / 1e3,
+        "median_us": median(steps) / 1e3,
+        "calls_us": {name: took / len(steps) / 1e3 for name, took in timed.calls.most_common()},
+    }
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main()
