@@ -186,6 +186,7 @@ REQUIRED = {
     "Lease": {
         "bind": {"first_block": 0, "slots": []},
         "commit": {"new_tokens": [7]},
+        "drop_ahead": {},
         "fork": {"n": 1},
         "load": {},
         "ready": {},
@@ -193,6 +194,7 @@ REQUIRED = {
         "reserve": {"tokens": 4},
         "resume": {},
         "slots": {},
+        "store_ahead": {},
         "suspend": {},
         "truncate": {"tokens": 4},
     },

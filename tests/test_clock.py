@@ -7,7 +7,7 @@ import pytest
 from serving import MODEL, one_tier, serve, settle, tokens
 from surface import methods
 
-from kvtrie import BlockManager, Index, Tier
+from kvtrie import BlockManager, ConfigError, Index, Tier
 from kvtrie._kvtrie import Lease
 from kvtrie.hint import Retain
 
@@ -15,6 +15,13 @@ REQUESTS = 250
 SECOND = 10**9
 DAY = 24 * 3600 * SECOND
 WRONG = [DAY + 5 * REQUESTS * SECOND, 1_800_000_000 * SECOND, 2**63 - 1]
+
+
+def stored_ahead(lease, now):
+    """No engine owns these slots, but the time comes in."""
+    with pytest.raises(ConfigError, match="owner"):
+        lease.store_ahead(now=now)
+
 
 OF_MANAGER = {
     "acquire": lambda m, _, now: m.acquire(tokens(1), now=now).release(),
@@ -37,11 +44,13 @@ OF_MANAGER = {
 }
 OF_LEASE = {
     "commit": lambda _, lease, now: lease.commit([], now=now),
+    "drop_ahead": lambda _, lease, now: lease.drop_ahead(now=now),
     "fork": lambda _, lease, now: lease.fork(0, now=now),
     "load": lambda _, lease, now: lease.load(now=now),
     "release": lambda _, lease, now: lease.release(now=now),
     "reserve": lambda _, lease, now: lease.reserve(0, now=now),
     "resume": lambda m, lease, now: (lease.suspend(now=m.stats().now), lease.resume(now=now)),
+    "store_ahead": lambda _, lease, now: stored_ahead(lease, now),
     "suspend": lambda _, lease, now: lease.suspend(now=now),
     "truncate": lambda _, lease, now: lease.truncate(lease.tokens, now=now),
 }

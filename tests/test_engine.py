@@ -47,6 +47,31 @@ def test_an_engine_binds_its_own_slots():
         lease.bind(0, [9])
 
 
+def test_an_engine_stores_what_it_will_commit_with_the_step_that_writes_it():
+    tiers = [Tier("gpu", blocks=8, owner="engine", write="through"), Tier("host", blocks=8)]
+    manager = BlockManager(MODEL, tiers, block_tokens=4)
+    lease = manager.acquire(tokens(3), now=1)
+    lease.bind(0, [5, 3, 6])
+    with pytest.raises(ConfigError, match="blocks 0 to before 4, lease 1 has committed 0"):
+        lease.store_ahead((0, 4), now=1)
+    with pytest.raises(ConfigError):
+        lease.store_ahead((0, -1), now=1)
+    ids = lease.store_ahead((0, 2), now=1)
+    assert ids.tolist() + lease.store_ahead(now=1).tolist() == [1, 2, 3]
+    moves = Moves.from_bytes(manager.moves().to_bytes())
+    assert moves.src_slot.tolist() == [5, 3, 6]
+    assert (moves.block.tolist(), moves.after.tolist()) == ([2**64 - 1] * 3, [0] * 3)
+    assert (manager.stats().moves, manager.stats().tiers["host"].free) == (3, 5)
+    manager.complete(moves.id, now=2)
+    lease.commit(tokens(2), now=3)
+    assert manager.lookup(tokens(3), now=3).tokens == 8
+    assert len(manager.moves()) == 0
+    lease.drop_ahead(now=4)
+    assert manager.stats().tiers["host"].free == 6
+    lease.release(now=5)
+    manager.audit()
+
+
 def test_room_is_what_the_engine_makes_it():
     manager = engine()
     lease = manager.acquire(tokens(2), now=1)

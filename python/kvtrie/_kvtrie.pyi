@@ -768,6 +768,36 @@ class Lease:
             ConfigError: the layers or the blocks do not exist, or the layers would leave a gap.
         """
 
+    def store_ahead(self, blocks: tuple[int, int] | None = None, *, now: int) -> NDArray[np.uint64]:
+        """Starts the stores of blocks that the engine will write, and commit later.
+
+        For a first tier that the engine owns. `commit` takes the copies over in place of stores of
+        its own; those of blocks that it finds stored already are free again, as is what `release`,
+        `suspend`, a load that fails or `drop_ahead` takes back, once no move writes it any more.
+        The moves have no block and no `after`. They may run as soon as the block's slot is written
+        (a layer behind that layer, too), and have to before anybody else writes it.
+
+        Args:
+            blocks: from this block of the lease to before that one, behind those it has committed;
+                all that have slots by default.
+            now: nanoseconds.
+
+        Returns:
+            The moves, `uint64[n]`: of fewer blocks, the first ones, where the next tier has no slot
+            that is free at once, and of none where a commit would not store them either: unless the
+            first tier writes through, into memory, and admits at the first use.
+
+        Raises:
+            ConfigError: the first tier is not the engine's, or such blocks have no slots, or are
+                committed.
+        """
+
+    def drop_ahead(self, *, now: int) -> None:
+        """Takes back what `store_ahead` started and `commit` has not taken over.
+
+        Other tokens will be written than was thought.
+        """
+
     def commit(self, new_tokens: _Tokens, *, now: int) -> Committed:
         """Appends tokens whose KV is written; full blocks are cached from then on.
 
@@ -1008,7 +1038,7 @@ class Moves:
         id: ids, never used twice.
         kind: what they are for: `LOAD`, `STORE` or `COPY`.
         lease: leases that asked for them, or the first that wait for them; 0 for none.
-        block: handles of the blocks; 2**64 - 1 for a partial block.
+        block: handles of the blocks; 2**64 - 1 for one that is partial, or not committed yet.
         key: content hashes of the blocks, `uint8[n, 32]`. Zeros unless a disk or remote tier
             takes part.
         src: indices of the tiers to read.

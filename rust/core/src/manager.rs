@@ -23,7 +23,7 @@ mod policy_feed;
 mod request;
 mod settings;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rustc_hash::FxHashMap;
 use slotmap::SlotMap;
@@ -71,6 +71,7 @@ use observe::block_event::BlockEvents;
 use observe::meter::Meter;
 use policy_feed::PolicyFeed;
 use request::ages::Ages;
+use request::ahead::Ahead;
 use request::pins::Pins;
 use request::price::Prices;
 use request::private_slot::PrivateSlot;
@@ -98,6 +99,8 @@ pub struct Manager {
     lanes: Lanes,
     private_slots: SlotMap<PrivateSlotId, PrivateSlot>,
     leases: FxHashMap<LeaseId, Box<Lease>>,
+    /// Copies of blocks that are not committed yet, by the slot that each is made from.
+    ahead: BTreeMap<PrivateSlotId, Ahead>,
     awaits: Awaits,
     next_lease: LeaseId,
     moves: InFlight,
@@ -170,6 +173,7 @@ impl Manager {
             lanes,
             private_slots: SlotMap::with_key(),
             leases: FxHashMap::default(),
+            ahead: BTreeMap::new(),
             awaits: Awaits::default(),
             next_lease: 1,
             moves: InFlight::default(),

@@ -4,6 +4,7 @@ mod rig;
 
 mod contract {
     mod acquire;
+    mod ahead;
     mod batches;
     mod branch;
     mod commit;

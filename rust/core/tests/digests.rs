@@ -59,6 +59,7 @@ impl Family {
         for (done, (mut state, settings)) in (1..=last).zip(self.worlds()) {
             let mut world = World::new(settings);
             world.every = u64::MAX;
+            world.ahead = false;
             for _ in 0..OPS_PER_WORLD {
                 let bits = mixed(&mut state).to_le_bytes();
                 let wide = |at: usize| u16::from_le_bytes([bits[at], bits[at + 1]]);

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use kvtrie_core::manager::Settings;
 use kvtrie_core::policy::NAMES;
-use world::{Mix, Raw, World, mixed, settings};
+use world::{Mix, Raw, World, engines, mixed, settings};
 
 const OPS_PER_WORLD: u64 = 200;
 
@@ -29,7 +29,7 @@ const TOLD: u64 = 1_000_000;
 const WANTED: u64 = 1000;
 
 /// The counts.
-const HAPPENINGS: [&str; 35] = [
+const HAPPENINGS: [&str; 39] = [
     "no space",
     "config error",
     "closed error",
@@ -65,6 +65,10 @@ const HAPPENINGS: [&str; 35] = [
     "pending hint applied",
     "ranks compared",
     "generation stood",
+    "handed out ahead",
+    "taken over",
+    "drop ahead",
+    "given up",
 ];
 
 fn number(name: &str, default: u64) -> u64 {
@@ -94,7 +98,9 @@ fn millions_of_operations() {
     let start = Instant::now();
     while ops < wanted {
         let mut state = world_seed;
-        let settings = settings(mixed(&mut state));
+        let drawn_from = mixed(&mut state);
+        let engine = world_seed.is_multiple_of(8);
+        let settings = if engine { engines(drawn_from) } else { settings(drawn_from) };
         tiers[settings.tiers.len() - 1] += OPS_PER_WORLD;
         for kind in drawn(&settings) {
             *shapes.entry(kind).or_default() += OPS_PER_WORLD;

@@ -2,11 +2,12 @@
 
 mod world;
 
+use kvtrie_core::manager::Settings;
 use proptest::prelude::*;
-use world::{Raw, World, settings};
+use world::{Raw, World, engines, settings};
 
-fn run(seed: u64, ops: &[Raw]) -> World {
-    let mut world = World::new(settings(seed));
+fn run(settings: Settings, ops: &[Raw]) -> World {
+    let mut world = World::new(settings);
     for &raw in ops {
         world.step(raw);
     }
@@ -22,7 +23,7 @@ proptest! {
         seed: u64,
         ops in prop::collection::vec(any::<Raw>(), 1..120),
     ) {
-        run(seed, &ops);
+        run(settings(seed), &ops);
     }
 
     #[test]
@@ -30,7 +31,17 @@ proptest! {
         seed: u64,
         ops in prop::collection::vec(any::<Raw>(), 1..80),
     ) {
-        let (one, two) = (run(seed, &ops), run(seed, &ops));
+        let (one, two) = (run(settings(seed), &ops), run(settings(seed), &ops));
+        prop_assert_eq!(format!("{:?}", one.log), format!("{:?}", two.log));
+        prop_assert_eq!(one.manager.snapshot(), two.manager.snapshot());
+    }
+
+    #[test]
+    fn blocks_stored_ahead_keep_every_invariant(
+        seed: u64,
+        ops in prop::collection::vec(any::<Raw>(), 1..120),
+    ) {
+        let (one, two) = (run(engines(seed), &ops), run(engines(seed), &ops));
         prop_assert_eq!(format!("{:?}", one.log), format!("{:?}", two.log));
         prop_assert_eq!(one.manager.snapshot(), two.manager.snapshot());
     }

@@ -181,6 +181,30 @@ impl Lease {
         Ok(moves(py, self.shared.call(py, load)?))
     }
 
+    /// Starts the stores of blocks that the engine will write and commit later; returns their
+    /// moves.
+    #[pyo3(signature = (blocks=None, *, now))]
+    fn store_ahead<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = number::block_range)] blocks: Option<(usize, usize)>,
+        #[pyo3(from_py_with = number::now)] now: u64,
+    ) -> PyResult<Bound<'py, PyArray1<u64>>> {
+        let blocks = blocks.map(|(lo, hi)| lo..hi);
+        let begin = |manager: &mut Manager| manager.store_ahead(self.id, blocks, now);
+        Ok(moves(py, self.shared.call(py, begin)?))
+    }
+
+    /// Takes back what `store_ahead` started and `commit` has not taken over.
+    #[pyo3(signature = (*, now))]
+    fn drop_ahead(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number::now)] now: u64,
+    ) -> PyResult<()> {
+        self.shared.call(py, |manager| manager.drop_ahead(self.id, now))
+    }
+
     /// Appends tokens whose KV is written.
     #[pyo3(signature = (new_tokens, *, now))]
     fn commit(

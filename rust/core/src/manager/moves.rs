@@ -43,7 +43,7 @@ pub struct Move {
     pub kind: MoveKind,
     /// The lease that asked for it, or the first one that waits for it; 0 if none does.
     pub lease: LeaseId,
-    /// The block; `None` for a partial one, which is not in the trie.
+    /// The block; `None` for one that is partial or not committed yet, and so not in the trie.
     pub block: Option<Handle>,
     /// Content hash of the block; zeros unless a disk or remote tier takes part.
     pub key: BlockKey,

@@ -10,6 +10,7 @@
 
 pub(super) mod acquire;
 pub(super) mod ages;
+pub(super) mod ahead;
 pub(super) mod branch;
 pub(super) mod commit;
 pub(super) mod digests;

@@ -31,9 +31,16 @@ impl World {
             self.attempt("commit", |m, now| m.commit(id, &fresh, now));
             return;
         }
+        let Some(begun) = self.begin_ahead(at, &fresh, b) else { return };
         let sealed = self.prepare(at, &fresh);
+        if self.gives_up(at, b) {
+            return;
+        }
+        let moves = |world: &Self| if begun > 0 { world.manager.stats(1).moves } else { 0 };
+        let before = moves(self);
         let done = self.attempt("commit", |m, now| m.commit(id, &fresh, now));
         let done = done.expect("a commit with room and without open moves goes through");
+        self.took_over(begun, done.new.len(), (before, moves(self)));
         self.committed(at, fresh.len(), sealed, &done);
     }
 

@@ -4,7 +4,7 @@
 //! destination is garbage until it ends, and a hung one may write there at any time.
 
 use kvtrie_core::block::{MoveId, Token};
-use kvtrie_core::manager::{Move, Outcome};
+use kvtrie_core::manager::{Move, MoveKind, Outcome};
 
 use super::{Running, World};
 
@@ -20,6 +20,10 @@ impl World {
                 move_.id,
                 move_.after
             );
+            if move_.kind == MoveKind::Store && move_.block.is_none() {
+                assert_eq!((move_.src, move_.dst, move_.after), (0, 1, 0), "it goes at once");
+                self.count("handed out ahead");
+            }
             self.log.push(move_.clone());
             self.tally.handed(&move_, self.manager.now());
             let fresh = Running { move_, started: false, hung: false };

@@ -8,6 +8,7 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+mod ahead;
 mod compute;
 mod directory;
 mod engine;
@@ -29,7 +30,7 @@ use kvtrie_core::scope::Scope;
 use kvtrie_core::tier::{Kind, Owner};
 
 #[allow(unused_imports, reason = "each test binary uses a part")]
-pub(crate) use shape::{mixed, settings};
+pub(crate) use shape::{engines, mixed, settings};
 
 /// A raw operation: its kind and two numbers, taken modulo the possibilities.
 pub(crate) type Raw = (u8, u16, u16);
@@ -66,6 +67,8 @@ pub(crate) struct World {
     pub(crate) mix: Mix,
     /// One operation in so many is audited, and the state compared if it was refused.
     pub(crate) every: u64,
+    /// Whether an engine that owns its slots has blocks stored ahead.
+    pub(crate) ahead: bool,
     steps: u64,
     now: u64,
     held: Vec<Held>,
@@ -93,6 +96,7 @@ impl World {
             log: Vec::new(),
             mix: Mix::new(),
             every: 1,
+            ahead: true,
             steps: 0,
             now: 1,
             held: Vec::new(),

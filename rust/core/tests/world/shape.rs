@@ -71,3 +71,17 @@ pub(crate) fn settings(seed: u64) -> Settings {
         eviction_log: 100,
     }
 }
+
+/// The same with a first tier that is the engine's and writes through, so that blocks are mostly
+/// stored ahead.
+#[must_use]
+pub(crate) fn engines(seed: u64) -> Settings {
+    let mut drawn = settings(seed | 2);
+    for tier in &mut drawn.tiers {
+        tier.layer_slots = false;
+    }
+    let first = &mut drawn.tiers[0];
+    (first.owner, first.write, first.growth_reserve) = (Owner::Engine, Write::Through, 0.0);
+    first.admit_after = 1 + u32::from(seed.is_multiple_of(16));
+    drawn
+}

@@ -86,7 +86,7 @@ impl Manager {
 
     /// Whether a block was used often enough to be written below, and would be of use there: below
     /// a missing parent it would be a hole of a leaf-only scope.
-    fn worth_writing(&self, tier: TierId, block: BlockId) -> bool {
+    pub(crate) fn worth_writing(&self, tier: TierId, block: BlockId) -> bool {
         let node = self.node(block);
         node.uses >= self.tiers[tier].spec.admit_after
             && (self.structure(block) == Structure::Holes

@@ -48,6 +48,9 @@ impl Manager {
         {
             arrival.failed = true;
         }
+        if block.is_none() && known.kind == MoveKind::Store {
+            self.ahead_failed(&known);
+        }
         if let Some(block) = block {
             match known.kind {
                 MoveKind::Store => {
@@ -264,6 +267,8 @@ impl Manager {
             });
         }
         for id in concerned {
+            // What was computed behind it may be wrong.
+            self.take_back(id);
             let (start, stop) = match known.kind {
                 MoveKind::Copy => self.lose_tail(id),
                 _ => self.compute_instead(id, known, now),

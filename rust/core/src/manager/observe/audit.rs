@@ -14,6 +14,7 @@ use crate::tier::{Owner, ResidencyState};
 use crate::manager::Manager;
 use crate::manager::kinds::{End, MoveKind};
 use crate::manager::moves::in_flight::Leaves;
+use crate::manager::request::ahead::Ahead;
 use crate::manager::request::lease::TailFrom;
 use crate::manager::request::private_slot::OpenSlot;
 
@@ -32,6 +33,7 @@ impl Manager {
         self.audit_blocks(&mut broken);
         self.audit_references(&mut broken);
         self.audit_moves(&mut broken);
+        self.audit_ahead(&mut broken);
         self.audit_hints(&mut broken);
         self.audit_sessions(&mut broken);
         self.audit_prices(&mut broken);
@@ -190,6 +192,9 @@ impl Manager {
                 broken.push(format!("block {block} counts {kept} leases, {seen} hold it"));
             }
         }
+        for ahead in self.ahead.values() {
+            *holders.entry(ahead.copy).or_insert(0_u32) += 1;
+        }
         for (id, private) in &self.private_slots {
             let seen = holders.remove(&id).unwrap_or(0);
             if seen != private.refs || (private.refs == 0 && private.busy == 0) {
@@ -251,6 +256,19 @@ impl Manager {
         for (id, private) in &self.private_slots {
             if private_busy.get(&id).copied().unwrap_or(0) != private.busy {
                 broken.push(format!("private slot {id:?} counts {} moves", private.busy));
+            }
+        }
+    }
+
+    /// A copy that was made ahead belongs to a lease's open slot, and its move to both.
+    fn audit_ahead(&self, broken: &mut Vec<String>) {
+        for (&source, &Ahead { copy, by }) in &self.ahead {
+            let open = OpenSlot::Private(source);
+            let held = self.leases.values().any(|lease| lease.open.contains(&open));
+            let ends = (End::PrivateSlot(source), End::PrivateSlot(copy));
+            let apart = self.moves.get(by).is_some_and(|m| m.failed || (m.from, m.to) != ends);
+            if !held || apart {
+                broken.push(format!("move {by} made a copy ahead of {source:?} in vain"));
             }
         }
     }

@@ -37,7 +37,7 @@ impl Manager {
             writeln!(out, "{lease:?}")?;
         }
         writeln!(out, "{:?}", self.awaits)?;
-        writeln!(out, "{:?}", self.private_slots)?;
+        writeln!(out, "{:?} {:?}", self.private_slots, self.ahead)?;
         let mut in_flight: Vec<_> = self.moves.values().collect();
         in_flight.sort_unstable_by_key(|flight| flight.id);
         for flight in in_flight {

@@ -33,6 +33,7 @@ impl Manager {
         }
         self.check_forks(id, n)?;
         let now = self.tick(now);
+        self.take_back(id);
         // The tail's slot needs a reference count from here on.
         if !self.leases[&id].tail.is_empty()
             && matches!(self.leases[&id].tail_from, TailFrom::OpenSlot)
@@ -106,6 +107,8 @@ impl Manager {
         if tokens == held {
             return Ok(());
         }
+        // Other tokens may follow.
+        self.take_back(id);
         // Only the tail becomes shorter.
         if full == self.leases[&id].path.len() {
             self.remove_tail(id, rest);

@@ -236,7 +236,9 @@ impl Manager {
         // The engine keeps its slot; only the tiers below are ours.
         if self.engine_owned() {
             self.forget_bad_copies(block);
-            self.write_through(0, block, Some(private), now);
+            if self.ahead.is_empty() || !self.adopt_ahead(block, private, now) {
+                self.write_through(0, block, Some(private), now);
+            }
             Some(private)
         } else if self.install(0, block, private) {
             self.write_through(0, block, None, now);
@@ -315,7 +317,7 @@ impl Manager {
     }
 
     /// Makes a private slot the block's residency, if those layers are absent.
-    fn install(&mut self, tier: TierId, block: BlockId, private: PrivateSlotId) -> bool {
+    pub(crate) fn install(&mut self, tier: TierId, block: BlockId, private: PrivateSlotId) -> bool {
         let PrivateSlot { slot, layers, refs, busy, .. } = self.private_slots[private];
         let here = self.residency(tier, block);
         let full = layers == self.all_layers() && here.state == ResidencyState::Absent;

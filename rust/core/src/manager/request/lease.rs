@@ -336,6 +336,7 @@ impl Manager {
             return Ok(Vec::new());
         }
         let now = self.tick(now);
+        self.take_back(id);
         self.store_engine_blocks(id, now);
         let lease = self.leases.remove(&id).expect("seen above");
         self.awaits.forget(id);

@@ -142,6 +142,9 @@ impl Manager {
 
     /// Drops a lease's reference to a private slot.
     pub(crate) fn unref_private(&mut self, id: PrivateSlotId) {
+        if !self.ahead.is_empty() && self.private_slots[id].refs == 1 {
+            self.take_back_from(id);
+        }
         let private = self.private_slots.get_mut(id).expect("a living private slot");
         private.refs -= 1;
         // No `bind` can name it any more, so its parked moves would wait for ever.

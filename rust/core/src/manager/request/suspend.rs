@@ -31,6 +31,7 @@ impl Manager {
             )));
         }
         let now = self.tick(now);
+        self.take_back(id);
         self.store_engine_blocks(id, now);
         let lease = self.leases[&id].clone();
         let mut tokens: Vec<Token> = Vec::with_capacity(self.lease_tokens(id)?);
