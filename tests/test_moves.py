@@ -139,6 +139,19 @@ def test_moves_of_one_layer_are_cut_to_it():
     assert manager.complete(moves.id, now=3, layers_done=4) == 2
 
 
+def test_moves_of_whole_blocks_for_a_rank_with_other_layers():
+    manager, _ = demoting()
+    moves = manager.moves()
+    own = moves.of_layers(7)
+    assert (own.layer_lo.tolist(), own.layer_hi.tolist()) == ([0, 0], [7, 7])
+    for name in ("id", "src_slot", "dst_slot", "after", "label"):
+        assert list(getattr(own, name)) == list(getattr(moves, name))
+    assert set(moves.layer_hi.tolist()) == {4}
+    for bad in (0, -1, 65_536, 1.5):
+        with pytest.raises(ConfigError):
+            moves.of_layers(bad)
+
+
 @pytest.mark.parametrize("tiers", [[0, 1], [1, 0, 2], [0], []])
 @pytest.mark.parametrize("layer_slots", [False, True])
 def test_moves_that_can_be_copied_at_once_are_together(layer_slots, tiers):

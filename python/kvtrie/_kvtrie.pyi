@@ -1095,6 +1095,15 @@ class Moves:
         Ids stay: report progress by `layers_done` until all layers of a move are done.
         """
 
+    def of_layers(self, layers: int) -> Moves:
+        """The same moves of whole blocks, for a rank whose part of the model has so many layers.
+
+        Pipeline stages have unequal numbers of layers; a manager of whole blocks need not know.
+
+        Raises:
+            ConfigError: not a number from 1 to 65 535.
+        """
+
     def together(
         self, tiers: Sequence[int] | NDArray[np.integer[Any]]
     ) -> tuple[list[Moves], Moves]:

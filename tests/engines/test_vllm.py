@@ -124,7 +124,11 @@ class MambaSpec(SimpleNamespace):
     pass
 
 
-def served(spec=FullAttentionSpec, *, groups=1, pp=1, **more):
+class MLAAttentionSpec(SimpleNamespace):
+    pass
+
+
+def served(spec=FullAttentionSpec, *, groups=1, pp=1, ranks=None, caching=True, **more):
     page = {
         "block_size": 32,
         "num_kv_heads": 2,
@@ -134,8 +138,11 @@ def served(spec=FullAttentionSpec, *, groups=1, pp=1, **more):
     } | more
     group = SimpleNamespace(kv_cache_spec=spec(**page), layer_names=["a", "b", "c"])
     config = SimpleNamespace(
-        parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=pp),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=2, pipeline_parallel_size=pp, **(ranks or {})
+        ),
         model_config=SimpleNamespace(hf_text_config=SimpleNamespace(hidden_size=256)),
+        cache_config=SimpleNamespace(enable_prefix_caching=caching),
     )
     caches = SimpleNamespace(kv_cache_groups=[group] * groups, num_blocks=100)
     return ServedModel.of(config, caches, name_weights=False)
@@ -151,13 +158,24 @@ def test_the_shape_is_that_of_vllms_pages():
     assert odd.shape.layer_bytes(32) == 32 * 300
 
 
+def test_pipeline_stages_and_latent_kv():
+    model = served(pp=3)
+    assert (model.stages, model.ranks, model.alike, model.shape.layers) == (3, 6, False, 3)
+    latent = served(MLAAttentionSpec, num_kv_heads=1, head_size=96, page_size_bytes=32 * 96 * 2)
+    assert (latent.alike, latent.shape.latent, latent.ranks) == (True, True, 2)
+    # Pages of bytes are addressed like latent ones, and differ from rank to rank.
+    assert not served(dtype="torch.uint8", page_size_bytes=32 * 300).alike
+
+
 def test_what_cannot_be_served_is_refused():
     with pytest.raises(ConfigError, match=r"in 1 groups \(MambaSpec\)"):
         served(MambaSpec)
     with pytest.raises(ConfigError, match="in 2 groups"):
         served(groups=2)
-    with pytest.raises(ConfigError, match="pipeline_parallel_size is 2"):
-        served(pp=2)
+    with pytest.raises(ConfigError, match="decode_context_parallel_size is 2"):
+        served(ranks={"decode_context_parallel_size": 2})
+    with pytest.raises(ConfigError, match="prefix caching is off"):
+        served(caching=False)
 
 
 def request(**more):

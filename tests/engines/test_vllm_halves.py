@@ -8,7 +8,10 @@ its end, so that a wrong block anywhere shows.
 import random
 import zlib
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +24,7 @@ from kvtrie.engines.vllm.settings import Settings
 from kvtrie.engines.vllm.worker import WorkerHalf
 from kvtrie.tiers import EnginePool
 
-SIZE, LAYERS, BLOCKS = 4, 2, 14
+SIZE, LAYERS, BLOCKS = 4, 2, 14  # of the first stage
 
 
 @dataclass(eq=False)
@@ -48,36 +51,75 @@ def mark(tokens, block):
     return zlib.crc32(bytes(tokens[: (block + 1) * SIZE])) % 251 + 1
 
 
+def served(names, ranks, stages, *, alike):
+    """The model as a stage with these layers sees it."""
+    heads = 1 if alike else 2 * ranks
+    shape = ModelShape(len(names), heads, 8, fingerprint=f"halves {names}", latent=alike, tp=ranks)
+    return ServedModel(shape, SIZE, BLOCKS, tuple(names), stages, alike)
+
+
+class Exchange:
+    """What ranks tell each other at start."""
+
+    def __init__(self, ranks):
+        self.values, self.barrier = [None] * ranks, Barrier(ranks)
+
+    def gather(self, rank, value):
+        self.values[rank] = value
+        self.barrier.wait(60)
+        values = list(self.values)
+        self.barrier.wait(60)
+        return values
+
+
 class Engine:
     """Scheduler, workers and memory, without a model.
 
     Args:
         folder: of the disk tier; empty for none.
-        ranks: workers.
+        ranks: workers of a pipeline stage.
         ahead: steps that are planned before the first of them has finished.
     """
 
-    def __init__(self, folder, ranks, ahead, seed, host=6, *, events=False):
+    def __init__(self, folder, ranks, ahead, seed, host=6, *, events=False, stages=1, alike=False):
         self.draw, self.ahead = random.Random(seed), ahead
         rows = [{"kind": "host", "blocks": host}]
         if folder:
             rows.append({"kind": "disk", "blocks": 64, "path": str(folder)})
         settings = Settings.read({"tiers": rows, "deadline_s": 1000, "events": events})
-        shape = ModelShape(LAYERS, 2 * ranks, 8, fingerprint="halves", tp=ranks)
-        model = ServedModel(shape, SIZE, BLOCKS, ("a", "b"))
-        self.memory = [
-            {name: torch.zeros(BLOCKS, 2, SIZE, 2, 8) for name in "ab"} for _ in range(ranks)
-        ]
-        self.workers = [
-            WorkerHalf(settings, model, rank, tensors, engine="naive", runners=1)
-            for rank, tensors in enumerate(self.memory)
-        ]
+        self.layers, self.memory, self.workers = [], [], []
+        for names in ("ab", "c")[:stages]:  # unequal stages
+            self.open(settings, names, ranks, stages, alike=alike)
+        model = served("ab", ranks, stages, alike=alike)
         opened = {rank: worker.opened() for rank, worker in enumerate(self.workers)}
         self.half = SchedulerHalf(settings, model, opened)
         self.free = list(range(1, BLOCKS))
         self.waiting, self.running, self.under_way = deque(), [], deque()
         self.broken = []
         self.found = self.failed = self.served = 0
+
+    def open(self, settings, names, ranks, stages, *, alike):
+        """The workers of a stage, which wait for each other as they exchange values."""
+        model, exchange = served(names, ranks, stages, alike=alike), Exchange(ranks)
+        wide = (SIZE, 8) if alike else (2, SIZE, 2, 8)
+        first = len(self.memory)
+        for _ in range(ranks):
+            self.layers.append(names)
+            self.memory.append({name: torch.zeros(BLOCKS, *wide) for name in names})
+
+        def worker(rank):
+            return WorkerHalf(
+                settings,
+                model,
+                first + rank,
+                self.memory[first + rank],
+                engine="naive",
+                gather=partial(exchange.gather, rank),
+                runners=1,
+            )
+
+        with ThreadPoolExecutor(ranks) as threads:
+            self.workers += threads.map(worker, range(ranks))
 
     def add(self, name, tokens, answer):
         self.waiting.append(Asked(name, list(tokens), len(tokens), answer))
@@ -173,7 +215,7 @@ class Engine:
         for rank, worker in enumerate(self.workers):
             worker.store(orders)
             worker.load()
-            for name in "ab":
+            for name in self.layers[rank]:
                 worker.wait_for_layer(name)
             bad |= worker.bad_slots()
             for request, tokens, begin, count in rows:
@@ -205,7 +247,7 @@ class Engine:
 
     def compute(self, rank, table, tokens, begin, end, bad):
         """Read what comes before, which must be right, and write what is computed."""
-        for layer in "ab":
+        for layer in self.layers[rank]:
             memory = self.memory[rank][layer]
             for block in range(begin // SIZE):
                 if table[block] in bad:
@@ -264,6 +306,33 @@ def test_random_schedules_over_host(seed, ranks, ahead):
     engine.close()
     assert engine.served > 0
     assert engine.failed == 0
+
+
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_ranks_of_several_stages_and_of_latent_kv(tmp_path, stages, alike):
+    """Stages keep their own layers; latent KV is kept once for the ranks of a stage."""
+    kept = 0
+    for seed in range(4):
+        engine = Engine(
+            tmp_path, 2, seed % 2, seed % 2, host=3 if alike else 6, stages=stages, alike=alike
+        )
+        tiers = engine.half.manager.stats().tiers
+        assert (tiers["host"].slots, tiers["disk"].slots) == (6, 128 if alike else 64)
+        assert (engine.half.manager.stats().blocks > 0) == (seed > 0)
+        play(engine, 14, seed % 2)
+        with_disk = [worker.disk is not None for worker in engine.workers]
+        assert with_disk == [True, not alike] * stages
+        if alike:
+            for first in range(0, 2 * stages, 2):
+                one, other = (each.host.planes[0] for each in engine.workers[first : first + 2])
+                assert one.data_ptr() != other.data_ptr()
+                assert torch.equal(one, other)
+        engine.close()
+        assert engine.failed == 0
+        assert engine.served > 0
+        kept += engine.found
+    assert kept > 0
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

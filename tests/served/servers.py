@@ -22,7 +22,12 @@ os.environ |= {
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from vllm import LLM, SamplingParams
 
 VOCABULARY, BLOCK = 512, 32
@@ -47,6 +52,33 @@ def tiny_llama(folder):
         dtype="float32",
     )
     LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+def tiny_deepseek(folder):
+    """Write a random model of four dense layers with latent KV, and its name."""
+    torch.manual_seed(0)
+    config = DeepseekV2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=4,
+        first_k_dense_replace=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=64,
+        v_head_dim=32,
+        initializer_range=0.15,
+        max_position_embeddings=2048,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        dtype="float32",
+    )
+    DeepseekV2ForCausalLM(config).save_pretrained(folder)
     return str(folder)
 
 

@@ -10,7 +10,7 @@ _OUTPUT = "vllm.v1.core.sched.output"
 OVERRIDDEN = (
     "requires_kv_delivery",
     "requires_piecewise_for_cudagraph",
-    "set_xfer_handshake_metadata",
+    "set_xfer_handshake_metadata_pp_aware",
     "get_num_new_matched_tokens",
     "update_state_after_alloc",
     "get_external_cache_hit_sources",
@@ -49,6 +49,11 @@ USED = {
     (_V1, "KVConnectorWorkerMetadata"): ("aggregate",),
     ("vllm.distributed.kv_transfer.kv_connector.factory", "KVConnectorFactory"): (
         "register_connector",
+    ),
+    ("vllm.distributed.parallel_state", "GroupCoordinator"): (
+        "rank_in_group",
+        "world_size",
+        "cpu_group",
     ),
     ("vllm.v1.metrics.cache_hit_source", "CacheHitSource"): ("HOST", "DISK"),
     ("vllm.distributed.kv_transfer.kv_connector.v1.metrics", "KVConnectorStats"): (
@@ -241,7 +246,7 @@ USED = {
         "quantization",
         "seed",
     ),
-    ("vllm.config", "CacheConfig"): ("cache_dtype",),
+    ("vllm.config", "CacheConfig"): ("cache_dtype", "enable_prefix_caching"),
     ("vllm.config", "LoadConfig"): ("load_format",),
 }
 
@@ -249,7 +254,8 @@ NAMES = (
     ("vllm", "__version__"),
     ("vllm.distributed.kv_events", "MEDIUM_CPU"),
     ("vllm.distributed.kv_events", "MEDIUM_STORAGE"),
-    ("vllm.distributed.parallel_state", "get_tensor_model_parallel_rank"),
+    ("vllm.distributed.parallel_state", "get_pp_group"),
+    ("vllm.distributed.parallel_state", "get_tp_group"),
     ("vllm.platforms", "current_platform"),
 )
 """Functions and constants, by module."""

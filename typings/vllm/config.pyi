@@ -34,6 +34,7 @@ class ModelConfig:
 @dataclass(init=False)
 class CacheConfig:
     cache_dtype: Any
+    enable_prefix_caching: bool
 
 @dataclass(init=False)
 class LoadConfig:

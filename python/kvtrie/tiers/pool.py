@@ -19,7 +19,7 @@ import mmap
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -71,6 +71,7 @@ class Pool:
         device: torch.device | str = "cpu",
         pinned: bool = False,
         spare: int = 0,
+        memory: torch.Tensor | None = None,
     ) -> None:
         if blocks < 1 or block_tokens < 1:
             raise ConfigError(f"a pool of {blocks} blocks of {block_tokens} tokens holds nothing")
@@ -95,12 +96,14 @@ class Pool:
         # Where the block of each slot lies, in blocks; None where no slot has ever moved.
         self._place = np.arange(blocks, dtype=np.int64) if spare else None
         self._free = list(range(blocks + spare - 1, blocks - 1, -1))
-        sizes = block_format.planes()
-        self.planes: tuple[torch.Tensor, ...] = tuple(
-            _paged((blocks + spare) * model.layers, size, device, pinned=pinned) for size in sizes
-        )
-        for plane in self.planes:
-            plane.zero_()  # touch every page now; the first copy would pay for it otherwise
+        sizes, units = block_format.planes(), (blocks + spare) * model.layers
+        self.planes: tuple[torch.Tensor, ...]
+        if memory is None:
+            self.planes = tuple(_paged(units, size, device, pinned=pinned) for size in sizes)
+            for plane in self.planes:
+                plane.zero_()  # touch every page now; the first copy would pay for it otherwise
+        else:
+            self.planes = (_given(memory, units, sizes, pinned=pinned),)
         width = DTYPE_BYTES[layout.dtype] * block_format.heads
         self._key_rows = sizes[0] // (width * block_format.head_dim)
         self._value_rows = sizes[-1] // (width * block_format.v_head_dim)
@@ -338,6 +341,24 @@ class Pool:
             )
         rows = plane.view(getattr(torch, self.layout.dtype))
         return rows.view(math.prod(rows.shape) // (heads * dim), heads, dim)
+
+
+def _given(
+    memory: torch.Tensor, units: int, sizes: tuple[int, ...], *, pinned: bool
+) -> torch.Tensor:
+    """Memory that is there already, as the one plane of a pool."""
+    wanted = units * sum(sizes)
+    if len(sizes) != 1 or memory.nbytes != wanted or memory.dtype != torch.uint8:
+        raise ConfigError(
+            f"memory of {memory.nbytes} bytes of {memory.dtype} for a pool: one plane of {wanted} "
+            f"bytes of {torch.uint8} wanted, and the layout has {len(sizes)}"
+        )
+    if pinned:
+        runtime = cast("Any", torch.cuda.cudart())
+        told = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        if int(told):
+            raise ConfigError(f"{memory.nbytes} bytes of given memory cannot be pinned: {told}")
+    return memory.view(units, sizes[0])
 
 
 def _paged(units: int, size: int, device: torch.device | str, *, pinned: bool) -> torch.Tensor:

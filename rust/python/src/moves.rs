@@ -13,6 +13,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple, PyType};
 
 use crate::arrays::numbers;
+use crate::error::bad;
 use crate::memory::claimed;
 use crate::number::{self, shown};
 
@@ -190,6 +191,15 @@ impl Moves {
         let restricted =
             |row: &Move| Move { layer_lo: layer, layer_hi: layer.saturating_add(1), ..row.clone() };
         Self::from(self.rows.iter().filter(carries).map(restricted).collect::<Vec<_>>())
+    }
+
+    /// The same moves, each of all layers of a rank that has so many.
+    fn of_layers(&self, #[pyo3(from_py_with = number::layer)] layers: u16) -> PyResult<Self> {
+        if layers == 0 {
+            return Err(bad("moves of 0 layers, at least 1 wanted"));
+        }
+        let whole = |row: &Move| Move { layer_lo: 0, layer_hi: layers, ..row.clone() };
+        Ok(Self::from(self.rows.iter().map(whole).collect::<Vec<_>>()))
     }
 
     /// The moves between the given tiers that wait for none, grouped by kind, lease, tiers and

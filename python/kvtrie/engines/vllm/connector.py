@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import vllm
+from torch import distributed
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -79,7 +80,6 @@ class KvtrieConnector(KVConnectorBase_V1):
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._counts = Counts()
-        self._ranks = vllm_config.parallel_config.tensor_parallel_size
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -104,11 +104,12 @@ class KvtrieConnector(KVConnectorBase_V1):
             raise ConfigError("vLLM has not brought the workers' handshake to the scheduler")
         return self._scheduler
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """Take in what the workers' tiers are."""
-        opened = {rank: told.opened for rank, told in metadata.items()}
-        if len(opened) != self._ranks:
-            raise ConfigError(f"{len(opened)} workers have told of their tiers, of {self._ranks}")
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Take in what the workers' tiers are, by pipeline stage and tensor-parallel rank."""
+        wide, ranks = self._model.shape.tp, self._model.ranks
+        opened = {stage * wide + rank: told.opened for (stage, rank), told in metadata.items()}
+        if len(opened) != ranks:
+            raise ConfigError(f"{len(opened)} workers have told of their tiers, of {ranks}")
         self._scheduler = SchedulerHalf(self._settings, self._model, opened)
 
     def get_num_new_matched_tokens(
@@ -182,18 +183,28 @@ class KvtrieConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Open the tiers beside vLLM's tensors."""
-        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+        from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
         device = next(iter(kv_caches.values())).device.type
         version = ".".join(vllm.__version__.split(".")[:2])
+        stage, group = get_pp_group().rank_in_group, get_tp_group()
+        self._rank = stage * self._model.shape.tp + group.rank_in_group
+
+        def gather(value: Any) -> list[Any]:  # noqa: ANN401 - any message
+            values: list[Any] = [None] * group.world_size
+            distributed.all_gather_object(  # pyright: ignore[reportUnknownMemberType] - untyped
+                values, value, group=group.cpu_group
+            )
+            return values
+
         self._worker = WorkerHalf(
             self._settings,
             self._model,
-            get_tensor_model_parallel_rank(),
+            self._rank,
             kv_caches,
             engine=f"vllm {version} {device}",
+            gather=gather,
         )
-        self._rank = get_tensor_model_parallel_rank()
 
     @property
     def _mine(self) -> WorkerHalf:

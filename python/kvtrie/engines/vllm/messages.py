@@ -49,10 +49,8 @@ class Opened:
 
     Attributes:
         rooms: blocks of each tier below vLLM's memory.
-        rows: the blocks that its disk found again: label, slot, first layer, one behind the last.
+        rows: label and slot of the whole blocks that its disk found again; None without a disk.
     """
 
     rooms: list[int]
-    rows: list[tuple[bytes, int, int, int]] = field(
-        default_factory=list[tuple[bytes, int, int, int]]
-    )
+    rows: list[tuple[bytes, int]] | None = None

@@ -129,7 +129,8 @@ class SchedulerHalf:
         self._forget = False
         self._committed: set[int] = set()
         if self._deep:
-            index = _on_every([each.rows for each in opened.values()])
+            found = [each.rows for each in opened.values() if each.rows is not None]
+            index = _on_every(found, self._layers)
             self.manager.load_index(index, _DISK, now=clock())
 
     # -------------------------------------------------------------- what vLLM asks before a step
@@ -517,14 +518,17 @@ def _tiers(settings: Settings) -> int:
     return 1 if settings.tiers is None else len(settings.tiers)
 
 
-def _on_every(ranks: list[list[tuple[bytes, int, int, int]]]) -> Index:
+def _on_every(ranks: list[list[tuple[bytes, int]]], layers: int) -> Index:
     """The blocks that the disks of all ranks have in the same slots; others are overwritten."""
-    places: list[list[tuple[bytes, int, int, int]]] = []
-    for rows in ranks:
-        keys = Index(rows).key  # labels differ: each has its rank's own age
-        places.append([(key.tobytes(), *row[1:]) for key, row in zip(keys, rows, strict=True)])
+    rows = [[(label, slot, 0, layers) for label, slot in each] for each in ranks]
+    # Labels differ: each has its rank's own age.
+    places = [list(zip(_keys(each), (row[1] for row in each), strict=True)) for each in rows]
     common = set(places[0]).intersection(*places[1:])
-    return Index([row for row, at in zip(ranks[0], places[0], strict=True) if at in common])
+    return Index([row for row, at in zip(rows[0], places[0], strict=True) if at in common])
+
+
+def _keys(rows: list[tuple[bytes, int, int, int]]) -> list[bytes]:
+    return [key.tobytes() for key in Index(rows).key]
 
 
 def _with_room(tier: Tier, blocks: int) -> Tier:

@@ -33,16 +33,25 @@ class ServedModel:
     """The shape and place of a server's KV.
 
     Attributes:
-        shape: of the whole model, with its ranks.
+        shape: of the layers of this process's pipeline stage, with its tensor-parallel ranks.
         block_tokens: tokens per block, vLLM's own.
         blocks: blocks of vLLM's memory on each rank.
-        layer_names: vLLM's names of the layers, in order.
+        layer_names: vLLM's names of the layers, in order: those of this process's pipeline stage.
+        stages: how many pipeline stages there are.
+        alike: whether all tensor-parallel ranks of a stage have the same KV.
     """
 
     shape: ModelShape
     block_tokens: int
     blocks: int
     layer_names: tuple[str, ...]
+    stages: int = 1
+    alike: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """How many processes hold a part of the KV."""
+        return self.shape.tp * self.stages
 
     @classmethod
     def of(cls, config: VllmConfig, caches: KVCacheConfig, *, name_weights: bool) -> ServedModel:
@@ -58,14 +67,16 @@ class ServedModel:
             ConfigError: caches, or ranks, that the connector does not serve.
         """
         parallel = config.parallel_config
-        for name in (
-            "pipeline_parallel_size",
-            "decode_context_parallel_size",
-            "prefill_context_parallel_size",
-        ):
+        if not config.cache_config.enable_prefix_caching:
+            raise ConfigError(
+                "vLLM's prefix caching is off, by hand or because a kernel cannot begin amid a "
+                "prompt: what kvtrie keeps could not be read"
+            )
+        for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
             if getattr(parallel, name, 1) > 1:
                 raise ConfigError(
-                    f"{name} is {getattr(parallel, name)}: kvtrie serves tensor-parallel ranks only"
+                    f"{name} is {getattr(parallel, name)}: kvtrie serves tensor-parallel and "
+                    "pipeline ranks only"
                 )
         groups = caches.kv_cache_groups
         kinds = [type(group.kv_cache_spec).__name__ for group in groups]
@@ -79,9 +90,12 @@ class ServedModel:
         hidden = getattr(config.model_config.hf_text_config, "hidden_size", None)
         if isinstance(hidden, int) and hidden > 0:
             shape = replace(shape, hidden=hidden)
+        names, stages = tuple(groups[0].layer_names), parallel.pipeline_parallel_size
         if name_weights:
-            shape = replace(shape, fingerprint=weights_name(config))
-        return cls(shape, spec.block_size, caches.num_blocks, tuple(groups[0].layer_names))
+            whose = weights_name(config) if stages == 1 else f"{weights_name(config)} of {names}"
+            shape = replace(shape, fingerprint=whose)
+        alike = kinds[0] == "MLAAttentionSpec"
+        return cls(shape, spec.block_size, caches.num_blocks, names, stages, alike)
 
 
 def _shape(spec: FullAttentionSpec, layers: int, ranks: int) -> ModelShape:

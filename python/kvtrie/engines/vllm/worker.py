@@ -13,22 +13,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from kvtrie import Index, Moves
 from kvtrie.engines.vllm.messages import Opened, StepNews
+from kvtrie.engines.vllm.twins import Twins
 from kvtrie.errors import ConfigError
 from kvtrie.layout import Layout
 from kvtrie.tier import Tier
 from kvtrie.tiers import DiskStorage, EnginePool, Pool
+from kvtrie.tiers.shared_memory import free_bytes
 from kvtrie.transfer.report import MoveReport
 from kvtrie.transfer.runner import Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from kvtrie.engines.vllm.served import ServedModel
     from kvtrie.engines.vllm.settings import Settings
     from kvtrie.tiers import Storage
+    from kvtrie.tiers.shared_memory import SharedMemory
     from kvtrie.transfer.report import Progress
 
 __all__ = ["WorkerHalf", "block_axis"]
@@ -50,9 +53,11 @@ class WorkerHalf:
     Args:
         settings: what the operator said.
         model: the KV that is served.
-        rank: the tensor-parallel rank.
+        rank: the rank, of all that hold a part of the KV.
         tensors: vLLM's tensors by layer name.
         engine: the engine's name, version and kind of memory; part of what names a block's bytes.
+        gather: exchanges values with the ranks of its tensor-parallel group; latent KV is kept
+            once for those of a machine then.
         runners: threads that exchange blocks with a disk.
 
     Raises:
@@ -67,6 +72,7 @@ class WorkerHalf:
         tensors: Mapping[str, torch.Tensor],
         *,
         engine: str,
+        gather: Callable[[Any], list[Any]] | None = None,
         runners: int = 2,
     ) -> None:
         ordered = [tensors[name] for name in model.layer_names]
@@ -80,24 +86,33 @@ class WorkerHalf:
         self.gpu = EnginePool(
             model.shape, model.block_tokens, ordered, block_axis=axis, opaque=layout.opaque
         )
+        self.twins = Twins()
+        if model.alike and model.shape.tp > 1 and gather is not None:
+            self.twins = Twins.of(rank % model.shape.tp, gather)
         tiers = settings.tiers or (_default(model),)
-        self._rooms = [tier.room(model.shape, model.block_tokens) for tier in tiers]
+        rooms = [tier.room(model.shape, model.block_tokens) for tier in tiers]
+        self._rooms = [room * self.twins.count for room in rooms]
+        self._shared: SharedMemory | None = None
+        if gather is not None and self.twins.count > 1:
+            size = self._rooms[0] * model.shape.block_bytes(model.block_tokens)
+            self._shared = self.twins.share(size, gather)
         self.host = Pool(
             model.shape,
             self._rooms[0],
             model.block_tokens,
             layout=layout,
             pinned=self.gpu.device.type == "cuda",
+            memory=None if self._shared is None else self._shared.bytes,
         )
         pools: list[Pool | Storage] = [self.gpu, self.host]
         self.disk: DiskStorage | None = None
-        if len(tiers) > 1:
+        if len(tiers) > 1 and self.twins.place == 0:
             self.disk = _disk(tiers[1], self._rooms[1], model, layout, rank)
             pools.append(self.disk)
         self._news = threading.Event()
         self.runner = Runner(
             pools,
-            tiers=(Tier("gpu", blocks=model.blocks, owner="engine"), *tiers),
+            tiers=(Tier("gpu", blocks=model.blocks, owner="engine"), *tiers)[: len(pools)],
             workers=runners if self.disk is not None else 1,
             deadline_s=settings.deadline_s,
             layers_per_report=model.shape.layers,
@@ -121,8 +136,13 @@ class WorkerHalf:
 
     def opened(self) -> Opened:
         """What the scheduler's half has to know before the first request."""
-        rows = [] if self.disk is None else list(self.disk.recall())
-        return Opened(self._rooms, rows)
+        if self.disk is None:
+            return Opened(self._rooms)
+        rows = list(self.disk.recall())
+        whole = (0, self.gpu.layers)
+        return Opened(
+            self._rooms, [(label, slot) for label, slot, *had in rows if (*had,) == whole]
+        )
 
     def store(self, orders: StepOrders) -> None:
         """Begin a step: copy out of vLLM's memory what its orders say, before anything is written.
@@ -137,7 +157,7 @@ class WorkerHalf:
         if orders.forget:
             self._forget()
         for data in orders.moves:
-            moves = Moves.from_bytes(data)
+            moves = self._own(Moves.from_bytes(data))
             out: NDArray[np.bool_] = moves.src == 0
             into: NDArray[np.bool_] = moves.dst == 0
             if out.any():
@@ -189,6 +209,8 @@ class WorkerHalf:
         self.runner.close()
         if self.disk is not None:
             self.disk.close()
+        if self._shared is not None:
+            self._shared.close()
 
     def _load_layers(self, upto: int) -> None:
         """Copy the layers from those that are there to before `upto`, of all loads of the step."""
@@ -256,6 +278,19 @@ class WorkerHalf:
         if self.gpu.device.type == "cuda" and not later:
             torch.cuda.current_stream(self.gpu.device).synchronize()
 
+    def _own(self, moves: Moves) -> Moves:
+        """The moves that this rank carries out, of all its layers; others have ended for it."""
+        if self.twins.count > 1:
+            into: NDArray[np.bool_] = moves.dst == 0
+            out: NDArray[np.bool_] = moves.src == 0
+            own = into | (out & self.twins.stores(moves.dst_slot))
+            if self.disk is not None:
+                own |= ~(into | out)
+            if not own.all():
+                self._reports.append(MoveReport(tuple(moves[~own].id.tolist())))
+                moves = moves[own]
+        return moves.of_layers(self.gpu.layers)
+
     def _forget(self) -> None:
         if self.disk is not None:
             self.disk.keep(Index())
@@ -286,19 +321,8 @@ def block_axis(tensor: torch.Tensor, blocks: int) -> int:
 
 def _default(model: ServedModel) -> Tier:
     """A host tier of a quarter of the memory that is free, shared by the ranks of a machine."""
-    free = _free_bytes() // 4 // model.shape.tp
+    free = free_bytes() // 4 // model.ranks
     return Tier("host", bytes=max(free, 1))
-
-
-def _free_bytes() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as told:  # noqa: PTH123 - no file of ours
-            for line in told:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) << 10
-    except OSError:
-        pass
-    raise ConfigError("this system does not tell its free memory: name the tiers")
 
 
 def _disk(tier: Tier, blocks: int, model: ServedModel, layout: Layout, rank: int) -> DiskStorage:

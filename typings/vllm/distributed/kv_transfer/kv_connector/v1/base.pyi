@@ -24,9 +24,9 @@ class KVConnectorBase_V1:
     def requires_kv_delivery(self) -> bool: ...
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool: ...
-    def set_xfer_handshake_metadata(
+    def set_xfer_handshake_metadata_pp_aware(
         self,
-        metadata: dict[int, KVConnectorHandshakeMetadata],
+        metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata],
     ) -> None: ...
     def get_num_new_matched_tokens(
         self,

@@ -1,0 +1,27 @@
+"""Ranks that have the same KV: who of a machine stores what, and who has the disk."""
+
+import numpy as np
+import pytest
+
+from kvtrie.engines.vllm import twins
+from kvtrie.engines.vllm.twins import Twins
+
+
+@pytest.mark.parametrize("machines", ["aaaa", "aabb", "abab", "abcd", "a"])
+def test_the_ranks_of_a_machine_part_every_slot_among_them(machines, monkeypatch):
+    found = {}
+    for rank, name in enumerate(machines):
+        monkeypatch.setattr(twins, "machine", lambda name=name: name)
+
+        def gather(value, name=name):
+            assert value == name
+            return list(machines)
+
+        found[rank] = Twins.of(rank, gather)
+    slots = np.arange(40, dtype=np.uint32)
+    for name in set(machines):
+        mine = [found[rank] for rank, other in enumerate(machines) if other == name]
+        assert [each.place for each in mine] == list(range(len(mine)))
+        assert {(each.count, each.first) for each in mine} == {(len(mine), machines.index(name))}
+        filled = sum(each.stores(slots).astype(int) for each in mine)
+        assert (filled == 1).all()

@@ -1,0 +1,75 @@
+"""Servers of two workers: tensor-parallel ranks, and pipeline stages with their own layers."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # functions go to the workers
+
+import pytest
+import servers
+from servers import BLOCK, prompt, same
+
+from kvtrie.errors import ConfigError
+
+PROMPTS = [prompt(seed, 200) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return servers.tiny_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def wanted(model):
+    """What a server of one worker answers without us."""
+    with servers.serve(model) as server:
+        return server.answers(PROMPTS)
+
+
+def ready(worker):
+    """Unless it compiles, vLLM's runner for CPUs has no room for what an earlier stage sends."""
+    runner = worker.model_runner
+    runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+        batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
+    )
+
+
+def layers(_worker):
+    """How many layers a worker keeps, and whether it has a disk."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    half = get_kv_transfer_group()._worker
+    return half.gpu.layers, half.disk is not None
+
+
+@pytest.mark.parametrize("by", ["tensor", "pipeline"])
+def test_two_workers_answer_as_one(model, wanted, tmp_path, by):
+    extra = {
+        "tiers": [
+            {"kind": "host", "blocks": 16},
+            {"kind": "disk", "blocks": 64, "path": str(tmp_path)},
+        ]
+    }
+    for again in range(2):
+        with servers.serve(model, extra, **{f"{by}_parallel_size": 2}) as server:
+            ask = server.core.model_executor.collective_rpc
+            if by == "pipeline":
+                ask(ready)
+            assert ask(layers) == [(2 if by == "pipeline" else 4, True)] * 2
+            assert (server.half.manager.stats().blocks >= 3 * 6) == bool(again)
+            same(server.answers(PROMPTS), wanted)
+            server.settle()
+            server.forget()
+            same(server.answers(PROMPTS), wanted)
+            tally = server.half.tally.tokens
+            assert tally["host"] + tally["disk"] >= (3 + 3 * again) * 6 * BLOCK
+            server.check()
+
+
+def test_a_kernel_that_cannot_begin_amid_a_prompt_is_refused(tmp_path):
+    """vLLM's own for latent KV on CPUs: what it said behind a prefix hit was wrong."""
+    model = servers.tiny_deepseek(tmp_path)
+    extra = {"tiers": [{"kind": "host", "blocks": 16}]}
+    with pytest.raises(ConfigError, match="prefix caching is off"), servers.serve(model, extra):
+        pass
