@@ -33,8 +33,9 @@ class Dispatch:
     def __init__(self, manager: BlockManager, ranks: int = 1) -> None:
         self._manager = manager
         self._ranks = ranks
+        self._all = (1 << ranks) - 1
         self._waiting: dict[int, Moves] = {}  # one move each, in the manager's order
-        self._out: dict[int, set[int]] = {}  # ranks that have not reported the end of each
+        self._out: dict[int, int] = {}  # ranks that have not reported the end of each, a bit each
         self._hung: set[tuple[int, int]] = set()  # moves and ranks, of which one more report comes
         self._unwanted: set[int] = set()  # that the manager has not handed out yet
 
@@ -60,7 +61,7 @@ class Dispatch:
         if len(moves):
             able += self._sort(moves, now)
         for part in able:
-            self._out |= {ident: set(range(self._ranks)) for ident in part.id.tolist()}
+            self._out |= dict.fromkeys(part.id.tolist(), self._all)
         return able
 
     def tell(self, rank: int, reports: Iterable[MoveReport], now: int) -> set[int]:
@@ -72,12 +73,9 @@ class Dispatch:
             The moves that have failed by it, those that waited for them included.
         """
         failed: set[int] = set()
+        bit, out, hung = 1 << rank, self._out, self._hung
         for report in reports:
-            ids = [
-                ident
-                for ident in report.ids
-                if rank in self._out.get(ident, ()) or (ident, rank) in self._hung
-            ]
+            ids = [each for each in report.ids if out.get(each, 0) & bit or (each, rank) in hung]
             if not ids:
                 continue
             self._manager.complete(
@@ -92,10 +90,12 @@ class Dispatch:
             )
             if not report.ok:
                 failed.update(ids)
-            told = {(ident, rank) for ident in ids}
-            self._hung = self._hung | told if report.hung else self._hung - told
+            if report.hung:
+                hung.update((ident, rank) for ident in ids)
+            elif hung:
+                hung.difference_update((ident, rank) for ident in ids)
             if report.layers_done is None:
-                self._end(ids, rank)
+                self._end(ids, bit)
         return failed | self._lose(failed)
 
     def cancel(self, ids: Collection[int], now: int, why: str) -> int:
@@ -109,6 +109,8 @@ class Dispatch:
         Returns:
             How many of those that waited are gone, their followers included.
         """
+        if not ids:
+            return 0
         gone = {ident for ident in ids if ident in self._waiting}
         self._unwanted.update(set(ids) - gone - self._out.keys())
         for ident in gone:
@@ -142,12 +144,11 @@ class Dispatch:
     def _open(self, ident: int) -> bool:
         return ident in self._waiting or ident in self._out
 
-    def _end(self, ids: Iterable[int], rank: int) -> None:
+    def _end(self, ids: Iterable[int], bit: int) -> None:
         for ident in ids:
-            left = self._out.get(ident, set())
-            left.discard(rank)
-            if not left:
-                self._out.pop(ident, None)
+            left = self._out.pop(ident, 0) & ~bit
+            if left:
+                self._out[ident] = left
 
     def _fail(self, ids: Collection[int], now: int, why: str) -> None:
         for rank in range(self._ranks if ids else 0):
@@ -157,6 +158,8 @@ class Dispatch:
 
     def _lose(self, failed: Collection[int]) -> set[int]:
         """Drop what waited for failed moves: the manager has failed it with them."""
+        if not failed:
+            return set()
         lost = set(failed)
         for ident, move in list(self._waiting.items()):
             if int(move.after[0]) in lost:

@@ -162,7 +162,8 @@ class KvtrieConnector(KVConnectorBase_V1):
 
     def take_events(self) -> Iterable[Any]:
         """What has come to host and disk since the last call, and what has left."""
-        return events_of(self.half.changes(), self._model.block_tokens)
+        changes = self.half.changes()
+        return events_of(changes, self._model.block_tokens) if changes else ()
 
     def get_kv_connector_stats(self) -> KvtrieStats | None:
         """What the scheduler's half has counted, once a second; workers count nothing."""

@@ -36,7 +36,7 @@ class StepNews:
 
     Attributes:
         step: the step's number.
-        reports: reports as `MoveReport.to_bytes` gave them.
+        reports: reports as `MoveReport.to_bytes` gave them; empty if there are none.
     """
 
     step: int

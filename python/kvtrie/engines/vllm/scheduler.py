@@ -9,7 +9,8 @@ out by then is taken back.
 Invariant: vLLM is promised blocks only that stand whole and proved in host memory, which nothing
 between the promise and the load can change. Nothing here waits.
 Cost: one lookup per waiting request and step in which the manager's books have changed, else a
-comparison of numbers; one commit per block written.
+comparison of numbers; a comparison per running request and step, and a commit for those that have
+filled blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,10 +65,10 @@ _THERE, _COMING, _DEEPER = "there", "coming", "deeper"
 
 @dataclass(slots=True)
 class _Planned:
-    """What a step that is under way will have written, per run."""
+    """What a step that is under way will have written, of the runs that fill blocks by it."""
 
     step: int
-    rows: list[tuple[Run, int]] = field(default_factory=list[tuple[Run, int]])
+    rows: list[tuple[Run, int]]
 
 
 class SchedulerHalf:
@@ -119,6 +120,7 @@ class SchedulerHalf:
         self._runs: dict[str, Run] = {}
         self._leaving: list[Run] = []
         self._planned: deque[_Planned] = deque()
+        self._due: dict[Run, None] = {}  # that have full blocks to commit, oldest first
         self._loads: dict[int, Run] = {}  # that have not been reported
         self._new_loads: dict[int, int] = {}  # of this step, and the slots they fill
         self._ready: list[Moves] = []  # for the next step
@@ -263,7 +265,8 @@ class SchedulerHalf:
             self._unpin(known, now)
             return
         self._unpin(known, now)
-        run = Run(request, known.tokens, lease, list(table), self._step)
+        full = lease.tokens + self._size
+        run = Run(request, known.tokens, lease, list(table), self._step, full)
         lease.bind(0, table)
         self._runs[request.request_id] = run
         if not loaded:
@@ -296,11 +299,11 @@ class SchedulerHalf:
         """What the workers do in the step that vLLM has just put together."""
         now = self._clock()
         self._extend(output)
-        for ident, run in list(self._runs.items()):
-            if run.request.status.name == "PREEMPTED":
+        for ident in self._runs.keys() - output.num_scheduled_tokens.keys():
+            if self._runs[ident].request.status.name == "PREEMPTED":
                 self._drop(ident)
         released = self._let_go(now)
-        for run in self._runs.values():
+        for run in list(self._due):
             self._commit(run, now)
         parts, self._ready = [*self._ready, *self.dispatch.take(now)], []
         self._note_unstored(parts)
@@ -339,15 +342,17 @@ class SchedulerHalf:
         """Name the slots that running requests were given for this step."""
         cached = output.scheduled_cached_reqs
         for ident, new in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if not new or not new[0]:  # most steps give most requests none
+                continue
             run = self._runs.get(ident)
-            if run is None or not new or not new[0] or run.begun == self._step:
+            if run is None or run.begun == self._step:
                 continue
             run.lease.bind(len(run.table), new[0])
             run.table += new[0]
 
     def _plan(self, output: SchedulerOutput) -> None:
-        """Note what this step will have written, once it has finished."""
-        planned = _Planned(self._step)
+        """Note which blocks this step will have filled, once it has finished."""
+        rows: list[tuple[Run, int]] = []
         drafts = output.scheduled_spec_decode_tokens
         cached = output.scheduled_cached_reqs
         before = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -355,8 +360,10 @@ class SchedulerHalf:
         for ident, count in output.num_scheduled_tokens.items():
             if (run := self._runs.get(ident)) is not None:
                 upto = before[ident] + count - len(drafts.get(ident, ()))
-                planned.rows.append((run, upto))
-        self._planned.append(planned)
+                if upto >= run.full:
+                    rows.append((run, upto))
+        if rows:
+            self._planned.append(_Planned(self._step, rows))
 
     def _keep_promises(self, parts: list[Moves], now: int) -> None:
         """Loads of this step that cannot go out with it will not be there when it reads them."""
@@ -378,27 +385,34 @@ class SchedulerHalf:
         """Take in what the workers tell of a step: how moves fared, and that it is finished."""
         now, failed = self._clock(), set[int]()
         for rank, one in news.items():
+            if not one.reports:
+                continue
             reports = MoveReport.from_bytes(one.reports)
             failed |= self.dispatch.tell(rank, reports, now)
-            for report in reports:
+            for report in reports if self._loads else ():
                 if report.ok:
                     for ident in report.ids:
                         self._loads.pop(ident, None)
         self.manager.failed()
-        broken = {
-            slot for ident in failed & self._loads.keys() for slot in self._loads[ident].table
-        }
-        for ident in failed & self._loads.keys():
-            self.tally.lost["a load that failed"] += 1
-            self._loads.pop(ident).dead = True
-        if broken:  # whoever shares a block with it may have computed from what is not there
-            for run in self._runs.values():
-                run.dead |= not broken.isdisjoint(run.table)
+        if failed:
+            self._give_up(failed & self._loads.keys())
         self._ready += self.dispatch.take(now)  # so that `busy` knows of them
         finished = min((one.step for one in news.values()), default=-1)
         while self._planned and self._planned[0].step <= finished:
             for run, upto in self._planned.popleft().rows:
                 run.written = max(run.written, upto)
+                if not run.dead:
+                    self._due[run] = None
+
+    def _give_up(self, loads: set[int]) -> None:
+        """Commit nothing more of who reads a block whose load has failed."""
+        broken = {slot for ident in loads for slot in self._loads[ident].table}
+        for ident in loads:
+            self.tally.lost["a load that failed"] += 1
+            self._loads.pop(ident).dead = True
+        if broken:  # whoever shares a block with it may have computed from what is not there
+            for run in self._runs.values():
+                run.dead |= not broken.isdisjoint(run.table)
 
     def end(self, request: Request) -> None:
         """Take note that a request has ended, well or not; vLLM frees its blocks now."""
@@ -492,20 +506,27 @@ class SchedulerHalf:
         released: list[int] = []
         for run in self._leaving:
             self._commit(run, now)
+            self._due.pop(run, None)
+            run.dead = True
             released += run.lease.release(now=now).tolist()
         self._leaving = []
         return released
 
     def _commit(self, run: Run, now: int) -> None:
-        """Commit the full blocks that finished steps have written."""
+        """Commit the full blocks that finished steps have written; the rest stays due."""
         upto = min(run.written, run.tokens.surely_written())
         upto = min(upto, len(run.table) * self._size) // self._size * self._size
-        if run.dead or upto <= run.lease.tokens or not run.lease.ready():
+        if run.dead:
+            self._due.pop(run, None)
+        if run.dead or upto < run.full or not run.lease.ready():
             return
         new = run.tokens.read()[run.lease.tokens : upto]
         committed = run.lease.commit(np.ascontiguousarray(new), now=now)
         self._committed.update(committed.new.tolist())
         self.tally.blocks["written"] += len(new) // self._size
+        run.full = upto + self._size
+        if run.written < run.full:
+            self._due.pop(run, None)
 
     def _lose(self, table: list[int], local: int, end: int, why: str) -> None:
         """Have the workers report slots as not loaded: vLLM was promised them."""

@@ -202,7 +202,7 @@ class WorkerHalf:
         self._news.clear()
         reports = [*self._reports, *self.runner.reports()]
         self._reports = []
-        return StepNews(self._step, MoveReport.to_bytes(reports))
+        return StepNews(self._step, MoveReport.to_bytes(reports) if reports else b"")
 
     def close(self) -> None:
         """Let running copies end, and give the folder back. Closing twice does nothing."""
