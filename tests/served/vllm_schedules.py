@@ -1,0 +1,105 @@
+"""Random schedules of vLLM's real scheduler, every row of every block compared."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import servers  # noqa: F401 - its settings first
+from modelfree import SIZE, WORDS, Engine
+from transformers import LlamaConfig
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a model's configuration, all that a scheduler wants to know of it."""
+    folder = tmp_path_factory.mktemp("model")
+    LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=2048,
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(folder)
+    return str(folder)
+
+
+def tiers(folder, host):
+    rows = [{"kind": "host", "blocks": host}]
+    if folder:
+        rows.append({"kind": "disk", "blocks": 200, "path": str(folder)})
+    return {"tiers": rows}
+
+
+def play(engine, seed, requests=24, aborts=0.05):
+    """Conversations over three beginnings, pairs at once; aborts and resets at any moment."""
+    draw = random.Random(seed)
+    heads = [[draw.randrange(WORDS) for _ in range(5 * SIZE)] for _ in range(3)]
+    for at in range(requests):
+        head = draw.choice(heads)[: draw.randint(1, 5 * SIZE)]
+        prompt = [*head, *(draw.randrange(WORDS) for _ in range(draw.randint(1, 2 * SIZE)))]
+        for twin in range(1 + (draw.random() < 0.3)):
+            salt = draw.choice(["x", None, None])
+            engine.add(f"{at}-{twin}", prompt, draw.randint(1, 40), cache_salt=salt)
+        for _ in range(draw.randint(1, 12)):
+            engine.step()
+            if engine.prompts and draw.random() < aborts:
+                engine.abort(draw.choice(list(engine.prompts)))
+            if draw.random() < 0.02:
+                engine.scheduler.reset_prefix_cache()
+        if at % 8 == 0:
+            engine.half.manager.audit()
+    engine.drain()
+
+
+KINDS = {
+    "plain": {},
+    "ahead": {"ahead": True},
+    "drafts": {"drafts": True},
+    "ranks": {"ranks": 2, "ahead": True},
+}
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("blocks", [16, 24])
+def test_random_schedules(model, tmp_path, kind, blocks, deep):
+    found = rejected = 0
+    for seed in range(3):
+        folder = tmp_path / str(seed // 2) if deep else ""  # the second run finds the first one's
+        extra = tiers(folder, host=12 if deep else 30)
+        engine = Engine(model, extra, blocks=blocks, seed=seed, **KINDS[kind])
+        play(engine, seed % 2)
+        engine.close()
+        assert engine.right > 15
+        assert not engine.wrong
+        found += engine.half.tally.tokens["host"] + engine.half.tally.tokens["disk"]
+        rejected += engine.rejected
+    assert found > 10 * SIZE
+    assert (rejected > 0) == (kind == "drafts")
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_loads_that_fail(model, policy, monkeypatch):
+    from kvtrie.tiers import EnginePool
+
+    copy, draw = EnginePool.copy_from, random.Random(0)
+
+    def fail(self, *args):
+        if draw.random() < 0.6:
+            raise OSError("injected")
+        copy(self, *args)
+
+    monkeypatch.setattr(EnginePool, "copy_from", fail)
+    failed = 0
+    for seed in range(3):
+        engine = Engine(model, tiers("", 30), blocks=16, seed=seed, policy=policy)
+        play(engine, seed)
+        engine.close()
+        assert engine.right > 5
+        failed += engine.half.tally.lost["a load that failed"]
+        assert policy == "fail" or not engine.wrong
+    assert failed > 0
