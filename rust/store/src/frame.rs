@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Invariant: a frame is valid only complete and in a manifest of its identity, which seeds the
-//! checksums; of two frames of one slot the higher sequence wins, wherever it is. Cost: one hash
-//! per frame of about 200 bytes.
+//! checksums; of two frames of one slot the higher sequence wins, wherever it is, and of equal
+//! ones, which differ in metadata only, the later one. Cost: one hash per frame of about 200 bytes.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

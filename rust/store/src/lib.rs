@@ -48,7 +48,7 @@ pub use meta::Meta;
 pub use open::{Listed, stores};
 pub use pages::Pages;
 pub use read::BlockRead;
-pub use rows::{KeptBlock, StoredBlock};
+pub use rows::{KeptBlock, StoredBlock, UsedBlock};
 pub use settings::{Durability, PAGE, SEGMENT, Settings};
 pub use store::Store;
 pub use system::{QueueKind, System};

@@ -76,15 +76,21 @@ impl Manifest {
         Error::io(format!("{what} {}", self.folder.join(name).display()), error)
     }
 
-    /// Appends a frame; returns its offset.
+    /// Whether so many more bytes may follow: the manifest is rewritten first if its dead frames
+    /// would outweigh the live ones, or if it is damaged.
+    pub(crate) fn make_room(&mut self, bytes: usize, table: &Mutex<Table>) -> Result<()> {
+        let end = self.len + (self.pending.len() + bytes) as u64;
+        let head = self.settings.head_bytes() as u64;
+        if self.damaged || end > head + 2 * lock(table).live() + SPARE {
+            return self.rewrite(table, &mut |_, _| true);
+        }
+        Ok(())
+    }
+
+    /// Appends frames, together no longer than [`SPARE`] or only one; returns their offset.
     pub(crate) fn append(&mut self, frame: &[u8], table: &Mutex<Table>) -> Result<u64> {
         let end = self.len + (self.pending.len() + frame.len()) as u64;
-        let head = self.settings.head_bytes() as u64;
-        let rewritten = if self.damaged || end > head + 2 * lock(table).live() + SPARE {
-            self.rewrite(table, &mut |_, _| true)
-        } else {
-            Ok(())
-        };
+        let rewritten = self.make_room(frame.len(), table);
         // A full disk must not keep a slot from being freed while the budget allows another frame.
         let most = self.settings.manifest_bytes(self.settings.blocks);
         if self.damaged || end > most {

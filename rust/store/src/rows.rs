@@ -1,8 +1,9 @@
-//! Listing of all blocks for a starting manager, and saving of their metadata by a stopping one.
+//! Listing of all blocks for a starting manager, and saving of their metadata: of a few by a
+//! running one, of all by a stopping one.
 //!
 //! Invariant: ages grow by the wall clock between save and listing, by nothing if it went
 //! backwards; parents come before their children. Cost: one pass over the manifest, a hash per
-//! block, and a sort of integers.
+//! block, and a sort of integers; of a few blocks a hash and a frame each.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +13,12 @@ use rustc_hash::FxHashMap;
 
 use crate::claim::lock;
 use crate::error::{Error, Result};
+use crate::frame::{self, Put};
 use crate::meta::Meta;
 use crate::page::word;
+use crate::settings::SPARE;
 use crate::store::Store;
+use crate::table::Entry;
 
 /// A block of a store.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +42,17 @@ pub struct StoredBlock {
 pub struct KeptBlock {
     /// Its slot.
     pub slot: u32,
+    /// Its metadata.
+    pub meta: Meta,
+}
+
+/// A block that was used, with its current metadata.
+#[derive(Clone, Copy, Debug)]
+pub struct UsedBlock<'a> {
+    /// Its slot.
+    pub slot: u32,
+    /// Its record, which names it.
+    pub record: &'a Record,
     /// Its metadata.
     pub meta: Meta,
 }
@@ -96,6 +111,53 @@ impl Store {
         }
         let row = |(at, rooted)| StoredBlock { rooted, ..std::mem::take(&mut rows[at as usize]) };
         Ok(order.into_iter().map(row).map(make).collect())
+    }
+
+    /// Notes new metadata of some blocks, so that it outlives this process; everything else stays.
+    /// A slot that is free or has another block is skipped. Returns how many were noted. They are
+    /// not synced: what is lost is new metadata, never a block.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`]; [`Error::Config`] for a slot that does not exist or a record that is too
+    /// long, before anything is noted; the device's errors.
+    pub fn note_uses(&self, used: &[UsedBlock<'_>], wall_now: u64) -> Result<usize> {
+        self.writable()?;
+        let mut records = Vec::with_capacity(used.len());
+        for used in used {
+            self.check_slot(used.slot)?;
+            let record = used.record.encode();
+            self.check_record(record.len())?;
+            records.push(record);
+        }
+        // Together no longer than what a rewrite leaves room for; others may append in between.
+        let together = SPARE / 2 / self.settings.frame_bytes();
+        let together = usize::try_from(together).unwrap_or(1).max(1);
+        let mut noted = 0;
+        for (used, records) in used.chunks(together).zip(records.chunks(together)) {
+            let keys: Vec<BlockKey> = used.iter().map(|used| used.record.key()).collect();
+            let (mut bytes, mut frames) = (Vec::new(), Vec::new());
+            let mut manifest = lock(&self.manifest);
+            for ((used, record), key) in used.iter().zip(records).zip(keys) {
+                let found = lock(&self.table).get(used.slot).filter(|entry| entry.key == key);
+                let Some(Entry { sequence, layers, .. }) = found else { continue };
+                let (slot, meta, stamp, at) = (used.slot, used.meta, wall_now, bytes.len() as u64);
+                let put = Put { slot, sequence, layers, stamp, meta, key, record };
+                let length = frame::put(&mut bytes, self.settings.seed(), &put);
+                frames.push((slot, Entry { key, sequence, at, length, layers }));
+            }
+            if frames.is_empty() {
+                continue;
+            }
+            // On a full disk the room that is left is for frames that free slots.
+            manifest.make_room(bytes.len(), &self.table)?;
+            let start = manifest.append(&bytes, &self.table)?;
+            noted += frames.len();
+            let mut table = lock(&self.table);
+            for (slot, entry) in frames {
+                table.apply(slot, Entry { at: start + entry.at, ..entry });
+            }
+        }
+        Ok(noted)
     }
 
     /// Rewrites the manifest: keeps exactly these blocks, with their new metadata, and frees every

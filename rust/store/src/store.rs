@@ -119,6 +119,14 @@ impl Store {
         Err(Error::config(format!("slot {slot}, there are {}", self.settings.blocks)))
     }
 
+    pub(crate) fn check_record(&self, length: usize) -> Result<()> {
+        let most = self.settings.record_bytes();
+        if length <= most {
+            return Ok(());
+        }
+        Err(Error::config(format!("a record of {length} bytes, at most {most}")))
+    }
+
     pub(crate) fn check(&self, slot: u32, layers: Layers, bytes: usize) -> Result<()> {
         self.check_slot(slot)?;
         if layers.is_empty() || layers.hi > self.settings.layers {

@@ -146,11 +146,7 @@ impl Store {
     fn check_given(&self, given: &BlockWrite<'_>) -> Result<()> {
         self.writable()?;
         self.check(given.slot, given.layers, given.bytes.len())?;
-        let most = self.settings.record_bytes();
-        if given.record.len() > most {
-            let length = given.record.len();
-            return Err(Error::config(format!("a record of {length} bytes, at most {most}")));
-        }
+        self.check_record(given.record.len())?;
         if Record::decode(given.record).is_none_or(|record| record.key() != *given.key) {
             let key = hex(&given.key[..8]);
             return Err(Error::config(format!("the record does not give the key {key}")));

@@ -73,7 +73,7 @@ fn work(
         }
         let slot = u32::try_from(random.below(SLOTS.into())).unwrap();
         let mut removable = vec![slot];
-        match random.below(10) {
+        match random.below(12) {
             0 => {
                 if store.remove(slot).is_ok() {
                     model.0.remove(&slot);
@@ -97,6 +97,15 @@ fn work(
             3 => {
                 removable.clear();
                 let _ = store.sync();
+            }
+            4 | 5 => {
+                // Of all slots, whatever is there: new metadata endangers no block.
+                removable.clear();
+                let every = |slot| blocks.iter().map(move |block| (slot, block));
+                let named: Vec<(u32, &Block)> = (0..SLOTS).flat_map(every).collect();
+                let meta = Meta { uses: 9, ..Meta::default() };
+                let noted = rig::note(&store, &named, meta, 1);
+                assert!(fails || noted.unwrap() == model.0.len());
             }
             _ => {
                 let block = &blocks[usize::try_from(random.below(3)).unwrap()];

@@ -87,7 +87,12 @@ fn work(store: &Store, blocks: &[Block], model: &mut Model, random: &mut Random)
             let holds = model.0.get(&slot);
             holds.is_some_and(|holds| holds.key == key && holds.layers().join(layers).is_some())
         };
-        match random.below(12) {
+        match random.below(13) {
+            12 => {
+                let every = |slot| blocks.iter().map(move |block| (slot, block));
+                let named: Vec<(u32, &Block)> = (0..SLOTS).flat_map(every).collect();
+                failed += u64::from(rig::note(store, &named, Meta::default(), 1).is_err());
+            }
             0 => {
                 // A removal that could not be made durable has happened in memory.
                 let removed = store.remove(slot).is_ok();

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
-use kvtrie_store::{Durability, QueueKind, Settings, Store, System};
+use kvtrie_store::{Durability, Meta, QueueKind, Settings, Store, System};
 use rig::{Block, Model, Random, behind, first, read, write};
 
 const FOLDER: &str = "KVTRIE_KILL_FOLDER";
@@ -56,6 +56,9 @@ fn the_writer() {
         let line = format!("{slot} {number} {lo} {hi} {version}");
         writeln!(std::io::stdout(), "\nbegin {line}").unwrap();
         write(&store, &blocks[number], slot, Layers::new(lo, hi), version).unwrap();
+        let every = |slot| blocks.iter().map(move |block| (slot, block));
+        let named: Vec<(u32, &Block)> = (0..SLOTS).flat_map(every).collect();
+        rig::note(&store, &named, Meta::default(), version).unwrap();
         writeln!(std::io::stdout(), "wrote {line}").unwrap();
     }
 }

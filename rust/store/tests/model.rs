@@ -24,6 +24,7 @@ enum Op {
     Remove { slot: u32 },
     Reopen { tick: u64 },
     Save { slots: u8, age: u64 },
+    Note { slots: u8, block: usize, uses: u32 },
     Sync,
     Gc,
     Verify,
@@ -39,6 +40,9 @@ fn ops() -> impl Strategy<Value = Op> {
         2 => (0..SLOTS).prop_map(|slot| Op::Remove { slot }),
         2 => (0..99_u64).prop_map(|tick| Op::Reopen { tick }),
         1 => (any::<u8>(), 0..99_u64).prop_map(|(slots, age)| Op::Save { slots, age }),
+        3 => (any::<u8>(), 0..8_usize, 0..9_u32).prop_map(|(slots, block, uses)| {
+            Op::Note { slots, block, uses }
+        }),
         1 => Just(Op::Sync),
         1 => Just(Op::Gc),
         1 => Just(Op::Verify),
@@ -130,6 +134,20 @@ impl World {
                 store.save(&kept, self.now).unwrap();
                 self.model.0.retain(|slot, _| slots >> slot & 1 == 1);
                 self.meta.values_mut().for_each(|entry| *entry = (meta, self.now));
+            }
+            Op::Note { slots, block, uses } => {
+                // Of each slot the block that is there, and another one that mostly is not.
+                let meta = Meta { age: 3, uses, ..Meta::default() };
+                let held = |slot| self.model.0.get(&slot).map(|holds| holds.key);
+                let mut named: Vec<(u32, &Block)> = Vec::new();
+                for slot in (0..SLOTS).filter(|slot| slots >> slot & 1 == 1) {
+                    let here = self.blocks.iter().filter(|block| Some(block.key) == held(slot));
+                    named.extend(here.chain([&self.blocks[block]]).map(|block| (slot, block)));
+                }
+                let mut there = named.clone();
+                there.retain(|&(slot, block)| held(slot) == Some(block.key));
+                assert_eq!(rig::note(store, &named, meta, self.now).unwrap(), there.len());
+                self.meta.extend(there.into_iter().map(|(slot, _)| (slot, (meta, self.now))));
             }
             Op::Sync => store.sync().unwrap(),
             Op::Gc => drop(store.gc().unwrap()),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use kvtrie_core::block::Layers;
 use kvtrie_core::record::{BlockKey, Record, ScopeOwner, scope_key};
-use kvtrie_store::{Device, Durability, Error, Meta, Settings, Store};
+use kvtrie_store::{Device, Durability, Error, Meta, Settings, Store, UsedBlock};
 
 /// Seeded random numbers.
 #[derive(Clone, Debug)]
@@ -106,6 +106,20 @@ pub(crate) fn write(
 ) -> Result<(), Error> {
     let data = bytes(store.settings(), block, layers, version);
     store.write(&block.key, slot, layers, &block.record, Meta::default(), &data, 0)
+}
+
+/// Notes uses of blocks, each believed in a slot; returns how many were there.
+pub(crate) fn note(
+    store: &Store,
+    blocks: &[(u32, &Block)],
+    meta: Meta,
+    wall_now: u64,
+) -> Result<usize, Error> {
+    let decode = |&(_, block): &(u32, &Block)| Record::decode(&block.record).unwrap();
+    let records: Vec<Record> = blocks.iter().map(decode).collect();
+    let used = blocks.iter().zip(&records);
+    let used = used.map(|(&(slot, _), record)| UsedBlock { slot, record, meta });
+    store.note_uses(&used.collect::<Vec<_>>(), wall_now)
 }
 
 pub(crate) fn read(
